@@ -1,0 +1,83 @@
+# make demo    from a fresh clone to a trained, measured draft and its report
+# make test    all tests that need neither a GPU nor a Slurm cluster; `make quick`: those of seconds
+# make lint    style, types, the workflow's own lint
+# make chaos   after `make demo`: its three stages killed and starved at 30 random moments; the result is kept in benchmarks/results
+#
+# make PYTHON=python3.12 ...                          another Python, 3.11 to 3.13
+# make PIP_ARGS='--extra-index-url <address>' ...     more options for pip, such as an index of CPU builds of torch
+
+PYTHON ?= python3
+PIP_ARGS ?=
+
+# Whatever a tool caches or keeps for a moment stays inside the clone. HOME is left alone: pip's settings may lie there.
+CACHE := $(CURDIR)/.cache
+export XDG_CACHE_HOME := $(CACHE)
+export PIP_CACHE_DIR := $(CACHE)/pip
+export TMPDIR := $(CACHE)/tmp
+export HF_HOME := $(CACHE)/huggingface
+export TORCH_HOME := $(CACHE)/torch
+export TORCH_EXTENSIONS_DIR := $(CACHE)/torch_extensions
+export TORCHINDUCTOR_CACHE_DIR := $(CACHE)/inductor
+export TRITON_HOME := $(CACHE)
+export TRITON_CACHE_DIR := $(CACHE)/triton
+export MPLCONFIGDIR := $(CACHE)/matplotlib
+# As root Python would write bytecode beside its own standard library.
+export PYTHONDONTWRITEBYTECODE := 1
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+define FIGURES
+import json, pathlib
+numbers = pathlib.Path("results/demo/report.json")
+if numbers.exists():
+    report = json.loads(numbers.read_text())
+    for variant, drafters in report["overall"].items():
+        print(f"\n{variant}: mean accepted length (tokens in a round, the target's own included), 95 % interval")
+        for drafter, tau in drafters.items():
+            interval = "" if tau["low"] is None else "  {low:.2f} .. {high:.2f}".format(**tau)
+            print("  {:12s} {:.2f}{}".format(drafter, tau["mean"], interval))
+        print("  greedy output compared: {tokens_compared} tokens, {unexplained} unexplained differences".format(**report["lossless"][variant]))
+    print(f"\nReport: {numbers.with_suffix('.html').resolve()}")
+endef
+export FIGURES
+
+.PHONY: demo test quick lint chaos
+.DELETE_ON_ERROR:
+
+demo: .venv/.stamp-train | $(TMPDIR)
+	snakemake final_draft
+	@python -c "$$FIGURES"
+
+test: .venv/.stamp-dev | $(TMPDIR)
+	python -m pytest -m "not slurm and not gpu"
+
+quick: .venv/.stamp-dev | $(TMPDIR)
+	python -m pytest -m "not slow and not slurm and not gpu"
+
+lint: .venv/.stamp-dev | $(TMPDIR)
+	ruff check .
+	ruff format --check .
+	mypy
+	snakefmt --check Snakefile rules
+	snakemake --lint
+
+chaos: .venv/.stamp-dev | $(TMPDIR)
+	python -m tests.train.chaos
+
+# A stamp is newer than what it was made from, so a second call installs nothing.
+.venv/.stamp-train: .venv/bin/python pyproject.toml constraints.txt
+	python -m pip install -q --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[train]'
+	@touch $@
+
+.venv/.stamp-dev: .venv/bin/python pyproject.toml constraints.txt
+	python -m pip install -q --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[train,track,dev]'
+	@touch $@ .venv/.stamp-train
+
+# A Unix socket's path holds 107 characters, and tools open theirs in TMPDIR.
+.venv/bin/python: | $(TMPDIR)
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null || { \
+	  echo "$(PYTHON) is missing or too old or too new: $$($(PYTHON) --version 2>&1). Python 3.11, 3.12 or 3.13 is needed: make PYTHON=python3.12 ..."; exit 1; }
+	@[ "$$(printf %s '$(TMPDIR)' | wc -c)" -le 75 ] || echo "Warning: the path of this folder is long; move the clone if a socket's path is refused as too long."
+	$(PYTHON) -m venv .venv
+
+$(TMPDIR):
+	@mkdir -p $@

@@ -1,0 +1,49 @@
+"""From raw text and a target LLM to a measured draft model: `snakemake final_draft`.
+
+Where everything lies (P = results/{run}/{variant}, R = P/{stage}; rules/common.smk has the patterns):
+
+    data/hub/{dataset}/                       what was fetched from the hub, pinned          rules/data.smk
+    data/raw/{dataset}/                       records, kept and held out; what was rejected
+    data/tokens/{model}/{dataset}/{shard}     token shards
+    data/packed/{model}/{dataset}-{collation}-{length}-{overlong}/   rows to train on
+    models/{model}/                           target and tokenizer, fetched or built    rules/target.smk
+    R/recipe.yaml, R/runtime.yaml             the frozen configuration of a stage       rules/train.smk
+    R/checkpoint.json, R/metrics.jsonl        a trained stage
+    R/checkpoints/                            to resume from; never a declared output
+    R/draft/                                  its extracted draft                       rules/draft.smk
+    P/evaluation/{drafter}.jsonl              acceptance and speed
+    P/final_draft/                            what is published
+    results/{run}/report.html                 the page a person reads
+    logs/, timings/                           one file a job
+"""
+
+from snakemake.utils import min_version
+
+min_version("9.19")
+
+
+configfile: "config/workflow.yaml"
+
+
+# Used with `--software-deployment-method apptainer` alone: an image of yours in which this package is installed
+# (pip install -c constraints.txt '.[train,gpu]'). Without it jobs run in the environment that runs Snakemake.
+container: "longspec.sif"
+
+
+include: "rules/array.smk"
+include: "rules/checks.smk"
+include: "rules/common.smk"
+include: "rules/inputs.smk"
+include: "rules/data.smk"
+include: "rules/target.smk"
+include: "rules/train.smk"
+include: "rules/draft.smk"
+
+
+rule final_draft:
+    default_target: True
+    input:
+        reports=collect("results/{run}/report.html", run=RUNS),
+        drafts=collect(
+            f"{FINAL_DRAFT}/provenance.json", run=RUNS, variant=config["variants"]
+        ),

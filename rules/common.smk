@@ -1,0 +1,113 @@
+# What the rules share: the path scheme and the composed configurations. No rules here.
+# Three owners: the rules own files and edges, config/ owns numbers, profiles/ owns machines.
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+from longspec.config import CHOICES, to_yaml
+
+# Jobs run the interpreter that runs Snakemake, also when its environment is not activated.
+BIN = str(Path(sys.executable).parent)
+os.environ.update(PATH=os.pathsep.join([BIN, *os.get_exec_path()]))
+
+if "data" in config:
+    config["data"] = with_presets(config["data"])
+check_schema(config)
+for name in config["variants"]:
+    check_choice("variants", name, "variant")
+
+RUNS = config["runs"]
+STAGES = {run: run_stages(run) for run in RUNS}
+STAGE_NAMES = list(
+    dict.fromkeys(stage for stages in STAGES.values() for stage in stages)
+)
+CONFIGS = {
+    (run, variant, stage): composed(run=run, variant=variant, stage=stage)
+    for run in RUNS
+    for variant in config["variants"]
+    for stage in STAGES[run]
+}
+check_models(CONFIGS)
+MODELS = {cfg.recipe.model.name: cfg for cfg in CONFIGS.values()}
+BUILT = [name for name, cfg in MODELS.items() if cfg.recipe.model.source == "build"]
+EVALUATION = json.dumps(config["evaluation"], sort_keys=True)
+EVALUATION_DATA = sorted(
+    {task["data"] for task in config["evaluation"]["tasks"].values()}
+)
+
+HUB = "data/hub/{dataset}/manifest.json"
+RAW = "data/raw/{dataset}/manifest.json"
+TOKENS = "data/tokens/{model}/{dataset}/{shard}.json"
+PACKED = "data/packed/{model}/{dataset}-{collation}-{length}-{overlong}/manifest.json"
+TOKENIZER = "models/{model}/tokenizer_manifest.json"
+TARGET = "models/{model}/target_manifest.json"
+STAGE = "results/{run}/{variant}/{stage}"
+EVALUATED = "results/{run}/{variant}/evaluation/{drafter}.jsonl"
+FINAL_DRAFT = "results/{run}/{variant}/final_draft"
+DRAFT_FILES = ["model.safetensors", "draft_model_weights.pth", "config.json"]
+BASELINES = ["untrained", "lookup"]  # drafters that no stage trains
+
+
+FROM_HUB = [name for name, entry in config["data"].items() if is_hub(entry["source"])]
+
+
+def one_of(names):
+    """A wildcard's pattern; it matches nothing when there is no name."""
+    return "|".join(map(re.escape, names)) or "(?!)"
+
+
+wildcard_constraints:
+    run=one_of(RUNS),
+    variant=one_of(config["variants"]),
+    stage=one_of(STAGE_NAMES),
+    section="recipe|runtime",
+    drafter=one_of(dict.fromkeys([*BASELINES, *STAGE_NAMES])),
+    model=one_of(MODELS),
+    dataset=one_of(config["data"]),
+    shard=r"\d{3}",
+    collation=one_of(CHOICES["data.collation"]),
+    length=r"\d+",
+    overlong=one_of(CHOICES["data.overlong"]),
+
+
+def job_threads(wildcards, threads):
+    """The cores of a job's processes. Commands read them from this resource, because `threads` is cut to the cores of
+    the machine that plans; a profile for a cluster sets its own."""
+    return threads
+
+
+def shard_threads(wildcards):
+    """The cores of one shard's job on this machine: those of all shards together, shared."""
+    shards = config["data"][wildcards.dataset]["shards"]
+    return max(1, (workflow.resource_settings.cores or 1) // shards)
+
+
+def mixture(model):
+    """The training phases of a built target; none of a fetched one."""
+    return MODELS[model].build.mixture if model in BUILT else []
+
+
+for name in BUILT:
+    check_mixture(name, mixture(name))
+
+
+def datasets_in_use():
+    """Every dataset of the chosen runs with the key that names it."""
+    names = {}
+    for (run, _, stage), cfg in CONFIGS.items():
+        names[cfg.recipe.data.name] = f"run '{run}', stage '{stage}': recipe.data.name"
+    for model in BUILT:
+        for phase in mixture(model):
+            names[phase["dataset"]] = (
+                f"config/model/{model}.yaml: build.mixture: dataset"
+            )
+    for task, settings in config["evaluation"]["tasks"].items():
+        names[settings["data"]] = f"config/workflow.yaml: evaluation.tasks.{task}.data"
+    return names
+
+
+check_contexts(config["evaluation"]["tasks"])
+check_data(datasets_in_use(), config["data"])

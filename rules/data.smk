@@ -1,0 +1,86 @@
+# Local: compute nodes often have no way to the internet. The manifest is updated, never deleted first: a later fetch must
+# agree with it. The files lie beside it; they are not declared, since Snakemake deletes what a failed job declares.
+rule fetch_data:
+    output:
+        update(HUB),
+    log:
+        "logs/fetch_data/{dataset}.log",
+    benchmark:
+        "timings/fetch_data/{dataset}.tsv"
+    wildcard_constraints:
+        dataset=one_of(FROM_HUB),
+    localrule: True
+    params:
+        source=source_of,
+        revision=revision_of,
+    shell:
+        "python -m longspec.data fetch --source {params.source:q} --revision {params.revision:q}"
+        " --out {output} > {log} 2>&1"
+
+
+# rejects.jsonl and rejects.raw lie there too, undeclared: a job that fails because of them must leave them to be read.
+rule raw:
+    input:
+        raw_source,
+    output:
+        manifest=RAW,
+        records=collect("data/raw/{{dataset}}/{part}.jsonl", part=["train", "held_out"]),
+    log:
+        "logs/raw/{dataset}.log",
+    benchmark:
+        "timings/raw/{dataset}.tsv"
+    resources:
+        mem_mb=8000,
+        runtime="4h",
+    params:
+        settings=raw_settings,
+        fetched=fetched_option,
+    shell:
+        "python -m longspec.data raw --name {wildcards.dataset}"
+        " --settings {params.settings:q} {params.fetched} --out {output.manifest} > {log} 2>&1"
+
+
+# Edges carry the small manifests: Snakemake compares small files by content, large ones by date alone. One job a shard;
+# with fewer shards than cores each takes several, which changes nothing in what it writes.
+rule tokenize:
+    input:
+        raw=RAW,
+        tokenizer=TOKENIZER,
+    output:
+        manifest=TOKENS,
+        rows="data/tokens/{model}/{dataset}/{shard}.arrow",
+    log:
+        "logs/tokenize/{model}/{dataset}/{shard}.log",
+    benchmark:
+        "timings/tokenize/{model}/{dataset}/{shard}.tsv"
+    threads: shard_threads
+    resources:
+        cpus_per_task=job_threads,
+        mem_mb=8000,
+        runtime="4h",
+    params:
+        shards=lookup(within=config, dpath="data/{dataset}/shards"),
+    shell:
+        "RAYON_NUM_THREADS={resources.cpus_per_task}"
+        " python -m longspec.data tokenize --raw {input.raw} --tokenizer {input.tokenizer}"
+        " --shard {wildcards.shard} --num-shards {params.shards}"
+        " --out {output.manifest} > {log} 2>&1"
+
+
+rule pack:
+    input:
+        token_shards,
+    output:
+        manifest=PACKED,
+        rows=PACKED.replace("manifest.json", "rows.arrow"),
+    log:
+        "logs/pack/{model}/{dataset}-{collation}-{length}-{overlong}.log",
+    benchmark:
+        "timings/pack/{model}/{dataset}-{collation}-{length}-{overlong}.tsv"
+    resources:
+        mem_mb=16000,
+        runtime="4h",
+    shell:
+        "python -m longspec.data pack --tokens {input} --length {wildcards.length}"
+        " --collation {wildcards.collation} --overlong {wildcards.overlong}"
+        " --out {output.manifest} > {log} 2>&1"

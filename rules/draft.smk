@@ -1,0 +1,105 @@
+rule extract:
+    input:
+        checkpoint=f"{STAGE}/checkpoint.json",
+        recipe=f"{STAGE}/recipe.yaml",
+        target=target_of,
+    output:
+        collect(f"{STAGE}/draft/{{file}}", file=DRAFT_FILES, allow_missing=True),
+    log:
+        "logs/extract/{run}/{variant}/{stage}.log",
+    benchmark:
+        "timings/extract/{run}/{variant}/{stage}.tsv"
+    resources:
+        mem_mb=16000,
+        runtime="30m",
+    params:
+        out=subpath(output[0], parent=True),
+    shell:
+        "python -m longspec.draft extract {input.checkpoint}"
+        " --recipe {input.recipe} --target {input.target} --out {params.out} > {log} 2>&1"
+
+
+# One thread each, so that several run side by side on a small machine.
+rule evaluate:
+    input:
+        target=target_of,
+        recipe=drafter_recipe,
+        draft=drafter_weights,
+        raw=collect(RAW, dataset=EVALUATION_DATA),
+    output:
+        EVALUATED,
+    log:
+        "logs/evaluate/{run}/{variant}/{drafter}.log",
+    benchmark:
+        "timings/evaluate/{run}/{variant}/{drafter}.tsv"
+    threads: 1
+    resources:
+        cpus_per_task=job_threads,
+        mem_mb=8000,
+        runtime="4h",
+    params:
+        settings=EVALUATION,
+        raw=[f"{name}={RAW.format(dataset=name)}" for name in EVALUATION_DATA],
+        drafter=drafter_options,
+    shell:
+        "OMP_NUM_THREADS={resources.cpus_per_task} MKL_NUM_THREADS={resources.cpus_per_task}"
+        " python -m longspec.evaluate --settings {params.settings:q}"
+        " --target {input.target} --raw {params.raw} {params.drafter} --recipe {input.recipe}"
+        " --out {output} > {log} 2>&1"
+
+
+rule assemble_final_draft:
+    input:
+        target=target_of,
+        tokenizer=tokenizer_of,
+        data=packed_data,
+        draft=last_draft,
+        stages=stage_files,
+        runtimes=ancient(stage_runtimes),
+    output:
+        collect(
+            f"{FINAL_DRAFT}/{{file}}",
+            file=[*DRAFT_FILES, "training_config.yaml", "provenance.json"],
+            allow_missing=True,
+        ),
+    log:
+        "logs/assemble_final_draft/{run}/{variant}.log",
+    benchmark:
+        "timings/assemble_final_draft/{run}/{variant}.tsv"
+    localrule: True
+    params:
+        draft=draft_folder,
+        stages=stage_folders,
+        out=subpath(output[0], parent=True),
+    shell:
+        "python -m longspec.draft final --draft {params.draft} --stages {params.stages}"
+        " --target {input.target} --tokenizer {input.tokenizer} --data {input.data}"
+        " --out {params.out} > {log} 2>&1"
+
+
+rule report:
+    input:
+        target=target_of,
+        raw=report_raw,
+        packed=packed_data,
+        stages=stage_files,
+        evaluations=evaluations,
+        drafts=final_drafts,
+    output:
+        page=report(
+            "results/{run}/report.html", category="Drafts", labels={"run": "{run}"}
+        ),
+        numbers="results/{run}/report.json",
+    log:
+        "logs/report/{run}.log",
+    benchmark:
+        "timings/report/{run}.tsv"
+    localrule: True
+    params:
+        settings=EVALUATION,
+        model=target_folder,
+        variants=report_variants,
+    shell:
+        "python -m longspec.report --run {wildcards.run} {params.variants}"
+        " --settings {params.settings:q} --model-dir {params.model} --raw {input.raw}"
+        " --packed {input.packed} --out {output.page} > {log} 2>&1"

@@ -1,0 +1,79 @@
+rule build_config:
+    output:
+        "models/{model}/build.yaml",
+    log:
+        "logs/build_config/{model}.log",
+    benchmark:
+        "timings/build_config/{model}.tsv"
+    wildcard_constraints:
+        model=one_of(BUILT),
+    localrule: True
+    params:
+        text=build_yaml,
+    shell:
+        "printf %s {params.text:q} > {output} 2> {log}"
+
+
+rule build_tokenizer:
+    input:
+        build="models/{model}/build.yaml",
+        raw=tokenizer_data,
+    output:
+        TOKENIZER,
+    log:
+        "logs/build_tokenizer/{model}.log",
+    benchmark:
+        "timings/build_tokenizer/{model}.tsv"
+    wildcard_constraints:
+        model=one_of(BUILT),
+    resources:
+        mem_mb=8000,
+        runtime="1h",
+    shell:
+        "python -m longspec.target tokenizer --build {input.build} --raw {input.raw}"
+        " --out {output} > {log} 2>&1"
+
+
+# Sums in floating point depend on the number of threads. It is `threads`, so that machines with two and with more
+# cores train the same target; `--cores 1`, --set-threads or a profile with other cores train a slightly different one.
+rule train_target:
+    input:
+        build="models/{model}/build.yaml",
+        tokenizer=TOKENIZER,
+        data=mixture_data,
+    output:
+        TARGET,
+    log:
+        "logs/train_target/{model}.log",
+    benchmark:
+        "timings/train_target/{model}.tsv"
+    wildcard_constraints:
+        model=one_of(BUILT),
+    threads: 2
+    resources:
+        cpus_per_task=job_threads,
+        mem_mb=8000,
+        runtime="2h",
+    shell:
+        "OMP_NUM_THREADS={resources.cpus_per_task} MKL_NUM_THREADS={resources.cpus_per_task}"
+        " python -m longspec.target train --build {input.build}"
+        " --tokenizer {input.tokenizer} --data {input.data} --out {output} > {log} 2>&1"
+
+
+# Local: compute nodes often have no way to the internet.
+rule fetch_target:
+    output:
+        target=TARGET,
+        tokenizer=TOKENIZER,
+    log:
+        "logs/fetch_target/{model}.log",
+    benchmark:
+        "timings/fetch_target/{model}.tsv"
+    wildcard_constraints:
+        model=one_of([name for name in MODELS if name not in BUILT]),
+    localrule: True
+    params:
+        source=model_source,
+    shell:
+        "python -m longspec.target fetch --source {params.source:q} --out-target {output.target}"
+        " --out-tokenizer {output.tokenizer} > {log} 2>&1"

@@ -1,0 +1,106 @@
+"""Files and folders that appear whole or not at all, and the manifests that prove it.
+
+Everything is written beside its final name, flushed to the disk and renamed; a name that exists is complete.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+def sha256_file(path: Path) -> str:
+    """The SHA-256 of a file's bytes, in hexadecimal."""
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def sha256_text(text: str) -> str:
+    """The SHA-256 of a text's UTF-8 bytes, in hexadecimal."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def fsync_path(path: Path) -> None:
+    """Flush a file or a folder entry to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def new_file(final: Path) -> Iterator[Path]:
+    """A path beside `final` to write to; renamed to `final` when the block ends, removed when it fails."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    beside = final.with_name(f".{final.name}.{os.getpid()}.tmp")
+    try:
+        yield beside
+        fsync_path(beside)
+        beside.replace(final)
+        fsync_path(final.parent)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(final: Path) -> Iterator[Path]:
+    """A folder beside `final` to fill; it takes the place of `final` when the block ends, and vanishes when it fails."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    beside = final.with_name(f".{final.name}.{os.getpid()}.tmp")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir()
+    try:
+        yield beside
+        for path in sorted(beside.rglob("*")):
+            fsync_path(path)
+        fsync_path(beside)
+        if final.exists():
+            shutil.rmtree(final)
+        beside.rename(final)
+        fsync_path(final.parent)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a whole text file at once."""
+    with new_file(path) as beside:
+        beside.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a JSON file, keys sorted, so that equal content gives equal bytes."""
+    write_text(path, json.dumps(content, indent=2, sort_keys=True) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file. Raises ValueError with the file's name when it is missing or not JSON."""
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file; make it first, or correct the path")
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: line {error.lineno}: not valid JSON ({error.msg}); make the file again") from error
+
+
+def describe_files(folder: Path, names: list[str]) -> dict[str, dict[str, Any]]:
+    """Size and SHA-256 of each named file of a folder, for a manifest."""
+    return {name: {"bytes": (folder / name).stat().st_size, "sha256": sha256_file(folder / name)} for name in sorted(names)}
+
+
+def check_files(folder: Path, files: dict[str, dict[str, Any]], *, hashes: bool = True) -> None:
+    """Hold a folder against a manifest's files. Raises ValueError that names the first file that differs."""
+    for name, expected in files.items():
+        path = folder / name
+        if not path.is_file():
+            raise ValueError(f"{path}: missing, though its manifest lists it; make it again")
+        if path.stat().st_size != expected["bytes"]:
+            raise ValueError(f"{path}: {path.stat().st_size} bytes, its manifest says {expected['bytes']}; torn or edited")
+        # A fetched target's weights are listed without a hash: 60 GB are not read twice.
+        if hashes and "sha256" in expected and sha256_file(path) != expected["sha256"]:
+            raise ValueError(f"{path}: its SHA-256 differs from its manifest's; corrupt or edited")

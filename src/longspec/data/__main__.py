@@ -1,0 +1,88 @@
+"""The verbs of the data phase: fetch, raw, tokenize, pack, inspect."""
+
+import argparse
+import json
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from tqdm import tqdm
+
+from longspec.data import hub, inspection, pack, placing, raw, tokenize
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(prog="python -m longspec.data", description=__doc__)
+    verbs = top.add_subparsers(dest="verb", required=True)
+    verb = verbs.add_parser("fetch", help="the files of a dataset of the hub, pinned; HF_TOKEN opens closed ones")
+    verb.add_argument("--source", required=True, help="hf:<owner>/<repository>[:config][:split] or hf:.../<file>")
+    verb.add_argument("--revision", default="main", help="a branch, a tag or a commit")
+    verb.add_argument("--out", required=True, type=Path, help="the manifest to write, the files beside it")
+    verb = verbs.add_parser("raw", help="validated records of one dataset, held-out ones apart")
+    verb.add_argument("--name", required=True)
+    verb.add_argument("--settings", required=True, type=json.loads, help="the dataset's entry of workflow.yaml, as JSON")
+    verb.add_argument("--fetched", type=Path, help="of a source on the hub: the manifest that fetch wrote")
+    verb.add_argument("--out", required=True, type=Path, help="the manifest to write")
+    verb = verbs.add_parser("tokenize", help="one shard of a raw folder as token ids")
+    verb.add_argument("--raw", required=True, type=Path, help="the raw folder's manifest")
+    verb.add_argument("--tokenizer", required=True, type=Path, help="a tokenizer manifest")
+    verb.add_argument("--shard", type=int, default=0, help="this shard, from 0")
+    verb.add_argument("--num-shards", type=int, default=1)
+    verb.add_argument("--out", required=True, type=Path, help="the manifest to write")
+    verb = verbs.add_parser("pack", help="rows of one length from all token shards of a dataset")
+    verb.add_argument("--tokens", required=True, nargs="+", type=Path, help="the shards' manifests")
+    verb.add_argument("--length", required=True, type=int, help="tokens in a row")
+    verb.add_argument("--collation", required=True, choices=list(pack.COLLATIONS))
+    verb.add_argument("--overlong", default="split", choices=placing.OVERLONG)
+    verb.add_argument("--out", required=True, type=Path, help="the manifest to write")
+    verb = verbs.add_parser("inspect", help="a row decoded, with its documents, trained tokens and where they come from")
+    verb.add_argument("manifest", type=Path, help="of packed rows or of a token shard")
+    verb.add_argument("--row", type=int, default=0, help="of packed rows; of a token shard the document")
+    verb.add_argument("--tokenizer", type=Path, help="the tokenizer's manifest, where it lies elsewhere than the tokens' says")
+    verb.add_argument("--full", action="store_true", help="whole documents, not their beginnings and ends alone")
+    return top
+
+
+def inspect(arguments: argparse.Namespace) -> None:
+    """Show a row on standard output."""
+    shown = inspection.open_manifest(arguments.manifest, arguments.row)
+    inspection.show(shown, inspection.load_tokenizer(shown, arguments.tokenizer), arguments.full, Console())
+
+
+def run(arguments: argparse.Namespace, progress: Any) -> dict[str, Any]:
+    """Do one verb; the numbers to report."""
+    if arguments.verb == "fetch":
+        fetched = hub.make(arguments.source, arguments.revision, arguments.out, progress)
+        size = sum(file["bytes"] for file in fetched["files"].values())
+        return {"commit": fetched["commit"], "files": len(fetched["files"]), "bytes": size}
+    if arguments.verb == "raw":
+        return raw.make(arguments.name, arguments.settings, arguments.out, progress, arguments.fetched)["records"]
+    if arguments.verb == "tokenize":
+        made = tokenize.make(arguments.raw, arguments.tokenizer, arguments.shard, arguments.num_shards, arguments.out, progress)
+        return {key: made[key] for key in ("documents", "skipped", "tokens", "answer_tokens")}
+    made = pack.make(arguments.tokens, arguments.length, arguments.collation, arguments.overlong, arguments.out, progress)
+    return {key: made[key] for key in ("rows", "documents", "pieces", "tokens", "cut_tokens", "padding_share", "labels")}
+
+
+def main() -> None:
+    """Parse, work with a progress bar on a terminal, and say what was made."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    arguments = parser().parse_args()
+    if arguments.verb == "inspect":
+        inspect(arguments)
+        return
+    start = time.perf_counter()
+    with tqdm(desc=arguments.verb, disable=None) as bar:
+        numbers = run(arguments, bar.update)
+    print(f"{arguments.out}: {json.dumps(numbers)} in {time.perf_counter() - start:.1f} s")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except ValueError as error:
+        sys.exit(f"error: {error}")

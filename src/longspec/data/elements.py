@@ -1,0 +1,178 @@
+"""Where one record ends and the next begins, in lines and in whole JSON texts, whatever a file's or a record's size.
+
+A file is cut into pieces of bounded size; pieces are gathered into elements (a line, a value of a JSON array) up to a limit.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+PIECE = 1 << 20  # bytes read at once
+BOM = b"\xef\xbb\xbf"
+# What is gathered: bytes, and whether the element ends with them.
+Piece = tuple[bytes, bool]
+
+# Up to the next bracket (directly inside the array: or comma) that is in no string, or to a string that does not end here.
+_STRING = rb'(?:[^"\\]++|\\.)*+'
+_INSIDE_STRING = re.compile(_STRING, re.DOTALL)
+_BETWEEN_VALUES = re.compile(rb'(?:[^"{}\[\],]++|"' + _STRING + rb'")*+', re.DOTALL)
+_INSIDE_VALUE = re.compile(rb'(?:[^"{}\[\]]++|"' + _STRING + rb'")*+', re.DOTALL)
+_NOT_SPACE = re.compile(rb"[^ \t\r\n]")
+
+
+@dataclass(frozen=True)
+class Element:
+    """The bytes of one element, or of an overlong one its beginning and, read only when asked for, the rest."""
+
+    content: bytes
+    rest: Iterator[bytes] | None = None
+
+
+def gather(pieces: Iterator[Piece], limit: int) -> Iterator[Element]:
+    """The elements; one of more than `limit` bytes is never held as a whole."""
+    for piece, ends in pieces:
+        parts, size = [piece], len(piece)
+        while not ends and size <= limit:
+            piece, ends = next(pieces)
+            parts.append(piece)
+            size += len(piece)
+        if size <= limit:
+            yield Element(b"".join(parts))
+            continue
+        rest = _until_end(pieces) if not ends else iter(())
+        yield Element(b"".join(parts), rest)
+        for _ in rest:  # what nobody asked for
+            pass
+
+
+def _until_end(pieces: Iterator[Piece]) -> Iterator[bytes]:
+    for piece, ends in pieces:
+        yield piece
+        if ends:
+            return
+
+
+def line_pieces(handle: BinaryIO) -> Iterator[Piece]:
+    """The lines of a file with their ends."""
+    ends = True
+    while piece := handle.readline(PIECE):
+        ends = piece.endswith(b"\n")
+        yield piece, ends
+    if not ends:
+        yield b"", True
+
+
+def _end(pattern: re.Pattern[bytes], buffer: bytes, start: int) -> int:
+    """Where a pattern that also fits nothing ends."""
+    found = pattern.match(buffer, start)
+    assert found is not None
+    return found.end()
+
+
+class JsonText:
+    """The values of a JSON array, or objects one after another, found by their brackets without being parsed.
+
+    A broken value ends where its brackets do, so that its neighbours are still found. Raises ValueError when the text
+    ends inside a value, or holds something beside them: nobody knows how many records are missing then.
+    """
+
+    def __init__(self, handle: BinaryIO, name: str) -> None:
+        self._handle, self._name = handle, name
+        self._buffer, self._at = b"", 0
+        self._read = self._number = 0  # bytes before the buffer, values so far
+
+    def _more(self) -> bool:
+        """Go on to the next stretch of the file; False at its end."""
+        self._read += len(self._buffer)
+        self._buffer, self._at = self._handle.read(PIECE), 0
+        return bool(self._buffer)
+
+    def _place(self) -> str:
+        return f"{self._name}: record {self._number}, at byte {self._read + self._at}"
+
+    def _skip_space(self) -> bytes:
+        """The next byte that is no white space, b"" at the end of the file."""
+        while True:
+            found = _NOT_SPACE.search(self._buffer, self._at)
+            if found:
+                self._at = found.start()
+                return found[0]
+            if not self._more():
+                return b""
+
+    def pieces(self) -> Iterator[Piece]:
+        """The values' bytes, without the commas between them."""
+        if self._skip_space() == b"[":
+            self._at += 1
+            yield from self._array()
+            if self._skip_space():
+                raise ValueError(f"{self._place()}: text after the end of the array; JSON Lines belong in a .jsonl file")
+            return
+        while first := self._skip_space():
+            self._number += 1
+            if first != b"{":
+                raise ValueError(f"{self._place()}: neither an array of objects nor objects one after another")
+            yield from self._value(in_array=False)
+
+    def _array(self) -> Iterator[Piece]:
+        """The values up to the array's closing bracket, which is passed."""
+        if self._skip_space() == b"]":
+            self._at += 1
+            return
+        while True:
+            self._number += 1
+            self._skip_space()
+            yield from self._value(in_array=True)
+            self._at += 1
+            if self._buffer[self._at - 1 : self._at] == b"]":
+                return
+
+    def _value(self, in_array: bool) -> Iterator[Piece]:
+        """One value: up to the comma or bracket behind it in an array, else through its closing bracket."""
+        start, depth = self._at, 0
+        while True:
+            pattern = _BETWEEN_VALUES if in_array and depth == 0 else _INSIDE_VALUE
+            self._at = _end(pattern, self._buffer, self._at)
+            mark = self._buffer[self._at : self._at + 1]
+            if not mark:
+                yield self._buffer[start:], False
+                self._next_of_value()
+                start = 0
+                continue
+            self._at += 1
+            if mark == b'"':
+                for piece in self._string(start):
+                    yield piece, False
+                    start = 0
+            elif mark in b"{[":
+                depth += 1
+            elif depth == 0 and mark == b"}":  # opened nowhere: part of a broken value
+                continue
+            elif depth == 0:  # the comma or bracket behind it
+                self._at -= 1
+                yield self._buffer[start : self._at], True
+                return
+            else:
+                depth -= 1
+                if depth == 0 and not in_array:
+                    yield self._buffer[start : self._at], True
+                    return
+
+    def _next_of_value(self) -> None:
+        if not self._more():
+            raise ValueError(f"{self._place()}: the file ends inside this record; it was cut off, get it again")
+
+    def _string(self, start: int) -> Iterator[bytes]:
+        """Pass a string of which the opening quote is read; what the file's next stretch replaces is given out first."""
+        while True:
+            self._at = _end(_INSIDE_STRING, self._buffer, self._at)
+            if self._buffer[self._at : self._at + 1] == b'"':
+                self._at += 1
+                return
+            # The stretch ends here, perhaps between a backslash and what it escapes.
+            escapes = self._at < len(self._buffer)
+            yield self._buffer[start:]
+            start = 0
+            self._next_of_value()
+            self._at = int(escapes)

@@ -1,0 +1,241 @@
+"""Rows and documents for a person to read: the `inspect` verb.
+
+What is trained stands out: in colour on a terminal, between ⟦ and ⟧ elsewhere and where NO_COLOR is set.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from longspec.artefact import read_json, sha256_file
+from longspec.data import tokenize
+from longspec.data.placing import histogram
+from longspec.data.shards import DOCUMENT_STARTS, LENGTH, PIECE_STARTS, PackedRows, TokenShards, view
+
+TRAINED, UNTRAINED, FRAME = "bold green", "default", "cyan"
+OPEN, CLOSE = "⟦", "⟧"
+HEAD, TAIL = 160, 80  # tokens of a document that are shown at its beginning and its end
+BAR = 40  # characters of the longest bar
+FILLED = ((0.5, "below 50 %"), (0.75, "50 to 75 %"), (0.9, "75 to 90 %"), (0.99, "90 to 99 %"), (1.0, "99 to 100 %"))
+# Control characters would move a terminal's cursor; they are shown as their pictures.
+PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {127: 0x2421}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A stretch of a document as it stands in a row, or the whole of it. N: its tokens."""
+
+    ids_N: NDArray[np.int32]
+    trained_N: NDArray[np.uint8]
+    record: int  # where its record begins in train.jsonl, in bytes
+    start: int  # of the piece in its document, in tokens
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What is inspected: its name and facts, its lengths, and one row of it."""
+
+    title: str
+    facts: dict[str, str]
+    lengths: dict[str, int]  # documents by length, see `histogram`
+    fill: dict[str, int]  # rows by how full they are
+    heading: str
+    pieces: list[Piece]
+    padding: int
+    origin: dict[str, Any]  # the manifest of a token shard they come from
+
+
+def _count(number: int, name: str) -> str:
+    """A number with its noun."""
+    return f"{number:,} {name}{'' if number == 1 else 's'}"
+
+
+def _facts(manifest: dict[str, Any]) -> dict[str, str]:
+    """The lines on a manifest's whole content."""
+    facts = {"documents": f"{manifest['documents']:,} in {manifest['tokens']:,} tokens"}
+    if "rows" in manifest:
+        trained = manifest["labels"] / manifest["tokens"]
+        facts["rows"] = (
+            f"{manifest['rows']:,} of {manifest['sequence_length']:,} tokens, {manifest['padding_share']:.2%} padding"
+        )
+        facts["trained"] = f"{manifest['labels']:,} tokens, {trained:.1%}, as {manifest['collation']} has it"
+        facts["overlong"] = (
+            f"{manifest['overlong']}: {_count(manifest['pieces'], 'piece')}, {_count(manifest['cut_tokens'], 'token')} cut"
+        )
+        skipped = manifest["skipped"]
+    else:
+        facts["answers"] = f"{manifest['answer_tokens']:,} tokens, {manifest['answer_tokens'] / max(1, manifest['tokens']):.1%}"
+        facts["shard"] = f"{manifest['shard']} of {manifest['num_shards']}"
+        skipped = manifest["skipped"]["count"]
+    raw = manifest["raw_records"]
+    facts["records"] = (
+        f"{raw['read']:,} read, {raw['rejected']:,} rejected, {raw['train']:,} to train on, {skipped:,} without a layout"
+    )
+    return facts
+
+
+def _fill(rows: PackedRows) -> dict[str, int]:
+    """How many rows are how full."""
+    counts = {name: 0 for _, name in FILLED} | {"full": 0}
+    for batch in rows.batches():
+        share_R = view(batch.column(LENGTH)) / rows.sequence_length
+        counts["full"] += int((share_R == 1).sum())
+        below = 0
+        for edge, name in FILLED:
+            until = int((share_R < edge).sum())
+            counts[name], below = counts[name] + until - below, until
+    return {name: count for name, count in counts.items() if count}
+
+
+def _packed(path: Path, number: int) -> Shown:
+    """One row of a packed folder."""
+    rows = PackedRows(path)
+    if not 0 <= number < len(rows):
+        raise ValueError(f"--row: must lie in 0..{len(rows) - 1}, is {number}")
+    row, (batch, place) = rows[number], rows.find(number)
+    begins = batch.column(DOCUMENT_STARTS)[place].as_py()
+    ends = [*begins[1:], batch.column(LENGTH)[place].as_py()]
+    starts = batch.column(PIECE_STARTS)[place].as_py()
+    pieces = [
+        Piece(row.input_ids_S[begin:end], row.loss_mask_S[begin:end], record, start)
+        for begin, end, record, start in zip(begins, ends, row.records, starts, strict=True)
+    ]
+    heading = f"row {number:,}: {_count(len(pieces), 'document')}, {ends[-1]:,} tokens, {int(row.loss_mask_S.sum()):,} trained"
+    manifest = rows.manifest
+    return Shown(
+        title=f"{manifest['dataset']}, packed",
+        facts=_facts(manifest),
+        lengths=manifest["document_lengths"],
+        fill=_fill(rows),
+        heading=heading,
+        pieces=pieces,
+        padding=rows.sequence_length - ends[-1],
+        origin=read_json(Path(manifest["shards"][0]["path"])),
+    )
+
+
+def _tokens(path: Path, number: int) -> Shown:
+    """One document of a token shard."""
+    shards = TokenShards([path])
+    manifest, count = shards.manifests[0], len(shards.lengths_D)
+    if not 0 <= number < count:
+        raise ValueError(f"--row: there are {_count(count, 'document')} in this shard, from 0; asked for {number}")
+    ids, answer_mask = shards.document(number)
+    return Shown(
+        title=f"{manifest['dataset']}, tokens",
+        facts=_facts(manifest),
+        lengths=histogram(shards.lengths_D),
+        fill={},
+        heading=f"document {number:,}: {len(ids):,} tokens, {int(answer_mask.sum()):,} of answers",
+        pieces=[Piece(ids, answer_mask, int(shards.records_D[number]), 0)],
+        padding=0,
+        origin=manifest,
+    )
+
+
+def open_manifest(path: Path, number: int) -> Shown:
+    """What is to be shown of a packed folder's or a token shard's manifest. Raises ValueError for another."""
+    manifest = read_json(path)
+    if "sequence_length" in manifest:
+        return _packed(path, number)
+    if "num_shards" in manifest:
+        return _tokens(path, number)
+    raise ValueError(f"{path}: no manifest of packed rows nor of a token shard; give one from data/packed or data/tokens")
+
+
+def load_tokenizer(shown: Shown, given: Path | None) -> Any:
+    """The tokenizer that made the tokens. Raises ValueError when there is none, or another one."""
+    path = given or Path(shown.origin["tokenizer_manifest"])
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file; name the tokenizer's manifest with --tokenizer")
+    tokenizer, tokenizer_hash = tokenize.load(path)
+    if tokenizer_hash != shown.origin["tokenizer"]:
+        raise ValueError(f"{path}: another tokenizer made these tokens; name its manifest with --tokenizer")
+    return tokenizer
+
+
+def _origin_of(piece: Piece, origin: dict[str, Any]) -> str:
+    """Which record a piece comes from."""
+    raw = Path(origin["raw_manifest"])
+    train = raw.parent / "train.jsonl"
+    if not raw.is_file() or sha256_file(raw) != origin["raw"]:
+        return f"byte {piece.record:,} of {train}, which is there no more as it was"
+    return f"{train} line {tokenize.line_number(train, piece.record):,}"
+
+
+def _runs(piece: Piece, full: bool) -> Iterator[tuple[bool | None, list[int]]]:
+    """Stretches of tokens that are trained or not; (None, ...) holds the tokens that are left out."""
+    ids, trained = piece.ids_N.tolist(), piece.trained_N.tolist()
+    hidden = range(0) if full or len(ids) <= HEAD + TAIL else range(HEAD, len(ids) - TAIL)
+    kinds = [None if at in hidden else bool(is_trained) for at, is_trained in enumerate(trained)]
+    for kind, run in groupby(zip(kinds, ids, strict=True), key=lambda each: each[0]):
+        yield kind, [token for _, token in run]
+
+
+def _text(piece: Piece, tokenizer: Any, full: bool, colour: bool) -> Text:
+    """A piece decoded."""
+    text = Text()
+    for trained, ids in _runs(piece, full):
+        if trained is None:
+            text.append(f"\n … {len(ids):,} tokens left out, --full shows them … \n", style="dim")
+            continue
+        decoded = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False).translate(PICTURES)
+        if trained and not colour:
+            decoded = f"{OPEN}{decoded}{CLOSE}"
+        text.append(decoded, style=TRAINED if trained else UNTRAINED)
+    return text
+
+
+def _bars(console: Console, title: str, counts: dict[str, int]) -> None:
+    """A histogram of horizontal bars."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1), show_header=False)
+    for justify in ("right", "right", "right", "left"):
+        table.add_column(justify=justify, no_wrap=True)
+    total, most = sum(counts.values()), max(counts.values(), default=1)
+    for name, count in counts.items():
+        bar = (
+            "█" * max(1, round(BAR * count / most))
+            if console.encoding.startswith("utf")
+            else "#" * max(1, round(BAR * count / most))
+        )
+        table.add_row(name, f"{count:,}", f"{count / total:.1%}", Text(bar, style=FRAME))
+    console.print(table)
+    console.print()
+
+
+def show(shown: Shown, tokenizer: Any, full: bool, console: Console) -> None:
+    """Print it."""
+    colour = console.color_system is not None and not console.no_color
+    console.print(Rule(Text(shown.title, style="bold"), style=FRAME, align="left"))
+    for name, fact in shown.facts.items():
+        console.print(Text(f"{name:>10}  ", style=FRAME).append(fact, style="default"))
+    console.print()
+    edges = sorted((int(below), count) for below, count in shown.lengths.items())
+    lengths = {f"{below // 2:,} to {below - 1:,} tokens": count for below, count in edges}
+    _bars(console, "documents by length", lengths)
+    if shown.fill:
+        _bars(console, "rows by how full they are", shown.fill)
+    console.print(Rule(Text(shown.heading, style="bold"), style=FRAME, align="left"))
+    legend = Text("trained", style=TRAINED) if colour else Text(f"{OPEN}trained{CLOSE}")
+    console.print(Text.assemble(legend, " and untrained text; special tokens by their names"))
+    for number, piece in enumerate(shown.pieces, 1):
+        last = piece.start + len(piece.ids_N) - 1
+        where = f"its tokens {piece.start:,} to {last:,}, {int(piece.trained_N.sum()):,} trained"
+        console.print()
+        console.print(Rule(Text(f"document {number}: {where}", style=FRAME), style=FRAME, align="left", characters="╌"))
+        console.print(Text(_origin_of(piece, shown.origin), style="dim"))
+        console.print(_text(piece, tokenizer, full, colour), soft_wrap=True)
+    if shown.padding:
+        console.print()
+        console.print(
+            Rule(Text(f"padding: {_count(shown.padding, 'token')}", style=FRAME), style=FRAME, align="left", characters="╌")
+        )

@@ -1,0 +1,77 @@
+"""Names of special tokens that somebody typed: they are text, while those that a chat template writes are tokens."""
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+# What a reasoning model writes itself, inside its answers, even where its tokenizer counts them among the special tokens.
+REASONING = ("<think>", "</think>", "[THINK]", "[/THINK]")
+
+
+class LayoutError(ValueError):
+    """A conversation that the chat template does not lay out, or not so that its answers can be told."""
+
+
+def special_names(tokenizer: Any) -> tuple[str, ...]:
+    """The names of all tokens that are taken for control, those of no named role (bos, eos, ...) among them."""
+    added = tokenizer.added_tokens_decoder.values()
+    return tuple(sorted({token.content for token in added if token.special} | set(tokenizer.all_special_tokens)))
+
+
+@lru_cache(maxsize=8)
+def _pattern(names: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(re.escape(name) for name in sorted(names, key=len, reverse=True)))
+
+
+@lru_cache(maxsize=8)
+def _beginnings(names: tuple[str, ...]) -> tuple[str, ...]:
+    """A few short strings one of which stands wherever a name does: looking for them is faster than for 256 names."""
+    return tuple(sorted({name[:2] for name in names}))
+
+
+def unused_characters(text: str) -> Iterator[str]:
+    """Characters for private use that do not occur in `text`."""
+    return (chr(code) for code in range(0xE000, 0xF900) if chr(code) not in text)
+
+
+def hide(messages: list[dict[str, str]], special: tuple[str, ...]) -> tuple[list[dict[str, str]], dict[str, str]]:
+    """The messages with every special token's name in them replaced by as many of a character that occurs nowhere else.
+
+    Returns the messages and which name each such character stands for. A reasoning model's own marks in an answer stay.
+    """
+    everything = "".join(message["content"] for message in messages)
+    if not special or not any(beginning in everything for beginning in _beginnings(special)):
+        return messages, {}
+    unused = unused_characters(everything)
+    characters: dict[str, str] = {}  # of each name
+    hidden = []
+    for message in messages:
+        own = REASONING if message["role"] == "assistant" else ()
+
+        def cover(match: re.Match[str], own: tuple[str, ...] = own) -> str:
+            name = match[0]
+            if name in own:
+                return name
+            if name not in characters:
+                characters[name] = next(unused)
+            return characters[name] * len(name)
+
+        hidden.append({"role": message["role"], "content": _pattern(special).sub(cover, message["content"])})
+    return hidden, {character: name for name, character in characters.items()}
+
+
+def pieces(text: str, names: dict[str, str]) -> list[tuple[str, bool]]:
+    """A rendered text cut at its hidden names: (piece, whether it is such a name). Raises LayoutError for part of a name."""
+    if not names:
+        return [(text, False)]
+    cut: list[tuple[str, bool]] = []
+    place = 0
+    for run in re.finditer("|".join(f"{character}+" for character in names), text):
+        name = names[run[0][0]]
+        count, rest = divmod(len(run[0]), len(name))
+        if rest:
+            raise LayoutError("the chat template cuts a message inside the name of a special token")
+        cut += [(text[place : run.start()], False), *[(name, True)] * count]
+        place = run.end()
+    return [piece for piece in [*cut, (text[place:], False)] if piece[0]]

@@ -1,0 +1,145 @@
+"""From a source to validated records, held-out ones apart, each record counted: the `raw` verb."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from longspec import jsonl
+from longspec.artefact import check_files, describe_files, read_json, write_json
+from longspec.data import align, puzzles, sorting, sources, stdlib
+from longspec.data.items import Item, Note
+
+# The settings each kind of source knows, with their defaults (None: must be given). `shards` is for `tokenize`.
+STDLIB: dict[str, Any] = {"min_characters": 0, "as": "", "held_out": 0.06}
+PUZZLES: dict[str, Any] = {"records": None, "seed": 0, "held_out": 0.06}
+FILE: dict[str, Any] = {"held_out": 0.02, "align": [], "max_rejected": 0.01, "max_line_mb": 32}
+HUB: dict[str, Any] = {"revision": "main", **FILE}
+TYPES = {"as": str, "revision": str, "align": list, "held_out": float, "max_rejected": float, "max_line_mb": float}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The files a dataset is read from, and for one of the hub which commit they are of."""
+
+    files: list[Path]
+    told: dict[str, Any]
+
+
+def is_hub(source: Any) -> bool:
+    """Whether a source is a name on the hub."""
+    return isinstance(source, str) and source.startswith("hf:")
+
+
+def _known(name: str, source: Any) -> dict[str, Any]:
+    """The settings a source knows. Raises ValueError for no source."""
+    if source in ("stdlib", "puzzles"):
+        return {"stdlib": STDLIB, "puzzles": PUZZLES}[source]
+    names = [source] if isinstance(source, str) else source
+    if not isinstance(names, list) or not names or not all(isinstance(each, str) and each for each in names):
+        wanted = "stdlib, puzzles, hf:<name>, or a path, a glob or a list of these"
+        raise ValueError(f"data.{name}.source: must be {wanted}, is {source!r}")
+    for each in names if isinstance(source, list) else []:
+        if is_hub(each) or each in ("stdlib", "puzzles"):
+            raise ValueError(
+                f"data.{name}.source: {each} stands in a list, which holds files alone; make it a dataset of its own"
+            )
+    return HUB if is_hub(source) else FILE
+
+
+def complete(name: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings with defaults filled in. Raises ValueError for an unknown, missing or wrong one."""
+    source = settings.get("source")
+    known = _known(name, source)
+    given = {key: value for key, value in settings.items() if key not in ("source", "shards")}
+    for key, value in given.items():
+        if key not in known:
+            raise ValueError(f"data.{name}.{key}: unknown for source {source}; known: {', '.join(known)}")
+        kind = TYPES.get(key, int)
+        if not isinstance(value, (int, float) if kind is float else kind) or isinstance(value, bool):
+            raise ValueError(f"data.{name}.{key}: wrong type, is {value!r}")
+    whole: dict[str, Any] = {"source": source, **known, **given}
+    for key, value in whole.items():
+        if value is None:
+            raise ValueError(f"data.{name}.{key}: must be given for source {source}")
+    if not 0 <= whole["held_out"] < 1:
+        raise ValueError(f"data.{name}.held_out: a share in 0..1, is {whole['held_out']}")
+    if not 0 <= whole.get("max_rejected", 0) <= 1:
+        raise ValueError(f"data.{name}.max_rejected: a share in 0..1, is {whole['max_rejected']}")
+    if not 0 < whole.get("max_line_mb", 1) < math.inf:
+        raise ValueError(f"data.{name}.max_line_mb: must be above 0, is {whole['max_line_mb']}")
+    if whole.get("as", "") not in ("", "code"):
+        raise ValueError(f"data.{name}.as: {whole['as']!r} is unknown; only 'code'")
+    align.parse(name, whole.get("align", []))
+    return whole
+
+
+def origin_of(name: str, settings: dict[str, Any], fetched: Path | None) -> Origin:
+    """What a dataset is read from. Raises ValueError for files that are missing or not those of the fetched manifest."""
+    source = settings["source"]
+    if not is_hub(source):
+        if fetched is not None:
+            raise ValueError(
+                f"data.{name}: {fetched} is given, but the source {source} is none of the hub's; leave --fetched out"
+            )
+        return Origin([] if source in ("stdlib", "puzzles") else sources.files_of(source), {})
+    if fetched is None:
+        manifest_path = f"data/hub/{name}/manifest.json"
+        raise ValueError(
+            f"data.{name}.source: {source} must be fetched first: python -m longspec.data fetch --source {source} "
+            f"--revision {settings['revision']} --out {manifest_path}; then give this verb --fetched {manifest_path}"
+        )
+    manifest = read_json(fetched)
+    for key in ("source", "revision"):
+        if manifest.get(key) != settings[key]:
+            raise ValueError(f"{fetched}: {key}: is {manifest.get(key)}, but data.{name}.{key} is {settings[key]}; fetch again")
+    check_files(fetched.parent, manifest["files"])
+    files = [fetched.parent / file for file in sorted(manifest["files"])]
+    return Origin(files, {"repository": manifest["repository"], "commit": manifest["commit"]})
+
+
+def read(settings: dict[str, Any], files: list[Path]) -> Iterator[Item | Note]:
+    """Everything the source holds."""
+    if settings["source"] == "stdlib":
+        made: Any = stdlib.generate(settings["min_characters"], settings["as"] or None)
+    elif settings["source"] == "puzzles":
+        made = puzzles.generate(settings["records"], settings["seed"])
+    else:
+        for path in files:
+            yield from sources.read(path, int(settings["max_line_mb"] * 1e6))
+        return
+    for number, (key, record) in enumerate(made, 1):
+        original = (jsonl.encode(each).encode() for each in [record])
+        yield Item(settings["source"], number, key.encode("utf-8", "surrogateescape"), record, original)
+
+
+def make(
+    name: str,
+    settings: dict[str, Any],
+    out: Path,
+    progress: Callable[[int], None] | None = None,
+    fetched: Path | None = None,
+) -> dict[str, Any]:
+    """Write the raw folder of a dataset, its manifest `out` last; returns the manifest. `fetched`: what `fetch` wrote.
+
+    Raises ValueError for a source that cannot be read whole, for too many rejects, and when no record is left to train on;
+    of the last two the folder then holds the rejects alone.
+    """
+    settings = complete(name, settings)
+    origin = origin_of(name, settings, fetched)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    done = sorting.sort(name, settings, read(settings, origin.files), out, progress)
+    manifest = {
+        "name": name,
+        "settings": settings,
+        "origin": origin.told,
+        "inputs": {str(path): path.stat().st_size for path in origin.files},
+        "files": describe_files(out.parent, sorting.OUTPUTS),
+        "records": done.records,
+        "rejects": done.rejects,
+        "notes": done.notes,
+        "align": done.align,
+    }
+    write_json(out, manifest)
+    return manifest

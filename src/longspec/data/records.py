@@ -1,0 +1,190 @@
+"""The published record formats, validated and normalised to running text or to a conversation.
+
+Which format a record is in follows from its fields; one that is null counts as missing. In this order:
+
+    source == "arxiv"                        article + abstract, each a text or a list of equal length (or text)
+    conversation, conversations or messages  a list of {role, content} (OpenAI, tulu) or {from, value} (ShareGPT)
+    problem + qwq                            long chain of thought
+    text                                     running text
+    target                                   running text after a prompt `source`, which may be empty
+
+Of a conversation only what a chat template lays out is read, and what would be lost is a fault: messages of tools, calls
+of tools, reasoning kept apart from the content, parts that are not text. A conversation begins with a user's message (after
+system messages), since some templates refuse another and nothing asked for it. A system message may be empty.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bing": "assistant",
+    "bard": "assistant",
+}
+CONVERSATIONS = ("conversation", "conversations", "messages")
+# Fields of a message that say something which its content does not.
+BESIDE_CONTENT = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking", "refusal", "audio", "images")
+ARXIV_REQUEST = "Please summarize the following article: "
+
+
+@dataclass(frozen=True)
+class Text:
+    """Running text; `prompt` stands before it and is no part of the answer (mostly empty)."""
+
+    text: str
+    prompt: str = ""
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A conversation: each message has `role` (system | user | assistant) and `content`."""
+
+    messages: list[dict[str, str]]
+
+
+class RecordError(ValueError):
+    """A record that fits no format: `field` names the place, `reason` the fault."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"{field}: {reason}")
+        self.field = field
+        self.reason = reason
+
+
+def kind(value: Any) -> str:
+    """What a JSON value is, for a message."""
+    return "null" if value is None else type(value).__name__
+
+
+def check_characters(value: Any, field: str) -> str:
+    """The value when it is text without NUL characters and lone surrogates. Raises RecordError when it is not."""
+    if not isinstance(value, str):
+        raise RecordError(field, "is missing or null" if value is None else f"must be text, is {kind(value)}")
+    if "\0" in value:
+        raise RecordError(field, f"holds a NUL character at character {value.index(chr(0)) + 1}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise RecordError(field, f"holds a lone surrogate at character {error.start + 1}") from error
+    return value
+
+
+def check_text(value: Any, field: str) -> str:
+    """The same for text that says something. Raises RecordError for emptiness too."""
+    if not check_characters(value, field).strip():
+        raise RecordError(field, "is empty")
+    return value
+
+
+def role_of(turn: Any, place: str) -> tuple[str, str]:
+    """A message's role (system | user | assistant) and the field that holds its content."""
+    if not isinstance(turn, dict):
+        raise RecordError(place, f"must be an object, is {kind(turn)}")
+    who, what = ("from", "value") if turn.get("from") is not None else ("role", "content")
+    role = turn.get(who)
+    if not isinstance(role, str) or role not in ROLES:
+        raise RecordError(f"{place}.{who}", f"{role!r} is no role that is laid out; known: {', '.join(ROLES)}")
+    return ROLES[role], what
+
+
+def _joined(parts: list[Any], place: str) -> str:
+    """The text of a content that is given in parts, as OpenAI's messages may have it."""
+    texts = []
+    for number, part in enumerate(parts):
+        if not isinstance(part, dict):
+            raise RecordError(f"{place}[{number}]", f"must be an object, is {kind(part)}")
+        if part.get("type") != "text":
+            raise RecordError(f"{place}[{number}].type", f"{part.get('type')!r} is not 'text'; nothing else is laid out")
+        texts.append(check_characters(part.get("text"), f"{place}[{number}].text"))
+    return "".join(texts)
+
+
+def _message(turn: Any, place: str) -> dict[str, str]:
+    role, what = role_of(turn, place)
+    for field in BESIDE_CONTENT:
+        if turn.get(field):
+            raise RecordError(f"{place}.{field}", "says something that is not laid out and would be lost")
+    content, field = turn.get(what), f"{place}.{what}"
+    if isinstance(content, list):
+        content = _joined(content, field)
+    check = check_characters if role == "system" else check_text
+    return {"role": role, "content": check(content, field)}
+
+
+def _conversation(turns: Any, field: str) -> Chat:
+    """Messages written as role/content (OpenAI, tulu) or from/value (ShareGPT)."""
+    if not isinstance(turns, list) or not turns:
+        raise RecordError(field, "must be a list of messages that is not empty")
+    messages = [_message(turn, f"{field}[{number}]") for number, turn in enumerate(turns)]
+    roles = [message["role"] for message in messages]
+    if "assistant" not in roles:
+        raise RecordError(field, "has no assistant message to learn from")
+    first = next(number for number, role in enumerate(roles) if role != "system")
+    if roles[first] == "assistant":
+        raise RecordError(
+            f"{field}[{first}]", "begins the conversation as an assistant message that nothing asked for; see start_at"
+        )
+    return Chat(messages)
+
+
+def _arxiv(record: dict[str, Any]) -> Chat:
+    """Article and abstract, each a text or a list of equal length: one pair of turns for each."""
+    articles, abstracts = record.get("article"), record.get("abstract")
+    if not isinstance(articles, list):
+        articles = [articles]
+    if not isinstance(abstracts, list):
+        abstracts = [abstracts]
+    if len(articles) != len(abstracts) or not articles:
+        raise RecordError("abstract", f"{len(abstracts)} for {len(articles)} articles; there must be one for each")
+    messages = []
+    for number, (article, abstract) in enumerate(zip(articles, abstracts, strict=True)):
+        article = check_text(article, f"article[{number}]")
+        messages.append({"role": "user", "content": ARXIV_REQUEST + article})
+        messages.append({"role": "assistant", "content": check_text(abstract, f"abstract[{number}]")})
+    return Chat(messages)
+
+
+def _problem(record: dict[str, Any]) -> Chat:
+    """Long chain-of-thought: the problem and the reasoning that answers it."""
+    return Chat(
+        [
+            {"role": "user", "content": check_text(record.get("problem"), "problem")},
+            {"role": "assistant", "content": check_text(record.get("qwq"), "qwq")},
+        ]
+    )
+
+
+def _target(record: dict[str, Any]) -> Text:
+    """General text: `target`, after a prompt `source` that may be empty."""
+    source = record.get("source")
+    return Text(check_text(record["target"], "target"), check_text(source, "source") if source else "")
+
+
+def to_messages_or_text(record: dict[str, Any]) -> Text | Chat:
+    """The normalised document of a record in a published format. Raises RecordError when it fits none."""
+    source = record.get("source")
+    there = {field for field, value in record.items() if value is not None}
+    if source == "arxiv" and (there & {"article", "abstract"} or "text" not in there):
+        return _arxiv(record)
+    for field in CONVERSATIONS:
+        if field in there:
+            return _conversation(record[field], field)
+    if source == "tulu-v2":
+        raise RecordError("conversation", "is missing or null, though source is 'tulu-v2'")
+    if there & {"problem", "qwq"}:
+        return _problem(record)
+    if "text" in there or source in ("code", "book"):
+        return Text(check_text(record.get("text"), "text"))
+    if "target" in there:
+        return _target(record)
+    for field in ("text", "target", "problem", "qwq", *CONVERSATIONS):
+        if field in record:
+            raise RecordError(field, "is null")
+    known = "text, target, problem + qwq, conversation, conversations, messages, article + abstract of source 'arxiv'"
+    raise RecordError("record", f"fits no known format (fields: {', '.join(record) or 'none'}; known: {known})")

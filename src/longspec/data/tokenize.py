@@ -1,0 +1,238 @@
+"""Records as token ids and answer masks, and the `tokenize` verb: one shard of a raw folder to Arrow."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longspec.artefact import check_files, describe_files, new_file, read_json, sha256_file, sha256_text, write_json
+from longspec.data import chat, shards
+from longspec.data.encoding import Encoded, Encoder
+from longspec.data.literal import LayoutError
+from longspec.data.plans import Plan
+from longspec.data.records import RecordError
+
+# Records are handed to the tokenizer in groups of about this many bytes: enough to keep all its threads busy.
+GROUP_BYTES = 1 << 20
+# Share of records without a layout above which a shard fails, where its dataset's settings do not say.
+MAX_SKIPPED = 0.01
+
+Group = list[tuple[int, dict[str, Any]]]  # where each record's line begins in its file, in bytes, and the record
+
+
+def load(manifest_path: Path) -> tuple[Any, str]:
+    """The tokenizer of a tokenizer manifest, its files checked, and the hash of these files."""
+    from transformers import AutoTokenizer
+
+    manifest = read_json(manifest_path)
+    check_files(Path(manifest["path"]), manifest["files"])
+    tokenizer = AutoTokenizer.from_pretrained(manifest["path"])
+    if not tokenizer.is_fast:
+        raise ValueError(f"{manifest['path']}: no fast tokenizer (tokenizer.json); convert it with transformers first")
+    if tokenizer.eos_token_id is None:
+        raise ValueError(f"{manifest['path']}: the tokenizer has no eos token; set eos_token in tokenizer_config.json")
+    return tokenizer, sha256_text(json.dumps(manifest["files"], sort_keys=True))
+
+
+def encode(tokenizer: Any, record: dict[str, Any]) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
+    """Token ids int32 [n], ending with eos, and answer mask uint8 [n] of one record.
+
+    The mask is 1 on answers, their end token included, and on all of a plain text. Raises RecordError for a record in no
+    known format, LayoutError for a conversation that the chat template cannot lay out; both are ValueErrors.
+    """
+    encoder = Encoder(tokenizer)
+    document = encoder.encode(encoder.plan([record]))[0]
+    if isinstance(document, LayoutError):
+        raise document
+    return document.ids, document.answer_mask
+
+
+@dataclass
+class Tally:
+    """What a shard's records became, beside documents."""
+
+    skipped: Counter[str] = field(default_factory=Counter)
+    first: dict[str, int] = field(default_factory=dict)  # where the first record stands that was skipped for a reason
+    unlike_served: int = 0
+    shortened: int = 0
+
+    def skip(self, place: int, error: LayoutError) -> None:
+        """Count a record that has no layout, whichever of its messages is the cause."""
+        reason = re.sub(r"\[\d+\]", "[]", str(error))
+        self.skipped[reason] += 1
+        self.first.setdefault(reason, place)
+
+    def check(self, train: Path, documents: int, most: float) -> None:
+        """Raises ValueError when more than a share of all records was skipped."""
+        count = self.skipped.total()
+        if count > most * (count + documents):
+            reasons = "; ".join(
+                f"{number} x {reason} (first: line {line_number(train, self.first[reason])})"
+                for reason, number in self.skipped.most_common(10)
+            )
+            raise ValueError(
+                f"{train}: {count} of {count + documents} records of this shard have no layout, more than the share {most} "
+                f"that max_rejected allows: {reasons}; filter or rewrite them with `align`, or raise max_rejected"
+            )
+
+    def describe(self) -> dict[str, Any]:
+        """For the manifest."""
+        reasons = {reason: {"count": self.skipped[reason], "first": self.first[reason]} for reason in sorted(self.skipped)}
+        return {
+            "skipped": {"count": self.skipped.total(), "reasons": reasons},
+            "unlike_served": self.unlike_served,
+            "shortened_answers": self.shortened,
+        }
+
+
+def line_number(path: Path, place: int) -> int:
+    """The number, from 1, of the line that begins at a byte."""
+    count = 1
+    with path.open("rb") as handle:
+        while place > 0:
+            block = handle.read(min(place, 1 << 20))
+            count, place = count + block.count(b"\n"), place - len(block)
+    return count
+
+
+def _lines(path: Path, shard: int, num_shards: int) -> Iterator[tuple[int, bytes]]:
+    """The lines that begin in the shard's part of a file, with the byte each begins at; nothing else is read."""
+    size = path.stat().st_size
+    start, end = size * shard // num_shards, size * (shard + 1) // num_shards
+    with path.open("rb") as handle:
+        if start:
+            # A line that begins right at the border follows a line end, so the byte before it is read too.
+            handle.seek(start - 1)
+            start += len(handle.readline()) - 1
+        while start < end:
+            line = handle.readline()
+            yield start, line
+            start += len(line)
+
+
+def _groups(path: Path, shard: int, num_shards: int) -> Iterator[Group]:
+    """The shard's records with their places, in groups of bounded size."""
+    group: Group = []
+    size = 0
+    for place, line in _lines(path, shard, num_shards):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if not isinstance(record, dict):
+            raise ValueError(f"{path}: line {line_number(path, place)}: is no JSON object; make the file again")
+        group.append((place, record))
+        size += len(line)
+        if size >= GROUP_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _plan(encoder: Encoder, path: Path, group: Group) -> list[Plan | LayoutError]:
+    """The group's plans. Raises ValueError with the line of a record that fits no format."""
+    try:
+        return encoder.plan([record for _, record in group])
+    except RecordError as fault:
+        for place, record in group:
+            try:
+                encoder.plan([record])
+            except RecordError as error:
+                raise ValueError(f"{path}: line {line_number(path, place)}: {error}; make the file again") from fault
+        raise
+
+
+def _encoded(encoder: Encoder, path: Path, groups: Iterator[Group]) -> Iterator[tuple[Group, list[Encoded | LayoutError]]]:
+    """Each group with its documents. While the tokenizer works on one, the next is read and the last one written."""
+    waiting: tuple[Group, list[Plan | LayoutError], Future[list[list[Any]]]] | None = None
+    with ThreadPoolExecutor(1) as pool:
+        for group in groups:
+            plans = _plan(encoder, path, group)
+            coming = group, plans, pool.submit(encoder.run, plans)
+            if waiting is not None:
+                yield waiting[0], encoder.finish(waiting[1], waiting[2].result())
+            waiting = coming
+        if waiting is not None:
+            yield waiting[0], encoder.finish(waiting[1], waiting[2].result())
+
+
+def _write(
+    encoder: Encoder,
+    train: Path,
+    part: tuple[int, int],
+    writer: shards.TokenWriter,
+    progress: Callable[[int], None] | None,
+) -> Tally:
+    """Every record of the shard, `part` of (shard, num_shards), as a document, or counted as skipped."""
+    tally = Tally()
+    for group, documents in _encoded(encoder, train, _groups(train, *part)):
+        kept: list[tuple[int, Encoded]] = []
+        for (place, _), document in zip(group, documents, strict=True):
+            if isinstance(document, LayoutError):
+                tally.skip(place, document)
+                continue
+            kept.append((place, document))
+            tally.unlike_served += not document.as_served
+            tally.shortened += document.shortened
+        if kept:
+            writer.write([(document.ids, document.answer_mask) for _, document in kept], [place for place, _ in kept])
+        if progress:
+            progress(len(group))
+    return tally
+
+
+def make(
+    raw: Path,
+    tokenizer_manifest: Path,
+    shard: int,
+    num_shards: int,
+    out: Path,
+    progress: Callable[[int], None] | None = None,
+) -> dict[str, Any]:
+    """Write a token shard beside its manifest `out`; returns the manifest.
+
+    A shard is a stretch of the file's bytes, and no other is read. Raises ValueError when too many of its conversations
+    have no layout, and for files that are not those of the raw manifest: every shard compares their sizes, the first one
+    their hashes too, so that a large file is hashed once, not once a shard.
+    """
+    if not 0 <= shard < num_shards:
+        raise ValueError(f"--shard: must lie in 0..{num_shards - 1}, is {shard}")
+    raw_manifest = read_json(raw)
+    check_files(raw.parent, raw_manifest["files"], hashes=shard == 0)
+    tokenizer, tokenizer_hash = load(tokenizer_manifest)
+    train, arrow = raw.parent / "train.jsonl", out.with_suffix(".arrow")
+    shards.remove_strays(arrow, out)
+    most = raw_manifest["settings"].get("max_rejected", MAX_SKIPPED)
+    with new_file(arrow) as beside:
+        with shards.TokenWriter(beside) as writer:
+            tally = _write(Encoder(tokenizer), train, (shard, num_shards), writer, progress)
+        tally.check(train, writer.documents, most)
+        # An old manifest must not stand beside the new shard.
+        out.unlink(missing_ok=True)
+    manifest = {
+        "dataset": raw_manifest["name"],
+        "raw": sha256_file(raw),
+        "raw_manifest": str(raw),
+        "raw_records": raw_manifest["records"],
+        "shard": shard,
+        "num_shards": num_shards,
+        "documents": writer.documents,
+        "tokens": writer.tokens,
+        "answer_tokens": writer.answer_tokens,
+        **tally.describe(),
+        "eos": int(tokenizer.eos_token_id),
+        "tokenizer": tokenizer_hash,
+        "tokenizer_manifest": str(tokenizer_manifest),
+        "template": sha256_text(chat.template_of(tokenizer)),
+        "files": describe_files(out.parent, [arrow.name]),
+    }
+    write_json(out, manifest)
+    return manifest

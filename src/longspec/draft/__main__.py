@@ -1,0 +1,91 @@
+"""Draft folders: `python -m longspec.draft extract | final | push --help`."""
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+
+import yaml
+
+from longspec.artefact import describe_files, new_folder, read_json, write_json, write_text
+from longspec.distributed import log
+
+
+def extract(options: argparse.Namespace) -> None:
+    """A checkpoint or a state dict -> its draft folder, on one CPU, without loading the target."""
+    from longspec.config import Recipe, load
+    from longspec.draft.folder import draft_config, empty_layer, write_draft
+    from longspec.draft.sources import read_weights
+    from longspec.train.models.weights import check_draft_state
+
+    recipe, target = load(options.recipe, Recipe), read_json(options.target)["path"]
+    state = read_weights(options.checkpoint)
+    check_draft_state(empty_layer(target, recipe), state, options.checkpoint)
+    config = draft_config(target, recipe, state)
+    write_draft(options.out, state, config)
+    log(f"{options.out}: {len(state)} tensors, {config['num_parameters']} parameters")
+
+
+def final(options: argparse.Namespace) -> None:
+    """The last stage's draft with tokenizer, training configuration and provenance."""
+    from longspec.draft.provenance import provenance
+
+    tokenizer = Path(read_json(options.tokenizer)["path"])
+    configurations = {}
+    for folder in options.stages:
+        sections = {name: yaml.safe_load((folder / f"{name}.yaml").read_text()) for name in ("recipe", "runtime")}
+        configurations[folder.name] = sections
+    with new_folder(options.out) as beside:
+        shutil.copytree(options.draft, beside, dirs_exist_ok=True)
+        for name in read_json(options.tokenizer)["files"]:
+            shutil.copy(tokenizer / name, beside / name)
+        write_text(beside / "training_config.yaml", yaml.safe_dump(configurations, sort_keys=True))
+        content = provenance(options.stages, options.target, options.tokenizer, options.data)
+        files = describe_files(beside, [path.name for path in beside.iterdir()])
+        write_json(beside / "provenance.json", content | {"files": files})
+    log(f"{options.out}: {', '.join(sorted(path.name for path in options.out.iterdir()))}")
+
+
+def push(options: argparse.Namespace) -> None:
+    """Upload a final draft folder to the Hugging Face hub, with a model card."""
+    from longspec.draft import card, hub
+
+    hub.files_to_push(options.folder)
+    text = card.model_card(options.folder, options.repo, options.revision, options.report, options.variant)
+    log(hub.push(options.folder, text, options.repo, options.revision, private=options.private))
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m longspec.draft", description=__doc__)
+    verbs = parser.add_subparsers(required=True)
+    verb = verbs.add_parser("extract", help=extract.__doc__)
+    verb.set_defaults(run=extract)
+    verb.add_argument("checkpoint", type=Path, help="checkpoint.json of a finished stage, or what draft/sources.py lists")
+    verb.add_argument("--recipe", type=Path, required=True, help="recipe.yaml of the draft")
+    verb = verbs.add_parser("final", help=final.__doc__)
+    verb.set_defaults(run=final)
+    verb.add_argument("--draft", type=Path, required=True, help="draft folder of the last stage")
+    verb.add_argument("--stages", type=Path, nargs="+", required=True, help="folders of all stages, in order")
+    verb.add_argument("--tokenizer", type=Path, required=True, help="tokenizer_manifest.json")
+    verb.add_argument("--data", type=Path, nargs="+", required=True, help="manifests of the packed rows")
+    for verb in verbs.choices.values():
+        verb.add_argument("--target", type=Path, required=True, help="target_manifest.json")
+        verb.add_argument("--out", type=Path, required=True, help="the folder to make")
+    verb = verbs.add_parser("push", help=push.__doc__, description=f"{push.__doc__} The token is read from HF_TOKEN.")
+    verb.set_defaults(run=push)
+    verb.add_argument("folder", type=Path, help="final_draft folder")
+    verb.add_argument("--repo", required=True, help="owner/name of the repository; made if it is not there")
+    verb.add_argument("--revision", default="main", help="branch to commit to; made if it is not there")
+    verb.add_argument("--private", action="store_true", help="for this owner's eyes alone")
+    verb.add_argument("--report", type=Path, help="report.json, for the card's acceptance table")
+    verb.add_argument("--variant", help="the draft's variant in the report; needed when it has several")
+    options = parser.parse_args()
+    try:
+        options.run(options)
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Where a draft comes from: code, versions, hashes. No torch: the final folder is put together on login nodes too."""
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from longspec.artefact import read_json, sha256_file
+
+
+def git_commit() -> str:
+    """The commit the code stands at, marked when it has uncommitted changes; 'unknown' outside a clone."""
+    git = shutil.which("git")
+    if git is None:
+        return "unknown"
+    described = subprocess.run(
+        [git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+    )
+    return described.stdout.strip() or "unknown"
+
+
+def provenance(stage_folders: list[Path], target: Path, tokenizer: Path, data: list[Path]) -> dict[str, Any]:
+    """provenance.json: code, versions, hashes of everything that went in, and how each stage was trained."""
+    checkpoints = {folder.name: read_json(folder / "checkpoint.json") for folder in stage_folders}
+    return {
+        "git_commit": git_commit(),
+        "versions": checkpoints[stage_folders[-1].name]["versions"],
+        "recipes": {folder.name: sha256_file(folder / "recipe.yaml") for folder in stage_folders},
+        "data": {str(path): sha256_file(path) for path in data},
+        "target": {str(target): sha256_file(target)},
+        "tokenizer": {str(tokenizer): sha256_file(tokenizer)},
+        "order": [folder.name for folder in stage_folders],
+        "stages": {
+            name: {key: checkpoint[key] for key in ("step", "world_size", "zero_stage", "training_seconds", "tokens_seen")}
+            for name, checkpoint in checkpoints.items()
+        },
+    }

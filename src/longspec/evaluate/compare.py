@@ -1,0 +1,30 @@
+"""Is speculative output the target's own? Token by token against plain decoding, every difference judged."""
+
+from dataclasses import dataclass
+
+from longspec.decode.greedy import Decoded, near_tie_margin
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Tokens compared up to the first difference; a difference is a near-tie or it is a fault."""
+
+    tokens_compared: int
+    mismatches: int
+    near_ties: int
+
+
+def compare(plain: Decoded, speculative: Decoded) -> Comparison:
+    """Compare up to and including the first difference: after it the two texts are different texts.
+
+    A mismatch is a near-tie when plain decoding's own logits gave the other token as much as the best one, up to the
+    rounding noise of the dtype.
+    """
+    for place, (left, right) in enumerate(zip(plain.ids, speculative.ids, strict=False)):
+        if left != right:
+            logits_V = plain.logits[place]
+            is_tie = float(logits_V[left] - logits_V[right]) <= near_tie_margin(logits_V)
+            return Comparison(place + 1, 1, int(is_tie))
+    # Speculative text may run on to the end of its last round, but it may not end early.
+    too_short = len(speculative.ids) < len(plain.ids)
+    return Comparison(min(len(plain.ids), len(speculative.ids)), int(too_short), 0)

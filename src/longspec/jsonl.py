@@ -1,0 +1,90 @@
+"""JSON Lines: our own files whole, and one foreign line at a time for whoever sorts the broken ones out."""
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jsonlines
+
+from longspec.artefact import new_file
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a JSON Lines file. Raises ValueError with file and line for one that is not an object."""
+    with jsonlines.open(path) as reader:
+        try:
+            yield from reader.iter(type=dict)
+        except jsonlines.InvalidLineError as error:
+            raise ValueError(f"{path}: line {error.lineno}: {error.args[0]}; each line must be one JSON object") from error
+
+
+def write(path: Path, rows: Iterable[dict[str, Any]]) -> int:
+    """Write a whole JSON Lines file at once; returns the number of rows."""
+    count = 0
+    with new_file(path) as beside, jsonlines.open(beside, mode="w") as writer:
+        for row in rows:
+            writer.write(row)
+            count += 1
+    return count
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object from its pairs; Python's own way keeps the last of two equal keys and drops the first in silence."""
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"names the key {next(name for name in names if names.count(name) > 1)!r} twice")
+    return made
+
+
+def _constant(name: str) -> NoReturn:
+    raise ValueError(f"holds {name}, which is no JSON number")
+
+
+_decoder = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant)
+
+
+def _decode(text: str | bytes) -> Any:
+    assert isinstance(text, str)  # jsonlines decodes, and tells bytes that are no UTF-8 apart
+    return _decoder.decode(text)
+
+
+# Not json.dumps: with a keyword it builds an encoder for each record. What is not ASCII is escaped, so that a lone
+# surrogate in a field that nobody reads does not end the job.
+encode = json.JSONEncoder(allow_nan=False).encode
+
+
+class Parser:
+    """Parses lines that may be anything, by the letter of the standard: no NaN, no key twice in an object."""
+
+    def __init__(self) -> None:
+        self._line: list[bytes] = []
+        # One reader for all lines, fed by hand: making one for each line would cost as much as parsing a short one.
+        self._reader = jsonlines.Reader(iter(self._line.pop, None), loads=_decode)
+
+    def parse(self, line: bytes) -> dict[str, Any]:
+        """The object that a line holds. Raises ValueError that says what is wrong with it."""
+        self._line.append(line)
+        try:
+            found: Any = self._reader.read()
+        except RecursionError:
+            raise ValueError("is nested too deep to be read") from None
+        except jsonlines.InvalidLineError as error:
+            raise ValueError(_reason(error.__cause__, line)) from error
+        if not isinstance(found, dict):
+            raise ValueError(f"must be a JSON object, is {type(found).__name__}")
+        return found
+
+
+def _reason(cause: BaseException | None, line: bytes) -> str:
+    """What is wrong with a line that is no JSON, without the line number that a parser of one line gives."""
+    if cause is None:  # jsonlines keeps null apart
+        return "must be a JSON object, is null"
+    if b"\0" in line:
+        return f"holds {line.count(0)} NUL bytes"
+    if isinstance(cause, UnicodeDecodeError):
+        return f"is not UTF-8: byte {line[cause.start]:#04x} at byte {cause.start + 1}"
+    if isinstance(cause, json.JSONDecodeError):
+        return f"is not valid JSON: {cause.msg.removesuffix(' at')} at character {cause.pos + 1}"
+    return str(cause).partition(";")[0]

@@ -1,0 +1,67 @@
+"""`python -m longspec.report`: one self-contained HTML page about a run, and its numbers as JSON beside it."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from longspec.artefact import write_json, write_text
+from longspec.report.inputs import parse_settings, read_manifest, read_target, read_variant
+from longspec.report.numbers import report_numbers
+from longspec.report.page import render
+
+
+def variant_option(text: str) -> tuple[str, Path]:
+    """NAME=FOLDER as a pair."""
+    name, equals, folder = text.partition("=")
+    if not (name and equals and folder):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=FOLDER")
+    return name, Path(folder)
+
+
+def settings_option(text: str) -> Any:
+    """The JSON text, parsed."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from error
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The verb's arguments."""
+    parser = argparse.ArgumentParser(prog="python -m longspec.report", description=__doc__)
+    parser.add_argument("--run", required=True, help="the run's name")
+    parser.add_argument("--variant", required=True, action="append", type=variant_option, help="NAME=FOLDER; repeat it")
+    parser.add_argument("--settings", required=True, type=settings_option, help="the evaluation section as JSON")
+    parser.add_argument("--model-dir", required=True, type=Path, help="folder of target_manifest.json")
+    parser.add_argument("--raw", required=True, nargs="+", type=Path, help="manifests of raw datasets")
+    parser.add_argument("--packed", required=True, nargs="+", type=Path, help="manifests of packed rows")
+    parser.add_argument("--out", required=True, type=Path, help="the page; the numbers go beside it as .json")
+    return parser.parse_args(arguments)
+
+
+def make_report(options: argparse.Namespace) -> None:
+    """Read everything, then write the numbers and the page."""
+    settings = parse_settings(options.settings)
+    target = read_target(options.model_dir)
+    variants = [read_variant(name, folder, settings) for name, folder in options.variant]
+    raw = [read_manifest(path, "raw") for path in options.raw]
+    packed = [read_manifest(path, "pack") for path in options.packed]
+    numbers = report_numbers(options.run, variants, target, settings)
+    page = render(variants, numbers, settings, target, raw, packed)
+    write_json(options.out.with_suffix(".json"), numbers)
+    write_text(options.out, page)
+    print(f"{options.out}: {len(page):,} characters; numbers in {options.out.with_suffix('.json')}")
+
+
+def main() -> None:
+    """Read the command line."""
+    try:
+        make_report(parse_arguments())
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

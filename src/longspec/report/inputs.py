@@ -1,0 +1,161 @@
+"""What the page is made from, read and checked: stages, evaluations, manifests, provenance."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from longspec import jsonl
+from longspec.artefact import read_json, sha256_file
+from longspec.config import Recipe, load
+from longspec.report import evaluations
+from longspec.report.evaluations import Evaluation
+from longspec.report.order import stage_order
+from longspec.report.prediction import Shape, shape_of
+
+BASELINES = ("untrained", "lookup")
+TARGET_RULE = "train_target or fetch_target"
+METRICS = ("step", "loss", "llm_loss", "lr", "tokens", "labels", "seconds", "skipped")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The `evaluation` section of config/workflow.yaml, as far as the page needs it."""
+
+    draft_tokens: int
+    seed: int
+    prompts: int
+    new_tokens: int
+    tasks: dict[str, str]  # task -> the dataset its prompts come from
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One trained stage."""
+
+    name: str
+    recipe: Any  # the frozen section, typed by config.Recipe
+    metrics: list[dict[str, Any]]
+
+    @property
+    def data(self) -> str:
+        return str(self.recipe.data.name)
+
+    @property
+    def seconds(self) -> float:
+        return float(sum(row["seconds"] for row in self.metrics))
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One variant of the run: its stages in training order and what each drafter did."""
+
+    name: str
+    stages: list[Stage]
+    evaluations: dict[str, Evaluation]  # untrained, lookup, then the stages in order
+    provenance: dict[str, Any]
+
+    @property
+    def final(self) -> str:
+        return self.stages[-1].name
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A manifest and where it stands."""
+
+    path: Path
+    content: dict[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.content:
+            raise ValueError(f"{self.path}: {name}: missing; make the file again")
+        return self.content[name]
+
+
+def require(path: Path, rule: str) -> Path:
+    """The path, if the file is there. Raises ValueError that names the file and the rule that makes it."""
+    if not path.is_file():
+        raise ValueError(f"{path}: missing; the workflow makes it (rule {rule})")
+    return path
+
+
+def read_manifest(path: Path, rule: str) -> Manifest:
+    """A JSON object with its path, for errors that name it. Raises ValueError when it is missing or no object."""
+    content = read_json(require(path, rule))
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: holds no JSON object; make the file again (rule {rule})")
+    return Manifest(path, content)
+
+
+def parse_settings(section: Any) -> Settings:
+    """The evaluation settings. Raises ValueError with the key that is missing."""
+    try:
+        tasks = {name: str(task["data"]) for name, task in section["tasks"].items()}
+        numbers = {key: int(section[key]) for key in ("draft_tokens", "seed", "prompts", "new_tokens")}
+    except KeyError as error:
+        raise ValueError(f"--settings: {error}: missing; give config/workflow.yaml's evaluation section") from error
+    if not tasks:
+        raise ValueError("--settings: tasks: empty; name at least one task in config/workflow.yaml")
+    return Settings(tasks=tasks, **numbers)
+
+
+def read_stage(folder: Path) -> Stage:
+    """Recipe and metrics of a stage's folder. Raises ValueError with file, line and field for what does not fit."""
+    recipe = load(require(folder / "recipe.yaml", "stage_config"), Recipe)
+    path = require(folder / "metrics.jsonl", "train")
+    metrics = []
+    for number, row in enumerate(jsonl.read(path), 1):
+        for name in METRICS:
+            if name not in row:
+                raise ValueError(f"{path}: line {number}: {name}: missing; train this stage again (rule train)")
+        for name in ("loss", "llm_loss"):
+            row[name] = math.nan if row[name] is None else float(row[name])
+        metrics.append(row)
+    if not metrics:
+        raise ValueError(f"{path}: no step in it; train this stage again (rule train)")
+    return Stage(folder.name, recipe, metrics)
+
+
+def stage_names(folder: Path, provenance: Manifest) -> list[str]:
+    """The stages that the final draft's provenance names, in the order in which they were trained."""
+    names = list(provenance["stages"])
+    if not names:
+        raise ValueError(f"{provenance.path}: stages: names none; make it again (rule assemble_final_draft)")
+    started_from = {}
+    for name in names:
+        checkpoint = read_manifest(folder / name / "checkpoint.json", "train")
+        started_from[name] = checkpoint["identity"].get("init_weights")
+        require(folder / name / "draft" / "model.safetensors", "extract")
+    return stage_order(folder, started_from)
+
+
+def read_variant(name: str, folder: Path, settings: Settings) -> Variant:
+    """All of a variant's files. Raises ValueError for the first that is missing or does not fit."""
+    provenance = read_manifest(folder / "final_draft" / "provenance.json", "assemble_final_draft")
+    stages = [read_stage(folder / stage) for stage in stage_names(folder, provenance)]
+    drafters = {}
+    for drafter in (*BASELINES, *(stage.name for stage in stages)):
+        path = require(folder / "evaluation" / f"{drafter}.jsonl", "evaluate")
+        drafters[drafter] = evaluations.read(path, drafter, list(settings.tasks), settings.draft_tokens)
+        evaluations.check_pairs(drafters[BASELINES[0]], drafters[drafter])
+    return Variant(name, stages, drafters, provenance.content)
+
+
+@dataclass(frozen=True)
+class Target:
+    """The target LLM of the run."""
+
+    name: str
+    shape: Shape
+    family: str
+    manifest_hash: str
+    source: str
+
+
+def read_target(model_dir: Path) -> Target:
+    """The target's shape from its own config.json, found through its manifest."""
+    manifest = read_manifest(model_dir / "target_manifest.json", TARGET_RULE)
+    config = read_manifest(Path(manifest["path"]) / "config.json", TARGET_RULE)
+    shape = shape_of(model_dir.name, config.content, str(config.path))
+    return Target(model_dir.name, shape, str(config["model_type"]), sha256_file(manifest.path), str(manifest["source"]))

@@ -1,0 +1,204 @@
+"""The page's numbers: acceptance, improvements, buckets, positions, losslessness, speed.
+
+Acceptance length = sum(new tokens) / sum(rounds) over prompts; intervals are over held-out records. Suffixes: P prompts,
+N records.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from longspec.evaluate.bootstrap import paired_difference, ratio, sums_by_record
+from longspec.report.evaluations import Array, Evaluation, check_pairs
+from longspec.report.inputs import BASELINES, Settings, Target, Variant
+from longspec.report.prediction import predictions
+
+FEWEST = 5  # records for an interval: resampling fewer says little
+
+
+def ratio_of(found: Evaluation, over: str, under: str, chosen_P: Array, seed: int) -> dict[str, Any]:
+    """Ratio of two columns' sums over the chosen prompts, [P] boolean; no interval below FEWEST records."""
+    tasks_N, (over_N, under_N) = sums_by_record(*(found[name][chosen_P] for name in ("task", "record", over, under)))
+    if len(tasks_N) < FEWEST:
+        return {"mean": float(over_N.sum() / under_N.sum()), "low": None, "high": None}
+    return asdict(ratio(over_N, under_N, seed=seed, strata_N=tasks_N))
+
+
+def acceptance(found: Evaluation, chosen_P: Array, seed: int) -> dict[str, Any]:
+    """Acceptance length of the chosen prompts, [P] boolean, with how much it rests on."""
+    tasks_N, (new_N,) = sums_by_record(*(found[name][chosen_P] for name in ("task", "record", "new_tokens")))
+    counts = {"prompts": int(chosen_P.sum()), "tokens": int(new_N.sum()), "documents": len(tasks_N)}
+    return ratio_of(found, "new_tokens", "rounds", chosen_P, seed) | counts
+
+
+def by_task(variant: Variant, settings: Settings) -> dict[str, dict[str, Any]]:
+    """drafter -> task -> acceptance."""
+    return {
+        drafter: {task: acceptance(found, found.of_task(task), settings.seed) for task in settings.tasks}
+        for drafter, found in variant.evaluations.items()
+    }
+
+
+def overall(variant: Variant, settings: Settings) -> dict[str, Any]:
+    """drafter -> acceptance over all tasks; resampling keeps each task's number of records."""
+    return {
+        drafter: acceptance(found, np.ones(len(found["task"]), bool), settings.seed)
+        for drafter, found in variant.evaluations.items()
+    }
+
+
+def difference(new: Evaluation, old: Evaluation, chosen_P: Array, seed: int) -> dict[str, Any]:
+    """Paired difference in acceptance length; `improved`: its whole interval lies above 0."""
+    columns = [found[name][chosen_P] for found in (new, old) for name in ("new_tokens", "rounds")]
+    tasks_N, sums = sums_by_record(new["task"][chosen_P], new["record"][chosen_P], *columns)
+    new_N, new_rounds_N, old_N, old_rounds_N = sums
+    if len(tasks_N) < FEWEST:
+        mean = float(new_N.sum() / new_rounds_N.sum() - old_N.sum() / old_rounds_N.sum())
+        return {"difference": mean, "low": None, "high": None, "improved": None}
+    estimate = paired_difference((new_N, new_rounds_N), (old_N, old_rounds_N), seed=seed, strata_N=tasks_N)
+    return {"difference": estimate.mean, "low": estimate.low, "high": estimate.high, "improved": estimate.low > 0}
+
+
+def improvements(variant: Variant, settings: Settings) -> list[dict[str, Any]]:
+    """Each stage against the one before (the first: against the untrained draft) on the tasks of its own data."""
+    rows = []
+    before = BASELINES[0]
+    for stage in variant.stages:
+        own: list[str | None] = [task for task, data in settings.tasks.items() if data == stage.data]
+        for task in own or [None]:
+            row: dict[str, Any] = {"stage": stage.name, "before": before, "data": stage.data, "task": task}
+            if task is None:
+                row |= {"difference": None, "low": None, "high": None, "improved": None}
+            else:
+                new, old = variant.evaluations[stage.name], variant.evaluations[before]
+                row |= difference(new, old, new.of_task(task), settings.seed)
+            rows.append(row)
+        before = stage.name
+    return rows
+
+
+def losses(variant: Variant, settings: Settings) -> list[dict[str, Any]]:
+    """Where a stage drafts another stage's kind of text worse than the stage before: the whole interval lies below 0."""
+    rows = []
+    for before, stage in pairwise(variant.stages):
+        new, old = variant.evaluations[stage.name], variant.evaluations[before.name]
+        for task, data in settings.tasks.items():
+            row = difference(new, old, new.of_task(task), settings.seed)
+            if data != stage.data and row["high"] is not None and row["high"] < 0:
+                rows.append({"stage": stage.name, "before": before.name, "task": task} | row)
+    return rows
+
+
+def against_baselines(variant: Variant, settings: Settings) -> list[dict[str, Any]]:
+    """The final draft against each baseline, over all tasks."""
+    final = variant.evaluations[variant.final]
+    everything_P = np.ones(len(final["task"]), bool)
+    return [
+        {"stage": variant.final, "before": name} | difference(final, variant.evaluations[name], everything_P, settings.seed)
+        for name in BASELINES
+    ]
+
+
+def bucket_edges(longest: int) -> list[int]:
+    """0, 256, 512, 1024, ... up to the first edge above the longest context, in tokens."""
+    edges = [0, 256]
+    while edges[-1] <= longest:
+        edges.append(edges[-1] * 2)
+    return edges
+
+
+def by_context(variant: Variant, settings: Settings) -> dict[str, list[dict[str, Any]]]:
+    """drafter -> acceptance by task and bucket of context length (low <= tokens < high); filled buckets only."""
+    return {drafter: list(_buckets(found, settings)) for drafter, found in variant.evaluations.items()}
+
+
+def _buckets(found: Evaluation, settings: Settings) -> Iterator[dict[str, Any]]:
+    edges = bucket_edges(int(found["context_tokens"].max()))
+    for task in settings.tasks:
+        for low, high in pairwise(edges):
+            inside_P = (found["context_tokens"] >= low) & (found["context_tokens"] < high)
+            chosen_P = found.of_task(task) & inside_P
+            if found["rounds"][chosen_P].sum():
+                yield {"task": task, "from": low, "to": high, **acceptance(found, chosen_P, settings.seed)}
+
+
+def by_position(variant: Variant, settings: Settings) -> dict[str, dict[str, list[float]]]:
+    """drafter -> task -> share of rounds in which the first, second, ... drafted token was accepted."""
+    shares: dict[str, dict[str, list[float]]] = {}
+    for drafter, found in variant.evaluations.items():
+        shares[drafter] = {}
+        for task in settings.tasks:
+            inside = zip(found.accepted, found.of_task(task), strict=True)
+            accepted = np.array([count for rounds, chosen in inside if chosen for count in rounds])
+            places = range(1, settings.draft_tokens + 1)
+            shares[drafter][task] = [float(np.mean(accepted >= place)) for place in places]
+    return shares
+
+
+def lossless(variant: Variant) -> dict[str, Any]:
+    """Tokens compared with plain greedy decoding over all drafters, mismatches, and those proven near-ties."""
+    names = ("tokens_compared", "mismatches", "near_ties")
+    sums = {name: int(sum(found[name].sum() for found in variant.evaluations.values())) for name in names}
+    return sums | {"unexplained": sums["mismatches"] - sums["near_ties"], "drafters": len(variant.evaluations)}
+
+
+def speed(variant: Variant, settings: Settings) -> dict[str, Any]:
+    """drafter -> measured speed-up with interval, shares of the speculative time, measured cost of a draft step."""
+    rows = {}
+    for drafter, found in variant.evaluations.items():
+        plain, speculative = float(found["seconds_plain"].sum()), float(found["seconds_speculative"].sum())
+        if not plain or not speculative:
+            raise ValueError(f"{found.path}: seconds_plain, seconds_speculative: no time measured; evaluate again")
+        everything_P = np.ones(len(found["task"]), bool)
+        draft, target = (float(found[name].sum()) for name in ("seconds_draft", "seconds_target"))
+        step_draft = draft / (found["rounds"].sum() * settings.draft_tokens)
+        step_plain = plain / found["new_tokens"].sum()
+        rows[drafter] = {
+            "speed_up": ratio_of(found, "seconds_plain", "seconds_speculative", everything_P, settings.seed),
+            "seconds_plain": plain,
+            "seconds_speculative": speculative,
+            "draft_share": draft / speculative,
+            "target_share": target / speculative,
+            "other_share": 1 - (draft + target) / speculative,
+            "measured_cost_ratio": float(step_draft / step_plain),
+        }
+    return rows
+
+
+def between_variants(variants: list[Variant], settings: Settings) -> list[dict[str, Any]]:
+    """The final draft of every further variant against the first variant's, by task, on the same prompts."""
+    rows = []
+    first = variants[0].evaluations[variants[0].final]
+    for other in variants[1:]:
+        check_pairs(first, other.evaluations[other.final])
+        final = other.evaluations[other.final]
+        for task in settings.tasks:
+            row = difference(final, first, first.of_task(task), settings.seed)
+            rows.append({"variant": other.name, "before": variants[0].name, "task": task} | row)
+    return rows
+
+
+def report_numbers(run: str, variants: list[Variant], target: Target, settings: Settings) -> dict[str, Any]:
+    """Everything the page shows as a number from measurements; the content of report.json."""
+    parts: dict[str, Any] = {"variants": {}, "overall": {}, "improvements": {}, "losses": {}, "against_baselines": {}}
+    parts |= {"by_context": {}, "by_position": {}, "lossless": {}, "speed": {}, "predicted": {}}
+    for variant in variants:
+        tau = overall(variant, settings)
+        values = {
+            "variants": by_task(variant, settings),
+            "overall": tau,
+            "improvements": improvements(variant, settings),
+            "losses": losses(variant, settings),
+            "against_baselines": against_baselines(variant, settings),
+            "by_context": by_context(variant, settings),
+            "by_position": by_position(variant, settings),
+            "lossless": lossless(variant),
+            "speed": speed(variant, settings),
+            "predicted": predictions(target.shape, tau[variant.final]["mean"], settings.draft_tokens),
+        }
+        for key, value in values.items():
+            parts[key][variant.name] = value
+    return {"run": run, "between_variants": between_variants(variants, settings), **parts}

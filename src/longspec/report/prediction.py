@@ -1,0 +1,95 @@
+"""What acceptance and cost ratio predict for the speed-up: tau / (1 + gamma * c).
+
+One round costs gamma draft steps and one step of the target, and yields tau tokens; decoding one stream is bound by the
+weights it reads, so a step's cost is the number of parameters it reads.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a target, as its config.json names them."""
+
+    name: str
+    num_hidden_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    published: str = ""  # what LongSpec reports for it, with trees of drafts
+
+
+# From the config.json of Qwen/QwQ-32B and meta-llama/Llama-3.1-8B-Instruct; figures from arXiv 2502.17421.
+PUBLISHED = (
+    Shape("QwQ-32B", 64, 5120, 27648, 40, 8, 128, 152064, published="τ 3.82, 2.25× (AIME24)"),
+    Shape("Llama-3.1-8B", 32, 4096, 14336, 32, 8, 128, 128256, published="τ 2.99–3.39, 1.48–1.69× (LongBench)"),
+)
+
+
+def shape_of(name: str, config: dict[str, Any], path: str) -> Shape:
+    """The shape in a target's config.json. Raises ValueError with file and field for one that is missing."""
+    heads = config.get("num_attention_heads")
+    values: dict[str, Any] = {
+        "num_key_value_heads": heads,
+        "head_dim": config["hidden_size"] // heads if config.get("hidden_size") and heads else None,
+    } | {key: value for key, value in config.items() if value is not None}
+    fields = [key for key in Shape.__dataclass_fields__ if key not in ("name", "published")]
+    for key in fields:
+        if not isinstance(values.get(key), int):
+            raise ValueError(f"{path}: {key}: {values.get(key)!r} is no whole number; give a Llama or Qwen2 target")
+    return Shape(name, **{key: values[key] for key in fields})
+
+
+def _attention_parameters(shape: Shape) -> tuple[int, int]:
+    """Weights of one attention's (query and output, key and value) projections."""
+    queries = shape.hidden_size * shape.num_attention_heads * shape.head_dim
+    keys = shape.hidden_size * shape.num_key_value_heads * shape.head_dim
+    return 2 * queries, 2 * keys
+
+
+def layer_parameters(shape: Shape) -> int:
+    """Weights of one decoder layer, norms and biases (below 0.1 %) left out."""
+    return sum(_attention_parameters(shape)) + 3 * shape.hidden_size * shape.intermediate_size
+
+
+def head_parameters(shape: Shape) -> int:
+    """Weights of the output head, which target and draft both read for every token."""
+    return shape.hidden_size * shape.vocab_size
+
+
+def draft_layer_parameters(shape: Shape) -> int:
+    """Weights of the draft: a layer and a cross-attention that has queries and output only."""
+    return layer_parameters(shape) + _attention_parameters(shape)[0]
+
+
+def cost_ratio(shape: Shape, *, with_head: bool = True) -> float:
+    """Parameters the draft reads per token, over those the target reads; embeddings (a row each) are not counted."""
+    head = head_parameters(shape) if with_head else 0
+    return (draft_layer_parameters(shape) + head) / (shape.num_hidden_layers * layer_parameters(shape) + head)
+
+
+def speed_up(tau: float, gamma: int, cost: float) -> float:
+    """The predicted speed-up of a chain of gamma drafted tokens with acceptance length tau."""
+    return tau / (1 + gamma * cost)
+
+
+def predictions(own: Shape, tau: float, gamma: int) -> list[dict[str, Any]]:
+    """One row for the run's own target and each published shape, all at the run's tau and gamma."""
+    return [
+        {
+            "target": shape.name,
+            "layers": shape.num_hidden_layers,
+            "target_parameters": shape.num_hidden_layers * layer_parameters(shape) + head_parameters(shape),
+            "draft_parameters": draft_layer_parameters(shape) + head_parameters(shape),
+            "cost_ratio": cost_ratio(shape),
+            "cost_ratio_without_head": cost_ratio(shape, with_head=False),
+            "speed_up": speed_up(tau, gamma, cost_ratio(shape)),
+            "speed_up_without_head": speed_up(tau, gamma, cost_ratio(shape, with_head=False)),
+            "published": shape.published,
+        }
+        for shape in (own, *PUBLISHED)
+    ]

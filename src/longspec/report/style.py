@@ -1,0 +1,124 @@
+"""One quiet look for every figure: matplotlib settings, and SVG whose colours are the page's CSS variables.
+
+A figure is drawn in placeholder colours; each becomes `var(--name)`, so that the page's light and dark schemes colour
+text, axes and series alike. Text stays text, in the page's own font.
+"""
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import matplotlib
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+WIDTH = 9.6  # inches; the page scales every figure to its own width
+# Placeholder -> CSS variable. The placeholders occur nowhere else in matplotlib's output.
+VARIABLES = {
+    "#010101": "ink",
+    "#020202": "muted",
+    "#030303": "line",
+    "#040404": "paper",
+    "#050505": "untrained",
+    "#060606": "lookup",
+    "#070701": "stage-1",
+    "#070702": "stage-2",
+    "#070703": "stage-3",
+    "#070704": "stage-4",
+    "#070705": "stage-5",
+}
+COLOUR = {name: placeholder for placeholder, name in VARIABLES.items()}
+STAGES = 5  # colours for stages; further ones begin again
+MARKERS = ("o", "s", "D", "^", "v")
+
+SETTINGS = {
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "font.family": "sans-serif",
+    "font.size": 9.0,
+    "axes.labelsize": 9.0,
+    "axes.titlesize": 9.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 9.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.edgecolor": COLOUR["line"],
+    "axes.labelcolor": COLOUR["muted"],
+    "axes.titlecolor": COLOUR["ink"],
+    "text.color": COLOUR["ink"],
+    "xtick.color": COLOUR["line"],
+    "ytick.color": COLOUR["line"],
+    "xtick.labelcolor": COLOUR["muted"],
+    "ytick.labelcolor": COLOUR["muted"],
+    "xtick.labelsize": 8.5,
+    "ytick.labelsize": 8.5,
+    "xtick.major.size": 3.0,
+    "ytick.major.size": 0.0,
+    "grid.color": COLOUR["line"],
+    "grid.linewidth": 0.6,
+    "lines.solid_capstyle": "round",
+}
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """The look, for the figures drawn inside the block."""
+    with matplotlib.rc_context(SETTINGS):
+        yield
+
+
+def drafter_colour(drafter: str, stages: list[str]) -> str:
+    """A drafter's colour, the same in every figure: the baselines have their own, stages go by their order."""
+    if drafter in stages:
+        return COLOUR[f"stage-{stages.index(drafter) % STAGES + 1}"]
+    return COLOUR[drafter]
+
+
+def panels(widths: list[float], height: float, *, common: bool = True) -> tuple[Figure, list[Axes]]:
+    """A row of panels, with a common y axis or each its own; `height` in inches."""
+    figure = Figure(figsize=(WIDTH, height), layout=ConstrainedLayoutEngine(w_pad=0.08, wspace=0.03))
+    axes = figure.subplots(1, len(widths), sharey=common, squeeze=False, width_ratios=widths)
+    return figure, list(axes[0])
+
+
+def spread(wanted: list[float], gap: float) -> list[float]:
+    """Positions for labels, in the order given: as near to `wanted` as a distance of `gap` lets them be."""
+    order = sorted(range(len(wanted)), key=lambda index: wanted[index])
+    groups: list[tuple[float, list[int]]] = []
+    for index in order:
+        groups.append((wanted[index], [index]))
+        while len(groups) > 1:
+            (low, lower), (high, upper) = groups[-2:]
+            if high - low >= gap * (len(lower) + len(upper)) / 2:
+                break
+            members = lower + upper
+            groups[-2:] = [(sum(wanted[member] for member in members) / len(members), members)]
+    placed = [0.0] * len(wanted)
+    for centre, members in groups:
+        for rank, member in enumerate(members):
+            placed[member] = centre + gap * (rank - (len(members) - 1) / 2)
+    return placed
+
+
+def to_svg(figure: Figure, name: str, description: str) -> Markup:
+    """The figure as an inline SVG element; ids differ between names, equal figures give equal text."""
+    buffer = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": name, "svg.id": None}):
+        figure.savefig(buffer, format="svg", transparent=True, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<!--.*?-->\n?", "", text, flags=re.DOTALL)
+    opening = re.search(r'viewBox="[^"]*"', text)
+    assert opening is not None
+    label = Markup(' role="img" aria-label="{}"').format(description)
+    text = re.sub(r"^<svg[^>]*>", lambda _: f"<svg {opening.group()}{label}>", text, count=1)
+    used = set(re.findall(r"#([\w.-]+)", text))
+    text = re.sub(r' id="([^"]*)"', lambda match: match.group() if match.group(1) in used else "", text)
+    for placeholder, variable in VARIABLES.items():
+        text = text.replace(placeholder, f"var(--{variable})")
+    return Markup(text)

@@ -1,0 +1,131 @@
+"""Rows for the page's tables of data, recipes and provenance."""
+
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from longspec.report.inputs import Manifest, Stage, Target, Variant
+
+# The recipe's main keys as the page calls them; others that differ between stages follow by their own names.
+RECIPE_ROWS = {
+    "data.name": "data",
+    "data.sequence_length": "row length, tokens",
+    "data.collation": "collation",
+    "optimizer.lr": "learning rate",
+    "global_batch": "global batch, rows",
+    "draft.loss": "loss",
+    "draft.anchors": "anchor positions",
+    "draft.lag_mode": "lag",
+    "draft.window": "attention window, tokens",
+}
+HIDDEN = ("stage",)
+SORTED = ("train", "held_out", "rejected", "filtered")  # where a record can go
+
+
+def flatten(content: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested dictionaries and lists of dictionaries as one level of dotted keys; other lists become text."""
+    if isinstance(content, list) and any(isinstance(item, dict) for item in content):
+        content = {str(number): item for number, item in enumerate(content, 1)}
+    if isinstance(content, dict):
+        return {
+            name: value
+            for key, inner in content.items()
+            for name, value in flatten(inner, f"{prefix}.{key}" if prefix else str(key)).items()
+        }
+    return {prefix: ", ".join(map(str, content)) if isinstance(content, list) else content}
+
+
+def _shown(key: str, recipe: dict[str, Any]) -> str:
+    """A recipe's value as a reader wants it: with the keys that complete it, and as it acts at this row length."""
+    value = recipe.get(key)
+    if key == "draft.anchors" and value != "off":
+        if recipe["data.sequence_length"] > recipe["draft.anchors_up_to"]:
+            return f"plain (rows above {recipe['draft.anchors_up_to']:,})"
+        return f"{value}, {'up to ' if value == 'random' else ''}{recipe['draft.anchor_tokens']}"
+    if key == "draft.lag_mode":
+        return f"{value}, {'1–' if value == 'random' else ''}{recipe['draft.lag']}"
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def recipe_table(variant: Variant) -> dict[str, Any]:
+    """Stages as columns, settings as rows; each cell (text, differs from the stage before)."""
+    recipes = [flatten(OmegaConf.to_container(stage.recipe, resolve=True)) for stage in variant.stages]
+    keys = [key for key in RECIPE_ROWS if key in recipes[0]]
+    covered = {*keys, *HIDDEN, "draft.anchor_tokens", "draft.lag", "steps"}
+    differing = [key for key in sorted(recipes[0]) if len({str(recipe.get(key)) for recipe in recipes}) > 1]
+    others = [key for key in differing if key not in covered]
+    rows = [(RECIPE_ROWS.get(key, key), [_shown(key, recipe) for recipe in recipes]) for key in [*keys, *others]]
+    measured = [
+        ("optimizer steps", [f"{len(stage.metrics):,}" for stage in variant.stages]),
+        ("tokens trained on", [f"{sum(row['tokens'] for row in stage.metrics):,}" for stage in variant.stages]),
+        ("labels", [f"{sum(row['labels'] for row in stage.metrics):,}" for stage in variant.stages]),
+        ("training seconds", [f"{stage.seconds:,.0f}" for stage in variant.stages]),
+        ("steps skipped", [f"{stage.metrics[-1]['skipped']:,}" for stage in variant.stages]),
+    ]
+    return {
+        "stages": [stage.name for stage in variant.stages],
+        "settings": [(name, _marked(cells)) for name, cells in rows],
+        "measured": measured,
+    }
+
+
+def _marked(cells: list[str]) -> list[tuple[str, bool]]:
+    return [(cell, number > 0 and cell != cells[number - 1]) for number, cell in enumerate(cells)]
+
+
+def raw_table(raw: list[Manifest], variants: list[Variant], tasks: dict[str, str]) -> list[dict[str, Any]]:
+    """Where the records of each dataset went. Raises ValueError when they do not add up."""
+    rows = []
+    for manifest in raw:
+        records, name = manifest["records"], manifest["name"]
+        parts = {key: int(records.get(key, -1)) for key in (*SORTED, "read", "made")}
+        if min(parts.values()) < 0 or parts["read"] + parts["made"] != sum(parts[key] for key in SORTED):
+            raise ValueError(f"{manifest.path}: records: {records} do not add up; make the dataset again (rule raw)")
+        stages = {stage.name: None for variant in variants for stage in variant.stages if stage.data == name}
+        rows.append(
+            {"name": name, "trains": list(stages), "measures": [task for task, data in tasks.items() if data == name]} | parts
+        )
+    return rows
+
+
+def faults_table(raw: list[Manifest]) -> list[dict[str, Any]]:
+    """Why records were rejected, by reason; then what was read though it was unusual, and what the aligners did."""
+    rows = []
+    for manifest in raw:
+        for kind in ("rejects", "notes"):
+            for found in manifest[kind]:
+                what = ": ".join(filter(None, [found["field"], found["reason"]])) if kind == "rejects" else found["reason"]
+                row = {"name": manifest["name"], "kind": kind, "count": found["count"], "what": what}
+                rows.append(row | {"first": f"{found['file']}, {found['line']}"})
+        for step, tally in manifest["align"].items():
+            rows += [
+                {"name": manifest["name"], "kind": "align", "count": count, "what": f"{step}: {what}", "first": None}
+                for what, count in tally.items()
+            ]
+    return rows
+
+
+def packed_kind(stage: Stage) -> tuple[str, str, int, str]:
+    """Which rows a stage trains on."""
+    data = stage.recipe.data
+    return data.name, data.collation, data.sequence_length, data.overlong
+
+
+def packed_table(packed: list[Manifest], variants: list[Variant]) -> list[dict[str, Any]]:
+    """The rows made from each dataset, and the stages that train on them."""
+    names = ("rows", "sequence_length", "collation", "overlong", "tokens", "documents", "cut_tokens", "padding_share")
+    rows = []
+    for manifest in packed:
+        row = {name: manifest[name] for name in (*names, "labels")} | {"name": manifest["dataset"]}
+        kind = (row["name"], row["collation"], row["sequence_length"], row["overlong"])
+        stages = [stage for variant in variants for stage in variant.stages]
+        row["stages"] = list(dict.fromkeys(stage.name for stage in stages if packed_kind(stage) == kind))
+        rows.append(row)
+    return rows
+
+
+def provenance_table(variant: Variant, target: Target) -> list[tuple[str, str]]:
+    """All that the final draft's provenance says, and the target manifest's hash."""
+    told = flatten(variant.provenance)
+    rows = [(key, "none" if value is None else str(value)) for key, value in told.items()]
+    return [*rows, ("target_manifest.json, SHA-256", target.manifest_hash)]

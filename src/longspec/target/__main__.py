@@ -1,0 +1,51 @@
+"""The verbs of the target: tokenizer, train, fetch."""
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+from longspec.config import Build, load
+from longspec.target import fetch, tokenizer
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    whole = argparse.ArgumentParser(prog="python -m longspec.target", description=__doc__)
+    verbs = whole.add_subparsers(dest="verb", required=True)
+    one = verbs.add_parser("tokenizer", help="train the tokenizer of a target of our own")
+    one.add_argument("--build", type=Path, required=True, help="frozen build.yaml")
+    one.add_argument("--raw", type=Path, nargs="+", required=True, help="manifests of raw datasets")
+    one.add_argument("--out", type=Path, required=True, help="the tokenizer's manifest; its folder lies beside")
+    two = verbs.add_parser("train", help="train a target of our own")
+    two.add_argument("--build", type=Path, required=True, help="frozen build.yaml")
+    two.add_argument("--tokenizer", type=Path, required=True, help="the tokenizer's manifest")
+    two.add_argument("--data", type=Path, nargs="+", required=True, help="manifests of packed rows")
+    two.add_argument("--out", type=Path, required=True, help="the target's manifest; its folder lies beside")
+    three = verbs.add_parser("fetch", help="take a target made elsewhere")
+    three.add_argument("--source", required=True, help="hf:organisation/name or a folder")
+    three.add_argument("--out-target", type=Path, required=True, help="the target's manifest")
+    three.add_argument("--out-tokenizer", type=Path, required=True, help="the tokenizer's manifest")
+    return whole
+
+
+def main() -> None:
+    """Run one verb."""
+    arguments = parser().parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    if arguments.verb == "tokenizer":
+        tokenizer.make(load(arguments.build, Build), arguments.raw, arguments.out)
+    elif arguments.verb == "train":
+        from longspec.target import train  # torch: the other verbs do without
+
+        trained = train.make(load(arguments.build, Build), arguments.tokenizer, arguments.data, arguments.out)
+        logging.info("%s", trained)
+    else:
+        fetch.make(arguments.source, arguments.out_target, arguments.out_tokenizer)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except ValueError as error:
+        sys.exit(f"error: {error}")

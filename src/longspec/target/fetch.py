@@ -1,0 +1,91 @@
+"""A target made elsewhere: a folder on this machine, or a repository of the Hugging Face hub."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig
+
+from longspec.artefact import describe_files, read_json, write_json
+from longspec.families import check_family, check_target
+from longspec.target.manifest import folder_text, tokenizer_files, write_manifest
+
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+PATTERNS = ["*.json", "*.safetensors", "*.safetensors.index.json", "tokenizer.model", "merges.txt", "*.jinja"]
+
+
+def weight_files(folder: Path) -> list[str]:
+    """The names of a folder's weight files, every shard that an index lists. Raises ValueError when one is missing."""
+    for whole in WEIGHTS:
+        index = folder / f"{whole}.index.json"
+        if index.is_file():
+            names = sorted(set(read_json(index)["weight_map"].values()))
+            for name in names:
+                if not (folder / name).is_file():
+                    raise ValueError(f"{folder / name}: missing, though {index.name} lists it; copy or download it again")
+            return [*names, index.name]
+        if (folder / whole).is_file():
+            return [whole]
+    raise ValueError(f"{folder}: no weights; expected {' or '.join(WEIGHTS)}, or shards with their index")
+
+
+def check_folder(folder: Path) -> tuple[list[str], list[str]]:
+    """The weight files and the tokenizer's files of a target's folder. Raises ValueError for what it lacks."""
+    config = folder / "config.json"
+    if not config.is_file():
+        raise ValueError(f"{config}: missing; model.source must name the folder of a transformers model")
+    check_family(read_json(config).get("model_type"), config)  # before transformers refuses a type that it does not know
+    check_target(AutoConfig.from_pretrained(folder), config)
+    weights, tokenizer = weight_files(folder), tokenizer_files(folder)
+    if "tokenizer.json" not in tokenizer:
+        raise ValueError(
+            f"{folder / 'tokenizer.json'}: missing; load the tokenizer with transformers and save_pretrained it there"
+        )
+    return weights, tokenizer
+
+
+def describe_weights(folder: Path, names: list[str]) -> dict[str, dict[str, Any]]:
+    """Sizes alone: hashing hundreds of gigabytes takes longer than loading them."""
+    return {name: {"bytes": (folder / name).stat().st_size} for name in names}
+
+
+def download(repository: str, folder: Path) -> str:
+    """Bring a hub repository into `folder`, going on where an earlier try ended; returns the commit's hash.
+
+    Raises ValueError that says how to do without the network.
+    """
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import HTTPError
+
+    token = os.environ.get("HF_TOKEN") or False  # False: no token that a login left on this machine
+    try:
+        commit = HfApi(token=token).model_info(repository).sha
+        snapshot_download(repository, revision=commit, local_dir=folder, allow_patterns=PATTERNS, token=token)
+    except (HTTPError, OSError, ValueError) as error:  # all that the hub and its HTTP client raise
+        raise ValueError(
+            f"hf:{repository}: cannot be fetched ({type(error).__name__}: {error}). For a closed repository set HF_TOKEN. "
+            "Without network, download it elsewhere, place the folder (config.json, *.safetensors, tokenizer.json, "
+            "tokenizer_config.json) where this machine can read it, and set recipe.model.source in "
+            f"config/model/{folder.parent.name}.yaml to its path"
+        ) from error
+    assert commit is not None
+    return commit
+
+
+def make(source: str, out_target: Path, out_tokenizer: Path) -> None:
+    """Write both manifests of a target that is not built here: `source` is hf:<repository> or a folder."""
+    more = {}
+    for out in (out_target, out_tokenizer):
+        out.unlink(missing_ok=True)  # it must not stand beside files that a download changes
+    if source.startswith("hf:"):
+        folder = out_target.parent / "target"
+        more["commit"] = download(source.removeprefix("hf:"), folder)
+    else:
+        folder = Path(source).expanduser()
+        if not folder.is_dir():
+            raise ValueError(f"recipe.model.source: {source}: no such folder; give build, hf:<repository> or a folder")
+    weights, tokenizer = check_folder(folder)
+    hashed = [name for name in ("config.json", "generation_config.json", *tokenizer) if (folder / name).is_file()]
+    files = {**describe_weights(folder, weights), **describe_files(folder, hashed)}
+    write_manifest(out_tokenizer, folder, source, tokenizer, **more)
+    write_json(out_target, {"path": folder_text(folder), "source": source, "files": files, **more})

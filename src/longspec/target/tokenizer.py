@@ -1,0 +1,118 @@
+"""A byte-level BPE of our own, trained on a sample in which every dataset weighs the same."""
+
+import itertools
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
+
+from longspec import jsonl
+from longspec.artefact import check_files, new_folder, read_json
+from longspec.config import Build
+from longspec.data.chat import CHATML
+from longspec.data.records import Text, to_messages_or_text
+from longspec.target.manifest import tokenizer_files, write_manifest
+
+END_OF_TEXT = "<|endoftext|>"
+SPECIAL = [END_OF_TEXT, "<|im_start|>", "<|im_end|>"]
+SAMPLE_CHARACTERS = 1_500_000  # of each dataset; more changes hardly a merge of a small vocabulary
+
+
+def texts_of(train: Path) -> list[str]:
+    """The running text of every record of a raw train.jsonl; of conversations the messages' contents."""
+    texts = []
+    for record in jsonl.read(train):
+        document = to_messages_or_text(record)
+        if isinstance(document, Text):
+            texts.append(document.prompt + document.text)
+        else:
+            texts += [message["content"] for message in document.messages]
+    return texts
+
+
+def sample(texts: list[str], characters: int, seed: int) -> Iterator[str]:
+    """Exactly so many characters of text in a seeded order, from the start again where the texts are fewer."""
+    order = list(range(len(texts)))
+    random.Random(seed).shuffle(order)
+    left = characters
+    for number in itertools.cycle(order):
+        yield texts[number][:left]
+        left -= len(texts[number])
+        if left <= 0:
+            return
+
+
+def train_bpe(texts: Iterator[str], vocabulary: int) -> Tokenizer:
+    """A byte-level BPE of `vocabulary` entries: special tokens, the 256 bytes, merges in order of frequency.
+
+    Text comes back byte for byte, but for characters that Unicode composes (NFC).
+    """
+    tokenizer = Tokenizer(models.BPE())
+    # Normaliser and cuts are Qwen2's: beside a config.json of a qwen2 model transformers builds its Qwen2Tokenizer
+    # from the merges alone, whatever tokenizer.json says, and it must give the same ids.
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PRETOKENIZE_REGEX), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=vocabulary, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def wrap(tokenizer: Tokenizer, max_position: int) -> Any:
+    """The tokenizer as transformers loads it, with ChatML as its chat template and the end of text as padding."""
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END_OF_TEXT,
+        pad_token=END_OF_TEXT,
+        additional_special_tokens=SPECIAL[1:],
+        chat_template=CHATML,
+        model_max_length=max_position,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def read_raw(manifests: list[Path]) -> dict[str, list[str]]:
+    """The texts of each raw dataset, by name, their files checked."""
+    texts = {}
+    for path in manifests:
+        manifest = read_json(path)
+        check_files(path.parent, manifest["files"])
+        texts[manifest["name"]] = texts_of(path.parent / "train.jsonl")
+        if not any(texts[manifest["name"]]):
+            raise ValueError(f"{path.parent / 'train.jsonl'}: holds no text; give the dataset more records")
+    return texts
+
+
+def make(build: Build, raw: list[Path], out: Path) -> None:
+    """Train the tokenizer, write its folder beside the manifest `out`, then the manifest.
+
+    Raises ValueError for a vocabulary that cannot hold the bytes, or that the text cannot fill.
+    """
+    if build.vocabulary < 256 + len(SPECIAL):
+        raise ValueError(
+            f"build.vocabulary: {build.vocabulary} cannot hold 256 bytes and {len(SPECIAL)} special tokens; raise it"
+        )
+    texts = read_raw(raw)
+    samples = (sample(texts[name], SAMPLE_CHARACTERS, build.seed) for name in sorted(texts))
+    trained = train_bpe(itertools.chain.from_iterable(samples), build.vocabulary)
+    if trained.get_vocab_size() != build.vocabulary:
+        raise ValueError(
+            f"build.vocabulary: the text yields {trained.get_vocab_size()} entries, not {build.vocabulary}; "
+            "lower it or bring more text"
+        )
+    folder = out.parent / "tokenizer"
+    out.unlink(missing_ok=True)  # it must not stand beside another tokenizer's files
+    with new_folder(folder) as beside:
+        wrap(trained, build.max_position).save_pretrained(beside)
+    sampled = {name: {"texts": len(texts[name]), "characters": sum(map(len, texts[name]))} for name in sorted(texts)}
+    write_manifest(out, folder, "build", tokenizer_files(folder), vocabulary=build.vocabulary, texts=sampled)

@@ -1,0 +1,231 @@
+"""Trains a small Qwen2 target from scratch on packed rows: all kinds of text to the end, the same weights every time."""
+
+import logging
+import math
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+
+from longspec.artefact import new_folder
+from longspec.config import Build
+from longspec.data import tokenize
+from longspec.data.batches import global_batch
+from longspec.data.shards import PackedRows
+from longspec.target.documents import NO_LABEL, collate
+from longspec.target.manifest import tokenizer_files, write_manifest
+from longspec.train.models.attention import TARGET_ATTENTION
+
+MICRO_TOKENS = 2048  # of one forward: small enough for the caches, measured fastest on CPU
+HELD_IN_BATCHES = 4  # of each phase, for the final loss
+LOG_EVERY = 10
+WEIGHT_DECAY = 0.1
+CLIP = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Phase:
+    """One entry of the mixture with its rows."""
+
+    dataset: str
+    rows: PackedRows
+    rows_per_step: int
+    steps: int
+
+    @property
+    def name(self) -> str:
+        """What the log and the manifest call it."""
+        return f"{self.dataset}-{self.rows.sequence_length}"
+
+    def batch(self, step: int, seed: int) -> list[Any]:
+        """The rows of its 0-based step."""
+        return [self.rows[row] for row in global_batch(len(self.rows), self.rows_per_step, seed, step)]
+
+
+def open_phases(mixture: list[dict[str, Any]], data: list[Path], tokenizer_hash: str) -> list[Phase]:
+    """The mixture's entries, each with the packed rows of its dataset and length.
+
+    Raises ValueError when the rows of an entry are not given, or were made with another tokenizer.
+    """
+    if not mixture:
+        raise ValueError("build.mixture: is empty; name at least one {dataset, sequence_length, rows, steps}")
+    packed = {}
+    for path in data:
+        rows = PackedRows(path)
+        if rows.manifest["tokenizer"] != tokenizer_hash:
+            raise ValueError(f"{path}: tokenizer: another one made these rows; tokenize and pack the data again")
+        packed[rows.manifest["dataset"], rows.sequence_length] = rows
+    phases = []
+    for number, entry in enumerate(mixture):
+        key = entry["dataset"], entry["sequence_length"]
+        if key not in packed:
+            given = ", ".join(f"{dataset} at {length}" for dataset, length in packed)
+            raise ValueError(f"build.mixture[{number}]: no packed rows of {key[0]} at {key[1]}; --data gave {given}")
+        phases.append(Phase(entry["dataset"], packed[key], entry["rows"], entry["steps"]))
+    return phases
+
+
+def order_of(steps: list[int]) -> list[int]:
+    """Which phase each step trains: in proportion throughout, so that no kind of text is forgotten."""
+    total, done, order = sum(steps), [0] * len(steps), []
+    for step in range(total):
+        behind = [share * (step + 1) / total - made for share, made in zip(steps, done, strict=True)]
+        chosen = max(range(len(steps)), key=lambda phase: behind[phase])
+        done[chosen] += 1
+        order.append(chosen)
+    assert done == steps
+    return order
+
+
+def learning_rate(build: Build, step: int, total: int) -> float:
+    """Linear warm-up, then a cosine to zero, of the 0-based step."""
+    warm_up = max(1, round(build.warmup_ratio * total))
+    if step < warm_up:
+        return build.lr * (step + 1) / warm_up
+    return build.lr * 0.5 * (1 + math.cos(math.pi * (step - warm_up) / max(1, total - warm_up)))
+
+
+def new_model(build: Build, eos: int) -> Qwen2ForCausalLM:
+    """A fresh Qwen2 of the build's shape, fp32, with tied embeddings."""
+    config = Qwen2Config(
+        vocab_size=build.vocabulary,
+        hidden_size=build.hidden,
+        num_hidden_layers=build.layers,
+        num_attention_heads=build.heads,
+        num_key_value_heads=build.key_value_heads,
+        intermediate_size=build.intermediate,
+        max_position_embeddings=build.max_position,
+        rope_parameters={"rope_type": "default", "rope_theta": build.rope_theta},
+        tie_word_embeddings=True,
+        eos_token_id=eos,
+        dtype="float32",
+        attn_implementation=TARGET_ATTENTION,
+    )
+    # No pad_token_id: padding is eos here, and torch would keep a padding entry of the embedding at zero.
+    torch.manual_seed(build.seed)
+    return Qwen2ForCausalLM(config)
+
+
+def summed_loss(model: Qwen2ForCausalLM, rows: list[Any]) -> torch.Tensor:
+    """Cross entropy of the rows' labels, summed, in nats."""
+    batch = collate(rows)
+    logits_BSV = model(
+        input_ids=batch.input_ids_BS,
+        position_ids=batch.position_ids_BS,
+        visibility=batch.visibility,
+        use_cache=False,
+    ).logits
+    return cross_entropy(logits_BSV.flatten(0, 1), batch.labels_BS.flatten(), ignore_index=NO_LABEL, reduction="sum")
+
+
+def micro_batches(rows: list[Any]) -> list[list[Any]]:
+    """The rows of a step in groups of about MICRO_TOKENS."""
+    size = max(1, MICRO_TOKENS // len(rows[0].input_ids_S))
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+
+def count_labels(rows: list[Any]) -> int:
+    """How many tokens of the rows are labels. Raises ValueError when none is."""
+    labels = sum(int(row.loss_mask_S.sum()) for row in rows)
+    if not labels:
+        raise ValueError("a step's rows hold no label; pack the target's data with --collation base")
+    return labels
+
+
+def train_step(model: Qwen2ForCausalLM, optimizer: torch.optim.Optimizer, rows: list[Any]) -> float:
+    """One optimizer step; returns the mean loss of the rows' labels."""
+    labels, loss = count_labels(rows), 0.0
+    for micro in micro_batches(rows):
+        part = summed_loss(model, micro) / labels
+        part.backward()
+        loss += part.item()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+
+@torch.no_grad()
+def held_in_loss(model: Qwen2ForCausalLM, phase: Phase, seed: int) -> float:
+    """Mean loss over the first batches the phase trained on."""
+    rows = [row for step in range(min(HELD_IN_BATCHES, phase.steps)) for row in phase.batch(step, seed)]
+    return sum(summed_loss(model, micro).item() for micro in micro_batches(rows)) / count_labels(rows)
+
+
+def new_optimizer(model: Qwen2ForCausalLM, lr: float) -> torch.optim.Optimizer:
+    """AdamW; norms and biases do not decay."""
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    vectors = [p for p in model.parameters() if p.ndim <= 1]
+    groups = [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=True)
+
+
+def fit(model: Qwen2ForCausalLM, build: Build, phases: list[Phase]) -> dict[str, float]:
+    """Train through all phases; returns the final held-in loss of each. The log gets a line every few steps."""
+    optimizer = new_optimizer(model, build.lr)
+    order = order_of([phase.steps for phase in phases])
+    done = [0] * len(phases)
+    recent: dict[str, list[float]] = {}
+    tokens, since = 0, time.perf_counter()
+    model.train()
+    for step, number in enumerate(order):
+        phase = phases[number]
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(build, step, len(order))
+        loss = train_step(model, optimizer, phase.batch(done[number], build.seed))
+        if not math.isfinite(loss):
+            raise ValueError(f"step {step + 1}: the loss is {loss}; lower build.lr (now {build.lr})")
+        done[number] += 1
+        recent.setdefault(phase.name, []).append(loss)
+        tokens += phase.rows_per_step * phase.rows.sequence_length
+        if (step + 1) % LOG_EVERY == 0 or step + 1 == len(order):
+            losses = " ".join(f"{name} {sum(values) / len(values):.3f}" for name, values in sorted(recent.items()))
+            speed = tokens / (time.perf_counter() - since)
+            _log.info("step %d/%d  loss %s  %.0f tokens/s", step + 1, len(order), losses, speed)
+            recent, tokens, since = {}, 0, time.perf_counter()
+    model.eval()
+    return {phase.name: held_in_loss(model, phase, build.seed) for phase in phases}
+
+
+def save(model: Qwen2ForCausalLM, tokenizer: Path, folder: Path) -> list[str]:
+    """Write weights, configuration and the files of the tokenizer's folder to `folder`; returns the files' names."""
+    with new_folder(folder) as beside:
+        eos = model.config.eos_token_id
+        model.generation_config = GenerationConfig(eos_token_id=eos, pad_token_id=eos)
+        model.save_pretrained(beside)
+        for name in tokenizer_files(tokenizer):
+            shutil.copyfile(tokenizer / name, beside / name)
+    return [path.name for path in folder.iterdir()]
+
+
+def make(build: Build, tokenizer_manifest: Path, data: list[Path], out: Path) -> dict[str, Any]:
+    """Train the target, write its folder beside the manifest `out`, then the manifest; returns what it says of training.
+
+    Raises ValueError when tokenizer, rows and build do not fit each other.
+    """
+    tokenizer, tokenizer_hash = tokenize.load(tokenizer_manifest)
+    if len(tokenizer) != build.vocabulary:
+        raise ValueError(f"build.vocabulary: {build.vocabulary}, but {tokenizer_manifest} holds {len(tokenizer)} entries")
+    phases = open_phases(build.mixture, data, tokenizer_hash)
+    # The same weights each time, for the same number of threads.
+    torch.use_deterministic_algorithms(True)
+    started = time.perf_counter()
+    model = new_model(build, tokenizer.eos_token_id)
+    loss = fit(model, build, phases)
+    trained = {
+        "loss": {name: round(value, 4) for name, value in loss.items()},
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "steps": sum(phase.steps for phase in phases),
+        "seconds": round(time.perf_counter() - started, 1),
+    }
+    out.unlink(missing_ok=True)  # it must not stand beside another target's files
+    folder = out.parent / "target"
+    write_manifest(out, folder, "build", save(model, Path(tokenizer.name_or_path), folder), **trained)
+    return trained

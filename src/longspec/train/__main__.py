@@ -1,0 +1,239 @@
+"""Train one stage of a draft: `python -m longspec.train --help`. One flat loop, read from top to bottom.
+
+A killed job is started again by the same command and goes on from its last checkpoint, bit by bit.
+"""
+
+import os
+import platform
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tqdm import tqdm
+
+from longspec.artefact import sha256_file, write_json
+from longspec.config import ConfigError
+from longspec.distributed import Ranks, die_with_launcher, find_ranks, log
+from longspec.families import position_limit
+from longspec.train import checkpoint, plan, slots
+from longspec.train.arguments import Job, read_job
+from longspec.train.batches import StepBatches
+from longspec.train.engine import boot, build_engine, control_group, share_global_batch
+from longspec.train.fit import check_memory
+from longspec.train.guard import Guard
+from longspec.train.lock import hold
+from longspec.train.meter import Meter
+from longspec.train.metrics import Metrics, whole_lines
+from longspec.train.models.precision import resolve_dtype
+from longspec.train.phases import DATA, OPTIMIZER, OTHER, SAVE, Phases
+from longspec.train.setup import build_glide, identity_of, open_rows, total_steps
+from longspec.train.status import Status, fingerprint, hopeless_if_invalid, refuse_repetition
+from longspec.train.stopping import Stop
+from longspec.train.tracking import Trackers, chosen
+from longspec.train.watchdog import Watchdog
+
+VERSIONS_OF = ("longspec", "torch", "transformers", "deepspeed", "numpy", "pyarrow", "tokenizers")
+
+
+def reduced_sums(values: list[torch.Tensor], device: torch.device) -> list[float]:
+    """Sums over all ranks."""
+    sums = torch.stack([value.detach().float() for value in values]).to(device)
+    dist.all_reduce(sums)
+    return sums.tolist()
+
+
+def train_step(
+    engine: Any, batches: StepBatches, step: int, accumulation: int, guard: Guard, phases: Phases, *, with_llm_loss: bool
+) -> dict[str, Any] | None:
+    """One optimizer step over this rank's share of the global batch; losses are means over the global batch's labels.
+
+    What was not asked for (runtime.log_target_loss) or not measured is None.
+    None when the job is to stop: the partial accumulation is dropped, and nothing has changed since the step before.
+    """
+    num_labels = max(1, batches.num_labels(step))  # answers may all lie in other rows
+    sums = [torch.zeros((), device=engine.device) for _ in range(3)]
+    losses, skipped = [], engine.skipped_steps
+    for row_numbers in batches.micro_batches(step):
+        if guard.must_stop():
+            return None
+        phases.now(DATA)
+        batch = batches.load(step, row_numbers, engine.device)
+        labels = (batch.labels[:, 1:] != -100).sum()
+        output = engine(**vars(batch), num_labels=num_labels, with_llm_loss=with_llm_loss)
+        # DeepSpeed divides by the accumulation steps and the ranks; the loss is already a share of the global mean.
+        engine.backward(output.loss * (accumulation * batches.ranks.world_size))
+        phases.now(OPTIMIZER)
+        engine.step()
+        losses.append((row_numbers, output.loss.detach()))
+        sums[0] += output.loss.detach()
+        for total, mean in zip(sums[1:], (output.llm_loss, output.agreement), strict=True):
+            if mean is not None:
+                total += mean * labels
+    phases.now(OTHER)
+    loss, target_sum, agreement_sum = reduced_sums(sums, engine.device)
+    guard.check_step(step + 1, losses, skipped=engine.skipped_steps > skipped)
+    return {
+        "loss": loss,
+        "llm_loss": None if output.llm_loss is None else target_sum / num_labels,
+        "agreement": None if output.agreement is None else agreement_sum / num_labels,
+        "labels": num_labels,
+        "tokens": batches.recipe.global_batch * batches.rows.sequence_length,
+    }
+
+
+def shown(value: float | None) -> str:
+    """A number of the log; a dash for what was not measured."""
+    return "-" if value is None else f"{value:.4f}"
+
+
+def train(job: Job, ranks: Ranks, stop: Stop, status: Status) -> None:
+    """The whole stage, from its start or its last checkpoint to its last step or a request to stop."""
+    device, store = boot(ranks, job.runtime.timeout_minutes)
+    stop.control = control_group(ranks, job.runtime.timeout_minutes)
+    with hopeless_if_invalid():
+        rows = open_rows(job)
+        steps, dtype = total_steps(job, rows), resolve_dtype(job.recipe.precision)
+        micro_batch, accumulation = share_global_batch(job.recipe.global_batch, job.runtime.micro_batch, ranks.world_size)
+        chosen(job.runtime)
+        glide = build_glide(job, device, dtype)
+        check_memory(glide, job.recipe, job.runtime, micro_batch, ranks, device, dtype)
+    engine = build_engine(glide, job.recipe, job.runtime, (micro_batch, accumulation), steps, dtype)
+    folder, identity = job.out / "checkpoints", identity_of(job, rows, dtype)
+    resumed = checkpoint.load(engine, folder, identity, ranks) or {"step": 0, "tokens_seen": 0, "seconds": 0.0, "saving": 0.0}
+    step, tokens_seen, seconds, saving = (resumed[name] for name in ("step", "tokens_seen", "seconds", "saving"))
+    status.at(step, steps)
+    log(
+        f"stage {job.recipe.stage}: {steps} steps of {job.recipe.global_batch} rows of {rows.sequence_length} tokens; "
+        f"{ranks.world_size} processes x {accumulation} micro batches of {micro_batch} rows; "
+        f"ZeRO-{job.runtime.deepspeed.zero_stage}, {dtype}, attention {glide.states.attention}, {device}; "
+        f"starting at step {step}",
+        ranks,
+    )
+    batches = StepBatches(rows, job.recipe, micro_batch, ranks, position_limit(glide.config))
+    metrics = Metrics(folder / "metrics.jsonl", step) if ranks.is_main else None
+    record = [] if metrics is None else whole_lines(metrics.path)
+    trackers = Trackers(job.runtime, job.out, ranks, identity, resumed.get("trackers"), record)
+    meter = Meter(batches, glide.config, job.runtime, ranks, device, dtype)
+    meter.phases.watch(glide.states)
+    bar = tqdm(total=steps, initial=step, disable=not (ranks.is_main and sys.stderr.isatty()))
+    watchdog = Watchdog(store.clone(), ranks, job.runtime.watchdog_seconds, lambda reason: status.write("failed", reason))
+    guard = Guard(stop, watchdog, ranks, job.out / "skipped.jsonl", job.runtime.max_skipped_in_a_row)
+    saved, with_llm_loss = step, job.runtime.log_target_loss
+    with watchdog, trackers:
+        while step < steps:
+            began = time.perf_counter()
+            lr = engine.get_lr()[0]
+            numbers = train_step(engine, batches, step, accumulation, guard, meter.phases, with_llm_loss=with_llm_loss)
+            if numbers is not None:
+                step += 1
+                tokens_seen += int(numbers["tokens"])
+                elapsed = time.perf_counter() - began
+                seconds += elapsed
+                status.at(step, steps)
+                row = {"step": step, **numbers, "lr": lr, "grad_norm": float(engine.get_global_grad_norm() or 0.0)}
+                row |= {"tokens_seen": tokens_seen, "seconds": elapsed, "skipped": engine.skipped_steps}
+                if metrics is not None:
+                    row |= meter.numbers(row)
+                    metrics.append(row)
+                    trackers.log(row)
+                    bar.update()
+                    if step % job.runtime.log_every == 0 or step == steps:
+                        log(
+                            f"step {step}/{steps} loss {row['loss']:.4f} target {shown(row['llm_loss'])} "
+                            f"agreement {shown(row['agreement'])} lr {lr:.2e} grad {row['grad_norm']:.3f} "
+                            f"{row['tokens'] / elapsed:.0f} tokens/s"
+                        )
+            due = step % job.runtime.save_every == 0 or step == steps or numbers is None
+            if due and step > saved:
+                began = time.perf_counter()
+                meter.phases.now(SAVE)
+                if metrics is not None:
+                    metrics.sync()
+                state = {"step": step, "steps": steps, "tokens_seen": tokens_seen, "seconds": seconds, "saving": saving}
+                state |= {"trackers": trackers.state(), "identity": identity, "zero_stage": job.runtime.deepspeed.zero_stage}
+                checkpoint.save(engine, folder, state, ranks)
+                meter.phases.now(OTHER)
+                saved, took = step, time.perf_counter() - began
+                saving += took
+                guard.saved(took)
+                log(
+                    f"saved step {step} in {took:.2f} s; saving took {saving / (saving + seconds):.1%} of the time so far",
+                    ranks,
+                )
+            if numbers is None:
+                return
+    bar.close()
+    if metrics is not None:
+        metrics.publish(job.out / "metrics.jsonl")
+        publish(job, folder, ranks, {"training_seconds": seconds, "saving_seconds": saving}, steps)
+
+
+def publish(job: Job, folder: Path, ranks: Ranks, times: dict[str, float], steps: int) -> None:
+    """checkpoint.json: the finished stage, as the next rules read it."""
+    found = slots.find_slot(folder)
+    assert found is not None, "the last step was just saved"
+    slot, manifest = found
+    assert manifest["step"] == steps, f"{folder / slot} is of step {manifest['step']}"
+    content = {
+        "slot": f"{folder.name}/{slot}",
+        "manifest_sha256": sha256_file(folder / slot / slots.MANIFEST),
+        "step": manifest["step"],
+        "identity": manifest["identity"],
+        "world_size": ranks.world_size,
+        "zero_stage": job.runtime.deepspeed.zero_stage,
+        **times,
+        "tokens_seen": manifest["tokens_seen"],
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in VERSIONS_OF},
+    }
+    write_json(job.out / "checkpoint.json", content)
+    log(f"done: {job.out / 'checkpoint.json'}")
+
+
+def run(job: Job, ranks: Ranks) -> int:
+    """Train, and leave in status.json how it ended; the exit code."""
+    stop = Stop(job.deadline, job.runtime.stop_margin_seconds)
+    print_of_job = fingerprint(job, ranks)
+    refuse_repetition(job, print_of_job)
+    status = Status(job.out, ranks, print_of_job)
+    if ranks.is_main:
+        status.write("running")
+    try:
+        train(job, ranks, stop, status)
+    except BaseException as error:
+        status.fail(error)
+        raise
+    done = status.step == status.steps
+    if ranks.is_main:
+        status.write("done" if done else "stopped", "" if done else stop.told)
+    log("" if done else f"stopped at step {status.step} of {status.steps}: {stop.told}", ranks)
+    return 0 if done else 1
+
+
+def main() -> None:
+    """Run one rank; the reason for a failure is the last thing in the log and stands in status.json."""
+    if sys.argv[1:2] == ["plan"]:
+        sys.exit(plan.main(sys.argv[2:]))
+    die_with_launcher()
+    ranks = find_ranks()
+    try:
+        job = read_job(None, ranks)
+        # Held to the end of the process, and before status.json is touched: that may be another, running job's.
+        lock = hold(job.out) if ranks.is_main else None
+        code = run(job, ranks)
+    except (*ConfigError, checkpoint.SaveError) as error:
+        sys.exit(f"error: {error}")
+    if lock is not None:
+        lock.close()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # All that counts is on the disk. Taking the interpreter and the native threads of gloo, NCCL and DeepSpeed apart takes
+    # over a second, and a crash in it would make a finished job a failed one.
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

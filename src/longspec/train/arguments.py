@@ -1,0 +1,79 @@
+"""The trainer's two doors: frozen files, or a Hydra experiment by name that is frozen first."""
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from longspec.artefact import write_text
+from longspec.config import Recipe, Runtime, compose, load, to_yaml
+from longspec.distributed import Ranks, log
+
+RECIPE, RUNTIME = "recipe.yaml", "runtime.yaml"
+
+
+@dataclass
+class Job:
+    """Everything one training job is given. By name, the frozen files and this configuration are one text."""
+
+    recipe: Any
+    runtime: Any
+    target: Path
+    data: Path
+    init_weights: Path | None
+    out: Path
+    deadline: float | None = None  # seconds since 1970
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line of `python -m longspec.train`."""
+    parser = argparse.ArgumentParser(prog="python -m longspec.train", description=__doc__)
+    frozen = parser.add_argument_group("from frozen files, as the workflow starts it")
+    frozen.add_argument("--recipe", type=Path, help="recipe.yaml: what decides the weights")
+    frozen.add_argument("--runtime", type=Path, help="runtime.yaml: what does not")
+    frozen.add_argument("--target", type=Path, help="target_manifest.json")
+    frozen.add_argument("--data", type=Path, help="manifest.json of the packed rows")
+    frozen.add_argument("--init-weights", type=Path, help="draft weights or a draft folder to start from; default: fresh")
+    frozen.add_argument("--out", type=Path, help="folder for checkpoints and results")
+    deadline = "end of this job's time, in seconds since 1970; it saves and stops before"
+    parser.add_argument("--deadline", type=float, help=deadline)
+    named = parser.add_argument_group("by experiment name, by hand")
+    named.add_argument("-cp", "--config-path", type=Path, help="folder of the experiment, e.g. config/exp")
+    named.add_argument("-cn", "--config-name", help="experiment, e.g. qwq_glide_8gpu_slim6b")
+    named.add_argument("overrides", nargs="*", help="Hydra overrides, e.g. files.target=... recipe.seed=1")
+    parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # added by the `deepspeed` launcher, which also sets LOCAL_RANK
+    return parser
+
+
+def read_job(argv: list[str] | None, ranks: Ranks) -> Job:
+    """Read the command line; an experiment by name is first frozen into its output folder."""
+    options = parser().parse_args(argv)
+    if options.config_name:
+        return _freeze_experiment(options, ranks)
+    missing = [f"--{name}" for name in ("recipe", "runtime", "target", "data", "out") if getattr(options, name) is None]
+    if missing:
+        raise ValueError(f"missing {', '.join(missing)}; or name an experiment: -cp config/exp -cn NAME")
+    if options.overrides:
+        raise ValueError(f"{' '.join(options.overrides)}: overrides go with -cn; frozen files are not overridden")
+    recipe, runtime = load(options.recipe, Recipe), load(options.runtime, Runtime)
+    return Job(recipe, runtime, options.target, options.data, options.init_weights, options.out, options.deadline)
+
+
+def _freeze_experiment(options: argparse.Namespace, ranks: Ranks) -> Job:
+    if options.config_path is None:
+        raise ValueError("-cn needs -cp, the folder of the experiment, e.g. -cp config/exp")
+    config = compose(options.config_name, options.overrides, options.config_path)
+    files = config.files
+    unset = [f"files.{name}=..." for name in ("target", "data", "out") if OmegaConf.is_missing(files, name)]
+    if unset:
+        raise ValueError(f"{options.config_name}: give {' '.join(unset)}")
+    out = Path(files.out)
+    if ranks.is_main:
+        write_text(out / RECIPE, to_yaml(config.recipe))
+        write_text(out / RUNTIME, to_yaml(config.runtime))
+        log(f"frozen: {out / RECIPE}, {out / RUNTIME}")
+    # Every rank composes the same text; none has to wait for rank 0's file.
+    init_weights = None if files.init_weights is None else Path(files.init_weights)
+    return Job(config.recipe, config.runtime, Path(files.target), Path(files.data), init_weights, out, options.deadline)

@@ -1,0 +1,166 @@
+"""DeepSpeed: start of the process group, the engine, the learning rate. Reasons for each setting: see the comments."""
+
+import math
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+
+from longspec.config import Recipe, Runtime
+from longspec.distributed import Ranks
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+import deepspeed
+import deepspeed.ops
+import torch.distributed as dist
+
+# The published scheduler's floor, as a share of the learning rate.
+COSINE_FLOOR = 1e-4
+
+
+def boot(ranks: Ranks, timeout_minutes: int) -> tuple[torch.device, Any]:
+    """Join the process group (nccl on GPUs, gloo on CPUs); this rank's device and the launcher's store.
+
+    Nothing is compiled.
+    """
+    on_gpu = torch.cuda.is_available()
+    # DeepSpeed calls torch's collectives by their old names: seven warnings in every step would bury the log.
+    warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
+    if not on_gpu:
+        # DeepSpeed would compile a shared-memory operator that serves inference only, and hang on a stale lock.
+        deepspeed.ops.__compatible_ops__ = {}
+    device = torch.device("cuda", ranks.local_rank) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    if sys.platform == "linux" and os.environ["MASTER_ADDR"] in ("localhost", "127.0.0.1"):
+        # Else gloo looks for the address of this machine's name, which laptops and containers often cannot tell.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    backend, timeout = "nccl" if on_gpu else "gloo", timedelta(minutes=timeout_minutes)
+    store, rank, world_size = next(iter(dist.rendezvous("env://", timeout=timeout)))
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    deepspeed.init_distributed(dist_backend=backend, timeout=timeout, verbose=False)
+    return device, store
+
+
+def control_group(ranks: Ranks, timeout_minutes: int) -> Any:
+    """A group on CPUs in which ranks agree on stopping without waiting for their GPUs; None for a single rank."""
+    if ranks.world_size == 1:
+        return None
+    return dist.new_group(backend="gloo", timeout=timedelta(minutes=timeout_minutes))
+
+
+def share_global_batch(global_batch: int, largest: int, world_size: int) -> tuple[int, int]:
+    """Micro batch, at most `largest` rows, and micro batches of each rank in one optimizer step.
+
+    Raises ValueError when the ranks cannot share the global batch equally.
+    """
+    rows, remainder = divmod(global_batch, world_size)
+    if remainder or rows == 0:
+        raise ValueError(
+            f"recipe.global_batch: {global_batch} rows cannot be shared equally by {world_size} processes; start a number of "
+            f"processes that divides {global_batch}"
+        )
+    micro_batch = max(size for size in range(1, min(largest, rows) + 1) if rows % size == 0)
+    return micro_batch, rows // micro_batch
+
+
+def learning_rate_factor(step: int, total_steps: int, warmup_steps: int) -> float:
+    """Share of the learning rate at 0-based `step`: linear warm-up that starts above zero, then cosine to the floor."""
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
+    return COSINE_FLOOR + (1 - COSINE_FLOOR) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+
+def scheduler_factory(recipe: Recipe, total_steps: int) -> Callable[[torch.optim.Optimizer], LambdaLR]:
+    """What DeepSpeed calls with its optimizer; its own warm-up schedulers spend their first steps at rate 0."""
+    warmup_steps = round(recipe.optimizer.warmup_ratio * total_steps)
+
+    def build(optimizer: torch.optim.Optimizer) -> LambdaLR:
+        return LambdaLR(optimizer, lambda step: learning_rate_factor(step, total_steps, warmup_steps))
+
+    return build
+
+
+def deepspeed_config(
+    recipe: Recipe, runtime: Runtime, micro_batch: int, accumulation: int, dtype: torch.dtype
+) -> dict[str, Any]:
+    """DeepSpeed's own configuration."""
+    zero: dict[str, Any] = {"stage": runtime.deepspeed.zero_stage}
+    if runtime.deepspeed.offload_optimizer != "none":
+        zero["offload_optimizer"] = {"device": runtime.deepspeed.offload_optimizer, "pin_memory": torch.cuda.is_available()}
+    if runtime.deepspeed.nvme_path:
+        zero["offload_optimizer"]["nvme_path"] = runtime.deepspeed.nvme_path
+    if zero["stage"] == 3:
+        # Else ZeRO-3 replaces torch's linear for the whole process and rounds bf16 otherwise than ZeRO-1.
+        zero["memory_efficient_linear"] = False
+    # Shares of many micro batches added up in bfloat16 lose most of their bits. ZeRO-0 cannot do better, and ZeRO-1 and 2
+    # with an offloaded optimizer keep these sums in bfloat16 all the same, and a NaN in them for ever.
+    in_float32 = zero["stage"] == 3 or (zero["stage"] > 0 and "offload_optimizer" not in zero)
+    accumulated_in = {"grad_accum_dtype": "fp32"} if dtype == torch.bfloat16 and in_float32 else {}
+    adam = recipe.optimizer
+    return {
+        "train_micro_batch_size_per_gpu": micro_batch,
+        "gradient_accumulation_steps": accumulation,
+        "gradient_clipping": adam.clip,
+        # Without the immediate update ZeRO-1's optimizer for bfloat16 loses one micro batch's gradient of each step.
+        "bf16": {"enabled": dtype == torch.bfloat16, "immediate_grad_update": True},
+        "data_types": accumulated_in,
+        "zero_optimization": zero,
+        "optimizer": {
+            "type": "AdamW",
+            # torch's own fused AdamW: nothing to compile, and it resumes bit by bit.
+            "params": {
+                "lr": adam.lr,
+                "betas": list(adam.betas),
+                "eps": adam.eps,
+                "weight_decay": adam.weight_decay,
+                "torch_adam": True,
+                "fused": True,
+            },
+        },
+        "steps_per_print": 10**9,
+        "wall_clock_breakdown": False,
+    }
+
+
+def build_engine(
+    module: torch.nn.Module, recipe: Recipe, runtime: Runtime, share: tuple[int, int], total_steps: int, dtype: torch.dtype
+) -> Any:
+    """The DeepSpeed engine over the module's trainable parameters; `share` as of share_global_batch."""
+    engine, _, _, _ = deepspeed.initialize(
+        model=module,
+        model_parameters=[parameter for parameter in module.parameters() if parameter.requires_grad],
+        config=deepspeed_config(recipe, runtime, *share, dtype),
+        lr_scheduler=scheduler_factory(recipe, total_steps),
+    )
+    if runtime.deepspeed.zero_stage == 0 and dtype == torch.bfloat16:
+        # DeepSpeed has made a first step of its own here, with gradients of zero.
+        engine.optimizer.refresh_fp32_params()
+        engine.optimizer.state.clear()
+    if not hasattr(engine.optimizer, "overflow"):
+        _skip_non_finite(engine.optimizer)
+    return engine
+
+
+def _skip_non_finite(optimizer: Any) -> None:
+    """Have a plain optimizer (ZeRO-0 in float32) leave out gradients that are not finite, as DeepSpeed's own do.
+
+    DeepSpeed counts the step as skipped when it finds `overflow` set.
+    """
+    step = optimizer.step
+
+    def guarded(*arguments: Any, **named: Any) -> Any:
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        optimizer.overflow = not all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+        return None if optimizer.overflow else step(*arguments, **named)
+
+    optimizer.overflow = False
+    optimizer.step = guarded

@@ -1,0 +1,154 @@
+"""Cross entropy of linear logits against hard and soft labels, in chunks: no [tokens, vocabulary] tensor is kept.
+
+Shapes: N tokens, C tokens of a chunk, H hidden width, V vocabulary.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# Size of one chunk of float32 logits, of which about five are alive at once. benchmarks/glide_loss.py sweeps it: on a CPU
+# up to 4 MiB are as quick as all logits at once or quicker. A GPU's is reckoned so far: 450 tokens of a vocabulary of 152k,
+# below which reading the head takes longer than multiplying by it.
+CHUNK_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20}
+# The same on a CPU: with fewer tokens in a chunk large vocabularies get up to 1.8 times slower.
+LEAST_TOKENS = 128
+
+
+@dataclass
+class LossSums:
+    """Sums over the trained tokens; `draft` alone carries a gradient, to the draft's hidden states."""
+
+    draft: Tensor
+    target: Tensor | None  # the target's own cross entropy with the next token
+    agreements: Tensor | None  # tokens whose most likely next token is the same for draft and target
+
+
+def chunk_tokens(vocabulary: int, device: torch.device) -> int:
+    """Tokens whose logits are made at once."""
+    return max(LEAST_TOKENS, CHUNK_BYTES[device.type] // (4 * vocabulary))
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """The gradient is taken chunk by chunk in the forward pass, where the chunk's logits exist anyway."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_NH: Tensor,
+        teacher_NH: Tensor | None,
+        weight_VH: Tensor,
+        labels_N: Tensor,
+        kind: str,
+        temperature: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        sums = torch.zeros(3, dtype=torch.float32, device=hidden_NH.device)
+        grad_NH = torch.empty_like(hidden_NH) if hidden_NH.requires_grad else None
+        chunk = chunk_tokens(weight_VH.shape[0], hidden_NH.device)
+        for start in range(0, hidden_NH.shape[0], chunk):
+            part = slice(start, start + chunk)
+            teacher_CV = None if teacher_NH is None else F.linear(teacher_NH[part], weight_VH).float()
+            logits_CV = F.linear(hidden_NH[part], weight_VH).float()
+            loss, grad_CV = _loss_and_gradient(logits_CV, teacher_CV, labels_N[part], kind, temperature)
+            sums[0] += loss
+            if teacher_CV is not None:
+                sums[1] += F.cross_entropy(teacher_CV, labels_N[part], reduction="sum")
+                sums[2] += (teacher_CV.argmax(-1) == logits_CV.argmax(-1)).sum()
+            if grad_NH is not None:
+                grad_NH[part] = grad_CV.to(weight_VH.dtype) @ weight_VH
+        ctx.save_for_backward(grad_NH)
+        return sums[0], sums[1], sums[2]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad_NH,) = ctx.saved_tensors
+        return grad_NH * grads[0].to(grad_NH.dtype), None, None, None, None, None
+
+
+def _loss_and_gradient(
+    logits_CV: Tensor, teacher_CV: Tensor | None, labels_C: Tensor, kind: str, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Summed loss of one chunk and its gradient with respect to the logits.
+
+    hard: -log q(label). soft: -sum_v p(v) log q(v) times temperature^2, both distributions at `temperature`
+    (Hinton et al. 2015, 2). mix: the mean of the two.
+    """
+    hard, soft = {"hard": (1.0, 0.0), "soft": (0.0, 1.0), "mix": (0.5, 0.5)}[kind]
+    loss, gradient_CV = torch.zeros((), device=logits_CV.device), torch.zeros(())
+    if soft:
+        assert teacher_CV is not None, "soft labels need the target's hidden states"
+        at_one = temperature == 1  # spares two copies of the chunk
+        p_CV = (teacher_CV if at_one else teacher_CV / temperature).softmax(-1)
+        log_q_CV = (logits_CV if at_one else logits_CV / temperature).log_softmax(-1)
+        loss = loss - soft * temperature**2 * torch.dot(p_CV.flatten(), log_q_CV.flatten())
+        gradient_CV = log_q_CV.exp_().sub_(p_CV).mul_(soft * temperature)
+    if hard:
+        log_q_CV = logits_CV.log_softmax(-1)
+        loss = loss + hard * F.nll_loss(log_q_CV, labels_C, reduction="sum")
+        hard_CV = log_q_CV.exp_()
+        hard_CV[torch.arange(len(labels_C), device=labels_C.device), labels_C] -= 1.0
+        gradient_CV = gradient_CV.to(hard_CV) + hard_CV.mul_(hard)
+    return loss, gradient_CV
+
+
+# Weight [V, H], hidden [N, H], labels [N] -> the summed loss and the most likely tokens [N].
+FusedLoss = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@cache
+def fused_loss(device_type: str) -> FusedLoss | None:
+    """Liger's fused linear cross entropy, where it runs: on a GPU, when liger-kernel is installed."""
+    if device_type != "cuda" or find_spec("liger_kernel") is None:
+        return None
+    from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+
+    kernel = LigerFusedLinearCrossEntropyLoss(reduction="sum", return_predicted_tokens=True)
+
+    def fused(weight_VH: Tensor, hidden_NH: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor]:
+        output = kernel(weight_VH, hidden_NH, labels_N)
+        return output.loss.float(), output.predicted_tokens
+
+    return fused
+
+
+@torch.no_grad()
+def _target_sums(teacher_NH: Tensor, weight_VH: Tensor, labels_N: Tensor, predicted_N: Tensor) -> tuple[Tensor, Tensor]:
+    """The target's summed cross entropy and how often its most likely token is the predicted one."""
+    sums = torch.zeros(2, device=teacher_NH.device)
+    chunk = chunk_tokens(weight_VH.shape[0], teacher_NH.device)
+    for start in range(0, teacher_NH.shape[0], chunk):
+        part = slice(start, start + chunk)
+        teacher_CV = F.linear(teacher_NH[part], weight_VH).float()
+        sums[0] += F.cross_entropy(teacher_CV, labels_N[part], reduction="sum")
+        sums[1] += (teacher_CV.argmax(-1) == predicted_N[part]).sum()
+    return sums[0], sums[1]
+
+
+def linear_cross_entropy(
+    hidden_NH: Tensor,
+    teacher_NH: Tensor | None,
+    weight_VH: Tensor,
+    labels_N: Tensor,
+    kind: str,
+    temperature: float = 1.0,
+) -> LossSums:
+    """Summed loss of the logits hidden_NH @ weight_VH.T on tokens that are all trained.
+
+    teacher_NH are the target's hidden states after its final norm (None only for hard labels); weight_VH is the frozen
+    head and gets no gradient; labels_N int64. Hard labels go through Liger's kernel where it runs.
+    """
+    fused = fused_loss(hidden_NH.device.type)
+    if kind == "hard" and fused is not None and len(labels_N):
+        draft, predicted_N = fused(weight_VH, hidden_NH, labels_N)
+        sums = (None, None) if teacher_NH is None else _target_sums(teacher_NH, weight_VH, labels_N, predicted_N)
+        return LossSums(draft, *sums)
+    draft, target, agreements = _ChunkedLoss.apply(hidden_NH, teacher_NH, weight_VH, labels_N, kind, temperature)
+    if teacher_NH is None:
+        return LossSums(draft, None, None)
+    return LossSums(draft, target.detach(), agreements.detach())

@@ -1,0 +1,68 @@
+"""metrics.jsonl: one line per optimizer step, without duplicates however often the job was killed."""
+
+import json
+import math
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from longspec import jsonl
+from longspec.distributed import log
+from longspec.train.checkpoint import SaveError
+
+
+class Metrics:
+    """Appends to a file beside the checkpoints; lines of steps after the resumed one are dropped first.
+
+    A full disk costs no step: lines wait in memory until there is room, at the latest until the next checkpoint.
+    """
+
+    def __init__(self, path: Path, resumed_step: int) -> None:
+        kept = [row for row in whole_lines(path) if row["step"] <= resumed_step]
+        jsonl.write(path, kept)
+        self.path = path
+        self.handle = path.open("ab", buffering=0)
+        self.waiting = b""
+
+    def append(self, row: dict[str, Any]) -> None:
+        """One step's numbers; one that is not finite is written as null, since JSON knows no other."""
+        finite = {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()}
+        was_waiting = bool(self.waiting)
+        self.waiting += json.dumps(finite, allow_nan=False).encode() + b"\n"
+        fault = self._write()
+        if fault is not None and not was_waiting:
+            log(f"WARNING {self.path}: {fault}; its lines wait in memory")
+
+    def _write(self) -> OSError | None:
+        """Write what waits, as far as there is room; what stopped it."""
+        while self.waiting:
+            try:
+                written = self.handle.write(self.waiting)
+            except OSError as fault:
+                return fault
+            self.waiting = self.waiting[written:]
+        return None
+
+    def sync(self) -> None:
+        """Have the lines on the disk before a checkpoint says that their steps are done. Raises SaveError for a full disk."""
+        fault = self._write()
+        if fault is not None:
+            free = shutil.disk_usage(self.path.parent).free
+            raise SaveError(
+                f"{self.path}: {fault}: {len(self.waiting)} bytes wait, {free} are free; make room and start again"
+            ) from fault
+        os.fsync(self.handle.fileno())
+
+    def publish(self, final: Path) -> None:
+        """Copy the whole record to its final name."""
+        self.handle.close()
+        jsonl.write(final, whole_lines(self.path))
+
+
+def whole_lines(path: Path) -> list[dict[str, Any]]:
+    """The file's rows, less a last line that a kill tore."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines[:-1] if line]

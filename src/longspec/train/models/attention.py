@@ -1,0 +1,112 @@
+"""The one door to attention: the choice of a backend, attention by it, and transformers' hook for targets.
+
+Shapes: B rows, N query heads, K key/value heads, S queries, T keys, D head width; T >= S, and the last query stands at
+the last key.
+"""
+
+import logging
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._triton import has_triton
+from transformers import AttentionInterface
+
+from longspec.train.models import attention_eager, attention_flash, attention_flex, attention_sdpa
+from longspec.train.models.visibility import Visibility
+
+_log = logging.getLogger(__name__)
+
+AUTO, FLASH, FLEX, SDPA, EAGER = "auto", "flash_attention_2", "flex_attention", "sdpa", "eager"
+BACKENDS: dict[str, Callable[[Tensor, Tensor, Tensor, Visibility, float], Tensor]] = {
+    FLASH: attention_flash.attend,
+    FLEX: attention_flex.attend,
+    SDPA: attention_sdpa.attend,
+    EAGER: attention_eager.attend,
+}
+
+
+def attend(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visibility, scale: float, backend: str = AUTO) -> Tensor:
+    """Attention output [B, N, S, D], the same in every backend to the dtype's tolerance; zeros for a query that sees no key."""
+    if backend == AUTO:
+        backend = fastest(q_BNSD.device.type, q_BNSD.dtype, attention_flex.needs_gradient(q_BNSD, k_BKTD, v_BKTD))
+    return BACKENDS[backend](q_BNSD, k_BKTD, v_BKTD, visibility, scale)
+
+
+def choose(wanted: str, device: torch.device, dtype: torch.dtype) -> str:
+    """The backend that training takes where `wanted` is asked for.
+
+    Raises ValueError, with the fix, for one that is unknown, not installed, or cannot train on this device in this dtype.
+    """
+    if wanted == AUTO:
+        return fastest(device.type, dtype, True)
+    if wanted not in BACKENDS:
+        raise ValueError(f"runtime.attention: {wanted!r} is unknown; choose one of {', '.join([AUTO, *BACKENDS])}")
+    if wanted == FLASH:
+        attention_flash.kernel()
+        if device.type != "cuda":
+            raise ValueError(
+                f"runtime.attention: flash_attention_2 runs on CUDA GPUs, this is a {device.type}: set auto or sdpa"
+            )
+        if dtype not in attention_flash.DTYPES:
+            raise ValueError(
+                f"runtime.attention: flash_attention_2 takes bfloat16 and float16, not {dtype}: set recipe.precision: bf16, or"
+                " runtime.attention: auto"
+            )
+    if wanted == FLEX and device.type == "cpu":
+        raise ValueError(attention_flex.NO_BACKWARD)
+    return wanted
+
+
+@cache
+def fastest(device: str, dtype: torch.dtype, training: bool) -> str:
+    """The fastest backend that is there, logged once for each kind of call.
+
+    Outside of training, as in decoding, lengths change from call to call, and flex_attention would compile for each.
+    """
+    if device != "cuda":
+        backend, why = SDPA, f"the fastest on a {device}"
+    elif dtype in attention_flash.DTYPES and attention_flash.is_installed():
+        backend, why = FLASH, "installed, and takes this dtype"
+    elif training and has_triton():
+        backend, why = FLEX, f"flash-attn is not installed ({attention_flash.INSTALL}) or does not take {dtype}"
+    else:
+        backend, why = (
+            SDPA,
+            "triton is not installed, so flex_attention cannot be compiled" if training else "for lengths that change",
+        )
+    _log.info("attention: auto is %s (%s)", backend, why)
+    return backend
+
+
+def target_attention(
+    module: torch.nn.Module,
+    q_BNSD: Tensor,
+    k_BKTD: Tensor,
+    v_BKTD: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    visibility: Visibility | None = None,
+    attention_backend: str = AUTO,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention hook, [B, S, N, D]. Documents come in by `visibility` and are never guessed from positions.
+
+    One `visibility` given to the target's forward serves all its layers; `sliding_window` is the layer's own and counts the
+    query itself.
+    """
+    assert attention_mask is None, "documents replace padding masks"
+    assert dropout == 0.0, "targets run without dropout"
+    seen = visibility or Visibility()
+    if sliding_window is not None:
+        seen = seen.windowed(sliding_window - 1)
+    return attend(q_BNSD, k_BKTD, v_BKTD, seen, scaling, attention_backend).transpose(1, 2), None
+
+
+# Without a mask function of the same name transformers makes no mask, and does not guess packing from the positions.
+TARGET_ATTENTION = "longspec"
+AttentionInterface.register(TARGET_ATTENTION, target_attention)

@@ -1,0 +1,24 @@
+"""Loading a frozen target: transformers' own classes, unmodified."""
+
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from longspec.families import check_target
+
+
+def head_width(config: PretrainedConfig) -> int:
+    """The width of one attention head, which need not be hidden width / heads."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def load_target(path: str, config: PretrainedConfig, dtype: torch.dtype, attention: str) -> Any:
+    """The frozen target of a folder or a hub name, on the CPU; `attention` is the name of a registered implementation.
+
+    Raises ValueError for one that is not supported.
+    """
+    check_target(config, f"{path}/config.json")
+    # from_pretrained casts the weights and leaves RoPE's inv_freq in float32, which .to(dtype) would not.
+    target = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=attention)
+    return target.requires_grad_(False).eval()

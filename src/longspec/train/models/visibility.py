@@ -1,0 +1,143 @@
+"""Which keys a query sees: causality, a window, a lag, documents. Every backend derives its own form of mask from here.
+
+Shapes: B rows, S queries, T keys; T >= S, and the last query stands at the last key. Indices count keys from 0, so
+query s has the index T - S + s.
+"""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PADDING = -1  # document id of padding, which sees nothing
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Queries [start, stop) (counted among the S) that stand at the end of the keys [key_start, key_stop) they may see.
+
+    The last query sees up to the last key and each query before it one key less, back to `window` keys before its newest.
+    """
+
+    start: int
+    stop: int
+    key_start: int
+    key_stop: int
+    window: int | None
+
+    @property
+    def is_windowed(self) -> bool:
+        """Whether the window hides any of the segment's keys."""
+        return self.window is not None and self.window < self.key_stop - self.key_start - 1
+
+
+@dataclass(frozen=True)
+class Visibility:
+    """Query i sees key j when j <= i - lag, i - j <= window, and both lie in one document.
+
+    `lag_B` (int64, 0 or more) hides the newest keys, as the target's cache does while drafting. `lag_blocks` = n instead
+    shows keys up to the last whole block of n before the query's own block, counted from the document's start.
+    Documents are runs of one id; they are never read off the positions, which jump inside a document too.
+    """
+
+    window: int | None = None
+    lag_B: Tensor | None = None
+    lag_blocks: int | None = None
+    document_ids_BT: Tensor | None = None  # PADDING marks padding
+    _made: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What `make` returns, made at the first call with this key: masks serve all layers of one forward."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+    def windowed(self, window: int | None) -> "Visibility":
+        """The same with another window."""
+        return self if window == self.window else self.once(("window", window), lambda: replace(self, window=window))
+
+    def first(self, keys: int) -> "Visibility":
+        """The same for a row's first `keys` tokens alone."""
+        if self.document_ids_BT is None or self.document_ids_BT.shape[1] == keys:
+            return self
+        ids_BT = self.document_ids_BT[:, :keys]
+        return self.once(("first", keys), lambda: replace(self, document_ids_BT=ids_BT))
+
+    def bounds_BS(self, queries: int, keys: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The first and the last key each query sees, int64 [B or 1, S]; the last lies before the first where it sees none."""
+        i_S = torch.arange(keys - queries, keys, device=device)
+        start_BS = torch.zeros(1, 1, dtype=torch.int64, device=device)
+        if self.document_ids_BT is not None:
+            assert self.document_ids_BT.shape[1] == keys, "every key needs its document's id"
+            start_BS = document_starts(self.document_ids_BT)[:, keys - queries :]
+        last_BS = i_S[None]
+        if self.lag_blocks is not None:
+            last_BS = start_BS + (i_S - start_BS) // self.lag_blocks * self.lag_blocks - 1
+        elif self.lag_B is not None:
+            last_BS = i_S - self.lag_B[:, None]
+        if self.document_ids_BT is not None:
+            last_BS = last_BS.masked_fill(self.document_ids_BT[:, keys - queries :] == PADDING, -1)
+        first_BS = start_BS if self.window is None else torch.maximum(start_BS, i_S - self.window)
+        first_BS, last_BS = torch.broadcast_tensors(first_BS, last_BS)
+        return first_BS.contiguous(), last_BS.contiguous()
+
+    def segments(self, queries: int, keys: int) -> list[list[Segment]]:
+        """The segments of each row (of one row where all are alike), in order; queries in none of them see nothing.
+
+        With `lag_blocks` a segment's queries see less than its alignment says: the keys of their own block are hidden too.
+        """
+        return self.once(("segments", queries, keys), lambda: self._segments(queries, keys))
+
+    def _segments(self, queries: int, keys: int) -> list[list[Segment]]:
+        documents = [[(0, keys)]] if self.document_ids_BT is None else document_spans(self.document_ids_BT)
+        lags = [0] if self.lag_B is None else self.lag_B.tolist()
+        if self.lag_blocks is not None:
+            lags = [1]
+        rows = max(len(documents), len(lags))
+        return [
+            [
+                segment
+                for span in documents[row % len(documents)]
+                if (segment := self._segment(span, lags[row % len(lags)], keys - queries)) is not None
+            ]
+            for row in range(rows)
+        ]
+
+    def _segment(self, span: tuple[int, int], lag: int, before: int) -> Segment | None:
+        """The segment of one document, of whose tokens the first `before` of the row are no queries."""
+        start, stop = span
+        first = max(before, start + (self.lag_blocks or lag))
+        window = None if self.window is None else self.window - lag
+        if first >= stop or (window is not None and window < 0):
+            return None
+        return Segment(first - before, stop - before, start, stop - lag, window)
+
+
+def nothing_seen(q_BNSD: Tensor, *keys_and_values: Tensor) -> Tensor:
+    """The attention output where no query sees a key: zeros that hang on all inputs.
+
+    So every parameter gets a gradient, of zeros, for which engines that reduce gradients wait.
+    """
+    corners = sum((x[:1, :1, :1, :1] * 0.0).sum() for x in keys_and_values)
+    return q_BNSD * 0.0 + corners
+
+
+def document_starts(document_ids_BT: Tensor) -> Tensor:
+    """The index at which each token's document starts, int64 [B, T]."""
+    index_T = torch.arange(document_ids_BT.shape[1], device=document_ids_BT.device)
+    is_start = torch.ones_like(document_ids_BT, dtype=torch.bool)
+    is_start[:, 1:] = document_ids_BT[:, 1:] != document_ids_BT[:, :-1]
+    return torch.where(is_start, index_T, 0).cummax(dim=1).values
+
+
+def document_spans(document_ids_BT: Tensor) -> list[list[tuple[int, int]]]:
+    """(start, stop) of each row's documents, padding left out."""
+    rows = []
+    for ids_T in document_ids_BT:
+        ids, counts = torch.unique_consecutive(ids_T, return_counts=True)
+        stops = counts.cumsum(0)
+        spans = zip(ids.tolist(), (stops - counts).tolist(), stops.tolist(), strict=True)
+        rows.append([(start, stop) for number, start, stop in spans if number != PADDING])
+    return rows

@@ -1,0 +1,35 @@
+"""Fixtures of all tests."""
+
+from pathlib import Path
+
+import pytest
+
+from longspec.config import Build
+from tests.corpus import LENGTH, Corpus, questions, sentences, write_raw
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The repository's root."""
+    return Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    """Rows of 48 tokens that hold one or several documents, made by the verbs' own functions."""
+    from longspec.data import pack, tokenize
+    from longspec.target import tokenizer
+
+    root = tmp_path_factory.mktemp("corpus")
+    mixture = [{"dataset": "tiny", "sequence_length": LENGTH, "rows": 8, "steps": 40}]
+    build = Build(vocabulary=275, hidden=32, layers=2, heads=4, intermediate=64, mixture=mixture, lr=1e-2)
+    raw = write_raw(root / "tiny", sentences(300))
+    manifest = root / "model" / "tokenizer_manifest.json"
+    tokenizer.make(build, [raw], manifest)
+    packed = {}
+    for name, source, collation in (("texts", raw, "base"), ("answers", write_raw(root / "chats", questions(200)), "longcot")):
+        shard = root / "tokens" / name / "000.json"
+        tokenize.make(source, manifest, 0, 1, shard)
+        packed[name] = root / "packed" / name / "manifest.json"
+        pack.make([shard], LENGTH, collation, "split", packed[name])
+    return Corpus(build, raw, manifest, packed["texts"], packed["answers"])

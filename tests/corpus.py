@@ -1,0 +1,48 @@
+"""A tiny corpus of text, and what is made of it before training."""
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from longspec import jsonl
+from longspec.artefact import describe_files, write_json
+from longspec.config import Build
+
+LENGTH = 48
+NAMES = ("train.jsonl", "held_out.jsonl", "rejects.jsonl")
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The manifests of every step before training."""
+
+    build: Build
+    raw: Path
+    tokenizer: Path
+    packed: Path
+    answers: Path  # rows of which only answers are labels
+
+
+def write_raw(folder: Path, records: list[dict[str, object]]) -> Path:
+    """A raw folder of these training records; returns its manifest."""
+    for name in NAMES:
+        jsonl.write(folder / name, records if name == "train.jsonl" else [])
+    manifest = folder / "manifest.json"
+    counts = {"read": len(records), "train": len(records), "held_out": 0, "rejected": 0, "filtered": 0}
+    files = describe_files(folder, list(NAMES))
+    write_json(manifest, {"name": folder.name, "settings": {}, "files": files, "records": counts})
+    return manifest
+
+
+def sentences(count: int) -> list[dict[str, object]]:
+    """Documents of 1 to 6 sentences over few words: predictable from the word before, not from frequencies."""
+    draw = random.Random(0)
+    things = ["red fox", "lazy dog", "green bird", "old cat"]
+    lines = [f"the {thing} meets the {other}. " for thing, other in zip(things, things[1:] + things[:1], strict=True)]
+    return [{"text": "".join(draw.choices(lines, k=draw.randint(1, 6)))} for _ in range(count)]
+
+
+def questions(count: int) -> list[dict[str, object]]:
+    """Problems whose answers differ in length up to tenfold."""
+    draw = random.Random(1)
+    return [{"problem": "count the fox", "qwq": "the fox meets the cat. " * draw.choice([1, 1, 2, 10])} for _ in range(count)]

@@ -1,0 +1,388 @@
+"""Datasets of the hub: which files a name stands for, what is pinned, and what happens without the hub."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from longspec.artefact import check_files, read_json, sha256_file
+from longspec.data import hub
+from longspec.data.hub_names import parse
+from tests.data.hub_standin import Hub, running
+
+TOKEN = "hf_secretOfNobody"
+CARD = b"""---
+configs:
+- config_name: default
+  default: true
+  data_files:
+  - split: train
+    path: data/train-*
+  - split: test
+    path: [data/test-*, extra/test.jsonl]
+- config_name: small
+  data_files: small.jsonl
+- config_name: folder
+  data_dir: other
+---
+# Some text
+"""
+
+
+def lines(word: str, count: int = 40) -> bytes:
+    return b"".join(json.dumps({"text": f"{word} {number}"}).encode() + b"\n" for number in range(count))
+
+
+FILES = {
+    "README.md": CARD,
+    "data/train-00000-of-00002.jsonl": lines("a"),
+    "data/train-00001-of-00002.jsonl": lines("b"),
+    "data/test-00000-of-00001.jsonl": lines("c", 1),
+    "extra/test.jsonl": lines("d"),
+    "small.jsonl": lines("e", 1),
+    "other/train.jsonl": lines("f"),
+    "other/validation.jsonl": lines("g"),
+}
+TRAIN = ["data/train-00000-of-00002.jsonl", "data/train-00001-of-00002.jsonl"]
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    """A hub with one repository; a cache of this machine's own would hide requests."""
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    with running() as started:
+        monkeypatch.setenv("HF_ENDPOINT", started.address)
+        started.add("o/n", FILES)
+        yield started
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "data/hub/d/manifest.json"
+
+
+def fetched(manifest: dict, out: Path) -> list[str]:
+    """The names in a manifest, which must be right."""
+    check_files(out.parent, manifest["files"])
+    assert read_json(out) == manifest
+    assert not (out.parent / ".incoming").exists()
+    return [name.removeprefix("files/") for name in manifest["files"]]
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("hf:o/n", TRAIN),
+        ("hf:o/n:test", ["data/test-00000-of-00001.jsonl", "extra/test.jsonl"]),
+        ("hf:o/n:default:test", ["data/test-00000-of-00001.jsonl", "extra/test.jsonl"]),
+        ("hf:o/n:small", ["small.jsonl"]),
+        ("hf:o/n:folder:validation", ["other/validation.jsonl"]),
+        ("hf:o/n/extra/test.jsonl", ["extra/test.jsonl"]),
+        ("hf:o/n/data/t*-0000?-of-*", ["data/test-00000-of-00001.jsonl", *TRAIN]),
+        ("hf:o/n/*.jsonl", ["small.jsonl"]),
+    ],
+)
+def test_only_the_files_a_name_stands_for_are_downloaded(server: Hub, out: Path, source: str, names: list[str]) -> None:
+    manifest = hub.make(source, "main", out)
+    assert fetched(manifest, out) == names
+    assert manifest["commit"] == server.repositories["o/n"].refs["main"]
+    assert {name: (out.parent / "files" / name).read_bytes() for name in names} == {name: FILES[name] for name in names}
+    sent = {path.partition("/resolve/")[2].partition("/")[2] for _, path, _ in server.asked_for("jsonl")}
+    assert sent == set(names)
+
+
+def test_without_a_card_the_names_of_files_tell_the_splits(server: Hub, out: Path) -> None:
+    server.add("o/plain", {"train.jsonl": lines("a"), "dev.jsonl": lines("b"), "docs/how.md": b"text"})
+    assert fetched(hub.make("hf:o/plain", "main", out), out) == ["train.jsonl"]
+    assert fetched(hub.make("hf:o/plain:validation", "main", out), out) == ["dev.jsonl"]
+
+
+def test_the_same_files_as_the_library_loads_from_the_hub_itself(server: Hub, tmp_path: Path) -> None:
+    """Names and splits are resolved here on empty files; the library asks the hub instead."""
+    code = (
+        "import sys, json, datasets\n"
+        "for config in ('default', 'small', 'folder'):\n"
+        "    splits = datasets.load_dataset_builder('o/n', config).config.data_files\n"
+        "    splits = {str(s): [f.partition('@')[2].partition('/')[2] for f in files] for s, files in splits.items()}\n"
+        "    print(json.dumps([config, splits]))\n"
+    )
+    environment = os.environ | {"HF_HOME": str(tmp_path / "hf")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    for config, splits in map(json.loads, done.stdout.splitlines()):
+        for split, names in splits.items():
+            out = tmp_path / config / split / "manifest.json"
+            assert fetched(hub.make(f"hf:o/n:{config}:{split}", "main", out), out) == sorted(names)
+
+
+def test_a_later_fetch_downloads_nothing_and_asks_nothing_of_a_commit(server: Hub, out: Path) -> None:
+    first = hub.make("hf:o/n", "main", out)
+    before = len(server.asked_for("jsonl"))
+    assert hub.make("hf:o/n", "main", out) == first
+    assert len(server.asked_for("jsonl")) == before
+    pinned = hub.make("hf:o/n", first["commit"], out)
+    assert {**pinned, "revision": "main"} == first
+    server.requests.clear()
+    assert hub.make("hf:o/n", first["commit"], out) == pinned
+    assert server.requests == []
+
+
+def test_a_branch_that_moved_is_refused_and_accepted_by_its_commit(server: Hub, out: Path) -> None:
+    first = hub.make("hf:o/n", "main", out)
+    kept = out.read_bytes()
+    other = server.commit("o/n", FILES | {TRAIN[1]: lines("new")})
+    with pytest.raises(ValueError, match=f"is commit {other} now.* keeps {first['commit']}") as error:
+        hub.make("hf:o/n", "main", out)
+    assert f"changed or gone: {TRAIN[1]});" in str(error.value)
+    assert f"`revision: {first['commit']}` to stay, or `revision: {other}` to accept" in str(error.value)
+    assert out.read_bytes() == kept
+    assert fetched(hub.make("hf:o/n", first["commit"], out), out) == TRAIN
+    server.requests.clear()
+    assert fetched(hub.make("hf:o/n", other, out), out) == TRAIN
+    assert (out.parent / "files" / TRAIN[1]).read_bytes() == lines("new")
+    assert not server.asked_for(TRAIN[0])
+
+
+def test_bytes_that_are_not_the_kept_ones_are_refused(server: Hub, out: Path) -> None:
+    hub.make("hf:o/n", "main", out)
+    path = out.parent / "files" / TRAIN[0]
+    path.write_bytes(lines("z"))
+    with pytest.raises(
+        ValueError, match=r"train-00000-of-00002\.jsonl: its bytes are not those that .* keeps.*remove the file"
+    ):
+        hub.make("hf:o/n", "main", out)
+    path.unlink()
+    server.requests.clear()
+    assert fetched(hub.make("hf:o/n", "main", out), out) == TRAIN
+    assert len(server.asked_for("jsonl")) == 1
+
+
+def test_a_commit_whose_bytes_changed_is_refused(server: Hub, out: Path) -> None:
+    commit = hub.make("hf:o/n/small.jsonl", "main", out)["commit"]
+    (out.parent / "files/small.jsonl").unlink()
+    server.repositories["o/n"].commits[commit] = FILES | {"small.jsonl": lines("y", 1)}
+    with pytest.raises(ValueError, match=r"the hub has other bytes for small\.jsonl than .* keeps"):
+        hub.make("hf:o/n/small.jsonl", "main", out)
+    assert not (out.parent / "files/small.jsonl").exists()
+
+
+def test_a_file_of_somebody_else_is_not_overwritten(server: Hub, out: Path) -> None:
+    path = out.parent / "files" / TRAIN[0]
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"mine")
+    with pytest.raises(ValueError, match=r"its bytes are not those of commit .*; move it away"):
+        hub.make("hf:o/n", "main", out)
+    assert path.read_bytes() == b"mine"
+    assert not out.exists()
+
+
+def test_bytes_damaged_on_the_way_never_take_their_place(server: Hub, out: Path) -> None:
+    server.repositories["o/n"].damaged = b"???"
+    with pytest.raises(ValueError, match=r"README\.md: the bytes that arrived are not those of commit"):
+        hub.make("hf:o/n", "main", out)
+    with pytest.raises(ValueError, match=r"train-0000\d-of-00002\.jsonl: the bytes that arrived are not those of commit"):
+        hub.make("hf:o/n/data/train-*", "main", out)
+    assert not list((out.parent / "files").rglob("*.jsonl"))
+    server.repositories["o/n"].damaged = b""
+    assert fetched(hub.make("hf:o/n", "main", out), out) == TRAIN
+
+
+def test_the_token_comes_from_the_environment_and_goes_nowhere_else(
+    server: Hub, out: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.add("o/closed", FILES, token=TOKEN)
+    with pytest.raises(ValueError, match=r"hf:o/closed: there is no such dataset repository, or it is closed and HF_TOKEN"):
+        hub.make("hf:o/closed", "main", out)
+    assert {token for _, _, token in server.requests} == {None}
+    server.requests.clear()
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    caplog.set_level("DEBUG")
+    assert fetched(hub.make("hf:o/closed", "main", out), out) == TRAIN
+    assert {token for _, path, token in server.requests if "o/closed" in path} == {f"Bearer {TOKEN}"}
+    assert TOKEN not in caplog.text
+    for path in out.parents[2].rglob("*"):
+        assert not path.is_file() or TOKEN.encode() not in path.read_bytes()
+
+
+def close(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+
+
+def offline(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+def gate(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.repositories["o/n"].gated = True
+
+
+def remove(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    del server.repositories["o/n"]
+
+
+FAULTS = {
+    "no answer": (close, "hf:o/n/data/train-*", "main", "no answer from the hub"),
+    "offline": (offline, "hf:o/n/data/train-*", "main", "HF_HUB_OFFLINE is set"),
+    "gated": (gate, "hf:o/n/data/train-*", "main", "the repository is gated: accept its terms on its page and set HF_TOKEN"),
+    "no repository": (remove, "hf:o/n/data/train-*", "main", "there is no such dataset repository"),
+    "no revision": (None, "hf:o/n/data/train-*", "v9", "the repository has no revision 'v9'"),
+    "no file": (None, "hf:o/n/data/trial-*", "main", "there is no file 'data/trial-*' in it"),
+    "no split": (None, "hf:o/n:trail", "main", "config 'default' has no split 'trail'; its splits: test, train;"),
+    "no config": (None, "hf:o/n:large:train", "main", "it has no config 'large'; its configs: default, folder, small"),
+    "a split offline": (offline, "hf:o/n:test", "main", "HF_HUB_OFFLINE is set"),
+}
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_without_the_hub_it_says_which_file_to_place_where(
+    server: Hub, out: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    spoil, source, revision, reason = FAULTS[case]
+    if spoil:
+        spoil(server, monkeypatch)
+    with pytest.raises(ValueError, match="place ") as error:
+        hub.make(source, revision, out)
+    text = str(error.value)
+    assert text.startswith(f"{source}: {reason}")
+    assert "\n" not in text
+    assert f"/datasets/o/n/tree/{revision}" in text
+    assert str(out.parent / "files") in text
+    assert "then run the same command again" in text
+    if case == "gated":  # what is in a gated repository can be listed, so the files have names
+        assert str(out.parent / "files" / TRAIN[0]) in text
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("case", ["no answer", "offline", "gated", "no repository", "no revision"])
+def test_files_placed_by_hand_are_taken_and_pinned(server: Hub, out: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    spoil, source, revision, _ = FAULTS[case]
+    if spoil:
+        spoil(server, monkeypatch)
+    for name in (*TRAIN, "small.jsonl"):
+        (out.parent / "files" / name).parent.mkdir(parents=True, exist_ok=True)
+        (out.parent / "files" / name).write_bytes(FILES[name])
+    manifest = hub.make(source, revision, out)
+    assert fetched(manifest, out) == TRAIN
+    # What is in a gated repository can be listed and compared.
+    assert manifest["commit"] == (server.repositories["o/n"].refs["main"] if case == "gated" else "placed by hand")
+    assert manifest["files"][f"files/{TRAIN[0]}"]["sha256"] == sha256_file(out.parent / "files" / TRAIN[0])
+    assert hub.make(source, revision, out) == manifest
+    (out.parent / "files" / TRAIN[0]).write_bytes(b"{}")
+    with pytest.raises(ValueError, match="its bytes are not those that"):
+        hub.make(source, revision, out)
+
+
+def test_of_a_split_all_that_was_placed_is_taken(server: Hub, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.make("hf:o/n:small", "main", out)
+    offline(server, monkeypatch)
+    with pytest.raises(ValueError, match=r"place the data files of 'test', and no others, from .*/tree/main in "):
+        hub.make("hf:o/n:test", "main", out)
+    for name in ("extra/test.jsonl", "data/test-00000-of-00001.jsonl", "README.md"):
+        (out.parent / "files" / name).parent.mkdir(parents=True, exist_ok=True)
+        (out.parent / "files" / name).write_bytes(FILES[name])
+    assert fetched(hub.make("hf:o/n:test", "main", out), out) == ["data/test-00000-of-00001.jsonl", "extra/test.jsonl"]
+
+
+def test_a_part_of_a_numbered_set_placed_by_hand_is_refused(server: Hub, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    offline(server, monkeypatch)
+    (out.parent / "files" / TRAIN[1]).parent.mkdir(parents=True)
+    (out.parent / "files" / TRAIN[1]).write_bytes(FILES[TRAIN[1]])
+    with pytest.raises(ValueError, match=r"of the 00002 files data/train-\*-of-00002\* these numbers are missing: \[0\]"):
+        hub.make("hf:o/n/data/train-*", "main", out)
+    assert fetched(hub.make("hf:o/n/data/train-00001*", "main", out), out) == [TRAIN[1]]
+
+
+def test_kept_files_need_no_hub(server: Hub, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = hub.make("hf:o/n", "main", out)
+    offline(server, monkeypatch)
+    assert hub.make("hf:o/n", "main", out) == first
+    (out.parent / "files" / TRAIN[1]).unlink()
+    with pytest.raises(ValueError, match=r"HF_HUB_OFFLINE is set; place .*files/data/train-00001-of-00002\.jsonl, from"):
+        hub.make("hf:o/n", "main", out)
+
+
+def test_files_are_of_a_kind_that_can_be_read(server: Hub, out: Path) -> None:
+    server.add("o/table", {"train.csv": lines("a")})
+    with pytest.raises(ValueError, match=r"train\.csv: of no known kind; known by their names: "):
+        hub.make("hf:o/table", "main", out)
+    assert not server.asked_for("csv")
+
+
+@pytest.mark.parametrize("text", ["hf:n", "hf:o/n:a:b:c", "hf:o/n:", "hf:o/n/", "hf:o/n/a.json:train", "hf:o n/x", "hf:"])
+def test_a_name_of_neither_form_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is no name of a dataset of the hub: hf:<owner>/<repository>"):
+        parse(text)
+
+
+def test_a_killed_download_leaves_nothing_under_a_final_name_and_goes_on(server: Hub, out: Path) -> None:
+    big = {"a.jsonl": lines("a", 2000), "b.jsonl": lines("b", 3)}
+    server.add("o/big", big)
+    server.stall_after = 20000
+    incoming = out.parent / ".incoming"
+    command = [sys.executable, "-m", "longspec.data", "fetch", "--source", "hf:o/big/?.jsonl", "--out", str(out)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not ((incoming / "b.jsonl").exists() and list(incoming.rglob("*.incomplete"))):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not out.exists()
+    assert not (out.parent / "files").exists()
+    server.requests.clear()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not server.asked_for("a.jsonl"):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert len(list(incoming.rglob("*.incomplete"))) == 1, "what killed downloads leave must not pile up"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    server.stall_after = None
+    assert fetched(hub.make("hf:o/big/?.jsonl", "main", out), out) == ["a.jsonl", "b.jsonl"]
+    assert (out.parent / "files/a.jsonl").read_bytes() == big["a.jsonl"]
+    assert not server.asked_for("b.jsonl")
+
+
+def test_a_fetch_killed_between_two_final_names_is_no_placing_by_hand(
+    server: Hub, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two files without numbers one alone would look complete."""
+    server.add("o/two", {"a.jsonl": lines("a"), "b.jsonl": lines("b")})
+    replace, moved = Path.replace, []
+
+    def killed(self: Path, target: Path) -> Path:
+        if ".incoming" in str(self) and self.suffix == ".jsonl":
+            if moved:
+                raise KeyboardInterrupt
+            moved.append(target)
+        return replace(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            hub.make("hf:o/two", "main", out)
+    assert [path.name for path in (out.parent / "files").iterdir()] == ["a.jsonl"]
+    offline(server, monkeypatch)
+    with pytest.raises(ValueError, match=r"HF_HUB_OFFLINE is set; place .* \(after an interrupted download remove"):
+        hub.make("hf:o/two", "main", out)
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    server.requests.clear()
+    assert fetched(hub.make("hf:o/two", "main", out), out) == ["a.jsonl", "b.jsonl"]
+    assert not server.asked_for(".jsonl")
+
+
+def test_the_verb_reports_a_fault_in_one_line(server: Hub, out: Path) -> None:
+    command = [sys.executable, "-m", "longspec.data", "fetch", "--source", "hf:o/none", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: hf:o/none: there is no such dataset repository")
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,266 @@
+"""Packing against a plain reading of the token shards, token by token."""
+
+import itertools
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from longspec.artefact import describe_files, read_json, sha256_text, write_json
+from longspec.data import pack, placing
+from longspec.data.shards import PackedRows, TokenWriter
+
+EOS = 2
+
+
+def write_shards(folder: Path, lengths: list[int], num_shards: int = 2) -> tuple[list[Path], dict[int, list[int]]]:
+    """Token shards of documents whose tokens are all different; the manifests and the tokens of each record."""
+    folder.mkdir(exist_ok=True)
+    rng = np.random.default_rng(0)
+    ids = {n: list(range(sum(lengths[:n]) + 10, sum(lengths[: n + 1]) + 10)) for n in range(len(lengths))}
+    paths = []
+    for shard in range(num_shards):
+        mine = [n for n in ids if n % num_shards == shard]
+        arrow = folder / f"{shard:03}.arrow"
+        with TokenWriter(arrow) as writer:
+            for n in mine:
+                mask = rng.integers(0, 2, len(ids[n]), dtype=np.uint8)
+                writer.write([(np.array(ids[n], dtype=np.int32), mask)], [n])
+        common = {"dataset": "d", "raw": "r", "tokenizer": "t", "template": "c", "eos": EOS, "num_shards": num_shards}
+        common |= {"documents": len(mine), "tokens": sum(len(ids[n]) for n in mine), "skipped": {"count": 0}}
+        common |= {"raw_records": {"train": len(lengths)}}
+        manifest = {**common, "shard": shard, "files": describe_files(folder, [arrow.name])}
+        paths.append(folder / f"{shard:03}.json")
+        write_json(paths[-1], manifest)
+    return paths, ids
+
+
+LENGTHS = [1, 2, 3, 16, 17, 18, 31, 33, 5, 7, 9, 40, 2, 2, 11, 64, 15, 1, 14]
+
+
+def packed(tmp_path: Path, collation: str, overlong: str, length: int = 16) -> tuple[PackedRows, dict[int, list[int]]]:
+    tokens, ids = write_shards(tmp_path / "tokens", LENGTHS)
+    out = tmp_path / "packed" / "manifest.json"
+    pack.make(tokens, length, collation, overlong, out)
+    return PackedRows(out), ids
+
+
+@pytest.mark.parametrize("overlong", ["split", "truncate"])
+@pytest.mark.parametrize("length", [2, 16, 50, 100])
+def test_every_token_once_or_counted_as_cut(tmp_path: Path, overlong: str, length: int) -> None:
+    rows, ids = packed(tmp_path, "base", overlong, length)
+    expected: list[list[int]] = []
+    for document in ids.values():
+        parts = [document[at : at + length] for at in range(0, len(document), length)]
+        expected += [part for part in (parts if overlong == "split" else parts[:1]) if len(part) >= 2]
+    found = []
+    for number in range(len(rows)):
+        row = rows[number]
+        for place, record in enumerate(row.records):
+            part = row.input_ids_S[row.document_ids_S == place].tolist()
+            assert set(part) <= set(ids[record])
+            found.append(part)
+        assert (row.input_ids_S[row.document_ids_S == -1] == EOS).all()
+    assert sorted(found) == sorted(expected)
+    kept = sum(map(len, expected))
+    assert rows.manifest["cut_tokens"] == sum(LENGTHS) - kept
+    assert rows.manifest["tokens"] == kept
+    assert rows.manifest["documents"] == len(LENGTHS)
+    assert rows.manifest["dataset"] == "d"
+    assert rows.manifest["padding_share"] == pytest.approx(1 - kept / (len(rows) * length))
+
+
+@pytest.mark.parametrize("collation", ["base", "long-nomask", "long", "longcot"])
+def test_labels_positions_and_boundaries(tmp_path: Path, collation: str) -> None:
+    rows, _ = packed(tmp_path, collation, "split")
+    answers = read_answers(tmp_path / "tokens")
+    for number in range(len(rows)):
+        row = rows[number]
+        labels, previous, position = [], None, 0
+        for token, document in zip(row.input_ids_S.tolist(), row.document_ids_S.tolist(), strict=True):
+            position = position + 1 if document == previous else 0
+            is_label = document >= 0 and position > 0
+            labels.append(int(is_label and (collation in ("base", "long-nomask") or answers[token])))
+            assert row.position_ids_S[len(labels) - 1] == position
+            previous = document
+        assert row.loss_mask_S.tolist() == labels
+        assert rows.num_labels_R[number] == sum(labels)
+        changes = np.diff(row.document_ids_S)
+        assert set(changes.tolist()) <= {0, 1, -1 - row.document_ids_S.max()}
+    assert rows.manifest["labels"] == int(rows.num_labels_R[np.arange(len(rows))].sum()) > 0
+
+
+def read_answers(folder: Path) -> dict[int, int]:
+    """Answer mask of every token (they are all different), read with pyarrow alone."""
+    import pyarrow as pa
+
+    answers: dict[int, int] = {}
+    for path in folder.glob("*.arrow"):
+        table = pa.ipc.open_file(str(path)).read_all().to_pydict()
+        for ids, mask in zip(table["input_ids"], table["answer_mask"], strict=True):
+            answers.update(zip(ids, mask, strict=True))
+    return answers
+
+
+def slow_best_fit(lengths: list[int], size: int) -> int:
+    """Rows that best fit needs, every row tried for every piece."""
+    spaces: list[int] = []
+    for length in sorted(lengths, reverse=True):
+        fitting = [i for i, space in enumerate(spaces) if space >= length]
+        if fitting:
+            spaces[min(fitting, key=spaces.__getitem__)] -= length
+        else:
+            spaces.append(size - length)
+    return len(spaces)
+
+
+def test_best_fit_is_as_tight_as_the_slow_one() -> None:
+    rng = np.random.default_rng(1)
+    for size in (8, 64, 512):
+        lengths = rng.integers(2, size + 1, 400)
+        row_P = placing.best_fit(lengths, size)
+        assert len(row_P) == 400
+        assert np.bincount(row_P, weights=lengths).max() <= size
+        assert row_P.max() + 1 == slow_best_fit(lengths.tolist(), size)
+
+
+@st.composite
+def corpora(draw: st.DrawFn) -> tuple[list[int], int, str]:
+    """Lengths of documents, a row's length and what becomes of longer documents."""
+    size = draw(st.integers(2, 200))
+    lengths = draw(st.lists(st.integers(0, 4 * size), min_size=1, max_size=120))
+    return lengths, size, draw(st.sampled_from(placing.OVERLONG))
+
+
+@given(corpora())
+def test_placing_holds_for_any_lengths(corpus: tuple[list[int], int, str]) -> None:
+    lengths, size, overlong = corpus
+    placed = placing.place(np.array(lengths, dtype=np.int64), size, overlong)
+    pieces, edges = placed.pieces, placed.edges_R1.tolist()
+    parts = list(zip(pieces.document_P.tolist(), pieces.start_P.tolist(), pieces.length_P.tolist(), strict=True))
+    covered: dict[int, list[int]] = {}
+    for document, start, length in parts:
+        assert length >= placing.SHORTEST
+        assert start + length <= lengths[document]
+        covered.setdefault(document, []).extend(range(start, start + length))
+    # Each token once, or counted as cut.
+    assert all(len(tokens) == len(set(tokens)) for tokens in covered.values())
+    assert sum(map(len, covered.values())) + pieces.cut_tokens == sum(lengths)
+    for document, length in enumerate(lengths):
+        tokens = len(covered.get(document, []))
+        kept = min(length, size) if overlong == "truncate" else length - (length % size == 1)
+        assert tokens == (kept if kept >= 2 else 0)
+        if length <= size:
+            # What fits a row is never cut.
+            assert sum(part[0] == document for part in parts) <= 1
+    # No row holds more than it can, and none holds nothing.
+    assert edges[0] == 0
+    assert edges[-1] == len(parts)
+    for first, last in itertools.pairwise(edges):
+        assert first < last
+        assert sum(length for _, _, length in parts[first:last]) <= size
+    again = placing.place(np.array(lengths, dtype=np.int64), size, overlong)
+    assert (again.edges_R1 == placed.edges_R1).all()
+    assert (again.pieces.start_P == pieces.start_P).all()
+
+
+@given(corpora())
+def test_filling_up_never_makes_more_rows(corpus: tuple[list[int], int, str]) -> None:
+    lengths, size, overlong = corpus
+    pieces = placing.cut(np.array(lengths, dtype=np.int64), size, overlong)
+    row_P = placing.best_fit(pieces.length_P, size)
+    filled, new_row_P = placing.fill_up(pieces, row_P, size)
+    assert len(np.unique(new_row_P)) <= len(np.unique(row_P))
+    if overlong == "truncate":
+        assert filled is pieces
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(corpus=corpora(), collation=st.sampled_from(list(pack.COLLATIONS)))
+def test_rows_hold_for_any_corpus(tmp_path: Path, corpus: tuple[list[int], int, str], collation: str) -> None:
+    """The written rows against the documents, token by token: values, masks, positions, boundaries, padding."""
+    lengths, size, overlong = corpus
+    folder = Path(tempfile.mkdtemp(dir=tmp_path))
+    lengths = [max(1, length) for length in lengths]
+    tokens, ids = write_shards(folder / "tokens", lengths)
+    answers = read_answers(folder / "tokens")
+    out = folder / "packed" / "manifest.json"
+    if max(lengths) < 2:
+        with pytest.raises(ValueError, match="no document of 2 tokens or more"):
+            pack.make(tokens, size, collation, overlong, out)
+        return
+    pack.make(tokens, size, collation, overlong, out)
+    rows, seen = PackedRows(out), []
+    for number in range(len(rows)):
+        row = rows[number]
+        assert len(row.records) == row.document_ids_S.max() + 1
+        for place, record in enumerate(row.records):
+            inside = row.document_ids_S == place
+            part, mask = row.input_ids_S[inside].tolist(), row.loss_mask_S[inside].tolist()
+            start = ids[record].index(part[0])
+            assert part == ids[record][start : start + len(part)]
+            assert row.position_ids_S[inside].tolist() == list(range(len(part)))
+            trained = [answers[token] if pack.COLLATIONS[collation] else 1 for token in part]
+            assert mask == [0, *trained[1:]]
+            seen += part
+        padding = row.document_ids_S == -1
+        assert (row.input_ids_S[padding] == EOS).all()
+        assert not row.loss_mask_S[padding].any()
+        assert not padding[: len(row.input_ids_S) - padding.sum()].any()
+        assert rows.num_labels_R[number] == row.loss_mask_S.sum()
+    assert len(seen) == len(set(seen)) == sum(lengths) - rows.manifest["cut_tokens"]
+
+
+def test_filling_up_takes_what_is_cut_anyway() -> None:
+    """Rows of 6 of 10 tokens, and long documents whose rests would stand in rows of their own."""
+    placed = placing.place(np.array([60] * 20 + [155] * 40), 100, "split")
+    pieces = placed.pieces
+    assert 1 - pieces.length_P.sum() / (100 * placed.rows) < 0.02
+    assert all((pieces.document_P == document).sum() == 1 for document in range(20))
+    best = placing.best_fit(placing.cut(np.array([60] * 20 + [155] * 40), 100, "split").length_P, 100)
+    assert best.max() + 1 == 20 + 40 + 40
+
+
+def test_golden_rows(tmp_path: Path) -> None:
+    """A change of the packing changes every model trained on it, so it is made knowingly."""
+    rows, _ = packed(tmp_path, "base", "split")
+    content = [
+        (row.input_ids_S.tolist(), row.document_ids_S.tolist(), row.records) for row in map(rows.__getitem__, range(len(rows)))
+    ]
+    assert sha256_text(json.dumps(content)) == GOLDEN
+
+
+GOLDEN = "17d98cf2439533625f1fb96436d5b5e4a850899a1583dbd1beafbcce25f837e2"
+
+
+def test_packing_is_reproducible(tmp_path: Path) -> None:
+    first, _ = packed(tmp_path, "longcot", "split")
+    files = first.manifest["files"]
+    assert packed(tmp_path, "longcot", "split")[0].manifest["files"] == files
+
+
+def test_shards_of_different_origin_are_refused(tmp_path: Path) -> None:
+    tokens, _ = write_shards(tmp_path / "tokens", LENGTHS)
+    with pytest.raises(ValueError, match=r"shards \[0\] of 2"):
+        pack.make(tokens[:1], 16, "base", "split", tmp_path / "out" / "manifest.json")
+    other, _ = write_shards(tmp_path / "other", LENGTHS, num_shards=1)
+    with pytest.raises(ValueError, match="num_shards differs"):
+        pack.make([tokens[0], other[0]], 16, "base", "split", tmp_path / "out" / "manifest.json")
+    manifest = read_json(tokens[1])
+    write_json(tokens[1], manifest | {"documents": manifest["documents"] - 1})
+    with pytest.raises(ValueError, match="18 records in all shards, the raw manifest counts 19"):
+        pack.make(tokens, 16, "base", "split", tmp_path / "out" / "manifest.json")
+    assert not (tmp_path / "out").exists()
+
+
+def test_torn_rows_are_refused(tmp_path: Path) -> None:
+    rows, _ = packed(tmp_path, "base", "split")
+    path = rows.path
+    with path.open("r+b") as handle:
+        handle.truncate(path.stat().st_size - 8)
+    with pytest.raises(ValueError, match=r"rows\.arrow: .* torn"):
+        PackedRows(path.parent / "manifest.json")

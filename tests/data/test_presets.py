@@ -1,0 +1,122 @@
+"""The published datasets by name: what a preset gives, what wins over it, and that nothing secret is read."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from longspec import jsonl
+from longspec.data import hub, presets, raw
+from longspec.data.hub_names import parse
+from longspec.data.records import Chat, Text, to_messages_or_text
+from tests.data.hub_standin import Hub, running
+
+TALK = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]
+SHARED = [{"from": "human", "value": "u"}, {"from": "gpt", "value": "a"}]
+# What each published file holds: its path in the repository, some of its records, and what becomes of them.
+PUBLISHED: dict[str, tuple[str, list[dict[str, Any]], list[Text | Chat]]] = {
+    "slimpajama-6b": (
+        "data/train-00000-of-00001-ab1c90739ebc1d84.parquet",
+        [{"text": "t", "meta": {"redpajama_set_name": "RedPajamaC4"}, "__index_level_0__": 1}],
+        [Text("t")],
+    ),
+    "longspec-long": (
+        "long_data.jsonl",
+        [{"source": "book", "text": "t"}, {"source": "tulu-v2", "conversation": TALK}],
+        [Text("t"), Chat(TALK)],
+    ),
+    "qwq-longcot-130k": (
+        "data/train-00000-of-00001.parquet",
+        [{"problem": "u", "qwq": "a", "source": "amphora/verfiable-25K", "split": "train", "__index_level_0__": 1}],
+        [Chat(TALK)],
+    ),
+    "sharegpt": (
+        "ShareGPT_V3_unfiltered_cleaned_split.json",
+        [
+            {"id": "x_0", "conversations": SHARED},
+            {"id": "x_1", "conversations": []},
+            {"id": "x_2", "conversations": SHARED[1:] + SHARED},
+        ],
+        [Chat(TALK), Chat(TALK)],
+    ),
+    "ultrachat": (
+        "data/train_sft-00000-of-00001-a3ecf92756993583.parquet",
+        [{"prompt": "u", "prompt_id": "0", "messages": TALK}],
+        [Chat(TALK)],
+    ),
+}
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    with running() as started:
+        monkeypatch.setenv("HF_ENDPOINT", started.address)
+        yield started
+
+
+def encoded(path: str, records: list[dict[str, Any]], folder: Path) -> bytes:
+    """The records in the kind of file that a path names."""
+    if path.endswith(".parquet"):
+        pq.write_table(pa.Table.from_pylist(records), folder / "table.parquet")
+        return (folder / "table.parquet").read_bytes()
+    if path.endswith(".jsonl"):
+        return "".join(json.dumps(record) + "\n" for record in records).encode()
+    return json.dumps(records, indent=2).encode()
+
+
+def test_every_published_set_has_a_preset() -> None:
+    assert {path.stem for path in presets.FOLDER.glob("*.yaml")} == PUBLISHED.keys()
+
+
+@pytest.mark.parametrize("preset", PUBLISHED)
+def test_a_preset_goes_from_the_hub_to_documents(server: Hub, tmp_path: Path, preset: str) -> None:
+    path, records, documents = PUBLISHED[preset]
+    settings = presets.expand("d", {"preset": preset, "held_out": 0})
+    repository = parse(settings["source"]).repository
+    files = {path: encoded(path, records, tmp_path), "README.md": b"# no configs", "other/train.jsonl": b"{}"}
+    commit = server.add(repository, files)
+    server.repositories[repository].refs[settings["revision"]] = commit
+    fetched, out = tmp_path / "hub/d/manifest.json", tmp_path / "raw/d/manifest.json"
+    hub.make(settings["source"], settings["revision"], fetched)
+    manifest = raw.make("d", settings, out, fetched=fetched)
+    assert manifest["origin"]["commit"] == commit
+    assert manifest["records"]["rejected"] == 0
+    assert [to_messages_or_text(record) for record in jsonl.read(out.parent / "train.jsonl")] == documents
+
+
+def test_what_is_given_wins_over_the_preset() -> None:
+    plain = presets.expand("d", {"preset": "sharegpt"})
+    assert presets.expand("d", {"preset": "sharegpt", "shards": 3, "revision": "v2"}) == plain | {"shards": 3, "revision": "v2"}
+    local = presets.expand("d", {"preset": "sharegpt", "source": "inputs/sharegpt.json"})
+    assert local == {key: value for key, value in plain.items() if key != "revision"} | {"source": "inputs/sharegpt.json"}
+    raw.complete("d", local)
+    assert presets.expand("d", {"source": "x.jsonl", "shards": 1}) == {"source": "x.jsonl", "shards": 1}
+
+
+def test_a_preset_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"data\.d\.preset: there is no config/data/ultrachats\.yaml; did you mean 'ultrachat'\?"
+    ):
+        presets.expand("d", {"preset": "ultrachats"})
+    (tmp_path / "bad.yaml").write_text("- source")
+    with pytest.raises(ValueError, match=r"bad\.yaml: must be a mapping with the key source"):
+        presets.expand("d", {"preset": "bad"}, tmp_path)
+
+
+@pytest.mark.parametrize("key", ["token", "hf_token", "HF_TOKEN", "auth-token", "api_key", "huggingface_token", "password"])
+def test_a_token_in_the_configuration_is_refused_by_its_name_and_not_shown(tmp_path: Path, key: str) -> None:
+    with pytest.raises(ValueError, match="set HF_TOKEN in the environment") as error:
+        presets.expand("d", {"source": "hf:o/n", key: "hf_secretOfNobody"})
+    assert str(error.value).startswith(f"data.d.{key}: ")
+    assert "secretOfNobody" not in str(error.value)
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"source": "hf:o/n", key: "hf_secretOfNobody"}))
+    with pytest.raises(ValueError, match=r"mine\.yaml: .*set HF_TOKEN in the environment"):
+        presets.expand("d", {"preset": "mine"}, tmp_path)
+    presets.refuse_secrets({"new_tokens": 1, "draft_tokens": 2, "shards": 3})

@@ -1,0 +1,61 @@
+"""The puzzles' arithmetic, redone with Python's own."""
+
+import re
+from collections import Counter
+from itertools import islice
+
+from longspec.data import puzzles
+
+EQUATION = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)")
+
+
+def numbers_and_target(problem: str) -> tuple[list[int], int]:
+    """The numbers and the target of a problem, whatever its wording."""
+    found = re.search(r"\d+(?:, \d+)+", problem)
+    assert found
+    numbers = [int(number) for number in found[0].split(", ")]
+    rest = [int(number) for number in re.findall(r"\d+", problem.replace(found[0], ""))]
+    assert len(rest) == 1
+    return numbers, rest[0]
+
+
+def test_every_written_equation_is_true() -> None:
+    written = 0
+    for _, record in puzzles.generate(150, seed=3):
+        for equation in EQUATION.finditer(record["qwq"]):
+            a, operator, b, result = equation.groups()
+            assert eval(f"{a} {operator} {b}") == int(result), equation[0]
+            written += 1
+        # Nothing that claims an equality escapes the pattern above, the answer apart.
+        *story, _ = record["qwq"].split("\n")
+        assert all(len(EQUATION.findall(line)) == line.count("=") for line in story)
+    assert written > 2000
+
+
+def test_answer_reaches_the_target_with_each_number_at_most_once() -> None:
+    for _, record in puzzles.generate(150, seed=4):
+        numbers, target = numbers_and_target(record["problem"])
+        found = re.search(r"([-+*/() \d]+) = (\d+)$", record["qwq"])
+        assert found
+        assert eval(found[1]) == target == int(found[2])
+        assert not Counter(map(int, re.findall(r"\d+", found[1]))) - Counter(numbers)
+
+
+def test_story_has_dead_ends_and_bounded_length() -> None:
+    records = [record["qwq"] for _, record in puzzles.generate(100, seed=0)]
+    assert all(puzzles.MIN_CHARACTERS <= len(text) <= puzzles.MAX_CHARACTERS for text in records)
+    returns = sum(bool(re.search(r"[Bb]ack to|return to", text)) for text in records)
+    corrections = sum("No, let me count" in text or "that is wrong" in text or "correction" in text for text in records)
+    assert returns > 90
+    assert corrections > 30
+
+
+def test_record_is_a_function_of_seed_and_index() -> None:
+    assert list(puzzles.generate(12, seed=7))[:5] == list(puzzles.generate(5, seed=7))
+    assert next(islice(puzzles.generate(1, seed=8), 1)) != next(islice(puzzles.generate(1, seed=7), 1))
+
+
+def test_key_is_the_puzzle_not_its_wording() -> None:
+    for key, record in puzzles.generate(30, seed=1):
+        numbers, target = numbers_and_target(record["problem"])
+        assert key == f"{','.join(map(str, sorted(numbers)))}={target}"

@@ -1,0 +1,349 @@
+"""Raw records: what is kept, held out, rejected and filtered, that the sum is what was read, and the rejects' bytes."""
+
+import hashlib
+import json
+import random
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from longspec import jsonl
+from longspec.artefact import check_files, describe_files, write_json
+from longspec.data import raw, sources, stdlib
+from longspec.data.records import Chat, to_messages_or_text
+
+GOOD = [{"text": f"good {number}"} for number in range(8)]
+# Line, field, reason.
+BAD: list[tuple[bytes, str, str]] = [
+    (b'{"text": "cut', "line", "is not valid JSON"),
+    (b'["text"]', "line", "must be a JSON object, is list"),
+    (b'{"text": "\xff\xfe"}', "line", "is not UTF-8"),
+    (b'{"text": 3}', "text", "must be text, is int"),
+    (b'{"text": "  "}', "text", "is empty"),
+    (b'{"text": "a\\u0000b"}', "text", "NUL"),
+    (b'{"text": "a\0b"}', "line", "holds 1 NUL bytes"),
+    (b'{"text": "a\\ud800b"}', "text", "lone surrogate at character 2"),
+    (b'{"text": "\xed\xa0\x80"}', "line", "is not UTF-8"),
+    (b'{"title": "t"}', "record", "fits no known format"),
+    (b'{"problem": "p"}', "qwq", "is missing or null"),
+    (b'{"text": "t", "score": NaN}', "line", "holds NaN"),
+    (b'{"text": "t", "score": 1e999}', "score", "JSON cannot hold it"),
+    (b'{"text": "%s"}' % (b"x" * 3000), "line", "is longer than 0.002 MB"),
+    (b"\xef\xbb\xbf{", "line", "is not valid JSON"),
+]
+RAW = "raw/manifest.json"
+
+
+def rows(folder: Path, name: str) -> list[dict[str, Any]]:
+    return list(jsonl.read(folder / f"{name}.jsonl"))
+
+
+def holds(manifest: dict[str, Any], **records: int) -> bool:
+    """Whether the manifest counts these records, no others, and loses none."""
+    told = {name: count for name, count in manifest["records"].items() if count}
+    parts = ("train", "held_out", "rejected", "filtered")
+    return told == records and told["read"] + told.get("made", 0) == sum(told.get(part, 0) for part in parts)
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_rejects_name_file_line_field_reason_and_hold_the_bytes(tmp_path: Path, end: bytes) -> None:
+    source = tmp_path / "in.jsonl"
+    lines = [json.dumps(record).encode() for record in GOOD] + [line for line, _, _ in BAD]
+    random.Random(0).shuffle(lines)
+    source.write_bytes(end.join([*lines, b""]))
+    settings = {"source": str(source), "shards": 2, "held_out": 0, "max_rejected": 0.7, "max_line_mb": 0.002}
+    manifest = raw.make("d", settings, tmp_path / RAW)
+    assert holds(manifest, train=len(GOOD), rejected=len(BAD), read=len(lines))
+    check_files(tmp_path / "raw", manifest["files"])
+    assert sorted(map(str, GOOD)) == sorted(map(str, rows(tmp_path / "raw", "train")))
+    rejects = {row["line"]: row for row in rows(tmp_path / "raw", "rejects") if row["outcome"] == "rejected"}
+    originals = (tmp_path / "raw" / "rejects.raw").read_bytes()
+    assert len(rejects) == len(BAD)
+    for line, field, reason in BAD:
+        row = rejects[lines.index(line) + 1]
+        assert (row["file"], row["field"]) == (str(source), field)
+        assert reason in row["reason"]
+        assert originals[row["offset"] : row["offset"] + row["bytes"]] == line + end
+    assert sorted(originals.split(end)) == sorted([line for line, _, _ in BAD] + [b""])
+    kept = [(row["reason"], row["count"]) for row in rows(tmp_path / "raw", "rejects") if row["outcome"] == "kept"]
+    marks = [(sources.HAS_BOM, 1)]
+    assert sorted(kept) == sorted([*marks, (sources.HAS_CRLF, len(lines) - 1)] if end == b"\r\n" else marks)
+    assert [(note["reason"], note["count"]) for note in manifest["notes"]] == kept
+
+
+def test_corrected_originals_are_fed_back(tmp_path: Path) -> None:
+    for name, lines in (("a", ['{"text": "1"}', '{"txt": "2"}', '{"txt": "3"']), ("b", ['{"txt": "4"}'])):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))  # the last line has no end
+    settings = {"held_out": 0, "max_rejected": 1}
+    raw.make("d", {"source": [f"{tmp_path}/b.jsonl", f"{tmp_path}/a.jsonl"], **settings}, tmp_path / RAW)
+    originals = (tmp_path / "raw" / "rejects.raw").read_bytes()
+    assert originals == b'{"txt": "2"}\n{"txt": "3"\n{"txt": "4"}'
+    extents = [originals[row["offset"] :][: row["bytes"]] for row in rows(tmp_path / "raw", "rejects")]
+    assert extents == [b'{"txt": "2"}\n', b'{"txt": "3"', b'{"txt": "4"}']
+    (tmp_path / "again.jsonl").write_bytes(originals.replace(b"txt", b"text").replace(b'3"', b'3"}'))
+    raw.make("e", {"source": str(tmp_path / "again.jsonl"), **settings}, tmp_path / "again" / "manifest.json")
+    assert [row["text"] for row in rows(tmp_path / "again", "train")] == ["2", "3", "4"]
+
+
+def test_summary_counts_reasons_that_differ_in_numbers_as_one(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    broken = [{"messages": [{"role": "user", "content": "u"}] * number + [3]} for number in range(5)]
+    source.write_text("\n".join(json.dumps(record) for record in [*GOOD, *broken, {"text": ""}]))
+    manifest = raw.make("d", {"source": str(source), "held_out": 0, "max_rejected": 0.5}, tmp_path / RAW)
+    place = {"file": str(source)}
+    assert manifest["rejects"] == [
+        {"field": "messages[N]", "reason": "must be an object, is int", "count": 5, "line": 9, **place},
+        {"field": "text", "reason": "is empty", "count": 1, "line": 14, **place},
+    ]
+
+
+def test_many_reasons_and_long_ones_stay_small(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    names = [f"{chr(97 + number // 26)}{chr(97 + number % 26)}" * 4000 for number in range(50)]
+    source.write_text("\n".join(json.dumps(record) for record in [*GOOD, *({name: 1} for name in names)]))
+    manifest = raw.make("d", {"source": str(source), "held_out": 0, "max_rejected": 1}, tmp_path / RAW)
+    assert [row["count"] for row in manifest["rejects"]] == [1] * 20 + [30]
+    assert manifest["rejects"][-1]["reason"] == "other reasons"
+    assert all(len(row["reason"]) < 400 for row in rows(tmp_path / "raw", "rejects"))
+
+
+def test_gsm8k_comes_in_as_long_reasoning_by_configuration_alone(tmp_path: Path) -> None:
+    source = tmp_path / "gsm8k_train.jsonl"
+    asked = [
+        {"question": f"What is {n} + 1?", "answer": f"{n} + 1 = <<{n}+1={n + 1}>>{n + 1}\n#### {n + 1}"} for n in range(400)
+    ]
+    jsonl.write(source, asked)
+    steps = [{"rename": {"question": "problem", "answer": "qwq"}}, {"add_id": {"prefix": "gsm8k"}}]
+    manifest = raw.make("gsm8k", {"source": str(source), "align": steps, "held_out": 0.1}, tmp_path / RAW)
+    train, held_out = rows(tmp_path / "raw", "train"), rows(tmp_path / "raw", "held_out")
+    assert holds(manifest, train=len(train), held_out=len(held_out), read=400)
+    assert 15 < len(held_out) < 70
+    made = sorted(train + held_out, key=lambda record: int(record["id"].removeprefix("gsm8k-")))
+    assert [to_messages_or_text(record) for record in made] == [
+        Chat([{"role": "user", "content": each["question"]}, {"role": "assistant", "content": each["answer"]}])
+        for each in asked
+    ]
+
+
+def test_flattened_and_filtered_records_are_counted_and_siblings_stay_together(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    books = [{"book": n, "pages": [f"{n}/{page}" for page in range(1 + n % 4)] + [""] * (n % 3 == 0)} for n in range(300)]
+    jsonl.write(source, [*books, {"book": 300, "pages": "all"}])
+    steps: list[Any] = [
+        {"filter": {"field": "book", "min": 10}},
+        {"flatten": {"field": "pages", "to": "text"}},
+        {"filter": {"field": "text", "not_in": ["20/0", "21/0"]}},
+    ]
+    settings = {"source": str(source), "align": steps, "held_out": 0.2, "max_rejected": 0.2}
+    manifest = raw.make("d", settings, tmp_path / RAW)
+    train, held_out = rows(tmp_path / "raw", "train"), rows(tmp_path / "raw", "held_out")
+    pages = sum(len(book["pages"]) for book in books[10:])
+    empty = sum("" in book["pages"] for book in books[10:])
+    assert holds(
+        manifest,
+        read=301,
+        made=pages - 290,
+        filtered=10 + 2,
+        rejected=empty + 1,
+        train=len(train),
+        held_out=len(held_out),
+    )
+    assert len(train) + len(held_out) == pages - empty - 2
+    assert not {record["book"] for record in train} & {record["book"] for record in held_out}
+    assert manifest["align"] == {
+        "align[0].filter": {"records filtered out": 10},
+        "align[1].flatten": {"lists flattened": 290, "records made": pages},
+        "align[2].filter": {"records filtered out": 2},
+    }
+    originals = (tmp_path / "raw" / "rejects.raw").read_text().splitlines()
+    lines = source.read_text().splitlines()
+    assert originals == [lines[n] for n in range(10, 300) if "" in books[n]["pages"]] + [lines[300]]
+
+
+def test_two_faults_of_one_flattened_line_share_its_bytes(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    jsonl.write(source, [{"text": ["", "good", ""]}, {"text": [""]}])
+    settings = {"source": str(source), "align": [{"flatten": {"field": "text"}}], "held_out": 0, "max_rejected": 1}
+    raw.make("d", settings, tmp_path / RAW)
+    assert (tmp_path / "raw" / "rejects.raw").read_bytes() == source.read_bytes()
+    found = [(row["line"], row["reason"], row["offset"]) for row in rows(tmp_path / "raw", "rejects")]
+    first = len(source.read_bytes().splitlines(keepends=True)[0])
+    assert found == [(1, "is empty (in text[0])", 0), (1, "is empty (in text[2])", 0), (2, "is empty (in text[0])", first)]
+
+
+def test_parquet_values_that_json_cannot_hold(tmp_path: Path) -> None:
+    source = tmp_path / "in.parquet"
+    table = {"text": ["a", "b"], "seen": pa.array([None, 0], pa.timestamp("s")), "image": [None, b"\xff"]}
+    pq.write_table(pa.table(table), source)
+    settings: dict[str, Any] = {"source": str(source), "held_out": 0, "max_rejected": 0.5}
+    manifest = raw.make("d", settings, tmp_path / RAW)
+    assert holds(manifest, train=1, rejected=1, read=2)
+    [row] = rows(tmp_path / "raw", "rejects")
+    assert (row["line"], row["field"]) == (2, "seen")
+    assert json.loads((tmp_path / "raw" / "rejects.raw").read_text())["text"] == "b"
+    steps = [{"drop": ["seen", "image"]}]
+    assert holds(raw.make("d", settings | {"align": steps}, tmp_path / RAW), train=2, read=2)
+
+
+def test_a_long_line_goes_to_the_originals_without_being_held(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    line = b'{"text": "' + b"0123456789" * 2_000_000 + b'"}\n'
+    source.write_bytes(b'{"text": "good"}\n' + line)
+    tracemalloc.start()
+    settings = {"source": str(source), "held_out": 0, "max_rejected": 0.5, "max_line_mb": 0.5}
+    manifest = raw.make("d", settings, tmp_path / RAW)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 8_000_000
+    assert holds(manifest, train=1, rejected=1, read=2)
+    assert manifest["files"]["rejects.raw"] == {"bytes": len(line), "sha256": hashlib.sha256(line).hexdigest()}
+
+
+def test_held_out_share_follows_the_line_alone(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": f"line {n}"}) for n in range(2000)]
+    kept: list[set[str]] = []
+    for name, order in (("a", lines), ("b", lines[::-1])):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(order))
+        out = tmp_path / name / "manifest.json"
+        raw.make(name, {"source": str(tmp_path / f"{name}.jsonl"), "held_out": 0.1}, out)
+        kept.append({row["text"] for row in jsonl.read(tmp_path / name / "held_out.jsonl")})
+    assert kept[0] == kept[1]
+    assert 150 < len(kept[0]) < 250
+
+
+def test_modules_held_out_once_are_held_out_everywhere(tmp_path: Path) -> None:
+    paths: dict[str, set[str]] = {}
+    for name, settings in (("all", {}), ("long", {"min_characters": 16000, "as": "code"})):
+        manifest = raw.make(name, {"source": "stdlib", **settings}, tmp_path / name / "manifest.json")
+        counts = manifest["records"]
+        assert counts["read"] == counts["train"] + counts["held_out"] + counts["filtered"]
+        for part in ("train", "held_out"):
+            rows = list(jsonl.read(tmp_path / name / f"{part}.jsonl"))
+            paths[f"{name}/{part}"] = {row["path"] for row in rows}
+            if name == "long":
+                assert all(len(row["text"]) >= 16000 and row["source"] == "code" for row in rows)
+    assert paths["long/held_out"] < paths["all/held_out"]
+    assert paths["long/train"] < paths["all/train"]
+    assert not paths["all/train"] & paths["all/held_out"]
+    everything = paths["all/train"] | paths["all/held_out"]
+    assert {"argparse.py", "json/decoder.py"} <= everything
+    assert not any(path.startswith(("test/", "site-packages/", "encodings/")) for path in everything)
+    assert not {"token.py", "keyword.py", "html/entities.py", "stringprep.py"} & everything
+
+
+def test_trimmed_library_is_named(tmp_path: Path) -> None:
+    (tmp_path / "os.py").write_text("pass\n")
+    with pytest.raises(ValueError, match="only 1 modules of Python's standard library"):
+        list(stdlib.generate(folder=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("rejected", "allowed", "passes"), [(1, 0.01, True), (2, 0.01, False), (0, 0, True), (1, 0, False), (99, 1, True)]
+)
+def test_more_rejects_than_allowed_fail_the_job(tmp_path: Path, rejected: int, allowed: float, passes: bool) -> None:
+    source, folder = tmp_path / "in.jsonl", tmp_path / "raw"
+    settings = {"source": str(source), "held_out": 0, "max_rejected": allowed}
+    source.write_text('{"text": "before"}\n')
+    raw.make("d", settings, tmp_path / RAW)
+    source.write_text('{"text": ""}\n' * rejected + '{"text": "good"}\n' * (100 - rejected))
+    if passes:
+        assert holds(
+            raw.make("d", settings, tmp_path / RAW),
+            train=100 - rejected,
+            read=100,
+            **{"rejected": rejected} if rejected else {},
+        )
+        return
+    with pytest.raises(ValueError, match=rf"data\.d: {rejected} of 100 records rejected, more than max_rejected") as caught:
+        raw.make("d", settings, tmp_path / RAW)
+    message = str(caught.value)
+    assert f"{rejected} x text: is empty (first: {source}, line 1)" in message
+    assert f"{folder / 'rejects.jsonl'}" in message
+    assert f"data.d.max_rejected: 0.0{rejected}" in message
+    # What is left tells of the faults, and nothing lets a later job go on.
+    assert sorted(path.name for path in folder.iterdir()) == ["rejects.jsonl", "rejects.raw"]
+    assert len(rows(folder, "rejects")) == rejected
+    assert (folder / "rejects.raw").read_text() == '{"text": ""}\n' * rejected
+
+
+def test_no_record_left_to_train_on(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"text": "x"}\n' * 3)
+    steps = [{"filter": {"field": "text", "equals": "y"}}]
+    with pytest.raises(ValueError, match=r"data\.d: no record left to train on"):
+        raw.make("d", {"source": str(source), "align": steps}, tmp_path / RAW)
+    assert not {"manifest.json", "train.jsonl"} & {path.name for path in (tmp_path / "raw").iterdir()}
+
+
+def test_a_source_that_cannot_be_read_whole_changes_nothing(tmp_path: Path) -> None:
+    source = tmp_path / "in.json"
+    source.write_text('[{"text": "x"}, {"text": "y"}]')
+    raw.make("d", {"source": str(source), "held_out": 0}, tmp_path / RAW)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "raw").iterdir()}
+    source.write_text('[{"text": "x"}, {"text": "y"')
+    with pytest.raises(ValueError, match=r"in\.json: record 2, .*the file ends inside this record"):
+        raw.make("d", {"source": str(source), "held_out": 0}, tmp_path / RAW)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "raw").iterdir()} == before
+
+
+def fetched(folder: Path, **changes: Any) -> Path:
+    """What `fetch` leaves: two files and their manifest."""
+    for name in ("b.jsonl", "a.json"):
+        (folder / "files").mkdir(parents=True, exist_ok=True)
+        (folder / "files" / name).write_text(json.dumps({"text": name}) + "\n")
+    files = describe_files(folder, ["files/b.jsonl", "files/a.json"])
+    manifest = {"source": "hf:o/d", "revision": "main", "repository": "o/d", "commit": "c" * 40, "files": files}
+    write_json(folder / "manifest.json", manifest | changes)
+    return folder / "manifest.json"
+
+
+def test_files_of_the_hub_are_read_in_order_after_their_hashes_are_checked(tmp_path: Path) -> None:
+    path = fetched(tmp_path / "hub")
+    manifest = raw.make("d", {"source": "hf:o/d", "held_out": 0}, tmp_path / RAW, fetched=path)
+    assert [record["text"] for record in rows(tmp_path / "raw", "train")] == ["a.json", "b.jsonl"]
+    assert manifest["origin"] == {"repository": "o/d", "commit": "c" * 40}
+    (tmp_path / "hub" / "files" / "b.jsonl").write_text(json.dumps({"text": "c.jsonl"}) + "\n")
+    with pytest.raises(ValueError, match=r"b\.jsonl: its SHA-256 differs"):
+        raw.make("d", {"source": "hf:o/d"}, tmp_path / RAW, fetched=path)
+
+
+def test_what_was_fetched_must_be_what_is_configured(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"data\.d\.source: hf:o/d must be fetched first: .* fetch --source hf:o/d --revision v1"
+    ):
+        raw.make("d", {"source": "hf:o/d", "revision": "v1"}, tmp_path / RAW)
+    with pytest.raises(ValueError, match=r"manifest\.json: source: is hf:o/e, but data\.d\.source is hf:o/d"):
+        raw.make("d", {"source": "hf:o/d"}, tmp_path / RAW, fetched=fetched(tmp_path / "e", source="hf:o/e"))
+    with pytest.raises(ValueError, match=r"manifest\.json: revision: is main, but data\.d\.revision is v1"):
+        raw.make("d", {"source": "hf:o/d", "revision": "v1"}, tmp_path / RAW, fetched=fetched(tmp_path / "hub"))
+    with pytest.raises(ValueError, match=r"the source .* is none of the hub's"):
+        raw.make("d", {"source": "stdlib"}, tmp_path / RAW, fetched=fetched(tmp_path / "hub"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, r"data\.d\.source: must be stdlib, puzzles, hf:<name>, or a path"),
+        ({"source": []}, r"data\.d\.source"),
+        ({"source": ["a.jsonl", "hf:o/d"]}, r"data\.d\.source: hf:o/d stands in a list"),
+        ({"source": "stdlib", "min_chars": 3}, r"data\.d\.min_chars: unknown"),
+        ({"source": "stdlib", "align": []}, r"data\.d\.align: unknown for source stdlib"),
+        ({"source": "x.jsonl", "revision": "main"}, r"data\.d\.revision: unknown"),
+        ({"source": "puzzles"}, r"data\.d\.records: must be given"),
+        ({"source": "puzzles", "records": "4"}, r"data\.d\.records: wrong type"),
+        ({"source": "x.jsonl", "held_out": 1}, r"data\.d\.held_out: a share"),
+        ({"source": "x.jsonl", "max_rejected": 1.5}, r"data\.d\.max_rejected: a share"),
+        ({"source": "x.jsonl", "max_line_mb": 0}, r"data\.d\.max_line_mb: must be above 0"),
+        ({"source": "x.jsonl", "align": {"rename": {"a": "b"}}}, r"data\.d\.align: wrong type"),
+        ({"source": "x.jsonl", "align": [{"renam": {"a": "b"}}]}, r"data\.d\.align\[0\]\.renam: no such aligner"),
+        ({"source": "no/such.jsonl"}, r"no/such\.jsonl: no such file"),
+        ({"source": "stdlib", "as": "book"}, r"data\.d\.as"),
+    ],
+)
+def test_settings_are_checked(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        raw.make("d", settings, tmp_path / "raw" / "manifest.json")

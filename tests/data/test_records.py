@@ -1,0 +1,119 @@
+"""The record formats: what each becomes, and which field of a broken one is named."""
+
+from typing import Any
+
+import pytest
+
+from longspec.data.records import Chat, RecordError, Text, to_messages_or_text
+
+ASKED = {"role": "user", "content": "u"}
+ANSWERED = {"role": "assistant", "content": "a"}
+PAIR = Chat([ASKED, ANSWERED])
+
+GOOD: list[tuple[dict[str, Any], Text | Chat]] = [
+    ({"text": "t"}, Text("t")),
+    ({"text": "t", "meta": {"redpajama_set_name": "RedPajamaBook"}}, Text("t")),
+    ({"source": "", "target": "t"}, Text("t")),
+    ({"source": None, "target": "t"}, Text("t")),
+    ({"source": "p", "target": "t"}, Text("t", "p")),
+    ({"source": "book", "text": "t"}, Text("t")),
+    ({"source": "code", "text": "t"}, Text("t")),
+    ({"source": "arxiv", "text": "t"}, Text("t")),
+    ({"problem": "u", "qwq": "a"}, PAIR),
+    ({"problem": "u", "qwq": "a", "text": None, "messages": None}, PAIR),
+    ({"source": "tulu-v2", "conversation": [ASKED, ANSWERED]}, PAIR),
+    ({"messages": [ASKED, ANSWERED]}, PAIR),
+    ({"messages": [{**ASKED, "name": None}, {**ANSWERED, "tool_calls": None, "refusal": None}]}, PAIR),
+    ({"id": "x_0", "conversations": [{"from": "human", "value": "u"}, {"from": "gpt", "value": "a"}]}, PAIR),
+    ({"conversations": [{"from": "user", "value": "u"}, {"from": "chatgpt", "value": "a"}]}, PAIR),
+    ({"conversations": [{"from": "human", "value": "u"}, {"from": "bing", "value": "a"}]}, PAIR),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": "u"}]}, ANSWERED]}, PAIR),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": " x"}, {"type": "text", "text": "y"}]}, ANSWERED]},
+        Chat([{"role": "user", "content": " xy"}, ANSWERED]),
+    ),
+    (
+        {"messages": [{"role": "system", "content": ""}, ASKED, ANSWERED]},
+        Chat([{"role": "system", "content": ""}, ASKED, ANSWERED]),
+    ),
+    (
+        {"messages": [{"role": "developer", "content": "s"}, ASKED, ANSWERED]},
+        Chat([{"role": "system", "content": "s"}, *PAIR.messages]),
+    ),
+    (
+        {"source": "arxiv", "article": ["x", "y"], "abstract": ["1", "2"]},
+        Chat(
+            [
+                {"role": "user", "content": "Please summarize the following article: x"},
+                {"role": "assistant", "content": "1"},
+                {"role": "user", "content": "Please summarize the following article: y"},
+                {"role": "assistant", "content": "2"},
+            ]
+        ),
+    ),
+    (
+        {"source": "arxiv", "article": "x", "abstract": "1"},
+        Chat(
+            [
+                {"role": "user", "content": "Please summarize the following article: x"},
+                {"role": "assistant", "content": "1"},
+            ]
+        ),
+    ),
+]
+
+BAD: list[tuple[dict[str, Any], str, str]] = [
+    ({"text": 3}, "text", "must be text, is int"),
+    ({"text": None}, "text", "is null"),
+    ({"text": ""}, "text", "is empty"),
+    ({"text": " \n\u2003"}, "text", "is empty"),
+    ({"text": "ab\0"}, "text", "NUL character at character 3"),
+    ({"text": "a\ud800b"}, "text", "lone surrogate at character 2"),
+    ({"source": "book"}, "text", "is missing or null"),
+    ({"source": "x\0", "target": "t"}, "source", "NUL"),
+    ({"source": 3, "target": "t"}, "source", "must be text, is int"),
+    ({"target": ["t"]}, "target", "must be text, is list"),
+    ({"title": "t"}, "record", "fits no known format (fields: title;"),
+    ({}, "record", "fits no known format (fields: none;"),
+    ({"problem": "p"}, "qwq", "is missing or null"),
+    ({"qwq": "p"}, "problem", "is missing or null"),
+    ({"messages": []}, "messages", "not empty"),
+    ({"messages": "hello"}, "messages", "must be a list"),
+    ({"messages": ["hello"]}, "messages[0]", "must be an object, is str"),
+    ({"messages": [ASKED]}, "messages", "no assistant"),
+    ({"messages": [{"role": "system", "content": "s"}]}, "messages", "no assistant"),
+    ({"messages": [ANSWERED, ASKED, ANSWERED]}, "messages[0]", "begins the conversation"),
+    ({"messages": [{"role": "system", "content": "s"}, ANSWERED]}, "messages[1]", "begins the conversation"),
+    ({"messages": [ASKED, {"role": "assistant", "content": ""}]}, "messages[1].content", "is empty"),
+    ({"messages": [ASKED, {"role": "assistant"}]}, "messages[1].content", "is missing or null"),
+    ({"messages": [ASKED, ANSWERED, {"role": "tool", "content": "c"}]}, "messages[2].role", "'tool' is no role"),
+    ({"messages": [{"role": ["user"], "content": "c"}]}, "messages[0].role", "['user'] is no role"),
+    ({"messages": [ASKED, {**ANSWERED, "tool_calls": [{"id": 1}]}]}, "messages[1].tool_calls", "would be lost"),
+    ({"messages": [ASKED, {**ANSWERED, "reasoning_content": "hm"}]}, "messages[1].reasoning_content", "would be lost"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "u"}, {"type": "image_url"}]}, ANSWERED]},
+        "messages[0].content[1].type",
+        "'image_url' is not 'text'",
+    ),
+    ({"messages": [{"role": "user", "content": ["u"]}, ANSWERED]}, "messages[0].content[0]", "must be an object, is str"),
+    ({"messages": [{"role": "user", "content": []}, ANSWERED]}, "messages[0].content", "is empty"),
+    ({"conversations": [{"from": "human", "value": None}, {"from": "gpt", "value": "a"}]}, "conversations[0].value", "null"),
+    ({"source": "tulu-v2", "text": "t"}, "conversation", "is missing or null"),
+    ({"source": "arxiv"}, "article[0]", "is missing or null"),
+    ({"source": "arxiv", "article": ["a", "b"], "abstract": "c"}, "abstract", "1 for 2 articles"),
+    ({"source": "arxiv", "article": [], "abstract": []}, "abstract", "0 for 0 articles"),
+    ({"source": "arxiv", "article": ["a", 1], "abstract": ["b", "c"]}, "article[1]", "must be text, is int"),
+]
+
+
+@pytest.mark.parametrize(("record", "document"), GOOD)
+def test_published_formats(record: dict[str, Any], document: Text | Chat) -> None:
+    assert to_messages_or_text(record) == document
+
+
+@pytest.mark.parametrize(("record", "field", "reason"), BAD)
+def test_faults_name_the_field(record: dict[str, Any], field: str, reason: str) -> None:
+    with pytest.raises(RecordError) as caught:
+        to_messages_or_text(record)
+    assert caught.value.field == field
+    assert reason in caught.value.reason

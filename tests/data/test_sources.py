@@ -1,0 +1,324 @@
+"""Files of every kind: the same records from each, faults told one by one, and memory that does not follow the file."""
+
+import gzip
+import io
+import json
+import random
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from longspec.data import elements, sources
+from longspec.data.elements import JsonText, gather, line_pieces
+from longspec.data.items import Item, Note
+
+LIMIT = 10_000
+RECORDS = [
+    {"text": 'quotes " and \\ and {braces} [brackets], commas', "n": 1},
+    {"text": "zwölf Boxkämpfer 🎉\n\ttabs", "deep": {"a": [1, {"b": []}], "c": {}}},
+    {"text": '\\"]}', "list": ["a,b", "]", "}", 3.5, None, True]},
+    {"text": "x" * 5000},
+    {"text": "", "e": "\\"},
+]
+
+
+def records_of(found: list[Item | Note]) -> list[Any]:
+    return [item.record for item in found if isinstance(item, Item)]
+
+
+def notes_of(found: list[Item | Note]) -> list[tuple[str, int, int]]:
+    return [(note.reason, note.line, note.count) for note in found if isinstance(note, Note)]
+
+
+def compressed(data: bytes, kind: str) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, kind) as stream:
+        stream.write(data)
+    return sink.getvalue().to_pybytes()
+
+
+LINES = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in RECORDS).encode()
+PRETTY = json.dumps(RECORDS, indent=2).encode()
+FILES: dict[str, bytes] = {
+    "plain.jsonl": LINES,
+    "unended.jsonl": LINES.rstrip(b"\n"),
+    "crlf.jsonl": LINES.replace(b"\n", b"\r\n"),
+    "lines.jsonl.gz": gzip.compress(LINES),
+    "lines.jsonl.zst": compressed(LINES, "zstd"),
+    "two-streams.jsonl.gz": gzip.compress(LINES[:100]) + gzip.compress(LINES[100:]),
+    "two-frames.jsonl.zst": compressed(LINES[:100], "zstd") + compressed(LINES[100:], "zstd"),
+    "lines.json": LINES,
+    "lines.json.gz": gzip.compress(LINES),
+    "array.json": json.dumps(RECORDS).encode(),
+    "pretty.json": PRETTY,
+    "bom.json": elements.BOM + PRETTY,
+    "pretty.json.zst": compressed(PRETTY, "zstd"),
+    "array-of-lines.json": b"[\n" + b",\n".join(LINES.splitlines()) + b"\n]\n",
+    "one-after-another.json": b"\n".join(json.dumps(record, indent=1).encode() for record in RECORDS),
+    "without-spaces.json": b"".join(json.dumps(record).encode() for record in RECORDS),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("piece", [1, 2, 7, 1 << 20])
+def test_every_kind_of_file_gives_the_same_records(
+    tmp_path: Path, name: str, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elements, "PIECE", piece)
+    (tmp_path / name).write_bytes(FILES[name])
+    assert records_of(list(sources.read(tmp_path / name, LIMIT))) == RECORDS
+
+
+@pytest.mark.parametrize("rows", [1, 2, 1000])
+def test_parquet_rows(tmp_path: Path, rows: int) -> None:
+    table = pa.table(
+        {
+            "text": ["a", None, "c\n"],
+            "turns": [[{"role": "user", "content": "u"}], [], None],
+            "n": pa.array([1, 2, 3], pa.int8()),
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=rows)
+    found = list(sources.read(tmp_path / "a.parquet", LIMIT))
+    assert records_of(found) == table.to_pylist()
+    assert [item.line for item in found if isinstance(item, Item)] == [1, 2, 3]
+
+
+def test_parquet_text_that_is_no_utf8(tmp_path: Path) -> None:
+    column = pa.array([b"good", b"b\xffd", b"too"]).view(pa.string())
+    pq.write_table(pa.table({"id": [1, 2, 3], "text": column}), tmp_path / "a.parquet")
+    good, bad, too = sources.read(tmp_path / "a.parquet", LIMIT)
+    assert isinstance(bad, Item)
+    assert bad.error is not None
+    assert (bad.line, bad.error.field) == (2, "text")
+    assert records_of([good, too]) == [{"id": 1, "text": "good"}, {"id": 3, "text": "too"}]
+
+
+def random_value(draw: random.Random, depth: int) -> Any:
+    kind = draw.randrange(7 if depth else 5)
+    if kind == 6:
+        return {random_text(draw): random_value(draw, depth - 1) for _ in range(draw.randrange(4))}
+    if kind == 5:
+        return [random_value(draw, depth - 1) for _ in range(draw.randrange(4))]
+    return [None, True, draw.randrange(-999, 999), draw.random(), random_text(draw)][kind]
+
+
+def random_text(draw: random.Random) -> str:
+    return "".join(draw.choices('\\"{}[],: \nä🎉x', k=draw.randrange(8)))
+
+
+def test_values_of_any_array_are_found_whatever_the_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = random.Random(0)
+    for _ in range(300):
+        values = [random_value(draw, 3) for _ in range(draw.randrange(6))]
+        monkeypatch.setattr(elements, "PIECE", draw.choice([1, 2, 3, 5, 64]))
+        text = json.dumps(values, indent=draw.choice([None, 1]), ensure_ascii=draw.random() < 0.5).encode()
+        found = gather(JsonText(io.BytesIO(text), "a.json").pieces(), LIMIT)
+        assert [json.loads(element.content) for element in found] == values
+
+
+def whole_and_too_long(text: bytes, limit: int, whole: Callable[[io.BytesIO], Any]) -> list[tuple[bytes, bool]]:
+    """All bytes of each element, and whether it was taken for too long."""
+    return [
+        (b"".join([element.content, *(element.rest or ())]), element.rest is not None)
+        for element in gather(whole(io.BytesIO(text)), limit)
+    ]
+
+
+@pytest.mark.parametrize("piece", [1, 3, 100])
+def test_only_what_is_longer_than_the_limit_is_too_long(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elements, "PIECE", piece)
+    values = [b'{"t": "%s"}' % (b"x" * size) for size in (2, 1, 2, 30, 1, 30)]  # of 11, 10 and 39 bytes
+    expected = [(value, len(value) > 10) for value in values]
+    assert whole_and_too_long(b"[" + b",".join(values) + b"]", 10, lambda handle: JsonText(handle, "").pieces()) == expected
+    expected = [(line + b"\n", len(line) > 10) for line in values]
+    assert whole_and_too_long(b"\n".join(values) + b"\n", 11, line_pieces) == expected
+    assert whole_and_too_long(b"\n".join(values), 11, line_pieces) == [*expected[:-1], (values[-1], True)]
+
+
+def test_what_nobody_asked_for_of_an_overlong_line_is_passed_over() -> None:
+    text = b"x" * 3_000_000 + b"\n{}\n"
+    assert [element.content for element in gather(line_pieces(io.BytesIO(text)), 100)][1:] == [b"{}\n"]
+
+
+FAULTS: list[tuple[bytes, str]] = [
+    (b'{"text": "cut', "is not valid JSON: Unterminated string starting at character 10"),
+    (b'["text"]', "must be a JSON object, is list"),
+    (b"null", "must be a JSON object, is null"),
+    (b'"text"', "must be a JSON object, is str"),
+    (b'{"text": "\xff"}', "is not UTF-8: byte 0xff at byte 11"),
+    (b'{"text": NaN}', "holds NaN, which is no JSON number"),
+    (b'{"text": "a", "text": "b"}', "names the key 'text' twice"),
+    (b'{"a": {"b": 1, "b": 1}, "text": "b"}', "names the key 'b' twice"),
+    (b"\0\0\0", "holds 3 NUL bytes"),
+    (b'{"text": "\0"}', "holds 1 NUL bytes"),
+    (b'{"n": %s}' % (b"9" * 5000), "Exceeds the limit (4300 digits)"),
+    (b"[" * 9000, "is nested too deep"),
+    (b'{"text": "t"} {"text": "t"}', "Extra data at character 15"),
+]
+
+
+def test_each_broken_line_is_told_and_its_neighbours_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"".join(line + b'\n{"text": "good"}\n' for line, _ in FAULTS))
+    found = [item for item in sources.read(path, LIMIT) if isinstance(item, Item)]
+    assert [item.record for item in found[1::2]] == [{"text": "good"}] * len(FAULTS)
+    for number, ((line, reason), item) in enumerate(zip(FAULTS, found[::2], strict=True)):
+        assert item.error is not None
+        assert (item.line, item.error.field, b"".join(item.original)) == (2 * number + 1, "line", line + b"\n")
+        assert item.error.reason.startswith(reason) or reason in item.error.reason
+
+
+def test_broken_values_of_an_array_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(b'[{"text": 1 2}, 5, {"text": "\xff"}, {"a" {"b": ]}},\n{"text": "good"} ]')
+    found = [item for item in sources.read(path, LIMIT) if isinstance(item, Item)]
+    assert [item.line for item in found if item.error] == [1, 2, 3, 4]
+    assert found[-1].record == {"text": "good"}
+    assert b"".join(found[3].original).strip() == b'{"a" {"b": ]}}'
+
+
+def test_a_line_that_the_end_of_the_file_cuts_off_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(LINES[:-9])
+    *_, last = (item for item in sources.read(path, LIMIT) if isinstance(item, Item))
+    assert last.error is not None
+    assert last.error.reason.endswith("the file ends in the middle of this line")
+    assert b"".join(last.original) == LINES.splitlines()[-1][:-8]
+
+
+def test_marks_line_ends_and_blank_lines_are_read_without_loss_and_told(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    mark = elements.BOM
+    path.write_bytes(mark + b'{"text": "1"}\r\n{"text": "2"}\n\n \t\r\n' + mark + b'{"text": "5"}\r\n\n')
+    found = list(sources.read(path, LIMIT))
+    assert records_of(found) == [{"text": "1"}, {"text": "2"}, {"text": "5"}]
+    assert [item.line for item in found if isinstance(item, Item)] == [1, 2, 5]
+    assert sorted(notes_of(found)) == sorted([(sources.HAS_BOM, 1, 2), (sources.HAS_CRLF, 1, 3), (sources.IS_BLANK, 3, 3)])
+    # A mark or a line end is no part of the record: it is held out, or not, as without them.
+    assert [item.key for item in found if isinstance(item, Item)] == [b'{"text": "%d"}' % n for n in (1, 2, 5)]
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n", b"[]", b"[ \n]\n"])
+def test_a_file_without_records_is_told(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.json").write_bytes(content)
+    found = list(sources.read(tmp_path / "a.json", LIMIT))
+    assert records_of(found) == []
+    assert [reason for reason, _, _ in notes_of(found)] == [sources.HOLDS_NONE]
+
+
+MANY = b"".join(b'{"text": "line %d of many"}\n' % number for number in range(20_000))
+CORRUPT: list[tuple[str, bytes, str]] = [
+    ("a.jsonl.gz", gzip.compress(MANY)[:-20], "Truncated compressed stream"),
+    ("a.jsonl.gz", gzip.compress(MANY)[:-3], "Truncated compressed stream"),
+    ("a.jsonl.gz", gzip.compress(MANY) + b"\0garbage", "cut off or corrupt"),
+    ("a.jsonl.gz", b"", "is empty"),
+    ("a.jsonl.gz", MANY, "cut off or corrupt"),
+    ("a.jsonl.zst", compressed(MANY, "zstd")[:-20], "Truncated compressed stream"),
+    ("a.jsonl.zst", compressed(MANY, "zstd")[:-1], "Truncated compressed stream"),
+    ("a.jsonl.zst", compressed(MANY, "zstd") + b"garbage", "cut off or corrupt"),
+    ("a.json.zst", MANY, "cut off or corrupt"),
+    ("a.jsonl", gzip.compress(MANY), r"is gzip-compressed by its first bytes; its name must end in \.gz"),
+    ("a.json", compressed(MANY, "zstd"), r"its name must end in \.zst"),
+    ("a.jsonl", "a\n".encode("utf-16"), "UTF-16"),
+    ("a.json", PRETTY[:-1], "the file ends inside this record"),
+    ("a.json", PRETTY[:200], r"record 2, at byte 200: the file ends inside this record"),
+    ("a.json", b"[", "the file ends inside this record"),
+    ("a.json", b'[{"a": "', "the file ends inside this record"),
+    ("a.json", b'[{"a": "\\', "the file ends inside this record"),
+    ("a.json", b'[{}]\n["text"]\n', "text after the end of the array"),
+    ("a.json", b"text\n", "neither an array of objects nor objects"),
+    ("a.json", b'{"a":\n1}\n]', "record 2, at byte 9: neither"),
+    ("a.parquet", b"PAR1 and then nothing PAR1", "no whole Parquet file"),
+    ("a.parquet", b"", "no whole Parquet file"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), CORRUPT)
+def test_a_file_with_an_unknown_number_of_records_missing_is_refused(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{name}: .*{message}"):
+        list(sources.read(tmp_path / name, LIMIT))
+
+
+def test_parquet_that_is_cut_off_or_names_a_column_twice(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["a"] * 1000}), path)
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(ValueError, match=r"a\.parquet: .*no whole Parquet file"):
+        list(sources.read(path, LIMIT))
+    pq.write_table(pa.table([pa.array(["a"]), pa.array(["b"])], names=["text", "text"]), path)
+    with pytest.raises(ValueError, match=r"a\.parquet: names a column twice"):
+        list(sources.read(path, LIMIT))
+
+
+def test_files_of_globs_and_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("b/2.jsonl", "b/1.jsonl", "b/c/3.jsonl.gz", "a.parquet", "b/.2.jsonl.7.tmp", "b/.hidden.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert sources.files_of("b/2.jsonl") == [Path("b/2.jsonl")]
+    assert sources.files_of("b/*.jsonl") == [Path("b/1.jsonl"), Path("b/2.jsonl")]
+    assert sources.files_of(f"{tmp_path}/b/**/*.jsonl*") == [
+        tmp_path / f"b/{name}" for name in ("1.jsonl", "2.jsonl", "c/3.jsonl.gz")
+    ]
+    assert sources.files_of(["b/2.jsonl", "*.parquet"]) == [Path("a.parquet"), Path("b/2.jsonl")]
+    for source, message in (
+        ("no/such.jsonl", r"no/such\.jsonl: no such file"),
+        ("*.jsonl", r"\*\.jsonl: no such file"),
+        ("b", "b: is a folder"),
+        (["b/*.jsonl", "b/2.jsonl"], r"b/2\.jsonl: named twice"),
+        ("b/*", "of no known kind|is a folder"),
+    ):
+        (tmp_path / "b/notes.txt").touch()
+        with pytest.raises(ValueError, match=message):
+            sources.files_of(source)
+
+
+def peak(path: Path, limit: int) -> int:
+    """The most bytes that Python held while everything, the originals of faults too, was read."""
+    tracemalloc.start()
+    for item in sources.read(path, limit):
+        if isinstance(item, Item) and item.error:
+            for _ in item.original:
+                pass
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return most
+
+
+@pytest.mark.parametrize("kind", ["text.jsonl", "text.jsonl.gz", "text.jsonl.zst", "text.json", "escapes.json", "values.json"])
+def test_a_50_mb_line_is_never_in_memory(tmp_path: Path, kind: str) -> None:
+    unit = {"escapes.json": b"\\n", "values.json": b'","'}.get(kind, b"x")
+    overlong = b'{"text": ["' + unit * (50_000_000 // len(unit)) + b'"]}'
+    values = [b'{"text": "first"}', overlong, b'{"text": "last"}']
+    data = b"[" + b",".join(values) + b"]" if kind.endswith(".json") else b"\n".join(values)
+    path = tmp_path / kind
+    path.write_bytes(
+        gzip.compress(data, 1) if kind.endswith(".gz") else compressed(data, "zstd") if kind.endswith(".zst") else data
+    )
+    del data, values, overlong
+    first, long_one, last = (item for item in sources.read(path, 1_000_000) if isinstance(item, Item))
+    assert (first.record, last.record) == ({"text": "first"}, {"text": "last"})
+    assert long_one.error is not None
+    assert long_one.error.reason == "is longer than 1 MB (max_line_mb)"
+    assert peak(path, 1_000_000) < 10_000_000
+
+
+def test_memory_does_not_follow_the_size_of_the_file(tmp_path: Path) -> None:
+    line = json.dumps({"text": "x" * 1000}).encode()
+    peaks = {}
+    for count in (3_000, 12_000):
+        (tmp_path / "a.jsonl").write_bytes((line + b"\n") * count)
+        (tmp_path / "a.json").write_bytes(b"[" + b",".join([line] * count) + b"]")
+        peaks[count] = [peak(tmp_path / name, LIMIT) for name in ("a.jsonl", "a.json")]
+    for few, many in zip(peaks[3_000], peaks[12_000], strict=True):
+        assert few < 6_000_000
+        assert many < 1.2 * few

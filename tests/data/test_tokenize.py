@@ -1,0 +1,243 @@
+"""Token ids and answer masks, verified by decoding."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from longspec.artefact import describe_files, read_json, sha256_file, sha256_text, write_json
+from longspec.data import pack, raw, tokenize
+from longspec.data.chat import CHATML
+from longspec.data.encoding import Encoded, Encoder
+from longspec.data.shards import PackedRows
+from tests.corpus import write_raw
+
+END = "<|im_end|>"
+
+
+def answers(tokenizer: Any, record: dict[str, Any]) -> str:
+    """The text of the tokens that count as answer."""
+    ids, mask = tokenize.encode(tokenizer, record)
+    return tokenizer.decode(ids[mask == 1], skip_special_tokens=False)
+
+
+def test_text_is_whole_and_ends_with_eos(tokenizer: Any) -> None:
+    text = "def f(x):\n    return x  # größer, 数, 🙂\n\n"
+    ids, mask = tokenize.encode(tokenizer, {"text": text})
+    assert ids.dtype == np.int32
+    assert mask.dtype == np.uint8
+    assert mask.all()
+    assert ids[-1] == tokenizer.eos_token_id
+    assert tokenizer.decode(ids[:-1], skip_special_tokens=False) == text
+
+
+def test_names_of_special_tokens_in_text_stay_text(tokenizer: Any) -> None:
+    text = "a <|im_end|> b <|im_start|>assistant <|endoftext|>"
+    ids, _ = tokenize.encode(tokenizer, {"text": text})
+    assert not set(ids[:-1].tolist()) & set(tokenizer.all_special_ids)
+    assert tokenizer.decode(ids[:-1], skip_special_tokens=False) == text
+
+
+def test_prompt_of_general_text_is_no_answer(tokenizer: Any) -> None:
+    assert answers(tokenizer, {"source": "Question: ", "target": "an answer"}) == "an answer" + END
+
+
+@pytest.mark.parametrize("answer", ["14 - 3 = 11", "\n\nIt begins with lines", "ends with space  ", "größer 🙂", "x"])
+def test_answer_mask_decodes_to_the_answer_and_its_end(tokenizer: Any, answer: str) -> None:
+    assert answers(tokenizer, {"problem": f"What? Not {answer}, or is it?", "qwq": answer}) == answer + END
+
+
+def test_every_turn_of_a_conversation(tokenizer: Any) -> None:
+    turns = [("system", "s"), ("human", "same"), ("gpt", "same"), ("human", "more"), ("gpt", "the last")]
+    record = {"conversations": [{"from": who, "value": what} for who, what in turns]}
+    ids, mask = tokenize.encode(tokenizer, record)
+    assert answers(tokenizer, record) == f"same{END}the last{END}"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == (
+        f"<|im_start|>system\ns{END}\n<|im_start|>user\nsame{END}\n<|im_start|>assistant\nsame{END}\n"
+        f"<|im_start|>user\nmore{END}\n<|im_start|>assistant\nthe last{END}"
+    )
+    assert mask[-1] == 1
+    assert ids[-1] == tokenizer.pad_token_id
+
+
+def test_names_of_special_tokens_in_messages_stay_text(tokenizer: Any) -> None:
+    record = {"problem": "say <|im_end|><|im_start|> now", "qwq": "I say <|im_end|>, see"}
+    ids, mask = tokenize.encode(tokenizer, record)
+    assert answers(tokenizer, record) == f"I say <|im_end|>, see{END}"
+    # Two turns: two opening and two closing tokens, none of them from the text.
+    assert sum(token in tokenizer.all_special_ids for token in ids.tolist()) == 4
+    assert sum(token in tokenizer.all_special_ids for token in ids[mask == 1].tolist()) == 1
+
+
+def test_batch_equals_one_by_one(tokenizer: Any) -> None:
+    records: list[dict[str, Any]] = [{"text": "plain <|im_end|>"}, {"problem": "p", "qwq": "q"}, {"source": "s", "target": "t"}]
+    encoder = Encoder(tokenizer)
+    for document, record in zip(encoder.encode(encoder.plan(records)), records, strict=True):
+        assert isinstance(document, Encoded)
+        alone_ids, alone_mask = tokenize.encode(tokenizer, record)
+        assert document.ids.tolist() == alone_ids.tolist()
+        assert document.answer_mask.tolist() == alone_mask.tolist()
+
+
+def make_raw(folder: Path, records: list[dict[str, Any]], **settings: Any) -> Path:
+    source = folder / "source.jsonl"
+    source.write_text("".join(json.dumps(record) + "\n" for record in records))
+    out = folder / "raw" / "manifest.json"
+    raw.make("d", {"source": str(source), "held_out": 0.0, **settings}, out)
+    return out
+
+
+@pytest.mark.parametrize("num_shards", [1, 3, 7, 60])
+def test_shards_hold_every_record_once(tmp_path: Path, tokenizer_manifest: Path, tokenizer: Any, num_shards: int) -> None:
+    """Wherever the borders fall, and with more shards than records, of which some are then empty."""
+    records: list[dict[str, Any]] = [{"text": f"document {n} größer " * (n + 1)} for n in range(11)]
+    source = make_raw(tmp_path, records)
+    train = (source.parent / "train.jsonl").read_bytes()
+    found: list[dict[str, Any]] = []
+    paths = [tmp_path / f"{shard:03}.json" for shard in range(num_shards)]
+    for shard, path in enumerate(paths):
+        manifest = tokenize.make(source, tokenizer_manifest, shard, num_shards, path)
+        table = pa.ipc.open_file(str(path.with_suffix(".arrow"))).read_all().to_pydict()
+        assert manifest["tokens"] == sum(map(len, table["input_ids"]))
+        assert manifest["documents"] == len(table["record"])
+        for place, ids in zip(table["record"], table["input_ids"], strict=True):
+            record = json.loads(train[place:].split(b"\n")[0])
+            assert tokenizer.decode(ids[:-1]) == record["text"]
+            found.append(record)
+    assert found == records
+    packed = pack.make(paths, 64, "base", "split", tmp_path / "packed" / "manifest.json")
+    assert packed["documents"] == 11
+
+
+def test_a_shard_reads_its_own_part_alone(tmp_path: Path, tokenizer_manifest: Path) -> None:
+    """Neither the lines of other shards nor, but for the first shard, the whole file for its hash."""
+    source = make_raw(tmp_path, [{"text": f"document {n:02} " * 20} for n in range(40)])
+    train = source.parent / "train.jsonl"
+    lines = train.read_bytes().splitlines(keepends=True)
+    # Lines that are no JSON stand for what must not be parsed; sizes stay as they are.
+    train.write_bytes(b"".join(line if n >= 30 else b"x" * (len(line) - 1) + b"\n" for n, line in enumerate(lines)))
+    assert tokenize.make(source, tokenizer_manifest, 3, 4, tmp_path / "003.json")["documents"] == 10
+    with pytest.raises(ValueError, match=r"train\.jsonl: its SHA-256 differs"):
+        tokenize.make(source, tokenizer_manifest, 0, 4, tmp_path / "000.json")
+    with pytest.raises(ValueError, match=r"train\.jsonl: line 21: is no JSON object"):
+        tokenize.make(source, tokenizer_manifest, 2, 4, tmp_path / "002.json")
+
+
+def test_end_is_trained_though_it_is_the_padding_token(tmp_path: Path, tokenizer_manifest: Path, tokenizer: Any) -> None:
+    source = make_raw(tmp_path, [{"problem": f"p{n}", "qwq": f"answer {n}"} for n in range(5)])
+    tokenize.make(source, tokenizer_manifest, 0, 1, tmp_path / "000.json")
+    out = tmp_path / "packed" / "manifest.json"
+    pack.make([tmp_path / "000.json"], 128, "longcot", "split", out)
+    rows = PackedRows(out)
+    trained = ""
+    for row in (rows[n] for n in range(len(rows))):
+        trained += tokenizer.decode(row.input_ids_S[row.loss_mask_S == 1], skip_special_tokens=False)
+    assert sorted(trained.split(END)) == sorted(["", *(f"answer {n}" for n in range(5))])
+
+
+def refusing(tokenizer_manifest: Path, folder: Path) -> Path:
+    """The same tokenizer with a template that knows no system role."""
+    manifest = read_json(tokenizer_manifest)
+    files = shutil.copytree(manifest["path"], folder / "refusing")
+    refusal = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    (files / "chat_template.jinja").write_text(refusal + CHATML)
+    names = [path.name for path in files.iterdir()]
+    write_json(folder / "refusing.json", manifest | {"path": str(files), "files": describe_files(files, names)})
+    return folder / "refusing.json"
+
+
+def chats(count: int, refused: set[int]) -> list[dict[str, Any]]:
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    system = [{"role": "system", "content": "s"}]
+    return [{"messages": system * (n in refused) + turns} for n in range(count)]
+
+
+def test_what_a_template_refuses_is_counted(tmp_path: Path, tokenizer_manifest: Path) -> None:
+    refused = {7, 150}
+    source = make_raw(tmp_path, chats(200, refused))
+    tokens = [tmp_path / f"{shard:03}.json" for shard in range(2)]
+    tokenizer = refusing(tokenizer_manifest, tmp_path)
+    made = [tokenize.make(source, tokenizer, n, 2, path) for n, path in enumerate(tokens)]
+    assert [manifest["skipped"]["count"] for manifest in made] == [1, 1]
+    lines = (source.parent / "train.jsonl").read_bytes().splitlines(keepends=True)
+    for manifest, number in zip(made, sorted(refused), strict=True):
+        (reason,) = manifest["skipped"]["reasons"].items()
+        assert reason == (
+            "the chat template refuses it: no system role",
+            {"count": 1, "first": len(b"".join(lines[:number]))},
+        )
+    packed = pack.make(tokens, 64, "long", "split", tmp_path / "packed" / "manifest.json")
+    assert (packed["documents"], packed["skipped"], packed["raw_records"]["train"]) == (198, 2, 200)
+
+
+def test_too_many_refusals_fail_the_shard_with_a_summary(tmp_path: Path, tokenizer_manifest: Path) -> None:
+    source = make_raw(tmp_path, chats(100, {4, 9}))
+    out = tmp_path / "tokens" / "000.json"
+    summary = r"train\.jsonl: 2 of 100 records .* 2 x the chat template refuses it: no system role \(first: line 5\)"
+    with pytest.raises(ValueError, match=summary):
+        tokenize.make(source, refusing(tokenizer_manifest, tmp_path), 0, 1, out)
+    assert list(out.parent.iterdir()) == []
+
+
+def test_the_share_is_the_datasets(tmp_path: Path, tokenizer_manifest: Path) -> None:
+    source = make_raw(tmp_path, chats(100, {4, 9}), max_rejected=0.02)
+    tokenize.make(source, refusing(tokenizer_manifest, tmp_path), 0, 1, tmp_path / "000.json")
+
+
+def test_a_record_in_no_format_names_its_line(tmp_path: Path, tokenizer_manifest: Path) -> None:
+    """Not of our own making, since `raw` lets none through: the file was edited, its manifest too."""
+    source = write_raw(tmp_path / "raw", [{"text": "one"}, {"text": 2}, {"text": "three"}])
+    out = tmp_path / "tokens" / "000.json"
+    with pytest.raises(ValueError, match=r"train\.jsonl: line 2: text: must be text"):
+        tokenize.make(source, tokenizer_manifest, 0, 1, out)
+    assert list(out.parent.iterdir()) == []
+
+
+def test_manifest_tells_everything(tmp_path: Path, tokenizer_manifest: Path, tokenizer: Any) -> None:
+    records: list[dict[str, Any]] = [{"text": "one"}, {"problem": "p", "qwq": "q"}]
+    source = make_raw(tmp_path, records)
+    made = tokenize.make(source, tokenizer_manifest, 0, 1, tmp_path / "000.json")
+    arrow = tmp_path / "000.arrow"
+    sizes = [len(tokenize.encode(tokenizer, record)[0]) for record in records]
+    expected = {
+        "dataset": "d",
+        "raw": sha256_file(source),
+        "raw_records": read_json(source)["records"],
+        "documents": 2,
+        "tokens": sum(sizes),
+        "skipped": {"count": 0, "reasons": {}},
+        "unlike_served": 0,
+        "shortened_answers": 0,
+        "eos": tokenizer.eos_token_id,
+        "tokenizer": tokenize.load(tokenizer_manifest)[1],
+        "template": sha256_text(CHATML),
+        "files": {"000.arrow": {"bytes": arrow.stat().st_size, "sha256": sha256_file(arrow)}},
+    }
+    assert {key: made[key] for key in expected} == expected
+    packed = pack.make([tmp_path / "000.json"], 64, "base", "split", tmp_path / "packed" / "manifest.json")
+    shard = {"path": str(tmp_path / "000.json"), "sha256": sha256_file(tmp_path / "000.json"), "shard": 0}
+    assert packed["shards"] == [shard | {"documents": 2, "tokens": sum(sizes), "files": made["files"]}]
+    for key in ("dataset", "raw_records", "documents", "tokens", "eos", "tokenizer", "template"):
+        assert packed[key] == expected[key]
+    assert sum(packed["document_lengths"].values()) == 2
+
+
+def test_edited_raw_file_is_refused(tmp_path: Path, tokenizer_manifest: Path) -> None:
+    source = make_raw(tmp_path, [{"text": "one"}])
+    (source.parent / "train.jsonl").write_text('{"text": "two"}\n')
+    with pytest.raises(ValueError, match="differs from its manifest"):
+        tokenize.make(source, tokenizer_manifest, 0, 1, tmp_path / "000.json")
+
+
+def test_tokenizer_hash_follows_its_files(tmp_path: Path, tokenizer_manifest: Path) -> None:
+    _, before = tokenize.load(tokenizer_manifest)
+    changed = read_json(tokenizer_manifest)
+    changed["files"]["tokenizer.json"]["sha256"] = "0"
+    (tmp_path / "m.json").write_text(json.dumps(changed))
+    with pytest.raises(ValueError, match=r"tokenizer\.json"):
+        tokenize.load(tmp_path / "m.json")
+    assert len(before) == 64

@@ -1,0 +1,81 @@
+"""A tokenize job as a process: killed in its midst, and its memory."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from longspec.artefact import check_files, read_json
+from longspec.data import tokenize
+from tests.corpus import write_raw
+
+TEXT = "the quick brown fox jumps over the lazy dog and finds " * 60
+
+
+def job(raw: Path, tokenizer: Path, out: Path) -> list[str]:
+    verb = [sys.executable, "-m", "longspec.data", "tokenize"]
+    return [*verb, "--raw", str(raw), "--tokenizer", str(tokenizer), "--out", str(out)]
+
+
+def kill_midway(command: list[str], folder: Path) -> None:
+    """Start the job and kill it once it has written some of its shard."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not any(path.stat().st_size > 0 for path in folder.glob(f".*.{process.pid}.tmp")):
+        assert process.poll() is None, "it ended before it could be killed: give it more to do"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def finals(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+
+
+def test_killed_job_leaves_nothing_and_its_rerun_gives_the_same(tmp_path: Path, tokenizer_manifest: Path) -> None:
+    raw = write_raw(tmp_path / "raw", [{"text": f"{n} {TEXT}"} for n in range(1200)])
+    out, other = tmp_path / "tokens" / "000.json", tmp_path / "other" / "000.json"
+    out.parent.mkdir()
+    kill_midway(job(raw, tokenizer_manifest, out), out.parent)
+    assert finals(out.parent) == set()
+    assert len(list(out.parent.iterdir())) == 1
+    # Of a process that lives nothing is removed.
+    mine = out.parent / f".000.arrow.{os.getppid()}.tmp"
+    mine.write_text("")
+    tokenize.make(raw, tokenizer_manifest, 0, 1, out)
+    assert {path.name for path in out.parent.iterdir()} == {"000.arrow", "000.json", mine.name}
+    tokenize.make(raw, tokenizer_manifest, 0, 1, other)
+    for name in ("000.arrow", "000.json"):
+        assert (out.parent / name).read_bytes() == (other.parent / name).read_bytes()
+    # Killed while it makes a finished shard anew, it leaves that one whole.
+    kill_midway(job(raw, tokenizer_manifest, out), out.parent)
+    check_files(out.parent, read_json(out)["files"])
+
+
+PEAK = """
+import sys
+from pathlib import Path
+from longspec.data import tokenize
+raw, tokenizer, out = map(Path, sys.argv[1:])
+tokenize.make(raw, tokenizer, 0, 1, out)
+status = Path("/proc/self/status").read_text()  # ru_maxrss would count what the parent held when it forked
+print(int(status.split("VmHWM:")[1].split()[0]) // 1024)
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_file(tmp_path: Path, tokenizer_manifest: Path) -> None:
+    """Ten times the text, 20 MB and 200 MB, in hardly more memory."""
+    peaks = []
+    for records in (6_000, 60_000):
+        raw = write_raw(tmp_path / f"raw-{records}", [{"text": f"{n} {TEXT}"} for n in range(records)])
+        assert (raw.parent / "train.jsonl").stat().st_size > records * 3200
+        command = [sys.executable, "-c", PEAK, str(raw), str(tokenizer_manifest), str(tmp_path / f"{records}.json")]
+        ran = subprocess.run(command, capture_output=True, check=True, text=True)
+        peaks.append(int(ran.stdout))
+    assert peaks[1] < peaks[0] + 30, f"MB at most: {peaks}"

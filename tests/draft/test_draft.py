@@ -1,0 +1,60 @@
+"""Published weight files in and out."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import Qwen2Config
+
+from longspec.draft.folder import write_draft
+from longspec.train.models.glide import GlideLayer
+from longspec.train.models.weights import UNUSED, draft_weights_file, load_draft_weights
+
+PROJECTIONS = [f"{kind}_proj.{part}" for kind in "qkv" for part in ("weight", "bias")] + ["o_proj.weight"]
+PUBLISHED = {
+    *(f"{attention}.{name}" for attention in ("self_attn", "cross_attn") for name in PROJECTIONS),
+    *(f"mlp.{kind}_proj.weight" for kind in ("gate", "up", "down")),
+    "input_layernorm.weight",
+    "post_self_attention_layernorm.weight",
+    "post_cross_attention_layernorm.weight",
+}
+
+
+@pytest.fixture
+def layer() -> GlideLayer:
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    return GlideLayer(Qwen2Config(**shape, num_hidden_layers=2))
+
+
+def test_files_have_exactly_the_published_names(layer: GlideLayer, tmp_path: Path) -> None:
+    write_draft(tmp_path / "draft", layer.state_dict(), {"stage": "base"})
+    pth = torch.load(tmp_path / "draft/draft_model_weights.pth", weights_only=True)
+    assert set(pth) == PUBLISHED == set(load_file(tmp_path / "draft/model.safetensors"))
+    assert pth["cross_attn.k_proj.weight"].shape == (16, 32)
+    assert json.loads((tmp_path / "draft/config.json").read_text())["stage"] == "base"
+
+
+def test_published_files_load_unchanged(layer: GlideLayer, tmp_path: Path) -> None:
+    """A .pth, a .safetensors or a folder; the unused tensors may hold anything."""
+    write_draft(tmp_path / "draft", layer.state_dict(), {})
+    pth = tmp_path / "draft/draft_model_weights.pth"
+    published = torch.load(pth, weights_only=True)
+    for name in UNUSED:
+        published[name] = torch.randn_like(published[name])
+    torch.save(published, pth)
+    for path in (pth, tmp_path / "draft/model.safetensors", tmp_path / "draft"):
+        fresh = GlideLayer(Qwen2Config(hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2))
+        load_draft_weights(fresh, path)
+        assert all(torch.equal(fresh.state_dict()[name], tensor) for name, tensor in layer.state_dict().items())
+
+
+def test_a_missing_or_strange_tensor_is_named(layer: GlideLayer, tmp_path: Path) -> None:
+    state = layer.state_dict() | {"stranger": torch.zeros(1)}
+    del state["mlp.up_proj.weight"]
+    torch.save(state, tmp_path / "x.pth")
+    with pytest.raises(ValueError, match=r"mlp\.up_proj\.weight: missing; stranger: unknown"):
+        load_draft_weights(layer, tmp_path / "x.pth")
+    with pytest.raises(ValueError, match="no such draft weights"):
+        draft_weights_file(tmp_path / "y.pth")

@@ -1,0 +1,189 @@
+"""Draft folders from every kind of checkpoint. The target's folder holds its config.json alone: nothing else is read of it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import Qwen2Config
+
+from longspec.artefact import describe_files, read_json, sha256_file, write_json, write_text
+from longspec.config import compose, to_yaml
+from longspec.draft.__main__ import main
+from longspec.train import shards, slots
+from longspec.train.models.glide import GlideLayer
+from longspec.train.models.weights import UNUSED
+
+SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+CONFIG = Qwen2Config(**SHAPE, num_hidden_layers=2, vocab_size=97)
+Extract = Callable[[Path], dict[str, Tensor]]
+
+
+@pytest.fixture
+def state() -> dict[str, Tensor]:
+    torch.manual_seed(3)
+    return {name: torch.randn_like(tensor) for name, tensor in GlideLayer(CONFIG).state_dict().items()}
+
+
+@pytest.fixture
+def extract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Extract:
+    """The verb; returns what it wrote, less the unused tensors. An error of ours is raised as SystemExit."""
+    CONFIG.save_pretrained(tmp_path / "target")
+    write_json(tmp_path / "target.json", {"path": str(tmp_path / "target")})
+    write_text(tmp_path / "recipe.yaml", to_yaml(compose("train", ["run=demo"]).recipe))
+
+    def run(source: Path) -> dict[str, Tensor]:
+        options = ["--recipe", tmp_path / "recipe.yaml", "--target", tmp_path / "target.json", "--out", tmp_path / "draft"]
+        monkeypatch.setattr("sys.argv", ["draft", "extract", str(source), *map(str, options)])
+        main()
+        written = load_file(tmp_path / "draft/model.safetensors")
+        return {name: tensor for name, tensor in written.items() if name not in UNUSED}
+
+    return run
+
+
+def assert_equal(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
+    assert left.keys() == right.keys()
+    assert all(torch.equal(left[name], tensor) for name, tensor in right.items())
+
+
+def whole_model(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The draft's tensors among a target's, and names that hold the prefix elsewhere."""
+    others = ["model.embed_tokens.weight", "lm_head.weight", "model.draft_model.mlp.up_proj.weight", "xdraft_model.norm"]
+    return {f"draft_model.{name}": t for name, t in state.items()} | {name: torch.ones(3) for name in others}
+
+
+def write_split(folder: Path, tensors: dict[str, Tensor]) -> Path:
+    """The same in two files and their index."""
+    where = {}
+    for number, names in enumerate((sorted(tensors)[::2], sorted(tensors)[1::2])):
+        file = f"model-{number}.safetensors"
+        save_file({name: tensors[name].contiguous() for name in names}, folder / file)
+        where |= dict.fromkeys(names, file)
+    index = folder / "model.safetensors.index.json"
+    write_json(index, {"weight_map": where})
+    return index
+
+
+@pytest.mark.parametrize("kind", [".pth", ".bin", ".safetensors", ".index.json"])
+def test_from_a_state_dict(
+    state: dict[str, Tensor], extract: Extract, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tensors = whole_model(state)
+    if kind == ".index.json":
+        path = write_split(tmp_path, tensors)
+    elif kind == ".safetensors":
+        save_file(tensors, path := tmp_path / "model.safetensors")
+    else:
+        torch.save(tensors, path := tmp_path / f"model{kind}")
+    assert_equal(extract(path), state)
+    assert "left out: 1 of lm_head.*, 2 of model.*, 1 of xdraft_model.*" in capsys.readouterr().out
+    config = read_json(tmp_path / "draft/config.json")
+    assert config["num_parameters"] == sum(tensor.numel() for tensor in state.values())
+    assert (config["stage"], config["settings"]["window"], config["target"]["hidden_size"]) == ("base", 512, 32)
+
+
+def test_published_files_with_the_unused_tensors_too(state: dict[str, Tensor], extract: Extract, tmp_path: Path) -> None:
+    unused = {f"draft_model.{name}": torch.randn_like(state[name.replace("cross_attn", "self_attn")]) for name in UNUSED}
+    torch.save(whole_model(state) | unused, tmp_path / "model.pth")
+    assert_equal(extract(tmp_path / "model.pth"), state)
+    assert read_json(tmp_path / "draft/config.json")["num_parameters"] == sum(tensor.numel() for tensor in state.values())
+
+
+def test_what_does_not_fit_is_named(state: dict[str, Tensor], extract: Extract, tmp_path: Path) -> None:
+    tensors = whole_model(state) | {"draft_model.mlp.bias": torch.ones(1), "draft_model.input_layernorm.weight": torch.ones(2)}
+    del tensors["draft_model.self_attn.q_proj.bias"]
+    torch.save(tensors, tmp_path / "model.pth")
+    with pytest.raises(SystemExit) as refusal:
+        extract(tmp_path / "model.pth")
+    message = str(refusal.value)
+    assert "input_layernorm.weight: is [2], this target's draft has [32]" in message
+    assert "mlp.bias: unknown; self_attn.q_proj.bias: missing" in message
+    assert not (tmp_path / "draft").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"module.draft_model.a": torch.ones(1)}, "no name begins with draft_model.; it holds 1 other tensors, such as module"),
+        ({"draft_model.a": 1}, "not a state dict of tensors by name"),
+        ([torch.ones(1)], "not a state dict of tensors by name"),
+    ],
+)
+def test_what_is_no_state_dict_of_a_draft(extract: Extract, tmp_path: Path, content: object, message: str) -> None:
+    torch.save(content, tmp_path / "model.pth")
+    with pytest.raises(SystemExit, match=message):
+        extract(tmp_path / "model.pth")
+
+
+def test_a_missing_file_or_tensor_of_a_split_state_dict_is_named(
+    state: dict[str, Tensor], extract: Extract, tmp_path: Path
+) -> None:
+    index = write_split(tmp_path, whole_model(state))
+    listed = read_json(index)["weight_map"]
+    name = next(name for name, file in listed.items() if file == "model-0.safetensors" and name.startswith("draft_model."))
+    write_json(index, {"weight_map": listed | {name: "model-1.safetensors"}})
+    with pytest.raises(SystemExit, match=f"{name}: not in the files"):
+        extract(index)
+    write_json(index, {"weight_map": listed})
+    (tmp_path / "model-1.safetensors").unlink()
+    with pytest.raises(SystemExit, match=r"model-1\.safetensors: missing, though"):
+        extract(index)
+
+
+@pytest.mark.parametrize("name", ["nothing", "folder", "text.txt", "status.json"])
+def test_what_is_no_source(extract: Extract, tmp_path: Path, name: str) -> None:
+    if name == "folder":
+        (tmp_path / name).mkdir()
+    elif name != "nothing":
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(SystemExit, match=r"no such file|holds no weights that are known|of a finished stage"):
+        extract(tmp_path / name)
+
+
+def write_slot(folder: Path, state: dict[str, Tensor], ranks: int) -> Path:
+    """A slot as ZeRO-3 leaves it: an equal part of each tensor on every rank."""
+    folder.mkdir(parents=True)
+    names = [shards.shard_name(rank) for rank in range(ranks)]
+    for rank, file in enumerate(names):
+        tensors = {}
+        for name, tensor in state.items():
+            each = -(-tensor.numel() // ranks)
+            part = tensor.flatten()[rank * each : (rank + 1) * each]
+            if part.numel():
+                tensors[shards.shard_key("fp32", f"draft_model.{name}", rank * each)] = part
+        begin = shards.header({key: tensor.numel() for key, tensor in tensors.items()}, {})
+        shards.write_shard(folder / file, begin, tensors.values())
+    shapes = {f"draft_model.{name}": list(tensor.shape) for name, tensor in state.items()}
+    content = {"step": 5, "shapes": shapes, "files": describe_files(folder, names)}
+    (folder / slots.MANIFEST).write_text(json.dumps(slots.seal(content)))
+    return folder
+
+
+def test_from_a_finished_stage_of_any_number_of_ranks(state: dict[str, Tensor], extract: Extract, tmp_path: Path) -> None:
+    slot = write_slot(tmp_path / "checkpoints/last", state, 3)
+    assert_equal(extract(slot), state)
+    named = {"slot": "checkpoints/last", "manifest_sha256": sha256_file(slot / slots.MANIFEST)}
+    write_json(tmp_path / "checkpoint.json", named)
+    assert_equal(extract(tmp_path / "checkpoint.json"), state)
+    (slot / shards.shard_name(1)).rename(tmp_path / "elsewhere")
+    with pytest.raises(SystemExit, match=r"rank_00001\.safetensors: missing"):
+        extract(slot)
+    write_json(tmp_path / "checkpoint.json", named | {"manifest_sha256": "0"})
+    with pytest.raises(SystemExit, match="is not the checkpoint that"):
+        extract(tmp_path / "checkpoint.json")
+
+
+def test_a_slot_with_a_tensor_that_is_not_the_drafts_is_refused(
+    state: dict[str, Tensor], extract: Extract, tmp_path: Path
+) -> None:
+    slot = write_slot(tmp_path / "last", state, 1)
+    content = read_json(slot / slots.MANIFEST)
+    del content[slots.SEAL]
+    content["shapes"]["model.norm.weight"] = [32]
+    (slot / slots.MANIFEST).write_text(json.dumps(slots.seal(content)))
+    with pytest.raises(SystemExit, match=r"holds model\.norm\.weight, which is no part of the draft"):
+        extract(slot)

@@ -1,0 +1,205 @@
+"""report.json against figures worked out by hand on a tiny run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longspec import jsonl
+from longspec.artefact import write_json
+from longspec.report.__main__ import make_report, parse_arguments
+from longspec.report.inputs import parse_settings, read_variant
+from longspec.report.numbers import against_baselines, by_context, by_task, improvements, overall, speed
+from longspec.report.tables import flatten
+from tests.report.synthetic_run import SETTINGS, STAGES, write_run
+
+TINY = SETTINGS | {"prompts": 5, "draft_tokens": 2, "tasks": {"short": {"data": "stdlib", "context": [1, 9]}}}
+# Accepted drafted tokens per round, prompt by prompt; a round yields one more token than it accepts.
+ACCEPTED = {
+    "untrained": [[0, 0], [0], [0], [0], [0, 0, 0]],
+    "lookup": [[1, 0], [0], [0], [0], [0, 0, 0]],
+    "base": [[1, 1], [1], [1], [1], [1, 1, 1]],
+    "long": [[1, 1], [1], [1], [1], [1, 0, 1]],
+    "longcot": [[2, 2], [2], [0], [1], [2, 1, 1]],
+}
+CONTEXT = [10, 255, 256, 700, 511]
+
+
+def write_tiny(folder: Path, **changes: Any) -> list[str]:
+    """The tiny run's files; `changes` replace fields of every line. Returns the report's command line."""
+    arguments = write_run(folder, {"base": 0.0}, TINY)
+    for drafter, prompts in ACCEPTED.items():
+        rows = []
+        for prompt, accepted in enumerate(prompts):
+            new = sum(accepted) + len(accepted)
+            row = {"task": "short", "drafter": drafter, "prompt": prompt, "record": prompt, "accepted": accepted}
+            row |= {"context_tokens": CONTEXT[prompt], "new_tokens": new, "rounds": len(accepted)}
+            row |= {"acceptance_length": new / len(accepted), "tokens_compared": 10, "mismatches": 1, "near_ties": 1}
+            row |= {"seconds_plain": 3.0, "seconds_speculative": 2.0, "seconds_draft": 0.5, "seconds_target": 1.0}
+            rows.append(row | changes)
+        jsonl.write(folder / "results" / "base" / "evaluation" / f"{drafter}.jsonl", reversed(rows))
+    return arguments
+
+
+def report(arguments: list[str]) -> dict[str, Any]:
+    """Make the report and read its numbers."""
+    options = parse_arguments(arguments)
+    make_report(options)
+    content: dict[str, Any] = json.loads(options.out.with_suffix(".json").read_text())
+    return content
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The tiny run's numbers."""
+    return report(write_tiny(tmp_path_factory.mktemp("tiny")))
+
+
+def test_acceptance_is_the_ratio_of_sums(numbers: dict[str, Any]) -> None:
+    """8 rounds in all; 0, 1, 8, 7 and 11 accepted tokens."""
+    found = numbers["variants"]["base"]
+    assert {drafter: found[drafter]["short"]["mean"] for drafter in found} == pytest.approx(
+        {"untrained": 1.0, "lookup": 9 / 8, "base": 2.0, "long": 15 / 8, "longcot": 19 / 8}
+    )
+    row = found["longcot"]["short"]
+    assert (row["prompts"], row["tokens"], row["documents"]) == (5, 19, 5)
+    # The extremes of a resample: only prompt 2 (1 token a round), only prompts 0 and 1 (3 tokens a round).
+    assert 1.0 <= row["low"] < 19 / 8 < row["high"] <= 3.0
+    assert found["untrained"]["short"]["low"] == found["untrained"]["short"]["high"] == 1.0
+
+
+def test_improvements_are_on_the_stages_own_data(numbers: dict[str, Any]) -> None:
+    """Stage base reads stdlib, which task short measures; the other two have no task here."""
+    first, second, third = numbers["improvements"]["base"]
+    assert (first["stage"], first["before"], first["task"]) == ("base", "untrained", "short")
+    assert (first["difference"], first["low"], first["high"], first["improved"]) == (1.0, 1.0, 1.0, True)
+    assert (second["before"], second["task"], second["improved"]) == ("base", None, None)
+    assert (third["before"], third["data"], third["difference"]) == ("long", "puzzles", None)
+
+
+def test_buckets_positions_losslessness_and_speed(numbers: dict[str, Any]) -> None:
+    buckets = {(b["from"], b["to"]): b for b in numbers["by_context"]["base"]["longcot"]}
+    assert {edges: b["prompts"] for edges, b in buckets.items()} == {(0, 256): 2, (256, 512): 2, (512, 1024): 1}
+    assert buckets[0, 256]["mean"] == 9 / 3
+    assert buckets[256, 512]["mean"] == 8 / 4
+    assert buckets[256, 512]["low"] is None  # two records carry no interval
+    assert numbers["by_position"]["base"]["longcot"]["short"] == [7 / 8, 4 / 8]
+    lossless = numbers["lossless"]["base"]
+    assert (lossless["tokens_compared"], lossless["mismatches"], lossless["unexplained"]) == (250, 25, 0)
+    speed = numbers["speed"]["base"]["longcot"]
+    assert speed["speed_up"] == {"mean": 1.5, "low": 1.5, "high": 1.5}
+    assert (speed["draft_share"], speed["target_share"], speed["other_share"]) == (0.25, 0.5, 0.25)
+    # 2.5 s for 8 rounds of 2 drafted tokens, 15 s for 19 plain tokens.
+    assert speed["measured_cost_ratio"] == pytest.approx((2.5 / 16) / (15 / 19))
+
+
+def test_more_prompts_of_the_same_records_narrow_no_interval(tmp_path: Path) -> None:
+    """Every prompt measured three times over, with the same outcome: no more is known about other records."""
+    write_run(tmp_path, {"base": 0.0})
+    folder = tmp_path / "results" / "base"
+    once = estimates(folder)
+    for path in (folder / "evaluation").iterdir():
+        rows = list(jsonl.read(path))
+        jsonl.write(path, [row | {"prompt": 3 * row["prompt"] + copy} for row in rows for copy in range(3)])
+    assert estimates(folder) == pytest.approx(once)
+
+
+def estimates(folder: Path) -> list[float]:
+    """The ends of every interval of a variant: acceptance, differences, by context, speed."""
+    settings = parse_settings(SETTINGS)
+    variant = read_variant("base", folder, settings)
+    told = [by_task(variant, settings), overall(variant, settings), speed(variant, settings)]
+    told += [improvements(variant, settings), against_baselines(variant, settings), by_context(variant, settings)]
+    ends = [
+        value
+        for key, value in flatten({str(n): part for n, part in enumerate(told)}).items()
+        if key.endswith((".low", ".high"))
+    ]
+    assert len(ends) > 100
+    return [-1.0 if end is None else end for end in ends]
+
+
+@pytest.mark.parametrize(("records", "known"), [([0, 1, 2, 3, 4], True), ([0, 1, 2, 3, 3], False)])
+def test_fewer_than_five_records_carry_no_interval(tmp_path: Path, records: list[int], known: bool) -> None:
+    arguments = write_tiny(tmp_path)
+    for path in (tmp_path / "results" / "base" / "evaluation").iterdir():
+        jsonl.write(path, [row | {"record": records[row["prompt"]]} for row in list(jsonl.read(path))])
+    numbers = report(arguments)
+    found = numbers["variants"]["base"]["longcot"]["short"]
+    assert (found["mean"], found["documents"]) == (19 / 8, len(set(records)))
+    first = numbers["improvements"]["base"][0]
+    assert (first["difference"], first["improved"]) == (1.0, True if known else None)
+    ends = [found["low"], first["low"], numbers["speed"]["base"]["longcot"]["speed_up"]["low"]]
+    assert [end is not None for end in ends] == [known] * 3
+    page = (tmp_path / "report.html").read_text()
+    assert ("too few records to judge" in page) != known
+    assert ("on too few records for an interval" in page) != known
+
+
+def test_the_same_files_give_the_same_bytes(tmp_path: Path) -> None:
+    arguments = write_tiny(tmp_path)
+    report(arguments)
+    first = [(tmp_path / name).read_bytes() for name in ("report.json", "report.html")]
+    report(arguments)
+    assert first == [(tmp_path / name).read_bytes() for name in ("report.json", "report.html")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rounds": 7}, r"base.*evaluation.*untrained\.jsonl: line 1: accepted"),
+        ({"accepted": [9], "rounds": 1}, r"untrained\.jsonl: line 1: accepted: counts must lie in 0\.\.2"),
+        ({"task": "other"}, r"untrained\.jsonl: line 1: task: 'other' is none of short"),
+        ({"drafter": "lookup"}, r"untrained\.jsonl: line 1: drafter"),
+        ({"near_ties": 2}, r"untrained\.jsonl: line 1: near_ties: 2 of 1"),
+        ({"seconds_plain": None}, r"untrained\.jsonl: line 1: seconds_plain"),
+        ({"prompt": 3}, r"untrained\.jsonl: prompt: a prompt stands twice"),
+    ],
+)
+def test_a_line_that_does_not_fit_is_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        report(write_tiny(tmp_path, **changes))
+
+
+def test_unpaired_prompts_are_refused(tmp_path: Path) -> None:
+    arguments = write_tiny(tmp_path)
+    path = tmp_path / "results" / "base" / "evaluation" / "long.jsonl"
+    jsonl.write(path, [row | {"context_tokens": 5} for row in list(jsonl.read(path))])
+    with pytest.raises(ValueError, match=r"long\.jsonl: context_tokens: prompts differ from those of .*untrained\.jsonl"):
+        report(arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("results/base/evaluation/lookup.jsonl", "evaluate"),
+        ("results/base/long/metrics.jsonl", "train"),
+        ("results/base/long/recipe.yaml", "stage_config"),
+        ("results/base/final_draft/provenance.json", "assemble_final_draft"),
+        ("models/demo/target_manifest.json", "train_target"),
+        ("data/raw/puzzles/manifest.json", "raw"),
+        ("data/packed/demo/stdlib-base-512-split/manifest.json", "pack"),
+    ],
+)
+def test_a_missing_file_is_named_with_its_rule(tmp_path: Path, name: str, rule: str) -> None:
+    arguments = write_tiny(tmp_path)
+    (tmp_path / name).unlink()
+    with pytest.raises(ValueError, match=rf"{name}: missing; the workflow makes it \(rule {rule}"):
+        report(arguments)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_stages_stand_in_the_order_of_their_weights(tmp_path: Path) -> None:
+    """The chain of initial weights decides, not the names: longcot trained before long here."""
+    arguments = write_tiny(tmp_path)
+    folder = tmp_path / "results" / "base"
+    hashes = {name: json.loads((folder / name / "checkpoint.json").read_text())["identity"] for name in STAGES}
+    hash_of_base = hashes["long"]["init_weights"]
+    write_json(folder / "longcot" / "checkpoint.json", {"identity": {"init_weights": hash_of_base}})
+    with pytest.raises(ValueError, match=r"checkpoint\.json: identity\.init_weights: .* form no chain"):
+        report(arguments)
+    (folder / "long" / "draft" / "model.safetensors").write_text("last")
+    (folder / "longcot" / "draft" / "model.safetensors").write_text("weights of long")
+    write_json(folder / "long" / "checkpoint.json", {"identity": {"init_weights": hashes["longcot"]["init_weights"]}})
+    assert [row["stage"] for row in report(arguments)["improvements"]["base"]] == ["base", "longcot", "long"]

@@ -1,0 +1,122 @@
+"""Cost ratios against a real model's parameters; tables, label placing and smoothing against plain expectations."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from longspec.artefact import read_json, write_json
+from longspec.report import prediction, tables
+from longspec.report.inputs import Variant, parse_settings, read_manifest, read_variant
+from longspec.report.loss_plot import smooth
+from longspec.report.style import spread
+from longspec.train.models.glide import GlideLayer
+from tests.report.synthetic_run import MODEL, SETTINGS, write_data, write_variant
+
+
+def test_the_cost_ratio_counts_the_weights_that_are_read() -> None:
+    """All matrices of a real Qwen2 (its embedding, a table of rows, aside) and of the draft layer."""
+    config = Qwen2Config(
+        **{key: value for key, value in MODEL.items() if key != "model_type"},
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        tie_word_embeddings=False,
+    )
+    shape = prediction.shape_of("m", config.to_dict(), "config.json")
+    model = Qwen2ForCausalLM(config)
+    target = sum(p.numel() for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name)
+    head = model.lm_head.weight.numel()
+    draft = sum(p.numel() for p in GlideLayer(config).parameters() if p.ndim == 2)
+    assert prediction.cost_ratio(shape) == pytest.approx((draft + head) / target)
+    assert prediction.cost_ratio(shape, with_head=False) == pytest.approx(draft / (target - head))
+    assert prediction.speed_up(2.0, 4, 0.25) == 1.0
+
+
+def test_published_shapes_have_the_published_sizes() -> None:
+    """With the embedding added: 32.8 and 8.03 billion parameters."""
+    for shape, billions in zip(prediction.PUBLISHED, (32.8, 8.03), strict=True):
+        head = prediction.head_parameters(shape)
+        count = shape.num_hidden_layers * prediction.layer_parameters(shape) + 2 * head
+        assert count / 1e9 == pytest.approx(billions, rel=0.005)
+
+
+def test_a_target_without_a_size_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"config\.json: intermediate_size: None is no whole number"):
+        prediction.shape_of("m", {**MODEL, "num_attention_heads": 4, "intermediate_size": None}, "config.json")
+
+
+@pytest.fixture(scope="module")
+def variant(tmp_path_factory: pytest.TempPathFactory) -> Variant:
+    """The demo's published variant."""
+    folder = tmp_path_factory.mktemp("variant")
+    write_variant(folder, "sinkpi-slicing", SETTINGS)
+    return read_variant("sinkpi-slicing", folder, parse_settings(SETTINGS))
+
+
+def test_the_recipe_table_marks_what_changes(variant: Variant) -> None:
+    table = tables.recipe_table(variant)
+    rows = dict(table["settings"])
+    assert table["stages"] == ["base", "long", "longcot"]
+    for name, cells in rows.items():
+        texts = [text for text, _ in cells]
+        assert [changed for _, changed in cells] == [False, texts[0] != texts[1], texts[1] != texts[2]], name
+    assert [text for text, _ in rows["data"]] == ["stdlib", "stdlib-long", "puzzles"]
+    assert rows["anchor positions"][0] == ("random, up to 4", False)
+    # Rows longer than draft.anchors_up_to keep plain positions, whatever the variant says.
+    assert rows["anchor positions"][1] == ("plain (rows above 1,200)", True)
+    assert dict(table["measured"])["optimizer steps"] == ["200", "60", "100"]
+
+
+def test_the_data_tables_add_up(variant: Variant, tmp_path: Path) -> None:
+    raw, packed = write_data(tmp_path)
+    tasks = parse_settings(SETTINGS).tasks
+    rows = tables.raw_table([read_manifest(path, "raw") for path in raw], [variant], tasks)
+    assert [(row["name"], row["trains"], row["measures"]) for row in rows][1] == ("stdlib-long", ["long"], ["long"])
+    found = tables.packed_table([read_manifest(path, "pack") for path in packed], [variant])
+    assert [(row["name"], row["stages"]) for row in found] == [
+        ("stdlib", ["base"]),
+        ("stdlib-long", ["long"]),
+        ("puzzles", ["longcot"]),
+    ]
+    assert [
+        (row["kind"], row["count"], row["what"], row["first"]) for row in tables.faults_table([read_manifest(raw[0], "raw")])
+    ] == [
+        ("rejects", 1, "text: holds <NUL>", "inputs/stdlib.jsonl, 7"),
+        ("notes", 12, "the line ends in CRLF", "inputs/stdlib.jsonl, 7"),
+        ("align", 2, "align[0].filter: records filtered out", None),
+    ]
+    content = read_json(raw[0])
+    content["records"]["made"] += 2
+    content["records"]["train"] += 2
+    write_json(raw[0], content)
+    [row] = tables.raw_table([read_manifest(raw[0], "raw")], [variant], tasks)
+    assert (row["made"], row["train"]) == (2, content["records"]["train"])
+    content["records"]["read"] += 1
+    write_json(raw[0], content)
+    with pytest.raises(ValueError, match=r"stdlib.manifest\.json: records: .* do not add up"):
+        tables.raw_table([read_manifest(raw[0], "raw")], [variant], tasks)
+
+
+def test_labels_keep_their_distance_and_their_order() -> None:
+    wanted = [1.0, 1.05, 3.0, 1.02, 0.0]
+    placed = spread(wanted, 0.2)
+    gaps = np.diff(np.sort(placed))
+    assert (gaps >= 0.2 - 1e-9).all()
+    assert np.argsort(placed).tolist() == np.argsort(wanted).tolist()
+    assert (placed[2], placed[4]) == (3.0, 0.0)
+    assert np.mean([placed[0], placed[1], placed[3]]) == pytest.approx(np.mean([1.0, 1.05, 1.02]))
+
+
+def test_smoothing_invents_nothing_at_the_ends() -> None:
+    assert smooth(np.full(100, 2.5)) == pytest.approx(np.full(100, 2.5))
+    line_T = np.arange(240.0)
+    assert smooth(line_T)[120] == pytest.approx(120)
+    assert smooth(line_T)[0] == pytest.approx(np.mean(line_T[: 240 // 24 + 1]))
+    assert len(smooth(np.array([1.0]))) == 1
+
+
+def test_flattening_keeps_every_leaf() -> None:
+    nested = {"a": {"b": 1, "c": [1, 2]}, "d": [{"e": None}], "f": SimpleNamespace}
+    assert tables.flatten(nested) == {"a.b": 1, "a.c": "1, 2", "d.1.e": None, "f": SimpleNamespace}

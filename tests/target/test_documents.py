@@ -1,0 +1,75 @@
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM
+
+from longspec.data.shards import PackedRows, Row
+from longspec.target.documents import NO_LABEL, collate
+from longspec.target.train import new_model, summed_loss
+from tests.corpus import Corpus
+
+
+def row_of(lengths: list[int], padding: int, draw: np.random.Generator) -> Row:
+    """A row of random documents, written down here without the packer."""
+    total = sum(lengths) + padding
+    ids = draw.integers(1, 275, total).astype(np.int32)
+    mask = np.ones(total, np.uint8)
+    mask[np.cumsum([0, *lengths[:-1]])] = 0
+    mask[total - padding :] = 0
+    documents = [number for number, length in enumerate(lengths) for _ in range(length)] + [-1] * padding
+    positions = [place for length in [*lengths, padding] for place in range(length)]
+    return Row(ids, mask, np.array(documents, np.int32), np.array(positions, np.int32), list(range(len(lengths))))
+
+
+def test_a_packed_row_costs_what_its_documents_cost_alone(corpus: Corpus, tmp_path) -> None:
+    draw = np.random.default_rng(0)
+    layouts = [([20, 3, 17], 8), ([48], 0), ([2, 46], 0), ([40], 8)]
+    rows = [row_of(lengths, padding, draw) for lengths, padding in layouts]
+    model = new_model(corpus.build, 0)
+    model.save_pretrained(tmp_path)
+    eager = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
+    batch = collate(rows)
+    logits_BSV = model(batch.input_ids_BS, position_ids=batch.position_ids_BS, visibility=batch.visibility).logits
+    loss_BS = cross_entropy(logits_BSV.transpose(1, 2), batch.labels_BS, reduction="none", ignore_index=NO_LABEL)
+    for row, (lengths, _) in enumerate(layouts):
+        start = 0
+        for length in lengths:
+            alone_1S = torch.from_numpy(rows[row].input_ids_S[start : start + length]).long()[None]
+            expected = cross_entropy(eager(alone_1S).logits[0, :-1], alone_1S[0, 1:], reduction="none")
+            torch.testing.assert_close(loss_BS[row, start : start + length - 1], expected, atol=1e-5, rtol=0)
+            start += length
+        labels = sum(lengths) - len(lengths)
+        assert int((batch.labels_BS[row] != NO_LABEL).sum()) == labels
+
+
+def test_gradients_are_those_of_the_documents_alone(corpus: Corpus) -> None:
+    draw = np.random.default_rng(1)
+    lengths = [11, 2, 15]
+    row = row_of(lengths, 4, draw)
+    packed, alone = new_model(corpus.build, 0), new_model(corpus.build, 0)
+    summed_loss(packed, [row]).backward()
+    edges = np.cumsum([0, *lengths])
+    for start, end in itertools.pairwise(edges):
+        ids = torch.from_numpy(row.input_ids_S[start:end]).long()[None]
+        cross_entropy(alone(ids).logits[0, :-1], ids[0, 1:], reduction="sum").backward()
+    for (name, one), other in zip(packed.named_parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, atol=1e-4, rtol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_the_packer_rows_take_the_document_path(corpus: Corpus) -> None:
+    rows = PackedRows(corpus.packed)
+    batch = collate([rows[i] for i in range(len(rows))])
+    ids_BS = batch.visibility.document_ids_BT
+    assert ids_BS is not None
+    assert max(len(ids_S[ids_S >= 0].unique()) for ids_S in ids_BS) > 2
+    assert int((batch.labels_BS != NO_LABEL).sum()) == rows.manifest["labels"]
+
+
+@pytest.mark.parametrize("lengths", [[48], [30, 18]])
+def test_one_document_needs_no_ids(lengths: list[int]) -> None:
+    batch = collate([row_of(lengths, 0, np.random.default_rng(2))])
+    ids_BS = batch.visibility.document_ids_BT
+    assert ids_BS is None if len(lengths) == 1 else ids_BS.tolist() == [[0] * 30 + [1] * 18]

@@ -1,0 +1,95 @@
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from longspec.artefact import read_json, sha256_file, write_json
+from longspec.target import fetch
+from tests.corpus import Corpus
+
+
+@pytest.fixture
+def folder(corpus: Corpus, tmp_path: Path) -> Path:
+    """What a model's folder holds, the weights in two shards."""
+    model = tmp_path / "model"
+    shutil.copytree(read_json(corpus.tokenizer)["path"], model)
+    write_json(model / "config.json", {"model_type": "llama"})
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    write_json(model / "model.safetensors.index.json", index)
+    for name in index["weight_map"].values():
+        (model / name).write_bytes(b"weights")
+    return model
+
+
+def outs(tmp_path: Path) -> tuple[Path, Path]:
+    return tmp_path / "models" / "mine" / "target_manifest.json", tmp_path / "models" / "mine" / "tokenizer_manifest.json"
+
+
+def test_a_folder_is_pointed_at(folder: Path, tmp_path: Path) -> None:
+    target, tokenizer = outs(tmp_path)
+    fetch.make(str(folder), target, tokenizer)
+    of_target, of_tokenizer = read_json(target), read_json(tokenizer)
+    assert Path(of_target["path"]).resolve() == Path(of_tokenizer["path"]).resolve() == folder.resolve()
+    assert of_target["files"]["model-2.safetensors"] == {"bytes": 7}
+    assert of_target["files"]["config.json"]["sha256"] == sha256_file(folder / "config.json")
+    assert set(of_tokenizer["files"]) == {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+
+
+def test_a_folder_inside_the_working_directory_is_named_relatively(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    target, tokenizer = outs(tmp_path)
+    fetch.make("model", target, tokenizer)
+    assert read_json(target)["path"] == "model"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda f: (f / "config.json").unlink(), r"config\.json: missing"),
+        (
+            lambda f: write_json(f / "config.json", {"model_type": "gemma2"}),
+            r"config\.json: model_type 'gemma2' is not supported; supported are llama, mistral, qwen2, qwen3, qwen3_moe$",
+        ),
+        (
+            lambda f: write_json(
+                f / "config.json", {"model_type": "llama", "rope_scaling": {"type": "dynamic", "factor": 2.0}}
+            ),
+            r"config\.json: rope_type 'dynamic' is not supported; supported are default, linear, llama3, yarn$",
+        ),
+        (
+            lambda f: write_json(f / "config.json", {"model_type": "qwen2", "quantization_config": {"quant_method": "awq"}}),
+            r"config\.json: quantization_config: quantized targets are not supported",
+        ),
+        (lambda f: (f / "tokenizer.json").unlink(), r"tokenizer\.json: missing"),
+        (lambda f: (f / "model-2.safetensors").unlink(), r"model-2\.safetensors: missing, though model\.safetensors\.index"),
+        (lambda f: (f / "model.safetensors.index.json").unlink(), r"no weights; expected model\.safetensors"),
+        (shutil.rmtree, r"recipe\.model\.source: .*no such folder"),
+    ],
+)
+def test_what_a_folder_lacks_is_named(folder: Path, tmp_path: Path, spoil, message: str) -> None:
+    target, tokenizer = outs(tmp_path)
+    write_json(target, {})  # of an earlier fetch
+    spoil(folder)
+    with pytest.raises(ValueError, match=message):
+        fetch.make(str(folder), target, tokenizer)
+    assert not target.exists()
+    assert not tokenizer.exists()
+
+
+def test_without_network_it_says_what_to_do(tmp_path: Path) -> None:
+    target, tokenizer = outs(tmp_path)
+    command = [sys.executable, "-m", "longspec.target", "fetch", "--source", "hf:someone/model"]
+    command += ["--out-target", str(target), "--out-tokenizer", str(tokenizer)]
+    nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hf")}
+    done = subprocess.run(command, env={**os.environ, **nowhere}, capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("error: hf:someone/model: cannot be fetched")
+    assert "config/model/mine.yaml" in last
+    assert "recipe.model.source" in last
+    assert not target.exists()

@@ -1,0 +1,97 @@
+import dataclasses
+import itertools
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from longspec.artefact import check_files, read_json, write_json
+from longspec.data.shards import PackedRows
+from longspec.target import train
+from tests.corpus import LENGTH, Corpus
+
+
+@pytest.fixture(autouse=True)
+def deterministic_only_here():
+    before = torch.are_deterministic_algorithms_enabled()
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+def unigram_entropy(rows: PackedRows) -> float:
+    """Nats per label of the best guess that knows no context."""
+    labels = np.concatenate([rows[i].input_ids_S[rows[i].loss_mask_S == 1] for i in range(len(rows))])
+    share = np.bincount(labels) / len(labels)
+    return float(-(share[share > 0] * np.log(share[share > 0])).sum())
+
+
+def test_training_learns_more_than_frequencies_and_twice_the_same(corpus: Corpus, tmp_path: Path) -> None:
+    outs = [tmp_path / name / "target_manifest.json" for name in ("one", "two")]
+    for out in outs:
+        train.make(corpus.build, corpus.tokenizer, [corpus.packed], out)
+    one, two = map(read_json, outs)
+    assert one["files"] == two["files"]  # hashes: the weights are equal bit by bit
+    assert one["loss"][f"tiny-{LENGTH}"] < unigram_entropy(PackedRows(corpus.packed)) - 1.0
+    assert one["steps"] == 40
+
+
+def test_the_folder_loads_and_its_loss_is_the_manifest_s(corpus: Corpus, tmp_path: Path) -> None:
+    out = tmp_path / "target_manifest.json"
+    build = dataclasses.replace(corpus.build, mixture=[{**corpus.build.mixture[0], "steps": 4}])
+    trained = train.make(build, corpus.tokenizer, [corpus.packed], out)
+    manifest = read_json(out)
+    folder = Path(manifest["path"])
+    check_files(folder, manifest["files"])
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    assert manifest["parameters"] == trained["parameters"] == sum(p.numel() for p in model.parameters())
+    assert model.dtype == torch.float32
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert AutoTokenizer.from_pretrained(folder).eos_token_id == model.generation_config.eos_token_id
+    rows = PackedRows(corpus.packed)
+    total = labels = 0.0
+    for step in range(4):
+        for row in train.global_batch(len(rows), 8, build.seed, step):
+            ids_S, mask_S, documents_S = (getattr(rows[row], n) for n in ("input_ids_S", "loss_mask_S", "document_ids_S"))
+            for document in range(documents_S.max() + 1):
+                ids_1S = torch.from_numpy(ids_S[documents_S == document]).long()[None]
+                with torch.no_grad():
+                    total += float(model(ids_1S, labels=ids_1S).loss) * (ids_1S.shape[1] - 1)
+            labels += int(mask_S.sum())
+    assert manifest["loss"][f"tiny-{LENGTH}"] == pytest.approx(total / labels, abs=1e-4)
+
+
+@pytest.mark.parametrize("steps", [[300], [300, 60, 100], [1, 1, 5], [7, 0, 3]])
+def test_every_kind_stays_in_proportion(steps: list[int]) -> None:
+    order = train.order_of(steps)
+    assert Counter(order) == Counter({phase: count for phase, count in enumerate(steps) if count})
+    for done in range(1, len(order) + 1):
+        for phase, count in enumerate(steps):
+            assert abs(order[:done].count(phase) - count * done / len(order)) <= 1.0
+
+
+def test_warm_up_then_cosine(corpus: Corpus) -> None:
+    rates = [train.learning_rate(corpus.build, step, 100) for step in range(100)]
+    assert rates[:5] == pytest.approx([corpus.build.lr * n / 5 for n in range(1, 6)])
+    assert rates[5] == corpus.build.lr
+    assert all(after < before for before, after in itertools.pairwise(rates[5:]))
+    assert rates[-1] < 0.001 * corpus.build.lr
+
+
+def test_what_does_not_fit_is_named(corpus: Corpus, tmp_path: Path) -> None:
+    out = tmp_path / "target_manifest.json"
+    other = dataclasses.replace(corpus.build, mixture=[{**corpus.build.mixture[0], "sequence_length": 64}])
+    with pytest.raises(ValueError, match=r"mixture\[0\]: no packed rows of tiny at 64; --data gave tiny at 48"):
+        train.make(other, corpus.tokenizer, [corpus.packed], out)
+    with pytest.raises(ValueError, match=r"build\.vocabulary: 999"):
+        train.make(dataclasses.replace(corpus.build, vocabulary=999), corpus.tokenizer, [corpus.packed], out)
+    (tmp_path / "rows.arrow").write_bytes((corpus.packed.parent / "rows.arrow").read_bytes())
+    write_json(tmp_path / "manifest.json", {**read_json(corpus.packed), "dataset": "other"})
+    with pytest.raises(ValueError, match=rf"mixture\[0\]: no packed rows of tiny at {LENGTH}; --data gave other at {LENGTH}"):
+        train.make(corpus.build, corpus.tokenizer, [tmp_path / "manifest.json"], out)
+    write_json(tmp_path / "manifest.json", {**read_json(corpus.packed), "tokenizer": "another"})
+    with pytest.raises(ValueError, match=r"manifest\.json: tokenizer: another one made these rows"):
+        train.make(corpus.build, corpus.tokenizer, [tmp_path / "manifest.json"], out)
+    assert not out.exists()

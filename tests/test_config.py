@@ -1,0 +1,185 @@
+"""The configuration: the published experiments against their published figures, freezing, and refusals."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from longspec.config import (
+    CHOICES,
+    CONFIG_DIR,
+    ConfigError,
+    Recipe,
+    compose,
+    compose_stage,
+    differences,
+    load,
+    to_yaml,
+)
+from longspec.data import pack, placing
+from longspec.families import FAMILIES
+from longspec.train.models.attach import CLASSES
+
+NAME = "qwq_glide_8gpu_slim6b"
+LONG = "_longv2-32k-zero3_5e-6-ligce-nomask"
+LONGCOT = "_longcot_5e-6"
+SINK = "_sinkpi-slicing"
+GPUS = 8
+
+# Published figures by stage: dataset, tokens in a row, labels, learning rate, ZeRO stage (optimizer offloaded in all),
+# rows of one forward, forwards in a step.
+STAGES: dict[str, tuple[str, int, str, float, int, int, int]] = {
+    "base": ("slimpajama", 1024, "base", 5e-4, 1, 2, 128),
+    "long": ("long-data", 32768, "long-nomask", 5e-6, 3, 1, 8),
+    "longcot": ("longcot", 32768, "longcot", 5e-6, 3, 1, 32),
+}
+
+# Experiment: stage, variant, and the experiment whose draft it starts from.
+EXPERIMENTS: dict[str, tuple[str, str, str | None]] = {
+    NAME: ("base", "base", None),
+    NAME + LONG: ("long", "base", NAME),
+    NAME + LONG + LONGCOT: ("longcot", "base", NAME + LONG),
+    NAME + SINK: ("base", "sinkpi-slicing", None),
+    NAME + SINK + LONG: ("long", "sinkpi-slicing", NAME + SINK),
+    NAME + SINK + LONG + LONGCOT: ("longcot", "sinkpi-slicing", NAME + SINK + LONG),
+    NAME + SINK + LONGCOT: ("longcot", "sinkpi-slicing", NAME + SINK),
+}
+
+
+def experiment(name: str) -> Any:
+    """One published experiment, composed."""
+    return compose(name, [], CONFIG_DIR / "exp")
+
+
+def test_the_published_names_are_all_there() -> None:
+    files = {path.stem for path in (CONFIG_DIR / "exp").glob("[!_]*.yaml")}
+    assert files == set(EXPERIMENTS)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_published_experiment_has_its_published_figures(name: str) -> None:
+    stage, variant, before = EXPERIMENTS[name]
+    data, length, collation, lr, zero, micro_batch, accumulation = STAGES[stage]
+    config = experiment(name)
+    recipe, runtime = config.recipe, config.runtime
+    assert recipe.stage == stage
+    assert (recipe.data.name, recipe.data.sequence_length, recipe.data.collation) == (data, length, collation)
+    assert recipe.model.name == "qwq-32b"
+    assert recipe.model._target_ == "longspec.train.models.qwen2_glide.Qwen2Glide.from_pretrained"
+    optimizer = {"lr": lr, "betas": [0.9, 0.95], "eps": 1e-6, "weight_decay": 0.1, "warmup_ratio": 0.1, "clip": 1.0}
+    assert recipe.optimizer == optimizer
+    assert recipe.global_batch == micro_batch * accumulation * GPUS
+    assert (runtime.micro_batch, runtime.save_every) == (micro_batch, 200)
+    assert runtime.deepspeed == {"zero_stage": zero, "offload_optimizer": "cpu", "nvme_path": None}
+    assert (recipe.epochs, recipe.steps, recipe.seed, recipe.draft.loss) == (1, None, 42, "hard")
+    assert (recipe.draft.window, recipe.draft.lag) == (512, 4)
+    switches = {"base": ("off", "blocks"), "sinkpi-slicing": ("random", "random")}
+    assert (recipe.draft.anchors, recipe.draft.lag_mode) == switches[variant]
+    assert config.files.init_weights == (before and f"results/{before}/draft/model.safetensors")
+    assert config.files.out == f"results/{name}"
+
+
+def test_an_experiments_files_follow_the_workflows_paths() -> None:
+    files = experiment(NAME + LONG).files
+    assert files.target == "models/qwq-32b/target_manifest.json"
+    assert files.data == "data/packed/qwq-32b/long-data-long-nomask-32768-truncate/manifest.json"
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_published_run_of_the_workflow_is_the_published_experiment(stage: str) -> None:
+    """Apart from the loss, where the workflow's default is the target's own distribution."""
+    name = next(name for name, (of, variant, _) in EXPERIMENTS.items() if of == stage and variant == "sinkpi-slicing")
+    ours = compose_stage("published", "sinkpi-slicing", stage)
+    recipes = [OmegaConf.to_container(config.recipe) for config in (experiment(name), ours)]
+    assert all(isinstance(recipe, dict) for recipe in recipes)
+    assert differences(*recipes) == ["draft.loss: hard -> soft"]  # type: ignore[arg-type]
+    assert experiment(name).runtime == ours.runtime
+
+
+def test_an_experiment_takes_overrides() -> None:
+    config = compose(NAME, ["recipe.optimizer.lr=1e-3", "model=llama-3.1-8b", "files.out=here"], CONFIG_DIR / "exp")
+    assert math.isclose(config.recipe.optimizer.lr, 1e-3)
+    assert config.files.out == "here"
+    assert config.files.target == "models/llama-3.1-8b/target_manifest.json"
+
+
+def test_a_frozen_recipe_reads_back_equal(tmp_path: Path) -> None:
+    recipe = compose_stage("demo", "sinkpi-slicing", "long").recipe
+    path = tmp_path / "recipe.yaml"
+    path.write_text(to_yaml(recipe))
+    assert load(path, Recipe) == recipe
+    assert to_yaml(load(path, Recipe)) == to_yaml(recipe)
+
+
+def test_a_frozen_recipe_of_another_version_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(to_yaml(compose_stage("demo", "base", "base").recipe) + "colour: red\n")
+    with pytest.raises(ValueError, match=r"recipe\.yaml: not a recipe of this version.*colour"):
+        load(path, Recipe)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("recipe.draft.anchors=some", r"recipe\.draft\.anchors: 'some' is unknown; choose one of off, fixed, random"),
+        ("recipe.draft.lag_mode=some", r"recipe\.draft\.lag_mode: 'some' is unknown; choose one of random, fixed, blocks"),
+        ("recipe.draft.loss=some", r"recipe\.draft\.loss: 'some' is unknown; choose one of hard, soft, mix"),
+        ("recipe.draft.window=0", r"recipe\.draft\.window: must be above 0"),
+        ("recipe.draft.lag=0", r"recipe\.draft\.lag: must be above 0"),
+        ("recipe.draft.block=0", r"recipe\.draft\.block: must be above 0"),
+        ("recipe.draft.anchor_tokens=0", r"recipe\.draft\.anchor_tokens: must be above 0"),
+        ("recipe.global_batch=0", r"recipe\.global_batch: must be above 0"),
+        ("recipe.steps=-1", r"recipe\.steps: must be above 0 or null"),
+        ("recipe.optimizer.warmup_ratio=2", r"recipe\.optimizer\.warmup_ratio: must lie in 0\.\.1"),
+        ("runtime.deepspeed.zero_stage=4", r"runtime\.deepspeed\.zero_stage: must be 0, 1, 2 or 3, is 4"),
+        ("runtime.save_every=0", r"runtime\.save_every: must be above 0"),
+    ],
+)
+def test_impossible_values_are_refused_with_the_fix(override: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        compose("train", ["run=demo", override])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["offload_optimizer=disk"], r"offload_optimizer: 'disk' is unknown; choose one of none, cpu, nvme"),
+        (["zero_stage=0", "offload_optimizer=cpu"], r"offload_optimizer: ZeRO-0 offloads nothing"),
+        (["zero_stage=2", "offload_optimizer=nvme", "nvme_path=/scratch"], r"nvme wants zero_stage 3, which is 2"),
+        (["zero_stage=3", "offload_optimizer=nvme"], r"nvme_path: offload_optimizer is nvme; name a folder"),
+        (["zero_stage=3", "offload_optimizer=cpu", "nvme_path=/scratch"], r"nvme_path: not used, since offload_optimizer"),
+    ],
+)
+def test_impossible_ways_of_sharding_are_refused_with_the_fix(overrides: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        compose("train", ["run=demo", *(f"runtime.deepspeed.{override}" for override in overrides)])
+
+
+@pytest.mark.parametrize("override", ["recipe.draft.final_norm=perhaps", "recipe.draft.norm=true", "variant=sinkpi"])
+def test_names_that_are_no_switch_or_choice_fail_at_composition(override: str) -> None:
+    with pytest.raises(ConfigError, match=r"perhaps|norm|sinkpi"):
+        compose("train", ["run=demo", override])
+
+
+def test_lags_reach_the_depth_of_the_default_tree_unless_a_run_says_otherwise() -> None:
+    """The tree of decoding is [4, 16, 16, 16, 16]; the published value is 4; the demo drafts chains of 4."""
+    assert Recipe().draft.lag == 5
+    for run in ("published", "demo"):
+        assert compose_stage(run, "sinkpi-slicing", "base").recipe.draft.lag == 4
+    assert compose_stage("published", "base", "base").recipe.draft.block == 4
+
+
+def test_there_is_a_draft_for_every_family_that_may_be_fetched_and_no_other() -> None:
+    assert sorted(name for family in CLASSES for name in family.families) == sorted(FAMILIES)
+
+
+def test_differences_name_each_key() -> None:
+    old = {"a": {"b": 1, "c": 2}, "d": 3}
+    assert differences(old, {"a": {"b": 1, "c": 4}, "e": 5}) == ["a.c: 2 -> 4", "d: 3 -> None", "e: None -> 5"]
+
+
+def test_the_packer_knows_exactly_the_choices_of_the_recipe() -> None:
+    assert set(pack.COLLATIONS) == set(CHOICES["data.collation"])
+    assert set(placing.OVERLONG) == set(CHOICES["data.overlong"])

@@ -1,0 +1,105 @@
+"""Who may import whom, and the one door of each heavy library."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Package -> the packages of ours it may import; each may import itself, and everyone the shared modules.
+SHARED = {"config", "families", "distributed", "artefact", "jsonl"}
+MAY_IMPORT = {
+    "config": set(),
+    "families": set(),
+    "distributed": set(),
+    "artefact": set(),
+    "jsonl": {"artefact"},
+    "data": set(),
+    "states": {"data", "train.models"},
+    "target": {"data", "train.models"},
+    "train.models": set(),
+    "train": {"data", "train.models", "decode"},
+    "decode": {"train.models"},
+    "draft": {"train.models"},
+    "evaluate": {"data", "decode", "train.models"},
+    "report": {"evaluate"},
+}
+DOORS = {
+    "deepspeed": {"train.engine", "train.partition", "draft.deepspeed_checkpoint"},
+    "liger_kernel": {"train.losses"},
+    "flash_attn": {"train.models.attention_flash"},
+    "hydra": {"config"},
+    "tokenizers": {"data.tokenize", "target.tokenizer"},
+    "datasets": {"data.hub_names"},
+    "tensorboard": set(),  # torch.utils.tensorboard, in train.trackers
+    "wandb": {"train.trackers"},
+    "swanlab": {"train.trackers"},
+    "snakemake": set(),
+}
+# Single modules of a room that the table above does not open: the checkpoint's layout and the loss have one owner each.
+EXTRA = {("draft.sources", "train.checkpoint"), ("draft.sources", "train.slots"), ("train.models.glide", "train.losses")}
+NO_TORCH = {"config", "families", "artefact", "jsonl"}
+
+
+def module_name(path: Path, source: Path) -> str:
+    """The name below longspec, such as train.models.glide."""
+    return ".".join(path.relative_to(source).with_suffix("").parts).removesuffix(".__init__")
+
+
+def room(module: str) -> str:
+    """The package a module belongs to; the models are a room of their own."""
+    return "train.models" if f"{module}.".startswith("train.models.") else module.split(".")[0]
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every imported name with the module it comes from, inside functions too."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: line {node.lineno}: import by the full name"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.fixture(scope="module")
+def imported(root: Path) -> dict[str, set[str]]:
+    """Module of ours -> everything it imports."""
+    source = root / "src/longspec"
+    return {module_name(path, source): set(imports(path)) for path in source.rglob("*.py")}
+
+
+def test_rooms_import_only_those_below_them(imported: dict[str, set[str]]) -> None:
+    wrong = []
+    for module, names in imported.items():
+        for name in names:
+            own = room(module)
+            if not name.startswith("longspec.") or own == "__init__":
+                continue
+            below = name.removeprefix("longspec.")
+            extra = (module, below.rpartition(".")[0]) in EXTRA
+            if not extra and room(below) not in SHARED | MAY_IMPORT.get(own, set()) | {own}:
+                wrong.append(f"{module} imports {name}")
+    assert wrong == []
+
+
+def test_every_room_is_in_the_table(imported: dict[str, set[str]]) -> None:
+    assert {room(module) for module in imported} - {"__init__"} <= MAY_IMPORT.keys()
+
+
+def test_verbs_are_imported_by_nobody(imported: dict[str, set[str]]) -> None:
+    assert [module for module, names in imported.items() if any(".__main__" in name for name in names)] == []
+
+
+def test_heavy_libraries_have_one_door(imported: dict[str, set[str]]) -> None:
+    wrong = []
+    for module, names in imported.items():
+        for name in names:
+            library = name.split(".")[0]
+            if library in DOORS and module not in DOORS[library]:
+                wrong.append(f"{module} imports {name}")
+    assert wrong == []
+
+
+def test_what_snakemake_imports_needs_no_torch(imported: dict[str, set[str]]) -> None:
+    for module in NO_TORCH & imported.keys():
+        assert not {name.split(".")[0] for name in imported[module]} & {"torch", "transformers", "deepspeed"}

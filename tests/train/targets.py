@@ -1,0 +1,66 @@
+"""Tiny targets with random weights: every family, with the peculiarities its real models have."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+
+VOCABULARY = 97
+SHAPES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "initializer_range": 0.2,
+    "tie_word_embeddings": False,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 512,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 1024}
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+SLIDING = {"use_sliding_window": True, "sliding_window": 7}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+
+TARGETS: dict[str, PretrainedConfig] = {
+    "llama": LlamaConfig(**SHAPES),
+    "llama3-tied": LlamaConfig(**SHAPES | {"tie_word_embeddings": True}, rope_parameters=LLAMA3),
+    "mistral": MistralConfig(**SHAPES, sliding_window=None),
+    "mistral-sliding": MistralConfig(**SHAPES, head_dim=16, sliding_window=7),
+    "qwen2": Qwen2Config(**SHAPES),
+    "qwen2-yarn": Qwen2Config(**SHAPES, rope_parameters=YARN),
+    "qwen2-sliding-last": Qwen2Config(**SHAPES, **SLIDING, layer_types=["full_attention", "sliding_attention"]),
+    "qwen3": Qwen3Config(**SHAPES, head_dim=16, rope_parameters=LINEAR),
+    "qwen3-tied-sliding-first": Qwen3Config(
+        **SHAPES | {"tie_word_embeddings": True}, **SLIDING, layer_types=["sliding_attention", "full_attention"], head_dim=8
+    ),
+    "qwen3-experts": Qwen3MoeConfig(**SHAPES, **EXPERTS, head_dim=16),
+}
+
+
+def save_target(name: str, folder: Path) -> str:
+    """A random target of TARGETS in a folder; its norms are random too, so that none can be left out unseen."""
+    torch.manual_seed(7)
+    model = AutoModelForCausalLM.from_config(TARGETS[name])
+    for parameter in model.parameters():
+        if parameter.ndim == 1:
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    model.save_pretrained(folder)
+    return str(folder)

@@ -1,0 +1,190 @@
+"""Slots survive a crash at any moment of their rotation, and any damage is seen; shards are read by any reader."""
+
+import errno
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from longspec.artefact import describe_files
+from longspec.train import checkpoint, shards, slots
+from longspec.train.checkpoint import SaveError
+from longspec.train.metrics import Metrics
+
+
+class CrashError(Exception):
+    """The machine went down."""
+
+
+def write_slot(slot: Path, step: int, *, damaged: bool = False) -> None:
+    slot.mkdir(parents=True)
+    (slot / "weights.pt").write_text(f"weights of step {step}")
+    identity = {"recipe": {"lr": 1}}
+    content = {"step": step, "steps": 100, "identity": identity, "files": describe_files(slot, ["weights.pt"])}
+    (slot / slots.MANIFEST).write_text(json.dumps(slots.seal(content)))
+    if damaged:
+        (slot / "weights.pt").write_text("x")
+
+
+@pytest.mark.parametrize("crash_at", range(1, 5))
+@pytest.mark.parametrize("newest_damaged", [False, True])
+def test_a_whole_slot_is_left_after_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash_at: int, newest_damaged: bool
+) -> None:
+    write_slot(tmp_path / "last_2", 10)
+    write_slot(tmp_path / "last", 20, damaged=newest_damaged)
+    best = 10 if newest_damaged else 20
+    found = slots.find_slot(tmp_path)  # as a resuming job does
+    assert found is not None
+    assert found[1]["step"] == best
+    write_slot(tmp_path / ".saving-30", 30)
+    rename, calls = Path.rename, []
+
+    def crashing(path: Path, target: Path) -> Path:
+        calls.append(path)
+        if len(calls) == crash_at:
+            raise CrashError
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", crashing)
+        try:
+            slots.rotate(tmp_path, tmp_path / ".saving-30")
+        except CrashError:
+            pass
+        else:
+            best = 30
+    found = slots.find_slot(tmp_path)
+    assert found is not None
+    assert found[1]["step"] == best
+    slots.begin(tmp_path, 40)
+    assert {path.name for path in tmp_path.glob(".saving*")} == {".saving-40"}
+
+
+@pytest.mark.parametrize("name", ["weights.pt", slots.MANIFEST])
+def test_any_changed_byte_of_a_slot_is_seen(tmp_path: Path, name: str) -> None:
+    write_slot(tmp_path / "last", 20)
+    path = tmp_path / "last" / name
+    whole = path.read_bytes()
+    for index in range(len(whole)):
+        changed = bytearray(whole)
+        changed[index] ^= 1
+        path.write_bytes(changed)
+        with pytest.raises(ValueError, match=name):
+            slots.read_slot(tmp_path / "last")
+        path.write_bytes(whole[:index])
+        with pytest.raises(ValueError, match=name):
+            slots.read_slot(tmp_path / "last")
+    path.write_bytes(whole)
+    assert slots.read_slot(tmp_path / "last")["step"] == 20
+    path.unlink()
+    with pytest.raises(ValueError, match=f"{name}: missing"):
+        slots.read_slot(tmp_path / "last")
+
+
+def test_another_identity_is_refused_until_the_stage_is_finished(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    write_slot(folder / "last", 20)
+    assert slots.find_resumable(folder, {"recipe": {"lr": 1}})[1]["step"] == 20
+    with pytest.raises(ValueError, match=r"step 20 of 100.*recipe\.lr: 1 -> 2"):
+        slots.find_resumable(folder, {"recipe": {"lr": 2}})
+    write_slot(folder / "damaged", 100)
+    (folder / "last").rename(folder / "last_2")
+    (folder / "damaged").rename(folder / "last")
+    assert slots.find_resumable(folder, {"recipe": {"lr": 2}}) is None
+    assert len(list(tmp_path.glob("checkpoints.*/last"))) == 1
+
+
+def write_shards(folder: Path, cuts: list[int]) -> dict[str, torch.Tensor]:
+    """Two parameters, each cut at these elements over as many ranks."""
+    whole = {"a": torch.randn(3, 4), "b": torch.randn(12)}
+    for rank, (start, end) in enumerate(zip([0, *cuts], [*cuts, 12], strict=True)):
+        tensors = {shards.shard_key("fp32", name, start): tensor.flatten()[start:end] for name, tensor in whole.items()}
+        sizes = {key: tensor.numel() for key, tensor in tensors.items()}
+        begin = shards.header(sizes, {shards.RANDOM: f"rank {rank}"})
+        entry = shards.write_shard(folder / shards.shard_name(rank), begin, tensors.values())
+        assert {shards.shard_name(rank): entry} == describe_files(folder, [shards.shard_name(rank)])
+    return whole
+
+
+def test_shards_are_safetensors_and_come_back_whole(tmp_path: Path) -> None:
+    whole = write_shards(tmp_path, [5, 7])
+    names = [path.name for path in tmp_path.iterdir()]
+    read = [load_file(tmp_path / shards.shard_name(rank)) for rank in range(3)]
+    assert torch.equal(torch.cat([read[0]["fp32|b|0"], read[1]["fp32|b|5"], read[2]["fp32|b|7"]]), whole["b"])
+    again = shards.whole_tensors(tmp_path, names, {"a": [3, 4], "b": [12]}, "fp32")
+    assert all(torch.equal(again[name], tensor) for name, tensor in whole.items())
+    reader = shards.Shards(tmp_path, names)
+    for start in range(12):
+        for end in range(start + 1, 13):
+            part = torch.zeros(end - start)
+            reader.fill(part, "fp32", "b", start)
+            assert torch.equal(part, whole["b"][start:end])
+    assert [reader.random_state(rank) for rank in (1, 2, 3)] == ["rank 1", "rank 2", None]
+
+
+def test_what_is_missing_or_strange_is_named(tmp_path: Path) -> None:
+    write_shards(tmp_path, [5, 7])
+    names = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(ValueError, match="fp32 of a: elements 5 to 12 are in none of its files"):
+        shards.whole_tensors(tmp_path, [names[0], names[2]], {"a": [3, 4], "b": [12]}, "fp32")
+    with pytest.raises(ValueError, match="fp32 of c: elements 0 to 2"):
+        shards.whole_tensors(tmp_path, names, {"a": [3, 4], "b": [12], "c": [2]}, "fp32")
+    with pytest.raises(ValueError, match="b: unexpected"):
+        shards.whole_tensors(tmp_path, names, {"a": [3, 4]}, "fp32")
+
+
+def test_random_generators_go_on_where_they_were() -> None:
+    import random
+
+    import numpy as np
+
+    def draws() -> list[float]:
+        return [random.gauss(0, 1), random.random(), np.random.randn(), np.random.rand(), float(torch.rand(1))]
+
+    random.gauss(0, 1), np.random.randn()  # both keep the second of a pair of normal draws
+    state = checkpoint.random_state()
+    first = draws()
+    assert draws() != first
+    checkpoint.restore_random_state(state)
+    assert draws() == first
+    checkpoint.seed_new_rank(5, 3)
+    first = draws()
+    checkpoint.seed_new_rank(5, 3)
+    assert draws() == first
+    checkpoint.seed_new_rank(5, 4)
+    assert draws() != first
+
+
+def test_lines_of_metrics_wait_for_room_on_a_full_disk(tmp_path: Path) -> None:
+    """Half of a line fits, then nothing; later all does."""
+    metrics = Metrics(tmp_path / "metrics.jsonl", 0)
+    metrics.append({"step": 1, "loss": 2.0})
+    room = [10]
+
+    class Full:
+        def write(self, data: bytes) -> int:
+            if room[0] == 0:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            written = whole.write(data[: room[0]])
+            room[0] -= written
+            return written
+
+        def fileno(self) -> int:
+            return whole.fileno()
+
+        def close(self) -> None:
+            whole.close()
+
+    whole, metrics.handle = metrics.handle, Full()
+    metrics.append({"step": 2, "loss": 1.0})
+    metrics.append({"step": 3, "loss": float("nan")})
+    with pytest.raises(SaveError, match=r"No space left.*free; make room"):
+        metrics.sync()
+    room[0] = 1000
+    metrics.sync()
+    metrics.publish(tmp_path / "final.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "final.jsonl").read_text().splitlines()]
+    assert rows == [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}, {"step": 3, "loss": None}]

@@ -1,0 +1,79 @@
+"""Shares of the global batch and the learning rate, in closed form."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from longspec.config import Recipe, compose
+from longspec.train.engine import deepspeed_config, learning_rate_factor, scheduler_factory, share_global_batch
+from longspec.train.models.precision import resolve_dtype
+
+
+@pytest.mark.parametrize(
+    ("global_batch", "largest", "world_size", "expected"),
+    [(2048, 2, 8, (2, 128)), (64, 1, 8, (1, 8)), (4, 4, 2, (2, 1)), (12, 5, 2, (3, 2)), (4, 100, 1, (4, 1))],
+)
+def test_shares(global_batch: int, largest: int, world_size: int, expected: tuple[int, int]) -> None:
+    assert share_global_batch(global_batch, largest, world_size) == expected
+
+
+@pytest.mark.parametrize(("global_batch", "world_size"), [(4, 3), (2, 4)])
+def test_a_remainder_is_refused(global_batch: int, world_size: int) -> None:
+    with pytest.raises(ValueError, match=f"{global_batch} rows cannot be shared equally by {world_size}"):
+        share_global_batch(global_batch, 1, world_size)
+
+
+def test_warm_up_starts_above_zero_and_cosine_ends_at_the_floor() -> None:
+    factors = [learning_rate_factor(step, 100, 10) for step in range(101)]
+    assert factors[:10] == pytest.approx([0.1 * n for n in range(1, 11)])
+    assert factors[10] == pytest.approx(1.0)
+    assert factors[55] == pytest.approx(1e-4 + (1 - 1e-4) * 0.5 * (1 + math.cos(math.pi / 2)))
+    assert factors[100] == pytest.approx(1e-4)
+    assert all(left > right for left, right in itertools.pairwise(factors[10:]))
+
+
+def test_the_scheduler_applies_it() -> None:
+    recipe = Recipe()
+    recipe.optimizer.lr, recipe.optimizer.warmup_ratio = 0.5, 0.2
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=recipe.optimizer.lr)
+    scheduler = scheduler_factory(recipe, 10)(optimizer)
+    rates = []
+    for _ in range(3):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert rates == pytest.approx([0.25, 0.5, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("sharding", "dtype", "offload", "accumulated_in"),
+    [
+        (["zero_stage=0", "offload_optimizer=none"], torch.bfloat16, None, None),
+        (["zero_stage=1", "offload_optimizer=cpu"], torch.float32, {"device": "cpu"}, None),
+        (
+            ["zero_stage=3", "offload_optimizer=nvme", "nvme_path=/scratch/nvme"],
+            torch.bfloat16,
+            {"device": "nvme", "nvme_path": "/scratch/nvme"},
+            "fp32",
+        ),
+    ],
+)
+def test_sharding_reaches_deepspeed(
+    sharding: list[str], dtype: torch.dtype, offload: dict[str, str] | None, accumulated_in: str | None
+) -> None:
+    config = compose("train", ["run=demo", *(f"runtime.deepspeed.{override}" for override in sharding)])
+    passed = deepspeed_config(config.recipe, config.runtime, 2, 3, dtype)
+    found = passed["zero_optimization"].get("offload_optimizer")
+    assert (None if found is None else {key: found[key] for key in found if key != "pin_memory"}) == offload
+    assert passed["data_types"].get("grad_accum_dtype") == accumulated_in
+    assert passed["bf16"]["enabled"] is (dtype is torch.bfloat16)
+    assert (passed["train_micro_batch_size_per_gpu"], passed["gradient_accumulation_steps"]) == (2, 3)
+
+
+def test_precision_on_a_cpu() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("a GPU is here: auto means bfloat16")
+    assert resolve_dtype("auto") is torch.float32
+    assert resolve_dtype("bf16") is torch.bfloat16

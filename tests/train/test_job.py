@@ -1,0 +1,188 @@
+"""The trainer as a job: killed, resumed, shared between ranks, refused. Compared with the undisturbed job."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from longspec.train.checkpoint import draft_state_dict
+from tests.corpus import Corpus
+from tests.train.jobs import PLAIN, Job, MakeJob, finish, kill_rank, start, torchrun
+
+pytestmark = pytest.mark.slow
+ZERO3 = ["deepspeed=zero3-offload"]
+
+
+def weights(job: Job) -> dict[str, torch.Tensor]:
+    checkpoint = json.loads((job.out / "checkpoint.json").read_text())
+    return draft_state_dict(job.out / checkpoint["slot"])
+
+
+def assert_same(left: Job, right: Job) -> None:
+    """Bit-equal weights and losses, and nothing was compiled on the way."""
+    first, second = weights(left), weights(right)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert [row["loss"] for row in left.rows()] == [row["loss"] for row in right.rows()]
+    assert [row["step"] for row in right.rows()] == list(range(1, len(left.rows()) + 1))
+    assert not list((right.out / "extensions").iterdir())
+
+
+def test_sigkill_then_the_same_command_again(make_job: MakeJob) -> None:
+    """ZeRO-1 in one plain process."""
+    whole, killed = make_job("whole"), make_job("killed")
+    whole.run()
+    process = killed.start()
+    killed.wait_for(20, process)
+    process.kill()
+    finish(process)
+    assert killed.step() < 40
+    assert not (killed.out / "checkpoint.json").exists()
+    assert "starting at step 16" in (log := killed.run()) or "starting at step 24" in log
+    assert_same(whole, killed)
+
+
+def test_a_killed_rank_ends_the_job_and_it_resumes(make_job: MakeJob) -> None:
+    """ZeRO-3 on two ranks; the damaged newest slot is noticed, and the one before it used."""
+    whole, killed = (make_job(name, ZERO3, torchrun(2)) for name in ("whole", "killed"))
+    whole.run()
+    process = killed.start()
+    killed.wait_for(20, process)
+    kill_rank(process, 1)
+    _, code = finish(process)
+    assert code != 0
+    assert killed.step() < 40
+    shard = killed.out / "checkpoints/last/rank_00001.safetensors"
+    os.truncate(shard, shard.stat().st_size // 2)
+    log = killed.run()
+    assert "checkpoint slot last is damaged" in log
+    assert "starting at step 8" in log or "starting at step 16" in log
+    assert_same(whole, killed)
+
+
+def test_a_job_goes_on_with_other_ranks_and_sharding(make_job: MakeJob) -> None:
+    """Begun on two ranks with ZeRO-3, ended on one without ZeRO: the same global batches, lags and offsets."""
+    whole, moved = make_job("whole"), make_job("moved", ZERO3, torchrun(2))
+    whole.run()
+    process = moved.start()
+    moved.wait_for(20, process)
+    process.kill()
+    finish(process)
+    moved.overrides, moved.launcher = ["deepspeed=zero0"], PLAIN
+    log = moved.run()
+    assert "going on from a checkpoint of 2 processes with ZeRO-3" in log
+    assert [row["step"] for row in moved.rows()] == list(range(1, 41))
+    losses = [torch.tensor([row["loss"] for row in job.rows()]) for job in (whole, moved)]
+    torch.testing.assert_close(losses[1], losses[0], rtol=2e-4, atol=2e-4)
+
+
+def test_ranks_and_micro_batches_do_not_change_the_training(make_job: MakeJob, corpus: Corpus) -> None:
+    """1x4, 2x2 and 4x1 (ranks x micro batch x accumulation) on answers of unequal lengths, random lags and offsets."""
+    answers = ["recipe.data.collation=longcot"]
+    jobs = [
+        make_job("a", ["runtime.micro_batch=4", *answers]),
+        make_job("b", ["runtime.micro_batch=1", *answers]),
+        make_job("c", ["runtime.micro_batch=2", *answers], torchrun(2)),
+        make_job("d", ["runtime.micro_batch=1", *answers, *ZERO3], torchrun(2)),
+    ]
+    for job in jobs:
+        job.data = corpus.answers
+        job.run()
+    losses = [torch.tensor([row["loss"] for row in job.rows()]) for job in jobs]
+    assert losses[0][-5:].mean() < losses[0][:5].mean() - 0.2
+    labels = [row["labels"] for row in jobs[0].rows()]
+    assert max(labels) > 2 * min(labels)
+    for other in losses[1:]:
+        torch.testing.assert_close(other, losses[0], rtol=2e-4, atol=2e-4)
+
+
+def test_sigterm_to_the_launcher_saves_the_last_step(make_job: MakeJob) -> None:
+    whole, stopped = (make_job(name, launcher=torchrun(2)) for name in ("whole", "stopped"))
+    whole.run()
+    process = stopped.start()
+    stopped.wait_for(5, process)
+    process.send_signal(signal.SIGTERM)
+    _, code = finish(process)
+    status = json.loads((stopped.out / "status.json").read_text())
+    assert code != 0
+    assert (status["state"], status["reason"]) == ("stopped", "signal SIGTERM")
+    assert f"starting at step {status['step']}" in stopped.run()
+    assert json.loads((stopped.out / "status.json").read_text())["state"] == "done"
+    assert_same(whole, stopped)
+
+
+def test_what_a_checkpoint_refuses(make_job: MakeJob) -> None:
+    """An unfinished stage is not thrown away by an edit."""
+    job = make_job("job")
+    process = job.start()
+    job.wait_for(10, process)
+    process.send_signal(signal.SIGSTOP)  # it holds the folder and does not go on
+    assert "another training job is writing here" in job.refusal()
+    assert json.loads((job.out / "status.json").read_text())["state"] == "running"
+    process.kill()
+    finish(process)
+    job.overrides = ["recipe.optimizer.lr=2e-2"]
+    assert "recipe.optimizer.lr: 0.01 -> 0.02" in (text := job.refusal())
+    assert f"rm -r {job.out}/checkpoints" in text
+    job.overrides = ["recipe.data.collation=longcot"]
+    assert "collation: packed with base, recipe.data.collation is longcot" in job.refusal()
+    job.overrides = []
+    for slot in ("last", "last_2"):
+        if (folder := job.out / "checkpoints" / slot).exists():
+            (folder / "rank_00000.safetensors").write_bytes(b"")
+    assert "every checkpoint slot is damaged" in job.refusal()
+    assert json.loads((job.out / "status.json").read_text())["state"] == "failed"
+
+
+def test_a_finished_stage_trains_anew_with_another_recipe(make_job: MakeJob) -> None:
+    """As the workflow does after an edit: nothing to delete by hand, and nothing deleted."""
+    job = make_job("job")
+    job.run()
+    first = weights(job)
+    job.overrides = ["recipe.optimizer.lr=2e-2"]
+    log = job.run()
+    assert "training anew, since recipe.optimizer.lr: 0.01 -> 0.02" in log
+    assert "starting at step 0" in log
+    kept = [path for path in job.out.glob("checkpoints.*") if path.is_dir()]
+    assert len(kept) == 1
+    assert all(torch.equal(first[name], tensor) for name, tensor in draft_state_dict(kept[0] / "last").items())
+    assert any(not torch.equal(first[name], tensor) for name, tensor in weights(job).items())
+
+
+def test_the_target_is_not_in_a_checkpoint(make_job: MakeJob) -> None:
+    """Float32 weights and two moments of the draft alone, and little else."""
+    job = make_job("job")
+    job.run()
+    slot = job.out / "checkpoints/last"
+    keys = set(load_file(slot / "rank_00000.safetensors"))
+    assert {key.split("|")[1] for key in keys} == {f"draft_model.{name}" for name in weights(job)}
+    state = 3 * 4 * sum(tensor.numel() for tensor in weights(job).values())
+    assert state < sum(path.stat().st_size for path in slot.rglob("*")) < state + 60_000
+
+
+def test_published_experiment_by_hand_under_each_launcher(tmp_path: Path, root: Path, target: Path, corpus: Corpus) -> None:
+    """Plain python, torchrun, and the deepspeed launcher, which adds --local_rank."""
+    command = ["-cp", str(root / "config/exp"), "-cn", "qwq_glide_8gpu_slim6b_sinkpi-slicing"]
+    command += [f"files.target={target}", f"files.data={corpus.packed}", "files.init_weights=null"]
+    command += ["recipe.global_batch=4", "recipe.steps=3", "recipe.data.sequence_length=48", "runtime.micro_batch=2"]
+    launcher = str(Path(sys.executable).with_name("deepspeed"))
+    starts = {
+        "plain": [sys.executable, "-m", "longspec.train"],
+        "torchrun": [*torchrun(2), "-m", "longspec.train"],
+        "deepspeed": [launcher, "--num_gpus=2", "--master_port=29731", "--module", "longspec.train"],
+    }
+    losses = {}
+    for name, begin in starts.items():
+        out = tmp_path / name
+        text, code = finish(start([*begin, *command, f"files.out={out}"], out))
+        assert code == 0, text
+        losses[name] = [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+        assert (out / "recipe.yaml").exists()
+    assert len(losses["plain"]) == 3
+    assert losses["torchrun"] == pytest.approx(losses["plain"], rel=2e-4)
+    assert losses["deepspeed"] == losses["torchrun"]

@@ -1,0 +1,89 @@
+"""A row's derived numbers, against simulation, closed forms and what the operating system says."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+from transformers import Qwen2Config
+
+from longspec.config import Draft, Runtime, compose
+from longspec.data.shards import PackedRows
+from longspec.distributed import Ranks
+from longspec.train import flops
+from longspec.train.batches import StepBatches
+from longspec.train.meter import Meter, expected_tokens, peak_memory
+from longspec.train.phases import PHASES
+from tests.corpus import Corpus
+
+
+@pytest.mark.parametrize(("agreement", "drafted"), [(0.6, 4), (0.9, 5), (0.0, 3), (1.0, 4)])
+def test_expected_tokens_of_independent_guesses(agreement: float, drafted: int) -> None:
+    generator = np.random.default_rng(0)
+    right = generator.random((200_000, drafted)) < agreement
+    accepted = np.cumprod(right, axis=1).sum(axis=1)
+    assert expected_tokens(agreement, drafted) == pytest.approx(1 + accepted.mean(), abs=0.02)
+    if agreement < 1:
+        assert expected_tokens(agreement, drafted) == pytest.approx((1 - agreement ** (drafted + 1)) / (1 - agreement))
+
+
+def test_no_agreement_no_estimate() -> None:
+    assert expected_tokens(None, 4) is None
+
+
+def test_memory_of_a_process_is_the_operating_systems_peak() -> None:
+    before = peak_memory(torch.device("cpu"))["peak_rss_bytes"]
+    size = before + 2**26
+    block = torch.ones(size // 4)
+    after = peak_memory(torch.device("cpu"))["peak_rss_bytes"]
+    assert after >= block.numel() * 4
+    assert after < before + 1.2 * size
+    with open("/proc/self/status") as status:  # noqa: PTH123 - no file
+        high = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+    assert after == pytest.approx(high, rel=0.05)
+
+
+def test_a_rows_numbers(corpus: Corpus) -> None:
+    """Speed, operations of the whole global batch on both ranks, utilisation against both ranks' peak."""
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = Qwen2Config(hidden_size=32, intermediate_size=48, num_hidden_layers=2, **heads)
+    rows, recipe = PackedRows(corpus.answers), compose("train", ["run=demo", "recipe.global_batch=6"]).recipe
+    ranks, runtime = Ranks(0, 0, 2), OmegaConf.structured(Runtime(peak_tflops=2.0))
+    batches = StepBatches(rows, recipe, 1, ranks, 4096)
+    meter = Meter(batches, config, runtime, ranks, torch.device("cpu"), torch.float32)
+    row = meter.numbers({"step": 3, "tokens": 600, "seconds": 1.5, "agreement": 0.5})
+    numbers = [int(number) for number in batches.row_numbers(2)]
+    documents = [length for number in numbers for length in spans(rows, number)]
+    assert sum(documents) < 6 * rows.sequence_length  # some padding
+    labels = sum(int(rows[n].loss_mask_S.sum()) for n in numbers)
+    draft = Draft(**{name: recipe.draft[name] for name in recipe.draft})
+    expected = flops.operations(config, draft, 6 * rows.sequence_length, documents, labels).total
+    assert row["flops"] == expected
+    assert row["mfu"] == pytest.approx(expected / 1.5 / 4e12)
+    assert row["tokens_per_second"] == 400.0
+    assert row["expected_tokens"] == expected_tokens(0.5, recipe.draft.lag)
+    assert tuple(row["phases"]) == PHASES
+    assert row["peak_rss_bytes"] > 2**20
+
+
+def spans(rows: PackedRows, number: int) -> list[int]:
+    """The documents' lengths in a row, by walking along it."""
+    lengths, before = [], -1
+    for document in rows[number].document_ids_S:
+        if document >= 0:
+            if document == before:
+                lengths[-1] += 1
+            else:
+                lengths.append(1)
+        before = document
+    return lengths
+
+
+def test_other_ranks_measure_nothing_and_keep_nothing(corpus: Corpus) -> None:
+    batches = SimpleNamespace()
+    meter = Meter(batches, None, OmegaConf.structured(Runtime()), Ranks(1, 1, 2), torch.device("cpu"), torch.float32)  # type: ignore[arg-type]
+    assert meter.peak == 0.0
+    for _ in range(100):
+        meter.phases.now(PHASES[0])
+    assert len(meter.phases._marks) == 1  # nobody takes them there

@@ -1,0 +1,149 @@
+"""`plan`: figures against hand-made ones, no weights needed, and an answer for every mistake."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from longspec.artefact import write_json, write_text
+from longspec.config import Draft, Recipe, Runtime, compose, load, to_yaml
+from longspec.data.shards import PackedRows
+from longspec.draft.folder import write_draft
+from longspec.train import flops, plan
+from longspec.train.models.glide import GlideLayer
+from longspec.train.plan import Rows
+from tests.corpus import LENGTH, Corpus
+
+TARGET = LlamaConfig(
+    vocab_size=300,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    tie_word_embeddings=False,
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A target's folder without its weights, and a stage's frozen files."""
+    TARGET.save_pretrained(tmp_path / "target")
+    config = compose(
+        "train", ["run=demo", "recipe.global_batch=4", "recipe.steps=null", f"recipe.data.sequence_length={LENGTH}"]
+    )
+    write_text(tmp_path / "recipe.yaml", to_yaml(config.recipe))
+    write_text(tmp_path / "runtime.yaml", to_yaml(config.runtime))
+    write_json(tmp_path / "target_manifest.json", {"path": str(tmp_path / "target"), "files": {}})
+    return tmp_path
+
+
+def command(folder: Path, *more: str) -> list[str]:
+    files = ["--recipe", str(folder / "recipe.yaml"), "--runtime", str(folder / "runtime.yaml")]
+    return [*files, "--target", str(folder / "target"), "--ranks", "2", *more]
+
+
+def frozen(folder: Path) -> tuple[Any, Any]:
+    return load(folder / "recipe.yaml", Recipe), load(folder / "runtime.yaml", Runtime)
+
+
+def test_steps_hours_and_batches(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """21 rows are 5 whole global batches of 4; hours are operations by what both ranks do in an hour."""
+    assert plan.main(command(folder, "--rows", "21", "--flops", "1e6", "--device", "cpu", "--gpu-memory-gib", "10")) == 0
+    text = capsys.readouterr().out
+    assert "5 steps of 4 rows" in text
+    assert "2 ranks x 1 micro batches of 2 rows" in text
+    draft = Draft(**{name: frozen(folder)[0].draft[name] for name in Draft.__dataclass_fields__})
+    each = flops.operations(TARGET, draft, 4 * LENGTH, [LENGTH] * 4, 4 * (LENGTH - 1)).total
+    assert f"{each:.3g} operations a step" in text
+    assert f"{each / 2e6:.1f} s a step, {5 * each / 2e6 / 3600:.1f} hours in all" in text
+
+
+def test_packed_data_are_counted(folder: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Documents and labels of real rows, here all of them."""
+    data, (recipe, runtime) = PackedRows(corpus.answers), frozen(folder)
+    monkeypatch.setattr(plan, "SAMPLE", len(data))
+    rows = plan.counted_rows(corpus.answers)
+    labels = sum(int(data[number].loss_mask_S.sum()) for number in range(len(data)))
+    assert rows == Rows(len(data), flops.document_lengths(data, range(len(data))), labels, len(data))
+    made = plan.plan_stage(TARGET, recipe, runtime, rows, 2, torch.device("cpu"))
+    assert made.steps == len(data) // 4
+    head = flops.head_operations(TARGET, rows.labels, with_teacher=True)
+    assert made.operations.head == pytest.approx(head * 4 / len(data))
+
+
+def test_some_rows_stand_for_many(folder: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, runtime = frozen(folder)
+    whole = plan.plan_stage(TARGET, recipe, runtime, plan.counted_rows(corpus.packed), 2, torch.device("cpu"))
+    monkeypatch.setattr(plan, "SAMPLE", 20)
+    sampled = plan.plan_stage(TARGET, recipe, runtime, plan.counted_rows(corpus.packed), 2, torch.device("cpu"))
+    assert sampled.steps == whole.steps
+    assert sampled.operations.total == pytest.approx(whole.operations.total, rel=0.1)
+    assert sampled.operations.total != whole.operations.total
+
+
+def test_the_drafts_folder_is_as_large_as_planned(folder: Path) -> None:
+    recipe, runtime = frozen(folder)
+    setup = plan.plan_stage(TARGET, recipe, runtime, Rows(8, [LENGTH], LENGTH, 1), 1, torch.device("cpu")).setup
+    state = GlideLayer(TARGET).state_dict()
+    write_draft(folder / "draft", state, {})
+    files = sum(path.stat().st_size for path in (folder / "draft").iterdir())
+    parameters = sum(tensor.numel() for tensor in state.values())
+    checkpoints = 3 * 12 * parameters  # last, last_2 and a new one; weights and two moments in float32
+    assert plan.disk_bytes(setup) < files + checkpoints < 1.05 * plan.disk_bytes(setup)
+
+
+def test_several_stages_by_name_are_added_up(folder: Path, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "qwq_glide_8gpu_slim6b_sinkpi-slicing"
+    names = [name, f"{name}_longv2-32k-zero3_5e-6-ligce-nomask"]
+    options = ["-cp", str(root / "config/exp"), "-cn", *names, "--target", str(folder / "target_manifest.json")]
+    assert plan.main([*options, "--ranks", "8", "--rows", "4096", "640", "--flops", "1e9"]) == 0
+    text = capsys.readouterr().out
+    assert "stage base: 2 steps of 2048 rows of 1024 tokens (2,097,152 tokens)" in text
+    assert "stage long: 10 steps of 64 rows of 32768 tokens" in text
+    hours = [float(line.split(" hours in all")[0].split()[-1]) for line in text.splitlines() if " hours in all" in line]
+    total = float(text.split("all 2 stages: ")[1].split()[0])
+    assert math.isclose(sum(hours), total, abs_tol=0.11)
+
+
+def test_what_does_not_fit_ends_with_1_and_what_to_change(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan.main(command(folder, "--rows", "21", "--gpu-memory-gib", "1")) == 1
+    text = capsys.readouterr().out
+    assert "DOES NOT FIT 1.00 GiB" in text
+
+
+def test_recipes_with_steps_need_no_rows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe, _ = frozen(folder)
+    write_text(folder / "recipe.yaml", to_yaml(recipe).replace("steps: null", "steps: 7"))
+    assert plan.main(command(folder)) == 0
+    assert "7 steps of 4 rows" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ([], "give --data or --rows for each of 1 stages"),
+        (["--rows", "3"], "4 rows in a step do not fit 3 packed rows"),
+        (["--rows", "21", "--ranks", "3"], "4 rows cannot be shared equally by 3 processes"),
+        (["--rows", "21", "--target", "nowhere"], "nowhere"),
+        (["--rows", "21", "--runtime"], "give --recipe and --runtime, as many of each"),
+        (["--rows", "21", "-cn", "x"], "-cn needs -cp"),
+    ],
+)
+def test_mistakes_are_named(folder: Path, more: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = command(folder, *more)
+    if more[-1:] == ["--runtime"]:
+        options[-1:] = ["--runtime", str(folder / "runtime.yaml"), str(folder / "runtime.yaml")]
+    assert plan.main(options) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_an_unsupported_target_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = json.loads((folder / "target/config.json").read_text())
+    write_json(folder / "target/config.json", config | {"model_type": "gpt2"})
+    assert plan.main(command(folder, "--rows", "21")) == 1
+    assert "model_type 'gpt2' is not supported" in capsys.readouterr().err

@@ -1,0 +1,378 @@
+"""Trackers: their files read back after kills and resumes, no network offline, failures that cost no training."""
+
+import contextlib
+import json
+import os
+import pty
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from longspec.config import Runtime, compose
+from longspec.distributed import Ranks
+from longspec.train import trackers as services
+from longspec.train import tracking
+from longspec.train.tracking import Trackers, chosen, scalars
+
+MAIN = Ranks(0, 0, 1)
+Curves = dict[str, list[tuple[int, float]]]
+
+
+def tensorboard_curves(folder: Path) -> Curves:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def wandb_curves(path: Path) -> Curves:
+    """The history of a .wandb file: 7 bytes, then blocks of 32 KiB in LevelDB's log format, each record a protobuf."""
+    from wandb.proto import wandb_internal_pb2 as messages
+
+    data, at, part = path.read_bytes(), 7, b""
+    curves: Curves = {}
+    while at + 7 <= len(data):
+        if (left := 2**15 - at % 2**15) < 7:
+            at += left
+            continue
+        _, size, kind = struct.unpack("<IHB", data[at : at + 7])
+        part += data[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind not in (1, 4):  # whole, last
+            continue
+        record = messages.Record()
+        record.ParseFromString(part)
+        part = b""
+        if record.WhichOneof("record_type") == "history":
+            row = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+            step = int(row.pop("_step"))
+            for name in row.keys() - {"_timestamp", "_runtime"}:
+                curves.setdefault(name, []).append((step, row[name]))
+    return curves
+
+
+def swanlab_curves(path: Path) -> Curves:
+    from swanlab.proto.swanlab.record.v1.record_pb2 import Record
+    from swanlab.sdk.internal.core_python.store import DataStoreReader
+
+    reader, curves = DataStoreReader(), {}  # type: ignore[var-annotated]
+    reader.open(path)
+    for data in reader:
+        record = Record()
+        record.ParseFromString(data)
+        if record.HasField("scalar") and not record.scalar.key.startswith("__"):
+            curves.setdefault(record.scalar.key, []).append((record.scalar.step, record.scalar.value.number))
+    return curves
+
+
+def only(folder: Path, pattern: str) -> Path:
+    (path,) = folder.glob(pattern)
+    return path
+
+
+@pytest.fixture
+def listener() -> Iterator[tuple[str, list[bytes]]]:
+    """A proxy for everything that would leave this machine: its address, and what was asked of it."""
+    asked: list[bytes] = []
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def listen() -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            asked.append(connection.recv(200))
+            connection.close()
+
+    threading.Thread(target=listen, daemon=True).start()
+    yield f"http://127.0.0.1:{server.getsockname()[1]}", asked
+    server.close()
+
+
+@pytest.mark.slow
+def test_a_killed_and_resumed_run_is_one_curve_and_stays_offline(
+    tmp_path: Path, root: Path, listener: tuple[str, list[bytes]]
+) -> None:
+    """Killed at 12 with a checkpoint of 8, again at 15 (same checkpoint), then finished at 20; no key and no network."""
+    proxy, asked = listener
+    proxies = dict.fromkeys(["HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "ALL_PROXY", "all_proxy"], proxy)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "SWANLAB_"))}
+    environment = kept | proxies | {"HOME": str(tmp_path), "NO_PROXY": "", "no_proxy": ""}
+    out = tmp_path / "results/run/stage"
+    out.mkdir(parents=True)
+    for number, (arguments, code) in enumerate([("0 12 8", -9), ("8 15 0", -9), ("8 20 0", 0)], start=1):
+        command = [sys.executable, "-m", "tests.train.tracked", str(out), *arguments.split(), str(number)]
+        ended = subprocess.run(
+            [*command, *(["kill"] if code else [])],
+            env=environment,
+            cwd=root,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert ended.returncode == code, ended.stdout + ended.stderr
+    assert asked == []
+    expected = {
+        "train/loss": [(step, step + (0.1 if step <= 8 else 0.3)) for step in range(1, 21)],
+        "phases/data": [(step, 0.5 * step) for step in range(1, 21)],
+    }
+    folder = out / "trackers"
+    found = [
+        tensorboard_curves(only(folder / "tensorboard", "*")),
+        wandb_curves(only(folder, "wandb/offline-run-*/*.wandb")),
+        swanlab_curves(only(folder, "swanlab/run-*/*.swanlab")),
+    ]
+    for curves in found:
+        assert curves.keys() == expected.keys()
+        for name in expected:
+            assert [step for step, _ in curves[name]] == [step for step, _ in expected[name]]
+            assert [value for _, value in curves[name]] == pytest.approx([value for _, value in expected[name]])
+
+
+class Standin:
+    """A service that lists what it was sent."""
+
+    def __init__(self, run: services.Run, known: int = 0, fails: tuple[int, ...] = ()) -> None:
+        self.run, self.known, self.fails = run, known, fails
+        self.sent: list[int] = []
+        self.finished: list[bool] = []
+
+    def log(self, step: int, numbers: dict[str, float]) -> None:
+        if step in self.fails:
+            raise ConnectionError("no route to host")
+        self.sent.append(step)
+
+    def replayed(self) -> None:
+        pass
+
+    def finish(self, *, failed: bool) -> None:
+        self.finished.append(failed)
+
+
+def runtime_of(**settings: Any) -> Any:
+    return OmegaConf.structured(Runtime(**settings))
+
+
+def rows(first: int, last: int) -> list[dict[str, Any]]:
+    return [{"step": step, "loss": float(step)} for step in range(first, last + 1)]
+
+
+def use(monkeypatch: pytest.MonkeyPatch, **arguments: Any) -> None:
+    monkeypatch.setitem(services.TRACKERS, "tensorboard", lambda run: Standin(run, **arguments))
+
+
+def test_a_tracker_gets_what_it_lacks_and_nothing_twice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its server stopped listening at 3 while the job went on to 7, and holds 6 steps of an attempt that was killed."""
+    for known in (3, 6):
+        use(monkeypatch, known=known)
+        with Trackers(runtime_of(report_to=["tensorboard"]), tmp_path, MAIN, {}, {"tensorboard": "id1"}, rows(1, 4)) as all_of:
+            tracker: Any = all_of.trackers["tensorboard"]
+            for row in rows(5, 8):
+                all_of.log(row)
+        assert tracker.sent == list(range(known + 1, 9))
+        assert (tracker.run.id, tracker.run.step, tracker.finished) == ("id1", 4, [False])
+
+
+def test_a_tracker_added_on_the_way_begins_with_the_whole_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    use(monkeypatch)
+    all_of = Trackers(runtime_of(report_to=["tensorboard"]), tmp_path, MAIN, {}, {"wandb": "other"}, rows(1, 4))
+    tracker: Any = all_of.trackers["tensorboard"]
+    assert tracker.sent == [1, 2, 3, 4]
+    assert tracker.run.step == 0
+    assert all_of.state() == {"tensorboard": tracker.run.id}
+
+
+def test_a_failing_tracker_costs_its_numbers_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use(monkeypatch, fails=(2, 3))
+    all_of = Trackers(runtime_of(report_to=["tensorboard"]), tmp_path, MAIN, {})
+    tracker: Any = all_of.trackers["tensorboard"]
+
+    def train() -> None:
+        with all_of:
+            for row in rows(1, 5):
+                all_of.log(row)
+            raise KeyError("the training itself fails")
+
+    with pytest.raises(KeyError):
+        train()
+    assert (tracker.sent, tracker.finished) == ([1, 4, 5], [True])
+    text = capsys.readouterr().out
+    assert text.count("ConnectionError: no route to host") == 1
+    assert "tensorboard: 2 calls failed" in text
+
+
+def test_an_upload_that_never_ends_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use(monkeypatch)
+    monkeypatch.setattr(tracking, "FINISH_SECONDS", 0.2)
+    monkeypatch.setattr(Standin, "finish", lambda self, failed: time.sleep(60))
+    began = time.monotonic()
+    with Trackers(runtime_of(report_to=["tensorboard"]), tmp_path, MAIN, {}):
+        pass
+    assert time.monotonic() - began < 30
+    assert "TimeoutError: not done after 0.2 s" in capsys.readouterr().out
+
+
+def test_only_rank_0_tracks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    use(monkeypatch)
+    with Trackers(runtime_of(report_to=["tensorboard"]), tmp_path, Ranks(1, 1, 2), {}) as all_of:
+        all_of.log(rows(1, 1)[0])
+        assert all_of.trackers == {}
+        assert all_of.state() == {}
+
+
+def test_none_tracks_nothing_and_imports_nothing(tmp_path: Path) -> None:
+    with Trackers(runtime_of(), tmp_path, MAIN, {}) as all_of:
+        all_of.log(rows(1, 1)[0])
+    assert list(tmp_path.iterdir()) == []
+
+
+def fake_wandb(monkeypatch: pytest.MonkeyPatch, *, key: bool, starting_step: int = 0) -> list[dict[str, Any]]:
+    """The documented surface of wandb that is used; what init was called with."""
+    module: Any = ModuleType("wandb")
+    calls: list[dict[str, Any]] = []
+
+    def init(**arguments: Any) -> Any:
+        calls.append(arguments)
+        run = SimpleNamespace(id=arguments["id"], url="https://server/run", dir=arguments["dir"], starting_step=starting_step)
+        run.sent = []
+        run.log = lambda numbers, step: run.sent.append(step)
+        run.finish = lambda exit_code: None
+        arguments["run"] = run
+        return run
+
+    module.init, module.Settings = init, lambda **settings: settings
+    module.login = lambda *, prompt, verify: key and not prompt
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return calls
+
+
+def test_wandb_online_resumes_its_run_behind_the_servers_last_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The server holds steps 1..6, the checkpoint is of 4: 5 and 6 are not sent again, for it takes steps in order alone."""
+    calls = fake_wandb(monkeypatch, key=True, starting_step=7)
+    with Trackers(
+        runtime_of(report_to=["wandb"]), tmp_path / "a/b/c/d", MAIN, {"x": 1}, {"wandb": "id1"}, rows(1, 4)
+    ) as all_of:
+        for row in rows(5, 8):
+            all_of.log(row)
+    (call,) = calls
+    assert (call["id"], call["resume"], call["mode"]) == ("id1", "allow", "online")
+    assert (call["project"], call["name"], call["config"]) == ("longspec", "b/c/d", {"x": 1})
+    assert call["run"].sent == [7, 8]
+
+
+def test_no_key_ends_the_start_and_asks_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls = fake_wandb(monkeypatch, key=False)
+    with pytest.raises(ValueError, match=r"runtime\.report_to: wandb has no key.*runtime\.tracker_mode: offline"):
+        Trackers(runtime_of(report_to=["wandb"]), tmp_path, MAIN, {})
+    assert calls == []
+
+
+def test_swanlab_without_a_key_ends_the_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("SWANLAB_API_KEY", raising=False)
+    monkeypatch.setenv("SWANLAB_ROOT", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"runtime\.report_to: swanlab could not be started: .*no API key.*take swanlab out"):
+        Trackers(runtime_of(report_to=["swanlab"]), tmp_path, MAIN, {})
+
+
+ONLINE = """
+import sys
+from pathlib import Path
+from omegaconf import OmegaConf
+from longspec.config import Runtime
+from longspec.distributed import Ranks
+from longspec.train.tracking import Trackers
+
+Trackers(OmegaConf.structured(Runtime(report_to=[sys.argv[1]])), Path(sys.argv[2]), Ranks(0, 0, 1), {})
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["wandb", "swanlab"])
+def test_on_a_terminal_nobody_is_asked_for_a_key(name: str, tmp_path: Path) -> None:
+    """The real packages, which would ask here and wait."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("WANDB_", "SWANLAB_"))}
+    terminal, own_end = pty.openpty()
+    ended = subprocess.Popen(
+        [sys.executable, "-c", ONLINE, name, str(tmp_path / "out")],
+        env=kept | {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none")},
+        cwd=tmp_path,
+        stdin=own_end,
+        stdout=own_end,
+        stderr=own_end,
+    )
+    assert ended.wait(timeout=60) == 1
+    os.close(own_end)
+    text = b""
+    with contextlib.suppress(OSError):  # Linux ends a terminal without writers with an error
+        while part := os.read(terminal, 4096):
+            text += part
+    assert b"Error: runtime.report_to: " + name.encode() in text
+    assert b"key" in text
+
+
+def test_a_service_that_cannot_be_started_is_an_error_with_a_way_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(run: services.Run) -> Any:
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setitem(services.TRACKERS, "tensorboard", refuse)
+    with pytest.raises(ValueError, match=r"tensorboard could not be started: ConnectionError: no route.*take tensorboard out"):
+        Trackers(runtime_of(report_to=["tensorboard"]), tmp_path, MAIN, {})
+
+
+def test_a_missing_package_is_named_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A folder of that name in the working directory is no package."""
+    monkeypatch.setattr(tracking, "is_installed", lambda name: name != "wandb")
+    with pytest.raises(ValueError, match=r"runtime\.report_to: wandb is not installed: pip install .*\[track\]"):
+        chosen(runtime_of(report_to=["wandb", "tensorboard"]))
+    (tmp_path / "nothing_of_this_name").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.undo()
+    assert not tracking.is_installed("nothing_of_this_name")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "runtime.report_to=[wandb,comet]",
+            r"runtime\.report_to: 'comet' is unknown; .* tensorboard, wandb, swanlab",
+        ),
+        ("runtime.report_to=[none,wandb]", r"none stands alone"),
+        ("runtime.report_to=[wandb,wandb]", r"name each tracker once"),
+        ("runtime.tracker_mode=cloud", r"runtime\.tracker_mode: 'cloud' is unknown; choose one of online, offline"),
+        ("runtime.peak_tflops=0", r"runtime\.peak_tflops: must be above 0 or null"),
+    ],
+)
+def test_wrong_settings_die_at_parse(override: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        compose("train", ["run=demo", override])
+
+
+def test_what_was_not_measured_or_is_not_finite_is_left_out() -> None:
+    row = {
+        "step": 3,
+        "loss": 1.5,
+        "llm_loss": None,
+        "grad_norm": float("nan"),
+        "note": "x",
+        "phases": {"data": 1, "save": None},
+    }
+    assert scalars(row) == {"train/loss": 1.5, "phases/data": 1.0}

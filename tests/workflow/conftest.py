@@ -1,0 +1,29 @@
+"""Copies of the workflow: untouched, and with everything built."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.workflow.planning import Workflow, build_all, copy_to
+
+
+@pytest.fixture
+def workflow(tmp_path: Path, root: Path) -> Workflow:
+    """A copy in which nothing is built."""
+    return copy_to(tmp_path, root)
+
+
+@pytest.fixture(scope="session")
+def built_once(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Path:
+    """A copy in which every output is there and recorded as built."""
+    built = copy_to(tmp_path_factory.mktemp("built"), root)
+    build_all(built)
+    return built.folder
+
+
+@pytest.fixture
+def built(built_once: Path, tmp_path: Path) -> Workflow:
+    """A copy of it to work in."""
+    shutil.copytree(built_once, tmp_path / "built", symlinks=True)
+    return Workflow(tmp_path / "built")

@@ -1,0 +1,77 @@
+"""A copy of the workflow to edit and to plan; no verb is run."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+PARTS = ("Snakefile", "rules", "config", "profiles", "slurm", "src")
+
+
+@dataclass
+class Workflow:
+    """A copy of the workflow in a folder of its own."""
+
+    folder: Path
+
+    def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Snakemake as a user calls it; the copy's own src/ comes before the installed package."""
+        environment = os.environ | {"PYTHONPATH": str(self.folder / "src"), "COLUMNS": "200"}
+        command = [sys.executable, "-m", "snakemake", *arguments]
+        return subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True)
+
+    def output(self, *arguments: str) -> str:
+        """All it prints; it must succeed."""
+        done = self.call(*arguments)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def refusal(self) -> str:
+        """What a dry run prints that must fail on a message of ours."""
+        done = self.call("-n", "final_draft")
+        text = done.stdout + done.stderr
+        assert done.returncode == 1, text
+        assert text.count("WorkflowError") == 1
+        assert "Traceback" not in text
+        return " ".join(text.split())
+
+    def plan(self, *arguments: str) -> dict[str, dict[str, str]]:
+        """Each planned job's fields (rule, input, output, ..., command), by its first output."""
+        jobs = {}
+        for block in self.output("-n", "final_draft", *arguments).split("\n\n"):
+            found = re.search(r"^(?:local)?rule (\w+):$", block, re.MULTILINE)
+            fields = dict(re.findall(r"^    (\w+): (.*)$", block, re.MULTILINE))
+            if found and "output" in fields:
+                command = block.partition("Shell command: ")[2]
+                jobs[fields["output"].split(", ")[0]] = fields | {"rule": found[1], "command": command}
+        return jobs
+
+    def edit(self, path: str, pattern: str, new: str) -> None:
+        """Replace every match of a pattern, of which there must be one and which must change the text."""
+        text = (self.folder / path).read_text()
+        changed, count = re.subn(pattern, new, text, flags=re.MULTILINE)
+        assert count, f"{path}: {pattern} does not match"
+        assert changed != text, f"{path}: {pattern} already reads {new}"
+        (self.folder / path).write_text(changed)
+
+
+def copy_to(folder: Path, root: Path) -> Workflow:
+    """The workflow without anything built."""
+    for part in PARTS:
+        if (root / part).is_dir():
+            shutil.copytree(root / part, folder / part, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        else:
+            shutil.copy(root / part, folder / part)
+    return Workflow(folder)
+
+
+def build_all(workflow: Workflow) -> None:
+    """Have every output there and recorded as built; no verb is run."""
+    for output in re.findall(r"^(\S+)\t", workflow.output("--summary"), re.MULTILINE)[1:]:
+        path = workflow.folder / output
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    workflow.output("--touch", "--forceall", "--cores=1", "--quiet")

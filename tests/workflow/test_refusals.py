@@ -1,0 +1,203 @@
+"""What is wrong with the configuration is said before the graph is built, with the key's name and the fix."""
+
+import pytest
+
+from tests.workflow.planning import Workflow
+
+WORKFLOW = "config/workflow.yaml"
+LONGCOT = "config/run_stage/demo_longcot.yaml"
+
+SCHEMA = {
+    ("^evaluation:", "evalution:"): "evalution: unknown key; did you mean 'evaluation'? Known: data, evaluation, runs,",
+    (r"\brecords: ", "record: "): "data.puzzles.record: unknown key; did you mean 'records'?",
+    (r"^runs: \[.*?\]", "runs: demo"): "runs: 'demo' is not of type 'array'; it is a list of files of config/run/",
+    (r"^(  stdlib-long: .*), shards: \d+", r"\1"): "data.stdlib-long: 'shards' is a required property",
+    (r"^data:$", "data:\n  typo: {sorce: x, shards: 1, revision: 1}"): "data.typo.sorce: unknown key; did you mean 'source'?",
+    (r"revision: 1\b", "revision: 2025"): "data.typo.revision: 2025 is not of type 'string'; it is a branch, tag or commit",
+    (r"^  puzzles: ", "  other: {source: x.jsonl, shards: 1, aling: []}\n  puzzles: "): "unknown key; did you mean 'align'?",
+    (r"^variants: \[.*?\]", "variants: [1]"): "variants.0: 1 is not of type 'string'; it is a name of lower-case letters",
+}
+
+CASES = {
+    "wrong type": (
+        WORKFLOW,
+        r"\bprompts: \d+",
+        "prompts: many",
+        "evaluation.prompts: 'many' is not of type 'integer'; it is the number of prompts of each task",
+    ),
+    "unknown nested key": (
+        WORKFLOW,
+        r"\bprompts: ",
+        "prompt: ",
+        "evaluation.prompt: unknown key; did you mean 'prompts'? Known: draft_tokens, new_tokens, prompts, seed, tasks.",
+    ),
+    "missing file": (
+        WORKFLOW,
+        r"puzzles: .*",
+        "puzzles: {source: inputs/puzzles.jsonl, shards: 1}",
+        "data.puzzles.source: inputs/puzzles.jsonl: no such file;",
+    ),
+    "a glob that matches nothing": (
+        WORKFLOW,
+        r"puzzles: .*",
+        "puzzles: {source: inputs/*.jsonl, shards: 1}",
+        "data.puzzles.source: inputs/*.jsonl: no such file;",
+    ),
+    "a name of the hub of neither form": (
+        WORKFLOW,
+        r"puzzles: .*",
+        "puzzles: {source: 'hf:ultrachat', shards: 1}",
+        "data.puzzles.source: 'hf:ultrachat' is no name of a dataset of the hub: hf:<owner>/<repository>[:config][:split] or",
+    ),
+    "an unknown preset": (
+        WORKFLOW,
+        r"puzzles: .*",
+        "puzzles: {preset: ultrachats}",
+        "data.puzzles.preset: there is no config/data/ultrachats.yaml; did you mean 'ultrachat'? Known: longspec-long,",
+    ),
+    "a token": (
+        WORKFLOW,
+        r"puzzles: .*",
+        "puzzles: {source: 'hf:o/n', shards: 1, hf_token: hf_x}",
+        "data.puzzles.hf_token: a token is never read from a configuration; set HF_TOKEN in the environment",
+    ),
+    "an unknown aligner": (
+        WORKFLOW,
+        r"puzzles: .*",
+        "puzzles: {source: 'hf:o/n', shards: 1, align: [{renam: {a: b}}]}",
+        "data.puzzles.align[0].renam: no such aligner;",
+    ),
+    "a preset and a split of one repository with two shares": (
+        WORKFLOW,
+        r"  stdlib: .*\n  stdlib-long: .*$",
+        "  stdlib: {preset: ultrachat}\n  stdlib-long: {source: 'hf:HuggingFaceH4/ultrachat_200k:test_sft', held_out: 0.5,"
+        " shards: 1}",
+        "data.stdlib-long.held_out: 0.5, but data.stdlib.held_out: 0.02 (the default), and both are made from"
+        " 'HuggingFaceH4/ultrachat_200k'",
+    ),
+    "a file and a list that holds it with two shares": (
+        WORKFLOW,
+        r"  stdlib: .*\n  stdlib-long: .*$",
+        "  stdlib: {source: profiles/../b.jsonl, held_out: 0.1, shards: 1}\n"
+        "  stdlib-long: {source: ['?.jsonl'], held_out: 0.2, shards: 1}",
+        "b.jsonl': a record held out in one would be trained on in the other; give both the same held_out",
+    ),
+    "another share held out": (
+        WORKFLOW,
+        r"^(  stdlib-long: .*\bheld_out: )[\d.]+",
+        r"\g<1>0.37",
+        "data.stdlib-long.held_out: 0.37, but data.stdlib.held_out: ",
+    ),
+    "another share held out by default": (
+        WORKFLOW,
+        r"^  stdlib: .*\n  stdlib-long: .*$",
+        "  stdlib: {source: stdlib, shards: 2}\n  stdlib-long: {source: stdlib, held_out: 0.37, shards: 2}",
+        "data.stdlib.held_out: 0.06 (the default), and both are made from 'stdlib': a record held out in one would be trained"
+        " on in the other; give both the same held_out",
+    ),
+    "a setting another source has": (
+        WORKFLOW,
+        r"\brecords: \d+",
+        "min_characters: 5",
+        "data.puzzles.min_characters: unknown for source puzzles; known: records, seed, held_out",
+    ),
+    "a context upside down": (
+        WORKFLOW,
+        r"(short: .*context: )\[.*?\]",
+        r"\1[448, 64]",
+        "evaluation.tasks.short.context: [448, 64] is reversed",
+    ),
+    "a run without its header": (
+        "config/run/demo.yaml",
+        r"^# @package _global_\n",
+        "",
+        "its first line must be '# @package _global_'",
+    ),
+    "unknown dataset of a task": (
+        WORKFLOW,
+        r"\bdata: puzzles\b",
+        "data: puzzle",
+        "evaluation.tasks.cot.data: there is no dataset 'puzzle' under `data` in config/workflow.yaml; add it there",
+    ),
+    "unknown dataset of a stage": (
+        LONGCOT,
+        r"\bname: puzzles\b",
+        "name: puzles",
+        "run 'demo', stage 'longcot': recipe.data.name: there is no dataset 'puzles' under `data`",
+    ),
+    "unknown dataset of the target": (
+        "config/model/demo.yaml",
+        "dataset: stdlib,",
+        "dataset: stdlibs,",
+        "config/model/demo.yaml: build.mixture: dataset: there is no dataset 'stdlibs' under `data`",
+    ),
+    "unknown key of the target's phases": (
+        "config/model/demo.yaml",
+        r"\brows:",
+        "row:",
+        "each phase needs exactly dataset, rows, sequence_length, steps",
+    ),
+    "unknown run": (
+        WORKFLOW,
+        r"^runs: \[.*?\]",
+        "runs: [dmo]",
+        "runs: there is no config/run/dmo.yaml; did you mean 'demo'? Known: demo, published.",
+    ),
+    "unknown variant": (
+        WORKFLOW,
+        r"^variants: \[.*?\]",
+        "variants: [sinkpi]",
+        "variants: there is no config/variant/sinkpi.yaml; did you mean 'sinkpi-slicing'? Known: base, sinkpi-slicing.",
+    ),
+    "unknown stage": (
+        "config/run/demo.yaml",
+        "long, longcot",
+        "lang, longcot",
+        "config/run/demo.yaml: stages: there is no config/stage/lang.yaml; did you mean 'long'?",
+    ),
+    "unknown recipe key": (
+        LONGCOT,
+        r"\blr:",
+        "learning_rate:",
+        "Key 'learning_rate' not in 'Optimizer' full_key: recipe.optimizer.learning_rate reference_type=Optimizer"
+        " object_type=Optimizer Known: betas, clip, eps, lr, warmup_ratio, weight_decay.",
+    ),
+    "wrong recipe type": (
+        LONGCOT,
+        r"\bsteps: ",
+        "steps: x",
+        "could not be converted to Integer full_key: recipe.steps",
+    ),
+    "impossible recipe": (
+        LONGCOT,
+        r"\boverlong: \w+",
+        "overlong: cut",
+        "recipe.data.overlong: 'cut' is unknown; choose one of split, truncate",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_message_names_the_key_and_the_fix(workflow: Workflow, case: str) -> None:
+    path, pattern, new, message = CASES[case]
+    for name in ("a", "b"):
+        (workflow.folder / f"{name}.jsonl").touch()
+    workflow.edit(path, pattern, new)
+    assert message in workflow.refusal()
+
+
+def test_all_violations_of_the_schema_are_told_at_once(workflow: Workflow) -> None:
+    for pattern, new in SCHEMA:
+        workflow.edit(WORKFLOW, pattern, new)
+    refusal = workflow.refusal()
+    assert [message for message in SCHEMA.values() if message not in refusal] == []
+
+
+def test_a_file_that_no_chosen_run_reads_need_not_be_there(workflow: Workflow) -> None:
+    workflow.edit(WORKFLOW, r"^data:\n", "data:\n  unused: {source: nowhere.jsonl, shards: 1}\n")
+    assert workflow.plan()
+
+
+def test_numbers_for_a_stage_the_run_has_not(workflow: Workflow) -> None:
+    (workflow.folder / "config/run_stage/demo_bse.yaml").write_text("# @package _global_\n")
+    assert "run 'demo' has no such stage; rename or remove the file; did you mean 'demo_base'?" in workflow.refusal()

@@ -1,0 +1,157 @@
+"""Which change makes which job run again."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.workflow.planning import Workflow, build_all, copy_to
+
+P = "results/demo/sinkpi-slicing"
+AFTER_ALL_STAGES = {f"{P}/final_draft/model.safetensors", "results/demo/report.html"}
+
+
+def stage_outputs(stage: str) -> set[str]:
+    """First outputs of the jobs that make and measure one stage, its frozen recipe apart."""
+    return {f"{P}/{stage}/checkpoint.json", f"{P}/{stage}/draft/model.safetensors", f"{P}/evaluation/{stage}.jsonl"}
+
+
+def test_nothing_runs_again_without_a_change(built: Workflow) -> None:
+    assert built.plan() == {}
+
+
+def test_comments_new_files_and_commands_run_nothing_again(built: Workflow) -> None:
+    built.edit("config/stage/long.yaml", "^recipe:", "# a remark\nrecipe:")
+    built.edit("config/workflow.yaml", "^runs:", "# a remark\nruns:")
+    (built.folder / "config/run/another.yaml").write_text("# @package _global_\n")
+    (built.folder / "config/exp/another.yaml").write_text("# @package _global_\n")
+    built.edit("rules/train.smk", r" > \{log\} 2>&1", " &> {log}")
+    assert built.plan() == {}
+
+
+def test_another_machine_runs_nothing_again(built: Workflow) -> None:
+    built.edit("rules/train.smk", r'runtime="\w+"', 'runtime="77m"')
+    resources = ["train:ranks=2", "train:cpus_per_task=16", "train:mem_mb=1000"]
+    assert built.plan("--cores=8", "--set-threads", "train=4", "--set-resources", *resources) == {}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "new"),
+    [
+        (r"\bsave_every: \d+", "save_every: 77, log_every: 5"),
+        (r"\bmicro_batch: \d+", "micro_batch: 7, deepspeed: {zero_stage: 1, offload_optimizer: none}"),
+    ],
+)
+def test_the_runtime_section_trains_nothing_again(built: Workflow, pattern: str, new: str) -> None:
+    built.edit("config/run_stage/demo_long.yaml", pattern, new)
+    assert set(built.plan()) == {f"{P}/long/runtime.yaml"}
+
+
+def test_a_learning_rate_trains_its_stage_and_later_ones(built: Workflow) -> None:
+    built.edit("config/run_stage/demo_long.yaml", r"\blr: [^,}]+", "lr: 7.7e-3")
+    expected = {f"{P}/long/recipe.yaml"} | stage_outputs("long") | stage_outputs("longcot") | AFTER_ALL_STAGES
+    assert set(built.plan()) == expected
+
+
+def test_a_changed_tokenizer_does_the_data_again(built: Workflow) -> None:
+    built.edit("config/model/demo.yaml", r"\bvocabulary: \d+", "vocabulary: 7777")
+    rules = [job["rule"] for job in built.plan().values()]
+    counts = {rule: rules.count(rule) for rule in rules}
+    assert counts == {
+        "build_config": 1,
+        "build_tokenizer": 1,
+        "tokenize": len(list((built.folder / "data/tokens/demo").glob("*/*.json"))),
+        "pack": len(list((built.folder / "data/packed/demo").iterdir())),
+        "train_target": 1,
+        "train": 3,
+        "extract": 3,
+        "evaluate": 5,
+        "assemble_final_draft": 1,
+        "report": 1,
+    }
+
+
+def test_a_changed_dataset_leaves_the_others_records_alone(built: Workflow) -> None:
+    built.edit("config/workflow.yaml", r"\brecords: \d+", "records: 7777")
+    assert {path for path in built.plan() if path.startswith("data/raw")} == {"data/raw/puzzles/manifest.json"}
+
+
+def test_the_number_of_shards_does_not_make_the_records_again(built: Workflow) -> None:
+    built.edit("config/workflow.yaml", r"^(  puzzles: .*\bshards: )\d+", r"\g<1>7")
+    outputs = set(built.plan())
+    shards = {f"data/tokens/demo/puzzles/{shard:03d}.json" for shard in range(7)}
+    assert {path for path in outputs if path.startswith(("data/raw", "data/tokens"))} == shards
+
+
+def raw_jobs(workflow: Workflow) -> set[str]:
+    """The datasets whose files are to be fetched or whose records are to be made again."""
+    return {path for path in workflow.plan() if path.startswith(("data/raw", "data/hub"))}
+
+
+@pytest.fixture(scope="module")
+def from_files_once(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Path:
+    """A copy with a dataset of files and one of the hub in place of the demo's, everything built."""
+    copy = copy_to(tmp_path_factory.mktemp("files"), root)
+    copy.edit("config/workflow.yaml", r"^  puzzles: .*$", "  puzzles: {source: 'in/*.jsonl', held_out: 0.1, shards: 2}")
+    copy.edit("config/workflow.yaml", r"^  stdlib-long: .*$", "  stdlib-long: {preset: sharegpt, shards: 2}")
+    (copy.folder / "in").mkdir()
+    (copy.folder / "in/a.jsonl").write_text('{"text": "a"}\n')
+    build_all(copy)
+    return copy.folder
+
+
+@pytest.fixture
+def from_files(from_files_once: Path, tmp_path: Path) -> Workflow:
+    """A copy of it to work in."""
+    shutil.copytree(from_files_once, tmp_path / "files", symlinks=True)
+    return Workflow(tmp_path / "files")
+
+
+def test_files_and_settings_make_the_records_again_and_shards_do_not(from_files: Workflow) -> None:
+    puzzles, sharegpt = "data/raw/puzzles/manifest.json", "data/raw/stdlib-long/manifest.json"
+    assert raw_jobs(from_files) == set()
+    from_files.edit("config/workflow.yaml", r"shards: 2", "shards: 3")
+    from_files.edit("config/data/sharegpt.yaml", "^source:", "# a remark\nsource:")
+    assert raw_jobs(from_files) == set()
+    from_files.edit("config/data/sharegpt.yaml", r"max_rejected: \S+", "max_rejected: 0.5")
+    assert raw_jobs(from_files) == {sharegpt}
+    from_files.edit("config/workflow.yaml", r"(jsonl', held_out: 0.1), shards", r"\1, align: [{add_id: {}}], shards")
+    assert raw_jobs(from_files) == {sharegpt, puzzles}
+
+
+def test_a_changed_file_and_another_one_make_the_records_again(from_files: Workflow) -> None:
+    (from_files.folder / "in/a.jsonl").write_text('{"text": "b"}\n')
+    assert raw_jobs(from_files) == {"data/raw/puzzles/manifest.json"}
+    (from_files.folder / "in/a.jsonl").write_text('{"text": "a"}\n')
+    assert raw_jobs(from_files) == set(), "a small file is compared by its content"
+    (from_files.folder / "in/b.jsonl").write_text('{"text": "b"}\n')
+    assert raw_jobs(from_files) == {"data/raw/puzzles/manifest.json"}
+
+
+def test_another_revision_is_fetched(from_files: Workflow) -> None:
+    from_files.edit("config/workflow.yaml", "preset: sharegpt,", "preset: sharegpt, revision: main,")
+    assert raw_jobs(from_files) == {"data/hub/stdlib-long/manifest.json (update)", "data/raw/stdlib-long/manifest.json"}
+
+
+def test_the_evaluation_settings_measure_again_and_train_nothing(built: Workflow) -> None:
+    built.edit("config/workflow.yaml", r"\bprompts: \d+", "prompts: 77")
+    assert {job["rule"] for job in built.plan().values()} == {"evaluate", "report"}
+
+
+def test_a_second_variant_shares_data_and_target(built: Workflow) -> None:
+    built.edit("config/workflow.yaml", r"^variants: \[.*?\]", "variants: [sinkpi-slicing, base]")
+    plan = built.plan()
+    assert {path for path in plan if not path.startswith("results/demo/base/")} == {"results/demo/report.html"}
+    assert [job["rule"] for job in plan.values()].count("train") == 3
+
+
+def test_an_error_is_reported_although_everything_is_built(built: Workflow) -> None:
+    built.edit("config/run_stage/demo_longcot.yaml", r"\blr:", "learning_rate:")
+    assert "Key 'learning_rate' not in 'Optimizer'" in built.refusal()
+
+
+def test_what_a_stage_resumes_from_is_not_declared(built: Workflow) -> None:
+    """The checkpoints' folder is no declared output: Snakemake would delete it before a job starts again."""
+    declared = built.output("--summary")
+    assert f"{P}/base/checkpoint.json" in declared
+    assert "checkpoints" not in declared
