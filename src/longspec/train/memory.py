@@ -115,14 +115,16 @@ def training_state(setup: Setup) -> list[Item]:
     Weights: P, and P / R from stage 3 on, where a forward gathers them all again (they are fewer than DeepSpeed keeps
     alive). Optimizer: AdamW's two moments and a float32 copy of the weights, 12 bytes a parameter, shared by the ranks from
     stage 1 on; no copy where the weights are float32 and stay where they are (stage 0, and stage 3 without offload).
-    Gradients: added up in float32 (stage 0: the training dtype), shared from stage 2 on. The bucket they are reduced in:
-    none in stage 0, nor in stage 1 in bf16 without offload; float32 in stage 1. Offload puts the optimizer on the host, from
-    stage 2 on the gradients too, and copies of the rank's share: of gradients in float32, and of weights below stage 3.
+    Gradients: added up in float32 (in the training dtype in stage 0, and in stages 1 and 2 with offload), shared from stage 2
+    on. The bucket they are reduced in: none in stage 0, nor in stage 1 in bf16 without offload. Offload puts the optimizer on
+    the host, from stage 2 on the gradients too, and copies of the rank's share: of gradients in float32, of weights below
+    stage 3, and in stage 1 of gradients as they were added up.
     """
     parameters, stage, element = setup.draft_parameters, setup.zero_stage, setup.element
     share, offloaded, fp32 = -(-parameters // setup.world_size), setup.offload != "none", setup.dtype == torch.float32
     in_place = fp32 and (stage == 0 or (stage == 3 and not offloaded))
-    gradients = (share if stage >= 2 else parameters) * (4 if stage else element)
+    summed_in = element if stage == 0 or (stage < 3 and offloaded) else 4
+    gradients = (share if stage >= 2 else parameters) * summed_in
     items = [Item("draft weights", (share if stage == 3 else parameters) * element)]
     if setup.offload != "nvme":
         items.append(Item(OPTIMIZER, (share if stage else parameters) * (8 if in_place else 12), on_host=offloaded))
@@ -130,12 +132,12 @@ def training_state(setup: Setup) -> list[Item]:
         items.append(Item("draft weights, gathered", parameters * element, DRAFT))
     items.append(Item("draft gradients", gradients, on_host=offloaded and stage >= 2))
     if offloaded:
-        copies = (8 if stage == 1 else 4) + (element if stage < 3 else 0)
+        copies = 4 + (element if stage < 3 else 0) + (summed_in if stage == 1 else 0)
         items.append(Item("copies for the offload", share * copies, on_host=True))
     if stage > 1 or (stage == 1 and (fp32 or offloaded)):
         # A CPU's memory counts only what is written to.
         elements = REDUCE_BUCKET if setup.device.type == "cuda" else min(REDUCE_BUCKET, parameters)
-        items.append(Item(BUCKET, elements * (4 if stage == 1 else element)))
+        items.append(Item(BUCKET, elements * element))
     return items
 
 
