@@ -51,7 +51,7 @@ test: .venv/.stamp-dev | $(TMPDIR)
 	python -m pytest -m "not slurm and not gpu"
 
 quick: .venv/.stamp-dev | $(TMPDIR)
-	python -m pytest -m "not slow and not slurm and not gpu"
+	OMP_NUM_THREADS=1 python -m pytest -n logical --maxprocesses 4 -m "not slow and not slurm and not gpu"
 
 lint: .venv/.stamp-dev | $(TMPDIR)
 	ruff check .

@@ -37,6 +37,7 @@ def finals(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir() if not path.name.startswith(".")}
 
 
+@pytest.mark.slow
 def test_killed_job_leaves_nothing_and_its_rerun_gives_the_same(tmp_path: Path, tokenizer_manifest: Path) -> None:
     raw = write_raw(tmp_path / "raw", [{"text": f"{n} {TEXT}"} for n in range(1200)])
     out, other = tmp_path / "tokens" / "000.json", tmp_path / "other" / "000.json"

@@ -35,6 +35,7 @@ def trained(path: str, final_norm: bool) -> Glide:
 
 
 @pytest.mark.parametrize("final_norm", [False, True])
+@pytest.mark.slow
 def test_what_is_decoded_is_what_the_target_generates(any_target_path: str, final_norm: bool) -> None:
     """Against transformers' own generate on its own attention, with prompts on both sides of every window."""
     glide = trained(any_target_path, final_norm)

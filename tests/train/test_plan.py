@@ -134,7 +134,10 @@ def test_recipes_with_steps_need_no_rows(folder: Path, capsys: pytest.CaptureFix
         (["--rows", "21", "-cn", "x"], "-cn needs -cp"),
     ],
 )
-def test_mistakes_are_named(folder: Path, more: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_named(
+    folder: Path, more: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     options = command(folder, *more)
     if more[-1:] == ["--runtime"]:
         options[-1:] = ["--runtime", str(folder / "runtime.yaml"), str(folder / "runtime.yaml")]

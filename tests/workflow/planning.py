@@ -3,10 +3,11 @@
 import os
 import re
 import shutil
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import CompletedProcess
+
+from tests.workflow.warm import snakemake
 
 PARTS = ("Snakefile", "rules", "config", "profiles", "slurm", "src")
 
@@ -17,11 +18,10 @@ class Workflow:
 
     folder: Path
 
-    def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def call(self, *arguments: str) -> CompletedProcess[str]:
         """Snakemake as a user calls it; the copy's own src/ comes before the installed package."""
         environment = os.environ | {"PYTHONPATH": str(self.folder / "src"), "COLUMNS": "200"}
-        command = [sys.executable, "-m", "snakemake", *arguments]
-        return subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True)
+        return snakemake(arguments, self.folder, environment)
 
     def output(self, *arguments: str) -> str:
         """All it prints; it must succeed."""

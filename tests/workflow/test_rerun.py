@@ -107,6 +107,7 @@ def from_files(from_files_once: Path, tmp_path: Path) -> Workflow:
     return Workflow(tmp_path / "files")
 
 
+@pytest.mark.slow
 def test_files_and_settings_make_the_records_again_and_shards_do_not(from_files: Workflow) -> None:
     puzzles, sharegpt = "data/raw/puzzles/manifest.json", "data/raw/stdlib-long/manifest.json"
     assert raw_jobs(from_files) == set()
@@ -119,6 +120,7 @@ def test_files_and_settings_make_the_records_again_and_shards_do_not(from_files:
     assert raw_jobs(from_files) == {sharegpt, puzzles}
 
 
+@pytest.mark.slow
 def test_a_changed_file_and_another_one_make_the_records_again(from_files: Workflow) -> None:
     (from_files.folder / "in/a.jsonl").write_text('{"text": "b"}\n')
     assert raw_jobs(from_files) == {"data/raw/puzzles/manifest.json"}
