@@ -48,5 +48,5 @@ rule train:
         " OMP_NUM_THREADS=$threads MKL_NUM_THREADS=$threads"
         " python -m torch.distributed.run --standalone --nproc-per-node $ranks --shutdown-timeout 600"
         " -m longspec.train --recipe {input.recipe} --runtime {input.runtime}"
-        " --target {input.target} --data {input.data} {params.init} --out {params.out}"
+        " --target {input.target} --data {input.data} {params.init} --out {params.out} --deadline slurm"
         " > {log} 2>&1"

@@ -22,7 +22,7 @@ from longspec.families import position_limit
 from longspec.train import checkpoint, plan, slots
 from longspec.train.arguments import Job, read_job
 from longspec.train.batches import StepBatches
-from longspec.train.engine import boot, build_engine, control_group, share_global_batch
+from longspec.train.engine import FLOAT32_SUMS, boot, build_engine, control_group, share_global_batch, sums_in_float32
 from longspec.train.fit import check_memory
 from longspec.train.guard import Guard
 from longspec.train.lock import hold
@@ -101,6 +101,8 @@ def train(job: Job, ranks: Ranks, stop: Stop, status: Status) -> None:
         chosen(job.runtime)
         glide = build_glide(job, device, dtype)
         check_memory(glide, job.recipe, job.runtime, micro_batch, ranks, device, dtype)
+    if accumulation > 1 and dtype == torch.bfloat16 and not sums_in_float32(job.runtime):
+        log(f"each step's gradients of {accumulation} micro batches are added up in bfloat16; {FLOAT32_SUMS}", ranks)
     engine = build_engine(glide, job.recipe, job.runtime, (micro_batch, accumulation), steps, dtype)
     folder, identity = job.out / "checkpoints", identity_of(job, rows, dtype)
     resumed = checkpoint.load(engine, folder, identity, ranks) or {"step": 0, "tokens_seen": 0, "seconds": 0.0, "saving": 0.0}
@@ -154,14 +156,15 @@ def train(job: Job, ranks: Ranks, stop: Stop, status: Status) -> None:
                 if metrics is not None:
                     metrics.sync()
                 state = {"step": step, "steps": steps, "tokens_seen": tokens_seen, "seconds": seconds, "saving": saving}
-                state |= {"trackers": trackers.state(), "identity": identity, "zero_stage": job.runtime.deepspeed.zero_stage}
-                checkpoint.save(engine, folder, state, ranks)
+                state |= {"trackers": trackers.state(), "identity": identity}
+                size = checkpoint.save(engine, folder, state, ranks)
                 meter.phases.now(OTHER)
                 saved, took = step, time.perf_counter() - began
                 saving += took
                 guard.saved(took)
                 log(
-                    f"saved step {step} in {took:.2f} s; saving took {saving / (saving + seconds):.1%} of the time so far",
+                    f"saved step {step}, {size / 2**20:.1f} MiB, in {took:.2f} s; "
+                    f"saving took {saving / (saving + seconds):.1%} of the time so far",
                     ranks,
                 )
             if numbers is None:

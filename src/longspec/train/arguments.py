@@ -10,8 +10,10 @@ from omegaconf import OmegaConf
 from longspec.artefact import write_text
 from longspec.config import Recipe, Runtime, compose, load, to_yaml
 from longspec.distributed import Ranks, log
+from longspec.train.deadline import slurm_deadline
 
 RECIPE, RUNTIME = "recipe.yaml", "runtime.yaml"
+SLURM = "slurm"
 
 
 @dataclass
@@ -37,8 +39,8 @@ def parser() -> argparse.ArgumentParser:
     frozen.add_argument("--data", type=Path, help="manifest.json of the packed rows")
     frozen.add_argument("--init-weights", type=Path, help="draft weights or a draft folder to start from; default: fresh")
     frozen.add_argument("--out", type=Path, help="folder for checkpoints and results")
-    deadline = "end of this job's time, in seconds since 1970; it saves and stops before"
-    parser.add_argument("--deadline", type=float, help=deadline)
+    deadline = "end of this job's time, in seconds since 1970; it saves and stops before; `slurm`: of the Slurm job"
+    parser.add_argument("--deadline", help=deadline)
     named = parser.add_argument_group("by experiment name, by hand")
     named.add_argument("-cp", "--config-path", type=Path, help="folder of the experiment, e.g. config/exp")
     named.add_argument("-cn", "--config-name", help="experiment, e.g. qwq_glide_8gpu_slim6b")
@@ -50,6 +52,7 @@ def parser() -> argparse.ArgumentParser:
 def read_job(argv: list[str] | None, ranks: Ranks) -> Job:
     """Read the command line; an experiment by name is first frozen into its output folder."""
     options = parser().parse_args(argv)
+    options.deadline = _deadline(options.deadline, ranks)
     if options.config_name:
         return _freeze_experiment(options, ranks)
     missing = [f"--{name}" for name in ("recipe", "runtime", "target", "data", "out") if getattr(options, name) is None]
@@ -59,6 +62,22 @@ def read_job(argv: list[str] | None, ranks: Ranks) -> Job:
         raise ValueError(f"{' '.join(options.overrides)}: overrides go with -cn; frozen files are not overridden")
     recipe, runtime = load(options.recipe, Recipe), load(options.runtime, Runtime)
     return Job(recipe, runtime, options.target, options.data, options.init_weights, options.out, options.deadline)
+
+
+def _deadline(text: str | None, ranks: Ranks) -> float | None:
+    if text is None:
+        return None
+    if text != SLURM:
+        try:
+            return float(text)
+        except ValueError:
+            raise ValueError(f"--deadline: {text!r} is neither seconds since 1970 nor '{SLURM}'") from None
+    if not ranks.is_main:
+        return None  # ranks agree on stopping; one that knows is enough
+    end, message = slurm_deadline()
+    if message:
+        log(message)
+    return end
 
 
 def _freeze_experiment(options: argparse.Namespace, ranks: Ranks) -> Job:

@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 # The published scheduler's floor, as a share of the learning rate.
 COSINE_FLOOR = 1e-4
+FLOAT32_SUMS = "runtime.deepspeed.offload_optimizer=none (ZeRO-1, 2) or runtime.deepspeed.zero_stage=3 adds them up in float32"
 
 
 def boot(ranks: Ranks, timeout_minutes: int) -> tuple[torch.device, Any]:
@@ -89,6 +90,15 @@ def scheduler_factory(recipe: Recipe, total_steps: int) -> Callable[[torch.optim
     return build
 
 
+def sums_in_float32(runtime: Runtime) -> bool:
+    """Whether DeepSpeed adds the micro batches' bfloat16 gradients up in float32; in bfloat16 most of their bits are lost.
+
+    ZeRO-0 cannot, and ZeRO-1 and 2 with an offloaded optimizer, when asked to, keep a NaN in these sums for ever.
+    """
+    stage, offload = runtime.deepspeed.zero_stage, runtime.deepspeed.offload_optimizer
+    return stage == 3 or (stage > 0 and offload == "none")
+
+
 def deepspeed_config(
     recipe: Recipe, runtime: Runtime, micro_batch: int, accumulation: int, dtype: torch.dtype
 ) -> dict[str, Any]:
@@ -101,10 +111,7 @@ def deepspeed_config(
     if zero["stage"] == 3:
         # Else ZeRO-3 replaces torch's linear for the whole process and rounds bf16 otherwise than ZeRO-1.
         zero["memory_efficient_linear"] = False
-    # Shares of many micro batches added up in bfloat16 lose most of their bits. ZeRO-0 cannot do better, and ZeRO-1 and 2
-    # with an offloaded optimizer keep these sums in bfloat16 all the same, and a NaN in them for ever.
-    in_float32 = zero["stage"] == 3 or (zero["stage"] > 0 and "offload_optimizer" not in zero)
-    accumulated_in = {"grad_accum_dtype": "fp32"} if dtype == torch.bfloat16 and in_float32 else {}
+    accumulated_in = {"grad_accum_dtype": "fp32"} if dtype == torch.bfloat16 and sums_in_float32(runtime) else {}
     adam = recipe.optimizer
     return {
         "train_micro_batch_size_per_gpu": micro_batch,
