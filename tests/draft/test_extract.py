@@ -1,6 +1,7 @@
 """Draft folders from every kind of checkpoint. The target's folder holds its config.json alone: nothing else is read of it."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -175,6 +176,27 @@ def test_from_a_finished_stage_of_any_number_of_ranks(state: dict[str, Tensor], 
     write_json(tmp_path / "checkpoint.json", named | {"manifest_sha256": "0"})
     with pytest.raises(SystemExit, match="is not the checkpoint that"):
         extract(tmp_path / "checkpoint.json")
+
+
+@pytest.mark.parametrize("source", ["checkpoint.json", "checkpoints/last"])
+def test_of_the_workflows_own_checkpoints_nothing_else_is_asked(
+    state: dict[str, Tensor], extract: Extract, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    """`extract` is asked for: it has written the stage's recipe and the target's configuration."""
+    stage = tmp_path / "demo/variant/stage"
+    slot = write_slot(stage / "checkpoints/last", state, 2)
+    write_json(stage / "checkpoint.json", {"slot": "checkpoints/last", "manifest_sha256": sha256_file(slot / slots.MANIFEST)})
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["draft", "extract", str(stage / source)])
+    with pytest.raises(SystemExit, match=r"lies in no folder of a stage with its recipe\.yaml; give --recipe"):
+        main()
+    shutil.copy(tmp_path / "recipe.yaml", stage)
+    with pytest.raises(SystemExit, match=r"models/demo/target_manifest\.json: no such file here; give --target"):
+        main()
+    write_json(tmp_path / "models/demo/target_manifest.json", {"path": str(tmp_path / "target")})
+    main()
+    written = load_file(stage / f"draft-{Path(source).stem}/model.safetensors")
+    assert_equal({name: tensor for name, tensor in written.items() if name not in UNUSED}, state)
 
 
 def test_a_slot_with_a_tensor_that_is_not_the_drafts_is_refused(

@@ -18,12 +18,33 @@ def extract(options: argparse.Namespace) -> None:
     from longspec.draft.sources import read_weights
     from longspec.train.models.weights import check_draft_state
 
-    recipe, target = load(options.recipe, Recipe), read_json(options.target)["path"]
+    if options.recipe is None:
+        options.recipe = recipe_beside(options.checkpoint)
+    recipe = load(options.recipe, Recipe)
+    target = read_json(options.target or trained_target(recipe.model.name))["path"]
+    if options.out is None:
+        options.out = options.recipe.parent / f"draft-{options.checkpoint.stem}"
     state = read_weights(options.checkpoint)
     check_draft_state(empty_layer(target, recipe), state, options.checkpoint)
     config = draft_config(target, recipe, state)
     write_draft(options.out, state, config)
     log(f"{options.out}: {len(state)} tensors, {config['num_parameters']} parameters")
+
+
+def recipe_beside(checkpoint: Path) -> Path:
+    """recipe.yaml of the stage whose checkpoint.json, or slot of checkpoints, this is. Raises ValueError when there is none."""
+    for folder in list(checkpoint.absolute().parents)[:2]:
+        if (folder / "recipe.yaml").is_file():
+            return folder / "recipe.yaml"
+    raise ValueError(f"{checkpoint}: lies in no folder of a stage with its recipe.yaml; give --recipe and --out")
+
+
+def trained_target(model: str) -> Path:
+    """Where the workflow leaves a model's manifest. Raises ValueError when it is not there."""
+    path = Path("models", model, "target_manifest.json")
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file here; give --target, the target_manifest.json of {model}")
+    return path
 
 
 def final(options: argparse.Namespace) -> None:
@@ -61,17 +82,19 @@ def main() -> None:
     verbs = parser.add_subparsers(required=True)
     verb = verbs.add_parser("extract", help=extract.__doc__)
     verb.set_defaults(run=extract)
-    verb.add_argument("checkpoint", type=Path, help="checkpoint.json of a finished stage, or what draft/sources.py lists")
-    verb.add_argument("--recipe", type=Path, required=True, help="recipe.yaml of the draft")
+    sources = "a stage's checkpoint.json or a slot of its checkpoints/; a DeepSpeed checkpoint; a state dict's file or index"
+    verb.add_argument("checkpoint", type=Path, help=sources)
+    verb.add_argument("--recipe", type=Path, help="recipe.yaml of the draft; default: the stage's that the checkpoint lies in")
+    verb.add_argument("--target", type=Path, help="default: models/{recipe.model.name}/target_manifest.json")
+    verb.add_argument("--out", type=Path, help="the folder to make; default: draft-{checkpoint's name} beside the recipe")
     verb = verbs.add_parser("final", help=final.__doc__)
     verb.set_defaults(run=final)
     verb.add_argument("--draft", type=Path, required=True, help="draft folder of the last stage")
     verb.add_argument("--stages", type=Path, nargs="+", required=True, help="folders of all stages, in order")
     verb.add_argument("--tokenizer", type=Path, required=True, help="tokenizer_manifest.json")
     verb.add_argument("--data", type=Path, nargs="+", required=True, help="manifests of the packed rows")
-    for verb in verbs.choices.values():
-        verb.add_argument("--target", type=Path, required=True, help="target_manifest.json")
-        verb.add_argument("--out", type=Path, required=True, help="the folder to make")
+    verb.add_argument("--target", type=Path, required=True, help="target_manifest.json")
+    verb.add_argument("--out", type=Path, required=True, help="the folder to make")
     verb = verbs.add_parser("push", help=push.__doc__, description=f"{push.__doc__} The token is read from HF_TOKEN.")
     verb.set_defaults(run=push)
     verb.add_argument("folder", type=Path, help="final_draft folder")
