@@ -5,8 +5,9 @@
     python benchmarks/glide_gpu.py --tiny             a toy shape on any machine, to prove that the script works
 
 A step is the target's forward, the draft's forward and backward, and AdamW in float32 on a float32 copy of the draft's
-weights, all on the GPU. Utilisation counts the operations that the formulas need (longspec/train/flops.py), against what a
-large bf16 product reaches on this card in the same run. Kept in glide_gpu.json.
+weights, all on the GPU, with the fastest attention that is there and once with torch's own (sdpa). Utilisation counts the
+operations that the formulas need (longspec/train/flops.py), against what a large bf16 product reaches on this card in the
+same run. Kept in glide_gpu.json, which grows row by row.
 
 Shapes: B rows, S tokens.
 """
@@ -27,9 +28,10 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 from longspec.config import Draft
 from longspec.train.flops import measured_peak, operations
 from longspec.train.losses import fused_loss
-from longspec.train.models.attention import choose
+from longspec.train.models.attention import SDPA, choose
 from longspec.train.models.glide import Glide
 from longspec.train.models.qwen2_glide import Qwen2Glide
+from longspec.train.models.target import head_width
 from longspec.train.models.target_states import STATES_ATTENTION, TargetStates
 
 RESULTS = Path(__file__).parent / "results"
@@ -70,7 +72,7 @@ def build(shape: dict[str, Any], device: torch.device, dtype: torch.dtype) -> Gl
     config = Qwen2Config(**COMMON | shape)
     with device:
         target = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=STATES_ATTENTION)
-    states = TargetStates(target.requires_grad_(False).eval(), attention=choose("auto", device, dtype))
+    states = TargetStates(target.requires_grad_(False).eval(), attention=choose("auto", device, dtype, head_width(config)))
     return Qwen2Glide(config, "random", draft=Draft(anchors="off", lag_mode="random"), states=states).to(device)
 
 
@@ -147,34 +149,34 @@ def main() -> None:
         sys.exit("no GPU here; --tiny proves on any machine that the script works")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     length = 256 if options.tiny else options.length
-    peak, rows = measured_peak(device, dtype), []
-    print(f"{dtype} product: {peak / 1e12:.2f} TFLOP/s", flush=True)
-    for shape in ["tiny"] if options.tiny else options.shapes:
-        glide = build(TINY if options.tiny else SHAPES[shape], device, dtype)
-        for way in (*WAYS, (CHUNKED[0], *CHUNKED[1:3], min(CHUNKED[3], length // 4))):
-            try:
-                row = measure(glide, way, length, options.steps, peak)
-            except torch.OutOfMemoryError as error:
-                row = {"way": way[0], "tokens": length, "out_of_memory": str(error).splitlines()[0]}
-            rows.append({"shape": shape, **row})
-            print(json.dumps(rows[-1]), flush=True)
-            gc.collect()
-            torch.cuda.empty_cache()
-        attention = glide.states.attention
-        del glide
-        gc.collect()
-        torch.cuda.empty_cache()
+    peak, rows = measured_peak(device, dtype), list[dict[str, Any]]()
     about = {
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         "torch": torch.__version__,
-        "attention": attention,
         "liger": fused_loss(device.type) is not None,
         "measured_rate_tflops": peak / 1e12,
         "goal": GOAL,
     }
-    if not options.tiny:
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "glide_gpu.json").write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
+    options.out.mkdir(parents=True, exist_ok=True)
+    print(f"{dtype} product: {peak / 1e12:.2f} TFLOP/s", flush=True)
+    for shape in ["tiny"] if options.tiny else options.shapes:
+        glide = build(TINY if options.tiny else SHAPES[shape], device, dtype)
+        fastest = glide.states.attention
+        ways = [(way, fastest) for way in (*WAYS, (CHUNKED[0], *CHUNKED[1:3], min(CHUNKED[3], length // 4)))]
+        for way, glide.states.attention in [*ways, (WAYS[0], SDPA)]:
+            try:
+                row = measure(glide, way, length, options.steps, peak)
+            except torch.OutOfMemoryError as error:
+                row = {"way": way[0], "tokens": length, "out_of_memory": str(error).splitlines()[0]}
+            rows.append({"shape": shape, "attention": glide.states.attention, **row})
+            print(json.dumps(rows[-1]), flush=True)
+            if not options.tiny:  # after each row: a run that is cut short keeps what it has
+                (options.out / "glide_gpu.json").write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
+            gc.collect()
+            torch.cuda.empty_cache()
+        del glide
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,17 @@ from longspec.config import Build
 from tests.corpus import LENGTH, Corpus, questions, sentences, write_raw
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests for a GPU skip themselves where there is none."""
+    for_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if for_gpu:
+        import torch
+
+        if not torch.cuda.is_available():
+            for item in for_gpu:
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The repository's root."""

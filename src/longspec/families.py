@@ -33,5 +33,7 @@ def check_target(config: Any, path: object) -> None:
 def position_limit(config: Any) -> int:
     """Positions 0..limit-1 are the target's own; yarn may stretch them beyond max_position_embeddings."""
     rope = config.rope_parameters
+    if rope["rope_type"] != "yarn":
+        return int(config.max_position_embeddings)
     stretched = (rope.get("factor") or 1.0) * (rope.get("original_max_position_embeddings") or 0)
     return max(config.max_position_embeddings, int(stretched))

@@ -2,6 +2,7 @@
 
 import json
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,16 @@ import torch
 from omegaconf import OmegaConf
 from transformers import AutoConfig
 
+from longspec.artefact import read_json, write_json
 from longspec.config import Draft, Model, Recipe
 from longspec.draft.folder import draft_config, write_draft
 from longspec.train.models.attach import attach
-from longspec.train.models.glide import Glide
+from longspec.train.models.glide import PUBLISHED, Glide
 from longspec.train.models.llama_glide import LlamaGlide
 from longspec.train.models.mistral_glide import MistralGlide
 from longspec.train.models.qwen2_glide import Qwen2Glide
 from longspec.train.models.qwen3_glide import Qwen3Glide
+from longspec.train.models.weights import target_and_draft
 from tests.train.targets import VOCABULARY, save_target
 
 SETTINGS = Draft(window=33, anchors="fixed", lag_mode="fixed", lag=3, loss="mix", final_norm=True)
@@ -30,7 +33,7 @@ def save_draft(target: str, folder: Path, settings: Draft = SETTINGS, stage: str
     glide = attach(target, dtype=torch.float32, draft=settings)
     for parameter in glide.draft_model.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
-    recipe = OmegaConf.structured(Recipe(stage=stage, model=Model(_target_="x"), draft=settings))
+    recipe = OmegaConf.structured(Recipe(stage=stage, model=Model(_target_="x", source="build"), draft=settings))
     state = glide.draft_model.state_dict()
     write_draft(folder, state, draft_config(target, recipe, state))
     return glide
@@ -58,6 +61,66 @@ def test_the_documented_lines(root: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert len(names["decoded"].ids) >= 32
 
 
+@pytest.mark.parametrize("begin", [attach, Qwen2Glide.from_pretrained], ids=["attach", "from_pretrained"])
+def test_a_draft_folder_alone(tmp_path: Path, begin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A workflow's folders, seen from elsewhere; the target is named as its manifest has it."""
+    monkeypatch.chdir(tmp_path)
+    save_target("qwen2", Path("models/demo/target"))
+    draft = Path("results/demo/sinkpi-slicing/final_draft")
+    wanted = save_draft("models/demo/target", draft)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    glide = begin(str(tmp_path / draft), dtype=torch.float32)
+    assert glide.draft_settings == SETTINGS
+    assert same_loss(glide, wanted)
+    (tmp_path / "models").rename(tmp_path / "gone")
+    with pytest.raises(ValueError, match=r"config\.json: its target models/demo/target is not there; give both"):
+        begin(str(tmp_path / draft))
+
+
+def test_a_draft_of_a_target_from_the_hub_names_its_repository(tmp_path: Path) -> None:
+    path = save_target("qwen2", tmp_path / "target")
+    save_draft(path, tmp_path / "draft")
+    content = read_json(tmp_path / "draft/config.json")
+    write_json(tmp_path / "draft/config.json", content | {"target_path": "gone", "target_source": "hf:owner/name"})
+    assert target_and_draft(str(tmp_path / "draft"), None) == ("owner/name", str(tmp_path / "draft"))
+
+
+def test_the_target_is_built_as_the_given_configuration_says(target_path: str) -> None:
+    """Also where it is not the folder's own: here another base of the rotations."""
+    config = AutoConfig.from_pretrained(target_path)
+    config.rope_parameters = config.rope_parameters | {"rope_theta": 123.0}
+    glide = CLASSES[config.model_type](config, target_path, dtype=torch.float32)
+    assert glide.target.config.rope_parameters["rope_theta"] == 123.0
+    plain = attach(target_path, dtype=torch.float32)
+    assert not torch.equal(glide.model.rotary_emb.inv_freq, plain.model.rotary_emb.inv_freq)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("flash", "'flash' is unknown; choose one of auto"), ("flash_attention_2", "pip")]
+)
+def test_a_backend_that_is_not_there_is_refused_before_anything_is_loaded(name: str, message: str, target_path: str) -> None:
+    if name == "flash_attention_2" and find_spec("flash_attn"):
+        pytest.skip("flash-attn is installed")
+    with pytest.raises(ValueError, match=message):
+        attach(target_path, attention=name)
+
+
+def test_a_published_file_is_trained_on_as_published(target_path: str, tmp_path: Path) -> None:
+    """Hard labels against the formula, by the contract's arguments alone."""
+    config = AutoConfig.from_pretrained(target_path)
+    save_draft(target_path, tmp_path / "draft", PUBLISHED)
+    alone = (tmp_path / "draft/draft_model_weights.pth").rename(tmp_path / "draft_model_weights.pth")
+    glide = CLASSES[config.model_type](config, target_path, str(alone), torch.float32)
+    ids = torch.randint(0, VOCABULARY, (1, 50))
+    hard = CLASSES[config.model_type](
+        config, target_path, str(alone), torch.float32, Draft(anchors="off", lag_mode="fixed", loss="hard")
+    )
+    assert glide.draft_settings.loss == "hard"
+    assert glide.draft_settings.lag == 4
+    assert torch.equal(glide(ids, ids).loss, hard(ids, ids).loss)
+
+
 def test_a_draft_folder_says_its_variant(any_target_path: str, tmp_path: Path) -> None:
     wanted = save_draft(any_target_path, tmp_path / "draft")
     glide = attach(any_target_path, str(tmp_path / "draft"), dtype=torch.float32)
@@ -69,10 +132,9 @@ def test_a_draft_folder_says_its_variant(any_target_path: str, tmp_path: Path) -
 @pytest.mark.parametrize("name", ["draft_model_weights.pth", "model.safetensors", "."])
 def test_every_kind_of_weight_file(target_path: str, tmp_path: Path, name: str) -> None:
     """The file of a folder knows the folder's variant; alone it is taken for a published one."""
-    plain = Draft(anchors="random", lag_mode="random")
-    wanted = save_draft(target_path, tmp_path / "draft", plain)
+    wanted = save_draft(target_path, tmp_path / "draft", PUBLISHED)
     glide = attach(target_path, str(tmp_path / "draft" / name), dtype=torch.float32)
-    assert glide.draft_settings == plain
+    assert glide.draft_settings == PUBLISHED
     assert same_loss(glide, wanted)
     if name != ".":
         alone = (tmp_path / "draft" / name).rename(tmp_path / name)
@@ -128,7 +190,7 @@ def test_a_weight_file_of_another_shape_is_refused_tensor_by_tensor(tmp_path: Pa
 
 def test_the_unused_projections_may_be_absent_or_hold_anything(tmp_path: Path) -> None:
     target = save_target("qwen2", tmp_path / "qwen2")
-    wanted = save_draft(target, tmp_path / "draft", Draft(anchors="random", lag_mode="random"))
+    wanted = save_draft(target, tmp_path / "draft", PUBLISHED)
     state = torch.load(tmp_path / "draft/draft_model_weights.pth", weights_only=True)
     unused = [name for name in state if name.startswith(("cross_attn.k", "cross_attn.v"))]
     assert len(unused) == 4

@@ -43,13 +43,26 @@ def test_auto_takes_the_fastest_that_is_there(
     monkeypatch: pytest.MonkeyPatch, flash: bool, triton: bool, dtype: torch.dtype, expected: str
 ) -> None:
     install(monkeypatch, flash=flash, triton=triton)
-    assert choose(AUTO, CUDA, dtype) == expected
-    assert choose(AUTO, CPU, dtype) == SDPA
+    assert choose(AUTO, CUDA, dtype, 16) == expected
+    assert choose(AUTO, CPU, dtype, 16) == SDPA
+
+
+def test_heads_too_narrow_for_flex_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, flash=False, triton=True)
+    assert choose(AUTO, CUDA, torch.bfloat16, 8) == SDPA
+    with pytest.raises(ValueError, match=r"flex_attention: heads of width 8 are below the 16 .*: set auto or sdpa"):
+        choose(FLEX, CUDA, torch.bfloat16, 8)
+
+
+def test_flex_attention_without_its_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, flash=False, triton=False)
+    with pytest.raises(ValueError, match="flex_attention: triton is not installed, so it cannot be compiled: set auto or sdpa"):
+        choose(FLEX, CUDA, torch.bfloat16, 16)
 
 
 def test_auto_compiles_nothing_while_lengths_change(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, flash=False, triton=True)
-    assert fastest("cuda", torch.bfloat16, training=False) == SDPA
+    assert fastest("cuda", torch.bfloat16, 16, training=False) == SDPA
 
 
 def test_an_unknown_backend_fails_at_parse() -> None:
@@ -65,7 +78,7 @@ def test_auto_logs_its_choice_once(monkeypatch: pytest.MonkeyPatch, caplog: pyte
     with caplog.at_level(logging.INFO, attention.__name__):
         for _ in range(3):
             attend(q, q, q, Visibility(), 1.0)
-        choose(AUTO, CUDA, torch.bfloat16)
+        choose(AUTO, CUDA, torch.bfloat16, 16)
     assert caplog.messages == [
         "attention: auto is sdpa (the fastest on a cpu)",
         "attention: auto is flex_attention (flash-attn is not installed (pip install '.[gpu]' --no-build-isolation) or does not"
@@ -78,7 +91,7 @@ def test_a_missing_backend_names_the_line_that_installs_it(monkeypatch: pytest.M
     q = torch.randn(1, 1, 4, 8)
     message = r"flash_attention_2 is not installed: pip install '\.\[gpu\]' --no-build-isolation$"
     with pytest.raises(ValueError, match=message):
-        choose(FLASH, CUDA, torch.bfloat16)
+        choose(FLASH, CUDA, torch.bfloat16, 16)
     with pytest.raises(ValueError, match=message):
         attend(q, q, q, Visibility(), 1.0, FLASH)
 
@@ -102,7 +115,7 @@ def test_a_backend_that_cannot_train_here_is_refused(
 ) -> None:
     install(monkeypatch, flash=True, triton=True)
     with pytest.raises(ValueError, match=rf"runtime\.attention: .*{message}"):
-        choose(wanted, device, dtype)
+        choose(wanted, device, dtype, 16)
 
 
 def test_flex_refuses_a_gradient_on_a_cpu() -> None:
@@ -112,7 +125,7 @@ def test_flex_refuses_a_gradient_on_a_cpu() -> None:
 
 
 def test_sdpa_and_eager_train_anywhere() -> None:
-    assert [choose(name, CPU, torch.float32) for name in (SDPA, EAGER)] == [SDPA, EAGER]
+    assert [choose(name, CPU, torch.float32, 16) for name in (SDPA, EAGER)] == [SDPA, EAGER]
 
 
 @pytest.mark.parametrize(("queries", "keys", "shown"), [(2, 5, "11110 11111"), (5, 2, "00 00 00 10 11")])

@@ -40,6 +40,27 @@ def test_value_and_gradient_over_many_chunks(monkeypatch: pytest.MonkeyPatch, ki
     assert int(got.agreements) == int(same)
 
 
+@pytest.mark.parametrize("kind", ["hard", "soft", "mix"])
+def test_bfloat16(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Near the same numbers in float64; and a scale that bfloat16 cannot hold reaches the gradient unrounded."""
+    monkeypatch.setattr(losses, "chunk_tokens", lambda *_: 7)
+    torch.manual_seed(0)
+    hidden_NH = torch.randn(40, 16).bfloat16().requires_grad_()
+    teacher_NH, weight_VH = torch.randn(40, 16).bfloat16(), torch.randn(53, 16).bfloat16()
+    labels_N = torch.randint(0, 53, (40,))
+    got = losses.linear_cross_entropy(hidden_NH, teacher_NH, weight_VH, labels_N, kind).draft
+    exact_NH = hidden_NH.detach().double().requires_grad_()
+    wanted = plain(exact_NH, teacher_NH.double(), weight_VH.double(), labels_N, kind, 1.0)
+    torch.testing.assert_close(got.double(), wanted, rtol=5e-3, atol=0)
+    (gradient,), (wanted_gradient,) = (
+        torch.autograd.grad(got, hidden_NH, retain_graph=True),
+        torch.autograd.grad(wanted, exact_NH),
+    )
+    assert (gradient.double() - wanted_gradient).norm() < 2e-2 * wanted_gradient.norm()
+    (scaled,) = torch.autograd.grad(got / 7.03, hidden_NH)
+    assert torch.equal(scaled, (gradient.float() * (1 / torch.tensor(7.03))).bfloat16())
+
+
 def test_soft_loss_is_least_when_the_draft_is_the_target() -> None:
     torch.manual_seed(0)
     teacher_NH, weight_VH = torch.randn(9, 8), torch.randn(30, 8)

@@ -42,6 +42,8 @@ def draft_config(target_path: str, recipe: Recipe, state: dict[str, Tensor]) -> 
         "draft": KIND,
         "num_parameters": sum(tensor.numel() for name, tensor in state.items() if name not in UNUSED),
         "model_target": recipe.model._target_,
+        "target_path": target_path,  # as the manifest has it, relative to the workflow's folder when inside of it
+        "target_source": recipe.model.source,
         "target": {name: target[name] for name in TARGET_FIELDS if target.get(name) is not None},
         "settings": OmegaConf.to_container(recipe.draft),
         "stage": recipe.stage,

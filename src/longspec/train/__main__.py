@@ -3,6 +3,7 @@
 A killed job is started again by the same command and goes on from its last checkpoint, bit by bit.
 """
 
+import logging
 import os
 import platform
 import sys
@@ -222,6 +223,9 @@ def main() -> None:
         sys.exit(plan.main(sys.argv[2:]))
     die_with_launcher()
     ranks = find_ranks()
+    if ranks.is_main:  # the choice of a backend with its reason
+        logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stdout)
+        logging.getLogger("longspec").setLevel(logging.INFO)
     try:
         job = read_job(None, ranks)
         # Held to the end of the process, and before status.json is touched: that may be another, running job's.

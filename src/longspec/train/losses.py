@@ -68,7 +68,8 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad_NH,) = ctx.saved_tensors
-        return grad_NH * grads[0].to(grad_NH.dtype), None, None, None, None, None
+        # The scale stays in float32: rounded to bfloat16 it would move the whole gradient by up to 0.2 %.
+        return grad_NH * grads[0], None, None, None, None, None
 
 
 def _loss_and_gradient(

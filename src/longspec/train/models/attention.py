@@ -31,21 +31,28 @@ BACKENDS: dict[str, Callable[[Tensor, Tensor, Tensor, Visibility, float], Tensor
 def attend(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visibility, scale: float, backend: str = AUTO) -> Tensor:
     """Attention output [B, N, S, D], the same in every backend to the dtype's tolerance; zeros for a query that sees no key."""
     if backend == AUTO:
-        backend = fastest(q_BNSD.device.type, q_BNSD.dtype, attention_flex.needs_gradient(q_BNSD, k_BKTD, v_BKTD))
+        training = attention_flex.needs_gradient(q_BNSD, k_BKTD, v_BKTD)
+        backend = fastest(q_BNSD.device.type, q_BNSD.dtype, q_BNSD.shape[-1], training)
     return BACKENDS[backend](q_BNSD, k_BKTD, v_BKTD, visibility, scale)
 
 
-def choose(wanted: str, device: torch.device, dtype: torch.dtype) -> str:
+def check_backend(name: str) -> None:
+    """Raise ValueError, with the fix, for a backend that is unknown or not installed."""
+    if name not in (AUTO, *BACKENDS):
+        raise ValueError(f"runtime.attention: {name!r} is unknown; choose one of {', '.join([AUTO, *BACKENDS])}")
+    if name == FLASH:
+        attention_flash.kernel()
+
+
+def choose(wanted: str, device: torch.device, dtype: torch.dtype, head_width: int) -> str:
     """The backend that training takes where `wanted` is asked for.
 
     Raises ValueError, with the fix, for one that is unknown, not installed, or cannot train on this device in this dtype.
     """
+    check_backend(wanted)
     if wanted == AUTO:
-        return fastest(device.type, dtype, True)
-    if wanted not in BACKENDS:
-        raise ValueError(f"runtime.attention: {wanted!r} is unknown; choose one of {', '.join([AUTO, *BACKENDS])}")
+        return fastest(device.type, dtype, head_width, True)
     if wanted == FLASH:
-        attention_flash.kernel()
         if device.type != "cuda":
             raise ValueError(
                 f"runtime.attention: flash_attention_2 runs on CUDA GPUs, this is a {device.type}: set auto or sdpa"
@@ -57,11 +64,22 @@ def choose(wanted: str, device: torch.device, dtype: torch.dtype) -> str:
             )
     if wanted == FLEX and device.type == "cpu":
         raise ValueError(attention_flex.NO_BACKWARD)
+    if wanted == FLEX and (why := _not_compiled(head_width)):
+        raise ValueError(f"runtime.attention: flex_attention: {why}: set auto or sdpa")
     return wanted
 
 
+def _not_compiled(head_width: int) -> str:
+    """Why flex_attention cannot be compiled for a GPU here; empty when it can."""
+    if not has_triton():
+        return "triton is not installed, so it cannot be compiled"
+    if head_width < attention_flex.LEAST_HEAD_WIDTH:
+        return f"heads of width {head_width} are below the {attention_flex.LEAST_HEAD_WIDTH} that its kernels take"
+    return ""
+
+
 @cache
-def fastest(device: str, dtype: torch.dtype, training: bool) -> str:
+def fastest(device: str, dtype: torch.dtype, head_width: int, training: bool) -> str:
     """The fastest backend that is there, logged once for each kind of call.
 
     Outside of training, as in decoding, lengths change from call to call, and flex_attention would compile for each.
@@ -70,12 +88,12 @@ def fastest(device: str, dtype: torch.dtype, training: bool) -> str:
         backend, why = SDPA, f"the fastest on a {device}"
     elif dtype in attention_flash.DTYPES and attention_flash.is_installed():
         backend, why = FLASH, "installed, and takes this dtype"
-    elif training and has_triton():
+    elif training and not (compiled := _not_compiled(head_width)):
         backend, why = FLEX, f"flash-attn is not installed ({attention_flash.INSTALL}) or does not take {dtype}"
     else:
         backend, why = (
             SDPA,
-            "triton is not installed, so flex_attention cannot be compiled" if training else "for lengths that change",
+            f"flex_attention: {compiled}" if training else "for lengths that change",
         )
     _log.info("attention: auto is %s (%s)", backend, why)
     return backend

@@ -16,6 +16,7 @@ from longspec.train.models.visibility import Visibility
 
 BLOCK = 128
 SHAPES = 64  # of tensors in one process; more than torch's own limit, at which it gives up compiling
+LEAST_HEAD_WIDTH = 16  # of torch's flex_attention kernels (torch/_inductor/kernel/flex)
 NO_BACKWARD = "runtime.attention: flex_attention has no backward on a CPU, so nothing trains there: set auto or sdpa"
 
 

@@ -15,15 +15,17 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 from longspec.config import Draft
 from longspec.families import position_limit
 from longspec.train.losses import linear_cross_entropy
-from longspec.train.models.attention import AUTO, attend
+from longspec.train.models.attention import AUTO, attend, check_backend
 from longspec.train.models.inputs import NO_LABEL, check_ranges, check_shapes, lag_per_row
 from longspec.train.models.precision import resolve_dtype
 from longspec.train.models.target import head_width, load_target
 from longspec.train.models.target_states import STATES_ATTENTION, TargetStates
 from longspec.train.models.visibility import Visibility
-from longspec.train.models.weights import check_draft_config, draft_settings, load_draft_weights
+from longspec.train.models.weights import check_draft_config, draft_settings, load_draft_weights, target_and_draft
 
 BLOCKS = "blocks"
+# The variant of published weights, which carry no settings.
+PUBLISHED = Draft(anchors="random", lag_mode="random", lag=4, loss="hard")
 
 
 def rotate(x_BNSD: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
@@ -162,8 +164,9 @@ class Glide(nn.Module):
         if glide_path is not None:
             check_draft_config(glide_path, config)
         self.config = config
-        self.draft_settings = draft or draft_settings(glide_path) or Draft(anchors="random", lag_mode="random")
+        self.draft_settings = draft or draft_settings(glide_path) or PUBLISHED
         if states is None:
+            check_backend(attention)
             target = load_target(target_model_path, config, dtype or resolve_dtype("auto"), STATES_ATTENTION)
             states = TargetStates(target, attention=attention)
         object.__setattr__(self, "states", states)
@@ -173,8 +176,12 @@ class Glide(nn.Module):
 
     @classmethod
     def from_pretrained(cls, target_model_path: str, **arguments: Any) -> "Glide":
-        """Build from a target's folder or hub name; arguments as of the constructor."""
-        return cls(AutoConfig.from_pretrained(target_model_path), target_model_path, **arguments)
+        """Build from a target's folder or hub name, or from a draft folder and the target it names.
+
+        Arguments as of the constructor.
+        """
+        target_model_path, glide_path = target_and_draft(target_model_path, arguments.pop("glide_path", None))
+        return cls(AutoConfig.from_pretrained(target_model_path), target_model_path, glide_path, **arguments)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Glide":
         """The target, which is not registered, follows the draft to its device; its dtype stays."""
@@ -222,13 +229,14 @@ class Glide(nn.Module):
         """Teacher-forced loss of the draft.
 
         input_ids, labels int64 [B, S], -100 = not trained; position_ids [B, S], None = plain; lag: the newest target
-        keys a query does not see: None = 1, an int, int64 [B], or "blocks"; document_ids [B, S] for packed rows;
+        keys a query does not see: None = 1, an int, int64 [B], or "blocks"; document_ids [B, S] for packed rows, of which
+        the last token of each document is not trained;
         num_labels: the loss is divided by it, None = this call's own number of labels; with_llm_loss: measure the target
         too. Hard labels without it end the target's forward after its last layer's keys and values. Raises ValueError
         that names what is out of range.
         """
         check_shapes(input_ids, labels=labels, position_ids=position_ids, document_ids=document_ids)
-        if isinstance(num_labels, int) and num_labels <= 0:
+        if num_labels is not None and num_labels <= 0:
             raise ValueError(f"num_labels: must be above 0, is {num_labels}")
         if position_ids is None:
             position_ids = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
@@ -246,7 +254,10 @@ class Glide(nn.Module):
             self._target_visibility(lag_B, document_ids),
             self.states.attention,
         )
-        return self._losses(hidden_BSH, teacher_BSH, labels, num_labels, with_llm_loss)
+        next_labels = labels[:, 1:]
+        if document_ids is not None:  # a document's last token says nothing of the next one's first
+            next_labels = next_labels.masked_fill(document_ids[:, 1:] != document_ids[:, :-1], NO_LABEL)
+        return self._losses(hidden_BSH, teacher_BSH, next_labels, num_labels, with_llm_loss)
 
     def _lag(self, lag: int | Tensor | str | None, input_ids: Tensor) -> Tensor | None:
         """The lag of each row, [B]; None for blocks."""
@@ -265,12 +276,11 @@ class Glide(nn.Module):
         self,
         hidden_BSH: Tensor,
         teacher_BSH: Tensor | None,
-        labels_BS: Tensor,
+        next_labels_BS: Tensor,
         num_labels: int | Tensor | None,
         with_llm_loss: bool,
     ) -> GlideOutput:
-        """Losses of the tokens whose next token is trained: position i predicts label i + 1."""
-        next_labels_BS = labels_BS[:, 1:]
+        """Losses of the tokens whose next token is trained; labels [B, S - 1]."""
         trained_BS = next_labels_BS != NO_LABEL
         labels_N = next_labels_BS[trained_BS]
         count = max(1, len(labels_N))

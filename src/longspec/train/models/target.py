@@ -1,5 +1,6 @@
 """Loading a frozen target: transformers' own classes, unmodified."""
 
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -14,11 +15,11 @@ def head_width(config: PretrainedConfig) -> int:
 
 
 def load_target(path: str, config: PretrainedConfig, dtype: torch.dtype, attention: str) -> Any:
-    """The frozen target of a folder or a hub name, on the CPU; `attention` is the name of a registered implementation.
+    """The frozen target of a folder or a hub name, on the CPU, as `config` says, which stays as it is.
 
-    Raises ValueError for one that is not supported.
+    `attention` is the name of a registered implementation. Raises ValueError for one that is not supported.
     """
     check_target(config, f"{path}/config.json")
     # from_pretrained casts the weights and leaves RoPE's inv_freq in float32, which .to(dtype) would not.
-    target = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=attention)
+    target = AutoModelForCausalLM.from_pretrained(path, config=deepcopy(config), dtype=dtype, attn_implementation=attention)
     return target.requires_grad_(False).eval()

@@ -15,6 +15,7 @@ from longspec.config import Draft
 PTH, SAFETENSORS, CONFIG = "draft_model_weights.pth", "model.safetensors", "config.json"
 KIND = "glide"  # the field `draft` of a draft folder's config.json
 FINAL_NORM = "final_layernorm"
+HUB = "hf:"
 TRAINING_PREFIX = "draft_model."
 # The published files hold keys and values for the cross attention, which the target's cache replaces: never used.
 UNUSED = ("cross_attn.k_proj.weight", "cross_attn.k_proj.bias", "cross_attn.v_proj.weight", "cross_attn.v_proj.bias")
@@ -78,6 +79,24 @@ def draft_settings(path: str | Path | None) -> Draft | None:
     if strange:
         raise ValueError(f"{file}: settings: {', '.join(strange)}: unknown to this version, which knows {', '.join(known)}")
     return Draft(**content["settings"])
+
+
+def target_and_draft(target_path: str, glide_path: str | None) -> tuple[str, str | None]:
+    """The paths of both, also when the first one is a draft folder, which names its target.
+
+    Raises ValueError when that target is not where it was.
+    """
+    found = _draft_config(target_path) if glide_path is None and Path(target_path).is_dir() else None
+    if found is None:
+        return target_path, glide_path
+    file, content = found
+    source, path = content.get("target_source", ""), content.get("target_path", "")
+    for folder in (Path(), *file.absolute().parents):  # where the workflow ran, its root is above the draft
+        if path and (folder / path / CONFIG).is_file():
+            return str(folder / path), target_path
+    if source.startswith(HUB):
+        return source.removeprefix(HUB), target_path
+    raise ValueError(f"{file}: its target {path or '(unnamed)'} is not there; give both: the target's folder and the draft's")
 
 
 def check_draft_config(path: str | Path, config: PretrainedConfig) -> None:
