@@ -277,10 +277,19 @@ def to_yaml(section: Any) -> str:
 def load(path: Path, schema: type) -> Any:
     """Read a frozen section back, typed by its dataclass. Raises ValueError with the file's name for what does not fit."""
     try:
-        section = OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.load(path))
+        content = OmegaConf.load(path)
+    except Exception as error:
+        raise ValueError(f"{path}: {error}") from error
+    return typed(content, schema, path)
+
+
+def typed(content: Any, schema: type, source: Path) -> Any:
+    """A frozen section's content, typed by its dataclass. Raises ValueError with the source's name for what does not fit."""
+    try:
+        section = OmegaConf.merge(OmegaConf.structured(schema), content)
         OmegaConf.to_container(section, throw_on_missing=True)
     except Exception as error:
-        raise ValueError(f"{path}: not a {schema.__name__.lower()} of this version: {error}") from error
+        raise ValueError(f"{source}: not a {schema.__name__.lower()} of this version: {error}") from error
     OmegaConf.set_readonly(section, True)
     return section
 

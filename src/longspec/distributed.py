@@ -3,8 +3,10 @@
 import ctypes
 import os
 import signal
+import socket
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 PR_SET_PDEATHSIG = 1
@@ -29,7 +31,9 @@ def find_ranks() -> Ranks:
     """This process's ranks as its launcher says; a process without a launcher is the only one."""
     if "RANK" not in os.environ:
         os.environ.update(PLAIN_PYTHON)
-        os.environ["MASTER_PORT"] = str(20000 + os.getpid() % 20000)
+        with socket.socket() as free:
+            free.bind((PLAIN_PYTHON["MASTER_ADDR"], 0))
+            os.environ["MASTER_PORT"] = str(free.getsockname()[1])
     return Ranks(*(int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")))
 
 
@@ -40,6 +44,10 @@ def die_with_launcher() -> None:
 
 
 def log(message: str, ranks: Ranks | None = None) -> None:
-    """One line with the time of day, from rank 0 alone unless no ranks are given."""
+    """One line with the time of day, from rank 0 alone unless no ranks are given.
+
+    A full disk under the log ends no job: a line that could not be written comes with the next one.
+    """
     if ranks is None or ranks.is_main:
-        print(f"{time.strftime('%H:%M:%S')} {message}", flush=True)
+        with suppress(OSError):
+            print(f"{time.strftime('%H:%M:%S')} {message}", flush=True)

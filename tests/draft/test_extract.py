@@ -1,12 +1,12 @@
 """Draft folders from every kind of checkpoint. The target's folder holds its config.json alone: nothing else is read of it."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Qwen2Config
@@ -145,7 +145,7 @@ def test_what_is_no_source(extract: Extract, tmp_path: Path, name: str) -> None:
         extract(tmp_path / name)
 
 
-def write_slot(folder: Path, state: dict[str, Tensor], ranks: int) -> Path:
+def write_slot(folder: Path, state: dict[str, Tensor], ranks: int, **more: object) -> Path:
     """A slot as ZeRO-3 leaves it: an equal part of each tensor on every rank."""
     folder.mkdir(parents=True)
     names = [shards.shard_name(rank) for rank in range(ranks)]
@@ -159,7 +159,7 @@ def write_slot(folder: Path, state: dict[str, Tensor], ranks: int) -> Path:
         begin = shards.header({key: tensor.numel() for key, tensor in tensors.items()}, {})
         shards.write_shard(folder / file, begin, tensors.values())
     shapes = {f"draft_model.{name}": list(tensor.shape) for name, tensor in state.items()}
-    content = {"step": 5, "shapes": shapes, "files": describe_files(folder, names)}
+    content = {"step": 5, "shapes": shapes, "files": describe_files(folder, names), **more}
     (folder / slots.MANIFEST).write_text(json.dumps(slots.seal(content)))
     return folder
 
@@ -182,19 +182,21 @@ def test_from_a_finished_stage_of_any_number_of_ranks(state: dict[str, Tensor], 
 def test_of_the_workflows_own_checkpoints_nothing_else_is_asked(
     state: dict[str, Tensor], extract: Extract, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
-    """`extract` is asked for: it has written the stage's recipe and the target's configuration."""
-    stage = tmp_path / "demo/variant/stage"
-    slot = write_slot(stage / "checkpoints/last", state, 2)
-    write_json(stage / "checkpoint.json", {"slot": "checkpoints/last", "manifest_sha256": sha256_file(slot / slots.MANIFEST)})
+    """`extract` is asked for: it has written the target's configuration. An edit of the recipe comes too late."""
+    recipe = OmegaConf.to_container(compose("train", ["run=demo", "recipe.draft.lag=3"]).recipe)
+    stage = tmp_path / "results/demo/variant/stage"
+    slot = write_slot(stage / "checkpoints/last", state, 2, identity={"recipe": recipe})
+    named = {"slot": "checkpoints/last", "manifest_sha256": sha256_file(slot / slots.MANIFEST)}
+    write_json(stage / "checkpoint.json", named | {"identity": {"recipe": recipe}})
     monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match=r"recipe\.yaml: is not what .* was trained by: draft\.lag: 3 -> 4"):
+        extract(stage / source)
     monkeypatch.setattr("sys.argv", ["draft", "extract", str(stage / source)])
-    with pytest.raises(SystemExit, match=r"lies in no folder of a stage with its recipe\.yaml; give --recipe"):
-        main()
-    shutil.copy(tmp_path / "recipe.yaml", stage)
     with pytest.raises(SystemExit, match=r"models/demo/target_manifest\.json: no such file here; give --target"):
         main()
     write_json(tmp_path / "models/demo/target_manifest.json", {"path": str(tmp_path / "target")})
     main()
+    assert read_json(stage / f"draft-{Path(source).stem}/config.json")["settings"]["lag"] == 3
     written = load_file(stage / f"draft-{Path(source).stem}/model.safetensors")
     assert_equal({name: tensor for name, tensor in written.items() if name not in UNUSED}, state)
 
@@ -209,3 +211,9 @@ def test_a_slot_with_a_tensor_that_is_not_the_drafts_is_refused(
     (slot / slots.MANIFEST).write_text(json.dumps(slots.seal(content)))
     with pytest.raises(SystemExit, match=r"holds model\.norm\.weight, which is no part of the draft"):
         extract(slot)
+
+
+def test_of_other_sources_recipe_and_folder_are_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["draft", "extract", str(tmp_path / "model.safetensors")])
+    with pytest.raises(SystemExit, match="says nothing of its recipe and its stage; give --recipe and --out"):
+        main()

@@ -13,38 +13,18 @@ from longspec.distributed import log
 
 def extract(options: argparse.Namespace) -> None:
     """A checkpoint or a state dict -> its draft folder, on one CPU, without loading the target."""
-    from longspec.config import Recipe, load
     from longspec.draft.folder import draft_config, empty_layer, write_draft
     from longspec.draft.sources import read_weights
+    from longspec.draft.trained import recipe_and_folder, target_manifest
     from longspec.train.models.weights import check_draft_state
 
-    if options.recipe is None:
-        options.recipe = recipe_beside(options.checkpoint)
-    recipe = load(options.recipe, Recipe)
-    target = read_json(options.target or trained_target(recipe.model.name))["path"]
-    if options.out is None:
-        options.out = options.recipe.parent / f"draft-{options.checkpoint.stem}"
+    recipe, out = recipe_and_folder(options.checkpoint, options.recipe, options.out)
+    target = read_json(options.target or target_manifest(recipe.model.name))["path"]
     state = read_weights(options.checkpoint)
     check_draft_state(empty_layer(target, recipe), state, options.checkpoint)
     config = draft_config(target, recipe, state)
-    write_draft(options.out, state, config)
-    log(f"{options.out}: {len(state)} tensors, {config['num_parameters']} parameters")
-
-
-def recipe_beside(checkpoint: Path) -> Path:
-    """recipe.yaml of the stage whose checkpoint.json, or slot of checkpoints, this is. Raises ValueError when there is none."""
-    for folder in list(checkpoint.absolute().parents)[:2]:
-        if (folder / "recipe.yaml").is_file():
-            return folder / "recipe.yaml"
-    raise ValueError(f"{checkpoint}: lies in no folder of a stage with its recipe.yaml; give --recipe and --out")
-
-
-def trained_target(model: str) -> Path:
-    """Where the workflow leaves a model's manifest. Raises ValueError when it is not there."""
-    path = Path("models", model, "target_manifest.json")
-    if not path.is_file():
-        raise ValueError(f"{path}: no such file here; give --target, the target_manifest.json of {model}")
-    return path
+    write_draft(out, state, config)
+    log(f"{out}: {len(state)} tensors, {config['num_parameters']} parameters")
 
 
 def final(options: argparse.Namespace) -> None:
@@ -84,9 +64,9 @@ def main() -> None:
     verb.set_defaults(run=extract)
     sources = "a stage's checkpoint.json or a slot of its checkpoints/; a DeepSpeed checkpoint; a state dict's file or index"
     verb.add_argument("checkpoint", type=Path, help=sources)
-    verb.add_argument("--recipe", type=Path, help="recipe.yaml of the draft; default: the stage's that the checkpoint lies in")
+    verb.add_argument("--recipe", type=Path, help="recipe.yaml of the draft; default: the one that the checkpoint holds")
     verb.add_argument("--target", type=Path, help="default: models/{recipe.model.name}/target_manifest.json")
-    verb.add_argument("--out", type=Path, help="the folder to make; default: draft-{checkpoint's name} beside the recipe")
+    verb.add_argument("--out", type=Path, help="the folder to make; default: draft-{checkpoint's name} in its stage's folder")
     verb = verbs.add_parser("final", help=final.__doc__)
     verb.set_defaults(run=final)
     verb.add_argument("--draft", type=Path, required=True, help="draft folder of the last stage")

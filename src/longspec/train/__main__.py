@@ -8,6 +8,7 @@ import os
 import platform
 import sys
 import time
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,12 @@ def shown(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
+def gradient_norm(engine: Any) -> float | None:
+    """Of the step's gradient before clipping; None where DeepSpeed measures none (ZeRO-0 in float32)."""
+    norm = engine.get_global_grad_norm()
+    return None if norm is None else float(norm)
+
+
 def train(job: Job, ranks: Ranks, stop: Stop, status: Status) -> None:
     """The whole stage, from its start or its last checkpoint to its last step or a request to stop."""
     device, store = boot(ranks, job.runtime.timeout_minutes)
@@ -100,12 +107,13 @@ def train(job: Job, ranks: Ranks, stop: Stop, status: Status) -> None:
         steps, dtype = total_steps(job, rows), resolve_dtype(job.recipe.precision)
         micro_batch, accumulation = share_global_batch(job.recipe.global_batch, job.runtime.micro_batch, ranks.world_size)
         chosen(job.runtime)
+        folder, identity = job.out / "checkpoints", identity_of(job, rows, dtype)
+        slots.refuse_changed(folder, identity)
         glide = build_glide(job, device, dtype)
         check_memory(glide, job.recipe, job.runtime, micro_batch, ranks, device, dtype)
     if accumulation > 1 and dtype == torch.bfloat16 and not sums_in_float32(job.runtime):
         log(f"each step's gradients of {accumulation} micro batches are added up in bfloat16; {FLOAT32_SUMS}", ranks)
     engine = build_engine(glide, job.recipe, job.runtime, (micro_batch, accumulation), steps, dtype)
-    folder, identity = job.out / "checkpoints", identity_of(job, rows, dtype)
     resumed = checkpoint.load(engine, folder, identity, ranks) or {"step": 0, "tokens_seen": 0, "seconds": 0.0, "saving": 0.0}
     step, tokens_seen, seconds, saving = (resumed[name] for name in ("step", "tokens_seen", "seconds", "saving"))
     status.at(step, steps)
@@ -137,7 +145,7 @@ def train(job: Job, ranks: Ranks, stop: Stop, status: Status) -> None:
                 elapsed = time.perf_counter() - began
                 seconds += elapsed
                 status.at(step, steps)
-                row = {"step": step, **numbers, "lr": lr, "grad_norm": float(engine.get_global_grad_norm() or 0.0)}
+                row = {"step": step, **numbers, "lr": lr, "grad_norm": gradient_norm(engine)}
                 row |= {"tokens_seen": tokens_seen, "seconds": elapsed, "skipped": engine.skipped_steps}
                 if metrics is not None:
                     row |= meter.numbers(row)
@@ -147,18 +155,18 @@ def train(job: Job, ranks: Ranks, stop: Stop, status: Status) -> None:
                     if step % job.runtime.log_every == 0 or step == steps:
                         log(
                             f"step {step}/{steps} loss {row['loss']:.4f} target {shown(row['llm_loss'])} "
-                            f"agreement {shown(row['agreement'])} lr {lr:.2e} grad {row['grad_norm']:.3f} "
+                            f"agreement {shown(row['agreement'])} lr {lr:.2e} grad {shown(row['grad_norm'])} "
                             f"{row['tokens'] / elapsed:.0f} tokens/s"
                         )
             due = step % job.runtime.save_every == 0 or step == steps or numbers is None
             if due and step > saved:
                 began = time.perf_counter()
                 meter.phases.now(SAVE)
-                if metrics is not None:
-                    metrics.sync()
                 state = {"step": step, "steps": steps, "tokens_seen": tokens_seen, "seconds": seconds, "saving": saving}
                 state |= {"trackers": trackers.state(), "identity": identity}
-                size = checkpoint.save(engine, folder, state, ranks)
+                size = checkpoint.save(engine, folder, state, ranks, record=metrics.sync if metrics else lambda: None)
+                if ranks.is_main:
+                    status.write("running")
                 meter.phases.now(OTHER)
                 saved, took = step, time.perf_counter() - began
                 saving += took
@@ -235,8 +243,9 @@ def main() -> None:
         sys.exit(f"error: {error}")
     if lock is not None:
         lock.close()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with suppress(OSError):  # a full disk under the log
+        sys.stdout.flush()
+        sys.stderr.flush()
     # All that counts is on the disk. Taking the interpreter and the native threads of gloo, NCCL and DeepSpeed apart takes
     # over a second, and a crash in it would make a finished job a failed one.
     os._exit(code)

@@ -87,10 +87,11 @@ def _together(work: Callable[[], Any], ranks: Ranks) -> tuple[list[Any], str]:
     return [result for result, _ in answers], next((fault for _, fault in answers if fault), "")
 
 
-def save(engine: Any, folder: Path, state: dict[str, Any], ranks: Ranks) -> int:
+def save(engine: Any, folder: Path, state: dict[str, Any], ranks: Ranks, record: Callable[[], None] = lambda: None) -> int:
     """Commit a checkpoint of all ranks to the slot `last`; the slot before it becomes `last_2`. Its size in bytes.
 
     `state` is JSON: step, steps, identity (recipe, data, target, initial weights), and whatever else the loop wants back.
+    `record` is called on rank 0 before: what must be on the disk before a checkpoint says that its steps are done.
     Raises SaveError, the same on every rank, when it cannot be written.
     """
     sizes = {shard_key(kind, f.name, f.start): f.numel for f in fragments.owned(engine) for kind in fragments.KINDS}
@@ -100,6 +101,7 @@ def save(engine: Any, folder: Path, state: dict[str, Any], ranks: Ranks) -> int:
 
     def prepare() -> None:
         if ranks.is_main:
+            record()
             slots.begin(folder, state["step"])
             free = shutil.disk_usage(folder).free
             if free < needed:

@@ -8,7 +8,7 @@ import torch
 
 from longspec.config import PARTITIONED, Recipe, Runtime
 from longspec.distributed import Ranks, log
-from longspec.train.memory import BUCKET, GIB, OPTIMIZER, Item, Setup, estimate, peak, setup_of
+from longspec.train.memory import BUCKET, GIB, GPU_OVERHEAD, OPTIMIZER, Item, Setup, estimate, peak, setup_of
 from longspec.train.models.glide import BLOCKS, Glide
 
 CHUNK = 4096  # what is proposed for runtime.target_chunk
@@ -69,6 +69,14 @@ def memory_of(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def held_by_others(device: torch.device) -> int:
+    """Bytes of a GPU that this process did not take, contexts of CUDA included; 0 of a machine's main memory."""
+    if device.type != "cuda":
+        return 0
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free - torch.cuda.memory_reserved(device)
+
+
 def to_come(items: list[Item]) -> int:
     """Bytes on the device that DeepSpeed will hold beside a draft and its gradients."""
     return sum(item.bytes for item in items if item.name in (OPTIMIZER, BUCKET) and not item.on_host)
@@ -82,20 +90,27 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 def dry_batch(glide: Glide, setup: Setup, *, with_llm_loss: bool) -> None:
     """A forward and backward of the largest micro batch there can be, before DeepSpeed has the draft; nothing is left of it.
 
-    On a GPU, what DeepSpeed will hold later is taken for as long. Raises ValueError that explains when it does not fit.
+    On a GPU, what DeepSpeed will hold later is taken for as long. Raises ValueError that explains when it does not fit, and
+    RuntimeError when other processes hold a part of the GPU.
     """
     device, shape = setup.device, (setup.micro_batch, setup.sequence_length)
+    others = held_by_others(device)
     blocks = glide.draft_settings.lag_mode == BLOCKS
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             later = torch.empty(to_come(estimate(setup)) if device.type == "cuda" else 0, dtype=torch.uint8, device=device)
             ids = torch.arange(shape[1], device=device).expand(shape).contiguous() % setup.config.vocab_size
-            glide(ids, ids, lag=BLOCKS if blocks else 1, with_llm_loss=with_llm_loss).loss.backward()
+            one_text = torch.zeros_like(ids)
+            lag = BLOCKS if blocks else 1
+            glide(ids, ids, lag=lag, document_ids=one_text, with_llm_loss=with_llm_loss).loss.backward()
             del later
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        raise ValueError(explain_out_of_memory(setup, memory_of(device))) from error
+        reason = explain_out_of_memory(setup, memory_of(device))
+        if others > GPU_OVERHEAD:  # may be gone in the next attempt
+            raise RuntimeError(f"other processes held {gib(others)} of this GPU when the job started; {reason}") from error
+        raise ValueError(reason) from error
     finally:
         glide.zero_grad(set_to_none=True)
     if device.type == "cuda":

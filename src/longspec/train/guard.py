@@ -54,10 +54,14 @@ class Guard:
         # A finite loss may still have a gradient that is not; then any row may be the cause.
         bad = [rows for rows, loss in batches if not math.isfinite(loss)] or [rows for rows, _ in batches]
         rows = sorted(row for group in bad for row in group)
+        written = f"see {self.skipped_file}"
         if self.ranks.is_main:
-            with self.skipped_file.open("a", encoding="utf-8") as handle:
-                handle.write(json.dumps({"step": step, "rows": rows}) + "\n")
-        log(f"WARNING step {step} skipped: loss or gradient is not finite; rows {rows} (see {self.skipped_file})", self.ranks)
+            try:
+                with self.skipped_file.open("a", encoding="utf-8") as handle:
+                    handle.write(json.dumps({"step": step, "rows": rows}) + "\n")
+            except OSError as fault:  # a full disk; the rows stand in the log
+                written = f"{self.skipped_file} could not be written: {fault}"
+        log(f"WARNING step {step} skipped: loss or gradient is not finite; rows {rows} ({written})", self.ranks)
         if self.in_a_row > self.max_in_a_row:
             raise DeterministicError(
                 f"step {step}: {self.in_a_row} steps in a row skipped, their loss or gradient is not finite; their rows stand "

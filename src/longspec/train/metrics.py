@@ -3,13 +3,11 @@
 import json
 import math
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 from longspec import jsonl
 from longspec.distributed import log
-from longspec.train.checkpoint import SaveError
 
 
 class Metrics:
@@ -45,13 +43,10 @@ class Metrics:
         return None
 
     def sync(self) -> None:
-        """Have the lines on the disk before a checkpoint says that their steps are done. Raises SaveError for a full disk."""
+        """Have the lines on the disk before a checkpoint says that their steps are done. Raises OSError for a full disk."""
         fault = self._write()
         if fault is not None:
-            free = shutil.disk_usage(self.path.parent).free
-            raise SaveError(
-                f"{self.path}: {fault}: {len(self.waiting)} bytes wait, {free} are free; make room and start again"
-            ) from fault
+            raise OSError(f"{self.path}: {fault}: {len(self.waiting)} bytes of it wait") from fault
         os.fsync(self.handle.fileno())
 
     def publish(self, final: Path) -> None:

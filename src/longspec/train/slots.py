@@ -45,13 +45,19 @@ def seal(content: dict[str, Any]) -> dict[str, Any]:
     return content | {SEAL: sha256_text(json.dumps(content, sort_keys=True))}
 
 
-def read_slot(slot: Path) -> dict[str, Any]:
-    """The manifest of a slot whose files all match it. Raises ValueError that names what does not."""
+def read_manifest(slot: Path) -> dict[str, Any]:
+    """The manifest of a slot, whose files are not looked at. Raises ValueError when it is missing or damaged."""
     if not (slot / MANIFEST).is_file():
         raise ValueError(f"{slot / MANIFEST}: missing")
     manifest = read_json(slot / MANIFEST)
     if not isinstance(manifest, dict) or seal({k: v for k, v in manifest.items() if k != SEAL}) != manifest:
         raise ValueError(f"{slot / MANIFEST}: differs from its own hash; corrupt or edited")
+    return manifest
+
+
+def read_slot(slot: Path) -> dict[str, Any]:
+    """The manifest of a slot whose files all match it. Raises ValueError that names what does not."""
+    manifest = read_manifest(slot)
     with ThreadPoolExecutor() as pool:  # hashing a large model's state on one core would delay every start
         for _ in pool.map(lambda item: check_files(slot, dict([item])), manifest["files"].items()):
             pass
@@ -85,6 +91,26 @@ def find_slot(folder: Path) -> tuple[str, dict[str, Any]] | None:
     return None
 
 
+def refuse_changed(folder: Path, identity: dict[str, Any]) -> None:
+    """Raise find_resumable's ValueError from the newest manifest alone, before anything large is loaded or hashed."""
+    for name in SLOTS:
+        try:
+            manifest = read_manifest(folder / name)
+        except ValueError:  # find_slot tells
+            continue
+        if changed := differences(manifest["identity"], identity):
+            _refuse_unfinished(folder, manifest, changed)
+        return
+
+
+def _refuse_unfinished(folder: Path, manifest: dict[str, Any], changed: list[str]) -> None:
+    if manifest["step"] < manifest["steps"]:
+        raise ValueError(
+            f"{folder}: its checkpoints (step {manifest['step']} of {manifest['steps']}) were made with other settings: "
+            f"{'; '.join(changed)}. Undo the change to go on, or train anew after: rm -r {folder}"
+        )
+
+
 def find_resumable(folder: Path, identity: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
     """The slot to go on from, None to start afresh.
 
@@ -95,11 +121,7 @@ def find_resumable(folder: Path, identity: dict[str, Any]) -> tuple[str, dict[st
     changed = differences(found[1]["identity"], identity) if found else []
     if not found or not changed:
         return found
-    if found[1]["step"] < found[1]["steps"]:
-        raise ValueError(
-            f"{folder}: its checkpoints (step {found[1]['step']} of {found[1]['steps']}) were made with other settings: "
-            f"{'; '.join(changed)}. Undo the change to go on, or train anew after: rm -r {folder}"
-        )
+    _refuse_unfinished(folder, found[1], changed)
     aside = folder.with_name(f"{folder.name}.{sha256_file(folder / found[0] / MANIFEST)[:8]}")
     folder.rename(aside)
     log(f"training anew, since {'; '.join(changed)}; the finished stage's checkpoints are kept in {aside}")

@@ -8,8 +8,11 @@ Exit codes do not survive the launchers in between (torchrun returns 1 whatever 
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
+
+import torch
 
 import longspec
 from longspec.artefact import read_json, sha256_text, write_json
@@ -38,11 +41,21 @@ def _files_of(path: Path) -> list[Any]:
     return [[str(p), p.stat().st_size, p.stat().st_mtime_ns] for p in sorted(path.parent.iterdir()) if p.is_file()]
 
 
+def _device() -> list[Any]:
+    """The kind of the GPUs here: what one has no room for, another may have."""
+    if not torch.cuda.is_available():
+        return []
+    properties = torch.cuda.get_device_properties(0)
+    return [properties.name, properties.total_memory, torch.cuda.device_count()]
+
+
 def fingerprint(job: Job, ranks: Ranks) -> str:
-    """A hash of everything that decides whether a job fails in the same way again, this package's code included."""
+    """A hash of everything that decides whether a job fails in the same way again: settings, inputs, code, packages, GPU."""
     from omegaconf import OmegaConf
 
     inputs = [job.target, job.data]
+    if job.target.is_file():
+        inputs.append(Path(read_json(job.target)["path"]) / "config.json")
     if job.init_weights is not None:
         inputs.append(draft_weights_file(job.init_weights))
     sources = sorted(Path(longspec.__file__).parent.rglob("*.py"))
@@ -51,6 +64,8 @@ def fingerprint(job: Job, ranks: Ranks) -> str:
         "runtime": OmegaConf.to_container(job.runtime),
         "world_size": ranks.world_size,
         "inputs": [_files_of(path) for path in inputs if path.exists()],
+        "packages": sorted(f"{package.name} {package.version}" for package in distributions()),
+        "device": _device(),
         "code": [[source.stat().st_size, source.stat().st_mtime_ns] for source in sources],
     }
     return sha256_text(json.dumps(content, sort_keys=True))
@@ -84,7 +99,7 @@ class Status:
         self.step, self.steps = step, steps
 
     def write(self, state: str, reason: str = "", deterministic: bool = False) -> None:
-        """Write the file: `progress` are the steps this attempt has made."""
+        """Write the file: `progress` are the steps this attempt has made. A full disk is told and ends no job."""
         content = {
             "state": state,
             "reason": reason,
@@ -94,14 +109,14 @@ class Status:
             "progress": self.step - (self.began_at or 0),
             "fingerprint": self.fingerprint,
         }
-        write_json(self.path, content)
+        try:
+            write_json(self.path, content)
+        except OSError as fault:
+            log(f"WARNING {self.path} could not be written: {fault}")
 
     def fail(self, error: BaseException) -> None:
-        """Write down a failure, without hiding it behind a second one when the disk is full."""
+        """Write down a failure."""
         if not self.ranks.is_main:
             return
         reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        try:
-            self.write("failed", reason, isinstance(error, DeterministicError))
-        except OSError as fault:
-            log(f"WARNING {self.path} could not be written: {fault}", self.ranks)
+        self.write("failed", reason, isinstance(error, DeterministicError))
