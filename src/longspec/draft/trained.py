@@ -1,0 +1,45 @@
+"""What a checkpoint of ours says of itself: the recipe it was trained by, the folder of its stage, its target."""
+
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from longspec.artefact import read_json
+from longspec.config import Recipe, differences, load, typed
+from longspec.train.slots import MANIFEST, read_manifest
+
+
+def recipe_and_folder(checkpoint: Path, recipe_path: Path | None, out: Path | None) -> tuple[Any, Path]:
+    """The recipe of a checkpoint's draft and where the draft goes; both may be given.
+
+    Raises ValueError when they are neither given nor known, and for another recipe than the checkpoint was trained by.
+    """
+    content, stage = _of_ours(checkpoint)
+    if content is None and (recipe_path is None or out is None):
+        raise ValueError(f"{checkpoint}: says nothing of its recipe and its stage; give --recipe and --out")
+    recipe = typed(content, Recipe, checkpoint) if recipe_path is None else load(recipe_path, Recipe)
+    chosen = OmegaConf.to_container(recipe)
+    assert isinstance(chosen, dict)
+    if content is not None and (changed := differences(content, chosen)):  # type: ignore[arg-type]
+        raise ValueError(f"{recipe_path}: is not what {checkpoint} was trained by: {'; '.join(changed)}")
+    return recipe, out or stage / f"draft-{checkpoint.stem}"
+
+
+def _of_ours(checkpoint: Path) -> tuple[dict[str, Any] | None, Path]:
+    """Recipe and stage's folder of a stage's checkpoint.json or of a slot; no recipe for other sources."""
+    if checkpoint.name == "checkpoint.json":
+        content, stage = read_json(checkpoint), checkpoint.absolute().parent
+    elif (checkpoint / MANIFEST).is_file():
+        content, stage = read_manifest(checkpoint), checkpoint.absolute().parents[1]
+    else:
+        return None, Path()
+    return (content["identity"]["recipe"] if "identity" in content else None), stage
+
+
+def target_manifest(model: str) -> Path:
+    """Where the workflow leaves a model's manifest. Raises ValueError when it is not there."""
+    path = Path("models", model, "target_manifest.json")
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file here; give --target, the target_manifest.json of {model}")
+    return path
