@@ -1,0 +1,89 @@
+"""Which failures a job does not run into twice, and what makes it try again."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from longspec.artefact import write_json
+from longspec.config import compose
+from longspec.distributed import Ranks
+from longspec.train import slots, status
+from longspec.train.arguments import Job
+from longspec.train.status import DeterministicError, Status, fingerprint, refuse_repetition
+
+ONE = Ranks(0, 0, 1)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    config = compose("train", ["run=demo"])
+    (tmp_path / "target").mkdir()
+    write_json(tmp_path / "target/config.json", {"model_type": "qwen2"})
+    write_json(tmp_path / "models/target_manifest.json", {"path": str(tmp_path / "target")})
+    write_json(tmp_path / "data/manifest.json", {})
+    target, data = tmp_path / "models/target_manifest.json", tmp_path / "data/manifest.json"
+    return Job(config.recipe, config.runtime, target, data, None, tmp_path / "out")
+
+
+class Package:
+    name, version = "wandb", "1"
+
+
+REPAIRS: dict[str, Callable[[Path, pytest.MonkeyPatch], object]] = {
+    "an installed package": lambda _, patch: patch.setattr(status, "distributions", lambda: [Package()]),
+    "another GPU": lambda _, patch: patch.setattr(status, "_device", lambda: ["H200", 141, 8]),
+    "the target's files": lambda folder, _: write_json(folder / "target/config.json", {"model_type": "llama"}),
+    "the data": lambda folder, _: write_json(folder / "data/manifest.json", {"rows": 1}),
+}
+
+
+@pytest.mark.parametrize("repair", REPAIRS)
+def test_a_repair_lets_it_start_again(job: Job, tmp_path: Path, repair: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = Status(job.out, ONE, fingerprint(job, ONE))
+    failed.fail(DeterministicError("wandb is not installed"))
+    with pytest.raises(DeterministicError, match=r"wandb is not installed \(so it failed before"):
+        refuse_repetition(job, fingerprint(job, ONE))
+    REPAIRS[repair](tmp_path, monkeypatch)
+    refuse_repetition(job, fingerprint(job, ONE))
+
+
+def test_what_may_go_away_by_itself_is_tried_again(job: Job) -> None:
+    Status(job.out, ONE, fingerprint(job, ONE)).fail(torch.OutOfMemoryError("other processes held 70 GiB"))
+    refuse_repetition(job, fingerprint(job, ONE))
+
+
+def test_a_full_disk_under_log_and_status_ends_no_job(job: Job) -> None:
+    """Both write to a device without room."""
+    lines = [
+        "from pathlib import Path",
+        "from longspec.distributed import Ranks, log",
+        "from longspec.train.status import Status",
+        "import longspec.train.status as status, os",
+        "def full(*_): raise OSError(28, 'No space left on device')",
+        "status.write_json = full",
+        "log('one')",
+        "Status(Path('x'), Ranks(0, 0, 1), 'f').write('running')",
+        "log('two')",
+        "os._exit(7)",
+    ]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-c", "\n".join(lines)], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 7, done.stderr
+
+
+@pytest.mark.parametrize(("step", "refused"), [(3, True), (9, False)])
+def test_a_changed_recipe_is_refused_from_the_manifest_alone(tmp_path: Path, step: int, refused: bool) -> None:
+    """Before a target is loaded; a finished stage is set aside later, and a damaged manifest is told later."""
+    content = {"step": step, "steps": 9, "identity": {"recipe": {"seed": 1}}, "files": {"gone": {}}}
+    write_json(tmp_path / "last_2" / slots.MANIFEST, slots.seal(content))
+    write_json(tmp_path / "last" / slots.MANIFEST, {"torn": True})
+    slots.refuse_changed(tmp_path, {"recipe": {"seed": 1}})
+    if refused:
+        with pytest.raises(ValueError, match=r"step 3 of 9\) were made with other settings: recipe.seed: 1 -> 2\. Undo"):
+            slots.refuse_changed(tmp_path, {"recipe": {"seed": 2}})
+    else:
+        slots.refuse_changed(tmp_path, {"recipe": {"seed": 2}})
