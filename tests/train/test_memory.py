@@ -175,3 +175,16 @@ def test_a_partitioned_target_is_shared_and_gathered_by_the_layer() -> None:
     glide = glide_of(CONFIGS["wide heads"], torch.bfloat16)
     layer = sum(p.numel() * 2 for p in glide.target.model.layers[0].parameters())
     assert items["target layer, gathered", TARGET] == max(layer, 512 * 128 * 2)
+
+
+@pytest.mark.parametrize(("target", "fits"), [("partitioned", True), ("replicated", False)])
+def test_a_70b_target_fits_8_gpus_of_80_gib_when_it_is_partitioned(target: str, fits: bool) -> None:
+    """Llama-3.1-70B's shape, rows of 32k tokens, soft labels, ZeRO-3: by the estimate, with room to spare."""
+    shape = {"hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64, "num_key_value_heads": 8}
+    config = LlamaConfig(**shape, num_hidden_layers=80, vocab_size=128256, tie_word_embeddings=False)
+    recipe = recipe_of()
+    recipe.data.sequence_length = 32768
+    runtime = OmegaConf.structured(Runtime(target=target))
+    runtime.deepspeed.zero_stage, runtime.deepspeed.offload_optimizer = 3, "none"
+    setup = memory.setup_of(config, recipe, runtime, 1, 8, torch.bfloat16, torch.device("cuda"))
+    assert (memory.peak(memory.estimate(setup)) < 70 * memory.GIB) is fits
