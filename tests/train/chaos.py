@@ -1,30 +1,54 @@
 """Three stages disturbed at seeded random moments, compared with the same stages undisturbed: `make chaos`.
 
-    python -m tests.train.chaos --moments 30 --out benchmarks/results/chaos.json      (after `make demo`)
+    python -m tests.train.chaos --moments 30 --out benchmarks/results/chaos.json      (where `make demo` is done)
 
-Disturbances: SIGKILL of a random rank; SIGTERM to the launcher; SIGKILL and then a random file of a random checkpoint slot
-truncated; a disk that is full when a checkpoint is to be written (a small tmpfs, where one may be mounted).
+Disturbances: SIGKILL of a random rank; SIGTERM to the launcher; SIGKILL and then a random file of the newest or of the older
+checkpoint slot truncated; a disk that is full when a checkpoint is to be written (a small tmpfs, where one may be mounted); a
+limit on the size of files that one rank runs into there. Each must end the job, show in its log, and cost no more than the
+steps since the newest whole slot; else this ends with an AssertionError.
 """
 
 import argparse
 import os
 import random
+import re
+import resource
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from longspec.artefact import sha256_file, write_json
-from longspec.config import compose_stage
+from longspec.config import compose
+from longspec.train import slots
 from tests.train.jobs import Job, finish, kill_rank, ranks_of, torchrun
 
-KILL, TERMINATE, TRUNCATE, FULL_DISK = KINDS = ("SIGKILL", "SIGTERM", "truncated file", "full disk")
-STAGES = ("base", "long", "longcot")
+KILL, TERMINATE, NEWEST, OLDER, FULL_DISK, FILE_LIMIT = KINDS = (
+    "SIGKILL",
+    "SIGTERM",
+    "newest slot truncated",
+    "older slot truncated",
+    "full disk",
+    "file limit",
+)
+TRUNCATED = {NEWEST: slots.SLOTS[0], OLDER: slots.SLOTS[1]}
+KILLED = r"Signal 9 \(SIGKILL\) received by PID \d+"
+# How the job that it ends tells of each.
+EFFECTS = {
+    KILL: KILLED,
+    TERMINATE: r"stopped at step \d+ of \d+: signal SIGTERM",
+    NEWEST: KILLED,
+    OLDER: KILLED,
+    FULL_DISK: r"step \d+ could not be saved: .*(?:are missing|No space left on device)",
+    FILE_LIMIT: r"step \d+ could not be saved: .*File too large",
+}
+STEPS = {"base": 100, "long": 40, "longcot": 40}  # of the demo's stages: a part of its own, most of the time goes into starts
 DISK_MB = 64
+LIMIT_BYTES = 10_000
 
 
 @dataclass
@@ -32,66 +56,124 @@ class Moment:
     """One disturbance and what came of it."""
 
     stage: str
-    step: int  # it comes when this step is done
+    step: int  # it comes when this step is done; a truncation waits for two whole slots
     kind: str
-    exit_code: int = 0
+    victim: str = ""
+    effect: str = ""  # in the words of the log
+    resumed_at: int | None = None  # the step at which the next start went on
 
 
 @contextmanager
-def small_disk(folder: Path) -> Iterator[bool]:
-    """`folder` on a file system of its own of DISK_MB, if this user may mount one; whether it is so."""
+def small_disk(folder: Path) -> Iterator[Path | None]:
+    """The path of a file system of its own of DISK_MB, mounted on `folder`; None where this user may mount none.
+
+    It is mounted in a namespace for which no rights are needed, seen from outside through a process in it, and gone with it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", str(folder)], capture_output=True
-    ).returncode
-    try:
-        yield mounted == 0
-    finally:
-        if mounted == 0:
-            subprocess.run(["umount", str(folder)], check=True)
+    if shutil.which("unshare") is None:
+        yield None
+        return
+    mount = 'mount -t tmpfs -o size="$0"m tmpfs "$1" && echo mounted && exec cat'
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, str(DISK_MB), str(folder.resolve())]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as keeper:
+        assert keeper.stdin is not None
+        assert keeper.stdout is not None
+        mounted = bool(keeper.stdout.readline())
+        try:
+            yield Path(f"/proc/{keeper.pid}/root{folder.resolve()}") if mounted else None
+        finally:
+            keeper.stdin.close()  # `cat` ends
 
 
 def fill(folder: Path) -> Path:
     """Leave no room on the disk of `folder`; the file to remove afterwards."""
     filler = folder / "filler"
-    with filler.open("wb") as handle:
-        os.posix_fallocate(handle.fileno(), 0, os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize)
+    with filler.open("wb", buffering=0) as handle, suppress(OSError):
+        while True:
+            handle.write(bytes(2**16))
     return filler
 
 
-def truncate_one(job: Job, draw: random.Random) -> None:
-    """Cut a random file of one slot, never of both: a checkpoint of which nothing is whole is told, not gone on from."""
-    slots = [slot for name in ("last", "last_2") if (slot := job.out / "checkpoints" / name).exists()]
-    if len(slots) < 2:
-        return
-    files = sorted(path for path in draw.choice(slots).rglob("*") if path.is_file() and path.stat().st_size)
-    victim = draw.choice(files)
-    os.truncate(victim, draw.randrange(victim.stat().st_size))
+def whole_slots(job: Job) -> dict[str, int]:
+    """The job's slots of which nothing is missing, and the step of each."""
+    found = {}
+    for name in slots.SLOTS:
+        with suppress(ValueError, OSError):  # damaged, or being renamed by the job
+            found[name] = slots.read_slot(job.out / "checkpoints" / name)["step"]
+    return found
 
 
-def disturb(job: Job, moment: Moment, draw: random.Random) -> None:
-    """Start the job, wait for the moment, and end it in that way."""
-    process = job.start()
-    job.wait_for(moment.step, process)
-    time.sleep(draw.uniform(0, 0.3))
-    filler = fill(job.out) if moment.kind == FULL_DISK else None
-    if moment.kind == TERMINATE:
+def truncate_one(slot: Path, draw: random.Random) -> str:
+    """Cut a random file of a slot; what was cut."""
+    victim = draw.choice(sorted(path for path in slot.rglob("*") if path.is_file()))
+    size = victim.stat().st_size
+    left = draw.randrange(size)
+    os.truncate(victim, left)
+    return f"{slot.name}/{victim.name}, {left} of {size} bytes left"
+
+
+@contextmanager
+def strike(job: Job, process: subprocess.Popen[str], kind: str, draw: random.Random) -> Iterator[str]:
+    """Do to a running job what a kind of disturbance does; the victim's name. What keeps it from saving ends with the block."""
+    rank = draw.choice(sorted(ranks_of(process)))
+    if kind == TERMINATE:
         process.terminate()
-    elif moment.kind in (KILL, TRUNCATE) and (ranks := ranks_of(process)):
-        kill_rank(process, draw.choice(sorted(ranks)))
-    text, moment.exit_code = finish(process)
-    if filler is not None:
+        yield "launcher"
+    elif kind == FULL_DISK:
+        filler = fill(job.out)
+        yield "disk"
         filler.unlink()
-        assert moment.exit_code == 0 or "free" in text, text[-3000:]
-    if moment.kind == TRUNCATE and moment.exit_code:
-        truncate_one(job, draw)
+    elif kind == FILE_LIMIT:
+        resource.prlimit(ranks_of(process)[rank], resource.RLIMIT_FSIZE, (LIMIT_BYTES, resource.RLIM_INFINITY))
+        yield f"rank {rank}"
+    else:
+        kill_rank(process, rank)
+        yield f"rank {rank}"
 
 
-def plan(stage: str, steps: int, count: int, kinds: list[str], draw: random.Random) -> list[Moment]:
-    """`count` moments of a stage, in the order of their steps, each kind as often as the others."""
+def disturb(job: Job, moment: Moment, draw: random.Random) -> str:
+    """Start the job, wait for the moment, and end it in that way; the log. No effect: it must come again."""
+    process = job.start()
+    job.wait_until(lambda: job.step() >= moment.step, process)
+    if moment.kind in TRUNCATED:
+        job.wait_until(lambda: len(whole_slots(job)) == 2, process)
+    time.sleep(draw.random() * job.seconds())  # anywhere in the step after it, or in the save before that
+    with strike(job, process, moment.kind, draw) as moment.victim:
+        text, code = finish(process)
+    told = re.search(EFFECTS[moment.kind], text)
+    assert code != 0, f"{moment}: the job ended well:\n{text[-3000:]}"
+    assert told, f"{moment}: nothing of it in the log:\n{text[-3000:]}"
+    whole, newest = whole_slots(job), slots.SLOTS[0]
+    assert newest in whole or not (job.out / "checkpoints" / newest).exists(), f"{moment}: it left a damaged slot"
+    if moment.kind in TRUNCATED:
+        if len(whole) < 2:  # killed while it renamed them; without any whole slot nothing goes on
+            return text
+        moment.victim = truncate_one(job.out / "checkpoints" / TRUNCATED[moment.kind], draw)
+    moment.effect = told[0]
+    return text
+
+
+def check_resumption(moment: Moment, newest: int, text: str) -> None:
+    """The log of the next start: it goes on from the newest whole slot, and tells once of one that it cannot read."""
+    damaged = re.findall(r"WARNING checkpoint slot \w+ is damaged.*", text)
+    began = re.search(r"starting at step (\d+)", text)
+    assert began, text[-3000:]
+    assert len(damaged) == (moment.kind == NEWEST and bool(moment.effect)), f"{moment}: {damaged}"
+    assert int(began[1]) == newest, f"{moment}: step {newest} was whole, and the next start went on from {began[1]}"
+    moment.effect, moment.resumed_at = damaged[0] if damaged else moment.effect, newest
+
+
+def plan(steps: dict[str, int], count: int, kinds: list[str], draw: random.Random) -> list[Moment]:
+    """`count` moments over stages of so many steps, in their order; each kind and each stage as often as the others."""
     chosen = [kinds[i % len(kinds)] for i in range(count)]
     draw.shuffle(chosen)
-    return [Moment(stage, step, kind) for step, kind in zip(sorted(draw.sample(range(1, steps), count)), chosen, strict=True)]
+    moments = []
+    for number, (stage, total) in enumerate(steps.items()):
+        own = chosen[number :: len(steps)]
+        # Not in the last quarter: a job must still have a checkpoint to write when the moment reaches it.
+        places = sorted(draw.sample(range(1, total - total // 4), len(own)))
+        moments += [Moment(stage, step, kind) for step, kind in zip(places, own, strict=True)]
+    return moments
 
 
 def extract(job: Job) -> Path:
@@ -107,32 +189,39 @@ def chain(jobs: list[Job], moments: list[Moment], seed: int) -> str:
     draw, weights = random.Random(seed), None
     for job in jobs:
         job.init_weights = weights
+        before: tuple[Moment, int] | None = None
         for moment in [moment for moment in moments if moment.stage == job.out.name]:
-            if job.step() < moment.step:
-                disturb(job, moment, draw)
-                print(f"{moment.stage} step {moment.step}: {moment.kind}, exit code {moment.exit_code}", flush=True)
-        if not (job.out / "checkpoint.json").exists():
-            job.run()
+            while not moment.effect:
+                text = disturb(job, moment, draw)
+                if before is not None:
+                    check_resumption(*before, text)
+                before = moment, max(whole_slots(job).values(), default=0)
+            print(f"{moment.stage} step {moment.step}: {moment.kind} ({moment.victim}): {moment.effect}", flush=True)
+        text = job.run()
+        if before is not None:
+            check_resumption(*before, text)
         weights = extract(job)
     assert weights is not None
     return sha256_file(weights / "model.safetensors")
 
 
 def demo_jobs(folder: Path, ranks: int) -> list[Job]:
-    """The three stages of the demo, on the target and the rows that `make demo` has left."""
+    """The three stages of the demo, on the target and rows that `make demo` has left; they are shorter, and save more often."""
     jobs = []
-    for stage in STAGES:
-        recipe = compose_stage("demo", "sinkpi-slicing", stage).recipe
-        data = recipe.data
-        rows = (
-            f"data/packed/{recipe.model.name}/{data.name}-{data.collation}-{data.sequence_length}-{data.overlong}/manifest.json"
-        )
+    for stage, steps in STEPS.items():
         base = ["run=demo", "variant=sinkpi-slicing", f"stage={stage}"]
-        target = Path(f"models/{recipe.model.name}/target_manifest.json")
-        jobs.append(
-            Job(folder / stage, target, Path(f"data/packed/{recipe.model.name}/{rows}"), launcher=torchrun(ranks), base=base)
-        )
+        recipe = compose("train", base).recipe
+        model, data = recipe.model.name, recipe.data
+        rows = f"{data.name}-{data.collation}-{data.sequence_length}-{data.overlong}"
+        target, packed = Path(f"models/{model}/target_manifest.json"), Path(f"data/packed/{model}/{rows}/manifest.json")
+        overrides = [f"recipe.steps={steps}", "runtime.save_every=5"]
+        jobs.append(Job(folder / stage, target, packed, overrides, torchrun(ranks), base))
     return jobs
+
+
+def steps_of(jobs: list[Job]) -> dict[str, int]:
+    """The optimizer steps of each stage."""
+    return {job.out.name: compose("train", [*job.base, *job.overrides]).recipe.steps for job in jobs}
 
 
 def main() -> None:
@@ -149,14 +238,10 @@ def main() -> None:
     expected = chain(demo_jobs(options.scratch / "whole", options.ranks), [], options.seed)
     quiet = time.perf_counter() - began
     began = time.perf_counter()
-    with small_disk(options.scratch / "disturbed") as small:
-        jobs = demo_jobs(options.scratch / "disturbed", options.ranks)
-        kinds = list(KINDS if small else KINDS[:3])
-        each = -(-options.moments // len(jobs))
-        moments = []
-        for number, job in enumerate(jobs):
-            steps = compose_stage("demo", "sinkpi-slicing", job.out.name).recipe.steps
-            moments += plan(job.out.name, steps, each, kinds, random.Random(options.seed * 100 + number))
+    with small_disk(options.scratch / "disturbed") as disk:
+        jobs = demo_jobs(disk or options.scratch / "disturbed", options.ranks)
+        kinds = [kind for kind in KINDS if disk or kind != FULL_DISK]
+        moments = plan(steps_of(jobs), options.moments, kinds, random.Random(options.seed))
         found = chain(jobs, moments, options.seed)
     result = {
         "moments": [asdict(moment) for moment in moments],

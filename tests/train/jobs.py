@@ -3,16 +3,19 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from longspec.artefact import write_text
 from longspec.config import compose, to_yaml
+from longspec.train.metrics import whole_lines
 
 RECIPE = [
     "run=demo",
@@ -32,6 +35,14 @@ def torchrun(ranks: int) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
 
 
+def deepspeed(ranks: int) -> list[str]:
+    """The `deepspeed` command, on a free port; its own is the same for every job."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return [str(Path(sys.executable).with_name("deepspeed")), f"--num_gpus={ranks}", f"--master_port={port}", "--module"]
+
+
 @dataclass
 class Job:
     """One stage's folder and how it is started."""
@@ -43,6 +54,7 @@ class Job:
     launcher: list[str] = field(default_factory=lambda: PLAIN)
     base: list[str] = field(default_factory=lambda: RECIPE)
     init_weights: Path | None = None
+    began: float = 0.0  # when it was last started, in seconds since 1970
 
     def freeze(self) -> None:
         config = compose("train", [*self.base, *self.overrides])
@@ -53,10 +65,12 @@ class Job:
         files = {"recipe": self.out / "recipe.yaml", "runtime": self.out / "runtime.yaml", "target": self.target}
         options = [f"--{name}={path}" for name, path in (files | {"data": self.data, "out": self.out}).items()]
         options += [] if self.init_weights is None else [f"--init-weights={self.init_weights}"]
-        return [*self.launcher, "-m", "longspec.train", *options]
+        module = ["longspec.train"] if self.launcher[-1] == "--module" else ["-m", "longspec.train"]
+        return [*self.launcher, *module, *options]
 
     def start(self, *options: str) -> subprocess.Popen[str]:
         self.freeze()
+        self.began = time.time()
         return start([*self.command(), *options], self.out)
 
     def run(self) -> str:
@@ -75,14 +89,28 @@ class Job:
     def rows(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.out / "metrics.jsonl").read_text().splitlines()]
 
+    def written(self) -> list[dict[str, Any]]:
+        """The rows of the steps done; not those of a job before that the last start has yet to drop."""
+        path = self.out / "checkpoints/metrics.jsonl"
+        return whole_lines(path) if path.exists() and path.stat().st_mtime > self.began else []
+
+    def status(self) -> dict[str, Any]:
+        return json.loads((self.out / "status.json").read_text())
+
     def step(self) -> int:
         """The last step written down."""
-        path = self.out / "checkpoints/metrics.jsonl"
-        return path.read_text().count("\n") if path.exists() else 0
+        return len(self.written())
+
+    def seconds(self) -> float:
+        """How long that step took."""
+        return self.written()[-1]["seconds"]
 
     def wait_for(self, step: int, process: subprocess.Popen[str]) -> None:
-        deadline = time.monotonic() + 120
-        while self.step() < step:
+        self.wait_until(lambda: self.step() >= step, process)
+
+    def wait_until(self, condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+        deadline = time.monotonic() + 240
+        while not condition():
             assert process.poll() is None, finish(process)[0]
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -104,13 +132,24 @@ def finish(process: subprocess.Popen[str]) -> tuple[str, int]:
     return text, process.returncode
 
 
+def children_of(pid: int) -> list[int]:
+    """Process ids of the children that a process's main thread has started."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
 def ranks_of(process: subprocess.Popen[str]) -> dict[int, int]:
-    """Process ids of a launcher's ranks."""
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    found = {}
-    for child in children:
-        environment = Path(f"/proc/{child}/environ").read_text().split("\0")
-        found |= {int(entry.removeprefix("RANK=")): int(child) for entry in environment if entry.startswith("RANK=")}
+    """Process ids of a launcher's ranks; the `deepspeed` command's are its grandchildren."""
+    found: dict[int, int] = {}
+    launchers = [process.pid, *children_of(process.pid)]
+    for child in [child for launcher in launchers for child in children_of(launcher)]:
+        with suppress(OSError):
+            environment = Path(f"/proc/{child}/environ").read_text().split("\0")
+            for entry in environment:
+                if entry.startswith("RANK="):  # which a rank's own children inherit
+                    found.setdefault(int(entry.removeprefix("RANK=")), child)
     return found
 
 
