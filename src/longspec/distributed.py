@@ -1,15 +1,11 @@
 """The only reader of RANK, WORLD_SIZE and LOCAL_RANK, and the log of rank 0. No torch here."""
 
-import ctypes
 import os
-import signal
 import socket
-import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 
-PR_SET_PDEATHSIG = 1
 PLAIN_PYTHON = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
 
 
@@ -26,6 +22,20 @@ class Ranks:
         """Whether this process writes what is written once."""
         return self.rank == 0
 
+    @property
+    def replica(self) -> int:
+        """Its place among those that read rows of their own.
+
+        Every process is a replica of its own, until several share one target (tensor parallelism) or one row (sequence
+        parallelism): rows and gradients are then shared by replicas, and everything else stays with ranks.
+        """
+        return self.rank
+
+    @property
+    def replicas(self) -> int:
+        """How many read rows of their own."""
+        return self.world_size
+
 
 def find_ranks() -> Ranks:
     """This process's ranks as its launcher says; a process without a launcher is the only one."""
@@ -37,10 +47,9 @@ def find_ranks() -> Ranks:
     return Ranks(*(int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")))
 
 
-def die_with_launcher() -> None:
-    """Have Linux kill this process when its launcher dies, so that no rank trains on alone."""
-    if sys.platform == "linux" and "RANK" in os.environ:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+def is_launched() -> bool:
+    """Whether this process is one of a launcher's ranks; asked before find_ranks."""
+    return "RANK" in os.environ
 
 
 def log(message: str, ranks: Ranks | None = None) -> None:

@@ -1,7 +1,6 @@
-"""How training jobs end before their last step: on request, by their deadline, by a rank that hangs, by numbers gone bad."""
+"""How training jobs end before their last step: on request, by their deadline, by numbers gone bad."""
 
 import json
-import os
 import signal
 import subprocess
 import time
@@ -14,16 +13,12 @@ from transformers import AutoModelForCausalLM
 from longspec.artefact import write_json
 from longspec.data.shards import PackedRows
 from tests.corpus import Corpus
-from tests.train.jobs import Job, MakeJob, finish, ranks_of, torchrun
+from tests.train.jobs import Job, MakeJob, finish
 from tests.train.test_job import assert_same
 
 pytestmark = pytest.mark.slow
 # Eight micro batches in a step: a request mostly comes in the middle of one.
 LONG_STEPS = ["recipe.global_batch=8", "recipe.steps=20"]
-
-
-def status(job: Job) -> dict[str, object]:
-    return json.loads((job.out / "status.json").read_text())
 
 
 def signalled(job: Job, process: subprocess.Popen[str], number: signal.Signals) -> str:
@@ -43,7 +38,7 @@ def test_a_signal_in_the_middle_of_a_step_drops_the_step(make_job: MakeJob) -> N
         stopped.wait_for(step, process)
         time.sleep(0.004 * step)
         signalled(stopped, process, signal.SIGTERM)
-        found = status(stopped)
+        found = stopped.status()
         assert (found["state"], found["reason"]) == ("stopped", "signal SIGTERM")
         assert found["steps"] == 20
         stops.append(found["step"])
@@ -69,41 +64,10 @@ def test_a_deadline_is_kept_by_the_trainers_own_clock(make_job: MakeJob) -> None
         deadline = time.time() + start_takes + margin + 0.5 * steps_take
         text, code = finish(sliced.start("--deadline", str(deadline)))
         assert time.time() < deadline, text
-        slices.append(status(sliced)["step"])
-        assert code == 0 or status(sliced)["reason"] == "deadline", text
+        slices.append(sliced.status()["step"])
+        assert code == 0 or sliced.status()["reason"] == "deadline", text
     assert len(slices) > 1
     assert_same(whole, sliced)
-
-
-def test_a_second_signal_ends_the_job_at_once(make_job: MakeJob) -> None:
-    job = make_job("job")
-    process = job.start()
-    job.wait_for(3, process)
-    process.send_signal(signal.SIGSTOP)  # both signals arrive together
-    process.send_signal(signal.SIGTERM)
-    process.send_signal(signal.SIGINT)
-    process.send_signal(signal.SIGCONT)
-    _, code = finish(process)
-    assert code in (-signal.SIGTERM, -signal.SIGINT)
-    assert status(job)["state"] == "running"
-
-
-def test_a_hung_rank_is_named(make_job: MakeJob) -> None:
-    job = make_job("job", ["runtime.watchdog_seconds=4"], torchrun(2))
-    process = job.start()
-    job.wait_for(5, process)
-    hung = ranks_of(process)[1]
-    os.kill(hung, signal.SIGSTOP)
-    began = time.monotonic()
-    _, code = finish(process)
-    assert code != 0
-    assert time.monotonic() - began < 60  # the collectives' own limit is 30 minutes
-    found = status(job)
-    assert found["state"] == "failed"
-    assert found["deterministic"] is False
-    assert "no progress for 4 s" in str(found["reason"])
-    assert f"rank 1 ({os.uname().nodename}, pid {hung})" in str(found["reason"])
-    assert "rank 0" not in str(found["reason"])
 
 
 @pytest.fixture
@@ -158,7 +122,7 @@ def test_too_many_skipped_steps_in_a_row_end_the_job_for_good(make_job: MakeJob,
     model.save_pretrained(manifest["path"])
     job.target = poisoned[0]
     assert "3 steps in a row skipped" in job.refusal()
-    found = status(job)
+    found = job.status()
     assert (found["state"], found["deterministic"]) == ("failed", True)
     again = job.refusal()
     assert "so it failed before" in again

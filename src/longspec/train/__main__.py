@@ -6,6 +6,7 @@ A killed job is started again by the same command and goes on from its last chec
 import logging
 import os
 import platform
+import signal
 import sys
 import time
 from contextlib import suppress
@@ -13,13 +14,18 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from longspec.train.launcher import die_with_launcher
+
+if __name__ == "__main__":  # the imports below take seconds
+    die_with_launcher()
+
 import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
 from longspec.artefact import sha256_file, write_json
 from longspec.config import ConfigError
-from longspec.distributed import Ranks, die_with_launcher, find_ranks, log
+from longspec.distributed import Ranks, find_ranks, log
 from longspec.families import position_limit
 from longspec.train import checkpoint, plan, slots
 from longspec.train.arguments import Job, read_job
@@ -31,7 +37,7 @@ from longspec.train.lock import hold
 from longspec.train.meter import Meter
 from longspec.train.metrics import Metrics, whole_lines
 from longspec.train.models.precision import resolve_dtype
-from longspec.train.phases import DATA, OPTIMIZER, OTHER, SAVE, Phases
+from longspec.train.phases import DATA, DRAFT, OPTIMIZER, OTHER, SAVE, Phases
 from longspec.train.setup import build_glide, identity_of, open_rows, total_steps
 from longspec.train.status import Status, fingerprint, hopeless_if_invalid, refuse_repetition
 from longspec.train.stopping import Stop
@@ -66,8 +72,9 @@ def train_step(
         batch = batches.load(step, row_numbers, engine.device)
         labels = (batch.labels[:, 1:] != -100).sum()
         output = engine(**vars(batch), num_labels=num_labels, with_llm_loss=with_llm_loss)
-        # DeepSpeed divides by the accumulation steps and the ranks; the loss is already a share of the global mean.
-        engine.backward(output.loss * (accumulation * batches.ranks.world_size))
+        phases.now(DRAFT)  # still; a mark for the watchdog: in the backward ranks wait for each other
+        # DeepSpeed divides by the accumulation steps and the replicas; the loss is already a share of the global mean.
+        engine.backward(output.loss * (accumulation * batches.ranks.replicas))
         phases.now(OPTIMIZER)
         engine.step()
         losses.append((row_numbers, output.loss.detach()))
@@ -98,14 +105,12 @@ def gradient_norm(engine: Any) -> float | None:
     return None if norm is None else float(norm)
 
 
-def train(job: Job, ranks: Ranks, stop: Stop, status: Status) -> None:
+def train(job: Job, ranks: Ranks, device: torch.device, stop: Stop, watchdog: Watchdog, status: Status) -> None:
     """The whole stage, from its start or its last checkpoint to its last step or a request to stop."""
-    device, store = boot(ranks, job.runtime.timeout_minutes)
-    stop.control = control_group(ranks, job.runtime.timeout_minutes)
     with hopeless_if_invalid():
         rows = open_rows(job)
         steps, dtype = total_steps(job, rows), resolve_dtype(job.recipe.precision)
-        micro_batch, accumulation = share_global_batch(job.recipe.global_batch, job.runtime.micro_batch, ranks.world_size)
+        micro_batch, accumulation = share_global_batch(job.recipe.global_batch, job.runtime.micro_batch, ranks.replicas)
         chosen(job.runtime)
         folder, identity = job.out / "checkpoints", identity_of(job, rows, dtype)
         slots.refuse_changed(folder, identity)
@@ -130,11 +135,11 @@ def train(job: Job, ranks: Ranks, stop: Stop, status: Status) -> None:
     trackers = Trackers(job.runtime, job.out, ranks, identity, resumed.get("trackers"), record)
     meter = Meter(batches, glide.config, job.runtime, ranks, device, dtype)
     meter.phases.watch(glide.states)
+    meter.phases.told = watchdog.passed
     bar = tqdm(total=steps, initial=step, disable=not (ranks.is_main and sys.stderr.isatty()))
-    watchdog = Watchdog(store.clone(), ranks, job.runtime.watchdog_seconds, lambda reason: status.write("failed", reason))
     guard = Guard(stop, watchdog, ranks, job.out / "skipped.jsonl", job.runtime.max_skipped_in_a_row)
     saved, with_llm_loss = step, job.runtime.log_target_loss
-    with watchdog, trackers:
+    with trackers:
         while step < steps:
             began = time.perf_counter()
             lr = engine.get_lr()[0]
@@ -164,7 +169,7 @@ def train(job: Job, ranks: Ranks, stop: Stop, status: Status) -> None:
                 meter.phases.now(SAVE)
                 state = {"step": step, "steps": steps, "tokens_seen": tokens_seen, "seconds": seconds, "saving": saving}
                 state |= {"trackers": trackers.state(), "identity": identity}
-                size = checkpoint.save(engine, folder, state, ranks, record=metrics.sync if metrics else lambda: None)
+                size = checkpoint.save(engine, folder, state, ranks, metrics.sync if metrics else lambda: None, watchdog.passed)
                 if ranks.is_main:
                     status.write("running")
                 meter.phases.now(OTHER)
@@ -207,14 +212,18 @@ def publish(job: Job, folder: Path, ranks: Ranks, times: dict[str, float], steps
 
 def run(job: Job, ranks: Ranks) -> int:
     """Train, and leave in status.json how it ended; the exit code."""
-    stop = Stop(job.deadline, job.runtime.stop_margin_seconds)
     print_of_job = fingerprint(job, ranks)
     refuse_repetition(job, print_of_job)
     status = Status(job.out, ranks, print_of_job)
     if ranks.is_main:
         status.write("running")
     try:
-        train(job, ranks, stop, status)
+        device, store = boot(ranks, job.runtime.timeout_minutes)
+        # Not before: a signal ends at once a rank that still waits for the others to come.
+        stop = Stop(job.deadline, job.runtime.stop_margin_seconds, control_group(ranks, job.runtime.timeout_minutes))
+        seconds = job.runtime.watchdog_seconds
+        with Watchdog(store.clone(), ranks, seconds, lambda reason: status.write("failed", reason), stop.asked) as watchdog:
+            train(job, ranks, device, stop, watchdog, status)
     except BaseException as error:
         status.fail(error)
         raise
@@ -229,7 +238,7 @@ def main() -> None:
     """Run one rank; the reason for a failure is the last thing in the log and stands in status.json."""
     if sys.argv[1:2] == ["plan"]:
         sys.exit(plan.main(sys.argv[2:]))
-    die_with_launcher()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until Stop takes it: nothing has begun that needs an end
     ranks = find_ranks()
     if ranks.is_main:  # the choice of a backend with its reason
         logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stdout)

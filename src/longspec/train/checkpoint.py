@@ -75,7 +75,9 @@ def _gather(value: Any, ranks: Ranks) -> list[Any]:
     return gathered
 
 
-def _together(work: Callable[[], Any], ranks: Ranks) -> tuple[list[Any], str]:
+def _together(
+    work: Callable[[], Any], ranks: Ranks, passed: Callable[[str], None] = lambda place: None
+) -> tuple[list[Any], str]:
     """Each rank's result, and what went wrong on the first rank on which something did; on every rank the same."""
     result, fault = None, ""
     try:
@@ -83,15 +85,24 @@ def _together(work: Callable[[], Any], ranks: Ranks) -> tuple[list[Any], str]:
     except (OSError, ValueError) as error:
         where = f"rank {ranks.rank}: " if ranks.world_size > 1 else ""
         fault = f"{where}{error}"
+    passed(f"saving, after {work.__name__}")
     answers = _gather((result, fault), ranks)
     return [result for result, _ in answers], next((fault for _, fault in answers if fault), "")
 
 
-def save(engine: Any, folder: Path, state: dict[str, Any], ranks: Ranks, record: Callable[[], None] = lambda: None) -> int:
+def save(
+    engine: Any,
+    folder: Path,
+    state: dict[str, Any],
+    ranks: Ranks,
+    record: Callable[[], None] = lambda: None,
+    passed: Callable[[str], None] = lambda place: None,
+) -> int:
     """Commit a checkpoint of all ranks to the slot `last`; the slot before it becomes `last_2`. Its size in bytes.
 
     `state` is JSON: step, steps, identity (recipe, data, target, initial weights), and whatever else the loop wants back.
     `record` is called on rank 0 before: what must be on the disk before a checkpoint says that its steps are done.
+    `passed` is called with the part of the save that this rank has done, before it waits for the others.
     Raises SaveError, the same on every rank, when it cannot be written.
     """
     sizes = {shard_key(kind, f.name, f.start): f.numel for f in fragments.owned(engine) for kind in fragments.KINDS}
@@ -121,7 +132,7 @@ def save(engine: Any, folder: Path, state: dict[str, Any], ranks: Ranks, record:
 
     written: list[Any] = []
     for work in (prepare, write, commit):
-        answers, fault = _together(work, ranks)
+        answers, fault = _together(work, ranks, passed)
         if fault:
             _give_up(folder, beside, f"step {state['step']} could not be saved: {fault}", needed, ranks)
         if work is write:

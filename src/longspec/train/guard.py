@@ -30,13 +30,12 @@ class Guard:
         if self._asked_at is not None:
             self.stop.took("micro batch", now - self._asked_at)
         self._asked_at = now
-        self.watchdog.passed()
+        self.watchdog.passed("the question whether to stop")
         return self.stop.agreed()
 
     def saved(self, seconds: float) -> None:
         """A save is done, which took so long."""
         self.stop.took("save", seconds)
-        self.watchdog.passed()
         self._asked_at = None
 
     def check_step(self, step: int, losses: list[tuple[Any, Tensor]], *, skipped: bool) -> None:
@@ -47,6 +46,7 @@ class Guard:
         self.in_a_row = self.in_a_row + 1 if skipped else 0
         if not skipped:
             return
+        self.watchdog.passed("telling the rows of a skipped step")
         mine = [([int(row) for row in rows], float(loss)) for rows, loss in losses]
         everyone: list[Any] = [None] * self.ranks.world_size
         dist.all_gather_object(everyone, mine)

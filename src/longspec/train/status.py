@@ -27,6 +27,11 @@ class DeterministicError(ValueError):
     """A failure that the same job would run into again: starting it anew is of no use."""
 
 
+def reason_of(error: BaseException) -> str:
+    """An error in words."""
+    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+
+
 @contextmanager
 def hopeless_if_invalid() -> Iterator[None]:
     """What is wrong with settings, data or weights is wrong in the next attempt too."""
@@ -118,5 +123,4 @@ class Status:
         """Write down a failure."""
         if not self.ranks.is_main:
             return
-        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        self.write("failed", reason, isinstance(error, DeterministicError))
+        self.write("failed", reason_of(error), isinstance(error, DeterministicError))

@@ -1,41 +1,65 @@
 """Requests to stop a training job: signals, and the deadline of the job by the trainer's own clock."""
 
+import os
 import signal
+import threading
 import time
-from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from longspec.train.launcher import LAUNCHER_GONE
+
 # What ranks tell each other: 0 goes on, a number is an index here. Of several reasons the last one is told.
-REASONS = ("", "signal SIGINT", "signal SIGTERM", "deadline")
-SIGNALS = {signal.SIGINT: 1, signal.SIGTERM: 2}
-DEADLINE = 3
+REASONS = ("", "signal SIGINT", "signal SIGTERM", "the launcher is gone", "deadline")
+SIGNALS = {signal.SIGINT: 1, signal.SIGTERM: 2, LAUNCHER_GONE: 3}
+DEADLINE = 4
+# A terminal signals ranks and launcher at once, and launchers pass on to their ranks what they are told.
+SAME_REQUEST = 3.0  # seconds
 
 
 class Stop:
-    """Whether the job is to stop, agreed between the ranks; a second signal ends this rank at once.
+    """Whether the job is to stop, agreed between the ranks; a second request by a signal ends this rank at once.
 
     `deadline` is a time of day in seconds since 1970, None = none; `margin` are seconds to spare before
     it. Ranks agree over `control`, a group on CPUs, so that asking at every micro batch waits for no GPU; None = this
     process is the only one.
     """
 
-    def __init__(self, deadline: float | None = None, margin: float = 0.0) -> None:
-        self.deadline, self.margin = deadline, margin
+    def __init__(self, deadline: float | None = None, margin: float = 0.0, control: Any = None) -> None:
+        self.deadline, self.margin, self.control = deadline, margin, control
         self.longest = {"micro batch": 0.0, "save": 0.0}  # seconds
-        self.control: Any = None
         self.told = ""  # the reason once all ranks have agreed
-        self._received = 0
-        for number in SIGNALS:
-            signal.signal(number, self._remember)
+        self._received, self._received_at = 0, 0.0
+        self._listen()
 
-    def _remember(self, number: int, _: FrameType | None) -> None:
-        if self._received:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-        self._received = SIGNALS[signal.Signals(number)]
+    def _listen(self) -> None:
+        """Have a thread take the signals: Python's own handlers do not run while the main thread waits in a collective."""
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        for number in SIGNALS:
+            signal.signal(number, lambda *_: None)  # only signals with a handler are written to the pipe
+
+        def listen() -> None:
+            while True:
+                for number in os.read(reading, 64):
+                    if number in SIGNALS:
+                        self._receive(signal.Signals(number))
+
+        threading.Thread(target=listen, name="signals", daemon=True).start()
+
+    def _receive(self, number: signal.Signals) -> None:
+        now = time.monotonic()
+        if not self._received:
+            self._received, self._received_at = SIGNALS[number], now
+        elif number != LAUNCHER_GONE and now - self._received_at > SAME_REQUEST:
+            os._exit(128 + number)
+
+    def asked(self) -> bool:
+        """Whether this rank was asked to stop by a signal."""
+        return self._received > 0
 
     def took(self, what: str, seconds: float) -> None:
         """Note how long a micro batch or a save took: what comes next may take as long."""

@@ -1,0 +1,66 @@
+"""A rank ends with its launcher, so that none trains on alone. Imported before all that takes seconds to import."""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from longspec.distributed import is_launched
+
+PR_SET_PDEATHSIG = 1
+# What a rank sends itself when the `deepspeed` command is gone. Stop takes it for a request, and for none if there was one.
+LAUNCHER_GONE = signal.SIGUSR1
+LOCAL_LAUNCHERS = ("TORCHELASTIC_RUN_ID", "CROSS_RANK")  # variables that torchrun and DeepSpeed's launch.py set
+INTERVAL = 1.0  # seconds between two looks
+
+
+def die_with_launcher() -> None:
+    """Have Linux kill this process when its launcher dies, and stop it when the `deepspeed` command above that dies.
+
+    The launcher of a rank under `deepspeed` is launch.py, which lives on and trains on without the command.
+    """
+    if sys.platform != "linux" or not is_launched():
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    launcher = os.getppid()
+    if any(name in os.environ for name in LOCAL_LAUNCHERS) and _is_reaper(launcher):
+        sys.exit("error: the launcher was gone before this rank had begun")
+    command = _parent(launcher)
+    if "deepspeed.launcher.launch" in _arguments(launcher) and _is_deepspeed(command):
+        threading.Thread(target=_stop_without, args=(command, launcher), name="launcher", daemon=True).start()
+
+
+def _stop_without(command: int, launcher: int) -> None:
+    while _parent(launcher) == command:
+        time.sleep(INTERVAL)
+    os.kill(os.getpid(), LAUNCHER_GONE)
+
+
+def _is_reaper(process: int) -> bool:
+    """Whether it is one that takes on orphans: the first process, or a user's systemd. A container's first may be torchrun."""
+    arguments = _arguments(process)
+    return (process == 1 or "systemd" in arguments[0]) and not any("torch" in a or "deepspeed" in a for a in arguments)
+
+
+def _is_deepspeed(process: int) -> bool:
+    return any(Path(argument).name in ("deepspeed", "deepspeed.launcher.runner") for argument in _arguments(process)[:3])
+
+
+def _arguments(process: int) -> list[str]:
+    """A process's command line; [""] when it is no more."""
+    try:
+        return Path(f"/proc/{process}/cmdline").read_text(errors="replace").split("\0")
+    except OSError:
+        return [""]
+
+
+def _parent(process: int) -> int:
+    """A process's parent; 0 when it is no more, or has none."""
+    try:
+        # The second field is the command's name in brackets, which may hold anything.
+        return int(Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+    except OSError:
+        return 0

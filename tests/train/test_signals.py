@@ -1,0 +1,133 @@
+"""What signals do to a training job, in every moment of it, and that nothing of a job outlives its launcher."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from longspec.train.stopping import SAME_REQUEST
+from tests.train.jobs import Job, MakeJob, children_of, deepspeed, finish, ranks_of, torchrun
+
+pytestmark = pytest.mark.slow
+LONG = ["recipe.steps=2000"]
+LAUNCHERS = {"torchrun": torchrun, "deepspeed": deepspeed}
+
+
+def family(pid: int) -> Iterator[int]:
+    """A process and all its descendants."""
+    yield pid
+    for child in children_of(pid):
+        yield from family(child)
+
+
+def alive(pids: list[int]) -> list[int]:
+    """Those that run; one that has ended and was not yet asked for its exit code does not."""
+    states = {}
+    for pid in pids:
+        path = Path(f"/proc/{pid}/stat")
+        states[pid] = path.read_text().rpartition(")")[2].split()[0] if path.exists() else "Z"
+    return [pid for pid, state in states.items() if state != "Z"]
+
+
+def all_gone(pids: list[int], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while alive(pids) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return not alive(pids)
+
+
+def wait_for_ranks(process: subprocess.Popen[str], count: int) -> dict[int, int]:
+    """The ranks as soon as they are there: in the midst of their start."""
+    deadline = time.monotonic() + 120
+    while len(ranks := ranks_of(process)) < count:
+        assert time.monotonic() < deadline
+        assert process.poll() is None, finish(process)[0]
+        time.sleep(0.01)
+    return ranks
+
+
+def test_a_signal_to_all_and_by_the_launcher_is_one_request(make_job: MakeJob) -> None:
+    """As Ctrl-C on a terminal comes: to the launcher, which passes it on, and to each rank."""
+    job = make_job("job", LONG, torchrun(2))
+    process = job.start()
+    job.wait_for(5, process)
+    for pid in (*ranks_of(process).values(), process.pid):
+        os.kill(pid, signal.SIGTERM)
+    text, code = finish(process)
+    assert code != 0
+    assert (job.status()["state"], job.status()["reason"]) == ("stopped", "signal SIGTERM")
+    assert f"saved step {job.status()['step']}," in text
+
+
+def test_ctrl_c_under_the_deepspeed_command_saves_a_step(make_job: MakeJob) -> None:
+    """It ends the command at once, launch.py tells the ranks once more, and they see the command gone."""
+    job = make_job("job", LONG, deepspeed(2))
+    process = job.start()
+    job.wait_for(5, process)
+    for pid in [pid for pid in family(process.pid) if pid in (process.pid, *ranks_of(process).values())]:
+        os.kill(pid, signal.SIGINT)
+    for pid in children_of(process.pid):
+        os.kill(pid, signal.SIGINT)
+    text, _ = finish(process)
+    assert (job.status()["state"], job.status()["reason"]) == ("stopped", "signal SIGINT")
+    assert f"saved step {job.status()['step']}," in text
+
+
+def test_a_second_signal_ends_a_rank_inside_a_collective(make_job: MakeJob) -> None:
+    job = make_job("job", LONG, torchrun(2))
+    process = job.start()
+    job.wait_for(5, process)
+    ranks = ranks_of(process)
+    os.kill(ranks[1], signal.SIGSTOP)  # rank 0 waits for it in a collective
+    time.sleep(1)
+    os.kill(ranks[0], signal.SIGTERM)
+    time.sleep(1)
+    os.kill(ranks[0], signal.SIGTERM)
+    time.sleep(SAME_REQUEST)
+    assert alive([ranks[0]])
+    os.kill(ranks[0], signal.SIGTERM)
+    assert all_gone([ranks[0]], 2)
+    os.kill(ranks[1], signal.SIGKILL)
+    _, code = finish(process)
+    assert code != 0
+    assert job.status()["state"] == "running"
+
+
+def test_a_rank_that_waits_for_the_others_ends_by_the_first_signal(make_job: MakeJob) -> None:
+    """Rank 0 leaves before they have met, since another job holds the folder."""
+    holder, job = make_job("job", LONG), make_job("job", LONG, torchrun(2))
+    process = holder.start()
+    holder.wait_for(1, process)
+    text = job.refusal()
+    assert "another training job is writing here" in text
+    assert "forcefully exiting" not in text
+    process.kill()
+    finish(process)
+
+
+@pytest.mark.parametrize("moment", ["start", "steps"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_nothing_outlives_the_launcher(make_job: MakeJob, launcher: str, number: signal.Signals, moment: str) -> None:
+    job = make_job("job", LONG, LAUNCHERS[launcher](2))
+    process = job.start()
+    wait_for_ranks(process, 2)
+    if moment == "steps":
+        job.wait_for(5, process)
+    pids = list(family(process.pid))
+    process.send_signal(number)
+    assert all_gone(pids, 20), ended(job, alive(pids))
+    finish(process)
+    if moment == "steps" and number == signal.SIGTERM:
+        assert job.status()["state"] == "stopped"
+
+
+def ended(job: Job, pids: list[int]) -> str:
+    """End what is left over; what to say about it."""
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    return f"{len(pids)} processes of {job.out} live on"
