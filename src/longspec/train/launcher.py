@@ -26,10 +26,11 @@ def die_with_launcher() -> None:
         return
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     launcher = os.getppid()
-    if any(name in os.environ for name in LOCAL_LAUNCHERS) and _is_reaper(launcher):
+    command, of_command = _parent(launcher), _is_by_deepspeed(launcher)
+    orphaned = any(name in os.environ for name in LOCAL_LAUNCHERS) and _is_reaper(launcher)
+    if orphaned or (of_command and _is_reaper(command)):
         sys.exit("error: the launcher was gone before this rank had begun")
-    command = _parent(launcher)
-    if "deepspeed.launcher.launch" in _arguments(launcher) and _is_deepspeed(command):
+    if of_command:
         threading.Thread(target=_stop_without, args=(command, launcher), name="launcher", daemon=True).start()
 
 
@@ -45,8 +46,10 @@ def _is_reaper(process: int) -> bool:
     return (process == 1 or "systemd" in arguments[0]) and not any("torch" in a or "deepspeed" in a for a in arguments)
 
 
-def _is_deepspeed(process: int) -> bool:
-    return any(Path(argument).name in ("deepspeed", "deepspeed.launcher.runner") for argument in _arguments(process)[:3])
+def _is_by_deepspeed(process: int) -> bool:
+    """Whether it is the launch.py of a `deepspeed` command on this machine, which gives it options that people leave out."""
+    arguments = _arguments(process)
+    return "deepspeed.launcher.launch" in arguments and any(a.startswith("--log_level=") for a in arguments)
 
 
 def _arguments(process: int) -> list[str]:
