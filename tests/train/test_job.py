@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -9,10 +10,18 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import Qwen2Config
 
+from longspec.artefact import write_json
+from longspec.config import Recipe, load
+from longspec.data import pack, tokenize
+from longspec.data.shards import PackedRows
+from longspec.distributed import Ranks
+from longspec.train.batches import StepBatches
 from longspec.train.checkpoint import draft_state_dict
-from tests.corpus import Corpus
+from tests.corpus import LENGTH, Corpus, questions, sentences, write_raw
 from tests.train.jobs import PLAIN, Job, MakeJob, finish, kill_rank, start, torchrun
+from tests.train.test_partition import PERSISTENT, WIDE, save
 
 pytestmark = pytest.mark.slow
 ZERO3 = ["deepspeed=zero3-offload"]
@@ -31,6 +40,35 @@ def assert_same(left: Job, right: Job) -> None:
     assert [row["loss"] for row in left.rows()] == [row["loss"] for row in right.rows()]
     assert [row["step"] for row in right.rows()] == list(range(1, len(left.rows()) + 1))
     assert not list((right.out / "extensions").iterdir())
+
+
+def pack_records(corpus: Corpus, folder: Path, records: list[dict[str, object]], collation: str) -> Path:
+    """The manifest of these records' packed rows."""
+    raw, shard, packed = write_raw(folder / "raw", records), folder / "tokens/000.json", folder / "packed/manifest.json"
+    tokenize.make(raw, corpus.tokenizer, 0, 1, shard)
+    pack.make([shard], LENGTH, collation, "split", packed)
+    return packed
+
+
+def long_problems(count: int) -> list[dict[str, object]]:
+    """Each some rows long, with an answer of a few words at the end."""
+    return [{"problem": "the cat meets the fox. " * 60, "qwq": "the fox meets the cat. "}] * count
+
+
+def labels_by_rank(rows: PackedRows, recipe: Recipe, ranks: int) -> list[list[int]]:
+    """For each step, how many labels the rows of each rank hold."""
+    shares = [StepBatches(rows, recipe, 1, Ranks(rank, rank, ranks), 400) for rank in range(ranks)]
+    return [
+        [int(sum(rows.num_labels_R[numbers].sum() for numbers in share.micro_batches(step))) for share in shares]
+        for step in range(recipe.steps or 0)
+    ]
+
+
+def wide_target(folder: Path, vocabulary: int) -> Path:
+    """The manifest of a target whose draft DeepSpeed really partitions under ZeRO-3."""
+    path = save(Qwen2Config(vocab_size=vocabulary, **WIDE), folder / "wide")
+    write_json(folder / "wide.json", {"path": path, "source": "test", "files": {}})
+    return folder / "wide.json"
 
 
 def test_sigkill_then_the_same_command_again(make_job: MakeJob) -> None:
@@ -65,6 +103,28 @@ def test_a_killed_rank_ends_the_job_and_it_resumes(make_job: MakeJob) -> None:
     assert_same(whole, killed)
 
 
+@pytest.mark.parametrize("zero", ["zero1-offload", "zero3-offload"])
+def test_a_killed_job_in_bfloat16_resumes(make_job: MakeJob, tmp_path: Path, corpus: Corpus, zero: str) -> None:
+    """On two ranks, in new processes. The target is so wide that DeepSpeed by itself spreads the draft's matrices over them."""
+    options = [f"deepspeed={zero}", "recipe.precision=bf16", "recipe.optimizer.lr=1e-3", "recipe.steps=16"]
+    options += ["runtime.save_every=4"]
+    wide = wide_target(tmp_path, corpus.build.vocabulary)
+    whole, killed = (make_job(name, options, torchrun(2)) for name in ("whole", "killed"))
+    for job in (whole, killed):
+        job.target = wide
+    assert "torch.bfloat16" in whole.run()
+    process = killed.start()
+    killed.wait_for(9, process)
+    kill_rank(process, 1)
+    _, code = finish(process)
+    assert code != 0
+    assert killed.step() < 16
+    assert re.search("starting at step (4|8|12)", killed.run())
+    assert_same(whole, killed)
+    largest = max(tensor.numel() for tensor in weights(killed).values())
+    assert largest > 2 * PERSISTENT
+
+
 def test_a_job_goes_on_with_other_ranks_and_sharding(make_job: MakeJob) -> None:
     """Begun on two ranks with ZeRO-3, ended on one without ZeRO: the same global batches, lags and offsets."""
     whole, moved = make_job("whole"), make_job("moved", ZERO3, torchrun(2))
@@ -81,22 +141,35 @@ def test_a_job_goes_on_with_other_ranks_and_sharding(make_job: MakeJob) -> None:
     torch.testing.assert_close(losses[1], losses[0], rtol=2e-4, atol=2e-4)
 
 
-def test_ranks_and_micro_batches_do_not_change_the_training(make_job: MakeJob, corpus: Corpus) -> None:
-    """1x4, 2x2 and 4x1 (ranks x micro batch x accumulation) on answers of unequal lengths, random lags and offsets."""
+def test_ranks_and_micro_batches_do_not_change_the_training(make_job: MakeJob, tmp_path: Path, corpus: Corpus) -> None:
+    """1x4x1, 1x1x4, 2x2x1, 2x1x2 and 4x1x1 (ranks x micro batch x accumulation), random lags and offsets.
+
+    Answers are of unequal lengths, and many rows hold the middle of a long problem: no label at all.
+    """
+    data = pack_records(corpus, tmp_path / "sparse", [*questions(200), *long_problems(20)], "longcot")
     answers = ["recipe.data.collation=longcot"]
     jobs = [
         make_job("a", ["runtime.micro_batch=4", *answers]),
         make_job("b", ["runtime.micro_batch=1", *answers]),
         make_job("c", ["runtime.micro_batch=2", *answers], torchrun(2)),
         make_job("d", ["runtime.micro_batch=1", *answers, *ZERO3], torchrun(2)),
+        make_job("e", ["runtime.micro_batch=1", *answers], torchrun(4)),
     ]
-    for job in jobs:
-        job.data = corpus.answers
-        job.run()
+    shapes = ["1 processes x 1 micro batches of 4", "1 processes x 4 micro batches of 1", "2 processes x 1 micro batches of 2"]
+    shapes += ["2 processes x 2 micro batches of 1", "4 processes x 1 micro batches of 1"]
+    for job, shape in zip(jobs, shapes, strict=True):
+        job.data = data
+        assert shape in job.run()
     losses = [torch.tensor([row["loss"] for row in job.rows()]) for job in jobs]
-    assert losses[0][-5:].mean() < losses[0][:5].mean() - 0.2
-    labels = [row["labels"] for row in jobs[0].rows()]
-    assert max(labels) > 2 * min(labels)
+    labels = torch.tensor([row["labels"] for row in jobs[0].rows()])
+    first, last = ((losses[0][part] * labels[part]).sum() / labels[part].sum() for part in (slice(0, 8), slice(-8, None)))
+    assert last < first - 0.2
+    rows = PackedRows(data)
+    recipe = load(jobs[0].out / "recipe.yaml", Recipe)
+    for ranks in (2, 4):
+        shares = labels_by_rank(rows, recipe, ranks)
+        assert sum(min(counts) == 0 < max(counts) for counts in shares) > 5, "a rank without labels beside one with labels"
+        assert any(max(counts) == 0 for counts in shares), "a step without labels"
     for other in losses[1:]:
         torch.testing.assert_close(other, losses[0], rtol=2e-4, atol=2e-4)
 
@@ -116,7 +189,7 @@ def test_sigterm_to_the_launcher_saves_the_last_step(make_job: MakeJob) -> None:
     assert_same(whole, stopped)
 
 
-def test_what_a_checkpoint_refuses(make_job: MakeJob) -> None:
+def test_what_a_checkpoint_refuses(make_job: MakeJob, tmp_path: Path, corpus: Corpus) -> None:
     """An unfinished stage is not thrown away by an edit."""
     job = make_job("job")
     process = job.start()
@@ -132,6 +205,10 @@ def test_what_a_checkpoint_refuses(make_job: MakeJob) -> None:
     job.overrides = ["recipe.data.collation=longcot"]
     assert "collation: packed with base, recipe.data.collation is longcot" in job.refusal()
     job.overrides = []
+    packed, job.data = job.data, pack_records(corpus, tmp_path / "other", sentences(200), "base")
+    before, after = (PackedRows(path).data_hash for path in (packed, job.data))
+    assert f"were made with other settings: data: {before} -> {after}." in job.refusal()
+    job.data = packed
     for slot in ("last", "last_2"):
         if (folder := job.out / "checkpoints" / slot).exists():
             (folder / "rank_00000.safetensors").write_bytes(b"")
