@@ -9,13 +9,15 @@ PLAN is a JSON file: target, data, folder and cases. Each case builds a new engi
     trouble             {"at": step, "kind": "full disk" | "file limit"}: a save after this step that must fail, on one rank
 It leaves {folder}/{name}.json (losses by step, what each rank was told) and {name}.safetensors and {name}-saved.safetensors
 (float32 weights at the end and when it saved, put together in process).
+
+Under ZeRO-3 only norms stay whole on every rank: DeepSpeed's own bound would leave all parameters of a tiny draft whole.
 """
 
 import json
 import resource
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from longspec.config import Draft, compose, dataclass_from, instantiate
 from longspec.data.shards import PackedRows
 from longspec.distributed import Ranks, find_ranks
 from longspec.train import checkpoint, fragments
+from longspec.train import engine as engines
 from longspec.train.batches import StepBatches
 from longspec.train.engine import boot, build_engine, share_global_batch
 from longspec.train.models.precision import resolve_dtype
@@ -37,6 +40,24 @@ from tests.train.jobs import RECIPE
 TOTAL = 12  # steps the learning rate is laid out for
 IDENTITY = {"recipe": 1}
 FILE_LIMIT = 10_000  # bytes
+PERSISTENT = 100  # elements of a parameter that ZeRO-3 leaves whole on every rank
+
+
+def partition_all(own: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """DeepSpeed's configuration as the trainer makes it, with our bound."""
+
+    def deepspeed_config(*arguments: Any) -> dict[str, Any]:
+        config = own(*arguments)
+        if config["zero_optimization"]["stage"] == 3:
+            config["zero_optimization"]["stage3_param_persistence_threshold"] = PERSISTENT
+        return config
+
+    return deepspeed_config
+
+
+def kept_whole(engine: Any) -> dict[str, bool]:
+    """Of each trained parameter, whether ZeRO-3 leaves it whole between two uses."""
+    return {name: parameter.numel() > 0 for name, parameter in fragments.trained(engine).items()}
 
 
 def build(case: dict[str, Any], plan: dict[str, Any], ranks: Ranks) -> tuple[Any, StepBatches]:
@@ -93,7 +114,7 @@ def run(case: dict[str, Any], plan: dict[str, Any], ranks: Ranks) -> None:
     engine, batches = build(case, plan, ranks)
     folder = Path(plan["folder"])
     own = folder / case["name"] / "checkpoints"
-    result: dict[str, Any] = {"losses": {}, "drawn": None, "told": None, "left": None}
+    result: dict[str, Any] = {"losses": {}, "drawn": None, "told": None, "left": None, "whole": []}
     step = 0
 
     def draw() -> None:
@@ -109,6 +130,7 @@ def run(case: dict[str, Any], plan: dict[str, Any], ranks: Ranks) -> None:
     while step < case["steps"]:
         result["losses"][step] = train_step(engine, batches, step, ranks, poison=step == case.get("poison"))
         step += 1
+        result["whole"].append(kept_whole(engine))
         state = {"step": step, "steps": TOTAL, "identity": IDENTITY, "trackers": {"wandb": "abc"}}
         if step == case.get("save_at"):
             result["bytes"] = checkpoint.save(engine, own, state, ranks)
@@ -137,6 +159,7 @@ def run(case: dict[str, Any], plan: dict[str, Any], ranks: Ranks) -> None:
 def main() -> None:
     ranks = find_ranks()
     boot(ranks, 5)
+    engines.deepspeed_config = partition_all(engines.deepspeed_config)
     plan = json.loads(Path(sys.argv[1]).read_text())
     for case in plan["cases"]:
         run(case, plan, ranks)

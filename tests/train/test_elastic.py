@@ -29,8 +29,10 @@ SETTINGS = [
     (1, "cpu", "bf16"),
     (2, "none", "fp32"),
     (2, "cpu", "bf16"),
+    (3, "none", "fp32"),
     (3, "none", "bf16"),
     (3, "cpu", "fp32"),
+    (3, "cpu", "bf16"),
 ]
 FP32 = [(stage, offload) for stage, offload, precision in SETTINGS if precision == "fp32"]
 
@@ -84,6 +86,17 @@ def test_the_same_ranks_go_on_bit_by_bit(two_ranks: Path, setting: tuple[int, st
     assert all(torch.equal(weights[name], tensor) for name, tensor in again.items())
     assert (resumed["lr"], resumed["drawn"]) == (straight["lr"], straight["drawn"])
     assert resumed["found"] == {"step": SAVE_AT, "trackers": {"wandb": "abc"}, "world_size": 2, "zero_stage": setting[0]}
+
+
+@pytest.mark.parametrize("suffix", ["", "-on"])
+@pytest.mark.parametrize("setting", [setting for setting in SETTINGS if setting[0] == 3])
+def test_zero3_really_shares_the_parameters(two_ranks: Path, setting: tuple[int, str, str], suffix: str) -> None:
+    """After every step, also of a job that has gone on: matrices are spread, norms are whole."""
+    steps = read(two_ranks, f"{name_of(2, *setting)}{suffix}")[0]["whole"]
+    assert len(steps) == (STEPS - SAVE_AT if suffix else STEPS)
+    for whole in steps:
+        assert len(whole) > 10
+        assert all(is_whole == ("norm" in name or name.endswith("bias")) for name, is_whole in whole.items()), whole
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -181,39 +194,30 @@ def test_deepspeeds_own_checkpoints_are_read(folder: Path, target: Path, corpus:
                 read_deepspeed(saved / "tag")
 
 
+@pytest.mark.parametrize(("kind", "stage"), [("full disk", 3), ("file limit", 1)])
 def test_a_save_that_fails_on_one_rank_fails_on_all_and_leaves_the_slot_before(
-    target: Path, corpus: Corpus, tmp_path: Path
+    target: Path, corpus: Corpus, tmp_path: Path, kind: str, stage: int
 ) -> None:
-    with small_disk(tmp_path / "small") as small:
-        if not small:
+    with small_disk(tmp_path / "small") as disk:
+        if kind == "full disk" and disk is None:
             pytest.skip("this user may mount no small disk")
-        folder = tmp_path / "small"
-        cases = [
-            {
-                "name": kind,
-                "overrides": overrides(stage, "none"),
-                "steps": 5,
-                "save_at": 3,
-                "trouble": {"at": 4, "kind": kind},
-            }
-            for kind, stage in (("full disk", 3), ("file limit", 1))
-        ]
-        launch(folder, target, corpus, 2, cases)
-        told = []
-        for case in cases:
-            kind = str(case["name"])
-            result = json.loads((folder / f"{kind}.json").read_text())
-            first, second = result["told"]
-            assert first == second
-            assert "step 4 could not be saved" in first
-            assert result["left"] == ["last"]
-            assert json.loads((folder / kind / "checkpoints/last/manifest.json").read_text())["step"] == 3
-            assert f"{folder / kind}/checkpoints/last" in first
-            draft_state_dict(folder / kind / "checkpoints/last")
-            told.append(first)
-            assert re.search(r"it needs \d+ bytes, \d+ are free now", first)
-        numbers = re.search(r"(\d+) bytes are needed and (\d+) are free: (\d+) are missing", told[0])
-        assert numbers, told[0]
+        folder = disk or tmp_path / "small"
+        trouble = {"at": 4, "kind": kind}
+        case = {"name": kind, "overrides": overrides(stage, "none"), "steps": 5, "save_at": 3, "trouble": trouble}
+        launch(folder, target, corpus, 2, [case])
+        result = json.loads((folder / f"{kind}.json").read_text())
+        told, second = result["told"]
+        assert told == second
+        assert "step 4 could not be saved" in told
+        assert result["left"] == ["last"]
+        assert json.loads((folder / kind / "checkpoints/last/manifest.json").read_text())["step"] == 3
+        assert f"{folder / kind}/checkpoints/last" in told
+        draft_state_dict(folder / kind / "checkpoints/last")
+        assert re.search(r"it needs \d+ bytes, \d+ are free now", told)
+        if kind == "file limit":
+            assert "rank 1: [Errno 27] File too large" in told
+            return
+        numbers = re.search(r"(\d+) bytes are needed and (\d+) are free: (\d+) are missing", told)
+        assert numbers, told
         wanted, free, missing = map(int, numbers.groups())
         assert wanted - free == missing > 2**20
-        assert "rank 1: [Errno 27] File too large" in told[1]
