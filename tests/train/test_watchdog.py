@@ -61,7 +61,7 @@ def test_a_stopped_rank_is_named(make_job: MakeJob) -> None:
     began = time.monotonic()
     _, code = finish(process)
     assert code != 0
-    assert time.monotonic() - began < 60  # the collectives' own limit is 30 minutes
+    assert time.monotonic() - began < 120  # the collectives' own limit is 30 minutes
     found = job.status()
     assert found["state"] == "failed"
     assert "no progress for 4 s" in found["reason"]

@@ -22,9 +22,9 @@ from longspec.train.status import reason_of
 
 BEAT = 1.0  # seconds; all times below are in beats of this process, so that one that was stopped for a while blames nobody
 LOOK = 5  # between two looks at the others: 512 ranks read each other's lines
-# Without a beat for so long a rank is gone. A call in C or a file system that hangs may keep a living one from beating, so
-# it is given longer as long as nothing else says that something is wrong.
-SILENT, SILENT_IN_TROUBLE = 60, 10
+# Without a beat for so long a rank is gone: after an error that a lost rank may be the cause of, when this rank was asked
+# to stop, and when nothing says that something is wrong. A weight read from a slow disk keeps a living one from beating.
+SILENT_AFTER_ERROR, SILENT_WHEN_ASKED, SILENT = 10, 20, 180
 GRACE = 5  # for the rank that writes status.json to do so before the launcher hears of any rank's end
 NAMED = 8  # of more ranks that are to blame the others are counted
 LEFT = "left"
@@ -71,7 +71,7 @@ class Watchdog:
         if isinstance(error, RuntimeError) and self.ranks.world_size > 1:
             # Perhaps a collective whose other end is gone: the watchdog ends this process as soon as it knows why.
             self._troubled.set()
-            self._thread.join((SILENT_IN_TROUBLE + GRACE) * BEAT)
+            self._thread.join((SILENT_AFTER_ERROR + GRACE) * BEAT)
         self._ended.set()
         self._thread.join(GRACE * BEAT)
         with suppress(Exception):  # the store went with rank 0 or the launcher
@@ -120,7 +120,7 @@ class Watchdog:
         return Cause(**json.loads(self.store.get(CAUSE))) if self.store.check([CAUSE]) else None
 
     def _gone(self) -> Cause | None:
-        limit = SILENT_IN_TROUBLE if self._troubled.is_set() or self.asked() else SILENT
+        limit = SILENT_AFTER_ERROR if self._troubled.is_set() else SILENT_WHEN_ASKED if self.asked() else SILENT
         silent = [rank for rank in self._everyone if self._beats - self._heard_at[rank] > limit]
         if not self._all_there or not silent:
             return None
