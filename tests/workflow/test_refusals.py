@@ -147,7 +147,7 @@ CASES = {
         WORKFLOW,
         r"^variants: \[.*?\]",
         "variants: [sinkpi]",
-        "variants: there is no config/variant/sinkpi.yaml; did you mean 'sinkpi-slicing'? Known: base, hard-labels, sinkpi-slicing.",
+        "variants: there is no config/variant/sinkpi.yaml; did you mean 'sinkpi-slicing'? Known: base, hard-labels,",
     ),
     "unknown stage": (
         "config/run/demo.yaml",
