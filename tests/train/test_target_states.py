@@ -101,7 +101,7 @@ class Counted:
 def test_the_forward_ends_after_the_last_layers_keys(
     any_target_path: str, chunk: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With hard labels and a skipped llm_loss: same keys and values, same draft loss; the last layer's attention and MLP did not run."""
+    """Hard labels, llm_loss skipped: same keys, values and loss; no attention or MLP ran in the last layer."""
     glide = load(any_target_path)
     glide.draft_settings.loss, glide.states.chunk = "hard", chunk
     ids_BS, positions_BS, documents_BS = packed((16, 1, 23))
