@@ -114,7 +114,7 @@ def test_too_many_skipped_steps_in_a_row_end_the_job_for_good(make_job: MakeJob,
     job = make_job("job", ["runtime.max_skipped_in_a_row=2"])
     job.run()
     job.overrides += ["recipe.seed=4"]
-    job.out = job.out.with_name("poisoned")
+    job.out = job.out.with_name("hopeless")
     manifest = json.loads(poisoned[0].read_text())
     model = AutoModelForCausalLM.from_pretrained(manifest["path"])
     with torch.no_grad():
