@@ -37,7 +37,12 @@ DOORS = {
     "snakemake": set(),
 }
 # Single modules of a room that the table above does not open: the checkpoint's layout and the loss have one owner each.
-EXTRA = {("draft.sources", "train.checkpoint"), ("draft.sources", "train.slots"), ("train.models.glide", "train.losses")}
+EXTRA = {
+    ("draft.sources", "train.checkpoint"),
+    ("draft.sources", "train.slots"),
+    ("draft.trained", "train.slots"),
+    ("train.models.glide", "train.losses"),
+}
 NO_TORCH = {"config", "families", "artefact", "jsonl"}
 
 
