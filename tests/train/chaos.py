@@ -59,7 +59,7 @@ class Moment:
     step: int  # it comes when this step is done; a truncation waits for two whole slots
     kind: str
     victim: str = ""
-    effect: str = ""  # in the words of the log
+    effect: str = ""  # in the words of the log, without folders
     resumed_at: int | None = None  # the step at which the next start went on
 
 
@@ -149,13 +149,13 @@ def disturb(job: Job, moment: Moment, draw: random.Random) -> str:
         if len(whole) < 2:  # killed while it renamed them; without any whole slot nothing goes on
             return text
         moment.victim = truncate_one(job.out / "checkpoints" / TRUNCATED[moment.kind], draw)
-    moment.effect = told[0]
+    moment.effect = re.sub(r"/\S*/", "", told[0])
     return text
 
 
 def check_resumption(moment: Moment, newest: int, text: str) -> None:
     """The log of the next start: it goes on from the newest whole slot, and tells once of one that it cannot read."""
-    damaged = re.findall(r"WARNING checkpoint slot \w+ is damaged.*", text)
+    damaged = re.findall(r"checkpoint slot \w+ is damaged and not used", text)
     began = re.search(r"starting at step (\d+)", text)
     assert began, text[-3000:]
     assert len(damaged) == (moment.kind == NEWEST and bool(moment.effect)), f"{moment}: {damaged}"
