@@ -1,7 +1,7 @@
 # make demo    from a fresh clone to a trained, measured draft and its report
 # make test    all tests that need neither a GPU nor a Slurm cluster; `make quick`: those of seconds
 # make lint    style, types, the workflow's own lint
-# make chaos   after `make demo`: its three stages killed and starved at 30 random moments; the result is kept in benchmarks/results
+# make chaos   after `make demo`: shortened stages of it killed and starved at 30 random moments; the result is kept in benchmarks/results
 #
 # make PYTHON=python3.12 ...                          another Python, 3.11 to 3.13
 # make PIP_ARGS='--extra-index-url <address>' ...     more options for pip, such as an index of CPU builds of torch
