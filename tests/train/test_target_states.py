@@ -133,6 +133,7 @@ def test_the_last_layer_is_put_back_after_an_error(target_path: str) -> None:
 
 def test_soft_labels_need_the_whole_target_also_when_its_loss_is_skipped(target_path: str) -> None:
     glide = load(target_path)
+    glide.draft_settings.loss = "soft"
     ids_BS = torch.randint(0, VOCABULARY, (1, 20))
     with_it, without = glide(ids_BS, ids_BS), glide(ids_BS, ids_BS, with_llm_loss=False)
     assert torch.equal(with_it.loss, without.loss)

@@ -3,7 +3,7 @@
 Shapes: B batch, S tokens, H hidden width, N query heads, K key/value heads, D head width.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -164,7 +164,7 @@ class Glide(nn.Module):
         if glide_path is not None:
             check_draft_config(glide_path, config)
         self.config = config
-        self.draft_settings = draft or draft_settings(glide_path) or PUBLISHED
+        self.draft_settings = draft or draft_settings(glide_path) or replace(PUBLISHED)
         if states is None:
             check_backend(attention)
             target = load_target(target_model_path, config, dtype or resolve_dtype("auto"), STATES_ATTENTION)
