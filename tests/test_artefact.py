@@ -1,5 +1,8 @@
 """Whole or not at all."""
 
+import signal
+import subprocess
+import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -24,6 +27,39 @@ def test_a_failed_file_or_folder_leaves_the_old_one_and_nothing_else(tmp_path: P
     assert read_json(tmp_path / "a.json") == {"old": 1}
     assert (tmp_path / "folder/x").read_text() == "old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "folder"]
+
+
+KILLED = """
+import os, shutil, signal, sys
+from pathlib import Path
+from longspec import artefact
+
+def kill(*_, **__): os.kill(os.getpid(), signal.SIGKILL)
+
+with artefact.new_folder(Path(sys.argv[1])) as beside:
+    for name in "xyz":
+        (beside / name).write_text("new")
+    if sys.argv[2] == "renaming":
+        artefact.Path.rename = kill
+    else:
+        artefact.shutil.rmtree = kill
+"""
+
+
+@pytest.mark.parametrize(("moment", "found"), [("renaming", "old"), ("removing", "new")])
+def test_a_kill_while_a_folder_is_replaced_leaves_a_whole_one(tmp_path: Path, moment: str, found: str) -> None:
+    """And the next one that is made takes away what was left beside it."""
+    final = tmp_path / "folder"
+    with new_folder(final) as beside:
+        for name in "xyz":
+            (beside / name).write_text("old")
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(final), moment])
+    assert killed.returncode == -signal.SIGKILL
+    assert [(final / name).read_text() for name in "xyz"] == [found] * 3
+    assert len(list(tmp_path.iterdir())) == 2
+    with new_folder(final) as beside:
+        (beside / "x").write_text("newest")
+    assert [path.name for path in tmp_path.rglob("*")] == ["folder", "x"]
 
 
 def test_files_are_held_against_their_manifest(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ Everything is written beside its final name, flushed to the disk and renamed; a 
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +34,27 @@ def fsync_path(path: Path) -> None:
         os.close(descriptor)
 
 
+def _is_alive(process: int) -> bool:
+    """Whether a process of this number runs on this machine."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def remove_strays(*finals: Path) -> None:
+    """Remove what killed jobs left beside final names that are about to be made; one job at a time makes a name."""
+    for final in finals:
+        pattern = re.compile(re.escape(f".{final.name}.") + r"(\d+)(-old)?\.tmp")
+        for path in final.parent.glob(".*.tmp"):
+            found = pattern.fullmatch(path.name)
+            if found and not _is_alive(int(found[1])):
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
 @contextmanager
 def new_file(final: Path) -> Iterator[Path]:
     """A path beside `final` to write to; renamed to `final` when the block ends, removed when it fails."""
@@ -49,10 +71,15 @@ def new_file(final: Path) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(final: Path) -> Iterator[Path]:
-    """A folder beside `final` to fill; it takes the place of `final` when the block ends, and vanishes when it fails."""
+    """A folder beside `final` to fill; it takes the place of `final` when the block ends, and vanishes when it fails.
+
+    Killed in between, `final` is the old folder, the new one, or not there.
+    """
     final.parent.mkdir(parents=True, exist_ok=True)
-    beside = final.with_name(f".{final.name}.{os.getpid()}.tmp")
-    shutil.rmtree(beside, ignore_errors=True)
+    remove_strays(final)
+    beside, replaced = (final.with_name(f".{final.name}.{os.getpid()}{end}.tmp") for end in ("", "-old"))
+    for leftover in (beside, replaced):
+        shutil.rmtree(leftover, ignore_errors=True)
     beside.mkdir()
     try:
         yield beside
@@ -60,11 +87,12 @@ def new_folder(final: Path) -> Iterator[Path]:
             fsync_path(path)
         fsync_path(beside)
         if final.exists():
-            shutil.rmtree(final)
+            final.rename(replaced)
         beside.rename(final)
         fsync_path(final.parent)
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        for leftover in (beside, replaced):
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def write_text(path: Path, text: str) -> None:

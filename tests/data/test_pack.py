@@ -31,7 +31,7 @@ def write_shards(folder: Path, lengths: list[int], num_shards: int = 2) -> tuple
                 mask = rng.integers(0, 2, len(ids[n]), dtype=np.uint8)
                 writer.write([(np.array(ids[n], dtype=np.int32), mask)], [n])
         common = {"dataset": "d", "raw": "r", "tokenizer": "t", "template": "c", "eos": EOS, "num_shards": num_shards}
-        common |= {"documents": len(mine), "tokens": sum(len(ids[n]) for n in mine), "skipped": {"count": 0}}
+        common |= {"documents": len(mine), "tokens": sum(len(ids[n]) for n in mine), "skipped": {"count": 0, "allowed": 0.01}}
         common |= {"raw_records": {"train": len(lengths)}}
         manifest = {**common, "shard": shard, "files": describe_files(folder, [arrow.name])}
         paths.append(folder / f"{shard:03}.json")

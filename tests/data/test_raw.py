@@ -3,6 +3,9 @@
 import hashlib
 import json
 import random
+import signal
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ import pytest
 
 from longspec import jsonl
 from longspec.artefact import check_files, describe_files, write_json
-from longspec.data import raw, sources, stdlib
+from longspec.data import raw, sorting, sources, stdlib
 from longspec.data.records import Chat, to_messages_or_text
 
 GOOD = [{"text": f"good {number}"} for number in range(8)]
@@ -347,3 +350,44 @@ def test_what_was_fetched_must_be_what_is_configured(tmp_path: Path) -> None:
 def test_settings_are_checked(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         raw.make("d", settings, tmp_path / "raw" / "manifest.json")
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from longspec.data import raw, sorting
+
+def kill(*_): os.kill(os.getpid(), signal.SIGKILL)
+
+sorting._refuse = kill
+raw.make("d", {"source": sys.argv[1], "held_out": 0}, Path(sys.argv[2]))
+"""
+
+
+def test_what_killed_jobs_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps(record) + "\n" for record in GOOD))
+    for _ in range(2):
+        killed = subprocess.run([sys.executable, "-c", KILLED, str(source), str(tmp_path / RAW)])
+        assert killed.returncode == -signal.SIGKILL
+        assert len(list((tmp_path / "raw").glob(".*.tmp"))) == 4
+    raw.make("d", {"source": str(source), "held_out": 0}, tmp_path / RAW)
+    names = sorted(path.name for path in (tmp_path / "raw").iterdir())
+    assert names == ["held_out.jsonl", "manifest.json", "rejects.jsonl", "rejects.raw", "train.jsonl"]
+
+
+def test_a_record_that_went_nowhere_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps(record) + "\n" for record in GOOD))
+    put, seen = sorting._Sorter.put, []
+
+    def forget_the_third(sorter: Any, *arguments: Any) -> None:
+        seen.append(arguments)
+        if len(seen) != 3:
+            put(sorter, *arguments)
+
+    monkeypatch.setattr(sorting._Sorter, "put", forget_the_third)
+    with pytest.raises(RuntimeError, match=r"data\.d: not all records are accounted for: .*'train': 7.*'read': 8"):
+        raw.make("d", {"source": str(source), "held_out": 0}, tmp_path / RAW)
+    assert not (tmp_path / RAW).exists()
+    assert not (tmp_path / "raw/train.jsonl").exists()

@@ -177,10 +177,28 @@ def test_what_a_template_refuses_is_counted(tmp_path: Path, tokenizer_manifest: 
 def test_too_many_refusals_fail_the_shard_with_a_summary(tmp_path: Path, tokenizer_manifest: Path) -> None:
     source = make_raw(tmp_path, chats(100, {4, 9}))
     out = tmp_path / "tokens" / "000.json"
-    summary = r"train\.jsonl: 2 of 100 records .* 2 x the chat template refuses it: no system role \(first: line 5\)"
+    summary = r"2 of 100 records have no layout, .* 2 x the chat template refuses it: no system role \(first: line 5\)"
     with pytest.raises(ValueError, match=summary):
         tokenize.make(source, refusing(tokenizer_manifest, tmp_path), 0, 1, out)
     assert list(out.parent.iterdir()) == []
+
+
+def test_the_share_is_counted_over_all_shards(tmp_path: Path, tokenizer_manifest: Path) -> None:
+    """One refused record is more than a hundredth of its small shard and less than one of all; three are too many."""
+    refusing_manifest = refusing(tokenizer_manifest, tmp_path)
+    for refused, fails in (({7}, False), ({7, 90, 150}, True)):
+        (tmp_path / str(fails)).mkdir()
+        source = make_raw(tmp_path / str(fails), chats(200, refused))
+        outs = [source.parent / f"{shard:03d}.json" for shard in range(20)]
+        for shard, out in enumerate(outs):
+            tokenize.make(source, refusing_manifest, shard, 20, out)
+        if fails:
+            with pytest.raises(
+                ValueError, match=r"3 of 200 records have no layout .* more than the share 0\.01 that max_rejected"
+            ):
+                pack.make(outs, 512, "longcot", "split", tmp_path / "packed/manifest.json")
+        else:
+            assert pack.make(outs, 512, "longcot", "split", tmp_path / "packed/manifest.json")["skipped"] == 1
 
 
 def test_the_share_is_the_datasets(tmp_path: Path, tokenizer_manifest: Path) -> None:
@@ -209,7 +227,7 @@ def test_manifest_tells_everything(tmp_path: Path, tokenizer_manifest: Path, tok
         "raw_records": read_json(source)["records"],
         "documents": 2,
         "tokens": sum(sizes),
-        "skipped": {"count": 0, "reasons": {}},
+        "skipped": {"count": 0, "allowed": 0.01, "reasons": {}},
         "unlike_served": 0,
         "shortened_answers": 0,
         "eos": tokenizer.eos_token_id,

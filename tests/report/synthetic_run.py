@@ -115,7 +115,7 @@ def write_data(folder: Path) -> tuple[list[Path], list[Path]]:
         rows = 3_900_000 // length
         packed.append(folder / "packed" / "demo" / f"{name}-{collation}-{length}-{overlong}" / "manifest.json")
         content = {"dataset": name, "rows": rows, "sequence_length": length, "collation": collation, "overlong": overlong}
-        content |= {"tokens": 3_890_000, "documents": records["train"], "cut_tokens": 0, "padding_share": 0.0031}
+        content |= {"tokens": 3_890_000, "documents": records["train"], "cut_tokens": 0, "padding_share": 0.0031, "skipped": 3}
         write_json(packed[-1], content | {"labels": 3_880_000, "files": {}, "tokenizer": "", "tokens_manifests": []})
     return raw, packed
 

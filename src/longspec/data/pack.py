@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from longspec.artefact import describe_files, new_file, sha256_file, write_json
+from longspec.artefact import describe_files, new_file, remove_strays, sha256_file, write_json
 from longspec.data.placing import SHORTEST, Placed, histogram, place
-from longspec.data.shards import NUM_LABELS, ROWS, TokenShards, lists, remove_strays, row_schema, view
+from longspec.data.shards import NUM_LABELS, ROWS, TokenShards, lists, row_schema, view
 
 COLLATIONS = {"base": False, "long-nomask": False, "long": True, "longcot": True}  # whether only answers are trained
 BATCH_TOKENS = 1 << 20  # of a record batch
@@ -69,6 +69,12 @@ def _check_shards(shards: TokenShards, paths: list[Path]) -> None:
     wanted = shards.manifests[0]["raw_records"]["train"]
     if records != wanted:
         raise ValueError(f"{paths[0]}: {records} records in all shards, the raw manifest counts {wanted}; tokenize again")
+    skipped, most = (sum(m["skipped"]["count"] for m in shards.manifests), shards.manifests[0]["skipped"]["allowed"])
+    if skipped > most * wanted:
+        raise ValueError(
+            f"{paths[0].parent}: {skipped} of {wanted} records have no layout (the shards' manifests hold the reasons), more "
+            f"than the share {most} that max_rejected allows; filter or rewrite them with `align`, or raise max_rejected"
+        )
 
 
 def _describe_shards(shards: TokenShards, paths: list[Path]) -> dict[str, Any]:

@@ -163,7 +163,8 @@ def _problem(record: dict[str, Any]) -> Chat:
 def _target(record: dict[str, Any]) -> Text:
     """General text: `target`, after a prompt `source` that may be empty."""
     source = record.get("source")
-    return Text(check_text(record["target"], "target"), check_text(source, "source") if source else "")
+    nothing = source is None or (isinstance(source, str) and not source.strip())
+    return Text(check_text(record["target"], "target"), "" if nothing else check_text(source, "source"))
 
 
 def to_messages_or_text(record: dict[str, Any]) -> Text | Chat:

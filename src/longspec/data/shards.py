@@ -4,8 +4,6 @@ Suffixes: S tokens of a row, R rows, N tokens of several documents, D documents.
 """
 
 import mmap
-import os
-import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -54,27 +52,6 @@ def lists(lengths: Sequence[int] | NDArray[np.int64], values: pa.Array) -> pa.Li
     """A list column from all values in a row and each list's length."""
     offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values)
-
-
-def _is_alive(process: int) -> bool:
-    """Whether a process of this number runs on this machine."""
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
-
-
-def remove_strays(*finals: Path) -> None:
-    """Remove what killed jobs left beside final names that are about to be made; one job at a time makes a name."""
-    for final in finals:
-        pattern = re.compile(re.escape(f".{final.name}.") + r"(\d+)\.tmp")
-        for path in final.parent.glob(".*.tmp"):
-            found = pattern.fullmatch(path.name)
-            if found and not _is_alive(int(found[1])):
-                path.unlink(missing_ok=True)
 
 
 class TokenWriter:

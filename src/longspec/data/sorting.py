@@ -14,7 +14,7 @@ from typing import Any
 import jsonlines
 
 from longspec import jsonl
-from longspec.artefact import new_file
+from longspec.artefact import new_file, remove_strays
 from longspec.data import align
 from longspec.data.items import Item, Note
 from longspec.data.records import RecordError, to_messages_or_text
@@ -108,6 +108,7 @@ def sort(
     Raises RefusedError when too many records are rejected or none is left to train on; the rejects alone are there then.
     """
     folder, refused = out.parent, None
+    remove_strays(out, *(folder / file for file in OUTPUTS))
     with open_rejects(folder) as rejects:
         try:
             done = _write(name, settings, items, out, rejects, progress)
@@ -148,8 +149,8 @@ def _write(
                 progress(1)
         made = sum(each.tally[align.MADE] - each.tally[align.FLATTENED] for each in aligners)
         records = {**sorter.counts, "rejected": rejects.rejected, "read": read, "made": made}
-        total = read + made
-        assert total == sum(sorter.counts.values()) + rejects.rejected, f"not all records are accounted for: {records}"
+        if read + made != sum(sorter.counts.values()) + rejects.rejected:
+            raise RuntimeError(f"data.{name}: not all records are accounted for: {records}; this is a fault of longspec")
         _refuse(name, settings, out.parent, records, rejects)
         # From here on the folder changes: a manifest of the old files must not stand beside new ones.
         out.unlink(missing_ok=True)

@@ -12,7 +12,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from longspec.artefact import check_files, describe_files, new_file, read_json, sha256_file, sha256_text, write_json
+from longspec.artefact import (
+    check_files,
+    describe_files,
+    new_file,
+    read_json,
+    remove_strays,
+    sha256_file,
+    sha256_text,
+    write_json,
+)
 from longspec.data import chat, shards
 from longspec.data.encoding import Encoded, Encoder
 from longspec.data.literal import LayoutError
@@ -21,7 +30,7 @@ from longspec.data.records import RecordError
 
 # Records are handed to the tokenizer in groups of about this many bytes: enough to keep all its threads busy.
 GROUP_BYTES = 1 << 20
-# Share of records without a layout above which a shard fails, where its dataset's settings do not say.
+# Share of records without a layout above which a dataset fails, where its dataset's settings do not say.
 MAX_SKIPPED = 0.01
 
 Group = list[tuple[int, dict[str, Any]]]  # where each record's line begins in its file, in bytes, and the record
@@ -69,24 +78,27 @@ class Tally:
         self.skipped[reason] += 1
         self.first.setdefault(reason, place)
 
-    def check(self, train: Path, documents: int, most: float) -> None:
-        """Raises ValueError when more than a share of all records was skipped."""
+    def check(self, train: Path, records: int, most: float) -> None:
+        """Raises ValueError when this shard alone skipped more than a share of the whole dataset's records.
+
+        What all shards together may skip is checked where they meet (pack).
+        """
         count = self.skipped.total()
-        if count > most * (count + documents):
+        if count > most * records:
             reasons = "; ".join(
                 f"{number} x {reason} (first: line {line_number(train, self.first[reason])})"
                 for reason, number in self.skipped.most_common(10)
             )
             raise ValueError(
-                f"{train}: {count} of {count + documents} records of this shard have no layout, more than the share {most} "
+                f"{train}: {count} of {records} records have no layout, all in one shard, more than the share {most} "
                 f"that max_rejected allows: {reasons}; filter or rewrite them with `align`, or raise max_rejected"
             )
 
-    def describe(self) -> dict[str, Any]:
-        """For the manifest."""
+    def describe(self, most: float) -> dict[str, Any]:
+        """For the manifest; `allowed` is the share of all shards' records that may be skipped."""
         reasons = {reason: {"count": self.skipped[reason], "first": self.first[reason]} for reason in sorted(self.skipped)}
         return {
-            "skipped": {"count": self.skipped.total(), "reasons": reasons},
+            "skipped": {"count": self.skipped.total(), "allowed": most, "reasons": reasons},
             "unlike_served": self.unlike_served,
             "shortened_answers": self.shortened,
         }
@@ -209,12 +221,12 @@ def make(
     check_files(raw.parent, raw_manifest["files"], hashes=shard == 0)
     tokenizer, tokenizer_hash = load(tokenizer_manifest)
     train, arrow = raw.parent / "train.jsonl", out.with_suffix(".arrow")
-    shards.remove_strays(arrow, out)
+    remove_strays(arrow, out)
     most = raw_manifest["settings"].get("max_rejected", MAX_SKIPPED)
     with new_file(arrow) as beside:
         with shards.TokenWriter(beside) as writer:
             tally = _write(Encoder(tokenizer), train, (shard, num_shards), writer, progress)
-        tally.check(train, writer.documents, most)
+        tally.check(train, raw_manifest["records"]["train"], most)
         # An old manifest must not stand beside the new shard.
         out.unlink(missing_ok=True)
     manifest = {
@@ -227,7 +239,7 @@ def make(
         "documents": writer.documents,
         "tokens": writer.tokens,
         "answer_tokens": writer.answer_tokens,
-        **tally.describe(),
+        **tally.describe(most),
         "eos": int(tokenizer.eos_token_id),
         "tokenizer": tokenizer_hash,
         "tokenizer_manifest": str(tokenizer_manifest),

@@ -113,7 +113,17 @@ def packed_kind(stage: Stage) -> tuple[str, str, int, str]:
 
 def packed_table(packed: list[Manifest], variants: list[Variant]) -> list[dict[str, Any]]:
     """The rows made from each dataset, and the stages that train on them."""
-    names = ("rows", "sequence_length", "collation", "overlong", "tokens", "documents", "cut_tokens", "padding_share")
+    names = (
+        "rows",
+        "sequence_length",
+        "collation",
+        "overlong",
+        "tokens",
+        "documents",
+        "cut_tokens",
+        "padding_share",
+        "skipped",
+    )
     rows = []
     for manifest in packed:
         row = {name: manifest[name] for name in (*names, "labels")} | {"name": manifest["dataset"]}

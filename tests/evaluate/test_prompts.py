@@ -1,0 +1,75 @@
+"""Prompts come from held-out records alone, and a text that decoding changed ends the evaluation."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longspec.data import raw
+from longspec.data.tokenize import encode, load
+from longspec.evaluate.__main__ import refuse_faults
+from longspec.evaluate.prompts import ROOM_AFTER, draw_prompts
+from tests.corpus import Corpus
+
+CONTEXT = (8, 30)
+
+
+@pytest.fixture
+def tokenizer(corpus: Corpus) -> Any:
+    return load(corpus.tokenizer)[0]
+
+
+def write_raw(folder: Path, records: list[dict[str, Any]]) -> Path:
+    source = folder / "in.jsonl"
+    source.write_text("".join(json.dumps(record) + "\n" for record in records))
+    raw.make("d", {"source": str(source), "held_out": 0.3}, folder / "raw/manifest.json")
+    return folder / "raw/manifest.json"
+
+
+def texts(count: int) -> list[dict[str, Any]]:
+    return [{"text": f"number {n} " + "of the words that follow " * (n % 7)} for n in range(count)]
+
+
+def chats(count: int) -> list[dict[str, Any]]:
+    answer = "a long answer that goes on and on " * 3
+    return [
+        {"messages": [{"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": answer}]} for n in range(count)
+    ]
+
+
+@pytest.mark.parametrize("kind", [texts, chats])
+def test_stretches_of_held_out_records(tmp_path: Path, tokenizer: Any, kind: Any) -> None:
+    """Of a text from anywhere, of a conversation from its beginning; with room for what is decoded."""
+    manifest = write_raw(tmp_path, kind(60))
+    held_out = [json.loads(line) for line in (manifest.parent / "held_out.jsonl").read_text().splitlines()]
+    prompts = draw_prompts("short", manifest, CONTEXT, 40, tokenizer, seed=1)
+    assert [prompt.number for prompt in prompts] == list(range(40))
+    starts = []
+    for prompt in prompts:
+        ids = encode(tokenizer, held_out[prompt.record])[0].tolist()
+        assert CONTEXT[0] <= len(prompt.ids) <= CONTEXT[1]
+        places = [at for at in range(len(ids) - len(prompt.ids) + 1) if ids[at : at + len(prompt.ids)] == prompt.ids]
+        assert places, "not a stretch of its record"
+        assert places[0] + len(prompt.ids) + ROOM_AFTER <= len(ids)
+        starts.append(places[0])
+    assert (max(starts) > 0) is (kind is texts)
+    assert prompts == draw_prompts("short", manifest, CONTEXT, 40, tokenizer, seed=1)
+    assert prompts != draw_prompts("short", manifest, CONTEXT, 40, tokenizer, seed=2)
+    assert prompts != draw_prompts("long", manifest, CONTEXT, 40, tokenizer, seed=1)
+
+
+def test_records_that_are_too_short_are_named(tmp_path: Path, tokenizer: Any) -> None:
+    manifest = write_raw(tmp_path, [{"text": f"t{n}"} for n in range(60)])
+    with pytest.raises(
+        ValueError, match=r"held_out\.jsonl: no record has 24 tokens, as evaluation\.tasks\.short\.context needs"
+    ):
+        draw_prompts("short", manifest, CONTEXT, 4, tokenizer, seed=1)
+
+
+def test_a_changed_text_is_a_fault_and_a_near_tie_is_none() -> None:
+    same = {"task": "short", "prompt": 0, "mismatches": 0, "near_ties": 0, "tokens_compared": 24}
+    tie = same | {"prompt": 1, "mismatches": 1, "near_ties": 1, "tokens_compared": 9}
+    refuse_faults([same, tie])
+    with pytest.raises(ValueError, match="1 of 3 prompts gave other tokens than plain decoding, first short 2 at token 5"):
+        refuse_faults([same, tie, same | {"prompt": 2, "mismatches": 1, "tokens_compared": 5}])
