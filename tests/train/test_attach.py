@@ -63,18 +63,18 @@ def test_the_documented_lines(root: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("begin", [attach, Qwen2Glide.from_pretrained], ids=["attach", "from_pretrained"])
 def test_a_draft_folder_alone(tmp_path: Path, begin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A workflow's folders, seen from elsewhere; the target is named as its manifest has it."""
+    """A workflow's folders, seen from elsewhere; the target is named as its manifest has it, and stands in no folder above."""
     monkeypatch.chdir(tmp_path)
-    save_target("qwen2", Path("models/demo/target"))
+    save_target("qwen2", Path("models/alone/target"))
     draft = Path("results/demo/sinkpi-slicing/final_draft")
-    wanted = save_draft("models/demo/target", draft)
+    wanted = save_draft("models/alone/target", draft)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     glide = begin(str(tmp_path / draft), dtype=torch.float32)
     assert glide.draft_settings == SETTINGS
     assert same_loss(glide, wanted)
     (tmp_path / "models").rename(tmp_path / "gone")
-    with pytest.raises(ValueError, match=r"config\.json: its target models/demo/target is not there; give both"):
+    with pytest.raises(ValueError, match=r"config\.json: its target models/alone/target is not there; give both"):
         begin(str(tmp_path / draft))
 
 
