@@ -1,11 +1,18 @@
 """Fixtures of all tests."""
 
+import signal
 from pathlib import Path
 
 import pytest
 
 from longspec.config import Build
 from tests.corpus import LENGTH, Corpus, questions, sentences, write_raw
+
+
+def pytest_configure() -> None:
+    """A shell that starts the tests in the background has them, and all jobs that they start, ignore Ctrl-C."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
