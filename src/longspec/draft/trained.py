@@ -18,12 +18,16 @@ def recipe_and_folder(checkpoint: Path, recipe_path: Path | None, out: Path | No
     content, stage = _of_ours(checkpoint)
     if content is None and (recipe_path is None or out is None):
         raise ValueError(f"{checkpoint}: says nothing of its recipe and its stage; give --recipe and --out")
-    recipe = typed(content, Recipe, checkpoint) if recipe_path is None else load(recipe_path, Recipe)
-    chosen = OmegaConf.to_container(recipe)
-    assert isinstance(chosen, dict)
-    if content is not None and (changed := differences(content, chosen)):  # type: ignore[arg-type]
+    own = None if content is None else typed(content, Recipe, checkpoint)
+    recipe = own if recipe_path is None else load(recipe_path, Recipe)
+    if own is not None and (changed := differences(_values(own), _values(recipe))):
         raise ValueError(f"{recipe_path}: is not what {checkpoint} was trained by: {'; '.join(changed)}")
     return recipe, out or stage / f"draft-{checkpoint.stem}"
+
+
+def _values(recipe: Any) -> Any:
+    """As plain dictionaries; keys that a checkpoint of an earlier version lacks have their defaults."""
+    return OmegaConf.to_container(recipe)
 
 
 def _of_ours(checkpoint: Path) -> tuple[dict[str, Any] | None, Path]:
