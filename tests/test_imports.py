@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "draft": {"train.models"},
     "evaluate": {"data", "decode", "train.models"},
     "report": {"evaluate"},
+    "cluster": {"train", "train.models", "data"},
 }
 DOORS = {
     "deepspeed": {"train.engine", "train.partition", "draft.deepspeed_checkpoint"},
