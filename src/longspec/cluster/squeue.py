@@ -1,0 +1,72 @@
+"""What Slurm's queue says about this user's jobs. Slurm is asked here for what is queued, and nowhere else in this room."""
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+# Comments, names and folders may hold spaces, tabs, | and even line ends; these two characters stand in none of them.
+RECORD, FIELD = "\x1e", "\x1f"
+# A CLUSTER: line of --clusters may follow a record: the last field must be one that holds no line end itself.
+FORMAT = RECORD + FIELD.join(("%i", "%A", "%T", "%j", "%k", "%Z", "%N", "%r", "%M", "%l"))
+SECONDS = 30.0
+ENDED = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY"}
+ENDED |= {"PREEMPTED", "RECONFIG_FAIL", "REVOKED", "TIMEOUT"}
+
+
+class NoAnswerError(ValueError):
+    """Slurm could not be asked: nothing is known about its jobs, which is not the same as that there are none."""
+
+
+@dataclass(frozen=True)
+class QueuedJob:
+    """One job, as squeue shows it."""
+
+    id: str  # what scancel takes; 12_3 for one of an array, 12_[3-9] for those of it that wait
+    number: str  # what the job sees as SLURM_JOB_ID
+    state: str  # in full: PENDING, RUNNING, COMPLETING
+    name: str  # the executor's run id, the same for all jobs of one snakemake
+    comment: str  # rule_train_wildcards_demo_sinkpi-slicing_base
+    workdir: str
+    nodes: str  # empty while it waits
+    reason: str  # why it waits
+    elapsed: str
+    limit: str
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether Slurm remembers this job and runs it no more."""
+        return self.state in ENDED
+
+
+def my_jobs(*, with_ended: bool = False) -> list[QueuedJob]:
+    """All of this user's jobs that wait, run or are completing; `with_ended` also those Slurm still remembers.
+
+    Raises NoAnswerError when there is no squeue or it gives no answer.
+    """
+    command = ["squeue", "--noheader", "--me", "--format", FORMAT, *(["--states=all"] if with_ended else [])]
+    # SQUEUE_STATES, SQUEUE_PARTITION and the like are a user's taste in tables; here they would hide jobs.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", timeout=SECONDS)
+    except FileNotFoundError:
+        raise NoAnswerError("there is no squeue on the PATH") from None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NoAnswerError(f"squeue gave no answer: {error}") from error
+    if done.returncode:
+        words = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise NoAnswerError(f"squeue gave no answer: {words[-1]}")
+    return [_parse(record) for record in done.stdout.split(RECORD)[1:]]
+
+
+def _parse(record: str) -> QueuedJob:
+    fields = record.split(FIELD)
+    if len(fields) != FORMAT.count(FIELD) + 1:
+        raise NoAnswerError(f"squeue gave an answer that cannot be read: {record!r}")
+    fields[-1] = fields[-1].partition("\n")[0]
+    return QueuedJob(*("" if text == "(null)" else text for text in fields))
+
+
+def jobs_of_folder(folder: Path) -> list[QueuedJob]:
+    """This user's jobs that wait, run or are completing, and whose working directory is the folder."""
+    return [job for job in my_jobs() if job.workdir and Path(job.workdir).resolve() == folder.resolve()]
