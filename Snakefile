@@ -38,6 +38,7 @@ include: "rules/data.smk"
 include: "rules/target.smk"
 include: "rules/train.smk"
 include: "rules/draft.smk"
+include: "rules/retries.smk"
 
 
 rule final_draft:

@@ -14,11 +14,12 @@ rule stage_config:
         "printf %s {params.text:q} > {output} 2> {log}"
 
 
-# `ranks` processes share the job's cores. Sums depend on the number of threads a process has: `threads` over `ranks`, so
-# that machines with two and with more cores train the same draft; `--cores 1`, --set-threads or a profile with other
-# cores or ranks train a slightly different one. R/checkpoints/ is not declared: Snakemake deletes what a failed job
-# declares, and a stage resumes from there. After a SIGTERM the launcher gives its processes 600 seconds, not 30, to end
-# their step and save; Slurm's own patience is KillWait.
+# On each of `nodes` machines `ranks` processes share the cores: of a Slurm job `tasks_per_node` times `cpus_per_task`. Sums
+# depend on the number of threads a process has: so that machines with two and with more cores train the same draft it is
+# `threads` over `ranks`; `--cores 1`, --set-threads or a profile with other cores or ranks train a slightly different one.
+# R/checkpoints/ is not declared: Snakemake deletes what a failed job declares, and a stage resumes from there. The log is a
+# link to the newest attempt's. `exec`, because a shell in between would end at once when Slurm tells the job to end, and the
+# job with it, before the step is saved.
 rule train:
     input:
         recipe=f"{STAGE}/recipe.yaml",
@@ -35,18 +36,18 @@ rule train:
         "timings/train/{run}/{variant}/{stage}.tsv"
     threads: 2
     resources:
+        nodes=1,
         ranks=1,
+        tasks_per_node=1,
         cpus_per_task=job_threads,
+        gres="",
         mem_mb=8000,
         runtime="4h",
     params:
         init=init_option,
         out=subpath(output.checkpoint, parent=True),
     shell:
-        "cores={resources.cpus_per_task}; ranks={resources.ranks};"
-        " threads=$(( cores > ranks ? cores / ranks : 1 ));"
-        " OMP_NUM_THREADS=$threads MKL_NUM_THREADS=$threads"
-        " python -m torch.distributed.run --standalone --nproc-per-node $ranks --shutdown-timeout 600"
-        " -m longspec.train --recipe {input.recipe} --runtime {input.runtime}"
+        "exec python -m longspec.cluster launch --nodes {resources.nodes} --ranks {resources.ranks}"
+        " --tasks {resources.tasks_per_node} --cpus {resources.cpus_per_task} --gres={resources.gres:q}"
+        " --log {log} -- longspec.train --recipe {input.recipe} --runtime {input.runtime}"
         " --target {input.target} --data {input.data} {params.init} --out {params.out} --deadline slurm"
-        " > {log} 2>&1"

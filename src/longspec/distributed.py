@@ -1,11 +1,18 @@
-"""The only reader of RANK, WORLD_SIZE and LOCAL_RANK, and the log of rank 0. No torch here."""
+"""The only reader of RANK, WORLD_SIZE and LOCAL_RANK, the log of rank 0, and a process's tie to its parent. No torch here."""
 
+import ctypes
+import json
 import os
+import signal
 import socket
+import sys
 import time
+import traceback
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
+PR_SET_PDEATHSIG = 1
 PLAIN_PYTHON = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
 
 
@@ -52,6 +59,12 @@ def is_launched() -> bool:
     return "RANK" in os.environ
 
 
+def die_with_parent() -> None:
+    """Have Linux kill this process when its parent dies; elsewhere nothing."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def log(message: str, ranks: Ranks | None = None) -> None:
     """One line with the time of day, from rank 0 alone unless no ranks are given.
 
@@ -60,3 +73,18 @@ def log(message: str, ranks: Ranks | None = None) -> None:
     if ranks is None or ranks.is_main:
         with suppress(OSError):
             print(f"{time.strftime('%H:%M:%S')} {message}", flush=True)
+
+
+def leave_words(error: BaseException, ranks: Ranks, *, known: bool) -> None:
+    """Leave why this rank fails where torchrun looks for it, so that the first rank's words can be told from the others'.
+
+    `known`: the message says all; else the traceback is told too. The format is torchrun's own (its ErrorHandler).
+    """
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path is None:
+        return
+    words = f"error: {error}" if known else "".join(traceback.format_exception(error))
+    told = f"rank {ranks.rank} on {socket.gethostname()}: {words}"
+    message = {"message": told.splitlines()[0], "extraInfo": {"py_callstack": told, "timestamp": str(int(time.time()))}}
+    with suppress(OSError):
+        Path(path).write_text(json.dumps({"message": message}), encoding="utf-8")

@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from longspec.artefact import sha256_file, write_json
 from longspec.config import ConfigError
-from longspec.distributed import Ranks, find_ranks, log
+from longspec.distributed import Ranks, find_ranks, leave_words, log
 from longspec.families import position_limit
 from longspec.train import checkpoint, plan, slots
 from longspec.train.arguments import Job, read_job
@@ -249,7 +249,11 @@ def main() -> None:
         lock = hold(job.out) if ranks.is_main else None
         code = run(job, ranks)
     except (*ConfigError, checkpoint.SaveError) as error:
+        leave_words(error, ranks, known=True)
         sys.exit(f"error: {error}")
+    except Exception as error:
+        leave_words(error, ranks, known=False)
+        raise
     if lock is not None:
         lock.close()
     with suppress(OSError):  # a full disk under the log

@@ -1,6 +1,5 @@
 """A rank ends with its launcher, so that none trains on alone. Imported before all that takes seconds to import."""
 
-import ctypes
 import os
 import signal
 import sys
@@ -8,9 +7,8 @@ import threading
 import time
 from pathlib import Path
 
-from longspec.distributed import is_launched
+from longspec.distributed import die_with_parent, is_launched
 
-PR_SET_PDEATHSIG = 1
 # What a rank sends itself when the `deepspeed` command is gone. Stop takes it for a request, and for none if there was one.
 LAUNCHER_GONE = signal.SIGUSR1
 LOCAL_LAUNCHERS = ("TORCHELASTIC_RUN_ID", "CROSS_RANK")  # variables that torchrun and DeepSpeed's launch.py set
@@ -24,7 +22,7 @@ def die_with_launcher() -> None:
     """
     if sys.platform != "linux" or not is_launched():
         return
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     launcher = os.getppid()
     command, of_command = _parent(launcher), _is_by_deepspeed(launcher)
     orphaned = any(name in os.environ for name in LOCAL_LAUNCHERS) and _is_reaper(launcher)

@@ -6,6 +6,7 @@ Exit codes do not survive the launchers in between (torchrun returns 1 whatever 
 """
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import distributions
@@ -83,6 +84,7 @@ def refuse_repetition(job: Job, print_of_job: str) -> None:
         return
     status = read_json(path)
     if status["state"] == "failed" and status.get("deterministic") and status.get("fingerprint") == print_of_job:
+        os.utime(path)  # said again now: whoever would start the job anew may know by the file's time
         raise DeterministicError(
             f"{status['reason']} (so it failed before, and settings, data and code are the same: not tried again; to try "
             f"all the same: rm {path})"

@@ -1,0 +1,53 @@
+"""One log for each attempt of a job, and the failing rank's own words as the last thing in it."""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import TextIO
+
+TOLD = re.compile(r"^(?:\d\d:\d\d:\d\d )?((?:error: |stopped at step ).*)")  # how a rank ends that knows why
+
+
+def folder_of(log: Path) -> Path:
+    """Where the logs of all attempts of a job lie: beside its log, under the same name."""
+    return log.with_suffix("")
+
+
+def new_log(log: Path) -> Path:
+    """The log of a new attempt, of which `log` becomes a link; those of earlier attempts stay."""
+    folder = folder_of(log)
+    folder.mkdir(parents=True, exist_ok=True)
+    number = 1 + max((int(path.stem.split("-")[1]) for path in folder.glob("attempt-*.log")), default=0)
+    job = os.environ.get("SLURM_JOB_ID")
+    path = folder / f"attempt-{number:03d}{f'-job-{job}' if job else ''}.log"
+    path.touch()
+    # Snakemake removes a job's log before it starts the job: only the link, and never the attempts.
+    link = log.with_name(f".{log.name}.new")
+    link.unlink(missing_ok=True)
+    link.symlink_to(path.relative_to(log.parent))
+    link.replace(log)
+    return path
+
+
+def last_words(text: str, errors: Path) -> str:
+    """Why an attempt failed: the words of the rank that failed first, else the first error that the log tells.
+
+    `errors` is torchrun's folder, in which each rank of each machine that raises leaves error.json.
+    """
+    # By the file system's clock: those of two machines may differ.
+    for path in sorted(errors.rglob("error.json"), key=lambda path: path.stat().st_mtime_ns):
+        try:
+            return str(json.loads(path.read_text())["message"]["extraInfo"]["py_callstack"]).rstrip()
+        except (ValueError, KeyError, TypeError):  # torn by the end of its machine
+            continue
+    told = [found[1] for line in text.splitlines() if (found := TOLD.match(line))]
+    return told[0] if told else ""
+
+
+def append_last_words(handle: TextIO, path: Path, errors: Path) -> None:
+    """Put them at the end of a log, below what the launchers have to say."""
+    words = last_words(path.read_text(errors="replace"), errors)
+    if words:
+        handle.write(f"\nThis attempt ended:\n{words}\n")
+        handle.flush()

@@ -1,0 +1,150 @@
+"""Start a job's ranks by torchrun, here or on every node of the Slurm job, and keep a log of its own for each attempt.
+
+    python -m longspec.cluster launch --nodes 2 --ranks 8 --log LOG -- longspec.train ARGUMENTS
+
+With several nodes it stands in the job's batch step, where Snakemake's executor puts a job with the resource `mpi`, and
+starts one torchrun on each by srun.
+"""
+
+import argparse
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TextIO
+
+from longspec.cluster.attempts import append_last_words, new_log
+from longspec.distributed import die_with_parent
+
+# Ports below those that systems give away by themselves; two jobs that share a node have different numbers.
+FIRST_PORT, PORTS = 20000, 10000
+PATIENCE = 600  # seconds that torchrun gives its ranks after a SIGTERM to end their step and save; its own default is 30
+MODULE = [sys.executable, "-m", "torch.distributed.run"]
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m longspec.cluster launch", description=__doc__.split("\n")[0])
+    parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument("--ranks", type=int, required=True, help="processes on each node, one for each GPU")
+    parser.add_argument("--cpus", type=int, default=1, help="cores of one of the Slurm job's tasks")
+    parser.add_argument("--tasks", type=int, default=1, help="the Slurm job's tasks on each node, which share them")
+    parser.add_argument("--gres", default="", help="the GPUs of each node as Slurm was asked for them, such as gpu:8")
+    parser.add_argument("--log", type=Path, help="becomes a link to this attempt's log; default: the terminal")
+    parser.add_argument("module", nargs=argparse.REMAINDER, help="-- module and its arguments")
+    return parser
+
+
+def torchrun(options: argparse.Namespace, errors: Path | None) -> list[str]:
+    """The command that starts the ranks of one node."""
+    command = [*MODULE, f"--nproc-per-node={options.ranks}", f"--shutdown-timeout={PATIENCE}"]
+    if errors is not None:
+        command += [f"--log-dir={errors.resolve()}"]
+    if options.nodes == 1:
+        return [*command, "--standalone"]
+    job = os.environ["SLURM_JOB_ID"]
+    meeting = f"{nodes_of(job)[0]}:{FIRST_PORT + int(job) % PORTS}"
+    rendezvous = {"nnodes": options.nodes, "rdzv-backend": "c10d", "rdzv-id": job, "rdzv-endpoint": meeting}
+    return [*command, *(f"--{name}={value}" for name, value in rendezvous.items())]
+
+
+def srun(options: argparse.Namespace) -> list[str]:
+    """What starts a command once on each node of this Slurm job, with all of the node's cores and GPUs."""
+    command = ["srun", "--kill-on-bad-exit=1", f"--nodes={options.nodes}", f"--ntasks={options.nodes}"]
+    command += ["--ntasks-per-node=1", f"--cpus-per-task={options.cpus * options.tasks}"]
+    return command + ([f"--gres={options.gres}"] if options.gres else [])
+
+
+def nodes_of(job: str) -> list[str]:
+    """The names of a Slurm job's nodes; the executor has removed the variables that tell them."""
+    listed = subprocess.run(
+        ["squeue", "--noheader", "--jobs", job, "--format", "%N"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    names = subprocess.run(["scontrol", "show", "hostnames", listed], capture_output=True, text=True, check=True)
+    return names.stdout.split()
+
+
+def check(options: argparse.Namespace) -> list[str]:
+    """The module and its arguments. Raises ValueError for what cannot be started."""
+    module: list[str] = options.module[1:] if options.module[:1] == ["--"] else options.module
+    if not module:
+        raise ValueError("nothing to start: ... -- MODULE ARGUMENTS")
+    for name in ("nodes", "ranks", "cpus", "tasks"):
+        if getattr(options, name) < 1:
+            raise ValueError(f"--{name}: must be at least 1, is {getattr(options, name)}")
+    if options.nodes > 1:
+        job = os.environ.get("SLURM_JOB_ID")
+        if job is None or shutil.which("srun") is None:
+            raise ValueError(f"--nodes {options.nodes}: several nodes need a Slurm job; outside of one start torchrun on each")
+        found = nodes_of(job)
+        if len(found) != options.nodes:
+            raise ValueError(f"--nodes {options.nodes}, but Slurm job {job} has {len(found)}: {', '.join(found)}")
+        if "SLURM_STEP_ID" in os.environ:
+            raise ValueError(
+                f"--nodes {options.nodes}: this is a job step on one node; give the rule the resources mpi=srun and"
+                " tasks_per_node=<GPUs of a node> beside nodes (profiles/slurm/profile.yaml does)"
+            )
+    return module
+
+
+def start(command: list[str], output: TextIO, environment: dict[str, str]) -> "subprocess.Popen[bytes]":
+    """The launcher below, which hears of each signal once.
+
+    Slurm signals every process of a job by itself. Elsewhere the launcher has a session of its own, in which a terminal's
+    Ctrl-C does not reach it: it is told by this process, and ends with it. A second signal would end torchrun's patience.
+    """
+    in_slurm = "SLURM_JOB_ID" in os.environ
+    process = subprocess.Popen(
+        command,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        start_new_session=not in_slurm,
+        preexec_fn=die_with_parent,
+    )
+
+    def pass_on(number: int, _: object) -> None:
+        if not in_slurm:
+            with suppress(ProcessLookupError):
+                process.send_signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, pass_on)
+    return process
+
+
+def run(options: argparse.Namespace, module: list[str]) -> int:
+    """One attempt, from its first line to the failing rank's last words."""
+    path = new_log(options.log) if options.log else None
+    errors = path.with_suffix(".errors") if path else None
+    threads = str(max(1, options.cpus * options.tasks // options.ranks))
+    command = [*torchrun(options, errors), "-m", *module]
+    command = [*srun(options), *command] if options.nodes > 1 else command
+    environment = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    with path.open("a", encoding="utf-8") if path else sys.stdout as handle:
+        where = f"{socket.gethostname()}, Slurm job {os.environ.get('SLURM_JOB_ID', 'none')}"
+        handle.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} on {where}: {shlex.join(command)}\n")
+        handle.flush()
+        code = start(command, handle, environment).wait()
+        if path and errors:
+            if code:
+                append_last_words(handle, path, errors)
+            shutil.rmtree(errors, ignore_errors=True)
+    return 1 if code else 0
+
+
+def main(argv: list[str]) -> int:
+    """Start the ranks and wait for them; 0 when all have ended well."""
+    options = parser().parse_args(argv)
+    try:
+        return run(options, check(options))
+    except (ValueError, OSError, subprocess.CalledProcessError) as error:
+        detail = getattr(error, "stderr", "") or ""
+        print(f"error: {error} {detail}".rstrip(), file=sys.stderr)
+        return 1
