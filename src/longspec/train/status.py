@@ -20,8 +20,7 @@ from longspec.artefact import read_json, sha256_text, write_json
 from longspec.distributed import Ranks, log
 from longspec.train.arguments import Job
 from longspec.train.models.weights import draft_weights_file
-
-STATUS = "status.json"
+from longspec.train.names import STATUS
 
 
 class DeterministicError(ValueError):
