@@ -58,7 +58,7 @@ def test_a_whole_slot_is_left_after_a_crash(
     found = slots.find_slot(tmp_path)
     assert found is not None
     assert found[1]["step"] == best
-    slots.begin(tmp_path, 40)
+    slots.begin(tmp_path / ".saving-40")
     assert {path.name for path in tmp_path.glob(".saving*")} == {".saving-40"}
 
 

@@ -33,7 +33,7 @@ from longspec.train.batches import StepBatches
 from longspec.train.engine import FLOAT32_SUMS, boot, build_engine, control_group, share_global_batch, sums_in_float32
 from longspec.train.fit import check_memory
 from longspec.train.guard import Guard
-from longspec.train.lock import hold
+from longspec.train.lease import Fence, Lease, acquire
 from longspec.train.meter import Meter
 from longspec.train.metrics import Metrics, whole_lines
 from longspec.train.models.precision import resolve_dtype
@@ -105,7 +105,7 @@ def gradient_norm(engine: Any) -> float | None:
     return None if norm is None else float(norm)
 
 
-def train(job: Job, ranks: Ranks, device: torch.device, stop: Stop, watchdog: Watchdog, status: Status) -> None:
+def train(job: Job, ranks: Ranks, device: torch.device, stop: Stop, watchdog: Watchdog, status: Status, fence: Fence) -> None:
     """The whole stage, from its start or its last checkpoint to its last step or a request to stop."""
     with hopeless_if_invalid():
         rows = open_rows(job)
@@ -130,7 +130,7 @@ def train(job: Job, ranks: Ranks, device: torch.device, stop: Stop, watchdog: Wa
         ranks,
     )
     batches = StepBatches(rows, job.recipe, micro_batch, ranks, position_limit(glide.config))
-    metrics = Metrics(folder / "metrics.jsonl", step) if ranks.is_main else None
+    metrics = Metrics(folder / "metrics.jsonl", step, fence.check) if ranks.is_main else None
     record = [] if metrics is None else whole_lines(metrics.path)
     trackers = Trackers(job.runtime, job.out, ranks, identity, resumed.get("trackers"), record)
     meter = Meter(batches, glide.config, job.runtime, ranks, device, dtype)
@@ -169,7 +169,8 @@ def train(job: Job, ranks: Ranks, device: torch.device, stop: Stop, watchdog: Wa
                 meter.phases.now(SAVE)
                 state = {"step": step, "steps": steps, "tokens_seen": tokens_seen, "seconds": seconds, "saving": saving}
                 state |= {"trackers": trackers.state(), "identity": identity}
-                size = checkpoint.save(engine, folder, state, ranks, metrics.sync if metrics else lambda: None, watchdog.passed)
+                sync = metrics.sync if metrics else lambda: None
+                size = checkpoint.save(engine, folder, state, ranks, sync, watchdog.passed, fence.check)
                 if ranks.is_main:
                     status.write("running")
                 meter.phases.now(OTHER)
@@ -186,10 +187,10 @@ def train(job: Job, ranks: Ranks, device: torch.device, stop: Stop, watchdog: Wa
     bar.close()
     if metrics is not None:
         metrics.publish(job.out / "metrics.jsonl")
-        publish(job, folder, ranks, {"training_seconds": seconds, "saving_seconds": saving}, steps)
+        publish(job, folder, ranks, {"training_seconds": seconds, "saving_seconds": saving}, steps, fence)
 
 
-def publish(job: Job, folder: Path, ranks: Ranks, times: dict[str, float], steps: int) -> None:
+def publish(job: Job, folder: Path, ranks: Ranks, times: dict[str, float], steps: int, fence: Fence) -> None:
     """checkpoint.json: the finished stage, as the next rules read it."""
     found = slots.find_slot(folder)
     assert found is not None, "the last step was just saved"
@@ -206,24 +207,37 @@ def publish(job: Job, folder: Path, ranks: Ranks, times: dict[str, float], steps
         "tokens_seen": manifest["tokens_seen"],
         "versions": {"python": platform.python_version()} | {name: version(name) for name in VERSIONS_OF},
     }
+    fence.check()
     write_json(job.out / "checkpoint.json", content)
     log(f"done: {job.out / 'checkpoint.json'}")
 
 
-def run(job: Job, ranks: Ranks) -> int:
-    """Train, and leave in status.json how it ended; the exit code."""
+def fence_of(job: Job, lease: Lease | None, control: Any) -> Fence:
+    """The same fence for all ranks: that of rank 0's lease."""
+    holder = [lease.holder if lease else ""]
+    if control is not None:
+        dist.broadcast_object_list(holder, src=0, group=control)
+    return lease or Fence(job.out, holder[0])
+
+
+def run(job: Job, ranks: Ranks, lease: Lease | None) -> int:
+    """Train, and leave in status.json how it ended; the exit code. Rank 0 holds the lease."""
     print_of_job = fingerprint(job, ranks)
     refuse_repetition(job, print_of_job)
     status = Status(job.out, ranks, print_of_job)
-    if ranks.is_main:
+    if lease is not None:
+        status.check = lease.check
         status.write("running")
     try:
         device, store = boot(ranks, job.runtime.timeout_minutes)
         # Not before: a signal ends at once a rank that still waits for the others to come.
-        stop = Stop(job.deadline, job.runtime.stop_margin_seconds, control_group(ranks, job.runtime.timeout_minutes))
+        control = control_group(ranks, job.runtime.timeout_minutes)
+        stop = Stop(job.deadline, job.runtime.stop_margin_seconds, control)
+        fence = fence_of(job, lease, control)
+        status.check = fence.check
         seconds = job.runtime.watchdog_seconds
         with Watchdog(store.clone(), ranks, seconds, lambda reason: status.write("failed", reason), stop.asked) as watchdog:
-            train(job, ranks, device, stop, watchdog, status)
+            train(job, ranks, device, stop, watchdog, status, fence)
     except BaseException as error:
         status.fail(error)
         raise
@@ -239,23 +253,24 @@ def main() -> None:
     if sys.argv[1:2] == ["plan"]:
         sys.exit(plan.main(sys.argv[2:]))
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until Stop takes it: nothing has begun that needs an end
-    ranks = find_ranks()
+    ranks, lease = find_ranks(), None
     if ranks.is_main:  # the choice of a backend with its reason
         logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stdout)
         logging.getLogger("longspec").setLevel(logging.INFO)
     try:
         job = read_job(None, ranks)
-        # Held to the end of the process, and before status.json is touched: that may be another, running job's.
-        lock = hold(job.out) if ranks.is_main else None
-        code = run(job, ranks)
+        # Held before status.json is touched, which may be another, running job's, and until nothing more is written.
+        lease = acquire(job.out) if ranks.is_main else None
+        code = run(job, ranks, lease)
     except (*ConfigError, checkpoint.SaveError) as error:
         leave_words(error, ranks, known=True)
         sys.exit(f"error: {error}")
     except Exception as error:
         leave_words(error, ranks, known=False)
         raise
-    if lock is not None:
-        lock.close()
+    finally:
+        if lease is not None:
+            lease.release()
     with suppress(OSError):  # a full disk under the log
         sys.stdout.flush()
         sys.stderr.flush()

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import random
+import secrets
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -97,23 +98,29 @@ def save(
     ranks: Ranks,
     record: Callable[[], None] = lambda: None,
     passed: Callable[[str], None] = lambda place: None,
+    check: Callable[[], None] = lambda: None,
 ) -> int:
     """Commit a checkpoint of all ranks to the slot `last`; the slot before it becomes `last_2`. Its size in bytes.
 
     `state` is JSON: step, steps, identity (recipe, data, target, initial weights), and whatever else the loop wants back.
     `record` is called on rank 0 before: what must be on the disk before a checkpoint says that its steps are done.
     `passed` is called with the part of the save that this rank has done, before it waits for the others.
+    `check` is called on rank 0 before anything is changed in the folder, and again right before the commit: it does not
+    return when another job writes there.
     Raises SaveError, the same on every rank, when it cannot be written.
     """
     sizes = {shard_key(kind, f.name, f.start): f.numel for f in fragments.owned(engine) for kind in fragments.KINDS}
     begin = header(sizes, {RANDOM: random_state()})
-    needed = sum(_gather(len(begin) + 4 * sum(sizes.values()), ranks)) + RESERVE
-    beside = folder / f"{slots.UNFINISHED}{state['step']}"
+    # A name of its own: ranks of a job that was taken for dead must not write into the folder of the one that took over.
+    offers = _gather((len(begin) + 4 * sum(sizes.values()), secrets.token_hex(4)), ranks)
+    needed = sum(size for size, _ in offers) + RESERVE
+    beside = folder / f"{slots.UNFINISHED}{state['step']}-{offers[0][1]}"
 
     def prepare() -> None:
         if ranks.is_main:
+            check()
             record()
-            slots.begin(folder, state["step"])
+            slots.begin(beside)
             free = shutil.disk_usage(folder).free
             if free < needed:
                 raise OSError(f"{needed} bytes are needed and {free} are free: {needed - free} are missing")
@@ -128,7 +135,7 @@ def save(
         if ranks.is_main:
             files = {shard_name(rank): entry for rank, entry in enumerate(written)}
             content = state | _engine_state(engine) | {"world_size": ranks.world_size, "files": files}
-            _commit(folder, beside, content)
+            _commit(folder, beside, content, check)
 
     written: list[Any] = []
     for work in (prepare, write, commit):
@@ -140,13 +147,14 @@ def save(
     return needed - RESERVE
 
 
-def _commit(folder: Path, beside: Path, content: dict[str, Any]) -> None:
+def _commit(folder: Path, beside: Path, content: dict[str, Any], check: Callable[[], None]) -> None:
     """Write the manifest, flushed to the disk, and give the folder its final name."""
     with (beside / slots.MANIFEST).open("w", encoding="utf-8") as handle:
         json.dump(slots.seal(content), handle, indent=2, sort_keys=True)
         handle.flush()
         os.fsync(handle.fileno())
     fsync_path(beside)
+    check()
     slots.rotate(folder, beside)
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ class Metrics:
     """Appends to a file beside the checkpoints; lines of steps after the resumed one are dropped first.
 
     A full disk costs no step: lines wait in memory until there is room, at the latest until the next checkpoint.
+    `check` is called before each write, and does not return when another job writes there.
     """
 
-    def __init__(self, path: Path, resumed_step: int) -> None:
+    def __init__(self, path: Path, resumed_step: int, check: Callable[[], None] = lambda: None) -> None:
+        check()
         kept = [row for row in whole_lines(path) if row["step"] <= resumed_step]
         jsonl.write(path, kept)
-        self.path = path
+        self.path, self.check = path, check
         self.handle = path.open("ab", buffering=0)
         self.waiting = b""
 
@@ -36,6 +39,7 @@ class Metrics:
         """Write what waits, as far as there is room; what stopped it."""
         while self.waiting:
             try:
+                self.check()
                 written = self.handle.write(self.waiting)
             except OSError as fault:
                 return fault
@@ -52,6 +56,7 @@ class Metrics:
     def publish(self, final: Path) -> None:
         """Copy the whole record to its final name."""
         self.handle.close()
+        self.check()
         jsonl.write(final, whole_lines(self.path))
 
 

@@ -19,13 +19,11 @@ MANIFEST, SEAL = "manifest.json", "sha256"
 UNFINISHED, REPLACED = ".saving-", ".saving-old"
 
 
-def begin(folder: Path, step: int) -> Path:
+def begin(beside: Path) -> None:
     """An empty folder to write a checkpoint into; what a killed job left unfinished is removed."""
-    for leftover in folder.glob(f"{UNFINISHED}*"):
+    for leftover in beside.parent.glob(f"{UNFINISHED}*"):
         shutil.rmtree(leftover)
-    beside = folder / f"{UNFINISHED}{step}"
     beside.mkdir(parents=True)
-    return beside
 
 
 def rotate(folder: Path, beside: Path) -> None:

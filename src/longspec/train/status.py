@@ -7,7 +7,7 @@ Exit codes do not survive the launchers in between (torchrun returns 1 whatever 
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import distributions
 from pathlib import Path
@@ -95,6 +95,7 @@ class Status:
 
     def __init__(self, out: Path, ranks: Ranks, print_of_job: str) -> None:
         self.path, self.ranks, self.fingerprint = out / STATUS, ranks, print_of_job
+        self.check: Callable[[], None] = lambda: None  # before each write; does not return when another job writes there
         self.began_at: int | None = None
         self.step, self.steps = 0, 0
 
@@ -116,6 +117,7 @@ class Status:
             "fingerprint": self.fingerprint,
         }
         try:
+            self.check()
             write_json(self.path, content)
         except OSError as fault:
             log(f"WARNING {self.path} could not be written: {fault}")
