@@ -1,0 +1,336 @@
+"""The table of stages, held against numbers computed by hand; torn and missing files give a row and a remark."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from longspec.artefact import write_json
+from longspec.cluster import stages, status
+from longspec.distributed import Ranks
+from longspec.train import slots
+from longspec.train.lease import LEASE, acquire
+from longspec.train.metrics import Metrics
+from longspec.train.status import Status
+from tests.cluster.queue import Queue, queued
+
+NAME = "demo/sinkpi-slicing/{}"
+COMMENT = "rule_train_wildcards_demo_sinkpi-slicing_{}"
+
+
+class Made:
+    """A stage's folder, made by the trainer's own writers."""
+
+    def __init__(self, root: Path, stage: str) -> None:
+        self.name = NAME.format(stage)
+        self.folder, self.logs = root / "results" / self.name, root / "logs/train" / self.name
+        self.folder.mkdir(parents=True)
+        (self.folder / "recipe.yaml").write_text("stage: x\n")
+
+    def told(self, state: str, step: int, steps: int, reason: str = "", *, hopeless: bool = False) -> "Made":
+        writer = Status(self.folder, Ranks(0, 0, 1), "print")
+        writer.at(step, steps)
+        writer.write(state, reason, hopeless)
+        return self
+
+    def trained(self, last: int) -> "Made":
+        """Step n takes n seconds, and has 100 n tokens in each."""
+        (self.folder / "checkpoints").mkdir(exist_ok=True)
+        metrics = Metrics(self.folder / "checkpoints/metrics.jsonl", 0)
+        for step in range(1, last + 1):
+            metrics.append({"step": step, "seconds": float(step), "tokens_per_second": 100.0 * step, "phases": {"data": 0.1}})
+        metrics.handle.close()
+        return self
+
+    def saved(self, step: int, steps: int, ago: float = 0, slot: str = "last") -> "Made":
+        path = self.folder / "checkpoints" / slot / slots.MANIFEST
+        write_json(path, slots.seal({"step": step, "steps": steps, "files": {}, "identity": {}}))
+        os.utime(path, (time.time() - ago,) * 2)
+        return self
+
+    def held(self, job: str | None, ago: float = 0, *, released: bool = False) -> "Made":
+        content = {"holder": "h", "job": job, "host": "n1", "boot": "", "pid": 42, "since": "", "released": released}
+        write_json(self.folder / LEASE, content)
+        os.utime(self.folder / LEASE, (time.time() - ago,) * 2)
+        return self
+
+    def tried(self, *names: str) -> "Made":
+        self.logs.mkdir(parents=True)
+        for name in names:
+            (self.logs / name).touch()
+        return self
+
+
+@pytest.fixture
+def project(tmp_path: Path, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A workflow's folder, the working one; nothing is queued."""
+    queue.holds()
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+    return tmp_path / "project"
+
+
+def table(capsys: pytest.CaptureFixture[str]) -> str:
+    assert status.main([]) == 0
+    return capsys.readouterr().out
+
+
+def line_of(made: Made, text: str) -> str:
+    """A stage's line, below that of its run and variant; spaces between columns do not count."""
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    above, stage = made.name.rsplit("/", 1)
+    below = lines[lines.index(above) + 1 :]
+    return next(line for line in below if line.startswith(f"{stage} "))
+
+
+def rows(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:
+    assert status.main(["--json"]) == 0
+    printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    return {row["stage"].split("/")[-1]: row for row in printed}
+
+
+def test_numbers_computed_by_hand(project: Path, queue: Queue, capsys: pytest.CaptureFixture[str]) -> None:
+    made = Made(project, "base").told("running", 20, 100).trained(30).saved(20, 100, ago=240).held("11")
+    made.tried("attempt-001-job-9.log", "attempt-002-job-11.log", "attempt-002-job-11.errors", "notes.txt")
+    queue.holds(queued("11", "RUNNING", workdir=str(project), elapsed="1:02:03"))
+    # The last 20 steps are 11 to 30: their medians are those of step 20.5; 70 steps are left.
+    row = rows(capsys)["base"]
+    assert (row["state"], row["step"], row["steps"]) == ("running", 30, 100)
+    assert (row["tokens_per_second"], row["seconds_left"]) == (2050.0, 70 * 20.5)
+    assert row["checkpoint_step"] == 20
+    assert row["checkpoint_age"] == pytest.approx(240, abs=5)
+    assert (row["attempts"], row["log"]) == (2, f"logs/train/{made.name}/attempt-002-job-11.log")
+    assert (row["job"], row["slurm"]["state"], row["troubles"]) == ("11", "RUNNING", [])
+    assert line_of(made, table(capsys)) == "base running 30/100 30% 2,050 24 min 20, 4 min ago 2 11 RUNNING 1:02:03 of 4:00:00"
+    assert len(queue.asked()) == 2  # once for each table
+
+
+def test_a_finished_stage_shows_its_published_metrics(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = Made(project, "base").told("done", 30, 30).trained(30).saved(30, 30).held("11", 999, released=True)
+    (made.folder / "checkpoints/metrics.jsonl").rename(made.folder / "metrics.jsonl")
+    (made.folder / "checkpoint.json").write_text("{}")
+    row = rows(capsys)["base"]
+    assert (row["state"], row["step"], row["seconds_left"], row["tokens_per_second"]) == ("done", 30, None, 2050.0)
+
+
+def test_stages_come_in_the_order_of_their_run(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for stage in ("longcot", "base", "zzz", "long"):
+        Made(project, stage)
+    assert [stage.name.split("/")[-1] for stage in stages.find(project / "results")] == ["base", "long", "longcot", "zzz"]
+
+
+def test_stages_of_an_unknown_run_come_by_the_time_of_their_recipes(project: Path) -> None:
+    for age, name in enumerate(("b/v/one", "b/v/two", "b/v/three", "alone")):
+        recipe = project / "results" / name / "recipe.yaml"
+        recipe.parent.mkdir(parents=True)
+        recipe.touch()
+        os.utime(recipe, (1000 + age,) * 2)
+    assert [stage.name for stage in stages.find(project / "results")] == ["alone", "b/v/one", "b/v/two", "b/v/three"]
+
+
+QUEUED = queued("12", "PENDING", comment=COMMENT.format("base"), workdir="{root}", reason="Priority")
+ALIVE, GONE = {"job": "11"}, {"job": "11", "ago": 300.0}
+
+
+@pytest.mark.parametrize(
+    ("told", "held", "jobs", "state"),
+    [
+        (None, None, "", "waiting"),
+        (None, None, QUEUED, "queued"),
+        (None, None, QUEUED.replace("{root}", "/elsewhere"), "waiting"),
+        (None, None, QUEUED.replace("train", "extract"), "waiting"),
+        (None, None, QUEUED.replace("PENDING", "RUNNING"), "running"),
+        ("stopped", {"job": "11", "released": True}, "", "stopped"),
+        ("stopped", {"job": "11", "released": True}, QUEUED, "queued"),
+        ("failed", {"job": "11", "released": True}, "", "failed"),
+        ("failed", ALIVE, queued("11", "RUNNING"), "running"),  # the next attempt has begun and not written yet
+        ("running", ALIVE, queued("11", "RUNNING"), "running"),
+        ("running", {"job": None}, "", "running"),
+        ("running", {"job": None, "ago": 300.0}, "", "interrupted"),
+        ("running", ALIVE, queued("11", "NODE_FAIL"), "interrupted"),  # before the lease is stale
+        ("running", ALIVE, "", "interrupted"),
+        ("running", GONE, "", "interrupted"),
+        ("running", GONE, QUEUED, "queued"),
+        ("running", GONE, queued("11", "RUNNING"), "dead?"),  # hung, or a machine's clock is wrong
+        ("running", GONE, None, "dead?"),
+        ("running", ALIVE, None, "running"),
+        ("running", {"job": "11", "released": True}, "", "interrupted"),
+        ("running", None, "", "dead?"),
+    ],
+)
+def test_states(
+    project: Path,
+    queue: Queue,
+    capsys: pytest.CaptureFixture[str],
+    told: str | None,
+    held: dict[str, Any] | None,
+    jobs: str | None,
+    state: str,
+) -> None:
+    made = Made(project, "base")
+    if told:
+        made.told(told, 3, 10)
+    if held:
+        made.held(**held)
+    if jobs is None:
+        queue.fails("slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
+    else:
+        queue.says(jobs.replace("{root}", str(project)))
+    assert rows(capsys)["base"]["state"] == state
+
+
+def test_another_users_job_is_not_taken_for_gone(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Made(project, "base").told("running", 3, 10).held("11")
+    monkeypatch.setattr(os, "getuid", lambda: 4711)
+    assert rows(capsys)["base"]["state"] == "running"
+
+
+def test_the_trainers_own_lease(project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    made = Made(project, "base").told("running", 3, 10)
+    lease = acquire(made.folder)
+    row = rows(capsys)["base"]
+    assert (row["state"], row["job"]) == ("running", None)
+    assert f"process {os.getpid()}" in row["place"]
+    lease.release()
+    assert rows(capsys)["base"]["state"] == "interrupted"
+
+
+def test_a_job_that_ended_without_a_word(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = Made(project, "base").told("running", 20, 100).trained(30).saved(20, 100).held("11", 300)
+    text = table(capsys)
+    assert f"{made.name} ended without a word after step 30 of 100, nothing heard of it for 5 min; the next attempt" in text
+    assert "no log of it was found" in text
+
+
+def test_what_a_job_did_after_its_checkpoint_does_not_count_once_it_is_gone(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Made(project, "base").told("running", 20, 100).trained(30).saved(20, 100).held(None, 300)
+    Made(project, "long").told("stopped", 9, 10).trained(9)
+    found = rows(capsys)
+    assert (found["base"]["step"], found["base"]["seconds_left"]) == (20, 80 * 20.5)
+    assert found["long"]["step"] == 0
+
+
+def test_a_pending_job_of_a_stage_that_has_none_yet(project: Path, queue: Queue, capsys: pytest.CaptureFixture[str]) -> None:
+    Made(project, "long")
+    queue.holds(queued("12", "PENDING", comment=COMMENT.format("long"), workdir=str(project), reason="Resources"))
+    assert "12 PENDING (Resources)" in table(capsys)
+
+
+def test_why_a_stage_failed_and_where_its_log_is(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reason = f"first line [not markup]\n{'long ' * 60}end"
+    made = Made(project, "long").told("failed", 12, 40, reason, hopeless=True).saved(10, 40).held("11", 999, released=True)
+    made.tried("attempt-009.log", "attempt-010.log")
+    text = table(capsys)
+    assert f"{made.name} failed after step 12 of 40; settings, data and code must change before it is tried again:" in text
+    assert reason in text
+    assert f"log: logs/train/{made.name}/attempt-010.log" in text
+    assert line_of(made, text) == "long failed 10/40 25% - - 10, 0 s ago 2 11 ended"
+
+
+def test_no_slurm_is_a_dash_and_a_footnote(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Made(project, "base").told("running", 3, 10).held("11")
+    monkeypatch.setenv("PATH", "/nowhere")
+    text = table(capsys)
+    assert "11 -" in text
+    assert "Slurm's own states are not known: there is no squeue on the PATH" in text
+
+
+def test_torn_files_are_named(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = Made(project, "base").told("running", 3, 10).trained(30).saved(5, 100, slot="last_2").held(None, 300)
+    (made.folder / "status.json").write_text('{"state": "run')
+    (made.folder / "checkpoints/last").mkdir()
+    (made.folder / "checkpoints/last/manifest.json").write_text('{"step": 9, "steps": 100, "sha256": "0"}')
+    lines = (made.folder / "checkpoints/metrics.jsonl").read_bytes().split(b"\n")
+    (made.folder / "checkpoints/metrics.jsonl").write_bytes(b"\n".join([*lines[:-3], b"\0\xff{", b"7", *lines[-3:-1], b'{"st']))
+    row = rows(capsys)["base"]
+    assert (row["checkpoint_step"], row["state"], row["tokens_per_second"]) == (5, "stopped", 2050.0)
+    troubles = "\n".join(row["troubles"])
+    for words in (
+        "status.json: line 1: not valid JSON",
+        "last/manifest.json: differs from its own hash",
+        "metrics.jsonl: 2 of its last 32 lines cannot be read",
+        "metrics.jsonl: its last line is torn",
+    ):
+        assert words in troubles
+        assert words in table(capsys)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"\xff\xfe", b"null", b'{"state": 7, "steps": "x", "step": null}'])
+def test_any_content_gives_a_row(project: Path, capsys: pytest.CaptureFixture[str], content: bytes) -> None:
+    made = Made(project, "base").saved(5, 10)
+    names = ("status.json", "lease.json", "checkpoints/metrics.jsonl", "checkpoints/last/manifest.json")
+    for name in names:
+        (made.folder / name).write_bytes(content)
+    assert line_of(made, table(capsys))
+    for name in names:
+        (made.folder / name).unlink()
+        (made.folder / name).mkdir()
+    assert line_of(made, table(capsys))
+
+
+def test_the_end_of_a_long_record(project: Path) -> None:
+    made = Made(project, "base").trained(3000)
+    [stage] = stages.find(project / "results")
+    assert (made.folder / "checkpoints/metrics.jsonl").stat().st_size > 2 * stages.TAIL_BYTES
+    assert [row["step"] for row in stage.rows] == list(range(2981, 3001))
+    assert stage.troubles == []
+
+
+def test_a_narrow_terminal_cuts_nothing_off(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = Made(project, "base").told("running", 20, 100).trained(30).saved(20, 100).held("14711")
+    slurm = status.Slurm([])
+    status.render([status.record(stage, slurm) for stage in stages.find(project / "results")], slurm, Console(width=80))
+    text = capsys.readouterr().out
+    assert made.name.rsplit("/", 1)[0] in text
+    assert "…" not in text
+    assert "14711" in text
+
+
+def test_no_results_say_what_to_type(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "snakemake --profile slurm final_draft" in table(capsys)
+    assert status.main(["--json"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_watching_ends_with_ctrl_c(project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    slept, really = [], time.sleep
+
+    def sleep(seconds: float) -> None:
+        if seconds != 5:  # waiting for squeue
+            return really(seconds)
+        slept.append(seconds)
+        if len(slept) == 2:
+            raise KeyboardInterrupt
+        return None
+
+    Made(project, "base")
+    monkeypatch.setattr(time, "sleep", sleep)
+    assert status.main(["--watch", "5"]) == 0
+    assert slept == [5.0, 5.0]
+    assert capsys.readouterr().out.count("tokens/s") == 2
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(None, "-"), (59.6, "60 s"), (100, "2 min"), (5999, "1 h 40 min"), (7500, "2 h 05 min"), (190000, "2 d 4 h")],
+)
+def test_durations(seconds: float | None, words: str) -> None:
+    assert status.duration(seconds) == words
+
+
+def test_a_login_node_needs_no_torch() -> None:
+    program = "import sys, longspec.cluster.status, longspec.cluster.sync; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
