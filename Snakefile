@@ -37,6 +37,7 @@ include: "rules/inputs.smk"
 include: "rules/data.smk"
 include: "rules/target.smk"
 include: "rules/train.smk"
+include: "rules/preflight.smk"
 include: "rules/draft.smk"
 include: "rules/retries.smk"
 

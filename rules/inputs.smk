@@ -1,6 +1,7 @@
 # What a job reads and is told, from its wildcards and the composed configurations. Functions only.
 
 import json
+import re
 from pathlib import Path
 
 
@@ -253,3 +254,30 @@ def final_drafts(wildcards):
 def report_variants(wildcards):
     """The folders a report reads, by variant."""
     return [f"--variant {v}=results/{wildcards.run}/{v}" for v in config["variants"]]
+
+
+def first_variant(wildcards, section):
+    """A section of all stages of a run's first variant; the other variants ask the same of a machine."""
+    variant = config["variants"][0]
+    return [
+        f"{STAGE.format(run=wildcards.run, variant=variant, stage=stage)}/{section}.yaml"
+        for stage in STAGES[wildcards.run]
+    ]
+
+
+def preflight_recipes(wildcards):
+    """The recipes of all stages."""
+    return first_variant(wildcards, "recipe")
+
+
+def preflight_runtimes(wildcards):
+    """How they are run."""
+    return first_variant(wildcards, "runtime")
+
+
+def gpus_of(wildcards, resources):
+    """The GPUs of each node that the job asks Slurm for."""
+    asked = re.search(
+        r"\bgpu(?::[^:,]*[^:,\d][^:,]*)?(?::(\d+))?\b", str(resources.gres)
+    )
+    return int(asked[1] or 1) if asked else 0

@@ -39,6 +39,7 @@ DOORS = {
 }
 # Single modules of a room that the table above does not open: the checkpoint's layout and the loss have one owner each.
 EXTRA = {
+    ("cluster.preflight_job", "target.fetch"),
     ("draft.sources", "train.checkpoint"),
     ("draft.sources", "train.slots"),
     ("draft.trained", "train.slots"),

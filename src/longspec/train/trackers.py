@@ -84,12 +84,8 @@ class WandB:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
-        # On a terminal wandb.init would ask for a key and wait.
-        if not run.offline and not wandb.login(prompt=False, verify=False):
-            raise NoKeyError(
-                "runtime.report_to: wandb has no key on this machine: run `wandb login`, set WANDB_API_KEY, or set"
-                " runtime.tracker_mode: offline and upload with `wandb sync` later"
-            )
+        if not run.offline:  # on a terminal wandb.init would ask for a key and wait
+            check_key("wandb")
         self.offline = run.offline
         run.folder.mkdir(parents=True, exist_ok=True)
         self.run = wandb.init(
@@ -161,6 +157,41 @@ class SwanLab:
     def finish(self, *, failed: bool) -> None:
         """Wait for its threads."""
         self.run.finish(state="aborted" if failed else "success")
+
+
+def check_key(name: str) -> None:
+    """Raise NoKeyError, with the ways out, for a service that has no key here; nobody is asked for one."""
+    if name == "wandb":
+        import wandb
+
+        has_key = wandb.login(prompt=False, verify=False)
+        variable = "WANDB_API_KEY"
+    elif name == "swanlab":
+        import swanlab
+
+        has_key = swanlab.Settings(interactive=False).api_key
+        variable = "SWANLAB_API_KEY"
+    else:
+        return
+    if not has_key:
+        raise NoKeyError(
+            f"runtime.report_to: {name} has no key on this machine: run `{name} login`, set {variable}, or set"
+            f" runtime.tracker_mode: offline and upload with `{name} sync` later"
+        )
+
+
+def server_of(name: str) -> str | None:
+    """The address that a service's numbers are sent to; None for one that writes files alone."""
+    if name == "wandb":
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        import wandb
+
+        return str(wandb.setup().settings.base_url)
+    if name == "swanlab":
+        import swanlab
+
+        return str(swanlab.Settings(interactive=False).api_host)
+    return None
 
 
 TRACKERS: dict[str, Callable[[Run], Tracker]] = {"tensorboard": TensorBoard, "wandb": WandB, "swanlab": SwanLab}

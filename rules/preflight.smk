@@ -1,0 +1,46 @@
+# `snakemake preflight`: what a job of days needs, checked in minutes where it would run. No stage waits for it.
+
+import time
+
+ASKED = time.time()
+
+
+# `asked` differs in each call of Snakemake, so that the job always runs: a machine that was well yesterday may not be so
+# today. Of a failed one the log has the table. Tried again it would find the same.
+rule preflight_run:
+    input:
+        recipes=preflight_recipes,
+        runtimes=preflight_runtimes,
+        target=target_of,
+        tokenizer=tokenizer_of,
+    output:
+        report="results/{run}/preflight.json",
+    log:
+        "logs/preflight/{run}.log",
+    benchmark:
+        "timings/preflight/{run}.tsv"
+    retries: 0
+    threads: 2
+    resources:
+        nodes=1,
+        ranks=1,
+        tasks_per_node=1,
+        cpus_per_task=job_threads,
+        gres="",
+        mem_mb=8000,
+        runtime="15m",
+    params:
+        asked=ASKED,
+        gpus=gpus_of,
+        out=subpath(output.report, parent=True),
+    shell:
+        "python -m longspec.cluster launch --nodes {resources.nodes} --ranks {resources.ranks}"
+        " --tasks {resources.tasks_per_node} --cpus {resources.cpus_per_task} --gres={resources.gres:q}"
+        " --log {log} -- longspec.cluster preflight --recipe {input.recipes} --runtime {input.runtimes}"
+        " --target {input.target} --tokenizer {input.tokenizer} --gpus-expected {params.gpus}"
+        " --out {params.out} --report {output.report}"
+
+
+rule preflight:
+    input:
+        collect("results/{run}/preflight.json", run=RUNS),

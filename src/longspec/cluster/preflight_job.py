@@ -1,0 +1,245 @@
+"""What a preflight checks for one job: memory, disk, the target and its tokenizer, and the services it reports to."""
+
+import json
+import os
+import secrets
+import shutil
+import socket
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from longspec.artefact import check_files, read_json, write_text
+from longspec.cluster.preflight_ranks import FAIL, OK, POLL, WARN, Finding, Place
+from longspec.data import tokenize
+from longspec.data.chat import ChatTemplate
+from longspec.data.literal import LayoutError
+from longspec.families import check_family
+from longspec.target.fetch import weight_files
+from longspec.train.fit import explain_out_of_memory, gib
+from longspec.train.memory import GPU_OVERHEAD, Setup, estimate, peak, setup_of
+from longspec.train.models.precision import resolve_dtype
+from longspec.train.trackers import NoKeyError, check_key, server_of
+from longspec.train.tracking import chosen
+
+HASHED = 64 * 2**20  # files below it are hashed
+WRITTEN = 64 * 2**20  # bytes of the test file
+INODES = 10_000
+CONNECT = 5.0  # seconds
+OFFLINE = "set runtime.tracker_mode=offline, upload later with python -m longspec.cluster sync"
+CHAT = [
+    {"role": "user", "content": "What is 2 + 2?"},
+    {"role": "assistant", "content": "It is 4."},
+    {"role": "user", "content": "And 14 - 3?"},
+    {"role": "assistant", "content": "That is 11, since 11 + 3 = 14."},
+]
+
+
+def setups(place: Place) -> dict[str, Setup]:
+    """What memory and disk depend on, of each stage. Raises ValueError when the ranks cannot share a global batch."""
+    from longspec.train.engine import share_global_batch  # DeepSpeed, which may be what is missing
+
+    found = {}
+    for recipe, runtime in place.stages:
+        micro_batch, _ = share_global_batch(recipe.global_batch, runtime.micro_batch, place.ranks.replicas)
+        dtype = resolve_dtype(recipe.precision)
+        found[recipe.stage] = setup_of(place.config, recipe, runtime, micro_batch, place.ranks.world_size, dtype, place.device)
+    return found
+
+
+def memory(place: Place) -> Finding | None:
+    """Does every stage fit, by the project's own estimate, the GPUs and the main memory of the nodes?"""
+    if not place.ranks.is_main:
+        return None
+    on_gpu, host = place.device.type == "cuda", place.facts[0].host_memory
+    device = min(facts.memory for facts in place.facts.values()) if on_gpu else host // len(place.neighbours)
+    needs = []
+    for stage, setup in setups(place).items():
+        items = estimate(setup)
+        here, there = peak(items), peak(items, on_host=True) * len(place.neighbours)
+        if here > device:
+            return Finding(FAIL, f"stage {stage}: {explain_out_of_memory(setup, device)}", "change one of these settings")
+        if there + (0 if on_gpu else here * len(place.neighbours)) > host:
+            found = f"stage {stage}: the ranks of a node take {gib(there)} of its main memory, of which the job has {gib(host)}"
+            return Finding(FAIL, found, "ask for more (mem_mb), or set runtime.deepspeed.offload_optimizer: none")
+        needs.append(f"{stage} {gib(here)}" + (f" and on the host {gib(there)}" if there else ""))
+    taken = [rank for rank, facts in place.facts.items() if facts.memory - facts.free > GPU_OVERHEAD]
+    found = f"{'; '.join(needs)}; a rank has {gib(device)}, its node {gib(host)}"
+    if taken:
+        return Finding(WARN, f"{found}; others hold a part of the GPU of {place.names(taken)}", "nvidia-smi shows whom to end")
+    return Finding(OK, found)
+
+
+def disk(place: Place) -> Finding | None:
+    """Is there room for all stages, and can be written?"""
+    if not place.ranks.is_main:
+        return None
+    path, began = place.out / f".preflight-{secrets.token_hex(4)}", time.perf_counter()
+    fix = f"give the run a folder that can be written, with room (quota, df -h {place.out})"
+    content = secrets.token_hex(32) * (WRITTEN // 64)
+    try:
+        write_text(path, content)
+        same = path.read_text() == content
+    except OSError as error:
+        return Finding(FAIL, f"a file of {gib(WRITTEN)} cannot be written: {error}", fix)
+    finally:
+        if path.is_file():
+            path.unlink()
+    if not same:
+        return Finding(FAIL, f"{path}: reads back other than written", fix)
+    speed = f"wrote {gib(WRITTEN)} at {WRITTEN / 1e6 / (time.perf_counter() - began):.0f} MB/s"
+    free, inodes = shutil.disk_usage(place.out).free, os.statvfs(place.out)
+    from longspec.train.plan import disk_bytes  # with it comes DeepSpeed
+
+    needed = sum(map(disk_bytes, setups(place).values()))
+    if free < needed:
+        return Finding(FAIL, f"{gib(free)} free at {place.out}, the stages leave up to {gib(needed)}", fix)
+    if inodes.f_files and inodes.f_favail < INODES:
+        return Finding(WARN, f"{inodes.f_favail} inodes are left at {place.out}", "remove files: every step's shards need some")
+    return Finding(OK, f"{gib(free)} free, the stages leave up to {gib(needed)}; {speed}")
+
+
+def shared_folder(place: Place) -> Finding | None:
+    """Does each node see what rank 0 writes, and can it write there too?"""
+    if place.ranks.is_main:
+        return _show_file(place)
+    return _see_file(place) if place.is_first_of_node else None
+
+
+def _show_file(place: Place) -> Finding:
+    """Write a file, wait until each node has looked, remove it."""
+    path, text = place.out / f".preflight-{secrets.token_hex(4)}", secrets.token_hex(16)
+    first = {facts.host: rank for rank, facts in reversed(place.facts.items())}
+    others = [rank for rank in first.values() if rank != 0]
+    try:
+        write_text(path, text)
+        place.tell("file", [str(path.absolute()), text])
+        unheard = set(others) - place.hear("seen", others, place.seconds).keys()
+    except OSError as error:
+        place.tell("file", ["", ""])
+        return Finding(FAIL, f"{path.parent} cannot be written: {error}", "give the run a folder that can be written")
+    finally:
+        if path.is_file():
+            path.unlink()
+    if unheard:
+        found = f"{place.names(sorted(unheard))} did not look for {path} within {place.seconds:.0f} s"
+        return Finding(FAIL, found, "see whether the file system hangs there")
+    return Finding(OK, f"{place.out}, seen from {', '.join(first)}")
+
+
+def _see_file(place: Place) -> Finding | None:
+    """Look for rank 0's file for as long as a file system of a network may keep an old listing, and write one beside it."""
+    shown = place.hear("file", [0], place.seconds)
+    if not shown:
+        return Finding(FAIL, f"rank 0 has written no file within {place.seconds:.0f} s", "see whether the file system hangs")
+    name, text = shown[0]
+    if not name:
+        return None  # rank 0 tells why
+    path, until = Path(name), time.monotonic() + place.seconds / 2
+    try:
+        while not (path.parent.is_dir() and path in path.parent.iterdir()):
+            if time.monotonic() > until:
+                found = f"{path}, which rank 0 wrote, is not there after {place.seconds / 2:.0f} s"
+                return Finding(FAIL, found, "place the run on a file system that all nodes share")
+            time.sleep(POLL)
+        if path.read_text() != text:
+            return Finding(FAIL, f"{path} reads other than rank 0 wrote it", "see the file system's cache settings")
+        own = path.with_name(f"{path.name}-{place.ranks.rank}")
+        write_text(own, text)
+        own.unlink()
+    finally:
+        place.tell("seen", True)
+    return Finding(OK, str(place.out))
+
+
+def target(place: Place) -> Finding | None:
+    """Are the target's files there and whole, as this node sees them, and is it one that drafts can be trained for?"""
+    if not place.is_first_of_node:
+        return None
+    manifest = read_json(place.target)
+    folder, files = Path(manifest["path"]), manifest["files"]
+    check_files(folder, files, hashes=False)
+    small = {name: file for name, file in files.items() if file["bytes"] < HASHED}
+    check_files(folder, small)
+    weights = [folder / name for name in weight_files(folder)]
+    for path in weights:
+        if path.suffix == ".safetensors":
+            check_whole(path)
+    check_family(read_json(folder / "config.json").get("model_type"), folder / "config.json")
+    config, size = place.config, sum(path.stat().st_size for path in weights)
+    hashed = f"{sum('sha256' in file for file in small.values())} small files hashed"
+    return Finding(OK, f"{config.model_type}, {len(weights)} weight files of {gib(size)} whole, {hashed}")
+
+
+def check_whole(path: Path) -> None:
+    """Hold a .safetensors file against its own header. Raises ValueError when its end is missing."""
+    with path.open("rb") as handle:
+        length = int.from_bytes(handle.read(8), "little")
+        head = handle.read(length) if length <= path.stat().st_size else b""
+    try:
+        tensors = json.loads(head)
+    except ValueError as error:
+        raise ValueError(f"{path}: no whole header; download it again") from error
+    end = 8 + length + max((entry["data_offsets"][1] for name, entry in tensors.items() if name != "__metadata__"), default=0)
+    if path.stat().st_size != end:
+        raise ValueError(f"{path}: {path.stat().st_size} bytes, its header says {end}; download it again")
+
+
+def tokenizer(place: Place) -> Finding | None:
+    """Does the tokenizer load, fit the target, and lay a conversation out as the template does?"""
+    if not place.ranks.is_main:
+        return None
+    made, _ = tokenize.load(place.tokenizer)
+    if len(made) > place.config.vocab_size:
+        found = f"{len(made)} entries, but the target embeds {place.config.vocab_size}"
+        return Finding(FAIL, found, "give the tokenizer that belongs to the target")
+    if not made.chat_template:
+        found = "no chat template (a base model?): the target's own chats cannot be tokenized; they would be laid out as ChatML"
+        return Finding(WARN, found, "nothing for plain text; else put a chat_template.jinja beside tokenizer.json")
+    fix = "give a tokenizer whose chat template renders user and assistant turns; texts without chats need none"
+    try:
+        ids = tokenize.encode(made, {"messages": CHAT})[0].tolist()
+    except LayoutError as error:
+        return Finding(FAIL, f"a chat of two turns cannot be laid out: {error}", fix)
+    expected = template_ids(made)
+    pairs = zip(ids, expected, strict=False)
+    shared = next((i for i, (own, theirs) in enumerate(pairs) if own != theirs), min(len(ids), len(expected)))
+    # We leave out white space behind the last answer, and close the document with eos.
+    if ids[shared:] not in ([], [made.eos_token_id]) or made.decode(expected[shared:]).strip():
+        return Finding(FAIL, f"a chat of two turns becomes other tokens than the template's, from token {shared} on", fix)
+    return Finding(OK, f"{len(made)} entries; a chat of two turns is {len(ids)} tokens, the template's own")
+
+
+def template_ids(made: Any) -> list[int]:
+    """The conversation as transformers tokenizes it by the template, with the day that we always write."""
+    template = ChatTemplate.of(made).template
+    return list(made.apply_chat_template(CHAT, chat_template=template, tokenize=True, return_dict=False))
+
+
+def trackers(place: Place) -> Finding | None:
+    """Are the services' packages here, and in online mode a key and a way to the server? Nothing is sent."""
+    if not place.ranks.is_main:
+        return None
+    found = []
+    for name, mode in dict.fromkeys((name, runtime.tracker_mode) for runtime in place.runtimes for name in chosen(runtime)):
+        found.append(f"{name} {mode}")
+        address = server_of(name) if mode == "online" else None
+        if address is None:
+            continue
+        try:
+            check_key(name)
+            connect(address)
+        except NoKeyError as error:
+            return Finding(FAIL, str(error), OFFLINE)
+        except OSError as error:
+            return Finding(FAIL, f"{name}: {address} cannot be reached from this node: {error}", OFFLINE)
+    return Finding(OK, ", ".join(found) or "none; metrics.jsonl has every step")
+
+
+def connect(address: str) -> None:
+    """Open a connection to a server, through the proxy where one is set, and close it. Raises OSError."""
+    proxy = os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy")
+    url = urlsplit(proxy or address)
+    with socket.create_connection((url.hostname or "", url.port or (443 if url.scheme == "https" else 80)), timeout=CONNECT):
+        pass

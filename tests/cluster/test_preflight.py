@@ -1,0 +1,540 @@
+"""Preflight: each check's failing case, provoked; two ranks that find all well; a rank that never comes."""
+
+import json
+import os
+import re
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+
+from longspec.artefact import describe_files, read_json, write_json, write_text
+from longspec.cluster import preflight, preflight_compute, preflight_job, preflight_node
+from longspec.cluster.preflight_ranks import FAIL, OK, WARN, Facts, Finding, Place, host_memory
+from longspec.config import Recipe, Runtime, compose, load, to_yaml
+from longspec.data.chat import CHATML
+from longspec.distributed import Ranks
+from longspec.target.manifest import tokenizer_files, write_manifest
+from longspec.train import tracking
+from longspec.train.memory import estimate, peak
+from longspec.train.models import attention_flash
+from tests.corpus import Corpus
+from tests.train.jobs import RECIPE, torchrun
+from tests.workflow.planning import Workflow, copy_to
+
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus) -> Path:
+    """A folder with a stage's frozen files, a target and its tokenizer."""
+    folder = tmp_path_factory.mktemp("job")
+    config = compose("train", RECIPE)
+    write_text(folder / "recipe.yaml", to_yaml(config.recipe))
+    write_text(folder / "runtime.yaml", to_yaml(config.runtime))
+    torch.manual_seed(5)
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    target = Qwen2ForCausalLM(Qwen2Config(vocab_size=corpus.build.vocabulary, num_key_value_heads=2, **shape))
+    target.save_pretrained(folder / "target")
+    described(folder)
+    shutil.copytree(read_json(corpus.tokenizer)["path"], folder / "tokenizer")
+    described_tokenizer(folder)
+    return folder
+
+
+def described(folder: Path) -> None:
+    """Write the target's manifest."""
+    files = describe_files(folder / "target", ["config.json", "model.safetensors"])
+    write_json(folder / "target_manifest.json", {"path": str(folder / "target"), "source": "test", "files": files})
+
+
+def described_tokenizer(folder: Path) -> None:
+    """Write the tokenizer's manifest."""
+    names = tokenizer_files(folder / "tokenizer")
+    write_manifest(folder / "tokenizer_manifest.json", folder / "tokenizer", "test", names)
+
+
+MakePlace = Callable[..., Place]
+
+
+@pytest.fixture
+def place_in(tmp_path: Path, job: Path) -> MakePlace:
+    """The only rank of a job in a copy of its folder, with other settings."""
+    folder = tmp_path / "job"
+    shutil.copytree(job, folder)
+    described(folder)
+    described_tokenizer(folder)
+
+    def make(*overrides: str, **changed: Any) -> Place:
+        config = compose("train", [*RECIPE, *overrides])
+        recipe, runtime = (OmegaConf.create(to_yaml(section)) for section in (config.recipe, config.runtime))
+        files = {name: folder / f"{name}_manifest.json" for name in ("target", "tokenizer")}
+        facts = {0: Facts("here", time.time(), {"torch": "1"}, 0, host_memory=host_memory())}
+        place = Place(Ranks(0, 0, 1), Store(), 5.0, [recipe], [runtime], out=folder / "out", facts=facts, **files)
+        return replace(place, **changed)
+
+    return make
+
+
+class Store:
+    """A key-value store in this process."""
+
+    def __init__(self) -> None:
+        self.content: dict[str, str] = {}
+        self.set, self.get = self.content.__setitem__, self.content.__getitem__
+
+    def check(self, names: list[str]) -> bool:
+        return all(name in self.content for name in names)
+
+
+def found(name: str, place: Place) -> Finding:
+    """What a check of this rank finds, as the program runs it."""
+    finding = preflight.limited(preflight.CHECKS[name], place, 60)
+    assert finding is not None
+    return finding
+
+
+def start(job: Path, out: Path, *options: str, launcher: list[str] | None = None, **environment: str) -> subprocess.Popen[str]:
+    arguments = [f"--recipe={job / 'recipe.yaml'}", f"--runtime={job / 'runtime.yaml'}", f"--out={out}"]
+    arguments += [f"--{name}={job / f'{name}_manifest.json'}" for name in ("target", "tokenizer")]
+    command = [*(launcher or [sys.executable]), "-m", "longspec.cluster", "preflight", *arguments, *options]
+    kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    kept |= {"OMP_NUM_THREADS": "1", **environment}
+    return subprocess.Popen(command, env=kept, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, dict[str, str]]:
+    """Exit code, all it printed, and the level of each check by its name."""
+    text, _ = process.communicate(timeout=200)
+    rows = re.findall(r"^(ok|warn|fail) +([a-z0-9 ]+?)  ", text, re.MULTILINE)
+    return process.returncode, text, {name: level for level, name in rows}
+
+
+def free_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
+def test_two_ranks_find_all_well(job: Path, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    code, text, levels = ended(start(job, tmp_path / "out", f"--report={report}", launcher=torchrun(2)))
+    assert code == 0, text
+    # A machine without GPUs is a warning, as is what a small machine leaves a process.
+    assert set(levels) == set(preflight.CHECKS)
+    assert {name for name, level in levels.items() if level != OK} <= {"gpus", "limits"}
+    assert levels["gpus"] == (OK if torch.cuda.is_available() else WARN)
+    assert re.search(r"^ok +collective +(gloo|nccl) over 2 ranks, sums exact; \d+ MiB in .* GB/s", text, re.MULTILINE)
+    warnings = sum(level == WARN for level in levels.values())
+    last = text.splitlines()[-1]
+    assert last == f"preflight: {len(levels) - warnings} ok, {warnings} warnings, 0 failed"
+    told = json.loads(report.read_text())
+    assert [check["name"] for check in told["checks"]] == list(preflight.CHECKS)
+    assert told["summary"] == last
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_without_a_launcher_all_checks_run_though_one_fails(job: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    code, text, levels = ended(start(job, tmp_path / "file/out"))
+    assert code == 1
+    assert set(levels) == set(preflight.CHECKS)
+    assert [name for name, level in levels.items() if level == FAIL] == ["disk", "shared folder"]
+    assert re.search(r"^preflight: \d+ ok, \d warnings, 2 failed$", text.splitlines()[-1])
+
+
+def test_a_rank_that_never_comes_is_named_in_time(job: Path, tmp_path: Path) -> None:
+    began = time.monotonic()
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    first = start(job, tmp_path / "out", "--seconds=10", **alone)
+    third = start(job, tmp_path / "out", "--seconds=10", **alone | {"RANK": "2", "LOCAL_RANK": "1"})
+    code, text, levels = ended(first)
+    assert code == 1
+    assert "rank 1 of 3 did not come within 10 s" in text
+    assert f"came: rank 0 ({socket.gethostname()}), rank 2 ({socket.gethostname()})" in text
+    assert levels["ranks"] == FAIL
+    assert levels["collective"] == WARN
+    assert levels["target"] == OK
+    assert ended(third)[0] == 0
+    assert time.monotonic() - began < 60
+
+
+def test_a_rank_that_dies_in_a_check_is_named(job: Path, tmp_path: Path) -> None:
+    """A crash, as of a library that was built for another GPU: torchrun then ends rank 0, which tells what it knows."""
+    crash = tmp_path / "sitecustomize.py"
+    crash.write_text(
+        "import os\nif os.environ.get('RANK') == '1':\n    import torch\n    torch.Tensor.bfloat16 = lambda *_: os.abort()\n"
+    )
+    code, text, _ = ended(start(job, tmp_path / "out", "--seconds=15", launcher=torchrun(2), PYTHONPATH=str(tmp_path)))
+    assert code == 1
+    assert re.search(r"^fail +bf16 +rank 1 \(.*\): not done$", text, re.MULTILINE), text
+    assert re.search(r"preflight: \d+ ok, \d+ warnings, [1-9]\d* failed", text)
+
+
+def test_ranks_that_do_not_add_up_are_named(place_in: MakePlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = place_in(seconds=0.5)
+    monkeypatch.setattr(preflight_node, "_all_reduce", lambda _: time.sleep(60))
+    finding = found("collective", place)
+    assert finding.level == FAIL
+    assert finding.found == "not done after 0 s by rank 0 (here)"
+    place = place_in(seconds=0.5, ranks=Ranks(0, 0, 2))
+    place.facts[1] = place.facts[0]
+    assert found("collective", place).found.startswith("rank 1 (here) did not begin it")
+
+
+def test_ranks_of_other_versions_and_clocks(place_in: MakePlace) -> None:
+    place = place_in()
+    place.facts[1] = replace(place.facts[0], host="n2", versions={"torch": "2"}, time=time.time() + 60)
+    versions = found("versions", place)
+    assert versions.level == FAIL
+    assert versions.found == "torch 1 on rank 0 (here); 2 on rank 1 (n2)"
+    clock = found("clock", place)
+    assert clock.level == WARN
+    assert "60 s from rank 0's: rank 1 (n2)" in clock.found
+
+
+def test_gpus_that_are_missing(place_in: MakePlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    none = found("gpus", place_in(gpus_expected=8))
+    assert (none.level, none.found) == (FAIL, "no GPU, 8 expected")
+    assert "CUDA_VISIBLE_DEVICES is :" in none.fix
+    assert "gres" in none.fix
+    assert found("gpus", place_in()) == Finding(WARN, "no GPU: gloo on CPUs", found("gpus", place_in()).fix)
+    place = place_in()
+    one = replace(place.facts[0], gpus=1, gpu="H100", memory=80 * 2**30)
+    place.facts = {0: one, 1: one}
+    assert found("gpus", place).found == "1 GPUs seen, 2 needed"
+    place.facts = {0: one, 1: replace(one, host="n2", gpu="A100")}
+    assert found("gpus", place).found == "H100 on rank 0 (here); A100 on rank 1 (n2)"
+    place.facts = {0: one}
+    assert found("gpus", place) == Finding(OK, "1 x H100, 80.00 GiB each")
+
+
+def test_few_open_files(place_in: MakePlace) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+    try:
+        finding = found("limits", place_in())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert finding.level == WARN
+    assert "256 open files" in finding.found
+    assert "ulimit -n" in finding.fix
+
+
+def test_flash_attention_that_is_asked_for_and_not_installed(place_in: MakePlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_flash, "find_spec", lambda name: None)
+    finding = found("attention", place_in("runtime.attention=flash_attention_2"))
+    assert finding.level == FAIL
+    assert finding.found.endswith("flash_attention_2 is not installed: pip install '.[gpu]' --no-build-isolation")
+    assert found("attention", place_in()).found == "auto is sdpa (the fastest on a cpu)"
+
+
+def test_a_backend_that_computes_something_else(place_in: MakePlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    from longspec.train.models import attention
+
+    def doubled(*arguments: Any) -> torch.Tensor:
+        return 2 * attention.BACKENDS[attention.SDPA](*arguments)
+
+    monkeypatch.setitem(attention.BACKENDS, attention.FLASH, doubled)
+    monkeypatch.setattr(preflight_compute, "_choice", lambda *_: (attention.FLASH, "as asked for"))
+    finding = found("attention", place_in())
+    assert finding.level == FAIL
+    assert "differs from sdpa" in finding.found
+    monkeypatch.setitem(attention.BACKENDS, attention.FLASH, attention.BACKENDS[attention.EAGER])
+    assert found("attention", place_in()).level == OK
+
+
+def test_a_device_whose_bfloat16_is_wrong(place_in: MakePlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = torch.Tensor.bfloat16
+    assert found("bf16", place_in("recipe.precision=bf16")).level == OK
+    monkeypatch.setattr(torch.Tensor, "bfloat16", lambda tensor: exact(tensor) * 1.5)
+    assert found("bf16", place_in("recipe.precision=bf16")).level == FAIL
+    assert found("bf16", place_in("recipe.precision=fp32")).level == WARN
+
+
+def test_deepspeed_that_does_not_import(place_in: MakePlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "longspec.train.engine", raising=False)
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    finding = found("optimizer", place_in())
+    assert finding.level == FAIL
+    assert "deepspeed" in finding.found
+    assert finding.fix == "pip install -c constraints.txt -e '.[train]'"
+
+
+def test_an_operator_that_cannot_be_compiled(place_in: MakePlace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    settings = ["runtime.deepspeed.offload_optimizer=nvme", "runtime.deepspeed.zero_stage=3"]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    finding = found("optimizer", place_in(*settings, f"runtime.deepspeed.nvme_path={tmp_path / 'none'}"))
+    assert finding.level == FAIL
+    assert "lacks c++, ninja, " in finding.found
+    assert f"a folder {tmp_path / 'none'} that can be written" in finding.found
+    assert "offload_optimizer: cpu" in finding.fix
+
+
+def test_a_stage_that_does_not_fit(place_in: MakePlace) -> None:
+    place = place_in("runtime.micro_batch=4")
+    assert found("memory", place).level == OK
+    place.facts[0] = replace(place.facts[0], host_memory=MIB)
+    finding = found("memory", place)
+    assert finding.level == FAIL
+    assert "out of memory" in finding.found
+    assert "runtime.micro_batch: 1 (then" in finding.found
+    offloaded = place_in("runtime.deepspeed.offload_optimizer=cpu")
+    items = estimate(preflight_job.setups(offloaded)["base"])
+    needed = peak(items) + peak(items, on_host=True)
+    for memory, level in ((needed, OK), (needed - 1, FAIL)):
+        offloaded.facts[0] = replace(offloaded.facts[0], host_memory=memory)
+        assert found("memory", offloaded).level == level
+    assert "the ranks of a node take" in found("memory", offloaded).found
+
+
+def test_ranks_that_cannot_share_a_global_batch(place_in: MakePlace) -> None:
+    place = place_in(ranks=Ranks(0, 0, 3))
+    finding = found("memory", place)
+    assert finding.level == FAIL
+    assert "cannot be shared equally by 3 processes" in finding.found
+
+
+def test_a_folder_that_cannot_be_written(place_in: MakePlace, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    place = place_in(out=tmp_path / "file/out")
+    assert found("disk", place).level == FAIL
+    assert "cannot be written" in found("disk", place).found
+    assert found("shared folder", place).level == FAIL
+    if os.geteuid() != 0:  # root may write anywhere
+        (tmp_path / "closed").mkdir(mode=0o500)
+        assert found("disk", place_in(out=tmp_path / "closed")).level == FAIL
+
+
+def test_a_quota_and_a_full_disk(place_in: MakePlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, before[1]))
+    try:
+        finding = found("disk", place_in())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert finding.level == FAIL
+    assert "64.00 MiB cannot be written" in finding.found
+    assert found("disk", place_in()).level == OK
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000, total=2000))
+    finding = found("disk", place_in())
+    assert finding.level == FAIL
+    assert "0.00 MiB free" in finding.found
+    assert list((place_in().out).iterdir()) == []
+
+
+def test_a_node_that_does_not_see_the_folder(place_in: MakePlace, tmp_path: Path) -> None:
+    one = place_in(seconds=2)
+    one.facts[1] = replace(one.facts[0], host="n2")
+    other = replace(one, ranks=Ranks(1, 0, 2), out=tmp_path / "elsewhere")
+    one.tell("file", [str(tmp_path / "elsewhere/file"), "text"])
+    finding = found("shared folder", other)
+    assert finding.level == FAIL
+    assert "is not there after 1 s" in finding.found
+    one.store.content.pop("seen/1")
+    one.ranks = Ranks(0, 0, 2)
+    assert "rank 1 (n2) did not look for" in found("shared folder", one).found
+    one.store.content.clear()
+    assert "rank 0 has written no file within 2 s" in found("shared folder", other).found
+    merged = preflight.merged(one, {0: Finding(OK, "x"), 1: finding})
+    assert merged.found.startswith("rank 1 (n2): ")
+
+
+def test_a_target_whose_files_are_missing_or_torn(place_in: MakePlace) -> None:
+    place = place_in()
+    assert found("target", place).level == OK
+    folder = Path(read_json(place.target)["path"])
+    weights = folder / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-100])
+    assert "its manifest says" in found("target", place).found
+    described(folder.parent)  # torn before it was fetched
+    assert "its header says" in found("target", place).found
+    weights.write_bytes(whole[:-1] + b"x")
+    described(folder.parent)
+    weights.write_bytes(whole)
+    assert "SHA-256 differs" in found("target", place).found
+    weights.unlink()
+    finding = found("target", place)
+    assert finding.level == FAIL
+    assert "missing, though its manifest lists it" in finding.found
+    place.target.unlink()
+    assert "no such file" in found("target", place).found
+
+
+def test_a_target_of_another_family(place_in: MakePlace) -> None:
+    place = place_in()
+    folder = Path(read_json(place.target)["path"])
+    config = read_json(folder / "config.json") | {"model_type": "gpt2"}
+    write_json(folder / "config.json", config)
+    described(folder.parent)
+    assert "model_type 'gpt2' is not supported" in found("target", place).found
+    assert found("attention", place).level == WARN
+    assert "see the check of the target" in found("memory", place).found
+
+
+def templated(place: Place, template: str | None) -> Finding:
+    """What the check finds of the tokenizer with another chat template."""
+    folder = Path(read_json(place.tokenizer)["path"])
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = template
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    tokenizer.save_pretrained(folder)
+    described_tokenizer(folder.parent)
+    return found("tokenizer", place)
+
+
+def test_chat_templates_that_do_not_round_trip(place_in: MakePlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = place_in()
+    assert found("tokenizer", place).level == OK
+    upper = templated(place, "{% for turn in messages %}{{ turn.content | upper }}\n{% endfor %}")
+    assert upper.level == FAIL
+    assert upper.found.startswith("a chat of two turns cannot be laid out: ")
+    refused = templated(place, "{{ raise_exception('no chats') }}")
+    assert refused.level == FAIL
+    assert "the chat template refuses it: no chats" in refused.found
+    base = templated(place, None)
+    assert base.level == WARN
+    assert "chats cannot be tokenized" in base.found
+    monkeypatch.setattr(preflight_job, "template_ids", lambda made: [5, 6, 7])
+    other = templated(place, CHATML)
+    assert other.level == FAIL
+    assert "becomes other tokens than the template's, from token 0 on" in other.found
+
+
+def test_a_tokenizer_of_another_target(place_in: MakePlace) -> None:
+    place = place_in()
+    folder = Path(read_json(place.tokenizer)["path"])
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens([f"<{number}>" for number in range(50)])
+    tokenizer.save_pretrained(folder)
+    described_tokenizer(folder.parent)
+    finding = found("tokenizer", place)
+    assert finding.level == FAIL
+    assert "but the target embeds 275" in finding.found
+
+
+def test_trackers_that_are_missing(place_in: MakePlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert found("trackers", place_in()).found == "none; metrics.jsonl has every step"
+    assert found("trackers", place_in("runtime.report_to=[tensorboard]")).found == "tensorboard online"
+    monkeypatch.setattr(tracking, "is_installed", lambda name: name != "wandb")
+    finding = found("trackers", place_in("runtime.report_to=[wandb]"))
+    assert finding.level == FAIL
+    assert "wandb is not installed: pip install" in finding.found
+
+
+@pytest.fixture
+def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A home without any key."""
+    for name in [name for name in os.environ if name.startswith(("WANDB_", "SWANLAB_"))]:
+        monkeypatch.delenv(name)
+    for name in ("HTTPS_PROXY", "https_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SWANLAB_ROOT", str(tmp_path / "home"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("keys")
+def test_swanlab_without_a_key_or_a_way_to_its_server(place_in: MakePlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    online = place_in("runtime.report_to=[swanlab]")
+    finding = found("trackers", online)
+    assert finding.level == FAIL
+    assert "swanlab has no key on this machine" in finding.found
+    offline = "set runtime.tracker_mode=offline, upload later with python -m longspec.cluster sync"
+    assert finding.fix == offline
+    monkeypatch.setenv("SWANLAB_API_KEY", "key")
+    monkeypatch.setenv("SWANLAB_API_HOST", f"http://127.0.0.1:{free_port()}")
+    finding = found("trackers", online)
+    assert finding.level == FAIL
+    assert "cannot be reached from this node" in finding.found
+    assert finding.fix == offline
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("SWANLAB_API_HOST", f"http://127.0.0.1:{server.getsockname()[1]}")
+        assert found("trackers", online) == Finding(OK, "swanlab online")
+    assert found("trackers", place_in("runtime.report_to=[swanlab]", "runtime.tracker_mode=offline")).level == OK
+
+
+@pytest.mark.usefixtures("keys")
+def test_wandb_without_a_key(job: Path, tmp_path: Path) -> None:
+    """In a process of its own, for wandb keeps the environment that it saw first."""
+    runtime = load(job / "runtime.yaml", Runtime)
+    assert load(job / "recipe.yaml", Recipe).stage == "base"
+    OmegaConf.set_readonly(runtime, False)
+    runtime.report_to = ["wandb"]
+    write_text(tmp_path / "runtime.yaml", to_yaml(runtime))
+    process = start(job, tmp_path / "out", f"--runtime={tmp_path / 'runtime.yaml'}", NETRC=str(tmp_path / "none"))
+    code, text, levels = ended(process)
+    assert code == 1
+    assert levels["trackers"] == FAIL
+    assert "wandb has no key on this machine: run `wandb login`, set WANDB_API_KEY, or set" in text
+
+
+def test_a_check_that_hangs_or_raises_is_a_finding(place_in: MakePlace) -> None:
+    hung = preflight.limited(lambda _: time.sleep(30), place_in(), 0.2)  # type: ignore[func-returns-value]
+    assert hung is not None
+    assert (hung.level, hung.found) == (FAIL, "no end after 0 s")
+
+    def wrong(_: Place) -> Finding:
+        raise KeyError("path")
+
+    assert preflight.limited(wrong, place_in(), 5) == Finding(FAIL, "KeyError: 'path'")
+
+
+def commands(workflow: Workflow, *arguments: str) -> dict[str, str]:
+    """The planned preflight's command, by its run."""
+    planned = workflow.output("-n", "preflight", *arguments)
+    found = re.findall(r"^ +output: results/(\w+)/preflight\.json$.*?Shell command: (.*?)\n", planned, re.MULTILINE | re.DOTALL)
+    return dict(found)
+
+
+def test_the_rule_checks_all_stages_of_each_run_as_they_will_be_started(tmp_path: Path, root: Path) -> None:
+    workflow = copy_to(tmp_path, root)
+    (command,) = commands(workflow).values()
+    stages = [f"results/demo/sinkpi-slicing/{stage}" for stage in ("base", "long", "longcot")]
+    for section in ("recipe", "runtime"):
+        assert f"--{section} {' '.join(f'{stage}/{section}.yaml' for stage in stages)} --" in command
+    for part in (
+        "launch --nodes 1 --ranks 1 ",
+        "--log logs/preflight/demo.log -- longspec.cluster preflight ",
+        "--target models/demo/target_manifest.json --tokenizer models/demo/tokenizer_manifest.json",
+        "--gpus-expected 0 --out results/demo --report results/demo/preflight.json",
+    ):
+        assert part in command
+    for gres, gpus in (("gpu:8", 8), ("gpu:h100:4", 4), ("gpu", 1), ("nvme:2,gpu:a100_80gb:2", 2)):
+        (command,) = commands(workflow, "--set-resources", f"preflight_run:gres='{gres}'").values()
+        assert f"--gpus-expected {gpus} " in command
+    assert "preflight" not in workflow.output("-n", "final_draft", "--quiet", "rules")
+
+
+def test_what_was_found_well_is_checked_again(tmp_path: Path, root: Path) -> None:
+    """With all that it needs there, a second call runs the job again; one that fails is not tried a second time."""
+    workflow = copy_to(tmp_path, root)
+    (tmp_path / "src/longspec/cluster/launch.py").write_text(
+        "from pathlib import Path\n\n\ndef main(argv):\n"
+        "    Path(argv[-1]).write_text('report')\n    return int(Path('sick').exists())\n"
+    )
+    for name in ("target", "tokenizer"):
+        write_text(tmp_path / f"models/demo/{name}_manifest.json", "{}")
+    until = ["--allowed-rules", "preflight", "preflight_run", "stage_config"]
+    for _ in range(2):
+        assert "rule preflight_run:" in workflow.output("preflight", "--cores=1", *until)
+        assert (tmp_path / "results/demo/preflight.json").read_text() == "report"
+    (tmp_path / "sick").touch()
+    done = workflow.call("preflight", "--cores=1", "--retries=3", *until)
+    assert done.returncode == 1
+    assert len(re.findall(r"^(?:local)?rule preflight_run:$", done.stdout + done.stderr, re.MULTILINE)) == 1
