@@ -1,7 +1,14 @@
 # make demo    from a fresh clone to a trained, measured draft and its report
 # make test    all tests that need neither a GPU nor a Slurm cluster; `make quick`: those of seconds
+# make test-slurm   tests on a real Slurm that is brought up on this machine: Debian or Ubuntu, root; it installs Slurm's packages
 # make lint    style, types, the workflow's own lint
 # make chaos   after `make demo`: shortened stages of it killed and starved at 30 random moments; the result is kept in benchmarks/results
+#
+#
+# make status     all stages: steps, speed, time left, last checkpoint, Slurm job
+# make preflight  on the cluster's nodes, in minutes: what a job of days needs
+# make resume     after the controlling Snakemake was killed: wait for its Slurm jobs, unlock, go on; CANCEL=1 cancels them
+# make sync       upload what trackers wrote offline
 #
 # make PYTHON=python3.12 ...                          another Python, 3.11 to 3.13
 # make PIP_ARGS='--extra-index-url <address>' ...     more options for pip, such as an index of CPU builds of torch
@@ -40,7 +47,7 @@ if numbers.exists():
 endef
 export FIGURES
 
-.PHONY: demo test quick lint chaos
+.PHONY: demo test test-slurm quick lint chaos status preflight resume sync
 .DELETE_ON_ERROR:
 
 demo: .venv/.stamp-train | $(TMPDIR)
@@ -49,6 +56,10 @@ demo: .venv/.stamp-train | $(TMPDIR)
 
 test: .venv/.stamp-dev | $(TMPDIR)
 	python -m pytest -m "not slurm and not gpu"
+
+test-slurm: .venv/.stamp-dev | $(TMPDIR)
+	python -m tests.slurm.cluster install
+	python -m pytest -m slurm
 
 quick: .venv/.stamp-dev | $(TMPDIR)
 	OMP_NUM_THREADS=1 python -m pytest -n logical --maxprocesses 4 -m "not slow and not slurm and not gpu"
@@ -62,6 +73,18 @@ lint: .venv/.stamp-dev | $(TMPDIR)
 
 chaos: .venv/.stamp-dev | $(TMPDIR)
 	python -m tests.train.chaos
+
+status:
+	@python -m longspec.cluster status
+
+preflight:
+	snakemake --profile slurm preflight
+
+resume:
+	python -m longspec.cluster resume $(if $(CANCEL),--cancel)
+
+sync:
+	python -m longspec.cluster sync
 
 # A stamp is newer than what it was made from, so a second call installs nothing.
 .venv/.stamp-train: .venv/bin/python pyproject.toml constraints.txt

@@ -14,7 +14,7 @@ rule fetch_data:
         source=source_of,
         revision=revision_of,
     shell:
-        "python -m longspec.data fetch --source {params.source:q} --revision {params.revision:q}"
+        "HF_HUB_OFFLINE=$FETCH_OFFLINE python -m longspec.data fetch --source {params.source:q} --revision {params.revision:q}"
         " --out {output} > {log} 2>&1"
 
 

@@ -75,5 +75,5 @@ rule fetch_target:
     params:
         source=model_source,
     shell:
-        "python -m longspec.target fetch --source {params.source:q} --out-target {output.target}"
+        "HF_HUB_OFFLINE=$FETCH_OFFLINE python -m longspec.target fetch --source {params.source:q} --out-target {output.target}"
         " --out-tokenizer {output.tokenizer} > {log} 2>&1"

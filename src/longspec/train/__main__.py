@@ -244,7 +244,8 @@ def run(job: Job, ranks: Ranks, lease: Lease | None) -> int:
     done = status.step == status.steps
     if ranks.is_main:
         status.write("done" if done else "stopped", "" if done else stop.told)
-    log("" if done else f"stopped at step {status.step} of {status.steps}: {stop.told}", ranks)
+    if not done:
+        log(f"stopped at step {status.step} of {status.steps}: {stop.told}", ranks)
     return 0 if done else 1
 
 

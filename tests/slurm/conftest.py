@@ -1,0 +1,75 @@
+"""A cluster, a small copy of the workflow on it, and its stage trained without Slurm to compare with."""
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import Cluster, lacking
+from tests.slurm.submitted import STAGE, Submitted
+from tests.workflow.planning import copy_to
+
+# Half a second a step, so that there is time for something to happen to it.
+SMALL = {
+    "config/model/demo.yaml": [(r"hidden: \d+", "hidden: 32"), (r"layers: \d+", "layers: 2"), (r", steps: \d+", ", steps: 6")],
+    "config/run_stage/demo_base.yaml": [
+        (r"global_batch: \d+", "global_batch: 32"),
+        (r"steps: \d+", "steps: 120"),
+        (r"micro_batch: \d+, save_every: \d+", "micro_batch: 2, save_every: 4, stop_margin_seconds: 5"),
+    ],
+    "config/workflow.yaml": [(r"records: \d+", "records: 200")],
+}
+INPUTS = ["models/demo/target_manifest.json", "data/packed/demo/stdlib-base-512-split/manifest.json"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests for a real Slurm skip themselves where there can be none."""
+    reason = lacking()
+    for item in items:
+        if reason and item.get_closest_marker("slurm"):
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """The cluster, up for all tests."""
+    with Cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Submitted:
+    """The workflow with small numbers and all that stage 1 reads."""
+    folder = tmp_path_factory.mktemp("prepared") / "workflow"
+    folder.mkdir()
+    copy = copy_to(folder, root)
+    shutil.copytree(root / "tests", copy.folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    for name, changes in SMALL.items():
+        text = (copy.folder / name).read_text()
+        for pattern, new in changes:
+            text, count = re.subn(pattern, new, text)
+            assert count, (name, pattern)
+        (copy.folder / name).write_text(text)
+    prepared = Submitted(copy.folder)
+    files = [*INPUTS, f"{STAGE}/recipe.yaml", f"{STAGE}/runtime.yaml"]
+    prepared.finish(prepared.popen([sys.executable, "-m", "snakemake", *files, "--cores", "2"]))
+    return prepared
+
+
+@pytest.fixture(scope="session")
+def undisturbed(prepared: Submitted, tmp_path_factory: pytest.TempPathFactory) -> Submitted:
+    """Stage 1 trained here, without Slurm, in two processes."""
+    copy = prepared.copy(tmp_path_factory.mktemp("undisturbed") / "workflow")
+    copy.train_locally("--set-resources", "train:ranks=2")
+    return copy
+
+
+@pytest.fixture
+def submitted(prepared: Submitted, cluster: Cluster, tmp_path: Path) -> Iterator[Submitted]:
+    """A copy to send to the cluster; nothing of it is left there afterwards."""
+    yield prepared.copy(tmp_path / "workflow")
+    subprocess.run(["scancel", "--user=root"], check=True)

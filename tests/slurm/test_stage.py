@@ -1,0 +1,170 @@
+"""One stage on a real Slurm: disturbed in every way a cluster knows, on several nodes, without hope, without controller."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.slurm.cluster import Cluster, until
+from tests.slurm.submitted import CLUSTER, STAGE, TARGET_RULE, Submitted, equal, state_of
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+
+def ranks_on(cluster: Cluster, submitted: Submitted) -> dict[int, int]:
+    """The processes of the copy's ranks, by rank."""
+    found = {}
+    for node in ("n1", "n2"):
+        for pid in cluster.processes_on(node):
+            try:
+                words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+                environment = Path(f"/proc/{pid}/environ").read_text().split("\0")
+                here = Path(f"/proc/{pid}/cwd").readlink() == submitted.folder
+            except OSError:
+                continue
+            rank = [entry.removeprefix("RANK=") for entry in environment if entry.startswith("RANK=")]
+            if here and rank and words[1:3] != ["-m", "torch.distributed.run"] and "longspec.train" in words:
+                found[int(rank[0])] = pid
+    return found
+
+
+def node_of(job: str) -> str:
+    command = ["squeue", "--noheader", "--jobs", job, "--format", "%N"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_whatever_happens_to_a_job_the_stage_ends_as_if_nothing_had(
+    submitted: Submitted, undisturbed: Submitted, cluster: Cluster
+) -> None:
+    """A rank killed, scancel, preemption, a node without power, the time limit; jobs of one minute."""
+    submitted.set("runtime", 1)
+    process = submitted.start()
+    ended = []
+
+    submitted.wait_for(1, 6, process)
+    os.kill(ranks_on(cluster, submitted)[1], signal.SIGKILL)
+    ended.append("FAILED")
+
+    submitted.wait_for(2, 6, process)
+    subprocess.run(["scancel", submitted.job(2)], check=True)
+    ended.append("CANCELLED")
+
+    submitted.wait_for(3, 6, process)
+    urgent = ["sbatch", "--partition=urgent", "--exclusive", "--nodes=2", "--time=1", "--output=/dev/null", "--wrap", "sleep 1"]
+    subprocess.run(urgent, check=True)
+    ended.append("PREEMPTED")
+
+    submitted.wait_for(4, 6, process)
+    node = node_of(submitted.job(4))
+    cluster.power_off(node)
+    ended.append("NODE_FAIL")
+
+    submitted.wait_for(5, 1, process)
+    cluster.power_on(node)
+    submitted.finish(process)
+    jobs = [submitted.job(attempt) for attempt in range(1, len(submitted.attempts()) + 1)]
+    assert [state_of(job) for job in jobs[:4]] == ended
+    slices = [path.read_text().rstrip().splitlines()[-1] for path in submitted.attempts()[4:-1]]
+    assert slices, "the rest fits into one job"
+    assert all(line.startswith("stopped at step ") and line.endswith(": deadline") for line in slices)
+    assert state_of(jobs[-1]) == "COMPLETED"
+    assert submitted.curve() == undisturbed.curve()
+    assert equal(submitted.weights(), undisturbed.weights())
+
+
+def test_an_asked_for_end_costs_no_step(submitted: Submitted, cluster: Cluster) -> None:
+    """scancel tells the job before it kills it, and the job's shells do not end before the step is saved."""
+    process = submitted.start()
+    submitted.wait_for(1, 5, process)
+    subprocess.run(["scancel", submitted.job(1)], check=True)
+    submitted.wait_for(2, 1, process)
+    first, second = (path.read_text() for path in submitted.attempts()[:2])
+    stopped = next(line for line in first.splitlines() if "stopped at step " in line)
+    step = int(stopped.split("stopped at step ")[1].split(" ")[0])
+    assert step >= 5
+    assert f"starting at step {step}\n" in second
+    assert first.rstrip().splitlines()[-1].endswith("signal SIGTERM")
+    os.killpg(process.pid, signal.SIGINT)
+    submitted.finish(process, code=1)
+
+
+def test_two_nodes_of_two_ranks_learn_as_one_process_does(prepared: Submitted, submitted: Submitted, cluster: Cluster) -> None:
+    """And a scheduler that is away for a while is waited for."""
+    alone = prepared.copy(submitted.folder.parent / "alone")
+    for copy in (alone, submitted):
+        copy.edit("config/run_stage/demo_base.yaml", r"steps: \d+", "steps: 20")
+    submitted.set("nodes", 2)
+    process = submitted.start()
+    submitted.wait_for(1, 4, process)
+    cluster.stop_controller()
+    time.sleep(15)
+    cluster.start_controller()
+    submitted.finish(process)
+    alone.train_locally("--set-resources", "train:ranks=1")
+    assert len(submitted.attempts()) == 1
+    log = submitted.attempts()[0].read_text()
+    assert "4 processes x " in log
+    manifest = json.loads((submitted.folder / TARGET_RULE).read_text())
+    assert manifest["world_size"] == 4
+    steps, losses = zip(*submitted.curve(), strict=True)
+    _, expected = zip(*alone.curve(), strict=True)
+    assert steps == tuple(range(1, 21))
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+
+
+def test_a_stage_without_hope_costs_one_job_and_tells_why(submitted: Submitted) -> None:
+    submitted.edit("config/run_stage/demo_base.yaml", r"global_batch: \d+", "global_batch: 33")
+    text = submitted.finish(submitted.start(), code=1)
+    assert len(submitted.attempts()) == 1
+    assert text.count("has been submitted with SLURM jobid") == 1
+    last = submitted.attempts()[0].read_text().rstrip().splitlines()[-1]
+    assert "33" in last
+    assert "rank " in last
+    assert last in text, "Snakemake shows it"
+    again = submitted.finish(submitted.start(), code=1)
+    assert len(submitted.attempts()) == 2
+    assert "so it failed before" in submitted.attempts()[1].read_text()
+    assert again.count("has been submitted with SLURM jobid") == 2
+
+
+@pytest.mark.parametrize("way", ["wait", "cancel"])
+def test_the_controller_is_killed_and_one_command_goes_on(
+    way: str, submitted: Submitted, undisturbed: Submitted, cluster: Cluster
+) -> None:
+    process = submitted.start()
+    submitted.wait_for(1, 5, process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    job = submitted.job(1)
+    assert state_of(job) == "RUNNING"
+    if way == "wait":
+        refused_beside(submitted, job)
+    options = ["--poll", "2"] + (["--cancel"] if way == "cancel" else [])
+    resume = [sys.executable, "-m", "longspec.cluster", "resume", *options, "--", *CLUSTER, TARGET_RULE]
+    text = submitted.finish(submitted.popen(resume))
+    assert f"{job} train_wildcards_demo_sinkpi-slicing_base running" in text
+    trained = [path for path in submitted.attempts() if " tokens/s\n" in path.read_text()]
+    assert len(trained) == {"wait": 1, "cancel": 2}[way]
+    assert submitted.curve() == undisturbed.curve()
+    assert equal(submitted.weights(), undisturbed.weights())
+
+
+def refused_beside(submitted: Submitted, job: str) -> None:
+    """A second job for the same stage, on the other node, while the first one trains."""
+    before = submitted.rows()[-1]["step"]
+    other = {"n1": "n2", "n2": "n1"}[node_of(job)]
+    command = submitted.attempts()[0].read_text().splitlines()[0].partition(" -m longspec.train ")[2]
+    second = f"{sys.executable} -m longspec.cluster launch --ranks 2 -- longspec.train {command}"
+    srun = ["srun", "--partition=cpu", f"--nodelist={other}", "--mem=2000", "--time=5", "bash", "-c", second]
+    done = subprocess.run(srun, cwd=submitted.folder, env=submitted.environment(), capture_output=True, text=True)
+    assert done.returncode != 0
+    assert job in done.stdout + done.stderr, "the job that holds the folder is named"
+    assert "another training job" in done.stdout + done.stderr
+    until(lambda: submitted.rows()[-1]["step"] > before, 60, "the first goes on")
+    assert json.loads((submitted.folder / STAGE / "status.json").read_text())["state"] == "running"

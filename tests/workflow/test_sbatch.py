@@ -1,0 +1,103 @@
+"""What Slurm is asked for, word by word: stand-ins for its commands write down what they are told and fail the job."""
+
+import json
+import os
+import re
+import shlex
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.workflow.planning import Workflow
+
+STAGE = "results/demo/sinkpi-slicing/base"
+SHORT = ["--slurm-init-seconds-before-status-checks", "1", "--max-status-checks-per-second", "10", "--latency-wait", "1"]
+COMMANDS = {
+    "sbatch": 'printf "%s\\n" "$*" >> {told}; echo 77',
+    "squeue": 'echo "77|${{STATE:-FAILED}}"',
+    "scontrol": 'echo "MinJobAge = 300 sec"',
+    "sacct": "echo sacct >> {told}; exit 1",
+    "sacctmgr": "true",
+    "sshare": "true",
+    "scancel": "true",
+    "sinfo": "true",
+}
+
+
+@pytest.fixture
+def slurm(built: Workflow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The stand-ins, in a workflow whose stage 1 is to be trained; what they were told."""
+    commands, told = tmp_path / "commands", tmp_path / "told.txt"
+    commands.mkdir()
+    for name, text in COMMANDS.items():
+        (commands / name).write_text(f"#!/bin/sh\n{text.format(told=told)}\n")
+        (commands / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{os.environ['PATH']}")
+    (built.folder / f"{STAGE}/checkpoint.json").unlink()
+    return told
+
+
+def asked(told: Path) -> list[str]:
+    """The words of the one job that was sent."""
+    lines = [line for line in told.read_text().splitlines() if line.startswith("--parsable")]
+    assert len(lines) == 1
+    return shlex.split(lines[0])
+
+
+def send(built: Workflow, *more: str) -> str:
+    done = built.call("--profile", "slurm", f"{STAGE}/checkpoint.json", "--retries", "0", *SHORT, *more)
+    assert done.returncode == 1, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_a_stage_on_a_node_of_eight_gpus(slurm: Path, built: Workflow) -> None:
+    text = send(built)
+    words = asked(slurm)
+    wanted = ["--nodes=1", "--gres=gpu:8", "--ntasks-per-node=8", "--cpus-per-task=8", "--no-requeue"]
+    assert set(wanted) <= set(words)
+    pairs = dict(pairwise(words))
+    assert (pairs["-p"], pairs["-A"], pairs["--mem"], pairs["-t"]) == ("gpu", "default", "900000", "240")
+    assert not [word for word in words if re.match(r"--ntasks(=|-per-gpu)", word)], "Slurm refuses tasks beside GPUs"
+    assert "sacct" not in slurm.read_text().splitlines(), "whose answers the executor takes wrongly"
+    command = re.search(r"Shell command: (.*)", text)
+    assert command
+    assert command[1].startswith(
+        "exec python -m longspec.cluster launch --nodes 1 --ranks 8 --tasks 8 --cpus 8 --gres=gpu:8"
+        " --log logs/train/demo/sinkpi-slicing/base.log -- longspec.train "
+    )
+
+
+def test_two_nodes_are_one_word_more(slurm: Path, built: Workflow) -> None:
+    built.edit("profiles/slurm/profile.yaml", r"^    nodes: 1$", "    nodes: 2")
+    text = send(built)
+    assert {"--nodes=2", "--gres=gpu:8", "--ntasks-per-node=8", "--cpus-per-task=8"} <= set(asked(slurm))
+    assert "longspec.cluster launch --nodes 2 --ranks 8" in text
+
+
+def test_a_preempted_job_is_not_waited_for(slurm: Path, built: Workflow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The executor alone would, for ever, and this test with it."""
+    monkeypatch.setenv("STATE", "PREEMPTED")
+    assert "Error in rule train" in send(built)
+    assert len(asked(slurm)) > 0
+
+
+def test_a_failed_stage_is_tried_again_and_a_hopeless_one_is_not(slurm: Path, built: Workflow) -> None:
+    status = built.folder / STAGE / "status.json"
+    status.write_text(json.dumps({"state": "failed", "deterministic": True}))
+    os.utime(status, (1, 1))  # said before this Snakemake began: it may have been mended since
+    command = ["--profile", "slurm", f"{STAGE}/checkpoint.json", "--retries", "2", *SHORT]
+    built.call(*command)
+    assert slurm.read_text().count("--parsable") == 3
+    slurm.unlink()
+    sbatch = Path(os.environ["PATH"].split(os.pathsep)[0]) / "sbatch"
+    sbatch.write_text(sbatch.read_text() + f"touch {status}\n")
+    built.call(*command)
+    assert slurm.read_text().count("--parsable") == 1
+
+
+def test_retries_stand_in_the_profile_alone(root: Path) -> None:
+    """A rule's own would be repeated inside one Slurm job too, and multiply."""
+    for path in [root / "Snakefile", *(root / "rules").glob("*.smk")]:
+        assert not re.search(r"^\s*retries: *[^0 ]", path.read_text(), re.MULTILINE), path
+    assert re.search(r"^retries: (5\d|[6-9]\d|\d{3,})", (root / "profiles/slurm/profile.yaml").read_text(), re.MULTILINE)
