@@ -15,8 +15,9 @@ os.environ.update(PATH=os.pathsep.join([BIN, *os.get_exec_path()]))
 
 # Jobs read what lies here; compute nodes often have no way to the internet, and a question to the hub would hang. Only the
 # rules that fetch, which are local, ask as the user's own environment says.
-os.environ.setdefault("FETCH_OFFLINE", os.environ.get("HF_HUB_OFFLINE", "0"))
-os.environ["HF_HUB_OFFLINE"] = "1"
+user = {"HF_HUB_OFFLINE": "0"} | os.environ
+os.environ.setdefault("FETCH_OFFLINE", user["HF_HUB_OFFLINE"])
+os.environ.update(HF_HUB_OFFLINE="1")
 
 if "data" in config:
     config["data"] = with_presets(config["data"])

@@ -1,4 +1,4 @@
-# Which failed job is tried again, where Snakemake (9.27) or its Slurm executor (2.8.0) would get it wrong.
+# Which jobs have ended and which are tried again, where Snakemake (9.27) or its Slurm executor (2.8.0) would get it wrong.
 
 import time
 from pathlib import Path
@@ -12,6 +12,7 @@ STATUS_FILE = "status.json"  # which a train job leaves beside its outputs
 BEGAN = time.time()
 
 asked_slurm = snakemake_executor_plugin_slurm.query_job_status
+asked_age = snakemake_executor_plugin_slurm.get_min_job_age
 restarts_of_rule = Job.restart_times.fget
 
 
@@ -25,6 +26,17 @@ async def ask_slurm(command, logger):
             for job, state in states.items()
         }
     return states, seconds
+
+
+known_age = []
+
+
+def min_job_age():
+    """How long squeue shows a job that has ended; while Slurm does not answer, what it said before. The executor would turn
+    to sacct then, and without accounting ask it for an hour after Slurm is back, and wait for ever.
+    """
+    known_age[:] = [age for age in (asked_age(), *known_age) if age is not None][:1]
+    return known_age[0] if known_age else None
 
 
 def is_hopeless(job):
@@ -46,4 +58,5 @@ def restarts(job):
 
 
 snakemake_executor_plugin_slurm.query_job_status = ask_slurm
+snakemake_executor_plugin_slurm.get_min_job_age = min_job_age
 Job.restart_times = property(restarts)

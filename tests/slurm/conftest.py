@@ -18,7 +18,7 @@ SMALL = {
     "config/model/demo.yaml": [(r"hidden: \d+", "hidden: 32"), (r"layers: \d+", "layers: 2"), (r", steps: \d+", ", steps: 6")],
     "config/run_stage/demo_base.yaml": [
         (r"global_batch: \d+", "global_batch: 32"),
-        (r"steps: \d+", "steps: 120"),
+        (r"steps: \d+", "steps: 80"),
         (r"micro_batch: \d+, save_every: \d+", "micro_batch: 2, save_every: 4, stop_margin_seconds: 5"),
     ],
     "config/workflow.yaml": [(r"records: \d+", "records: 200")],

@@ -236,6 +236,18 @@ def test_of_many_that_take_over_at_once_one_gets_it(
         winners[0].release()
 
 
+def test_it_waits_for_another_that_takes_over_in_the_same_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both saw the folder free, and the other's lease comes just after its own."""
+
+    def meanwhile(seconds: float) -> None:
+        assert seconds == lease.SETTLE
+        write_json(tmp_path / lease.LEASE, {"holder": "other", "job": "77", "host": "node7", "pid": 5, "released": False})
+
+    monkeypatch.setattr(time, "sleep", meanwhile)
+    with pytest.raises(ValueError, match="Slurm job 77 on node7"):
+        acquire(tmp_path)
+
+
 def test_one_that_comes_too_late_in_that_moment_leaves_one_writer(
     tmp_path: Path, no_locks_between_machines: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,7 +268,7 @@ def test_one_that_comes_too_late_in_that_moment_leaves_one_writer(
 
 
 def test_a_holder_that_was_taken_for_dead_learns_it_and_touches_nothing(
-    tmp_path: Path, no_locks_between_machines: None
+    tmp_path: Path, no_locks_between_machines: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = acquire(tmp_path, "node1")
     first._ended.set()  # as if it were frozen
@@ -268,6 +280,17 @@ def test_a_holder_that_was_taken_for_dead_learns_it_and_touches_nothing(
     first._ended.clear()
     with pytest.raises(EndError):
         first._renew()
+    utime = os.utime
+
+    def last_beat(file: Any) -> NoReturn:
+        utime(file)
+        raise EndError
+
+    with monkeypatch.context() as patch:  # it looked just before the other came
+        patch.setattr(first, "check", lambda: None)
+        patch.setattr(os, "utime", last_beat)
+        with pytest.raises(EndError):
+            first._renew()
     first.release()
     assert read(tmp_path) == before
     Fence(tmp_path, second.holder).check()

@@ -1,10 +1,10 @@
 """What belongs to a cluster, `python -m longspec.cluster <verb> --help`:
 
-    launch      start a job's ranks, on one node or several, with a log of its own for each attempt
-    status      a table of all stages: steps, speed, time left, last checkpoint, Slurm job
-    resume      after the controlling Snakemake was killed: wait for its jobs or cancel them, unlock
-    preflight   check on an allocated node what a job of days needs
-    sync        upload what trackers wrote offline
+launch      start a job's ranks, on one node or several, with a log of its own for each attempt
+status      a table of all stages: steps, speed, time left, last checkpoint, Slurm job
+resume      after the controlling Snakemake was killed: wait for its jobs or cancel them, unlock
+preflight   check on an allocated node what a job of days needs
+sync        upload what trackers wrote offline
 """
 
 import importlib

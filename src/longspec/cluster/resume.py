@@ -74,7 +74,7 @@ def wait_for_jobs(folder: Path, poll: float, *, cancel: bool) -> None:
             jobs = workflow_jobs(folder)
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str]) -> int:  # noqa: RET503 (execv does not return)
     """Wait, unlock, and become Snakemake; 1 when another one is at work here."""
     options = parser().parse_args(argv)
     folder = Path.cwd()

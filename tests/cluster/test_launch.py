@@ -1,0 +1,135 @@
+"""The launcher of a job's ranks: threads, a log for each attempt, last words, signals, an end with its parent."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from longspec.cluster.attempts import last_words, new_log
+from longspec.cluster.launch import main
+from tests.slurm.cluster import is_running, until
+
+# What a rank does: its words are seen in the log. No torch in it, so that a start takes torchrun's own time alone.
+RANK = """
+import os, signal, sys, time
+from pathlib import Path
+from longspec.distributed import die_with_parent, find_ranks, leave_words
+die_with_parent()
+ranks, way = find_ranks(), sys.argv[1]
+heard = []
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda number, _: heard.append(signal.Signals(number).name))
+print(f"rank {ranks.rank} of {ranks.world_size}, {os.environ['OMP_NUM_THREADS']} threads, pid {os.getpid()}.", flush=True)
+if way == "fail":
+    time.sleep(0 if ranks.rank == 1 else 1)
+    try:
+        raise RuntimeError(f"broken in {ranks.rank}")
+    except RuntimeError as error:
+        leave_words(error, ranks, known=False)
+        raise
+if way == "refuse":
+    leave_words(ValueError("recipe.yaml: line 3: no such key"), ranks, known=True)
+    sys.exit("error: recipe.yaml: line 3: no such key")
+if way == "wait":
+    while not heard:
+        time.sleep(0.1)
+    time.sleep(2)
+    print(f"rank {ranks.rank} saved after {' '.join(heard)}", flush=True)
+    sys.exit(1)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module to launch, and no Slurm."""
+    (tmp_path / "tried.py").write_text(RANK)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    return tmp_path
+
+
+def command(folder: Path, way: str, *more: str) -> list[str]:
+    log = f"--log={folder / 'logs/stage.log'}"
+    return [sys.executable, "-m", "longspec.cluster", "launch", "--ranks=2", log, *more, "--", "tried", way]
+
+
+def pids(folder: Path) -> list[int]:
+    """The ranks that have begun."""
+    log = folder / "logs/stage.log"
+    return [int(pid) for pid in re.findall(r"pid (\d+)\.", log.read_text())] if log.exists() else []
+
+
+@pytest.mark.parametrize(("tasks", "cpus", "threads"), [(1, 2, 1), (1, 5, 2), (8, 8, 32), (1, 1, 1)])
+def test_ranks_share_the_cores_of_all_tasks(folder: Path, tasks: int, cpus: int, threads: int) -> None:
+    subprocess.run(command(folder, "pass", f"--tasks={tasks}", f"--cpus={cpus}"), check=True)
+    text = (folder / "logs/stage.log").read_text()
+    assert sorted(re.findall(r"rank (\d) of 2, (\d+) threads", text)) == [("0", str(threads)), ("1", str(threads))]
+
+
+def test_each_attempt_has_its_log_which_ends_with_the_first_failing_ranks_words(folder: Path) -> None:
+    for way in ("fail", "refuse"):
+        assert subprocess.run(command(folder, way)).returncode == 1
+        (folder / "logs/stage.log").rename(folder / "logs/link")  # Snakemake removes a job's log before it starts it
+        (folder / "logs/link").unlink()
+    first, second = sorted((folder / "logs/stage").iterdir())
+    assert (first.name, second.name) == ("attempt-001.log", "attempt-002.log")
+    lines = first.read_text().rstrip().splitlines()
+    assert lines[-1] == "RuntimeError: broken in 1"
+    end = lines[lines.index("This attempt ended:") :]
+    assert re.match(r"rank 1 on \S+: Traceback \(most recent call last\):", end[1])
+    assert re.match(r"rank [01] on \S+: error: recipe.yaml: line 3: no such key", second.read_text().rstrip().splitlines()[-1])
+
+
+def test_the_link_leads_to_the_newest_attempt(tmp_path: Path) -> None:
+    log = tmp_path / "logs/stage.log"
+    first = new_log(log)
+    first.write_text("first")
+    second = new_log(log)
+    second.write_text("second")
+    assert log.read_text() == "second"
+    assert not log.readlink().is_absolute()
+    assert first.read_text() == "first"
+
+
+def test_without_a_raised_error_the_told_one_is_the_last_word(tmp_path: Path) -> None:
+    text = "12:00:01 error: no sign of life for 20 s: rank 1 (n2, pid 7) in draft\nnoise\n12:00:03 error: of no interest\n"
+    assert last_words(text, tmp_path) == "error: no sign of life for 20 s: rank 1 (n2, pid 7) in draft"
+    torn = tmp_path / "none/attempt_0/0/error.json"
+    torn.parent.mkdir(parents=True)
+    torn.write_text('{"message": ')
+    assert last_words(text, tmp_path).startswith("error: no sign of life")
+    assert last_words("12:00:01 stopped at step 4 of 9: deadline\n", tmp_path) == "stopped at step 4 of 9: deadline"
+    assert last_words("all is well\n", tmp_path) == ""
+
+
+@pytest.mark.parametrize(("number", "whole_group"), [(signal.SIGTERM, False), (signal.SIGINT, True)])
+def test_a_signal_reaches_the_ranks_once_and_they_are_waited_for(folder: Path, number: int, whole_group: bool) -> None:
+    """To the launcher alone, as `kill` does; to its group, as a terminal's Ctrl-C does."""
+    process = subprocess.Popen(command(folder, "wait"), start_new_session=True)
+    until(lambda: len(pids(folder)) == 2, 60, "two ranks")
+    (os.killpg if whole_group else os.kill)(process.pid, number)
+    assert process.wait(60) == 1
+    text = (folder / "logs/stage.log").read_text()
+    name = signal.Signals(number).name
+    assert sorted(re.findall(r"rank \d saved after .*", text)) == [f"rank {rank} saved after {name}" for rank in (0, 1)]
+
+
+def test_no_rank_outlives_a_killed_launcher(folder: Path) -> None:
+    process = subprocess.Popen(command(folder, "wait"))
+    until(lambda: len(pids(folder)) == 2, 60, "two ranks")
+    process.kill()
+    process.wait()
+    until(lambda: not any(is_running(pid) for pid in pids(folder)), 20, "the ranks' end")
+
+
+def test_what_cannot_be_started_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--ranks", "2"]) == 1
+    assert "nothing to start" in capsys.readouterr().err
+    assert main(["--ranks", "0", "--", "tried"]) == 1
+    assert "--ranks: must be at least 1, is 0" in capsys.readouterr().err
+    assert main(["--nodes", "2", "--ranks", "1", "--", "tried"]) == 1
+    assert "several nodes need a Slurm job" in capsys.readouterr().err
