@@ -40,10 +40,9 @@ class Submitted(Workflow):
         """The copy's own code, in its jobs too."""
         return os.environ | {"PYTHONPATH": f"{self.folder / 'src'}:{self.folder}"}
 
-    def start(self) -> "subprocess.Popen[str]":
-        """Snakemake on the cluster, in a session of its own as on a login node."""
-        whole = [sys.executable, "-m", "tests.slurm.impatient", *CLUSTER, TARGET_RULE]
-        return self.popen(whole)
+    def start(self, *wanted: str) -> "subprocess.Popen[str]":
+        """Snakemake on the cluster, in a session of its own as on a login node; it wants the stage unless told else."""
+        return self.popen([sys.executable, "-m", "tests.slurm.impatient", *CLUSTER, *(wanted or (TARGET_RULE,))])
 
     def popen(self, command: list[str]) -> "subprocess.Popen[str]":
         """A process in the copy's folder; what it prints goes into output.log there."""

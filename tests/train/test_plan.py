@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,27 @@ def test_steps_hours_and_batches(folder: Path, capsys: pytest.CaptureFixture[str
     each = flops.operations(TARGET, draft, 4 * LENGTH, [LENGTH] * 4, 4 * (LENGTH - 1)).total
     assert f"{each:.3g} operations a step" in text
     assert f"{each / 2e6:.1f} s a step, {5 * each / 2e6 / 3600:.1f} hours in all" in text
+
+
+def test_what_slurm_is_to_be_asked_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two ranks on nodes of one GPU are two nodes; 200 minutes, 1.25 times over, are 250 of training, in jobs of 60 less 10."""
+    config = frozen(folder)
+    draft = Draft(**{name: config[0].draft[name] for name in Draft.__dataclass_fields__})
+    each = flops.operations(TARGET, draft, 4 * LENGTH, [LENGTH] * 4, 4 * (LENGTH - 1)).total
+    rate = 5 * each / (200 * 60) / 2  # five steps on two ranks take 200 minutes
+    more = ["--node-gpus", "1", "--longest-job", "60", "--flops", repr(rate), "--gpu-memory-gib", "10"]
+    assert plan.main(command(folder, "--rows", "21", *more)) == 0
+    text = capsys.readouterr().out
+    assert "Slurm: nodes: 2, ranks: 1, tasks_per_node: 1, mem_mb: " in text
+    assert "runtime: 60 (5 jobs of it)" in text
+    on_host = float(re.search(r"PEAK of one rank, host +([\d.]+) MiB", text)[1]) * 2**20  # type: ignore[index]
+    told = int(re.search(r"mem_mb: (\d+)", text)[1])  # type: ignore[index]
+    assert told == pytest.approx((on_host + 6 * 2**30) / 1e6, abs=1)
+    assert plan.main(command(folder, "--rows", "21", "--node-gpus", "8", "--flops", repr(rate * 1000))) == 0
+    text = capsys.readouterr().out
+    assert "nodes: 1, ranks: 2, tasks_per_node: 2, " in text
+    assert "runtime: 11 (1 job of it)" in text
+    assert plan.main(command(folder, "--rows", "21", "--longest-job", "10")) == 1
 
 
 def test_packed_data_are_counted(folder: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:

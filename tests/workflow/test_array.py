@@ -4,16 +4,11 @@ import base64
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import zlib
 
-import pytest
-
 from tests.workflow.planning import Workflow
-
-SHARDS = [f"data/tokens/demo/puzzles/{shard:03d}.json" for shard in range(5)]
 
 
 def test_a_task_of_an_array_becomes_its_own_job_and_leaves_the_first_tasks_files_alone(workflow: Workflow) -> None:
@@ -41,25 +36,3 @@ def test_the_profile_hands_a_whole_array_over_at_once(workflow: Workflow) -> Non
         found = re.search(rf"^{key}: (\d+)", profile, re.MULTILINE)
         assert found
         assert int(found[1]) >= 1000
-
-
-@pytest.mark.slurm
-@pytest.mark.skipif(shutil.which("sinfo") is None, reason="no Slurm here: sinfo is not on the PATH")
-@pytest.mark.slow
-def test_on_a_real_cluster(workflow: Workflow) -> None:
-    workflow.edit("config/workflow.yaml", r"\brecords: \d+", "records: 300")
-    workflow.edit("config/workflow.yaml", r"^(  puzzles: .*\bshards: )\d+", r"\g<1>5")
-    partition = subprocess.run(["sinfo", "-h", "-o", "%R"], capture_output=True, text=True, check=True).stdout.split()[0]
-    machine = ["--default-resources", f"slurm_partition={partition}", "slurm_account=root", "runtime=10", "mem_mb=1000"]
-    machine += ["--set-resources", *(f"{rule}:mem_mb=1000" for rule in ("raw", "build_tokenizer", "tokenize"))]
-    machine += ["tokenize:cpus_per_task=40", "--slurm-init-seconds-before-status-checks", "8", "--retries", "0"]
-    machine += ["--max-status-checks-per-second", "10", "--profile", "slurm"]
-    done = workflow.call(*SHARDS, *machine, "--jobs", "8")
-    text = done.stdout + done.stderr
-    assert done.returncode == 1, text
-    assert "the Slurm executor would lose jobs of its arrays (tokenize)" in text
-    text = workflow.output(*SHARDS, *machine)
-    assert text.count("Submitted array job") == 1
-    assert "individual task IDs are 1-5" in text
-    manifests = [json.loads((workflow.folder / shard).read_text()) for shard in SHARDS]
-    assert [manifest["shard"] for manifest in manifests] == [0, 1, 2, 3, 4]

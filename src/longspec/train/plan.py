@@ -4,6 +4,7 @@ From the configurations and the target's config.json alone; no weights are loade
 """
 
 import argparse
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,9 @@ SAMPLE = 256  # rows that stand for all when documents are counted
 SLOTS_WHILE_SAVING = 3  # of checkpoints: last, last_2 and the one being written
 CHECKPOINT_BYTES = 4 * len(KINDS)  # a parameter: float32 weights and moments
 DRAFT_FILES = 2  # .safetensors and .pth, in float32
+# Of a job: start, dry batch, resuming, and an estimate of the speed that is not exact.
+START_MINUTES, TIME_MARGIN = 10, 1.25
+RANK_BYTES = 6 * GIB  # of a process with torch, CUDA's libraries and its batches, on the host: a round guess
 
 
 @dataclass(frozen=True)
@@ -139,6 +143,23 @@ def stage_lines(recipe: Recipe, plan: Plan, rate: float) -> list[str]:
     return lines
 
 
+def slurm_line(plan: Plan, rate: float, gpus: int, longest: int) -> str:
+    """What the profile's block for a stage should ask for, and how many jobs of at most `longest` minutes it will be.
+
+    `gpus`: of a node. Memory is the host's part of the estimate for the node's ranks, and what each process needs besides.
+    """
+    ranks = min(gpus, plan.setup.world_size)
+    nodes = -(-plan.setup.world_size // ranks)
+    on_host = peak(estimate(plan.setup), on_host=plan.setup.device.type == "cuda")
+    memory = ranks * (on_host + RANK_BYTES) // 10**6
+    minutes = 60 * plan.hours(rate) * TIME_MARGIN + START_MINUTES
+    jobs = max(1, math.ceil((minutes - START_MINUTES) / (longest - START_MINUTES)))
+    return (
+        f"  Slurm: nodes: {nodes}, ranks: {ranks}, tasks_per_node: {ranks}, mem_mb: {memory}, "
+        f"runtime: {min(longest, math.ceil(minutes))} ({jobs} {'job' if jobs == 1 else 'jobs'} of it)"
+    )
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m longspec.train plan", description=__doc__)
@@ -153,6 +174,8 @@ def parser() -> argparse.ArgumentParser:
     add("--ranks", type=int, required=True, help="processes, one for each GPU")
     add("--device", choices=("cuda", "cpu"), default="cuda")
     add("--gpu-memory-gib", type=float, default=80.0, help="memory of the device of one rank")
+    add("--node-gpus", type=int, default=8, help="GPUs of a node, for the resources that are told for Slurm")
+    add("--longest-job", type=int, default=240, help="minutes of a Slurm job at most; a longer stage goes on in the next")
     add(
         "--flops",
         type=float,
@@ -193,6 +216,9 @@ def read_rows(options: argparse.Namespace, recipes: list[Any]) -> list[Rows]:
 def main(argv: list[str]) -> int:
     """Print the plan; 0 when every stage fits, 1 when one does not or something is wrong."""
     options = parser().parse_args(argv)
+    if options.node_gpus < 1 or options.longest_job <= START_MINUTES:
+        print(f"error: --node-gpus must be at least 1, --longest-job above {START_MINUTES}", file=sys.stderr)
+        return 1
     available, device = int(options.gpu_memory_gib * GIB), torch.device(options.device)
     all_fit, hours, disk = True, 0.0, 0
     try:
@@ -201,7 +227,8 @@ def main(argv: list[str]) -> int:
         for (recipe, runtime), rows_of_stage in zip(stages, rows, strict=True):
             plan = plan_stage(config, recipe, runtime, rows_of_stage, options.ranks, device)
             lines, fits = fit_lines(plan, available)
-            print("\n".join([*stage_lines(recipe, plan, options.flops), *lines]))
+            wanted = slurm_line(plan, options.flops, options.node_gpus, options.longest_job)
+            print("\n".join([*stage_lines(recipe, plan, options.flops), wanted, *lines]))
             all_fit, hours, disk = all_fit and fits, hours + plan.hours(options.flops), disk + plan.disk
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -1,0 +1,49 @@
+"""Tokenizing as a job array and the preflight, on a real Slurm."""
+
+import json
+
+import pytest
+
+from tests.slurm.submitted import CLUSTER, Submitted
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+SHARDS = [f"data/tokens/demo/puzzles/{shard:03d}.json" for shard in range(5)]
+
+
+def test_the_shards_of_a_dataset_are_one_array_or_none_is_sent(submitted: Submitted) -> None:
+    submitted.edit("config/workflow.yaml", r"^(  puzzles: .*\bshards: )\d+", r"\g<1>5")
+    text = submitted.finish(submitted.start(*SHARDS, "--jobs", "3"), code=1)
+    assert "the Slurm executor would lose jobs of its arrays (tokenize)" in text
+    assert "has been submitted" not in text
+    text = submitted.finish(submitted.start(*SHARDS))
+    assert text.count("Submitted array job") == 1
+    assert "individual task IDs are 1-5" in text
+    manifests = [json.loads((submitted.folder / shard).read_text()) for shard in SHARDS]
+    assert [manifest["shard"] for manifest in manifests] == [0, 1, 2, 3, 4]
+
+
+def test_preflight_on_two_nodes(submitted: Submitted) -> None:
+    submitted.set("nodes", 2)
+    submitted.finish(submitted.start("preflight"))
+    log = (submitted.folder / "logs/preflight/demo.log").read_text()
+    assert ", 0 failed" in log
+    report = json.loads((submitted.folder / "results/demo/preflight.json").read_text())
+    assert "n1" in json.dumps(report)
+    assert "n2" in json.dumps(report)
+
+
+def test_a_failed_preflight_is_not_tried_again_and_its_table_stays(submitted: Submitted) -> None:
+    submitted.edit("config/run_stage/demo_base.yaml", r"^runtime: \{", "runtime: {attention: flash_attention_2, ")
+    text = submitted.finish(submitted.start("preflight"), code=1)
+    assert text.count("has been submitted with SLURM jobid") == 1
+    assert "flash" in (submitted.folder / "logs/preflight/demo.log").read_text()
+    assert "flash" in text
+
+
+def test_all_of_a_plan_is_shown_with_its_resources(submitted: Submitted) -> None:
+    done = submitted.call(*CLUSTER, "-n", "final_draft")
+    blocks = [block for block in done.stdout.split("\n\n") if "\nrule " in f"\n{block}"]
+    assert len(blocks) > 8
+    for block in blocks:
+        assert "slurm_partition=" in block
+        assert "runtime=" in block
