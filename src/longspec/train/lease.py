@@ -115,12 +115,8 @@ def acquire(out: Path, host: str | None = None) -> Lease:
     # Two machines may bear one name, and one machine's processes are gone when it has started anew.
     machine = {"host": host or socket.gethostname(), "boot": BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""}
     lock = (out / LOCK).open("w")
-    try:
-        before = _wait_until_free(out, machine, locked=_lock(out, lock))
-        return Lease(out, *_write(out, machine, before), lock)
-    except BaseException:
-        lock.close()
-        raise
+    before = _wait_until_free(out, machine, locked=_lock(out, lock))
+    return Lease(out, *_write(out, machine, before), lock)
 
 
 def _refusal(out: Path, found: Found | None) -> ValueError:
