@@ -59,7 +59,7 @@ test: .venv/.stamp-dev | $(TMPDIR)
 
 test-slurm: .venv/.stamp-dev | $(TMPDIR)
 	python -m tests.slurm.cluster install
-	python -m pytest -m slurm
+	trap 'python -m tests.slurm.cluster down' EXIT; python -m pytest -m slurm
 
 quick: .venv/.stamp-dev | $(TMPDIR)
 	OMP_NUM_THREADS=1 python -m pytest -n logical --maxprocesses 4 -m "not slow and not slurm and not gpu"
@@ -74,14 +74,17 @@ lint: .venv/.stamp-dev | $(TMPDIR)
 chaos: .venv/.stamp-dev | $(TMPDIR)
 	python -m tests.train.chaos
 
+# Jobs inherit the environment: on a cluster's nodes what is only for a moment belongs on the node's own disk.
+CLUSTER_ENV := env -u TMPDIR -u TORCH_EXTENSIONS_DIR -u TORCHINDUCTOR_CACHE_DIR -u TRITON_HOME -u TRITON_CACHE_DIR -u XDG_CACHE_HOME
+
 status:
 	@python -m longspec.cluster status
 
 preflight:
-	snakemake --profile slurm preflight
+	$(CLUSTER_ENV) snakemake --profile slurm preflight
 
 resume:
-	python -m longspec.cluster resume $(if $(CANCEL),--cancel)
+	$(CLUSTER_ENV) python -m longspec.cluster resume $(if $(CANCEL),--cancel)
 
 sync:
 	python -m longspec.cluster sync

@@ -17,7 +17,11 @@ Where everything lies (P = results/{run}/{variant}, R = P/{stage}; rules/common.
     logs/, timings/                           one file a job
 """
 
+from pathlib import Path
+
 from snakemake.utils import min_version
+
+from longspec.cluster.controller import note_controller
 
 min_version("9.19")
 
@@ -40,6 +44,19 @@ include: "rules/train.smk"
 include: "rules/preflight.smk"
 include: "rules/draft.smk"
 include: "rules/retries.smk"
+
+
+# Before the first job of a call, in the Snakemake that controls it alone, and not in a dry run.
+onstart:
+    planned = list(workflow.dag.needrun_jobs())
+    check_arrays(
+        getattr(workflow.executor_settings, "array_jobs", None),
+        [job.rule.name for job in planned],
+        workflow.resource_settings.nodes,
+        workflow.scheduling_settings.max_jobs_per_timespan.max_jobs,
+    )
+    freeze_runtimes(planned)
+    note_controller(Path.cwd())
 
 
 rule final_draft:

@@ -39,12 +39,3 @@ def check_arrays(setting, planned, jobs, jobs_per_timespan):
 
 
 become_own_task(sys.argv, os.environ)
-
-
-onstart:
-    check_arrays(
-        getattr(workflow.executor_settings, "array_jobs", None),
-        [job.rule.name for job in workflow.dag.needrun_jobs()],
-        workflow.resource_settings.nodes,
-        workflow.scheduling_settings.max_jobs_per_timespan.max_jobs,
-    )

@@ -55,7 +55,6 @@ rule assemble_final_draft:
         data=packed_data,
         draft=last_draft,
         stages=stage_files,
-        runtimes=ancient(stage_runtimes),
     output:
         collect(
             f"{FINAL_DRAFT}/{{file}}",

@@ -4,6 +4,8 @@ import json
 import re
 from pathlib import Path
 
+from longspec.artefact import write_text
+
 
 def stage_config(wildcards):
     """The composed configuration of one stage."""
@@ -163,9 +165,14 @@ def stage_files(wildcards):
     return [f"{folder}/{name}" for folder in stage_folders(wildcards) for name in names]
 
 
-def stage_runtimes(wildcards):
-    """How each stage was run."""
-    return [f"{folder}/runtime.yaml" for folder in stage_folders(wildcards)]
+def freeze_runtimes(jobs):
+    """Write down how each stage among the jobs is run. A finished stage keeps what it was run with."""
+    for job in jobs:
+        if job.rule.name == "train":
+            path = Path(job.params.out) / "runtime.yaml"
+            text = to_yaml(stage_config(job.wildcards)["runtime"])
+            if not path.is_file() or path.read_text() != text:
+                write_text(path, text)
 
 
 def draft_files(wildcards, stage, names):

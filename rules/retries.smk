@@ -5,11 +5,15 @@ from pathlib import Path
 
 import snakemake_executor_plugin_slurm
 from snakemake.jobs import Job
+from snakemake.logging import logger
 
-from longspec.artefact import read_json
+from longspec.cluster.tries import begun, reason_to_give_up
 
-STATUS_FILE = "status.json"  # which a train job leaves beside its outputs
 BEGAN = time.time()
+OTHER_ENDS = {"PREEMPTED", "NODE_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL", "REVOKED"}
+TRIES_OF_OTHERS = 2  # after the first, of jobs that do not go on where they were
+PAUSE = 30  # seconds after a job that has not begun: Slurm may be away
+seen = set()
 
 asked_slurm = snakemake_executor_plugin_slurm.query_job_status
 asked_age = snakemake_executor_plugin_slurm.get_min_job_age
@@ -17,14 +21,20 @@ restarts_of_rule = Job.restart_times.fget
 
 
 async def ask_slurm(command, logger):
-    """Slurm's states, a preempted job's as a cancelled one's: the executor leaves it to Slurm to run such a job again, and
-    where Slurm must not (slurm-no-requeue) waits for ever."""
+    """Slurm's states of the jobs, in words the executor knows. It waits for ever for a job that is preempted (unless Slurm
+    runs it again, which it must not: slurm-no-requeue), that ends in a way it has no word for, or that Slurm has forgotten
+    between two questions; and for the rest of its life it keeps jobs from all nodes of one that lost one (NODE_FAIL).
+    """
     states, seconds = await asked_slurm(command, logger)
     if states is not None:
+        states = {job: state.split(" ")[0] for job, state in states.items()}
         states = {
-            job: "CANCELLED" if state == "PREEMPTED" else state
+            job: "FAILED" if state in OTHER_ENDS else state
             for job, state in states.items()
         }
+        seen.update(states)
+        # Taken for a success whose files are then looked for.
+        states = dict.fromkeys(seen - states.keys(), "UNKNOWN") | states
     return states, seconds
 
 
@@ -39,22 +49,20 @@ def min_job_age():
     return known_age[0] if known_age else None
 
 
-def is_hopeless(job):
-    """Whether a stage said, since this Snakemake began, that it would fail in the same way again."""
-    if job.rule.name != "train":
-        return False
-    path = Path(job.output[0]).parent / STATUS_FILE
-    try:
-        told = path.stat().st_mtime >= BEGAN
-        status = read_json(path)
-    except (OSError, ValueError):
-        return False
-    return told and status["state"] == "failed" and status["deterministic"]
-
-
 def restarts(job):
-    """None for a stage that has no hope: its reason is told now, and not after fifty more jobs."""
-    return 0 if is_hopeless(job) else restarts_of_rule(job)
+    """None for a stage without hope: its reason is told now, and not after fifty more jobs."""
+    allowed = restarts_of_rule(job)
+    if job.rule.name != "train":
+        return min(allowed, TRIES_OF_OTHERS)
+    if not allowed:
+        return 0
+    stage, log = Path(job.output[0]).parent, Path(job.log[0])
+    reason = reason_to_give_up(stage, log, BEGAN, job.attempt)
+    if reason:
+        logger.error(f"{stage} is not tried again: {reason}")
+    elif begun(log, BEGAN) < job.attempt:
+        time.sleep(PAUSE)
+    return 0 if reason else allowed
 
 
 snakemake_executor_plugin_slurm.query_job_status = ask_slurm

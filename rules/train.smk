@@ -1,5 +1,7 @@
 # Hydra composes when the graph is built; from here on only these two files count. `recipe` is what decides the
-# weights; `train` takes `runtime` as ancient, so that it never re-trains anything.
+# weights. `runtime` re-trains nothing, so it is no input of `train`: before the jobs of one call of Snakemake start, the
+# stages among them get theirs (freeze_runtimes). As an ancient input, when it changed, it would hide from Snakemake (9.27)
+# that its stage is not finished, and the call would end well without training.
 rule stage_config:
     output:
         f"{STAGE}/{{section}}.yaml",
@@ -23,7 +25,6 @@ rule stage_config:
 rule train:
     input:
         recipe=f"{STAGE}/recipe.yaml",
-        runtime=ancient(f"{STAGE}/runtime.yaml"),
         target=target_of,
         data=stage_data,
         weights=previous_draft,
@@ -49,5 +50,5 @@ rule train:
     shell:
         "exec python -m longspec.cluster launch --nodes {resources.nodes} --ranks {resources.ranks}"
         " --tasks {resources.tasks_per_node} --cpus {resources.cpus_per_task} --gres={resources.gres:q}"
-        " --log {log} -- longspec.train --recipe {input.recipe} --runtime {input.runtime}"
+        " --log {log} -- longspec.train --recipe {input.recipe} --runtime {params.out}/runtime.yaml"
         " --target {input.target} --data {input.data} {params.init} --out {params.out} --deadline slurm"

@@ -1,6 +1,6 @@
 """A real Slurm on one machine for tests: two nodes of eight declared GPUs, loopback only, no accounting.
 
-    python -m tests.slurm.cluster up | down      by hand, in FOLDER
+    python -m tests.slurm.cluster install | up | down
 
 Each node is a slurmd in a UTS namespace of its own, so that `hostname` tells it and everything that runs on it can be found
 and killed as a machine's power cut would. Root on Debian or Ubuntu. What it changes on the machine, `down` undoes: the link
@@ -12,13 +12,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-FOLDER = Path(tempfile.gettempdir()) / "longspec-slurm"
+FOLDER = Path("/run/longspec-slurm")  # short: it holds Unix sockets
 PACKAGES = {"munged": "munge", "slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client"}
 LINK, HOSTS, MARK = Path("/etc/slurm/slurm.conf"), Path("/etc/hosts"), "# longspec tests"
 PORT = 16917
@@ -58,7 +57,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 DefMemPerCPU=1000
 GresTypes=gpu
-MinJobAge=300
+MinJobAge=3600
 KillWait={kill_wait}
 SlurmctldTimeout=30
 SlurmdTimeout={node_timeout}
@@ -74,8 +73,12 @@ def lacking() -> str:
     missing = [package for program, package in PACKAGES.items() if shutil.which(program, path=PATH) is None]
     if missing:
         return f"not installed: {', '.join(missing)} (make test-slurm installs them on Debian)"
-    if LINK.exists() and LINK.resolve() != (FOLDER / "slurm.conf").resolve():
+    if (LINK.exists() or LINK.is_symlink()) and LINK.resolve() != (FOLDER / "slurm.conf").resolve():
         return f"{LINK} belongs to another Slurm"
+    if subprocess.run(["unshare", "--uts", "true"], capture_output=True).returncode:
+        return "no namespaces here; a container needs --cap-add SYS_ADMIN"
+    if not os.access(HOSTS, os.W_OK):
+        return f"{HOSTS} cannot be written"
     return ""
 
 
@@ -123,7 +126,11 @@ class Cluster:
         self.folder, self.configuration = folder, folder / "slurm.conf"
 
     def __enter__(self) -> "Cluster":
-        self.up()
+        try:
+            self.up()
+        except BaseException:
+            self.down()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -192,6 +199,17 @@ class Cluster:
     def stop_controller(self) -> None:
         """End slurmctld: no command gets an answer, jobs go on."""
         self._stop("slurmctld")
+
+    def whole(self) -> None:
+        """Bring back what a failed test has left switched off, and end all jobs."""
+        if self._own("slurmctld") is None:
+            self.start_controller()
+        subprocess.run(["scancel", "--user=root"], check=True, timeout=60)
+        for node in NODES:
+            if not self.processes_on(node):
+                self.power_on(node)
+            subprocess.run(["scontrol", "update", f"nodename={node}", "state=resume"], capture_output=True)
+        until(lambda: self.node_states() == dict.fromkeys(NODES, "idle"), 90, "idle nodes")
 
     def processes_on(self, node: str) -> list[int]:
         """All processes of a node's namespace."""
@@ -279,6 +297,8 @@ if __name__ == "__main__":
     verb = sys.argv[1] if len(sys.argv) == 2 else ""
     if verb == "install":
         install()
+        if lacking():
+            sys.exit(f"error: {lacking()}")
     elif verb in ("up", "down"):
         if verb == "up" and lacking():
             sys.exit(f"error: {lacking()}")

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ SMALL = {
     "config/model/demo.yaml": [(r"hidden: \d+", "hidden: 32"), (r"layers: \d+", "layers: 2"), (r", steps: \d+", ", steps: 6")],
     "config/run_stage/demo_base.yaml": [
         (r"global_batch: \d+", "global_batch: 32"),
-        (r"steps: \d+", "steps: 80"),
+        (r"steps: \d+", "steps: 120"),
         (r"micro_batch: \d+, save_every: \d+", "micro_batch: 2, save_every: 4, stop_margin_seconds: 5"),
     ],
     "config/workflow.yaml": [(r"records: \d+", "records: 200")],
@@ -71,5 +70,7 @@ def undisturbed(prepared: Submitted, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture
 def submitted(prepared: Submitted, cluster: Cluster, tmp_path: Path) -> Iterator[Submitted]:
     """A copy to send to the cluster; nothing of it is left there afterwards."""
-    yield prepared.copy(tmp_path / "workflow")
-    subprocess.run(["scancel", "--user=root"], check=True)
+    copy = prepared.copy(tmp_path / "workflow")
+    yield copy
+    copy.end_all()
+    cluster.whole()

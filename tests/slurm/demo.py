@@ -28,6 +28,7 @@ VARIANT = "results/demo/sinkpi-slicing"
 DRAFT = f"{VARIANT}/final_draft/model.safetensors"
 WANTED = [*CLUSTER, "final_draft"]
 PROFILE = Path("tests/slurm/profile/profile.yaml")
+SHORT = Path("two-minutes")  # the same with a shorter time limit
 HOUR = 3600.0
 
 
@@ -95,11 +96,19 @@ def main() -> int:
         print(events[-1], flush=True)
 
     if options.disturbed:
-        PROFILE.write_text(re.sub(r"^    runtime: 60$", "    runtime: 2", PROFILE.read_text(), flags=re.MULTILINE))
+        short = re.sub(r"^    runtime: 60$", "    runtime: 2", PROFILE.read_text(), flags=re.MULTILINE)
+        SHORT.mkdir()
+        (SHORT / PROFILE.name).write_text(short)
+        WANTED[WANTED.index(str(PROFILE.parent))] = str(SHORT)
+    controller = None
     with Cluster() as cluster:
-        controller = start(["snakemake", *WANTED])
-        controller = disturb(cluster, controller, told) if options.disturbed else controller
-        code = controller.wait(HOUR)
+        try:
+            controller = start(["snakemake", *WANTED])
+            controller = disturb(cluster, controller, told) if options.disturbed else controller
+            code = controller.wait(HOUR)
+        finally:
+            if controller is not None and controller.poll() is None:
+                os.killpg(controller.pid, signal.SIGKILL)
         stages = {
             stage: [state_of(job_of(path)) or "forgotten" for path in attempts(stage)] for stage in ("base", "long", "longcot")
         }

@@ -24,6 +24,8 @@ def test_the_shards_of_a_dataset_are_one_array_or_none_is_sent(submitted: Submit
 
 def test_preflight_on_two_nodes(submitted: Submitted) -> None:
     submitted.set("nodes", 2)
+    for stage in ("long", "longcot"):  # whose two rows no four ranks could share
+        submitted.edit(f"config/run_stage/demo_{stage}.yaml", r"global_batch: 2", "global_batch: 4")
     submitted.finish(submitted.start("preflight"))
     log = (submitted.folder / "logs/preflight/demo.log").read_text()
     assert ", 0 failed" in log

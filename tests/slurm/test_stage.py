@@ -40,10 +40,17 @@ def node_of(job: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
+def stopped_at(log: str) -> int:
+    """The step that was saved when the job was told to end."""
+    found = re.search(r"stopped at step (\d+) of \d+: signal SIGTERM", log)
+    assert found, log[-2000:]
+    return int(found[1])
+
+
 def test_whatever_happens_to_a_job_the_stage_ends_as_if_nothing_had(
     submitted: Submitted, undisturbed: Submitted, cluster: Cluster
 ) -> None:
-    """A rank killed, scancel, preemption, a node without power."""
+    """A rank killed, scancel, preemption, a node without power, the time limit."""
     process = submitted.start()
 
     submitted.wait_for(1, 6, process)
@@ -58,18 +65,18 @@ def test_whatever_happens_to_a_job_the_stage_ends_as_if_nothing_had(
     cluster.power_off(node)
     submitted.wait_for(5, 1, process)
     cluster.power_on(node)
+    # It has waited for a sign of life from the fourth for longer than the minute that it may now have had.
+    subprocess.run(["scontrol", "update", f"jobid={submitted.job(5)}", "timelimit=1"], check=True)
     submitted.finish(process)
 
-    assert len(submitted.attempts()) == 5
-    states = [state_of(submitted.job(attempt)) for attempt in range(1, 6)]
-    assert states == ["FAILED", "CANCELLED", "PREEMPTED", "NODE_FAIL", "COMPLETED"]
+    assert len(submitted.attempts()) == 6
+    states = [state_of(submitted.job(attempt)) for attempt in range(1, 7)]
+    assert states == ["FAILED", "CANCELLED", "PREEMPTED", "NODE_FAIL", "TIMEOUT", "COMPLETED"]
     logs = [path.read_text().rstrip() for path in submitted.attempts()]
     assert "no sign of life" in logs[0].splitlines()[-1]
     assert "rank 1" in logs[0].splitlines()[-1]
-    # scancel tells a job before it kills it, and the shells of this one do not end before the step is saved.
-    stopped = logs[1].splitlines()[-1]
-    assert stopped.endswith("signal SIGTERM")
-    assert f"starting at step {stopped.removeprefix('stopped at step ').split()[0]}\n" in logs[2]
+    for attempt in (1, 2):  # told before they are killed
+        assert f"starting at step {stopped_at(logs[attempt])}\n" in logs[attempt + 1]
     assert submitted.curve() == undisturbed.curve()
     assert equal(submitted.weights(), undisturbed.weights())
 
@@ -87,9 +94,22 @@ def test_a_stage_longer_than_its_jobs_is_trained_in_slices(
     assert len(attempts) >= 2
     for path in attempts[:-1]:
         last = path.read_text().rstrip().splitlines()[-1]
-        assert re.fullmatch(r"stopped at step \d+ of 80: deadline", last)
+        assert re.fullmatch(r"stopped at step \d+ of 120: deadline", last)
     assert submitted.curve() == undisturbed.curve()
     assert equal(submitted.weights(), undisturbed.weights())
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_of_a_batch_step_slurm_tells_the_shell_alone(nodes: int, submitted: Submitted) -> None:
+    """As where control groups tell a job's processes apart: with the shell the batch step ends, the ranks save and then end."""
+    submitted.set("nodes", nodes)
+    process = submitted.start()
+    submitted.wait_for(1, 4, process)
+    subprocess.run(["scancel", "--batch", "--signal=TERM", submitted.job(1)], check=True)
+    submitted.wait_for(2, 1, process)
+    first, second = (path.read_text() for path in submitted.attempts()[:2])
+    assert f"starting at step {stopped_at(first)}\n" in second
+    assert "taken over" not in second, "the first has given the folder back"
 
 
 def test_two_nodes_of_two_ranks_learn_as_one_process_does(prepared: Submitted, submitted: Submitted, cluster: Cluster) -> None:

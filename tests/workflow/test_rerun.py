@@ -44,7 +44,22 @@ def test_another_machine_runs_nothing_again(built: Workflow) -> None:
 )
 def test_the_runtime_section_trains_nothing_again(built: Workflow, pattern: str, new: str) -> None:
     built.edit("config/run_stage/demo_long.yaml", pattern, new)
-    assert set(built.plan()) == {f"{P}/long/runtime.yaml"}
+    assert built.plan() == {}
+
+
+def test_a_changed_runtime_section_does_not_hide_an_unfinished_stage(built: Workflow) -> None:
+    """Nor does it change what is written down of the finished ones; the training itself fails here, on empty files."""
+    runtimes = {stage: built.folder / P / stage / "runtime.yaml" for stage in ("base", "long")}
+    for path in runtimes.values():
+        path.write_text("as it was\n")
+    (built.folder / P / "long/checkpoint.json").unlink()
+    for stage in runtimes:
+        built.edit(f"config/run_stage/demo_{stage}.yaml", r"\bsave_every: \d+", "save_every: 77")
+    assert f"{P}/long/checkpoint.json" in built.plan()
+    assert runtimes["long"].read_text() == "as it was\n"
+    assert built.call("final_draft", "--cores=1").returncode == 1
+    assert "save_every: 77\n" in runtimes["long"].read_text()
+    assert runtimes["base"].read_text() == "as it was\n"
 
 
 def test_a_learning_rate_trains_its_stage_and_later_ones(built: Workflow) -> None:

@@ -14,7 +14,8 @@ from tests.workflow.planning import Workflow
 STAGE = "results/demo/sinkpi-slicing/base"
 SHORT = ["--slurm-init-seconds-before-status-checks", "1", "--max-status-checks-per-second", "10", "--latency-wait", "1"]
 COMMANDS = {
-    "sbatch": 'printf "%s\\n" "$*" >> {told}; echo 77',
+    # A job begins an attempt, with a log of its own.
+    "sbatch": 'printf "%s\\n" "$*" >> {told}; mkdir -p {logs}; touch {logs}/attempt-$(grep -c . {told}).log; echo 77',
     "squeue": 'echo "77|${{STATE:-FAILED}}"',
     "scontrol": 'echo "MinJobAge = 300 sec"',
     "sacct": "echo sacct >> {told}; exit 1",
@@ -31,7 +32,7 @@ def slurm(built: Workflow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     commands, told = tmp_path / "commands", tmp_path / "told.txt"
     commands.mkdir()
     for name, text in COMMANDS.items():
-        (commands / name).write_text(f"#!/bin/sh\n{text.format(told=told)}\n")
+        (commands / name).write_text(f"#!/bin/sh\n{text.format(told=told, logs='logs/train/demo/sinkpi-slicing/base')}\n")
         (commands / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{os.environ['PATH']}")
     (built.folder / f"{STAGE}/checkpoint.json").unlink()
@@ -79,12 +80,17 @@ def test_a_preempted_job_is_not_waited_for(slurm: Path, built: Workflow, monkeyp
     """The executor alone would, for ever, and this test with it."""
     monkeypatch.setenv("STATE", "PREEMPTED")
     assert "Error in rule train" in send(built)
-    assert len(asked(slurm)) > 0
+
+
+def test_a_job_that_slurm_forgets_is_judged_by_its_files(slurm: Path, built: Workflow) -> None:
+    squeue = Path(os.environ["PATH"].split(os.pathsep)[0]) / "squeue"
+    squeue.write_text(f"#!/bin/sh\n[ -e {slurm}.seen ] || echo '77|RUNNING'\ntouch {slurm}.seen\n")
+    assert "MissingOutputException" in send(built)
 
 
 def test_a_failed_stage_is_tried_again_and_a_hopeless_one_is_not(slurm: Path, built: Workflow) -> None:
     status = built.folder / STAGE / "status.json"
-    status.write_text(json.dumps({"state": "failed", "deterministic": True}))
+    status.write_text(json.dumps({"state": "failed", "deterministic": True, "reason": "no such key"}))
     os.utime(status, (1, 1))  # said before this Snakemake began: it may have been mended since
     command = ["--profile", "slurm", f"{STAGE}/checkpoint.json", "--retries", "2", *SHORT]
     built.call(*command)
@@ -92,8 +98,9 @@ def test_a_failed_stage_is_tried_again_and_a_hopeless_one_is_not(slurm: Path, bu
     slurm.unlink()
     sbatch = Path(os.environ["PATH"].split(os.pathsep)[0]) / "sbatch"
     sbatch.write_text(sbatch.read_text() + f"touch {status}\n")
-    built.call(*command)
+    text = built.call(*command).stderr
     assert slurm.read_text().count("--parsable") == 1
+    assert f"{STAGE} is not tried again: it would fail in the same way again: no such key" in text
 
 
 def test_retries_stand_in_the_profile_alone(root: Path) -> None:

@@ -2,8 +2,8 @@
 
     python -m longspec.cluster launch --nodes 2 --ranks 8 --log LOG -- longspec.train ARGUMENTS
 
-With several nodes it stands in the job's batch step, where Snakemake's executor puts a job with the resource `mpi`, and
-starts one torchrun on each by srun.
+In the batch step of a Slurm job, where Snakemake's executor puts what has the resource `mpi`, each node's torchrun is the task
+of a job step, also on one node: Slurm tells a step's task to end before it kills it, but of a batch step only the shell.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -25,6 +25,8 @@ from longspec.distributed import die_with_parent
 # Ports below those that systems give away by themselves; two jobs that share a node have different numbers.
 FIRST_PORT, PORTS = 20000, 10000
 PATIENCE = 600  # seconds that torchrun gives its ranks after a SIGTERM to end their step and save; its own default is 30
+OTHERS = 120  # seconds for the other nodes, when one has ended, to tell why and to give the folder back
+TRIES, PAUSE = 4, 5.0  # a scheduler that is restarted is away for some seconds
 MODULE = [sys.executable, "-m", "torch.distributed.run"]
 
 
@@ -41,6 +43,11 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
+def is_batch_step(options: argparse.Namespace) -> bool:
+    """Whether this is the first process of a Slurm job that has room for more than one task."""
+    return "SLURM_JOB_ID" in os.environ and "SLURM_STEP_ID" not in os.environ and options.tasks > 1
+
+
 def torchrun(options: argparse.Namespace, errors: Path | None) -> list[str]:
     """The command that starts the ranks of one node."""
     command = [*MODULE, f"--nproc-per-node={options.ranks}", f"--shutdown-timeout={PATIENCE}"]
@@ -54,23 +61,32 @@ def torchrun(options: argparse.Namespace, errors: Path | None) -> list[str]:
     return [*command, *(f"--{name}={value}" for name, value in rendezvous.items())]
 
 
-def srun(options: argparse.Namespace) -> list[str]:
+def srun(options: argparse.Namespace, log: Path | None) -> list[str]:
     """What starts a command once on each node of this Slurm job, with all of the node's cores and GPUs."""
-    command = ["srun", "--kill-on-bad-exit=1", f"--nodes={options.nodes}", f"--ntasks={options.nodes}"]
-    command += ["--ntasks-per-node=1", f"--cpus-per-task={options.cpus * options.tasks}"]
-    return command + ([f"--gres={options.gres}"] if options.gres else [])
+    command = ["srun", f"--nodes={options.nodes}", f"--ntasks={options.nodes}", "--ntasks-per-node=1", "--mpi=none"]
+    command += [f"--cpus-per-task={options.cpus * options.tasks}", "--kill-on-bad-exit=0", f"--wait={OTHERS}"]
+    command += [f"--gres={options.gres}"] if options.gres else []
+    # Written by the nodes themselves: the log goes on when the batch step, and srun with it, has ended first.
+    return command + ([f"--output={log.resolve()}", "--open-mode=append"] if log else [])
+
+
+def asked(command: list[str]) -> str:
+    """What a Slurm command answers. Raises ValueError when it gives no answer for a while."""
+    for attempt in range(TRIES):
+        time.sleep(PAUSE if attempt else 0)
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode == 0 and done.stdout.strip():
+            return done.stdout.strip()
+    raise ValueError(f"{shlex.join(command)}: {done.stderr.strip() or 'no answer'}")
 
 
 def nodes_of(job: str) -> list[str]:
     """The names of a Slurm job's nodes; the executor has removed the variables that tell them."""
-    listed = subprocess.run(
-        ["squeue", "--noheader", "--jobs", job, "--format", "%N"], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    names = subprocess.run(["scontrol", "show", "hostnames", listed], capture_output=True, text=True, check=True)
-    return names.stdout.split()
+    listed = asked(["squeue", "--noheader", "--jobs", job, "--format", "%N"])
+    return asked(["scontrol", "show", "hostnames", listed]).split()
 
 
-def check(options: argparse.Namespace) -> list[str]:
+def checked(options: argparse.Namespace) -> list[str]:
     """The module and its arguments. Raises ValueError for what cannot be started."""
     module: list[str] = options.module[1:] if options.module[:1] == ["--"] else options.module
     if not module:
@@ -82,22 +98,22 @@ def check(options: argparse.Namespace) -> list[str]:
         job = os.environ.get("SLURM_JOB_ID")
         if job is None or shutil.which("srun") is None:
             raise ValueError(f"--nodes {options.nodes}: several nodes need a Slurm job; outside of one start torchrun on each")
-        found = nodes_of(job)
-        if len(found) != options.nodes:
-            raise ValueError(f"--nodes {options.nodes}, but Slurm job {job} has {len(found)}: {', '.join(found)}")
         if "SLURM_STEP_ID" in os.environ:
             raise ValueError(
                 f"--nodes {options.nodes}: this is a job step on one node; give the rule the resources mpi=srun and"
                 " tasks_per_node=<GPUs of a node> beside nodes (profiles/slurm/profile.yaml does)"
             )
+        found = nodes_of(job)
+        if len(found) != options.nodes:
+            raise ValueError(f"--nodes {options.nodes}, but Slurm job {job} has {len(found)}: {', '.join(found)}")
     return module
 
 
 def start(command: list[str], output: TextIO, environment: dict[str, str]) -> "subprocess.Popen[bytes]":
     """The launcher below, which hears of each signal once.
 
-    Slurm signals every process of a job by itself. Elsewhere the launcher has a session of its own, in which a terminal's
-    Ctrl-C does not reach it: it is told by this process, and ends with it. A second signal would end torchrun's patience.
+    Slurm signals a job's processes by itself. Elsewhere the launcher has a session of its own, in which a terminal's Ctrl-C
+    does not reach it: it is told by this process, and ends with it. A second signal would end torchrun's patience.
     """
     in_slurm = "SLURM_JOB_ID" in os.environ
     process = subprocess.Popen(
@@ -119,23 +135,23 @@ def start(command: list[str], output: TextIO, environment: dict[str, str]) -> "s
     return process
 
 
-def run(options: argparse.Namespace, module: list[str]) -> int:
+def run(options: argparse.Namespace, log: Path | None, output: TextIO) -> int:
     """One attempt, from its first line to the failing rank's last words."""
-    path = new_log(options.log) if options.log else None
-    errors = path.with_suffix(".errors") if path else None
+    module = checked(options)
+    errors = log.with_suffix(".errors") if log else None
     threads = str(max(1, options.cpus * options.tasks // options.ranks))
     command = [*torchrun(options, errors), "-m", *module]
-    command = [*srun(options), *command] if options.nodes > 1 else command
+    if options.nodes > 1 or is_batch_step(options):
+        command = [*srun(options, log), *command]
+    where = f"{socket.gethostname()}, Slurm job {os.environ.get('SLURM_JOB_ID', 'none')}"
+    output.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} on {where}: {shlex.join(command)}\n")
+    output.flush()
     environment = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-    with path.open("a", encoding="utf-8") if path else sys.stdout as handle:
-        where = f"{socket.gethostname()}, Slurm job {os.environ.get('SLURM_JOB_ID', 'none')}"
-        handle.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} on {where}: {shlex.join(command)}\n")
-        handle.flush()
-        code = start(command, handle, environment).wait()
-        if path and errors:
-            if code:
-                append_last_words(handle, path, errors)
-            shutil.rmtree(errors, ignore_errors=True)
+    code = start(command, output, environment).wait()
+    if log and errors:
+        if code:
+            append_last_words(output, log, errors)
+        shutil.rmtree(errors, ignore_errors=True)
     return 1 if code else 0
 
 
@@ -143,8 +159,14 @@ def main(argv: list[str]) -> int:
     """Start the ranks and wait for them; 0 when all have ended well."""
     options = parser().parse_args(argv)
     try:
-        return run(options, check(options))
-    except (ValueError, OSError, subprocess.CalledProcessError) as error:
-        detail = getattr(error, "stderr", "") or ""
-        print(f"error: {error} {detail}".rstrip(), file=sys.stderr)
-        return 1
+        log = new_log(options.log) if options.log else None
+        with log.open("a", encoding="utf-8") if log else nullcontext(sys.stdout) as output:
+            try:
+                return run(options, log, output)
+            except ValueError as error:
+                print(f"error: {error}", file=output)
+                if log:
+                    print(f"error: {error}", file=sys.stderr)
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+    return 1

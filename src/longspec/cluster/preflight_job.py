@@ -110,7 +110,7 @@ def shared_folder(place: Place) -> Finding | None:
 def _show_file(place: Place) -> Finding:
     """Write a file, wait until each node has looked, remove it."""
     path, text = place.out / f".preflight-{secrets.token_hex(4)}", secrets.token_hex(16)
-    first = {facts.host: rank for rank, facts in reversed(place.facts.items())}
+    first = {facts.host: rank for rank, facts in sorted(place.facts.items(), reverse=True)}
     others = [rank for rank in first.values() if rank != 0]
     try:
         write_text(path, text)

@@ -6,45 +6,32 @@ send jobs for the same files. Run it in the workflow's folder; what follows -- i
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
+from longspec.cluster.controller import living_controller
 from longspec.cluster.squeue import NoAnswerError, QueuedJob, jobs_of_folder
 
 GO_ON = ["--profile", "slurm", "final_draft"]
 SNAKEMAKE = [sys.executable, "-m", "snakemake"]
 TOLD_EVERY = 60.0  # seconds
+RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m longspec.cluster resume", description=__doc__.split("\n")[0])
     parser.add_argument("--cancel", action="store_true", help="cancel the jobs; a stage that trains saves its step first")
+    parser.add_argument(
+        "--gone", action="store_true", help="the Snakemake that was started on another machine is gone for sure"
+    )
     parser.add_argument("--poll", type=float, default=10.0, help="seconds between two questions to Slurm")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=f"-- for snakemake; default: {' '.join(GO_ON)}")
     return parser
-
-
-def controllers(folder: Path) -> list[int]:
-    """Processes on this machine that run Snakemake in the folder and are not below a Slurm job."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        with suppress(OSError):
-            if not entry.name.isdigit() or int(entry.name) == os.getpid() or (entry / "cwd").resolve() != folder:
-                continue
-            words = (entry / "cmdline").read_text(errors="replace").split("\0")
-            if is_snakemake(words) and b"SLURM_JOB_ID=" not in (entry / "environ").read_bytes():
-                found.append(int(entry.name))
-    return sorted(found)
-
-
-def is_snakemake(words: list[str]) -> bool:
-    """Whether a command line is `snakemake ...` or `python -m snakemake ...`."""
-    script = any(Path(word).name == "snakemake" for word in words[:2])
-    return script or words[1:3] == ["-m", "snakemake"]
 
 
 def shown(jobs: list[QueuedJob]) -> str:
@@ -53,8 +40,11 @@ def shown(jobs: list[QueuedJob]) -> str:
 
 
 def workflow_jobs(folder: Path) -> list[QueuedJob]:
-    """The jobs that a Snakemake sent from the folder; others that the user runs there are not ours."""
-    return [job for job in jobs_of_folder(folder) if job.comment.startswith("rule_")]
+    """The jobs that a Snakemake sent from the folder; others that the user runs there are not ours.
+
+    The executor names them by a number of its run, and the rule in the comment, which some clusters overwrite.
+    """
+    return [job for job in jobs_of_folder(folder) if job.comment.startswith(("rule_", "group_")) or RUN_ID.search(job.name)]
 
 
 def wait_for_jobs(folder: Path, poll: float, *, cancel: bool) -> None:
@@ -82,17 +72,15 @@ def main(argv: list[str]) -> int:  # noqa: RET503 (execv does not return)
     if not (folder / "Snakefile").is_file():
         print(f"error: {folder} holds no Snakefile; go to the workflow's folder first", file=sys.stderr)
         return 1
-    running = controllers(folder)
-    if running:
-        pids = ", ".join(map(str, running))
-        print(f"error: Snakemake is still at work in {folder} (process {pids}): nothing to resume", file=sys.stderr)
+    living = "" if options.gone else living_controller(folder)
+    if living:
+        print(f"error: {living}; when it is gone for sure: the same command with --gone", file=sys.stderr)
         return 1
     try:
         wait_for_jobs(folder, options.poll, cancel=options.cancel)
     except (NoAnswerError, subprocess.CalledProcessError) as error:
         print(f"error: {error}; without Slurm's answer it is not sure that no job writes here", file=sys.stderr)
         return 1
-    # Snakemake's lock tells of a running one; on this machine there is none, and on another login node it would be the user's.
     unlocked = subprocess.run([*SNAKEMAKE, "--unlock"], capture_output=True, text=True)
     if unlocked.returncode:
         print(unlocked.stdout + unlocked.stderr, file=sys.stderr)

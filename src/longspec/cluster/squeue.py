@@ -44,7 +44,7 @@ def my_jobs(*, with_ended: bool = False) -> list[QueuedJob]:
 
     Raises NoAnswerError when there is no squeue or it gives no answer.
     """
-    command = ["squeue", "--noheader", "--me", "--format", FORMAT, *(["--states=all"] if with_ended else [])]
+    command = ["squeue", "--noheader", f"--user={os.getuid()}", "--format", FORMAT, *(["--states=all"] if with_ended else [])]
     # SQUEUE_STATES, SQUEUE_PARTITION and the like are a user's taste in tables; here they would hide jobs.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
     try:

@@ -246,7 +246,9 @@ def run(job: Job, ranks: Ranks, lease: Lease | None) -> int:
         status.write("done" if done else "stopped", "" if done else stop.told)
     if not done:
         log(f"stopped at step {status.step} of {status.steps}: {stop.told}", ranks)
-    return 0 if done else 1
+    # Rank 0 alone ends with an error when the job was stopped: a launcher that sees one ends the other ranks, and rank 0 has
+    # still to close its trackers and to give its folder back.
+    return 0 if done or not ranks.is_main else 1
 
 
 def main() -> None:

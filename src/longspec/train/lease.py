@@ -24,7 +24,7 @@ from longspec.distributed import log
 
 LEASE, LOCK = "lease.json", ".lock"
 BEAT = 10.0  # seconds between two beats
-STALE = 60.0  # a holder whose beat stands still for so long is gone
+STALE = 120.0  # a holder whose beat stands still for so long is gone
 SETTLE = 0.5  # in which another that takes the folder over in the same moment shows
 HELD, RELEASED = b'"released": false', b'"released": true '  # equally long: one is written over the other
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
