@@ -1,7 +1,8 @@
 """Slurm's queue as squeue tells it; the stand-in prints what a real one prints for its format."""
 
-from pathlib import Path
+from pathlib import os
 
+import Path
 import pytest
 
 from longspec.cluster.squeue import FIELD, FORMAT, RECORD, NoAnswerError, jobs_of_folder, my_jobs
@@ -30,7 +31,7 @@ def test_what_is_asked(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SQUEUE_STATES", "FAILED")
     queue.holds()
     assert my_jobs(with_ended=True) == []
-    assert queue.asked() == [f"--noheader --me --format {FORMAT} --states=all"]
+    assert queue.asked() == [f"--noheader --user={os.getuid()} --format {FORMAT} --states=all"]
     assert queue.environment() == []
     assert RECORD not in FORMAT[1:]
     assert FORMAT.split(FIELD)[-1] == "%l"

@@ -208,7 +208,9 @@ class Cluster:
         for node in NODES:
             if not self.processes_on(node):
                 self.power_on(node)
-            subprocess.run(["scontrol", "update", f"nodename={node}", "state=resume"], capture_output=True)
+        for node, state in self.node_states().items():
+            if "drain" in state or "down" in state:
+                subprocess.run(["scontrol", "update", f"nodename={node}", "state=resume"], capture_output=True)
         until(lambda: self.node_states() == dict.fromkeys(NODES, "idle"), 90, "idle nodes")
 
     def processes_on(self, node: str) -> list[int]:

@@ -61,7 +61,9 @@ class Workflow:
 def copy_to(folder: Path, root: Path) -> Workflow:
     """The workflow without anything built."""
     for part in PARTS:
-        if (root / part).is_dir():
+        if (root / part).is_symlink():
+            (folder / part).symlink_to((root / part).readlink())
+        elif (root / part).is_dir():
             shutil.copytree(root / part, folder / part, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
         else:
             shutil.copy(root / part, folder / part)

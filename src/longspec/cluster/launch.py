@@ -25,7 +25,7 @@ from longspec.distributed import die_with_parent
 # Ports below those that systems give away by themselves; two jobs that share a node have different numbers.
 FIRST_PORT, PORTS = 20000, 10000
 PATIENCE = 600  # seconds that torchrun gives its ranks after a SIGTERM to end their step and save; its own default is 30
-OTHERS = 120  # seconds for the other nodes, when one has ended, to tell why and to give the folder back
+OTHERS = 60  # seconds for the other nodes, when one has ended, to tell why and to give the folder back
 TRIES, PAUSE = 4, 5.0  # a scheduler that is restarted is away for some seconds
 MODULE = [sys.executable, "-m", "torch.distributed.run"]
 
@@ -164,9 +164,8 @@ def main(argv: list[str]) -> int:
             try:
                 return run(options, log, output)
             except ValueError as error:
-                print(f"error: {error}", file=output)
-                if log:
-                    print(f"error: {error}", file=sys.stderr)
+                for place in (output, sys.stderr) if log else (sys.stderr,):
+                    print(f"error: {error}", file=place)
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
     return 1
