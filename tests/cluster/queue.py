@@ -15,10 +15,11 @@ def queued(
     nodes: str = "",
     reason: str = "None",
     elapsed: str = "1:00",
+    name: str = "uuid",
 ) -> str:
     """One job, as a real squeue prints it."""
     number = job.partition("_")[0]
-    return RECORD + FIELD.join((job, number, state, "uuid", comment, workdir, nodes, reason, elapsed, "4:00:00")) + "\n"
+    return RECORD + FIELD.join((job, number, state, name, comment, workdir, nodes, reason, elapsed, "4:00:00")) + "\n"
 
 
 class Queue:

@@ -14,7 +14,7 @@ from longspec.cluster.launch import main
 from tests.slurm.cluster import is_running, until
 
 # What a rank does: its words are seen in the log. No torch in it, so that a start takes torchrun's own time alone.
-RANK = """
+RANK = r"""
 import os, signal, sys, time
 from pathlib import Path
 from longspec.distributed import die_with_parent, find_ranks, leave_words
@@ -38,7 +38,7 @@ if way == "wait":
     while not heard:
         time.sleep(0.1)
     time.sleep(2)
-    print(f"rank {ranks.rank} saved after {' '.join(heard)}", flush=True)
+    os.write(1, f"rank {ranks.rank} saved after {' '.join(heard)}\n".encode())  # one write: two ranks' lines stay whole
     sys.exit(1)
 """
 

@@ -1,8 +1,8 @@
 """Slurm's queue as squeue tells it; the stand-in prints what a real one prints for its format."""
 
-from pathlib import os
+import os
+from pathlib import Path
 
-import Path
 import pytest
 
 from longspec.cluster.squeue import FIELD, FORMAT, RECORD, NoAnswerError, jobs_of_folder, my_jobs

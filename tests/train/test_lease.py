@@ -94,7 +94,7 @@ def test_a_fresh_folder_says_who_holds_it(tmp_path: Path, monkeypatch: pytest.Mo
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [lease.LOCK, lease.LEASE]
 
 
-@pytest.mark.parametrize(("job", "end"), [("4711", "scancel 4711"), (None, f"kill {os.getpid()} on node3")])
+@pytest.mark.parametrize(("job", "end"), [("4711", "scancel 4711"), (None, "kill {pid} on node3")])
 def test_a_second_job_on_the_machine_is_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str | None, end: str
 ) -> None:
@@ -106,7 +106,7 @@ def test_a_second_job_on_the_machine_is_refused_at_once(
     with pytest.raises(ValueError, match="another training job is writing here") as told:
         acquire(tmp_path, "node3")
     assert f"on node3, process {os.getpid()}" in str(told.value)
-    assert f"end it ({end})" in str(told.value)
+    assert f"end it ({end.format(pid=os.getpid())})" in str(told.value)
     assert is_held_by(tmp_path, held)
 
 

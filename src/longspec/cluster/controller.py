@@ -27,11 +27,11 @@ def note_controller(folder: Path) -> None:
 
 def living_controller(folder: Path) -> str:
     """The process that may still control the folder's jobs, and what to do about it; empty when there is none."""
+    if not (folder / NOTE).exists():
+        return ""
     try:
         note = read_json(folder / NOTE)
         host, pid, began = note["host"], note["pid"], note["began"]
-    except FileNotFoundError:
-        return ""
     except (ValueError, KeyError, TypeError):
         return f"{folder / NOTE} is damaged: make sure that no Snakemake works here, remove it"
     if host != socket.gethostname():
