@@ -27,7 +27,7 @@ rule preflight_run:
         tasks_per_node=1,
         cpus_per_task=job_threads,
         gres="",
-        mem_mb=8000,
+        mem_mb=LIMITS["node_mem"],
         runtime="15m",
     params:
         asked=ASKED,

@@ -42,13 +42,14 @@ rule train:
         tasks_per_node=1,
         cpus_per_task=job_threads,
         gres="",
-        mem_mb=8000,
-        runtime="4h",
+        mem_mb=stage_memory,
+        runtime=stage_minutes,
     params:
         init=init_option,
+        ranks=stage_ranks,
         out=subpath(output.checkpoint, parent=True),
     shell:
-        "exec python -m longspec.cluster launch --nodes {resources.nodes} --ranks {resources.ranks}"
+        "exec python -m longspec.cluster launch --nodes {resources.nodes} --ranks {params.ranks}"
         " --tasks {resources.tasks_per_node} --cpus {resources.cpus_per_task} --gres={resources.gres:q}"
         " --log {log} -- longspec.train --recipe {input.recipe} --runtime {params.out}/runtime.yaml"
         " --target {input.target} --data {input.data} {params.init} --out {params.out} --deadline slurm"

@@ -83,6 +83,7 @@ def test_what_slurm_is_to_be_asked_for(folder: Path, capsys: pytest.CaptureFixtu
     assert "nodes: 1, ranks: 2, tasks_per_node: 2, " in text
     assert "runtime: 11 (1 job of it)" in text
     assert plan.main(command(folder, "--rows", "21", "--longest-job", "10")) == 1
+    assert "more than 10" in capsys.readouterr().err
 
 
 def test_packed_data_are_counted(folder: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,8 @@ def slurm(built: Workflow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
         (commands / name).write_text(f"#!/bin/sh\n{text.format(told=told, logs='logs/train/demo/sinkpi-slicing/base')}\n")
         (commands / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{os.environ['PATH']}")
+    built.edit("config/run_stage/demo_base.yaml", "global_batch: 4", "global_batch: 64")
+    built.edit("profiles/slurm/profile.yaml", "tflops: 400", "tflops: 0")  # nothing to estimate from in this workflow
     (built.folder / f"{STAGE}/checkpoint.json").unlink()
     return told
 
@@ -61,12 +63,22 @@ def test_a_stage_on_a_node_of_eight_gpus(slurm: Path, built: Workflow) -> None:
     assert (pairs["-p"], pairs["-A"], pairs["--mem"], pairs["-t"]) == ("gpu", "default", "900000", "240")
     assert not [word for word in words if re.match(r"--ntasks(=|-per-gpu)", word)], "Slurm refuses tasks beside GPUs"
     assert "sacct" not in slurm.read_text().splitlines(), "whose answers the executor takes wrongly"
-    command = re.search(r"Shell command: (.*)", text)
+    command = re.search(r"Shell command: exec (.*)", text)
     assert command
     assert command[1].startswith(
-        "exec python -m longspec.cluster launch --nodes 1 --ranks 8 --tasks 8 --cpus 8 --gres=gpu:8"
+        "python -m longspec.cluster launch --nodes 1 --ranks 8 --tasks 8 --cpus 8 --gres=gpu:8"
         " --log logs/train/demo/sinkpi-slicing/base.log -- longspec.train "
     )
+
+
+def test_a_batch_smaller_than_a_node_is_shared_by_fewer_processes(slurm: Path, built: Workflow) -> None:
+    """Four rows by four on one node, by two on each of two; a larger one that does not divide is refused by the trainer."""
+    built.edit("config/run_stage/demo_base.yaml", "global_batch: 64", "global_batch: 4")
+    assert "launch --nodes 1 --ranks 4 --tasks 8 " in send(built)
+    built.edit("profiles/slurm/profile.yaml", r"^    nodes: 1$", "    nodes: 2")
+    assert "launch --nodes 2 --ranks 2 --tasks 8 " in send(built)
+    built.edit("config/run_stage/demo_base.yaml", "global_batch: 4", "global_batch: 17")
+    assert "launch --nodes 2 --ranks 8 --tasks 8 " in send(built)
 
 
 def test_two_nodes_are_one_word_more(slurm: Path, built: Workflow) -> None:

@@ -145,6 +145,8 @@ def run(options: argparse.Namespace, log: Path | None, output: TextIO) -> int:
         command = [*srun(options, log), *command]
     where = f"{socket.gethostname()}, Slurm job {os.environ.get('SLURM_JOB_ID', 'none')}"
     output.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} on {where}: {shlex.join(command)}\n")
+    if options.tasks > options.ranks:
+        output.write(f"{options.ranks} processes on each node for {options.tasks}: the global batch is too small for more\n")
     output.flush()
     environment = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
     code = start(command, output, environment).wait()

@@ -4,7 +4,6 @@ From the configurations and the target's config.json alone; no weights are loade
 """
 
 import argparse
-import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,14 +24,12 @@ from longspec.train.fit import alternatives, gib, table
 from longspec.train.fragments import KINDS
 from longspec.train.memory import GIB, Setup, estimate, peak, setup_of
 from longspec.train.models.target import head_width
+from longspec.train.needs import Needs, needs_of
 
 SAMPLE = 256  # rows that stand for all when documents are counted
 SLOTS_WHILE_SAVING = 3  # of checkpoints: last, last_2 and the one being written
 CHECKPOINT_BYTES = 4 * len(KINDS)  # a parameter: float32 weights and moments
 DRAFT_FILES = 2  # .safetensors and .pth, in float32
-# Of a job: start, dry batch, resuming, and an estimate of the speed that is not exact.
-START_MINUTES, TIME_MARGIN = 10, 1.25
-RANK_BYTES = 6 * GIB  # of a process with torch, CUDA's libraries and its batches, on the host: a round guess
 
 
 @dataclass(frozen=True)
@@ -143,20 +140,23 @@ def stage_lines(recipe: Recipe, plan: Plan, rate: float) -> list[str]:
     return lines
 
 
-def slurm_line(plan: Plan, rate: float, gpus: int, longest: int) -> str:
-    """What the profile's block for a stage should ask for, and how many jobs of at most `longest` minutes it will be.
+def stage_needs(config: Any, target: Path, data: Path, limits: dict[str, int]) -> Needs:
+    """What the Slurm jobs of a composed stage need on GPUs, from its target's and its packed rows' manifests.
 
-    `gpus`: of a node. Memory is the host's part of the estimate for the node's ranks, and what each process needs besides.
+    `limits` has the profile's `nodes`, `ranks` (a node's), `longest_job` (minutes) and `tflops` of a GPU. Raises ValueError
+    where the stage does not go with them.
     """
-    ranks = min(gpus, plan.setup.world_size)
-    nodes = -(-plan.setup.world_size // ranks)
-    on_host = peak(estimate(plan.setup), on_host=plan.setup.device.type == "cuda")
-    memory = ranks * (on_host + RANK_BYTES) // 10**6
-    minutes = 60 * plan.hours(rate) * TIME_MARGIN + START_MINUTES
-    jobs = max(1, math.ceil((minutes - START_MINUTES) / (longest - START_MINUTES)))
+    world_size = limits["nodes"] * limits["ranks"]
+    target_config, rows = read_target(str(target)), counted_rows(data)
+    plan = plan_stage(target_config, config.recipe, config.runtime, rows, world_size, torch.device("cuda"))
+    return needs_of(plan.setup, plan.hours(limits["tflops"] * 1e12), limits["ranks"], limits["longest_job"])
+
+
+def slurm_line(needs: Needs) -> str:
+    """What the profile's block for a stage asks for, and how many jobs it will be."""
     return (
-        f"  Slurm: nodes: {nodes}, ranks: {ranks}, tasks_per_node: {ranks}, mem_mb: {memory}, "
-        f"runtime: {min(longest, math.ceil(minutes))} ({jobs} {'job' if jobs == 1 else 'jobs'} of it)"
+        f"  Slurm: nodes: {needs.nodes}, ranks: {needs.ranks}, tasks_per_node: {needs.ranks}, mem_mb: {needs.memory_mb}, "
+        f"runtime: {needs.minutes} ({needs.jobs} {'job' if needs.jobs == 1 else 'jobs'} of it)"
     )
 
 
@@ -216,9 +216,6 @@ def read_rows(options: argparse.Namespace, recipes: list[Any]) -> list[Rows]:
 def main(argv: list[str]) -> int:
     """Print the plan; 0 when every stage fits, 1 when one does not or something is wrong."""
     options = parser().parse_args(argv)
-    if options.node_gpus < 1 or options.longest_job <= START_MINUTES:
-        print(f"error: --node-gpus must be at least 1, --longest-job above {START_MINUTES}", file=sys.stderr)
-        return 1
     available, device = int(options.gpu_memory_gib * GIB), torch.device(options.device)
     all_fit, hours, disk = True, 0.0, 0
     try:
@@ -227,8 +224,8 @@ def main(argv: list[str]) -> int:
         for (recipe, runtime), rows_of_stage in zip(stages, rows, strict=True):
             plan = plan_stage(config, recipe, runtime, rows_of_stage, options.ranks, device)
             lines, fits = fit_lines(plan, available)
-            wanted = slurm_line(plan, options.flops, options.node_gpus, options.longest_job)
-            print("\n".join([*stage_lines(recipe, plan, options.flops), wanted, *lines]))
+            needs = needs_of(plan.setup, plan.hours(options.flops), options.node_gpus, options.longest_job)
+            print("\n".join([*stage_lines(recipe, plan, options.flops), slurm_line(needs), *lines]))
             all_fit, hours, disk = all_fit and fits, hours + plan.hours(options.flops), disk + plan.disk
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -1,0 +1,85 @@
+"""Memory and minutes of a stage's Slurm job: estimated once there is something to estimate from, within its limits."""
+
+import shutil
+import sys
+from pathlib import Path
+from subprocess import run
+
+import pytest
+from transformers import LlamaConfig
+
+from longspec.artefact import write_json
+from tests.corpus import LENGTH, Corpus
+from tests.workflow.planning import Workflow, copy_to
+
+RECIPE = "results/demo/sinkpi-slicing/base/recipe.yaml"
+STAGE = "results/demo/sinkpi-slicing/base/checkpoint.json"
+ROWS = f"data/packed/demo/stdlib-base-{LENGTH}-split/manifest.json"
+
+
+@pytest.fixture
+def workflow(tmp_path: Path, root: Path) -> Workflow:
+    """A copy whose stage has short rows, in a batch for eight processes."""
+    (tmp_path / "workflow").mkdir()
+    workflow = copy_to(tmp_path / "workflow", root)
+    workflow.edit("config/run_stage/demo_base.yaml", "sequence_length: 512", f"sequence_length: {LENGTH}")
+    workflow.edit("config/run_stage/demo_base.yaml", "global_batch: 4", "global_batch: 8")
+    return workflow
+
+
+@pytest.fixture
+def estimable(workflow: Workflow, corpus: Corpus) -> Workflow:
+    """The same with a target and rows; what lies before them in the graph is not there."""
+    folder = workflow.folder / "models/demo"
+    LlamaConfig(hidden_size=1024, num_hidden_layers=8, num_attention_heads=8).save_pretrained(folder / "target")
+    write_json(folder / "target_manifest.json", {"path": "models/demo/target", "files": {}})
+    shutil.copytree(corpus.packed.parent, (workflow.folder / ROWS).parent)
+    return workflow
+
+
+def stage_job(workflow: Workflow) -> dict[str, str]:
+    """The resources of the stage's job."""
+    text = workflow.plan("--profile", "slurm")[STAGE]["resources"]
+    return dict(part.split("=", 1) for part in text.split(", "))
+
+
+def test_before_there_is_anything_to_estimate_from_the_limits_are_shown(workflow: Workflow) -> None:
+    job = stage_job(workflow)
+    assert (job["mem_mb"], job["runtime"]) == (job["node_mem"], job["longest_job"]) == ("900000", "240")
+
+
+def test_the_estimate_is_what_plan_tells(estimable: Workflow) -> None:
+    estimable.output(RECIPE, RECIPE.replace("recipe", "runtime"), "--cores", "1")
+    command = [sys.executable, "-m", "longspec.train", "plan", "--recipe", RECIPE, "--ranks", "8", "--flops", "4e14"]
+    files = ["--runtime", RECIPE.replace("recipe", "runtime"), "--target", "models/demo/target_manifest.json", "--data", ROWS]
+    told = run([*command, *files], cwd=estimable.folder, capture_output=True, text=True, check=True).stdout
+    job = stage_job(estimable)
+    assert f"nodes: 1, ranks: 8, tasks_per_node: 8, mem_mb: {job['mem_mb']}, runtime: {job['runtime']} (1 job of it)" in told
+    assert int(job["mem_mb"]) > 8 * 6 * 1024
+    assert job["runtime"] == "11"
+
+
+def test_a_longer_stage_has_the_longest_job(estimable: Workflow) -> None:
+    estimable.edit("config/run_stage/demo_base.yaml", "steps: 400", "steps: 400000000")
+    assert stage_job(estimable)["runtime"] == "240"
+
+
+def test_what_the_profile_asks_for_by_itself_is_asked_for(estimable: Workflow) -> None:
+    estimable.edit("profiles/slurm/profile.yaml", "^    node_mem: 900000 .*$", "    mem_mb: 123456\n    runtime: 77")
+    job = stage_job(estimable)
+    assert (job["mem_mb"], job["runtime"]) == ("123456", "77")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("node_mem: 900000", "node_mem: 9000", "MB of each node by its estimate, and the profile has node_mem: 9000"),
+        ("longest_job: 240", "longest_job: 10", "more than 10"),
+        ("longest_job: 240", "longest_job: 4h", "longest_job: 4h is no whole number"),
+    ],
+)
+def test_a_stage_that_does_not_go_is_refused_before_it_queues(estimable: Workflow, old: str, new: str, message: str) -> None:
+    estimable.edit("profiles/slurm/profile.yaml", old, new)
+    done = estimable.call("-n", "--profile", "slurm", STAGE)
+    assert done.returncode == 1
+    assert message in " ".join((done.stdout + done.stderr).split())
