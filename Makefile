@@ -54,8 +54,8 @@ demo: .venv/.stamp-train | $(TMPDIR)
 	snakemake final_draft
 	@python -c "$$FIGURES"
 
-test: .venv/.stamp-dev | $(TMPDIR)
-	python -m pytest -m "not slurm and not gpu"
+test: quick
+	python -m pytest -m "slow and not slurm and not gpu"
 
 test-slurm: .venv/.stamp-dev | $(TMPDIR)
 	python -m tests.slurm.cluster install

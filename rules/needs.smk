@@ -1,6 +1,8 @@
 # Memory and minutes of a stage's job on a cluster: from its recipe, target and data, as soon as these are there, within what
 # the profile allows (set-resources of `train`: node_mem, longest_job, tflops). Without a profile a stage has the rule's own.
 
+from longspec.cluster.ranks import sharing_ranks
+
 LIMITS = {"nodes": 1, "ranks": 1, "node_mem": 8000, "longest_job": 240, "tflops": 0}
 for name, value in workflow.resource_settings._parsed_overwrite_resources.get(
     "train", {}
@@ -14,22 +16,10 @@ for name, value in workflow.resource_settings._parsed_overwrite_resources.get(
 needs_by_stage = {}
 
 
-def shared_ranks(wildcards, nodes, ranks):
-    """Processes on each node: `ranks`, or as many as can share a global batch that is smaller than all of them."""
-    batch = CONFIGS[
-        wildcards.run, wildcards.variant, wildcards.stage
-    ].recipe.global_batch
-    if batch >= nodes * ranks:
-        return ranks
-    return max(
-        (few for few in range(1, ranks + 1) if batch % (nodes * few) == 0),
-        default=ranks,
-    )
-
-
 def stage_ranks(wildcards, resources):
-    """Those of the stage's job; no fewer than the profile says where the batch is large enough, dividing or not."""
-    return shared_ranks(wildcards, resources.nodes, resources.ranks)
+    """Processes on each node."""
+    recipe = CONFIGS[wildcards.run, wildcards.variant, wildcards.stage].recipe
+    return sharing_ranks(recipe.global_batch, resources.nodes, resources.ranks)
 
 
 def stage_needs(wildcards, input):
@@ -47,7 +37,8 @@ def stage_needs(wildcards, input):
         from longspec.train.plan import stage_needs as estimated
 
         cfg = CONFIGS[wildcards.run, wildcards.variant, wildcards.stage]
-        ranks = shared_ranks(wildcards, LIMITS["nodes"], LIMITS["ranks"])
+        batch = cfg.recipe.global_batch
+        ranks = sharing_ranks(batch, LIMITS["nodes"], LIMITS["ranks"])
         needs_by_stage[key] = estimated(cfg, *files, LIMITS | {"ranks": ranks})
     return needs_by_stage[key]
 

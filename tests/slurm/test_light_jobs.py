@@ -1,6 +1,7 @@
 """Tokenizing as a job array and the preflight, on a real Slurm."""
 
 import json
+import re
 
 import pytest
 
@@ -47,5 +48,8 @@ def test_all_of_a_plan_is_shown_with_its_resources(submitted: Submitted) -> None
     blocks = [block for block in done.stdout.split("\n\n") if "\nrule " in f"\n{block}"]
     assert len(blocks) > 8
     for block in blocks:
-        assert "slurm_partition=" in block
-        assert "runtime=" in block
+        shown = dict(part.split("=", 1) for part in re.findall(r"^    resources: (.*)$", block, re.MULTILINE)[0].split(", "))
+        assert {"slurm_partition", "slurm_account", "runtime", "mem_mb"} <= shown.keys()
+        if "rule train:" in block:
+            wanted = {"nodes": "1", "ranks": "2", "tasks_per_node": "2", "cpus_per_task": "1", "gres": "gpu:2", "mpi": "srun"}
+            assert wanted.items() <= shown.items()

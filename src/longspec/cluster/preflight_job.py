@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from longspec.artefact import check_files, read_json, write_text
 from longspec.cluster.preflight_ranks import FAIL, OK, POLL, WARN, Finding, Place
+from longspec.cluster.ranks import sharing_ranks
 from longspec.data import tokenize
 from longspec.data.chat import ChatTemplate
 from longspec.data.literal import LayoutError
@@ -40,11 +41,13 @@ def setups(place: Place) -> dict[str, Setup]:
     """What memory and disk depend on, of each stage. Raises ValueError when the ranks cannot share a global batch."""
     from longspec.train.engine import share_global_batch  # DeepSpeed, which may be what is missing
 
-    found = {}
+    found, here = {}, len(place.neighbours)
+    nodes = place.ranks.world_size // here
     for recipe, runtime in place.stages:
-        micro_batch, _ = share_global_batch(recipe.global_batch, runtime.micro_batch, place.ranks.replicas)
+        world_size = nodes * sharing_ranks(recipe.global_batch, nodes, here)
+        micro_batch, _ = share_global_batch(recipe.global_batch, runtime.micro_batch, world_size)
         dtype = resolve_dtype(recipe.precision)
-        found[recipe.stage] = setup_of(place.config, recipe, runtime, micro_batch, place.ranks.world_size, dtype, place.device)
+        found[recipe.stage] = setup_of(place.config, recipe, runtime, micro_batch, world_size, dtype, place.device)
     return found
 
 

@@ -1,0 +1,23 @@
+"""How many processes share a global batch."""
+
+import pytest
+
+from longspec.cluster.ranks import sharing_ranks
+
+
+@pytest.mark.parametrize(
+    ("global_batch", "nodes", "ranks", "sharing"),
+    [
+        (2048, 1, 8, 8),
+        (16, 2, 8, 8),
+        (4, 1, 8, 4),  # one row each
+        (6, 1, 8, 6),
+        (6, 2, 8, 3),
+        (4, 2, 8, 2),
+        (3, 2, 8, 8),  # nobody can: the trainer refuses it
+        (1, 2, 8, 8),
+        (60, 1, 8, 8),  # large enough, and does not divide: the trainer refuses it
+    ],
+)
+def test_a_batch_smaller_than_all_processes_has_fewer(global_batch: int, nodes: int, ranks: int, sharing: int) -> None:
+    assert sharing_ranks(global_batch, nodes, ranks) == sharing
