@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -26,7 +27,7 @@ SECONDS = 300
 
 @dataclass
 class Submitted(Workflow):
-    """A copy of the workflow in which all that stage 1 reads is built."""
+    """A copy of the workflow in which all that stage 1 reads is built, and the processes started in it."""
 
     started: "list[subprocess.Popen[str]]" = field(default_factory=list)
 
@@ -50,7 +51,7 @@ class Submitted(Workflow):
     def popen(self, command: list[str]) -> "subprocess.Popen[str]":
         """A process in the copy's folder; what it prints goes into output.log there."""
         with (self.folder / "output.log").open("a") as output:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 command,
                 cwd=self.folder,
                 env=self.environment(),
@@ -59,6 +60,15 @@ class Submitted(Workflow):
                 text=True,
                 start_new_session=True,
             )
+        self.started.append(process)
+        return process
+
+    def end_all(self) -> None:
+        """What a failed test has left; the sessions' other processes end with their Snakemake's jobs."""
+        for process in self.started:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
     def output_so_far(self) -> str:
         return (self.folder / "output.log").read_text()

@@ -69,6 +69,7 @@ def test_ranks_are_a_resource(workflow: Workflow, ranks: int, cores: int) -> Non
 
 
 def test_the_slurm_profile_gives_a_stage_a_node_of_eight_gpus(workflow: Workflow) -> None:
+    workflow.edit("config/run_stage/demo_long.yaml", "global_batch: 2", "global_batch: 64")
     plan = workflow.plan("--profile", "slurm")
     resources = plan[f"{P}/long/checkpoint.json"]["resources"]
     for wish in ("nodes=1", "gres=gpu:8", "ranks=8", "tasks_per_node=8", "cpus_per_task=8", "mpi=srun", "slurm_partition=gpu"):

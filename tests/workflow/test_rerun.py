@@ -30,7 +30,7 @@ def test_comments_new_files_and_commands_run_nothing_again(built: Workflow) -> N
 
 
 def test_another_machine_runs_nothing_again(built: Workflow) -> None:
-    built.edit("rules/train.smk", r'runtime="\w+"', 'runtime="77m"')
+    built.edit("rules/train.smk", r"runtime=\w+", 'runtime="77m"')
     resources = ["train:ranks=2", "train:cpus_per_task=16", "train:mem_mb=1000"]
     assert built.plan("--cores=8", "--set-threads", "train=4", "--set-resources", *resources) == {}
 
