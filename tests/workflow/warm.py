@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
 
+PATIENCE = 300  # seconds
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["snakemake.cli", "hydra"])
 
@@ -18,7 +19,12 @@ def snakemake(arguments: Sequence[str], folder: Path, environment: Mapping[str, 
         printed = [Path(scratch, name) for name in ("stdout", "stderr")]
         child = SERVER.Process(target=_main, args=(list(arguments), folder, dict(environment), printed))  # type: ignore[attr-defined]
         child.start()
-        child.join()
+        child.join(PATIENCE)
+        if child.is_alive():
+            child.kill()
+            child.join()
+            told = "\n".join(path.read_text() for path in printed if path.exists())
+            raise AssertionError(f"snakemake {' '.join(arguments)} hangs; so far:\n{told}")
         return CompletedProcess(arguments, child.exitcode, *(path.read_text() for path in printed))
 
 
