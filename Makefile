@@ -7,7 +7,7 @@
 #
 # make status     all stages: steps, speed, time left, last checkpoint, Slurm job
 # make preflight  on the cluster's nodes, in minutes: what a job of days needs
-# make resume     after the controlling Snakemake was killed: wait for its Slurm jobs, unlock, go on; CANCEL=1 cancels them
+# make resume     after the controlling Snakemake was killed: wait for its Slurm jobs, unlock, go on; CANCEL=1 cancels them; GONE=1: it was another machine's
 # make sync       upload what trackers wrote offline
 #
 # make PYTHON=python3.12 ...                          another Python, 3.11 to 3.13
@@ -84,7 +84,7 @@ preflight:
 	$(CLUSTER_ENV) snakemake --profile slurm preflight
 
 resume:
-	$(CLUSTER_ENV) python -m longspec.cluster resume $(if $(CANCEL),--cancel)
+	$(CLUSTER_ENV) python -m longspec.cluster resume $(if $(CANCEL),--cancel) $(if $(GONE),--gone)
 
 sync:
 	python -m longspec.cluster sync

@@ -56,6 +56,8 @@ onstart:
         workflow.resource_settings.nodes,
         workflow.scheduling_settings.max_jobs_per_timespan.max_jobs,
     )
+    if hasattr(workflow.executor_settings, "array_jobs"):  # Slurm's
+        check_training_block()
     freeze_runtimes(planned)
     note_controller(Path.cwd())
 

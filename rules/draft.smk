@@ -32,6 +32,8 @@ rule evaluate:
         "logs/evaluate/{run}/{variant}/{drafter}.log",
     benchmark:
         "timings/evaluate/{run}/{variant}/{drafter}.tsv"
+    envmodules:
+        *config["envmodules"],
     threads: 1
     resources:
         cpus_per_task=job_threads,

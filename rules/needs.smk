@@ -1,29 +1,51 @@
-# Memory and minutes of a stage's job on a cluster: from its recipe, target and data, as soon as these are there, within what
-# the profile allows (set-resources of `train`: node_mem, longest_job, tflops). Without a profile a stage has the rule's own.
+# What a stage's job asks a cluster for: processes that can share its batch; memory and minutes by the estimate from its
+# recipe, target and rows, as soon as these are there, within what the profile allows. Without a profile it has the rule's own.
 
-from longspec.cluster.ranks import sharing_ranks
+import subprocess
+import tempfile
 
+from snakemake.logging import logger
+
+from longspec.train.sharing import sharing_ranks
+
+ESTIMATE = [sys.executable, "-m", "longspec.train", "plan", "--json"]
+# set-resources of `train` in the profile
+TRAIN = {
+    name: str(value.raw)
+    for name, value in workflow.resource_settings._parsed_overwrite_resources.get(
+        "train", {}
+    ).items()
+}
 LIMITS = {"nodes": 1, "ranks": 1, "node_mem": 8000, "longest_job": 240, "tflops": 0}
-for name, value in workflow.resource_settings._parsed_overwrite_resources.get(
-    "train", {}
-).items():
-    if name in LIMITS:
-        if not str(value.raw).isdecimal():
-            raise WorkflowError(
-                f"set-resources: train: {name}: {value.raw} is no whole number; profiles/slurm/profile.yaml tells its unit"
-            )
-        LIMITS[name] = int(value.raw)
-needs_by_stage = {}
+for name in LIMITS.keys() & TRAIN.keys():
+    if not TRAIN[name].isdecimal():
+        raise WorkflowError(
+            f"set-resources: train: {name}: {TRAIN[name]} is no whole number; profiles/slurm/profile.yaml tells its unit"
+        )
+    LIMITS[name] = int(TRAIN[name])
+estimates = {}
 
 
-def stage_ranks(wildcards, resources):
+def check_training_block():
+    """Refuse a profile's block of `train` that the command line has taken the place of, with a GPU's job in it."""
+    if TRAIN and "ranks" not in TRAIN:
+        raise WorkflowError(
+            f"--set-resources train:{next(iter(TRAIN))}=... takes the place of all that the profile sets for train, GPUs "
+            "included. Change profiles/slurm/profile.yaml instead, or give a folder with another one: --workflow-profile"
+        )
+
+
+# With `input` among its arguments Snakemake does not take the number for a setting whose change trains anew.
+def stage_ranks(wildcards, input):
     """Processes on each node."""
     recipe = CONFIGS[wildcards.run, wildcards.variant, wildcards.stage].recipe
-    return sharing_ranks(recipe.global_batch, resources.nodes, resources.ranks)
+    return sharing_ranks(recipe.global_batch, LIMITS["nodes"], LIMITS["ranks"])
 
 
-def stage_needs(wildcards, input):
-    """Needs of one job; None where the profile asks for no estimate, or before there is anything to estimate from."""
+def estimate(wildcards, input):
+    """Memory and minutes of a job, from a process of its own: torch stays out of the one that controls the jobs. None when
+    the profile wants no estimate, there is nothing to estimate from yet, or it fails: then the limits themselves stand.
+    """
     files = [Path(input.target), Path(input.data)]
     if (
         not LIMITS["tflops"]
@@ -32,32 +54,53 @@ def stage_needs(wildcards, input):
     ):
         return None
     key = (*wildcards, *(path.stat().st_mtime_ns for path in files))
-    if key not in needs_by_stage:
-        # Torch comes with it: seconds that only a call with something to estimate takes.
-        from longspec.train.plan import stage_needs as estimated
-
-        cfg = CONFIGS[wildcards.run, wildcards.variant, wildcards.stage]
-        batch = cfg.recipe.global_batch
-        ranks = sharing_ranks(batch, LIMITS["nodes"], LIMITS["ranks"])
-        needs_by_stage[key] = estimated(cfg, *files, LIMITS | {"ranks": ranks})
-    return needs_by_stage[key]
-
-
-def stage_memory(wildcards, input):
-    """MB of each node."""
-    needs = stage_needs(wildcards, input)
-    if needs is None:
-        return LIMITS["node_mem"]
-    if needs.memory_mb > LIMITS["node_mem"]:
-        raise WorkflowError(
-            f"{'/'.join(wildcards)} needs {needs.memory_mb} MB of each node by its estimate, and the profile has node_mem: "
-            f"{LIMITS['node_mem']}. Give the optimizer less of the host (runtime.deepspeed), the stage more nodes, or "
-            "correct node_mem in profiles/slurm/profile.yaml"
+    if key in estimates:
+        return estimates[key]
+    stage = "-".join(wildcards)
+    cfg = CONFIGS[wildcards.run, wildcards.variant, wildcards.stage]
+    ranks = stage_ranks(wildcards, input)
+    with tempfile.TemporaryDirectory() as folder:
+        command = [*ESTIMATE, "--target", input.target, "--data", input.data]
+        for section in ("recipe", "runtime"):
+            Path(folder, section).write_text(to_yaml(cfg[section]))
+            command += [f"--{section}", f"{folder}/{section}"]
+        command += ["--ranks", LIMITS["nodes"] * ranks, "--node-gpus", ranks]
+        command += ["--longest-job", LIMITS["longest_job"]]
+        command += ["--flops", LIMITS["tflops"] * 1e12]
+        done = subprocess.run([*map(str, command)], capture_output=True, text=True)
+    try:
+        estimates[key] = json.loads(done.stdout)[0]
+    except ValueError:
+        estimates[key] = None
+        said = (done.stderr.strip() or "it says nothing").splitlines()[-1]
+        logger.warning(
+            f"{stage}: its job asks for node_mem and longest_job, an estimate failed: {said}"
         )
-    return needs.memory_mb
+    else:
+        if estimates[key]["memory_mb"] > LIMITS["node_mem"]:
+            logger.warning(
+                f"{stage} needs {estimates[key]['memory_mb']} MB of each node by its estimate, the profile has "
+                f"node_mem: {LIMITS['node_mem']}, which its job asks for. If it is killed: more nodes, or less on the host "
+                "(runtime.deepspeed)"
+            )
+    return estimates[key]
 
 
-def stage_minutes(wildcards, input):
-    """Minutes of one job; a longer stage goes on in the next."""
-    needs = stage_needs(wildcards, input)
-    return LIMITS["longest_job"] if needs is None else needs.minutes
+def stage_memory(wildcards, input, attempt):
+    """MB of each node; more in each try."""
+    needs = estimate(wildcards, input)
+    return (
+        LIMITS["node_mem"]
+        if needs is None
+        else min(LIMITS["node_mem"], needs["memory_mb"] * attempt)
+    )
+
+
+def stage_minutes(wildcards, input, attempt):
+    """Minutes of one job, more in each try; a longer stage goes on in the next."""
+    needs = estimate(wildcards, input)
+    return (
+        LIMITS["longest_job"]
+        if needs is None
+        else min(LIMITS["longest_job"], needs["minutes"] * attempt)
+    )

@@ -20,6 +20,8 @@ rule preflight_run:
     benchmark:
         "timings/preflight/{run}.tsv"
     retries: 0
+    envmodules:
+        *config["envmodules"],
     threads: 2
     resources:
         nodes=1,

@@ -12,7 +12,7 @@ from longspec.cluster.tries import begun, reason_to_give_up
 BEGAN = time.time()
 OTHER_ENDS = {"PREEMPTED", "NODE_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL", "REVOKED"}
 TRIES_OF_OTHERS = 2  # after the first, of jobs that do not go on where they were
-PAUSE = 30  # seconds after a job that has not begun: Slurm may be away
+PAUSE = 30  # seconds after a stage's job that has not begun, or any other that failed: Slurm may be away
 seen = set()
 
 asked_slurm = snakemake_executor_plugin_slurm.query_job_status
@@ -32,6 +32,12 @@ async def ask_slurm(command, logger):
             job: "FAILED" if state in OTHER_ENDS else state
             for job, state in states.items()
         }
+        # An array's tasks that have not begun are one line, 12_[3-64]; for 12_5 the executor looks for 12, too.
+        states = {
+            job.partition("_[")[0]: state
+            for job, state in states.items()
+            if "_[" in job
+        } | states
         seen.update(states)
         # Taken for a success whose files are then looked for.
         states = dict.fromkeys(seen - states.keys(), "UNKNOWN") | states
@@ -52,10 +58,12 @@ def min_job_age():
 def restarts(job):
     """None for a stage without hope: its reason is told now, and not after fifty more jobs."""
     allowed = restarts_of_rule(job)
-    if job.rule.name != "train":
-        return min(allowed, TRIES_OF_OTHERS)
     if not allowed:
         return 0
+    if job.rule.name != "train":
+        if job.attempt <= TRIES_OF_OTHERS:
+            time.sleep(PAUSE)
+        return min(allowed, TRIES_OF_OTHERS)
     stage, log = Path(job.output[0]).parent, Path(job.log[0])
     reason = reason_to_give_up(stage, log, BEGAN, job.attempt)
     if reason:

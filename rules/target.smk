@@ -49,6 +49,8 @@ rule train_target:
         "timings/train_target/{model}.tsv"
     wildcard_constraints:
         model=one_of(BUILT),
+    envmodules:
+        *config["envmodules"],
     threads: 2
     resources:
         cpus_per_task=job_threads,

@@ -35,6 +35,8 @@ rule train:
         "logs/train/{run}/{variant}/{stage}.log",
     benchmark:
         "timings/train/{run}/{variant}/{stage}.tsv"
+    envmodules:
+        *config["envmodules"],
     threads: 2
     resources:
         nodes=1,

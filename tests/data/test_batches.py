@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from longspec.data.batches import global_batch, steps_per_epoch
 from longspec.distributed import Ranks
 from longspec.train.batches import StepBatches
-from longspec.train.engine import share_global_batch
+from longspec.train.sharing import share_global_batch
 
 
 @pytest.mark.parametrize(("num_rows", "size"), [(7, 7), (64, 8), (65, 8), (1000, 3)])

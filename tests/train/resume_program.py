@@ -32,8 +32,9 @@ from longspec.distributed import Ranks, find_ranks
 from longspec.train import checkpoint, fragments
 from longspec.train import engine as engines
 from longspec.train.batches import StepBatches
-from longspec.train.engine import boot, build_engine, share_global_batch
+from longspec.train.engine import boot, build_engine
 from longspec.train.models.precision import resolve_dtype
+from longspec.train.sharing import share_global_batch
 from tests.train.chaos import fill
 from tests.train.jobs import RECIPE
 

@@ -70,16 +70,25 @@ def test_what_the_profile_asks_for_by_itself_is_asked_for(estimable: Workflow) -
     assert (job["mem_mb"], job["runtime"]) == ("123456", "77")
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("node_mem: 900000", "node_mem: 9000", "MB of each node by its estimate, and the profile has node_mem: 9000"),
-        ("longest_job: 240", "longest_job: 10", "more than 10"),
-        ("longest_job: 240", "longest_job: 4h", "longest_job: 4h is no whole number"),
-    ],
-)
-def test_a_stage_that_does_not_go_is_refused_before_it_queues(estimable: Workflow, old: str, new: str, message: str) -> None:
-    estimable.edit("profiles/slurm/profile.yaml", old, new)
+def test_a_stage_that_needs_more_than_a_node_has_says_so(estimable: Workflow) -> None:
+    """The estimate may be wrong; Slurm and the preflight are not."""
+    estimable.edit("profiles/slurm/profile.yaml", "node_mem: 900000", "node_mem: 9000")
+    text = " ".join(estimable.output("-n", "--profile", "slurm", STAGE).split())
+    assert "MB of each node by its estimate, the profile has node_mem: 9000" in text
+    assert stage_job(estimable)["mem_mb"] == "9000"
+
+
+def test_without_an_estimate_the_limits_are_asked_for(estimable: Workflow) -> None:
+    """As on a login node without torch, or with a batch that the trainer will refuse."""
+    estimable.edit("config/run_stage/demo_base.yaml", "global_batch: 8", "global_batch: 9")
+    text = " ".join(estimable.output("-n", "--profile", "slurm", STAGE).split())
+    assert "an estimate failed: error: recipe.global_batch: 9 rows cannot be shared equally by 8 processes" in text
+    job = stage_job(estimable)
+    assert (job["mem_mb"], job["runtime"]) == ("900000", "240")
+
+
+def test_a_limit_is_a_number(estimable: Workflow) -> None:
+    estimable.edit("profiles/slurm/profile.yaml", "longest_job: 240", "longest_job: 4h")
     done = estimable.call("-n", "--profile", "slurm", STAGE)
     assert done.returncode == 1
-    assert message in " ".join((done.stdout + done.stderr).split())
+    assert "longest_job: 4h is no whole number" in " ".join((done.stdout + done.stderr).split())

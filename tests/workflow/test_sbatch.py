@@ -1,5 +1,6 @@
 """What Slurm is asked for, word by word: stand-ins for its commands write down what they are told and fail the job."""
 
+import ast
 import json
 import os
 import re
@@ -36,7 +37,6 @@ def slurm(built: Workflow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
         (commands / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{os.environ['PATH']}")
     built.edit("config/run_stage/demo_base.yaml", "global_batch: 4", "global_batch: 64")
-    built.edit("profiles/slurm/profile.yaml", "tflops: 400", "tflops: 0")  # nothing to estimate from in this workflow
     (built.folder / f"{STAGE}/checkpoint.json").unlink()
     return told
 
@@ -71,6 +71,20 @@ def test_a_stage_on_a_node_of_eight_gpus(slurm: Path, built: Workflow) -> None:
     )
 
 
+def test_a_block_that_the_command_line_took_away_is_missed(slurm: Path, built: Workflow) -> None:
+    """Else a GPU's stage would be a job of one process without a GPU."""
+    assert "takes the place of all that the profile sets for train" in send(
+        built, "--set-resources", "train:slurm_partition=h100"
+    )
+    assert not slurm.exists()
+
+
+def test_modules_are_loaded(slurm: Path, built: Workflow) -> None:
+    modules = ["--software-deployment-method", "env-modules", "--config", "envmodules=[cuda/12.4]"]
+    done = built.call(f"{STAGE}/checkpoint.json", "--cores=1", *modules)
+    assert "Activating environment modules: cuda/12.4" in done.stdout + done.stderr
+
+
 def test_a_batch_smaller_than_a_node_is_shared_by_fewer_processes(slurm: Path, built: Workflow) -> None:
     """Four rows by four on one node, by two on each of two; a larger one that does not divide is refused by the trainer."""
     built.edit("config/run_stage/demo_base.yaml", "global_batch: 64", "global_batch: 4")
@@ -92,6 +106,20 @@ def test_a_preempted_job_is_not_waited_for(slurm: Path, built: Workflow, monkeyp
     """The executor alone would, for ever, and this test with it."""
     monkeypatch.setenv("STATE", "PREEMPTED")
     assert "Error in rule train" in send(built)
+
+
+def test_waiting_tasks_of_an_array_are_found_by_its_number(built: Workflow) -> None:
+    """squeue names them in one line, which no task's own number is in; a task's own state is stronger."""
+    probe = built.folder / "probe.smk"
+    probe.write_text(
+        'include: "Snakefile"\nimport asyncio\n'
+        "async def squeue(command, logger):\n"
+        '    return {"12_[3-64]": "CANCELLED by 0", "12_1": "RUNNING", "13": "PREEMPTED"}, 1.0\n'
+        "asked_slurm = squeue\n"
+        'print(asyncio.run(ask_slurm("squeue", None))[0])\n'
+    )
+    states = ast.literal_eval(re.search(r"\{.*\}", built.call("-n", "--snakefile", "probe.smk").stdout)[0])
+    assert (states["12"], states["12_1"], states["13"]) == ("CANCELLED", "RUNNING", "FAILED")
 
 
 def test_a_job_that_slurm_forgets_is_judged_by_its_files(slurm: Path, built: Workflow) -> None:

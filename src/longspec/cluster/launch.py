@@ -44,8 +44,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 def is_batch_step(options: argparse.Namespace) -> bool:
-    """Whether this is the first process of a Slurm job that has room for more than one task."""
-    return "SLURM_JOB_ID" in os.environ and "SLURM_STEP_ID" not in os.environ and options.tasks > 1
+    """Whether this is the first process of a Slurm job with room for several tasks; containers may lack srun."""
+    return (
+        "SLURM_JOB_ID" in os.environ
+        and "SLURM_STEP_ID" not in os.environ
+        and options.tasks > 1
+        and shutil.which("srun") is not None
+    )
 
 
 def torchrun(options: argparse.Namespace, errors: Path | None) -> list[str]:
@@ -146,7 +151,7 @@ def run(options: argparse.Namespace, log: Path | None, output: TextIO) -> int:
     where = f"{socket.gethostname()}, Slurm job {os.environ.get('SLURM_JOB_ID', 'none')}"
     output.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} on {where}: {shlex.join(command)}\n")
     if options.tasks > options.ranks:
-        output.write(f"{options.ranks} processes on each node for {options.tasks}: the global batch is too small for more\n")
+        output.write(f"{options.ranks} processes share the cores of {options.tasks} tasks on each node\n")
     output.flush()
     environment = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
     code = start(command, output, environment).wait()

@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 
 from longspec.artefact import check_files, read_json, write_text
 from longspec.cluster.preflight_ranks import FAIL, OK, POLL, WARN, Finding, Place
-from longspec.cluster.ranks import sharing_ranks
 from longspec.data import tokenize
 from longspec.data.chat import ChatTemplate
 from longspec.data.literal import LayoutError
@@ -21,6 +20,7 @@ from longspec.target.fetch import weight_files
 from longspec.train.fit import explain_out_of_memory, gib
 from longspec.train.memory import GPU_OVERHEAD, Setup, estimate, peak, setup_of
 from longspec.train.models.precision import resolve_dtype
+from longspec.train.sharing import share_global_batch, sharing_ranks
 from longspec.train.trackers import NoKeyError, check_key, server_of
 from longspec.train.tracking import chosen
 
@@ -39,12 +39,9 @@ CHAT = [
 
 def setups(place: Place) -> dict[str, Setup]:
     """What memory and disk depend on, of each stage. Raises ValueError when the ranks cannot share a global batch."""
-    from longspec.train.engine import share_global_batch  # DeepSpeed, which may be what is missing
-
-    found, here = {}, len(place.neighbours)
-    nodes = place.ranks.world_size // here
+    found, nodes = {}, place.ranks.world_size // len(place.neighbours)
     for recipe, runtime in place.stages:
-        world_size = nodes * sharing_ranks(recipe.global_batch, nodes, here)
+        world_size = nodes * sharing_ranks(recipe.global_batch, nodes, len(place.neighbours))
         micro_batch, _ = share_global_batch(recipe.global_batch, runtime.micro_batch, world_size)
         dtype = resolve_dtype(recipe.precision)
         found[recipe.stage] = setup_of(place.config, recipe, runtime, micro_batch, world_size, dtype, place.device)
@@ -56,14 +53,14 @@ def memory(place: Place) -> Finding | None:
     if not place.ranks.is_main:
         return None
     on_gpu, host = place.device.type == "cuda", place.facts[0].host_memory
-    device = min(facts.memory for facts in place.facts.values()) if on_gpu else host // len(place.neighbours)
-    needs = []
+    nodes, needs = place.ranks.world_size // len(place.neighbours), []
     for stage, setup in setups(place).items():
-        items = estimate(setup)
-        here, there = peak(items), peak(items, on_host=True) * len(place.neighbours)
+        items, ranks = estimate(setup), setup.world_size // nodes
+        device = min(facts.memory for facts in place.facts.values()) if on_gpu else host // ranks
+        here, there = peak(items), peak(items, on_host=True) * ranks
         if here > device:
             return Finding(FAIL, f"stage {stage}: {explain_out_of_memory(setup, device)}", "change one of these settings")
-        if there + (0 if on_gpu else here * len(place.neighbours)) > host:
+        if there + (0 if on_gpu else here * ranks) > host:
             found = f"stage {stage}: the ranks of a node take {gib(there)} of its main memory, of which the job has {gib(host)}"
             return Finding(FAIL, found, "ask for more (mem_mb), or set runtime.deepspeed.offload_optimizer: none")
         needs.append(f"{stage} {gib(here)}" + (f" and on the host {gib(there)}" if there else ""))

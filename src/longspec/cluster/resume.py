@@ -54,7 +54,10 @@ def wait_for_jobs(folder: Path, poll: float, *, cancel: bool) -> None:
         print(f"cancelling {shown(jobs)}", flush=True)
         subprocess.run(["scancel", *(job.id for job in jobs)], check=True)
     elif jobs:
-        print("these jobs go on by themselves; to cancel them instead: Ctrl-C, then the same command with --cancel", flush=True)
+        print(
+            "these jobs go on by themselves; to cancel them: Ctrl-C, then the same with --cancel (make resume CANCEL=1)",
+            flush=True,
+        )
     while jobs:
         if time.monotonic() - told_at > TOLD_EVERY:
             print(f"{time.strftime('%H:%M:%S')} waiting for {shown(jobs)}", flush=True)
@@ -74,7 +77,7 @@ def main(argv: list[str]) -> int:  # noqa: RET503 (execv does not return)
         return 1
     living = "" if options.gone else living_controller(folder)
     if living:
-        print(f"error: {living}; when it is gone for sure: the same command with --gone", file=sys.stderr)
+        print(f"error: {living}; when it is gone for sure: the same command with --gone (make resume GONE=1)", file=sys.stderr)
         return 1
     try:
         wait_for_jobs(folder, options.poll, cancel=options.cancel)

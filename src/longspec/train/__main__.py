@@ -30,7 +30,7 @@ from longspec.families import position_limit
 from longspec.train import checkpoint, plan, slots
 from longspec.train.arguments import Job, read_job
 from longspec.train.batches import StepBatches
-from longspec.train.engine import FLOAT32_SUMS, boot, build_engine, control_group, share_global_batch, sums_in_float32
+from longspec.train.engine import FLOAT32_SUMS, boot, build_engine, control_group, sums_in_float32
 from longspec.train.fit import check_memory
 from longspec.train.guard import Guard
 from longspec.train.lease import Fence, Lease, acquire
@@ -39,6 +39,7 @@ from longspec.train.metrics import Metrics, whole_lines
 from longspec.train.models.precision import resolve_dtype
 from longspec.train.phases import DATA, DRAFT, OPTIMIZER, OTHER, SAVE, Phases
 from longspec.train.setup import build_glide, identity_of, open_rows, total_steps
+from longspec.train.sharing import share_global_batch
 from longspec.train.status import Status, fingerprint, hopeless_if_invalid, refuse_repetition
 from longspec.train.stopping import Stop
 from longspec.train.tracking import Trackers, chosen

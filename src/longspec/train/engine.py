@@ -57,21 +57,6 @@ def control_group(ranks: Ranks, timeout_minutes: int) -> Any:
     return dist.new_group(backend="gloo", timeout=timedelta(minutes=timeout_minutes))
 
 
-def share_global_batch(global_batch: int, largest: int, replicas: int) -> tuple[int, int]:
-    """Micro batch, at most `largest` rows, and micro batches of each rank in one optimizer step.
-
-    Raises ValueError when the ranks cannot share the global batch equally.
-    """
-    rows, remainder = divmod(global_batch, replicas)
-    if remainder or rows == 0:
-        raise ValueError(
-            f"recipe.global_batch: {global_batch} rows cannot be shared equally by {replicas} processes; start a number of "
-            f"processes that divides {global_batch}"
-        )
-    micro_batch = max(size for size in range(1, min(largest, rows) + 1) if rows % size == 0)
-    return micro_batch, rows // micro_batch
-
-
 def learning_rate_factor(step: int, total_steps: int, warmup_steps: int) -> float:
     """Share of the learning rate at 0-based `step`: linear warm-up that starts above zero, then cosine to the floor."""
     if step < warmup_steps:

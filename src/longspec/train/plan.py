@@ -4,8 +4,9 @@ From the configurations and the target's config.json alone; no weights are loade
 """
 
 import argparse
+import json
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,12 @@ from longspec.data.batches import steps_per_epoch
 from longspec.data.shards import PackedRows
 from longspec.families import check_target
 from longspec.train import flops
-from longspec.train.engine import share_global_batch
 from longspec.train.fit import alternatives, gib, table
 from longspec.train.fragments import KINDS
 from longspec.train.memory import GIB, Setup, estimate, peak, setup_of
 from longspec.train.models.target import head_width
 from longspec.train.needs import Needs, needs_of
+from longspec.train.sharing import share_global_batch
 
 SAMPLE = 256  # rows that stand for all when documents are counted
 SLOTS_WHILE_SAVING = 3  # of checkpoints: last, last_2 and the one being written
@@ -140,18 +141,6 @@ def stage_lines(recipe: Recipe, plan: Plan, rate: float) -> list[str]:
     return lines
 
 
-def stage_needs(config: Any, target: Path, data: Path, limits: dict[str, int]) -> Needs:
-    """What the Slurm jobs of a composed stage need on GPUs, from its target's and its packed rows' manifests.
-
-    `limits` has the profile's `nodes`, `ranks` (a node's), `longest_job` (minutes) and `tflops` of a GPU. Raises ValueError
-    where the stage does not go with them.
-    """
-    world_size = limits["nodes"] * limits["ranks"]
-    target_config, rows = read_target(str(target)), counted_rows(data)
-    plan = plan_stage(target_config, config.recipe, config.runtime, rows, world_size, torch.device("cuda"))
-    return needs_of(plan.setup, plan.hours(limits["tflops"] * 1e12), limits["ranks"], limits["longest_job"])
-
-
 def slurm_line(needs: Needs) -> str:
     """What the profile's block for a stage asks for, and how many jobs it will be."""
     return (
@@ -175,6 +164,7 @@ def parser() -> argparse.ArgumentParser:
     add("--device", choices=("cuda", "cpu"), default="cuda")
     add("--gpu-memory-gib", type=float, default=80.0, help="memory of the device of one rank")
     add("--node-gpus", type=int, default=8, help="GPUs of a node, for the resources that are told for Slurm")
+    add("--json", action="store_true", help="print what the Slurm jobs of each stage need, as JSON, and nothing else")
     add("--longest-job", type=int, default=240, help="minutes of a Slurm job at most; a longer stage goes on in the next")
     add(
         "--flops",
@@ -217,7 +207,7 @@ def main(argv: list[str]) -> int:
     """Print the plan; 0 when every stage fits, 1 when one does not or something is wrong."""
     options = parser().parse_args(argv)
     available, device = int(options.gpu_memory_gib * GIB), torch.device(options.device)
-    all_fit, hours, disk = True, 0.0, 0
+    all_fit, hours, disk, jobs = True, 0.0, 0, []
     try:
         stages, config = read_stages(options), read_target(options.target)
         rows = read_rows(options, [recipe for recipe, _ in stages])
@@ -225,10 +215,12 @@ def main(argv: list[str]) -> int:
             plan = plan_stage(config, recipe, runtime, rows_of_stage, options.ranks, device)
             lines, fits = fit_lines(plan, available)
             needs = needs_of(plan.setup, plan.hours(options.flops), options.node_gpus, options.longest_job)
-            print("\n".join([*stage_lines(recipe, plan, options.flops), slurm_line(needs), *lines]))
+            jobs.append(asdict(needs))
+            if not options.json:
+                print("\n".join([*stage_lines(recipe, plan, options.flops), slurm_line(needs), *lines]))
             all_fit, hours, disk = all_fit and fits, hours + plan.hours(options.flops), disk + plan.disk
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(f"all {len(stages)} stages: {hours:.1f} hours, {gib(disk)} of disk")
+    print(json.dumps(jobs) if options.json else f"all {len(stages)} stages: {hours:.1f} hours, {gib(disk)} of disk")
     return 0 if all_fit else 1
