@@ -70,6 +70,18 @@ def test_ranks_share_the_cores_of_all_tasks(folder: Path, tasks: int, cpus: int,
     assert sorted(re.findall(r"rank (\d) of 2, (\d+) threads", text)) == [("0", str(threads)), ("1", str(threads))]
 
 
+def test_a_container_without_srun_starts_the_ranks_itself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = folder / "bin"
+    bare.mkdir()
+    for name, path in (("env", "/usr/bin/env"), ("sh", "/bin/sh")):
+        (bare / name).symlink_to(path)
+    monkeypatch.setenv("PATH", str(bare))
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    monkeypatch.delenv("SLURM_STEP_ID", raising=False)
+    subprocess.run(command(folder, "pass", "--tasks=8"), check=True)
+    assert "rank 1 of 2" in (folder / "logs/stage.log").read_text()
+
+
 def test_each_attempt_has_its_log_which_ends_with_the_first_failing_ranks_words(folder: Path) -> None:
     for way in ("fail", "refuse"):
         assert subprocess.run(command(folder, way)).returncode == 1
