@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.utils._triton import has_triton
 from transformers import AttentionInterface
 
-from longspec.train.models import attention_eager, attention_flash, attention_flex, attention_sdpa
+from longspec.train.models import attention_eager, attention_flash, attention_flex, attention_sdpa, attention_tree
+from longspec.train.models.attention_tree import TreeVisibility
 from longspec.train.models.visibility import Visibility
 
 _log = logging.getLogger(__name__)
@@ -28,8 +29,20 @@ BACKENDS: dict[str, Callable[[Tensor, Tensor, Tensor, Visibility, float], Tensor
 }
 
 
-def attend(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visibility, scale: float, backend: str = AUTO) -> Tensor:
-    """Attention output [B, N, S, D], the same in every backend to the dtype's tolerance; zeros for a query that sees no key."""
+def attend(
+    q_BNSD: Tensor,
+    k_BKTD: Tensor,
+    v_BKTD: Tensor,
+    visibility: Visibility | TreeVisibility,
+    scale: float,
+    backend: str = AUTO,
+) -> Tensor:
+    """Attention output [B, N, S, D], the same in every backend to the dtype's tolerance; zeros for a query that sees no key.
+
+    Trees have one backend of their own.
+    """
+    if isinstance(visibility, TreeVisibility):
+        return attention_tree.attend(q_BNSD, k_BKTD, v_BKTD, visibility, scale)
     if backend == AUTO:
         training = attention_flex.needs_gradient(q_BNSD, k_BKTD, v_BKTD)
         backend = fastest(q_BNSD.device.type, q_BNSD.dtype, q_BNSD.shape[-1], training)
@@ -108,7 +121,7 @@ def target_attention(
     scaling: float,
     dropout: float = 0.0,
     sliding_window: int | None = None,
-    visibility: Visibility | None = None,
+    visibility: Visibility | TreeVisibility | None = None,
     attention_backend: str = AUTO,
     **_: Any,
 ) -> tuple[Tensor, None]:
