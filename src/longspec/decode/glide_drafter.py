@@ -39,7 +39,9 @@ class GlideDrafter:
         scores_BW = torch.zeros_like(frontier.roots_B, dtype=torch.float32)[:, None]
         self.tree_own = []
         for size in levels:
-            log_q_BWV = sampler.log_probabilities(self.logits(frontier, growth).flatten(0, 1)).unflatten(0, (-1, growth.sizes[-1]))
+            log_q_BWV = sampler.log_probabilities(self.logits(frontier, growth).flatten(0, 1)).unflatten(
+                0, (-1, growth.sizes[-1])
+            )
             if is_drawn:
                 growth.drawn.append(log_q_BWV[:, 0].exp())
                 tokens_BC = sampler.draw(growth.drawn[-1])[:, None]
@@ -56,8 +58,7 @@ class GlideDrafter:
         A node at depth d sees all of the target's cache, which ends d + 1 tokens before it: the lag d + 1 of training.
         """
         embedded_BWH, rope = self._take_in_level(frontier, growth)
-        depth, size, nodes = len(growth.sizes) - 1, growth.sizes[-1], growth.nodes
-        device = frontier.roots_B.device
+        size, device = growth.sizes[-1], frontier.roots_B.device
         depths = [torch.full((count,), level, device=device) for level, count in enumerate(growth.sizes)]
         assert self.own is not None
         own_visibility = TreeVisibility(
@@ -72,7 +73,6 @@ class GlideDrafter:
         nothing_BW0, no_depths = growth.seen_BSS[:, -size:, :0], depths[-1][:0]
         target_visibility = TreeVisibility(frontier.lengths, frontier.lengths_B, nothing_BW0, depths[-1], no_depths)
         keys, values = zip(self.own, *self.tree_own, strict=True)
-        assert len(self.tree_own) == depth + 1 and sum(part[0].shape[2] for part in self.tree_own) == nodes
         own = (torch.cat(keys, dim=2), torch.cat(values, dim=2))
         hidden_BWH = self.layer(embedded_BWH, rope, own, frontier.target, own_visibility, target_visibility)
         return self.target.lm_head(hidden_BWH)

@@ -72,7 +72,7 @@ def _side_by_side(caches: list[DynamicCache], order: list[int]) -> DynamicCache:
 
 
 def compact(cache: DynamicCache, nodes: int, path_BE: Tensor, lengths_B: Tensor, longest: int) -> None:
-    """Keep of the `nodes` newest keys and values those on each row's path, behind its lengths_B[b] tokens; then cut to `longest`.
+    """Of the `nodes` newest keys and values keep each row's path, behind its lengths_B[b] tokens, and cut to `longest`.
 
     Moves E tokens a row and layer, in place. Path entries beyond a row's kept ones land behind its end, where nothing is.
     """

@@ -15,7 +15,7 @@ class Comparison:
 
 
 def compare(plain: Plain, speculative: list[int]) -> Comparison:
-    """Compare speculative tokens with plain decoding up to and including the first difference: after it the two texts are different texts.
+    """Compare up to and including the first difference: after it the two texts are different texts.
 
     A mismatch is a near-tie when plain decoding's own logits gave the other token as much as the best one, up to the
     rounding noise of the dtype.
