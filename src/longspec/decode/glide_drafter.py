@@ -12,8 +12,8 @@ from torch import Tensor
 from longspec.decode.drafters import Frontier
 from longspec.decode.sampling import Sampler
 from longspec.decode.tree import DraftTree, Growth, Levels, best_children
-from longspec.train.models.attention_tree import TreeVisibility
 from longspec.train.models.glide import GlideLayer
+from longspec.train.models.visibility_tree import TreeVisibility
 
 
 class GlideDrafter:

@@ -1,86 +1,47 @@
-"""Attention of a draft tree's nodes over a cached prefix and over each other.
+"""Attention of a draft tree's nodes over a cached prefix and over each other (LongSpec 3.3, hybrid tree attention).
+
+The prefix, which all nodes see alike, goes through a fast kernel without a mask of queries by keys, the few keys of the tree
+through a small mask. Each part weighs by the sum of its exponentials, of which both know the logarithm.
 
 Shapes: B rows, N query heads, K key/value heads, G = N / K, S queries (nodes), P prefix keys, L tree keys, T = P + L keys,
 Q = G * S queries of one key/value head, D head width.
 """
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from longspec.train.models import attention_flash
+from longspec.train.models.visibility_tree import TreeVisibility
 
-@dataclass(frozen=True)
-class TreeVisibility:
-    """Which keys each node sees (LongSpec 3.3): its row's prefix and, of the tree, what `tree_BSL` marks.
+# What torch's own function calls on a CPU, and the only way to its log-sum-exp.
+FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+Backend = Callable[[Tensor, Tensor, Tensor, TreeVisibility, float], Tensor]
 
-    The keys are P of the prefix and then L of the tree. Prefix key t of row b stands at position first_B[b] + t and is there
-    when that is within 0 .. lengths[b] - 1; query s stands at lengths[b] + query_depths_S[s], tree key l at lengths[b] +
-    key_depths_L[l]. Nothing more than `window` positions back is seen. `lengths` and `lengths_B` hold the same numbers, so
-    that neither the host nor the device waits for them; first_B None: 0.
+
+def attend(
+    q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: TreeVisibility, scale: float, backend: Backend
+) -> Tensor:
+    """Attention output [B, N, S, D]; zeros for a query that sees no key.
+
+    Where a window hides prefix keys from some nodes, all backends take one mask, as wide as the window and the tree.
     """
-
-    lengths: tuple[int, ...]
-    lengths_B: Tensor
-    tree_BSL: Tensor
-    query_depths_S: Tensor
-    key_depths_L: Tensor
-    first_B: Tensor | None = None
-    window: int | None = None
-    _made: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What `make` returns, made at the first call with this key: one mask serves all layers of a forward."""
-        if key not in self._made:
-            self._made[key] = make()
-        return self._made[key]
-
-    def windowed(self, window: int) -> "TreeVisibility":
-        """The same with another window."""
-        return self.once(("window", window), lambda: replace(self, window=window))
-
-    def is_whole(self, prefix: int) -> bool:
-        """Whether every query sees all `prefix` keys, so that the prefix needs no mask."""
-        if self.first_B is not None or any(length != prefix for length in self.lengths):
-            return False
-        return self.window is None or prefix + self.key_depths_L.shape[0] <= self.window
-
-    def mask_BST(self, prefix: int) -> Tensor:
-        """What each query sees of the P + L keys, bool."""
-        return self.once(("mask", prefix), lambda: self._mask(prefix))
-
-    def _mask(self, prefix: int) -> Tensor:
-        position_BP = torch.arange(prefix, device=self.lengths_B.device)[None]
-        if self.first_B is not None:
-            position_BP = position_BP + self.first_B[:, None]
-        there_BP = (position_BP >= 0) & (position_BP < self.lengths_B[:, None])
-        back_BSP = self.lengths_B[:, None, None] + self.query_depths_S[:, None] - position_BP[:, None]
-        back_SL = self.query_depths_S[:, None] - self.key_depths_L
-        prefix_BSP, tree_BSL = there_BP[:, None].expand_as(back_BSP), self.tree_BSL
-        if self.window is not None:
-            prefix_BSP = prefix_BSP & (back_BSP <= self.window)
-            tree_BSL = tree_BSL & (back_SL <= self.window)
-        return torch.cat([prefix_BSP, tree_BSL], dim=-1)
-
-
-def attend(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: TreeVisibility, scale: float) -> Tensor:
-    """Attention output [B, N, S, D]; zeros for a query that sees no key."""
     if k_BKTD.shape[2] == 0:
         return torch.zeros_like(q_BNSD)
-    tree = visibility.tree_BSL.shape[2]
-    q_BKQD = q_BNSD.unflatten(1, (k_BKTD.shape[1], -1)).flatten(2, 3)
-    if tree == 0 and visibility.is_whole(k_BKTD.shape[2]):
-        seen_BKQD = F.scaled_dot_product_attention(q_BKQD, k_BKTD, v_BKTD, scale=scale)
+    prefix = k_BKTD.shape[2] - visibility.tree_BSL.shape[2]
+    q_BKQD = q_BNSD.unflatten(1, (k_BKTD.shape[1], -1)).flatten(2, 3)  # groups of heads as further queries: no key is repeated
+    if visibility.has_plain_prefix(prefix):
+        seen_BKQD = backend(q_BKQD, k_BKTD, v_BKTD, visibility, scale)
     else:
-        seen_BKQD = _attend_masked(q_BKQD, k_BKTD, v_BKTD, visibility, scale)
+        low = visibility.unseen(prefix)
+        seen_BKQD = attend_masked(q_BKQD, k_BKTD[:, :, low:], v_BKTD[:, :, low:], visibility.without(low), scale)
     return seen_BKQD.unflatten(2, (-1, q_BNSD.shape[2])).flatten(1, 2)
 
 
-def _attend_masked(q_BKQD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: TreeVisibility, scale: float) -> Tensor:
-    """One call with a mask over all keys. The groups of heads are further queries, so no key is repeated."""
+def attend_masked(q_BKQD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: TreeVisibility, scale: float) -> Tensor:
+    """One call with a mask over all keys, [B, K, Q, D]: the reference, and the way of windows."""
     prefix = k_BKTD.shape[2] - visibility.tree_BSL.shape[2]
     groups = q_BKQD.shape[2] // visibility.query_depths_S.shape[0]
 
@@ -92,3 +53,73 @@ def _attend_masked(q_BKQD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: T
     mask_B1QT, blind_B1Q1 = visibility.once(("queries", prefix, groups), masks)
     seen_BKQD = F.scaled_dot_product_attention(q_BKQD, k_BKTD, v_BKTD, attn_mask=mask_B1QT, scale=scale)
     return seen_BKQD.masked_fill(blind_B1Q1, 0.0)
+
+
+def attend_fused(q_BKQD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: TreeVisibility, scale: float) -> Tensor:
+    """In two parts by torch's kernel for CPUs, [B, K, Q, D]; its kernels for GPUs take no such masks with a log-sum-exp."""
+    if q_BKQD.device.type != "cpu":
+        return attend_masked(q_BKQD, k_BKTD, v_BKTD, visibility, scale)
+
+    def attend_prefix(k_BKPD: Tensor, v_BKPD: Tensor) -> tuple[Tensor, Tensor]:
+        return FUSED(q_BKQD, k_BKPD, v_BKPD, attn_mask=_padding(visibility, q_BKQD, k_BKPD.shape[2]), scale=scale)
+
+    return _attend_in_parts(attend_prefix, q_BKQD, k_BKTD, v_BKTD, visibility, scale)
+
+
+def attend_flash(q_BKQD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: TreeVisibility, scale: float) -> Tensor:
+    """In two parts by flash-attn's kernel for caches, [B, K, Q, D], which reads each row's own length from the device."""
+    lengths_B = visibility.once("int32", lambda: visibility.lengths_B.to(torch.int32))
+
+    def attend_prefix(k_BKPD: Tensor, v_BKPD: Tensor) -> tuple[Tensor, Tensor]:
+        return attention_flash.attend_cached(q_BKQD, k_BKPD, v_BKPD, lengths_B, scale)
+
+    return _attend_in_parts(attend_prefix, q_BKQD, k_BKTD, v_BKTD, visibility, scale)
+
+
+def _attend_in_parts(
+    attend_prefix: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    q_BKQD: Tensor,
+    k_BKTD: Tensor,
+    v_BKTD: Tensor,
+    visibility: TreeVisibility,
+    scale: float,
+) -> Tensor:
+    """Prefix and tree merged, [B, K, Q, D]; `attend_prefix` gives [B, K, Q, D] and the log-sum-exp [B, K, Q]."""
+    tree = visibility.tree_BSL.shape[2]
+    prefix = k_BKTD.shape[2] - tree
+    if tree and not any(visibility.lengths):
+        return _attend_tree(q_BKQD, k_BKTD[:, :, prefix:], v_BKTD[:, :, prefix:], visibility, scale)[0].to(v_BKTD.dtype)
+    seen_BKQD, log_sum_BKQ = attend_prefix(k_BKTD[:, :, :prefix], v_BKTD[:, :, :prefix])
+    if 0 in visibility.lengths:  # of an empty prefix kernels say what they like
+        empty_B111 = (visibility.lengths_B == 0)[:, None, None, None]
+        seen_BKQD = seen_BKQD.masked_fill(empty_B111, 0.0)
+        log_sum_BKQ = log_sum_BKQ.masked_fill(empty_B111[..., 0], -torch.inf)
+    if not tree:
+        return seen_BKQD
+    tree_BKQD, tree_log_sum_BKQ = _attend_tree(q_BKQD, k_BKTD[:, :, prefix:], v_BKTD[:, :, prefix:], visibility, scale)
+    # Every node sees itself, so the tree's part is never empty: a / (a + b) = sigmoid(log a - log b).
+    of_tree_BKQ1 = torch.sigmoid(tree_log_sum_BKQ - log_sum_BKQ)[..., None]
+    return torch.lerp(seen_BKQD.to(tree_BKQD.dtype), tree_BKQD, of_tree_BKQ1).to(v_BKTD.dtype)
+
+
+def _attend_tree(
+    q_BKQD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, visibility: TreeVisibility, scale: float
+) -> tuple[Tensor, Tensor]:
+    """The tree's part, [B, K, Q, D], and its log-sum-exp, [B, K, Q], in float32 or better: few keys, so all scores are held."""
+    groups, wide = q_BKQD.shape[2] // visibility.tree_BSL.shape[1], torch.promote_types(q_BKQD.dtype, torch.float32)
+    hidden_B1QL = visibility.once(("tree", groups), lambda: ~visibility.tree_BSL.repeat(1, groups, 1)[:, None])
+    scores_BKQL = ((q_BKQD.to(wide) * scale) @ k_BKLD.to(wide).transpose(2, 3)).masked_fill(hidden_B1QL, -torch.inf)
+    log_sum_BKQ = scores_BKQL.logsumexp(-1)
+    return (scores_BKQL - log_sum_BKQ[..., None]).exp() @ v_BKLD.to(wide), log_sum_BKQ
+
+
+def _padding(visibility: TreeVisibility, q_BKQD: Tensor, prefix: int) -> Tensor | None:
+    """What hides the places behind the shorter rows, alike for all queries, [B, 1, 1, P]; None where no row is shorter."""
+    if all(length == prefix for length in visibility.lengths):
+        return None
+
+    def make() -> Tensor:
+        behind_BP = torch.arange(prefix, device=q_BKQD.device) >= visibility.lengths_B[:, None]
+        return torch.zeros_like(behind_BP, dtype=q_BKQD.dtype).masked_fill_(behind_BP, -torch.inf)[:, None, None]
+
+    return visibility.once(("padding", prefix), make)

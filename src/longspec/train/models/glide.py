@@ -16,12 +16,12 @@ from longspec.config import Draft
 from longspec.families import position_limit
 from longspec.train.losses import linear_cross_entropy
 from longspec.train.models.attention import AUTO, attend, check_backend
-from longspec.train.models.attention_tree import TreeVisibility
 from longspec.train.models.inputs import NO_LABEL, check_ranges, check_shapes, lag_per_row
 from longspec.train.models.precision import resolve_dtype
 from longspec.train.models.target import head_width, load_target
 from longspec.train.models.target_states import STATES_ATTENTION, TargetStates
 from longspec.train.models.visibility import Visibility
+from longspec.train.models.visibility_tree import TreeVisibility
 from longspec.train.models.weights import check_draft_config, draft_settings, load_draft_weights, target_and_draft
 
 AnyVisibility = Visibility | TreeVisibility
