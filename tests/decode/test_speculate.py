@@ -203,3 +203,19 @@ def test_a_difference_is_a_fault_unless_it_is_a_near_tie() -> None:
 def test_a_near_tie_is_small_beside_real_margins(dtype: torch.dtype, largest: float) -> None:
     """For logits up to 20, of which the best two are often several apart."""
     assert 0 < near_tie_margin(torch.tensor([-3.0, 20.0], dtype=dtype)) <= largest
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_in_lower_precision_every_difference_is_a_near_tie(dtype: torch.dtype) -> None:
+    """Of the target's own logits: closer than so many roundings of the dtype, at the size of the largest logit."""
+    mismatches = accepted = 0
+    for seed in range(4):
+        target = make_target(seed, hidden_size=64, initializer_range=0.1).to(dtype)
+        drafter, start = GlideDrafter(target, make_layer(target).to(dtype), WINDOW), prefill(target, [[3] * 5])
+        plain = decode_plain(target, start, NEW, NO_EOS)
+        (row,) = speculate(target, drafter, start, max_new_tokens=NEW).rows
+        verdict = compare(plain, row.ids)
+        assert verdict.near_ties == verdict.mismatches
+        mismatches, accepted = mismatches + verdict.mismatches, accepted + sum(row.accepted)
+    assert accepted > 0
+    assert (mismatches > 0) == (dtype == torch.bfloat16)

@@ -148,16 +148,16 @@ def test_a_query_that_sees_nothing_gets_zeros(backend: str, window) -> None:
         torch.testing.assert_close(seen.double(), by_hand(*case), atol=1e-5, rtol=1e-5)
 
 
-def test_each_kernel_is_asked_for_the_prefix_and_not_for_the_tree(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By one call, without a mask where all rows are of one length, else with one row of it for all queries."""
-    asked = []
+def test_the_cpus_kernel_takes_prefix_and_tree_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prefix without a mask where all rows are of one length, else with one row of it for all queries."""
+    asked, fused = [], attention_tree.FUSED
 
-    def fused(*tensors: Tensor, attn_mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    def asked_for(*tensors: Tensor, attn_mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
         asked.append((tensors[1].shape[2], None if attn_mask is None else tuple(attn_mask.shape)))
-        return FUSED(*tensors, attn_mask=attn_mask, scale=scale)
+        return fused(*tensors, attn_mask=attn_mask, scale=scale)
 
-    FUSED = attention_tree.FUSED
-    monkeypatch.setattr(attention_tree, "FUSED", fused)
+    monkeypatch.setattr(attention_tree, "FUSED", asked_for)
     for lengths in ((50, 50), (50, 20)):
         attend(*tree_case(lengths, torch.float32), SCALE)
-    assert asked == [(50, None), (50, (2, 1, 1, 50))]
+    nodes = (8, (2, 1, GROUPS * 8, 8))
+    assert asked == [(50, None), nodes, (50, (2, 1, 1, 50)), nodes]

@@ -18,6 +18,8 @@ from longspec.train.models.visibility_tree import TreeVisibility
 
 # What torch's own function calls on a CPU, and the only way to its log-sum-exp.
 FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+Part = tuple[Tensor, Tensor]  # output [B, K, Q, D] over some keys, and the log-sum-exp of their scores [B, K, Q]
+Attend = Callable[[Tensor, Tensor], Part]
 Backend = Callable[[Tensor, Tensor, Tensor, TreeVisibility, float], Tensor]
 
 
@@ -60,35 +62,40 @@ def attend_fused(q_BKQD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Tre
     if q_BKQD.device.type != "cpu":
         return attend_masked(q_BKQD, k_BKTD, v_BKTD, visibility, scale)
 
-    def attend_prefix(k_BKPD: Tensor, v_BKPD: Tensor) -> tuple[Tensor, Tensor]:
+    def attend_prefix(k_BKPD: Tensor, v_BKPD: Tensor) -> Part:
         return FUSED(q_BKQD, k_BKPD, v_BKPD, attn_mask=_padding(visibility, q_BKQD, k_BKPD.shape[2]), scale=scale)
 
-    return _attend_in_parts(attend_prefix, q_BKQD, k_BKTD, v_BKTD, visibility, scale)
+    def attend_tree(k_BKLD: Tensor, v_BKLD: Tensor) -> Part:
+        return FUSED(q_BKQD, k_BKLD, v_BKLD, attn_mask=_tree_mask(visibility, q_BKQD), scale=scale)
+
+    return _attend_in_parts(attend_prefix, attend_tree, k_BKTD, v_BKTD, visibility)
 
 
 def attend_flash(q_BKQD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: TreeVisibility, scale: float) -> Tensor:
-    """In two parts by flash-attn's kernel for caches, [B, K, Q, D], which reads each row's own length from the device."""
+    """In two parts, [B, K, Q, D]: flash-attn's kernel for caches, which reads each row's length on the device and takes no
+    masks, and for the few keys of the tree all scores, in float32.
+    """
     lengths_B = visibility.once("int32", lambda: visibility.lengths_B.to(torch.int32))
 
-    def attend_prefix(k_BKPD: Tensor, v_BKPD: Tensor) -> tuple[Tensor, Tensor]:
+    def attend_prefix(k_BKPD: Tensor, v_BKPD: Tensor) -> Part:
         return attention_flash.attend_cached(q_BKQD, k_BKPD, v_BKPD, lengths_B, scale)
 
-    return _attend_in_parts(attend_prefix, q_BKQD, k_BKTD, v_BKTD, visibility, scale)
+    def attend_tree(k_BKLD: Tensor, v_BKLD: Tensor) -> Part:
+        wide_BKQD = q_BKQD.float()
+        scores_BKQL = (wide_BKQD * scale) @ k_BKLD.float().transpose(2, 3) + _tree_mask(visibility, wide_BKQD)
+        return scores_BKQL.softmax(-1) @ v_BKLD.float(), scores_BKQL.logsumexp(-1)
+
+    return _attend_in_parts(attend_prefix, attend_tree, k_BKTD, v_BKTD, visibility)
 
 
 def _attend_in_parts(
-    attend_prefix: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
-    q_BKQD: Tensor,
-    k_BKTD: Tensor,
-    v_BKTD: Tensor,
-    visibility: TreeVisibility,
-    scale: float,
+    attend_prefix: Attend, attend_tree: Attend, k_BKTD: Tensor, v_BKTD: Tensor, visibility: TreeVisibility
 ) -> Tensor:
-    """Prefix and tree merged, [B, K, Q, D]; `attend_prefix` gives [B, K, Q, D] and the log-sum-exp [B, K, Q]."""
+    """Prefix and tree merged, [B, K, Q, D]."""
     tree = visibility.tree_BSL.shape[2]
     prefix = k_BKTD.shape[2] - tree
     if tree and not any(visibility.lengths):
-        return _attend_tree(q_BKQD, k_BKTD[:, :, prefix:], v_BKTD[:, :, prefix:], visibility, scale)[0].to(v_BKTD.dtype)
+        return attend_tree(k_BKTD[:, :, prefix:], v_BKTD[:, :, prefix:])[0].to(v_BKTD.dtype)
     seen_BKQD, log_sum_BKQ = attend_prefix(k_BKTD[:, :, :prefix], v_BKTD[:, :, :prefix])
     if 0 in visibility.lengths:  # of an empty prefix kernels say what they like
         empty_B111 = (visibility.lengths_B == 0)[:, None, None, None]
@@ -96,21 +103,17 @@ def _attend_in_parts(
         log_sum_BKQ = log_sum_BKQ.masked_fill(empty_B111[..., 0], -torch.inf)
     if not tree:
         return seen_BKQD
-    tree_BKQD, tree_log_sum_BKQ = _attend_tree(q_BKQD, k_BKTD[:, :, prefix:], v_BKTD[:, :, prefix:], visibility, scale)
+    tree_BKQD, tree_log_sum_BKQ = attend_tree(k_BKTD[:, :, prefix:], v_BKTD[:, :, prefix:])
     # Every node sees itself, so the tree's part is never empty: a / (a + b) = sigmoid(log a - log b).
     of_tree_BKQ1 = torch.sigmoid(tree_log_sum_BKQ - log_sum_BKQ)[..., None]
-    return torch.lerp(seen_BKQD.to(tree_BKQD.dtype), tree_BKQD, of_tree_BKQ1).to(v_BKTD.dtype)
+    wide = of_tree_BKQ1.dtype
+    return torch.lerp(seen_BKQD.to(wide), tree_BKQD.to(wide), of_tree_BKQ1).to(v_BKTD.dtype)
 
 
-def _attend_tree(
-    q_BKQD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, visibility: TreeVisibility, scale: float
-) -> tuple[Tensor, Tensor]:
-    """The tree's part, [B, K, Q, D], and its log-sum-exp, [B, K, Q], in float32 or better: few keys, so all scores are held."""
-    groups, wide = q_BKQD.shape[2] // visibility.tree_BSL.shape[1], torch.promote_types(q_BKQD.dtype, torch.float32)
-    hidden_B1QL = visibility.once(("tree", groups), lambda: ~visibility.tree_BSL.repeat(1, groups, 1)[:, None])
-    scores_BKQL = ((q_BKQD.to(wide) * scale) @ k_BKLD.to(wide).transpose(2, 3)).masked_fill(hidden_B1QL, -torch.inf)
-    log_sum_BKQ = scores_BKQL.logsumexp(-1)
-    return (scores_BKQL - log_sum_BKQ[..., None]).exp() @ v_BKLD.to(wide), log_sum_BKQ
+def _tree_mask(visibility: TreeVisibility, q_BKQD: Tensor) -> Tensor:
+    """What hides the nodes that are not on a node's path, [B, 1, Q, L], to be added to scores."""
+    groups = q_BKQD.shape[2] // visibility.tree_BSL.shape[1]
+    return visibility.once(("tree", groups), lambda: _additive(~visibility.tree_BSL.repeat(1, groups, 1)[:, None], q_BKQD))
 
 
 def _padding(visibility: TreeVisibility, q_BKQD: Tensor, prefix: int) -> Tensor | None:
@@ -120,6 +123,10 @@ def _padding(visibility: TreeVisibility, q_BKQD: Tensor, prefix: int) -> Tensor 
 
     def make() -> Tensor:
         behind_BP = torch.arange(prefix, device=q_BKQD.device) >= visibility.lengths_B[:, None]
-        return torch.zeros_like(behind_BP, dtype=q_BKQD.dtype).masked_fill_(behind_BP, -torch.inf)[:, None, None]
+        return _additive(behind_BP[:, None, None], q_BKQD)
 
     return visibility.once(("padding", prefix), make)
+
+
+def _additive(is_hidden: Tensor, like: Tensor) -> Tensor:
+    return torch.zeros_like(is_hidden, dtype=like.dtype).masked_fill_(is_hidden, -torch.inf)
