@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from longspec.decode.drafters import Frontier
 from longspec.decode.glide_drafter import GlideDrafter
@@ -48,6 +49,31 @@ def test_caches_hold_the_window_and_the_text(shape) -> None:
     assert all(held <= most * len(lengths) for held, lengths in zip(drafter.held, drafter.lengths, strict=True))
     assert drafter.held[20] == most * len(drafter.lengths[20])
     assert max(map(max, drafter.lengths)) > 8 * WINDOW
+
+
+class Looks(TorchFunctionMode):
+    """Counts what makes the host wait for a number of the device."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        waits = {"tolist", "item", "__bool__", "__int__", "__float__", "__index__", "nonzero", "cpu", "numpy", "equal"}
+        self.count += getattr(func, "__name__", "") in waits
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("shape", [4, DEFAULT_SHAPE])
+def test_the_host_looks_once_a_round(shape, temperature: float) -> None:
+    """All of decoding, transformers' forward included; once more for the tokens after the prompts."""
+    target = make_target(0)
+    drafter, start = GlideDrafter(target, make_layer(target), WINDOW), prefill(target, [[1, 2, 3], [4, 5, 6], [7]])
+    settings = {"max_new_tokens": 20, "shape": shape, "temperature": temperature, "top_k": 9, "top_p": 0.9}
+    with Looks() as looks:
+        decoded = speculate(target, drafter, start, **settings)
+    assert looks.count == 1 + max(row.rounds for row in decoded.rows)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
