@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, TextStreamer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, TextStreamer
 
 from longspec.artefact import read_json, write_json
 from longspec.decode import speculate
+from longspec.decode.drafters import LookupDrafter
 from longspec.decode.generate import generate, load_drafter
 from longspec.draft.custom_generate import FILE
+from tests.corpus import Corpus
+from tests.decode.models import make_target
 from tests.decode.test_speculate import Letters
 from tests.train.targets import VOCABULARY
 from tests.train.test_attach import SETTINGS, save_draft, save_target
@@ -169,3 +172,22 @@ def test_the_documented_lines(root: Path, folder: Path, tmp_path: Path, monkeypa
         assert names["out"].shape[1] > 3
         assert forwards
         forwards.clear()
+
+
+def test_stop_strings_are_those_of_generate(corpus: Corpus) -> None:
+    """Of a tokenizer of bytes, whose characters and strings begin in one token and end in another, or in the prompt."""
+    tokenizer = AutoTokenizer.from_pretrained(read_json(corpus.tokenizer)["path"])
+    target = make_target(3, vocab_size=len(tokenizer), initializer_range=0.2)
+    prompt = tokenizer("the red fox é", return_tensors="pt").input_ids
+    greedy = {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 0, "tokenizer": tokenizer}
+    written = tokenizer.decode(target.generate(prompt, **greedy)[0], clean_up_tokenization_spaces=False)
+    strings = [written[place : place + size] for place in range(10, 40, 3) for size in (1, 2, 4)]
+    strings = [string for string in strings if "\ufffd" not in string]
+    lengths = set()
+    for string in strings:
+        wanted = target.generate(prompt, stop_strings=[string], **greedy)
+        found = generate(target, prompt, draft=LookupDrafter(), stop_strings=[string], **greedy)
+        assert torch.equal(found, wanted), string
+        lengths.add(wanted.shape[1])
+    assert len(strings) > 10
+    assert len(lengths) > 4

@@ -136,19 +136,23 @@ class Letters:
 
 
 def test_stop_strings_that_span_tokens_end_the_text() -> None:
-    """With the first token after which the whole text so far holds the string, wherever rounds end."""
+    """With the first token that completes the string, wherever rounds end; the string may begin in the prompt, not end there."""
     target, letters = make_target(4), Letters()
     prompt = [3, 1, 4]
     text = generated(target, prompt, NEW)
-    written = letters.decode(text, False)
-    spanning = {written[place : place + size] for place in range(4, 30) for size in (1, 3, 5)}
-    for string in sorted(spanning):
-        end = next(count for count in range(1, NEW + 1) if string in letters.decode(text[:count], False))
+    written = [letters.decode(prompt + text[:count], False) for count in range(NEW + 1)]
+    strings = {written[-1][place : place + size] for place in range(30) for size in (1, 3, 5)}
+    assert any(string in written[0] for string in strings)
+    for string in sorted(strings):
+        ends = [place + len(string) for place in range(len(written[-1])) if written[-1].startswith(string, place)]
+        end = next(
+            (n for n in range(1, NEW + 1) if any(len(written[n - 1]) < place <= len(written[n]) for place in ends)), None
+        )
         for wrong in (False, True):
             oracle = Oracle([prompt + text], wrong)
             settings = {"shape": CHAIN, "stop_strings": ["zz", string], "tokenizer": letters}
             (row,) = speculate(target, oracle, [prompt], max_new_tokens=NEW, **settings).rows
-            assert (row.ids, row.finish) == (text[:end], "stop")
+            assert (row.ids, row.finish) == (text[:end], "stop" if end else "length")
 
 
 def test_what_is_out_of_range_is_refused_with_the_fix() -> None:

@@ -140,7 +140,7 @@ class _Texts:
     def add(self, number: int, new: list[int]) -> int:
         """Take in a row's new tokens up to the text's end; how many drafted tokens count as kept, all but the last."""
         row = self.rows[number]
-        end = self.stops.end(row.ids, new)
+        end = self.stops.end(self.whole[number], new)
         kept = len(new) - 1 if end is None else end
         room = self.max_new_tokens - len(row.ids)
         if kept + 1 <= room and end is not None:

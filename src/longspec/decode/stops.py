@@ -1,11 +1,13 @@
 """Where a text ends: at an eos token, or with the token that completes a stop string."""
 
 from collections.abc import Collection
+from os.path import commonprefix
 from typing import Any
 
 
 class Stops:
-    """Ends of text. Stop strings are looked for in what was decoded, not in the prompt; the token that completes one stays.
+    """Ends of text. As in transformers' StopStringCriteria a stop string may begin in the prompt, but a decoded token must
+    complete it; that token stays whole.
 
     Raises ValueError for stop strings that are empty or come without the target's tokenizer.
     """
@@ -21,14 +23,18 @@ class Stops:
         self.reach = max((len(string.encode()) for string in strings), default=0) + 4
 
     def end(self, before: list[int], new: list[int]) -> int | None:
-        """The place in `new`, which follows the decoded tokens `before`, of the token that ends the text; None if none does."""
+        """The place in `new`, which follows the tokens `before`, of the token that ends the text; None if none does."""
+        if not self.strings:
+            return next((place for place, token in enumerate(new) if token in self.eos), None)
+        tail = before[-self.reach :]
         for place, token in enumerate(new):
-            if token in self.eos or (self.strings and self._completes(before, new[: place + 1])):
+            if token in self.eos or self._completes(tail, token):
                 return place
+            tail = [*tail[1 - self.reach :], token]
         return None
 
-    def _completes(self, before: list[int], new: list[int]) -> bool:
-        """Whether a stop string stands at the end of the text; one that stood there earlier has ended it already."""
-        tail = (before[-self.reach :] + new)[-self.reach :]
-        text = self.tokenizer.decode(tail, clean_up_tokenization_spaces=False)
-        return any(string in text for string in self.strings)
+    def _completes(self, tail: list[int], token: int) -> bool:
+        """Whether a stop string ends within what this token adds to the text."""
+        old, text = (self.tokenizer.decode(ids, clean_up_tokenization_spaces=False) for ids in (tail, [*tail, token]))
+        same = len(commonprefix([old, text]))  # a token may also complete a character that was begun before
+        return any(text.find(string, max(0, same - len(string) + 1)) >= 0 for string in self.strings)
