@@ -70,11 +70,10 @@ def test_the_first_three_tokens_have_the_targets_joint_law(shape, warp: str) -> 
 
 def by_node_number(logits_BV, tree, node_B, sampler):
     """Wrong: a child stays with the probability of the token whose id is the child's number in the tree."""
-    p_BV = sampler.log_probabilities(logits_BV).exp()
-    child_B = torch.full_like(node_B, NOTHING)
-    for node in range(1, tree.tokens_BS.shape[1]):
-        stays_B = torch.rand(len(node_B), generator=sampler.generator) < p_BV[:, node % VOCABULARY]
-        child_B = torch.where((tree.parents_BS[:, node] == node_B) & stays_B & (child_B == NOTHING), node, child_B)
+    p_BV, nodes = sampler.log_probabilities(logits_BV).exp(), tree.tokens_BS.shape[1]
+    u_BS = torch.rand(len(node_B), nodes, generator=sampler.generator)
+    stays_BS = (tree.parents_BS == node_B[:, None]) & (u_BS < p_BV[:, torch.arange(nodes) % VOCABULARY])
+    child_B = torch.where(stays_BS.any(-1), stays_BS.int().argmax(-1), NOTHING)
     kept_B = tree.tokens_BS.gather(1, child_B.clamp_min(0)[:, None])[:, 0]
     return torch.where(child_B == NOTHING, sampler.draw(p_BV), kept_B), child_B
 

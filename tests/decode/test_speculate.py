@@ -136,7 +136,7 @@ class Letters:
 
 
 def test_stop_strings_that_span_tokens_end_the_text() -> None:
-    """With the first token that completes the string, wherever rounds end; the string may begin in the prompt, not end there."""
+    """With the first token that completes the string, wherever rounds end; it may begin in the prompt, not end there."""
     target, letters = make_target(4), Letters()
     prompt = [3, 1, 4]
     text = generated(target, prompt, NEW)

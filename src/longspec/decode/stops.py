@@ -36,5 +36,6 @@ class Stops:
     def _completes(self, tail: list[int], token: int) -> bool:
         """Whether a stop string ends within what this token adds to the text."""
         old, text = (self.tokenizer.decode(ids, clean_up_tokenization_spaces=False) for ids in (tail, [*tail, token]))
-        same = len(commonprefix([old, text]))  # a token may also complete a character that was begun before
+        # Character by character, since a token may also complete a character that was begun before.
+        same = len(commonprefix([old, text]))  # noqa: RUF071
         return any(text.find(string, max(0, same - len(string) + 1)) >= 0 for string in self.strings)
