@@ -116,7 +116,7 @@ def test_nothing_that_changes_the_text_is_passed_over(target, folder: Path, batc
         ({"num_beams": 2}, "beam_search: not done"),
         ({"max_new_tokens": None}, "max_new_tokens: say how many"),
         ({"return_dict_in_generate": True}, "return_dict_in_generate"),
-        ({"max_time": 1.0}, "max_time"),
+        ({"max_time": 1.0, "token_healing": True}, "max_time, token_healing: not done"),
         ({"logits_processor": [1]}, "logits_processor: not taken"),
         ({"past_key_values": object()}, "past_key_values: not taken"),
         ({"synced_gpus": True}, "ZeRO-3"),

@@ -24,7 +24,16 @@ from longspec.train.models.weights import check_draft_config, draft_settings, lo
 WARPS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper)
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 TEXT = ("input_ids", "attention_mask")  # the model's arguments that are the prompts
-OUTPUTS = ("return_dict_in_generate", "output_scores", "output_logits", "output_attentions", "output_hidden_states", "max_time")
+NOT_DONE = (  # settings of generate that no processor of logits shows
+    "return_dict_in_generate",
+    "output_scores",
+    "output_logits",
+    "output_attentions",
+    "output_hidden_states",
+    "max_time",
+    "token_healing",
+    "use_mtp",
+)
 
 
 def load_drafter(target: Any, draft: str | Path) -> GlideDrafter:
@@ -104,7 +113,7 @@ def _refuse(model: Any, config: GenerationConfig, strange: dict[str, Any]) -> No
     mode = config.get_generation_mode()
     if mode not in MODES:
         raise ValueError(f"{mode.value}: not done with a draft; give do_sample=True or False, and no beams")
-    wanted = [name for name in OUTPUTS if getattr(config, name, None)]
+    wanted = [name for name in NOT_DONE if getattr(config, name, None)]
     if wanted:
         raise ValueError(f"{', '.join(wanted)}: not done with a draft; leave it out")
     model._prepare_special_tokens(config, kwargs_has_attention_mask=True, device="cpu")  # by which some are made
