@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
+from longspec.decode.cache import compact, growing
 from longspec.decode.drafters import Frontier
 from longspec.decode.glide_drafter import GlideDrafter
-from longspec.decode.prefill import compact, prefill
+from longspec.decode.prefill import prefill
 from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import speculate
 from longspec.decode.tree import DEFAULT_SHAPE
@@ -86,7 +87,7 @@ def test_nothing_within_a_round_waits_for_a_number(shape, temperature: float) ->
     drafter = GlideDrafter(target, make_layer(target).to("meta"), WINDOW)
     prompts, sampler = [[1, 2, 3, 4], [5, 6]], Sampler(temperature, top_k=5, top_p=0.9)
     drafter.begin(prompts)
-    cache = prefill(target, [[0] * 4] * 2).cache
+    cache = growing(prefill(target, [[0] * 4] * 2).cache)
     lengths, lengths_B = (4, 2), torch.empty(2, dtype=torch.int64, device="meta")
     last = cache.layers[-1]
     with torch.inference_mode():
@@ -101,3 +102,22 @@ def test_nothing_within_a_round_waits_for_a_number(shape, temperature: float) ->
     assert verdict.tokens_BE.device.type == "meta"
     with pytest.raises(RuntimeError):
         verdict.kept_B.tolist()
+
+
+def test_the_targets_cache_grows_in_place_and_leaves_the_prompts_as_it_was() -> None:
+    """Room is made once for many tokens; what is kept of a tree overwrites nothing before it."""
+    target = make_target(0)
+    start = prefill(target, [list(range(60))])
+    before = [layer.keys.clone() for layer in start.cache.layers]
+    cache, lengths_B, places = growing(start.cache), torch.tensor([60]), set()
+    for _ in range(4):
+        new = torch.randn(2, 1, 2, 3, 8, dtype=torch.float64)
+        keys = [cache.update(*new, layer_idx=layer)[0] for layer in range(2)]
+        places.add(keys[0].data_ptr())
+        compact(cache, 3, torch.tensor([[0, 2]]), lengths_B, cache.get_seq_length() - 1)
+        torch.testing.assert_close(cache.layers[0].keys[:, :, -2:], new[0][:, :, [0, 2]])
+        lengths_B = lengths_B + 2
+    assert len(places) <= 2
+    for layer, grown, keys in zip(start.cache.layers, cache.layers, before, strict=True):
+        assert torch.equal(layer.keys, keys)
+        assert torch.equal(grown.keys[:, :, :60], keys)

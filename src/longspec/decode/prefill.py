@@ -1,9 +1,8 @@
-"""Prompts in the target's cache, and how the cache follows the text: rows of different length in one transformers cache.
+"""Prompts in the target's cache: rows of different length in one transformers cache.
 
 Row b's tokens lie left-aligned in its first lengths[b] places; what lies behind them is nothing, and no query sees it.
 
-Shapes: B rows, T cached tokens of the longest row, S nodes of a tree, E tokens of a path, K key/value heads, D head width,
-V vocabulary.
+Shapes: B rows, V vocabulary.
 """
 
 from copy import copy
@@ -69,17 +68,3 @@ def _side_by_side(caches: list[DynamicCache], order: list[int]) -> DynamicCache:
         for cache in caches[1:]:
             cache.layers[number].reset()
     return whole
-
-
-def compact(cache: DynamicCache, nodes: int, path_BE: Tensor, lengths_B: Tensor, longest: int) -> None:
-    """Of the `nodes` newest keys and values keep each row's path, behind its lengths_B[b] tokens, and cut to `longest`.
-
-    Moves E tokens a row and layer, in place. Path entries beyond a row's kept ones land behind its end, where nothing is.
-    """
-    rows_B1 = torch.arange(len(path_BE), device=path_BE.device)[:, None]
-    to_BE = lengths_B[:, None] + torch.arange(path_BE.shape[1], device=path_BE.device)
-    from_BE = cache.get_seq_length() - nodes + path_BE
-    for layer in cache.layers:
-        for x_BKTD in (layer.keys, layer.values):
-            x_BKTD[rows_B1, :, to_BE] = x_BKTD[rows_B1, :, from_BE]
-        layer.keys, layer.values = layer.keys[:, :, :longest], layer.values[:, :, :longest]

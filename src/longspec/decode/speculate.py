@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longspec.decode.cache import compact, growing, select
 from longspec.decode.drafters import Drafter, Frontier
-from longspec.decode.prefill import Prefilled, compact, prefill
+from longspec.decode.prefill import Prefilled, prefill
 from longspec.decode.sampling import Sampler
 from longspec.decode.stops import Stops
 from longspec.decode.timing import Stopwatch
@@ -160,7 +161,7 @@ class _Run:
 
     def __init__(self, target: Any, drafter: Drafter, start: Prefilled, sampler: Sampler, texts: _Texts) -> None:
         self.target, self.drafter, self.texts = target, drafter, texts
-        self.cache = start.working_cache()
+        self.cache = growing(start.cache)
         self.lengths = [len(prompt) for prompt in start.prompts]
         self.lengths_B = torch.tensor(self.lengths, device=target.device)
         self.roots_B = sampler.choose(start.logits_BV)
@@ -210,6 +211,5 @@ class _Run:
         rows_B = torch.tensor(stay, device=self.lengths_B.device)
         self.lengths = [self.lengths[place] for place in stay]
         self.lengths_B, self.roots_B = self.lengths_B[rows_B], self.roots_B[rows_B]
-        for layer in self.cache.layers:
-            layer.keys, layer.values = (x[:, :, : max(self.lengths)][rows_B] for x in (layer.keys, layer.values))
+        select(self.cache, rows_B, max(self.lengths))
         self.drafter.select(rows_B)
