@@ -53,7 +53,12 @@ TARGET = "models/{model}/target_manifest.json"
 STAGE = "results/{run}/{variant}/{stage}"
 EVALUATED = "results/{run}/{variant}/evaluation/{drafter}.jsonl"
 FINAL_DRAFT = "results/{run}/{variant}/final_draft"
-DRAFT_FILES = ["model.safetensors", "draft_model_weights.pth", "config.json"]
+DRAFT_FILES = [
+    "model.safetensors",
+    "draft_model_weights.pth",
+    "config.json",
+    "custom_generate/generate.py",
+]
 BASELINES = ["untrained", "lookup"]  # drafters that no stage trains
 
 

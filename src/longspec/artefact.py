@@ -116,6 +116,11 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"{path}: line {error.lineno}: not valid JSON ({error.msg}); make the file again") from error
 
 
+def files_below(folder: Path) -> list[str]:
+    """The names of all files of a folder and of the folders in it, relative to it, sorted."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
 def describe_files(folder: Path, names: list[str]) -> dict[str, dict[str, Any]]:
     """Size and SHA-256 of each named file of a folder, for a manifest."""
     return {name: {"bytes": (folder / name).stat().st_size, "sha256": sha256_file(folder / name)} for name in sorted(names)}

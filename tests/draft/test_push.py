@@ -8,7 +8,7 @@ import pytest
 import yaml
 from transformers import Qwen2Config
 
-from longspec.artefact import describe_files, read_json, write_json, write_text
+from longspec.artefact import describe_files, files_below, read_json, write_json, write_text
 from longspec.config import Recipe as RecipeSchema
 from longspec.config import compose_stage, load, to_yaml
 from longspec.draft.__main__ import main
@@ -85,7 +85,7 @@ def report(tmp_path: Path) -> Path:
 
 def test_the_final_folder_lists_its_files(final_draft: Path) -> None:
     provenance = read_json(final_draft / "provenance.json")
-    names = [path.name for path in final_draft.iterdir() if path.name != "provenance.json"]
+    names = [name for name in files_below(final_draft) if name != "provenance.json"]
     assert {"model.safetensors", "draft_model_weights.pth", "tokenizer.json", "training_config.yaml"} < set(names)
     assert provenance["files"] == describe_files(final_draft, names)
     assert provenance["order"] == list(STAGES)
@@ -102,7 +102,7 @@ def test_every_byte_and_a_card_arrive(
     assert repository.private is private
     stored = dict(repository.branches[revision])
     card = stored.pop("README.md").decode()
-    assert stored == {path.name: path.read_bytes() for path in final_draft.iterdir()}
+    assert stored == {name: (final_draft / name).read_bytes() for name in files_below(final_draft)}
     assert set(hub.objects.values()) == {stored["model.safetensors"], stored["draft_model_weights.pth"]}
     assert f"{hub.address}/me/draft/commit/" in capsys.readouterr().out
     header, body = card.split("---\n", 2)[1:]

@@ -1,4 +1,5 @@
-"""flash_attn_varlen_func of flash-attn 2.8 in plain PyTorch: its signature and what its documentation says of the arguments.
+"""flash_attn_varlen_func and flash_attn_with_kvcache of flash-attn 2.8 in plain PyTorch: their signatures and what its
+documentation says of the arguments.
 
 Shapes: P tokens of all sequences one after another, N query heads, K key/value heads, D head width.
 """
@@ -63,3 +64,44 @@ def _one_sequence(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, w
     scores = torch.einsum("qnd,knd->nqk", q, k.repeat_interleave(repeat, 1)).to(torch.promote_types(q.dtype, torch.float32))
     weights = (scores * scale).masked_fill(~seen, -1e30).softmax(-1).masked_fill(~seen, 0.0)
     return torch.einsum("nqk,knd->qnd", weights.to(v.dtype), v.repeat_interleave(repeat, 1))
+
+
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    block_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: Tensor | None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Output [B, S, N, D] and log-sum-exp, float32 [B, N, S]; of an empty cache 0 and, as the kernel has it, plus infinity."""
+    others = (k, v, rotary_cos, rotary_sin, cache_batch_idx, cache_leftpad, block_table, alibi_slopes)
+    assert others == (None,) * 8
+    assert (causal, window_size, softcap, num_splits, return_softmax_lse) == (False, (-1, -1), 0.0, 0, True)
+    assert cache_seqlens is not None
+    assert cache_seqlens.dtype == torch.int32
+    assert all(x.ndim == 4 and x.stride(-1) == 1 for x in (q, k_cache, v_cache))
+    assert k_cache.shape == v_cache.shape
+    repeat = q.shape[2] // k_cache.shape[2]
+    keys, values = (x.repeat_interleave(repeat, 2) for x in (k_cache, v_cache))
+    seen, log_sums = torch.zeros_like(q), torch.full((q.shape[0], q.shape[2], q.shape[1]), torch.inf)
+    for row, length in enumerate(cache_seqlens.tolist()):
+        assert length <= k_cache.shape[1]
+        if length:
+            scores = torch.einsum("qnd,knd->nqk", q[row].float(), keys[row, :length].float()) * softmax_scale
+            log_sums[row] = scores.logsumexp(-1)
+            seen[row] = torch.einsum("nqk,knd->qnd", scores.softmax(-1).to(q.dtype), values[row, :length])
+    return seen, log_sums

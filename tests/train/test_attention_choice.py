@@ -8,7 +8,19 @@ import torch
 
 from longspec import config
 from longspec.train.models import attention, attention_flash
-from longspec.train.models.attention import AUTO, BACKENDS, EAGER, FLASH, FLEX, SDPA, attend, choose, fastest
+from longspec.train.models.attention import (
+    AUTO,
+    BACKENDS,
+    EAGER,
+    FLASH,
+    FLEX,
+    SDPA,
+    TREE_BACKENDS,
+    attend,
+    choose,
+    fastest,
+    fastest_for_trees,
+)
 from longspec.train.models.visibility import Visibility
 from tests.train.flash_stand_in import flash_attn_varlen_func
 
@@ -18,6 +30,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 @pytest.fixture(autouse=True)
 def forgotten_choices() -> None:
     fastest.cache_clear()
+    fastest_for_trees.cache_clear()
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *, flash: bool, triton: bool) -> None:
@@ -27,7 +40,7 @@ def install(monkeypatch: pytest.MonkeyPatch, *, flash: bool, triton: bool) -> No
 
 
 def test_the_configuration_knows_exactly_the_backends() -> None:
-    assert (AUTO, *BACKENDS) == config.ATTENTION
+    assert (AUTO, *BACKENDS) == (AUTO, *TREE_BACKENDS) == config.ATTENTION
 
 
 @pytest.mark.parametrize(
@@ -63,6 +76,25 @@ def test_flex_attention_without_its_compiler(monkeypatch: pytest.MonkeyPatch) ->
 def test_auto_compiles_nothing_while_lengths_change(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, flash=False, triton=True)
     assert fastest("cuda", torch.bfloat16, 16, training=False) == SDPA
+
+
+@pytest.mark.parametrize(
+    ("flash", "triton", "dtype", "width", "expected"),
+    [
+        (True, True, torch.bfloat16, 64, FLASH),
+        (True, True, torch.float32, 64, FLEX),
+        (False, True, torch.bfloat16, 64, FLEX),
+        (False, True, torch.bfloat16, 8, SDPA),
+        (False, True, torch.float64, 64, SDPA),
+        (False, False, torch.bfloat16, 64, SDPA),
+    ],
+)
+def test_trees_take_the_fastest_that_is_there(
+    monkeypatch: pytest.MonkeyPatch, flash: bool, triton: bool, dtype: torch.dtype, width: int, expected: str
+) -> None:
+    install(monkeypatch, flash=flash, triton=triton)
+    assert fastest_for_trees("cuda", dtype, width) == expected
+    assert fastest_for_trees("cpu", dtype, width) == SDPA
 
 
 def test_an_unknown_backend_fails_at_parse() -> None:

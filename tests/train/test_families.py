@@ -5,8 +5,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from longspec.config import Draft
-from longspec.decode.drafters import GlideDrafter
-from longspec.decode.greedy import decode_plain, decode_speculative, prefill
+from longspec.decode.glide_drafter import GlideDrafter
+from longspec.decode.plain import decode_plain
+from longspec.decode.prefill import prefill
+from longspec.decode.speculate import speculate
+from longspec.decode.tree import DEFAULT_SHAPE
 from longspec.train.models.attach import attach
 from longspec.train.models.glide import Glide
 from tests.train.targets import VOCABULARY
@@ -25,7 +28,7 @@ def trained(path: str, final_norm: bool) -> Glide:
     draft = Draft(window=WINDOW, anchors="off", lag_mode="random", lag=CHAIN, final_norm=final_norm)
     glide = attach(path, dtype=precision(path), draft=draft)
     optimizer = torch.optim.Adam(glide.draft_model.parameters(), lr=3e-3)
-    text = decode_plain(glide.target, prefill(glide.target, [1]), 60, NO_EOS).ids
+    text = decode_plain(glide.target, prefill(glide.target, [[1]]), 61, NO_EOS).ids
     ids_BS = torch.tensor([text] * CHAIN)
     for _ in range(15):
         optimizer.zero_grad()
@@ -40,16 +43,16 @@ def test_what_is_decoded_is_what_the_target_generates(any_target_path: str, fina
     """Against transformers' own generate on its own attention, with prompts on both sides of every window."""
     glide = trained(any_target_path, final_norm)
     own = AutoModelForCausalLM.from_pretrained(any_target_path, dtype=glide.target.dtype, attn_implementation="eager")
-    accepted = []
-    for length in (1, 5, 30):
-        prompt = torch.randint(0, VOCABULARY, (length,)).tolist() if length > 1 else [1]
+    prompts = [torch.randint(0, VOCABULARY, (length,)).tolist() if length > 1 else [1] for length in (1, 5, 30)]
+    wanted, accepted = [], []
+    for prompt in prompts:
         ids_BS = torch.tensor([prompt])
         whole = {"attention_mask": torch.ones_like(ids_BS), "pad_token_id": 0, "eos_token_id": None, "do_sample": False}
-        wanted = own.generate(ids_BS, max_new_tokens=NEW, **whole)[0, length:].tolist()
-        for target in (glide.target, own):  # as attached, and as the evaluation loads it
-            drafter = GlideDrafter(target, glide.draft_model, WINDOW)
-            with torch.inference_mode():
-                fast = decode_speculative(target, drafter, prefill(target, prompt), NEW, NO_EOS, CHAIN)
-            assert fast.ids[:NEW] == wanted
-            accepted += fast.accepted
+        wanted.append(own.generate(ids_BS, max_new_tokens=NEW, **whole)[0, len(prompt) :].tolist())
+    for target in (glide.target, own):  # as attached, and as the evaluation loads it
+        drafter = GlideDrafter(target, glide.draft_model, WINDOW)
+        for shape in (CHAIN, DEFAULT_SHAPE):
+            decoded = speculate(target, drafter, prompts, max_new_tokens=NEW, shape=shape)
+            assert [row.ids for row in decoded.rows] == wanted
+            accepted += [sum(row.accepted) for row in decoded.rows]
     assert sum(accepted) > 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from longspec.artefact import describe_files, new_folder, read_json, write_json, write_text
+from longspec.artefact import describe_files, files_below, new_folder, read_json, write_json, write_text
 from longspec.distributed import log
 
 
@@ -42,9 +42,9 @@ def final(options: argparse.Namespace) -> None:
             shutil.copy(tokenizer / name, beside / name)
         write_text(beside / "training_config.yaml", yaml.safe_dump(configurations, sort_keys=True))
         content = provenance(options.stages, options.target, options.tokenizer, options.data)
-        files = describe_files(beside, [path.name for path in beside.iterdir()])
+        files = describe_files(beside, files_below(beside))
         write_json(beside / "provenance.json", content | {"files": files})
-    log(f"{options.out}: {', '.join(sorted(path.name for path in options.out.iterdir()))}")
+    log(f"{options.out}: {', '.join(files_below(options.out))}")
 
 
 def push(options: argparse.Namespace) -> None:

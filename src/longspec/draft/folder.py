@@ -1,4 +1,4 @@
-"""The draft folder: weights under the published names and config.json."""
+"""The draft folder: weights under the published names, config.json, and how transformers decodes with it."""
 
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from transformers import AutoConfig
 
 from longspec.artefact import new_folder, write_json
 from longspec.config import Recipe
+from longspec.draft.custom_generate import write_custom_generate
 from longspec.train.models.glide import GlideLayer
 from longspec.train.models.weights import CONFIG, KIND, PTH, SAFETENSORS, UNUSED, published_layout
 
@@ -57,3 +58,4 @@ def write_draft(folder: Path, state: dict[str, Tensor], config: dict[str, Any]) 
         save_file(published, beside / SAFETENSORS, metadata={"format": "pt"})
         torch.save(published, beside / PTH)
         write_json(beside / CONFIG, config)
+        write_custom_generate(beside)

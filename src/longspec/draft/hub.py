@@ -9,15 +9,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from longspec.artefact import check_files, read_json
+from longspec.artefact import check_files, files_below, read_json
 
 CARD = "README.md"
 REQUIRED = ("config.json", "model.safetensors", "training_config.yaml", "provenance.json")
 HUB = "https://huggingface.co"
 
 
-def files_to_push(folder: Path) -> list[Path]:
-    """The files of a final draft folder. Raises ValueError that names what is missing, strange or changed."""
+def files_to_push(folder: Path) -> list[str]:
+    """The names of the files of a final draft folder. Raises ValueError that names what is missing, strange or changed."""
     missing = [name for name in REQUIRED if not (folder / name).is_file()]
     if missing:
         raise ValueError(
@@ -29,10 +29,11 @@ def files_to_push(folder: Path) -> list[Path]:
     if "files" not in provenance:
         raise ValueError(f"{folder / 'provenance.json'}: lists no files; put the folder together again")
     check_files(folder, provenance["files"])
-    strange = {path.name for path in folder.iterdir()} - provenance["files"].keys() - {"provenance.json"}
+    names = files_below(folder)
+    strange = set(names) - provenance["files"].keys() - {"provenance.json"}
     if strange:
         raise ValueError(f"{folder}: {', '.join(sorted(strange))}: not in its provenance.json; move it elsewhere")
-    return sorted(folder.iterdir())
+    return names
 
 
 def push(folder: Path, card: str, repository: str, revision: str, *, private: bool) -> str:
@@ -40,7 +41,7 @@ def push(folder: Path, card: str, repository: str, revision: str, *, private: bo
 
     Raises ValueError that says why in one line when the hub does not take it. One commit: all files or none.
     """
-    paths = files_to_push(folder)
+    names = files_to_push(folder)
     token = os.environ.get("HF_TOKEN")
     if not token:
         raise ValueError("HF_TOKEN: not set; export a token with write access (hub: Settings, Access Tokens)")
@@ -52,7 +53,7 @@ def push(folder: Path, card: str, repository: str, revision: str, *, private: bo
     if not sys.stderr.isatty():
         disable_progress_bars()
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or HUB, token=token)
-    files = [CommitOperationAdd(path.name, path) for path in paths]
+    files = [CommitOperationAdd(name, folder / name) for name in names]
     files.append(CommitOperationAdd(CARD, card.encode()))
     try:
         api.create_repo(repository, private=True if private else None, exist_ok=True)

@@ -12,8 +12,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from longspec import jsonl
 from longspec.artefact import read_json
 from longspec.config import Recipe, load
-from longspec.decode.drafters import Drafter, GlideDrafter, LookupDrafter
-from longspec.decode.greedy import decode_plain, decode_speculative, prefill
+from longspec.decode.drafters import Drafter, LookupDrafter
+from longspec.decode.glide_drafter import GlideDrafter
+from longspec.decode.plain import decode_plain
+from longspec.decode.prefill import prefill
+from longspec.decode.speculate import speculate
 from longspec.distributed import log
 from longspec.evaluate.compare import compare
 from longspec.evaluate.prompts import Prompt, draw_prompts
@@ -61,25 +64,26 @@ def all_prompts(options: argparse.Namespace, tokenizer: Any) -> list[Prompt]:
 
 def measure(target: Any, drafter: Drafter, prompt: Prompt, settings: dict[str, Any], eos: int) -> dict[str, Any]:
     """One prompt, decoded plainly and with drafts in turn; its line of the results."""
-    start = prefill(target, prompt.ids)
-    plain = decode_plain(target, start, settings["new_tokens"], eos)
-    fast = decode_speculative(target, drafter, start, settings["new_tokens"], eos, settings["draft_tokens"])
-    verdict = compare(plain, fast)
+    start, most = prefill(target, [prompt.ids]), settings["new_tokens"] + 1  # the prompt's forward brings the first
+    plain = decode_plain(target, start, most, eos)
+    decoded = speculate(target, drafter, start, max_new_tokens=most, shape=settings["draft_tokens"], eos=eos)
+    (fast,) = decoded.rows
+    verdict = compare(plain, fast.ids)
     return {
         "task": prompt.task,
         "prompt": prompt.number,
         "record": prompt.record,
         "context_tokens": len(prompt.ids),
         "new_tokens": fast.new_tokens,
-        "rounds": len(fast.accepted),
+        "rounds": fast.rounds,
         "accepted": fast.accepted,
-        "acceptance_length": fast.new_tokens / max(1, len(fast.accepted)),
+        "acceptance_length": fast.new_tokens / max(1, fast.rounds),
         **vars(verdict),
         # Of as many tokens: the last round may bring more than were asked for.
         "seconds_plain": plain.seconds / max(1, len(plain.ids) - 1) * fast.new_tokens,
-        "seconds_speculative": fast.seconds,
-        "seconds_draft": fast.seconds_draft,
-        "seconds_target": fast.seconds_target,
+        "seconds_speculative": decoded.seconds,
+        "seconds_draft": decoded.seconds_draft,
+        "seconds_target": decoded.seconds_target,
     }
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from longspec.decode.greedy import Decoded, near_tie_margin
+from longspec.decode.plain import Plain, near_tie_margin
 
 
 @dataclass(frozen=True)
@@ -14,17 +14,16 @@ class Comparison:
     near_ties: int
 
 
-def compare(plain: Decoded, speculative: Decoded) -> Comparison:
+def compare(plain: Plain, speculative: list[int]) -> Comparison:
     """Compare up to and including the first difference: after it the two texts are different texts.
 
     A mismatch is a near-tie when plain decoding's own logits gave the other token as much as the best one, up to the
     rounding noise of the dtype.
     """
-    for place, (left, right) in enumerate(zip(plain.ids, speculative.ids, strict=False)):
+    for place, (left, right) in enumerate(zip(plain.ids, speculative, strict=False)):
         if left != right:
             logits_V = plain.logits[place]
             is_tie = float(logits_V[left] - logits_V[right]) <= near_tie_margin(logits_V)
             return Comparison(place + 1, 1, int(is_tie))
-    # Speculative text may run on to the end of its last round, but it may not end early.
-    too_short = len(speculative.ids) < len(plain.ids)
-    return Comparison(min(len(plain.ids), len(speculative.ids)), int(too_short), 0)
+    differs = len(speculative) != len(plain.ids)
+    return Comparison(min(len(plain.ids), len(speculative)), int(differs), 0)

@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.utils._triton import has_triton
 from transformers import AttentionInterface
 
-from longspec.train.models import attention_eager, attention_flash, attention_flex, attention_sdpa
+from longspec.train.models import attention_eager, attention_flash, attention_flex, attention_sdpa, attention_tree
 from longspec.train.models.visibility import Visibility
+from longspec.train.models.visibility_tree import TreeVisibility
 
 _log = logging.getLogger(__name__)
 
@@ -26,10 +27,27 @@ BACKENDS: dict[str, Callable[[Tensor, Tensor, Tensor, Visibility, float], Tensor
     SDPA: attention_sdpa.attend,
     EAGER: attention_eager.attend,
 }
+TREE_BACKENDS: dict[str, attention_tree.Backend] = {
+    FLASH: attention_tree.attend_flash,
+    FLEX: attention_flex.attend_tree,
+    SDPA: attention_tree.attend_fused,
+    EAGER: attention_tree.attend_masked,
+}
 
 
-def attend(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visibility, scale: float, backend: str = AUTO) -> Tensor:
+def attend(
+    q_BNSD: Tensor,
+    k_BKTD: Tensor,
+    v_BKTD: Tensor,
+    visibility: Visibility | TreeVisibility,
+    scale: float,
+    backend: str = AUTO,
+) -> Tensor:
     """Attention output [B, N, S, D], the same in every backend to the dtype's tolerance; zeros for a query that sees no key."""
+    if isinstance(visibility, TreeVisibility):
+        if backend == AUTO:
+            backend = fastest_for_trees(q_BNSD.device.type, q_BNSD.dtype, q_BNSD.shape[-1])
+        return attention_tree.attend(q_BNSD, k_BKTD, v_BKTD, visibility, scale, TREE_BACKENDS[backend])
     if backend == AUTO:
         training = attention_flex.needs_gradient(q_BNSD, k_BKTD, v_BKTD)
         backend = fastest(q_BNSD.device.type, q_BNSD.dtype, q_BNSD.shape[-1], training)
@@ -99,6 +117,21 @@ def fastest(device: str, dtype: torch.dtype, head_width: int, training: bool) ->
     return backend
 
 
+@cache
+def fastest_for_trees(device: str, dtype: torch.dtype, head_width: int) -> str:
+    """The fastest backend for a draft's trees that is there, logged once."""
+    if device != "cuda":
+        backend = SDPA
+    elif dtype in attention_flash.DTYPES and attention_flash.is_installed():
+        backend = FLASH
+    elif dtype != torch.float64 and not _not_compiled(head_width):
+        backend = FLEX
+    else:
+        backend = SDPA
+    _log.info("attention of draft trees: auto is %s", backend)
+    return backend
+
+
 def target_attention(
     module: torch.nn.Module,
     q_BNSD: Tensor,
@@ -108,7 +141,7 @@ def target_attention(
     scaling: float,
     dropout: float = 0.0,
     sliding_window: int | None = None,
-    visibility: Visibility | None = None,
+    visibility: Visibility | TreeVisibility | None = None,
     attention_backend: str = AUTO,
     **_: Any,
 ) -> tuple[Tensor, None]:

@@ -1,6 +1,7 @@
-"""Attention by flash-attn's variable-length kernel: one call over the documents of all rows.
+"""Attention by flash-attn: its variable-length kernel, one call over the documents of all rows, and its kernel for caches.
 
-Shapes: B rows, N query heads, K key/value heads, S queries, T keys, D head width, P tokens of all segments together.
+Shapes: B rows, N query heads, K key/value heads, S queries, T keys, D head width, P tokens of all segments together, Q queries
+of one key/value head.
 flash-attn aligns causality at the ends of queries and keys, so a lag is a matter of leaving out a document's last keys
 and first queries.
 """
@@ -40,12 +41,39 @@ def is_installed() -> bool:
 
 
 def kernel() -> Callable[..., Any]:
-    """flash-attn's function. Raises ValueError with the line that installs it."""
-    if not is_installed():
-        raise ValueError(f"runtime.attention: flash_attention_2 is not installed: {INSTALL}")
+    """flash-attn's function for texts one after another. Raises ValueError with the line that installs it."""
+    _check_installed()
     from flash_attn import flash_attn_varlen_func
 
     return flash_attn_varlen_func
+
+
+def cache_kernel() -> Callable[..., Any]:
+    """flash-attn's function for few queries and a cache. Raises ValueError with the line that installs it."""
+    _check_installed()
+    from flash_attn import flash_attn_with_kvcache
+
+    return flash_attn_with_kvcache
+
+
+def _check_installed() -> None:
+    if not is_installed():
+        raise ValueError(f"runtime.attention: flash_attention_2 is not installed: {INSTALL}")
+
+
+def attend_cached(q_BKQD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, lengths_B: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Every query over its row's first lengths_B[b] keys (int32): output [B, K, Q, D] and log-sum-exp, float32 [B, K, Q].
+
+    Of rows of length 0 neither means anything.
+    """
+    seen_BQKD, log_sum_BKQ, *_ = cache_kernel()(
+        *(x.transpose(1, 2) for x in (q_BKQD, k_BKTD, v_BKTD)),
+        cache_seqlens=lengths_B,
+        softmax_scale=scale,
+        causal=False,
+        return_softmax_lse=True,
+    )
+    return seen_BQKD.transpose(1, 2), log_sum_BKQ
 
 
 def attend(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visibility, scale: float) -> Tensor:

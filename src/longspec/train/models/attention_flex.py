@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from longspec.train.models.visibility import Visibility
+from longspec.train.models.visibility_tree import TreeVisibility
 
 BLOCK = 128
 SHAPES = 64  # of tensors in one process; more than torch's own limit, at which it gives up compiling
@@ -27,6 +28,12 @@ def compiled() -> Callable[..., Any]:
     A kernel for every shape (`dynamic`) does not compile on a CPU, where its mask takes indices the generated code lacks.
     """
     return torch.compile(flex_attention, fullgraph=True, dynamic=False, recompile_limit=SHAPES)  # type: ignore[call-overload]
+
+
+@cache
+def compiled_for_lengths() -> Callable[..., Any]:
+    """The same for decoding, where the number of keys changes with each call: one kernel for all of them, on GPUs alone."""
+    return torch.compile(flex_attention, fullgraph=True, dynamic=True)
 
 
 def needs_gradient(*tensors: Tensor) -> bool:
@@ -65,6 +72,44 @@ def block_mask(visibility: Visibility, rows: int, queries: int, keys: int, devic
 
     return BlockMask.from_kv_blocks(
         *_listed(part_BQL), *_listed(whole_BQL), BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(queries, keys)
+    )
+
+
+def attend_tree(q_BKQD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: TreeVisibility, scale: float) -> Tensor:
+    """A tree over its prefix, [B, K, Q, D], where every node sees its row's whole prefix.
+
+    One kernel is both parts: it looks at no mask in blocks of the prefix, and adds up the parts as it goes.
+    """
+    keys, queries = k_BKTD.shape[2], q_BKQD.shape[2]
+    mask = visibility.once(("flex", keys, queries), lambda: tree_block_mask(visibility, queries, keys))
+    return compiled_for_lengths()(q_BKQD, k_BKTD, v_BKTD, block_mask=mask, scale=scale)
+
+
+def tree_block_mask(visibility: TreeVisibility, queries: int, keys: int) -> BlockMask:
+    """Blocks within a row's length are seen whole, those behind it and before the tree are not visited.
+
+    queries: the nodes, once for each head of a group.
+    """
+    lengths_B, seen_BSL = visibility.lengths_B, visibility.tree_BSL
+    _, nodes, in_tree = seen_BSL.shape
+    prefix = torch.full_like(lengths_B[0], keys - in_tree)  # a number in the kernel's code would compile it anew
+    start_L = torch.arange(0, keys, BLOCK, device=lengths_B.device)
+    whole_BL = start_L + BLOCK <= lengths_B[:, None]
+    part_BL = ((start_L < lengths_B[:, None]) | (start_L + BLOCK > keys - in_tree)) & ~whole_BL
+    blocks = (-1, -(-queries // BLOCK), -1)
+
+    def sees(row: Tensor, _: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key < lengths_B[row]) | ((key >= prefix) & seen_BSL[row, query % nodes, (key - prefix).clamp(0, in_tree - 1)])
+
+    def sees_prefix(row: Tensor, _: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return key < lengths_B[row]
+
+    return BlockMask.from_kv_blocks(
+        *_listed(part_BL[:, None].expand(blocks)),
+        *_listed(whole_BL[:, None].expand(blocks)),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=sees if in_tree else sees_prefix,
+        seq_lengths=(queries, keys),
     )
 
 

@@ -21,8 +21,10 @@ from longspec.train.models.precision import resolve_dtype
 from longspec.train.models.target import head_width, load_target
 from longspec.train.models.target_states import STATES_ATTENTION, TargetStates
 from longspec.train.models.visibility import Visibility
+from longspec.train.models.visibility_tree import TreeVisibility
 from longspec.train.models.weights import check_draft_config, draft_settings, load_draft_weights, target_and_draft
 
+AnyVisibility = Visibility | TreeVisibility
 BLOCKS = "blocks"
 # The variant of published weights, which carry no settings.
 PUBLISHED = Draft(anchors="random", lag_mode="random", lag=4, loss="hard")
@@ -56,7 +58,7 @@ class GlideAttention(nn.Module):
         """Rotated queries [B, N, S, D]."""
         return rotate(self.heads(self.q_proj(x_BSH)), rope)
 
-    def output(self, q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visibility, backend: str) -> Tensor:
+    def output(self, q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: AnyVisibility, backend: str) -> Tensor:
         """Attend and project back, [B, S, H]."""
         seen_BNSD = attend(q_BNSD, k_BKTD, v_BKTD, visibility, self.head_width**-0.5, backend)
         return self.o_proj(seen_BNSD.transpose(1, 2).flatten(2))
@@ -96,8 +98,8 @@ class GlideLayer(nn.Module):
         rope: tuple[Tensor, Tensor],
         own: tuple[Tensor, Tensor],
         target: tuple[Tensor, Tensor],
-        own_visibility: Visibility,
-        target_visibility: Visibility,
+        own_visibility: AnyVisibility,
+        target_visibility: AnyVisibility,
         attention: str = AUTO,
     ) -> Tensor:
         """Hidden states [B, S, H] for the target's head; `own` and `target` are (keys, values), [B, K, T, D] each."""

@@ -1,0 +1,157 @@
+"""transformers' generate with a draft: its arguments, its texts, by speculative decoding.
+
+Shapes: B rows, T tokens of the padded prompts.
+"""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
+from transformers.generation import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers.generation.configuration_utils import GenerationMode
+
+from longspec.decode.drafters import Drafter
+from longspec.decode.glide_drafter import GlideDrafter
+from longspec.decode.speculate import speculate
+from longspec.decode.tree import DEFAULT_SHAPE, Levels
+from longspec.families import check_target
+from longspec.train.models.glide import PUBLISHED, GlideLayer
+from longspec.train.models.weights import check_draft_config, draft_settings, load_draft_weights
+
+WARPS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper)
+MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
+TEXT = ("input_ids", "attention_mask")  # the model's arguments that are the prompts
+NOT_DONE = (  # settings of generate that no processor of logits shows
+    "return_dict_in_generate",
+    "output_scores",
+    "output_logits",
+    "output_attentions",
+    "output_hidden_states",
+    "max_time",
+    "token_healing",
+    "use_mtp",
+)
+
+
+def load_drafter(target: Any, draft: str | Path) -> GlideDrafter:
+    """The drafter of a draft folder or weight file, beside this target and in its dtype; one can serve many calls.
+
+    Raises ValueError for a target that is not supported and for a draft that was made for another one.
+    """
+    check_target(target.config, target.config.name_or_path or "target")
+    check_draft_config(draft, target.config)
+    settings = draft_settings(draft) or PUBLISHED
+    layer = GlideLayer(target.config, final_norm=settings.final_norm)
+    load_draft_weights(layer, draft)
+    return GlideDrafter(target, layer.to(target.device, target.dtype).eval(), settings.window)
+
+
+def generate(
+    model: Any,
+    inputs: Tensor | None = None,
+    generation_config: GenerationConfig | None = None,
+    *,
+    draft: str | Path | Drafter,
+    shape: int | Levels = DEFAULT_SHAPE,
+    generator: torch.Generator | None = None,
+    tokenizer: Any = None,
+    streamer: Any = None,
+    synced_gpus: bool | None = None,
+    **arguments: Any,
+) -> Tensor:
+    """What `model.generate(inputs, generation_config, **arguments)` returns, int64 [B, T + new tokens], sooner.
+
+    draft: a draft folder, a weight file, or a drafter as of load_drafter, which is read once. shape: tokens of a chain (int)
+    or the levels of a tree. inputs or input_ids int64 [B, T]; attention_mask [B, T] marks padding, on either side. Settings
+    come from `arguments`, else generation_config, else the model's own, and may be: max_new_tokens, do_sample, temperature,
+    top_k, top_p, eos_token_id, pad_token_id, stop_strings with tokenizer, num_return_sequences; streamer for one row. Sampled
+    texts have generate's distribution, by draws of their own. Raises ValueError that names any other setting: none is passed
+    over.
+    """
+    if synced_gpus:
+        raise ValueError("synced_gpus: targets that are spread over ranks by ZeRO-3 or FSDP are not supported; load it whole")
+    config, rest = model._prepare_generation_config(generation_config, **arguments)
+    given = inputs if inputs is not None else rest.get("input_ids")
+    if given is None or given.ndim != 2:
+        raise ValueError("input_ids: give token ids [rows, tokens]")
+    _refuse(model, config, {name: value for name, value in rest.items() if name not in TEXT and value is not None})
+    texts = _without_padding(given, rest.get("attention_mask"))
+    prompts = [text for text in texts for _ in range(config.num_return_sequences)]
+    if streamer is not None:
+        if len(prompts) > 1:
+            raise ValueError(f"streamer: streams one text, these are {len(prompts)}; call once for each")
+        streamer.put(given.cpu())
+    decoded = speculate(
+        model,
+        load_drafter(model, draft) if isinstance(draft, str | Path) else draft,
+        prompts,
+        max_new_tokens=config.max_new_tokens,
+        shape=shape,
+        **_law(config),
+        eos=config.eos_token_id,
+        stop_strings=_listed(config.stop_strings),
+        tokenizer=tokenizer,
+        on_tokens=None if streamer is None else lambda _, tokens: streamer.put(torch.tensor(tokens)),
+        generator=generator,
+    )
+    if streamer is not None:
+        streamer.end()
+    new = [torch.tensor(row.ids) for row in decoded.rows]
+    filled = torch.nn.utils.rnn.pad_sequence(new, batch_first=True, padding_value=_padding(config, {len(ids) for ids in new}))
+    return torch.cat([given.repeat_interleave(config.num_return_sequences, 0), filled.to(given.device)], dim=1)
+
+
+def _refuse(model: Any, config: GenerationConfig, strange: dict[str, Any]) -> None:
+    """Raise ValueError that names what would change the text and is not done here."""
+    if strange:
+        raise ValueError(f"{', '.join(sorted(strange))}: not taken when decoding with a draft; leave it out")
+    if config.max_new_tokens is None:
+        raise ValueError("max_new_tokens: say how many tokens there may be")
+    mode = config.get_generation_mode()
+    if mode not in MODES:
+        raise ValueError(f"{mode.value}: not done with a draft; give do_sample=True or False, and no beams")
+    wanted = [name for name in NOT_DONE if getattr(config, name, None)]
+    if wanted:
+        raise ValueError(f"{', '.join(wanted)}: not done with a draft; leave it out")
+    model._prepare_special_tokens(config, kwargs_has_attention_mask=True, device="cpu")  # by which some are made
+    processors = model._get_logits_processor(config, input_ids_seq_length=1, device="cpu", model_kwargs={})
+    others = [type(processor).__name__ for processor in processors if not isinstance(processor, WARPS)]
+    if others:
+        raise ValueError(
+            f"{', '.join(others)}: of what changes the target's logits only temperature, top_k and top_p are done with a "
+            "draft; switch it off in the arguments or in generation_config"
+        )
+
+
+def _law(config: GenerationConfig) -> dict[str, Any]:
+    """How tokens are drawn."""
+    if not config.do_sample:
+        return {"temperature": 0.0}
+    return {"temperature": config.temperature, "top_k": config.top_k or 0, "top_p": config.top_p}
+
+
+def _without_padding(ids_BT: Tensor, attention_mask_BT: Tensor | None) -> list[list[int]]:
+    """The texts of padded rows."""
+    if attention_mask_BT is None:
+        if len(ids_BT) > 1:
+            raise ValueError("attention_mask: several rows need it, to tell what is padding; the tokenizer gives it")
+        return ids_BT.tolist()
+    if attention_mask_BT.shape != ids_BT.shape:
+        raise ValueError(f"attention_mask: is {list(attention_mask_BT.shape)}, the ids are {list(ids_BT.shape)}")
+    return [ids_T[mask_T.bool()].tolist() for ids_T, mask_T in zip(ids_BT, attention_mask_BT, strict=True)]
+
+
+def _listed(strings: str | Collection[str] | None) -> list[str]:
+    return [strings] if isinstance(strings, str) else list(strings or ())
+
+
+def _padding(config: GenerationConfig, lengths: set[int]) -> int:
+    """The token behind texts that end before others: the padding token, else the first that ends texts."""
+    ends = config.eos_token_id
+    token = config.pad_token_id if config.pad_token_id is not None else ends[0] if isinstance(ends, list) else ends
+    if token is None and len(lengths) > 1:
+        raise ValueError("pad_token_id: texts ended at different lengths; give the token that fills them up")
+    return 0 if token is None else token

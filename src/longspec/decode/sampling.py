@@ -1,0 +1,51 @@
+"""Drawing tokens from logits: greedy, or with a temperature, top-k and top-p.
+
+Shapes: N rows, V vocabulary.
+"""
+
+import torch
+from torch import Tensor
+from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+
+class Sampler:
+    """How the target's tokens are drawn. The warps are transformers' own, in its order: temperature, top-k, top-p.
+
+    temperature 0 is greedy; top_k 0 and top_p 1 leave all tokens in. Raises ValueError for values out of range.
+    """
+
+    def __init__(
+        self, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, generator: torch.Generator | None = None
+    ) -> None:
+        if temperature < 0 or top_k < 0 or not 0 < top_p <= 1:
+            raise ValueError(
+                f"temperature {temperature}, top_k {top_k}, top_p {top_p}: give temperature >= 0 (0 = greedy), top_k >= 0 "
+                "(0 = off) and 0 < top_p <= 1 (1 = off)"
+            )
+        self.temperature, self.generator = temperature, generator
+        warps = [(TemperatureLogitsWarper, temperature, 1.0), (TopKLogitsWarper, top_k, 0), (TopPLogitsWarper, top_p, 1.0)]
+        self.warps = [] if self.greedy else [kind(value) for kind, value, off in warps if value != off]
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the best token is taken."""
+        return self.temperature == 0
+
+    def log_probabilities(self, logits_NV: Tensor) -> Tensor:
+        """The logarithms of the warped distribution, in float32 or better; plain ones when greedy."""
+        scores_NV = logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float()
+        for warp in self.warps:
+            scores_NV = warp(None, scores_NV)
+        return scores_NV.log_softmax(-1)
+
+    def draw(self, p_NV: Tensor) -> Tensor:
+        """One token of each distribution, which need not be normalised, int64 [N].
+
+        The first of competing exponential clocks of rates p: unlike torch.multinomial it never waits for the device.
+        """
+        clock_NV = torch.empty_like(p_NV).exponential_(generator=self.generator)
+        return (p_NV / clock_NV.clamp_min(torch.finfo(p_NV.dtype).tiny)).argmax(-1)
+
+    def choose(self, logits_NV: Tensor) -> Tensor:
+        """The target's own next token, int64 [N]."""
+        return logits_NV.argmax(-1) if self.greedy else self.draw(self.log_probabilities(logits_NV).exp())

@@ -1,0 +1,215 @@
+"""Speculative decoding on a transformers target and cache: draft a tree, verify it in one forward, keep one path of it.
+
+Shapes: B rows that still run, S nodes of a tree with its root, E = depth + 1 tokens a round can bring, V vocabulary.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longspec.decode.cache import compact, growing, select
+from longspec.decode.drafters import Drafter, Frontier
+from longspec.decode.prefill import Prefilled, prefill
+from longspec.decode.sampling import Sampler
+from longspec.decode.stops import Stops
+from longspec.decode.timing import Stopwatch
+from longspec.decode.tree import DEFAULT_SHAPE, DraftTree, Levels, levels_of
+from longspec.decode.verify import Verdict, descend
+from longspec.train.models.attention import TARGET_ATTENTION
+from longspec.train.models.visibility_tree import TreeVisibility
+
+STOP, LENGTH = "stop", "length"
+OnTokens = Callable[[int, list[int]], None]
+
+
+@dataclass
+class Row:
+    """One text: its tokens after the prompt, and the drafted tokens kept in each round.
+
+    The first token comes from the prompt's forward, in no round. A round brings the kept tokens and one of the target's own;
+    a token that ends the text counts as the target's own. The last round may have brought more than were asked for.
+    """
+
+    ids: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    finish: str = ""  # "stop" (eos or a stop string) | "length"
+
+    @property
+    def rounds(self) -> int:
+        """Forwards of the target, the prompt's left out."""
+        return len(self.accepted)
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens the rounds brought."""
+        return sum(self.accepted) + len(self.accepted)
+
+    def position_acceptance(self, depth: int) -> list[tuple[int, int]]:
+        """For drafted tokens 1 .. depth: how often it was kept, and how often all before it were.
+
+        The round that ended the text says nothing of the token that ended it.
+        """
+        kept = [sum(count >= place for count in self.accepted) for place in range(depth + 1)]
+        reached = kept[:-1]
+        if self.finish == STOP and self.accepted and self.accepted[-1] < depth:
+            reached[self.accepted[-1]] -= 1
+        return list(zip(kept[1:], reached, strict=True))
+
+
+@dataclass
+class Decoded:
+    """The rows, and the seconds all of them took together; the prompts' own forwards are not in them."""
+
+    rows: list[Row]
+    seconds: float
+    seconds_draft: float
+    seconds_target: float
+
+
+@torch.inference_mode()
+def speculate(
+    target: Any,
+    drafter: Drafter,
+    prompts: list[list[int]] | Prefilled,
+    *,
+    max_new_tokens: int,
+    shape: int | Levels = DEFAULT_SHAPE,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    eos: int | Collection[int] | None = None,
+    stop_strings: Collection[str] = (),
+    tokenizer: Any = None,
+    on_tokens: OnTokens | None = None,
+    generator: torch.Generator | None = None,
+) -> Decoded:
+    """Decode prompts of any lengths; greedy text is the target's own, sampled text has the target's own distribution.
+
+    shape: tokens of a chain (int), or the levels of a tree (LongSpec 3.3); on_tokens is called with a row's number and its new
+    tokens, in order; eos None: no token ends the text; generator: on the target's device. Raises ValueError for settings out
+    of range.
+
+    Rows of different length share one left-aligned cache: a round costs each row the memory traffic of the longest one, and
+    the prefix then needs a mask. Rows that have ended leave the batch.
+    """
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens: must be 1 or more, is {max_new_tokens}")
+    levels = levels_of(shape, target.config.vocab_size)
+    sampler, stops = Sampler(temperature, top_k, top_p, generator), Stops(eos, stop_strings, tokenizer)
+    start = prompts if isinstance(prompts, Prefilled) else prefill(target, prompts)
+    del prompts  # else a cache made here would be held until the end
+    clock = Stopwatch(target.device)
+    run = _Run(target, drafter, start, sampler, _Texts(start.prompts, stops, max_new_tokens, on_tokens))
+    del start
+    clock.mark("draft")
+    with _tree_attention(target):
+        while run.texts.active:
+            tree = drafter.propose(run.frontier(), levels, sampler)
+            clock.mark("draft")
+            logits_BSV = run.forward(tree)
+            clock.mark("target")
+            run.take(descend(logits_BSV, tree, sampler), tree)
+            clock.mark("rest")
+    seconds = clock.seconds()
+    return Decoded(run.texts.rows, sum(seconds.values()), seconds["draft"], seconds["target"])
+
+
+@contextmanager
+def _tree_attention(target: Any) -> Iterator[None]:
+    """Within the block the target's attention is the hook that takes trees."""
+    before = target.config._attn_implementation
+    target.set_attn_implementation(TARGET_ATTENTION)
+    try:
+        yield
+    finally:
+        target.set_attn_implementation(before)
+
+
+class _Texts:
+    """What has been decoded, on the host."""
+
+    def __init__(self, prompts: list[list[int]], stops: Stops, max_new_tokens: int, on_tokens: OnTokens | None) -> None:
+        self.rows = [Row() for _ in prompts]
+        self.whole = [list(prompt) for prompt in prompts]
+        self.active = list(range(len(prompts)))
+        self.stops, self.max_new_tokens, self.on_tokens = stops, max_new_tokens, on_tokens
+
+    def add(self, number: int, new: list[int]) -> int:
+        """Take in a row's new tokens up to the text's end; how many drafted tokens count as kept, all but the last."""
+        row = self.rows[number]
+        end = self.stops.end(self.whole[number], new)
+        kept = len(new) - 1 if end is None else end
+        room = self.max_new_tokens - len(row.ids)
+        if kept + 1 <= room and end is not None:
+            row.finish = STOP
+        elif kept + 1 >= room:
+            row.finish = LENGTH
+        added = new[: min(kept + 1, room)]
+        row.ids += added
+        self.whole[number] += added
+        if self.on_tokens is not None:
+            self.on_tokens(number, added)
+        return kept
+
+
+class _Run:
+    """The running rows' state on the device: the target's cache and where each row stands in it."""
+
+    def __init__(self, target: Any, drafter: Drafter, start: Prefilled, sampler: Sampler, texts: _Texts) -> None:
+        self.target, self.drafter, self.texts = target, drafter, texts
+        self.cache = growing(start.cache)
+        self.lengths = [len(prompt) for prompt in start.prompts]
+        self.lengths_B = torch.tensor(self.lengths, device=target.device)
+        self.roots_B = sampler.choose(start.logits_BV)
+        drafter.begin(start.prompts)
+        for number, token in enumerate(self.roots_B.tolist()):
+            texts.add(number, [token])
+        self._leave_ended()
+
+    def frontier(self) -> Frontier:
+        """Where a round begins."""
+        last = self.cache.layers[-1]
+        texts = [self.texts.whole[number] for number in self.texts.active]
+        return Frontier(texts, tuple(self.lengths), self.lengths_B, self.roots_B, (last.keys, last.values))
+
+    def forward(self, tree: DraftTree) -> Tensor:
+        """The target's logits after each node, [B, S, V]; their keys and values are then in the cache."""
+        visibility = TreeVisibility(tuple(self.lengths), self.lengths_B, tree.seen_BSS, tree.depths_S, tree.depths_S)
+        return self.target(
+            tree.tokens_BS.clamp_min(0),  # nodes that are not there match nothing, whatever is computed for them
+            position_ids=self.lengths_B[:, None] + tree.depths_S,
+            past_key_values=self.cache,
+            use_cache=True,
+            visibility=visibility,
+        ).logits
+
+    def take(self, verdict: Verdict, tree: DraftTree) -> None:
+        """The kept path becomes text; caches follow. The round's one transfer to the host is here."""
+        kept_and_tokens = torch.cat([verdict.kept_B[:, None], verdict.tokens_BE], dim=1).tolist()
+        before_B = self.lengths_B
+        self.lengths = [length + row[0] + 1 for length, row in zip(self.lengths, kept_and_tokens, strict=True)]
+        self.lengths_B = before_B + verdict.kept_B + 1
+        compact(self.cache, tree.tokens_BS.shape[1], verdict.path_BE, before_B, max(self.lengths))
+        self.drafter.commit(verdict.path_BE, verdict.kept_B)
+        self.roots_B = verdict.tokens_BE.gather(1, verdict.kept_B[:, None])[:, 0]
+        for number, (kept, *tokens) in zip(self.texts.active, kept_and_tokens, strict=True):
+            self.texts.rows[number].accepted.append(self.texts.add(number, tokens[: kept + 1]))
+        self._leave_ended()
+
+    def _leave_ended(self) -> None:
+        """Go on without the rows whose text has ended; the others' caches are copied once then."""
+        stay = [place for place, number in enumerate(self.texts.active) if not self.texts.rows[number].finish]
+        if len(stay) == len(self.texts.active):
+            return
+        self.texts.active = [self.texts.active[place] for place in stay]
+        if not stay:
+            return
+        rows_B = torch.tensor(stay, device=self.lengths_B.device)
+        self.lengths = [self.lengths[place] for place in stay]
+        self.lengths_B, self.roots_B = self.lengths_B[rows_B], self.roots_B[rows_B]
+        select(self.cache, rows_B, max(self.lengths))
+        self.drafter.select(rows_B)

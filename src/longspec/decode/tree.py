@@ -1,0 +1,109 @@
+"""Draft trees: nodes level by level, each level of one size, the root being the newest token of the text.
+
+Shapes: B rows, S nodes with the root, W nodes of a level, C nodes of the next level, D depth, V vocabulary.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+NOTHING = -1  # the token of a node that is not there, and the parent of the root
+DEFAULT_SHAPE = (4, 16, 16, 16, 16)  # the published one
+
+Levels = tuple[int, ...]
+
+
+def levels_of(shape: int | Levels, vocabulary: int) -> Levels:
+    """The sizes of the levels below the root: an int is a chain of so many tokens, a tuple the levels of a tree.
+
+    Raises ValueError for sizes that no tree over this vocabulary has.
+    """
+    levels = (1,) * shape if isinstance(shape, int) else tuple(shape)
+    above = 1
+    for place, size in enumerate(levels):
+        if not 1 <= size <= above * vocabulary:
+            raise ValueError(
+                f"shape {shape!r}: level {place + 1} has {size} nodes; give 1 to {above * vocabulary}, as many as {above} "
+                f"parents can have over a vocabulary of {vocabulary}"
+            )
+        above = size
+    if not levels:
+        raise ValueError(f"shape {shape!r}: give at least one drafted token, such as 4 (a chain) or {DEFAULT_SHAPE} (a tree)")
+    return levels
+
+
+@dataclass
+class DraftTree:
+    """Tokens that may follow each row's root. Node 0 is the root, then come the levels; all rows have the same levels.
+
+    parents_BS holds node numbers; seen_BSS[b, s, t] says that t is s or above it. drawn_BSV: the distribution each node was
+    drawn from, for chains of which every token was; None: the nodes were chosen.
+    """
+
+    tokens_BS: Tensor
+    parents_BS: Tensor
+    seen_BSS: Tensor
+    depths_S: Tensor
+    depth: int  # levels below the root
+    drawn_BSV: Tensor | None = None
+
+
+class Growth:
+    """A tree that grows by one level at a time, from its root on."""
+
+    def __init__(self, roots_B: Tensor) -> None:
+        ones_B11 = torch.ones_like(roots_B, dtype=torch.bool)[:, None, None]
+        self.tokens = [roots_B[:, None]]
+        self.parents = [torch.full_like(roots_B, NOTHING)[:, None]]
+        self.seen_BSS = ones_B11
+        self.sizes = [1]
+        self.drawn: list[Tensor] = []
+
+    @property
+    def nodes(self) -> int:
+        """S so far."""
+        return sum(self.sizes)
+
+    def add(self, parents_BC: Tensor, tokens_BC: Tensor) -> None:
+        """One more level; parents are numbered within the level above."""
+        first, size = self.nodes - self.sizes[-1], tokens_BC.shape[1]
+        self.tokens.append(tokens_BC)
+        self.parents.append(parents_BC + first)
+        index_BCS = self.parents[-1][:, :, None].expand(-1, -1, self.nodes)
+        above_BCS = self.seen_BSS.gather(1, index_BCS)
+        own_BCC = torch.eye(size, dtype=torch.bool, device=tokens_BC.device).expand(len(tokens_BC), -1, -1)
+        left_BTS = torch.cat([self.seen_BSS, above_BCS], dim=1)
+        right_BTC = torch.cat([self.seen_BSS.new_zeros(len(tokens_BC), self.nodes, size), own_BCC], dim=1)
+        self.seen_BSS = torch.cat([left_BTS, right_BTC], dim=2)
+        self.sizes.append(size)
+
+    def tree(self) -> DraftTree:
+        """The tree as grown so far."""
+        device = self.tokens[0].device
+        depths = [torch.full((size,), depth, device=device) for depth, size in enumerate(self.sizes)]
+        drawn_BSV = None
+        if self.drawn:  # the root was drawn from nothing
+            drawn_BSV = torch.stack([torch.zeros_like(self.drawn[0]), *self.drawn], dim=1)
+        tokens_BS, parents_BS = torch.cat(self.tokens, dim=1), torch.cat(self.parents, dim=1)
+        return DraftTree(tokens_BS, parents_BS, self.seen_BSS, torch.cat(depths), len(self.sizes) - 1, drawn_BSV)
+
+
+def chains(roots_B: Tensor, tokens_BD: Tensor) -> DraftTree:
+    """One chosen chain a row; NOTHING fills up the shorter ones."""
+    growth = Growth(roots_B)
+    for tokens_B in tokens_BD.unbind(dim=1):
+        growth.add(torch.zeros_like(tokens_B)[:, None], tokens_B[:, None])
+    return growth.tree()
+
+
+def best_children(log_q_BWV: Tensor, scores_BW: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The `size` likeliest among all children of a level: parents, tokens and path log-probabilities, [B, C] each.
+
+    scores_BW: log-probability of the path down to each node of the level (LongSpec 3.3, a beam of drafts).
+    """
+    per_parent = min(size, log_q_BWV.shape[-1])
+    best_BWK, tokens_BWK = log_q_BWV.topk(per_parent, dim=-1)
+    totals_BX = (scores_BW[:, :, None] + best_BWK).flatten(1)
+    scores_BC, picked_BC = totals_BX.topk(size, dim=-1)
+    return picked_BC // per_parent, tokens_BWK.flatten(1).gather(1, picked_BC), scores_BC

@@ -1,0 +1,79 @@
+"""Which drafted tokens stay: rules under which the text is drawn from the target's own distribution.
+
+Shapes: B rows, S nodes of a tree with its root, E = depth + 1 tokens a round can bring, V vocabulary.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from longspec.decode.sampling import Sampler
+from longspec.decode.tree import NOTHING, DraftTree
+
+
+@dataclass
+class Verdict:
+    """Of each row, the path of nodes from the root, how many drafted tokens on it stay, and the tokens that follow the root.
+
+    Valid are path_BE[b, : kept_B[b] + 1] and tokens_BE[b, : kept_B[b] + 1]: the kept tokens and one of the target's own.
+    """
+
+    path_BE: Tensor
+    kept_B: Tensor
+    tokens_BE: Tensor
+
+
+def descend(logits_BSV: Tensor, tree: DraftTree, sampler: Sampler) -> Verdict:
+    """Walk down from the root by the rule that fits how the tree was made, without a word to the host.
+
+    logits_BSV: the target's after each node.
+    """
+    rule = _chosen if tree.drawn_BSV is None else _drawn
+    node_B = torch.zeros_like(tree.tokens_BS[:, 0])
+    kept_B, rows_B = torch.zeros_like(node_B), torch.arange(len(node_B), device=node_B.device)
+    alive_B = torch.ones_like(node_B, dtype=torch.bool)
+    path, tokens = [], []
+    for _ in range(tree.depth + 1):
+        token_B, child_B = rule(logits_BSV[rows_B, node_B], tree, node_B, sampler)
+        path.append(node_B)
+        tokens.append(token_B)
+        alive_B = alive_B & (child_B != NOTHING)
+        kept_B = kept_B + alive_B
+        node_B = torch.where(alive_B, child_B, node_B)
+    return Verdict(torch.stack(path, dim=1), kept_B, torch.stack(tokens, dim=1))
+
+
+def _chosen(logits_BV: Tensor, tree: DraftTree, node_B: Tensor, sampler: Sampler) -> tuple[Tensor, Tensor]:
+    """The target's next token and the child that holds it, or NOTHING: for children that were chosen, greedy ones included.
+
+    The token is drawn from the target's distribution p before it is compared with the children, which do not depend on the
+    draw, so each token of the text has law p whatever the tree is. No exact rule keeps more: the emitted token has law p and
+    is a child with probability p(children), which is how often this rule goes down (trying the children one by one, each
+    accepted by what p has left, gives the same law with more draws).
+    """
+    token_B = sampler.choose(logits_BV)
+    matches_BS = (tree.parents_BS == node_B[:, None]) & (tree.tokens_BS == token_B[:, None])
+    return token_B, torch.where(matches_BS.any(-1), matches_BS.int().argmax(-1), NOTHING)
+
+
+def _drawn(logits_BV: Tensor, tree: DraftTree, node_B: Tensor, sampler: Sampler) -> tuple[Tensor, Tensor]:
+    """The same for a chain drawn from the draft's q (Leviathan et al. 2023, 2.3).
+
+    The drawn x stays with probability min(1, p(x) / q(x)), else a token is drawn from max(0, p - q): token t then comes with
+    min(p(t), q(t)) + max(0, p(t) - q(t)) = p(t). It keeps sum_t min(p(t), q(t)) of the tokens, where the draft's best token,
+    chosen, would be kept with its p alone: hence chains are drawn when the target's tokens are.
+    """
+    assert tree.drawn_BSV is not None
+    rows_B = torch.arange(len(node_B), device=node_B.device)
+    p_BV = sampler.log_probabilities(logits_BV).exp()
+    child_B = (node_B + 1).clamp_max(tree.depth)  # the node of a chain below node n is n + 1
+    has_child_B = node_B < tree.depth
+    x_B, q_BV = tree.tokens_BS[rows_B, child_B], tree.drawn_BSV[rows_B, child_B]
+    u_B = torch.rand(len(node_B), dtype=p_BV.dtype, device=p_BV.device, generator=sampler.generator)
+    stays_B = has_child_B & (u_B * q_BV[rows_B, x_B] < p_BV[rows_B, x_B])
+    rest_BV = (p_BV - q_BV * has_child_B[:, None]).clamp_min(0)
+    # Where p is q to the last bit there is no rest, and x stays but for rounding.
+    rest_BV = torch.where(rest_BV.sum(-1, keepdim=True) > 0, rest_BV, p_BV)
+    token_B = torch.where(stays_B, x_B, sampler.draw(rest_BV))
+    return token_B, torch.where(stays_B, child_B, NOTHING)

@@ -1,0 +1,85 @@
+"""Tiny random targets and drafts, and drafters that know the target."""
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, Qwen2Config
+
+from longspec.decode.drafters import Frontier, Stateless
+from longspec.decode.sampling import Sampler
+from longspec.decode.tree import DraftTree, Growth, Levels, best_children, chains
+from longspec.train.models.glide import GlideLayer
+
+SHAPE = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.4,
+}
+SMALL = {"vocab_size": 10, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+def make_target(seed: int, family: type = Qwen2Config, **shape):
+    torch.manual_seed(seed)
+    config = family(**SHAPE | shape, tie_word_embeddings=False, eos_token_id=None, bos_token_id=None)
+    return AutoModelForCausalLM.from_config(config).double().eval()
+
+
+def make_layer(target, scale: float = 0.2) -> GlideLayer:
+    layer = GlideLayer(target.config).double().eval()
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=scale)
+    return layer
+
+
+def generated(target, prompt: list[int], count: int, **options) -> list[int]:
+    ids_BS = torch.tensor([prompt])
+    whole = {"attention_mask": torch.ones_like(ids_BS), "pad_token_id": 0, "eos_token_id": None, "do_sample": False}
+    return target.generate(ids_BS, max_new_tokens=count, **whole | options)[0, len(prompt) :].tolist()
+
+
+class Oracle(Stateless):
+    """Knows each row's whole text; a wrong one proposes the next token of the vocabulary instead."""
+
+    def __init__(self, texts: list[list[int]], wrong: bool = False) -> None:
+        self.texts, self.wrong = texts, wrong
+
+    def propose(self, frontier: Frontier, levels: Levels, sampler: Sampler) -> DraftTree:
+        ahead = []
+        for text in frontier.texts:
+            (whole,) = (known for known in self.texts if known[: len(text)] == text)
+            ahead.append([(token + self.wrong) % 61 for token in (whole + [0] * 9)[len(text) :][: len(levels)]])
+        return chains(frontier.roots_B, torch.tensor(ahead))
+
+
+class Itself(Stateless):
+    """Drafts by the target, warped alike, or with the target's likeliest tokens struck out (`avoid`)."""
+
+    def __init__(self, target, avoid: bool = False) -> None:
+        self.target, self.avoid = target, avoid
+
+    def _log_q(self, texts: Tensor, sampler: Sampler) -> Tensor:
+        logits_NV = self.target(texts).logits[:, -1]
+        if self.avoid:  # what the warped target never says
+            banned_NV = sampler.log_probabilities(logits_NV) > -torch.inf
+            return torch.zeros_like(logits_NV).masked_fill(banned_NV, -torch.inf).log_softmax(-1)
+        return sampler.log_probabilities(logits_NV)
+
+    def propose(self, frontier: Frontier, levels: Levels, sampler: Sampler) -> DraftTree:
+        growth, text_BWT = Growth(frontier.roots_B), torch.tensor(frontier.texts)[:, None]
+        scores_BW = torch.zeros(len(text_BWT), 1, dtype=torch.float64)
+        for size in levels:
+            log_q_BWV = self._log_q(text_BWT.flatten(0, 1), sampler).unflatten(0, text_BWT.shape[:2])
+            if set(levels) == {1}:
+                growth.drawn.append(log_q_BWV[:, 0].exp())
+                tokens_BC = sampler.draw(growth.drawn[-1])[:, None]
+                parents_BC = torch.zeros_like(tokens_BC)
+            else:
+                parents_BC, tokens_BC, scores_BW = best_children(log_q_BWV, scores_BW, size)
+            growth.add(parents_BC, tokens_BC)
+            rows_B1 = torch.arange(len(text_BWT))[:, None]
+            text_BWT = torch.cat([text_BWT[rows_B1, parents_BC], tokens_BC[:, :, None]], dim=-1)
+        return growth.tree()

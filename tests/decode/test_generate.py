@@ -1,0 +1,193 @@
+"""A draft folder in transformers' own generate, and the same by a Python call."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, TextStreamer
+
+from longspec.artefact import read_json, write_json
+from longspec.decode import speculate
+from longspec.decode.drafters import LookupDrafter
+from longspec.decode.generate import generate, load_drafter
+from longspec.draft.custom_generate import FILE
+from tests.corpus import Corpus
+from tests.decode.models import make_target
+from tests.decode.test_speculate import Letters
+from tests.train.targets import VOCABULARY
+from tests.train.test_attach import SETTINGS, save_draft, save_target
+
+NEW = 30
+GREEDY = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
+
+
+@pytest.fixture(autouse=True)
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers copies the draft folders' code to a place of this test's own."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_draft(save_target("qwen2", tmp_path / "target"), tmp_path / "draft")
+    return tmp_path / "draft"
+
+
+@pytest.fixture
+def target(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder.parent / "target", dtype=torch.float64)
+
+
+@pytest.fixture
+def batch() -> dict[str, torch.Tensor]:
+    """Three texts, padded on the left as generate wants them."""
+    ids = torch.randint(1, VOCABULARY, (3, 9))
+    mask = torch.tensor([[1] * 9, [0] * 4 + [1] * 5, [0] * 8 + [1]])
+    return {"input_ids": ids * mask, "attention_mask": mask}
+
+
+def by_folder(target, folder, **arguments):
+    return target.generate(custom_generate=str(folder), trust_remote_code=True, draft=folder, **arguments)
+
+
+def by_call(target, folder, **arguments):
+    return generate(target, draft=folder, **arguments)
+
+
+@pytest.mark.parametrize("way", [by_folder, by_call])
+def test_it_returns_what_generate_returns(way, target, folder: Path, batch) -> None:
+    """Rows padded and ended alike; eos, stop strings and lengths from arguments, a GenerationConfig or the target's own."""
+    plain = target.generate(**batch, **GREEDY)
+    assert torch.equal(way(target, folder, **batch, **GREEDY), plain)
+    eos = [int(plain[0, 9 + 3]), int(plain[1, 9 + 12])]
+    for settings in ({"eos_token_id": eos}, {"eos_token_id": eos[0]}):
+        assert torch.equal(way(target, folder, **batch, **GREEDY | settings), target.generate(**batch, **GREEDY | settings))
+    target.generation_config.eos_token_id = eos
+    wanted = target.generate(**batch, **GREEDY)
+    assert wanted.shape[1] < 9 + NEW or (wanted == 0).any()
+    assert torch.equal(way(target, folder, **batch, **GREEDY), wanted)
+    config = GenerationConfig(**GREEDY)
+    assert torch.equal(way(target, folder, **batch, generation_config=config), wanted)
+    row = {"inputs": batch["input_ids"][:1], "shape": 3}
+    assert torch.equal(way(target, folder, **row, **GREEDY), target.generate(row["inputs"], **GREEDY))
+
+
+@pytest.mark.parametrize("way", [by_folder, by_call])
+def test_streamers_and_stop_strings(way, target, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    letters, ids = Letters(), torch.tensor([[5, 6, 7]])
+    text = letters.decode(target.generate(ids, **GREEDY)[0, 3:].tolist(), False)
+    letters.decode = lambda ids, **_: "".join(Letters.words[int(token) % 6] for token in ids)
+    stop = text[10:13]
+    streamed = TextStreamer(letters, skip_prompt=True)
+    out = way(target, folder, inputs=ids, streamer=streamed, tokenizer=letters, stop_strings=stop, **GREEDY)
+    ended = letters.decode(out[0, 3:])
+    assert text.startswith(ended)
+    assert stop in ended[text.index(stop) :]
+    assert capsys.readouterr().out.strip() == ended
+
+
+def test_sampled_texts_are_drawn_from_the_warped_law(target, folder: Path) -> None:
+    """Settings arrive: with one token left in, any temperature is greedy; else texts follow the generator."""
+    ids = torch.tensor([[5, 6, 7]])
+    sampled = GREEDY | {"do_sample": True, "temperature": 3.0, "top_k": 0, "top_p": 1.0}
+    greedy = target.generate(ids, **GREEDY)
+    drafter = load_drafter(target, folder)
+    for settings in ({"top_k": 1}, {"top_p": 1e-6}, {"temperature": 1e-6}):
+        assert torch.equal(generate(target, ids, draft=drafter, **sampled | settings), greedy)
+    draws = [
+        generate(target, ids, draft=drafter, num_return_sequences=3, generator=torch.Generator().manual_seed(seed), **sampled)
+        for seed in (1, 1, 2)
+    ]
+    assert draws[0].shape == (3, 3 + NEW)
+    assert torch.equal(draws[0], draws[1])
+    assert not torch.equal(draws[0], draws[2])
+    assert len(set(map(tuple, draws[0].tolist()))) == 3
+
+
+def test_nothing_that_changes_the_text_is_passed_over(target, folder: Path, batch) -> None:
+    ids = batch["input_ids"][:1]
+    faults = [
+        ({"repetition_penalty": 1.3}, "RepetitionPenaltyLogitsProcessor: of what changes"),
+        ({"min_new_tokens": 5, "eos_token_id": 3}, "MinNewTokens"),
+        ({"do_sample": True, "min_p": 0.1}, "MinPLogitsWarper"),
+        ({"num_beams": 2}, "beam_search: not done"),
+        ({"max_new_tokens": None}, "max_new_tokens: say how many"),
+        ({"return_dict_in_generate": True}, "return_dict_in_generate"),
+        ({"max_time": 1.0, "token_healing": True}, "max_time, token_healing: not done"),
+        ({"logits_processor": [1]}, "logits_processor: not taken"),
+        ({"past_key_values": object()}, "past_key_values: not taken"),
+        ({"synced_gpus": True}, "ZeRO-3"),
+        ({"input_ids": batch["input_ids"]}, "attention_mask: several rows"),
+        ({"attention_mask": batch["attention_mask"]}, r"is \[3, 9\], the ids are \[1, 9\]"),
+        ({"input_ids": None}, "input_ids: give"),
+    ]
+    for wrong, message in faults:
+        with pytest.raises(ValueError, match=message):
+            by_folder(target, folder, **{"input_ids": ids} | GREEDY | wrong)
+    with pytest.raises(ValueError, match="streams one text, these are 3"):
+        generate(target, draft=folder, streamer=object(), **batch, **GREEDY)
+    with pytest.raises(TypeError, match="draft"):
+        target.generate(ids, custom_generate=str(folder), trust_remote_code=True, **GREEDY)
+
+
+def test_a_draft_of_another_target_is_refused(target, folder: Path) -> None:
+    config = read_json(folder / "config.json")
+    config["target"]["hidden_size"] = 64
+    write_json(folder / "config.json", config)
+    with pytest.raises(ValueError, match="hidden_size: 64, this target has 32"):
+        load_drafter(target, folder)
+
+
+def test_window_and_weights_are_the_folders(target, folder: Path) -> None:
+    """In the target's dtype; a weight file beside its config.json says the same as its folder."""
+    for draft in (folder, str(folder / "model.safetensors")):
+        drafter = load_drafter(target, draft)
+        assert drafter.window == SETTINGS.window == 33
+        assert {parameter.dtype for parameter in drafter.layer.parameters()} == {torch.float64}
+
+
+def test_without_the_package_the_folders_code_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "longspec.decode.generate", None)
+    with pytest.raises(ModuleNotFoundError, match=r"install longspec from its repository"):
+        exec((folder / FILE).read_text(), {})
+
+
+def test_the_documented_lines(root: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three lines by the folder's own code, and as many by ours; both use the draft."""
+    blocks = re.findall(r"```python\n(.*?)```", (root / "docs/generate.md").read_text(), re.DOTALL)
+    (tmp_path / "models/demo").mkdir(parents=True)
+    (tmp_path / "target").rename(tmp_path / "models/demo/target")
+    (tmp_path / "results/demo/sinkpi-slicing").mkdir(parents=True)
+    folder.rename(tmp_path / "results/demo/sinkpi-slicing/final_draft")
+    monkeypatch.chdir(tmp_path)
+    forwards = []
+    forward = speculate._Run.forward
+    monkeypatch.setattr(speculate._Run, "forward", lambda *arguments: forwards.append(1) or forward(*arguments))
+    names: dict[str, Any] = {"ids": torch.tensor([[5, 6, 7]])}
+    for block in blocks:
+        exec(block, names)  # the document's own lines
+        assert names["out"].shape[1] > 3
+        assert forwards
+        forwards.clear()
+
+
+def test_stop_strings_are_those_of_generate(corpus: Corpus) -> None:
+    """Of a tokenizer of bytes, whose characters and strings begin in one token and end in another, or in the prompt."""
+    tokenizer = AutoTokenizer.from_pretrained(read_json(corpus.tokenizer)["path"])
+    target = make_target(3, vocab_size=len(tokenizer), initializer_range=0.2)
+    prompt = tokenizer("the red fox é", return_tensors="pt").input_ids
+    greedy = {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 0, "tokenizer": tokenizer}
+    written = tokenizer.decode(target.generate(prompt, **greedy)[0], clean_up_tokenization_spaces=False)
+    strings = [written[place : place + size] for place in range(10, 40, 3) for size in (1, 2, 4)]
+    strings = [string for string in strings if "\ufffd" not in string]
+    lengths = set()
+    for string in strings:
+        wanted = target.generate(prompt, stop_strings=[string], **greedy)
+        found = generate(target, prompt, draft=LookupDrafter(), stop_strings=[string], **greedy)
+        assert torch.equal(found, wanted), string
+        lengths.add(wanted.shape[1])
+    assert len(strings) > 10
+    assert len(lengths) > 4

@@ -1,0 +1,225 @@
+"""Speculative decoding against transformers' own generate: greedy text, ends of text, streaming, rows of different length."""
+
+import pytest
+import torch
+from transformers import LlamaConfig, MistralConfig, Qwen2Config
+
+from longspec.decode.drafters import LookupDrafter
+from longspec.decode.glide_drafter import GlideDrafter
+from longspec.decode.plain import decode_plain, near_tie_margin
+from longspec.decode.prefill import prefill
+from longspec.decode.speculate import Row, speculate
+from longspec.decode.stops import Stops
+from longspec.decode.tree import DEFAULT_SHAPE, levels_of
+from longspec.evaluate.compare import compare
+from tests.decode.models import SMALL, Itself, Oracle, generated, make_layer, make_target
+
+WINDOW, CHAIN, NO_EOS, NEW = 12, 4, -1, 60
+SHAPES = [CHAIN, (3,), DEFAULT_SHAPE]
+
+
+@pytest.mark.parametrize("family", [Qwen2Config, LlamaConfig, MistralConfig])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("drafter", ["glide", "lookup"])
+def test_tokens_are_those_of_generate(family: type, shape, drafter: str) -> None:
+    """float64, random models, prompts on both sides of the windows, alone and in one batch."""
+    shape_of_target = {"sliding_window": 9} if family is MistralConfig else {}
+    kept = 0
+    for seed in range(2):
+        target = make_target(seed, family, **shape_of_target)
+        prompts = [torch.randint(0, 61, (length,)).tolist() for length in (1, 5, 40, 5)]
+        expected = [generated(target, prompt, NEW) for prompt in prompts]
+        proposes = GlideDrafter(target, make_layer(target), WINDOW) if drafter == "glide" else LookupDrafter()
+        decoded = speculate(target, proposes, prompts, max_new_tokens=NEW, shape=shape)
+        assert [row.ids for row in decoded.rows] == expected
+        kept += sum(sum(row.accepted) for row in decoded.rows)
+        start = prefill(target, prompts[1:2])
+        for _ in range(2):  # a decoding leaves its start as it was
+            assert speculate(target, proposes, start, max_new_tokens=NEW, shape=shape).rows[0].ids == expected[1]
+        assert decode_plain(target, start, NEW, NO_EOS).ids == expected[1]
+        assert target.config._attn_implementation == "sdpa"
+    assert kept > 0
+
+
+@pytest.mark.parametrize("shape", [CHAIN, DEFAULT_SHAPE])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_that_is_the_target_is_kept_whole(shape, temperature: float) -> None:
+    """Chains always. Trees when greedy; when sampling they cannot hold every token the target may draw."""
+    target = make_target(1, **SMALL, num_key_value_heads=1)
+    generator = torch.Generator().manual_seed(0)
+    settings = {"shape": shape, "temperature": temperature, "generator": generator}
+    decoded = speculate(target, Itself(target), [[3, 1, 4]], max_new_tokens=31, **settings)
+    depth = len(levels_of(shape, 10))
+    if shape == CHAIN or temperature == 0:
+        assert decoded.rows[0].accepted == [depth] * (30 // (depth + 1))
+        assert decoded.rows[0].position_acceptance(depth) == [(decoded.rows[0].rounds,) * 2] * depth
+    assert len(decoded.rows[0].ids) == 31
+
+
+@pytest.mark.parametrize("shape", [CHAIN, (2, 2, 2)])
+def test_what_the_target_never_says_is_never_kept(shape) -> None:
+    target = make_target(1, **SMALL, num_key_value_heads=1)
+    settings = {"shape": shape, "temperature": 1.0, "top_k": 3, "generator": torch.Generator().manual_seed(0)}
+    decoded = speculate(target, Itself(target, avoid=True), [[3, 1, 4]], max_new_tokens=30, **settings)
+    assert decoded.rows[0].accepted == [0] * 29
+    assert decoded.rows[0].position_acceptance(2) == [(0, 29), (0, 0)]
+
+
+def test_a_perfect_draft_is_accepted_whole_and_a_wrong_one_never() -> None:
+    target = make_target(1)
+    prompts = [[3, 1, 4], [1, 5, 9, 2]]
+    texts = [prompt + generated(target, prompt, NEW) for prompt in prompts]
+    perfect = speculate(target, Oracle(texts), prompts, max_new_tokens=31, shape=CHAIN)
+    wrong = speculate(target, Oracle(texts, wrong=True), prompts, max_new_tokens=31, shape=CHAIN)
+    for row, prompt, text in zip(perfect.rows, prompts, texts, strict=True):
+        assert (row.accepted, row.new_tokens, row.finish) == ([CHAIN] * 6, 30, "length")
+        assert row.ids == text[len(prompt) : len(prompt) + 31]
+    assert [row.accepted for row in wrong.rows] == [[0] * 30] * 2
+    assert [row.ids for row in wrong.rows] == [row.ids for row in perfect.rows]
+
+
+def test_decoding_ends_at_eos_in_and_after_a_chain() -> None:
+    target = make_target(1)
+    prompt = [3, 1, 4]
+    text = prompt + generated(target, prompt, NEW)
+    start = prefill(target, [prompt])
+    for place in range(1, 20):
+        eos = text[3 + place]
+        first = text[3:].index(eos)
+        for wrong in (False, True):
+            (row,) = speculate(target, Oracle([text], wrong), start, max_new_tokens=40, eos=eos, shape=CHAIN).rows
+            assert row.ids == text[3 : 4 + first] == decode_plain(target, start, 40, eos).ids
+            assert (row.new_tokens, row.finish) == (first, "stop")
+
+
+def test_rows_end_each_at_its_own_time_and_leave_the_batch() -> None:
+    target = make_target(3)
+    prompts = [torch.randint(0, 61, (length,)).tolist() for length in (7, 2, 19, 4, 4, 33)]
+    alone = [generated(target, prompt, NEW) for prompt in prompts]
+    eos = [alone[0][3], alone[2][11], alone[5][30]]
+    expected = [text[: min((text.index(token) + 1 for token in eos if token in text), default=NEW)] for text in alone]
+    assert len({len(text) for text in expected}) > 3
+    batches = []
+    draft = Oracle([prompt + text for prompt, text in zip(prompts, alone, strict=True)])
+    propose = draft.propose
+    draft.propose = lambda frontier, *rest: batches.append(len(frontier.texts)) or propose(frontier, *rest)
+    for proposes in (GlideDrafter(target, make_layer(target), WINDOW), draft):
+        decoded = speculate(target, proposes, prompts, max_new_tokens=NEW, eos=eos, shape=3)
+        assert [row.ids for row in decoded.rows] == expected
+    assert batches == sorted(batches, reverse=True)
+    assert len(set(batches)) > 2
+
+
+def test_tokens_are_streamed_as_they_are_returned() -> None:
+    target = make_target(3)
+    prompts = [torch.randint(0, 61, (length,)).tolist() for length in (7, 2, 19)]
+    eos = generated(target, prompts[0], 20)[-1]
+    streamed, calls = {}, []
+
+    def on_tokens(row: int, tokens: list[int]) -> None:
+        calls.append(row)
+        streamed.setdefault(row, []).extend(tokens)
+
+    drafter = GlideDrafter(target, make_layer(target), WINDOW)
+    decoded = speculate(target, drafter, prompts, max_new_tokens=33, eos=eos, on_tokens=on_tokens)
+    assert [streamed[row] for row in range(3)] == [row.ids for row in decoded.rows]
+    assert [calls.count(row) for row in range(3)] == [1 + row.rounds for row in decoded.rows]
+
+
+class Letters:
+    """A tokenizer of which each token is one to three letters."""
+
+    words = ("a", "b", "ab", "bc", "cab", "d")
+
+    def decode(self, ids: list[int], clean_up_tokenization_spaces: bool) -> str:
+        return "".join(self.words[token % 6] for token in ids)
+
+
+def test_stop_strings_that_span_tokens_end_the_text() -> None:
+    """With the first token that completes the string, wherever rounds end; it may begin in the prompt, not end there."""
+    target, letters = make_target(4), Letters()
+    prompt = [3, 1, 4]
+    text = generated(target, prompt, NEW)
+    written = [letters.decode(prompt + text[:count], False) for count in range(NEW + 1)]
+    strings = {written[-1][place : place + size] for place in range(30) for size in (1, 3, 5)}
+    assert any(string in written[0] for string in strings)
+    for string in sorted(strings):
+        ends = [place + len(string) for place in range(len(written[-1])) if written[-1].startswith(string, place)]
+        end = next(
+            (n for n in range(1, NEW + 1) if any(len(written[n - 1]) < place <= len(written[n]) for place in ends)), None
+        )
+        for wrong in (False, True):
+            oracle = Oracle([prompt + text], wrong)
+            settings = {"shape": CHAIN, "stop_strings": ["zz", string], "tokenizer": letters}
+            (row,) = speculate(target, oracle, [prompt], max_new_tokens=NEW, **settings).rows
+            assert (row.ids, row.finish) == (text[:end], "stop" if end else "length")
+
+
+def test_what_is_out_of_range_is_refused_with_the_fix() -> None:
+    target = make_target(0, **SMALL, num_key_value_heads=1)
+    faults = [
+        ({"max_new_tokens": 0}, "must be 1 or more"),
+        ({"shape": (4, 41)}, r"level 2 has 41 nodes; give 1 to 40"),
+        ({"shape": 0}, "at least one drafted token"),
+        ({"temperature": -1.0}, "temperature >= 0"),
+        ({"temperature": 1.0, "top_p": 0.0}, "0 < top_p <= 1"),
+        ({"stop_strings": ["x"]}, "tokenizer="),
+        ({"stop_strings": "x", "tokenizer": Letters()}, "give a list"),
+    ]
+    for wrong, message in faults:
+        with pytest.raises(ValueError, match=message):
+            speculate(target, LookupDrafter(), [[1]], **{"max_new_tokens": 1} | wrong)
+    with pytest.raises(ValueError, match="bos token"):
+        speculate(target, LookupDrafter(), [[1], []], max_new_tokens=1)
+
+
+def test_stops_look_at_eos_and_text() -> None:
+    stops = Stops(eos=[7, 8], strings=["abc"], tokenizer=Letters())
+    assert stops.end([], [0, 8, 7]) == 1
+    assert stops.end([0], [0, 3, 1]) == 1  # a|a bc
+    assert stops.end([5] * 50 + [0], [1, 3, 0]) is None  # d...da|b bc a
+    assert Stops().end([], [1, 2, 3]) is None
+
+
+def test_position_acceptance_leaves_out_the_token_that_ended_the_text() -> None:
+    row = Row(ids=[], accepted=[2, 0, 1], finish="length")
+    assert row.position_acceptance(3) == [(2, 3), (1, 2), (0, 1)]
+    row.finish = "stop"
+    assert row.position_acceptance(3) == [(2, 3), (1, 1), (0, 1)]
+
+
+def test_a_difference_is_a_fault_unless_it_is_a_near_tie() -> None:
+    target = make_target(2)
+    plain = decode_plain(target, prefill(target, [[1, 2, 3]]), 11, NO_EOS)
+    ids = list(plain.ids)
+    assert (compare(plain, ids).tokens_compared, compare(plain, ids).mismatches) == (11, 0)
+    ids[4] = int(plain.logits[4].topk(2).indices[1])
+    verdict = compare(plain, ids)
+    assert (verdict.tokens_compared, verdict.mismatches, verdict.near_ties) == (5, 1, 0)
+    plain.logits[4] = plain.logits[4].clone()
+    plain.logits[4][ids[4]] = plain.logits[4].max() - 1e-14
+    assert compare(plain, ids).near_ties == 1
+    del ids[4:]
+    assert (compare(plain, ids).mismatches, compare(plain, ids).near_ties) == (1, 0)
+
+
+@pytest.mark.parametrize(("dtype", "largest"), [(torch.float64, 1e-12), (torch.float32, 2e-4), (torch.bfloat16, 0.7)])
+def test_a_near_tie_is_small_beside_real_margins(dtype: torch.dtype, largest: float) -> None:
+    """For logits up to 20, of which the best two are often several apart."""
+    assert 0 < near_tie_margin(torch.tensor([-3.0, 20.0], dtype=dtype)) <= largest
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_in_lower_precision_every_difference_is_a_near_tie(dtype: torch.dtype) -> None:
+    """Of the target's own logits: closer than so many roundings of the dtype, at the size of the largest logit."""
+    mismatches = accepted = 0
+    for seed in range(4):
+        target = make_target(seed, hidden_size=64, initializer_range=0.1).to(dtype)
+        drafter, start = GlideDrafter(target, make_layer(target).to(dtype), WINDOW), prefill(target, [[3] * 5])
+        plain = decode_plain(target, start, NEW, NO_EOS)
+        (row,) = speculate(target, drafter, start, max_new_tokens=NEW).rows
+        verdict = compare(plain, row.ids)
+        assert verdict.near_ties == verdict.mismatches
+        mismatches, accepted = mismatches + verdict.mismatches, accepted + sum(row.accepted)
+    assert accepted > 0
+    assert (mismatches > 0) == (dtype == torch.bfloat16)
