@@ -8,7 +8,7 @@ WORKFLOW = "config/workflow.yaml"
 LONGCOT = "config/run_stage/demo_longcot.yaml"
 
 SCHEMA = {
-    ("^evaluation:", "evalution:"): "evalution: unknown key; did you mean 'evaluation'? Known: data, evaluation, runs,",
+    ("^evaluation:", "evalution:"): "evalution: unknown key; did you mean 'evaluation'? Known: data, envmodules, evaluation, runs,",
     (r"\brecords: ", "record: "): "data.puzzles.record: unknown key; did you mean 'records'?",
     (r"^runs: \[.*?\]", "runs: demo"): "runs: 'demo' is not of type 'array'; it is a list of files of config/run/",
     (r"^(  stdlib-long: .*), shards: \d+", r"\1"): "data.stdlib-long: 'shards' is a required property",
