@@ -19,13 +19,15 @@ rule extract:
         " --recipe {input.recipe} --target {input.target} --out {params.out} > {log} 2>&1"
 
 
-# One thread each, so that several run side by side on a small machine.
+# One thread each, so that several run side by side on a small machine. What a killed job has measured stays beside its
+# output, undeclared, and the next one goes on from there.
 rule evaluate:
     input:
         target=target_of,
         recipe=drafter_recipe,
         draft=drafter_weights,
         raw=collect(RAW, dataset=EVALUATION_DATA),
+        prompts=task_files,
     output:
         EVALUATED,
     log:

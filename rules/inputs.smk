@@ -234,6 +234,17 @@ def target_folder(wildcards, input):
     return Path(input.target).parent
 
 
+def task_files(wildcards):
+    """The files of all tasks whose prompts are not held-out records."""
+    found = [
+        path
+        for name, task in TASKS.items()
+        if isinstance(task, tasks.Benchmark)
+        for path in prompt_files(name, task)
+    ]
+    return sorted(set(found))
+
+
 def evaluations(wildcards):
     """The measurements a report compares: the baselines and every stage, for every variant."""
     return [
