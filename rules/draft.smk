@@ -99,9 +99,27 @@ rule report:
     localrule: True
     params:
         settings=EVALUATION,
+        gates=GATES,
         model=target_folder,
         variants=report_variants,
     shell:
         "python -m longspec.report --run {wildcards.run} {params.variants}"
-        " --settings {params.settings:q} --model-dir {params.model} --raw {input.raw}"
+        " --settings {params.settings:q} --gates {params.gates:q}"
+        " --model-dir {params.model} --raw {input.raw}"
         " --packed {input.packed} --out {output.page} > {log} 2>&1"
+
+
+# After the report, so that a page shows why when it fails.
+rule check_gates:
+    input:
+        page="results/{run}/report.html",
+        numbers="results/{run}/report.json",
+    output:
+        "results/{run}/gates.json",
+    log:
+        "logs/check_gates/{run}.log",
+    benchmark:
+        "timings/check_gates/{run}.tsv"
+    localrule: True
+    shell:
+        "python -m longspec.gates --report {input.numbers} --out {output} > {log} 2>&1"

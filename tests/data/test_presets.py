@@ -73,7 +73,7 @@ def encoded(path: str, records: list[dict[str, Any]], folder: Path) -> bytes:
 
 
 def test_every_published_set_has_a_preset() -> None:
-    assert {path.stem for path in presets.FOLDER.glob("*.yaml")} == PUBLISHED.keys()
+    assert {path.stem for path in presets.DATA.folder.glob("*.yaml")} == PUBLISHED.keys()
 
 
 @pytest.mark.parametrize("preset", PUBLISHED)
