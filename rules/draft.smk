@@ -40,7 +40,7 @@ rule evaluate:
         mem_mb=8000,
         runtime="4h",
     params:
-        settings=EVALUATION,
+        settings=evaluation_settings,
         raw=[f"{name}={RAW.format(dataset=name)}" for name in EVALUATION_DATA],
         drafter=drafter_options,
     shell:
@@ -98,7 +98,7 @@ rule report:
         "timings/report/{run}.tsv"
     localrule: True
     params:
-        settings=EVALUATION,
+        settings=evaluation_settings,
         gates=GATES,
         model=target_folder,
         variants=report_variants,

@@ -234,6 +234,11 @@ def target_folder(wildcards, input):
     return Path(input.target).parent
 
 
+def evaluation_settings(wildcards):
+    """What is measured, as canonical JSON. Not a string: Snakemake would take a template's fields for wildcards."""
+    return EVALUATION
+
+
 def task_files(wildcards):
     """The files of all tasks whose prompts are not held-out records."""
     found = [

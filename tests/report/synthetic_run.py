@@ -38,7 +38,9 @@ MODEL = {"model_type": "qwen2", "num_hidden_layers": 3, "hidden_size": 128, "int
 
 def positions(accepted: list[int], depth: int) -> list[list[int]]:
     """How often each drafted token was kept, and how often it could have been."""
-    return [[sum(kept >= place for kept in accepted), sum(kept >= place - 1 for kept in accepted)] for place in range(1, depth + 1)]
+    return [
+        [sum(kept >= place for kept in accepted), sum(kept >= place - 1 for kept in accepted)] for place in range(1, depth + 1)
+    ]
 
 
 def evaluation_rows(drafter: str, settings: dict[str, Any], seed: int, shift: float = 0.0) -> list[dict[str, Any]]:
@@ -145,6 +147,15 @@ def write_run(folder: Path, variants: dict[str, float], settings: dict[str, Any]
         known = name if name in ("base", "sinkpi-slicing") else "base"
         write_variant(folder / "results" / name, known, settings, shift)
         options += ["--variant", f"{name}={folder / 'results' / name}"]
-    options += ["--run", "demo", "--settings", json.dumps(settings), "--gates", json.dumps(GATES), "--model-dir", str(folder / "models" / model)]
+    options += [
+        "--run",
+        "demo",
+        "--settings",
+        json.dumps(settings),
+        "--gates",
+        json.dumps(GATES),
+        "--model-dir",
+        str(folder / "models" / model),
+    ]
     options += ["--raw", *map(str, raw), "--packed", *map(str, packed)]
     return [*options, "--out", str(folder / "report.html")]

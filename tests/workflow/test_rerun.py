@@ -141,10 +141,18 @@ def test_the_evaluation_settings_measure_again_and_train_nothing(built: Workflow
     assert {job["rule"] for job in built.plan().values()} == {"evaluate", "report", "check_gates"}
 
 
+def test_a_gate_measures_nothing_again(built: Workflow) -> None:
+    built.edit("config/workflow.yaml", r"\bforgetting: \S+", "forgetting: null")
+    assert {job["rule"] for job in built.plan().values()} == {"report", "check_gates"}
+
+
 def test_a_second_variant_shares_data_and_target(built: Workflow) -> None:
     built.edit("config/workflow.yaml", r"^variants: \[.*?\]", "variants: [sinkpi-slicing, base]")
     plan = built.plan()
-    assert {path for path in plan if not path.startswith("results/demo/base/")} == {"results/demo/report.html"}
+    assert {path for path in plan if not path.startswith("results/demo/base/")} == {
+        "results/demo/report.html",
+        "results/demo/gates.json",
+    }
     assert [job["rule"] for job in plan.values()].count("train") == 3
 
 

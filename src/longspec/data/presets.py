@@ -12,6 +12,7 @@ import yaml
 
 from longspec.config import CONFIG_DIR
 
+
 @dataclass(frozen=True)
 class Kind:
     """One kind of preset: the section of workflow.yaml it is for, its folder, and the key that each must have."""

@@ -31,9 +31,9 @@ UNTRAINED, LOOKUP = "untrained", "lookup"
 def read_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m longspec.evaluate", description=__doc__)
-    parser.add_argument("--settings", type=json.loads, required=True, help="JSON of workflow.yaml: evaluation, presets laid out")
+    parser.add_argument("--settings", type=json.loads, required=True, help="JSON of workflow.yaml: evaluation")
     parser.add_argument("--target", type=Path, required=True, help="target_manifest.json")
-    parser.add_argument("--raw", nargs="*", default=[], metavar="NAME=MANIFEST", help="raw manifests of tasks of held-out records")
+    parser.add_argument("--raw", nargs="*", default=[], metavar="NAME=MANIFEST", help="raw manifests of the tasks' data")
     parser.add_argument("--drafter", required=True, help=f"{UNTRAINED} | {LOOKUP} | a stage's name")
     parser.add_argument("--draft", type=Path, help="the stage's draft folder")
     parser.add_argument("--recipe", type=Path, required=True, help="the stage's recipe.yaml (its draft settings and seed)")

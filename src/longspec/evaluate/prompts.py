@@ -2,8 +2,6 @@
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from longspec.artefact import sha256_text
 

@@ -41,11 +41,12 @@ def _ratio(over: float, under: float) -> float | None:
 def _row(bucket: int, lines: list[Line]) -> Row:
     """The figures of some lines of one task and setting. A figure that nothing was measured for is None.
 
-    position_acceptance: of the rounds in which all drafted tokens before it were kept, the share in which the first, second, ...
-    was kept too; tokens a second are those after the prompt.
+    position_acceptance: of the rounds in which all drafted tokens before it were kept, the share in which the first,
+    second, ... was kept too; tokens a second are those after the prompt.
     """
     sums = {name: sum(line[name] for line in lines) for name in (*SUMS, *SECONDS)}
-    positions = [[sum(pair) for pair in zip(*place, strict=True)] for place in zip(*(line["positions"] for line in lines), strict=True)]
+    by_place = zip(*(line["positions"] for line in lines), strict=True)
+    positions = [[sum(counts) for counts in zip(*pairs, strict=True)] for pairs in by_place]
     return {
         **{name: lines[0][name] for name in ("task", "temperature", "shape")},
         "context": bucket_name(bucket),
@@ -62,7 +63,19 @@ def _row(bucket: int, lines: list[Line]) -> Row:
 
 def describe(rows: list[Row]) -> str:
     """The rows as a table of text."""
-    head = ["task", "temperature", "shape", "context", "prompts", "accepted", "by position", "tokens/s", "plain", "speed-up", "draft"]
+    head = [
+        "task",
+        "temperature",
+        "shape",
+        "context",
+        "prompts",
+        "accepted",
+        "by position",
+        "tokens/s",
+        "plain",
+        "speed-up",
+        "draft",
+    ]
     cells = [head, *(_cells(row) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells)
