@@ -26,6 +26,7 @@ from longspec.train.models.target_states import TargetStates
 from longspec.train.models.weights import load_draft_weights
 
 UNTRAINED, LOOKUP = "untrained", "lookup"
+KEY = ("task", "prompt", "temperature", "shape", "prompt_hash")  # what key_of gives, in its order
 
 
 def read_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -105,9 +106,6 @@ def measure_all(journal: Journal, measurer: Measurer, work: list[tuple[Prompt, t
             done[key] = measurer.line(*item)
             journal.append(done[key])
     return [done[key] for key in keys]
-
-
-KEY = ("task", "prompt", "temperature", "shape", "prompt_hash")
 
 
 def evaluate(options: argparse.Namespace) -> None:

@@ -242,9 +242,8 @@ class Glide(nn.Module):
         """Teacher-forced loss of the draft.
 
         input_ids, labels int64 [B, S], -100 = not trained; position_ids [B, S], None = plain; lag: the newest target
-        keys a query does not see: None = 1, an int, int64 [B], or "blocks", a tuple of ints: the draft once with each on one
-        forward of the target; document_ids [B, S] for packed rows, of which
-        the last token of each document is not trained;
+        keys a query does not see: None = 1, an int, int64 [B], "blocks", or a tuple of ints: the draft runs once with each,
+        the target once for all; document_ids [B, S] for packed rows, of which the last token of each document is not trained;
         num_labels: the loss is divided by it, None = this call's own number of labels; with_llm_loss: measure the target
         too. Hard labels without it end the target's forward after its last layer's keys and values. Raises ValueError
         that names what is out of range.
