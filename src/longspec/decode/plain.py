@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longspec.decode.cache import growing
 from longspec.decode.prefill import Prefilled
 from longspec.decode.sampling import Sampler
 from longspec.decode.stops import Stops
@@ -39,8 +40,11 @@ def near_tie_margin(logits_V: Tensor) -> float:
 def decode_plain(
     target: Any, start: Prefilled, max_new_tokens: int, eos: int | Collection[int] | None, sampler: Sampler | None = None
 ) -> Plain:
-    """One sequence, until eos or `max_new_tokens`; greedy without a sampler."""
-    cache, logits_V = start.working_cache(), start.logits_BV[0]
+    """One sequence, until eos or `max_new_tokens`; greedy without a sampler.
+
+    On the cache that decoding with a draft has: one that is copied for each token would make any draft look good.
+    """
+    cache, logits_V = growing(start.cache), start.logits_BV[0]
     sampler, stops = sampler or Sampler(), Stops(eos)
     decoded, began = Plain(), time.perf_counter()
     while True:
