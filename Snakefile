@@ -14,6 +14,7 @@ Where everything lies (P = results/{run}/{variant}, R = P/{stage}; rules/common.
     P/evaluation/{drafter}.jsonl              acceptance and speed
     P/final_draft/                            what is published
     results/{run}/report.html                 the page a person reads
+    results/{run}/gates.json                  that the draft is good enough
     logs/, timings/                           one file a job
 """
 
@@ -66,6 +67,7 @@ rule final_draft:
     default_target: True
     input:
         reports=collect("results/{run}/report.html", run=RUNS),
+        gates=collect("results/{run}/gates.json", run=RUNS),
         drafts=collect(
             f"{FINAL_DRAFT}/provenance.json", run=RUNS, variant=config["variants"]
         ),

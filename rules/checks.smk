@@ -13,6 +13,7 @@ from snakemake.exceptions import WorkflowError
 from longspec.config import CONFIG_DIR, compose
 from longspec.data import hub_names, presets, sources
 from longspec.data.raw import complete, is_hub
+from longspec.evaluate import tasks
 
 HEADER = "# @package _global_"
 GENERATED = ("stdlib", "puzzles")  # sources made on this machine
@@ -46,14 +47,16 @@ def missing_last(error):
     return error.validator == "required", list(map(str, error.absolute_path))
 
 
-def with_presets(data):
-    """The entries of `data` with their presets laid out; what is no mapping is left to the schema."""
-    if not isinstance(data, dict):
-        return data
+def with_presets(entries, kind):
+    """Entries with their presets laid out; what is no mapping is left to the schema."""
+    if not isinstance(entries, dict):
+        return entries
     try:
         return {
-            name: presets.expand(name, entry) if isinstance(entry, dict) else entry
-            for name, entry in data.items()
+            name: (
+                presets.expand(name, entry, kind) if isinstance(entry, dict) else entry
+            )
+            for name, entry in entries.items()
         }
     except ValueError as error:
         raise WorkflowError(f"config/workflow.yaml: {error}") from None
@@ -185,15 +188,26 @@ def check_held_out(names, data):
                 )
 
 
-def check_contexts(tasks):
-    """Each evaluation task's shortest prompt is no longer than its longest."""
-    for task, settings in tasks.items():
-        shortest, longest = settings["context"]
-        if shortest > longest:
-            raise WorkflowError(
-                f"config/workflow.yaml: evaluation.tasks.{task}.context: [{shortest}, {longest}] is reversed;"
-                f" give the shortest prompt first"
-            )
+def check_evaluation(section):
+    """The parsed evaluation section, of which every file of prompts is there."""
+    try:
+        parsed = tasks.parse(section)
+        for name, task in parsed.tasks.items():
+            if isinstance(task, tasks.Benchmark):
+                prompt_files(name, task)
+    except ValueError as error:
+        raise WorkflowError(f"config/workflow.yaml: {error}") from None
+    return parsed
+
+
+def prompt_files(name, task):
+    """The files of a task's prompts. Raises ValueError when one is not there."""
+    try:
+        return sources.files_of(task.source)
+    except ValueError as error:
+        raise ValueError(
+            f"evaluation.tasks.{name}.source: {error} (seen from {Path.cwd()})"
+        ) from None
 
 
 def check_data(datasets, data):

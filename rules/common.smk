@@ -20,7 +20,11 @@ os.environ.setdefault("FETCH_OFFLINE", user["HF_HUB_OFFLINE"])
 os.environ.update(HF_HUB_OFFLINE="1")
 
 if "data" in config:
-    config["data"] = with_presets(config["data"])
+    config["data"] = with_presets(config["data"], presets.DATA)
+if isinstance(config.get("evaluation"), dict) and "tasks" in config["evaluation"]:
+    config["evaluation"]["tasks"] = with_presets(
+        config["evaluation"]["tasks"], presets.TASK
+    )
 check_schema(config)
 for name in config["variants"]:
     check_choice("variants", name, "variant")
@@ -40,9 +44,11 @@ check_models(CONFIGS)
 MODELS = {cfg.recipe.model.name: cfg for cfg in CONFIGS.values()}
 BUILT = [name for name, cfg in MODELS.items() if cfg.recipe.model.source == "build"]
 EVALUATION = json.dumps(config["evaluation"], sort_keys=True)
+TASKS = check_evaluation(config["evaluation"]).tasks
 EVALUATION_DATA = sorted(
-    {task["data"] for task in config["evaluation"]["tasks"].values()}
+    {task.data for task in TASKS.values() if isinstance(task, tasks.HeldOut)}
 )
+GATES = json.dumps(config["gates"], sort_keys=True)
 
 HUB = "data/hub/{dataset}/manifest.json"
 RAW = "data/raw/{dataset}/manifest.json"
@@ -115,10 +121,10 @@ def datasets_in_use():
             names[phase["dataset"]] = (
                 f"config/model/{model}.yaml: build.mixture: dataset"
             )
-    for task, settings in config["evaluation"]["tasks"].items():
-        names[settings["data"]] = f"config/workflow.yaml: evaluation.tasks.{task}.data"
+    for name, task in TASKS.items():
+        if isinstance(task, tasks.HeldOut):
+            names[task.data] = f"config/workflow.yaml: evaluation.tasks.{name}.data"
     return names
 
 
-check_contexts(config["evaluation"]["tasks"])
 check_data(datasets_in_use(), config["data"])

@@ -19,13 +19,15 @@ rule extract:
         " --recipe {input.recipe} --target {input.target} --out {params.out} > {log} 2>&1"
 
 
-# One thread each, so that several run side by side on a small machine.
+# One thread each, so that several run side by side on a small machine. What a killed job has measured stays beside its
+# output, undeclared, and the next one goes on from there.
 rule evaluate:
     input:
         target=target_of,
         recipe=drafter_recipe,
         draft=drafter_weights,
         raw=collect(RAW, dataset=EVALUATION_DATA),
+        prompts=task_files,
     output:
         EVALUATED,
     log:
@@ -40,7 +42,7 @@ rule evaluate:
         mem_mb=8000,
         runtime="4h",
     params:
-        settings=EVALUATION,
+        settings=evaluation_settings,
         raw=[f"{name}={RAW.format(dataset=name)}" for name in EVALUATION_DATA],
         drafter=drafter_options,
     shell:
@@ -97,10 +99,28 @@ rule report:
         "timings/report/{run}.tsv"
     localrule: True
     params:
-        settings=EVALUATION,
+        settings=evaluation_settings,
+        gates=GATES,
         model=target_folder,
         variants=report_variants,
     shell:
         "python -m longspec.report --run {wildcards.run} {params.variants}"
-        " --settings {params.settings:q} --model-dir {params.model} --raw {input.raw}"
+        " --settings {params.settings:q} --gates {params.gates:q}"
+        " --model-dir {params.model} --raw {input.raw}"
         " --packed {input.packed} --out {output.page} > {log} 2>&1"
+
+
+# After the report, so that a page shows why when it fails.
+rule check_gates:
+    input:
+        page="results/{run}/report.html",
+        numbers="results/{run}/report.json",
+    output:
+        "results/{run}/gates.json",
+    log:
+        "logs/check_gates/{run}.log",
+    benchmark:
+        "timings/check_gates/{run}.tsv"
+    localrule: True
+    shell:
+        "python -m longspec.gates --report {input.numbers} --out {output} > {log} 2>&1"

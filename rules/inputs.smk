@@ -241,6 +241,22 @@ def target_folder(wildcards, input):
     return Path(input.target).parent
 
 
+def evaluation_settings(wildcards):
+    """What is measured, as canonical JSON. Not a string: Snakemake would take a template's fields for wildcards."""
+    return EVALUATION
+
+
+def task_files(wildcards):
+    """The files of all tasks whose prompts are not held-out records."""
+    found = [
+        path
+        for name, task in TASKS.items()
+        if isinstance(task, tasks.Benchmark)
+        for path in prompt_files(name, task)
+    ]
+    return sorted(set(found))
+
+
 def evaluations(wildcards):
     """The measurements a report compares: the baselines and every stage, for every variant."""
     return [

@@ -135,6 +135,7 @@ def test_a_frozen_recipe_of_another_version_is_refused_by_name(tmp_path: Path) -
         ("recipe.optimizer.warmup_ratio=2", r"recipe\.optimizer\.warmup_ratio: must lie in 0\.\.1"),
         ("runtime.deepspeed.zero_stage=4", r"runtime\.deepspeed\.zero_stage: must be 0, 1, 2 or 3, is 4"),
         ("runtime.save_every=0", r"runtime\.save_every: must be above 0"),
+        ("runtime.held_out_every=-1", r"runtime\.held_out_every: must be above 0, or 0 for none, is -1"),
     ],
 )
 def test_impossible_values_are_refused_with_the_fix(override: str, message: str) -> None:

@@ -105,6 +105,8 @@ class Runtime:
     log_every: int = 1
     target: str = "replicated"  # replicated: whole on every GPU | partitioned: over them all by ZeRO-3, gathered layer by layer
     target_chunk: int | None = None  # tokens in one forward of the target; null: whole rows
+    held_out_every: int = 0  # optimizer steps between estimates of acceptance on held-out text; 0: none
+    held_out_rows: int = 1  # rows of it
     log_target_loss: bool = True  # false: hard labels need no more of the target than its last layer's keys and values
     timeout_minutes: int = 30  # of a collective operation
     watchdog_seconds: int = 600  # a rank without progress for so long ends the job by its name
@@ -185,6 +187,15 @@ POSITIVE = (
     "global_batch",
     "epochs",
 )
+POSITIVE_RUNTIME = (
+    "micro_batch",
+    "save_every",
+    "log_every",
+    "held_out_rows",
+    "timeout_minutes",
+    "watchdog_seconds",
+    "max_skipped_in_a_row",
+)
 
 
 def check_recipe(recipe: DictConfig) -> None:
@@ -222,7 +233,9 @@ def check_deepspeed(deepspeed: DictConfig) -> None:
 def check_runtime(runtime: DictConfig) -> None:
     """The same for the runtime section."""
     check_deepspeed(runtime.deepspeed)
-    for name in ("micro_batch", "save_every", "log_every", "timeout_minutes", "watchdog_seconds", "max_skipped_in_a_row"):
+    if runtime.held_out_every < 0:
+        raise ValueError(f"runtime.held_out_every: must be above 0, or 0 for none, is {runtime.held_out_every}")
+    for name in POSITIVE_RUNTIME:
         if runtime[name] <= 0:
             raise ValueError(f"runtime.{name}: must be above 0, is {runtime[name]}")
     if runtime.target not in TARGETS:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def encoded(path: str, records: list[dict[str, Any]], folder: Path) -> bytes:
 
 
 def test_every_published_set_has_a_preset() -> None:
-    assert {path.stem for path in presets.FOLDER.glob("*.yaml")} == PUBLISHED.keys()
+    assert {path.stem for path in presets.DATA.folder.glob("*.yaml")} == PUBLISHED.keys()
 
 
 @pytest.mark.parametrize("preset", PUBLISHED)
@@ -107,7 +108,7 @@ def test_a_preset_that_is_not_there(tmp_path: Path) -> None:
         presets.expand("d", {"preset": "ultrachats"})
     (tmp_path / "bad.yaml").write_text("- source")
     with pytest.raises(ValueError, match=r"bad\.yaml: must be a mapping with the key source"):
-        presets.expand("d", {"preset": "bad"}, tmp_path)
+        presets.expand("d", {"preset": "bad"}, replace(presets.DATA, folder=tmp_path))
 
 
 @pytest.mark.parametrize("key", ["token", "hf_token", "HF_TOKEN", "auth-token", "api_key", "huggingface_token", "password"])
@@ -118,5 +119,5 @@ def test_a_token_in_the_configuration_is_refused_by_its_name_and_not_shown(tmp_p
     assert "secretOfNobody" not in str(error.value)
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"source": "hf:o/n", key: "hf_secretOfNobody"}))
     with pytest.raises(ValueError, match=r"mine\.yaml: .*set HF_TOKEN in the environment"):
-        presets.expand("d", {"preset": "mine"}, tmp_path)
+        presets.expand("d", {"preset": "mine"}, replace(presets.DATA, folder=tmp_path))
     presets.refuse_secrets({"new_tokens": 1, "draft_tokens": 2, "shards": 3})

@@ -14,7 +14,9 @@ STAGES = ("base", "long", "longcot")
 SETTINGS: dict[str, Any] = {
     "prompts": 48,
     "new_tokens": 64,
-    "draft_tokens": 4,
+    "temperatures": [0],
+    "shapes": [4],
+    "repeats": 1,
     "seed": 0,
     "tasks": {
         "short": {"data": "stdlib", "context": [64, 448]},
@@ -30,7 +32,15 @@ SKILL = {
     "long": {"short": 0.41, "long": 0.43, "cot": 0.4},
     "longcot": {"short": 0.405, "long": 0.43, "cot": 0.5},
 }
+GATES = {"forgetting": 0.3, "context": 0.3}
 MODEL = {"model_type": "qwen2", "num_hidden_layers": 3, "hidden_size": 128, "intermediate_size": 384, "vocab_size": 1024}
+
+
+def positions(accepted: list[int], depth: int) -> list[list[int]]:
+    """How often each drafted token was kept, and how often it could have been."""
+    return [
+        [sum(kept >= place for kept in accepted), sum(kept >= place - 1 for kept in accepted)] for place in range(1, depth + 1)
+    ]
 
 
 def evaluation_rows(drafter: str, settings: dict[str, Any], seed: int, shift: float = 0.0) -> list[dict[str, Any]]:
@@ -44,12 +54,13 @@ def evaluation_rows(drafter: str, settings: dict[str, Any], seed: int, shift: fl
             chance = float(np.clip(SKILL[drafter][task] + shift * (drafter in STAGES) + hard, 0.01, 0.95))
             accepted: list[int] = []
             while sum(accepted) + len(accepted) < settings["new_tokens"]:
-                accepted.append(min(int(rng.geometric(1 - chance)) - 1, settings["draft_tokens"]))
+                accepted.append(min(int(rng.geometric(1 - chance)) - 1, settings["shapes"][0]))
             new, rounds = sum(accepted) + len(accepted), len(accepted)
             target, draft = 0.0021 * rounds, (0.00002 if drafter == "lookup" else 0.0033) * rounds
             rows.append(
                 {"task": task, "drafter": drafter, "prompt": prompt, "record": prompt // 2, "context_tokens": context}
                 | {"new_tokens": new, "rounds": rounds, "accepted": accepted, "acceptance_length": new / rounds}
+                | {"temperature": 0.0, "shape": settings["shapes"][0], "positions": positions(accepted, settings["shapes"][0])}
                 | {"tokens_compared": new, "mismatches": 0, "near_ties": 0, "seconds_draft": draft}
                 | {"seconds_plain": 0.0019 * new * rng.normal(1, 0.05), "seconds_target": target}
                 | {"seconds_speculative": (target + draft) * 1.12}
@@ -136,6 +147,15 @@ def write_run(folder: Path, variants: dict[str, float], settings: dict[str, Any]
         known = name if name in ("base", "sinkpi-slicing") else "base"
         write_variant(folder / "results" / name, known, settings, shift)
         options += ["--variant", f"{name}={folder / 'results' / name}"]
-    options += ["--run", "demo", "--settings", json.dumps(settings), "--model-dir", str(folder / "models" / model)]
+    options += [
+        "--run",
+        "demo",
+        "--settings",
+        json.dumps(settings),
+        "--gates",
+        json.dumps(GATES),
+        "--model-dir",
+        str(folder / "models" / model),
+    ]
     options += ["--raw", *map(str, raw), "--packed", *map(str, packed)]
     return [*options, "--out", str(folder / "report.html")]

@@ -12,9 +12,9 @@ from longspec.report.__main__ import make_report, parse_arguments
 from longspec.report.inputs import parse_settings, read_variant
 from longspec.report.numbers import against_baselines, by_context, by_task, improvements, overall, speed
 from longspec.report.tables import flatten
-from tests.report.synthetic_run import SETTINGS, STAGES, write_run
+from tests.report.synthetic_run import SETTINGS, STAGES, positions, write_run
 
-TINY = SETTINGS | {"prompts": 5, "draft_tokens": 2, "tasks": {"short": {"data": "stdlib", "context": [1, 9]}}}
+TINY = SETTINGS | {"prompts": 5, "shapes": [2], "tasks": {"short": {"data": "stdlib", "context": [1, 9]}}}
 # Accepted drafted tokens per round, prompt by prompt; a round yields one more token than it accepts.
 ACCEPTED = {
     "untrained": [[0, 0], [0], [0], [0], [0, 0, 0]],
@@ -36,6 +36,7 @@ def write_tiny(folder: Path, **changes: Any) -> list[str]:
             row = {"task": "short", "drafter": drafter, "prompt": prompt, "record": prompt, "accepted": accepted}
             row |= {"context_tokens": CONTEXT[prompt], "new_tokens": new, "rounds": len(accepted)}
             row |= {"acceptance_length": new / len(accepted), "tokens_compared": 10, "mismatches": 1, "near_ties": 1}
+            row |= {"temperature": 0, "shape": 2, "positions": positions(accepted, 2)}
             row |= {"seconds_plain": 3.0, "seconds_speculative": 2.0, "seconds_draft": 0.5, "seconds_target": 1.0}
             rows.append(row | changes)
         jsonl.write(folder / "results" / "base" / "evaluation" / f"{drafter}.jsonl", reversed(rows))
@@ -153,6 +154,9 @@ def test_the_same_files_give_the_same_bytes(tmp_path: Path) -> None:
         ({"task": "other"}, r"untrained\.jsonl: line 1: task: 'other' is none of short"),
         ({"drafter": "lookup"}, r"untrained\.jsonl: line 1: drafter"),
         ({"near_ties": 2}, r"untrained\.jsonl: line 1: near_ties: 2 of 1"),
+        ({"temperature": 0.5}, r"untrained\.jsonl: line 1: temperature, shape: \(0\.5, 2\) is none of the settings"),
+        ({"shape": [2]}, r"untrained\.jsonl: line 1: temperature, shape: \(0, \(2,\)\) is none of the settings"),
+        ({"positions": [[1, 2]]}, r"untrained\.jsonl: line 1: positions: must list 2 pairs"),
         ({"seconds_plain": None}, r"untrained\.jsonl: line 1: seconds_plain"),
         ({"prompt": 3}, r"untrained\.jsonl: prompt: a prompt stands twice"),
     ],

@@ -27,6 +27,7 @@ RECIPE = [
     "recipe.optimizer.lr=1e-2",
     "runtime.micro_batch=1",
     "runtime.save_every=8",
+    "runtime.held_out_every=0",
 ]
 PLAIN = [sys.executable]
 

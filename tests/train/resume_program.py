@@ -33,6 +33,7 @@ from longspec.train import checkpoint, fragments
 from longspec.train import engine as engines
 from longspec.train.batches import StepBatches
 from longspec.train.engine import boot, build_engine
+from longspec.train.held_out import HeldOut
 from longspec.train.models.precision import resolve_dtype
 from longspec.train.sharing import share_global_batch
 from tests.train.chaos import fill
@@ -61,7 +62,7 @@ def kept_whole(engine: Any) -> dict[str, bool]:
     return {name: parameter.numel() > 0 for name, parameter in fragments.trained(engine).items()}
 
 
-def build(case: dict[str, Any], plan: dict[str, Any], ranks: Ranks) -> tuple[Any, StepBatches]:
+def build(case: dict[str, Any], plan: dict[str, Any], ranks: Ranks) -> tuple[Any, StepBatches, HeldOut]:
     config = compose("train", [*RECIPE, *case["overrides"]])
     recipe, runtime = config.recipe, config.runtime
     dtype = resolve_dtype(recipe.precision)
@@ -70,7 +71,9 @@ def build(case: dict[str, Any], plan: dict[str, Any], ranks: Ranks) -> tuple[Any
     glide = instantiate(recipe.model, target_model_path=plan["target"], dtype=dtype, draft=draft)
     share = share_global_batch(recipe.global_batch, runtime.micro_batch, ranks.world_size)
     engine = build_engine(glide, recipe, runtime, share, TOTAL, dtype)
-    return engine, StepBatches(PackedRows(Path(plan["data"])), recipe, share[0], ranks, 400)
+    rows = PackedRows(Path(plan["data"]))
+    held_out = HeldOut(rows, runtime, recipe.draft.lag, ranks, case["steps"])
+    return engine, StepBatches(rows, recipe, share[0], ranks, 400), held_out
 
 
 def train_step(engine: Any, batches: StepBatches, step: int, ranks: Ranks, *, poison: bool) -> float:
@@ -112,7 +115,7 @@ def keep_weights(engine: Any, path: Path) -> None:
 
 
 def run(case: dict[str, Any], plan: dict[str, Any], ranks: Ranks) -> None:
-    engine, batches = build(case, plan, ranks)
+    engine, batches, held_out = build(case, plan, ranks)
     folder = Path(plan["folder"])
     own = folder / case["name"] / "checkpoints"
     result: dict[str, Any] = {"losses": {}, "drawn": None, "told": None, "left": None, "whole": []}
@@ -131,6 +134,9 @@ def run(case: dict[str, Any], plan: dict[str, Any], ranks: Ranks) -> None:
     while step < case["steps"]:
         result["losses"][step] = train_step(engine, batches, step, ranks, poison=step == case.get("poison"))
         step += 1
+        estimated = held_out.estimate(engine, step, lambda _: None)
+        if estimated is not None:
+            result.setdefault("held_out", {})[step] = estimated
         result["whole"].append(kept_whole(engine))
         state = {"step": step, "steps": TOTAL, "identity": IDENTITY, "trackers": {"wandb": "abc"}}
         if step == case.get("save_at"):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from longspec.train import phases
-from longspec.train.phases import DATA, DRAFT, OPTIMIZER, OTHER, PHASES, SAVE, TARGET, Phases
+from longspec.train.phases import DATA, DRAFT, HELD_OUT, OPTIMIZER, OTHER, PHASES, SAVE, TARGET, Phases
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def test_every_second_belongs_to_the_phase_that_was_running(clock: list[float]) 
     for phase, seconds in script:
         timeline.now(phase)
         clock[0] += seconds
-    expected = {DATA: 17.0, TARGET: 2.0, DRAFT: 36.0, OPTIMIZER: 8.0, SAVE: 0.0, OTHER: 64.5}
+    expected = {DATA: 17.0, TARGET: 2.0, DRAFT: 36.0, OPTIMIZER: 8.0, SAVE: 0.0, HELD_OUT: 0.0, OTHER: 64.5}
     assert timeline.take() == expected
     assert list(expected) == list(PHASES)
 
@@ -63,6 +63,12 @@ def test_target_and_draft_are_told_apart_inside_one_forward(clock: list[float]) 
     timeline.now(OTHER)
     taken = timeline.take()
     assert (taken[DATA], taken[TARGET], taken[DRAFT], taken[OTHER]) == (1.0, 5.0, 9.0, 0.0)
+    with timeline.whole(HELD_OUT):
+        glide()
+        clock[0] += 1.0
+    clock[0] += 3.0
+    taken = timeline.take()
+    assert (taken[HELD_OUT], taken[OTHER], sum(taken.values())) == (13.0, 3.0, 16.0)
 
 
 @pytest.mark.gpu

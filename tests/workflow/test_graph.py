@@ -20,7 +20,7 @@ def rule_blocks(root: Path) -> dict[str, str]:
 
 def test_every_job_has_a_log_and_a_timing_and_is_one_shell_line(root: Path) -> None:
     blocks = rule_blocks(root)
-    assert len(blocks) == 17
+    assert len(blocks) == 18
     for name, block in blocks.items():
         is_job = name not in ("final_draft", "preflight")
         assert ("shell:" in block) == is_job
@@ -49,6 +49,24 @@ def test_the_demo_evaluates_both_baselines_and_every_stage(workflow: Workflow) -
     assert "--drafter lookup --recipe" in jobs[f"{P}/evaluation/lookup.jsonl"]
     assert f"--drafter long --draft {P}/long/draft --recipe" in jobs[f"{P}/evaluation/long.jsonl"]
     assert "--raw puzzles=data/raw/puzzles/manifest.json stdlib=" in jobs[f"{P}/evaluation/untrained.jsonl"]
+
+
+def test_a_benchmarks_file_is_read_by_the_evaluation_alone(workflow: Workflow) -> None:
+    workflow.edit("config/workflow.yaml", r"\bcot: \{.*\}", "cot: {preset: gsm8k, source: 'in/*.jsonl'}")
+    (workflow.folder / "in").mkdir()
+    (workflow.folder / "in/gsm8k.jsonl").touch()
+    plan = workflow.plan()
+    readers = {job["rule"] for job in plan.values() if "in/gsm8k.jsonl" in job.get("input", "")}
+    assert readers == {"evaluate"}
+    command = plan[f"{P}/evaluation/lookup.jsonl"]["command"]
+    assert "put your final answer within" in command
+    assert "--raw stdlib=data/raw/stdlib/manifest.json stdlib-long=" in command
+    assert "data/raw/puzzles/manifest.json" in plan["results/demo/report.html"]["input"]  # still trained on
+
+
+def test_the_draft_is_done_when_its_gates_hold(workflow: Workflow) -> None:
+    """The check reads the report, so that the page is there when a gate fails."""
+    assert workflow.plan()["results/demo/gates.json"]["input"] == "results/demo/report.html, results/demo/report.json"
 
 
 def test_the_tokenizer_reads_all_data_and_the_target_its_mixture(workflow: Workflow) -> None:

@@ -8,7 +8,7 @@ WORKFLOW = "config/workflow.yaml"
 LONGCOT = "config/run_stage/demo_longcot.yaml"
 
 SCHEMA = {
-    ("^evaluation:", "evalution:"): "evalution: unknown key; did you mean 'evaluation'? Known: data, envmodules, evaluation, runs,",
+    ("^evaluation:", "evalution:"): "evalution: unknown key; did you mean 'evaluation'? Known: data, envmodules, evaluation,",
     (r"\brecords: ", "record: "): "data.puzzles.record: unknown key; did you mean 'records'?",
     (r"^runs: \[.*?\]", "runs: demo"): "runs: 'demo' is not of type 'array'; it is a list of files of config/run/",
     (r"^(  stdlib-long: .*), shards: \d+", r"\1"): "data.stdlib-long: 'shards' is a required property",
@@ -29,7 +29,7 @@ CASES = {
         WORKFLOW,
         r"\bprompts: ",
         "prompt: ",
-        "evaluation.prompt: unknown key; did you mean 'prompts'? Known: draft_tokens, new_tokens, prompts, seed, tasks.",
+        "evaluation.prompt: unknown key; did you mean 'prompts'? Known: new_tokens, prompts, repeats, seed, shapes,",
     ),
     "missing file": (
         WORKFLOW,
@@ -106,6 +106,49 @@ CASES = {
         r"(short: .*context: )\[.*?\]",
         r"\1[448, 64]",
         "evaluation.tasks.short.context: [448, 64] is reversed",
+    ),
+    "a task of two kinds": (
+        WORKFLOW,
+        r"\bcot: \{data: puzzles,",
+        "cot: {data: puzzles, source: a.jsonl,",
+        "evaluation.tasks.cot: give either data and context (held-out records of the run's own data) or source (a file of"
+        " prompts), not both",
+    ),
+    "a key of the other kind of task": (
+        WORKFLOW,
+        r"\bcot: \{.*\}",
+        "cot: {data: puzzles, context: [1, 2], chat: true}",
+        "evaluation.tasks.cot.chat: unknown for a task of held-out records; known: data, context, new_tokens",
+    ),
+    "a benchmark's missing file": (
+        WORKFLOW,
+        r"\bcot: \{.*\}",
+        "cot: {preset: gsm8k, source: inputs/gsm8k.jsonl}",
+        "evaluation.tasks.cot.source: inputs/gsm8k.jsonl: no such file;",
+    ),
+    "an unknown benchmark": (
+        WORKFLOW,
+        r"\bcot: \{.*\}",
+        "cot: {preset: gsm8, source: a.jsonl}",
+        "evaluation.tasks.cot.preset: there is no config/evaluation/gsm8.yaml; did you mean 'gsm8k'? Known: gov-report,",
+    ),
+    "a template without a field": (
+        WORKFLOW,
+        r"\bcot: \{.*\}",
+        "cot: {source: a.jsonl, template: hello}",
+        "evaluation.tasks.cot.template: names no unit;",
+    ),
+    "a shape that stands twice": (
+        WORKFLOW,
+        r"\bshapes: \[4\]",
+        "shapes: [4, [2, 2], 4]",
+        "evaluation.temperatures, evaluation.shapes: temperature 0, chain of 4 stands twice; name each once",
+    ),
+    "a gate that is no share": (
+        WORKFLOW,
+        r"\bforgetting: \S+",
+        "forgetting: 30",
+        "gates.forgetting: 30 is greater than the maximum of 1; it is a share of the acceptance length, or null for no gate",
     ),
     "a run without its header": (
         "config/run/demo.yaml",

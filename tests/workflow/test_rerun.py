@@ -8,7 +8,7 @@ import pytest
 from tests.workflow.planning import Workflow, build_all, copy_to
 
 P = "results/demo/sinkpi-slicing"
-AFTER_ALL_STAGES = {f"{P}/final_draft/model.safetensors", "results/demo/report.html"}
+AFTER_ALL_STAGES = {f"{P}/final_draft/model.safetensors", "results/demo/report.html", "results/demo/gates.json"}
 
 
 def stage_outputs(stage: str) -> set[str]:
@@ -83,6 +83,7 @@ def test_a_changed_tokenizer_does_the_data_again(built: Workflow) -> None:
         "evaluate": 5,
         "assemble_final_draft": 1,
         "report": 1,
+        "check_gates": 1,
     }
 
 
@@ -152,13 +153,21 @@ def test_another_revision_is_fetched(from_files: Workflow) -> None:
 
 def test_the_evaluation_settings_measure_again_and_train_nothing(built: Workflow) -> None:
     built.edit("config/workflow.yaml", r"\bprompts: \d+", "prompts: 77")
-    assert {job["rule"] for job in built.plan().values()} == {"evaluate", "report"}
+    assert {job["rule"] for job in built.plan().values()} == {"evaluate", "report", "check_gates"}
+
+
+def test_a_gate_measures_nothing_again(built: Workflow) -> None:
+    built.edit("config/workflow.yaml", r"\bforgetting: \S+", "forgetting: null")
+    assert {job["rule"] for job in built.plan().values()} == {"report", "check_gates"}
 
 
 def test_a_second_variant_shares_data_and_target(built: Workflow) -> None:
     built.edit("config/workflow.yaml", r"^variants: \[.*?\]", "variants: [sinkpi-slicing, base]")
     plan = built.plan()
-    assert {path for path in plan if not path.startswith("results/demo/base/")} == {"results/demo/report.html"}
+    assert {path for path in plan if not path.startswith("results/demo/base/")} == {
+        "results/demo/report.html",
+        "results/demo/gates.json",
+    }
     assert [job["rule"] for job in plan.values()].count("train") == 3
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from longspec.data import literal
 from longspec.data.chat import ChatTemplate
 from longspec.data.literal import LayoutError
-from longspec.data.plans import Piece, Plan, cut_at_answers, plan
+from longspec.data.plans import Piece, Plan, cut_at_answers, plan, request
 
 EDGE = 16  # tokens at either edge of an answer that are decoded; what lies between them is between them in the text too
 
@@ -170,6 +170,10 @@ class Encoder:
     def encode(self, plans: list[Plan | LayoutError]) -> list[Encoded | LayoutError]:
         """The documents of several plans at once."""
         return self.finish(plans, self.run(plans))
+
+    def prompt(self, text: str, *, chat: bool) -> list[int]:
+        """The token ids of a prompt, laid out by the chat template or as it is. Raises LayoutError."""
+        return _ids(self.run([request(text, self.template if chat else None, self.special)])[0])
 
     def _mask(
         self, places: list[int], plans: list[Plan], encodings: list[list[Any]], results: list[Encoded | LayoutError]

@@ -4,8 +4,11 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+from jinja2 import TemplateError
+
 from longspec.data import literal
 from longspec.data.chat import ChatTemplate
+from longspec.data.literal import LayoutError
 from longspec.data.records import Text, to_messages_or_text
 
 
@@ -50,6 +53,21 @@ def plan(record: dict[str, Any], template: ChatTemplate, special: tuple[str, ...
         cut.append(Piece(piece, is_name, start))
         start += len(piece)
     return Plan(cut, laid_out.answers, laid_out.as_served, laid_out.shortened)
+
+
+def request(text: str, template: ChatTemplate | None, special: tuple[str, ...]) -> Plan:
+    """How a prompt is given to the target: as it is, or as a user's message with the template's request for an answer.
+
+    Raises LayoutError when the template refuses it.
+    """
+    if template is None:
+        return Plan([Piece(text, literal=True, opens=True)], None)
+    messages, names = literal.hide([{"role": "user", "content": text}], special)
+    try:
+        rendered, _ = template.render(messages, ask=True)
+    except TemplateError as error:
+        raise LayoutError(f"the chat template refuses it: {error}") from error
+    return Plan([Piece(piece, is_name) for piece, is_name in literal.pieces(rendered, names)], None)
 
 
 def cut_at_answers(made: Plan) -> Plan:

@@ -1,6 +1,10 @@
-"""Published datasets by name: config/data/<preset>.yaml holds what an entry of `data` in workflow.yaml would."""
+"""Published sets by name: a preset's file holds what an entry of workflow.yaml would.
+
+config/data/<preset>.yaml for entries of `data`, config/evaluation/<preset>.yaml for those of `evaluation.tasks`.
+"""
 
 import difflib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +12,18 @@ import yaml
 
 from longspec.config import CONFIG_DIR
 
-FOLDER = CONFIG_DIR / "data"
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of preset: the section of workflow.yaml it is for, its folder, and the key that each must have."""
+
+    section: str
+    folder: Path
+    needs: str
+
+
+DATA = Kind("data", CONFIG_DIR / "data", "source")
+TASK = Kind("evaluation.tasks", CONFIG_DIR / "evaluation", "template")
 # A secret has no place in a configuration: it would be copied to logs, manifests and reports.
 SECRETS = ("token", "tokens", "hftoken", "authtoken", "useauthtoken", "accesstoken", "apitoken", "apikey", "password", "secret")
 
@@ -20,28 +35,29 @@ def refuse_secrets(settings: dict[str, Any], place: str = "") -> None:
             raise ValueError(f"{place}{key}: a token is never read from a configuration; set HF_TOKEN in the environment")
 
 
-def expand(name: str, settings: dict[str, Any], folder: Path = FOLDER) -> dict[str, Any]:
-    """The settings of dataset `name` with those of its preset beneath them; without a preset they come back as they are.
+def expand(name: str, settings: dict[str, Any], kind: Kind = DATA) -> dict[str, Any]:
+    """The settings of entry `name` with those of its preset beneath them; without a preset they come back as they are.
 
     A preset's `revision` is of its source alone: it goes when the settings name another source, such as a copy on this
     machine. Raises ValueError for an unknown or malformed preset, and for a key that holds a token.
     """
-    refuse_secrets(settings, f"data.{name}.")
+    key = f"{kind.section}.{name}"
+    refuse_secrets(settings, f"{key}.")
     if "preset" not in settings:
         return settings
     own = {key: value for key, value in settings.items() if key != "preset"}
     preset = settings["preset"]
-    known = sorted(path.stem for path in folder.glob("*.yaml"))
+    known = sorted(path.stem for path in kind.folder.glob("*.yaml"))
     if preset not in known:
         close = difflib.get_close_matches(str(preset), known, n=1)
         hint = f"did you mean '{close[0]}'? " if close else ""
         raise ValueError(
-            f"data.{name}.preset: there is no config/data/{preset}.yaml; {hint}Known: {', '.join(known) or 'none'}."
+            f"{key}.preset: there is no config/{kind.folder.name}/{preset}.yaml; {hint}Known: {', '.join(known) or 'none'}."
         )
-    path = folder / f"{preset}.yaml"
+    path = kind.folder / f"{preset}.yaml"
     beneath = yaml.safe_load(path.read_text(encoding="utf-8"))
-    if not isinstance(beneath, dict) or "source" not in beneath or "preset" in beneath:
-        raise ValueError(f"{path}: must be a mapping with the key source, and name no other preset")
+    if not isinstance(beneath, dict) or kind.needs not in beneath or "preset" in beneath:
+        raise ValueError(f"{path}: must be a mapping with the key {kind.needs}, and name no other preset")
     refuse_secrets(beneath, f"{path}: ")
     if "source" in own:
         beneath = {key: value for key, value in beneath.items() if key != "revision"}

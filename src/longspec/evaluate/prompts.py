@@ -1,63 +1,24 @@
-"""Held-out prompts: stretches of held-out records, of a length drawn per prompt."""
+"""What is decoded from: one prompt, and all prompts of a run."""
 
+import json
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from longspec import jsonl
-from longspec.artefact import read_json
-from longspec.data.literal import LayoutError
-from longspec.data.tokenize import encode
-from longspec.distributed import log
-
-# Tokens a record must still hold after a prompt, so that there is something to go on with.
-ROOM_AFTER = 16
+from longspec.artefact import sha256_text
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt: `ids` are `context` tokens of the held-out record at line `record`."""
+    """One prompt of a task: `ids` are of the record `record`, a line's number from 0; at most new_tokens are decoded."""
 
     task: str
     number: int
     record: int
     ids: list[int]
+    new_tokens: int
+    reference: str | None = None
+    cut_tokens: int = 0  # left out of its middle
 
-
-def draw_prompts(
-    task: str, raw_manifest: Path, context: tuple[int, int], count: int, tokenizer: Any, seed: int
-) -> list[Prompt]:
-    """`count` prompts of context[0]..context[1] tokens, a function of (seed, task) alone.
-
-    Of plain text any stretch is taken, of a conversation its beginning, since a chat does not start in its middle. Raises
-    ValueError when no held-out record is long enough.
-    """
-    path = raw_manifest.parent / "held_out.jsonl"
-    documents, refused = [], 0
-    for line, record in enumerate(jsonl.read(path)):
-        try:
-            ids_S, answer_mask_S = encode(tokenizer, record)
-        except LayoutError:  # the chat template refuses it, as it does in training, where such records are counted too
-            refused += 1
-            continue
-        if len(ids_S) >= context[0] + ROOM_AFTER:
-            documents.append((line, ids_S, bool(answer_mask_S.all())))
-    if refused:
-        log(f"{path}: {refused} held-out records left out: the target's chat template cannot lay them out")
-    if not documents:
-        raise ValueError(
-            f"{path}: no record has {context[0] + ROOM_AFTER} tokens, as evaluation.tasks.{task}.context needs; lower it, "
-            f"or hold out more of {read_json(raw_manifest)['name']}"
-        )
-    generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, *task.encode()])))
-    order = generator.permutation(len(documents))
-    prompts = []
-    for number in range(count):
-        line, ids_S, is_text = documents[order[number % len(documents)]]
-        longest = min(context[1], len(ids_S) - ROOM_AFTER)
-        length = int(generator.integers(context[0], longest + 1))
-        start = int(generator.integers(0, len(ids_S) - ROOM_AFTER - length + 1)) if is_text else 0
-        prompts.append(Prompt(task, number, line, ids_S[start : start + length].tolist()))
-    return prompts
+    @property
+    def hash(self) -> str:
+        """Of what is decoded from and how far."""
+        return sha256_text(json.dumps([self.ids, self.new_tokens]))[:16]

@@ -34,6 +34,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--run", required=True, help="the run's name")
     parser.add_argument("--variant", required=True, action="append", type=variant_option, help="NAME=FOLDER; repeat it")
     parser.add_argument("--settings", required=True, type=settings_option, help="the evaluation section as JSON")
+    parser.add_argument("--gates", required=True, type=settings_option, help="the gates section as JSON")
     parser.add_argument("--model-dir", required=True, type=Path, help="folder of target_manifest.json")
     parser.add_argument("--raw", required=True, nargs="+", type=Path, help="manifests of raw datasets")
     parser.add_argument("--packed", required=True, nargs="+", type=Path, help="manifests of packed rows")
@@ -48,7 +49,7 @@ def make_report(options: argparse.Namespace) -> None:
     variants = [read_variant(name, folder, settings) for name, folder in options.variant]
     raw = [read_manifest(path, "raw") for path in options.raw]
     packed = [read_manifest(path, "pack") for path in options.packed]
-    numbers = report_numbers(options.run, variants, target, settings)
+    numbers = report_numbers(options.run, variants, target, settings, options.gates)
     page = render(variants, numbers, settings, target, raw, packed)
     write_json(options.out.with_suffix(".json"), numbers)
     write_text(options.out, page)

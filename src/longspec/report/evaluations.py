@@ -1,4 +1,4 @@
-"""The evaluation files of a variant, as arrays over prompts.
+"""The evaluation files of a variant: their lines, and those of the main setting as arrays over prompts.
 
 Suffixes: P prompts, sorted by task and prompt, the same for every drafter.
 """
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from longspec import jsonl
+from longspec.evaluate.tasks import Setting
 
 WHOLE = ("prompt", "record", "context_tokens", "new_tokens", "rounds", "tokens_compared", "mismatches", "near_ties")
 SECONDS = ("seconds_plain", "seconds_speculative", "seconds_draft", "seconds_target")
@@ -25,6 +26,7 @@ class Evaluation:
     drafter: str
     columns: dict[str, Array]  # each [P]: task and the names of WHOLE and SECONDS
     accepted: list[list[int]]  # per prompt: the drafted tokens accepted in each round
+    lines: list[dict[str, Any]]  # of every temperature and shape
 
     def __getitem__(self, name: str) -> Array:
         return self.columns[name]
@@ -34,8 +36,8 @@ class Evaluation:
         return np.asarray(self["task"] == task)
 
 
-def _check_row(where: str, row: dict[str, Any], drafter: str, tasks: list[str], gamma: int) -> None:
-    """Hold one line against the format. Raises ValueError with file, line, field and fix."""
+def _check_row(where: str, row: dict[str, Any], drafter: str, tasks: list[str], settings: list[Setting]) -> Setting:
+    """Hold one line against the format; its setting. Raises ValueError with file, line, field and fix."""
     fix = "evaluate this drafter again (rule evaluate)"
     for name, kind in [(name, int) for name in WHOLE] + [(name, (int, float)) for name in SECONDS]:
         if not isinstance(row.get(name), kind) or row[name] < 0:
@@ -44,31 +46,46 @@ def _check_row(where: str, row: dict[str, Any], drafter: str, tasks: list[str], 
         raise ValueError(f"{where}: drafter: {row.get('drafter')!r} in the file of {drafter!r}; {fix}")
     if row.get("task") not in tasks:
         raise ValueError(f"{where}: task: {row.get('task')!r} is none of {', '.join(tasks)}; {fix}")
+    shape = row.get("shape")
+    own = (row.get("temperature"), tuple(shape) if isinstance(shape, list) else shape)
+    setting = next((setting for setting in settings if (setting.temperature, setting.shape) == own), None)
+    if setting is None:
+        raise ValueError(f"{where}: temperature, shape: {own} is none of the settings (evaluation.temperatures, shapes); {fix}")
     if row["near_ties"] > row["mismatches"]:
         raise ValueError(f"{where}: near_ties: {row['near_ties']} of {row['mismatches']} mismatches; {fix}")
-    accepted = row.get("accepted")
+    accepted, positions = row.get("accepted"), row.get("positions")
     if not isinstance(accepted, list) or len(accepted) != row["rounds"]:
         raise ValueError(f"{where}: accepted: must list one count for each of the {row['rounds']} rounds; {fix}")
-    if any(not 0 <= count <= gamma for count in accepted):
-        raise ValueError(f"{where}: accepted: counts must lie in 0..{gamma} (evaluation.draft_tokens); {fix}")
+    if any(not 0 <= count <= setting.depth for count in accepted):
+        raise ValueError(f"{where}: accepted: counts must lie in 0..{setting.depth} (evaluation.shapes); {fix}")
+    if not isinstance(positions, list) or len(positions) != setting.depth:
+        raise ValueError(f"{where}: positions: must list {setting.depth} pairs of counts; {fix}")
+    return setting
 
 
-def read(path: Path, drafter: str, tasks: list[str], gamma: int) -> Evaluation:
-    """Read a drafter's file, checked and sorted. Raises ValueError for a line that does not fit or an empty task."""
-    rows = []
+def read(path: Path, drafter: str, tasks: list[str], settings: list[Setting]) -> Evaluation:
+    """Read a drafter's file, checked and sorted; the first of the settings is the main one.
+
+    Raises ValueError for a line that does not fit or a task without one.
+    """
+    found: dict[Setting, list[dict[str, Any]]] = {setting: [] for setting in settings}
     for number, row in enumerate(jsonl.read(path), 1):
-        _check_row(f"{path}: line {number}", row, drafter, tasks, gamma)
-        rows.append(row)
-    rows.sort(key=lambda row: (tasks.index(row["task"]), row["prompt"]))
-    keys = [(row["task"], row["prompt"]) for row in rows]
-    if len(set(keys)) != len(keys):
-        raise ValueError(f"{path}: prompt: a prompt stands twice; evaluate this drafter again (rule evaluate)")
-    for task in tasks:
-        if not sum(row["rounds"] for row in rows if row["task"] == task):
-            raise ValueError(f"{path}: task: {task!r} has no prompt with a round; evaluate again (rule evaluate)")
+        found[_check_row(f"{path}: line {number}", row, drafter, tasks, settings)].append(row)
+    for setting, rows in found.items():
+        rows.sort(key=lambda row: (tasks.index(row["task"]), row["prompt"]))
+        keys = [(row["task"], row["prompt"]) for row in rows]
+        if len(set(keys)) != len(keys):
+            raise ValueError(f"{path}: prompt: a prompt stands twice; evaluate this drafter again (rule evaluate)")
+        for task in tasks:
+            if not sum(row["rounds"] for row in rows if row["task"] == task):
+                raise ValueError(
+                    f"{path}: task: {task!r} has no prompt with a round at {setting}; evaluate again (rule evaluate)"
+                )
+    rows = found[settings[0]]
     columns = {name: np.array([row[name] for row in rows]) for name in (*WHOLE, *SECONDS)}
     columns["task"] = np.array([row["task"] for row in rows])
-    return Evaluation(path, drafter, columns, [row["accepted"] for row in rows])
+    lines = [row for held in found.values() for row in held]
+    return Evaluation(path, drafter, columns, [row["accepted"] for row in rows], lines)
 
 
 def check_pairs(first: Evaluation, other: Evaluation) -> None:

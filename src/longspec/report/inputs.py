@@ -8,6 +8,7 @@ from typing import Any
 from longspec import jsonl
 from longspec.artefact import read_json, sha256_file
 from longspec.config import Recipe, load
+from longspec.evaluate.tasks import HeldOut, Setting, parse
 from longspec.report import evaluations
 from longspec.report.evaluations import Evaluation
 from longspec.report.order import stage_order
@@ -22,11 +23,16 @@ METRICS = ("step", "loss", "llm_loss", "lr", "tokens", "labels", "seconds", "ski
 class Settings:
     """The `evaluation` section of config/workflow.yaml, as far as the page needs it."""
 
-    draft_tokens: int
+    settings: list[Setting]  # the first is the one that the page shows throughout
     seed: int
     prompts: int
     new_tokens: int
-    tasks: dict[str, str]  # task -> the dataset its prompts come from
+    tasks: dict[str, str]  # task -> the dataset or the file its prompts come from
+
+    @property
+    def draft_tokens(self) -> int:
+        """The drafted tokens of a round, one below the other."""
+        return self.settings[0].depth
 
 
 @dataclass(frozen=True)
@@ -91,13 +97,17 @@ def read_manifest(path: Path, rule: str) -> Manifest:
 def parse_settings(section: Any) -> Settings:
     """The evaluation settings. Raises ValueError with the key that is missing."""
     try:
-        tasks = {name: str(task["data"]) for name, task in section["tasks"].items()}
-        numbers = {key: int(section[key]) for key in ("draft_tokens", "seed", "prompts", "new_tokens")}
+        parsed = parse(section)
     except KeyError as error:
         raise ValueError(f"--settings: {error}: missing; give config/workflow.yaml's evaluation section") from error
-    if not tasks:
+    if not parsed.tasks:
         raise ValueError("--settings: tasks: empty; name at least one task in config/workflow.yaml")
-    return Settings(tasks=tasks, **numbers)
+    tasks = {name: task.data if isinstance(task, HeldOut) else _files(task.source) for name, task in parsed.tasks.items()}
+    return Settings(parsed.settings, parsed.seed, parsed.prompts, int(section["new_tokens"]), tasks)
+
+
+def _files(source: str | list[str]) -> str:
+    return source if isinstance(source, str) else ", ".join(source)
 
 
 def read_stage(folder: Path) -> Stage:
@@ -137,7 +147,7 @@ def read_variant(name: str, folder: Path, settings: Settings) -> Variant:
     drafters = {}
     for drafter in (*BASELINES, *(stage.name for stage in stages)):
         path = require(folder / "evaluation" / f"{drafter}.jsonl", "evaluate")
-        drafters[drafter] = evaluations.read(path, drafter, list(settings.tasks), settings.draft_tokens)
+        drafters[drafter] = evaluations.read(path, drafter, list(settings.tasks), settings.settings)
         evaluations.check_pairs(drafters[BASELINES[0]], drafters[drafter])
     return Variant(name, stages, drafters, provenance.content)
 

@@ -1,37 +1,20 @@
 """The page's numbers: acceptance, improvements, buckets, positions, losslessness, speed.
 
-Acceptance length = sum(new tokens) / sum(rounds) over prompts; intervals are over held-out records. Suffixes: P prompts,
-N records.
+Suffix: P prompts.
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from longspec.evaluate.bootstrap import paired_difference, ratio, sums_by_record
-from longspec.report.evaluations import Array, Evaluation, check_pairs
+from longspec.evaluate.summary import summarize
+from longspec.report.estimates import acceptance, difference, ratio_of
+from longspec.report.evaluations import Evaluation, check_pairs
+from longspec.report.gates import judge
 from longspec.report.inputs import BASELINES, Settings, Target, Variant
 from longspec.report.prediction import predictions
-
-FEWEST = 5  # records for an interval: resampling fewer says little
-
-
-def ratio_of(found: Evaluation, over: str, under: str, chosen_P: Array, seed: int) -> dict[str, Any]:
-    """Ratio of two columns' sums over the chosen prompts, [P] boolean; no interval below FEWEST records."""
-    tasks_N, (over_N, under_N) = sums_by_record(*(found[name][chosen_P] for name in ("task", "record", over, under)))
-    if len(tasks_N) < FEWEST:
-        return {"mean": float(over_N.sum() / under_N.sum()), "low": None, "high": None}
-    return asdict(ratio(over_N, under_N, seed=seed, strata_N=tasks_N))
-
-
-def acceptance(found: Evaluation, chosen_P: Array, seed: int) -> dict[str, Any]:
-    """Acceptance length of the chosen prompts, [P] boolean, with how much it rests on."""
-    tasks_N, (new_N,) = sums_by_record(*(found[name][chosen_P] for name in ("task", "record", "new_tokens")))
-    counts = {"prompts": int(chosen_P.sum()), "tokens": int(new_N.sum()), "documents": len(tasks_N)}
-    return ratio_of(found, "new_tokens", "rounds", chosen_P, seed) | counts
 
 
 def by_task(variant: Variant, settings: Settings) -> dict[str, dict[str, Any]]:
@@ -48,18 +31,6 @@ def overall(variant: Variant, settings: Settings) -> dict[str, Any]:
         drafter: acceptance(found, np.ones(len(found["task"]), bool), settings.seed)
         for drafter, found in variant.evaluations.items()
     }
-
-
-def difference(new: Evaluation, old: Evaluation, chosen_P: Array, seed: int) -> dict[str, Any]:
-    """Paired difference in acceptance length; `improved`: its whole interval lies above 0."""
-    columns = [found[name][chosen_P] for found in (new, old) for name in ("new_tokens", "rounds")]
-    tasks_N, sums = sums_by_record(new["task"][chosen_P], new["record"][chosen_P], *columns)
-    new_N, new_rounds_N, old_N, old_rounds_N = sums
-    if len(tasks_N) < FEWEST:
-        mean = float(new_N.sum() / new_rounds_N.sum() - old_N.sum() / old_rounds_N.sum())
-        return {"difference": mean, "low": None, "high": None, "improved": None}
-    estimate = paired_difference((new_N, new_rounds_N), (old_N, old_rounds_N), seed=seed, strata_N=tasks_N)
-    return {"difference": estimate.mean, "low": estimate.low, "high": estimate.high, "improved": estimate.low > 0}
 
 
 def improvements(variant: Variant, settings: Settings) -> list[dict[str, Any]]:
@@ -139,9 +110,10 @@ def by_position(variant: Variant, settings: Settings) -> dict[str, dict[str, lis
 
 
 def lossless(variant: Variant) -> dict[str, Any]:
-    """Tokens compared with plain greedy decoding over all drafters, mismatches, and those proven near-ties."""
+    """Tokens compared with plain greedy decoding over all drafters and shapes, mismatches, and those proven near-ties."""
     names = ("tokens_compared", "mismatches", "near_ties")
-    sums = {name: int(sum(found[name].sum() for found in variant.evaluations.values())) for name in names}
+    lines = [line for found in variant.evaluations.values() for line in found.lines]
+    sums = {name: sum(line[name] for line in lines) for name in names}
     return sums | {"unexplained": sums["mismatches"] - sums["near_ties"], "drafters": len(variant.evaluations)}
 
 
@@ -181,10 +153,12 @@ def between_variants(variants: list[Variant], settings: Settings) -> list[dict[s
     return rows
 
 
-def report_numbers(run: str, variants: list[Variant], target: Target, settings: Settings) -> dict[str, Any]:
+def report_numbers(
+    run: str, variants: list[Variant], target: Target, settings: Settings, gates: dict[str, float | None]
+) -> dict[str, Any]:
     """Everything the page shows as a number from measurements; the content of report.json."""
     parts: dict[str, Any] = {"variants": {}, "overall": {}, "improvements": {}, "losses": {}, "against_baselines": {}}
-    parts |= {"by_context": {}, "by_position": {}, "lossless": {}, "speed": {}, "predicted": {}}
+    parts |= {"by_context": {}, "by_position": {}, "lossless": {}, "speed": {}, "predicted": {}, "measured": {}, "gates": {}}
     for variant in variants:
         tau = overall(variant, settings)
         values = {
@@ -197,6 +171,8 @@ def report_numbers(run: str, variants: list[Variant], target: Target, settings: 
             "by_position": by_position(variant, settings),
             "lossless": lossless(variant),
             "speed": speed(variant, settings),
+            "measured": {drafter: summarize(found.lines) for drafter, found in variant.evaluations.items()},
+            "gates": judge(variant, settings, gates),
             "predicted": predictions(target.shape, tau[variant.final]["mean"], settings.draft_tokens),
         }
         for key, value in values.items():

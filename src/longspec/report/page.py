@@ -4,6 +4,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from longspec.evaluate.tasks import shape_name
 from longspec.report import loss_plot, plots, tables
 from longspec.report.inputs import Manifest, Settings, Target, Variant
 from longspec.report.prediction import head_parameters, layer_parameters
@@ -34,6 +35,9 @@ def environment() -> Environment:
             "signed": lambda value: f"{value:+.3f}".replace("-", "−"),
             "percent": lambda value: f"{100 * value:.1f} %".replace("-", "−"),
             "compact": compact,
+            "maybe": lambda value, form=".2f": "—" if value is None else format(value, form),
+            "shape": shape_name,
+            "proposal": lambda shape: f"{shape} tokens" if isinstance(shape, int) else f"a {shape_name(shape)} of tokens",
             "drafter": plots.drafter_name,
             "position": lambda names, name: names.index(name) % STAGES + 1,
             "data_of": lambda variant, drafter: next((s.data for s in variant.stages if s.name == drafter), None),

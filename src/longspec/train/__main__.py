@@ -33,11 +33,12 @@ from longspec.train.batches import StepBatches
 from longspec.train.engine import FLOAT32_SUMS, boot, build_engine, control_group, sums_in_float32
 from longspec.train.fit import check_memory
 from longspec.train.guard import Guard
+from longspec.train.held_out import HeldOut
 from longspec.train.lease import Fence, Lease, acquire
 from longspec.train.meter import Meter
 from longspec.train.metrics import Metrics, whole_lines
 from longspec.train.models.precision import resolve_dtype
-from longspec.train.phases import DATA, DRAFT, OPTIMIZER, OTHER, SAVE, Phases
+from longspec.train.phases import DATA, DRAFT, HELD_OUT, OPTIMIZER, OTHER, SAVE, Phases
 from longspec.train.setup import build_glide, identity_of, open_rows, total_steps
 from longspec.train.sharing import share_global_batch
 from longspec.train.status import Status, fingerprint, hopeless_if_invalid, refuse_repetition
@@ -113,6 +114,7 @@ def train(job: Job, ranks: Ranks, device: torch.device, stop: Stop, watchdog: Wa
         steps, dtype = total_steps(job, rows), resolve_dtype(job.recipe.precision)
         micro_batch, accumulation = share_global_batch(job.recipe.global_batch, job.runtime.micro_batch, ranks.replicas)
         chosen(job.runtime)
+        held_out = HeldOut(rows, job.runtime, job.recipe.draft.lag, ranks, steps)
         folder, identity = job.out / "checkpoints", identity_of(job, rows, dtype)
         slots.refuse_changed(folder, identity)
         glide = build_glide(job, device, dtype)
@@ -151,8 +153,11 @@ def train(job: Job, ranks: Ranks, device: torch.device, stop: Stop, watchdog: Wa
                 elapsed = time.perf_counter() - began
                 seconds += elapsed
                 status.at(step, steps)
+                with meter.phases.whole(HELD_OUT):
+                    estimated = held_out.estimate(engine, step, watchdog.passed)
                 row = {"step": step, **numbers, "lr": lr, "grad_norm": gradient_norm(engine)}
                 row |= {"tokens_seen": tokens_seen, "seconds": elapsed, "skipped": engine.skipped_steps}
+                row |= {} if estimated is None else {"held_out": estimated}
                 if metrics is not None:
                     row |= meter.numbers(row)
                     metrics.append(row)

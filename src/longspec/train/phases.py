@@ -1,13 +1,15 @@
 """Where a step's time goes: data, the target's forward, the draft's forward and backward, the optimizer, saving."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-DATA, TARGET, DRAFT, OPTIMIZER, SAVE, OTHER = PHASES = ("data", "target_forward", "draft", "optimizer", "save", "other")
+PHASES = ("data", "target_forward", "draft", "optimizer", "save", "held_out", "other")
+DATA, TARGET, DRAFT, OPTIMIZER, SAVE, HELD_OUT, OTHER = PHASES
 
 
 class Phases:
@@ -21,6 +23,7 @@ class Phases:
         """`on`: whether anybody will take the times; else nothing is kept. `told` is told every phase that begins."""
         self.on, self.on_gpu = on, device.type == "cuda"
         self.told: Callable[[str], None] = lambda phase: None
+        self._whole = False  # whether what runs is one phase, whatever its parts are
         self._marks: list[tuple[str, Any]] = [(OTHER, self._moment())]
 
     def _moment(self) -> Any:
@@ -33,8 +36,19 @@ class Phases:
     def now(self, phase: str) -> None:
         """What follows belongs to this phase, one of PHASES."""
         self.told(phase)
-        if self.on:
+        if self.on and not self._whole:
             self._marks.append((phase, self._moment()))
+
+    @contextmanager
+    def whole(self, phase: str) -> Iterator[None]:
+        """What the block does belongs to this phase, the target's forward too; OTHER follows."""
+        self.now(phase)
+        self._whole = True
+        try:
+            yield
+        finally:
+            self._whole = False
+            self.now(OTHER)
 
     def watch(self, target: nn.Module) -> None:
         """Tell the target's forward, a call of this module, from the draft's, which follows it."""

@@ -123,11 +123,22 @@ def fresh_layer(states: TargetStates, *, final_norm: bool) -> GlideLayer:
 
 @dataclass
 class GlideOutput:
-    """Losses of one forward. `loss` carries the draft's gradient; the others are for the log."""
+    """Losses of one forward, [lags] where several lags were asked for. `loss` carries the draft's gradient."""
 
     loss: Tensor
     llm_loss: Tensor | None  # the target's own cross entropy on the same tokens
     agreement: Tensor | None  # share of the tokens at which draft and target prefer the same next token
+
+
+def _stacked(outputs: list[GlideOutput]) -> GlideOutput:
+    """The outputs of several lags side by side."""
+
+    def stacked(values: list[Tensor | None]) -> Tensor | None:
+        there = [value for value in values if value is not None]
+        return torch.stack(there) if there else None
+
+    llm_loss, agreement = (stacked([getattr(output, name) for output in outputs]) for name in ("llm_loss", "agreement"))
+    return GlideOutput(torch.stack([output.loss for output in outputs]), llm_loss, agreement)
 
 
 class Glide(nn.Module):
@@ -223,7 +234,7 @@ class Glide(nn.Module):
         input_ids: Tensor,
         labels: Tensor,
         position_ids: Tensor | None = None,
-        lag: int | Tensor | str | None = None,
+        lag: int | Tensor | str | tuple[int, ...] | None = None,
         document_ids: Tensor | None = None,
         num_labels: int | Tensor | None = None,
         with_llm_loss: bool = True,
@@ -231,8 +242,8 @@ class Glide(nn.Module):
         """Teacher-forced loss of the draft.
 
         input_ids, labels int64 [B, S], -100 = not trained; position_ids [B, S], None = plain; lag: the newest target
-        keys a query does not see: None = 1, an int, int64 [B], or "blocks"; document_ids [B, S] for packed rows, of which
-        the last token of each document is not trained;
+        keys a query does not see: None = 1, an int, int64 [B], "blocks", or a tuple of ints: the draft runs once with each,
+        the target once for all; document_ids [B, S] for packed rows, of which the last token of each document is not trained;
         num_labels: the loss is divided by it, None = this call's own number of labels; with_llm_loss: measure the target
         too. Hard labels without it end the target's forward after its last layer's keys and values. Raises ValueError
         that names what is out of range.
@@ -242,24 +253,28 @@ class Glide(nn.Module):
             raise ValueError(f"num_labels: must be above 0, is {num_labels}")
         if position_ids is None:
             position_ids = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
-        lag_B = self._lag(lag, input_ids)
-        check_ranges(input_ids, labels, position_ids, lag_B, self.config.vocab_size, position_limit(self.config))
+        lags = [self._lag(each, input_ids) for each in (lag if isinstance(lag, tuple) else (lag,))]
+        for lag_B in lags:
+            check_ranges(input_ids, labels, position_ids, lag_B, self.config.vocab_size, position_limit(self.config))
         keys_only = self.draft_settings.loss == "hard" and not with_llm_loss
         embedded_BSH, cos_BSD, sin_BSD, *cached, teacher_BSH = self.states(input_ids, position_ids, document_ids, keys_only)
         rope = (cos_BSD, sin_BSD)
-        hidden_BSH = self.draft_model(
-            embedded_BSH,
-            rope,
-            self.draft_model.own_keys_values(embedded_BSH, rope),
-            tuple(cached),
-            Visibility(window=self.draft_settings.window, document_ids_BT=document_ids),
-            self._target_visibility(lag_B, document_ids),
-            self.states.attention,
-        )
         next_labels = labels[:, 1:]
         if document_ids is not None:  # a document's last token says nothing of the next one's first
             next_labels = next_labels.masked_fill(document_ids[:, 1:] != document_ids[:, :-1], NO_LABEL)
-        return self._losses(hidden_BSH, teacher_BSH, next_labels, num_labels, with_llm_loss)
+        outputs = []
+        for lag_B in lags:
+            hidden_BSH = self.draft_model(
+                embedded_BSH,
+                rope,
+                self.draft_model.own_keys_values(embedded_BSH, rope),
+                tuple(cached),
+                Visibility(window=self.draft_settings.window, document_ids_BT=document_ids),
+                self._target_visibility(lag_B, document_ids),
+                self.states.attention,
+            )
+            outputs.append(self._losses(hidden_BSH, teacher_BSH, next_labels, num_labels, with_llm_loss))
+        return _stacked(outputs) if isinstance(lag, tuple) else outputs[0]
 
     def _lag(self, lag: int | Tensor | str | None, input_ids: Tensor) -> Tensor | None:
         """The lag of each row, [B]; None for blocks."""

@@ -1,0 +1,88 @@
+"""Prompts of a benchmark: a file's records, laid out as the benchmark does."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from longspec.data import sources
+from longspec.data.align_fields import compose
+from longspec.data.encoding import Encoder
+from longspec.data.items import Note
+from longspec.data.literal import LayoutError
+from longspec.data.records import RecordError, check_characters
+from longspec.data.steps import found
+from longspec.distributed import log
+from longspec.evaluate.prompts import Prompt
+from longspec.evaluate.tasks import Benchmark
+
+MAX_LINE_BYTES = 32_000_000
+# Positions that stay free behind prompt and answer: the last round may draft beyond the answer, and a prompt that was cut is
+# tokenized anew, which may make a few tokens more of it.
+ROOM = 64
+
+
+def read_records(task: Benchmark) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every record of the task's files with its place. Raises ValueError for a line that holds none."""
+    for path in sources.files_of(task.source):
+        for item in sources.read(path, MAX_LINE_BYTES):
+            if isinstance(item, Note):
+                log(f"{item.file}: {item.count} x {item.reason} (first: line {item.line})")
+                continue
+            place = f"{item.file}: line {item.line}"
+            if item.record is None:
+                raise ValueError(f"{place}: {item.error}; correct or remove the line")
+            yield place, item.record
+
+
+def read_prompts(name: str, task: Benchmark, count: int, tokenizer: Any, seed: int, positions: int) -> list[Prompt]:
+    """`count` prompts drawn without repetition, all in order where there are no more; `positions`: those of the target.
+
+    As in LongBench a prompt that is too long is cut in its middle before the chat template is laid around it. Raises ValueError
+    with file, line and field for a record that makes no prompt, and when the target's positions hold no prompt.
+    """
+    records = list(read_records(task))
+    if not records:
+        raise ValueError(f"{task.source}: holds no record, but evaluation.tasks.{name} needs prompts")
+    drawn = sorted(np.random.default_rng([seed, *name.encode()]).permutation(len(records))[:count].tolist())
+    if len(records) < count:
+        log(f"{name}: {len(records)} records, fewer than the {count} prompts asked for; all are taken")
+    encoder, lay_out = Encoder(tokenizer), compose(to="prompt", template=task.template, optional=[])
+    room = positions - task.new_tokens - ROOM - len(encoder.prompt("x", chat=task.chat))
+    longest = min(task.longest or room, room)
+    if longest < 2:
+        raise ValueError(
+            f"evaluation.tasks.{name}.new_tokens: {task.new_tokens} leave no room for a prompt in the target's {positions} "
+            "positions; lower it"
+        )
+    prompts = []
+    for number, record in enumerate(drawn):
+        place, fields = records[record]
+        try:
+            made = lay_out(fields)
+            assert isinstance(made, dict)
+            text, cut = _cut(tokenizer, encoder, made["prompt"], longest)
+            ids, reference = encoder.prompt(text, chat=task.chat), _reference(fields, task.reference)
+        except (RecordError, LayoutError) as error:
+            raise ValueError(f"{place}: {error}; correct it, or evaluation.tasks.{name}") from error
+        prompts.append(Prompt(name, number, record, ids, task.new_tokens, reference, cut))
+    if any(prompt.cut_tokens for prompt in prompts):
+        count_cut = sum(prompt.cut_tokens > 0 for prompt in prompts)
+        log(f"{name}: {count_cut} of {len(prompts)} prompts cut in their middle to {longest} tokens")
+    return prompts
+
+
+def _cut(tokenizer: Any, encoder: Encoder, text: str, longest: int) -> tuple[str, int]:
+    """The text without its middle, and how many tokens that was; as it is when it is short enough."""
+    ids = encoder.prompt(text, chat=False)
+    if len(ids) <= longest:
+        return text, 0
+    half = longest // 2
+    ends = [tokenizer.decode(part, skip_special_tokens=True) for part in (ids[:half], ids[-half:])]
+    return "".join(ends), len(ids) - 2 * half
+
+
+def _reference(record: dict[str, Any], field: str) -> str | None:
+    """The answer to read beside the target's; None without one. Raises RecordError for one that is no text."""
+    value = found(record, field) if field else None
+    return None if value is None else check_characters(value, field)

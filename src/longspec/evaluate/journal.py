@@ -1,0 +1,78 @@
+"""Lines on the disk as soon as they are measured, so that a killed evaluation goes on where it was.
+
+The first line says what they were measured with; lines of anything else are never taken over.
+"""
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from longspec import jsonl
+from longspec.distributed import log
+
+Identity = dict[str, Any]
+Line = dict[str, Any]
+
+
+class Journal:
+    """A file of lines that grows line by line; `lines` are those it held when it was opened.
+
+    A last line that was torn by the end of its process is left out. Lines are not forced to the disk one by one: those that a
+    power cut loses are measured again. Raises ValueError with file and line for any other line that cannot be read.
+    """
+
+    def __init__(self, path: Path, identity: Identity) -> None:
+        self.path, self.lines = path, _lines_of(path, identity)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if self.lines is None:
+            path.write_text(jsonl.encode({"identity": identity}) + "\n", encoding="utf-8")
+            self.lines = []
+        else:
+            _cut_torn(path)
+        self._handle = path.open("a", encoding="utf-8")
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._handle.close()
+
+    def append(self, line: Line) -> None:
+        """Add a line."""
+        self._handle.write(jsonl.encode(line) + "\n")
+        self._handle.flush()
+
+    def remove(self) -> None:
+        """The file is no longer needed."""
+        self._handle.close()
+        self.path.unlink()
+
+
+def _cut_torn(path: Path) -> None:
+    """Cut the file behind its last line end."""
+    content = path.read_bytes()
+    with path.open("r+b") as handle:
+        handle.truncate(content.rfind(b"\n") + 1)
+
+
+def _lines_of(path: Path, identity: Identity) -> list[Line] | None:
+    """The whole lines of a file that was begun with this identity; None when there is none to go on with."""
+    *whole, torn = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    if not whole:
+        return None
+    parser, lines = jsonl.Parser(), []
+    for number, text in enumerate(whole, 1):
+        try:
+            lines.append(parser.parse(text))
+        except ValueError as error:
+            raise ValueError(f"{path}: line {number}: {error}; remove the file to measure all anew") from error
+    begun_with = lines[0].get("identity")
+    if not isinstance(begun_with, dict):
+        raise ValueError(f"{path}: line 1: identity: is missing; remove the file to measure all anew")
+    differing = [key for key in sorted({*begun_with, *identity}) if begun_with.get(key) != identity.get(key)]
+    if differing:
+        told = ", ".join(f"{key}: {begun_with.get(key)} then, {identity.get(key)} now" for key in differing)
+        log(f"{path}: {len(whole) - 1} lines of an unfinished evaluation are left out, measured otherwise: {told}")
+        return None
+    log(f"{path}: {len(whole) - 1} lines of an unfinished evaluation" + (", the torn one behind them left out" if torn else ""))
+    return lines[1:]

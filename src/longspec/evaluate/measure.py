@@ -1,0 +1,117 @@
+"""One prompt, decoded plainly and with drafts, both on the same cache of its prompt: a line of the results."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from longspec.artefact import sha256_text
+from longspec.decode.drafters import Drafter
+from longspec.decode.plain import Plain, decode_plain
+from longspec.decode.prefill import Prefilled, prefill
+from longspec.decode.sampling import Sampler
+from longspec.decode.speculate import Decoded, speculate
+from longspec.evaluate.compare import Comparison, compare
+from longspec.evaluate.prompts import Prompt
+from longspec.evaluate.tasks import Setting
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Measurer:
+    """What measures: the target and drafter, the tokens that end a text, how often each time is taken, the seed of draws."""
+
+    target: Any
+    drafter: Drafter
+    eos: Collection[int]
+    repeats: int
+    seed: int
+
+    def line(self, prompt: Prompt, setting: Setting) -> Line:
+        """Decode and compare. Seconds are the medians of the repeats, the lower of two; the prompt's forward is not in them.
+
+        Raises ValueError when greedy output is not the target's own up to near-ties.
+        """
+        start = prefill(self.target, [prompt.ids])
+        plain, decoded = self._pair(start, prompt, setting, 0)
+        (fast,) = decoded.rows
+        verdict = compare(plain, fast.ids) if setting.temperature == 0 else Comparison(0, 0, 0)
+        refuse_fault(prompt, setting, verdict, plain, fast.ids)
+        runs = [(plain, decoded)]
+        for repeat in range(1, self.repeats):
+            runs[-1][0].logits.clear()  # a vocabulary for each token
+            runs.append(self._pair(start, prompt, setting, repeat))
+        # The repeat of median speed tells all of its times, so that the parts add up.
+        decoded = sorted((decoded for _, decoded in runs), key=lambda run: run.seconds)[(self.repeats - 1) // 2]
+        plain = sorted((plain for plain, _ in runs), key=lambda run: run.seconds)[(self.repeats - 1) // 2]
+        return {
+            **key_of(prompt, setting),
+            "record": prompt.record,
+            "context_tokens": len(prompt.ids),
+            "cut_tokens": prompt.cut_tokens,
+            "new_tokens": fast.new_tokens,
+            "rounds": fast.rounds,
+            "accepted": fast.accepted,
+            "positions": fast.position_acceptance(setting.depth),
+            "acceptance_length": fast.new_tokens / max(1, fast.rounds),
+            **vars(verdict),
+            # Of as many tokens: the last round may bring more than were asked for.
+            "seconds_plain": plain.seconds / max(1, len(plain.ids) - 1) * fast.new_tokens,
+            "seconds_speculative": decoded.seconds,
+            "seconds_draft": decoded.seconds_draft,
+            "seconds_target": decoded.seconds_target,
+            "tokens": fast.ids,
+            "reference": prompt.reference,
+        }
+
+    def _pair(self, start: Prefilled, prompt: Prompt, setting: Setting, repeat: int) -> tuple[Plain, Decoded]:
+        """Both ways once; which one is first changes with each repeat. Every repeat draws the same tokens."""
+        if repeat % 2:
+            decoded = self._speculative(start, prompt, setting)
+            return self._plain(start, prompt, setting), decoded
+        return self._plain(start, prompt, setting), self._speculative(start, prompt, setting)
+
+    def _plain(self, start: Prefilled, prompt: Prompt, setting: Setting) -> Plain:
+        sampler = Sampler(setting.temperature, generator=self._generator(prompt, setting))
+        return decode_plain(self.target, start, prompt.new_tokens + 1, self.eos, sampler)  # the prompt's forward brings one
+
+    def _speculative(self, start: Prefilled, prompt: Prompt, setting: Setting) -> Decoded:
+        return speculate(
+            self.target,
+            self.drafter,
+            start,
+            max_new_tokens=prompt.new_tokens + 1,
+            shape=setting.shape,
+            temperature=setting.temperature,
+            eos=self.eos,
+            generator=self._generator(prompt, setting),
+        )
+
+    def _generator(self, prompt: Prompt, setting: Setting) -> torch.Generator:
+        """Draws that depend on what is decoded alone, so that an evaluation that was killed ends in the same texts."""
+        name = f"{self.seed} {prompt.task} {prompt.number} {setting}"
+        return torch.Generator(self.target.device).manual_seed(int(sha256_text(name)[:15], 16))
+
+
+def key_of(prompt: Prompt, setting: Setting) -> Line:
+    """What a line of the results is told by."""
+    shape = setting.shape if isinstance(setting.shape, int) else list(setting.shape)
+    return {
+        "task": prompt.task,
+        "prompt": prompt.number,
+        "temperature": setting.temperature,
+        "shape": shape,
+        "prompt_hash": prompt.hash,
+    }
+
+
+def refuse_fault(prompt: Prompt, setting: Setting, verdict: Comparison, plain: Plain, fast: list[int]) -> None:
+    """Raise ValueError when the text differs from plain decoding by more than a near-tie."""
+    if verdict.mismatches > verdict.near_ties:
+        place = verdict.tokens_compared
+        raise ValueError(
+            f"{prompt.task}, prompt {prompt.number}, {setting}: other tokens than plain decoding at token {place} "
+            f"({plain.ids[place - 1 : place]} became {fast[place - 1 : place]}, no near-tie): decoding is not lossless"
+        )

@@ -1,0 +1,100 @@
+"""Figures of a drafter's lines for each task, temperature, tree shape and bucket of context length."""
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import Any
+
+from longspec.evaluate.tasks import shape_name
+
+EDGES = (0, 1024, 2048, 4096, 8192, 16384, 32768)  # the first context length of each bucket, in tokens; the last is open
+SUMS = ("new_tokens", "rounds", "tokens_compared", "mismatches", "near_ties")
+SECONDS = ("seconds_plain", "seconds_speculative", "seconds_draft", "seconds_target")
+
+Line = dict[str, Any]
+Row = dict[str, Any]
+
+
+def bucket_of(context_tokens: int) -> int:
+    """The number of the bucket that a context length lies in."""
+    return bisect_right(EDGES, context_tokens) - 1
+
+
+def bucket_name(number: int) -> str:
+    """0-1k, 1-2k, ... 32k+."""
+    low = EDGES[number] // 1024
+    return f"{low}k+" if number == len(EDGES) - 1 else f"{low}-{EDGES[number + 1] // 1024}k"
+
+
+def summarize(lines: Iterable[Line]) -> list[Row]:
+    """A row for each task, temperature, shape and filled bucket, in the order of the lines and then of the buckets."""
+    groups: dict[str, dict[int, list[Line]]] = {}
+    for line in lines:
+        name = f"{line['task']} {line['temperature']} {line['shape']}"
+        groups.setdefault(name, {}).setdefault(bucket_of(line["context_tokens"]), []).append(line)
+    return [_row(number, held[number]) for held in groups.values() for number in sorted(held)]
+
+
+def _ratio(over: float, under: float) -> float | None:
+    return over / under if under else None
+
+
+def _row(bucket: int, lines: list[Line]) -> Row:
+    """The figures of some lines of one task and setting. A figure that nothing was measured for is None.
+
+    position_acceptance: of the rounds in which all drafted tokens before it were kept, the share in which the first,
+    second, ... was kept too; tokens a second are those after the prompt.
+    """
+    sums = {name: sum(line[name] for line in lines) for name in (*SUMS, *SECONDS)}
+    by_place = zip(*(line["positions"] for line in lines), strict=True)
+    positions = [[sum(counts) for counts in zip(*pairs, strict=True)] for pairs in by_place]
+    return {
+        **{name: lines[0][name] for name in ("task", "temperature", "shape")},
+        "context": bucket_name(bucket),
+        "prompts": len(lines),
+        **{name: sums[name] for name in SUMS},
+        "acceptance_length": _ratio(sums["new_tokens"], sums["rounds"]),
+        "position_acceptance": [_ratio(kept, reached) for kept, reached in positions],
+        "tokens_per_second": _ratio(sums["new_tokens"], sums["seconds_speculative"]),
+        "tokens_per_second_plain": _ratio(sums["new_tokens"], sums["seconds_plain"]),
+        "speed_up": _ratio(sums["seconds_plain"], sums["seconds_speculative"]),
+        "draft_share": _ratio(sums["seconds_draft"], sums["seconds_speculative"]),
+    }
+
+
+def describe(rows: list[Row]) -> str:
+    """The rows as a table of text."""
+    head = [
+        "task",
+        "temperature",
+        "shape",
+        "context",
+        "prompts",
+        "accepted",
+        "by position",
+        "tokens/s",
+        "plain",
+        "speed-up",
+        "draft",
+    ]
+    cells = [head, *(_cells(row) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells)
+
+
+def _cells(row: Row) -> list[str]:
+    def shown(value: float | None, form: str) -> str:
+        return "-" if value is None else format(value, form)
+
+    return [
+        row["task"],
+        f"{row['temperature']:g}",
+        shape_name(row["shape"]),
+        row["context"],
+        str(row["prompts"]),
+        shown(row["acceptance_length"], ".2f"),
+        " ".join(shown(share, ".2f") for share in row["position_acceptance"]),
+        shown(row["tokens_per_second"], ".1f"),
+        shown(row["tokens_per_second_plain"], ".1f"),
+        shown(row["speed_up"], ".2f"),
+        shown(row["draft_share"], ".0%"),
+    ]

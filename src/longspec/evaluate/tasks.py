@@ -1,0 +1,116 @@
+"""What is evaluated: the `evaluation` section of workflow.yaml, checked. No torch here: Snakemake reads it too.
+
+A task's prompts are stretches of held-out records of the run's own data (`data`, `context`), or they are laid out from the
+fields of a file (`source`, `template`, ...), as benchmarks are.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from longspec.data.align_fields import compose
+from longspec.data.records import RecordError
+
+Shape = int | tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How is decoded: temperature 0 is greedy; shape: tokens of a chain, or the levels of a tree."""
+
+    temperature: float
+    shape: Shape
+
+    @property
+    def depth(self) -> int:
+        """The most drafted tokens that a round can keep."""
+        return self.shape if isinstance(self.shape, int) else len(self.shape)
+
+    def __str__(self) -> str:
+        return f"temperature {self.temperature:g}, {shape_name(self.shape)}"
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Prompts of context[0]..context[1] tokens from held-out records of a dataset."""
+
+    data: str
+    context: tuple[int, int]
+    new_tokens: int
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Prompts from a file's records.
+
+    template: the prompt's text with the fields in braces; chat: laid out by the target's chat template; reference: the field of
+    an answer to read beside the target's, "" for none; longest: prompts of more tokens are cut in their middle, 0: as long as
+    the target's positions allow.
+    """
+
+    source: str | list[str]
+    template: str
+    chat: bool
+    reference: str
+    longest: int
+    new_tokens: int
+
+
+Task = HeldOut | Benchmark
+HELD_OUT: dict[str, Any] = {"data": None, "context": None}
+BENCHMARK: dict[str, Any] = {"source": None, "template": "{prompt}", "chat": True, "reference": "reference", "longest": 0}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The whole section."""
+
+    prompts: int
+    repeats: int
+    seed: int
+    settings: list[Setting]
+    tasks: dict[str, Task]
+
+
+def shape_name(shape: Any) -> str:
+    """chain of 4, tree 4-16-16."""
+    return f"chain of {shape}" if isinstance(shape, int) else f"tree {'-'.join(map(str, shape))}"
+
+
+def parse(section: dict[str, Any]) -> Evaluation:
+    """The checked section. Raises ValueError with the key that is unknown, missing or wrong."""
+    shapes: list[Shape] = [shape if isinstance(shape, int) else tuple(shape) for shape in section["shapes"]]
+    settings = [Setting(float(temperature), shape) for temperature in section["temperatures"] for shape in shapes]
+    for setting in settings:
+        if settings.count(setting) > 1:
+            raise ValueError(f"evaluation.temperatures, evaluation.shapes: {setting} stands twice; name each once")
+    tasks = {name: task_of(name, task, section["new_tokens"]) for name, task in section["tasks"].items()}
+    return Evaluation(section["prompts"], section["repeats"], section["seed"], settings, tasks)
+
+
+def task_of(name: str, settings: dict[str, Any], new_tokens: int) -> Task:
+    """One task. Raises ValueError that names the key."""
+    key = f"evaluation.tasks.{name}"
+    if ("data" in settings) == ("source" in settings):
+        raise ValueError(
+            f"{key}: give either data and context (held-out records of the run's own data) or source (a file of prompts), "
+            f"not {'both' if 'data' in settings else 'neither'}"
+        )
+    defaults = HELD_OUT if "data" in settings else BENCHMARK
+    known = {**defaults, "new_tokens": new_tokens}
+    for given in settings:
+        if given not in known:
+            kind = "held-out records" if "data" in settings else "a file"
+            raise ValueError(f"{key}.{given}: unknown for a task of {kind}; known: {', '.join(known)}")
+    whole = known | settings
+    if "data" in settings:
+        if whole["context"] is None:
+            raise ValueError(f"{key}.context: must be given: the shortest and the longest prompt in tokens, such as [64, 448]")
+        shortest, longest = whole["context"]
+        if shortest > longest:
+            raise ValueError(f"{key}.context: [{shortest}, {longest}] is reversed; give the shortest prompt first")
+        return HeldOut(whole["data"], (shortest, longest), whole["new_tokens"])
+    try:
+        compose(to="prompt", template=whole["template"], optional=[])
+    except RecordError as error:
+        raise ValueError(f"{key}.{error.field}: {error.reason}") from error
+    return Benchmark(**whole)

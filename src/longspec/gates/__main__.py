@@ -1,0 +1,48 @@
+"""Ends with an error when a draft is not good enough by the gates that its report tells. `python -m longspec.gates --help`."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from longspec.artefact import read_json, write_json
+
+
+def told(row: dict[str, Any]) -> str:
+    """A gate's figures in one line."""
+    name = f"{row['gate']}: {row['what']}" + (f", task {row['task']}" if row["task"] else "")
+    if row["passed"] is None:
+        return f"{name}: not judged, {row['why']}"
+    before, after = row["before"]["mean"], row["after"]["mean"]
+    return f"{name}: acceptance length {before:.3f} -> {after:.3f}, {row['lost']:.1%} lost of {row['limit']:.1%} allowed"
+
+
+def check(report: Path, out: Path) -> None:
+    """Write every row to `out`. Raises ValueError with the figures of each gate that failed; then nothing is written."""
+    rows = [{"variant": variant} | row for variant, held in read_json(report)["gates"].items() for row in held]
+    for row in rows:
+        print(f"{row['variant']}: {told(row)}")
+    failed = [f"{row['variant']}: {told(row)}" for row in rows if row["passed"] is False]
+    if failed:
+        page, few = report.with_suffix(".html"), len(failed)
+        raise ValueError(
+            f"{few} of {len(rows)} gates failed; {page} shows why, and `gates` in config/workflow.yaml holds the limits:\n"
+            + "\n".join(failed)
+        )
+    write_json(out, rows)
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m longspec.gates", description=__doc__)
+    parser.add_argument("--report", required=True, type=Path, help="the report's numbers, report.json")
+    parser.add_argument("--out", required=True, type=Path, help="the verdicts, written when no gate failed")
+    arguments = parser.parse_args()
+    try:
+        check(arguments.report, arguments.out)
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

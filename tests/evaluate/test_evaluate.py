@@ -1,0 +1,159 @@
+"""The verb: a killed evaluation ends in the lines of an undisturbed one, and nothing measured otherwise is among them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen2Config
+
+from longspec import jsonl
+from longspec.artefact import read_json, write_json, write_text
+from longspec.config import compose_stage, to_yaml
+from longspec.decode.plain import Plain
+from longspec.evaluate import __main__ as verb
+from longspec.evaluate.compare import compare
+from longspec.evaluate.journal import Journal
+from longspec.evaluate.measure import refuse_fault
+from longspec.evaluate.prompts import Prompt
+from longspec.evaluate.tasks import Setting
+from tests.corpus import Corpus
+
+SETTINGS = {"prompts": 4, "new_tokens": 8, "temperatures": [0, 0.7], "shapes": [2, [2, 3]], "repeats": 2, "seed": 3}
+TASKS = {"file": {"source": "in.jsonl", "chat": False, "new_tokens": 5}, "held": {"data": "d", "context": [4, 12]}}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus) -> Path:
+    """A tiny target, prompts in a file and held-out records."""
+    path = tmp_path_factory.mktemp("evaluate")
+    torch.manual_seed(5)
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = Qwen2Config(vocab_size=corpus.build.vocabulary, num_key_value_heads=2, initializer_range=0.3, **shape)
+    AutoModelForCausalLM.from_config(config).save_pretrained(path / "target")
+    tokenizer = Path(read_json(corpus.tokenizer)["path"])
+    for file in tokenizer.iterdir():
+        (path / "target" / file.name).write_bytes(file.read_bytes())
+    write_json(path / "target_manifest.json", {"path": str(path / "target"), "source": "test", "files": {}})
+    write_text(path / "recipe.yaml", to_yaml(compose_stage("demo", "sinkpi-slicing", "base").recipe))
+    jsonl.write(path / "in.jsonl", ({"prompt": f"the red fox {n}"} for n in range(9)))
+    jsonl.write(path / "raw/held_out.jsonl", ({"text": "the old cat meets the red fox. " * 9} for _ in range(5)))
+    write_json(path / "raw/manifest.json", {"name": "d"})
+    return path
+
+
+@pytest.fixture
+def arguments(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """The verb's command line for a drafter, with some settings changed."""
+    monkeypatch.chdir(folder)
+
+    def make(drafter: str, name: str, **changes: Any) -> list[str]:
+        settings = json.dumps(SETTINGS | {"tasks": TASKS} | changes)
+        made = ["--settings", settings, "--target", "target_manifest.json", "--raw", "d=raw/manifest.json"]
+        return [*made, "--drafter", drafter, "--recipe", "recipe.yaml", "--out", str(tmp_path / name)]
+
+    return make
+
+
+def told(path: Path) -> list[dict[str, Any]]:
+    """The lines without their seconds."""
+    return [{key: value for key, value in line.items() if not key.startswith("seconds")} for line in jsonl.read(path)]
+
+
+def evaluate(arguments: list[str]) -> Path:
+    """Run the verb here; its output."""
+    options = verb.read_arguments(arguments)
+    verb.evaluate(options)
+    return Path(options.out)
+
+
+def test_a_killed_evaluation_goes_on_where_it_was(arguments: Any, tmp_path: Path, capfd: Any) -> None:
+    """SIGKILL in the middle, the last line torn: 2 tasks x 4 prompts x 4 settings in the end, as undisturbed."""
+    call = arguments("untrained", "killed.jsonl")
+    process = subprocess.Popen([sys.executable, "-m", "longspec.evaluate", *call])
+    journal = tmp_path / "killed.unfinished.jsonl"
+    while process.poll() is None and not (journal.exists() and journal.read_bytes().count(b"\n") > 3):
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    kept = journal.read_bytes().splitlines(keepends=True)
+    kept = kept if kept[-1].endswith(b"\n") else kept[:-1]
+    assert 4 <= len(kept) < 32
+    journal.write_bytes(b"".join(kept)[:-20])
+    capfd.readouterr()
+    out = evaluate(call)
+    assert f"{len(kept) - 2} lines of an unfinished evaluation, the torn one behind them left out" in capfd.readouterr().out
+    assert not journal.exists()
+    lines = told(out)
+    assert len(lines) == 32
+    assert lines == told(evaluate(arguments("untrained", "undisturbed.jsonl")))
+    reused = [json.loads(line)["seconds_plain"] for line in kept[1:-1]]
+    assert [line["seconds_plain"] for line in jsonl.read(out)][: len(reused)] == reused
+
+
+def test_lines_tell_what_was_decoded(arguments: Any) -> None:
+    lines = told(evaluate(arguments("lookup", "lookup.jsonl")))
+    greedy = [line for line in lines if line["temperature"] == 0]
+    for line in greedy:
+        assert line["tokens_compared"] == len(line["tokens"]) <= {"file": 6, "held": 9}[line["task"]]
+        assert line["new_tokens"] == sum(line["accepted"]) + line["rounds"]
+    by_shape = [[line["tokens"] for line in greedy if line["shape"] == shape] for shape in (2, [2, 3])]
+    assert by_shape[0] == by_shape[1]
+    assert {line["tokens_compared"] for line in lines if line["temperature"]} == {0}
+    assert [line["record"] for line in lines if line["task"] == "file"][::4] == sorted({line["record"] for line in lines[:16]})
+
+
+def test_other_settings_measure_anew_and_are_named(arguments: Any, tmp_path: Path, capfd: Any) -> None:
+    """A further temperature keeps the lines; another drafter's or repeats' are left out."""
+    few = {"temperatures": [0], "shapes": [2], "prompts": 2}
+    whole = list(jsonl.read(evaluate(arguments("lookup", "a.jsonl", **few))))
+    identity = {"identity": verb.identity_of(*identity_arguments(arguments("lookup", "b.jsonl", **few)))}
+    marked = [line | {"tokens": ["kept"]} for line in whole]
+    journal = tmp_path / "b.unfinished.jsonl"
+    jsonl.write(journal, [identity, *marked, marked[0] | {"prompt_hash": "another"}])
+    lines = told(evaluate(arguments("lookup", "b.jsonl", **few | {"temperatures": [0, 1]})))
+    assert [line["tokens"] == ["kept"] for line in lines] == [True, False] * 4
+    assert "1 lines of other prompts or settings are left out" in capfd.readouterr().out
+    jsonl.write(journal, [identity, *marked])
+    lines = told(evaluate(arguments("lookup", "b.jsonl", **few | {"repeats": 1})))
+    assert not [line for line in lines if line["tokens"] == ["kept"]]
+    assert (
+        "4 lines of an unfinished evaluation are left out, measured otherwise: repeats: 2 then, 1 now" in capfd.readouterr().out
+    )
+
+
+def identity_arguments(call: list[str]) -> tuple[Any, Any, Any, Any]:
+    """What decides the identity, as the verb has it."""
+    options = verb.read_arguments(call)
+    target = AutoModelForCausalLM.from_pretrained("target", dtype=torch.float32)
+    return options, target, verb.load(options.recipe, verb.Recipe), verb.tasks.parse(options.settings)
+
+
+def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.unfinished.jsonl"
+    path.write_text('{"identity": {"a": 1}}\n{"task": \n{"task": "t"}\n')
+    with pytest.raises(ValueError, match=r"x\.unfinished\.jsonl: line 2: is not valid JSON.*; remove the file"):
+        Journal(path, {"a": 1})
+
+
+def test_a_changed_text_is_a_fault_and_a_near_tie_is_none() -> None:
+    """Token 2 of 3 differs; its logit is the best one's but for one rounding, then 0.1 below."""
+    prompt, setting = Prompt("short", 7, 0, [1], 3), Setting(0.0, (4, 2))
+    logits_V = torch.tensor([0.0, 3.0, 3.0, 0.1])
+    for gap, fault in ((1e-7, False), (0.1, True)):
+        plain = Plain([0, 1, 1], [logits_V, logits_V - gap * torch.tensor([0.0, 0, 1, 0]), logits_V])
+        verdict = compare(plain, [0, 2, 3])
+        assert (verdict.tokens_compared, verdict.mismatches, verdict.near_ties) == (2, 1, 0 if fault else 1)
+        if not fault:
+            refuse_fault(prompt, setting, verdict, plain, [0, 2, 3])
+            continue
+        message = r"short, prompt 7, temperature 0, tree 4-2: other tokens than plain decoding at token 2 \(\[1\] became \[2\]"
+        with pytest.raises(ValueError, match=message):
+            refuse_fault(prompt, setting, verdict, plain, [0, 2, 3])

@@ -1,0 +1,110 @@
+"""Gates against losses made by hand, and the command that fails on them."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longspec import jsonl
+from longspec.artefact import read_json
+from longspec.gates.__main__ import main as check
+from tests.report.synthetic_run import SETTINGS, positions, write_run
+from tests.report.test_numbers import report
+from tests.report.test_page import read_page
+
+TASKS = {"short": {"data": "stdlib", "context": [1, 9]}, "long": {"data": "stdlib-long", "context": [1, 9]}}
+TINY = SETTINGS | {"prompts": 10, "shapes": [3], "tasks": TASKS}
+# Drafted tokens kept in the one round of a prompt: in 0-1k, then in 2-4k.
+KEPT = {
+    "base": {"short": (3, 3), "long": (1, 1)},
+    "long": {"short": (2, 2), "long": (3, 3)},
+    "longcot": {"short": (2, 2), "long": (3, 1)},
+}
+# By hand: 4 tokens a round become 3; 4 become 3 ((4 + 2) / 2); in 0-1k 4, in 2-4k 2.
+FORGET_SHORT, FORGET_LONG, CONTEXT_LONG = 0.25, 0.25, 0.5
+
+
+def write(folder: Path, records: int = 10) -> list[str]:
+    """The run's files; `records`: how many the prompts of each bucket come from."""
+    arguments = write_run(folder, {"base": 0.0}, TINY)
+    for drafter in ("untrained", "lookup", *KEPT):
+        rows = []
+        for task in TASKS:
+            for prompt in range(20):
+                kept = KEPT.get(drafter, {task: (0, 0)})[task][prompt % 2]
+                row = {"task": task, "drafter": drafter, "prompt": prompt, "record": prompt // 2 % records}
+                row |= {"context_tokens": (500, 3000)[prompt % 2], "new_tokens": kept + 1, "rounds": 1, "accepted": [kept]}
+                row |= {"temperature": 0.0, "shape": 3, "positions": positions([kept], 3)}
+                row |= {"tokens_compared": 4, "mismatches": 0, "near_ties": 0, "seconds_plain": 1.0}
+                rows.append(row | {"seconds_speculative": 1.0, "seconds_draft": 0.5, "seconds_target": 0.4})
+        jsonl.write(folder / "results/base/evaluation" / f"{drafter}.jsonl", rows)
+    return arguments
+
+
+def judged(folder: Path, gates: str, records: int = 10) -> dict[tuple[str, str, str | None], dict[str, Any]]:
+    """The rows of the report by gate, comparison and task."""
+    arguments = write(folder, records)
+    arguments[arguments.index("--gates") + 1] = gates
+    return {(row["gate"], row["what"], row["task"]): row for row in report(arguments)["gates"]["base"]}
+
+
+def run_check(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python -m longspec.gates`."""
+    monkeypatch.setattr(sys, "argv", ["gates", "--report", str(folder / "report.json"), "--out", str(folder / "gates.json")])
+    check()
+
+
+def test_gates_that_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = judged(tmp_path, '{"forgetting": 0.25, "context": 0.5}')
+    lost = {name: (row["lost"], row["passed"]) for name, row in rows.items()}
+    assert lost == {
+        ("forgetting", "long after base, on stdlib", "short"): (FORGET_SHORT, True),
+        ("forgetting", "longcot after long, on stdlib-long", "long"): (FORGET_LONG, True),
+        ("context", "longcot, 2-4k against 0-1k", "short"): (0.0, True),
+        ("context", "longcot, 2-4k against 0-1k", "long"): (CONTEXT_LONG, True),
+    }
+    run_check(tmp_path, monkeypatch)
+    assert [row["passed"] for row in read_json(tmp_path / "gates.json")] == [True] * 4
+
+
+def test_a_gate_that_fails_ends_with_its_figures_and_leaves_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = judged(tmp_path, '{"forgetting": 0.24, "context": null}')
+    assert {row["passed"] for row in rows.values()} == {False}
+    with pytest.raises(SystemExit) as ended:
+        run_check(tmp_path, monkeypatch)
+    message = str(ended.value)
+    assert "error: 2 of 2 gates failed" in message
+    assert "base: forgetting: long after base, on stdlib, task short: acceptance length 4.000 -> 3.000, " in message
+    assert "25.0% lost of 24.0% allowed" in message
+    assert not (tmp_path / "gates.json").exists()
+    text = read_page(tmp_path)[2]
+    assert "Gate failed: long after base, on stdlib, task short" in text
+    assert "forgetting long after base, on stdlib short 4.00" in text
+
+
+def test_what_cannot_be_judged_is_told_and_fails_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Four records are too few: such prompts say little, whatever they lost."""
+    rows = judged(tmp_path, '{"forgetting": 0.0, "context": 0.0}', records=4)
+    assert {(row["passed"], row["why"]) for row in rows.values()} == {(None, "4 records are too few to judge by; 5 are needed")}
+    run_check(tmp_path, monkeypatch)
+    assert "not judged, 4 records are too few" in capsys.readouterr().out
+    assert "not judged" in read_page(tmp_path)[2]
+
+
+def test_no_gate_is_told_too(tmp_path: Path) -> None:
+    assert judged(tmp_path, '{"forgetting": null, "context": null}') == {}
+    assert "no gate is on" in read_page(tmp_path)[2]
+
+
+def test_data_and_buckets_that_are_not_measured(tmp_path: Path) -> None:
+    """Without a task on stdlib-long and with contexts of one bucket there is nothing to compare."""
+    short = {"short": TASKS["short"]}
+    arguments = write_run(tmp_path, {"base": 0.0}, TINY | {"tasks": short})
+    rows = report(arguments)["gates"]["base"]
+    assert [(row["gate"], row["task"], row["passed"], row["why"]) for row in rows[1:]] == [
+        ("forgetting", None, None, "no task measures it"),
+        ("context", "short", None, "all contexts lie in one bucket"),
+    ]
