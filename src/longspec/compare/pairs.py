@@ -1,0 +1,72 @@
+"""One variant as two runs trained it, measured on the same prompts."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from longspec.report.evaluations import Evaluation, check_pairs
+from longspec.report.inputs import Settings, Variant, read_variant
+
+FINAL = "final draft"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The variant in the first and the second run; each `Variant` here is named after its run."""
+
+    variant: str
+    first: Variant
+    second: Variant
+
+    @property
+    def runs(self) -> tuple[Variant, Variant]:
+        return self.first, self.second
+
+    @property
+    def drafters(self) -> dict[str, tuple[Evaluation, Evaluation]]:
+        """What can be compared, by name: drafters of both runs, and the final drafts where these come from unlike stages."""
+        first, second = self.first.evaluations, self.second.evaluations
+        found = {name: (first[name], second[name]) for name in first if name in second}
+        if self.first.final != self.second.final:
+            found[FINAL] = first[self.first.final], second[self.second.final]
+        return found
+
+    @property
+    def finals(self) -> str:
+        """The name under which the final drafts are compared."""
+        return self.first.final if self.first.final == self.second.final else FINAL
+
+    @property
+    def stages(self) -> list[str]:
+        """The stages that both runs have."""
+        names = [stage.name for stage in self.second.stages]
+        return [stage.name for stage in self.first.stages if stage.name in names]
+
+
+def read_pair(variant: str, runs: list[tuple[str, Path]], settings: Settings) -> Pair:
+    """Both runs' files. Raises ValueError when these are not two runs, one is not there, or they met different prompts."""
+    names = [name for name, _ in runs]
+    if len(runs) != 2 or len(set(names)) != 2:
+        raise ValueError(f"--run: {', '.join(names)}: give two different runs, --run a=results/a --run b=results/b")
+    for name, folder in runs:
+        if not folder.is_dir():
+            raise ValueError(
+                f"--run {name}: there is no folder {folder}; correct the name, or train the run: "
+                f"snakemake final_draft --config 'runs=[{name}]'"
+            )
+    first, second = (replace(read_variant(variant, folder / variant, settings), name=name) for name, folder in runs)
+    pair = Pair(variant, first, second)
+    for one, other in pair.drafters.values():
+        check_pairs(one, other)
+        check_texts(one, other)
+    return pair
+
+
+def check_texts(first: Evaluation, other: Evaluation) -> None:
+    """The prompts must be the same to the token. Raises ValueError that names the files and the first that differs."""
+    hashes = {(row["task"], row["prompt"]): row.get("prompt_hash") for row in first.lines}
+    for row in other.lines:
+        if row.get("prompt_hash") != hashes[row["task"], row["prompt"]]:
+            raise ValueError(
+                f"{other.path}: task {row['task']}, prompt {row['prompt']}: prompt_hash: not the prompt of {first.path}; only runs"
+                " of one target, evaluated on the same data with the same settings, can be compared"
+            )
