@@ -89,7 +89,10 @@ rule report:
         drafts=final_drafts,
     output:
         page=report(
-            "results/{run}/report.html", category="Drafts", labels={"run": "{run}"}
+            "results/{run}/report.html",
+            caption="captions/report.rst",
+            category="Drafts",
+            labels={"run": "{run}"},
         ),
         numbers="results/{run}/report.json",
     log:
