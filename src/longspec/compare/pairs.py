@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from longspec.report.evaluations import Evaluation, check_pairs
-from longspec.report.inputs import Settings, Variant, read_variant
+from longspec.report.inputs import BASELINES, Settings, Variant, read_variant
 
 FINAL = "final draft"
 
@@ -23,16 +23,15 @@ class Pair:
 
     @property
     def drafters(self) -> dict[str, tuple[Evaluation, Evaluation]]:
-        """What can be compared, by name: drafters of both runs, and the final drafts where these come from unlike stages."""
+        """What can be compared, by name: the final drafts, then the other drafters that both runs have, baselines last."""
         first, second = self.first.evaluations, self.second.evaluations
-        found = {name: (first[name], second[name]) for name in first if name in second}
-        if self.first.final != self.second.final:
-            found[FINAL] = first[self.first.final], second[self.second.final]
-        return found
+        found = {self.finals: (first[self.first.final], second[self.second.final])}
+        names = [*self.stages, *BASELINES]
+        return found | {name: (first[name], second[name]) for name in names}
 
     @property
     def finals(self) -> str:
-        """The name under which the final drafts are compared."""
+        """The name under which the final drafts are compared: their stage's, or another where these differ."""
         return self.first.final if self.first.final == self.second.final else FINAL
 
     @property

@@ -94,7 +94,8 @@ def _drafters_panel(axes: Axes, task: str, variants: list[Variant], found: Any, 
             value, at = found[variant.name][drafter][task], drafters.index(drafter) + dodge
             draw_point(axes, value, at, drafter_colour(drafter, stages), MARKERS[number % len(MARKERS)], upright=False)
             end = value["mean"] if value["high"] is None else value["high"]
-            axes.annotate(f"{value['mean']:.2f}", (end, at), (5, 0), textcoords="offset points", va="center")
+            text = axes.annotate(f"{value['mean']:.2f}", (end, at), (5, 0), textcoords="offset points", va="center")
+            text.set_bbox({"facecolor": COLOUR["paper"], "edgecolor": "none", "pad": 0.6})  # lines do not cross the figure
 
 
 def by_context(variant: Variant, numbers: dict[str, Any], settings: Settings, limits: tuple[float, float]) -> Markup:
