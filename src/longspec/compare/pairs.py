@@ -66,6 +66,6 @@ def check_texts(first: Evaluation, other: Evaluation) -> None:
     for row in other.lines:
         if row.get("prompt_hash") != hashes[row["task"], row["prompt"]]:
             raise ValueError(
-                f"{other.path}: task {row['task']}, prompt {row['prompt']}: prompt_hash: not the prompt of {first.path}; only runs"
-                " of one target, evaluated on the same data with the same settings, can be compared"
+                f"{other.path}: task {row['task']}, prompt {row['prompt']}: prompt_hash: not the prompt of {first.path}; only"
+                " runs of one target, evaluated on the same data with the same settings, can be compared"
             )

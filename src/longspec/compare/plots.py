@@ -65,8 +65,8 @@ def by_position(pair: Pair, numbers: dict[str, Any], settings: Settings, drafter
         for axes, task in zip(row, settings.tasks, strict=True):
             _bare(axes)
             for number, shares in enumerate(found):
-                look = {"color": COLOURS[number], "linestyle": LINES[number], "marker": MARKERS[number]}
-                axes.plot(places, shares[task], linewidth=1.4, markersize=4.5, clip_on=False, **look)
+                (line,) = axes.plot(places, shares[task], color=COLOURS[number], linestyle=LINES[number], linewidth=1.4)
+                line.set(marker=MARKERS[number], markersize=4.5, clip_on=False)
             axes.set(xlim=(0.8, len(places) + 0.2), ylim=limits, xticks=places, title=task)
             axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.0f} %")
         row[0].set_ylabel("rounds in which it was kept")

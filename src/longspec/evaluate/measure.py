@@ -74,9 +74,7 @@ class Measurer:
             line["sample"] = sample_of(self.tokenizer, prompt.ids, fast.ids, fast.accepted, recorder)
         return line
 
-    def _pair(
-        self, start: Prefilled, prompt: Prompt, setting: Setting, repeat: int, drafter: Drafter
-    ) -> tuple[Plain, Decoded]:
+    def _pair(self, start: Prefilled, prompt: Prompt, setting: Setting, repeat: int, drafter: Drafter) -> tuple[Plain, Decoded]:
         """Both ways once; which one is first changes with each repeat. Every repeat draws the same tokens."""
         if repeat % 2:
             decoded = self._speculative(start, prompt, setting, drafter)

@@ -61,7 +61,7 @@ class _Nodes:
         return node
 
     def drafts(self, node: int) -> list[list[int]]:
-        """What was proposed to follow a node: each child, and below it the first child of each level, which is its likeliest."""
+        """What was proposed to follow a node: each child with the likeliest draft below it, the first children."""
         found = []
         for child in self.children.get(node, []):
             path = [child]
