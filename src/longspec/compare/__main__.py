@@ -1,4 +1,4 @@
-"""`python -m longspec.compare`: two runs side by side on the same prompts, one self-contained HTML page and its numbers as JSON."""
+"""`python -m longspec.compare`: two runs side by side on the same prompts, as one self-contained HTML page and as JSON."""
 
 import argparse
 import sys
