@@ -63,7 +63,9 @@ class Resources(HTMLParser):
 
     def rows(self, *head: str) -> list[list[str]]:
         """The rows, in words, of the table whose first row begins with these cells."""
-        (found,) = [table for table in self.tables if [cell.split()[0] for cell in table[0][: len(head)]] == list(head)]
+        (found,) = [
+            table for table in self.tables if [cell.split()[:1] for cell in table[0][: len(head)]] == [[name] for name in head]
+        ]
         return [[" ".join(cell.split()) for cell in row] for row in found[1:]]
 
 

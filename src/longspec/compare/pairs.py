@@ -67,6 +67,6 @@ def check_texts(first: Evaluation, other: Evaluation) -> None:
         found, wanted = row.get("prompt_hash"), hashes[row["task"], row["prompt"]]
         if found is None or found != wanted:
             raise ValueError(
-                f"{other.path}: task {row['task']}, prompt {row['prompt']}: prompt_hash: {found}, but {wanted} in {first.path}; "
-                "only runs of one target, evaluated on the same data with the same settings, can be compared"
+                f"{other.path}: task {row['task']}, prompt {row['prompt']}: prompt_hash: {found}, but {wanted} in {first.path};"
+                " only runs of one target, evaluated on the same data with the same settings, can be compared"
             )
