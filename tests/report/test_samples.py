@@ -34,7 +34,7 @@ def test_hostile_texts_are_shown_and_do_nothing(tmp_path: Path) -> None:
     assert not parser.tags & {"script", "img"}
     assert "onclick" not in {name for _, attributes in parser.elements for name in attributes}
     assert "<img src=x onerror=alert(2)>" in text
-    assert "longcot: 3 of 6 tokens were drafted, 1 drafts rejected" in text
+    assert "longcot: 3 of 6 tokens were drafted, 1 draft rejected" in text
     spans = [attributes for tag, attributes in parser.elements if tag == "span" and "title" in attributes]
     assert [(span["class"], span["title"]) for span in spans] == [
         ("target", "the target's own; nothing else was drafted here"),
