@@ -91,7 +91,7 @@ def test_the_page(folder: Path) -> None:
     assert all(reference.startswith("#") for reference in parser.references)
     assert not parser.tags & {"script", "link", "img", "iframe", "object", "embed", "base"}
     assert "https:" not in source
-    assert source.count("<svg") == 2 + 3 + 3 + 1
+    assert source.count("<svg") == 2 + 3 + 3 + 1 + 1
     ids = [attributes["id"] for _, attributes in parser.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
     assert {reference[1:] for reference in parser.references} <= set(ids)

@@ -7,6 +7,7 @@ from omegaconf import OmegaConf
 
 from longspec.compare.pairs import Pair
 from longspec.report.estimates import acceptance, difference
+from longspec.report.growth_plot import estimates
 from longspec.report.inputs import Settings, Stage, Variant
 from longspec.report.numbers import by_context, by_position, by_task, lossless, overall, speed, speed_by_task
 from longspec.report.tables import flatten
@@ -95,6 +96,7 @@ def compare_numbers(pairs: list[Pair], settings: Settings) -> Row:
             for key, value in _by_run(run, settings).items():
                 parts.setdefault(key, {})[run.name] = value
         parts |= {"acceptance": acceptances(pair, settings), "training": training(pair), "finals": pair.finals}
+        parts["training_estimates"] = {run.name: {stage.name: estimates(stage) for stage in run.stages} for run in pair.runs}
         parts |= {"recipe_differences": recipe_differences(pair), "provenance_differences": provenance_differences(pair)}
         compared[pair.variant] = parts
     return {"runs": [run.name for run in pairs[0].runs], "variants": compared}

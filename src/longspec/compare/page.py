@@ -20,6 +20,7 @@ def figures(pair: Pair, numbers: dict[str, Any], settings: Settings) -> dict[str
         "speed": report_plots.speed(runs, numbers, settings, name=f"speed-{pair.variant}"),
         "context": {drafter: plots.by_context(pair, numbers, settings, drafter) for drafter in compared},
         "position": {drafter: plots.by_position(pair, numbers, settings, drafter) for drafter in compared},
+        "growth": plots.growth(pair),
         "loss": plots.losses(pair) if pair.stages else Markup(),
     }
 

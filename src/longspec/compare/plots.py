@@ -7,6 +7,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 
 from longspec.compare.pairs import Pair
+from longspec.report.growth_plot import Series, draw
 from longspec.report.inputs import Settings, Stage
 from longspec.report.loss_plot import curves, smooth, thinned
 from longspec.report.plots import draw_point, interval_limits, position_limits, size_name
@@ -78,6 +79,20 @@ def by_position(pair: Pair, numbers: dict[str, Any], settings: Settings, drafter
 def _own(pair: Pair, number: int, drafter: str) -> str:
     """The drafter's name in one of the runs."""
     return pair.runs[number].final if drafter == pair.finals else drafter
+
+
+def growth(pair: Pair) -> Markup:
+    """The trainer's estimates of acceptance, a panel per stage of both runs; empty without any."""
+    columns = [
+        [
+            Series(stage, run.name, COLOURS[number], LINES[number], MARKERS[number])
+            for number, run in enumerate(pair.runs)
+            for stage in run.stages
+            if stage.name == name
+        ]
+        for name in pair.stages
+    ]
+    return draw(f"growth-{pair.variant}", f"Expected tokens per round on held-out text in training, {pair.variant}", columns)
 
 
 def losses(pair: Pair) -> Markup:

@@ -13,6 +13,7 @@ from longspec.evaluate.summary import summarize
 from longspec.report.estimates import acceptance, difference, ratio_of
 from longspec.report.evaluations import Evaluation, check_pairs
 from longspec.report.gates import judge
+from longspec.report.growth_plot import estimates
 from longspec.report.inputs import BASELINES, Settings, Target, Variant
 from longspec.report.prediction import predictions
 from longspec.report.samples import all_samples
@@ -175,7 +176,7 @@ def report_numbers(
     """Everything the page shows as a number from measurements; the content of report.json."""
     parts: dict[str, Any] = {"variants": {}, "overall": {}, "improvements": {}, "losses": {}, "against_baselines": {}}
     parts |= {"by_context": {}, "by_position": {}, "lossless": {}, "speed": {}, "predicted": {}, "measured": {}, "gates": {}}
-    parts |= {"speed_by_task": {}, "samples": {}}
+    parts |= {"speed_by_task": {}, "samples": {}, "training_estimates": {}}
     for variant in variants:
         tau = overall(variant, settings)
         values = {
@@ -190,6 +191,7 @@ def report_numbers(
             "speed": speed(variant, settings),
             "speed_by_task": speed_by_task(variant, settings),
             "samples": sample_counts(variant, settings),
+            "training_estimates": {stage.name: estimates(stage) for stage in variant.stages},
             "measured": {drafter: summarize(found.lines) for drafter, found in variant.evaluations.items()},
             "gates": judge(variant, settings, gates),
             "predicted": predictions(target.shape, tau[variant.final]["mean"], settings.draft_tokens),

@@ -7,7 +7,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from longspec.evaluate.tasks import shape_name
-from longspec.report import loss_plot, plots, tables
+from longspec.report import growth_plot, loss_plot, plots, tables
 from longspec.report.inputs import Manifest, Settings, Target, Variant
 from longspec.report.prediction import head_parameters, layer_parameters
 from longspec.report.samples import all_samples, visible
@@ -61,6 +61,7 @@ def figures(variants: list[Variant], numbers: dict[str, Any], settings: Settings
         "speed": plots.speed(variants, numbers, settings),
         "context": {v.name: plots.by_context(v, numbers, settings, context_scale) for v in variants},
         "position": {v.name: plots.by_position(v, numbers, settings, position_scale) for v in variants},
+        "growth": {v.name: growth_plot.growth(v) for v in variants},
         "loss": {v.name: loss_plot.losses(v, loss_scales) for v in variants},
     }
 
