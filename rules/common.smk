@@ -59,6 +59,7 @@ TARGET = "models/{model}/target_manifest.json"
 STAGE = "results/{run}/{variant}/{stage}"
 EVALUATED = "results/{run}/{variant}/evaluation/{drafter}.jsonl"
 FINAL_DRAFT = "results/{run}/{variant}/final_draft"
+COMPARED = "results/compare/{first}_{second}"  # no run's name has an underscore
 DRAFT_FILES = [
     "model.safetensors",
     "draft_model_weights.pth",

@@ -1,16 +1,4 @@
-# Two runs side by side: snakemake compare --config 'runs=[a,b]'. Names hold no underscore, so a file's name is unambiguous.
-COMPARED = "results/compare/{first}_{second}"
-
-
-def compared_page(wildcards):
-    """The page of the two chosen runs."""
-    if len(RUNS) != 2:
-        raise WorkflowError(
-            f"runs: {', '.join(RUNS)}: two runs can be compared; choose them: snakemake compare --config 'runs=[a,b]'"
-        )
-    return f"{COMPARED}.html".format(first=RUNS[0], second=RUNS[1])
-
-
+# Two runs side by side: snakemake compare --config 'runs=[a,b]'.
 rule compare:
     input:
         compared_page,
