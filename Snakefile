@@ -15,6 +15,7 @@ Where everything lies (P = results/{run}/{variant}, R = P/{stage}; rules/common.
     P/final_draft/                            what is published
     results/{run}/report.html                 the page a person reads
     results/{run}/gates.json                  that the draft is good enough
+    results/compare/{first}_{second}.html     two runs side by side, `snakemake compare`     rules/compare.smk
     logs/, timings/                           one file a job
 """
 
@@ -45,6 +46,7 @@ include: "rules/needs.smk"
 include: "rules/train.smk"
 include: "rules/preflight.smk"
 include: "rules/draft.smk"
+include: "rules/compare.smk"
 include: "rules/retries.smk"
 
 

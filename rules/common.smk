@@ -30,6 +30,7 @@ for name in config["variants"]:
     check_choice("variants", name, "variant")
 
 RUNS = config["runs"]
+ENVMODULES = config.get("envmodules", [])
 STAGES = {run: run_stages(run) for run in RUNS}
 STAGE_NAMES = list(
     dict.fromkeys(stage for stages in STAGES.values() for stage in stages)
@@ -59,6 +60,7 @@ TARGET = "models/{model}/target_manifest.json"
 STAGE = "results/{run}/{variant}/{stage}"
 EVALUATED = "results/{run}/{variant}/evaluation/{drafter}.jsonl"
 FINAL_DRAFT = "results/{run}/{variant}/final_draft"
+COMPARED = "results/compare/{first}_{second}"  # no run's name has an underscore
 DRAFT_FILES = [
     "model.safetensors",
     "draft_model_weights.pth",

@@ -35,7 +35,7 @@ rule evaluate:
     benchmark:
         "timings/evaluate/{run}/{variant}/{drafter}.tsv"
     envmodules:
-        *config["envmodules"],
+        *ENVMODULES,
     threads: 1
     resources:
         cpus_per_task=job_threads,
@@ -90,7 +90,10 @@ rule report:
         drafts=final_drafts,
     output:
         page=report(
-            "results/{run}/report.html", category="Drafts", labels={"run": "{run}"}
+            "results/{run}/report.html",
+            caption="captions/report.rst",
+            category="Drafts",
+            labels={"run": "{run}"},
         ),
         numbers="results/{run}/report.json",
     log:

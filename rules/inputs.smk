@@ -304,3 +304,12 @@ def gpus_of(wildcards, resources):
         r"\bgpu(?::[^:,]*[^:,\d][^:,]*)?(?::(\d+))?\b", str(resources.gres)
     )
     return int(asked[1] or 1) if asked else 0
+
+
+def compared_page(wildcards):
+    """The page of the two chosen runs."""
+    if len(RUNS) != 2:
+        raise WorkflowError(
+            f"runs: {', '.join(RUNS)}: two runs can be compared; choose them: snakemake compare --config 'runs=[a,b]'"
+        )
+    return f"{COMPARED}.html".format(first=RUNS[0], second=RUNS[1])

@@ -21,7 +21,7 @@ rule preflight_run:
         "timings/preflight/{run}.tsv"
     retries: 0
     envmodules:
-        *config["envmodules"],
+        *ENVMODULES,
     threads: 2
     resources:
         nodes=1,

@@ -50,7 +50,7 @@ rule train_target:
     wildcard_constraints:
         model=one_of(BUILT),
     envmodules:
-        *config["envmodules"],
+        *ENVMODULES,
     threads: 2
     resources:
         cpus_per_task=job_threads,

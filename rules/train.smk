@@ -36,7 +36,7 @@ rule train:
     benchmark:
         "timings/train/{run}/{variant}/{stage}.tsv"
     envmodules:
-        *config["envmodules"],
+        *ENVMODULES,
     threads: 2
     resources:
         nodes=1,

@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "draft": {"train.models"},
     "evaluate": {"data", "decode", "train.models"},
     "report": {"evaluate"},
+    "compare": {"report"},
     "gates": set(),
     "cluster": {"train", "train.models", "data"},
 }

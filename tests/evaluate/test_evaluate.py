@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config
 
 from longspec import jsonl
 from longspec.artefact import read_json, write_json, write_text
@@ -108,6 +108,22 @@ def test_lines_tell_what_was_decoded(arguments: Any) -> None:
     assert by_shape[0] == by_shape[1]
     assert {line["tokens_compared"] for line in lines if line["temperature"]} == {0}
     assert [line["record"] for line in lines if line["task"] == "file"][::4] == sorted({line["record"] for line in lines[:16]})
+
+
+@pytest.mark.parametrize("drafter", ["lookup", "untrained"])
+def test_the_first_prompt_of_a_task_keeps_what_was_drafted(arguments: Any, drafter: str) -> None:
+    """Its texts are the decoded text, its depths those of the rounds, and no draft was rejected for being right."""
+    tokenizer = AutoTokenizer.from_pretrained("target")
+    lines = told(evaluate(arguments(drafter, "sampled.jsonl", prompts=2)))
+    assert [line["prompt"] for line in lines if "sample" in line] == [0] * 8
+    for line in lines[:4] + lines[8:12]:
+        tokens = line["sample"]["tokens"]
+        assert "".join(token["text"] for token in tokens) == tokenizer.decode(line["tokens"])
+        depths = [0, *(depth for kept in line["accepted"] for depth in [*range(1, kept + 1), 0])]
+        assert [token["depth"] for token in tokens] == depths[: len(tokens)]
+        assert all(token["text"] not in token["rejected"] for token in tokens)
+        assert not any(token["rejected"] for token in tokens if token["depth"])
+    assert drafter == "lookup" or any(token["rejected"] for token in tokens)
 
 
 def test_other_settings_measure_anew_and_are_named(arguments: Any, tmp_path: Path, capfd: Any) -> None:

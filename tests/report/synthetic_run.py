@@ -63,9 +63,19 @@ def evaluation_rows(drafter: str, settings: dict[str, Any], seed: int, shift: fl
                 | {"temperature": 0.0, "shape": settings["shapes"][0], "positions": positions(accepted, settings["shapes"][0])}
                 | {"tokens_compared": new, "mismatches": 0, "near_ties": 0, "seconds_draft": draft}
                 | {"seconds_plain": 0.0019 * new * rng.normal(1, 0.05), "seconds_target": target}
-                | {"seconds_speculative": (target + draft) * 1.12}
+                | {"seconds_speculative": (target + draft) * 1.12, "prompt_hash": f"{task} {prompt}"}
+                | ({} if prompt else {"sample": sample(accepted)})
             )
     return rows
+
+
+def sample(accepted: list[int]) -> dict[str, Any]:
+    """A text of which so many drafted tokens were kept in each round; a wrong one was drafted in place of the target's own."""
+    tokens: list[dict[str, Any]] = [{"text": "The", "depth": 0, "rejected": []}]
+    for kept in accepted:
+        tokens += [{"text": f" draft{depth}", "depth": depth, "rejected": []} for depth in range(1, kept + 1)]
+        tokens.append({"text": " own\n", "depth": 0, "rejected": [" wrong"]})
+    return {"before": "Once upon a time. ", "tokens": tokens}
 
 
 def metric_rows(steps: int, start: float, end: float, floor: float, seed: int) -> list[dict[str, Any]]:
@@ -78,8 +88,15 @@ def metric_rows(steps: int, start: float, end: float, floor: float, seed: int) -
         rows.append(
             {"step": step, "loss": loss, "llm_loss": floor + noise, "lr": 1e-3, "grad_norm": 0.7, "tokens": 8192}
             | {"labels": 8100, "tokens_seen": step * 8192, "seconds": 0.6, "skipped": 0}
+            | ({} if step % 50 else {"held_out": held_out_row(step)})
         )
     return rows
+
+
+def held_out_row(step: int) -> dict[str, float]:
+    """An estimate of the trainer; half of the drafts are right at step 100, in each of two places."""
+    share = min(1.0, step / 200)
+    return {"acceptance_1": share, "acceptance_2": share, "expected_tokens": 1 + share + share**2, "loss": 3.0, "seconds": 0.1}
 
 
 def write_variant(folder: Path, variant: str, settings: dict[str, Any], shift: float = 0.0) -> None:

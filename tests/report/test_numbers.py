@@ -36,7 +36,7 @@ def write_tiny(folder: Path, **changes: Any) -> list[str]:
             row = {"task": "short", "drafter": drafter, "prompt": prompt, "record": prompt, "accepted": accepted}
             row |= {"context_tokens": CONTEXT[prompt], "new_tokens": new, "rounds": len(accepted)}
             row |= {"acceptance_length": new / len(accepted), "tokens_compared": 10, "mismatches": 1, "near_ties": 1}
-            row |= {"temperature": 0, "shape": 2, "positions": positions(accepted, 2)}
+            row |= {"prompt_hash": f"{prompt}", "temperature": 0, "shape": 2, "positions": positions(accepted, 2)}
             row |= {"seconds_plain": 3.0, "seconds_speculative": 2.0, "seconds_draft": 0.5, "seconds_target": 1.0}
             rows.append(row | changes)
         jsonl.write(folder / "results" / "base" / "evaluation" / f"{drafter}.jsonl", reversed(rows))
@@ -90,6 +90,7 @@ def test_buckets_positions_losslessness_and_speed(numbers: dict[str, Any]) -> No
     assert (lossless["tokens_compared"], lossless["mismatches"], lossless["unexplained"]) == (250, 25, 0)
     speed = numbers["speed"]["base"]["longcot"]
     assert speed["speed_up"] == {"mean": 1.5, "low": 1.5, "high": 1.5}
+    assert numbers["speed_by_task"]["base"]["longcot"] == {"short": speed["speed_up"]}
     assert (speed["draft_share"], speed["target_share"], speed["other_share"]) == (0.25, 0.5, 0.25)
     # 2.5 s for 8 rounds of 2 drafted tokens, 15 s for 19 plain tokens.
     assert speed["measured_cost_ratio"] == pytest.approx((2.5 / 16) / (15 / 19))

@@ -13,6 +13,7 @@ from longspec.artefact import write_json
 from tests.report.synthetic_run import SETTINGS, write_run
 from tests.report.test_numbers import report, write_tiny
 
+VOID = {"meta", "br", "hr", "img", "input", "link", "col", "source", "wbr"}
 VARIANTS = {"base": -0.02, "sinkpi-slicing": 0.0}
 
 
@@ -24,17 +25,48 @@ class Resources(HTMLParser):
         self.references: list[str] = []
         self.tags: set[str] = set()
         self.text: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.tables: list[list[list[str]]] = []  # each a list of rows of cells
+        self.open: list[str] = []
+        self.faults: list[str] = []  # tags that do not close what was opened last
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("th", "td"):
+            self.tables[-1][-1].append("")
         for name, value in attrs:
             if name in ("src", "href", "xlink:href", "srcset", "data", "action", "poster", "background"):
                 self.references.append(value or "")
             elif value and "url(" in value:
                 self.references += re.findall(r"url\(([^)]*)\)", value)
 
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID and (not self.open or self.open.pop() != tag):
+            self.faults.append(f"line {self.getpos()[0]}: </{tag}>")
+
     def handle_data(self, data: str) -> None:
         self.text.append(data)
+        if {"th", "td"} & set(self.open):
+            cell = self.tables[-1][-1]
+            cell[-1] = f"{cell[-1]} {data}".strip()
+
+    def rows(self, *head: str) -> list[list[str]]:
+        """The rows, in words, of the table whose first row begins with these cells."""
+        (found,) = [
+            table for table in self.tables if [cell.split()[:1] for cell in table[0][: len(head)]] == [[name] for name in head]
+        ]
+        return [[" ".join(cell.split()) for cell in row] for row in found[1:]]
 
 
 def read_page(folder: Path) -> tuple[Resources, str, str]:
@@ -62,6 +94,42 @@ def test_the_page_loads_nothing(folder: Path) -> None:
     assert not re.search(r"https?:", source)
 
 
+def test_the_page_is_well_formed(folder: Path) -> None:
+    """Every element is closed, and in order; nothing waits for a script: what is folded opens without one."""
+    parser, source, _ = read_page(folder)
+    assert (parser.faults, parser.open) == ([], [])
+    assert source.startswith("<!doctype html>")
+    assert not [name for _, attributes in parser.elements for name in attributes if name.startswith("on") or name == "hidden"]
+    assert source.count("<summary>") == source.count("<details")
+
+
+def test_the_tables_hold_the_figures_of_lines_made_by_hand(tmp_path: Path) -> None:
+    """The tiny run: 8 rounds of 2 drafted tokens; 3 s plain and 2 s speculative for each of 5 prompts."""
+    report(write_tiny(tmp_path))
+    parser, _, text = read_page(tmp_path)
+    rows = {row[0]: row[1:] for row in parser.rows("Drafter", "short", "all")}
+    assert [rows[name][0].split()[0] for name in ("untrained draft", "prompt lookup", "base", "long", "longcot")] == [
+        "1.00", "1.12", "2.00", "1.88", "2.38"
+    ]  # fmt: skip
+    assert rows["untrained draft"] == ["1.00 1.00 – 1.00"] * 2
+    assert parser.rows("Stage", "against")[0] == [
+        "base",
+        "untrained draft",
+        "short (stdlib)",
+        "1.00",
+        "2.00",
+        "+1.000 +1.000 to +1.000",
+        "yes",
+    ]
+    speeds = {row[0]: row[1:] for row in parser.rows("Drafter", "speed-up")}
+    assert speeds["longcot"] == ["1.50× 1.50 – 1.50", "15.0 s", "10.0 s", "draft 25.0 %, target 50.0 %, rest 25.0 %", "0.20"]
+    measured = {row[0]: row[1:] for row in parser.rows("Drafter", "task", "T")}
+    assert measured["longcot"] == [
+        "short", "0", "chain of 2", "0-1k", "5", "2.38", "0.88 0.57", "1.9", "1.3", "1.50", "25%", "50", "5 5"
+    ]  # fmt: skip
+    assert "n = 2" in text  # prompts of the buckets 0-256 and 256-512
+
+
 def test_every_reference_within_the_page_has_one_target(folder: Path) -> None:
     """Figures share one document: a clip path or marker of one must not be taken for another's."""
     parser, source, _ = read_page(folder)
@@ -73,7 +141,7 @@ def test_every_reference_within_the_page_has_one_target(folder: Path) -> None:
 def test_figures_take_their_colours_from_the_page(folder: Path) -> None:
     """A colour that a figure states itself would vanish in one of the two schemes."""
     figures = re.findall(r"<svg.*?</svg>", read_page(folder)[1], flags=re.DOTALL)
-    assert len(figures) == 1 + 3 * len(VARIANTS)
+    assert len(figures) == 2 + 4 * len(VARIANTS)
     variables = set(re.findall(r"var\(--([\w-]+)\)", "".join(figures)))
     assert variables <= set(re.findall(r"--([\w-]+):", read_page(folder)[1]))
     assert not [colour for figure in figures for colour in re.findall(r"(?:fill|stroke): (#\w+)", figure)]
@@ -140,6 +208,24 @@ def test_the_sentences_follow_the_numbers(tmp_path: Path, changes: dict[str, flo
     text = read_page(tmp_path)[2]
     assert all(sentence in text for sentence in sentences)
     assert ("Not lossless" in text) == ("Not lossless" in sentences)
+
+
+def test_the_estimates_of_training_are_drawn_and_told(tmp_path: Path) -> None:
+    """Every 50 steps: four in stage base, one in long, two in longcot; without any the figure is left out."""
+    arguments = write_tiny(tmp_path)
+    found = report(arguments)["training_estimates"]["base"]
+    steps = {stage: [(row["step"], row["expected_tokens"]) for row in rows] for stage, rows in found.items()}
+    assert steps == {
+        "base": [(50, 1.3125), (100, 1.75), (150, 2.3125), (200, 3.0)],
+        "long": [(50, 1.3125)],
+        "longcot": [(50, 1.3125), (100, 1.75)],
+    }
+    assert "Acceptance while it trained" in read_page(tmp_path)[2]
+    for stage in found:
+        path = tmp_path / "results/base" / stage / "metrics.jsonl"
+        jsonl.write(path, [{key: row[key] for key in row if key != "held_out"} for row in list(jsonl.read(path))])
+    report(arguments)
+    assert "Acceptance while it trained" not in read_page(tmp_path)[2]
 
 
 def test_steps_without_a_loss_are_counted(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def evaluate(options: argparse.Namespace) -> None:
     drafter = make_drafter(options, target, recipe)
     prompts = all_prompts(options, section, tokenizer, target.config.max_position_embeddings)
     log(f"{options.drafter}: {len(prompts)} prompts, {len(section.settings)} settings, {target.dtype}, {device}")
-    measurer = Measurer(target, drafter, ends_of_text(target, tokenizer), section.repeats, section.seed)
+    measurer = Measurer(target, tokenizer, drafter, ends_of_text(target, tokenizer), section.repeats, section.seed)
     work = [(prompt, setting) for prompt in prompts for setting in section.settings]
     with Journal(options.out.with_suffix(".unfinished.jsonl"), identity_of(options, target, recipe, section)) as journal:
         lines = measure_all(journal, measurer, work)

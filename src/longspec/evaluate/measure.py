@@ -14,6 +14,7 @@ from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import Decoded, speculate
 from longspec.evaluate.compare import Comparison, compare
 from longspec.evaluate.prompts import Prompt
+from longspec.evaluate.sample import Recorder, sample_of
 from longspec.evaluate.tasks import Setting
 
 Line = dict[str, Any]
@@ -24,6 +25,7 @@ class Measurer:
     """What measures: the target and drafter, the tokens that end a text, how often each time is taken, the seed of draws."""
 
     target: Any
+    tokenizer: Any
     drafter: Drafter
     eos: Collection[int]
     repeats: int
@@ -32,21 +34,24 @@ class Measurer:
     def line(self, prompt: Prompt, setting: Setting) -> Line:
         """Decode and compare. Seconds are the medians of the repeats, the lower of two; the prompt's forward is not in them.
 
+        The first prompt of a task keeps what was drafted for it too.
+
         Raises ValueError when greedy output is not the target's own up to near-ties.
         """
         start = prefill(self.target, [prompt.ids])
-        plain, decoded = self._pair(start, prompt, setting, 0)
+        recorder = Recorder(self.drafter)
+        plain, decoded = self._pair(start, prompt, setting, 0, recorder)
         (fast,) = decoded.rows
         verdict = compare(plain, fast.ids) if setting.temperature == 0 else Comparison(0, 0, 0)
         refuse_fault(prompt, setting, verdict, plain, fast.ids)
         runs = [(plain, decoded)]
         for repeat in range(1, self.repeats):
             runs[-1][0].logits.clear()  # a vocabulary for each token
-            runs.append(self._pair(start, prompt, setting, repeat))
+            runs.append(self._pair(start, prompt, setting, repeat, self.drafter))
         # The repeat of median speed tells all of its times, so that the parts add up.
         decoded = sorted((decoded for _, decoded in runs), key=lambda run: run.seconds)[(self.repeats - 1) // 2]
         plain = sorted((plain for plain, _ in runs), key=lambda run: run.seconds)[(self.repeats - 1) // 2]
-        return {
+        line = {
             **key_of(prompt, setting),
             "record": prompt.record,
             "context_tokens": len(prompt.ids),
@@ -65,22 +70,25 @@ class Measurer:
             "tokens": fast.ids,
             "reference": prompt.reference,
         }
+        if prompt.number == 0:
+            line["sample"] = sample_of(self.tokenizer, prompt.ids, fast.ids, fast.accepted, recorder)
+        return line
 
-    def _pair(self, start: Prefilled, prompt: Prompt, setting: Setting, repeat: int) -> tuple[Plain, Decoded]:
+    def _pair(self, start: Prefilled, prompt: Prompt, setting: Setting, repeat: int, drafter: Drafter) -> tuple[Plain, Decoded]:
         """Both ways once; which one is first changes with each repeat. Every repeat draws the same tokens."""
         if repeat % 2:
-            decoded = self._speculative(start, prompt, setting)
+            decoded = self._speculative(start, prompt, setting, drafter)
             return self._plain(start, prompt, setting), decoded
-        return self._plain(start, prompt, setting), self._speculative(start, prompt, setting)
+        return self._plain(start, prompt, setting), self._speculative(start, prompt, setting, drafter)
 
     def _plain(self, start: Prefilled, prompt: Prompt, setting: Setting) -> Plain:
         sampler = Sampler(setting.temperature, generator=self._generator(prompt, setting))
         return decode_plain(self.target, start, prompt.new_tokens + 1, self.eos, sampler)  # the prompt's forward brings one
 
-    def _speculative(self, start: Prefilled, prompt: Prompt, setting: Setting) -> Decoded:
+    def _speculative(self, start: Prefilled, prompt: Prompt, setting: Setting, drafter: Drafter) -> Decoded:
         return speculate(
             self.target,
-            self.drafter,
+            drafter,
             start,
             max_new_tokens=prompt.new_tokens + 1,
             shape=setting.shape,

@@ -1,40 +1,23 @@
 """`python -m longspec.report`: one self-contained HTML page about a run, and its numbers as JSON beside it."""
 
 import argparse
-import json
 import sys
 from pathlib import Path
-from typing import Any
 
 from longspec.artefact import write_json, write_text
 from longspec.report.inputs import parse_settings, read_manifest, read_target, read_variant
 from longspec.report.numbers import report_numbers
+from longspec.report.options import json_value, named_folder
 from longspec.report.page import render
-
-
-def variant_option(text: str) -> tuple[str, Path]:
-    """NAME=FOLDER as a pair."""
-    name, equals, folder = text.partition("=")
-    if not (name and equals and folder):
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=FOLDER")
-    return name, Path(folder)
-
-
-def settings_option(text: str) -> Any:
-    """The JSON text, parsed."""
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise argparse.ArgumentTypeError(f"not JSON: {error}") from error
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """The verb's arguments."""
     parser = argparse.ArgumentParser(prog="python -m longspec.report", description=__doc__)
     parser.add_argument("--run", required=True, help="the run's name")
-    parser.add_argument("--variant", required=True, action="append", type=variant_option, help="NAME=FOLDER; repeat it")
-    parser.add_argument("--settings", required=True, type=settings_option, help="the evaluation section as JSON")
-    parser.add_argument("--gates", required=True, type=settings_option, help="the gates section as JSON")
+    parser.add_argument("--variant", required=True, action="append", type=named_folder, help="NAME=FOLDER; repeat it")
+    parser.add_argument("--settings", required=True, type=json_value, help="the evaluation section as JSON")
+    parser.add_argument("--gates", required=True, type=json_value, help="the gates section as JSON")
     parser.add_argument("--model-dir", required=True, type=Path, help="folder of target_manifest.json")
     parser.add_argument("--raw", required=True, nargs="+", type=Path, help="manifests of raw datasets")
     parser.add_argument("--packed", required=True, nargs="+", type=Path, help="manifests of packed rows")

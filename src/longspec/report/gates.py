@@ -36,7 +36,7 @@ def _row(gate: str, task: str | None, what: str, limit: float, found: tuple[Row,
     lost = 1 - after["mean"] / before["mean"]
     fewest = min(before["documents"], after["documents"])
     if fewest < FEWEST:
-        row["why"] = f"{fewest} records are too few to judge by; {FEWEST} are needed"
+        row["why"] = f"{fewest} {'record is' if fewest == 1 else 'records are'} too few to judge by; {FEWEST} are needed"
     return row | {"before": before, "after": after, "lost": lost, "passed": None if row["why"] else lost <= limit}
 
 

@@ -67,9 +67,14 @@ def _panel(axes: Axes, stage: Stage, colour: str, scale: tuple[float, float] | N
         )  # fmt: skip
 
 
+def thinned(step_T: FloatArray) -> slice:
+    """Which of a curve's points to draw: about POINTS of them."""
+    return slice(None, None, -(-len(step_T) // POINTS))
+
+
 def _draw(axes: Axes, step_T: FloatArray, value_T: FloatArray, colour: str, alpha: float, **line: Any) -> float:
     """A curve of at most about POINTS points; returns where it ends."""
-    thin = slice(None, None, -(-len(step_T) // POINTS))
+    thin = thinned(step_T)
     axes.plot(step_T[thin], value_T[thin], color=colour, alpha=alpha, **line)
     return float(value_T[-1])
 

@@ -13,8 +13,10 @@ from longspec.evaluate.summary import summarize
 from longspec.report.estimates import acceptance, difference, ratio_of
 from longspec.report.evaluations import Evaluation, check_pairs
 from longspec.report.gates import judge
+from longspec.report.growth_plot import estimates
 from longspec.report.inputs import BASELINES, Settings, Target, Variant
 from longspec.report.prediction import predictions
+from longspec.report.samples import all_samples
 
 
 def by_task(variant: Variant, settings: Settings) -> dict[str, dict[str, Any]]:
@@ -140,6 +142,21 @@ def speed(variant: Variant, settings: Settings) -> dict[str, Any]:
     return rows
 
 
+def speed_by_task(variant: Variant, settings: Settings) -> dict[str, dict[str, Any]]:
+    """drafter -> task -> measured speed-up."""
+    columns = "seconds_plain", "seconds_speculative"
+    return {
+        drafter: {task: ratio_of(found, *columns, found.of_task(task), settings.seed) for task in settings.tasks}
+        for drafter, found in variant.evaluations.items()
+    }
+
+
+def sample_counts(variant: Variant, settings: Settings) -> dict[str, dict[str, Any]]:
+    """drafter -> task -> the tokens of the sample text, those that were drafted, and the rejections."""
+    held = all_samples(variant.evaluations, settings)
+    return {drafter: {sample.task: sample.counts for sample in samples} for drafter, samples in held.items()}
+
+
 def between_variants(variants: list[Variant], settings: Settings) -> list[dict[str, Any]]:
     """The final draft of every further variant against the first variant's, by task, on the same prompts."""
     rows = []
@@ -159,6 +176,7 @@ def report_numbers(
     """Everything the page shows as a number from measurements; the content of report.json."""
     parts: dict[str, Any] = {"variants": {}, "overall": {}, "improvements": {}, "losses": {}, "against_baselines": {}}
     parts |= {"by_context": {}, "by_position": {}, "lossless": {}, "speed": {}, "predicted": {}, "measured": {}, "gates": {}}
+    parts |= {"speed_by_task": {}, "samples": {}, "training_estimates": {}}
     for variant in variants:
         tau = overall(variant, settings)
         values = {
@@ -171,6 +189,9 @@ def report_numbers(
             "by_position": by_position(variant, settings),
             "lossless": lossless(variant),
             "speed": speed(variant, settings),
+            "speed_by_task": speed_by_task(variant, settings),
+            "samples": sample_counts(variant, settings),
+            "training_estimates": {stage.name: estimates(stage) for stage in variant.stages},
             "measured": {drafter: summarize(found.lines) for drafter, found in variant.evaluations.items()},
             "gates": judge(variant, settings, gates),
             "predicted": predictions(target.shape, tau[variant.final]["mean"], settings.draft_tokens),

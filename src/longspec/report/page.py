@@ -1,13 +1,16 @@
 """The page: numbers, figures and tables through one template, everything escaped unless it is a figure of ours."""
 
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from longspec.evaluate.tasks import shape_name
-from longspec.report import loss_plot, plots, tables
+from longspec.report import growth_plot, loss_plot, plots, tables
 from longspec.report.inputs import Manifest, Settings, Target, Variant
 from longspec.report.prediction import head_parameters, layer_parameters
+from longspec.report.samples import all_samples, visible
 from longspec.report.style import STAGES
 
 
@@ -39,6 +42,9 @@ def environment() -> Environment:
             "shape": shape_name,
             "proposal": lambda shape: f"{shape} tokens" if isinstance(shape, int) else f"a {shape_name(shape)} of tokens",
             "drafter": plots.drafter_name,
+            "visible": visible,
+            "quoted": lambda text: f"“{text}”",
+            "groupby_in_order": lambda rows, key: [list(group) for _, group in groupby(rows, key=itemgetter(key))],
             "position": lambda names, name: names.index(name) % STAGES + 1,
             "data_of": lambda variant, drafter: next((s.data for s in variant.stages if s.name == drafter), None),
         }
@@ -52,8 +58,10 @@ def figures(variants: list[Variant], numbers: dict[str, Any], settings: Settings
     loss_scales = loss_plot.limits(variants)
     return {
         "acceptance": plots.acceptance(variants, numbers, settings),
+        "speed": plots.speed(variants, numbers, settings),
         "context": {v.name: plots.by_context(v, numbers, settings, context_scale) for v in variants},
         "position": {v.name: plots.by_position(v, numbers, settings, position_scale) for v in variants},
+        "growth": {v.name: growth_plot.growth(v) for v in variants},
         "loss": {v.name: loss_plot.losses(v, loss_scales) for v in variants},
     }
 
@@ -96,6 +104,7 @@ def render(
             target_parameters=shape.num_hidden_layers * layer_parameters(shape) + head_parameters(shape),
             longest_bar=max(0.001, *(f["mean"] - 1 for found in numbers["overall"].values() for f in found.values())),
             figures=figures(variants, numbers, settings),
+            samples={v.name: all_samples(v.evaluations, settings) for v in variants},
             unfinished=unfinished(variants),
             short_of_prompts=short_of_prompts(numbers, settings),
             soft=any(stage.recipe.draft.loss != "hard" for v in variants for stage in v.stages),

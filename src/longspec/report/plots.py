@@ -22,7 +22,7 @@ def size_name(tokens: int) -> str:
     return f"{tokens // 1024}k" if tokens >= 1024 else str(tokens)
 
 
-def _point(axes: Axes, found: dict[str, Any], at: float, colour: str, marker: str, upright: bool = True) -> None:
+def draw_point(axes: Axes, found: dict[str, Any], at: float, colour: str, marker: str, upright: bool = True) -> None:
     """A figure with its interval; hollow when there are too few records for one."""
     if found["low"] is not None:
         ends, across = [found["low"], found["high"]], [at, at]
@@ -37,10 +37,11 @@ def _point(axes: Axes, found: dict[str, Any], at: float, colour: str, marker: st
     )
 
 
-def _limits(values: list[dict[str, Any]]) -> tuple[float, float]:
-    """From just below 1 (no drafted token accepted) to just above the highest interval."""
-    high = max(found["mean"] if found["high"] is None else found["high"] for found in values)
-    return 1 - 0.04 * (high - 1) - 0.01, high + 0.1 * (high - 1) + 0.02
+def interval_limits(values: list[dict[str, Any]]) -> tuple[float, float]:
+    """From just below 1 (no drafted token accepted; as fast as without draft) or the lowest end to just above the highest."""
+    low = min(1.0, *(found["mean"] if found["low"] is None else found["low"] for found in values))
+    high = max(1.0, *(found["mean"] if found["high"] is None else found["high"] for found in values))
+    return low - 0.04 * (high - low) - 0.01, high + 0.1 * (high - low) + 0.02
 
 
 def _end_labels(axes: Axes, ends: dict[str, float], stages: list[str], limits: tuple[float, float]) -> None:
@@ -54,24 +55,35 @@ def _end_labels(axes: Axes, ends: dict[str, float], stages: list[str], limits: t
         )  # fmt: skip
 
 
-def acceptance(variants: list[Variant], numbers: dict[str, Any], settings: Settings) -> Markup:
-    """A panel per task, a row per drafter, a marker per variant; equal scales."""
+def acceptance(variants: list[Variant], numbers: dict[str, Any], settings: Settings, name: str = "acceptance") -> Markup:
+    """Acceptance length of each drafter on each task."""
+    label, told = "acceptance length, tokens per round", "Acceptance length of each drafter on each task, with 95 % intervals"
+    return _by_drafter(name, numbers["variants"], variants, settings, label, told)
+
+
+def speed(variants: list[Variant], numbers: dict[str, Any], settings: Settings, name: str = "speed") -> Markup:
+    """Measured speed-up of each drafter on each task."""
+    label, told = "speed-up, times plain decoding", "Measured speed-up of each drafter on each task, with 95 % intervals"
+    return _by_drafter(name, numbers["speed_by_task"], variants, settings, label, told)
+
+
+def _by_drafter(name: str, found: Any, variants: list[Variant], settings: Settings, label: str, told: str) -> Markup:
+    """A panel per task, a row per drafter, a marker per variant; equal scales. found: variant -> drafter -> task -> figure."""
     drafters = list(dict.fromkeys(name for variant in variants for name in variant.evaluations))
-    found = numbers["variants"]
-    low, high = _limits([found[v.name][d][t] for v in variants for d in v.evaluations for t in settings.tasks])
+    low, high = interval_limits([found[v.name][d][t] for v in variants for d in v.evaluations for t in settings.tasks])
     with quiet():
         figure, row = panels([1.0] * len(settings.tasks), 0.75 + 0.32 * len(drafters) * max(1.0, len(variants) * 0.7))
         for axes, task in zip(row, settings.tasks, strict=True):
-            _acceptance_panel(axes, task, variants, found, drafters)
+            _drafters_panel(axes, task, variants, found, drafters)
             axes.set(xlim=(low, high + 0.14 * (high - low)), title=f"{task}  ·  {settings.tasks[task]}")
-            axes.set_xlabel("acceptance length, tokens per round")
+            axes.set_xlabel(label)
         row[0].set_ylim(len(drafters) - 0.45, -0.55)
         row[0].set_yticks(range(len(drafters)), [drafter_name(drafter) for drafter in drafters])
         row[0].tick_params(axis="y", labelcolor=COLOUR["ink"])
-        return to_svg(figure, "acceptance", "Acceptance length of each drafter on each task, with 95 % intervals")
+        return to_svg(figure, name, told)
 
 
-def _acceptance_panel(axes: Axes, task: str, variants: list[Variant], found: Any, drafters: list[str]) -> None:
+def _drafters_panel(axes: Axes, task: str, variants: list[Variant], found: Any, drafters: list[str]) -> None:
     axes.grid(axis="x")
     axes.spines["left"].set_visible(False)
     axes.axvline(1, color=COLOUR["muted"], linewidth=0.8)
@@ -80,9 +92,10 @@ def _acceptance_panel(axes: Axes, task: str, variants: list[Variant], found: Any
         stages = [stage.name for stage in variant.stages]
         for drafter in variant.evaluations:
             value, at = found[variant.name][drafter][task], drafters.index(drafter) + dodge
-            _point(axes, value, at, drafter_colour(drafter, stages), MARKERS[number % len(MARKERS)], upright=False)
+            draw_point(axes, value, at, drafter_colour(drafter, stages), MARKERS[number % len(MARKERS)], upright=False)
             end = value["mean"] if value["high"] is None else value["high"]
-            axes.annotate(f"{value['mean']:.2f}", (end, at), (5, 0), textcoords="offset points", va="center")
+            text = axes.annotate(f"{value['mean']:.2f}", (end, at), (5, 0), textcoords="offset points", va="center")
+            text.set_bbox({"facecolor": COLOUR["paper"], "edgecolor": "none", "pad": 0.6})  # lines do not cross the figure
 
 
 def by_context(variant: Variant, numbers: dict[str, Any], settings: Settings, limits: tuple[float, float]) -> Markup:
@@ -101,7 +114,7 @@ def by_context(variant: Variant, numbers: dict[str, Any], settings: Settings, li
                 colour, at = drafter_colour(drafter, stages), [place + dodge for place in range(len(values))]
                 axes.plot(at, [value["mean"] for value in values], color=colour, linewidth=1.0, alpha=0.55)
                 for place, value in zip(at, values, strict=True):
-                    _point(axes, value, place, colour, "o")
+                    draw_point(axes, value, place, colour, "o")
             names = [f"{size_name(b['from'])}–{size_name(b['to'])}\nn = {b['prompts']}" for b in held]
             axes.set_xticks(range(len(held)), names)
             axes.set(xlim=(-0.55, len(held) - 0.45), ylim=limits, title=task)
@@ -114,7 +127,7 @@ def by_context(variant: Variant, numbers: dict[str, Any], settings: Settings, li
 
 def context_limits(numbers: dict[str, Any]) -> tuple[float, float]:
     """One scale for the context figures of all variants."""
-    return _limits([b for found in numbers["by_context"].values() for held in found.values() for b in held])
+    return interval_limits([b for found in numbers["by_context"].values() for held in found.values() for b in held])
 
 
 def position_limits(numbers: dict[str, Any]) -> tuple[float, float]:

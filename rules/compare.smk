@@ -1,0 +1,37 @@
+# Two runs side by side: snakemake compare --config 'runs=[a,b]'.
+rule compare:
+    input:
+        compared_page,
+    localrule: True
+
+
+# What it reads of a run, the run's report has read before.
+rule compare_runs:
+    input:
+        first="results/{first}/report.json",
+        second="results/{second}/report.json",
+    output:
+        page=report(
+            f"{COMPARED}.html",
+            caption="captions/compare.rst",
+            category="Comparisons",
+            labels={"first": "{first}", "second": "{second}"},
+        ),
+        numbers=f"{COMPARED}.json",
+    log:
+        "logs/compare_runs/{first}_{second}.log",
+    benchmark:
+        "timings/compare_runs/{first}_{second}.tsv"
+    wildcard_constraints:
+        first=one_of(RUNS),
+        second=one_of(RUNS),
+    localrule: True
+    params:
+        settings=evaluation_settings,
+        variants=[f"--variant {variant}" for variant in config["variants"]],
+    shell:
+        "python -m longspec.compare"
+        " --run {wildcards.first}=results/{wildcards.first}"
+        " --run {wildcards.second}=results/{wildcards.second}"
+        " {params.variants} --settings {params.settings:q}"
+        " --out {output.page} > {log} 2>&1"

@@ -1,0 +1,45 @@
+"""`python -m longspec.compare`: two runs side by side on the same prompts, as one self-contained HTML page and as JSON."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from longspec.artefact import write_json, write_text
+from longspec.compare.numbers import compare_numbers
+from longspec.compare.page import render
+from longspec.compare.pairs import read_pair
+from longspec.report.inputs import parse_settings
+from longspec.report.options import json_value, named_folder
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The verb's arguments."""
+    parser = argparse.ArgumentParser(prog="python -m longspec.compare", description=__doc__)
+    parser.add_argument("--run", required=True, action="append", type=named_folder, help="NAME=FOLDER; give two")
+    parser.add_argument("--variant", required=True, action="append", help="a variant that both runs have; repeat it")
+    parser.add_argument("--settings", required=True, type=json_value, help="the evaluation section as JSON")
+    parser.add_argument("--out", required=True, type=Path, help="the page; the numbers go beside it as .json")
+    return parser.parse_args(arguments)
+
+
+def make_comparison(options: argparse.Namespace) -> None:
+    """Read both runs, then write the numbers and the page."""
+    settings = parse_settings(options.settings)
+    pairs = [read_pair(variant, options.run, settings) for variant in options.variant]
+    numbers = compare_numbers(pairs, settings)
+    page = render(pairs, numbers, settings)
+    write_json(options.out.with_suffix(".json"), numbers)
+    write_text(options.out, page)
+    print(f"{options.out}: {len(page):,} characters; numbers in {options.out.with_suffix('.json')}")
+
+
+def main() -> None:
+    """Read the command line."""
+    try:
+        make_comparison(parse_arguments())
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""The comparison's numbers: second run minus first, paired on the prompts both decoded. Suffix: P prompts."""
+
+from typing import Any
+
+import numpy as np
+from omegaconf import OmegaConf
+
+from longspec.compare.pairs import Pair
+from longspec.report.estimates import acceptance, difference
+from longspec.report.growth_plot import estimates
+from longspec.report.inputs import Settings, Stage, Variant
+from longspec.report.numbers import by_context, by_position, by_task, lossless, overall, speed, speed_by_task
+from longspec.report.tables import flatten
+
+Row = dict[str, Any]
+HIDDEN = ("stages.",)  # what provenance says of each stage stands in the recipes
+
+
+def acceptances(pair: Pair, settings: Settings) -> list[Row]:
+    """For each drafter and task, and all tasks (task None): both acceptance lengths and the paired difference."""
+    rows = []
+    for name, (first, second) in pair.drafters.items():
+        for task in (*settings.tasks, None):
+            chosen_P = np.ones(len(first["task"]), bool) if task is None else first.of_task(task)
+            both = {
+                "first": acceptance(first, chosen_P, settings.seed),
+                "second": acceptance(second, chosen_P, settings.seed),
+            }
+            found = difference(second, first, chosen_P, settings.seed)
+            rows.append({"drafter": name, "task": task} | both | {key: found[key] for key in ("difference", "low", "high")})
+    return rows
+
+
+def recipe_differences(pair: Pair) -> list[Row]:
+    """The settings in which a stage's recipe differs between the runs; a stage of one run alone is a row without key."""
+    first, second = ({stage.name: stage for stage in run.stages} for run in pair.runs)
+    rows = []
+    for name in dict.fromkeys([*first, *second]):
+        if name not in first or name not in second:
+            rows.append({"stage": name, "key": None, "first": name in first, "second": name in second})
+            continue
+        for key, one, other in differing(_recipe(first[name]), _recipe(second[name])):
+            rows.append({"stage": name, "key": key, "first": one, "second": other})
+    return rows
+
+
+def _recipe(stage: Stage) -> Row:
+    return flatten(OmegaConf.to_container(stage.recipe, resolve=True))
+
+
+def differing(first: Row, second: Row) -> list[tuple[str, Any, Any]]:
+    """Key and both values wherever they differ; None for a key that one has not."""
+    keys = dict.fromkeys([*first, *second])
+    return [(key, first.get(key), second.get(key)) for key in keys if first.get(key) != second.get(key)]
+
+
+def training(pair: Pair) -> list[Row]:
+    """What each stage of either run trained on, and its last losses: means over the last twelfth of its steps, nats a token."""
+    return [{"run": run.name, "stage": stage.name} | _trained(stage) for run in pair.runs for stage in run.stages]
+
+
+def _trained(stage: Stage) -> Row:
+    last = stage.metrics[-max(1, len(stage.metrics) // 12) :]
+    ends = {}
+    for name in ("loss", "llm_loss"):
+        finite = [row[name] for row in last if np.isfinite(row[name])]
+        ends[name] = float(np.mean(finite)) if finite else None
+    sums = {name: sum(row[name] for row in stage.metrics) for name in ("tokens", "labels")}
+    return {"steps": len(stage.metrics), **sums, "seconds": stage.seconds, **ends}
+
+
+def provenance_differences(pair: Pair) -> list[Row]:
+    """What the final drafts' provenance tells differently, the stages apart."""
+    rows = differing(*(flatten(run.provenance) for run in pair.runs))
+    return [{"key": key, "first": one, "second": other} for key, one, other in rows if not key.startswith(HIDDEN)]
+
+
+def _by_run(run: Variant, settings: Settings) -> Row:
+    return {
+        "variants": by_task(run, settings),
+        "overall": overall(run, settings),
+        "by_context": by_context(run, settings),
+        "by_position": by_position(run, settings),
+        "speed": speed(run, settings),
+        "speed_by_task": speed_by_task(run, settings),
+        "lossless": lossless(run),
+    }
+
+
+def compare_numbers(pairs: list[Pair], settings: Settings) -> Row:
+    """Everything the page shows as a number; the content of its JSON file. Figures of one run stand by its name."""
+    compared = {}
+    for pair in pairs:
+        parts: Row = {}
+        for run in pair.runs:
+            for key, value in _by_run(run, settings).items():
+                parts.setdefault(key, {})[run.name] = value
+        parts |= {"acceptance": acceptances(pair, settings), "training": training(pair), "finals": pair.finals}
+        parts["training_estimates"] = {run.name: {stage.name: estimates(stage) for stage in run.stages} for run in pair.runs}
+        parts |= {"recipe_differences": recipe_differences(pair), "provenance_differences": provenance_differences(pair)}
+        compared[pair.variant] = parts
+    return {"runs": [run.name for run in pairs[0].runs], "variants": compared}

@@ -1,0 +1,72 @@
+"""One variant as two runs trained it, measured on the same prompts."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from longspec.report.evaluations import Evaluation, check_pairs
+from longspec.report.inputs import BASELINES, Settings, Variant, read_variant
+
+FINAL = "final draft"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The variant in the first and the second run; each `Variant` here is named after its run."""
+
+    variant: str
+    first: Variant
+    second: Variant
+
+    @property
+    def runs(self) -> tuple[Variant, Variant]:
+        return self.first, self.second
+
+    @property
+    def drafters(self) -> dict[str, tuple[Evaluation, Evaluation]]:
+        """What can be compared, by name: the final drafts, then the other drafters that both runs have, baselines last."""
+        first, second = self.first.evaluations, self.second.evaluations
+        found = {self.finals: (first[self.first.final], second[self.second.final])}
+        names = [*self.stages, *BASELINES]
+        return found | {name: (first[name], second[name]) for name in names}
+
+    @property
+    def finals(self) -> str:
+        """The name under which the final drafts are compared: their stage's, or another where these differ."""
+        return self.first.final if self.first.final == self.second.final else FINAL
+
+    @property
+    def stages(self) -> list[str]:
+        """The stages that both runs have."""
+        names = [stage.name for stage in self.second.stages]
+        return [stage.name for stage in self.first.stages if stage.name in names]
+
+
+def read_pair(variant: str, runs: list[tuple[str, Path]], settings: Settings) -> Pair:
+    """Both runs' files. Raises ValueError when these are not two runs, one is not there, or they met different prompts."""
+    names = [name for name, _ in runs]
+    if len(runs) != 2 or len(set(names)) != 2:
+        raise ValueError(f"--run: {', '.join(names)}: give two different runs, --run a=results/a --run b=results/b")
+    for name, folder in runs:
+        if not folder.is_dir():
+            raise ValueError(
+                f"--run {name}: there is no folder {folder}; correct the name, or train the run: "
+                f"snakemake final_draft --config 'runs=[{name}]'"
+            )
+    first, second = (replace(read_variant(variant, folder / variant, settings), name=name) for name, folder in runs)
+    pair = Pair(variant, first, second)
+    for one, other in pair.drafters.values():
+        check_pairs(one, other)
+        check_texts(one, other)
+    return pair
+
+
+def check_texts(first: Evaluation, other: Evaluation) -> None:
+    """The prompts must be the same to the token. Raises ValueError that names the files and the first that differs."""
+    hashes = {(row["task"], row["prompt"]): row.get("prompt_hash") for row in first.lines}
+    for row in other.lines:
+        found, wanted = row.get("prompt_hash"), hashes[row["task"], row["prompt"]]
+        if found is None or found != wanted:
+            raise ValueError(
+                f"{other.path}: task {row['task']}, prompt {row['prompt']}: prompt_hash: {found}, but {wanted} in {first.path};"
+                " only runs of one target, evaluated on the same data with the same settings, can be compared"
+            )

@@ -1,0 +1,70 @@
+"""The text after each task's first prompt, token by token: what was drafted, kept and rejected."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from longspec.report.evaluations import Evaluation
+from longspec.report.inputs import Settings
+
+CONTROLS = {code: 0x2400 + code for code in range(0x20)} | {0x7F: 0x2421}  # their pictures
+
+
+def visible(text: str) -> str:
+    """Line ends, tabs and control characters as signs that a reader sees; a line end still ends the line."""
+    return text.translate(CONTROLS | {ord("\n"): "↵\n", ord("\t"): "⇥"})
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One text; a token is {text, depth, rejected}, its depth that in the draft of its round, 0: the target's own."""
+
+    task: str
+    context_tokens: int
+    before: str
+    tokens: list[dict[str, Any]]
+
+    @property
+    def rounds(self) -> list[list[dict[str, Any]]]:
+        """The tokens of each round: kept drafts, then the target's own. The prompt's own forward brings the first."""
+        found: list[list[dict[str, Any]]] = [[]]
+        for token in self.tokens:
+            found[-1].append(token)
+            if not token["depth"]:
+                found.append([])
+        return [tokens for tokens in found if tokens]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Tokens in all, drafted ones that were kept, and the target's own that stand in place of a rejected draft."""
+        kept = sum(token["depth"] > 0 for token in self.tokens)
+        return {"tokens": len(self.tokens), "kept": kept, "rejections": sum(bool(token["rejected"]) for token in self.tokens)}
+
+
+def samples_of(found: Evaluation, settings: Settings) -> list[Sample]:
+    """The samples of the main setting, in the order of the tasks; a task without one is left out.
+
+    Raises ValueError with file, task and field for one of another form.
+    """
+    made = []
+    for task in settings.tasks:
+        for row in found.lines[: len(found["task"])]:  # those of the main setting are first
+            if row["task"] == task and "sample" in row:
+                place = f"{found.path}: task {task}, prompt {row['prompt']}: sample"
+                made.append(Sample(task, row["context_tokens"], *_checked(place, row["sample"], settings.draft_tokens)))
+    return made
+
+
+def _checked(place: str, sample: Any, depth: int) -> tuple[str, list[dict[str, Any]]]:
+    fix = "evaluate this drafter again (rule evaluate)"
+    if not isinstance(sample, dict) or not isinstance(sample.get("before"), str) or not isinstance(sample.get("tokens"), list):
+        raise ValueError(f"{place}: must hold a text `before` and a list `tokens`; {fix}")
+    for number, token in enumerate(sample["tokens"], 1):
+        good = isinstance(token, dict) and isinstance(token.get("text"), str) and token.get("depth") in range(depth + 1)
+        if not good or not isinstance(token.get("rejected"), list) or not all(isinstance(t, str) for t in token["rejected"]):
+            raise ValueError(f"{place}: token {number}: must have a text, a depth of 0..{depth} and rejected texts; {fix}")
+    return sample["before"], sample["tokens"]
+
+
+def all_samples(evaluations: dict[str, Evaluation], settings: Settings) -> dict[str, list[Sample]]:
+    """drafter -> its samples, for those that have any."""
+    return {drafter: samples for drafter, found in evaluations.items() if (samples := samples_of(found, settings))}

@@ -1,0 +1,71 @@
+"""The coloured text of the page against lines made by hand, hostile ones among them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longspec import jsonl
+from longspec.report.samples import visible
+from tests.report.test_numbers import report, write_tiny
+from tests.report.test_page import read_page
+
+TOKENS = [
+    {"text": "x", "depth": 0, "rejected": []},
+    {"text": "<script>", "depth": 1, "rejected": []},
+    {"text": "alert(1)", "depth": 2, "rejected": []},
+    {"text": '</script>"\n', "depth": 0, "rejected": []},
+    {"text": "&amp;", "depth": 1, "rejected": []},
+    {"text": "\x00\t", "depth": 0, "rejected": ['" onclick="x', "<b>bold</b>"]},
+]
+
+
+def reported(folder: Path, sample: Any) -> tuple[Any, Any, str, str]:
+    """The tiny run with this sample on the final draft's first prompt: numbers, parsed page, its source, its text."""
+    arguments = write_tiny(folder)
+    path = folder / "results/base/evaluation/longcot.jsonl"
+    jsonl.write(path, [row | ({"sample": sample} if row["prompt"] == 0 else {}) for row in list(jsonl.read(path))])
+    return report(arguments), *read_page(folder)
+
+
+def test_hostile_texts_are_shown_and_do_nothing(tmp_path: Path) -> None:
+    numbers, parser, source, text = reported(tmp_path, {"before": "<img src=x onerror=alert(2)>", "tokens": TOKENS})
+    assert numbers["samples"]["base"] == {"longcot": {"short": {"tokens": 6, "kept": 3, "rejections": 1}}}
+    assert not parser.tags & {"script", "img"}
+    assert "onclick" not in {name for _, attributes in parser.elements for name in attributes}
+    assert "<img src=x onerror=alert(2)>" in text
+    assert "longcot: 3 of 6 tokens were drafted, 1 draft rejected" in text
+    spans = [attributes for tag, attributes in parser.elements if tag == "span" and "title" in attributes]
+    assert [(span["class"], span["title"]) for span in spans] == [
+        ("target", "the target's own; nothing else was drafted here"),
+        ("kept-1", "draft token 1 of its round, kept"),
+        ("kept-2", "draft token 2 of its round, kept"),
+        ("target", "the target's own; nothing else was drafted here"),
+        ("kept-1", "draft token 1 of its round, kept"),
+        ("target missed", 'the target\'s own; rejected: “" onclick="x” or “<b>bold</b>”'),
+    ]
+    assert "&lt;/script&gt;&#34;↵\n" in source
+    assert '1 <script> alert(1) </script>"↵ 2 &amp; ␀⇥ " onclick="x <b>bold</b>' in text
+
+
+def test_without_samples_the_page_says_so(tmp_path: Path) -> None:
+    report(write_tiny(tmp_path))
+    assert "No evaluation kept a sample" in read_page(tmp_path)[2]
+
+
+@pytest.mark.parametrize(
+    ("sample", "message"),
+    [
+        ([], "sample: must hold a text `before` and a list `tokens`; evaluate this drafter again"),
+        ({"before": "", "tokens": [TOKENS[0], {"text": "x"}]}, r"sample: token 2: must have a text, a depth of 0\.\.2"),
+        ({"before": "", "tokens": [TOKENS[0] | {"depth": 3}]}, r"sample: token 1: must have a text, a depth of 0\.\.2"),
+        ({"before": "", "tokens": [TOKENS[0] | {"rejected": [1]}]}, "sample: token 1: .* rejected texts"),
+    ],
+)
+def test_a_sample_of_another_form_is_named(tmp_path: Path, sample: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"longcot\.jsonl: task short, prompt 0: {message}"):
+        reported(tmp_path, sample)
+
+
+def test_control_characters_become_signs() -> None:
+    assert visible("a\n\t\x1b\x7f ü") == "a↵\n⇥␛␡ ü"

@@ -1,0 +1,56 @@
+"""`snakemake compare`: what it reads and how it is called, and choices that are no two runs."""
+
+import re
+import shutil
+
+import pytest
+
+from tests.workflow.planning import Workflow
+
+
+def add_run(workflow: Workflow) -> None:
+    """A second run, demo-2, that differs in its name alone."""
+    config = workflow.folder / "config"
+    for path in [config / "run/demo.yaml", *config.glob("run_stage/demo_*.yaml")]:
+        shutil.copy(path, path.with_name(path.name.replace("demo", "demo-2", 1)))
+
+
+def test_two_runs_are_compared_after_their_reports(workflow: Workflow) -> None:
+    add_run(workflow)
+    text = workflow.output("-n", "compare", "--config", "runs=[demo,demo-2]")
+    job = next(block for block in text.split("\n\n") if "rule compare_runs:" in block)
+    assert "input: results/demo/report.json, results/demo-2/report.json" in job
+    assert "output: results/compare/demo_demo-2.html, results/compare/demo_demo-2.json" in job
+    assert "--run demo=results/demo --run demo-2=results/demo-2 --variant sinkpi-slicing --settings '{" in job
+    assert "--out results/compare/demo_demo-2.html" in job
+
+
+@pytest.mark.parametrize(
+    ("runs", "message"),
+    [
+        ("[demo]", "runs: demo: two runs can be compared; choose them: snakemake compare --config 'runs=[a,b]'"),
+        ("[demo,dmo]", "runs: there is no config/run/dmo.yaml; did you mean 'demo'?"),
+    ],
+)
+def test_what_are_not_two_runs_is_refused(workflow: Workflow, runs: str, message: str) -> None:
+    done = workflow.call("-n", "compare", "--config", f"runs={runs}")
+    assert done.returncode == 1
+    assert message in done.stdout + done.stderr
+
+
+def test_snakemakes_own_report_holds_the_page(built: Workflow) -> None:
+    """Without the internet: all that its page loads comes with Snakemake."""
+    page = built.folder / "results/demo/report.html"
+    page.write_text("<!doctype html><title>ours</title>")
+    built.output("final_draft", "--report", "all.html")
+    text = (built.folder / "all.html").read_text()
+    assert "How good the drafts of run <strong>demo</strong> are" in text
+    assert "results/demo/report.html" in text
+
+
+def test_a_finished_run_is_not_made_again_for_the_comparison(built: Workflow) -> None:
+    """Of the second run all is made, its data and target are there; of the first nothing."""
+    add_run(built)
+    text = built.output("-n", "compare", "--config", "runs=[demo,demo-2]")
+    outputs = re.findall(r"^    output: (\S+?),?(?: .*)?$", text, re.MULTILINE)
+    assert {path.split("/")[1] for path in outputs} == {"demo-2", "compare"}
