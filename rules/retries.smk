@@ -34,9 +34,7 @@ async def ask_slurm(command, logger):
         }
         # An array's tasks that have not begun are one line, 12_[3-64]; for 12_5 the executor looks for 12, too.
         states = {
-            job.split("_[")[0]: state
-            for job, state in states.items()
-            if "_[" in job
+            job.split("_[")[0]: state for job, state in states.items() if "_[" in job
         } | states
         seen.update(states)
         # Taken for a success whose files are then looked for.
