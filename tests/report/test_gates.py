@@ -94,6 +94,21 @@ def test_what_cannot_be_judged_is_told_and_fails_nothing(
     assert "not judged" in read_page(tmp_path)[2]
 
 
+def test_a_bucket_of_few_records_does_not_hide_the_others(tmp_path: Path) -> None:
+    """One prompt that is longer than all others, kept in full, is not what the shortest contexts are compared with."""
+    arguments = write(tmp_path)
+    for path in (tmp_path / "results/base/evaluation").glob("*.jsonl"):
+        rows = list(jsonl.read(path))
+        longer = [
+            row | {"prompt": 20, "record": 10, "context_tokens": 5000, "accepted": [3]} for row in rows if row["prompt"] == 0
+        ]
+        jsonl.write(path, [*rows, *longer])
+    arguments[arguments.index("--gates") + 1] = '{"forgetting": null, "context": 0.4}'
+    rows = {row["task"]: row for row in report(arguments)["gates"]["base"]}
+    assert {row["what"] for row in rows.values()} == {"longcot, 2-4k against 0-1k"}
+    assert (rows["long"]["lost"], rows["long"]["passed"]) == (CONTEXT_LONG, False)
+
+
 def test_no_gate_is_told_too(tmp_path: Path) -> None:
     assert judged(tmp_path, '{"forgetting": null, "context": null}') == {}
     assert "no gate is on" in read_page(tmp_path)[2]

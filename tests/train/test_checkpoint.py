@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,14 @@ def test_random_generators_go_on_where_they_were() -> None:
     assert draws() == first
     checkpoint.seed_new_rank(5, 4)
     assert draws() != first
+
+
+def test_numbers_that_are_not_finite_are_null(tmp_path: Path) -> None:
+    Metrics(tmp_path / "metrics.jsonl", 0).append(
+        {"step": 1, "loss": math.nan, "held_out": {"loss": math.inf, "acceptance_1": 0.5}}
+    )
+    text = (tmp_path / "metrics.jsonl").read_text()
+    assert json.loads(text) == {"step": 1, "loss": None, "held_out": {"loss": None, "acceptance_1": 0.5}}
 
 
 def test_lines_of_metrics_wait_for_room_on_a_full_disk(tmp_path: Path) -> None:

@@ -46,6 +46,8 @@ def decode_plain(
     """
     cache, logits_V = growing(start.cache), start.logits_BV[0]
     sampler, stops = sampler or Sampler(), Stops(eos)
+    if target.device.type == "cuda":
+        torch.cuda.synchronize(target.device)  # else the prompt's forward, which still runs, would be in the time
     decoded, began = Plain(), time.perf_counter()
     while True:
         decoded.ids.append(int(sampler.choose(logits_V[None])))

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import platform
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from longspec.evaluate.journal import Identity, Journal
 from longspec.evaluate.measure import Line, Measurer, key_of
 from longspec.evaluate.prompts import Prompt
 from longspec.evaluate.summary import describe, summarize
+from longspec.families import position_limit
 from longspec.train.models.glide import fresh_layer
 from longspec.train.models.precision import resolve_dtype
 from longspec.train.models.target_states import TargetStates
@@ -64,6 +66,12 @@ def all_prompts(options: argparse.Namespace, section: tasks.Evaluation, tokenize
             continue
         if task.data not in raw:
             raise ValueError(f"--raw: the manifest of {task.data} is missing, which evaluation.tasks.{name}.data needs")
+        longest = positions - task.new_tokens - benchmark.ROOM
+        if task.context[1] > longest:
+            raise ValueError(
+                f"evaluation.tasks.{name}.context: prompts of {task.context[1]} tokens and what follows them do not fit the "
+                f"target's {positions} positions; {longest} is the most"
+            )
         prompts += held_out.draw_prompts(name, task, Path(raw[task.data]), section.prompts, tokenizer, section.seed)
     return prompts
 
@@ -85,7 +93,9 @@ def identity_of(options: argparse.Namespace, target: Any, recipe: Any, section: 
         "window": None if options.drafter == LOOKUP else recipe.draft.window,
         "final_norm": None if options.drafter == LOOKUP else recipe.draft.final_norm,
         "dtype": str(target.dtype),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
         "repeats": section.repeats,
         "seed": section.seed,
     }
@@ -116,7 +126,7 @@ def evaluate(options: argparse.Namespace) -> None:
     target = AutoModelForCausalLM.from_pretrained(path, dtype=resolve_dtype(recipe.precision)).to(device).eval()
     tokenizer = AutoTokenizer.from_pretrained(path)
     drafter = make_drafter(options, target, recipe)
-    prompts = all_prompts(options, section, tokenizer, target.config.max_position_embeddings)
+    prompts = all_prompts(options, section, tokenizer, position_limit(target.config))
     log(f"{options.drafter}: {len(prompts)} prompts, {len(section.settings)} settings, {target.dtype}, {device}")
     measurer = Measurer(target, tokenizer, drafter, ends_of_text(target, tokenizer), section.repeats, section.seed)
     work = [(prompt, setting) for prompt in prompts for setting in section.settings]

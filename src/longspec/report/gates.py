@@ -57,7 +57,7 @@ def _forgetting(variant: Variant, settings: Settings, limit: float) -> Iterator[
 
 
 def _context(variant: Variant, settings: Settings, limit: float) -> Iterator[Row]:
-    """The final draft on each task: its longest contexts against its shortest."""
+    """The final draft on each task: its longest contexts against its shortest, of those with records enough to judge by."""
     final = variant.evaluations[variant.final]
     for task in settings.tasks:
         inside = _filled(final, final.of_task(task))
@@ -65,9 +65,12 @@ def _context(variant: Variant, settings: Settings, limit: float) -> Iterator[Row
         if len(inside) < 2:
             yield _row("context", task, f"{variant.final}, {names[0]} alone", limit, None, "all contexts lie in one bucket")
             continue
-        short_P, *_, long_P = inside.values()
-        found = acceptance(final, short_P, settings.seed), acceptance(final, long_P, settings.seed)
-        yield _row("context", task, f"{variant.final}, {names[-1]} against {names[0]}", limit, found)
+        found = {
+            name: acceptance(final, chosen_P, settings.seed) for name, chosen_P in zip(names, inside.values(), strict=True)
+        }
+        enough = [name for name in names if found[name]["documents"] >= FEWEST]
+        first, *_, last = enough if len(enough) > 1 else names
+        yield _row("context", task, f"{variant.final}, {last} against {first}", limit, (found[first], found[last]))
 
 
 def _filled(found: Evaluation, chosen_P: Array) -> dict[int, Array]:

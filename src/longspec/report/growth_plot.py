@@ -22,7 +22,8 @@ class Series:
 
 def estimates(stage: Stage) -> list[dict[str, Any]]:
     """Each logged estimate with its step: acceptance_k by lag, expected_tokens a round, loss in nats a label, seconds."""
-    return [{"step": row["step"]} | row["held_out"] for row in stage.metrics if "held_out" in row]
+    logged = [{"step": row["step"]} | row["held_out"] for row in stage.metrics if "held_out" in row]
+    return [row for row in logged if row["expected_tokens"] is not None]  # null: it was not finite
 
 
 def growth(variant: Variant) -> Markup:

@@ -11,6 +11,13 @@ from longspec import jsonl
 from longspec.distributed import log
 
 
+def _finite(value: Any) -> Any:
+    """The same with null for each number that is not finite, in groups of numbers too."""
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 class Metrics:
     """Appends to a file beside the checkpoints; lines of steps after the resumed one are dropped first.
 
@@ -28,9 +35,8 @@ class Metrics:
 
     def append(self, row: dict[str, Any]) -> None:
         """One step's numbers; one that is not finite is written as null, since JSON knows no other."""
-        finite = {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()}
         was_waiting = bool(self.waiting)
-        self.waiting += json.dumps(finite, allow_nan=False).encode() + b"\n"
+        self.waiting += json.dumps(_finite(row), allow_nan=False).encode() + b"\n"
         fault = self._write()
         if fault is not None and not was_waiting:
             log(f"WARNING {self.path}: {fault}; its lines wait in memory")

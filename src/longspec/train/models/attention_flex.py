@@ -16,7 +16,7 @@ from longspec.train.models.visibility import Visibility
 from longspec.train.models.visibility_tree import TreeVisibility
 
 BLOCK = 128
-SHAPES = 64  # of tensors in one process; more than torch's own limit, at which it gives up compiling
+SHAPES = 64  # of tensors and trees in one process; more than torch's own limit, at which it gives up compiling
 LEAST_HEAD_WIDTH = 16  # of torch's flex_attention kernels (torch/_inductor/kernel/flex)
 NO_BACKWARD = "runtime.attention: flex_attention has no backward on a CPU, so nothing trains there: set auto or sdpa"
 
@@ -33,7 +33,7 @@ def compiled() -> Callable[..., Any]:
 @cache
 def compiled_for_lengths() -> Callable[..., Any]:
     """The same for decoding, where the number of keys changes with each call: one kernel for all of them, on GPUs alone."""
-    return torch.compile(flex_attention, fullgraph=True, dynamic=True)
+    return torch.compile(flex_attention, fullgraph=True, dynamic=True, recompile_limit=SHAPES)  # type: ignore[call-overload]
 
 
 def needs_gradient(*tensors: Tensor) -> bool:
