@@ -152,6 +152,13 @@ def identity_arguments(call: list[str]) -> tuple[Any, Any, Any, Any]:
     return options, target, verb.load(options.recipe, verb.Recipe), verb.tasks.parse(options.settings)
 
 
+def test_prompts_beyond_the_targets_positions_are_refused(arguments: Any) -> None:
+    """32,768 positions, of which 64 and the 8 new tokens are not the prompt's."""
+    tasks = {"held": {"data": "d", "context": [4, 32697]}}
+    with pytest.raises(ValueError, match=r"evaluation\.tasks\.held\.context: prompts of 32697 .*; 32696 is the most"):
+        evaluate(arguments("lookup", "a.jsonl", tasks=tasks))
+
+
 def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
     path = tmp_path / "x.unfinished.jsonl"
     path.write_text('{"identity": {"a": 1}}\n{"task": \n{"task": "t"}\n')
