@@ -55,7 +55,7 @@ demo: .venv/.stamp-train | $(TMPDIR)
 	@python -c "$$FIGURES"
 
 test: quick
-	python -m pytest -m "slow and not slurm and not gpu"
+	python -m pytest -n logical --maxprocesses 2 --dist loadfile -m "slow and not slurm and not gpu"
 
 test-slurm: .venv/.stamp-dev | $(TMPDIR)
 	python -m tests.slurm.cluster install
