@@ -1,0 +1,116 @@
+"""The paper's two ablations at the demo's scale: python benchmarks/ablations.py [--seeds 42 43 44]
+
+Trains config/run/ablation-*.yaml once for each seed (four to eight minutes a run, after `make demo`) in a copy of the workflow
+that takes over the demo's target and data, and keeps what `snakemake compare` finds: acceptance lengths on the same prompts,
+by context length too, and (where the losses ask the same) how much sooner one run reaches the loss at which the other one
+ends. Killed, it goes on; another target or other data want an empty .cache/benchmarks/ablations.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+from typing import Any
+
+import machine
+
+REFERENCE = "ablation-reference"
+LEFT_OUT = {"anchor-offset positions": "ablation-plain-positions", "random lag": "ablation-lag-1"}
+VARIANT = "sinkpi-slicing"
+CODE = ("Snakefile", "rules", "config", "profiles", "src")
+BUILT = ("models/demo", "data")
+COPY = machine.WORK / "ablations"
+
+
+def copy_workflow() -> None:
+    """The code as it is now; target and data, once."""
+    for part in CODE:
+        copy = shutil.copytree if (machine.ROOT / part).is_dir() else shutil.copy2
+        shutil.rmtree(COPY / part, ignore_errors=True)
+        COPY.mkdir(parents=True, exist_ok=True)
+        copy(machine.ROOT / part, COPY / part)
+    for part in BUILT:
+        if not (machine.ROOT / part).exists():
+            sys.exit(f"error: {part} is not there; run `make demo` first")
+        if not (COPY / part).exists():
+            shutil.copytree(machine.ROOT / part, COPY / "half", dirs_exist_ok=True)
+            (COPY / part).parent.mkdir(exist_ok=True)
+            (COPY / "half").rename(COPY / part)
+
+
+def add_seed(run: str, seed: int) -> str:
+    """A run that differs from `run` in its seed alone; its name."""
+    name, config = f"{run}-seed-{seed}", COPY / "config"
+    header = "# @package _global_\ndefaults:\n  - "
+    (config / f"run/{name}.yaml").write_text(f"{header}{run}\nrecipe: {{seed: {seed}}}\n")
+    for path in (config / "run_stage").glob(f"{run}_*.yaml"):
+        stage = path.stem.removeprefix(f"{run}_")
+        (config / f"run_stage/{name}_{stage}.yaml").write_text(f"{header}{path.stem}\n")
+    return name
+
+
+def compare(without: str, whole: str) -> dict[str, Any]:
+    """What `snakemake compare` finds of two runs, of which those not there are trained."""
+    command, runs = ["snakemake", "compare"], ["--config", f"runs=[{without},{whole}]"]
+    environment = os.environ | {"PYTHONPATH": str(COPY / "src")}
+    for more in (["--unlock"], []):  # a killed Snakemake leaves its lock
+        subprocess.run([*command, *more, *runs], cwd=COPY, env=environment, check=True)
+    numbers: dict[str, Any] = json.loads((COPY / f"results/compare/{without}_{whole}.json").read_text())
+    return numbers["variants"][VARIANT]
+
+
+def found(numbers: dict[str, Any], without: str, whole: str) -> dict[str, Any]:
+    """Of one comparison: each stage's drafts by task, the first stage's by context length, and the losses.
+
+    All runs of a seed see the same rows in the same steps.
+    """
+    stages = [row["stage"] for row in numbers["sooner"]]
+    lengths = {
+        f"{row['drafter']}, {row['task'] or 'all'}": {
+            "without": row["first"]["mean"],
+            "with": row["second"]["mean"],
+            **{key: row[key] for key in ("difference", "low", "high")},
+        }
+        for row in numbers["acceptance"]
+        if row["drafter"] in stages
+    }
+    contexts = {
+        f"{stages[0]}, {one['task']}, {one['from']} to {one['to']}": {"without": one["mean"], "with": other["mean"]}
+        for one, other in zip(*(numbers["by_context"][run][stages[0]] for run in (without, whole)), strict=True)
+    }
+    ends = {(row["run"], row["stage"]): [round(row[key], 3) for key in ("first_loss", "loss")] for row in numbers["training"]}
+    losses = {stage: {"without": ends[without, stage], "with": ends[whole, stage]} for stage in stages}
+    return {"accepted_length": lengths, "by_context": contexts, "losses": losses, "sooner": numbers["sooner"]}
+
+
+def over_seeds(seeds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Means over the seeds, and each seed's gain in percent, of every figure that stands twice."""
+    merged = {}
+    for part in ("accepted_length", "by_context"):
+        for name in seeds[0][part]:
+            values = [seed[part][name] for seed in seeds]
+            means = {key: round(statistics.mean(value[key] for value in values), 3) for key in ("without", "with")}
+            gains = [round(100 * (value["with"] / value["without"] - 1), 1) for value in values]
+            merged[name] = means | {"gain_percent": round(statistics.mean(gains), 1), "each_seed": gains}
+    return merged
+
+
+def main() -> None:
+    """Train, compare, keep."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[42, 43, 44])
+    seeds = parser.parse_args().seeds
+    copy_workflow()
+    told = {}
+    for name, run in LEFT_OUT.items():
+        pairs = [(add_seed(run, seed), add_seed(REFERENCE, seed)) for seed in seeds]
+        each = [found(compare(*pair), *pair) for pair in pairs]
+        told[name] = {"means": over_seeds(each), "seeds": dict(zip(map(str, seeds), each, strict=True))}
+    machine.write("ablations", {"machine": machine.describe(("torch", "transformers", "deepspeed")), "ablations": told})
+
+
+if __name__ == "__main__":
+    main()
