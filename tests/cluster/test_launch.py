@@ -79,7 +79,9 @@ def test_a_container_without_srun_starts_the_ranks_itself(folder: Path, monkeypa
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
     monkeypatch.delenv("SLURM_STEP_ID", raising=False)
     subprocess.run(command(folder, "pass", "--tasks=8"), check=True)
-    assert "rank 1 of 2" in (folder / "logs/stage.log").read_text()
+    text = (folder / "logs/stage.log").read_text()
+    assert "rank 1 of 2" in text
+    assert "no srun here" in text
 
 
 def test_each_attempt_has_its_log_which_ends_with_the_first_failing_ranks_words(folder: Path) -> None:

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from longspec.config import Draft, Runtime, compose
-from longspec.distributed import find_ranks
+from longspec.distributed import end_at_once, find_ranks
 from longspec.train.engine import boot, build_engine
 from longspec.train.models.qwen2_glide import Qwen2Glide
 from longspec.train.models.target_states import STATES_ATTENTION, TargetStates
@@ -77,6 +77,7 @@ def main(out: Path) -> None:
             rows.append([stage, offload, str(dtype), parameters, sizes])
     if ranks.is_main:
         out.write_text(json.dumps(rows))
+    end_at_once(0)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from longspec.config import Draft
-from longspec.distributed import find_ranks
+from longspec.distributed import end_at_once, find_ranks
 from longspec.train.engine import boot
 from longspec.train.models.attach import attach
 from longspec.train.models.glide import Glide
@@ -87,6 +87,7 @@ def main() -> None:
     else:
         results = [compare(path, loss) for path in paths for loss in ("soft", "hard")]
     Path(out, f"{ranks.rank}.json").write_text(json.dumps(results))
+    end_at_once(0)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 
 from longspec.config import Draft, compose, dataclass_from, instantiate
 from longspec.data.shards import PackedRows
-from longspec.distributed import Ranks, find_ranks
+from longspec.distributed import Ranks, end_at_once, find_ranks
 from longspec.train import checkpoint, fragments
 from longspec.train import engine as engines
 from longspec.train.batches import StepBatches
@@ -170,7 +170,7 @@ def main() -> None:
     plan = json.loads(Path(sys.argv[1]).read_text())
     for case in plan["cases"]:
         run(case, plan, ranks)
-    dist.destroy_process_group()
+    end_at_once(0)
 
 
 if __name__ == "__main__":

@@ -42,8 +42,8 @@ def overrides(stage: int, offload: str, precision: str = "fp32") -> list[str]:
     return [*sharding, f"recipe.precision={precision}"]
 
 
-def name_of(ranks: int, *setting: object) -> str:
-    return f"{ranks}-{'-'.join(map(str, setting))}"
+def name_of(*parts: object) -> str:
+    return "-".join(map(str, parts))
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,10 @@
 """How training jobs end before their last step: on request, by their deadline, by numbers gone bad."""
 
 import json
+import re
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -13,12 +15,24 @@ from transformers import AutoModelForCausalLM
 from longspec.artefact import write_json
 from longspec.data.shards import PackedRows
 from tests.corpus import Corpus
-from tests.train.jobs import Job, MakeJob, finish
+from tests.train.jobs import Job, MakeJob, finish, start
 from tests.train.test_job import assert_same
 
 pytestmark = pytest.mark.slow
 # Eight micro batches in a step: a request mostly comes in the middle of one.
 LONG_STEPS = ["recipe.global_batch=8", "recipe.steps=20"]
+
+FAILING = """
+import atexit
+import longspec.train.__main__ as program
+
+def run(*_):
+    raise {error}
+
+program.run = run
+atexit.register(print, "taken apart")
+program.main()
+"""
 
 
 def signalled(job: Job, process: subprocess.Popen[str], number: signal.Signals) -> str:
@@ -51,19 +65,14 @@ def test_a_deadline_is_kept_by_the_trainers_own_clock(make_job: MakeJob) -> None
     margin = 5
     options = ["recipe.steps=120", f"runtime.stop_margin_seconds={margin}"]
     whole, sliced = make_job("whole", options), make_job("sliced", options)
-    began = time.time()
-    process = whole.start()
-    whole.wait_for(1, process)
-    start_takes = time.time() - began
-    text, code = finish(process)
-    assert code == 0, text
-    steps_take = time.time() - began - start_takes
+    whole.run()
+    steps_take = sum(row["seconds"] for row in whole.rows())
+    sliced.launcher = [sys.executable, "-m", "tests.train.timed", str(margin + 0.4 * steps_take)]
     slices = []
     while not (sliced.out / "checkpoint.json").exists():
         assert len(slices) < 10
-        deadline = time.time() + start_takes + margin + 0.5 * steps_take
-        text, code = finish(sliced.start("--deadline", str(deadline)))
-        assert time.time() < deadline, text
+        text, code = finish(sliced.start())
+        assert time.time() < float(re.findall(r"^deadline (\S+)$", text, re.MULTILINE)[0]), text
         slices.append(sliced.status()["step"])
         assert code == 0 or sliced.status()["reason"] == "deadline", text
     assert len(slices) > 1
@@ -129,3 +138,14 @@ def test_too_many_skipped_steps_in_a_row_end_the_job_for_good(make_job: MakeJob,
     assert "step 1 skipped" not in again
     job.overrides += ["runtime.max_skipped_in_a_row=3"]
     assert "4 steps in a row skipped" in job.refusal()
+
+
+@pytest.mark.parametrize("error", ["ValueError('no such thing')", "ZeroDivisionError('no such thing')"])
+def test_a_job_that_fails_has_its_reason_in_the_last_line(make_job: MakeJob, error: str) -> None:
+    """Nothing comes after it, as Python and the native threads of gloo could when they are taken apart."""
+    job = make_job("job")
+    job.freeze()
+    text, code = finish(start([sys.executable, "-c", FAILING.format(error=error), *job.command()[3:]], job.out))
+    assert code == 1
+    assert text.rstrip().splitlines()[-1] in ("error: no such thing", "ZeroDivisionError: no such thing")
+    assert "taken apart" not in text

@@ -17,9 +17,12 @@ from longspec.data.shards import PackedRows
 from longspec.train.models.qwen2_glide import Qwen2Glide
 from tests.corpus import LENGTH, Corpus, questions, sentences, write_raw
 from tests.train.jobs import RECIPE, finish, start, torchrun
+from tests.train.test_elastic import name_of, overrides
 
 STEPS, LAGS, ROWS = 4, 4, 3
-STAGES = (0, 1, 2, 3)
+# ZeRO stage, where the optimizer is, precision
+FP32 = [(stage, "none", "fp32") for stage in range(4)]
+SETTINGS = [*FP32, (1, "cpu", "bf16"), (3, "cpu", "bf16")]
 
 
 def make_packed(folder: Path, corpus: Corpus, collation: str, train: list[Any], held_out: list[Any]) -> Path:
@@ -41,14 +44,13 @@ def packed(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, target: Path, packed: Path) -> Path:
-    """Every ZeRO stage on two ranks, with and without estimates; three rows, so that one rank has one too few."""
+    """All settings on two ranks, with and without estimates; three rows, so that one rank has one too few."""
     folder = tmp_path_factory.mktemp("trained")
     cases = []
-    for stage in STAGES:
-        zero = [f"runtime.deepspeed.zero_stage={stage}", "runtime.deepspeed.offload_optimizer=none"]
+    for setting in SETTINGS:
         for every in (0, 2):
             asked = [f"runtime.held_out_every={every}", f"runtime.held_out_rows={ROWS}"]
-            cases.append({"name": f"{stage}-{every}", "overrides": [*zero, *asked], "steps": STEPS})
+            cases.append({"name": name_of(every, *setting), "overrides": [*overrides(*setting), *asked], "steps": STEPS})
     plan = {"target": read_json(target)["path"], "data": str(packed), "folder": str(folder), "cases": cases}
     (folder / "plan.json").write_text(json.dumps(plan))
     text, code = finish(start([*torchrun(2), "-m", "tests.train.resume_program", str(folder / "plan.json")], folder))
@@ -56,25 +58,28 @@ def trained(tmp_path_factory: pytest.TempPathFactory, target: Path, packed: Path
     return folder
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_estimates_change_no_bit_of_the_weights(trained: Path, stage: int) -> None:
-    without, with_them = (load_file(trained / f"{stage}-{every}.safetensors") for every in (0, 2))
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_estimates_change_no_bit_of_the_weights(trained: Path, setting: tuple[int, str, str]) -> None:
+    names = [name_of(every, *setting) for every in (0, 2)]
+    without, with_them = (load_file(trained / f"{name}.safetensors") for name in names)
     assert without.keys() == with_them.keys()
     assert all(torch.equal(without[name], with_them[name]) for name in without)
-    losses = [json.loads((trained / f"{stage}-{every}.json").read_text())["losses"] for every in (0, 2)]
-    assert losses[0] == losses[1]
+    results = [json.loads((trained / f"{name}.json").read_text()) for name in names]
+    assert results[0]["losses"] == results[1]["losses"]
+    assert "held_out" not in results[0]
+    assert list(results[1]["held_out"]) == ["2", "4"]
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("setting", FP32)
 def test_the_figures_are_those_of_single_forwards(
-    trained: Path, packed: Path, target: Path, corpus: Corpus, stage: int
+    trained: Path, packed: Path, target: Path, corpus: Corpus, setting: tuple[int, str, str]
 ) -> None:
     """One process, one lag at a time, over the tokens of the records themselves."""
-    told = json.loads((trained / f"{stage}-2.json").read_text())["held_out"]
-    assert list(told) == ["2", "4"]
+    name = name_of(2, *setting)
+    told = json.loads((trained / f"{name}.json").read_text())["held_out"]
     recipe = compose("train", RECIPE).recipe
     glide = Qwen2Glide.from_pretrained(read_json(target)["path"], dtype=torch.float32, draft=recipe.draft)
-    weights = load_file(trained / f"{stage}-2.safetensors")
+    weights = load_file(trained / f"{name}.safetensors")
     glide.draft_model.load_state_dict({name.removeprefix("draft_model."): value for name, value in weights.items()})
     tokenizer = tokenize.load(corpus.tokenizer)[0]
     records = list(jsonl.read(packed.parents[1] / "raw/held_out.jsonl"))

@@ -23,11 +23,9 @@ def named(rank: int, pid: int) -> str:
 @pytest.mark.parametrize(
     ("rank", "place", "where"),
     [
-        (0, "data", "data"),
         (1, "data", "data"),
         (1, "forward", "draft"),
         (0, "backward", "draft"),
-        (1, "backward", "draft"),
         (0, "metrics", "other"),
         (1, "write", "saving, after prepare"),
     ],

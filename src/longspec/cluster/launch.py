@@ -44,13 +44,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def is_batch_step(options: argparse.Namespace) -> bool:
-    """Whether this is the first process of a Slurm job with room for several tasks; containers may lack srun."""
-    return (
-        "SLURM_JOB_ID" in os.environ
-        and "SLURM_STEP_ID" not in os.environ
-        and options.tasks > 1
-        and shutil.which("srun") is not None
-    )
+    """Whether this is the first process of a Slurm job that has room for more than one task."""
+    return "SLURM_JOB_ID" in os.environ and "SLURM_STEP_ID" not in os.environ and options.tasks > 1
 
 
 def torchrun(options: argparse.Namespace, errors: Path | None) -> list[str]:
@@ -146,10 +141,14 @@ def run(options: argparse.Namespace, log: Path | None, output: TextIO) -> int:
     errors = log.with_suffix(".errors") if log else None
     threads = str(max(1, options.cpus * options.tasks // options.ranks))
     command = [*torchrun(options, errors), "-m", *module]
-    if options.nodes > 1 or is_batch_step(options):
+    told = ""
+    if options.nodes > 1 or (is_batch_step(options) and shutil.which("srun")):
         command = [*srun(options, log), *command]
+    elif is_batch_step(options):
+        told = "no srun here, as in a container: Slurm tells these processes of no end before it kills them\n"
     where = f"{socket.gethostname()}, Slurm job {os.environ.get('SLURM_JOB_ID', 'none')}"
     output.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} on {where}: {shlex.join(command)}\n")
+    output.write(told)
     if options.tasks > options.ranks:
         output.write(f"{options.ranks} processes share the cores of {options.tasks} tasks on each node\n")
     output.flush()

@@ -5,7 +5,6 @@ the table. With 1 it ends when a check failed.
 """
 
 import argparse
-import os
 import signal
 import sys
 import time
@@ -25,7 +24,7 @@ from longspec.artefact import write_json
 from longspec.cluster import preflight_compute, preflight_job, preflight_node
 from longspec.cluster.preflight_ranks import FAIL, OK, WARN, Facts, Finding, Place, UnreadableTargetError, meet, open_store
 from longspec.config import ConfigError, Recipe, Runtime, load
-from longspec.distributed import Ranks, find_ranks
+from longspec.distributed import Ranks, end_at_once, find_ranks
 
 WHOLE = 5  # times the limit of one check is the limit of all
 Check = Callable[[Place], Finding | None]
@@ -232,7 +231,4 @@ def run(argv: list[str]) -> int:
 
 def main(argv: list[str]) -> int:
     """Run this rank and end it at once: a check that hangs must not keep it."""
-    code = run(argv)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    end_at_once(run(argv))

@@ -1,5 +1,6 @@
-"""Whether a stage's failed job is sent again: progress earns another try, a reason that cannot go away none."""
+"""Whether a failed job is sent again: progress earns another try, a reason that cannot go away none."""
 
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 from longspec.artefact import read_json
@@ -38,6 +39,18 @@ def reason_to_give_up(stage: Path, log: Path, since: float, tried: int) -> str:
     if unborn >= UNBORN:
         return f"{unborn} tries ended before they began; see what Slurm says above, and its own logs below logs/slurm"
     return ""
+
+
+def fruitful_tries(measured: dict[int, int], attempt: int, unfinished: Path) -> int:
+    """How many tries of an evaluation, up to this failed one, left more lines measured than any before.
+
+    `measured`: by try, the whole lines behind the first, which tells what they were measured with; kept by the caller. A try
+    may be asked for more than once. A first try is counted where it found lines of an earlier one.
+    """
+    if attempt not in measured:
+        measured[attempt] = max(0, unfinished.read_bytes().count(b"\n") - 1) if unfinished.exists() else 0
+    most = [0, *accumulate((measured[each] for each in sorted(measured)), max)]
+    return sum(after > before for before, after in pairwise(most))
 
 
 def _time(path: Path) -> float:

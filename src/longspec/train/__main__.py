@@ -4,11 +4,11 @@ A killed job is started again by the same command and goes on from its last chec
 """
 
 import logging
-import os
 import platform
 import signal
 import sys
 import time
+import traceback
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from longspec.artefact import sha256_file, write_json
 from longspec.config import ConfigError
-from longspec.distributed import Ranks, find_ranks, leave_words, log
+from longspec.distributed import Ranks, end_at_once, find_ranks, leave_words, log
 from longspec.families import position_limit
 from longspec.train import checkpoint, plan, slots
 from longspec.train.arguments import Job, read_job
@@ -257,6 +257,11 @@ def run(job: Job, ranks: Ranks, lease: Lease | None) -> int:
     return 0 if done or not ranks.is_main else 1
 
 
+def tell(words: str) -> None:
+    with suppress(OSError):  # a full disk under the log
+        print(words, file=sys.stderr, flush=True)
+
+
 def main() -> None:
     """Run one rank; the reason for a failure is the last thing in the log and stands in status.json."""
     if sys.argv[1:2] == ["plan"]:
@@ -273,19 +278,16 @@ def main() -> None:
         code = run(job, ranks, lease)
     except (*ConfigError, checkpoint.SaveError) as error:
         leave_words(error, ranks, known=True)
-        sys.exit(f"error: {error}")
+        tell(f"error: {error}")
+        code = 1
     except Exception as error:
         leave_words(error, ranks, known=False)
-        raise
+        tell(traceback.format_exc().rstrip())
+        code = 1
     finally:
         if lease is not None:
             lease.release()
-    with suppress(OSError):  # a full disk under the log
-        sys.stdout.flush()
-        sys.stderr.flush()
-    # All that counts is on the disk. Taking the interpreter and the native threads of gloo, NCCL and DeepSpeed apart takes
-    # over a second, and a crash in it would make a finished job a failed one.
-    os._exit(code)
+    end_at_once(code)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,10 @@ import torch.distributed as dist
 
 from longspec.train.launcher import LAUNCHER_GONE
 
-# What ranks tell each other: 0 goes on, a number is an index here. Of several reasons the last one is told.
-REASONS = ("", "signal SIGINT", "signal SIGTERM", "the launcher is gone", "deadline")
-SIGNALS = {signal.SIGINT: 1, signal.SIGTERM: 2, LAUNCHER_GONE: 3}
+# What ranks tell each other: 0 goes on, a number is an index here. Of several reasons the last one is told: a launcher
+# that is told SIGINT sends its ranks SIGTERM and ends, and signals that wait for a busy rank may arrive in any order.
+REASONS = ("", "the launcher is gone", "signal SIGTERM", "signal SIGINT", "deadline")
+SIGNALS = {LAUNCHER_GONE: 1, signal.SIGTERM: 2, signal.SIGINT: 3}
 DEADLINE = 4
 # A terminal signals ranks and launcher at once, and launchers pass on to their ranks what they are told.
 SAME_REQUEST = 3.0  # seconds
@@ -53,9 +54,10 @@ class Stop:
     def _receive(self, number: signal.Signals) -> None:
         now = time.monotonic()
         if not self._received:
-            self._received, self._received_at = SIGNALS[number], now
+            self._received_at = now
         elif number != LAUNCHER_GONE and now - self._received_at > SAME_REQUEST:
             os._exit(128 + number)
+        self._received = max(self._received, SIGNALS[number])
 
     def asked(self) -> bool:
         """Whether this rank was asked to stop by a signal."""

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from longspec.distributed import Ranks, log
+from longspec.distributed import Ranks, end_at_once, log
 from longspec.train.status import reason_of
 
 BEAT = 1.0  # seconds; all times below are in beats of this process, so that one that was stopped for a while blames nobody
@@ -159,7 +159,7 @@ class Watchdog:
         if self.ranks.rank == writer:
             log(f"error: {cause.reason}")
             self.write(cause.reason)
-        self._exit()
+        end_at_once(1)
 
     def _without_store(self, error: Exception) -> None:
         """The end of a job whose store is gone: with rank 0, or with a launcher that keeps it."""
@@ -175,10 +175,4 @@ class Watchdog:
         # Nobody can be asked who is left; the same text from some ranks does no harm.
         if self.ranks.local_rank <= 1:
             self.write(reason)
-        self._exit()
-
-    def _exit(self) -> None:
-        with suppress(OSError):  # a full disk under the log
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(1)
+        end_at_once(1)
