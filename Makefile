@@ -4,10 +4,10 @@
 # make lint    style, types, the workflow's own lint
 # make chaos   after `make demo`: shortened stages of it killed and starved at 30 random moments; the result is kept in benchmarks/results
 #
-#
 # make status     all stages: steps, speed, time left, last checkpoint, Slurm job
 # make preflight  on the cluster's nodes, in minutes: what a job of days needs
-# make resume     after the controlling Snakemake was killed: wait for its Slurm jobs, unlock, go on; CANCEL=1 cancels them; GONE=1: it was another machine's
+# make resume     after the controlling Snakemake was killed: wait for its Slurm jobs, unlock, go on
+#                 (CANCEL=1: cancel them; GONE=1: it ran on another machine and is gone for sure)
 # make sync       upload what trackers wrote offline
 #
 # make PYTHON=python3.12 ...                          another Python, 3.11 to 3.13
@@ -54,15 +54,18 @@ demo: .venv/.stamp-train | $(TMPDIR)
 	snakemake final_draft
 	@python -c "$$FIGURES"
 
-test: quick
-	python -m pytest -n logical --maxprocesses 2 --dist loadfile -m "slow and not slurm and not gpu"
+# Many tests wait for jobs that they have started, so three at a time keep two cores busy.
+PYTEST := OMP_NUM_THREADS=1 python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+
+test: .venv/.stamp-dev | $(TMPDIR)
+	$(PYTEST) -m "not slurm and not gpu"
 
 test-slurm: .venv/.stamp-dev | $(TMPDIR)
 	python -m tests.slurm.cluster install
 	trap 'python -m tests.slurm.cluster down' EXIT; python -m pytest -m slurm
 
 quick: .venv/.stamp-dev | $(TMPDIR)
-	OMP_NUM_THREADS=1 python -m pytest -n logical --maxprocesses 4 -m "not slow and not slurm and not gpu"
+	$(PYTEST) -m "not slow and not slurm and not gpu"
 
 lint: .venv/.stamp-dev | $(TMPDIR)
 	ruff check .

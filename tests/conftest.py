@@ -8,6 +8,23 @@ import pytest
 from longspec.config import Build
 from tests.corpus import LENGTH, Corpus, questions, sentences, write_raw
 
+OF_MINUTES = [
+    "test_final_draft",
+    "test_job",
+    "test_chaos",
+    "test_sbatch",
+    "test_watchdog",
+    "test_lease",
+    "test_endings",
+    "test_elastic",
+    "test_signals",
+    "test_demo",
+    "test_partition",
+    "test_preflight",
+    "test_speculate",
+    "test_needs",
+]
+
 
 def pytest_configure() -> None:
     """A shell that starts the tests in the background has them, and all jobs that they start, ignore Ctrl-C."""
@@ -16,7 +33,8 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests for a GPU skip themselves where there is none."""
+    """Files of minutes come first, so that no worker is left alone with one; tests for a GPU skip themselves without one."""
+    items.sort(key=lambda item: OF_MINUTES.index(item.path.stem) if item.path.stem in OF_MINUTES else len(OF_MINUTES))
     for_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if for_gpu:
         import torch

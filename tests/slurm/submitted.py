@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ STAGE = "results/demo/sinkpi-slicing/base"
 TARGET_RULE = f"{STAGE}/checkpoint.json"
 LOG = "logs/train/demo/sinkpi-slicing/base"
 CLUSTER = ["--profile", "slurm", "--workflow-profile", "tests/slurm/profile"]
-SECONDS = 300
+SECONDS = 600
 
 
 @dataclass
@@ -100,6 +102,15 @@ class Submitted(Workflow):
     def attempts(self) -> list[Path]:
         """The logs of all attempts."""
         return sorted((self.folder / LOG).glob("attempt-*.log"))
+
+    def start_seconds(self) -> float:
+        """How long the first attempt took from its launch to its first step."""
+        log = self.attempts()[0].read_text()
+        launched, stepped = re.search(r"^\S+ (\S+) on ", log), re.search(r"^(\S+) step 1/", log, re.MULTILINE)
+        assert launched
+        assert stepped
+        begin, end = (datetime.strptime(found[1], "%H:%M:%S") for found in (launched, stepped))
+        return float((end - begin).seconds)  # of a day: midnight may lie between
 
     def job(self, attempt: int) -> str:
         """The Slurm job of an attempt, counted from 1."""

@@ -1,6 +1,7 @@
 """One stage on a real Slurm: disturbed in every way a cluster knows, on several nodes, without hope, without controller."""
 
 import json
+import math
 import os
 import re
 import signal
@@ -84,11 +85,12 @@ def test_whatever_happens_to_a_job_the_stage_ends_as_if_nothing_had(
 def test_a_stage_longer_than_its_jobs_is_trained_in_slices(
     submitted: Submitted, undisturbed: Submitted, cluster: Cluster
 ) -> None:
-    """Jobs of one minute, of which the start takes a quarter; the margin is set so that two fifths of the stage fit."""
-    whole = sum(row["seconds"] for row in undisturbed.rows())
-    margin = max(6, round(60 - 15 - 0.4 * whole))
+    """Jobs of one minute or of two; the margin is set so that a start and two fifths of the stage fit."""
+    needed = 1.3 * undisturbed.start_seconds() + 0.4 * sum(row["seconds"] for row in undisturbed.rows())
+    minutes = math.ceil((needed + 6) / 60)
+    margin = round(60 * minutes - needed)
     submitted.edit("config/run_stage/demo_base.yaml", r"stop_margin_seconds: \d+", f"stop_margin_seconds: {margin}")
-    submitted.set("runtime", 1)
+    submitted.set("runtime", minutes)
     submitted.finish(submitted.start())
     attempts = submitted.attempts()
     assert len(attempts) >= 2
@@ -99,12 +101,8 @@ def test_a_stage_longer_than_its_jobs_is_trained_in_slices(
     assert equal(submitted.weights(), undisturbed.weights())
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_of_a_batch_step_slurm_tells_the_shell_alone(nodes: int, submitted: Submitted) -> None:
+def tell_the_shell_alone(submitted: Submitted, process: "subprocess.Popen[str]") -> None:
     """As where control groups tell a job's processes apart: with the shell the batch step ends, the ranks save and then end."""
-    if nodes > 1:
-        submitted.set("nodes", nodes)
-    process = submitted.start()
     submitted.wait_for(1, 4, process)
     subprocess.run(["scancel", "--batch", "--signal=TERM", submitted.job(1)], check=True)
     submitted.wait_for(2, 1, process)
@@ -113,22 +111,25 @@ def test_of_a_batch_step_slurm_tells_the_shell_alone(nodes: int, submitted: Subm
     assert "taken over" not in second, "the first has given the folder back"
 
 
+def test_of_a_batch_step_slurm_tells_the_shell_alone(submitted: Submitted) -> None:
+    tell_the_shell_alone(submitted, submitted.start())
+
+
 def test_two_nodes_of_two_ranks_learn_as_one_process_does(prepared: Submitted, submitted: Submitted, cluster: Cluster) -> None:
-    """And a scheduler that is away for a while is waited for."""
+    """Told to end as above, and with a scheduler that is away for a while, which is waited for."""
     alone = prepared.copy(submitted.folder.parent / "alone")
     for copy in (alone, submitted):
         copy.edit("config/run_stage/demo_base.yaml", r"steps: \d+", "steps: 20")
     submitted.set("nodes", 2)
     process = submitted.start()
-    submitted.wait_for(1, 4, process)
+    tell_the_shell_alone(submitted, process)
     cluster.stop_controller()
     time.sleep(15)
     cluster.start_controller()
     submitted.finish(process)
     alone.train_locally("--set-resources", "train:ranks=1")
-    assert len(submitted.attempts()) == 1
-    log = submitted.attempts()[0].read_text()
-    assert "4 processes x " in log
+    assert len(submitted.attempts()) == 2
+    assert all("4 processes x " in path.read_text() for path in submitted.attempts())
     manifest = json.loads((submitted.folder / TARGET_RULE).read_text())
     assert manifest["world_size"] == 4
     steps, losses = zip(*submitted.curve(), strict=True)
@@ -152,26 +153,38 @@ def test_a_stage_without_hope_costs_one_job_and_tells_why(submitted: Submitted) 
     assert again.count("has been submitted with SLURM jobid") == 2
 
 
-@pytest.mark.parametrize("way", ["wait", "cancel"])
 def test_the_controller_is_killed_and_one_command_goes_on(
-    way: str, submitted: Submitted, undisturbed: Submitted, cluster: Cluster
+    submitted: Submitted, undisturbed: Submitted, cluster: Cluster
 ) -> None:
+    """Killed twice: at first its job is cancelled, then it is waited for."""
     process = submitted.start()
-    submitted.wait_for(1, 5, process)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    job = submitted.job(1)
-    assert state_of(job) == "RUNNING"
-    if way == "wait":
-        refused_beside(submitted, job)
-    options = ["--poll", "2"] + (["--cancel"] if way == "cancel" else [])
-    resume = [sys.executable, "-m", "longspec.cluster", "resume", *options, "--", *CLUSTER, TARGET_RULE]
-    text = submitted.finish(submitted.popen(resume))
-    assert f"{job} train_wildcards_demo_sinkpi-slicing_base running" in text
+    orphan = kill_in_its_job(submitted, 1, process)
+    process = submitted.popen(resume("--cancel"))
+    second = kill_in_its_job(submitted, 2, process)
+    refused_beside(submitted, second)
+    text = submitted.finish(submitted.popen(resume()))
+    for job in (orphan, second):
+        assert f"{job} train_wildcards_demo_sinkpi-slicing_base running" in text
     trained = [path for path in submitted.attempts() if " tokens/s\n" in path.read_text()]
-    assert len(trained) == {"wait": 1, "cancel": 2}[way]
+    assert len(trained) == 2
+    assert state_of(orphan) == "CANCELLED"
+    assert state_of(second) == "COMPLETED"
     assert submitted.curve() == undisturbed.curve()
     assert equal(submitted.weights(), undisturbed.weights())
+
+
+def resume(*options: str) -> list[str]:
+    return [sys.executable, "-m", "longspec.cluster", "resume", "--poll", "2", *options, "--", *CLUSTER, TARGET_RULE]
+
+
+def kill_in_its_job(submitted: Submitted, attempt: int, process: "subprocess.Popen[str]") -> str:
+    """Kill the controlling process while its job trains; the job, which goes on."""
+    submitted.wait_for(attempt, 5, process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    job = submitted.job(attempt)
+    assert state_of(job) == "RUNNING"
+    return job
 
 
 def refused_beside(submitted: Submitted, job: str) -> None:
