@@ -97,9 +97,10 @@ def forward_seconds(target: Any, start: Prefilled, tokens: int) -> float:
     """One forward of the target over so many new tokens, at the prompt's end."""
     ids_BS, times = torch.ones(1, tokens, dtype=torch.int64), []
     for _ in range(9):
-        cache, began = start.working_cache(), time.perf_counter()
-        target(ids_BS, past_key_values=cache, use_cache=True)
-        times.append(time.perf_counter() - began)
+        with start.lent(tokens) as lent:
+            began = time.perf_counter()
+            target(ids_BS, past_key_values=lent.cache, use_cache=True)
+            times.append(time.perf_counter() - began)
     return median(times)
 
 

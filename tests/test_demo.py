@@ -5,6 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from longspec.decode.generate import load_drafter
+from longspec.decode.speculate import speculate
+from longspec.decode.tree import DEFAULT_SHAPE
+from longspec.evaluate.held_out import draw_prompts
+from longspec.evaluate.tasks import HeldOut
 
 VARIANT = "sinkpi-slicing"
 
@@ -38,3 +46,34 @@ def test_output_is_the_targets_own(numbers: dict[str, Any]) -> None:
     lossless = numbers["lossless"][VARIANT]
     assert lossless["unexplained"] == 0
     assert lossless["tokens_compared"] >= 10_000
+
+
+# Data, tokens of a prompt. 4 x 12 prompts x 220 tokens are 10,560.
+PROMPTS = (("stdlib", 64), ("puzzles", 200), ("stdlib", 700), ("stdlib-long", 1800))
+ROWS, NEW, TOGETHER = 12, 220, 6
+
+
+@pytest.mark.slow
+def test_ten_thousand_tokens_in_float64_are_those_of_generate(root: Path) -> None:
+    """Of transformers' own generate, prompts of one length together; with a draft, prompts of four lengths together."""
+    if not (root / "results/demo/report.json").exists():
+        pytest.skip("the demo's drafts are not there: run `make demo` first")
+    tokenizer = AutoTokenizer.from_pretrained(root / "models/demo/tokenizer")
+    target = AutoModelForCausalLM.from_pretrained(root / "models/demo/target", dtype=torch.float64).eval()
+    greedy = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    texts, expected = [], []
+    for data, length in PROMPTS:
+        task = HeldOut(data=data, context=(length, length), new_tokens=NEW)
+        prompts = draw_prompts("demo", task, root / f"data/raw/{data}/manifest.json", ROWS, tokenizer, seed=0)
+        ids_BS = torch.tensor([prompt.ids for prompt in prompts])
+        texts.append(ids_BS.tolist())
+        expected.append(target.generate(ids_BS, attention_mask=torch.ones_like(ids_BS), **greedy)[:, length:].tolist())
+    drafter = load_drafter(target, root / f"results/demo/{VARIANT}/final_draft")
+    for shape in (4, DEFAULT_SHAPE):
+        kept = 0
+        for first in range(0, ROWS, TOGETHER):
+            batch, wanted = ([row for rows in of_all for row in rows[first : first + TOGETHER]] for of_all in (texts, expected))
+            decoded = speculate(target, drafter, batch, max_new_tokens=NEW, shape=shape)
+            assert [row.ids for row in decoded.rows] == wanted
+            kept += sum(sum(row.accepted) for row in decoded.rows)
+        assert kept > 0.4 * ROWS * NEW * len(PROMPTS)  # drafted, most of it: this is no plain decoding

@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from longspec.decode.drafters import Frontier, Stateless
 from longspec.decode.sampling import Sampler
-from longspec.decode.tree import DraftTree, Growth, Levels, best_children, chains
+from longspec.decode.tree import DraftTree, Growth, Levels, chains
 from longspec.train.models.glide import GlideLayer
 
 SHAPE = {
@@ -70,16 +70,10 @@ class Itself(Stateless):
 
     def propose(self, frontier: Frontier, levels: Levels, sampler: Sampler) -> DraftTree:
         growth, text_BWT = Growth(frontier.roots_B), torch.tensor(frontier.texts)[:, None]
-        scores_BW = torch.zeros(len(text_BWT), 1, dtype=torch.float64)
         for size in levels:
             log_q_BWV = self._log_q(text_BWT.flatten(0, 1), sampler).unflatten(0, text_BWT.shape[:2])
-            if set(levels) == {1}:
-                growth.drawn.append(log_q_BWV[:, 0].exp())
-                tokens_BC = sampler.draw(growth.drawn[-1])[:, None]
-                parents_BC = torch.zeros_like(tokens_BC)
-            else:
-                parents_BC, tokens_BC, scores_BW = best_children(log_q_BWV, scores_BW, size)
-            growth.add(parents_BC, tokens_BC)
-            rows_B1 = torch.arange(len(text_BWT))[:, None]
-            text_BWT = torch.cat([text_BWT[rows_B1, parents_BC], tokens_BC[:, :, None]], dim=-1)
+            first = growth.nodes - growth.sizes[-1]
+            growth.grow(log_q_BWV, size, sampler if set(levels) == {1} else None)
+            rows_B1, parents_BC = torch.arange(len(text_BWT))[:, None], growth.parents[-1] - first
+            text_BWT = torch.cat([text_BWT[rows_B1, parents_BC], growth.tokens[-1][:, :, None]], dim=-1)
         return growth.tree()

@@ -1,21 +1,30 @@
 """What decoding holds: the draft its window, the target the text and nothing beside it; and the host asks once a round."""
 
+import gc
+from collections.abc import Callable, Iterator
+
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
+from transformers import DynamicCache, MistralConfig, Qwen2Config
 
-from longspec.decode.cache import compact, growing
-from longspec.decode.drafters import Frontier
+from longspec.decode import cache
+from longspec.decode.cache import LONGEST_AHEAD, compact, tokens_ahead
+from longspec.decode.drafters import Frontier, LookupDrafter
 from longspec.decode.glide_drafter import GlideDrafter
+from longspec.decode.plain import decode_plain
 from longspec.decode.prefill import prefill
 from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import speculate
-from longspec.decode.tree import DEFAULT_SHAPE
+from longspec.decode.tree import DEFAULT_SHAPE, levels_of
 from longspec.decode.verify import descend
+from longspec.evaluate.measure import Measurer
+from longspec.evaluate.prompts import Prompt
+from longspec.evaluate.tasks import Setting
 from longspec.train.models.visibility_tree import TreeVisibility
-from tests.decode.models import make_layer, make_target
+from tests.decode.models import Oracle, generated, make_layer, make_target
 
-WINDOW = 12
+WINDOW, NO_EOS = 12, -1
 
 
 class Watched(GlideDrafter):
@@ -87,7 +96,7 @@ def test_nothing_within_a_round_waits_for_a_number(shape, temperature: float) ->
     drafter = GlideDrafter(target, make_layer(target).to("meta"), WINDOW)
     prompts, sampler = [[1, 2, 3, 4], [5, 6]], Sampler(temperature, top_k=5, top_p=0.9)
     drafter.begin(prompts)
-    cache = growing(prefill(target, [[0] * 4] * 2).cache)
+    cache = prefill(target, [[0] * 4] * 2, 80).cache
     lengths, lengths_B = (4, 2), torch.empty(2, dtype=torch.int64, device="meta")
     last = cache.layers[-1]
     with torch.inference_mode():
@@ -104,20 +113,209 @@ def test_nothing_within_a_round_waits_for_a_number(shape, temperature: float) ->
         verdict.kept_B.tolist()
 
 
-def test_the_targets_cache_grows_in_place_and_leaves_the_prompts_as_it_was() -> None:
+@torch.inference_mode()
+def test_a_cache_without_room_grows_in_place_and_its_start_with_it() -> None:
     """Room is made once for many tokens; what is kept of a tree overwrites nothing before it."""
     target = make_target(0)
     start = prefill(target, [list(range(60))])
     before = [layer.keys.clone() for layer in start.cache.layers]
-    cache, lengths_B, places = growing(start.cache), torch.tensor([60]), set()
-    for _ in range(4):
-        new = torch.randn(2, 1, 2, 3, 8, dtype=torch.float64)
-        keys = [cache.update(*new, layer_idx=layer)[0] for layer in range(2)]
-        places.add(keys[0].data_ptr())
-        compact(cache, 3, torch.tensor([[0, 2]]), lengths_B, cache.get_seq_length() - 1)
-        torch.testing.assert_close(cache.layers[0].keys[:, :, -2:], new[0][:, :, [0, 2]])
-        lengths_B = lengths_B + 2
-    assert len(places) <= 2
-    for layer, grown, keys in zip(start.cache.layers, cache.layers, before, strict=True):
+    lengths_B, places = torch.tensor([60]), set()
+    with start.lent(0) as lent:
+        cache = lent.cache
+        for _ in range(4):
+            new = torch.randn(2, 1, 2, 3, 8, dtype=torch.float64)
+            keys = [cache.update(*new, layer_idx=layer)[0] for layer in range(2)]
+            places.add(keys[0].data_ptr())
+            compact(cache, 3, torch.tensor([[0, 2]]), lengths_B, cache.get_seq_length() - 1)
+            torch.testing.assert_close(cache.layers[0].keys[:, :, -2:], new[0][:, :, [0, 2]])
+            lengths_B = lengths_B + 2
+        assert len(places) == 1
+    assert start.cache.layers[0].keys.data_ptr() in places
+    for layer, keys in zip(start.cache.layers, before, strict=True):
         assert torch.equal(layer.keys, keys)
-        assert torch.equal(grown.keys[:, :, :60], keys)
+
+
+@pytest.fixture
+def held() -> Iterator[Callable[[int], int]]:
+    """Bytes of all tensors made within the test and alive that hold keys or values of so many tokens or more."""
+
+    def count(tokens: int) -> int:
+        gc.collect()
+        alive = [x for x in gc.get_objects() if type(x) is torch.Tensor and x.ndim == 4]
+        storages = [x.untyped_storage() for x in alive if x.shape[2] >= tokens and x.shape[3] == 8]
+        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+    gc.collect()
+    gc.freeze()  # what is there before is not looked through
+    yield count
+    gc.unfreeze()
+
+
+PER_TOKEN = 2 * 2 * 2 * 8 * 8  # layers, keys and values, heads, width, bytes
+
+
+@pytest.mark.parametrize("shape", [4, DEFAULT_SHAPE])
+@pytest.mark.parametrize("ahead", [0, None])
+def test_decodings_of_a_start_share_one_storage(held, shape, ahead: int | None) -> None:
+    """Whether its room was made with it or by the first decoding; in every forward of some rounds, and afterwards."""
+    target = make_target(1)
+    drafter, room = GlideDrafter(target, make_layer(target), WINDOW), tokens_ahead(9, sum(levels_of(shape, 61)))
+    start = prefill(target, [[5] * 90], room if ahead is None else ahead)
+    last = start.cache.layers[-1]
+    made, looks = last.keys.data_ptr(), []
+    with start.lent(room) as lent:
+        assert (lent.cache.layers[-1].keys.data_ptr() == made) is (ahead is None)
+    made = last.keys.data_ptr()
+    target.model.layers[-1].register_forward_hook(lambda *_: looks.append((held(90), last.keys.data_ptr())))
+    plain = decode_plain(target, start, 9, NO_EOS)
+    (row,) = speculate(target, drafter, start, max_new_tokens=9, shape=shape).rows
+    assert row.ids == plain.ids == decode_plain(target, start, 9, NO_EOS).ids
+    assert len(looks) > 18
+    assert set(looks) == {((90 + room) * PER_TOKEN, made)}
+    assert (last.keys.data_ptr(), last.keys.shape[2]) == (made, 90)
+
+
+def test_an_evaluation_copies_no_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, moved = make_target(1), []
+    make = cache._roomy
+    monkeypatch.setattr(cache, "_roomy", lambda x, total: moved.append(x.shape[2]) or make(x, total))
+    measurer = Measurer(target, None, GlideDrafter(target, make_layer(target), WINDOW), set(), repeats=3, seed=0)
+    line = measurer.line(Prompt("short", 7, 0, [5] * 40, 20), Setting(0.0, DEFAULT_SHAPE))
+    assert len(line["tokens"]) == 21
+    assert moved == [0] * 4  # keys and values of two layers
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_rows_that_left_are_held_by_their_start_alone(held, is_own: bool) -> None:
+    """A start that the decoding made itself goes with them, and the others have room for what is still to come, no more."""
+    target = make_target(3)
+    prompts = [[7] * 50, [8] * 40]
+    ends = [generated(target, prompt, 30) for prompt in prompts]
+    eos = next(token for token in ends[1][1:9] if token not in ends[0])
+    oracle, looks = Oracle([prompt + text for prompt, text in zip(prompts, ends, strict=True)], wrong=True), []
+    propose = oracle.propose
+    oracle.propose = lambda frontier, *rest: looks.append((len(frontier.texts), held(40))) or propose(frontier, *rest)
+    room, start = tokens_ahead(30, 1), prompts if is_own else prefill(target, prompts)
+    speculate(target, oracle, start, max_new_tokens=30, shape=1, eos=eos)
+    both, left = 2 * (50 + room) * PER_TOKEN, [size for rows, size in looks if rows == 1]
+    assert {size for rows, size in looks if rows == 2} == {both}
+    assert (50 + room - 1) * PER_TOKEN == left[0] - both * (not is_own)  # the newest token is in no cache yet
+    assert len(set(left)) == 1
+
+
+def test_rows_of_different_length_are_left_bit_for_bit() -> None:
+    """Every logit of a second decoding is that of one on prompts of its own; rows leave in between."""
+    target, logits = make_target(3), []
+    prompts = [torch.randint(0, 61, (length,)).tolist() for length in (1, 30, 9)]
+    drafter, settings = GlideDrafter(target, make_layer(target), WINDOW), {"max_new_tokens": 40, "shape": (3, 5, 4)}
+    settings["eos"] = generated(target, prompts[1], 12)[-1]
+    start = prefill(target, prompts)
+    before = [x.clone() for layer in start.cache.layers for x in (layer.keys, layer.values)]
+    target.lm_head.register_forward_hook(lambda _module, _inputs, out: logits[-1].append(out))
+    for beginning in (prompts, start, start):
+        logits.append([])
+        decoded = speculate(target, drafter, beginning, **settings)
+        assert all(map(torch.equal, before, (x for layer in start.cache.layers for x in (layer.keys, layer.values))))
+    assert len({len(row.ids) for row in decoded.rows}) > 1
+    del logits[0][:3]  # the prompts' own
+    assert len(logits[0]) == len(logits[1]) == len(logits[2]) > 20
+    for fresh, first, second in zip(*logits, strict=True):
+        assert torch.equal(fresh, first)
+        assert torch.equal(fresh, second)
+
+
+@pytest.mark.parametrize("place", ["on_tokens", "propose", "forward"])
+def test_a_decoding_that_fails_gives_its_start_back(place: str) -> None:
+    """In a callback, in the draft, or in the target's second layer when the first one holds a tree more."""
+    target, left = make_target(1), [4]
+    drafter = GlideDrafter(target, make_layer(target), WINDOW)
+    start = prefill(target, [[5] * 20, [6] * 3])
+    before = [layer.keys.clone() for layer in start.cache.layers]
+    expected = [row.ids for row in speculate(target, drafter, start, max_new_tokens=30).rows]
+
+    def fail(*_) -> None:
+        left[0] -= 1
+        if left[0] <= 0:
+            raise InterruptedError
+
+    failing, callback = GlideDrafter(target, drafter.layer, WINDOW), fail if place == "on_tokens" else None
+    if place == "propose":
+        failing.propose = lambda *rest: fail() or drafter.propose(*rest)
+        failing.begin, failing.commit = drafter.begin, drafter.commit
+    hook = target.model.layers[1].register_forward_pre_hook(fail) if place == "forward" else None
+    with pytest.raises(InterruptedError):
+        speculate(target, failing, start, max_new_tokens=30, on_tokens=callback)
+    if hook:
+        hook.remove()
+    assert all(torch.equal(layer.keys, keys) for layer, keys in zip(start.cache.layers, before, strict=True))
+    assert [row.ids for row in speculate(target, drafter, start, max_new_tokens=30).rows] == expected
+
+
+def test_a_start_serves_one_decoding_at_a_time() -> None:
+    """Another one within it is refused, and one on a cache of its own is not."""
+    target = make_target(1)
+    start, drafter = prefill(target, [[5] * 20]), GlideDrafter(target, make_layer(target), WINDOW)
+    expected, inner = decode_plain(target, start, 20, NO_EOS).ids, []
+
+    def within(*_) -> None:
+        for decode in (
+            lambda: decode_plain(target, start, 20, NO_EOS),
+            lambda: speculate(target, None, start, max_new_tokens=9),
+        ):
+            with pytest.raises(RuntimeError, match=r"has not ended; .* prefill once more"):
+                decode()
+        inner.append(decode_plain(target, prefill(target, start.prompts), 20, NO_EOS).ids)
+
+    assert speculate(target, drafter, start, max_new_tokens=20, on_tokens=within).rows[0].ids == expected
+    assert len(inner) > 1
+    assert all(ids == expected for ids in inner)
+
+
+def test_plain_decoding_takes_one_sequence() -> None:
+    target = make_target(1)
+    with pytest.raises(ValueError, match=r"prompts: plain decoding takes one, not 2; decode them one by one"):
+        decode_plain(target, prefill(target, [[1], [2, 3]]), 8, NO_EOS)
+
+
+def test_a_start_lent_by_hand_comes_back() -> None:
+    """Also outside inference mode, in which its tensors were made."""
+    start = prefill(make_target(1), [[1, 2, 3], [4]], 5)
+    for _ in range(2):
+        with start.lent(3):
+            pass
+    assert not start.cache.layers[0].keys[1, :, 1:].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", [Qwen2Config, MistralConfig])
+def test_prompts_are_read_as_with_transformers_own_cache(family: type, dtype: torch.dtype) -> None:
+    """To the bit, windows included."""
+    target = make_target(2, family, **{"sliding_window": 9} if family is MistralConfig else {}).to(dtype)
+    prompt, own = torch.randint(0, 61, (40,)).tolist(), DynamicCache()
+    with torch.inference_mode():
+        logits_V = target(torch.tensor([prompt]), past_key_values=own, use_cache=True, logits_to_keep=1).logits[0, -1]
+    for start, row in ((prefill(target, [prompt], 7), 0), (prefill(target, [[1, 2], prompt]), 1)):
+        assert torch.equal(start.logits_BV[row], logits_V)
+        for layer, wanted in zip(start.cache.layers, own.layers, strict=True):
+            assert torch.equal(layer.keys[row], wanted.keys[0])
+            assert torch.equal(layer.values[row], wanted.values[0])
+
+
+def test_a_target_on_several_devices_is_refused() -> None:
+    target = make_target(0)
+    target.hf_device_map = {"model": "cpu", "lm_head": "cpu"}
+    start = prefill(target, [[1]])
+    assert start.cache.get_seq_length() == 1
+    target.hf_device_map = {"model.embed_tokens": 0, "model.layers": 1, "lm_head": "cpu"}
+    with pytest.raises(ValueError, match=r"hf_device_map: .* spread over 0, 1, cpu, .*: load it on one device"):
+        speculate(target, LookupDrafter(), [[1]], max_new_tokens=1)
+
+
+def test_a_text_without_end_takes_its_first_part_of_room_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And goes on when that is used up."""
+    target, prompts = make_target(3), [[7] * 20, [8] * 5]
+    assert tokens_ahead(10**9, 69) == LONGEST_AHEAD + 70
+    monkeypatch.setattr(cache, "LONGEST_AHEAD", 4)
+    drafter = GlideDrafter(target, make_layer(target), WINDOW)
+    decoded = speculate(target, drafter, prompts, max_new_tokens=60, shape=3)
+    assert [row.ids for row in decoded.rows] == [generated(target, prompt, 60) for prompt in prompts]

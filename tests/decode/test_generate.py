@@ -107,12 +107,28 @@ def test_sampled_texts_are_drawn_from_the_warped_law(target, folder: Path) -> No
     assert len(set(map(tuple, draws[0].tolist()))) == 3
 
 
+def test_none_is_off(target, folder: Path) -> None:
+    """Of one setting None gives the draws of its neutral value, which generate takes it for too."""
+    ids, drafter = torch.tensor([[5, 6, 7]]), load_drafter(target, folder)
+
+    def draws(**settings: float | None) -> list[int]:
+        seeded = torch.Generator().manual_seed(3)
+        return generate(target, ids, draft=drafter, generator=seeded, **GREEDY | {"do_sample": True} | settings)[0].tolist()
+
+    neutral = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    for name in neutral:
+        assert draws(**neutral | {name: None}) == draws(**neutral)
+
+
 def test_nothing_that_changes_the_text_is_passed_over(target, folder: Path, batch) -> None:
     ids = batch["input_ids"][:1]
     faults = [
         ({"repetition_penalty": 1.3}, "RepetitionPenaltyLogitsProcessor: of what changes"),
         ({"min_new_tokens": 5, "eos_token_id": 3}, "MinNewTokens"),
         ({"do_sample": True, "min_p": 0.1}, "MinPLogitsWarper"),
+        ({"encoder_repetition_penalty": 9.0}, "EncoderRepetitionPenalty"),
+        ({"encoder_no_repeat_ngram_size": 2}, "EncoderNoRepeatNGram"),
+        ({"cache_implementation": "quantized"}, "cache_implementation: not done"),
         ({"num_beams": 2}, "beam_search: not done"),
         ({"max_new_tokens": None}, "max_new_tokens: say how many"),
         ({"return_dict_in_generate": True}, "return_dict_in_generate"),

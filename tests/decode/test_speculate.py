@@ -11,7 +11,7 @@ from longspec.decode.prefill import prefill
 from longspec.decode.speculate import Row, speculate
 from longspec.decode.stops import Stops
 from longspec.decode.tree import DEFAULT_SHAPE, levels_of
-from longspec.evaluate.compare import compare
+from longspec.evaluate.compare import Comparison, compare
 from tests.decode.models import SMALL, Itself, Oracle, generated, make_layer, make_target
 
 WINDOW, CHAIN, NO_EOS, NEW = 12, 4, -1, 60
@@ -192,7 +192,7 @@ def test_a_difference_is_a_fault_unless_it_is_a_near_tie() -> None:
     target = make_target(2)
     plain = decode_plain(target, prefill(target, [[1, 2, 3]]), 11, NO_EOS)
     ids = list(plain.ids)
-    assert (compare(plain, ids).tokens_compared, compare(plain, ids).mismatches) == (11, 0)
+    assert compare(plain, ids) == Comparison(11, 0, 0)
     ids[4] = int(plain.logits[4].topk(2).indices[1])
     verdict = compare(plain, ids)
     assert (verdict.tokens_compared, verdict.mismatches, verdict.near_ties) == (5, 1, 0)
@@ -200,7 +200,7 @@ def test_a_difference_is_a_fault_unless_it_is_a_near_tie() -> None:
     plain.logits[4][ids[4]] = plain.logits[4].max() - 1e-14
     assert compare(plain, ids).near_ties == 1
     del ids[4:]
-    assert (compare(plain, ids).mismatches, compare(plain, ids).near_ties) == (1, 0)
+    assert compare(plain, ids) == Comparison(4, 1, 0)  # a text that ends early has no token to tell a margin of
 
 
 @pytest.mark.parametrize(("dtype", "largest"), [(torch.float64, 1e-12), (torch.float32, 2e-4), (torch.bfloat16, 0.7)])
@@ -211,10 +211,14 @@ def test_a_near_tie_is_small_beside_real_margins(dtype: torch.dtype, largest: fl
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_in_lower_precision_every_difference_is_a_near_tie(dtype: torch.dtype) -> None:
-    """Of the target's own logits: closer than so many roundings of the dtype, at the size of the largest logit."""
+    """Of the target's own logits: closer than so many roundings of the dtype, at the size of the largest logit.
+
+    How a machine rounds is its own matter, so each forward's logits are here moved by a quarter of that bound at most.
+    """
     mismatches = accepted = 0
     for seed in range(4):
         target = make_target(seed, hidden_size=64, initializer_range=0.1).to(dtype)
+        target.lm_head.register_forward_hook(_rounded_another_way)
         drafter, start = GlideDrafter(target, make_layer(target).to(dtype), WINDOW), prefill(target, [[3] * 5])
         plain = decode_plain(target, start, NEW, NO_EOS)
         (row,) = speculate(target, drafter, start, max_new_tokens=NEW).rows
@@ -222,4 +226,8 @@ def test_in_lower_precision_every_difference_is_a_near_tie(dtype: torch.dtype) -
         assert verdict.near_ties == verdict.mismatches
         mismatches, accepted = mismatches + verdict.mismatches, accepted + sum(row.accepted)
     assert accepted > 0
-    assert (mismatches > 0) == (dtype == torch.bfloat16)
+    assert (mismatches > 0) == (dtype == torch.bfloat16)  # float32's noise is too small to turn a choice here
+
+
+def _rounded_another_way(module: torch.nn.Module, inputs: tuple, logits_BQV: torch.Tensor) -> torch.Tensor:
+    return logits_BQV + near_tie_margin(logits_BQV) / 4 * (2 * torch.rand_like(logits_BQV) - 1)

@@ -131,12 +131,17 @@ def test_other_settings_measure_anew_and_are_named(arguments: Any, tmp_path: Pat
     few = {"temperatures": [0], "shapes": [2], "prompts": 2}
     whole = list(jsonl.read(evaluate(arguments("lookup", "a.jsonl", **few))))
     identity = {"identity": verb.identity_of(*identity_arguments(arguments("lookup", "b.jsonl", **few)))}
-    marked = [line | {"tokens": ["kept"]} for line in whole]
+    marked = [line | {"tokens": ["kept"], "reference": "of another day"} for line in whole]
     journal = tmp_path / "b.unfinished.jsonl"
     jsonl.write(journal, [identity, *marked, marked[0] | {"prompt_hash": "another"}])
     lines = told(evaluate(arguments("lookup", "b.jsonl", **few | {"temperatures": [0, 1]})))
     assert [line["tokens"] == ["kept"] for line in lines] == [True, False] * 4
     assert "1 lines of other prompts or settings are left out" in capfd.readouterr().out
+    assert "of another day" not in [line["reference"] for line in lines]
+    for name in ("code", "transformers", "flash-attn"):
+        jsonl.write(journal, [{"identity": identity["identity"] | {name: "other"}}, *marked])
+        assert not [line for line in told(evaluate(arguments("lookup", "b.jsonl", **few))) if line["tokens"] == ["kept"]]
+        assert f"measured otherwise: {name}: other then, " in capfd.readouterr().out
     jsonl.write(journal, [identity, *marked])
     lines = told(evaluate(arguments("lookup", "b.jsonl", **few | {"repeats": 1})))
     assert not [line for line in lines if line["tokens"] == ["kept"]]
@@ -167,16 +172,23 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
 
 
 def test_a_changed_text_is_a_fault_and_a_near_tie_is_none() -> None:
-    """Token 2 of 3 differs; its logit is the best one's but for one rounding, then 0.1 below."""
+    """Token 2 of 3 differs; its logit is the best one's but for one rounding, then 0.125 below.
+
+    64 roundings of 2 ** -23 at the size of the largest logit, 3, are allowed: 2.29e-05.
+    """
     prompt, setting = Prompt("short", 7, 0, [1], 3), Setting(0.0, (4, 2))
     logits_V = torch.tensor([0.0, 3.0, 3.0, 0.1])
-    for gap, fault in ((1e-7, False), (0.1, True)):
+    for gap, fault in ((2**-22, False), (0.125, True)):
         plain = Plain([0, 1, 1], [logits_V, logits_V - gap * torch.tensor([0.0, 0, 1, 0]), logits_V])
         verdict = compare(plain, [0, 2, 3])
         assert (verdict.tokens_compared, verdict.mismatches, verdict.near_ties) == (2, 1, 0 if fault else 1)
+        assert (verdict.margin, verdict.margin_allowed) == (gap, 3 * 2**-17)
         if not fault:
             refuse_fault(prompt, setting, verdict, plain, [0, 2, 3])
             continue
-        message = r"short, prompt 7, temperature 0, tree 4-2: other tokens than plain decoding at token 2 \(\[1\] became \[2\]"
+        message = (
+            r"short, prompt 7, temperature 0, tree 4-2: other tokens than plain decoding at token 2 \(\[1\] became \[2\]; "
+        )
+        message += r"the target's logits of the two lie 0\.125 apart, a tie's 2\.29e-05 at most\)"
         with pytest.raises(ValueError, match=message):
             refuse_fault(prompt, setting, verdict, plain, [0, 2, 3])

@@ -7,57 +7,70 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import Cache, DynamicLayer
 
 ROOM = 1 / 8  # of the length, made ahead when a layer's room is used up
+LONGEST_AHEAD = 4096  # tokens of a text for which room is made at once
+
+
+def tokens_ahead(max_new_tokens: int, nodes: int = 0) -> int:
+    """For how many tokens behind the prompts to make room at once: the text, or its first part, and a tree of drafts."""
+    return min(max_new_tokens, LONGEST_AHEAD) + 1 + nodes
 
 
 class RoomyLayer(DynamicLayer):
-    """Keys and values [B, K, T, D] at the front of a larger tensor, so that a round writes its nodes and copies no context."""
+    """Keys and values [B, K, T, D] at the front of larger tensors: tokens come and go behind others that are not copied."""
 
-    def __init__(self, keys: Tensor, values: Tensor) -> None:
-        """The given tensors are read and left as they are."""
+    def __init__(self, ahead: int) -> None:
+        """ahead: how many tokens are to follow the first ones; room for all of them is made at once."""
         super().__init__()
-        self.hold(keys, values)
-        self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
+        self.ahead = ahead
 
-    def hold(self, keys: Tensor, values: Tensor) -> None:
-        """Go on from these; room for more is made when more comes."""
-        self.keys, self.values = keys, values
-        self.room: tuple[Tensor, Tensor] | None = None
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Room for these and those ahead."""
+        self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
+        self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
+        self.room = (self.keys, self.values)
+        self.make_room(key_states.shape[2] + self.ahead)
 
-    def keep(self, count: int) -> None:
-        """The first `count` tokens alone; the room behind them stays."""
-        self.keys, self.values = self.keys[:, :, :count], self.values[:, :, :count]
+    def make_room(self, total: int) -> None:
+        """For `total` tokens in all; the tokens are copied where there was less."""
+        if self.room[0].shape[2] < total:
+            count = self.keys.shape[2]
+            self.room = (_roomy(self.keys, total), _roomy(self.values, total))
+            self.end_at(count)
+
+    def end_at(self, count: int) -> None:
+        """The first `count` tokens of the room alone; the room behind them stays."""
+        self.keys, self.values = (room[:, :, :count] for room in self.room)
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Add tokens; all keys and values."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
         count = self.keys.shape[2]
         total = count + key_states.shape[2]
-        if self.room is None or self.room[0].shape[2] < total:
-            self.room = (_roomy(self.keys, total), _roomy(self.values, total))
+        if self.room[0].shape[2] < total:
+            self.make_room(int(total * (1 + ROOM)) + 1)
         for room, new in zip(self.room, (key_states, value_states), strict=True):
             room[:, :, count:total] = new
-        self.keys, self.values = (room[:, :, :total] for room in self.room)
+        self.end_at(total)
         return self.keys, self.values
 
 
 def _roomy(x_BKTD: Tensor, total: int) -> Tensor:
-    """The same at the front of room for more than `total` tokens."""
-    room = x_BKTD.new_empty(*x_BKTD.shape[:2], int(total * (1 + ROOM)) + 1, x_BKTD.shape[3])
+    """The same at the front of room for `total` tokens."""
+    room = x_BKTD.new_empty(*x_BKTD.shape[:2], total, x_BKTD.shape[3])
     room[:, :, : x_BKTD.shape[2]] = x_BKTD
     return room
 
 
-def growing(cache: DynamicCache) -> DynamicCache:
-    """The same keys and values in a cache that grows in place; `cache` stays as it is."""
-    grown = DynamicCache()
-    grown.layers = [RoomyLayer(layer.keys, layer.values) for layer in cache.layers]
-    return grown
+def empty_cache(layers: int, ahead: int) -> Cache:
+    """For a text and `ahead` tokens behind it. Of whole layers: a sliding one could not take back what was rejected."""
+    return Cache(layers=[RoomyLayer(ahead) for _ in range(layers)])
 
 
-def compact(cache: DynamicCache, nodes: int, path_BE: Tensor, lengths_B: Tensor, longest: int) -> None:
+def compact(cache: Cache, nodes: int, path_BE: Tensor, lengths_B: Tensor, longest: int) -> None:
     """Of the `nodes` newest keys and values keep each row's path, behind its lengths_B[b] tokens, and cut to `longest`.
 
     Moves E tokens a row and layer, in place. Path entries beyond a row's kept ones land behind its end, where nothing is.
@@ -68,10 +81,28 @@ def compact(cache: DynamicCache, nodes: int, path_BE: Tensor, lengths_B: Tensor,
     for layer in cache.layers:
         for x_BKTD in (layer.keys, layer.values):
             x_BKTD[rows_B1, :, to_BE] = x_BKTD[rows_B1, :, from_BE]
-        layer.keep(longest)
+        layer.end_at(longest)
 
 
-def select(cache: DynamicCache, rows_B: Tensor, longest: int) -> None:
-    """These rows alone, cut to `longest` tokens."""
+def select(cache: Cache, rows_B: Tensor, longest: int, ahead: int) -> None:
+    """These rows alone, cut to `longest` tokens, with room for `ahead` more.
+
+    In layers of their own, made one by one: another cache that holds the former ones keeps all its rows, and where none does,
+    one layer is held twice at a time.
+    """
+    for number, layer in enumerate(cache.layers):
+        chosen = RoomyLayer(ahead)
+        chosen.update(layer.keys[:, :, :longest][rows_B], layer.values[:, :, :longest][rows_B])
+        cache.layers[number] = chosen
+
+
+@torch.inference_mode()
+def restore(cache: Cache, lengths: list[int]) -> None:
+    """Row b's first lengths[b] tokens alone, and zeros behind those of the shorter rows."""
+    longest = max(lengths)
     for layer in cache.layers:
-        layer.hold(layer.keys[:, :, :longest][rows_B], layer.values[:, :, :longest][rows_B])
+        layer.end_at(longest)
+        for row, length in enumerate(lengths):
+            if length < longest:
+                layer.keys[row, :, length:] = 0
+                layer.values[row, :, length:] = 0

@@ -114,10 +114,13 @@ def _refuse(model: Any, config: GenerationConfig, strange: dict[str, Any]) -> No
     if mode not in MODES:
         raise ValueError(f"{mode.value}: not done with a draft; give do_sample=True or False, and no beams")
     wanted = [name for name in NOT_DONE if getattr(config, name, None)]
+    wanted += ["cache_implementation"] if config.cache_implementation == "quantized" else []
     if wanted:
         raise ValueError(f"{', '.join(wanted)}: not done with a draft; leave it out")
     model._prepare_special_tokens(config, kwargs_has_attention_mask=True, device="cpu")  # by which some are made
-    processors = model._get_logits_processor(config, input_ids_seq_length=1, device="cpu", model_kwargs={})
+    prompt = torch.zeros(1, 1, dtype=torch.int64)  # some are made only where there is one
+    lengths = {"input_ids_seq_length": 1, "encoder_input_ids": prompt, "device": "cpu", "model_kwargs": {}}
+    processors = model._get_logits_processor(config, **lengths)
     others = [type(processor).__name__ for processor in processors if not isinstance(processor, WARPS)]
     if others:
         raise ValueError(
@@ -130,7 +133,8 @@ def _law(config: GenerationConfig) -> dict[str, Any]:
     """How tokens are drawn."""
     if not config.do_sample:
         return {"temperature": 0.0}
-    return {"temperature": config.temperature, "top_k": config.top_k or 0, "top_p": config.top_p}
+    off = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}  # as None is
+    return {name: value if getattr(config, name) is None else getattr(config, name) for name, value in off.items()}
 
 
 def _without_padding(ids_BT: Tensor, attention_mask_BT: Tensor | None) -> list[list[int]]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from longspec.decode.drafters import Frontier
 from longspec.decode.sampling import Sampler
-from longspec.decode.tree import DraftTree, Growth, Levels, best_children
+from longspec.decode.tree import DraftTree, Growth, Levels
 from longspec.train.models.glide import GlideLayer
 from longspec.train.models.visibility_tree import TreeVisibility
 
@@ -36,19 +36,12 @@ class GlideDrafter:
         """A tree of exactly these levels."""
         is_drawn = not sampler.greedy and all(size == 1 for size in levels)
         growth = Growth(frontier.roots_B)
-        scores_BW = torch.zeros_like(frontier.roots_B, dtype=torch.float32)[:, None]
         self.tree_own = []
         for size in levels:
             log_q_BWV = sampler.log_probabilities(self.logits(frontier, growth).flatten(0, 1)).unflatten(
                 0, (-1, growth.sizes[-1])
             )
-            if is_drawn:
-                growth.drawn.append(log_q_BWV[:, 0].exp())
-                tokens_BC = sampler.draw(growth.drawn[-1])[:, None]
-                parents_BC = torch.zeros_like(tokens_BC)
-            else:
-                parents_BC, tokens_BC, scores_BW = best_children(log_q_BWV, scores_BW, size)
-            growth.add(parents_BC, tokens_BC)
+            growth.grow(log_q_BWV, size, sampler if is_drawn else None)
         self._take_in_level(frontier, growth)  # the leaves, which may become text too
         return growth.tree()
 

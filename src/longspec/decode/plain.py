@@ -3,7 +3,6 @@
 Shapes: S tokens, V vocabulary.
 """
 
-import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longspec.decode.cache import growing
+from longspec.decode.cache import tokens_ahead
 from longspec.decode.prefill import Prefilled
 from longspec.decode.sampling import Sampler
 from longspec.decode.stops import Stops
+from longspec.decode.timing import Stopwatch
 
 # Two logits closer than this many roundings of the dtype, at the logits' size, may swap when the same numbers are summed
 # in another order (one token at a time or several): a near-tie. Half precision rounds its products in float32, so only
@@ -42,19 +42,21 @@ def decode_plain(
 ) -> Plain:
     """One sequence, until eos or `max_new_tokens`; greedy without a sampler.
 
-    On the cache that decoding with a draft has: one that is copied for each token would make any draft look good.
+    On the cache that decoding with a draft has: one that is copied for each token would make any draft look good. Raises
+    ValueError for a start of several prompts.
     """
-    cache, logits_V = growing(start.cache), start.logits_BV[0]
-    sampler, stops = sampler or Sampler(), Stops(eos)
-    if target.device.type == "cuda":
-        torch.cuda.synchronize(target.device)  # else the prompt's forward, which still runs, would be in the time
-    decoded, began = Plain(), time.perf_counter()
-    while True:
-        decoded.ids.append(int(sampler.choose(logits_V[None])))
-        decoded.logits.append(logits_V)
-        if decoded.ids[-1] in stops.eos or len(decoded.ids) >= max_new_tokens:
-            break
-        last_BS = torch.tensor([decoded.ids[-1:]], device=target.device)
-        logits_V = target(last_BS, past_key_values=cache, use_cache=True).logits[0, -1]
-    decoded.seconds = time.perf_counter() - began
+    if len(start.prompts) != 1:
+        raise ValueError(f"prompts: plain decoding takes one, not {len(start.prompts)}; decode them one by one")
+    sampler, stops, decoded = sampler or Sampler(), Stops(eos), Plain()
+    with start.lent(tokens_ahead(max_new_tokens)) as lent:
+        clock, logits_V = Stopwatch(target.device), lent.logits_BV[0]
+        while True:
+            decoded.ids.append(int(sampler.choose(logits_V[None])))
+            decoded.logits.append(logits_V)
+            if decoded.ids[-1] in stops.eos or len(decoded.ids) >= max_new_tokens:
+                break
+            last_BS = torch.tensor([decoded.ids[-1:]], device=target.device)
+            logits_V = target(last_BS, past_key_values=lent.cache, use_cache=True).logits[0, -1]
+        clock.mark("plain")
+    decoded.seconds = clock.seconds()["plain"]
     return decoded

@@ -5,51 +5,79 @@ Row b's tokens lie left-aligned in its first lengths[b] places; what lies behind
 Shapes: B rows, V vocabulary.
 """
 
-from copy import copy
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers.cache_utils import Cache
+
+from longspec.decode.cache import empty_cache, restore
 
 
 @dataclass
 class Prefilled:
-    """Prompts, the target's cache over them and the logits [B, V] of the token after each. A decoding leaves it as it was."""
+    """Prompts, the target's cache over them and the logits [B, V] of the token after each.
+
+    Any number of decodings may start here, one after the other: each works in this cache, behind the prompts, and leaves it as
+    it was.
+    """
 
     prompts: list[list[int]]
-    cache: DynamicCache
+    cache: Cache
     logits_BV: Tensor
+    _is_lent: bool = field(default=False, init=False, repr=False, compare=False)
 
-    def working_cache(self) -> DynamicCache:
-        """The same keys and values in a cache that may grow: growing makes new tensors, so these stay."""
-        cache = copy(self.cache)
-        cache.layers = [copy(layer) for layer in self.cache.layers]
-        return cache
+    @contextmanager
+    def lent(self, ahead: int) -> Iterator["Prefilled"]:
+        """The same for one decoding, with room for `ahead` tokens; at the block's end the tokens behind the prompts are gone.
+
+        Whatever is exchanged in the lent cache's list of layers stays as it is here. Raises RuntimeError while it is lent.
+        """
+        if self._is_lent:
+            raise RuntimeError("prompts: a decoding that started here has not ended; wait for its end, or prefill once more")
+        self._is_lent, lengths = True, [len(prompt) for prompt in self.prompts]
+        try:
+            for layer in self.cache.layers:
+                layer.make_room(max(lengths) + ahead)
+            yield Prefilled(self.prompts, Cache(layers=list(self.cache.layers)), self.logits_BV)
+        finally:
+            self._is_lent = False
+            restore(self.cache, lengths)
 
 
 @torch.inference_mode()
-def prefill(target: Any, prompts: list[list[int]]) -> Prefilled:
+def prefill(target: Any, prompts: list[list[int]], ahead: int = 0) -> Prefilled:
     """The prompts' own forwards, one for all prompts of a length, by the target's own attention.
 
-    Raises ValueError for an empty prompt.
+    ahead: how many tokens a decoding will add, where that is known; room made later copies the cache. Raises ValueError for an
+    empty prompt and for a target that is spread over devices.
     """
+    devices = sorted({str(device) for device in getattr(target, "hf_device_map", {}).values()})
+    if len(devices) > 1:
+        raise ValueError(
+            f"hf_device_map: the target is spread over {', '.join(devices)}, decoding needs it on one: load it on one device, "
+            "such as by device_map={'': 0}"
+        )
     if not prompts or not all(prompts):
         raise ValueError("prompts: each needs a token at least; give the bos token where there is no text")
     rows_of: dict[int, list[int]] = {}
     for row, prompt in enumerate(prompts):
         rows_of.setdefault(len(prompt), []).append(row)
-    parts = []
+    layers, parts = target.config.num_hidden_layers, []
     for rows in rows_of.values():
-        cache = DynamicCache()  # of whole layers: a sliding one could not take back what was rejected
+        cache = empty_cache(layers, ahead if len(rows_of) == 1 else 0)
         ids_BS = torch.tensor([prompts[row] for row in rows], device=target.device)
         logits_BV = target(ids_BS, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
         parts.append((cache, logits_BV))
     if len(parts) == 1:
         return Prefilled(prompts, *parts[0])
     order = [row for rows in rows_of.values() for row in rows]
-    return Prefilled(prompts, _side_by_side([cache for cache, _ in parts], order), _sorted([part for _, part in parts], order))
+    whole = empty_cache(layers, ahead)
+    _side_by_side([cache for cache, _ in parts], order, whole)
+    return Prefilled(prompts, whole, _sorted([part for _, part in parts], order))
 
 
 def _sorted(parts: list[Tensor], order: list[int]) -> Tensor:
@@ -57,14 +85,13 @@ def _sorted(parts: list[Tensor], order: list[int]) -> Tensor:
     return torch.cat(parts)[torch.tensor(order).argsort().to(parts[0].device)]
 
 
-def _side_by_side(caches: list[DynamicCache], order: list[int]) -> DynamicCache:
-    """One cache of all rows, filled up with zeros on the right. Layer by layer, so that one layer is held twice, not all."""
-    longest, whole = max(cache.get_seq_length() for cache in caches), caches[0]
-    for number, layer in enumerate(whole.layers):
-        for name in ("keys", "values"):
-            parts = [getattr(cache.layers[number], name) for cache in caches]
-            filled = [torch.nn.functional.pad(part, (0, 0, 0, longest - part.shape[2])) for part in parts]
-            setattr(layer, name, _sorted(filled, order))
-        for cache in caches[1:]:
-            cache.layers[number].reset()
-    return whole
+def _side_by_side(caches: list[Cache], order: list[int], whole: Cache) -> None:
+    """All rows move to `whole`, filled up with zeros on the right. Layer by layer, so that one layer is held twice, not all."""
+    longest = max(cache.get_seq_length() for cache in caches)
+    for layer in whole.layers:
+        parts = [cache.layers.pop(0) for cache in caches]
+        keys, values = (
+            _sorted([torch.nn.functional.pad(x, (0, 0, 0, longest - x.shape[2])) for x in same], order)
+            for same in zip(*((part.keys, part.values) for part in parts), strict=True)
+        )
+        layer.update(keys, values)

@@ -4,14 +4,14 @@ Shapes: B rows that still run, S nodes of a tree with its root, E = depth + 1 to
 """
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from longspec.decode.cache import compact, growing, select
+from longspec.decode.cache import compact, select, tokens_ahead
 from longspec.decode.drafters import Drafter, Frontier
 from longspec.decode.prefill import Prefilled, prefill
 from longspec.decode.sampling import Sampler
@@ -91,22 +91,23 @@ def speculate(
 
     shape: tokens of a chain (int), or the levels of a tree (LongSpec 3.3); on_tokens is called with a row's number and its new
     tokens, in order; eos None: no token ends the text; generator: on the target's device. Raises ValueError for settings out
-    of range.
+    of range, RuntimeError for a start at which another decoding has not ended.
 
     Rows of different length share one left-aligned cache: a round costs each row the memory traffic of the longest one, and
-    the prefix then needs a mask. Rows that have ended leave the batch.
+    the prefix then needs a mask. Rows that have ended leave the batch. Room in the cache for max_new_tokens is made at
+    once, within LONGEST_AHEAD.
     """
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens: must be 1 or more, is {max_new_tokens}")
     levels = levels_of(shape, target.config.vocab_size)
     sampler, stops = Sampler(temperature, top_k, top_p, generator), Stops(eos, stop_strings, tokenizer)
-    start = prompts if isinstance(prompts, Prefilled) else prefill(target, prompts)
-    del prompts  # else a cache made here would be held until the end
-    clock = Stopwatch(target.device)
-    run = _Run(target, drafter, start, sampler, _Texts(start.prompts, stops, max_new_tokens, on_tokens))
-    del start
-    clock.mark("draft")
-    with _tree_attention(target):
+    nodes = sum(levels)
+    ahead = tokens_ahead(max_new_tokens, nodes)
+    opened = prompts.lent(ahead) if isinstance(prompts, Prefilled) else nullcontext(prefill(target, prompts, ahead))
+    with opened as start, _tree_attention(target):
+        clock = Stopwatch(target.device)
+        run = _Run(target, drafter, start, nodes, sampler, _Texts(start.prompts, stops, max_new_tokens, on_tokens))
+        clock.mark("draft")
         while run.texts.active:
             tree = drafter.propose(run.frontier(), levels, sampler)
             clock.mark("draft")
@@ -159,9 +160,9 @@ class _Texts:
 class _Run:
     """The running rows' state on the device: the target's cache and where each row stands in it."""
 
-    def __init__(self, target: Any, drafter: Drafter, start: Prefilled, sampler: Sampler, texts: _Texts) -> None:
+    def __init__(self, target: Any, drafter: Drafter, start: Prefilled, nodes: int, sampler: Sampler, texts: _Texts) -> None:
         self.target, self.drafter, self.texts = target, drafter, texts
-        self.cache = growing(start.cache)
+        self.cache, self.nodes = start.cache, nodes
         self.lengths = [len(prompt) for prompt in start.prompts]
         self.lengths_B = torch.tensor(self.lengths, device=target.device)
         self.roots_B = sampler.choose(start.logits_BV)
@@ -211,5 +212,6 @@ class _Run:
         rows_B = torch.tensor(stay, device=self.lengths_B.device)
         self.lengths = [self.lengths[place] for place in stay]
         self.lengths_B, self.roots_B = self.lengths_B[rows_B], self.roots_B[rows_B]
-        select(self.cache, rows_B, max(self.lengths))
+        to_come = self.texts.max_new_tokens - min(len(self.texts.rows[number].ids) for number in self.texts.active)
+        select(self.cache, rows_B, max(self.lengths), tokens_ahead(to_come, self.nodes))
         self.drafter.select(rows_B)

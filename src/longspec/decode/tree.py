@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from longspec.decode.sampling import Sampler
+
 NOTHING = -1  # the token of a node that is not there, and the parent of the root
 DEFAULT_SHAPE = (4, 16, 16, 16, 16)  # the published one
 
@@ -59,6 +61,7 @@ class Growth:
         self.seen_BSS = ones_B11
         self.sizes = [1]
         self.drawn: list[Tensor] = []
+        self.scores_BW = torch.zeros_like(roots_B, dtype=torch.float32)[:, None]  # log-probability of the path to each node
 
     @property
     def nodes(self) -> int:
@@ -77,6 +80,19 @@ class Growth:
         right_BTC = torch.cat([self.seen_BSS.new_zeros(len(tokens_BC), self.nodes, size), own_BCC], dim=1)
         self.seen_BSS = torch.cat([left_BTS, right_BTC], dim=2)
         self.sizes.append(size)
+
+    def grow(self, log_q_BWV: Tensor, size: int, drawn_by: Sampler | None) -> None:
+        """One more level from what the draft says follows each node of the newest one.
+
+        drawn_by: draws the next token of chains from it; None: the `size` likeliest children by their paths are chosen.
+        """
+        if drawn_by is None:
+            parents_BC, tokens_BC, self.scores_BW = best_children(log_q_BWV, self.scores_BW, size)
+        else:
+            self.drawn.append(log_q_BWV[:, 0].exp())
+            tokens_BC = drawn_by.draw(self.drawn[-1])[:, None]
+            parents_BC = torch.zeros_like(tokens_BC)
+        self.add(parents_BC, tokens_BC)
 
     def tree(self) -> DraftTree:
         """The tree as grown so far."""

@@ -8,27 +8,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from longspec import jsonl
-from longspec.artefact import read_json, sha256_file
+from longspec.artefact import read_json, sha256_file, sha256_text
 from longspec.config import Recipe, load
 from longspec.decode.drafters import Drafter, LookupDrafter
 from longspec.decode.glide_drafter import GlideDrafter
 from longspec.distributed import log
 from longspec.evaluate import benchmark, held_out, tasks
-from longspec.evaluate.journal import Identity, Journal
-from longspec.evaluate.measure import Line, Measurer, key_of
+from longspec.evaluate.journal import Identity, Journal, unfinished
+from longspec.evaluate.measure import KEY, Line, Measurer, key_of
 from longspec.evaluate.prompts import Prompt
 from longspec.evaluate.summary import describe, summarize
 from longspec.families import position_limit
+from longspec.train.models import attention_flash
 from longspec.train.models.glide import fresh_layer
 from longspec.train.models.precision import resolve_dtype
 from longspec.train.models.target_states import TargetStates
 from longspec.train.models.weights import load_draft_weights
 
 UNTRAINED, LOOKUP = "untrained", "lookup"
-KEY = ("task", "prompt", "temperature", "shape", "prompt_hash")  # what key_of gives, in its order
 
 
 def read_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -82,6 +83,12 @@ def ends_of_text(target: Any, tokenizer: Any) -> set[int]:
     return {tokenizer.eos_token_id, *(told if isinstance(told, list) else [told])} - {None}
 
 
+def code_hash() -> str:
+    """Of this package's own files: its commit is not known everywhere, and says nothing of changes."""
+    files = sorted(Path(__file__).parents[1].rglob("*.py"))
+    return sha256_text("".join(path.read_text(encoding="utf-8") for path in files))
+
+
 def identity_of(options: argparse.Namespace, target: Any, recipe: Any, section: tasks.Evaluation) -> Identity:
     """What every line depends on, its prompt and setting apart."""
     device = target.device
@@ -96,6 +103,9 @@ def identity_of(options: argparse.Namespace, target: Any, recipe: Any, section: 
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "flash-attn": attention_flash.is_installed(),
+        "code": code_hash(),
         "repeats": section.repeats,
         "seed": section.seed,
     }
@@ -115,7 +125,8 @@ def measure_all(journal: Journal, measurer: Measurer, work: list[tuple[Prompt, t
         if key not in done:
             done[key] = measurer.line(*item)
             journal.append(done[key])
-    return [done[key] for key in keys]
+    # Nothing is computed from the answer beside the target's, which may have changed: it is the prompt's of today.
+    return [done[key] | {"reference": prompt.reference} for key, (prompt, _) in zip(keys, work, strict=True)]
 
 
 def evaluate(options: argparse.Namespace) -> None:
@@ -130,7 +141,7 @@ def evaluate(options: argparse.Namespace) -> None:
     log(f"{options.drafter}: {len(prompts)} prompts, {len(section.settings)} settings, {target.dtype}, {device}")
     measurer = Measurer(target, tokenizer, drafter, ends_of_text(target, tokenizer), section.repeats, section.seed)
     work = [(prompt, setting) for prompt in prompts for setting in section.settings]
-    with Journal(options.out.with_suffix(".unfinished.jsonl"), identity_of(options, target, recipe, section)) as journal:
+    with Journal(unfinished(options.out), identity_of(options, target, recipe, section)) as journal:
         lines = measure_all(journal, measurer, work)
         jsonl.write(options.out, ({"drafter": options.drafter, **line} for line in lines))
         journal.remove()

@@ -62,11 +62,10 @@ def _interval(mean: float, statistic_R: FloatArray, level: float) -> Estimate:
 
 
 def _ratio_R(counts_RN: FloatArray, over_N: FloatArray, under_N: FloatArray) -> FloatArray:
-    """The ratio of sums in each resample. Raises ValueError when one has nothing to divide by."""
-    under_R = counts_RN @ under_N
-    if not np.all(under_R > 0):
-        raise ValueError("a resample has a denominator of 0: too many records without a round; evaluate more prompts")
-    return np.asarray(counts_RN @ over_N / under_R)
+    """The ratio of sums in each resample. Raises ValueError for a record with no denominator: resamples could hold no other."""
+    if not np.all(under_N > 0):
+        raise ValueError(f"{np.sum(under_N <= 0)} of {len(under_N)} records have nothing to divide by; leave them out")
+    return np.asarray(counts_RN @ over_N / (counts_RN @ under_N))
 
 
 def ratio(
@@ -78,10 +77,10 @@ def ratio(
     level: float = LEVEL,
     resamples: int = RESAMPLES,
 ) -> Estimate:
-    """sum(over) / sum(under) over records, with its interval. Raises ValueError without records or denominator."""
+    """sum(over) / sum(under) over records, with its interval. Raises ValueError without records or a record's denominator."""
     over_N, under_N = np.asarray(over_N, float), np.asarray(under_N, float)
-    if len(over_N) == 0 or under_N.sum() <= 0:
-        raise ValueError(f"a ratio over {len(over_N)} records has nothing to divide by; evaluate more prompts")
+    if len(over_N) == 0:
+        raise ValueError("a ratio over 0 records has nothing to divide by; evaluate more prompts")
     strata_N = np.zeros(len(over_N), int) if strata_N is None else np.asarray(strata_N)
     counts_RN = draws(strata_N, seed, resamples)
     return _interval(over_N.sum() / under_N.sum(), _ratio_R(counts_RN, over_N, under_N), level)

@@ -7,11 +7,17 @@ from longspec.decode.plain import Plain, near_tie_margin
 
 @dataclass(frozen=True)
 class Comparison:
-    """Tokens compared up to the first difference; a difference is a near-tie or it is a fault."""
+    """Tokens compared up to the first difference; a difference is a near-tie or it is a fault.
+
+    margin: how far plain decoding's own logits of the two tokens lie apart; margin_allowed: how far those of a near-tie may.
+    None without two tokens that differ.
+    """
 
     tokens_compared: int
     mismatches: int
     near_ties: int
+    margin: float | None = None
+    margin_allowed: float | None = None
 
 
 def compare(plain: Plain, speculative: list[int]) -> Comparison:
@@ -23,7 +29,7 @@ def compare(plain: Plain, speculative: list[int]) -> Comparison:
     for place, (left, right) in enumerate(zip(plain.ids, speculative, strict=False)):
         if left != right:
             logits_V = plain.logits[place]
-            is_tie = float(logits_V[left] - logits_V[right]) <= near_tie_margin(logits_V)
-            return Comparison(place + 1, 1, int(is_tie))
+            margin, allowed = float(logits_V[left] - logits_V[right]), near_tie_margin(logits_V)
+            return Comparison(place + 1, 1, int(margin <= allowed), margin, allowed)
     differs = len(speculative) != len(plain.ids)
     return Comparison(min(len(plain.ids), len(speculative)), int(differs), 0)

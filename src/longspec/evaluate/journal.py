@@ -14,6 +14,11 @@ Identity = dict[str, Any]
 Line = dict[str, Any]
 
 
+def unfinished(out: Path) -> Path:
+    """Where the lines lie until those of `out` are all there."""
+    return out.with_suffix(".unfinished.jsonl")
+
+
 class Journal:
     """A file of lines that grows line by line; `lines` are those it held when it was opened.
 

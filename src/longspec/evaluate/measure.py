@@ -7,17 +7,20 @@ from typing import Any
 import torch
 
 from longspec.artefact import sha256_text
+from longspec.decode.cache import tokens_ahead
 from longspec.decode.drafters import Drafter
 from longspec.decode.plain import Plain, decode_plain
 from longspec.decode.prefill import Prefilled, prefill
 from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import Decoded, speculate
+from longspec.decode.tree import levels_of
 from longspec.evaluate.compare import Comparison, compare
 from longspec.evaluate.prompts import Prompt
 from longspec.evaluate.sample import Recorder, sample_of
 from longspec.evaluate.tasks import Setting
 
 Line = dict[str, Any]
+KEY = ("task", "prompt", "temperature", "shape", "prompt_hash")  # what a line of the results is told by
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,8 @@ class Measurer:
 
         Raises ValueError when greedy output is not the target's own up to near-ties.
         """
-        start = prefill(self.target, [prompt.ids])
+        levels = levels_of(setting.shape, self.target.config.vocab_size)
+        start = prefill(self.target, [prompt.ids], tokens_ahead(prompt.new_tokens + 1, sum(levels)))
         recorder = Recorder(self.drafter)
         plain, decoded = self._pair(start, prompt, setting, 0, recorder)
         (fast,) = decoded.rows
@@ -104,22 +108,20 @@ class Measurer:
 
 
 def key_of(prompt: Prompt, setting: Setting) -> Line:
-    """What a line of the results is told by."""
+    """The fields of KEY."""
     shape = setting.shape if isinstance(setting.shape, int) else list(setting.shape)
-    return {
-        "task": prompt.task,
-        "prompt": prompt.number,
-        "temperature": setting.temperature,
-        "shape": shape,
-        "prompt_hash": prompt.hash,
-    }
+    return dict(zip(KEY, (prompt.task, prompt.number, setting.temperature, shape, prompt.hash), strict=True))
 
 
 def refuse_fault(prompt: Prompt, setting: Setting, verdict: Comparison, plain: Plain, fast: list[int]) -> None:
     """Raise ValueError when the text differs from plain decoding by more than a near-tie."""
     if verdict.mismatches > verdict.near_ties:
         place = verdict.tokens_compared
+        if verdict.margin is None:
+            why = "one text ends before the other"
+        else:
+            why = f"the target's logits of the two lie {verdict.margin:.3g} apart, a tie's {verdict.margin_allowed:.3g} at most"
         raise ValueError(
             f"{prompt.task}, prompt {prompt.number}, {setting}: other tokens than plain decoding at token {place} "
-            f"({plain.ids[place - 1 : place]} became {fast[place - 1 : place]}, no near-tie): decoding is not lossless"
+            f"({plain.ids[place - 1 : place]} became {fast[place - 1 : place]}; {why}): decoding is not lossless"
         )
