@@ -3,12 +3,14 @@
 
 import difflib
 from dataclasses import fields, is_dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import jsonschema
 import yaml
 from omegaconf.errors import ConfigKeyError
 from snakemake.exceptions import WorkflowError
+from snakemake.logging import logger
 
 from longspec.config import CONFIG_DIR, compose
 from longspec.data import hub_names, presets, sources
@@ -210,6 +212,22 @@ def prompt_files(name, task):
         ) from None
 
 
+def check_task_files(parsed, trained, data):
+    """No file of a task's prompts is trained on: what it measured would be no new text."""
+    trained_on = {
+        origin: name for name in trained for origin in origins(data[name]["source"])
+    }
+    for name, task in parsed.items():
+        if isinstance(task, tasks.Benchmark):
+            for path in prompt_files(name, task):
+                dataset = trained_on.get(str(path.resolve()))
+                if dataset is not None:
+                    raise WorkflowError(
+                        f"config/workflow.yaml: evaluation.tasks.{name}.source: {path} is trained on, as data.{dataset};"
+                        f" give other prompts, or its held-out records: {name}: {{data: {dataset}, context: [64, 1024]}}"
+                    )
+
+
 def check_data(datasets, data):
     """Every dataset in use is declared, its settings are right, and its files are there. `datasets`: name -> the key that names it."""
     for name, key in datasets.items():
@@ -229,3 +247,21 @@ def check_data(datasets, data):
                 f"config/workflow.yaml: data.{name}.source: {error} (seen from {Path.cwd()})"
             ) from None
     check_held_out(datasets, data)
+
+
+def warn_of_unseen_forgetting(data_by_run, measured):
+    """Tell which datasets a later stage may forget without a task to show it: days of training end in a gate that judges
+    nothing. `data_by_run`: the datasets of each run's stages, in order; `measured`: those of tasks.
+    """
+    unseen = {
+        before: None
+        for stages in data_by_run
+        for before, after in pairwise(stages)
+        if before != after and before not in measured
+    }
+    if unseen:
+        logger.warning(
+            f"gates.forgetting cannot judge what is forgotten of {', '.join(unseen)}: no task measures it. Add one for each "
+            f"to evaluation.tasks in config/workflow.yaml, such as own: {{data: {next(iter(unseen))}, context: [64, 448]}}, "
+            "or set gates.forgetting to null"
+        )

@@ -129,4 +129,21 @@ def datasets_in_use():
     return names
 
 
+def datasets_trained_on():
+    """Every dataset that a stage or a built target of the chosen runs trains on."""
+    phases = [phase["dataset"] for model in BUILT for phase in mixture(model)]
+    return {cfg.recipe.data.name for cfg in CONFIGS.values()} | set(phases)
+
+
 check_data(datasets_in_use(), config["data"])
+check_task_files(TASKS, datasets_trained_on(), config["data"])
+# Jobs read this file again; the Snakemake that plans them warns, in a dry run too.
+if workflow.is_main_process and config["gates"]["forgetting"] is not None:
+    warn_of_unseen_forgetting(
+        [
+            [CONFIGS[run, variant, stage].recipe.data.name for stage in STAGES[run]]
+            for run in RUNS
+            for variant in config["variants"]
+        ],
+        EVALUATION_DATA,
+    )

@@ -124,6 +124,7 @@ rule check_gates:
         "logs/check_gates/{run}.log",
     benchmark:
         "timings/check_gates/{run}.tsv"
+    retries: 0
     localrule: True
     shell:
         "python -m longspec.gates --report {input.numbers} --out {output} > {log} 2>&1"

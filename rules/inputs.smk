@@ -113,11 +113,8 @@ def packed_data(wildcards):
 
 
 def tokenizer_data(wildcards):
-    """The raw records a built tokenizer is trained on: of every dataset that its target or a stage reads."""
-    cfgs = [cfg for cfg in CONFIGS.values() if cfg.recipe.model.name == wildcards.model]
-    names = {cfg.recipe.data.name for cfg in cfgs} | {
-        phase["dataset"] for phase in mixture(wildcards.model)
-    }
+    """The raw records a built tokenizer is trained on: its target's, whatever runs are chosen beside."""
+    names = {phase["dataset"] for phase in mixture(wildcards.model)}
     return [RAW.format(dataset=name) for name in sorted(names)]
 
 

@@ -7,13 +7,15 @@ import snakemake_executor_plugin_slurm
 from snakemake.jobs import Job
 from snakemake.logging import logger
 
-from longspec.cluster.tries import begun, reason_to_give_up
+from longspec.cluster.tries import begun, fruitful_tries, reason_to_give_up
+from longspec.evaluate.journal import unfinished
 
 BEGAN = time.time()
 OTHER_ENDS = {"PREEMPTED", "NODE_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL", "REVOKED"}
 TRIES_OF_OTHERS = 2  # after the first, of jobs that do not go on where they were
 PAUSE = 30  # seconds after a stage's job that has not begun, or any other that failed: Slurm may be away
 seen = set()
+measured = {}  # by evaluation, what its failed tries left measured
 
 asked_slurm = snakemake_executor_plugin_slurm.query_job_status
 asked_age = snakemake_executor_plugin_slurm.get_min_job_age
@@ -53,6 +55,16 @@ def min_job_age():
     return known_age[0] if known_age else None
 
 
+def fruitful(job):
+    """Tries of an evaluation that are not counted, since they have measured something."""
+    if job.rule.name != "evaluate":
+        return 0
+    evaluated = Path(job.output[0])
+    return fruitful_tries(
+        measured.setdefault(evaluated, {}), job.attempt, unfinished(evaluated)
+    )
+
+
 def restarts(job):
     """None for a stage without hope: its reason is told now, and not after fifty more jobs."""
     allowed = restarts_of_rule(job)
@@ -61,7 +73,7 @@ def restarts(job):
     if job.rule.name != "train":
         if job.attempt <= TRIES_OF_OTHERS:
             time.sleep(PAUSE)
-        return min(allowed, TRIES_OF_OTHERS)
+        return min(allowed, TRIES_OF_OTHERS + fruitful(job))
     stage, log = Path(job.output[0]).parent, Path(job.log[0])
     reason = reason_to_give_up(stage, log, BEGAN, job.attempt)
     if reason:

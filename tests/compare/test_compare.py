@@ -105,6 +105,40 @@ def test_the_page(folder: Path) -> None:
     assert "<script>1</script>" in text
 
 
+def test_how_much_sooner_a_run_is_as_low(tmp_path: Path) -> None:
+    """Losses on straight lines, which a moving mean leaves straight but at their ends: run a ends at 4.1, the mean of 4.2 to
+    4.0; run b falls twice as fast, 10 - 0.2 t, which is below from step 30 on, and once before. Stage base is the same."""
+    arguments = write_runs(tmp_path)
+    for run, slope in (("a", 0.1), ("b", 0.2)):
+        path = tmp_path / run / "base/long/metrics.jsonl"
+        rows = [row | {"loss": 10 - slope * row["step"]} for row in jsonl.read(path)]
+        if run == "b":
+            rows[9]["loss"] = -20.0
+        jsonl.write(path, rows)
+    numbers = compared(arguments)["variants"]["base"]
+    trained = {row["run"]: row for row in numbers["training"] if row["stage"] == "long"}
+    assert (trained["a"]["first_loss"], trained["a"]["loss"]) == (pytest.approx(9.7), pytest.approx(4.2))  # of five steps each
+    found = {row["stage"]: row for row in numbers["sooner"]}
+    assert found["long"] == {
+        "stage": "long", "loss": pytest.approx(4.1), "higher": "a", "steps": 60, "lower": "b", "step": 30, "times": 2.0
+    }  # fmt: skip
+    assert found["base"]["step"] > 0.9 * found["base"]["steps"]
+    recipe = tmp_path / "b/base/base/recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("lag_mode: blocks", "lag_mode: fixed"))
+    found = {row["stage"]: row for row in compared(arguments)["variants"]["base"]["sooner"]}
+    assert (found["base"]["times"], found["long"]["times"]) == (None, 2.0)
+    recipe, before = tmp_path / "b/base/long/recipe.yaml", (tmp_path / "b/base/long/recipe.yaml").read_text()
+    for change in (("name: stdlib-long", "name: other"), ("global_batch: 2", "global_batch: 4")):
+        assert change[0] in before
+        recipe.write_text(before.replace(*change))
+        rows = {row["stage"]: row for row in compared(arguments)["variants"]["base"]["sooner"]}
+        assert rows["long"]["times"] is None
+    recipe.write_text(before)
+    compared(arguments)
+    text = read_page(tmp_path)[2]
+    assert "long: a ends at a smoothed loss of 4.100 after 60 steps; b is as low from step 30 on, 2.00 times as soon." in text
+
+
 def test_runs_of_other_stages_are_compared_by_their_final_drafts(tmp_path: Path) -> None:
     """Run b ended after stage long: what both have is compared, and the final drafts, which come from unlike stages."""
     arguments = write_runs(tmp_path)

@@ -61,8 +61,8 @@ def evaluation_rows(drafter: str, settings: dict[str, Any], seed: int, shift: fl
                 {"task": task, "drafter": drafter, "prompt": prompt, "record": prompt // 2, "context_tokens": context}
                 | {"new_tokens": new, "rounds": rounds, "accepted": accepted, "acceptance_length": new / rounds}
                 | {"temperature": 0.0, "shape": settings["shapes"][0], "positions": positions(accepted, settings["shapes"][0])}
-                | {"tokens_compared": new, "mismatches": 0, "near_ties": 0, "seconds_draft": draft}
-                | {"seconds_plain": 0.0019 * new * rng.normal(1, 0.05), "seconds_target": target}
+                | {"tokens_compared": new, "mismatches": 0, "near_ties": 0, "margin": None, "margin_allowed": None}
+                | {"seconds_draft": draft, "seconds_plain": 0.0019 * new * rng.normal(1, 0.05), "seconds_target": target}
                 | {"seconds_speculative": (target + draft) * 1.12, "prompt_hash": f"{task} {prompt}"}
                 | ({} if prompt else {"sample": sample(accepted)})
             )

@@ -36,6 +36,7 @@ def write_tiny(folder: Path, **changes: Any) -> list[str]:
             row = {"task": "short", "drafter": drafter, "prompt": prompt, "record": prompt, "accepted": accepted}
             row |= {"context_tokens": CONTEXT[prompt], "new_tokens": new, "rounds": len(accepted)}
             row |= {"acceptance_length": new / len(accepted), "tokens_compared": 10, "mismatches": 1, "near_ties": 1}
+            row |= {"margin": 0.01 * prompt, "margin_allowed": 0.08}
             row |= {"prompt_hash": f"{prompt}", "temperature": 0, "shape": 2, "positions": positions(accepted, 2)}
             row |= {"seconds_plain": 3.0, "seconds_speculative": 2.0, "seconds_draft": 0.5, "seconds_target": 1.0}
             rows.append(row | changes)
@@ -88,12 +89,14 @@ def test_buckets_positions_losslessness_and_speed(numbers: dict[str, Any]) -> No
     assert numbers["by_position"]["base"]["longcot"]["short"] == [7 / 8, 4 / 8]
     lossless = numbers["lossless"]["base"]
     assert (lossless["tokens_compared"], lossless["mismatches"], lossless["unexplained"]) == (250, 25, 0)
+    assert lossless["largest_margin"] == 0.5  # of prompt 4: 0.04 of 0.08
     speed = numbers["speed"]["base"]["longcot"]
     assert speed["speed_up"] == {"mean": 1.5, "low": 1.5, "high": 1.5}
     assert numbers["speed_by_task"]["base"]["longcot"] == {"short": speed["speed_up"]}
     assert (speed["draft_share"], speed["target_share"], speed["other_share"]) == (0.25, 0.5, 0.25)
-    # 2.5 s for 8 rounds of 2 drafted tokens, 15 s for 19 plain tokens.
+    # 2.5 s for 8 rounds of 2 drafted tokens and 5 s for their verifications, 15 s for 19 plain tokens.
     assert speed["measured_cost_ratio"] == pytest.approx((2.5 / 16) / (15 / 19))
+    assert speed["verification_cost_ratio"] == pytest.approx((5 / 8) / (15 / 19))
 
 
 def test_more_prompts_of_the_same_records_narrow_no_interval(tmp_path: Path) -> None:
@@ -139,6 +142,23 @@ def test_fewer_than_five_records_carry_no_interval(tmp_path: Path, records: list
     assert ("on too few records for an interval" in page) != known
 
 
+@pytest.mark.parametrize("answered", [1, 40])
+def test_a_prompt_answered_by_its_first_token_alone_changes_no_figure(tmp_path: Path, answered: int) -> None:
+    """It has no round. 40 of 45 records without one: in 1 of 200 resamples of all 45 no other would be drawn."""
+    arguments = write_tiny(tmp_path)
+    before = report(arguments)
+    for path in (tmp_path / "results" / "base" / "evaluation").iterdir():
+        rows = list(jsonl.read(path))
+        empty = {"accepted": [], "rounds": 0, "new_tokens": 0, "positions": positions([], 2), "seconds_plain": 0.0}
+        rows += [rows[0] | empty | {"prompt": 5 + number, "record": 5 + number} for number in range(answered)]
+        jsonl.write(path, rows)
+    after = report(arguments)
+    for drafter, found in after["variants"]["base"].items():
+        assert found["short"] == before["variants"]["base"][drafter]["short"] | {"prompts": 5 + answered}
+    for key in ("improvements", "against_baselines", "by_position", "speed_by_task"):
+        assert after[key] == before[key]
+
+
 def test_the_same_files_give_the_same_bytes(tmp_path: Path) -> None:
     arguments = write_tiny(tmp_path)
     report(arguments)
@@ -154,6 +174,7 @@ def test_the_same_files_give_the_same_bytes(tmp_path: Path) -> None:
         ({"accepted": [9], "rounds": 1}, r"untrained\.jsonl: line 1: accepted: counts must lie in 0\.\.2"),
         ({"task": "other"}, r"untrained\.jsonl: line 1: task: 'other' is none of short"),
         ({"drafter": "lookup"}, r"untrained\.jsonl: line 1: drafter"),
+        ({"prompt_hash": None}, r"untrained\.jsonl: line 1: prompt_hash: None is no hash"),
         ({"near_ties": 2}, r"untrained\.jsonl: line 1: near_ties: 2 of 1"),
         ({"temperature": 0.5}, r"untrained\.jsonl: line 1: temperature, shape: \(0\.5, 2\) is none of the settings"),
         ({"shape": [2]}, r"untrained\.jsonl: line 1: temperature, shape: \(0, \(2,\)\) is none of the settings"),
@@ -168,8 +189,16 @@ def test_a_line_that_does_not_fit_is_named(tmp_path: Path, changes: dict[str, An
 
 
 def test_unpaired_prompts_are_refused(tmp_path: Path) -> None:
+    """Of other text, though as long, and of other lengths."""
     arguments = write_tiny(tmp_path)
     path = tmp_path / "results" / "base" / "evaluation" / "long.jsonl"
+    rows = list(jsonl.read(path))
+    jsonl.write(path, [row | ({"prompt_hash": "other"} if row["prompt"] == 3 else {}) for row in rows])
+    with pytest.raises(
+        ValueError,
+        match=r"long\.jsonl: task short, prompt 3: prompt_hash: other, but 3 in .*untrained\.jsonl; .* evaluate both",
+    ):
+        report(arguments)
     jsonl.write(path, [row | {"context_tokens": 5} for row in list(jsonl.read(path))])
     with pytest.raises(ValueError, match=r"long\.jsonl: context_tokens: prompts differ from those of .*untrained\.jsonl"):
         report(arguments)

@@ -11,7 +11,7 @@ import pytest
 from longspec import jsonl
 from longspec.artefact import write_json
 from tests.report.synthetic_run import SETTINGS, write_run
-from tests.report.test_numbers import report, write_tiny
+from tests.report.test_numbers import TINY, report, write_tiny
 
 VOID = {"meta", "br", "hr", "img", "input", "link", "col", "source", "wbr"}
 VARIANTS = {"base": -0.02, "sinkpi-slicing": 0.0}
@@ -122,7 +122,14 @@ def test_the_tables_hold_the_figures_of_lines_made_by_hand(tmp_path: Path) -> No
         "yes",
     ]
     speeds = {row[0]: row[1:] for row in parser.rows("Drafter", "speed-up")}
-    assert speeds["longcot"] == ["1.50× 1.50 – 1.50", "15.0 s", "10.0 s", "draft 25.0 %, target 50.0 %, rest 25.0 %", "0.20"]
+    assert speeds["longcot"] == [
+        "1.50× 1.50 – 1.50",
+        "15.0 s",
+        "10.0 s",
+        "draft 25.0 %, target 50.0 %, rest 25.0 %",
+        "0.20",
+        "0.79",
+    ]
     measured = {row[0]: row[1:] for row in parser.rows("Drafter", "task", "T")}
     assert measured["longcot"] == [
         "short", "0", "chain of 2", "0-1k", "5", "2.38", "0.88 0.57", "1.9", "1.3", "1.50", "25%", "50", "5 5"
@@ -152,8 +159,20 @@ def test_the_headline_tells_both_variants(folder: Path) -> None:
     for variant in VARIANTS:
         assert f"{variant}, final draft (after longcot)" in text
     assert "0 mismatches" in text
-    assert "3 of 3 stages improve on the one before on their own kind of data." in text
+    assert "3 of 3 measured steps from one stage to the next improve on the later one's own kind of data." in text
     assert "Speculative decoding is slower than plain decoding here" in text
+
+
+def test_steps_that_were_not_measured_are_no_steps_without_a_gain(tmp_path: Path) -> None:
+    """Task long reads prompts from a file: no task measures the data of stage long."""
+    arguments = write_run(tmp_path, {"base": 0.0})
+    tasks = SETTINGS["tasks"] | {"long": {"source": "in.jsonl"}}
+    arguments[arguments.index("--settings") + 1] = json.dumps(SETTINGS | {"tasks": tasks})
+    report(arguments)
+    text = read_page(tmp_path)[2]
+    assert "2 of 2 measured steps from one stage to the next improve on the later" in text
+    assert "own kind of data; 1 could not be measured." in text
+    assert "Measured on held-out records and on files of prompts, of which this page does not know what was trained on," in text
 
 
 def test_what_became_of_the_records_is_told(folder: Path) -> None:
@@ -191,15 +210,21 @@ def test_names_are_escaped(tmp_path: Path) -> None:
     ("changes", "sentences"),
     [
         (
-            {"mismatches": 0, "near_ties": 0, "seconds_speculative": 6.0},
+            {"mismatches": 0, "near_ties": 0, "margin": None, "margin_allowed": None, "seconds_speculative": 6.0},
             ["250 tokens compared with plain greedy decoding, 0 mismatches.", "slower than plain decoding here (0.50×)"],
         ),
         (
             {"seconds_speculative": 1.0},
-            ["25 mismatches, all proven near-ties of the target.", "3.00× as fast as plain decoding here"],
+            [
+                "25 mismatches, all proven near-ties of the target, the widest at 50.0 % of the margin allowed.",
+                "3.00× as fast as plain decoding here",
+            ],
         ),
         ({"mismatches": 2, "seconds_speculative": 3.0}, ["Not lossless", "50 mismatches, 25 proven", "no clear gain here"]),
-        ({"near_ties": 0}, ["Not lossless", "25 mismatches, none proven near-ties."]),
+        (
+            {"near_ties": 0, "margin": 0.1},
+            ["Not lossless", "25 mismatches, none proven near-ties, the widest at 125.0 % of the margin allowed."],
+        ),
         ({"tokens_compared": 0, "mismatches": 0, "near_ties": 0}, ["Losslessness was not checked"]),
     ],
 )
@@ -208,6 +233,22 @@ def test_the_sentences_follow_the_numbers(tmp_path: Path, changes: dict[str, flo
     text = read_page(tmp_path)[2]
     assert all(sentence in text for sentence in sentences)
     assert ("Not lossless" in text) == ("Not lossless" in sentences)
+
+
+def test_the_text_of_speed_follows_temperature_and_shape(tmp_path: Path) -> None:
+    """A tree of 2 levels that is sampled: 2.5 s of drafts for 16 levels, 5 s for 8 verifications, 15 s for 19 plain tokens."""
+    arguments = write_tiny(tmp_path, temperature=0.7, shape=[3, 9], seconds_speculative=3.2)
+    settings = json.dumps(TINY | {"temperatures": [0.7], "shapes": [[3, 9]]})
+    arguments[arguments.index("--settings") + 1] = settings
+    report(arguments)
+    _, source, _ = read_page(tmp_path)
+    speed = " ".join(re.sub("<.*?>", "", source[source.index('id="speed"') : source.index("Every temperature")]).split())
+    assert "Measured at temperature 0.7, tree 3-9: seconds of plain decoding over" in speed
+    assert "greedy" not in speed
+    assert "verification of a round costs 0.79 plain steps, a draft step 0.20;" in speed
+    assert "the draft takes 15.6 % of the time, what is neither draft nor target 53.1 %." in speed
+    assert "γ = 2: draft steps a round, one for each level of the tree." in speed
+    assert "a tree's gain is smaller than this" in speed
 
 
 def test_the_estimates_of_training_are_drawn_and_told(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ import re
 import shutil
 
 import pytest
+from omegaconf import OmegaConf
 
+from longspec.config import compose_stage, differences
 from tests.workflow.planning import Workflow
 
 
@@ -54,3 +56,34 @@ def test_a_finished_run_is_not_made_again_for_the_comparison(built: Workflow) ->
     text = built.output("-n", "compare", "--config", "runs=[demo,demo-2]")
     outputs = re.findall(r"^    output: (\S+?),?(?: .*)?$", text, re.MULTILINE)
     assert {path.split("/")[1] for path in outputs} == {"demo-2", "compare"}
+
+
+@pytest.mark.parametrize(
+    ("run", "told"),
+    [
+        ("plain-positions", ["draft.anchors: random -> off"]),
+        ("lag-1", ["draft.lag: 4 -> 1", "draft.lag_mode: random -> fixed"]),
+    ],
+)
+@pytest.mark.parametrize("stage", ["base", "long"])
+def test_an_ablation_differs_from_its_reference_in_what_it_leaves_out(run: str, told: list[str], stage: str) -> None:
+    whole, without = (compose_stage(f"ablation-{name}", "sinkpi-slicing", stage) for name in ("reference", run))
+    plain = [OmegaConf.to_container(config.recipe) for config in (whole, without)]
+    assert differences(*plain) == told  # type: ignore[arg-type]
+    assert list(whole.stages) == list(without.stages) == ["base", "long"]
+
+
+def test_the_reference_is_the_demo_on_shorter_rows() -> None:
+    told = {}
+    for stage in ("base", "long"):
+        demo, reference = (compose_stage(run, "sinkpi-slicing", stage) for run in ("demo", "ablation-reference"))
+        plain = [OmegaConf.to_container(config.recipe) for config in (demo, reference)]
+        told[stage] = differences(*plain)  # type: ignore[arg-type]
+    assert told == {"base": ["data.sequence_length: 512 -> 128", "global_batch: 4 -> 16"], "long": []}
+
+
+def test_ablations_share_the_demos_target_and_data(built: Workflow) -> None:
+    runs = "runs=[ablation-plain-positions,ablation-reference]"
+    rules = set(re.findall(r"rule (\w+):", built.output("-n", "compare", "--config", runs)))
+    assert {"train", "evaluate", "report", "compare_runs"} <= rules
+    assert not rules & {"build_tokenizer", "train_target", "tokenize", "raw"}

@@ -69,10 +69,13 @@ def test_the_draft_is_done_when_its_gates_hold(workflow: Workflow) -> None:
     assert workflow.plan()["results/demo/gates.json"]["input"] == "results/demo/report.html, results/demo/report.json"
 
 
-def test_the_tokenizer_reads_all_data_and_the_target_its_mixture(workflow: Workflow) -> None:
+def test_the_tokenizer_and_the_target_read_the_mixture_whatever_the_stages_read(workflow: Workflow) -> None:
+    workflow.edit("config/run_stage/demo_long.yaml", "name: stdlib-long", "name: own")
+    workflow.edit("config/workflow.yaml", "^  stdlib: ", "  own: {source: stdlib, held_out: 0.1, shards: 2}\n  stdlib: ")
     plan = workflow.plan()
-    tokenizer = plan["models/demo/tokenizer_manifest.json"]["input"]
-    assert all(f"data/raw/{name}/manifest.json" in tokenizer for name in ("stdlib", "stdlib-long", "puzzles"))
+    names = ("puzzles", "stdlib", "stdlib-long")
+    read = {f"data/raw/{name}/manifest.json" for name in names} | {"models/demo/build.yaml"}
+    assert set(plan["models/demo/tokenizer_manifest.json"]["input"].split(", ")) == read
     mixture = compose_stage("demo", "sinkpi-slicing", "base").build.mixture
     expected = {f"{phase.dataset}-base-{phase.sequence_length}-split" for phase in mixture}
     target = plan["models/demo/target_manifest.json"]["input"]

@@ -184,7 +184,7 @@ CASES = {
         WORKFLOW,
         r"^runs: \[.*?\]",
         "runs: [dmo]",
-        "runs: there is no config/run/dmo.yaml; did you mean 'demo'? Known: demo, published.",
+        "runs: there is no config/run/dmo.yaml; did you mean 'demo'? Known: ablation-lag-1, ablation-",
     ),
     "unknown variant": (
         WORKFLOW,
@@ -241,6 +241,39 @@ def test_a_file_that_no_chosen_run_reads_need_not_be_there(workflow: Workflow) -
     assert workflow.plan()
 
 
+def test_prompts_that_are_trained_on_are_refused(workflow: Workflow) -> None:
+    """By whatever name the file goes; a file that no chosen run trains on may be measured."""
+    for name in ("a", "b"):
+        (workflow.folder / f"{name}.jsonl").touch()
+    workflow.edit(
+        WORKFLOW,
+        r"^  stdlib: .*$",
+        "  stdlib: {source: profiles/../b.jsonl, shards: 1}\n  unused: {source: a.jsonl, shards: 1}",
+    )
+    workflow.edit(WORKFLOW, r"\bcot: \{.*\}", "cot: {source: a.jsonl}")
+    assert workflow.plan()
+    workflow.edit(WORKFLOW, r"\bcot: \{.*\}", "cot: {source: '?.jsonl'}")
+    told = "evaluation.tasks.cot.source: b.jsonl is trained on, as data.stdlib; give other prompts, or its held-out records"
+    assert told in workflow.refusal()
+
+
 def test_numbers_for_a_stage_the_run_has_not(workflow: Workflow) -> None:
     (workflow.folder / "config/run_stage/demo_bse.yaml").write_text("# @package _global_\n")
     assert "run 'demo' has no such stage; rename or remove the file; did you mean 'demo_base'?" in workflow.refusal()
+
+
+def test_data_that_may_be_forgotten_unseen_is_warned_of(workflow: Workflow) -> None:
+    """The published run trains on slimpajama, long-data and longcot; the tasks measure the demo's data. A job is silent."""
+    told = "gates.forgetting cannot judge what is forgotten of "
+    assert told not in workflow.output("-n", "final_draft")
+    workflow.edit(WORKFLOW, r"^runs: \[.*?\]", "runs: [published]")
+    output = workflow.output("-n", "final_draft")
+    assert output.count(f"{told}slimpajama, long-data: no task measures it.") == 1
+    assert "own: {data: slimpajama, context: [64, 448]}" in output
+    recipe = "results/published/sinkpi-slicing/base/recipe.yaml"
+    assert workflow.output("--cores=1", recipe).count(told) == 1
+    assert told not in workflow.output("-n", "final_draft", "--mode=subprocess")
+    workflow.edit(WORKFLOW, r"^  tasks:$", "  tasks:\n    own: {data: slimpajama, context: [64, 448]}")
+    assert f"{told}long-data: no task measures it." in workflow.output("-n", "final_draft")
+    workflow.edit(WORKFLOW, r"\bforgetting: \S+", "forgetting: null")
+    assert told not in workflow.output("-n", "final_draft")

@@ -143,6 +143,23 @@ def test_a_failed_stage_is_tried_again_and_a_hopeless_one_is_not(slurm: Path, bu
     assert f"{STAGE} is not tried again: it would fail in the same way again: no such key" in text
 
 
+def test_an_evaluation_that_measures_more_is_tried_again(slurm: Path, built: Workflow) -> None:
+    """Here without tries for other reasons: one that measures something earns the next, which measures nothing."""
+    evaluated = built.folder / "results/demo/sinkpi-slicing/evaluation/lookup.jsonl"
+    evaluated.unlink()
+    (built.folder / f"{STAGE}/checkpoint.json").touch()
+    (built.folder / "probe.smk").write_text('include: "Snakefile"\nTRIES_OF_OTHERS = 0\n')
+    sbatch = Path(os.environ["PATH"].split(os.pathsep)[0]) / "sbatch"
+    unfinished = evaluated.with_suffix(".unfinished.jsonl")
+    sbatch.write_text(
+        f"{sbatch.read_text()}[ $(grep -c . {slurm}) -gt 1 ] || printf 'identity\\nmeasured\\n' >> {unfinished}\n"
+    )
+    command = ["--snakefile", "probe.smk", "--profile", "slurm", "--rerun-triggers", "input", *SHORT, "--retries", "9"]
+    done = built.call(*command, str(evaluated.relative_to(built.folder)))
+    assert done.returncode == 1
+    assert slurm.read_text().count("--parsable") == 2, done.stderr
+
+
 def test_retries_stand_in_the_profile_alone(root: Path) -> None:
     """A rule's own would be repeated inside one Slurm job too, and multiply."""
     for path in [root / "Snakefile", *(root / "rules").glob("*.smk")]:

@@ -9,10 +9,13 @@ from longspec.compare.pairs import Pair
 from longspec.report.estimates import acceptance, difference
 from longspec.report.growth_plot import estimates
 from longspec.report.inputs import Settings, Stage, Variant
+from longspec.report.loss_plot import curves, smooth
 from longspec.report.numbers import by_context, by_position, by_task, lossless, overall, speed, speed_by_task
 from longspec.report.tables import flatten
 
 Row = dict[str, Any]
+# Settings: what a draft's loss is a loss of, on which text, and how much of it in a step.
+DECIDE_LOSS = (*(f"draft.{name}" for name in ("loss", "temperature", "lag_mode", "lag")), "data", "global_batch")
 HIDDEN = ("stages.",)  # what provenance says of each stage stands in the recipes
 
 
@@ -55,18 +58,44 @@ def differing(first: Row, second: Row) -> list[tuple[str, Any, Any]]:
 
 
 def training(pair: Pair) -> list[Row]:
-    """What each stage of either run trained on, and its last losses: means over the last twelfth of its steps, nats a token."""
+    """What each stage trained on in either run, and losses in nats a token: means over a twelfth of its steps at both ends."""
     return [{"run": run.name, "stage": stage.name} | _trained(stage) for run in pair.runs for stage in run.stages]
 
 
 def _trained(stage: Stage) -> Row:
-    last = stage.metrics[-max(1, len(stage.metrics) // 12) :]
-    ends = {}
-    for name in ("loss", "llm_loss"):
-        finite = [row[name] for row in last if np.isfinite(row[name])]
-        ends[name] = float(np.mean(finite)) if finite else None
+    part, ends = max(1, len(stage.metrics) // 12), {}
+    for key, name, rows in (
+        ("first_loss", "loss", stage.metrics[:part]),
+        ("loss", "loss", stage.metrics[-part:]),
+        ("llm_loss", "llm_loss", stage.metrics[-part:]),
+    ):
+        finite = [row[name] for row in rows if np.isfinite(row[name])]
+        ends[key] = float(np.mean(finite)) if finite else None
     sums = {name: sum(row[name] for row in stage.metrics) for name in ("tokens", "labels")}
     return {"steps": len(stage.metrics), **sums, "seconds": stage.seconds, **ends}
+
+
+def sooner(pair: Pair) -> list[Row]:
+    """For each stage of both runs: the loss at which the higher one ends, and the step from which on the other is as low.
+
+    Of the smoothed losses that the page draws. `times`: the higher one's steps over that step. All None beside the stage where
+    a run has no finite loss, and where the recipes' losses ask different things or come from other steps.
+    """
+    rows = []
+    for name in pair.stages:
+        stages = {run.name: next(s for s in run.stages if s.name == name) for run in pair.runs}
+        found = {run: curves(stage)[:2] for run, stage in stages.items()}
+        row: Row = {"stage": name} | dict.fromkeys(("loss", "higher", "steps", "lower", "step", "times"))
+        asked = [[OmegaConf.select(stage.recipe, key) for key in DECIDE_LOSS] for stage in stages.values()]
+        if asked[0] == asked[1] and all(len(loss_T) for _, loss_T in found.values()):
+            smoothed = {run: smooth(loss_T) for run, (_, loss_T) in found.items()}
+            lower, higher = sorted(smoothed, key=lambda run: float(smoothed[run][-1]))
+            loss, steps = float(smoothed[higher][-1]), int(found[higher][0][-1])
+            above = np.flatnonzero(smoothed[lower] > loss)
+            step = int(found[lower][0][above[-1] + 1 if len(above) else 0])
+            row |= {"loss": loss, "higher": higher, "steps": steps, "lower": lower, "step": step, "times": steps / step}
+        rows.append(row)
+    return rows
 
 
 def provenance_differences(pair: Pair) -> list[Row]:
@@ -95,7 +124,8 @@ def compare_numbers(pairs: list[Pair], settings: Settings) -> Row:
         for run in pair.runs:
             for key, value in _by_run(run, settings).items():
                 parts.setdefault(key, {})[run.name] = value
-        parts |= {"acceptance": acceptances(pair, settings), "training": training(pair), "finals": pair.finals}
+        parts |= {"acceptance": acceptances(pair, settings), "finals": pair.finals}
+        parts |= {"training": training(pair), "sooner": sooner(pair)}
         parts["training_estimates"] = {run.name: {stage.name: estimates(stage) for stage in run.stages} for run in pair.runs}
         parts |= {"recipe_differences": recipe_differences(pair), "provenance_differences": provenance_differences(pair)}
         compared[pair.variant] = parts

@@ -56,17 +56,4 @@ def read_pair(variant: str, runs: list[tuple[str, Path]], settings: Settings) ->
     pair = Pair(variant, first, second)
     for one, other in pair.drafters.values():
         check_pairs(one, other)
-        check_texts(one, other)
     return pair
-
-
-def check_texts(first: Evaluation, other: Evaluation) -> None:
-    """The prompts must be the same to the token. Raises ValueError that names the files and the first that differs."""
-    hashes = {(row["task"], row["prompt"]): row.get("prompt_hash") for row in first.lines}
-    for row in other.lines:
-        found, wanted = row.get("prompt_hash"), hashes[row["task"], row["prompt"]]
-        if found is None or found != wanted:
-            raise ValueError(
-                f"{other.path}: task {row['task']}, prompt {row['prompt']}: prompt_hash: {found}, but {wanted} in {first.path};"
-                " only runs of one target, evaluated on the same data with the same settings, can be compared"
-            )

@@ -14,10 +14,12 @@ BOM = b"\xef\xbb\xbf"
 Piece = tuple[bytes, bool]
 
 # Up to the next bracket (directly inside the array: or comma) that is in no string, or to a string that does not end here.
-_STRING = rb'(?:[^"\\]++|\\.)*+'
+# The group around whole strings is not possessive: up to Python 3.11.4 such a one keeps the beginning of what failed inside it.
+# It is bounded, since it remembers each string; the string after so many is passed by itself.
+_STRING = rb'[^"\\]*+(?:\\.[^"\\]*+)*+'
 _INSIDE_STRING = re.compile(_STRING, re.DOTALL)
-_BETWEEN_VALUES = re.compile(rb'(?:[^"{}\[\],]++|"' + _STRING + rb'")*+', re.DOTALL)
-_INSIDE_VALUE = re.compile(rb'(?:[^"{}\[\]]++|"' + _STRING + rb'")*+', re.DOTALL)
+_BETWEEN_VALUES = re.compile(rb'[^"{}\[\],]*+(?:"' + _STRING + rb'"[^"{}\[\],]*+){0,1000}', re.DOTALL)
+_INSIDE_VALUE = re.compile(rb'[^"{}\[\]]*+(?:"' + _STRING + rb'"[^"{}\[\]]*+){0,1000}', re.DOTALL)
 _NOT_SPACE = re.compile(rb"[^ \t\r\n]")
 
 

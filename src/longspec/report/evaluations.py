@@ -24,7 +24,7 @@ class Evaluation:
 
     path: Path
     drafter: str
-    columns: dict[str, Array]  # each [P]: task and the names of WHOLE and SECONDS
+    columns: dict[str, Array]  # each [P]: task, prompt_hash and the names of WHOLE and SECONDS
     accepted: list[list[int]]  # per prompt: the drafted tokens accepted in each round
     lines: list[dict[str, Any]]  # of every temperature and shape
 
@@ -46,6 +46,8 @@ def _check_row(where: str, row: dict[str, Any], drafter: str, tasks: list[str], 
         raise ValueError(f"{where}: drafter: {row.get('drafter')!r} in the file of {drafter!r}; {fix}")
     if row.get("task") not in tasks:
         raise ValueError(f"{where}: task: {row.get('task')!r} is none of {', '.join(tasks)}; {fix}")
+    if not isinstance(row.get("prompt_hash"), str):
+        raise ValueError(f"{where}: prompt_hash: {row.get('prompt_hash')!r} is no hash of the prompt's tokens; {fix}")
     shape = row.get("shape")
     own = (row.get("temperature"), tuple(shape) if isinstance(shape, list) else shape)
     setting = next((setting for setting in settings if (setting.temperature, setting.shape) == own), None)
@@ -83,13 +85,19 @@ def read(path: Path, drafter: str, tasks: list[str], settings: list[Setting]) ->
                 )
     rows = found[settings[0]]
     columns = {name: np.array([row[name] for row in rows]) for name in (*WHOLE, *SECONDS)}
-    columns["task"] = np.array([row["task"] for row in rows])
+    columns |= {name: np.array([row[name] for row in rows]) for name in ("task", "prompt_hash")}
     lines = [row for held in found.values() for row in held]
     return Evaluation(path, drafter, columns, [row["accepted"] for row in rows], lines)
 
 
 def check_pairs(first: Evaluation, other: Evaluation) -> None:
-    """Two drafters must have met the same prompts. Raises ValueError that names the file and the first difference."""
+    """Two drafters must have met the same prompts, to the token. Raises ValueError that names the first difference."""
     for name in ("task", "prompt", "record", "context_tokens"):
         if len(first[name]) != len(other[name]) or (first[name] != other[name]).any():
             raise ValueError(f"{other.path}: {name}: prompts differ from those of {first.path}; evaluate both again")
+    for place in np.flatnonzero(first["prompt_hash"] != other["prompt_hash"]):
+        raise ValueError(
+            f"{other.path}: task {other['task'][place]}, prompt {other['prompt'][place]}: prompt_hash: "
+            f"{other['prompt_hash'][place]}, but {first['prompt_hash'][place]} in {first.path}; only drafters of one target, "
+            "on the same data with the same settings, can be compared; evaluate both again"
+        )

@@ -1,7 +1,6 @@
 """Is the draft good enough to go on with? Each gate's figures and verdict; `python -m longspec.gates` acts on them."""
 
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,7 @@ import numpy as np
 from longspec.evaluate.summary import bucket_name, bucket_of
 from longspec.report.estimates import FEWEST, acceptance
 from longspec.report.evaluations import Array, Evaluation
-from longspec.report.inputs import Settings, Variant
+from longspec.report.inputs import Settings, Stage, Variant
 
 Row = dict[str, Any]
 
@@ -17,8 +16,8 @@ Row = dict[str, Any]
 def judge(variant: Variant, settings: Settings, gates: dict[str, float | None]) -> list[Row]:
     """A row for each comparison of each gate that is on: acceptance length before and after, the share lost, the verdict.
 
-    `passed` is None where nothing can be compared, and `why` says so. The figures themselves are judged, not the ends of their
-    intervals: a gate that held whenever too little was measured would be none.
+    `passed` is None where nothing can be compared, `why` says so, and `fix` what would let it be judged. The figures themselves
+    are judged, not the ends of their intervals: a gate that held whenever too little was measured would be none.
     """
     rows: list[Row] = []
     if gates["forgetting"] is not None:
@@ -28,32 +27,64 @@ def judge(variant: Variant, settings: Settings, gates: dict[str, float | None]) 
     return rows
 
 
-def _row(gate: str, task: str | None, what: str, limit: float, found: tuple[Row, Row] | None, why: str = "") -> Row:
-    row: Row = {"gate": gate, "task": task, "what": what, "limit": limit, "why": why}
-    if found is None:
-        return row | {"before": None, "after": None, "lost": None, "passed": None}
-    before, after = found
+def count(rows: list[Row]) -> Row:
+    """How many of a variant's rows were judged, how many of these failed, and a row for each gate that judged nothing.
+
+    A gate that is on and judges nothing looks like one that holds, unless it is told.
+    """
+    found: Row = {
+        "gates": len(rows),
+        "judged": sum(row["passed"] is not None for row in rows),
+        "failed": sum(row["passed"] is False for row in rows),
+        "judge_nothing": [],
+    }
+    for gate in dict.fromkeys(row["gate"] for row in rows):
+        held = [row for row in rows if row["gate"] == gate]
+        if all(row["passed"] is None for row in held):
+            told = {name: "; ".join(dict.fromkeys(row[name] for row in held if row[name])) for name in ("why", "fix")}
+            fix = " or ".join(filter(None, [told["fix"], f"set gates.{gate} to null"]))
+            found["judge_nothing"].append({"gate": gate, "why": told["why"], "fix": fix})
+    return found
+
+
+def _unjudged(gate: str, task: str | None, what: str, limit: float, why: str, fix: str = "") -> Row:
+    row: Row = {"gate": gate, "task": task, "what": what, "limit": limit, "why": why, "fix": fix}
+    return row | {"before": None, "after": None, "lost": None, "passed": None}
+
+
+def _judged(gate: str, task: str, what: str, limit: float, before: Row, after: Row) -> Row:
     lost = 1 - after["mean"] / before["mean"]
     fewest = min(before["documents"], after["documents"])
+    row: Row = {"gate": gate, "task": task, "what": what, "limit": limit, "why": "", "fix": ""}
     if fewest < FEWEST:
         row["why"] = f"{fewest} {'record is' if fewest == 1 else 'records are'} too few to judge by; {FEWEST} are needed"
+        row["fix"] = f"give evaluation.tasks.{task} prompts from more records (evaluation.prompts, held_out of its data)"
     return row | {"before": before, "after": after, "lost": lost, "passed": None if row["why"] else lost <= limit}
 
 
 def _forgetting(variant: Variant, settings: Settings, limit: float) -> Iterator[Row]:
-    """Each stage against the one before, on the tasks of that one's data."""
-    for before, stage in pairwise(variant.stages):
+    """Each stage against those before it, on the tasks of their data: of each dataset, against the last that trained on it."""
+    if len(variant.stages) == 1:
+        yield _unjudged("forgetting", None, variant.final, limit, "there is no stage before it")
+    for before, stage in _earlier(variant.stages):
         old, new = variant.evaluations[before.name], variant.evaluations[stage.name]
         own = [task for task, data in settings.tasks.items() if data == before.data]
         what = f"{stage.name} after {before.name}, on {before.data}"
         if stage.data == before.data:
-            yield _row("forgetting", None, what, limit, None, "both stages train on it")
+            yield _unjudged("forgetting", None, what, limit, f"both stages train on {before.data}")
         elif not own:
-            yield _row("forgetting", None, what, limit, None, "no task measures it")
+            fix = f"add a task under evaluation.tasks, such as own: {{data: {before.data}, context: [64, 448]}}"
+            yield _unjudged("forgetting", None, what, limit, f"no task measures {before.data}", fix)
         for task in own if stage.data != before.data else []:
-            old_P, new_P = old.of_task(task), new.of_task(task)
-            found = acceptance(old, old_P, settings.seed), acceptance(new, new_P, settings.seed)
-            yield _row("forgetting", task, what, limit, found)
+            found = [acceptance(one, one.of_task(task), settings.seed) for one in (old, new)]
+            yield _judged("forgetting", task, what, limit, *found)
+
+
+def _earlier(stages: list[Stage]) -> Iterator[tuple[Stage, Stage]]:
+    """The pairs of an earlier and a later stage to compare."""
+    for number, stage in enumerate(stages[1:], 1):
+        last_on = {before.data: before for before in stages[:number]}
+        yield from ((before, stage) for before in last_on.values() if before is stages[number - 1] or before.data != stage.data)
 
 
 def _context(variant: Variant, settings: Settings, limit: float) -> Iterator[Row]:
@@ -63,14 +94,16 @@ def _context(variant: Variant, settings: Settings, limit: float) -> Iterator[Row
         inside = _filled(final, final.of_task(task))
         names = [bucket_name(bucket) for bucket in inside]
         if len(inside) < 2:
-            yield _row("context", task, f"{variant.final}, {names[0]} alone", limit, None, "all contexts lie in one bucket")
+            fix = f"give evaluation.tasks.{task} contexts of two buckets (0-1k, 1-2k, 2-4k, ...)"
+            why = f"all contexts of {task} lie in one bucket"
+            yield _unjudged("context", task, f"{variant.final}, {names[0]} alone", limit, why, fix)
             continue
         found = {
             name: acceptance(final, chosen_P, settings.seed) for name, chosen_P in zip(names, inside.values(), strict=True)
         }
         enough = [name for name in names if found[name]["documents"] >= FEWEST]
         first, *_, last = enough if len(enough) > 1 else names
-        yield _row("context", task, f"{variant.final}, {last} against {first}", limit, (found[first], found[last]))
+        yield _judged("context", task, f"{variant.final}, {last} against {first}", limit, found[first], found[last])
 
 
 def _filled(found: Evaluation, chosen_P: Array) -> dict[int, Array]:

@@ -28,6 +28,7 @@ class Settings:
     prompts: int
     new_tokens: int
     tasks: dict[str, str]  # task -> the dataset or the file its prompts come from
+    held_out: bool  # whether all prompts come from held-out records
 
     @property
     def draft_tokens(self) -> int:
@@ -103,7 +104,8 @@ def parse_settings(section: Any) -> Settings:
     if not parsed.tasks:
         raise ValueError("--settings: tasks: empty; name at least one task in config/workflow.yaml")
     tasks = {name: task.data if isinstance(task, HeldOut) else _files(task.source) for name, task in parsed.tasks.items()}
-    return Settings(parsed.settings, parsed.seed, parsed.prompts, int(section["new_tokens"]), tasks)
+    held_out = all(isinstance(task, HeldOut) for task in parsed.tasks.values())
+    return Settings(parsed.settings, parsed.seed, parsed.prompts, int(section["new_tokens"]), tasks, held_out)
 
 
 def _files(source: str | list[str]) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from longspec.evaluate.summary import summarize
 from longspec.report.estimates import acceptance, difference, ratio_of
 from longspec.report.evaluations import Evaluation, check_pairs
-from longspec.report.gates import judge
+from longspec.report.gates import count, judge
 from longspec.report.growth_plot import estimates
 from longspec.report.inputs import BASELINES, Settings, Target, Variant
 from longspec.report.prediction import predictions
@@ -112,15 +112,24 @@ def by_position(variant: Variant, settings: Settings) -> dict[str, dict[str, lis
 
 
 def lossless(variant: Variant) -> dict[str, Any]:
-    """Tokens compared with plain greedy decoding over all drafters and shapes, mismatches, and those proven near-ties."""
+    """Tokens compared with plain greedy decoding over all drafters and shapes, mismatches, and those proven near-ties.
+
+    largest_margin: of all mismatches the widest gap of the target's two logits, as a share of what a near-tie may have.
+    """
     names = ("tokens_compared", "mismatches", "near_ties")
     lines = [line for found in variant.evaluations.values() for line in found.lines]
     sums = {name: sum(line[name] for line in lines) for name in names}
-    return sums | {"unexplained": sums["mismatches"] - sums["near_ties"], "drafters": len(variant.evaluations)}
+    gaps = [(line["margin"], line["margin_allowed"]) for line in lines if line.get("margin") is not None]
+    largest = max((margin / allowed if margin else 0.0 for margin, allowed in gaps), default=None)
+    unexplained = sums["mismatches"] - sums["near_ties"]
+    return sums | {"unexplained": unexplained, "largest_margin": largest, "drafters": len(variant.evaluations)}
 
 
 def speed(variant: Variant, settings: Settings) -> dict[str, Any]:
-    """drafter -> measured speed-up with interval, shares of the speculative time, measured cost of a draft step."""
+    """drafter -> measured speed-up with interval, shares of the speculative time, cost of a draft step and of a verification.
+
+    Both costs are in plain steps; a draft step is a token of a chain or a level of a tree.
+    """
     rows = {}
     for drafter, found in variant.evaluations.items():
         plain, speculative = float(found["seconds_plain"].sum()), float(found["seconds_speculative"].sum())
@@ -138,6 +147,7 @@ def speed(variant: Variant, settings: Settings) -> dict[str, Any]:
             "target_share": target / speculative,
             "other_share": 1 - (draft + target) / speculative,
             "measured_cost_ratio": float(step_draft / step_plain),
+            "verification_cost_ratio": float(target / found["rounds"].sum() / step_plain),
         }
     return rows
 
@@ -176,9 +186,9 @@ def report_numbers(
     """Everything the page shows as a number from measurements; the content of report.json."""
     parts: dict[str, Any] = {"variants": {}, "overall": {}, "improvements": {}, "losses": {}, "against_baselines": {}}
     parts |= {"by_context": {}, "by_position": {}, "lossless": {}, "speed": {}, "predicted": {}, "measured": {}, "gates": {}}
-    parts |= {"speed_by_task": {}, "samples": {}, "training_estimates": {}}
+    parts |= {"speed_by_task": {}, "samples": {}, "training_estimates": {}, "gate_counts": {}}
     for variant in variants:
-        tau = overall(variant, settings)
+        tau, judged = overall(variant, settings), judge(variant, settings, gates)
         values = {
             "variants": by_task(variant, settings),
             "overall": tau,
@@ -193,7 +203,8 @@ def report_numbers(
             "samples": sample_counts(variant, settings),
             "training_estimates": {stage.name: estimates(stage) for stage in variant.stages},
             "measured": {drafter: summarize(found.lines) for drafter, found in variant.evaluations.items()},
-            "gates": judge(variant, settings, gates),
+            "gates": judged,
+            "gate_counts": count(judged),
             "predicted": predictions(target.shape, tau[variant.final]["mean"], settings.draft_tokens),
         }
         for key, value in values.items():
