@@ -25,15 +25,20 @@ from longspec.train.models.target_states import STATES_ATTENTION, TargetStates
 CASES = [(0, "none"), (1, "none"), (2, "none"), (3, "none"), (1, "cpu"), (2, "cpu"), (3, "cpu")]
 
 
-def storages() -> dict[int, tuple[str, int]]:
-    """Every tensor's memory that Python knows of: address -> dtype and bytes."""
+def storages() -> dict[int, tuple[str, torch.UntypedStorage]]:
+    """Every tensor's memory that Python knows of: address -> dtype and storage; none is freed while the result is kept."""
     gc.collect()
     found = {}
     for thing in gc.get_objects():
         if isinstance(thing, torch.Tensor) and thing.layout == torch.strided and not thing.is_meta:
             storage = thing.untyped_storage()
-            found[storage._cdata] = (str(thing.dtype), storage.nbytes())
+            found[storage._cdata] = (str(thing.dtype), storage)
     return found
+
+
+def since(before: dict[int, tuple[str, torch.UntypedStorage]]) -> Counter[tuple[str, int]]:
+    """(dtype, bytes) of what is there beside `before`, whose addresses are no one else's as long as it is kept."""
+    return Counter((name, storage.nbytes()) for address, (name, storage) in storages().items() if address not in before)
 
 
 def held(stage: int, offload: str, dtype: torch.dtype) -> tuple[int, Counter[tuple[str, int]]]:
@@ -57,9 +62,9 @@ def held(stage: int, offload: str, dtype: torch.dtype) -> tuple[int, Counter[tup
     most: Counter[tuple[str, int]] = Counter()
     for _ in range(2):
         engine.backward(engine(ids, ids, lag=2).loss)
-        most |= Counter(entry for address, entry in storages().items() if address not in before)
+        most |= since(before)
         engine.step()
-        most |= Counter(entry for address, entry in storages().items() if address not in before)
+        most |= since(before)
     engine.destroy()
     return parameters, most
 
