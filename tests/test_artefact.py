@@ -1,14 +1,16 @@
 """Whole or not at all."""
 
+import os
 import signal
 import subprocess
 import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
-from longspec.artefact import check_files, describe_files, new_file, new_folder, read_json, write_json
+from longspec.artefact import check_files, describe_files, new_file, new_folder, read_json, remove_strays, write_json
 
 
 def write_half(beside: AbstractContextManager[Path], inside: str) -> None:
@@ -27,6 +29,26 @@ def test_a_failed_file_or_folder_leaves_the_old_one_and_nothing_else(tmp_path: P
     assert read_json(tmp_path / "a.json") == {"old": 1}
     assert (tmp_path / "folder/x").read_text() == "old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "folder"]
+
+
+def test_two_threads_may_write_one_name(tmp_path: Path) -> None:
+    with new_file(tmp_path / "a.json") as beside:
+        beside.write_text("the first thread's")
+        other = Thread(target=write_json, args=(tmp_path / "a.json", {"by": "the other"}))
+        other.start()
+        other.join()
+        assert read_json(tmp_path / "a.json") == {"by": "the other"}
+    assert (tmp_path / "a.json").read_text() == "the first thread's"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_what_a_killed_process_left_beside_a_name_is_removed(tmp_path: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True)
+    left = [tmp_path / f".a.{pid}{end}.tmp" for pid in (int(ended.stdout), os.getpid()) for end in ("", "-old", "-4711")]
+    for path in left:
+        path.touch()
+    remove_strays(tmp_path / "a")
+    assert [path.exists() for path in left] == 3 * [False] + 3 * [True]
 
 
 KILLED = """

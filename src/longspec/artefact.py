@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import current_thread, get_native_id, main_thread
 from typing import Any
 
 
@@ -48,7 +49,7 @@ def _is_alive(process: int) -> bool:
 def remove_strays(*finals: Path) -> None:
     """Remove what killed jobs left beside final names that are about to be made; one job at a time makes a name."""
     for final in finals:
-        pattern = re.compile(re.escape(f".{final.name}.") + r"(\d+)(-old)?\.tmp")
+        pattern = re.compile(re.escape(f".{final.name}.") + r"(\d+)(-old|-\d+)?\.tmp")
         for path in final.parent.glob(".*.tmp"):
             found = pattern.fullmatch(path.name)
             if found and not _is_alive(int(found[1])):
@@ -59,7 +60,9 @@ def remove_strays(*finals: Path) -> None:
 def new_file(final: Path) -> Iterator[Path]:
     """A path beside `final` to write to; renamed to `final` when the block ends, removed when it fails."""
     final.parent.mkdir(parents=True, exist_ok=True)
-    beside = final.with_name(f".{final.name}.{os.getpid()}.tmp")
+    # Two threads may write one name: the training and its watchdog tell a job's state.
+    thread = "" if current_thread() is main_thread() else f"-{get_native_id()}"
+    beside = final.with_name(f".{final.name}.{os.getpid()}{thread}.tmp")
     try:
         yield beside
         fsync_path(beside)

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import NoReturn
 
 PR_SET_PDEATHSIG = 1
-PLAIN_PYTHON = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+# Port 0: the store takes one that is free at the moment in which it begins to listen.
+PLAIN_PYTHON = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,6 @@ def find_ranks() -> Ranks:
     """This process's ranks as its launcher says; a process without a launcher is the only one."""
     if "RANK" not in os.environ:
         os.environ.update(PLAIN_PYTHON)
-        with socket.socket() as free:
-            free.bind((PLAIN_PYTHON["MASTER_ADDR"], 0))
-            os.environ["MASTER_PORT"] = str(free.getsockname()[1])
     return Ranks(*(int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")))
 
 

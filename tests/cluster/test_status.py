@@ -229,13 +229,18 @@ def test_a_pending_job_of_a_stage_that_has_none_yet(project: Path, queue: Queue,
 
 def test_why_a_stage_failed_and_where_its_log_is(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     reason = f"first line [not markup]\n{'long ' * 60}end"
-    made = Made(project, "long").told("failed", 12, 40, reason, hopeless=True).saved(10, 40).held("11", 999, released=True)
+    made = (
+        Made(project, "long")
+        .told("failed", 12, 40, reason, hopeless=True)
+        .saved(10, 40, ago=240)
+        .held("11", 999, released=True)
+    )
     made.tried("attempt-009.log", "attempt-010.log")
     text = table(capsys)
     assert f"{made.name} failed after step 12 of 40; settings, data and code must change before it is tried again:" in text
     assert reason in text
     assert f"log: logs/train/{made.name}/attempt-010.log" in text
-    assert line_of(made, text) == "long failed 10/40 25% - - 10, 0 s ago 2 11 ended"
+    assert line_of(made, text) == "long failed 10/40 25% - - 10, 4 min ago 2 11 ended"
 
 
 def test_no_slurm_is_a_dash_and_a_footnote(

@@ -339,6 +339,7 @@ def test_a_killed_download_leaves_nothing_under_a_final_name_and_goes_on(server:
     assert not (out.parent / "files").exists()
     server.requests.clear()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
     while not server.asked_for("a.jsonl"):
         assert process.poll() is None
         assert time.monotonic() < deadline

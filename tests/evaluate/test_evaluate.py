@@ -76,7 +76,7 @@ def evaluate(arguments: list[str]) -> Path:
 
 def test_a_killed_evaluation_goes_on_where_it_was(arguments: Any, tmp_path: Path, capfd: Any) -> None:
     """SIGKILL in the middle, the last line torn: 2 tasks x 4 prompts x 4 settings in the end, as undisturbed."""
-    call = arguments("untrained", "killed.jsonl")
+    call = arguments("untrained", "killed.jsonl", repeats=8)  # so that there is time to kill it
     process = subprocess.Popen([sys.executable, "-m", "longspec.evaluate", *call])
     journal = tmp_path / "killed.unfinished.jsonl"
     while process.poll() is None and not (journal.exists() and journal.read_bytes().count(b"\n") > 3):

@@ -175,14 +175,13 @@ class Cluster:
         def alive() -> list[int]:
             return [pid for pid in self.processes_on(node) if is_running(pid)]
 
-        for _ in range(50):
+        def killed() -> bool:
             for pid in alive():
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            if not alive():
-                return
-            time.sleep(0.05)
-        raise AssertionError(f"{node} still runs {alive()}")
+            return not alive()
+
+        until(killed, 60, f"{node} without processes")  # one that waits for the disk ends when that has answered
 
     def power_on(self, node: str) -> None:
         """Start a node."""

@@ -170,8 +170,8 @@ def plan(steps: dict[str, int], count: int, kinds: list[str], draw: random.Rando
     moments = []
     for number, (stage, total) in enumerate(steps.items()):
         own = chosen[number :: len(steps)]
-        # Not in the last quarter: a job must still have a checkpoint to write when the moment reaches it.
-        places = sorted(draw.sample(range(1, total - total // 4), len(own)))
+        # Not in the last half: a job must still have a checkpoint to write when the moment reaches it, however late that is.
+        places = sorted(draw.sample(range(1, total - total // 2), len(own)))
         moments += [Moment(stage, step, kind) for step, kind in zip(places, own, strict=True)]
     return moments
 

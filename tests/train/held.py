@@ -71,7 +71,7 @@ def held(stage: int, offload: str, dtype: torch.dtype) -> tuple[int, Counter[tup
 
 def main(out: Path) -> None:
     ranks = find_ranks()
-    boot(ranks, 1)
+    boot(ranks, 5)
     rows = []
     for stage, offload in CASES:
         for dtype in (torch.float32, torch.bfloat16):

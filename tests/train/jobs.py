@@ -1,5 +1,6 @@
 """Training jobs as processes of their own, as users and the workflow start them."""
 
+import itertools
 import json
 import os
 import signal
@@ -7,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,18 +31,26 @@ RECIPE = [
     "runtime.held_out_every=0",
 ]
 PLAIN = [sys.executable]
+PORTS = itertools.cycle(range(30500, 31000))
 
 
 def torchrun(ranks: int) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
 
 
+def free_port() -> int:
+    """A port that stays free: each of the tests' workers has its own below those that Linux gives away by itself."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    for port in PORTS:
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", port + 500 * worker))
+            return port + 500 * worker
+    raise AssertionError("no port is free")
+
+
 def deepspeed(ranks: int) -> list[str]:
     """The `deepspeed` command, on a free port; its own is the same for every job."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    return [str(Path(sys.executable).with_name("deepspeed")), f"--num_gpus={ranks}", f"--master_port={port}", "--module"]
+    return [str(Path(sys.executable).with_name("deepspeed")), f"--num_gpus={ranks}", f"--master_port={free_port()}", "--module"]
 
 
 @dataclass
@@ -131,7 +140,14 @@ def start(command: list[str], out: Path) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[str, int]:
-    text, _ = process.communicate(timeout=300)
+    """All that a job printed, and its exit code."""
+    try:
+        text, _ = process.communicate(timeout=300)
+    except subprocess.TimeoutExpired:
+        for pid in list(family(process.pid)):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        raise AssertionError(f"it did not end:\n{process.communicate()[0][-6000:]}") from None
     return text, process.returncode
 
 
@@ -141,6 +157,13 @@ def children_of(pid: int) -> list[int]:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
         return []
+
+
+def family(pid: int) -> Iterator[int]:
+    """A process and all its descendants."""
+    yield pid
+    for child in children_of(pid):
+        yield from family(child)
 
 
 def ranks_of(process: subprocess.Popen[str]) -> dict[int, int]:

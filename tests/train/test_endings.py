@@ -47,7 +47,7 @@ def test_a_signal_in_the_middle_of_a_step_drops_the_step(make_job: MakeJob) -> N
     whole, stopped = make_job("whole", LONG_STEPS), make_job("stopped", LONG_STEPS)
     whole.run()
     stops = []
-    for step in (3, 6, 9, 12):
+    for step in (2, 4, 6, 8):
         process = stopped.start()
         stopped.wait_for(step, process)
         time.sleep(0.004 * step)
@@ -62,15 +62,14 @@ def test_a_signal_in_the_middle_of_a_step_drops_the_step(make_job: MakeJob) -> N
 
 def test_a_deadline_is_kept_by_the_trainers_own_clock(make_job: MakeJob) -> None:
     """A stage longer than its job's time goes on in slices, each over before its time."""
-    margin = 5
+    margin = 15
     options = ["recipe.steps=120", f"runtime.stop_margin_seconds={margin}"]
     whole, sliced = make_job("whole", options), make_job("sliced", options)
     whole.run()
-    steps_take = sum(row["seconds"] for row in whole.rows())
-    sliced.launcher = [sys.executable, "-m", "tests.train.timed", str(margin + 0.4 * steps_take)]
+    sliced.launcher = [sys.executable, "-m", "tests.train.timed", str(4 * 40), str(margin + 0.3)]
     slices = []
     while not (sliced.out / "checkpoint.json").exists():
-        assert len(slices) < 10
+        assert len(slices) < 3
         text, code = finish(sliced.start())
         assert time.time() < float(re.findall(r"^deadline (\S+)$", text, re.MULTILINE)[0]), text
         slices.append(sliced.status()["step"])

@@ -21,6 +21,7 @@ import pytest
 from longspec.artefact import read_json, write_json
 from longspec.train import lease
 from longspec.train.lease import Fence, Lease, acquire, read
+from tests.slurm.cluster import is_running, until
 from tests.train.chaos import small_disk
 from tests.train.frozen import PLACES
 from tests.train.jobs import Job, MakeJob, finish, ranks_of, torchrun
@@ -34,16 +35,32 @@ class EndError(Exception):
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lease's times of a test; where a process would end, an exception tells."""
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The lease's times of a test; where a process would end, an exception tells. No lease's thread outlives the test."""
+    made: list[Lease] = []
+    init = Lease.__init__
 
     def end(reason: str) -> NoReturn:
         raise EndError(reason)
 
+    def noted(self: Lease, *arguments: Any) -> None:
+        init(self, *arguments)
+        made.append(self)
+
+    monkeypatch.setattr(Lease, "__init__", noted)
     for name, seconds in PACE.items():
         monkeypatch.setattr(lease, name, seconds)
     monkeypatch.setattr(lease, "end_process", end)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)  # of a lease's thread that would have ended the process
+    yield
+    for one in made:
+        stand_still(one)
+
+
+def stand_still(held: Lease) -> None:
+    """From now on this lease's beat does not move."""
+    held._ended.set()
+    held._thread.join()
 
 
 @pytest.fixture
@@ -135,6 +152,17 @@ def test_a_killed_holder_on_this_machine_is_known_at_once(tmp_path: Path, capsys
     assert "waiting" not in told
 
 
+def test_so_is_one_whose_parent_has_not_asked_for_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A launcher that was killed too leaves it to the machine's first process, which may be slow to look."""
+    process = subprocess.Popen([sys.executable, "-c", "pass"])
+    until(lambda: not is_running(process.pid), 60, "its end")
+    acquire(tmp_path).release()
+    write_json(tmp_path / lease.LEASE, content(tmp_path) | {"pid": process.pid, "released": False})
+    acquire(tmp_path)
+    assert f"process {process.pid}, which is gone" in capsys.readouterr().out
+    process.wait()
+
+
 ELSEWHERE = {"host": "another machine", "boot": "this machine before it was started anew, or one of the same name"}
 
 
@@ -204,7 +232,7 @@ def test_what_is_no_lease_is_watched_like_one(tmp_path: Path) -> None:
 
 def test_a_holder_that_ends_while_it_is_watched_makes_room(tmp_path: Path, no_locks_between_machines: None) -> None:
     first = acquire(tmp_path, "node1")
-    first._ended.set()  # its beat stands still
+    stand_still(first)  # its beat stands still
     threading.Timer(0.2, first.release).start()
     assert is_held_by(tmp_path, acquire(tmp_path, "node2"))
 
@@ -213,10 +241,10 @@ def test_a_holder_that_ends_while_it_is_watched_makes_room(tmp_path: Path, no_lo
 def test_of_many_that_take_over_at_once_one_gets_it(
     tmp_path: Path, no_locks_between_machines: None, monkeypatch: pytest.MonkeyPatch, before: str
 ) -> None:
-    monkeypatch.setattr(lease, "STALE", 0.1)
-    monkeypatch.setattr(lease, "SETTLE", 0.4)
+    monkeypatch.setattr(lease, "STALE", 0.3)
+    monkeypatch.setattr(lease, "SETTLE", 1.0)
     together = threading.Barrier(4)
-    for number in range(8):
+    for number in range(4):
         out = tmp_path / str(number)
         if before != "nothing":
             write_json(out / lease.LEASE, {"holder": "dead", "host": "node0", "released": before == "released"})
@@ -271,9 +299,9 @@ def test_a_holder_that_was_taken_for_dead_learns_it_and_touches_nothing(
     tmp_path: Path, no_locks_between_machines: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = acquire(tmp_path, "node1")
-    first._ended.set()  # as if it were frozen
+    stand_still(first)  # as if it were frozen
     second = acquire(tmp_path, "node2")
-    second._ended.set()
+    stand_still(second)
     before = read(tmp_path)
     with pytest.raises(EndError, match=r"lease\.json: the holder of this folder is a job on node2"):
         first.check()
@@ -369,7 +397,7 @@ def test_a_frozen_job_writes_nothing_when_it_goes_on(make_job: MakeJob, place: s
     process = frozen.start()
     frozen.wait_until(lambda: is_frozen(process), process)
     other = take_over(frozen)
-    other._ended.set()
+    stand_still(other)
     before = written(frozen)
     process.send_signal(signal.SIGCONT)
     text, code = finish(process)
@@ -409,7 +437,7 @@ def test_another_rank_of_a_frozen_job_leaves_the_status_alone(make_job: MakeJob)
     ranks = ranks_of(process)
     os.kill(ranks[0], signal.SIGSTOP)
     other = take_over(job)
-    other._ended.set()
+    stand_still(other)
     write_json(job.out / "status.json", {"state": "of the other"})
     os.kill(ranks[1], signal.SIGTERM)  # asked to stop, it waits for less long
     text, code = finish(process)

@@ -88,7 +88,7 @@ def test_jobs_with_a_partitioned_target(tmp_path: Path, corpus: Corpus) -> None:
     for one in (whole, zero3):
         one.run()
     process = changed.start()
-    changed.wait_for(4, process)
+    changed.wait_for(3, process)
     kill_rank(process, 1)
     finish(process)
     changed.overrides.remove(partitioned)

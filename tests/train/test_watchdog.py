@@ -8,12 +8,15 @@ import time
 from pathlib import Path
 
 import pytest
+from torch.distributed import HashStore
 
+from longspec.distributed import Ranks
+from longspec.train.watchdog import Watchdog
 from tests.train.jobs import Job, MakeJob, deepspeed, finish, ranks_of, start, torchrun
 
 pytestmark = pytest.mark.slow
 # A single micro batch in a step: nothing comes after it in which ranks would ask each other.
-ONE_MICRO_BATCH = ["recipe.global_batch=2", "recipe.steps=400", "runtime.watchdog_seconds=4"]
+ONE_MICRO_BATCH = ["recipe.global_batch=2", "recipe.steps=400", "runtime.watchdog_seconds=8"]
 
 
 def named(rank: int, pid: int) -> str:
@@ -43,7 +46,7 @@ def test_a_rank_whose_main_thread_hangs_is_named(make_job: MakeJob, rank: int, p
     assert code != 0
     found = job.status()
     assert (found["state"], found["deterministic"]) == ("failed", False)
-    reason = f"no progress for 4 s (runtime.watchdog_seconds): {named(rank, pid)} in {where}, for which the others wait"
+    reason = f"no progress for 8 s (runtime.watchdog_seconds): {named(rank, pid)} in {where}, for which the others wait"
     assert found["reason"] == reason
     assert f"error: {reason}" in text
     assert "hanging.py" in text.split("most recent call first")[-1]  # where it hangs
@@ -51,7 +54,7 @@ def test_a_rank_whose_main_thread_hangs_is_named(make_job: MakeJob, rank: int, p
 
 def test_a_stopped_rank_is_named(make_job: MakeJob) -> None:
     """A process none of whose threads goes on."""
-    job = make_job("job", ["runtime.watchdog_seconds=4"], torchrun(2))
+    job = make_job("job", ["runtime.watchdog_seconds=8"], torchrun(2))
     process = job.start()
     job.wait_for(5, process)
     hung = ranks_of(process)[1]
@@ -62,9 +65,29 @@ def test_a_stopped_rank_is_named(make_job: MakeJob) -> None:
     assert time.monotonic() - began < 120  # the collectives' own limit is 30 minutes
     found = job.status()
     assert found["state"] == "failed"
-    assert "no progress for 4 s" in found["reason"]
+    assert "no progress for 8 s" in found["reason"]
     assert named(1, hung) in found["reason"]
     assert "rank 0" not in found["reason"]
+
+
+def test_of_ranks_that_came_equally_far_the_silent_one_is_named() -> None:
+    """Driven by hand: both wait in the same question, and the beats of one of them end."""
+    for silent, culprits in ((True, [1]), (False, [0, 1])):
+        store = HashStore()
+        first, second = (Watchdog(store, Ranks(rank, rank, 2), 4, lambda reason: None) for rank in (0, 1))
+        for watchdog in (first, second):
+            watchdog.passed("the question whether to stop")
+            watchdog._beat()
+        first._look()
+        for _ in range(5):
+            assert first._hung() is None
+            for watchdog in (first,) if silent else (first, second):
+                watchdog._beat()
+            first._look()
+        cause = first._hung()
+        assert cause is not None
+        assert cause.culprits == culprits
+        assert ("for which the others wait" in cause.reason) is silent
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -1,6 +1,8 @@
-"""A training job that has some seconds from its first step on: `python -m tests.train.timed SECONDS -m longspec.train ...`.
+"""A training job that hears of its deadline in the midst.
 
-Its start takes longer or shorter with all else that the machine does. It prints its deadline.
+    python -m tests.train.timed MICRO_BATCHES SECONDS -m longspec.train ARGUMENTS
+
+It is so many seconds after so many micro batches, whatever the machine does besides. The job prints it.
 """
 
 import sys
@@ -11,19 +13,20 @@ from longspec.train.stopping import Stop
 
 
 class Timed(Stop):
-    """A deadline that is counted from the first question."""
+    """A deadline that is set by one of the questions whether to stop."""
 
-    seconds = 0.0
+    micro_batches, seconds, asked_before = 0, 0.0, 0
 
     def agreed(self) -> bool:
-        if self.deadline is None:
+        self.asked_before += 1
+        if self.asked_before == self.micro_batches:
             self.deadline = time.time() + self.seconds
             print(f"deadline {self.deadline}", flush=True)
         return super().agreed()
 
 
 if __name__ == "__main__":
-    Timed.seconds = float(sys.argv[1])
-    sys.argv[1:] = sys.argv[4:]
+    Timed.micro_batches, Timed.seconds = int(sys.argv[1]), float(sys.argv[2])
+    sys.argv[1:] = sys.argv[5:]
     program.Stop = Timed  # type: ignore[misc]
     program.main()

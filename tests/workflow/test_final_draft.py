@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -41,16 +42,21 @@ def workflow(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Workflow:
     return copy
 
 
-def start(workflow: Workflow, goal: str = "final_draft") -> subprocess.Popen[str]:
+def said(workflow: Workflow) -> Path:
+    """All that the last start has printed."""
+    return workflow.folder.parent / "said.txt"
+
+
+def start(workflow: Workflow, goal: str = "final_draft") -> subprocess.Popen[bytes]:
     environment = os.environ | {"PYTHONPATH": str(workflow.folder / "src")}
-    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen([sys.executable, "-m", "snakemake", goal, *OPTIONS], cwd=workflow.folder, env=environment, **pipe)
+    command = [sys.executable, "-m", "snakemake", goal, *OPTIONS]
+    with said(workflow).open("w") as output:
+        return subprocess.Popen(command, cwd=workflow.folder, env=environment, stdout=output, stderr=subprocess.STDOUT)
 
 
 def build(workflow: Workflow, goal: str = "final_draft") -> str:
-    process = start(workflow, goal)
-    text, _ = process.communicate(timeout=900)
-    assert process.returncode == 0, text
+    code, text = start(workflow, goal).wait(900), said(workflow).read_text()
+    assert code == 0, text
     return text
 
 
@@ -77,16 +83,18 @@ def killed_and_finished(workflow: Workflow) -> Workflow:
     """SIGKILL to every process of stage 2 between two checkpoints, then the same command again."""
     process = start(workflow)
     metrics = workflow.folder / RESULTS / "long/checkpoints/metrics.jsonl"
+    deadline = time.monotonic() + 900
     while not metrics.exists() or metrics.read_text().count("\n") < 10:
-        assert process.poll() is None, process.communicate()[0]
+        assert process.poll() is None, said(workflow).read_text()
+        assert time.monotonic() < deadline
         time.sleep(0.05)
     processes = training_processes(workflow)
     assert len(processes) >= 3
     for pid in processes:
-        os.kill(pid, signal.SIGKILL)
-    text, _ = process.communicate(timeout=300)
-    assert process.returncode != 0
-    assert "Error in rule train" in text
+        with suppress(ProcessLookupError):  # they end with their parents
+            os.kill(pid, signal.SIGKILL)
+    assert process.wait(300) != 0
+    assert "Error in rule train" in said(workflow).read_text()
     assert not (workflow.folder / RESULTS / "long/checkpoint.json").exists()
     text = build(workflow)
     assert f"rule train:\n    input: {RESULTS}/base" not in text, "stage 1 must not be trained again"

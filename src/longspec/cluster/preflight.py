@@ -105,13 +105,18 @@ def limited(check: Check, place: Place, seconds: float) -> Finding | None:
 
 
 def run_checks(place: Place, until: float, checks: dict[str, Check]) -> None:
-    """Run all checks, and show rank 0 after each what was found so far."""
+    """Run all checks, and show rank 0 after each what was found so far. Raises Told with the rest shown as not reached."""
     found: dict[str, Any] = {}
-    for name, check in checks.items():
-        place.tell("findings", found | {name: asdict(Finding(FAIL, "not done", "see this node and the rank's log"))})
-        finding = limited(check, place, min(1.5 * place.seconds, until - time.monotonic()))
-        if finding is not None:
-            found[name] = asdict(finding)
+    try:
+        for name, check in checks.items():
+            place.tell("findings", found | {name: asdict(Finding(FAIL, "not done", "see this node and the rank's log"))})
+            finding = limited(check, place, min(1.5 * place.seconds, until - time.monotonic()))
+            if finding is not None:
+                found[name] = asdict(finding)
+    except Told:
+        stopped = asdict(Finding(WARN, "told to stop before its end"))
+        place.tell("findings", dict.fromkeys(checks, stopped) | found)
+        raise
     place.tell("findings", found)
     place.tell("done", True)
 

@@ -90,7 +90,8 @@ class Lease(Fence):
     def __init__(self, out: Path, holder: str, file: BinaryIO, lock: TextIO) -> None:
         super().__init__(out, holder)
         self._file, self._lock, self._ended = file, lock, threading.Event()
-        threading.Thread(target=self._renew, name="lease", daemon=True).start()
+        self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
+        self._thread.start()
 
     def _renew(self) -> None:
         while not self._ended.wait(BEAT):
@@ -138,6 +139,14 @@ def _lock(out: Path, file: TextIO) -> bool:
     return True
 
 
+def _is_running(pid: Any) -> bool:
+    """Whether a process of this machine lives; one that only waits for its parent to look does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def _wait_until_free(out: Path, machine: dict[str, str], *, locked: bool) -> Found | None:
     """The lease that may be taken over. Raises ValueError when its holder lives."""
     found = read(out)
@@ -145,7 +154,7 @@ def _wait_until_free(out: Path, machine: dict[str, str], *, locked: bool) -> Fou
         return found
     # The process is asked for too: someone may have removed the file that the holder has locked.
     is_here = locked and machine.items() <= found.holder.items()
-    if is_here and not Path(f"/proc/{found.holder.get('pid')}").exists():
+    if is_here and not _is_running(found.holder.get("pid")):
         log(f"{out / LEASE}: taken over from {found}, which is gone")
         return found
     log(f"{out / LEASE}: held by {found}; waiting up to {STALE:g} s for a sign of life from it")

@@ -17,7 +17,7 @@ REASONS = ("", "the launcher is gone", "signal SIGTERM", "signal SIGINT", "deadl
 SIGNALS = {LAUNCHER_GONE: 1, signal.SIGTERM: 2, signal.SIGINT: 3}
 DEADLINE = 4
 # A terminal signals ranks and launcher at once, and launchers pass on to their ranks what they are told.
-SAME_REQUEST = 3.0  # seconds
+SAME_REQUEST = 10.0  # seconds; a machine under load is slow to pass it on
 
 
 class Stop:

@@ -71,13 +71,21 @@ class Watchdog:
         if isinstance(error, RuntimeError) and self.ranks.world_size > 1:
             # Perhaps a collective whose other end is gone: the watchdog ends this process as soon as it knows why.
             self._troubled.set()
-            self._thread.join((SILENT_AFTER_ERROR + GRACE) * BEAT)
+            self._wait_for_its_cause()
         self._ended.set()
         self._thread.join(GRACE * BEAT)
         with suppress(Exception):  # the store went with rank 0 or the launcher
             if error is not None:
                 self._agree(Cause(f"rank {self.ranks.rank} ({self._where}): {reason_of(error)}", []))
             self.store.set(self._lines[self.ranks.rank], LEFT)
+
+    def _wait_for_its_cause(self) -> None:
+        """Until the thread has ended this process, or must have found the cause if there is one, by its own beats."""
+        enough = self._beats + SILENT_AFTER_ERROR + GRACE
+        for _ in range(4 * (SILENT_AFTER_ERROR + GRACE)):  # a store that does not answer stops the beats
+            if not self._thread.is_alive() or self._beats >= enough:
+                return
+            self._thread.join(BEAT)
 
     def passed(self, place: str) -> None:
         """This rank has come by a mark: before every operation in which ranks wait for each other there must be one."""
@@ -132,6 +140,8 @@ class Watchdog:
         # Ranks that wait for a slower one stand still too; the culprits are those that came by least often.
         within = [rank for rank in self._everyone if self._known[rank] != LEFT]
         behind = [rank for rank in within if self._passed[rank] == min(self._passed[rank] for rank in within)]
+        # Of ranks that came equally far the ones without a beat are stopped, and the others wait for them.
+        behind = [rank for rank in behind if self._beats - self._heard_at[rank] > self.seconds / 2] or behind
         others = ", for which the others wait" if len(behind) < self.ranks.world_size else ""
         return Cause(f"no progress for {self.seconds:g} s (runtime.watchdog_seconds): {self._names(behind)}{others}", behind)
 
