@@ -69,7 +69,7 @@ def test_a_deadline_is_kept_by_the_trainers_own_clock(make_job: MakeJob) -> None
     sliced.launcher = [sys.executable, "-m", "tests.train.timed", str(4 * 40), str(margin + 0.3)]
     slices = []
     while not (sliced.out / "checkpoint.json").exists():
-        assert len(slices) < 3
+        assert len(slices) < 5
         text, code = finish(sliced.start())
         assert time.time() < float(re.findall(r"^deadline (\S+)$", text, re.MULTILINE)[0]), text
         slices.append(sliced.status()["step"])
