@@ -31,7 +31,7 @@ RECIPE = [
     "runtime.held_out_every=0",
 ]
 PLAIN = [sys.executable]
-PORTS = itertools.cycle(range(30500, 31000))
+PORTS = itertools.count(os.getpid())
 
 
 def torchrun(ranks: int) -> list[str]:
@@ -41,10 +41,11 @@ def torchrun(ranks: int) -> list[str]:
 def free_port() -> int:
     """A port that stays free: each of the tests' workers has its own below those that Linux gives away by itself."""
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    for port in PORTS:
+    for _ in range(500):
+        port = 30500 + 500 * worker + next(PORTS) % 500
         with socket.socket() as free, suppress(OSError):
-            free.bind(("127.0.0.1", port + 500 * worker))
-            return port + 500 * worker
+            free.bind(("127.0.0.1", port))
+            return port
     raise AssertionError("no port is free")
 
 
@@ -147,7 +148,11 @@ def finish(process: subprocess.Popen[str]) -> tuple[str, int]:
         for pid in list(family(process.pid)):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        raise AssertionError(f"it did not end:\n{process.communicate()[0][-6000:]}") from None
+        try:
+            text, _ = process.communicate(timeout=10)
+        except subprocess.TimeoutExpired as left:  # a process that is no one's child any more holds the pipe
+            text = (left.output or b"").decode(errors="replace")
+        raise AssertionError(f"it did not end:\n{text[-6000:]}") from None
     return text, process.returncode
 
 

@@ -66,14 +66,15 @@ def test_a_deadline_is_kept_by_the_trainers_own_clock(make_job: MakeJob) -> None
     options = ["recipe.steps=120", f"runtime.stop_margin_seconds={margin}"]
     whole, sliced = make_job("whole", options), make_job("sliced", options)
     whole.run()
-    sliced.launcher = [sys.executable, "-m", "tests.train.timed", str(4 * 40), str(margin + 0.3)]
+    sliced.launcher = [sys.executable, "-m", "tests.train.timed", str(4 * 50), str(margin + 0.3)]
     slices = []
     while not (sliced.out / "checkpoint.json").exists():
         assert len(slices) < 5
         text, code = finish(sliced.start())
-        assert time.time() < float(re.findall(r"^deadline (\S+)$", text, re.MULTILINE)[0]), text
+        told = re.findall(r"^deadline (\S+)$", text, re.MULTILINE)  # none when the rest was shorter than a slice
+        assert all(time.time() < float(deadline) for deadline in told), text
         slices.append(sliced.status()["step"])
-        assert code == 0 or sliced.status()["reason"] == "deadline", text
+        assert code == 0 or (told and sliced.status()["reason"] == "deadline"), text
     assert len(slices) > 1
     assert_same(whole, sliced)
 

@@ -105,8 +105,9 @@ def limited(check: Check, place: Place, seconds: float) -> Finding | None:
 
 
 def run_checks(place: Place, until: float, checks: dict[str, Check]) -> None:
-    """Run all checks, and show rank 0 after each what was found so far. Raises Told with the rest shown as not reached."""
+    """Run all checks, and show rank 0 after each what was found so far. Raises Told, with the others shown as not done."""
     found: dict[str, Any] = {}
+    name = next(iter(checks))
     try:
         for name, check in checks.items():
             place.tell("findings", found | {name: asdict(Finding(FAIL, "not done", "see this node and the rank's log"))})
@@ -114,8 +115,9 @@ def run_checks(place: Place, until: float, checks: dict[str, Check]) -> None:
             if finding is not None:
                 found[name] = asdict(finding)
     except Told:
-        stopped = asdict(Finding(WARN, "told to stop before its end"))
-        place.tell("findings", dict.fromkeys(checks, stopped) | found)
+        # Not as the others tell it: they may have crashed in it, or wait for this rank.
+        later = dict.fromkeys(list(checks)[list(checks).index(name) + 1 :], asdict(Finding(WARN, "told to stop before it")))
+        place.tell("findings", {name: asdict(Finding(FAIL, "told to stop in it"))} | later | found)
         raise
     place.tell("findings", found)
     place.tell("done", True)
@@ -185,6 +187,7 @@ def lead(place: Place, report: Path | None, until: float) -> int:
     """Rank 0: check, gather, print; the exit code."""
 
     def told(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Slurm and the launcher may both tell
         raise Told
 
     signal.signal(signal.SIGTERM, told)
@@ -194,7 +197,6 @@ def lead(place: Place, report: Path | None, until: float) -> int:
         run_checks(place, until, CHECKS)
         findings = collect(place, min(place.seconds, max(0.0, until - time.monotonic())))
     except Told:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         place.facts = place.facts or {0: Facts("this node", time.time(), {}, 0)}
         findings = collect(place, 0)
         fix = "see the log for a rank that crashed, and whether the job's time was over"

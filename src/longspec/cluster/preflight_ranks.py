@@ -143,7 +143,7 @@ def open_store(ranks: Ranks, seconds: float) -> Any:
         is_master=ranks.is_main and not by_launcher,
         timeout=timedelta(seconds=seconds),
         wait_for_workers=False,
-        multi_tenant=True,  # the process group's store will have the same port
+        multi_tenant=True,  # under a launcher the process group's store will have the same port
     )
     return PrefixStore("preflight", store)
 

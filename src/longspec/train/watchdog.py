@@ -141,7 +141,7 @@ class Watchdog:
         within = [rank for rank in self._everyone if self._known[rank] != LEFT]
         behind = [rank for rank in within if self._passed[rank] == min(self._passed[rank] for rank in within)]
         # Of ranks that came equally far the ones without a beat are stopped, and the others wait for them.
-        behind = [rank for rank in behind if self._beats - self._heard_at[rank] > self.seconds / 2] or behind
+        behind = [rank for rank in behind if self._beats - self._heard_at[rank] > max(2, self.seconds / 2)] or behind
         others = ", for which the others wait" if len(behind) < self.ranks.world_size else ""
         return Cause(f"no progress for {self.seconds:g} s (runtime.watchdog_seconds): {self._names(behind)}{others}", behind)
 
