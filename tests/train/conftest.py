@@ -12,6 +12,12 @@ from tests.train.jobs import PLAIN, Job, MakeJob
 from tests.train.targets import TARGETS, save_target
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """What a test draws does not hang on the tests before it."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session", params=["qwen2", "llama"])
 def target_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The folder of a saved target of the two families of published drafts."""
