@@ -1,4 +1,4 @@
-"""The only reader of RANK, WORLD_SIZE and LOCAL_RANK, the log of rank 0, and a process's tie to its parent. No torch here."""
+"""The only reader of RANK, WORLD_SIZE and LOCAL_RANK, the log of rank 0, and what ties processes. No torch here."""
 
 import ctypes
 import json
@@ -62,6 +62,19 @@ def die_with_parent() -> None:
     """Have Linux kill this process when its parent dies; elsewhere nothing."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def stat_of(process: object) -> list[str]:
+    """What Linux tells of a process of this machine: its state, its parent and so on (man proc); [] when it is no more.
+
+    One that has ended and that its parent has not asked for its exit code is no more either.
+    """
+    try:
+        # The second field is the command's name in brackets, which may hold anything.
+        fields = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
+    return [] if fields[0] == "Z" else fields
 
 
 def log(message: str, ranks: Ranks | None = None) -> None:

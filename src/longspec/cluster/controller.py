@@ -5,6 +5,7 @@ import socket
 from pathlib import Path
 
 from longspec.artefact import read_json, write_json
+from longspec.distributed import stat_of
 
 NOTE = Path(".snakemake/controller.json")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -12,12 +13,8 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 def _began(pid: int) -> str:
     """When a process began, in ticks of the kernel's clock; empty when it is no more."""
-    try:
-        # The second field is the command's name in brackets, which may hold anything.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] == "Z" else f"{BOOT_ID.read_text().strip()} {fields[19]}"
+    fields = stat_of(pid)
+    return f"{BOOT_ID.read_text().strip()} {fields[19]}" if fields else ""
 
 
 def note_controller(folder: Path) -> None:

@@ -7,7 +7,7 @@ import threading
 import time
 from pathlib import Path
 
-from longspec.distributed import die_with_parent, is_launched
+from longspec.distributed import die_with_parent, is_launched, stat_of
 
 # What a rank sends itself when the `deepspeed` command is gone. Stop takes it for a request, and for none if there was one.
 LAUNCHER_GONE = signal.SIGUSR1
@@ -60,8 +60,4 @@ def _arguments(process: int) -> list[str]:
 
 def _parent(process: int) -> int:
     """A process's parent; 0 when it is no more, or has none."""
-    try:
-        # The second field is the command's name in brackets, which may hold anything.
-        return int(Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
+    return int((stat_of(process) or ["", "0"])[1])

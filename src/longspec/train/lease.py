@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TextIO
 
 from longspec.artefact import fsync_path
-from longspec.distributed import log
+from longspec.distributed import log, stat_of
 
 LEASE, LOCK = "lease.json", ".lock"
 BEAT = 10.0  # seconds between two beats
@@ -139,14 +139,6 @@ def _lock(out: Path, file: TextIO) -> bool:
     return True
 
 
-def _is_running(pid: Any) -> bool:
-    """Whether a process of this machine lives; one that only waits for its parent to look does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def _wait_until_free(out: Path, machine: dict[str, str], *, locked: bool) -> Found | None:
     """The lease that may be taken over. Raises ValueError when its holder lives."""
     found = read(out)
@@ -154,7 +146,7 @@ def _wait_until_free(out: Path, machine: dict[str, str], *, locked: bool) -> Fou
         return found
     # The process is asked for too: someone may have removed the file that the holder has locked.
     is_here = locked and machine.items() <= found.holder.items()
-    if is_here and not _is_running(found.holder.get("pid")):
+    if is_here and not stat_of(found.holder.get("pid")):
         log(f"{out / LEASE}: taken over from {found}, which is gone")
         return found
     log(f"{out / LEASE}: held by {found}; waiting up to {STALE:g} s for a sign of life from it")
