@@ -22,9 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longspec.train.models import attention_flash
-from longspec.train.models.attention import EAGER, FLASH, FLEX, SDPA, attend
-from longspec.train.models.visibility import Visibility
+from longspec.models.attention import flash
+from longspec.models.attention.backends import EAGER, FLASH, FLEX, SDPA, attend
+from longspec.models.attention.visibility import Visibility
 
 OURS, FULL_MASK = SDPA, "sdpa, whole mask"
 RESULTS = Path(__file__).parent / "results"
@@ -60,7 +60,7 @@ def ways(device: str, length: int) -> dict[str, Callable[..., Tensor]]:
     """What is compared at this length on this device."""
     names = [OURS]
     if device == "cuda":
-        names += [FLEX, *([FLASH] if attention_flash.is_installed() else [])]
+        names += [FLEX, *([FLASH] if flash.is_installed() else [])]
     chosen: dict[str, Callable[..., Tensor]] = {name: lambda *given, name=name: attend(*given, backend=name) for name in names}
     chosen |= {FULL_MASK: attend_with_whole_mask, EAGER: lambda *given: attend(*given, backend=EAGER)}
     return {name: way for name, way in chosen.items() if length <= LARGEST.get(name, length)}

@@ -5,7 +5,7 @@ from typing import Any
 
 from machine import WORK
 
-from longspec.artefact import read_json
+from longspec.atomic_files import read_json
 from longspec.config import Build
 from longspec.data import raw
 from longspec.target import tokenizer

@@ -17,8 +17,8 @@ import machine
 import numpy as np
 import pyarrow as pa
 
-from longspec.artefact import write_json
-from longspec.data import shards
+from longspec.atomic_files import write_json
+from longspec.data.pack import arrow_shards
 
 SECONDS, MEGABYTES = 1.0, 200
 TOKENS, LENGTH, ROWS_IN_BATCH = 10**9, 1024, 1024
@@ -29,7 +29,7 @@ began = time.perf_counter()
 from pathlib import Path
 import sys
 from longspec.data.batches import global_batch
-from longspec.data.shards import PackedRows
+from longspec.data.pack.arrow_shards import PackedRows
 imported = time.perf_counter()
 rows = PackedRows(Path(sys.argv[1]))
 opened = time.perf_counter()
@@ -49,23 +49,23 @@ def write_rows(folder: Path) -> Path:
     ids = draw.integers(0, 150_000, ROWS_IN_BATCH * LENGTH).astype(np.int32)
     mask = np.ones(len(ids), np.uint8)
     counts, starts = np.full(ROWS_IN_BATCH, 3), np.tile([0, 300, 700], ROWS_IN_BATCH)
-    schema = shards.row_schema(LENGTH)
+    schema = arrow_shards.row_schema(LENGTH)
     columns = [
         pa.FixedSizeListArray.from_arrays(pa.array(ids), LENGTH),
         pa.FixedSizeListArray.from_arrays(pa.array(mask), LENGTH),
-        shards.lists(counts, pa.array(starts, pa.int32())),
+        arrow_shards.lists(counts, pa.array(starts, pa.int32())),
         pa.array(np.full(ROWS_IN_BATCH, LENGTH), pa.int32()),
-        shards.lists(counts, pa.array(starts, pa.int64())),
+        arrow_shards.lists(counts, pa.array(starts, pa.int64())),
         pa.array(np.full(ROWS_IN_BATCH, LENGTH - 3), pa.int32()),
-        shards.lists(counts, pa.array(starts, pa.int64())),
+        arrow_shards.lists(counts, pa.array(starts, pa.int64())),
     ]
     batch = pa.record_batch(columns, schema=schema)
     batches = -(-TOKENS // (ROWS_IN_BATCH * LENGTH))
     folder.mkdir(parents=True)
-    with pa.ipc.new_file(str(folder / shards.ROWS), schema) as writer:
+    with pa.ipc.new_file(str(folder / arrow_shards.ROWS), schema) as writer:
         for _ in range(batches):
             writer.write_batch(batch)
-    files = {shards.ROWS: {"bytes": (folder / shards.ROWS).stat().st_size}}
+    files = {arrow_shards.ROWS: {"bytes": (folder / arrow_shards.ROWS).stat().st_size}}
     write_json(folder / "manifest.json", {"sequence_length": LENGTH, "rows": batches * ROWS_IN_BATCH, "files": files})
     return folder / "manifest.json"
 

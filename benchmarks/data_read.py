@@ -16,10 +16,11 @@ import machine
 import torch
 from omegaconf import OmegaConf
 
-from longspec.data import pack, tokenize
-from longspec.data.shards import PackedRows
+from longspec.data import tokenize
+from longspec.data.pack import packing
+from longspec.data.pack.arrow_shards import PackedRows
 from longspec.distributed import Ranks
-from longspec.train.batches import StepBatches
+from longspec.train.micro_batches import StepBatches
 
 BAR = 20
 STEPS = 200
@@ -39,7 +40,7 @@ def rows_of(kind: str, length: int) -> PackedRows:
     if not tokens.is_file():
         tokenize.make(corpora.raw_manifest(kind), corpora.tokenizer_manifest(), 0, 1, tokens)
     out = machine.WORK / "read" / f"{kind}-{length}" / "manifest.json"
-    pack.make([tokens], length, "base", "split", out)
+    packing.make([tokens], length, "base", "split", out)
     return PackedRows(out)
 
 

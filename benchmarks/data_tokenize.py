@@ -16,9 +16,10 @@ import corpora
 import machine
 
 from longspec import jsonl
-from longspec.data import pack, tokenize
-from longspec.data.encoding import Encoder
-from longspec.data.plans import Plan
+from longspec.data import tokenize
+from longspec.data.chat.encoding import Encoder
+from longspec.data.chat.segments import Plan
+from longspec.data.pack import packing
 
 ROUNDS = 5
 BAR = 0.85
@@ -59,7 +60,7 @@ def measure(name: str) -> dict[str, Any]:
 
     def job() -> None:
         tokenize.make(raw, manifest, 0, 1, out / "000.json")
-        pack.make([out / "000.json"], LENGTH, "longcot", "split", out / "packed/manifest.json")
+        packing.make([out / "000.json"], LENGTH, "longcot", "split", out / "packed/manifest.json")
 
     ways: dict[str, Callable[[], Any]] = {
         "fast": lambda: [len(backend.encode_batch_fast(group)) for group in groups],

@@ -22,14 +22,14 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, Qwen2Config
 
+from longspec.decode.autoregressive import decode_plain
 from longspec.decode.drafters import Frontier
-from longspec.decode.glide_drafter import GlideDrafter
-from longspec.decode.plain import decode_plain
 from longspec.decode.prefill import Prefilled, prefill
 from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import speculate
 from longspec.decode.tree import DEFAULT_SHAPE, NOTHING, DraftTree, Levels
-from longspec.train.models.glide import GlideLayer
+from longspec.methods.glide.drafter import GlideDrafter
+from longspec.methods.glide.model import GlideLayer
 
 TARGET = {
     "vocab_size": 1024,

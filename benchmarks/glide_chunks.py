@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.peak import best, measure
-from longspec.train.models.target_states import STATES_ATTENTION, TargetStates
+from longspec.states.forward import STATES_ATTENTION, TargetStates
 
 RESULTS = Path(__file__).parent / "results"
 LENGTH, CHUNKS = 4096, (None, 512, 1024, 2048)

@@ -26,13 +26,13 @@ from torch import nn
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from longspec.config import Draft
-from longspec.train.flops import measured_peak, operations
-from longspec.train.losses import fused_loss
-from longspec.train.models.attention import SDPA, choose
-from longspec.train.models.glide import Glide
+from longspec.methods.glide.model import Glide
+from longspec.models.attention.backends import SDPA, choose
+from longspec.models.losses import fused_loss
+from longspec.models.target import head_width
+from longspec.states.forward import STATES_ATTENTION, TargetStates
+from longspec.train.estimate.flops import measured_peak, operations
 from longspec.train.models.qwen2_glide import Qwen2Glide
-from longspec.train.models.target import head_width
-from longspec.train.models.target_states import STATES_ATTENTION, TargetStates
 
 RESULTS = Path(__file__).parent / "results"
 GOAL = 0.5  # of the card's measured bf16 matrix rate

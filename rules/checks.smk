@@ -13,7 +13,9 @@ from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 
 from longspec.config import CONFIG_DIR, compose
-from longspec.data import hub_names, presets, sources
+from longspec.data import presets
+from longspec.data.hub import names
+from longspec.data.read import source_files
 from longspec.data.raw import complete, is_hub
 from longspec.evaluate import tasks
 
@@ -170,8 +172,8 @@ def origins(source):
     if source in GENERATED:
         return [source]
     if is_hub(source):
-        return [hub_names.parse(source).repository]
-    return [str(path.resolve()) for path in sources.files_of(source)]
+        return [names.parse(source).repository]
+    return [str(path.resolve()) for path in source_files.files_of(source)]
 
 
 def check_held_out(names, data):
@@ -205,7 +207,7 @@ def check_evaluation(section):
 def prompt_files(name, task):
     """The files of a task's prompts. Raises ValueError when one is not there."""
     try:
-        return sources.files_of(task.source)
+        return source_files.files_of(task.source)
     except ValueError as error:
         raise ValueError(
             f"evaluation.tasks.{name}.source: {error} (seen from {Path.cwd()})"

@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from longspec.artefact import write_text
+from longspec.atomic_files import write_text
 
 
 def stage_config(wildcards):

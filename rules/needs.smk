@@ -6,7 +6,7 @@ import tempfile
 
 from snakemake.logging import logger
 
-from longspec.train.sharing import sharing_ranks
+from longspec.train.estimate.grad_accum import sharing_ranks
 
 ESTIMATE = [sys.executable, "-m", "longspec.train", "plan", "--json"]
 # set-resources of `train` in the profile

@@ -7,7 +7,7 @@ import snakemake_executor_plugin_slurm
 from snakemake.jobs import Job
 from snakemake.logging import logger
 
-from longspec.cluster.tries import begun, fruitful_tries, reason_to_give_up
+from longspec.cluster.retry_policy import begun, fruitful_tries, reason_to_give_up
 from longspec.evaluate.journal import unfinished
 
 BEGAN = time.time()

@@ -53,7 +53,8 @@ def root() -> Path:
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     """Rows of 48 tokens that hold one or several documents, made by the verbs' own functions."""
-    from longspec.data import pack, tokenize
+    from longspec.data import tokenize
+    from longspec.data.pack import packing
     from longspec.target import tokenizer
 
     root = tmp_path_factory.mktemp("corpus")
@@ -67,5 +68,5 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
         shard = root / "tokens" / name / "000.json"
         tokenize.make(source, manifest, 0, 1, shard)
         packed[name] = root / "packed" / name / "manifest.json"
-        pack.make([shard], LENGTH, collation, "split", packed[name])
+        packing.make([shard], LENGTH, collation, "split", packed[name])
     return Corpus(build, raw, manifest, packed["texts"], packed["answers"])

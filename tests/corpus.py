@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from longspec import jsonl
-from longspec.artefact import describe_files, write_json
+from longspec.atomic_files import describe_files, write_json
 from longspec.config import Build
 
 LENGTH = 48

@@ -10,7 +10,7 @@ from threading import Thread
 
 import pytest
 
-from longspec.artefact import check_files, describe_files, new_file, new_folder, read_json, remove_strays, write_json
+from longspec.atomic_files import check_files, describe_files, new_file, new_folder, read_json, remove_strays, write_json
 
 
 def write_half(beside: AbstractContextManager[Path], inside: str) -> None:
@@ -54,7 +54,7 @@ def test_what_a_killed_process_left_beside_a_name_is_removed(tmp_path: Path) -> 
 KILLED = """
 import os, shutil, signal, sys
 from pathlib import Path
-from longspec import artefact
+from longspec import atomic_files
 
 def kill(*_, **__): os.kill(os.getpid(), signal.SIGKILL)
 

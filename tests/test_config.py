@@ -18,9 +18,9 @@ from longspec.config import (
     load,
     to_yaml,
 )
-from longspec.data import pack, placing
+from longspec.data.pack import bin_packing, packing
 from longspec.families import FAMILIES
-from longspec.train.models.attach import CLASSES
+from longspec.methods.glide.attach import CLASSES
 
 NAME = "qwq_glide_8gpu_slim6b"
 LONG = "_longv2-32k-zero3_5e-6-ligce-nomask"
@@ -182,5 +182,5 @@ def test_differences_name_each_key() -> None:
 
 
 def test_the_packer_knows_exactly_the_choices_of_the_recipe() -> None:
-    assert set(pack.COLLATIONS) == set(CHOICES["data.collation"])
-    assert set(placing.OVERLONG) == set(CHOICES["data.overlong"])
+    assert set(packing.COLLATIONS) == set(CHOICES["data.collation"])
+    assert set(bin_packing.OVERLONG) == set(CHOICES["data.overlong"])

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import jsonlines
 
-from longspec.artefact import new_file
+from longspec.atomic_files import new_file
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from longspec.cluster.attempts import last_words, new_log
+from longspec.cluster.attempt_logs import last_words, new_log
 from longspec.cluster.launch import main
 from tests.slurm.cluster import is_running, until
 

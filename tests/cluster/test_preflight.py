@@ -21,16 +21,16 @@ from omegaconf import OmegaConf
 from torch.distributed import HashStore
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
-from longspec.artefact import describe_files, read_json, write_json, write_text
+from longspec.atomic_files import describe_files, read_json, write_json, write_text
 from longspec.cluster import preflight, preflight_compute, preflight_job, preflight_node
 from longspec.cluster.preflight_ranks import FAIL, OK, WARN, Facts, Finding, Place, host_memory
 from longspec.config import Recipe, Runtime, compose, load, to_yaml
-from longspec.data.chat import CHATML
+from longspec.data.chat.chat_template import CHATML
 from longspec.distributed import Ranks
+from longspec.models.attention import flash
 from longspec.target.manifest import tokenizer_files, write_manifest
 from longspec.train import tracking
-from longspec.train.memory import estimate, peak
-from longspec.train.models import attention_flash
+from longspec.train.estimate.memory import estimate, peak
 from tests.corpus import Corpus
 from tests.train.jobs import RECIPE, free_port, torchrun
 from tests.workflow.planning import Workflow, copy_to
@@ -231,7 +231,7 @@ def test_few_open_files(place_in: MakePlace) -> None:
 
 
 def test_flash_attention_that_is_asked_for_and_not_installed(place_in: MakePlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_flash, "find_spec", lambda name: None)
+    monkeypatch.setattr(flash, "find_spec", lambda name: None)
     finding = found("attention", place_in("runtime.attention=flash_attention_2"))
     assert finding.level == FAIL
     assert finding.found.endswith("flash_attention_2 is not installed: pip install '.[gpu]' --no-build-isolation")
@@ -239,17 +239,17 @@ def test_flash_attention_that_is_asked_for_and_not_installed(place_in: MakePlace
 
 
 def test_a_backend_that_computes_something_else(place_in: MakePlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    from longspec.train.models import attention
+    from longspec.models.attention import backends
 
     def doubled(*arguments: Any) -> torch.Tensor:
-        return 2 * attention.BACKENDS[attention.SDPA](*arguments)
+        return 2 * backends.BACKENDS[backends.SDPA](*arguments)
 
-    monkeypatch.setitem(attention.BACKENDS, attention.FLASH, doubled)
-    monkeypatch.setattr(preflight_compute, "_choice", lambda *_: (attention.FLASH, "as asked for"))
+    monkeypatch.setitem(backends.BACKENDS, backends.FLASH, doubled)
+    monkeypatch.setattr(preflight_compute, "_choice", lambda *_: (backends.FLASH, "as asked for"))
     finding = found("attention", place_in())
     assert finding.level == FAIL
     assert "differs from sdpa" in finding.found
-    monkeypatch.setitem(attention.BACKENDS, attention.FLASH, attention.BACKENDS[attention.EAGER])
+    monkeypatch.setitem(backends.BACKENDS, backends.FLASH, backends.BACKENDS[backends.EAGER])
     assert found("attention", place_in()).level == OK
 
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from longspec.artefact import write_json
-from longspec.cluster import stages, status
+from longspec.atomic_files import write_json
+from longspec.cluster import stages, status_table
 from longspec.distributed import Ranks
-from longspec.train import slots
-from longspec.train.lease import LEASE, acquire
+from longspec.train.checkpoint import checkpoint_dir
+from longspec.train.lifetime.job_status import Status
+from longspec.train.lifetime.lease import LEASE, acquire
 from longspec.train.metrics import Metrics
-from longspec.train.status import Status
 from tests.cluster.queue import Queue, queued
 
 NAME = "demo/sinkpi-slicing/{}"
@@ -49,8 +49,8 @@ class Made:
         return self
 
     def saved(self, step: int, steps: int, ago: float = 0, slot: str = "last") -> "Made":
-        path = self.folder / "checkpoints" / slot / slots.MANIFEST
-        write_json(path, slots.seal({"step": step, "steps": steps, "files": {}, "identity": {}}))
+        path = self.folder / "checkpoints" / slot / checkpoint_dir.MANIFEST
+        write_json(path, checkpoint_dir.seal({"step": step, "steps": steps, "files": {}, "identity": {}}))
         os.utime(path, (time.time() - ago,) * 2)
         return self
 
@@ -77,7 +77,7 @@ def project(tmp_path: Path, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 
 def table(capsys: pytest.CaptureFixture[str]) -> str:
-    assert status.main([]) == 0
+    assert status_table.main([]) == 0
     return capsys.readouterr().out
 
 
@@ -90,7 +90,7 @@ def line_of(made: Made, text: str) -> str:
 
 
 def rows(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:
-    assert status.main(["--json"]) == 0
+    assert status_table.main(["--json"]) == 0
     printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     return {row["stage"].split("/")[-1]: row for row in printed}
 
@@ -296,8 +296,10 @@ def test_the_end_of_a_long_record(project: Path) -> None:
 
 def test_a_narrow_terminal_cuts_nothing_off(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = Made(project, "base").told("running", 20, 100).trained(30).saved(20, 100).held("14711")
-    slurm = status.Slurm([])
-    status.render([status.record(stage, slurm) for stage in stages.find(project / "results")], slurm, Console(width=80))
+    slurm = status_table.Slurm([])
+    status_table.render(
+        [status_table.record(stage, slurm) for stage in stages.find(project / "results")], slurm, Console(width=80)
+    )
     text = capsys.readouterr().out
     assert made.name.rsplit("/", 1)[0] in text
     assert "…" not in text
@@ -306,7 +308,7 @@ def test_a_narrow_terminal_cuts_nothing_off(project: Path, capsys: pytest.Captur
 
 def test_no_results_say_what_to_type(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "snakemake --profile slurm final_draft" in table(capsys)
-    assert status.main(["--json"]) == 0
+    assert status_table.main(["--json"]) == 0
     assert capsys.readouterr().out == ""
 
 
@@ -323,7 +325,7 @@ def test_watching_ends_with_ctrl_c(project: Path, capsys: pytest.CaptureFixture[
 
     Made(project, "base")
     monkeypatch.setattr(time, "sleep", sleep)
-    assert status.main(["--watch", "5"]) == 0
+    assert status_table.main(["--watch", "5"]) == 0
     assert slept == [5.0, 5.0]
     assert capsys.readouterr().out.count("tokens/s") == 2
 
@@ -333,9 +335,9 @@ def test_watching_ends_with_ctrl_c(project: Path, capsys: pytest.CaptureFixture[
     [(None, "-"), (59.6, "60 s"), (100, "2 min"), (5999, "1 h 40 min"), (7500, "2 h 05 min"), (190000, "2 d 4 h")],
 )
 def test_durations(seconds: float | None, words: str) -> None:
-    assert status.duration(seconds) == words
+    assert status_table.duration(seconds) == words
 
 
 def test_a_login_node_needs_no_torch() -> None:
-    program = "import sys, longspec.cluster.status, longspec.cluster.sync; sys.exit('torch' in sys.modules)"
+    program = "import sys, longspec.cluster.status_table, longspec.cluster.sync; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from longspec.cluster.tries import FRUITLESS, UNBORN, fruitful_tries, reason_to_give_up
+from longspec.cluster.retry_policy import FRUITLESS, UNBORN, fruitful_tries, reason_to_give_up
 
 BEGAN = 1000.0
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from longspec import jsonl
-from longspec.artefact import read_json, write_json
+from longspec.atomic_files import read_json, write_json
 from longspec.compare.__main__ import make_comparison, parse_arguments
 from tests.report.synthetic_run import positions
 from tests.report.test_numbers import TINY, write_tiny

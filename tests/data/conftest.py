@@ -8,9 +8,9 @@ import pytest
 from hypothesis import configuration, settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from longspec.artefact import describe_files, write_json
-from longspec.data import puzzles
-from longspec.data.chat import CHATML
+from longspec.atomic_files import describe_files, write_json
+from longspec.data.chat.chat_template import CHATML
+from longspec.demo import puzzles
 
 # Few examples, the same ones every time where a failure must mean something new; what is kept of them lies in .cache.
 configuration.set_hypothesis_home_dir(Path(__file__).parents[2] / ".cache/hypothesis")

@@ -4,7 +4,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from longspec.data import puzzles
+from longspec.demo import puzzles
 
 # Contents trimmed, a header with the date in the system message, the beginning of sequence in the text.
 LLAMA = """{{ bos_token }}{% set day = strftime_now("%d %b %Y") %}

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from longspec.data import align
-from longspec.data.records import Chat, RecordError, to_messages_or_text
+from longspec.data.align import pipeline
+from longspec.data.read.records import Chat, RecordError, to_messages_or_text
 
 
 def run(steps: list[Any], *records: dict[str, Any]) -> list[Any]:
     """What all steps make of the records; a fault as (field, reason)."""
-    parsed = align.parse("d", steps)
-    made = [outcome for record in records for outcome in align.apply(parsed, record)]
+    parsed = pipeline.parse("d", steps)
+    made = [outcome for record in records for outcome in pipeline.apply(parsed, record)]
     return [(each.field, each.reason) if isinstance(each, RecordError) else each for each in made]
 
 
@@ -194,7 +194,7 @@ def test_what_a_step_cannot_work_on(step: Any, record: dict[str, Any], fault: tu
 @pytest.mark.parametrize(("steps", "message"), REFUSED)
 def test_settings_are_refused_with_their_key(steps: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        align.parse("d", steps)
+        pipeline.parse("d", steps)
 
 
 def test_ids_number_the_records_of_a_run_and_hashes_follow_the_content() -> None:
@@ -205,7 +205,7 @@ def test_ids_number_the_records_of_a_run_and_hashes_follow_the_content() -> None
 
 
 def test_steps_go_on_from_each_other_and_count_what_they_did() -> None:
-    steps = align.parse(
+    steps = pipeline.parse(
         "d",
         [
             {"flatten": {"field": "chapters", "merge": True}},
@@ -219,7 +219,7 @@ def test_steps_go_on_from_each_other_and_count_what_they_did() -> None:
         "book": "B",
         "chapters": [{"title": "1", "pages": ["aa", "b", "cc"]}, {"title": "2", "pages": ["dd", 5]}, {"pages": []}],
     }
-    made = list(align.apply(steps, book))
+    made = list(pipeline.apply(steps, book))
     assert [each["text"] for each in made if isinstance(each, dict)] == ["B: 1\naa", "B: 1\ncc", "B: 2\ndd"]
     assert made.count(None) == 1
     assert [str(each) for each in made if isinstance(each, RecordError)] == [
@@ -227,24 +227,26 @@ def test_steps_go_on_from_each_other_and_count_what_they_did() -> None:
         "pages: is an empty list (in chapters[2])",
     ]
     assert [dict(each.tally) for each in steps[:3]] == [
-        {align.FLATTENED: 1, align.MADE: 3},
-        {align.FLATTENED: 2, align.MADE: 5},
-        {align.FILTERED: 1},
+        {pipeline.FLATTENED: 1, pipeline.MADE: 3},
+        {pipeline.FLATTENED: 2, pipeline.MADE: 5},
+        {pipeline.FILTERED: 1},
     ]
 
 
 def test_a_flattened_list_is_not_held_as_records() -> None:
-    outcomes = align.apply(align.parse("d", [{"flatten": {"field": "a"}}]), {"a": list(range(1_000_000)), "b": "x"})
+    outcomes = pipeline.apply(pipeline.parse("d", [{"flatten": {"field": "a"}}]), {"a": list(range(1_000_000)), "b": "x"})
     assert next(outcomes) == {"a": 0, "b": "x"}
     assert next(outcomes) == {"a": 1, "b": "x"}
 
 
 def test_messages_left_out_are_counted() -> None:
-    steps = align.parse("d", [{"start_at": {"field": "c"}}])
+    steps = pipeline.parse("d", [{"start_at": {"field": "c"}}])
     turns = [{"from": who, "value": "x"} for who in ("gpt", "gpt", "human", "gpt")]
     for record in ({"c": turns}, {"c": turns[2:]}, {"c": turns[1:]}):
         assert [
-            to_messages_or_text({"conversations": made["c"]}) for made in align.apply(steps, record) if isinstance(made, dict)
+            to_messages_or_text({"conversations": made["c"]})
+            for made in pipeline.apply(steps, record)
+            if isinstance(made, dict)
         ]
     assert steps[0].tally == {"conversations begun later": 2, "messages left out": 3}
 
@@ -301,6 +303,6 @@ def test_published_schemas_become_conversations(
 def test_every_aligner_and_setting_is_documented(root: Path) -> None:
     lines = (root / "docs" / "records.md").read_text(encoding="utf-8").splitlines()
     told = {line.split("`")[1]: line for line in lines if line.startswith("| `")}
-    for name in align.KNOWN:
-        known = align.SETTINGS[name][1] if name in align.SETTINGS else ()
+    for name in pipeline.KNOWN:
+        known = pipeline.SETTINGS[name][1] if name in pipeline.SETTINGS else ()
         assert [setting for setting in known if f"`{setting}`" not in told[name]] == [], name

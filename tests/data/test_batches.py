@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from longspec.data.batches import global_batch, steps_per_epoch
 from longspec.distributed import Ranks
-from longspec.train.batches import StepBatches
-from longspec.train.sharing import share_global_batch
+from longspec.train.estimate.grad_accum import share_global_batch
+from longspec.train.micro_batches import StepBatches
 
 
 @pytest.mark.parametrize(("num_rows", "size"), [(7, 7), (64, 8), (65, 8), (1000, 3)])

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from longspec.data import chat
-from longspec.data.chat import ChatTemplate
-from longspec.data.encoding import Encoded, Encoder
-from longspec.data.literal import LayoutError
+from longspec.data.chat import chat_template
+from longspec.data.chat.chat_template import ChatTemplate
+from longspec.data.chat.encoding import Encoded, Encoder
+from longspec.data.chat.special_tokens import LayoutError
 from tests.data import families
 
 ONE = [("user", "What is 2 + 2?"), ("assistant", "It is 4.")]
@@ -244,7 +244,7 @@ def test_a_name_of_a_special_token_cut_in_two_is_refused(byte_level: Tokenizer) 
 
 def test_wrong_tokens_are_found_by_decoding(byte_level: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Were the places wrong, no document would come out: the mask is never silently another."""
-    from longspec.data import encoding
+    from longspec.data.chat import encoding
 
     right = encoding._token_at
     monkeypatch.setattr(encoding, "_token_at", lambda *given: right(*given) + 1)
@@ -261,7 +261,7 @@ def test_the_fixed_day_is_one_day() -> None:
     from datetime import datetime
 
     day = datetime(2024, 7, 26)
-    assert {code: day.strftime(code) for code in chat.DAY} == chat.DAY
+    assert {code: day.strftime(code) for code in chat_template.DAY} == chat_template.DAY
 
 
 def test_chatml_is_the_default_and_the_log_says_so(byte_level: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
@@ -279,7 +279,7 @@ def test_chatml_is_the_default_and_the_log_says_so(byte_level: Tokenizer, caplog
 def test_of_several_named_templates_the_default_is_taken(byte_level: Tokenizer) -> None:
     tokenizer = families.family("qwen2.5", byte_level)
     tokenizer.chat_template = {"default": families.QWEN25, "tool_use": families.PLAIN}
-    assert chat.template_of(tokenizer) == families.QWEN25
+    assert chat_template.template_of(tokenizer) == families.QWEN25
 
 
 def test_published_records_through_a_template(tokenizers: dict[str, Any]) -> None:

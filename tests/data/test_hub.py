@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from longspec.artefact import check_files, read_json, sha256_file
-from longspec.data import hub
-from longspec.data.hub_names import parse
+from longspec.atomic_files import check_files, read_json, sha256_file
+from longspec.data.hub import fetch
+from longspec.data.hub.names import parse
 from tests.data.hub_standin import Hub, running
 
 TOKEN = "hf_secretOfNobody"
@@ -90,7 +90,7 @@ def fetched(manifest: dict, out: Path) -> list[str]:
     ],
 )
 def test_only_the_files_a_name_stands_for_are_downloaded(server: Hub, out: Path, source: str, names: list[str]) -> None:
-    manifest = hub.make(source, "main", out)
+    manifest = fetch.make(source, "main", out)
     assert fetched(manifest, out) == names
     assert manifest["commit"] == server.repositories["o/n"].refs["main"]
     assert {name: (out.parent / "files" / name).read_bytes() for name in names} == {name: FILES[name] for name in names}
@@ -100,8 +100,8 @@ def test_only_the_files_a_name_stands_for_are_downloaded(server: Hub, out: Path,
 
 def test_without_a_card_the_names_of_files_tell_the_splits(server: Hub, out: Path) -> None:
     server.add("o/plain", {"train.jsonl": lines("a"), "dev.jsonl": lines("b"), "docs/how.md": b"text"})
-    assert fetched(hub.make("hf:o/plain", "main", out), out) == ["train.jsonl"]
-    assert fetched(hub.make("hf:o/plain:validation", "main", out), out) == ["dev.jsonl"]
+    assert fetched(fetch.make("hf:o/plain", "main", out), out) == ["train.jsonl"]
+    assert fetched(fetch.make("hf:o/plain:validation", "main", out), out) == ["dev.jsonl"]
 
 
 def test_the_same_files_as_the_library_loads_from_the_hub_itself(server: Hub, tmp_path: Path) -> None:
@@ -119,57 +119,57 @@ def test_the_same_files_as_the_library_loads_from_the_hub_itself(server: Hub, tm
     for config, splits in map(json.loads, done.stdout.splitlines()):
         for split, names in splits.items():
             out = tmp_path / config / split / "manifest.json"
-            assert fetched(hub.make(f"hf:o/n:{config}:{split}", "main", out), out) == sorted(names)
+            assert fetched(fetch.make(f"hf:o/n:{config}:{split}", "main", out), out) == sorted(names)
 
 
 def test_a_later_fetch_downloads_nothing_and_asks_nothing_of_a_commit(server: Hub, out: Path) -> None:
-    first = hub.make("hf:o/n", "main", out)
+    first = fetch.make("hf:o/n", "main", out)
     before = len(server.asked_for("jsonl"))
-    assert hub.make("hf:o/n", "main", out) == first
+    assert fetch.make("hf:o/n", "main", out) == first
     assert len(server.asked_for("jsonl")) == before
-    pinned = hub.make("hf:o/n", first["commit"], out)
+    pinned = fetch.make("hf:o/n", first["commit"], out)
     assert {**pinned, "revision": "main"} == first
     server.requests.clear()
-    assert hub.make("hf:o/n", first["commit"], out) == pinned
+    assert fetch.make("hf:o/n", first["commit"], out) == pinned
     assert server.requests == []
 
 
 def test_a_branch_that_moved_is_refused_and_accepted_by_its_commit(server: Hub, out: Path) -> None:
-    first = hub.make("hf:o/n", "main", out)
+    first = fetch.make("hf:o/n", "main", out)
     kept = out.read_bytes()
     other = server.commit("o/n", FILES | {TRAIN[1]: lines("new")})
     with pytest.raises(ValueError, match=f"is commit {other} now.* keeps {first['commit']}") as error:
-        hub.make("hf:o/n", "main", out)
+        fetch.make("hf:o/n", "main", out)
     assert f"changed or gone: {TRAIN[1]});" in str(error.value)
     assert f"`revision: {first['commit']}` to stay, or `revision: {other}` to accept" in str(error.value)
     assert out.read_bytes() == kept
-    assert fetched(hub.make("hf:o/n", first["commit"], out), out) == TRAIN
+    assert fetched(fetch.make("hf:o/n", first["commit"], out), out) == TRAIN
     server.requests.clear()
-    assert fetched(hub.make("hf:o/n", other, out), out) == TRAIN
+    assert fetched(fetch.make("hf:o/n", other, out), out) == TRAIN
     assert (out.parent / "files" / TRAIN[1]).read_bytes() == lines("new")
     assert not server.asked_for(TRAIN[0])
 
 
 def test_bytes_that_are_not_the_kept_ones_are_refused(server: Hub, out: Path) -> None:
-    hub.make("hf:o/n", "main", out)
+    fetch.make("hf:o/n", "main", out)
     path = out.parent / "files" / TRAIN[0]
     path.write_bytes(lines("z"))
     with pytest.raises(
         ValueError, match=r"train-00000-of-00002\.jsonl: its bytes are not those that .* keeps.*remove the file"
     ):
-        hub.make("hf:o/n", "main", out)
+        fetch.make("hf:o/n", "main", out)
     path.unlink()
     server.requests.clear()
-    assert fetched(hub.make("hf:o/n", "main", out), out) == TRAIN
+    assert fetched(fetch.make("hf:o/n", "main", out), out) == TRAIN
     assert len(server.asked_for("jsonl")) == 1
 
 
 def test_a_commit_whose_bytes_changed_is_refused(server: Hub, out: Path) -> None:
-    commit = hub.make("hf:o/n/small.jsonl", "main", out)["commit"]
+    commit = fetch.make("hf:o/n/small.jsonl", "main", out)["commit"]
     (out.parent / "files/small.jsonl").unlink()
     server.repositories["o/n"].commits[commit] = FILES | {"small.jsonl": lines("y", 1)}
     with pytest.raises(ValueError, match=r"the hub has other bytes for small\.jsonl than .* keeps"):
-        hub.make("hf:o/n/small.jsonl", "main", out)
+        fetch.make("hf:o/n/small.jsonl", "main", out)
     assert not (out.parent / "files/small.jsonl").exists()
 
 
@@ -178,7 +178,7 @@ def test_a_file_of_somebody_else_is_not_overwritten(server: Hub, out: Path) -> N
     path.parent.mkdir(parents=True)
     path.write_bytes(b"mine")
     with pytest.raises(ValueError, match=r"its bytes are not those of commit .*; move it away"):
-        hub.make("hf:o/n", "main", out)
+        fetch.make("hf:o/n", "main", out)
     assert path.read_bytes() == b"mine"
     assert not out.exists()
 
@@ -186,12 +186,12 @@ def test_a_file_of_somebody_else_is_not_overwritten(server: Hub, out: Path) -> N
 def test_bytes_damaged_on_the_way_never_take_their_place(server: Hub, out: Path) -> None:
     server.repositories["o/n"].damaged = b"???"
     with pytest.raises(ValueError, match=r"README\.md: the bytes that arrived are not those of commit"):
-        hub.make("hf:o/n", "main", out)
+        fetch.make("hf:o/n", "main", out)
     with pytest.raises(ValueError, match=r"train-0000\d-of-00002\.jsonl: the bytes that arrived are not those of commit"):
-        hub.make("hf:o/n/data/train-*", "main", out)
+        fetch.make("hf:o/n/data/train-*", "main", out)
     assert not list((out.parent / "files").rglob("*.jsonl"))
     server.repositories["o/n"].damaged = b""
-    assert fetched(hub.make("hf:o/n", "main", out), out) == TRAIN
+    assert fetched(fetch.make("hf:o/n", "main", out), out) == TRAIN
 
 
 def test_the_token_comes_from_the_environment_and_goes_nowhere_else(
@@ -199,12 +199,12 @@ def test_the_token_comes_from_the_environment_and_goes_nowhere_else(
 ) -> None:
     server.add("o/closed", FILES, token=TOKEN)
     with pytest.raises(ValueError, match=r"hf:o/closed: there is no such dataset repository, or it is closed and HF_TOKEN"):
-        hub.make("hf:o/closed", "main", out)
+        fetch.make("hf:o/closed", "main", out)
     assert {token for _, _, token in server.requests} == {None}
     server.requests.clear()
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     caplog.set_level("DEBUG")
-    assert fetched(hub.make("hf:o/closed", "main", out), out) == TRAIN
+    assert fetched(fetch.make("hf:o/closed", "main", out), out) == TRAIN
     assert {token for _, path, token in server.requests if "o/closed" in path} == {f"Bearer {TOKEN}"}
     assert TOKEN not in caplog.text
     for path in out.parents[2].rglob("*"):
@@ -248,7 +248,7 @@ def test_without_the_hub_it_says_which_file_to_place_where(
     if spoil:
         spoil(server, monkeypatch)
     with pytest.raises(ValueError, match="place ") as error:
-        hub.make(source, revision, out)
+        fetch.make(source, revision, out)
     text = str(error.value)
     assert text.startswith(f"{source}: {reason}")
     assert "\n" not in text
@@ -268,26 +268,26 @@ def test_files_placed_by_hand_are_taken_and_pinned(server: Hub, out: Path, monke
     for name in (*TRAIN, "small.jsonl"):
         (out.parent / "files" / name).parent.mkdir(parents=True, exist_ok=True)
         (out.parent / "files" / name).write_bytes(FILES[name])
-    manifest = hub.make(source, revision, out)
+    manifest = fetch.make(source, revision, out)
     assert fetched(manifest, out) == TRAIN
     # What is in a gated repository can be listed and compared.
     assert manifest["commit"] == (server.repositories["o/n"].refs["main"] if case == "gated" else "placed by hand")
     assert manifest["files"][f"files/{TRAIN[0]}"]["sha256"] == sha256_file(out.parent / "files" / TRAIN[0])
-    assert hub.make(source, revision, out) == manifest
+    assert fetch.make(source, revision, out) == manifest
     (out.parent / "files" / TRAIN[0]).write_bytes(b"{}")
     with pytest.raises(ValueError, match="its bytes are not those that"):
-        hub.make(source, revision, out)
+        fetch.make(source, revision, out)
 
 
 def test_of_a_split_all_that_was_placed_is_taken(server: Hub, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub.make("hf:o/n:small", "main", out)
+    fetch.make("hf:o/n:small", "main", out)
     offline(server, monkeypatch)
     with pytest.raises(ValueError, match=r"place the data files of 'test', and no others, from .*/tree/main in "):
-        hub.make("hf:o/n:test", "main", out)
+        fetch.make("hf:o/n:test", "main", out)
     for name in ("extra/test.jsonl", "data/test-00000-of-00001.jsonl", "README.md"):
         (out.parent / "files" / name).parent.mkdir(parents=True, exist_ok=True)
         (out.parent / "files" / name).write_bytes(FILES[name])
-    assert fetched(hub.make("hf:o/n:test", "main", out), out) == ["data/test-00000-of-00001.jsonl", "extra/test.jsonl"]
+    assert fetched(fetch.make("hf:o/n:test", "main", out), out) == ["data/test-00000-of-00001.jsonl", "extra/test.jsonl"]
 
 
 def test_a_part_of_a_numbered_set_placed_by_hand_is_refused(server: Hub, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,23 +295,23 @@ def test_a_part_of_a_numbered_set_placed_by_hand_is_refused(server: Hub, out: Pa
     (out.parent / "files" / TRAIN[1]).parent.mkdir(parents=True)
     (out.parent / "files" / TRAIN[1]).write_bytes(FILES[TRAIN[1]])
     with pytest.raises(ValueError, match=r"of the 00002 files data/train-\*-of-00002\* these numbers are missing: \[0\]"):
-        hub.make("hf:o/n/data/train-*", "main", out)
-    assert fetched(hub.make("hf:o/n/data/train-00001*", "main", out), out) == [TRAIN[1]]
+        fetch.make("hf:o/n/data/train-*", "main", out)
+    assert fetched(fetch.make("hf:o/n/data/train-00001*", "main", out), out) == [TRAIN[1]]
 
 
 def test_kept_files_need_no_hub(server: Hub, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = hub.make("hf:o/n", "main", out)
+    first = fetch.make("hf:o/n", "main", out)
     offline(server, monkeypatch)
-    assert hub.make("hf:o/n", "main", out) == first
+    assert fetch.make("hf:o/n", "main", out) == first
     (out.parent / "files" / TRAIN[1]).unlink()
     with pytest.raises(ValueError, match=r"HF_HUB_OFFLINE is set; place .*files/data/train-00001-of-00002\.jsonl, from"):
-        hub.make("hf:o/n", "main", out)
+        fetch.make("hf:o/n", "main", out)
 
 
 def test_files_are_of_a_kind_that_can_be_read(server: Hub, out: Path) -> None:
     server.add("o/table", {"train.csv": lines("a")})
     with pytest.raises(ValueError, match=r"train\.csv: of no known kind; known by their names: "):
-        hub.make("hf:o/table", "main", out)
+        fetch.make("hf:o/table", "main", out)
     assert not server.asked_for("csv")
 
 
@@ -348,7 +348,7 @@ def test_a_killed_download_leaves_nothing_under_a_final_name_and_goes_on(server:
     process.send_signal(signal.SIGKILL)
     process.wait()
     server.stall_after = None
-    assert fetched(hub.make("hf:o/big/?.jsonl", "main", out), out) == ["a.jsonl", "b.jsonl"]
+    assert fetched(fetch.make("hf:o/big/?.jsonl", "main", out), out) == ["a.jsonl", "b.jsonl"]
     assert (out.parent / "files/a.jsonl").read_bytes() == big["a.jsonl"]
     assert not server.asked_for("b.jsonl")
 
@@ -370,14 +370,14 @@ def test_a_fetch_killed_between_two_final_names_is_no_placing_by_hand(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", killed)
         with pytest.raises(KeyboardInterrupt):
-            hub.make("hf:o/two", "main", out)
+            fetch.make("hf:o/two", "main", out)
     assert [path.name for path in (out.parent / "files").iterdir()] == ["a.jsonl"]
     offline(server, monkeypatch)
     with pytest.raises(ValueError, match=r"HF_HUB_OFFLINE is set; place .* \(after an interrupted download remove"):
-        hub.make("hf:o/two", "main", out)
+        fetch.make("hf:o/two", "main", out)
     monkeypatch.delenv("HF_HUB_OFFLINE")
     server.requests.clear()
-    assert fetched(hub.make("hf:o/two", "main", out), out) == ["a.jsonl", "b.jsonl"]
+    assert fetched(fetch.make("hf:o/two", "main", out), out) == ["a.jsonl", "b.jsonl"]
     assert not server.asked_for(".jsonl")
 
 

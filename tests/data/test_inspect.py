@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from longspec.artefact import read_json, write_json
-from longspec.data import inspection, pack, tokenize
+from longspec.atomic_files import read_json, write_json
+from longspec.data import inspection, tokenize
+from longspec.data.pack import packing
 from tests.corpus import write_raw
 
 END = "<|im_end|>"
@@ -31,7 +32,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory, tokenizer_manifest: Path) -
     tokens = [folder / "tokens" / f"{shard:03}.json" for shard in range(2)]
     for shard, path in enumerate(tokens):
         tokenize.make(raw, tokenizer_manifest, shard, 2, path)
-    pack.make(tokens, 128, "longcot", "split", folder / "packed" / "manifest.json")
+    packing.make(tokens, 128, "longcot", "split", folder / "packed" / "manifest.json")
     return folder / "packed" / "manifest.json"
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from longspec.artefact import describe_files, read_json, sha256_text, write_json
-from longspec.data import pack, placing
-from longspec.data.shards import PackedRows, TokenWriter
+from longspec.atomic_files import describe_files, read_json, sha256_text, write_json
+from longspec.data.pack import bin_packing, packing
+from longspec.data.pack.arrow_shards import PackedRows, TokenWriter
 
 EOS = 2
 
@@ -45,7 +45,7 @@ LENGTHS = [1, 2, 3, 16, 17, 18, 31, 33, 5, 7, 9, 40, 2, 2, 11, 64, 15, 1, 14]
 def packed(tmp_path: Path, collation: str, overlong: str, length: int = 16) -> tuple[PackedRows, dict[int, list[int]]]:
     tokens, ids = write_shards(tmp_path / "tokens", LENGTHS)
     out = tmp_path / "packed" / "manifest.json"
-    pack.make(tokens, length, collation, overlong, out)
+    packing.make(tokens, length, collation, overlong, out)
     return PackedRows(out), ids
 
 
@@ -122,7 +122,7 @@ def test_best_fit_is_as_tight_as_the_slow_one() -> None:
     rng = np.random.default_rng(1)
     for size in (8, 64, 512):
         lengths = rng.integers(2, size + 1, 400)
-        row_P = placing.best_fit(lengths, size)
+        row_P = bin_packing.best_fit(lengths, size)
         assert len(row_P) == 400
         assert np.bincount(row_P, weights=lengths).max() <= size
         assert row_P.max() + 1 == slow_best_fit(lengths.tolist(), size)
@@ -133,18 +133,18 @@ def corpora(draw: st.DrawFn) -> tuple[list[int], int, str]:
     """Lengths of documents, a row's length and what becomes of longer documents."""
     size = draw(st.integers(2, 200))
     lengths = draw(st.lists(st.integers(0, 4 * size), min_size=1, max_size=120))
-    return lengths, size, draw(st.sampled_from(placing.OVERLONG))
+    return lengths, size, draw(st.sampled_from(bin_packing.OVERLONG))
 
 
 @given(corpora())
 def test_placing_holds_for_any_lengths(corpus: tuple[list[int], int, str]) -> None:
     lengths, size, overlong = corpus
-    placed = placing.place(np.array(lengths, dtype=np.int64), size, overlong)
+    placed = bin_packing.place(np.array(lengths, dtype=np.int64), size, overlong)
     pieces, edges = placed.pieces, placed.edges_R1.tolist()
     parts = list(zip(pieces.document_P.tolist(), pieces.start_P.tolist(), pieces.length_P.tolist(), strict=True))
     covered: dict[int, list[int]] = {}
     for document, start, length in parts:
-        assert length >= placing.SHORTEST
+        assert length >= bin_packing.SHORTEST
         assert start + length <= lengths[document]
         covered.setdefault(document, []).extend(range(start, start + length))
     # Each token once, or counted as cut.
@@ -163,7 +163,7 @@ def test_placing_holds_for_any_lengths(corpus: tuple[list[int], int, str]) -> No
     for first, last in itertools.pairwise(edges):
         assert first < last
         assert sum(length for _, _, length in parts[first:last]) <= size
-    again = placing.place(np.array(lengths, dtype=np.int64), size, overlong)
+    again = bin_packing.place(np.array(lengths, dtype=np.int64), size, overlong)
     assert (again.edges_R1 == placed.edges_R1).all()
     assert (again.pieces.start_P == pieces.start_P).all()
 
@@ -171,16 +171,16 @@ def test_placing_holds_for_any_lengths(corpus: tuple[list[int], int, str]) -> No
 @given(corpora())
 def test_filling_up_never_makes_more_rows(corpus: tuple[list[int], int, str]) -> None:
     lengths, size, overlong = corpus
-    pieces = placing.cut(np.array(lengths, dtype=np.int64), size, overlong)
-    row_P = placing.best_fit(pieces.length_P, size)
-    filled, new_row_P = placing.fill_up(pieces, row_P, size)
+    pieces = bin_packing.cut(np.array(lengths, dtype=np.int64), size, overlong)
+    row_P = bin_packing.best_fit(pieces.length_P, size)
+    filled, new_row_P = bin_packing.fill_up(pieces, row_P, size)
     assert len(np.unique(new_row_P)) <= len(np.unique(row_P))
     if overlong == "truncate":
         assert filled is pieces
 
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(corpus=corpora(), collation=st.sampled_from(list(pack.COLLATIONS)))
+@given(corpus=corpora(), collation=st.sampled_from(list(packing.COLLATIONS)))
 def test_rows_hold_for_any_corpus(tmp_path: Path, corpus: tuple[list[int], int, str], collation: str) -> None:
     """The written rows against the documents, token by token: values, masks, positions, boundaries, padding."""
     lengths, size, overlong = corpus
@@ -191,9 +191,9 @@ def test_rows_hold_for_any_corpus(tmp_path: Path, corpus: tuple[list[int], int, 
     out = folder / "packed" / "manifest.json"
     if max(lengths) < 2:
         with pytest.raises(ValueError, match="no document of 2 tokens or more"):
-            pack.make(tokens, size, collation, overlong, out)
+            packing.make(tokens, size, collation, overlong, out)
         return
-    pack.make(tokens, size, collation, overlong, out)
+    packing.make(tokens, size, collation, overlong, out)
     rows, seen = PackedRows(out), []
     for number in range(len(rows)):
         row = rows[number]
@@ -204,7 +204,7 @@ def test_rows_hold_for_any_corpus(tmp_path: Path, corpus: tuple[list[int], int, 
             start = ids[record].index(part[0])
             assert part == ids[record][start : start + len(part)]
             assert row.position_ids_S[inside].tolist() == list(range(len(part)))
-            trained = [answers[token] if pack.COLLATIONS[collation] else 1 for token in part]
+            trained = [answers[token] if packing.COLLATIONS[collation] else 1 for token in part]
             assert mask == [0, *trained[1:]]
             seen += part
         padding = row.document_ids_S == -1
@@ -217,11 +217,11 @@ def test_rows_hold_for_any_corpus(tmp_path: Path, corpus: tuple[list[int], int, 
 
 def test_filling_up_takes_what_is_cut_anyway() -> None:
     """Rows of 6 of 10 tokens, and long documents whose rests would stand in rows of their own."""
-    placed = placing.place(np.array([60] * 20 + [155] * 40), 100, "split")
+    placed = bin_packing.place(np.array([60] * 20 + [155] * 40), 100, "split")
     pieces = placed.pieces
     assert 1 - pieces.length_P.sum() / (100 * placed.rows) < 0.02
     assert all((pieces.document_P == document).sum() == 1 for document in range(20))
-    best = placing.best_fit(placing.cut(np.array([60] * 20 + [155] * 40), 100, "split").length_P, 100)
+    best = bin_packing.best_fit(bin_packing.cut(np.array([60] * 20 + [155] * 40), 100, "split").length_P, 100)
     assert best.max() + 1 == 20 + 40 + 40
 
 
@@ -246,14 +246,14 @@ def test_packing_is_reproducible(tmp_path: Path) -> None:
 def test_shards_of_different_origin_are_refused(tmp_path: Path) -> None:
     tokens, _ = write_shards(tmp_path / "tokens", LENGTHS)
     with pytest.raises(ValueError, match=r"shards \[0\] of 2"):
-        pack.make(tokens[:1], 16, "base", "split", tmp_path / "out" / "manifest.json")
+        packing.make(tokens[:1], 16, "base", "split", tmp_path / "out" / "manifest.json")
     other, _ = write_shards(tmp_path / "other", LENGTHS, num_shards=1)
     with pytest.raises(ValueError, match="num_shards differs"):
-        pack.make([tokens[0], other[0]], 16, "base", "split", tmp_path / "out" / "manifest.json")
+        packing.make([tokens[0], other[0]], 16, "base", "split", tmp_path / "out" / "manifest.json")
     manifest = read_json(tokens[1])
     write_json(tokens[1], manifest | {"documents": manifest["documents"] - 1})
     with pytest.raises(ValueError, match="18 records in all shards, the raw manifest counts 19"):
-        pack.make(tokens, 16, "base", "split", tmp_path / "out" / "manifest.json")
+        packing.make(tokens, 16, "base", "split", tmp_path / "out" / "manifest.json")
     assert not (tmp_path / "out").exists()
 
 

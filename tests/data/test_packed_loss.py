@@ -8,9 +8,9 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config
 
 from longspec.config import Draft
-from longspec.data import pack
-from longspec.data.shards import PackedRows, Row
-from longspec.train.models.glide import Glide
+from longspec.data.pack import packing
+from longspec.data.pack.arrow_shards import PackedRows, Row
+from longspec.methods.glide.model import Glide
 from longspec.train.models.llama_glide import LlamaGlide
 from longspec.train.models.qwen2_glide import Qwen2Glide
 from tests.data.test_pack import write_shards
@@ -28,7 +28,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> PackedRows:
     """Rows of the packer: short documents together, and a long one split."""
     folder = tmp_path_factory.mktemp("rows")
     tokens, _ = write_shards(folder / "tokens", LENGTHS)
-    pack.make(tokens, ROW, "long-nomask", "split", folder / "packed" / "manifest.json")
+    packing.make(tokens, ROW, "long-nomask", "split", folder / "packed" / "manifest.json")
     return PackedRows(folder / "packed" / "manifest.json")
 
 

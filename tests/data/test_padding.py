@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from longspec.data import pack, puzzles, stdlib, tokenize
+from longspec.data import tokenize
+from longspec.data.pack import packing
+from longspec.demo import puzzles, stdlib
 from tests.corpus import write_raw
 
 SOURCES: dict[str, tuple[Any, int]] = {
@@ -23,7 +25,7 @@ def test_padding_is_below_two_percent(tmp_path: Path, tokenizer_manifest: Path, 
     raw = write_raw(tmp_path / name, list(itertools.islice(records, count)))
     tokens = tmp_path / "tokens" / "000.json"
     tokenize.make(raw, tokenizer_manifest, 0, 1, tokens)
-    manifest = pack.make([tokens], 1024, "base", "split", tmp_path / "packed" / "manifest.json")
+    manifest = packing.make([tokens], 1024, "base", "split", tmp_path / "packed" / "manifest.json")
     assert manifest["padding_share"] < 0.02
     assert manifest["padding_share"] == pytest.approx(1 - manifest["tokens"] / (manifest["rows"] * 1024))
     # At most the last token of each document is cut.

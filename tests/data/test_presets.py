@@ -12,9 +12,10 @@ import pytest
 import yaml
 
 from longspec import jsonl
-from longspec.data import hub, presets, raw
-from longspec.data.hub_names import parse
-from longspec.data.records import Chat, Text, to_messages_or_text
+from longspec.data import presets, raw
+from longspec.data.hub import fetch
+from longspec.data.hub.names import parse
+from longspec.data.read.records import Chat, Text, to_messages_or_text
 from tests.data.hub_standin import Hub, running
 
 TALK = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]
@@ -85,7 +86,7 @@ def test_a_preset_goes_from_the_hub_to_documents(server: Hub, tmp_path: Path, pr
     commit = server.add(repository, files)
     server.repositories[repository].refs[settings["revision"]] = commit
     fetched, out = tmp_path / "hub/d/manifest.json", tmp_path / "raw/d/manifest.json"
-    hub.make(settings["source"], settings["revision"], fetched)
+    fetch.make(settings["source"], settings["revision"], fetched)
     manifest = raw.make("d", settings, out, fetched=fetched)
     assert manifest["origin"]["commit"] == commit
     assert manifest["records"]["rejected"] == 0

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from itertools import islice
 
-from longspec.data import puzzles
+from longspec.demo import puzzles
 
 EQUATION = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)")
 

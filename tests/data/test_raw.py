@@ -15,9 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from longspec import jsonl
-from longspec.artefact import check_files, describe_files, write_json
-from longspec.data import raw, sorting, sources, stdlib
-from longspec.data.records import Chat, to_messages_or_text
+from longspec.atomic_files import check_files, describe_files, write_json
+from longspec.data import raw
+from longspec.data.read import source_files, split_records
+from longspec.data.read.records import Chat, to_messages_or_text
+from longspec.demo import stdlib
 
 GOOD = [{"text": f"good {number}"} for number in range(8)]
 # Line, field, reason.
@@ -73,8 +75,8 @@ def test_rejects_name_file_line_field_reason_and_hold_the_bytes(tmp_path: Path, 
         assert originals[row["offset"] : row["offset"] + row["bytes"]] == line + end
     assert sorted(originals.split(end)) == sorted([line for line, _, _ in BAD] + [b""])
     kept = [(row["reason"], row["count"]) for row in rows(tmp_path / "raw", "rejects") if row["outcome"] == "kept"]
-    marks = [(sources.HAS_BOM, 1)]
-    assert sorted(kept) == sorted([*marks, (sources.HAS_CRLF, len(lines) - 1)] if end == b"\r\n" else marks)
+    marks = [(source_files.HAS_BOM, 1)]
+    assert sorted(kept) == sorted([*marks, (source_files.HAS_CRLF, len(lines) - 1)] if end == b"\r\n" else marks)
     assert [(note["reason"], note["count"]) for note in manifest["notes"]] == kept
 
 
@@ -355,7 +357,8 @@ def test_settings_are_checked(tmp_path: Path, settings: dict[str, Any], message:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from longspec.data import raw, sorting
+from longspec.data import raw
+from longspec.data.read import split_records
 
 def kill(*_): os.kill(os.getpid(), signal.SIGKILL)
 
@@ -379,14 +382,14 @@ def test_what_killed_jobs_left_is_removed_by_the_next(tmp_path: Path) -> None:
 def test_a_record_that_went_nowhere_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text("".join(json.dumps(record) + "\n" for record in GOOD))
-    put, seen = sorting._Sorter.put, []
+    put, seen = split_records._Sorter.put, []
 
     def forget_the_third(sorter: Any, *arguments: Any) -> None:
         seen.append(arguments)
         if len(seen) != 3:
             put(sorter, *arguments)
 
-    monkeypatch.setattr(sorting._Sorter, "put", forget_the_third)
+    monkeypatch.setattr(split_records._Sorter, "put", forget_the_third)
     with pytest.raises(RuntimeError, match=r"data\.d: not all records are accounted for: .*'train': 7.*'read': 8"):
         raw.make("d", {"source": str(source), "held_out": 0}, tmp_path / RAW)
     assert not (tmp_path / RAW).exists()

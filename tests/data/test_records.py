@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from longspec.data.records import Chat, RecordError, Text, to_messages_or_text
+from longspec.data.read.records import Chat, RecordError, Text, to_messages_or_text
 
 ASKED = {"role": "user", "content": "u"}
 ANSWERED = {"role": "assistant", "content": "a"}

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from longspec.data import elements, sources
-from longspec.data.elements import JsonText, gather, line_pieces
-from longspec.data.items import Item, Note
+from longspec.data.read import json_stream, source_files
+from longspec.data.read.items import Item, Note
+from longspec.data.read.json_stream import JsonText, gather, line_pieces
 
 LIMIT = 10_000
 RECORDS = [
@@ -56,7 +56,7 @@ FILES: dict[str, bytes] = {
     "lines.json.gz": gzip.compress(LINES),
     "array.json": json.dumps(RECORDS).encode(),
     "pretty.json": PRETTY,
-    "bom.json": elements.BOM + PRETTY,
+    "bom.json": json_stream.BOM + PRETTY,
     "pretty.json.zst": compressed(PRETTY, "zstd"),
     "array-of-lines.json": b"[\n" + b",\n".join(LINES.splitlines()) + b"\n]\n",
     "one-after-another.json": b"\n".join(json.dumps(record, indent=1).encode() for record in RECORDS),
@@ -69,9 +69,9 @@ FILES: dict[str, bytes] = {
 def test_every_kind_of_file_gives_the_same_records(
     tmp_path: Path, name: str, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(elements, "PIECE", piece)
+    monkeypatch.setattr(json_stream, "PIECE", piece)
     (tmp_path / name).write_bytes(FILES[name])
-    assert records_of(list(sources.read(tmp_path / name, LIMIT))) == RECORDS
+    assert records_of(list(source_files.read(tmp_path / name, LIMIT))) == RECORDS
 
 
 @pytest.mark.parametrize("rows", [1, 2, 1000])
@@ -84,7 +84,7 @@ def test_parquet_rows(tmp_path: Path, rows: int) -> None:
         }
     )
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=rows)
-    found = list(sources.read(tmp_path / "a.parquet", LIMIT))
+    found = list(source_files.read(tmp_path / "a.parquet", LIMIT))
     assert records_of(found) == table.to_pylist()
     assert [item.line for item in found if isinstance(item, Item)] == [1, 2, 3]
 
@@ -92,7 +92,7 @@ def test_parquet_rows(tmp_path: Path, rows: int) -> None:
 def test_parquet_text_that_is_no_utf8(tmp_path: Path) -> None:
     column = pa.array([b"good", b"b\xffd", b"too"]).view(pa.string())
     pq.write_table(pa.table({"id": [1, 2, 3], "text": column}), tmp_path / "a.parquet")
-    good, bad, too = sources.read(tmp_path / "a.parquet", LIMIT)
+    good, bad, too = source_files.read(tmp_path / "a.parquet", LIMIT)
     assert isinstance(bad, Item)
     assert bad.error is not None
     assert (bad.line, bad.error.field) == (2, "text")
@@ -116,7 +116,7 @@ def test_values_of_any_array_are_found_whatever_the_pieces(monkeypatch: pytest.M
     draw = random.Random(0)
     for _ in range(300):
         values = [random_value(draw, 3) for _ in range(draw.randrange(6))]
-        monkeypatch.setattr(elements, "PIECE", draw.choice([1, 2, 3, 5, 64]))
+        monkeypatch.setattr(json_stream, "PIECE", draw.choice([1, 2, 3, 5, 64]))
         text = json.dumps(values, indent=draw.choice([None, 1]), ensure_ascii=draw.random() < 0.5).encode()
         found = gather(JsonText(io.BytesIO(text), "a.json").pieces(), LIMIT)
         assert [json.loads(element.content) for element in found] == values
@@ -132,7 +132,7 @@ def whole_and_too_long(text: bytes, limit: int, whole: Callable[[io.BytesIO], An
 
 @pytest.mark.parametrize("piece", [1, 3, 100])
 def test_only_what_is_longer_than_the_limit_is_too_long(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elements, "PIECE", piece)
+    monkeypatch.setattr(json_stream, "PIECE", piece)
     values = [b'{"t": "%s"}' % (b"x" * size) for size in (2, 1, 2, 30, 1, 30)]  # of 11, 10 and 39 bytes
     expected = [(value, len(value) > 10) for value in values]
     assert whole_and_too_long(b"[" + b",".join(values) + b"]", 10, lambda handle: JsonText(handle, "").pieces()) == expected
@@ -166,7 +166,7 @@ FAULTS: list[tuple[bytes, str]] = [
 def test_each_broken_line_is_told_and_its_neighbours_are_read(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"".join(line + b'\n{"text": "good"}\n' for line, _ in FAULTS))
-    found = [item for item in sources.read(path, LIMIT) if isinstance(item, Item)]
+    found = [item for item in source_files.read(path, LIMIT) if isinstance(item, Item)]
     assert [item.record for item in found[1::2]] == [{"text": "good"}] * len(FAULTS)
     for number, ((line, reason), item) in enumerate(zip(FAULTS, found[::2], strict=True)):
         assert item.error is not None
@@ -177,7 +177,7 @@ def test_each_broken_line_is_told_and_its_neighbours_are_read(tmp_path: Path) ->
 def test_broken_values_of_an_array_are_told(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(b'[{"text": 1 2}, 5, {"text": "\xff"}, {"a" {"b": ]}},\n{"text": "good"} ]')
-    found = [item for item in sources.read(path, LIMIT) if isinstance(item, Item)]
+    found = [item for item in source_files.read(path, LIMIT) if isinstance(item, Item)]
     assert [item.line for item in found if item.error] == [1, 2, 3, 4]
     assert found[-1].record == {"text": "good"}
     assert b"".join(found[3].original).strip() == b'{"a" {"b": ]}}'
@@ -186,7 +186,7 @@ def test_broken_values_of_an_array_are_told(tmp_path: Path) -> None:
 def test_a_line_that_the_end_of_the_file_cuts_off_says_so(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(LINES[:-9])
-    *_, last = (item for item in sources.read(path, LIMIT) if isinstance(item, Item))
+    *_, last = (item for item in source_files.read(path, LIMIT) if isinstance(item, Item))
     assert last.error is not None
     assert last.error.reason.endswith("the file ends in the middle of this line")
     assert b"".join(last.original) == LINES.splitlines()[-1][:-8]
@@ -194,12 +194,14 @@ def test_a_line_that_the_end_of_the_file_cuts_off_says_so(tmp_path: Path) -> Non
 
 def test_marks_line_ends_and_blank_lines_are_read_without_loss_and_told(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    mark = elements.BOM
+    mark = json_stream.BOM
     path.write_bytes(mark + b'{"text": "1"}\r\n{"text": "2"}\n\n \t\r\n' + mark + b'{"text": "5"}\r\n\n')
-    found = list(sources.read(path, LIMIT))
+    found = list(source_files.read(path, LIMIT))
     assert records_of(found) == [{"text": "1"}, {"text": "2"}, {"text": "5"}]
     assert [item.line for item in found if isinstance(item, Item)] == [1, 2, 5]
-    assert sorted(notes_of(found)) == sorted([(sources.HAS_BOM, 1, 2), (sources.HAS_CRLF, 1, 3), (sources.IS_BLANK, 3, 3)])
+    assert sorted(notes_of(found)) == sorted(
+        [(source_files.HAS_BOM, 1, 2), (source_files.HAS_CRLF, 1, 3), (source_files.IS_BLANK, 3, 3)]
+    )
     # A mark or a line end is no part of the record: it is held out, or not, as without them.
     assert [item.key for item in found if isinstance(item, Item)] == [b'{"text": "%d"}' % n for n in (1, 2, 5)]
 
@@ -207,9 +209,9 @@ def test_marks_line_ends_and_blank_lines_are_read_without_loss_and_told(tmp_path
 @pytest.mark.parametrize("content", [b"", b"\n\n", b"[]", b"[ \n]\n"])
 def test_a_file_without_records_is_told(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.json").write_bytes(content)
-    found = list(sources.read(tmp_path / "a.json", LIMIT))
+    found = list(source_files.read(tmp_path / "a.json", LIMIT))
     assert records_of(found) == []
-    assert [reason for reason, _, _ in notes_of(found)] == [sources.HOLDS_NONE]
+    assert [reason for reason, _, _ in notes_of(found)] == [source_files.HOLDS_NONE]
 
 
 MANY = b"".join(b'{"text": "line %d of many"}\n' % number for number in range(20_000))
@@ -245,7 +247,7 @@ def test_a_file_with_an_unknown_number_of_records_missing_is_refused(
 ) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=rf"{name}: .*{message}"):
-        list(sources.read(tmp_path / name, LIMIT))
+        list(source_files.read(tmp_path / name, LIMIT))
 
 
 def test_parquet_that_is_cut_off_or_names_a_column_twice(tmp_path: Path) -> None:
@@ -253,10 +255,10 @@ def test_parquet_that_is_cut_off_or_names_a_column_twice(tmp_path: Path) -> None
     pq.write_table(pa.table({"text": ["a"] * 1000}), path)
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(ValueError, match=r"a\.parquet: .*no whole Parquet file"):
-        list(sources.read(path, LIMIT))
+        list(source_files.read(path, LIMIT))
     pq.write_table(pa.table([pa.array(["a"]), pa.array(["b"])], names=["text", "text"]), path)
     with pytest.raises(ValueError, match=r"a\.parquet: names a column twice"):
-        list(sources.read(path, LIMIT))
+        list(source_files.read(path, LIMIT))
 
 
 def test_files_of_globs_and_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,12 +266,12 @@ def test_files_of_globs_and_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for name in ("b/2.jsonl", "b/1.jsonl", "b/c/3.jsonl.gz", "a.parquet", "b/.2.jsonl.7.tmp", "b/.hidden.jsonl"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    assert sources.files_of("b/2.jsonl") == [Path("b/2.jsonl")]
-    assert sources.files_of("b/*.jsonl") == [Path("b/1.jsonl"), Path("b/2.jsonl")]
-    assert sources.files_of(f"{tmp_path}/b/**/*.jsonl*") == [
+    assert source_files.files_of("b/2.jsonl") == [Path("b/2.jsonl")]
+    assert source_files.files_of("b/*.jsonl") == [Path("b/1.jsonl"), Path("b/2.jsonl")]
+    assert source_files.files_of(f"{tmp_path}/b/**/*.jsonl*") == [
         tmp_path / f"b/{name}" for name in ("1.jsonl", "2.jsonl", "c/3.jsonl.gz")
     ]
-    assert sources.files_of(["b/2.jsonl", "*.parquet"]) == [Path("a.parquet"), Path("b/2.jsonl")]
+    assert source_files.files_of(["b/2.jsonl", "*.parquet"]) == [Path("a.parquet"), Path("b/2.jsonl")]
     for source, message in (
         ("no/such.jsonl", r"no/such\.jsonl: no such file"),
         ("*.jsonl", r"\*\.jsonl: no such file"),
@@ -279,13 +281,13 @@ def test_files_of_globs_and_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ):
         (tmp_path / "b/notes.txt").touch()
         with pytest.raises(ValueError, match=message):
-            sources.files_of(source)
+            source_files.files_of(source)
 
 
 def peak(path: Path, limit: int) -> int:
     """The most bytes that Python held while everything, the originals of faults too, was read."""
     tracemalloc.start()
-    for item in sources.read(path, limit):
+    for item in source_files.read(path, limit):
         if isinstance(item, Item) and item.error:
             for _ in item.original:
                 pass
@@ -305,7 +307,7 @@ def test_a_50_mb_line_is_never_in_memory(tmp_path: Path, kind: str) -> None:
         gzip.compress(data, 1) if kind.endswith(".gz") else compressed(data, "zstd") if kind.endswith(".zst") else data
     )
     del data, values, overlong
-    first, long_one, last = (item for item in sources.read(path, 1_000_000) if isinstance(item, Item))
+    first, long_one, last = (item for item in source_files.read(path, 1_000_000) if isinstance(item, Item))
     assert (first.record, last.record) == ({"text": "first"}, {"text": "last"})
     assert long_one.error is not None
     assert long_one.error.reason == "is longer than 1 MB (max_line_mb)"

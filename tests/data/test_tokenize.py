@@ -9,11 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from longspec.artefact import describe_files, read_json, sha256_file, sha256_text, write_json
-from longspec.data import pack, raw, tokenize
-from longspec.data.chat import CHATML
-from longspec.data.encoding import Encoded, Encoder
-from longspec.data.shards import PackedRows
+from longspec.atomic_files import describe_files, read_json, sha256_file, sha256_text, write_json
+from longspec.data import raw, tokenize
+from longspec.data.chat.chat_template import CHATML
+from longspec.data.chat.encoding import Encoded, Encoder
+from longspec.data.pack import packing
+from longspec.data.pack.arrow_shards import PackedRows
 from tests.corpus import write_raw
 
 END = "<|im_end|>"
@@ -109,7 +110,7 @@ def test_shards_hold_every_record_once(tmp_path: Path, tokenizer_manifest: Path,
             assert tokenizer.decode(ids[:-1]) == record["text"]
             found.append(record)
     assert found == records
-    packed = pack.make(paths, 64, "base", "split", tmp_path / "packed" / "manifest.json")
+    packed = packing.make(paths, 64, "base", "split", tmp_path / "packed" / "manifest.json")
     assert packed["documents"] == 11
 
 
@@ -131,7 +132,7 @@ def test_end_is_trained_though_it_is_the_padding_token(tmp_path: Path, tokenizer
     source = make_raw(tmp_path, [{"problem": f"p{n}", "qwq": f"answer {n}"} for n in range(5)])
     tokenize.make(source, tokenizer_manifest, 0, 1, tmp_path / "000.json")
     out = tmp_path / "packed" / "manifest.json"
-    pack.make([tmp_path / "000.json"], 128, "longcot", "split", out)
+    packing.make([tmp_path / "000.json"], 128, "longcot", "split", out)
     rows = PackedRows(out)
     trained = ""
     for row in (rows[n] for n in range(len(rows))):
@@ -170,7 +171,7 @@ def test_what_a_template_refuses_is_counted(tmp_path: Path, tokenizer_manifest: 
             "the chat template refuses it: no system role",
             {"count": 1, "first": len(b"".join(lines[:number]))},
         )
-    packed = pack.make(tokens, 64, "long", "split", tmp_path / "packed" / "manifest.json")
+    packed = packing.make(tokens, 64, "long", "split", tmp_path / "packed" / "manifest.json")
     assert (packed["documents"], packed["skipped"], packed["raw_records"]["train"]) == (198, 2, 200)
 
 
@@ -196,9 +197,9 @@ def test_the_share_is_counted_over_all_shards(tmp_path: Path, tokenizer_manifest
             with pytest.raises(
                 ValueError, match=r"3 of 200 records have no layout .* more than the share 0\.01 that max_rejected"
             ):
-                pack.make(outs, 512, "longcot", "split", tmp_path / "packed/manifest.json")
+                packing.make(outs, 512, "longcot", "split", tmp_path / "packed/manifest.json")
         else:
-            assert pack.make(outs, 512, "longcot", "split", tmp_path / "packed/manifest.json")["skipped"] == 1
+            assert packing.make(outs, 512, "longcot", "split", tmp_path / "packed/manifest.json")["skipped"] == 1
 
 
 def test_the_share_is_the_datasets(tmp_path: Path, tokenizer_manifest: Path) -> None:
@@ -236,7 +237,7 @@ def test_manifest_tells_everything(tmp_path: Path, tokenizer_manifest: Path, tok
         "files": {"000.arrow": {"bytes": arrow.stat().st_size, "sha256": sha256_file(arrow)}},
     }
     assert {key: made[key] for key in expected} == expected
-    packed = pack.make([tmp_path / "000.json"], 64, "base", "split", tmp_path / "packed" / "manifest.json")
+    packed = packing.make([tmp_path / "000.json"], 64, "base", "split", tmp_path / "packed" / "manifest.json")
     shard = {"path": str(tmp_path / "000.json"), "sha256": sha256_file(tmp_path / "000.json"), "shard": 0}
     assert packed["shards"] == [shard | {"documents": 2, "tokens": sum(sizes), "files": made["files"]}]
     for key in ("dataset", "raw_records", "documents", "tokens", "eos", "tokenizer", "template"):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from longspec.artefact import check_files, read_json
+from longspec.atomic_files import check_files, read_json
 from longspec.data import tokenize
 from tests.corpus import write_raw
 

@@ -9,10 +9,9 @@ from torch.overrides import TorchFunctionMode
 from transformers import DynamicCache, MistralConfig, Qwen2Config
 
 from longspec.decode import cache
+from longspec.decode.autoregressive import decode_plain
 from longspec.decode.cache import LONGEST_AHEAD, compact, tokens_ahead
 from longspec.decode.drafters import Frontier, LookupDrafter
-from longspec.decode.glide_drafter import GlideDrafter
-from longspec.decode.plain import decode_plain
 from longspec.decode.prefill import prefill
 from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import speculate
@@ -21,7 +20,8 @@ from longspec.decode.verify import descend
 from longspec.evaluate.measure import Measurer
 from longspec.evaluate.prompts import Prompt
 from longspec.evaluate.tasks import Setting
-from longspec.train.models.visibility_tree import TreeVisibility
+from longspec.methods.glide.drafter import GlideDrafter
+from longspec.models.attention.tree_visibility import TreeVisibility
 from tests.decode.models import Oracle, generated, make_layer, make_target
 
 WINDOW, NO_EOS = 12, -1

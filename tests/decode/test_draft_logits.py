@@ -7,11 +7,11 @@ import torch
 
 from longspec.config import Draft
 from longspec.decode.drafters import Frontier
-from longspec.decode.glide_drafter import GlideDrafter
 from longspec.decode.sampling import Sampler
 from longspec.decode.tree import DEFAULT_SHAPE
+from longspec.methods.glide.drafter import GlideDrafter
+from longspec.models.attention.visibility import Visibility
 from longspec.train.models.qwen2_glide import Qwen2Glide
-from longspec.train.models.visibility import Visibility
 from tests.decode.models import make_layer, make_target
 
 WINDOW, ROWS = 12, (31, 5, 18, 1)

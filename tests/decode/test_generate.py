@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, TextStreamer
 
-from longspec.artefact import read_json, write_json
+from longspec.atomic_files import read_json, write_json
 from longspec.decode import speculate
 from longspec.decode.drafters import LookupDrafter
 from longspec.decode.generate import generate, load_drafter

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 from longspec.decode import verify
-from longspec.decode.glide_drafter import GlideDrafter
 from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import speculate
 from longspec.decode.tree import DEFAULT_SHAPE, NOTHING
+from longspec.methods.glide.drafter import GlideDrafter
 from tests.decode.models import SMALL, make_layer, make_target
 
 CONTINUATIONS, ROWS, PROMPT, VOCABULARY, CHAIN = 20_000, 2_000, [3, 1, 4], 10, 4

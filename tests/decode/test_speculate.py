@@ -4,14 +4,14 @@ import pytest
 import torch
 from transformers import LlamaConfig, MistralConfig, Qwen2Config
 
+from longspec.decode.autoregressive import decode_plain, near_tie_margin
 from longspec.decode.drafters import LookupDrafter
-from longspec.decode.glide_drafter import GlideDrafter
-from longspec.decode.plain import decode_plain, near_tie_margin
 from longspec.decode.prefill import prefill
 from longspec.decode.speculate import Row, speculate
 from longspec.decode.stops import Stops
 from longspec.decode.tree import DEFAULT_SHAPE, levels_of
-from longspec.evaluate.compare import Comparison, compare
+from longspec.evaluate.losslessness import Comparison, compare
+from longspec.methods.glide.drafter import GlideDrafter
 from tests.decode.models import SMALL, Itself, Oracle, generated, make_layer, make_target
 
 WINDOW, CHAIN, NO_EOS, NEW = 12, 4, -1, 60

@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Qwen2Config
 
-from longspec.artefact import describe_files, read_json, sha256_file, write_json, write_text
+from longspec.atomic_files import describe_files, read_json, sha256_file, write_json, write_text
 from longspec.config import compose, to_yaml
 from longspec.draft.__main__ import main
-from longspec.train import shards, slots
-from longspec.train.models.glide import GlideLayer
-from longspec.train.models.weights import UNUSED
+from longspec.methods.glide.model import GlideLayer
+from longspec.methods.glide.weights import UNUSED
+from longspec.train.checkpoint import checkpoint_dir, checkpoint_file
 
 SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
 CONFIG = Qwen2Config(**SHAPE, num_hidden_layers=2, vocab_size=97)
@@ -148,29 +148,29 @@ def test_what_is_no_source(extract: Extract, tmp_path: Path, name: str) -> None:
 def write_slot(folder: Path, state: dict[str, Tensor], ranks: int, **more: object) -> Path:
     """A slot as ZeRO-3 leaves it: an equal part of each tensor on every rank."""
     folder.mkdir(parents=True)
-    names = [shards.shard_name(rank) for rank in range(ranks)]
+    names = [checkpoint_file.shard_name(rank) for rank in range(ranks)]
     for rank, file in enumerate(names):
         tensors = {}
         for name, tensor in state.items():
             each = -(-tensor.numel() // ranks)
             part = tensor.flatten()[rank * each : (rank + 1) * each]
             if part.numel():
-                tensors[shards.shard_key("fp32", f"draft_model.{name}", rank * each)] = part
-        begin = shards.header({key: tensor.numel() for key, tensor in tensors.items()}, {})
-        shards.write_shard(folder / file, begin, tensors.values())
+                tensors[checkpoint_file.shard_key("fp32", f"draft_model.{name}", rank * each)] = part
+        begin = checkpoint_file.header({key: tensor.numel() for key, tensor in tensors.items()}, {})
+        checkpoint_file.write_shard(folder / file, begin, tensors.values())
     shapes = {f"draft_model.{name}": list(tensor.shape) for name, tensor in state.items()}
     content = {"step": 5, "shapes": shapes, "files": describe_files(folder, names), **more}
-    (folder / slots.MANIFEST).write_text(json.dumps(slots.seal(content)))
+    (folder / checkpoint_dir.MANIFEST).write_text(json.dumps(checkpoint_dir.seal(content)))
     return folder
 
 
 def test_from_a_finished_stage_of_any_number_of_ranks(state: dict[str, Tensor], extract: Extract, tmp_path: Path) -> None:
     slot = write_slot(tmp_path / "checkpoints/last", state, 3)
     assert_equal(extract(slot), state)
-    named = {"slot": "checkpoints/last", "manifest_sha256": sha256_file(slot / slots.MANIFEST)}
+    named = {"slot": "checkpoints/last", "manifest_sha256": sha256_file(slot / checkpoint_dir.MANIFEST)}
     write_json(tmp_path / "checkpoint.json", named)
     assert_equal(extract(tmp_path / "checkpoint.json"), state)
-    (slot / shards.shard_name(1)).rename(tmp_path / "elsewhere")
+    (slot / checkpoint_file.shard_name(1)).rename(tmp_path / "elsewhere")
     with pytest.raises(SystemExit, match=r"rank_00001\.safetensors: missing"):
         extract(slot)
     write_json(tmp_path / "checkpoint.json", named | {"manifest_sha256": "0"})
@@ -187,7 +187,7 @@ def test_of_the_workflows_own_checkpoints_nothing_else_is_asked(
     del recipe["draft"]["temperature"]  # type: ignore[index,union-attr]  # as if a later version had added it
     stage = tmp_path / "results/demo/variant/stage"
     slot = write_slot(stage / "checkpoints/last", state, 2, identity={"recipe": recipe})
-    named = {"slot": "checkpoints/last", "manifest_sha256": sha256_file(slot / slots.MANIFEST)}
+    named = {"slot": "checkpoints/last", "manifest_sha256": sha256_file(slot / checkpoint_dir.MANIFEST)}
     write_json(stage / "checkpoint.json", named | {"identity": {"recipe": recipe}})
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match=r"recipe\.yaml: is not what .* was trained by: draft\.lag: 3 -> 4"):
@@ -206,10 +206,10 @@ def test_a_slot_with_a_tensor_that_is_not_the_drafts_is_refused(
     state: dict[str, Tensor], extract: Extract, tmp_path: Path
 ) -> None:
     slot = write_slot(tmp_path / "last", state, 1)
-    content = read_json(slot / slots.MANIFEST)
-    del content[slots.SEAL]
+    content = read_json(slot / checkpoint_dir.MANIFEST)
+    del content[checkpoint_dir.SEAL]
     content["shapes"]["model.norm.weight"] = [32]
-    (slot / slots.MANIFEST).write_text(json.dumps(slots.seal(content)))
+    (slot / checkpoint_dir.MANIFEST).write_text(json.dumps(checkpoint_dir.seal(content)))
     with pytest.raises(SystemExit, match=r"holds model\.norm\.weight, which is no part of the draft"):
         extract(slot)
 

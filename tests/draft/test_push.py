@@ -8,13 +8,13 @@ import pytest
 import yaml
 from transformers import Qwen2Config
 
-from longspec.artefact import describe_files, files_below, read_json, write_json, write_text
+from longspec.atomic_files import describe_files, files_below, read_json, write_json, write_text
 from longspec.config import Recipe as RecipeSchema
 from longspec.config import compose_stage, load, to_yaml
 from longspec.draft.__main__ import main
 from longspec.draft.folder import draft_config, write_draft
-from longspec.train.models.attach import CLASSES
-from longspec.train.models.glide import GlideLayer
+from longspec.methods.glide.attach import CLASSES
+from longspec.methods.glide.model import GlideLayer
 from tests.draft.hub_upload import Hub, hub_upload
 
 SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}

@@ -15,12 +15,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config
 
 from longspec import jsonl
-from longspec.artefact import read_json, write_json, write_text
+from longspec.atomic_files import read_json, write_json, write_text
 from longspec.config import compose_stage, to_yaml
-from longspec.decode.plain import Plain
+from longspec.decode.autoregressive import Plain
 from longspec.evaluate import __main__ as verb
-from longspec.evaluate.compare import compare
 from longspec.evaluate.journal import Journal
+from longspec.evaluate.losslessness import compare
 from longspec.evaluate.measure import refuse_fault
 from longspec.evaluate.prompts import Prompt
 from longspec.evaluate.tasks import Setting

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from longspec import jsonl
-from longspec.artefact import sha256_text, write_json, write_text
+from longspec.atomic_files import sha256_text, write_json, write_text
 from longspec.config import compose_stage, to_yaml
 
 STAGES = ("base", "long", "longcot")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from longspec import jsonl
-from longspec.artefact import read_json, write_json
+from longspec.atomic_files import read_json, write_json
 from longspec.gates.__main__ import main as check
 from tests.report.synthetic_run import SETTINGS, positions, write_run
 from tests.report.test_numbers import report

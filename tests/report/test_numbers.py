@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from longspec import jsonl
-from longspec.artefact import write_json
+from longspec.atomic_files import write_json
 from longspec.report.__main__ import make_report, parse_arguments
 from longspec.report.inputs import parse_settings, read_variant
 from longspec.report.numbers import against_baselines, by_context, by_task, improvements, overall, speed

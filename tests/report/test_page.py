@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from longspec import jsonl
-from longspec.artefact import write_json
+from longspec.atomic_files import write_json
 from tests.report.synthetic_run import SETTINGS, write_run
 from tests.report.test_numbers import TINY, report, write_tiny
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from longspec.artefact import read_json, write_json
+from longspec.atomic_files import read_json, write_json
+from longspec.methods.glide.model import GlideLayer
 from longspec.report import prediction, tables
 from longspec.report.inputs import Variant, parse_settings, read_manifest, read_variant
 from longspec.report.loss_plot import smooth
 from longspec.report.style import spread
-from longspec.train.models.glide import GlideLayer
 from tests.report.synthetic_run import MODEL, SETTINGS, write_data, write_variant
 
 

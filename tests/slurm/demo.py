@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from longspec.artefact import sha256_file, write_json
+from longspec.atomic_files import sha256_file, write_json
 from tests.slurm.cluster import Cluster, until
 from tests.slurm.submitted import CLUSTER, state_of
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from longspec.train.checkpoint import draft_state_dict
+from longspec.train.checkpoint.save_load import draft_state_dict
 from longspec.train.metrics import whole_lines
 from tests.workflow.planning import Workflow
 

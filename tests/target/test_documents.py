@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
-from longspec.data.shards import PackedRows, Row
+from longspec.data.pack.arrow_shards import PackedRows, Row
 from longspec.target.documents import NO_LABEL, collate
 from longspec.target.train import new_model, summed_loss
 from tests.corpus import Corpus

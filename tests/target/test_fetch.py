@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from longspec.artefact import read_json, sha256_file, write_json
+from longspec.atomic_files import read_json, sha256_file, write_json
 from longspec.target import fetch
 from tests.corpus import Corpus
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, Qwen2Config
 
-from longspec.artefact import read_json
+from longspec.atomic_files import read_json
 from longspec.config import Build
 from longspec.target import tokenizer
 from tests.corpus import Corpus, write_raw

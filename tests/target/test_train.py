@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from longspec.artefact import check_files, read_json, write_json
-from longspec.data.shards import PackedRows
+from longspec.atomic_files import check_files, read_json, write_json
+from longspec.data.pack.arrow_shards import PackedRows
 from longspec.target import train
 from tests.corpus import LENGTH, Corpus
 

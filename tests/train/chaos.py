@@ -22,9 +22,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from longspec.artefact import sha256_file, write_json
+from longspec.atomic_files import sha256_file, write_json
 from longspec.config import compose
-from longspec.train import slots
+from longspec.train.checkpoint import checkpoint_dir
 from tests.train.jobs import Job, finish, kill_rank, ranks_of, torchrun
 
 KILL, TERMINATE, NEWEST, OLDER, FULL_DISK, FILE_LIMIT = KINDS = (
@@ -35,7 +35,7 @@ KILL, TERMINATE, NEWEST, OLDER, FULL_DISK, FILE_LIMIT = KINDS = (
     "full disk",
     "file limit",
 )
-TRUNCATED = {NEWEST: slots.SLOTS[0], OLDER: slots.SLOTS[1]}
+TRUNCATED = {NEWEST: checkpoint_dir.SLOTS[0], OLDER: checkpoint_dir.SLOTS[1]}
 KILLED = r"Signal 9 \(SIGKILL\) received by PID \d+"
 # How the job that it ends tells of each.
 EFFECTS = {
@@ -97,9 +97,9 @@ def fill(folder: Path) -> Path:
 def whole_slots(job: Job) -> dict[str, int]:
     """The job's slots of which nothing is missing, and the step of each."""
     found = {}
-    for name in slots.SLOTS:
+    for name in checkpoint_dir.SLOTS:
         with suppress(ValueError, OSError):  # damaged, or being renamed by the job
-            found[name] = slots.read_slot(job.out / "checkpoints" / name)["step"]
+            found[name] = checkpoint_dir.read_slot(job.out / "checkpoints" / name)["step"]
     return found
 
 
@@ -143,7 +143,7 @@ def disturb(job: Job, moment: Moment, draw: random.Random) -> str:
     told = re.search(EFFECTS[moment.kind], text)
     assert code != 0, f"{moment}: the job ended well:\n{text[-3000:]}"
     assert told, f"{moment}: nothing of it in the log:\n{text[-3000:]}"
-    whole, newest = whole_slots(job), slots.SLOTS[0]
+    whole, newest = whole_slots(job), checkpoint_dir.SLOTS[0]
     assert newest in whole or not (job.out / "checkpoints" / newest).exists(), f"{moment}: it left a damaged slot"
     if moment.kind in TRUNCATED:
         if len(whole) < 2:  # killed while it renamed them; without any whole slot nothing goes on

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from longspec.artefact import write_json
+from longspec.atomic_files import write_json
 from tests.corpus import Corpus
 from tests.train.jobs import PLAIN, Job, MakeJob
 from tests.train.targets import TARGETS, save_target

@@ -10,16 +10,18 @@ from collections.abc import Callable
 from typing import Any
 
 import longspec.train.__main__ as program
-from longspec.train import checkpoint, lease, metrics, status
+from longspec.train import metrics
+from longspec.train.checkpoint import save_load
+from longspec.train.lifetime import job_status, lease
 
 PLACES: dict[str, tuple[Any, str]] = {
     "before the first row": (metrics.Metrics, "__init__"),
     "before a row": (metrics.Metrics, "append"),
-    "before a save": (checkpoint, "save"),
-    "before the commit": (checkpoint, "fsync_path"),
+    "before a save": (save_load, "save"),
+    "before the commit": (save_load, "fsync_path"),
     "before the record is published": (metrics.Metrics, "publish"),
     "before checkpoint.json": (program, "publish"),
-    "before the status": (status.Status, "write"),
+    "before the status": (job_status.Status, "write"),
 }
 FIRST = 1
 CALL = {"before a row": 3, "before the status": 2}  # which call of it

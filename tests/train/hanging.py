@@ -7,7 +7,7 @@ from typing import Any
 
 from longspec.distributed import find_ranks
 from longspec.train import __main__ as trainer
-from longspec.train import checkpoint
+from longspec.train.checkpoint import save_load
 from longspec.train.metrics import Metrics
 
 CALLS = 5  # of the place before it hangs
@@ -46,7 +46,7 @@ def main() -> None:
         if place == "data":
             trainer.StepBatches.load = hanging(trainer.StepBatches.load)  # type: ignore[method-assign]
         if place == "write":
-            checkpoint.write_shard = hanging(checkpoint.write_shard, after=1)
+            save_load.write_shard = hanging(save_load.write_shard, after=1)
         if place == "metrics":
             Metrics.append = hanging(Metrics.append)  # type: ignore[method-assign]
     trainer.main()

@@ -18,9 +18,9 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from longspec.config import Draft, Runtime, compose
 from longspec.distributed import end_at_once, find_ranks
+from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.train.engine import boot, build_engine
 from longspec.train.models.qwen2_glide import Qwen2Glide
-from longspec.train.models.target_states import STATES_ATTENTION, TargetStates
 
 CASES = [(0, "none"), (1, "none"), (2, "none"), (3, "none"), (1, "cpu"), (2, "cpu"), (3, "cpu")]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from longspec.artefact import write_text
+from longspec.atomic_files import write_text
 from longspec.config import compose, to_yaml
 from longspec.train.metrics import whole_lines
 

@@ -13,10 +13,10 @@ import torch
 
 from longspec.config import Draft
 from longspec.distributed import end_at_once, find_ranks
+from longspec.methods.glide.attach import attach
+from longspec.methods.glide.model import Glide
+from longspec.states.partitioned import load_partitioned
 from longspec.train.engine import boot
-from longspec.train.models.attach import attach
-from longspec.train.models.glide import Glide
-from longspec.train.partition import load_partitioned
 
 LENGTHS = (20, 1, 29)
 

@@ -27,15 +27,15 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from longspec.config import Draft, compose, dataclass_from, instantiate
-from longspec.data.shards import PackedRows
+from longspec.data.pack.arrow_shards import PackedRows
 from longspec.distributed import Ranks, end_at_once, find_ranks
-from longspec.train import checkpoint, fragments
+from longspec.models.precision import resolve_dtype
 from longspec.train import engine as engines
-from longspec.train.batches import StepBatches
+from longspec.train.checkpoint import save_load, zero_state
 from longspec.train.engine import boot, build_engine
-from longspec.train.held_out import HeldOut
-from longspec.train.models.precision import resolve_dtype
-from longspec.train.sharing import share_global_batch
+from longspec.train.estimate.grad_accum import share_global_batch
+from longspec.train.held_out_estimate import HeldOut
+from longspec.train.micro_batches import StepBatches
 from tests.train.chaos import fill
 from tests.train.jobs import RECIPE
 
@@ -59,7 +59,7 @@ def partition_all(own: Callable[..., dict[str, Any]]) -> Callable[..., dict[str,
 
 def kept_whole(engine: Any) -> dict[str, bool]:
     """Of each trained parameter, whether ZeRO-3 leaves it whole between two uses."""
-    return {name: parameter.numel() > 0 for name, parameter in fragments.trained(engine).items()}
+    return {name: parameter.numel() > 0 for name, parameter in zero_state.trained(engine).items()}
 
 
 def build(case: dict[str, Any], plan: dict[str, Any], ranks: Ranks) -> tuple[Any, StepBatches, HeldOut]:
@@ -109,7 +109,7 @@ def trouble(kind: str, folder: Path, ranks: Ranks) -> Iterator[None]:
 
 
 def keep_weights(engine: Any, path: Path) -> None:
-    weights = fragments.whole_weights(engine)
+    weights = zero_state.whole_weights(engine)
     if weights is not None:
         save_file(weights, path)
 
@@ -127,7 +127,7 @@ def run(case: dict[str, Any], plan: dict[str, Any], ranks: Ranks) -> None:
         result["drawn"] = everyone
 
     if "go_on" in case:
-        found = checkpoint.load(engine, folder / case["go_on"] / "checkpoints", IDENTITY, ranks)
+        found = save_load.load(engine, folder / case["go_on"] / "checkpoints", IDENTITY, ranks)
         assert found is not None
         step, result["found"] = found["step"], {key: found[key] for key in ("step", "trackers", "world_size", "zero_stage")}
         draw()
@@ -140,7 +140,7 @@ def run(case: dict[str, Any], plan: dict[str, Any], ranks: Ranks) -> None:
         result["whole"].append(kept_whole(engine))
         state = {"step": step, "steps": TOTAL, "identity": IDENTITY, "trackers": {"wandb": "abc"}}
         if step == case.get("save_at"):
-            result["bytes"] = checkpoint.save(engine, own, state, ranks)
+            result["bytes"] = save_load.save(engine, own, state, ranks)
             keep_weights(engine, folder / f"{case['name']}-saved.safetensors")
             if case.get("native"):
                 engine.save_checkpoint(str(folder / case["name"] / "native"), tag="tag")
@@ -149,8 +149,8 @@ def run(case: dict[str, Any], plan: dict[str, Any], ranks: Ranks) -> None:
             told = ""
             with trouble(case["trouble"]["kind"], folder, ranks):
                 try:
-                    checkpoint.save(engine, own, state, ranks)
-                except checkpoint.SaveError as error:
+                    save_load.save(engine, own, state, ranks)
+                except save_load.SaveError as error:
                     told = str(error)
             everyone: list[Any] = [None] * ranks.world_size
             dist.all_gather_object(everyone, told)

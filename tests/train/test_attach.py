@@ -11,16 +11,16 @@ import torch
 from omegaconf import OmegaConf
 from transformers import AutoConfig
 
-from longspec.artefact import read_json, write_json
+from longspec.atomic_files import read_json, write_json
 from longspec.config import Draft, Model, Recipe
 from longspec.draft.folder import draft_config, write_draft
-from longspec.train.models.attach import attach
-from longspec.train.models.glide import PUBLISHED, Glide
+from longspec.methods.glide.attach import attach
+from longspec.methods.glide.model import PUBLISHED, Glide
+from longspec.methods.glide.weights import target_and_draft
 from longspec.train.models.llama_glide import LlamaGlide
 from longspec.train.models.mistral_glide import MistralGlide
 from longspec.train.models.qwen2_glide import Qwen2Glide
 from longspec.train.models.qwen3_glide import Qwen3Glide
-from longspec.train.models.weights import target_and_draft
 from tests.train.targets import VOCABULARY, save_target
 
 SETTINGS = Draft(window=33, anchors="fixed", lag_mode="fixed", lag=3, loss="mix", final_norm=True)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
-from longspec.train.models import attention_flash, attention_flex, attention_sdpa
-from longspec.train.models.attention import EAGER, FLASH, FLEX, SDPA, attend
-from longspec.train.models.visibility import Visibility
+from longspec.models.attention import flash, flex, sdpa
+from longspec.models.attention.backends import EAGER, FLASH, FLEX, SDPA, attend
+from longspec.models.attention.visibility import Visibility
 from tests.train.flash_stand_in import flash_attn_varlen_func
 from tests.train.reference import attention
 
@@ -117,10 +117,10 @@ def check(backend: str, case: Case, dtype: torch.dtype = torch.float64) -> None:
 @pytest.fixture(autouse=True)
 def small_blocks_and_stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks smaller than the rows, flash-attn's stand-in, and flex_attention without its minute of compiling."""
-    monkeypatch.setattr(attention_sdpa, "QUERY_BLOCK", 16)
-    monkeypatch.setattr(attention_flex, "BLOCK", 16)
-    monkeypatch.setattr(attention_flash, "kernel", lambda: flash_attn_varlen_func)
-    monkeypatch.setattr(attention_flex, "compiled", lambda: flex_attention)
+    monkeypatch.setattr(sdpa, "QUERY_BLOCK", 16)
+    monkeypatch.setattr(flex, "BLOCK", 16)
+    monkeypatch.setattr(flash, "kernel", lambda: flash_attn_varlen_func)
+    monkeypatch.setattr(flex, "compiled", lambda: flex_attention)
     monkeypatch.setattr("torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
 
 

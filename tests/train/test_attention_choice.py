@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from longspec import config
-from longspec.train.models import attention, attention_flash
-from longspec.train.models.attention import (
+from longspec.models.attention import backends
+from longspec.models.attention.backends import (
     AUTO,
     BACKENDS,
     EAGER,
@@ -21,7 +21,7 @@ from longspec.train.models.attention import (
     fastest,
     fastest_for_trees,
 )
-from longspec.train.models.visibility import Visibility
+from longspec.models.attention.visibility import Visibility
 from tests.train.flash_stand_in import flash_attn_varlen_func
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -34,9 +34,9 @@ def forgotten_choices() -> None:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *, flash: bool, triton: bool) -> None:
-    monkeypatch.setattr(attention_flash, "find_spec", lambda name: object() if flash else None)
-    monkeypatch.setattr(attention_flash, "kernel", lambda: flash_attn_varlen_func) if flash else None
-    monkeypatch.setattr(attention, "has_triton", lambda: triton)
+    monkeypatch.setattr(flash, "find_spec", lambda name: object() if flash else None)
+    monkeypatch.setattr(flash, "kernel", lambda: flash_attn_varlen_func) if flash else None
+    monkeypatch.setattr(backends, "has_triton", lambda: triton)
 
 
 def test_the_configuration_knows_exactly_the_backends() -> None:
@@ -107,7 +107,7 @@ def test_an_unknown_backend_fails_at_parse() -> None:
 def test_auto_logs_its_choice_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     install(monkeypatch, flash=False, triton=True)
     q = torch.randn(1, 1, 4, 8)
-    with caplog.at_level(logging.INFO, attention.__name__):
+    with caplog.at_level(logging.INFO, backends.__name__):
         for _ in range(3):
             attend(q, q, q, Visibility(), 1.0)
         choose(AUTO, CUDA, torch.bfloat16, 16)

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from longspec.train.models import attention_flash
-from longspec.train.models.attention import EAGER, FLASH, FLEX, SDPA, attend
-from longspec.train.models.visibility import Visibility
+from longspec.models.attention import flash
+from longspec.models.attention.backends import EAGER, FLASH, FLEX, SDPA, attend
+from longspec.models.attention.visibility import Visibility
 from tests.train.flash_stand_in import flash_attn_varlen_func
 
 ON_GPU = [pytest.param(name, marks=pytest.mark.gpu) for name in (FLASH, FLEX, SDPA)]
@@ -46,7 +46,7 @@ def tensors(device: str, dtype: torch.dtype, queries: int, width: int = 64) -> l
 
 
 def need(backend: str) -> None:
-    if backend == FLASH and not attention_flash.is_installed():
+    if backend == FLASH and not flash.is_installed():
         pytest.skip("flash-attn is not installed")
 
 
@@ -107,7 +107,7 @@ def test_the_stand_in_is_flash_attn() -> None:
     q, k, v = (torch.randn(50, heads, 64, device="cuda", dtype=torch.bfloat16) for heads in (6, 2, 2))
     edges_q, edges_k = (torch.tensor(edges, dtype=torch.int32) for edges in ([0, 7, 50], [0, 20, 50]))
     for causal, window in ((True, (-1, -1)), (True, (5, 0)), (False, (3, 2)), (True, (0, 0))):
-        real = attention_flash.kernel()(
+        real = flash.kernel()(
             q, k, v, edges_q.cuda(), edges_k.cuda(), 43, 30, softmax_scale=0.3, causal=causal, window_size=window
         )
         ours = flash_attn_varlen_func(

@@ -13,10 +13,10 @@ from torch.nn.attention.flex_attention import flex_attention
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
 from longspec.config import Draft
-from longspec.train.models import attention_flash, attention_flex, attention_sdpa
-from longspec.train.models.attach import attach
-from longspec.train.models.attention import EAGER, FLASH, FLEX, SDPA
-from longspec.train.models.glide import BLOCKS, Glide
+from longspec.methods.glide.attach import attach
+from longspec.methods.glide.model import BLOCKS, Glide
+from longspec.models.attention import flash, flex, sdpa
+from longspec.models.attention.backends import EAGER, FLASH, FLEX, SDPA
 from longspec.train.models.llama_glide import LlamaGlide
 from longspec.train.models.qwen2_glide import Qwen2Glide
 from tests.train.flash_stand_in import flash_attn_varlen_func
@@ -46,9 +46,9 @@ DOCUMENTS = ((23, 1, 31, 5), (11, 40, 6, 3))
 
 @pytest.fixture(autouse=True)
 def small_blocks_and_stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_sdpa, "QUERY_BLOCK", 16)
-    monkeypatch.setattr(attention_flash, "kernel", lambda: flash_attn_varlen_func)
-    monkeypatch.setattr(attention_flex, "compiled", lambda: flex_attention)
+    monkeypatch.setattr(sdpa, "QUERY_BLOCK", 16)
+    monkeypatch.setattr(flash, "kernel", lambda: flash_attn_varlen_func)
+    monkeypatch.setattr(flex, "compiled", lambda: flex_attention)
     monkeypatch.setattr("torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
 
 

@@ -12,9 +12,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from longspec.train.models import attention_eager, attention_flash, attention_flex, attention_sdpa
-from longspec.train.models.attention import EAGER, FLASH, SDPA, attend
-from longspec.train.models.visibility import Visibility
+from longspec.models.attention import eager, flash, flex, sdpa
+from longspec.models.attention.backends import EAGER, FLASH, SDPA, attend
+from longspec.models.attention.visibility import Visibility
 from tests.train.test_attention import DOCUMENTS, LAGS, LENGTH, Case
 
 ROW = 8192
@@ -69,7 +69,7 @@ def test_sdpa_holds_nothing_of_the_square(name: str) -> None:
             out = attend(q, k, v, VISIBILITIES[name], 1.0, SDPA)
         out.sum().backward()
     # A block's mask, with a row for each head of a group.
-    assert largest.elements <= HEADS // KV_HEADS * attention_sdpa.QUERY_BLOCK * ROW < ROW * ROW // 8
+    assert largest.elements <= HEADS // KV_HEADS * sdpa.QUERY_BLOCK * ROW < ROW * ROW // 8
     # q, k, v, the output and its parts; kept masks of all blocks would be 32 MB and more.
     assert sum(kept.values()) < 20 * q.nbytes
 
@@ -80,19 +80,19 @@ def test_sdpa_without_gradients_drops_each_mask(keys: int) -> None:
     q, k, v = (torch.randn(1, 1, length, WIDTH) for length in (4096, keys, keys))
     with torch.inference_mode(), Largest() as largest:
         attend(q, k, v, Visibility(), 1.0, SDPA)
-    assert largest.elements <= attention_sdpa.QUERY_BLOCK * keys
+    assert largest.elements <= sdpa.QUERY_BLOCK * keys
 
 
 @pytest.mark.parametrize("name", sorted(VISIBILITIES))
 def test_flex_block_mask_holds_nothing_of_the_square(name: str) -> None:
     with Largest() as largest:
-        attention_flex.block_mask(VISIBILITIES[name], 1, ROW, ROW, torch.device("cpu"))
+        flex.block_mask(VISIBILITIES[name], 1, ROW, ROW, torch.device("cpu"))
     assert largest.elements <= 4 * ROW
 
 
 def test_flash_plan_holds_nothing_of_the_square(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setattr(attention_flash, "kernel", lambda: lambda q, *_, **__: seen.append(q.shape) or q)
+    monkeypatch.setattr(flash, "kernel", lambda: lambda q, *_, **__: seen.append(q.shape) or q)
     q, k, v = (torch.randn(1, heads, ROW, WIDTH) for heads in (HEADS, KV_HEADS, KV_HEADS))
     for visibility in VISIBILITIES.values():
         with Largest() as largest:
@@ -102,7 +102,7 @@ def test_flash_plan_holds_nothing_of_the_square(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_eager_refuses_long_rows() -> None:
-    q = torch.empty(1, 1, attention_eager.LARGEST + 1, 1)
+    q = torch.empty(1, 1, eager.LARGEST + 1, 1)
     with pytest.raises(ValueError, match=r"eager would hold a mask of 8193 x 8193.*set auto or sdpa"):
         attend(q, q, q, Visibility(), 1.0, EAGER)
 
@@ -114,9 +114,9 @@ def test_eager_refuses_long_rows() -> None:
 def test_flex_visits_the_blocks_it_must_and_no_other(
     monkeypatch: pytest.MonkeyPatch, documents: str, window: int | None, lag: str, queries: int
 ) -> None:
-    monkeypatch.setattr(attention_flex, "BLOCK", 16)
+    monkeypatch.setattr(flex, "BLOCK", 16)
     case = Case(DOCUMENTS[documents], window, LAGS[lag], queries=queries)
-    mask = attention_flex.block_mask(case.visibility(), 2, queries, LENGTH, torch.device("cpu"))
+    mask = flex.block_mask(case.visibility(), 2, queries, LENGTH, torch.device("cpu"))
     for row in range(2):
         seen_ST = case.seen_ST(row)
         tiles = [part.split(16, dim=1) for part in seen_ST.split(16, dim=0)]

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
-from longspec.train.models import attention_flash, attention_flex, attention_tree
-from longspec.train.models.attention import EAGER, FLASH, FLEX, SDPA, attend
-from longspec.train.models.visibility_tree import TreeVisibility
+from longspec.models.attention import flash, flex, tree
+from longspec.models.attention.backends import EAGER, FLASH, FLEX, SDPA, attend
+from longspec.models.attention.tree_visibility import TreeVisibility
 from tests.train.flash_stand_in import flash_attn_with_kvcache
 
 HEADS, GROUPS, WIDTH, SCALE = 2, 3, 16, 0.3
@@ -55,8 +55,8 @@ def by_hand(q: Tensor, k: Tensor, v: Tensor, visibility: TreeVisibility) -> Tens
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """flash-attn's stand-in, and flex_attention uncompiled."""
-    monkeypatch.setattr(attention_flash, "cache_kernel", lambda: flash_attn_with_kvcache)
-    monkeypatch.setattr(attention_flex, "compiled_for_lengths", lambda: flex_attention)
+    monkeypatch.setattr(flash, "cache_kernel", lambda: flash_attn_with_kvcache)
+    monkeypatch.setattr(flex, "compiled_for_lengths", lambda: flex_attention)
     monkeypatch.setattr("torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
 
 
@@ -88,10 +88,10 @@ def test_parts_equal_one_mask(backend: str, lengths, dtype: torch.dtype, toleran
 @pytest.mark.parametrize("window", [None, 25])
 @pytest.mark.parametrize("backend", [FLASH, FLEX, SDPA])
 def test_parts_equal_one_mask_on_a_gpu(backend: str, lengths, window, dtype: torch.dtype) -> None:
-    if backend == FLASH and (dtype == torch.float32 or not attention_flash.is_installed()):
+    if backend == FLASH and (dtype == torch.float32 or not flash.is_installed()):
         pytest.skip("flash-attn is not installed, or does not take this dtype")
-    for tree in (True, False):
-        case = tree_case(lengths, dtype, window, "cuda", tree=tree)
+    for is_tree in (True, False):
+        case = tree_case(lengths, dtype, window, "cuda", tree=is_tree)
         seen, wanted = attend(*case, SCALE, backend).cpu().double(), by_hand(*case)
         assert (seen - wanted).norm() <= 0.01 * wanted.norm()
 
@@ -106,13 +106,13 @@ def test_flex_compiles_once_for_all_lengths_on_a_gpu() -> None:
 
 @pytest.mark.gpu
 def test_the_stand_in_of_the_cache_kernel_is_flash_attn() -> None:
-    if not attention_flash.is_installed():
+    if not flash.is_installed():
         pytest.skip("flash-attn is not installed")
     q, k, v, visibility = tree_case((200, 7, 0, 128), torch.bfloat16, device="cuda", tree=False)
     settings = {"softmax_scale": SCALE, "return_softmax_lse": True}
     arguments = [x.transpose(1, 2) for x in (q, k, v)]
     lengths_B = visibility.lengths_B.to(torch.int32)
-    seen, log_sums, *_ = attention_flash.cache_kernel()(*arguments, cache_seqlens=lengths_B, **settings)
+    seen, log_sums, *_ = flash.cache_kernel()(*arguments, cache_seqlens=lengths_B, **settings)
     wanted, wanted_log_sums = flash_attn_with_kvcache(*(x.cpu() for x in arguments), cache_seqlens=lengths_B.cpu(), **settings)
     torch.testing.assert_close(seen.cpu(), wanted, atol=2e-2, rtol=2e-2)
     there = visibility.lengths_B.cpu() > 0
@@ -131,7 +131,7 @@ def test_no_mask_reaches_over_a_prefix_that_all_see(monkeypatch: pytest.MonkeyPa
 
 def test_blocks_of_the_prefix_need_no_look_at_keys_for_flex() -> None:
     """Of 300 + 8, 128 + 8, 7 + 8 and 0 + 8 keys: whole blocks of 128 first, then those that hold an end or the tree."""
-    mask = attention_flex.tree_block_mask(tree_case((300, 128, 7, 0), torch.float32)[3], 24, 308)
+    mask = flex.tree_block_mask(tree_case((300, 128, 7, 0), torch.float32)[3], 24, 308)
     assert mask.full_kv_num_blocks.flatten().tolist() == [2, 1, 0, 0]
     assert mask.kv_num_blocks.flatten().tolist() == [1, 1, 2, 1]
 
@@ -150,13 +150,13 @@ def test_a_query_that_sees_nothing_gets_zeros(backend: str, window) -> None:
 
 def test_the_cpus_kernel_takes_prefix_and_tree_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """The prefix without a mask where all rows are of one length, else with one row of it for all queries."""
-    asked, fused = [], attention_tree.FUSED
+    asked, fused = [], tree.FUSED
 
     def asked_for(*tensors: Tensor, attn_mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
         asked.append((tensors[1].shape[2], None if attn_mask is None else tuple(attn_mask.shape)))
         return fused(*tensors, attn_mask=attn_mask, scale=scale)
 
-    monkeypatch.setattr(attention_tree, "FUSED", asked_for)
+    monkeypatch.setattr(tree, "FUSED", asked_for)
     for lengths in ((50, 50), (50, 20)):
         attend(*tree_case(lengths, torch.float32), SCALE)
     nodes = (8, (2, 1, GROUPS * 8, 8))

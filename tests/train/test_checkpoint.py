@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from longspec.artefact import describe_files
-from longspec.train import checkpoint, shards, slots
+from longspec.atomic_files import describe_files
+from longspec.train.checkpoint import checkpoint_dir, checkpoint_file, save_load
 from longspec.train.metrics import Metrics
 
 
@@ -23,7 +23,7 @@ def write_slot(slot: Path, step: int, *, damaged: bool = False) -> None:
     (slot / "weights.pt").write_text(f"weights of step {step}")
     identity = {"recipe": {"lr": 1}}
     content = {"step": step, "steps": 100, "identity": identity, "files": describe_files(slot, ["weights.pt"])}
-    (slot / slots.MANIFEST).write_text(json.dumps(slots.seal(content)))
+    (slot / checkpoint_dir.MANIFEST).write_text(json.dumps(checkpoint_dir.seal(content)))
     if damaged:
         (slot / "weights.pt").write_text("x")
 
@@ -36,7 +36,7 @@ def test_a_whole_slot_is_left_after_a_crash(
     write_slot(tmp_path / "last_2", 10)
     write_slot(tmp_path / "last", 20, damaged=newest_damaged)
     best = 10 if newest_damaged else 20
-    found = slots.find_slot(tmp_path)  # as a resuming job does
+    found = checkpoint_dir.find_slot(tmp_path)  # as a resuming job does
     assert found is not None
     assert found[1]["step"] == best
     write_slot(tmp_path / ".saving-30", 30)
@@ -51,19 +51,19 @@ def test_a_whole_slot_is_left_after_a_crash(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", crashing)
         try:
-            slots.rotate(tmp_path, tmp_path / ".saving-30")
+            checkpoint_dir.rotate(tmp_path, tmp_path / ".saving-30")
         except CrashError:
             pass
         else:
             best = 30
-    found = slots.find_slot(tmp_path)
+    found = checkpoint_dir.find_slot(tmp_path)
     assert found is not None
     assert found[1]["step"] == best
-    slots.begin(tmp_path / ".saving-40")
+    checkpoint_dir.begin(tmp_path / ".saving-40")
     assert {path.name for path in tmp_path.glob(".saving*")} == {".saving-40"}
 
 
-@pytest.mark.parametrize("name", ["weights.pt", slots.MANIFEST])
+@pytest.mark.parametrize("name", ["weights.pt", checkpoint_dir.MANIFEST])
 def test_any_changed_byte_of_a_slot_is_seen(tmp_path: Path, name: str) -> None:
     write_slot(tmp_path / "last", 20)
     path = tmp_path / "last" / name
@@ -73,27 +73,27 @@ def test_any_changed_byte_of_a_slot_is_seen(tmp_path: Path, name: str) -> None:
         changed[index] ^= 1
         path.write_bytes(changed)
         with pytest.raises(ValueError, match=name):
-            slots.read_slot(tmp_path / "last")
+            checkpoint_dir.read_slot(tmp_path / "last")
         path.write_bytes(whole[:index])
         with pytest.raises(ValueError, match=name):
-            slots.read_slot(tmp_path / "last")
+            checkpoint_dir.read_slot(tmp_path / "last")
     path.write_bytes(whole)
-    assert slots.read_slot(tmp_path / "last")["step"] == 20
+    assert checkpoint_dir.read_slot(tmp_path / "last")["step"] == 20
     path.unlink()
     with pytest.raises(ValueError, match=f"{name}: missing"):
-        slots.read_slot(tmp_path / "last")
+        checkpoint_dir.read_slot(tmp_path / "last")
 
 
 def test_another_identity_is_refused_until_the_stage_is_finished(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     write_slot(folder / "last", 20)
-    assert slots.find_resumable(folder, {"recipe": {"lr": 1}})[1]["step"] == 20
+    assert checkpoint_dir.find_resumable(folder, {"recipe": {"lr": 1}})[1]["step"] == 20
     with pytest.raises(ValueError, match=r"step 20 of 100.*recipe\.lr: 1 -> 2"):
-        slots.find_resumable(folder, {"recipe": {"lr": 2}})
+        checkpoint_dir.find_resumable(folder, {"recipe": {"lr": 2}})
     write_slot(folder / "damaged", 100)
     (folder / "last").rename(folder / "last_2")
     (folder / "damaged").rename(folder / "last")
-    assert slots.find_resumable(folder, {"recipe": {"lr": 2}}) is None
+    assert checkpoint_dir.find_resumable(folder, {"recipe": {"lr": 2}}) is None
     assert len(list(tmp_path.glob("checkpoints.*/last"))) == 1
 
 
@@ -101,22 +101,24 @@ def write_shards(folder: Path, cuts: list[int]) -> dict[str, torch.Tensor]:
     """Two parameters, each cut at these elements over as many ranks."""
     whole = {"a": torch.randn(3, 4), "b": torch.randn(12)}
     for rank, (start, end) in enumerate(zip([0, *cuts], [*cuts, 12], strict=True)):
-        tensors = {shards.shard_key("fp32", name, start): tensor.flatten()[start:end] for name, tensor in whole.items()}
+        tensors = {
+            checkpoint_file.shard_key("fp32", name, start): tensor.flatten()[start:end] for name, tensor in whole.items()
+        }
         sizes = {key: tensor.numel() for key, tensor in tensors.items()}
-        begin = shards.header(sizes, {shards.RANDOM: f"rank {rank}"})
-        entry = shards.write_shard(folder / shards.shard_name(rank), begin, tensors.values())
-        assert {shards.shard_name(rank): entry} == describe_files(folder, [shards.shard_name(rank)])
+        begin = checkpoint_file.header(sizes, {checkpoint_file.RANDOM: f"rank {rank}"})
+        entry = checkpoint_file.write_shard(folder / checkpoint_file.shard_name(rank), begin, tensors.values())
+        assert {checkpoint_file.shard_name(rank): entry} == describe_files(folder, [checkpoint_file.shard_name(rank)])
     return whole
 
 
 def test_shards_are_safetensors_and_come_back_whole(tmp_path: Path) -> None:
     whole = write_shards(tmp_path, [5, 7])
     names = [path.name for path in tmp_path.iterdir()]
-    read = [load_file(tmp_path / shards.shard_name(rank)) for rank in range(3)]
+    read = [load_file(tmp_path / checkpoint_file.shard_name(rank)) for rank in range(3)]
     assert torch.equal(torch.cat([read[0]["fp32|b|0"], read[1]["fp32|b|5"], read[2]["fp32|b|7"]]), whole["b"])
-    again = shards.whole_tensors(tmp_path, names, {"a": [3, 4], "b": [12]}, "fp32")
+    again = checkpoint_file.whole_tensors(tmp_path, names, {"a": [3, 4], "b": [12]}, "fp32")
     assert all(torch.equal(again[name], tensor) for name, tensor in whole.items())
-    reader = shards.Shards(tmp_path, names)
+    reader = checkpoint_file.Shards(tmp_path, names)
     for start in range(12):
         for end in range(start + 1, 13):
             part = torch.zeros(end - start)
@@ -129,11 +131,11 @@ def test_what_is_missing_or_strange_is_named(tmp_path: Path) -> None:
     write_shards(tmp_path, [5, 7])
     names = sorted(path.name for path in tmp_path.iterdir())
     with pytest.raises(ValueError, match="fp32 of a: elements 5 to 12 are in none of its files"):
-        shards.whole_tensors(tmp_path, [names[0], names[2]], {"a": [3, 4], "b": [12]}, "fp32")
+        checkpoint_file.whole_tensors(tmp_path, [names[0], names[2]], {"a": [3, 4], "b": [12]}, "fp32")
     with pytest.raises(ValueError, match="fp32 of c: elements 0 to 2"):
-        shards.whole_tensors(tmp_path, names, {"a": [3, 4], "b": [12], "c": [2]}, "fp32")
+        checkpoint_file.whole_tensors(tmp_path, names, {"a": [3, 4], "b": [12], "c": [2]}, "fp32")
     with pytest.raises(ValueError, match="b: unexpected"):
-        shards.whole_tensors(tmp_path, names, {"a": [3, 4]}, "fp32")
+        checkpoint_file.whole_tensors(tmp_path, names, {"a": [3, 4]}, "fp32")
 
 
 def test_random_generators_go_on_where_they_were() -> None:
@@ -145,16 +147,16 @@ def test_random_generators_go_on_where_they_were() -> None:
         return [random.gauss(0, 1), random.random(), np.random.randn(), np.random.rand(), float(torch.rand(1))]
 
     random.gauss(0, 1), np.random.randn()  # both keep the second of a pair of normal draws
-    state = checkpoint.random_state()
+    state = save_load.random_state()
     first = draws()
     assert draws() != first
-    checkpoint.restore_random_state(state)
+    save_load.restore_random_state(state)
     assert draws() == first
-    checkpoint.seed_new_rank(5, 3)
+    save_load.seed_new_rank(5, 3)
     first = draws()
-    checkpoint.seed_new_rank(5, 3)
+    save_load.seed_new_rank(5, 3)
     assert draws() == first
-    checkpoint.seed_new_rank(5, 4)
+    save_load.seed_new_rank(5, 4)
     assert draws() != first
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from longspec.distributed import Ranks
 from longspec.train.arguments import read_job
-from longspec.train.deadline import slurm_deadline
+from longspec.train.lifetime.deadline import slurm_deadline
 
 LATER = "2031-05-06T07:08:09"
 

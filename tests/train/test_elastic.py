@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from longspec.artefact import read_json
+from longspec.atomic_files import read_json
 from longspec.draft.deepspeed_checkpoint import read_deepspeed
 from longspec.draft.folder import write_draft
-from longspec.train.checkpoint import draft_state_dict
-from longspec.train.models.weights import PTH, SAFETENSORS
+from longspec.methods.glide.weights import PTH, SAFETENSORS
+from longspec.train.checkpoint.save_load import draft_state_dict
 from tests.corpus import Corpus
 from tests.train.chaos import small_disk
 from tests.train.jobs import finish, start, torchrun

@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from longspec.artefact import write_json
-from longspec.data.shards import PackedRows
+from longspec.atomic_files import write_json
+from longspec.data.pack.arrow_shards import PackedRows
 from tests.corpus import Corpus
 from tests.train.jobs import Job, MakeJob, finish, start
 from tests.train.test_job import assert_same

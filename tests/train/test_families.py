@@ -5,13 +5,13 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from longspec.config import Draft
-from longspec.decode.glide_drafter import GlideDrafter
-from longspec.decode.plain import decode_plain
+from longspec.decode.autoregressive import decode_plain
 from longspec.decode.prefill import prefill
 from longspec.decode.speculate import speculate
 from longspec.decode.tree import DEFAULT_SHAPE
-from longspec.train.models.attach import attach
-from longspec.train.models.glide import Glide
+from longspec.methods.glide.attach import attach
+from longspec.methods.glide.drafter import GlideDrafter
+from longspec.methods.glide.model import Glide
 from tests.train.targets import VOCABULARY
 
 WINDOW, NEW, CHAIN, NO_EOS = 12, 40, 4, -1

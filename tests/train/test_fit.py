@@ -12,8 +12,8 @@ from omegaconf import OmegaConf
 from transformers import LlamaConfig, Qwen2Config
 
 from longspec.config import DeepSpeed, Runtime
-from longspec.train import fit, memory
-from longspec.train.memory import BUCKET, OPTIMIZER, Setup
+from longspec.train.estimate import memory, memory_check
+from longspec.train.estimate.memory import BUCKET, OPTIMIZER, Setup
 from tests.train.test_memory import CPU, glide_of, recipe_of, setup_of
 
 SHAPE = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -45,7 +45,7 @@ def test_nothing_is_left_of_the_dry_batch(lag_mode: str) -> None:
     weights = {name: tensor.clone() for name, tensor in glide.state_dict().items()}
     state, sizes = torch.random.get_rng_state(), []
     glide.states.register_forward_hook(lambda module, inputs, output: sizes.append(tuple(inputs[0].shape)))
-    fit.dry_batch(glide, replace(setup, micro_batch=3), with_llm_loss=True)
+    memory_check.dry_batch(glide, replace(setup, micro_batch=3), with_llm_loss=True)
     assert sizes == [(3, 64)]
     assert all(parameter.grad is None for parameter in glide.parameters())
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -67,20 +67,20 @@ def test_out_of_memory_is_explained() -> None:
     with pytest.raises(
         ValueError, match=r"out of memory: a micro batch of 1 x 64 tokens needs about .* Change one or several of: "
     ):
-        fit.dry_batch(glide, setup, with_llm_loss=True)
+        memory_check.dry_batch(glide, setup, with_llm_loss=True)
 
 
 def test_other_failures_are_not_taken_for_it() -> None:
     glide, setup = glide_of(CONFIG, torch.float32), setup_of(CONFIG, 64, torch.float32)
     run_out(glide, RuntimeError("shapes do not fit"))
     with pytest.raises(RuntimeError, match="shapes do not fit"):
-        fit.dry_batch(glide, setup, with_llm_loss=True)
+        memory_check.dry_batch(glide, setup, with_llm_loss=True)
 
 
 SCRIPT = """
 import resource, torch
 from dataclasses import replace
-from longspec.train import fit
+from longspec.train.estimate import memory_check
 from tests.train.test_fit import CONFIG
 from tests.train.test_memory import glide_of, setup_of
 
@@ -104,13 +104,13 @@ def test_a_cpu_that_runs_out_of_memory_says_so(root: Path) -> None:
 def test_the_message_names_the_largest_and_switches_with_what_they_save() -> None:
     """Each switch's figure is the estimate of a job in which it is really set."""
     setup = large()
-    text = fit.explain_out_of_memory(setup, 40 * 2**30)
-    assert f"needs about {fit.gib(memory.peak(memory.estimate(setup)))} of this device's 40.00 GiB" in text
+    text = memory_check.explain_out_of_memory(setup, 40 * 2**30)
+    assert f"needs about {memory_check.gib(memory.peak(memory.estimate(setup)))} of this device's 40.00 GiB" in text
     assert text.index("target weights 14.96 GiB") < text.index("Change one")
-    options = dict(fit.alternatives(setup))
+    options = dict(memory_check.alternatives(setup))
     partitioned = memory.peak(memory.estimate(large(target="partitioned")))
     assert options["runtime.target: partitioned"] == partitioned
-    assert f"runtime.target: partitioned (then {fit.gib(partitioned)})" in text
+    assert f"runtime.target: partitioned (then {memory_check.gib(partitioned)})" in text
     # It would bring a bucket of 1.86 GiB along, which ZeRO-1 in bf16 has not, to save 0.3 GiB.
     offloaded = memory.estimate(large(deepspeed=DeepSpeed(offload_optimizer="cpu")))
     assert memory.peak(offloaded) > memory.peak(memory.estimate(setup))
@@ -122,7 +122,7 @@ def test_the_message_names_the_largest_and_switches_with_what_they_save() -> Non
 
 def test_switches_that_would_not_help_are_not_named() -> None:
     setup = replace(large(target="partitioned"), micro_batch=1, zero_stage=3, offload="cpu")
-    assert not {text for text, _ in fit.alternatives(setup)} & {
+    assert not {text for text, _ in memory_check.alternatives(setup)} & {
         "runtime.micro_batch: 1",
         "runtime.target: partitioned",
         "runtime.deepspeed.zero_stage: 3",
@@ -134,23 +134,23 @@ def test_switches_that_would_not_help_are_not_named() -> None:
 def test_on_a_gpu_the_dry_batch_also_takes_what_the_engine_will_hold() -> None:
     items = memory.estimate(large())
     expected = sum(item.bytes for item in items if item.name in (OPTIMIZER, BUCKET))
-    assert fit.to_come(items) == expected > 0
+    assert memory_check.to_come(items) == expected > 0
     offloaded = memory.estimate(replace(large(), offload="cpu"))
-    assert fit.to_come(offloaded) == sum(item.bytes for item in offloaded if item.name == BUCKET)
+    assert memory_check.to_come(offloaded) == sum(item.bytes for item in offloaded if item.name == BUCKET)
 
 
 def test_the_table_has_every_item_and_both_peaks() -> None:
     setup = replace(large(), offload="cpu")
-    lines = fit.table(setup).splitlines()
+    lines = memory_check.table(setup).splitlines()
     items = memory.estimate(setup)
     assert len(lines) == len(items) + 2
     assert all(any(line.split("  ")[1] == item.name for line in lines) for item in items)
     peaks = [line for line in lines if "PEAK" in line]
     for line, on_host in zip(peaks, (False, True), strict=True):
-        assert fit.gib(memory.peak(items, on_host=on_host)) in line
+        assert memory_check.gib(memory.peak(items, on_host=on_host)) in line
 
 
 def test_main_memory_is_the_operating_systems() -> None:
     with open("/proc/meminfo") as file:  # noqa: PTH123 - no file
         total = int(file.readline().split()[1]) * 1024
-    assert fit.memory_of(CPU) == pytest.approx(total, rel=0.01)
+    assert memory_check.memory_of(CPU) == pytest.approx(total, rel=0.01)

@@ -17,12 +17,12 @@ from transformers import (
 )
 
 from longspec.config import Draft
-from longspec.data.shards import PackedRows
-from longspec.train import flops
-from longspec.train.flops import Pairs
-from longspec.train.models import attach
-from longspec.train.models.target_states import STATES_ATTENTION, TargetStates
-from longspec.train.models.visibility import Visibility
+from longspec.data.pack.arrow_shards import PackedRows
+from longspec.methods.glide import attach
+from longspec.models.attention.visibility import Visibility
+from longspec.states.forward import STATES_ATTENTION, TargetStates
+from longspec.train.estimate import flops
+from longspec.train.estimate.flops import Pairs
 from tests.corpus import Corpus
 
 SHAPES = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}

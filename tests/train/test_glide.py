@@ -9,11 +9,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from longspec.config import Draft
-from longspec.train.models.attach import attach
-from longspec.train.models.glide import Glide
+from longspec.methods.glide.attach import attach
+from longspec.methods.glide.draws import RowDraw, shift_positions
+from longspec.methods.glide.model import Glide
 from longspec.train.models.llama_glide import LlamaGlide
 from longspec.train.models.qwen2_glide import Qwen2Glide
-from longspec.train.positions import RowDraw, shift_positions
 from tests.train.reference import draft_hidden
 from tests.train.targets import VOCABULARY
 

@@ -9,11 +9,12 @@ import torch
 from safetensors.torch import load_file
 
 from longspec import jsonl
-from longspec.artefact import describe_files, read_json, write_json
+from longspec.atomic_files import describe_files, read_json, write_json
 from longspec.config import compose
-from longspec.data import pack, tokenize
-from longspec.data.held_out import held_out_rows
-from longspec.data.shards import PackedRows
+from longspec.data import tokenize
+from longspec.data.pack import packing
+from longspec.data.pack.arrow_shards import PackedRows
+from longspec.data.pack.held_out_rows import held_out_rows
 from longspec.train.models.qwen2_glide import Qwen2Glide
 from tests.corpus import LENGTH, Corpus, questions, sentences, write_raw
 from tests.train.jobs import RECIPE, finish, start, torchrun
@@ -31,7 +32,7 @@ def make_packed(folder: Path, corpus: Corpus, collation: str, train: list[Any], 
     jsonl.write(raw.parent / "held_out.jsonl", held_out)
     write_json(raw, read_json(raw) | {"files": describe_files(raw.parent, ["train.jsonl", "held_out.jsonl"])})
     tokenize.make(raw, corpus.tokenizer, 0, 1, folder / "tokens/000.json")
-    pack.make([folder / "tokens/000.json"], LENGTH, collation, "split", folder / "packed/manifest.json")
+    packing.make([folder / "tokens/000.json"], LENGTH, collation, "split", folder / "packed/manifest.json")
     return folder / "packed/manifest.json"
 
 

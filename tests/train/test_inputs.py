@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from longspec.families import check_target, position_limit
-from longspec.train.models.attach import attach
+from longspec.methods.glide.attach import attach
 from longspec.train.models.llama_glide import LlamaGlide
 from longspec.train.models.qwen2_glide import Qwen2Glide
 from tests.train.targets import TARGETS, save_target

@@ -12,13 +12,14 @@ import torch
 from safetensors.torch import load_file
 from transformers import Qwen2Config
 
-from longspec.artefact import write_json
+from longspec.atomic_files import write_json
 from longspec.config import Recipe, load
-from longspec.data import pack, tokenize
-from longspec.data.shards import PackedRows
+from longspec.data import tokenize
+from longspec.data.pack import packing
+from longspec.data.pack.arrow_shards import PackedRows
 from longspec.distributed import Ranks
-from longspec.train.batches import StepBatches
-from longspec.train.checkpoint import draft_state_dict
+from longspec.train.checkpoint.save_load import draft_state_dict
+from longspec.train.micro_batches import StepBatches
 from tests.corpus import LENGTH, Corpus, questions, sentences, write_raw
 from tests.train.jobs import PLAIN, Job, MakeJob, deepspeed, finish, kill_rank, start, torchrun
 from tests.train.test_partition import PERSISTENT, WIDE, save
@@ -46,7 +47,7 @@ def pack_records(corpus: Corpus, folder: Path, records: list[dict[str, object]],
     """The manifest of these records' packed rows."""
     raw, shard, packed = write_raw(folder / "raw", records), folder / "tokens/000.json", folder / "packed/manifest.json"
     tokenize.make(raw, corpus.tokenizer, 0, 1, shard)
-    pack.make([shard], LENGTH, collation, "split", packed)
+    packing.make([shard], LENGTH, collation, "split", packed)
     return packed
 
 

@@ -18,9 +18,9 @@ from typing import Any, NoReturn
 
 import pytest
 
-from longspec.artefact import read_json, write_json
-from longspec.train import lease
-from longspec.train.lease import Fence, Lease, acquire, read
+from longspec.atomic_files import read_json, write_json
+from longspec.train.lifetime import lease
+from longspec.train.lifetime.lease import Fence, Lease, acquire, read
 from tests.slurm.cluster import is_running, until
 from tests.train.chaos import small_disk
 from tests.train.frozen import PLACES
@@ -135,7 +135,9 @@ def test_what_was_given_back_is_taken_without_watching(tmp_path: Path, capsys: p
 
 def killed(out: Path) -> int:
     """Process id of a job on this machine that was killed while it held the folder."""
-    program = "import sys, time, pathlib; from longspec.train.lease import acquire; held = acquire(pathlib.Path(sys.argv[1]))"
+    program = (
+        "import sys, time, pathlib; from longspec.train.lifetime.lease import acquire; a = acquire(pathlib.Path(sys.argv[1]))"
+    )
     command = [sys.executable, "-c", f"{program}; print(flush=True); time.sleep(1000)", str(out)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from longspec.train import losses
+from longspec.models import losses
 
 
 def plain(hidden_NH, teacher_NH, weight_VH, labels_N, kind, temperature):

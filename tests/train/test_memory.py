@@ -16,11 +16,11 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3MoeConfig
 
 from longspec.config import Draft, Runtime, compose
-from longspec.train import memory
-from longspec.train.memory import ALWAYS, BUCKET, DRAFT, OPTIMIZER, TARGET, Setup
-from longspec.train.models import attach
-from longspec.train.models.glide import Glide
-from longspec.train.models.target_states import STATES_ATTENTION, TargetStates
+from longspec.methods.glide import attach
+from longspec.methods.glide.model import Glide
+from longspec.states.forward import STATES_ATTENTION, TargetStates
+from longspec.train.estimate import memory
+from longspec.train.estimate.memory import ALWAYS, BUCKET, DRAFT, OPTIMIZER, TARGET, Setup
 from tests.train.held import CASES
 
 CPU = torch.device("cpu")

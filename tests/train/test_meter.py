@@ -9,12 +9,12 @@ from omegaconf import OmegaConf
 from transformers import Qwen2Config
 
 from longspec.config import Draft, Runtime, compose
-from longspec.data.shards import PackedRows
+from longspec.data.pack.arrow_shards import PackedRows
 from longspec.distributed import Ranks
-from longspec.train import flops
-from longspec.train.batches import StepBatches
-from longspec.train.meter import Meter, expected_tokens, peak_memory
+from longspec.train.estimate import flops
+from longspec.train.micro_batches import StepBatches
 from longspec.train.phases import PHASES
+from longspec.train.throughput import Meter, expected_tokens, peak_memory
 from tests.corpus import Corpus
 
 

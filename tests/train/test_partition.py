@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3MoeConfig
 
-from longspec.artefact import write_json
+from longspec.atomic_files import write_json
 from longspec.config import compose
-from longspec.train.checkpoint import draft_state_dict
+from longspec.train.checkpoint.save_load import draft_state_dict
 from tests.corpus import Corpus
 from tests.train.jobs import Job, finish, kill_rank, start, torchrun
 

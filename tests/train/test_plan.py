@@ -10,13 +10,13 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from longspec.artefact import write_json, write_text
+from longspec.atomic_files import write_json, write_text
 from longspec.config import Draft, Recipe, Runtime, compose, load, to_yaml
-from longspec.data.shards import PackedRows
+from longspec.data.pack.arrow_shards import PackedRows
 from longspec.draft.folder import write_draft
-from longspec.train import flops, plan
-from longspec.train.models.glide import GlideLayer
-from longspec.train.plan import Rows
+from longspec.methods.glide.model import GlideLayer
+from longspec.train.estimate import flops, plan
+from longspec.train.estimate.plan import Rows
 from tests.corpus import LENGTH, Corpus
 
 TARGET = LlamaConfig(

@@ -4,10 +4,10 @@ import numpy as np
 import torch
 
 from longspec.config import Draft, Recipe
-from longspec.data.shards import PackedRows
+from longspec.data.pack.arrow_shards import PackedRows
 from longspec.distributed import Ranks
-from longspec.train.batches import StepBatches
-from longspec.train.positions import RowDraw, draw_row, shift_positions
+from longspec.methods.glide.draws import RowDraw, draw_row, shift_positions
+from longspec.train.micro_batches import StepBatches
 from tests.corpus import Corpus
 
 DRAFT = Draft(anchors="random", lag_mode="random", lag=4)

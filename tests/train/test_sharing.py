@@ -2,7 +2,7 @@
 
 import pytest
 
-from longspec.train.sharing import sharing_ranks
+from longspec.train.estimate.grad_accum import sharing_ranks
 
 
 @pytest.mark.parametrize(

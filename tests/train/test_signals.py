@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from longspec.train.stopping import SAME_REQUEST
+from longspec.train.lifetime.preemption import SAME_REQUEST
 from tests.slurm.cluster import is_running
 from tests.train.jobs import Job, MakeJob, children_of, deepspeed, family, finish, ranks_of, torchrun
 

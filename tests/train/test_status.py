@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from longspec.artefact import write_json
+from longspec.atomic_files import write_json
 from longspec.config import compose
 from longspec.distributed import Ranks
-from longspec.train import slots, status
 from longspec.train.arguments import Job
-from longspec.train.status import DeterministicError, Status, fingerprint, refuse_repetition
+from longspec.train.checkpoint import checkpoint_dir
+from longspec.train.lifetime import job_status
+from longspec.train.lifetime.job_status import DeterministicError, Status, fingerprint, refuse_repetition
 
 ONE = Ranks(0, 0, 1)
 
@@ -34,8 +35,8 @@ class Package:
 
 
 REPAIRS: dict[str, Callable[[Path, pytest.MonkeyPatch], object]] = {
-    "an installed package": lambda _, patch: patch.setattr(status, "distributions", lambda: [Package()]),
-    "another GPU": lambda _, patch: patch.setattr(status, "_device", lambda: ["H200", 141, 8]),
+    "an installed package": lambda _, patch: patch.setattr(job_status, "distributions", lambda: [Package()]),
+    "another GPU": lambda _, patch: patch.setattr(job_status, "_device", lambda: ["H200", 141, 8]),
     "the target's files": lambda folder, _: write_json(folder / "target/config.json", {"model_type": "llama"}),
     "the data": lambda folder, _: write_json(folder / "data/manifest.json", {"rows": 1}),
 }
@@ -61,8 +62,8 @@ def test_a_full_disk_under_log_and_status_ends_no_job(job: Job) -> None:
     lines = [
         "from pathlib import Path",
         "from longspec.distributed import Ranks, log",
-        "from longspec.train.status import Status",
-        "import longspec.train.status as status, os",
+        "from longspec.train.lifetime.job_status import Status",
+        "import longspec.train.lifetime.job_status as status, os",
         "def full(*_): raise OSError(28, 'No space left on device')",
         "status.write_json = full",
         "log('one')",
@@ -79,11 +80,11 @@ def test_a_full_disk_under_log_and_status_ends_no_job(job: Job) -> None:
 def test_a_changed_recipe_is_refused_from_the_manifest_alone(tmp_path: Path, step: int, refused: bool) -> None:
     """Before a target is loaded; a finished stage is set aside later, and a damaged manifest is told later."""
     content = {"step": step, "steps": 9, "identity": {"recipe": {"seed": 1}}, "files": {"gone": {}}}
-    write_json(tmp_path / "last_2" / slots.MANIFEST, slots.seal(content))
-    write_json(tmp_path / "last" / slots.MANIFEST, {"torn": True})
-    slots.refuse_changed(tmp_path, {"recipe": {"seed": 1}})
+    write_json(tmp_path / "last_2" / checkpoint_dir.MANIFEST, checkpoint_dir.seal(content))
+    write_json(tmp_path / "last" / checkpoint_dir.MANIFEST, {"torn": True})
+    checkpoint_dir.refuse_changed(tmp_path, {"recipe": {"seed": 1}})
     if refused:
         with pytest.raises(ValueError, match=r"step 3 of 9\) were made with other settings: recipe.seed: 1 -> 2\. Undo"):
-            slots.refuse_changed(tmp_path, {"recipe": {"seed": 2}})
+            checkpoint_dir.refuse_changed(tmp_path, {"recipe": {"seed": 2}})
     else:
-        slots.refuse_changed(tmp_path, {"recipe": {"seed": 2}})
+        checkpoint_dir.refuse_changed(tmp_path, {"recipe": {"seed": 2}})

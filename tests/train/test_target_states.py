@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from longspec.train.models import target_states
-from longspec.train.models.attach import attach
-from longspec.train.models.glide import Glide
+from longspec.methods.glide.attach import attach
+from longspec.methods.glide.model import Glide
+from longspec.states import forward
 from tests.train.targets import VOCABULARY
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
@@ -85,13 +85,13 @@ class Counted:
         layer = glide.model.layers[-1]
         for name, module in {"mlp": layer.mlp, "lm_head": glide.lm_head, "first mlp": glide.model.layers[0].mlp}.items():
             module.register_forward_hook(lambda *_, name=name: self.count(name))
-        product = target_states.target_attention
+        product = forward.target_attention
 
         def counted(module: Any, *arguments: Any, **more: Any) -> Any:
             self.count(f"attention {module.layer_idx}")
             return product(module, *arguments, **more)
 
-        monkeypatch.setattr(target_states, "target_attention", counted)
+        monkeypatch.setattr(forward, "target_attention", counted)
 
     def count(self, name: str) -> None:
         self.calls[name] = self.calls.get(name, 0) + 1

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from longspec.config import CHOICES, Draft
-from longspec.train.models.attach import attach
-from longspec.train.models.glide import BLOCKS, Glide
-from longspec.train.positions import draw_row, shift_positions
+from longspec.methods.glide.attach import attach
+from longspec.methods.glide.draws import draw_row, shift_positions
+from longspec.methods.glide.model import BLOCKS, Glide
 from tests.train.targets import TARGETS, VOCABULARY
 
 LENGTHS = (9, 1, 30)  # of the documents in each row

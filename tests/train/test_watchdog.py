@@ -11,7 +11,7 @@ import pytest
 from torch.distributed import HashStore
 
 from longspec.distributed import Ranks
-from longspec.train.watchdog import Watchdog
+from longspec.train.lifetime.watchdog import Watchdog
 from tests.train.jobs import Job, MakeJob, deepspeed, finish, ranks_of, start, torchrun
 
 pytestmark = pytest.mark.slow

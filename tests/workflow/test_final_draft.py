@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from longspec.artefact import sha256_file
+from longspec.atomic_files import sha256_file
 from tests.workflow.conftest import Workflow, copy_to
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from longspec.artefact import read_json
+from longspec.atomic_files import read_json
 from tests.workflow.planning import Workflow
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ from subprocess import run
 import pytest
 from transformers import LlamaConfig
 
-from longspec.artefact import write_json
+from longspec.atomic_files import write_json
 from tests.corpus import LENGTH, Corpus
 from tests.workflow.planning import Workflow, copy_to
 

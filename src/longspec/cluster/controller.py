@@ -4,7 +4,7 @@ import os
 import socket
 from pathlib import Path
 
-from longspec.artefact import read_json, write_json
+from longspec.atomic_files import read_json, write_json
 from longspec.distributed import stat_of
 
 NOTE = Path(".snakemake/controller.json")

@@ -19,7 +19,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TextIO
 
-from longspec.cluster.attempts import append_last_words, new_log
+from longspec.cluster.attempt_logs import append_last_words, new_log
 from longspec.distributed import die_with_parent
 
 # Ports below those that systems give away by themselves; two jobs that share a node have different numbers.

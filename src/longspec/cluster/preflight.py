@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from longspec.artefact import write_json
+from longspec.atomic_files import write_json
 from longspec.cluster import preflight_compute, preflight_job, preflight_node
 from longspec.cluster.preflight_ranks import FAIL, OK, WARN, Facts, Finding, Place, UnreadableTargetError, meet, open_store
 from longspec.config import ConfigError, Recipe, Runtime, load

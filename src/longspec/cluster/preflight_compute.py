@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from longspec.cluster.preflight_ranks import FAIL, OK, WARN, Finding, Place
-from longspec.train.losses import fused_loss, linear_cross_entropy
-from longspec.train.models import attention, attention_flash
-from longspec.train.models.precision import resolve_dtype
-from longspec.train.models.target import head_width
-from longspec.train.models.visibility import Visibility
+from longspec.models.attention import backends, flash
+from longspec.models.attention.visibility import Visibility
+from longspec.models.losses import fused_loss, linear_cross_entropy
+from longspec.models.precision import resolve_dtype
+from longspec.models.target import head_width
 
 TRAIN = "pip install -c constraints.txt -e '.[train]'"
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 3e-2}
@@ -73,13 +73,13 @@ def _choice(wanted: str, device: torch.device, dtype: torch.dtype, width: int) -
         def emit(self, record: logging.LogRecord) -> None:
             words.append(record.getMessage())
 
-    log, kept = logging.getLogger(attention.__name__), Kept()
+    log, kept = logging.getLogger(backends.__name__), Kept()
     before = log.level
     log.addHandler(kept)
     log.setLevel(logging.INFO)
-    attention.fastest.cache_clear()
+    backends.fastest.cache_clear()
     try:
-        backend = attention.choose(wanted, device, dtype, width)
+        backend = backends.choose(wanted, device, dtype, width)
     finally:
         log.removeHandler(kept)
         log.setLevel(before)
@@ -89,7 +89,7 @@ def _choice(wanted: str, device: torch.device, dtype: torch.dtype, width: int) -
 def _result(backend: str, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Attention by a backend, and its gradients."""
     q_BNSD, k_BKTD, v_BKTD = leaves = [tensor.detach().requires_grad_() for tensor in tensors]
-    result = attention.attend(q_BNSD, k_BKTD, v_BKTD, Visibility(window=100), q_BNSD.shape[-1] ** -0.5, backend)
+    result = backends.attend(q_BNSD, k_BKTD, v_BKTD, Visibility(window=100), q_BNSD.shape[-1] ** -0.5, backend)
     return [result.detach(), *torch.autograd.grad(result.float().square().sum(), leaves)]
 
 
@@ -97,14 +97,14 @@ def attention_backend(place: Place, wanted: str, dtype: torch.dtype) -> Finding:
     """What one setting resolves to, and whether it computes what sdpa does."""
     width = head_width(place.config)
     backend, why = _choice(wanted, place.device, dtype, width)
-    if backend not in (attention.FLASH, attention.FLEX):
+    if backend not in (backends.FLASH, backends.FLEX):
         return Finding(OK, why)
     torch.manual_seed(0)
     tensors = [torch.randn(1, heads, 256, width, device=place.device, dtype=dtype) for heads in (4, 2, 2)]
-    pairs = zip(_result(backend, tensors), _result(attention.SDPA, tensors), strict=True)
+    pairs = zip(_result(backend, tensors), _result(backends.SDPA, tensors), strict=True)
     off = max(float((own - other).float().norm() / other.float().norm()) for own, other in pairs)
     if off > TOLERANCE[dtype]:
-        fix = f"set runtime.attention: sdpa, or install flash-attn anew: {attention_flash.INSTALL}"
+        fix = f"set runtime.attention: sdpa, or install flash-attn anew: {flash.INSTALL}"
         return Finding(FAIL, f"{why}; it differs from sdpa by {off:.1e}", fix)
     return Finding(OK, f"{why}; forward and backward as sdpa's to {off:.1e}")
 
@@ -124,7 +124,7 @@ def loss(place: Place) -> Finding:
         return Finding(OK, "chunked; Liger is for hard labels on GPUs")
     if fused_loss("cuda") is None:
         found = f"Liger is not installed; {', '.join(hard)} take the chunked loss, which is slower"
-        return Finding(WARN, found, attention_flash.INSTALL)
+        return Finding(WARN, found, flash.INSTALL)
     torch.manual_seed(0)
     dtype = resolve_dtype(place.recipes[0].precision)
     hidden, weight = (torch.randn(rows, 64, device=place.device, dtype=dtype) for rows in (32, 128))

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from longspec.artefact import check_files, read_json, write_text
+from longspec.atomic_files import check_files, read_json, write_text
 from longspec.cluster.preflight_ranks import FAIL, OK, POLL, WARN, Finding, Place
 from longspec.data import tokenize
-from longspec.data.chat import ChatTemplate
-from longspec.data.literal import LayoutError
+from longspec.data.chat.chat_template import ChatTemplate
+from longspec.data.chat.special_tokens import LayoutError
 from longspec.families import check_family
+from longspec.models.precision import resolve_dtype
 from longspec.target.fetch import weight_files
-from longspec.train.fit import explain_out_of_memory, gib
-from longspec.train.memory import GPU_OVERHEAD, Setup, estimate, peak, setup_of
-from longspec.train.models.precision import resolve_dtype
-from longspec.train.sharing import share_global_batch, sharing_ranks
+from longspec.train.estimate.grad_accum import share_global_batch, sharing_ranks
+from longspec.train.estimate.memory import GPU_OVERHEAD, Setup, estimate, peak, setup_of
+from longspec.train.estimate.memory_check import explain_out_of_memory, gib
 from longspec.train.trackers import NoKeyError, check_key, server_of
 from longspec.train.tracking import chosen
 
@@ -90,7 +90,7 @@ def disk(place: Place) -> Finding | None:
         return Finding(FAIL, f"{path}: reads back other than written", fix)
     speed = f"wrote {gib(WRITTEN)} at {WRITTEN / 1e6 / (time.perf_counter() - began):.0f} MB/s"
     free, inodes = shutil.disk_usage(place.out).free, os.statvfs(place.out)
-    from longspec.train.plan import disk_bytes  # with it comes DeepSpeed
+    from longspec.train.estimate.plan import disk_bytes  # with it comes DeepSpeed
 
     needed = sum(map(disk_bytes, setups(place).values()))
     if free < needed:

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from longspec.cluster.preflight_ranks import FAIL, OK, WARN, Finding, Place
-from longspec.train.fit import gib
-from longspec.train.memory import GIB
+from longspec.train.estimate.memory import GIB
+from longspec.train.estimate.memory_check import gib
 
 SKEW = 5.0  # seconds between two clocks, the ranks' ways to their answers included
 FILES, SHARED_MEMORY = 4096, GIB

@@ -21,10 +21,10 @@ import torch
 from torch.distributed import PrefixStore, TCPStore
 from transformers import AutoConfig
 
-from longspec.artefact import read_json
+from longspec.atomic_files import read_json
 from longspec.distributed import Ranks
 from longspec.families import check_target
-from longspec.train.fit import memory_of
+from longspec.train.estimate.memory_check import memory_of
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 POLL = 0.05  # seconds

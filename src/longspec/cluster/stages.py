@@ -11,10 +11,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from longspec.artefact import read_json
+from longspec.atomic_files import read_json
 from longspec.config import ConfigError, compose
-from longspec.train import lease as leases
-from longspec.train import slots
+from longspec.train.checkpoint import checkpoint_dir
+from longspec.train.lifetime import lease as leases
 from longspec.train.names import STATUS
 
 DEPTH = 3  # results/{run}/{variant}/{stage}; experiments started by hand lie less deep
@@ -163,12 +163,12 @@ def _row(line: bytes) -> dict[str, Any] | None:
 
 def _read_checkpoint(stage: Stage) -> None:
     """The newest slot whose manifest is whole; the large files beside it are not looked at."""
-    for name in slots.SLOTS:
+    for name in checkpoint_dir.SLOTS:
         slot = stage.folder / "checkpoints" / name
         try:
-            manifest = slots.read_manifest(slot)
+            manifest = checkpoint_dir.read_manifest(slot)
             stage.saved, stage.total = int(manifest["step"]), int(manifest["steps"])
-            stage.saved_ago = max(0.0, time.time() - (slot / slots.MANIFEST).stat().st_mtime)
+            stage.saved_ago = max(0.0, time.time() - (slot / checkpoint_dir.MANIFEST).stat().st_mtime)
             return
         except FileNotFoundError:  # rotated away at this moment
             continue

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from longspec.artefact import write_json, write_text
+from longspec.atomic_files import write_json, write_text
 from longspec.compare.numbers import compare_numbers
 from longspec.compare.page import render
 from longspec.compare.pairs import read_pair

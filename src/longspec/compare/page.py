@@ -5,7 +5,7 @@ from typing import Any
 from jinja2 import ChoiceLoader, PackageLoader
 from markupsafe import Markup
 
-from longspec.compare import plots
+from longspec.compare import paired_plots
 from longspec.compare.pairs import Pair
 from longspec.report import plots as report_plots
 from longspec.report.inputs import Settings
@@ -18,10 +18,10 @@ def figures(pair: Pair, numbers: dict[str, Any], settings: Settings) -> dict[str
     return {
         "acceptance": report_plots.acceptance(runs, numbers, settings, name=f"acceptance-{pair.variant}"),
         "speed": report_plots.speed(runs, numbers, settings, name=f"speed-{pair.variant}"),
-        "context": {drafter: plots.by_context(pair, numbers, settings, drafter) for drafter in compared},
-        "position": {drafter: plots.by_position(pair, numbers, settings, drafter) for drafter in compared},
-        "growth": plots.growth(pair),
-        "loss": plots.losses(pair) if pair.stages else Markup(),
+        "context": {drafter: paired_plots.by_context(pair, numbers, settings, drafter) for drafter in compared},
+        "position": {drafter: paired_plots.by_position(pair, numbers, settings, drafter) for drafter in compared},
+        "growth": paired_plots.growth(pair),
+        "loss": paired_plots.losses(pair) if pair.stages else Markup(),
     }
 
 

@@ -11,7 +11,9 @@ from typing import Any
 from rich.console import Console
 from tqdm import tqdm
 
-from longspec.data import hub, inspection, pack, placing, raw, tokenize
+from longspec.data import inspection, raw, tokenize
+from longspec.data.hub import fetch
+from longspec.data.pack import bin_packing, packing
 
 
 def parser() -> argparse.ArgumentParser:
@@ -36,8 +38,8 @@ def parser() -> argparse.ArgumentParser:
     verb = verbs.add_parser("pack", help="rows of one length from all token shards of a dataset")
     verb.add_argument("--tokens", required=True, nargs="+", type=Path, help="the shards' manifests")
     verb.add_argument("--length", required=True, type=int, help="tokens in a row")
-    verb.add_argument("--collation", required=True, choices=list(pack.COLLATIONS))
-    verb.add_argument("--overlong", default="split", choices=placing.OVERLONG)
+    verb.add_argument("--collation", required=True, choices=list(packing.COLLATIONS))
+    verb.add_argument("--overlong", default="split", choices=bin_packing.OVERLONG)
     verb.add_argument("--out", required=True, type=Path, help="the manifest to write")
     verb = verbs.add_parser("inspect", help="a row decoded, with its documents, trained tokens and where they come from")
     verb.add_argument("manifest", type=Path, help="of packed rows or of a token shard")
@@ -56,7 +58,7 @@ def inspect(arguments: argparse.Namespace) -> None:
 def run(arguments: argparse.Namespace, progress: Any) -> dict[str, Any]:
     """Do one verb; the numbers to report."""
     if arguments.verb == "fetch":
-        fetched = hub.make(arguments.source, arguments.revision, arguments.out, progress)
+        fetched = fetch.make(arguments.source, arguments.revision, arguments.out, progress)
         size = sum(file["bytes"] for file in fetched["files"].values())
         return {"commit": fetched["commit"], "files": len(fetched["files"]), "bytes": size}
     if arguments.verb == "raw":
@@ -64,7 +66,7 @@ def run(arguments: argparse.Namespace, progress: Any) -> dict[str, Any]:
     if arguments.verb == "tokenize":
         made = tokenize.make(arguments.raw, arguments.tokenizer, arguments.shard, arguments.num_shards, arguments.out, progress)
         return {key: made[key] for key in ("documents", "skipped", "tokens", "answer_tokens")}
-    made = pack.make(arguments.tokens, arguments.length, arguments.collation, arguments.overlong, arguments.out, progress)
+    made = packing.make(arguments.tokens, arguments.length, arguments.collation, arguments.overlong, arguments.out, progress)
     return {key: made[key] for key in ("rows", "documents", "pieces", "tokens", "cut_tokens", "padding_share", "labels")}
 
 

@@ -16,10 +16,10 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from longspec.artefact import read_json, sha256_file
+from longspec.atomic_files import read_json, sha256_file
 from longspec.data import tokenize
-from longspec.data.placing import histogram
-from longspec.data.shards import DOCUMENT_STARTS, LENGTH, PIECE_STARTS, PackedRows, TokenShards, view
+from longspec.data.pack.arrow_shards import DOCUMENT_STARTS, LENGTH, PIECE_STARTS, PackedRows, TokenShards, view
+from longspec.data.pack.bin_packing import histogram
 
 TRAINED, UNTRAINED, FRAME = "bold green", "default", "cyan"
 OPEN, CLOSE = "⟦", "⟧"

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from longspec import jsonl
-from longspec.artefact import check_files, describe_files, read_json, write_json
-from longspec.data import align, puzzles, sorting, sources, stdlib
-from longspec.data.items import Item, Note
+from longspec.atomic_files import check_files, describe_files, read_json, write_json
+from longspec.data.align import pipeline
+from longspec.data.read import source_files, split_records
+from longspec.data.read.items import Item, Note
+from longspec.demo import puzzles, stdlib
 
 # The settings each kind of source knows, with their defaults (None: must be given). `shards` is for `tokenize`.
 STDLIB: dict[str, Any] = {"min_characters": 0, "as": "", "held_out": 0.06}
@@ -71,7 +73,7 @@ def complete(name: str, settings: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"data.{name}.max_line_mb: must be above 0, is {whole['max_line_mb']}")
     if whole.get("as", "") not in ("", "code"):
         raise ValueError(f"data.{name}.as: {whole['as']!r} is unknown; only 'code'")
-    align.parse(name, whole.get("align", []))
+    pipeline.parse(name, whole.get("align", []))
     return whole
 
 
@@ -83,7 +85,7 @@ def origin_of(name: str, settings: dict[str, Any], fetched: Path | None) -> Orig
             raise ValueError(
                 f"data.{name}: {fetched} is given, but the source {source} is none of the hub's; leave --fetched out"
             )
-        return Origin([] if source in ("stdlib", "puzzles") else sources.files_of(source), {})
+        return Origin([] if source in ("stdlib", "puzzles") else source_files.files_of(source), {})
     if fetched is None:
         manifest_path = f"data/hub/{name}/manifest.json"
         raise ValueError(
@@ -107,7 +109,7 @@ def read(settings: dict[str, Any], files: list[Path]) -> Iterator[Item | Note]:
         made = puzzles.generate(settings["records"], settings["seed"])
     else:
         for path in files:
-            yield from sources.read(path, int(settings["max_line_mb"] * 1e6))
+            yield from source_files.read(path, int(settings["max_line_mb"] * 1e6))
         return
     for number, (key, record) in enumerate(made, 1):
         original = (jsonl.encode(each).encode() for each in [record])
@@ -129,13 +131,13 @@ def make(
     settings = complete(name, settings)
     origin = origin_of(name, settings, fetched)
     out.parent.mkdir(parents=True, exist_ok=True)
-    done = sorting.sort(name, settings, read(settings, origin.files), out, progress)
+    done = split_records.sort(name, settings, read(settings, origin.files), out, progress)
     manifest = {
         "name": name,
         "settings": settings,
         "origin": origin.told,
         "inputs": {str(path): path.stat().st_size for path in origin.files},
-        "files": describe_files(out.parent, sorting.OUTPUTS),
+        "files": describe_files(out.parent, split_records.OUTPUTS),
         "records": done.records,
         "rejects": done.rejects,
         "notes": done.notes,

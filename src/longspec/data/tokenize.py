@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from longspec.artefact import (
+from longspec.atomic_files import (
     check_files,
     describe_files,
     new_file,
@@ -22,11 +22,12 @@ from longspec.artefact import (
     sha256_text,
     write_json,
 )
-from longspec.data import chat, shards
-from longspec.data.encoding import Encoded, Encoder
-from longspec.data.literal import LayoutError
-from longspec.data.plans import Plan
-from longspec.data.records import RecordError
+from longspec.data.chat import chat_template
+from longspec.data.chat.encoding import Encoded, Encoder
+from longspec.data.chat.segments import Plan
+from longspec.data.chat.special_tokens import LayoutError
+from longspec.data.pack import arrow_shards
+from longspec.data.read.records import RecordError
 
 # Records are handed to the tokenizer in groups of about this many bytes: enough to keep all its threads busy.
 GROUP_BYTES = 1 << 20
@@ -180,7 +181,7 @@ def _write(
     encoder: Encoder,
     train: Path,
     part: tuple[int, int],
-    writer: shards.TokenWriter,
+    writer: arrow_shards.TokenWriter,
     progress: Callable[[int], None] | None,
 ) -> Tally:
     """Every record of the shard, `part` of (shard, num_shards), as a document, or counted as skipped."""
@@ -224,7 +225,7 @@ def make(
     remove_strays(arrow, out)
     most = raw_manifest["settings"].get("max_rejected", MAX_SKIPPED)
     with new_file(arrow) as beside:
-        with shards.TokenWriter(beside) as writer:
+        with arrow_shards.TokenWriter(beside) as writer:
             tally = _write(Encoder(tokenizer), train, (shard, num_shards), writer, progress)
         tally.check(train, raw_manifest["records"]["train"], most)
         # An old manifest must not stand beside the new shard.
@@ -243,7 +244,7 @@ def make(
         "eos": int(tokenizer.eos_token_id),
         "tokenizer": tokenizer_hash,
         "tokenizer_manifest": str(tokenizer_manifest),
-        "template": sha256_text(chat.template_of(tokenizer)),
+        "template": sha256_text(chat_template.template_of(tokenizer)),
         "files": describe_files(out.parent, [arrow.name]),
     }
     write_json(out, manifest)

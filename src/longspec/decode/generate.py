@@ -14,12 +14,12 @@ from transformers.generation import TemperatureLogitsWarper, TopKLogitsWarper, T
 from transformers.generation.configuration_utils import GenerationMode
 
 from longspec.decode.drafters import Drafter
-from longspec.decode.glide_drafter import GlideDrafter
 from longspec.decode.speculate import speculate
 from longspec.decode.tree import DEFAULT_SHAPE, Levels
 from longspec.families import check_target
-from longspec.train.models.glide import PUBLISHED, GlideLayer
-from longspec.train.models.weights import check_draft_config, draft_settings, load_draft_weights
+from longspec.methods.glide.drafter import GlideDrafter
+from longspec.methods.glide.model import PUBLISHED, GlideLayer
+from longspec.methods.glide.weights import check_draft_config, draft_settings, load_draft_weights
 
 WARPS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper)
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)

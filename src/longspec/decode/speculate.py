@@ -19,8 +19,8 @@ from longspec.decode.stops import Stops
 from longspec.decode.timing import Stopwatch
 from longspec.decode.tree import DEFAULT_SHAPE, DraftTree, Levels, levels_of
 from longspec.decode.verify import Verdict, descend
-from longspec.train.models.attention import TARGET_ATTENTION
-from longspec.train.models.visibility_tree import TreeVisibility
+from longspec.models.attention.backends import TARGET_ATTENTION
+from longspec.models.attention.tree_visibility import TreeVisibility
 
 STOP, LENGTH = "stop", "length"
 OnTokens = Callable[[int, list[int]], None]

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import yaml
 
-from longspec.artefact import describe_files, files_below, new_folder, read_json, write_json, write_text
+from longspec.atomic_files import describe_files, files_below, new_folder, read_json, write_json, write_text
 from longspec.distributed import log
 
 
 def extract(options: argparse.Namespace) -> None:
     """A checkpoint or a state dict -> its draft folder, on one CPU, without loading the target."""
     from longspec.draft.folder import draft_config, empty_layer, write_draft
-    from longspec.draft.sources import read_weights
     from longspec.draft.trained import recipe_and_folder, target_manifest
-    from longspec.train.models.weights import check_draft_state
+    from longspec.draft.weight_sources import read_weights
+    from longspec.methods.glide.weights import check_draft_state
 
     recipe, out = recipe_and_folder(options.checkpoint, options.recipe, options.out)
     target = read_json(options.target or target_manifest(recipe.model.name))["path"]
@@ -49,11 +49,11 @@ def final(options: argparse.Namespace) -> None:
 
 def push(options: argparse.Namespace) -> None:
     """Upload a final draft folder to the Hugging Face hub, with a model card."""
-    from longspec.draft import card, hub
+    from longspec.draft import card, hub_upload
 
-    hub.files_to_push(options.folder)
+    hub_upload.files_to_push(options.folder)
     text = card.model_card(options.folder, options.repo, options.revision, options.report, options.variant)
-    log(hub.push(options.folder, text, options.repo, options.revision, private=options.private))
+    log(hub_upload.push(options.folder, text, options.repo, options.revision, private=options.private))
 
 
 def main() -> None:

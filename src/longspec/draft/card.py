@@ -6,7 +6,7 @@ from typing import Any
 import jinja2
 import yaml
 
-from longspec.artefact import read_json
+from longspec.atomic_files import read_json
 
 TEMPLATE = "card.md.j2"
 HUB = "hf:"  # how a recipe names a target of the hub

@@ -5,7 +5,7 @@ transformers copies the file to a cache of its own and runs it there, without a 
 
 from pathlib import Path
 
-from longspec.artefact import write_text
+from longspec.atomic_files import write_text
 
 FILE = "custom_generate/generate.py"
 # transformers tells of missing imports by a package of that name; what stands in a `try` it leaves alone.

@@ -9,11 +9,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig
 
-from longspec.artefact import new_folder, write_json
+from longspec.atomic_files import new_folder, write_json
 from longspec.config import Recipe
 from longspec.draft.custom_generate import write_custom_generate
-from longspec.train.models.glide import GlideLayer
-from longspec.train.models.weights import CONFIG, KIND, PTH, SAFETENSORS, UNUSED, published_layout
+from longspec.methods.glide.model import GlideLayer
+from longspec.methods.glide.weights import CONFIG, KIND, PTH, SAFETENSORS, UNUSED, published_layout
 
 TARGET_FIELDS = (
     "model_type",

@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from longspec.artefact import read_json, sha256_file
+from longspec.atomic_files import read_json, sha256_file
 
 
 def git_commit() -> str:

@@ -5,9 +5,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from longspec.artefact import read_json
+from longspec.atomic_files import read_json
 from longspec.config import Recipe, differences, load, typed
-from longspec.train.slots import MANIFEST, read_manifest
+from longspec.train.checkpoint.checkpoint_dir import MANIFEST, read_manifest
 
 
 def recipe_and_folder(checkpoint: Path, recipe_path: Path | None, out: Path | None) -> tuple[Any, Path]:

@@ -12,22 +12,22 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from longspec import jsonl
-from longspec.artefact import read_json, sha256_file, sha256_text
+from longspec.atomic_files import read_json, sha256_file, sha256_text
 from longspec.config import Recipe, load
 from longspec.decode.drafters import Drafter, LookupDrafter
-from longspec.decode.glide_drafter import GlideDrafter
 from longspec.distributed import log
-from longspec.evaluate import benchmark, held_out, tasks
+from longspec.evaluate import benchmark, held_out_prompts, tasks
 from longspec.evaluate.journal import Identity, Journal, unfinished
 from longspec.evaluate.measure import KEY, Line, Measurer, key_of
 from longspec.evaluate.prompts import Prompt
 from longspec.evaluate.summary import describe, summarize
 from longspec.families import position_limit
-from longspec.train.models import attention_flash
-from longspec.train.models.glide import fresh_layer
-from longspec.train.models.precision import resolve_dtype
-from longspec.train.models.target_states import TargetStates
-from longspec.train.models.weights import load_draft_weights
+from longspec.methods.glide.drafter import GlideDrafter
+from longspec.methods.glide.model import fresh_layer
+from longspec.methods.glide.weights import load_draft_weights
+from longspec.models.attention import flash
+from longspec.models.precision import resolve_dtype
+from longspec.states.forward import TargetStates
 
 UNTRAINED, LOOKUP = "untrained", "lookup"
 
@@ -73,7 +73,7 @@ def all_prompts(options: argparse.Namespace, section: tasks.Evaluation, tokenize
                 f"evaluation.tasks.{name}.context: prompts of {task.context[1]} tokens and what follows them do not fit the "
                 f"target's {positions} positions; {longest} is the most"
             )
-        prompts += held_out.draw_prompts(name, task, Path(raw[task.data]), section.prompts, tokenizer, section.seed)
+        prompts += held_out_prompts.draw_prompts(name, task, Path(raw[task.data]), section.prompts, tokenizer, section.seed)
     return prompts
 
 
@@ -104,7 +104,7 @@ def identity_of(options: argparse.Namespace, target: Any, recipe: Any, section: 
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "flash-attn": attention_flash.is_installed(),
+        "flash-attn": flash.is_installed(),
         "code": code_hash(),
         "repeats": section.repeats,
         "seed": section.seed,

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from longspec.data import sources
-from longspec.data.align_fields import compose
-from longspec.data.encoding import Encoder
-from longspec.data.items import Note
-from longspec.data.literal import LayoutError
-from longspec.data.records import RecordError, check_characters
-from longspec.data.steps import found
+from longspec.data.align.align_base import found
+from longspec.data.align.fields import compose
+from longspec.data.chat.encoding import Encoder
+from longspec.data.chat.special_tokens import LayoutError
+from longspec.data.read import source_files
+from longspec.data.read.items import Note
+from longspec.data.read.records import RecordError, check_characters
 from longspec.distributed import log
 from longspec.evaluate.prompts import Prompt
 from longspec.evaluate.tasks import Benchmark
@@ -24,8 +24,8 @@ ROOM = 64
 
 def read_records(task: Benchmark) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every record of the task's files with its place. Raises ValueError for a line that holds none."""
-    for path in sources.files_of(task.source):
-        for item in sources.read(path, MAX_LINE_BYTES):
+    for path in source_files.files_of(task.source):
+        for item in source_files.read(path, MAX_LINE_BYTES):
             if isinstance(item, Note):
                 log(f"{item.file}: {item.count} x {item.reason} (first: line {item.line})")
                 continue

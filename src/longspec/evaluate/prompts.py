@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 
-from longspec.artefact import sha256_text
+from longspec.atomic_files import sha256_text
 
 
 @dataclass(frozen=True)

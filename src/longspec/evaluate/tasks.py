@@ -7,8 +7,8 @@ fields of a file (`source`, `template`, ...), as benchmarks are.
 from dataclasses import dataclass
 from typing import Any
 
-from longspec.data.align_fields import compose
-from longspec.data.records import RecordError
+from longspec.data.align.fields import compose
+from longspec.data.read.records import RecordError
 
 Shape = int | tuple[int, ...]
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from longspec.artefact import read_json, write_json
+from longspec.atomic_files import read_json, write_json
 
 
 def told(row: dict[str, Any]) -> str:

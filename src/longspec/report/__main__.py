@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from longspec.artefact import write_json, write_text
+from longspec.atomic_files import write_json, write_text
 from longspec.report.inputs import parse_settings, read_manifest, read_target, read_variant
 from longspec.report.numbers import report_numbers
 from longspec.report.options import json_value, named_folder

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from longspec import jsonl
-from longspec.artefact import read_json, sha256_file
+from longspec.atomic_files import read_json, sha256_file
 from longspec.config import Recipe, load
 from longspec.evaluate.tasks import HeldOut, Setting, parse
 from longspec.report import evaluations

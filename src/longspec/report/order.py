@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from longspec.artefact import sha256_file
+from longspec.atomic_files import sha256_file
 
 
 def stage_order(folder: Path, started_from: dict[str, str | None]) -> list[str]:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from longspec.data.shards import Row
-from longspec.train.models.visibility import Visibility
+from longspec.data.pack.arrow_shards import Row
+from longspec.models.attention.visibility import Visibility
 
 NO_LABEL = -100
 

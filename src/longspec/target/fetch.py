@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import AutoConfig
 
-from longspec.artefact import describe_files, read_json, write_json
+from longspec.atomic_files import describe_files, read_json, write_json
 from longspec.families import check_family, check_target
 from longspec.target.manifest import folder_text, tokenizer_files, write_manifest
 

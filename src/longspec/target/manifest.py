@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from longspec.artefact import describe_files, write_json
+from longspec.atomic_files import describe_files, write_json
 
 # Written by save_pretrained or by the publishers of a model; whichever exist belong to the tokenizer.
 TOKENIZER_FILES = (

@@ -11,10 +11,10 @@ from transformers import PreTrainedTokenizerFast
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
 from longspec import jsonl
-from longspec.artefact import check_files, new_folder, read_json
+from longspec.atomic_files import check_files, new_folder, read_json
 from longspec.config import Build
-from longspec.data.chat import CHATML
-from longspec.data.records import Text, to_messages_or_text
+from longspec.data.chat.chat_template import CHATML
+from longspec.data.read.records import Text, to_messages_or_text
 from longspec.target.manifest import tokenizer_files, write_manifest
 
 END_OF_TEXT = "<|endoftext|>"

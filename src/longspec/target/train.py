@@ -12,14 +12,14 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
-from longspec.artefact import new_folder
+from longspec.atomic_files import new_folder
 from longspec.config import Build
 from longspec.data import tokenize
 from longspec.data.batches import global_batch
-from longspec.data.shards import PackedRows
+from longspec.data.pack.arrow_shards import PackedRows
+from longspec.models.attention.backends import TARGET_ATTENTION
 from longspec.target.documents import NO_LABEL, collate
 from longspec.target.manifest import tokenizer_files, write_manifest
-from longspec.train.models.attention import TARGET_ATTENTION
 
 MICRO_TOKENS = 2048  # of one forward: small enough for the caches, measured fastest on CPU
 HELD_IN_BATCHES = 4  # of each phase, for the final loss

@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from longspec.train.launcher import die_with_launcher
+from longspec.train.lifetime.launcher import die_with_launcher
 
 if __name__ == "__main__":  # the imports below take seconds
     die_with_launcher()
@@ -23,28 +23,29 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from longspec.artefact import sha256_file, write_json
+from longspec.atomic_files import sha256_file, write_json
 from longspec.config import ConfigError
 from longspec.distributed import Ranks, end_at_once, find_ranks, leave_words, log
 from longspec.families import position_limit
-from longspec.train import checkpoint, plan, slots
+from longspec.models.precision import resolve_dtype
 from longspec.train.arguments import Job, read_job
-from longspec.train.batches import StepBatches
+from longspec.train.checkpoint import checkpoint_dir, save_load
 from longspec.train.engine import FLOAT32_SUMS, boot, build_engine, control_group, sums_in_float32
-from longspec.train.fit import check_memory
-from longspec.train.guard import Guard
-from longspec.train.held_out import HeldOut
-from longspec.train.lease import Fence, Lease, acquire
-from longspec.train.meter import Meter
+from longspec.train.estimate import plan
+from longspec.train.estimate.grad_accum import share_global_batch
+from longspec.train.estimate.memory_check import check_memory
+from longspec.train.held_out_estimate import HeldOut
+from longspec.train.lifetime.job_status import Status, fingerprint, hopeless_if_invalid, refuse_repetition
+from longspec.train.lifetime.lease import Fence, Lease, acquire
+from longspec.train.lifetime.nonfinite import Guard
+from longspec.train.lifetime.preemption import Stop
+from longspec.train.lifetime.watchdog import Watchdog
 from longspec.train.metrics import Metrics, whole_lines
-from longspec.train.models.precision import resolve_dtype
+from longspec.train.micro_batches import StepBatches
 from longspec.train.phases import DATA, DRAFT, HELD_OUT, OPTIMIZER, OTHER, SAVE, Phases
 from longspec.train.setup import build_glide, identity_of, open_rows, total_steps
-from longspec.train.sharing import share_global_batch
-from longspec.train.status import Status, fingerprint, hopeless_if_invalid, refuse_repetition
-from longspec.train.stopping import Stop
+from longspec.train.throughput import Meter
 from longspec.train.tracking import Trackers, chosen
-from longspec.train.watchdog import Watchdog
 
 VERSIONS_OF = ("longspec", "torch", "transformers", "deepspeed", "numpy", "pyarrow", "tokenizers")
 
@@ -116,13 +117,13 @@ def train(job: Job, ranks: Ranks, device: torch.device, stop: Stop, watchdog: Wa
         chosen(job.runtime)
         held_out = HeldOut(rows, job.runtime, job.recipe.draft.lag, ranks, steps)
         folder, identity = job.out / "checkpoints", identity_of(job, rows, dtype)
-        slots.refuse_changed(folder, identity)
+        checkpoint_dir.refuse_changed(folder, identity)
         glide = build_glide(job, device, dtype)
         check_memory(glide, job.recipe, job.runtime, micro_batch, ranks, device, dtype)
     if accumulation > 1 and dtype == torch.bfloat16 and not sums_in_float32(job.runtime):
         log(f"each step's gradients of {accumulation} micro batches are added up in bfloat16; {FLOAT32_SUMS}", ranks)
     engine = build_engine(glide, job.recipe, job.runtime, (micro_batch, accumulation), steps, dtype)
-    resumed = checkpoint.load(engine, folder, identity, ranks) or {"step": 0, "tokens_seen": 0, "seconds": 0.0, "saving": 0.0}
+    resumed = save_load.load(engine, folder, identity, ranks) or {"step": 0, "tokens_seen": 0, "seconds": 0.0, "saving": 0.0}
     step, tokens_seen, seconds, saving = (resumed[name] for name in ("step", "tokens_seen", "seconds", "saving"))
     status.at(step, steps)
     log(
@@ -176,7 +177,7 @@ def train(job: Job, ranks: Ranks, device: torch.device, stop: Stop, watchdog: Wa
                 state = {"step": step, "steps": steps, "tokens_seen": tokens_seen, "seconds": seconds, "saving": saving}
                 state |= {"trackers": trackers.state(), "identity": identity}
                 sync = metrics.sync if metrics else lambda: None
-                size = checkpoint.save(engine, folder, state, ranks, sync, watchdog.passed, fence.check)
+                size = save_load.save(engine, folder, state, ranks, sync, watchdog.passed, fence.check)
                 if ranks.is_main:
                     status.write("running")
                 meter.phases.now(OTHER)
@@ -198,13 +199,13 @@ def train(job: Job, ranks: Ranks, device: torch.device, stop: Stop, watchdog: Wa
 
 def publish(job: Job, folder: Path, ranks: Ranks, times: dict[str, float], steps: int, fence: Fence) -> None:
     """checkpoint.json: the finished stage, as the next rules read it."""
-    found = slots.find_slot(folder)
+    found = checkpoint_dir.find_slot(folder)
     assert found is not None, "the last step was just saved"
     slot, manifest = found
     assert manifest["step"] == steps, f"{folder / slot} is of step {manifest['step']}"
     content = {
         "slot": f"{folder.name}/{slot}",
-        "manifest_sha256": sha256_file(folder / slot / slots.MANIFEST),
+        "manifest_sha256": sha256_file(folder / slot / checkpoint_dir.MANIFEST),
         "step": manifest["step"],
         "identity": manifest["identity"],
         "world_size": ranks.world_size,
@@ -215,7 +216,7 @@ def publish(job: Job, folder: Path, ranks: Ranks, times: dict[str, float], steps
     }
     fence.check()
     write_json(job.out / "checkpoint.json", content)
-    log(f"done: {job.out / 'checkpoint.json'}")
+    log(f"done: {job.out / 'save_load.json'}")
 
 
 def fence_of(job: Job, lease: Lease | None, control: Any) -> Fence:
@@ -276,7 +277,7 @@ def main() -> None:
         # Held before status.json is touched, which may be another, running job's, and until nothing more is written.
         lease = acquire(job.out) if ranks.is_main else None
         code = run(job, ranks, lease)
-    except (*ConfigError, checkpoint.SaveError) as error:
+    except (*ConfigError, save_load.SaveError) as error:
         leave_words(error, ranks, known=True)
         tell(f"error: {error}")
         code = 1

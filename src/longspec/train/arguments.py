@@ -7,10 +7,10 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from longspec.artefact import write_text
+from longspec.atomic_files import write_text
 from longspec.config import Recipe, Runtime, compose, load, to_yaml
 from longspec.distributed import Ranks, log
-from longspec.train.deadline import slurm_deadline
+from longspec.train.lifetime.deadline import slurm_deadline
 
 RECIPE, RUNTIME = "recipe.yaml", "runtime.yaml"
 SLURM = "slurm"

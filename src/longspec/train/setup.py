@@ -7,16 +7,16 @@ import torch
 from omegaconf import OmegaConf
 from transformers import AutoConfig
 
-from longspec.artefact import read_json, sha256_file, sha256_text
+from longspec.atomic_files import read_json, sha256_file, sha256_text
 from longspec.config import PARTITIONED, Draft, dataclass_from, instantiate
 from longspec.data.batches import steps_per_epoch
-from longspec.data.shards import PackedRows
+from longspec.data.pack.arrow_shards import PackedRows
+from longspec.methods.glide.model import Glide
+from longspec.methods.glide.weights import draft_weights_file
+from longspec.models.attention.backends import choose
+from longspec.models.target import head_width
+from longspec.states.partitioned import load_partitioned
 from longspec.train.arguments import Job
-from longspec.train.models.attention import choose
-from longspec.train.models.glide import Glide
-from longspec.train.models.target import head_width
-from longspec.train.models.weights import draft_weights_file
-from longspec.train.partition import load_partitioned
 
 
 def identity_of(job: Job, rows: PackedRows, dtype: torch.dtype) -> dict[str, Any]:

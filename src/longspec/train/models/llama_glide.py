@@ -1,6 +1,6 @@
 """GLIDE beside a Llama target."""
 
-from longspec.train.models.glide import Glide
+from longspec.methods.glide.model import Glide
 
 
 class LlamaGlide(Glide):

@@ -1,6 +1,6 @@
 """GLIDE beside a Qwen2 target (QwQ, Qwen2.5)."""
 
-from longspec.train.models.glide import Glide
+from longspec.methods.glide.model import Glide
 
 
 class Qwen2Glide(Glide):

@@ -1,6 +1,6 @@
 """GLIDE beside a Qwen3 target, dense or of experts."""
 
-from longspec.train.models.glide import Glide
+from longspec.methods.glide.model import Glide
 
 
 class Qwen3Glide(Glide):

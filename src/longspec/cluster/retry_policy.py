@@ -1,0 +1,60 @@
+"""Whether a failed job is sent again: progress earns another try, a reason that cannot go away none."""
+
+from itertools import accumulate, pairwise
+from pathlib import Path
+
+from longspec.atomic_files import read_json
+from longspec.cluster.attempt_logs import folder_of
+from longspec.train.checkpoint.checkpoint_dir import MANIFEST, SLOTS
+from longspec.train.names import STATUS
+
+FRUITLESS = 10  # tries in a row without a new checkpoint; nodes that fail and jobs that are preempted count too
+UNBORN = 10  # tries that were refused or ended before they had a log
+
+
+def begun(log: Path, since: float) -> int:
+    """How many attempts have written a log since then."""
+    return sum(_time(path) >= since for path in folder_of(log).glob("attempt-*.log"))
+
+
+def reason_to_give_up(stage: Path, log: Path, since: float, tried: int) -> str:
+    """Why the stage of a folder is not to be tried again; empty when it is.
+
+    `log` is its job's log, beside which all attempts' lie; `tried` how often it was sent. What happened before `since`, in
+    seconds since 1970, does not count: it may have been mended.
+    """
+    try:
+        status = read_json(stage / STATUS)
+        if (stage / STATUS).stat().st_mtime >= since and status["state"] == "failed" and status["deterministic"]:
+            return f"it would fail in the same way again: {status['reason']}"
+    except (OSError, ValueError, KeyError, TypeError):  # none yet, or damaged: no word of hopelessness
+        pass
+    saved = max((_time(stage / "checkpoints" / slot / MANIFEST) for slot in SLOTS), default=0.0)
+    ends = [_time(path) for path in folder_of(log).glob("attempt-*.log")]
+    # The attempt that has saved last ended after it.
+    fruitless = sum(end > max(saved, since) for end in ends) - (saved > since)
+    if fruitless >= FRUITLESS:
+        return f"{fruitless} tries in a row without a new checkpoint; their logs: {folder_of(log)}"
+    unborn = tried - begun(log, since)
+    if unborn >= UNBORN:
+        return f"{unborn} tries ended before they began; see what Slurm says above, and its own logs below logs/slurm"
+    return ""
+
+
+def fruitful_tries(measured: dict[int, int], attempt: int, unfinished: Path) -> int:
+    """How many tries of an evaluation, up to this failed one, left more lines measured than any before.
+
+    `measured`: by try, the whole lines behind the first, which tells what they were measured with; kept by the caller. A try
+    may be asked for more than once. A first try is counted where it found lines of an earlier one.
+    """
+    if attempt not in measured:
+        measured[attempt] = max(0, unfinished.read_bytes().count(b"\n") - 1) if unfinished.exists() else 0
+    most = [0, *accumulate((measured[each] for each in sorted(measured)), max)]
+    return sum(after > before for before, after in pairwise(most))
+
+
+def _time(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,150 @@
+"""Aligners that work on a record's fields."""
+
+import hashlib
+import json
+from string import Formatter
+from typing import Any
+
+from longspec.data.align.align_base import Record, Step, found, refuse_taken, required
+from longspec.data.read.records import RecordError, check_characters, kind
+
+
+def rename(names: dict[str, Any]) -> Step:
+    """{old: new}: give fields other names, all at once, so that two can change places."""
+    for old, new in names.items():
+        if not isinstance(old, str) or not isinstance(new, str) or not new:
+            raise RecordError(str(old), f"must be a field's new name, is {new!r}")
+        if list(names.values()).count(new) > 1:
+            raise RecordError(old, f"another field becomes {new!r} too")
+
+    def step(record: Record) -> Record:
+        for old, new in names.items():
+            if old not in record and found(record, old) is not None:
+                raise RecordError(old, "stands inside another field; compose can copy it from there")
+            required(record, old)
+            if new not in names:
+                refuse_taken(record, new)
+        kept = {name: value for name, value in record.items() if name in names or name not in names.values()}
+        return {names.get(name, name): value for name, value in kept.items()}
+
+    return step
+
+
+def select(names: list[str]) -> Step:
+    """[name, ...]: keep these fields only."""
+
+    def step(record: Record) -> Record:
+        for name in names:
+            if name not in record:
+                raise RecordError(name, "is missing")
+        return {name: record[name] for name in names}
+
+    return step
+
+
+def drop(names: list[str]) -> Step:
+    """[name, ...]: leave these fields out; one that a record does not have is no fault."""
+    return lambda record: {name: value for name, value in record.items() if name not in names}
+
+
+def set_constants(values: dict[str, Any]) -> Step:
+    """{name: value}: give fields constant values, whatever they were."""
+    return lambda record: record | values
+
+
+def add_id(prefix: str, field: str, by: str) -> Step:
+    """Name each record `<prefix>-<number>` by a running number from 0, or `<prefix>-<hash>` by its content (`by: hash`)."""
+    if by not in ("number", "hash"):
+        raise RecordError("by", f"must be number or hash, is {by!r}")
+    count = 0
+
+    def step(record: Record) -> Record:
+        nonlocal count
+        refuse_taken(record, field)
+        if by == "hash":
+            label = hashlib.sha256(json.dumps(record, sort_keys=True, default=str).encode()).hexdigest()[:16]
+        else:
+            label, count = str(count), count + 1
+        return record | {field: f"{prefix}-{label}" if prefix else label}
+
+    return step
+
+
+def compose(to: str, template: str, optional: list[Any]) -> Step:
+    """A text from a template of named units, such as "{title}\\n\\n{body}"; a brace that is text is written twice.
+
+    A unit is a text or a number. A missing or empty one is a fault, unless it is `optional`: then the white space before it
+    goes with it.
+    """
+    parts = _units(template)
+    units = {unit for _, unit in parts if unit is not None}
+    for name in optional:
+        if name not in units:
+            raise RecordError("optional", f"{name!r} is no unit of the template; its units: {', '.join(sorted(units))}")
+
+    def step(record: Record) -> Record:
+        text = ""
+        for literal, unit in parts:
+            value = "" if unit is None else _unit(record, unit, unit in optional)
+            text += (literal if value or unit is None else literal.rstrip()) + value
+        return record | {to: text}
+
+    return step
+
+
+def _units(template: str) -> list[tuple[str, str | None]]:
+    """The template as pairs of a literal and the unit behind it."""
+    try:
+        parts = list(Formatter().parse(template))
+    except ValueError as error:
+        raise RecordError("template", f"{error}; a brace that is text is written twice") from error
+    for _, unit, form, conversion in parts:
+        if unit == "" or form or conversion:
+            raise RecordError("template", "each unit is a field's name in braces, nothing more: {title}")
+    if all(unit is None for _, unit, _, _ in parts):
+        raise RecordError("template", "names no unit; `set` gives a field a constant")
+    return [(literal, unit) for literal, unit, _, _ in parts]
+
+
+def _unit(record: Record, name: str, optional: bool) -> str:
+    value = found(record, name)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    if optional and value in (None, ""):
+        return ""
+    text = check_characters(value, name)
+    if not optional and not text.strip():
+        raise RecordError(name, "is empty")
+    return text
+
+
+def keep_where(field: str, present: bool | None, **limits: Any) -> Step:
+    """Keep the records whose field meets all conditions; the others are filtered out, and counted.
+
+    equals, in, not_in: the value; min, max: of a number; min_characters, max_characters: of a text; present: whether it is
+    there, neither null nor empty. A record without the field, or of the wrong type, is a fault unless `present` is asked.
+    """
+    conditions = {name: limit for name, limit in limits.items() if limit is not None}
+    if (present is not None) == bool(conditions):
+        raise RecordError("field", "needs a condition; `present` stands alone")
+
+    def step(record: Record) -> Record | None:
+        if present is not None:
+            return record if (found(record, field) not in (None, "", [], {})) == present else None
+        value = required(record, field)
+        return record if all(_meets(value, field, name, limit) for name, limit in conditions.items()) else None
+
+    return step
+
+
+def _meets(value: Any, field: str, condition: str, limit: Any) -> bool:
+    if condition == "equals":
+        return bool(value == limit)
+    if condition in ("in", "not_in"):
+        return (value in limit) == (condition == "in")
+    if condition in ("min", "max"):
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise RecordError(field, f"must be a number, is {kind(value)}")
+    else:
+        value = len(check_characters(value, field))
+    return bool(value >= limit if condition.startswith("min") else value <= limit)

@@ -1,0 +1,87 @@
+"""Aligners that work on lists: of records, of texts, of messages."""
+
+from typing import Any
+
+from longspec.data.align.align_base import Many, Record, Step, Tally, refuse_taken, required_list
+from longspec.data.read.records import ROLES, RecordError, check_characters, kind, role_of
+
+
+def flatten(field: str | list[Any], to: str | None, merge: bool) -> Step:
+    """A list becomes one record per element; the other fields are kept in each.
+
+    The element stands in the field itself, or in `to`; with `merge` it is an object whose fields join the record's.
+    Several fields (a list of names) are taken side by side; their lists must be of one length.
+    """
+    fields = [field] if isinstance(field, str) else field
+    if not fields or not all(isinstance(name, str) for name in fields):
+        raise RecordError("field", f"must be a field's name or a list of names, is {field!r}")
+    if (len(fields) > 1) + (to is not None) + merge > 1:
+        raise RecordError("field", "several fields, `to` and `merge` exclude each other")
+
+    def step(record: Record) -> Many:
+        lists = [required_list(record, name) for name in fields]
+        for name, values in zip(fields, lists, strict=True):
+            if len(values) != len(lists[0]):
+                raise RecordError(name, f"has {len(values)} elements, {fields[0]} has {len(lists[0])}")
+        rest = {name: value for name, value in record.items() if name not in fields}
+        if merge:
+            return Many(fields[0], (_merged(rest, element) for element in lists[0]))
+        if to is not None:
+            refuse_taken(rest, to)
+        names = fields if to is None else [to]
+        return Many(fields[0], (rest | dict(zip(names, row, strict=True)) for row in zip(*lists, strict=True)))
+
+    return step
+
+
+def _merged(rest: Record, element: Any) -> Record | RecordError:
+    if not isinstance(element, dict):
+        return RecordError("element", f"must be an object to be merged, is {kind(element)}")
+    both = rest.keys() & element.keys()
+    return RecordError(min(both), "stands in the record and in the element") if both else rest | element
+
+
+def join(field: str, to: str | None, between: str) -> Step:
+    """A list of texts becomes one text, in the field itself or in `to`."""
+
+    def step(record: Record) -> Record:
+        texts = required_list(record, field)
+        for number, text in enumerate(texts):
+            check_characters(text, f"{field}[{number}]")
+        return record | {to or field: between.join(texts)}
+
+    return step
+
+
+def alternate(field: str, to: str, roles: list[Any]) -> Step:
+    """A list of texts, spoken by the roles in turn, becomes a conversation (UltraChat's `data`)."""
+    if not roles or not all(role in ROLES for role in roles):
+        raise RecordError("roles", f"must be roles such as [user, assistant], is {roles!r}; known: {', '.join(ROLES)}")
+
+    def step(record: Record) -> Record:
+        texts = required_list(record, field)
+        rest = {name: value for name, value in record.items() if name != field}
+        refuse_taken(rest, to)
+        return rest | {to: [{"role": roles[n % len(roles)], "content": text} for n, text in enumerate(texts)]}
+
+    return step
+
+
+def start_at(field: str, role: str, tally: Tally) -> Step:
+    """Leave out what a conversation says before the first message of a role; system messages stay."""
+    if role not in ROLES.values():
+        raise RecordError("role", f"must be one of {', '.join(sorted(set(ROLES.values())))}, is {role!r}")
+
+    def step(record: Record) -> Record:
+        turns = required_list(record, field)
+        roles = [role_of(turn, f"{field}[{number}]")[0] for number, turn in enumerate(turns)]
+        if role not in roles:
+            raise RecordError(field, f"has no {role} message to start at")
+        first = roles.index(role)
+        system = [turn for turn, who in zip(turns[:first], roles[:first], strict=True) if who == "system"]
+        if len(system) < first:
+            tally["conversations begun later"] += 1
+            tally["messages left out"] += first - len(system)
+        return record | {field: system + turns[first:]}
+
+    return step

@@ -1,0 +1,200 @@
+"""Records as token ids and answer masks: the mask comes from places in the text, and is verified by decoding."""
+
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longspec.data.chat import special_tokens
+from longspec.data.chat.chat_template import ChatTemplate
+from longspec.data.chat.segments import Piece, Plan, cut_at_answers, plan, request
+from longspec.data.chat.special_tokens import LayoutError
+
+EDGE = 16  # tokens at either edge of an answer that are decoded; what lies between them is between them in the text too
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One document: token ids int32 [n], closed with eos, and uint8 [n], 1 on what is an answer."""
+
+    ids: NDArray[np.int32]
+    answer_mask: NDArray[np.uint8]
+    as_served: bool = True  # of a conversation, see longspec.data.chat.chat_template
+    shortened: int = 0
+
+
+def _token_at(pieces: list[Piece], encodings: list[Any], place: int) -> int:
+    """The first token that begins at a character or behind it."""
+    before = 0
+    for piece, encoding in zip(pieces, encodings, strict=True):
+        local = place - piece.start
+        if local <= 0:
+            return before
+        # Of white space a tokenizer may tell no place; then what follows it counts.
+        for probe in range(local, len(piece.text)):
+            token = encoding.char_to_token(probe)
+            if token is not None:
+                return before + token + (encoding.token_to_chars(token)[0] < local)
+        before += len(encoding)
+    return before
+
+
+def _is_same(expected: str, decoded: str, compare: Callable[[str, str], bool]) -> bool:
+    """Whether two texts compare as they are or in the form that Unicode holds equal, into which some tokenizers bring them.
+
+    Some begin each stretch between special tokens with a space of their own.
+    """
+    forms = [decoded, decoded.removeprefix(" ")]
+    normal = unicodedata.normalize("NFKC", expected)
+    return any(compare(expected, form) or compare(normal, unicodedata.normalize("NFKC", form)) for form in forms)
+
+
+def _stretches(ids: list[int], start: int, end: int) -> list[list[int]]:
+    """What is decoded of an answer's tokens: what precedes them, the same with the first of them, the last of them."""
+    before = max(0, start - EDGE)
+    places = [(before, start), (before, min(end, start + EDGE)), (max(start, end - EDGE), end)]
+    return [ids[first:last] for first, last in places]
+
+
+def _is_exact(expected: str, decoded: list[str], is_short: bool) -> bool:
+    """Whether an answer's decoded edges are those of its text; of a short one, whether the whole is."""
+    before, opened, last = decoded
+    if not opened.startswith(before):
+        return False
+    first = opened[len(before) :]
+    if is_short:
+        return _is_same(expected, first, str.__eq__)
+    # A character may reach over the edge of what was decoded; then its first or last bytes alone cannot be.
+    starts = _is_same(expected, first.rstrip("\ufffd"), str.startswith)
+    return starts and _is_same(expected, last.lstrip("\ufffd"), str.endswith)
+
+
+def _verified(
+    tokenizer: Any, plans: list[Plan], encodings: list[list[Any]], ids: list[list[int]]
+) -> list[list[tuple[int, int]] | None]:
+    """The tokens [start, end) of each plan's answers; None where decoding them gives another text.
+
+    So it is where a token reaches over an answer's edge.
+    """
+    found: list[list[tuple[int, int]] | None] = []
+    checks: list[tuple[int, str, bool]] = []
+    stretches: list[list[int]] = []
+    for i, (made, parts) in enumerate(zip(plans, encodings, strict=True)):
+        text, spans = made.text(), made.answers or []
+        edges = [[_token_at(made.pieces, parts, place) for place in span] for span in spans]
+        found.append([(start, end) for start, end in edges])
+        for (start, end), (first, last) in zip(edges, spans, strict=True):
+            checks.append((i, text[first:last], end - start <= EDGE))
+            stretches += _stretches(ids[i], start, end)
+    decoded = tokenizer.backend_tokenizer.decode_batch(stretches, skip_special_tokens=False)
+    for number, (i, expected, is_short) in enumerate(checks):
+        if not _is_exact(expected, decoded[3 * number : 3 * number + 3], is_short):
+            found[i] = None
+    return found
+
+
+def _ids(encodings: list[Any]) -> list[int]:
+    """The token ids of a document's pieces in a row."""
+    if len(encodings) == 1:
+        return encodings[0].ids
+    return [token for encoding in encodings for token in encoding.ids]
+
+
+class Encoder:
+    """A tokenizer with what is asked of it again and again. One thread may `run` while another does the rest."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.template = ChatTemplate.of(tokenizer)
+        self.special = special_tokens.special_names(tokenizer)
+        self.eos = int(tokenizer.eos_token_id)
+        self._special_ids = set(tokenizer.convert_tokens_to_ids(list(self.special)))
+        self._backend = tokenizer.backend_tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._lock = Lock()  # whether names of special tokens are text is a setting of the backend
+
+    def plan(self, records: list[dict[str, Any]]) -> list[Plan | LayoutError]:
+        """The plan of each record, or why its conversation cannot be laid out. Raises RecordError."""
+        plans: list[Plan | LayoutError] = []
+        for record in records:
+            try:
+                plans.append(plan(record, self.template, self.special))
+            except LayoutError as error:
+                plans.append(error)
+        return plans
+
+    def run(self, plans: Sequence[Plan | LayoutError]) -> list[list[Any]]:
+        """The backend's encodings of each plan's pieces, on all of its threads; none for a LayoutError.
+
+        Character offsets take time and are made only where a mask needs them.
+        """
+        encodings: list[list[Any]] = [[None] * (len(made.pieces) if isinstance(made, Plan) else 0) for made in plans]
+        chosen: dict[tuple[bool, bool, bool], list[tuple[int, int, str]]] = {}
+        for i, made in enumerate(plans):
+            for j, piece in enumerate(made.pieces if isinstance(made, Plan) else []):
+                key = piece.literal, piece.opens, made.answers is not None  # type: ignore[union-attr]
+                chosen.setdefault(key, []).append((i, j, piece.text))
+        with self._lock:
+            for (as_text, opens, offsets), pieces in sorted(chosen.items()):
+                encode = self._backend.encode_batch if offsets else self._backend.encode_batch_fast
+                self._backend.encode_special_tokens = as_text
+                made_now = encode([text for _, _, text in pieces], add_special_tokens=opens)
+                for (i, j, _), encoding in zip(pieces, made_now, strict=True):
+                    encodings[i][j] = encoding
+            self._backend.encode_special_tokens = False
+        return encodings
+
+    def finish(self, plans: list[Plan | LayoutError], encodings: list[list[Any]]) -> list[Encoded | LayoutError]:
+        """The documents of plans that were run; a LayoutError stays one."""
+        results: list[Encoded | LayoutError] = []
+        for made, parts in zip(plans, encodings, strict=True):
+            if isinstance(made, LayoutError):
+                results.append(made)
+            elif made.answers is None:
+                results.append(self._close(_ids(parts), None, made))
+            else:
+                results.append(LayoutError("its tokens do not decode to its answers"))
+        masked = [i for i, made in enumerate(plans) if isinstance(made, Plan) and made.answers is not None]
+        again = self._mask(masked, [plans[i] for i in masked], [encodings[i] for i in masked], results)  # type: ignore[misc]
+        # A token reaches over an answer's edge there, so the text is cut: when served the request ends there, and the model
+        # never writes such a token. All others are tokenized in one piece, as the template's text is when served.
+        cut = [cut_at_answers(plans[i]) for i in again]  # type: ignore[arg-type]
+        self._mask(again, cut, self.run(cut), results)
+        return results
+
+    def encode(self, plans: list[Plan | LayoutError]) -> list[Encoded | LayoutError]:
+        """The documents of several plans at once."""
+        return self.finish(plans, self.run(plans))
+
+    def prompt(self, text: str, *, chat: bool) -> list[int]:
+        """The token ids of a prompt, laid out by the chat template or as it is. Raises LayoutError."""
+        return _ids(self.run([request(text, self.template if chat else None, self.special)])[0])
+
+    def _mask(
+        self, places: list[int], plans: list[Plan], encodings: list[list[Any]], results: list[Encoded | LayoutError]
+    ) -> list[int]:
+        """Put documents of which only answers are trained into their places; those where decoding finds another text."""
+        ids = [_ids(parts) for parts in encodings]
+        found = _verified(self.tokenizer, plans, encodings, ids)
+        for i, made, tokens, ranges in zip(places, plans, ids, found, strict=True):
+            if ranges is not None:
+                results[i] = self._close(tokens, ranges, made)
+        return [i for i, ranges in zip(places, found, strict=True) if ranges is None]
+
+    def _close(self, tokens: list[int], ranges: list[tuple[int, int]] | None, made: Plan) -> Encoded:
+        """The document closed with eos; `ranges`: the tokens of its answers, None for all."""
+        last, at = (tokens[-1], len(tokens) - 1) if tokens else (None, 0)
+        if last != self.eos:
+            tokens.append(self.eos)
+        mask = np.zeros(len(tokens), dtype=np.uint8) if ranges is not None else np.ones(len(tokens), dtype=np.uint8)
+        for start, end in ranges or []:
+            mask[start:end] = 1
+        if ranges is not None and last != self.eos:
+            # A document learns to end, but not a second time after an answer's own end token, nor after a question.
+            mask[-1] = mask[at] and last not in self._special_ids
+        return Encoded(np.array(tokens, dtype=np.int32), mask, made.as_served, made.shortened)

@@ -1,0 +1,83 @@
+"""How a record is to be tokenized: its text in pieces, and where the answers stand in it."""
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from jinja2 import TemplateError
+
+from longspec.data.chat import special_tokens
+from longspec.data.chat.chat_template import ChatTemplate
+from longspec.data.chat.special_tokens import LayoutError
+from longspec.data.read.records import Text, to_messages_or_text
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A string to tokenize; `literal`: special tokens' names in it are text."""
+
+    text: str
+    literal: bool
+    start: int = 0  # of the piece in its document, in characters
+    opens: bool = False  # begins a document that the tokenizer may open with its own tokens (beginning of sequence)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A document cut into pieces; `answers` are character ranges, None when everything is one."""
+
+    pieces: list[Piece]
+    answers: list[tuple[int, int]] | None
+    as_served: bool = True
+    shortened: int = 0
+
+    def text(self) -> str:
+        """The whole document."""
+        return "".join(piece.text for piece in self.pieces)
+
+
+def plan(record: dict[str, Any], template: ChatTemplate, special: tuple[str, ...]) -> Plan:
+    """How a record is to be tokenized. Raises RecordError or LayoutError."""
+    document = to_messages_or_text(record)
+    if isinstance(document, Text):
+        if not document.prompt:
+            return Plan([Piece(document.text, literal=True, opens=True)], None)
+        # Tokenized apart, so that no token belongs to both, as none does when the prompt alone is given to the target.
+        start = len(document.prompt)
+        pieces = [Piece(document.prompt, literal=True, opens=True), Piece(document.text, literal=True, start=start)]
+        return Plan(pieces, [(start, start + len(document.text))])
+    messages, names = special_tokens.hide(document.messages, special)
+    laid_out = template.lay_out(messages)
+    cut, start = [], 0
+    for piece, is_name in special_tokens.pieces(laid_out.text, names):
+        cut.append(Piece(piece, is_name, start))
+        start += len(piece)
+    return Plan(cut, laid_out.answers, laid_out.as_served, laid_out.shortened)
+
+
+def request(text: str, template: ChatTemplate | None, special: tuple[str, ...]) -> Plan:
+    """How a prompt is given to the target: as it is, or as a user's message with the template's request for an answer.
+
+    Raises LayoutError when the template refuses it.
+    """
+    if template is None:
+        return Plan([Piece(text, literal=True, opens=True)], None)
+    messages, names = special_tokens.hide([{"role": "user", "content": text}], special)
+    try:
+        rendered, _ = template.render(messages, ask=True)
+    except TemplateError as error:
+        raise LayoutError(f"the chat template refuses it: {error}") from error
+    return Plan([Piece(piece, is_name) for piece, is_name in special_tokens.pieces(rendered, names)], None)
+
+
+def cut_at_answers(made: Plan) -> Plan:
+    """The plan with a piece ending wherever an answer begins or ends."""
+    assert made.answers is not None
+    places = {place for span in made.answers for place in span}
+    pieces = []
+    for piece in made.pieces:
+        inside = sorted(place - piece.start for place in places if 0 < place - piece.start < len(piece.text))
+        for start, end in pairwise([0, *inside, len(piece.text)]):
+            opens = piece.opens and start == 0
+            pieces.append(replace(piece, text=piece.text[start:end], start=piece.start + start, opens=opens))
+    return replace(made, pieces=pieces)

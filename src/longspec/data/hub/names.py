@@ -1,0 +1,99 @@
+"""Names of datasets on the Hugging Face hub, and which files of a repository a name stands for."""
+
+import re
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from longspec.data.hub.remote import UnavailableError, one_line
+
+PREFIX = "hf:"
+FORMS = "hf:<owner>/<repository>[:config][:split] or hf:<owner>/<repository>/<file>, the file with * ? [...] if there are many"
+CARD = "README.md"
+NUMBERED = re.compile(r"(.*-)(\d+)-of-(\d+)(?=[-.])")
+
+
+@dataclass(frozen=True)
+class Source:
+    """What an hf: name says: a repository, and its config and split (`parts`, either may be left out) or a file."""
+
+    text: str
+    repository: str
+    parts: tuple[str, ...] = ()
+    file: str = ""
+
+
+def parse(text: str) -> Source:
+    """An hf: name taken apart. Raises ValueError for one that has none of the two forms."""
+    repository, *parts = text.removeprefix(PREFIX).split(":")
+    owner, _, rest = repository.partition("/")
+    name, slash, file = rest.partition("/")
+    named = all(re.fullmatch(r"[\w.-]+", part) for part in (owner, name))
+    if not named or not all(parts) or len(parts) > 2 or (slash and (parts or not file)):
+        raise ValueError(f"'{text}' is no name of a dataset of the hub: {FORMS}")
+    return Source(text, f"{owner}/{name}", tuple(parts), file)
+
+
+def _split_files(source: Source, names: list[str], card: str) -> list[str]:
+    """The files of a config's split. The library that loads such datasets decides it, on empty files of the same names."""
+    from datasets import get_dataset_config_names, load_dataset_builder
+
+    with TemporaryDirectory() as folder:
+        root = Path(folder).resolve() / "repository"
+        root.mkdir()
+        for name in names:
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).touch()
+        if card:
+            (root / CARD).write_text(card, encoding="utf-8")
+        try:
+            configs = get_dataset_config_names(str(root))
+            # One part alone is a config where there is one of that name, else a split of the default config.
+            config = source.parts[0] if len(source.parts) == 2 or set(source.parts) & set(configs) else None
+            known = config is None or config in configs
+            builder = load_dataset_builder(str(root), config, cache_dir=f"{folder}/cache") if known else None
+        except (ValueError, OSError) as error:
+            raise UnavailableError(f"its files cannot be told apart ({one_line(error)})".replace(str(root), ".")) from error
+        if builder is None:
+            raise UnavailableError(f"it has no config '{config}'; its configs: {', '.join(sorted(configs))}")
+        splits = builder.config.data_files or {}
+        asked = source.parts[1:] if config else source.parts
+        split = asked[0] if asked else "train" if len(splits) != 1 else next(iter(splits))
+        if split not in splits:
+            raise UnavailableError(
+                f"config '{builder.config.name}' has no split '{split}'; its splits: {', '.join(sorted(splits)) or 'none'};"
+                f" the repository's configs: {', '.join(sorted(configs))}"
+            )
+        return [Path(path).relative_to(root).as_posix() for path in splits[split]]
+
+
+def _matches(source: Source, name: str) -> bool:
+    """Whether a path is one that the name's file stands for; * does not cross a slash."""
+    pattern, parts = source.file.split("/"), name.split("/")
+    return name == source.file or (len(pattern) == len(parts) and all(map(fnmatchcase, parts, pattern)))
+
+
+def choose(source: Source, names: list[str], card: str) -> list[str]:
+    """Those paths of a repository that a name stands for. `card`: the text of its README.md, where configs are declared.
+
+    Raises UnavailableError when there are none.
+    """
+    if not source.file:
+        return sorted(_split_files(source, names, card))
+    chosen = [name for name in sorted(names) if _matches(source, name)]
+    if not chosen:
+        raise UnavailableError(f"there is no file '{source.file}' in it")
+    return chosen
+
+
+def check_complete(source: Source, names: list[str]) -> None:
+    """Refuse a numbered set (x-00000-of-00048.parquet, ...) of which some are not there, for files placed by hand."""
+    there = {(found[1], found[3], int(found[2])) for found in map(NUMBERED.match, names) if found}
+    for start, total, _ in sorted(there):
+        numbers = [number for number in range(int(total)) if (start, total, number) not in there]
+        like = next(name for name in names if name.startswith(start) and f"-of-{total}" in name)
+        wanted = [NUMBERED.sub(rf"\g<1>{number:0{len(total)}d}-of-{total}", like, count=1) for number in numbers]
+        lacking = [n for n, name in zip(numbers, wanted, strict=True) if not source.file or _matches(source, name)]
+        if lacking:
+            raise UnavailableError(f"of the {total} files {start}*-of-{total}* these numbers are missing: {lacking}")

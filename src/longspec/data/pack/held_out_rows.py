@@ -1,0 +1,77 @@
+"""Held-out text of the dataset that rows were packed from, laid out as they are."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longspec import jsonl
+from longspec.atomic_files import read_json, sha256_file
+from longspec.data import tokenize
+from longspec.data.chat.special_tokens import LayoutError
+from longspec.data.pack.arrow_shards import PackedRows
+from longspec.data.pack.packing import COLLATIONS
+
+
+@dataclass(frozen=True)
+class HeldOutRow:
+    """The beginning of one held-out record, filled up to a row's length; S: tokens."""
+
+    input_ids_S: NDArray[np.int64]
+    loss_mask_S: NDArray[np.bool_]  # true: this token is a label, as in the packed rows
+
+
+def held_out_rows(packed: PackedRows, count: int) -> list[HeldOutRow]:
+    """`count` rows, fewer where there are fewer records, from records spread evenly over the held-out ones.
+
+    Found through the manifests' own paths. Raises ValueError when one is not there, was made again, or no record makes a row.
+    """
+    tokens = _shard_manifest(packed)
+    raw = Path(tokens["raw_manifest"])
+    if not raw.is_file() or sha256_file(raw) != tokens["raw"]:
+        raise ValueError(f"{raw}: is missing, or not what {packed.path.parent} was made of; make the packed rows again")
+    path = raw.parent / "held_out.jsonl"
+    tokenizer, _ = tokenize.load(Path(tokens["tokenizer_manifest"]))
+    records = list(jsonl.read(path))
+    rows = []
+    for place in _spread(len(records), count):
+        row = _row(tokenizer, records[place], packed)
+        if row is not None:
+            rows.append(row)
+        if len(rows) == count:
+            break
+    if not rows:
+        raise ValueError(f"{path}: no record of it makes a row; raise data.{tokens['dataset']}.held_out")
+    return rows
+
+
+def _shard_manifest(packed: PackedRows) -> dict[str, Any]:
+    """The manifest of the first token shard. Raises ValueError when it was made again."""
+    first = packed.manifest["shards"][0]
+    path = Path(first["path"])
+    content: dict[str, Any] = read_json(path)
+    if sha256_file(path) != first["sha256"]:
+        raise ValueError(f"{path}: is not what {packed.path.parent} was made of; make the packed rows again")
+    return content
+
+
+def _spread(size: int, count: int) -> list[int]:
+    """All places below `size`, first `count` of them that are spread evenly."""
+    even = np.linspace(0, size - 1, min(size, count)).astype(int).tolist() if size else []
+    return list(dict.fromkeys([*even, *range(size)]))
+
+
+def _row(tokenizer: Any, record: dict[str, Any], packed: PackedRows) -> HeldOutRow | None:
+    """A record's row; None when the chat template refuses it, as in training, or it has no label in a row's length."""
+    try:
+        ids_N, answer_mask_N = tokenize.encode(tokenizer, record)
+    except LayoutError:
+        return None
+    length = min(packed.sequence_length, len(ids_N))
+    input_ids_S = np.full(packed.sequence_length, packed.manifest["eos"], dtype=np.int64)
+    loss_mask_S = np.zeros(packed.sequence_length, dtype=bool)
+    input_ids_S[:length] = ids_N[:length]
+    loss_mask_S[1:length] = answer_mask_N[1:length] if COLLATIONS[packed.manifest["collation"]] else True
+    return HeldOutRow(input_ids_S, loss_mask_S) if loss_mask_S.any() else None

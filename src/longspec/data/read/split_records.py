@@ -1,0 +1,180 @@
+"""Items sorted into training records, held-out records, rejects and what is filtered out; each one counted.
+
+A dataset of which too much is rejected is refused: its rejects are left to look at, and nothing to go on with.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jsonlines
+
+from longspec import jsonl
+from longspec.atomic_files import new_file, remove_strays
+from longspec.data.align import pipeline
+from longspec.data.align.align_base import Record
+from longspec.data.read.items import Item, Note
+from longspec.data.read.records import RecordError, to_messages_or_text
+from longspec.data.read.rejects import ORIGINALS, ROWS, Rejects, open_rejects
+
+KEPT = {"train": "train.jsonl", "held_out": "held_out.jsonl"}
+OUTPUTS = [*KEPT.values(), ROWS, ORIGINALS]
+
+
+class RefusedError(ValueError):
+    """A dataset that was read whole and is not to be gone on with."""
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """How many records went where, and why; `align`: what each step did."""
+
+    records: dict[str, int]
+    rejects: list[dict[str, Any]]
+    notes: list[dict[str, Any]]
+    align: dict[str, dict[str, int]]
+
+
+def is_held_out(key: bytes, share: float) -> bool:
+    """Whether a record is kept from training: by its key alone, so the same in every dataset.
+
+    What a flatten step makes of one record has one key: it stays together.
+    """
+    return int.from_bytes(hashlib.sha256(key).digest()[:8], "big") < share * 2**64
+
+
+def _check_format(record: Record) -> Record:
+    to_messages_or_text(record)
+    return record
+
+
+FORMAT = pipeline.Aligner("format", _check_format)
+
+
+def _outcomes(item: Item, steps: list[pipeline.Aligner]) -> Iterator[Record | RecordError | None]:
+    """What becomes of an item: records in a known format, faults, None for each that is filtered out."""
+    if item.error is not None:
+        return iter([item.error])
+    return iter([None]) if item.record is None else pipeline.apply(steps, item.record)
+
+
+class _Sorter:
+    """Writes each outcome to its place, and counts."""
+
+    def __init__(self, held_out: float, writers: dict[str, jsonlines.Writer], rejects: Rejects) -> None:
+        self._held_out, self._writers, self._rejects = held_out, writers, rejects
+        self.counts = dict.fromkeys((*KEPT, "filtered"), 0)
+
+    def put(self, item: Item, outcome: Record | RecordError | None) -> None:
+        """Write one outcome of an item."""
+        if outcome is None:
+            self.counts["filtered"] += 1
+            return
+        if isinstance(outcome, RecordError):
+            self._rejects.add(item, outcome)
+            return
+        place = "held_out" if is_held_out(item.key, self._held_out) else "train"
+        try:
+            self._writers[place].write(outcome)
+        except (ValueError, TypeError, RecursionError) as error:  # of the encoder, before anything is written
+            self._rejects.add(item, RecordError(_unwritable(outcome), f"JSON cannot hold it: {error}"))
+        else:
+            self.counts[place] += 1
+
+
+def _unwritable(record: Record) -> str:
+    """The first field whose value cannot be written as JSON."""
+    for field, value in record.items():
+        try:
+            jsonl.encode(value)
+        except (ValueError, TypeError, RecursionError):
+            return field
+    return "record"
+
+
+def sort(
+    name: str,
+    settings: dict[str, Any],
+    items: Iterable[Item | Note],
+    out: Path,
+    progress: Callable[[int], None] | None = None,
+) -> Sorted:
+    """Write OUTPUTS beside the manifest `out`, which is removed then: it tells of other files.
+
+    Raises RefusedError when too many records are rejected or none is left to train on; the rejects alone are there then.
+    """
+    folder, refused = out.parent, None
+    remove_strays(out, *(folder / file for file in OUTPUTS))
+    with open_rejects(folder) as rejects:
+        try:
+            done = _write(name, settings, items, out, rejects, progress)
+        except RefusedError as error:
+            refused = error
+            for file in (out.name, *KEPT.values()):
+                (folder / file).unlink(missing_ok=True)
+    if refused:
+        raise refused
+    return done
+
+
+def _write(
+    name: str,
+    settings: dict[str, Any],
+    items: Iterable[Item | Note],
+    out: Path,
+    rejects: Rejects,
+    progress: Callable[[int], None] | None,
+) -> Sorted:
+    """Sort everything into the files of `KEPT`, which appear when it is done."""
+    aligners = pipeline.parse(name, settings.get("align", []))
+    with ExitStack() as stack:
+        writers = {}
+        for place, file in KEPT.items():
+            beside = stack.enter_context(new_file(out.parent / file))
+            writers[place] = stack.enter_context(jsonlines.open(beside, mode="w", dumps=jsonl.encode))
+        sorter = _Sorter(settings["held_out"], writers, rejects)
+        read = 0
+        for item in items:
+            if isinstance(item, Note):
+                rejects.note(item)
+                continue
+            read += 1
+            for outcome in _outcomes(item, [*aligners, FORMAT]):
+                sorter.put(item, outcome)
+            if progress:
+                progress(1)
+        made = sum(each.tally[pipeline.MADE] - each.tally[pipeline.FLATTENED] for each in aligners)
+        records = {**sorter.counts, "rejected": rejects.rejected, "read": read, "made": made}
+        if read + made != sum(sorter.counts.values()) + rejects.rejected:
+            raise RuntimeError(f"data.{name}: not all records are accounted for: {records}; this is a fault of longspec")
+        _refuse(name, settings, out.parent, records, rejects)
+        # From here on the folder changes: a manifest of the old files must not stand beside new ones.
+        out.unlink(missing_ok=True)
+    return Sorted(records, rejects.summary(), rejects.notes, {each.key: dict(each.tally) for each in aligners})
+
+
+def _refuse(name: str, settings: dict[str, Any], folder: Path, records: dict[str, int], rejects: Rejects) -> None:
+    """Raises RefusedError when there is too much to reject, or nothing to train on."""
+    rejected, total = records["rejected"], records["read"] + records["made"]
+    allowed = settings.get("max_rejected", 1)
+    if rejected > allowed * total:
+        why = f"{rejected:,} of {total:,} records rejected, more than max_rejected allows ({allowed:.2%})"
+        share = math.ceil(rejected / total * 100) / 100
+        fix = f"Correct them, or align them (data.{name}.align), or allow more: data.{name}.max_rejected: {share:g}"
+    elif not records["train"]:
+        why = f"no record left to train on: {records}"
+        fix = f"Correct the source, or its settings under data.{name}"
+    else:
+        return
+    lines = [f"data.{name}: {why}"]
+    lines += [
+        f"  {reason['count']:,} x {reason['field']}: {reason['reason']} (first: {reason['file']}, line {reason['line']})"
+        for reason in rejects.summary()
+    ]
+    if rejected:
+        lines.append(f"Each fault: {folder / ROWS}; the original bytes: {folder / ORIGINALS}")
+    raise RefusedError("\n".join([*lines, fix]))

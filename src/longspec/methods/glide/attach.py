@@ -1,0 +1,28 @@
+"""From a target's path to target and draft, by hand: the class follows from the target's config.json."""
+
+from typing import Any
+
+from transformers import AutoConfig
+
+from longspec.families import check_target
+from longspec.methods.glide.model import Glide
+from longspec.methods.glide.weights import target_and_draft
+from longspec.train.models.llama_glide import LlamaGlide
+from longspec.train.models.mistral_glide import MistralGlide
+from longspec.train.models.qwen2_glide import Qwen2Glide
+from longspec.train.models.qwen3_glide import Qwen3Glide
+
+CLASSES: tuple[type[Glide], ...] = (LlamaGlide, MistralGlide, Qwen2Glide, Qwen3Glide)
+
+
+def attach(target_model_path: str, glide_path: str | None = None, **arguments: Any) -> Glide:
+    """The target of a folder or a hub name with its draft beside it, of a draft folder or weight file, or a fresh one.
+
+    A draft folder alone brings the target that it names. Further arguments as of the class's constructor. Raises ValueError
+    for a target that is not supported and for a draft that was made for another one.
+    """
+    target_model_path, glide_path = target_and_draft(target_model_path, glide_path)
+    config = AutoConfig.from_pretrained(target_model_path)
+    check_target(config, f"{target_model_path}/config.json")
+    family = next(cls for cls in CLASSES if config.model_type in cls.families)
+    return family(config, target_model_path, glide_path, **arguments)

@@ -1,0 +1,163 @@
+"""The one door to attention: the choice of a backend, attention by it, and transformers' hook for targets.
+
+Shapes: B rows, N query heads, K key/value heads, S queries, T keys, D head width; T >= S, and the last query stands at
+the last key.
+"""
+
+import logging
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._triton import has_triton
+from transformers import AttentionInterface
+
+from longspec.models.attention import eager, flash, flex, sdpa, tree
+from longspec.models.attention.tree_visibility import TreeVisibility
+from longspec.models.attention.visibility import Visibility
+
+_log = logging.getLogger(__name__)
+
+AUTO, FLASH, FLEX, SDPA, EAGER = "auto", "flash_attention_2", "flex_attention", "sdpa", "eager"
+BACKENDS: dict[str, Callable[[Tensor, Tensor, Tensor, Visibility, float], Tensor]] = {
+    FLASH: flash.attend,
+    FLEX: flex.attend,
+    SDPA: sdpa.attend,
+    EAGER: eager.attend,
+}
+TREE_BACKENDS: dict[str, tree.Backend] = {
+    FLASH: tree.attend_flash,
+    FLEX: flex.attend_tree,
+    SDPA: tree.attend_fused,
+    EAGER: tree.attend_masked,
+}
+
+
+def attend(
+    q_BNSD: Tensor,
+    k_BKTD: Tensor,
+    v_BKTD: Tensor,
+    visibility: Visibility | TreeVisibility,
+    scale: float,
+    backend: str = AUTO,
+) -> Tensor:
+    """Attention output [B, N, S, D], the same in every backend to the dtype's tolerance; zeros for a query that sees no key."""
+    if isinstance(visibility, TreeVisibility):
+        if backend == AUTO:
+            backend = fastest_for_trees(q_BNSD.device.type, q_BNSD.dtype, q_BNSD.shape[-1])
+        return tree.attend(q_BNSD, k_BKTD, v_BKTD, visibility, scale, TREE_BACKENDS[backend])
+    if backend == AUTO:
+        training = flex.needs_gradient(q_BNSD, k_BKTD, v_BKTD)
+        backend = fastest(q_BNSD.device.type, q_BNSD.dtype, q_BNSD.shape[-1], training)
+    return BACKENDS[backend](q_BNSD, k_BKTD, v_BKTD, visibility, scale)
+
+
+def check_backend(name: str) -> None:
+    """Raise ValueError, with the fix, for a backend that is unknown or not installed."""
+    if name not in (AUTO, *BACKENDS):
+        raise ValueError(f"runtime.attention: {name!r} is unknown; choose one of {', '.join([AUTO, *BACKENDS])}")
+    if name == FLASH:
+        flash.kernel()
+
+
+def choose(wanted: str, device: torch.device, dtype: torch.dtype, head_width: int) -> str:
+    """The backend that training takes where `wanted` is asked for.
+
+    Raises ValueError, with the fix, for one that is unknown, not installed, or cannot train on this device in this dtype.
+    """
+    check_backend(wanted)
+    if wanted == AUTO:
+        return fastest(device.type, dtype, head_width, True)
+    if wanted == FLASH:
+        if device.type != "cuda":
+            raise ValueError(
+                f"runtime.attention: flash_attention_2 runs on CUDA GPUs, this is a {device.type}: set auto or sdpa"
+            )
+        if dtype not in flash.DTYPES:
+            raise ValueError(
+                f"runtime.attention: flash_attention_2 takes bfloat16 and float16, not {dtype}: set recipe.precision: bf16, or"
+                " runtime.attention: auto"
+            )
+    if wanted == FLEX and device.type == "cpu":
+        raise ValueError(flex.NO_BACKWARD)
+    if wanted == FLEX and (why := _not_compiled(head_width)):
+        raise ValueError(f"runtime.attention: flex_attention: {why}: set auto or sdpa")
+    return wanted
+
+
+def _not_compiled(head_width: int) -> str:
+    """Why flex_attention cannot be compiled for a GPU here; empty when it can."""
+    if not has_triton():
+        return "triton is not installed, so it cannot be compiled"
+    if head_width < flex.LEAST_HEAD_WIDTH:
+        return f"heads of width {head_width} are below the {flex.LEAST_HEAD_WIDTH} that its kernels take"
+    return ""
+
+
+@cache
+def fastest(device: str, dtype: torch.dtype, head_width: int, training: bool) -> str:
+    """The fastest backend that is there, logged once for each kind of call.
+
+    Outside of training, as in decoding, lengths change from call to call, and flex_attention would compile for each.
+    """
+    if device != "cuda":
+        backend, why = SDPA, f"the fastest on a {device}"
+    elif dtype in flash.DTYPES and flash.is_installed():
+        backend, why = FLASH, "installed, and takes this dtype"
+    elif training and not (compiled := _not_compiled(head_width)):
+        backend, why = FLEX, f"flash-attn is not installed ({flash.INSTALL}) or does not take {dtype}"
+    else:
+        backend, why = (
+            SDPA,
+            f"flex_attention: {compiled}" if training else "for lengths that change",
+        )
+    _log.info("attention: auto is %s (%s)", backend, why)
+    return backend
+
+
+@cache
+def fastest_for_trees(device: str, dtype: torch.dtype, head_width: int) -> str:
+    """The fastest backend for a draft's trees that is there, logged once."""
+    if device != "cuda":
+        backend = SDPA
+    elif dtype in flash.DTYPES and flash.is_installed():
+        backend = FLASH
+    elif dtype != torch.float64 and not _not_compiled(head_width):
+        backend = FLEX
+    else:
+        backend = SDPA
+    _log.info("attention of draft trees: auto is %s", backend)
+    return backend
+
+
+def target_attention(
+    module: torch.nn.Module,
+    q_BNSD: Tensor,
+    k_BKTD: Tensor,
+    v_BKTD: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    visibility: Visibility | TreeVisibility | None = None,
+    attention_backend: str = AUTO,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention hook, [B, S, N, D]. Documents come in by `visibility` and are never guessed from positions.
+
+    One `visibility` given to the target's forward serves all its layers; `sliding_window` is the layer's own and counts the
+    query itself.
+    """
+    assert attention_mask is None, "documents replace padding masks"
+    assert dropout == 0.0, "targets run without dropout"
+    seen = visibility or Visibility()
+    if sliding_window is not None:
+        seen = seen.windowed(sliding_window - 1)
+    return attend(q_BNSD, k_BKTD, v_BKTD, seen, scaling, attention_backend).transpose(1, 2), None
+
+
+# Without a mask function of the same name transformers makes no mask, and does not guess packing from the positions.
+TARGET_ATTENTION = "longspec"
+AttentionInterface.register(TARGET_ATTENTION, target_attention)

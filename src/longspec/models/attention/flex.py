@@ -1,0 +1,124 @@
+"""Attention by torch's flex_attention, compiled; its block mask is made from each query's bounds, never from a dense mask.
+
+Shapes: B rows, N query heads, K key/value heads, S queries, T keys, D head width, Q and L blocks of queries and of keys.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from longspec.models.attention.tree_visibility import TreeVisibility
+from longspec.models.attention.visibility import Visibility
+
+BLOCK = 128
+SHAPES = 64  # of tensors and trees in one process; more than torch's own limit, at which it gives up compiling
+LEAST_HEAD_WIDTH = 16  # of torch's flex_attention kernels (torch/_inductor/kernel/flex)
+NO_BACKWARD = "runtime.attention: flex_attention has no backward on a CPU, so nothing trains there: set auto or sdpa"
+
+
+@cache
+def compiled() -> Callable[..., Any]:
+    """flex_attention as a fused kernel for each shape; uncompiled it would hold all scores: failing to compile is an error.
+
+    A kernel for every shape (`dynamic`) does not compile on a CPU, where its mask takes indices the generated code lacks.
+    """
+    return torch.compile(flex_attention, fullgraph=True, dynamic=False, recompile_limit=SHAPES)  # type: ignore[call-overload]
+
+
+@cache
+def compiled_for_lengths() -> Callable[..., Any]:
+    """The same for decoding, where the number of keys changes with each call: one kernel for all of them, on GPUs alone."""
+    return torch.compile(flex_attention, fullgraph=True, dynamic=True, recompile_limit=SHAPES)  # type: ignore[call-overload]
+
+
+def needs_gradient(*tensors: Tensor) -> bool:
+    """Whether a backward pass may follow."""
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+
+def attend(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visibility, scale: float) -> Tensor:
+    """Attention output [B, N, S, D]. Raises ValueError for a gradient on a CPU."""
+    if q_BNSD.device.type == "cpu" and needs_gradient(q_BNSD, k_BKTD, v_BKTD):
+        raise ValueError(NO_BACKWARD)
+    rows, queries, keys = q_BNSD.shape[0], q_BNSD.shape[2], k_BKTD.shape[2]
+    mask = visibility.once(("flex", rows, queries, keys), lambda: block_mask(visibility, rows, queries, keys, q_BNSD.device))
+    grouped = q_BNSD.shape[1] != k_BKTD.shape[1]
+    return compiled()(q_BNSD, k_BKTD, v_BKTD, block_mask=mask, scale=scale, enable_gqa=grouped)
+
+
+def block_mask(visibility: Visibility, rows: int, queries: int, keys: int, device: torch.device) -> BlockMask:
+    """The block mask of these rows: the largest tensor has one element for each pair of blocks.
+
+    Blocks that every query of a block sees whole need no look at single keys. Others are visited when the bounds of the
+    block's queries, taken together, reach them; the bounds themselves then decide key by key.
+    """
+    first_BS, last_BS = (x.expand(rows, -1).contiguous() for x in visibility.bounds_BS(queries, keys, device))
+    sees_BS = last_BS >= first_BS
+    key_blocks = torch.arange(0, keys, BLOCK, device=device)
+    lowest_BQ1 = -_largest(-first_BS.where(sees_BS, keys), -keys)
+    highest_BQ1 = _largest(last_BS.where(sees_BS, -1), -1)
+    whole_BQL = (_largest(first_BS.where(sees_BS, keys), 0) <= key_blocks) & (
+        -_largest(-last_BS.where(sees_BS, -1), -keys) >= key_blocks + BLOCK - 1
+    )
+    part_BQL = (lowest_BQ1 <= key_blocks + BLOCK - 1) & (highest_BQ1 >= key_blocks) & ~whole_BQL
+
+    def sees(row: Tensor, _: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key >= first_BS[row, query]) & (key <= last_BS[row, query])
+
+    return BlockMask.from_kv_blocks(
+        *_listed(part_BQL), *_listed(whole_BQL), BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(queries, keys)
+    )
+
+
+def attend_tree(q_BKQD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: TreeVisibility, scale: float) -> Tensor:
+    """A tree over its prefix, [B, K, Q, D], where every node sees its row's whole prefix.
+
+    One kernel is both parts: it looks at no mask in blocks of the prefix, and adds up the parts as it goes.
+    """
+    keys, queries = k_BKTD.shape[2], q_BKQD.shape[2]
+    mask = visibility.once(("flex", keys, queries), lambda: tree_block_mask(visibility, queries, keys))
+    return compiled_for_lengths()(q_BKQD, k_BKTD, v_BKTD, block_mask=mask, scale=scale)
+
+
+def tree_block_mask(visibility: TreeVisibility, queries: int, keys: int) -> BlockMask:
+    """Blocks within a row's length are seen whole, those behind it and before the tree are not visited.
+
+    queries: the nodes, once for each head of a group.
+    """
+    lengths_B, seen_BSL = visibility.lengths_B, visibility.tree_BSL
+    _, nodes, in_tree = seen_BSL.shape
+    prefix = torch.full_like(lengths_B[0], keys - in_tree)  # a number in the kernel's code would compile it anew
+    start_L = torch.arange(0, keys, BLOCK, device=lengths_B.device)
+    whole_BL = start_L + BLOCK <= lengths_B[:, None]
+    part_BL = ((start_L < lengths_B[:, None]) | (start_L + BLOCK > keys - in_tree)) & ~whole_BL
+    blocks = (-1, -(-queries // BLOCK), -1)
+
+    def sees(row: Tensor, _: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key < lengths_B[row]) | ((key >= prefix) & seen_BSL[row, query % nodes, (key - prefix).clamp(0, in_tree - 1)])
+
+    def sees_prefix(row: Tensor, _: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return key < lengths_B[row]
+
+    return BlockMask.from_kv_blocks(
+        *_listed(part_BL[:, None].expand(blocks)),
+        *_listed(whole_BL[:, None].expand(blocks)),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=sees if in_tree else sees_prefix,
+        seq_lengths=(queries, keys),
+    )
+
+
+def _largest(x_BS: Tensor, filler: int) -> Tensor:
+    """The largest value in each block of queries, [B, Q, 1]; a last block's missing queries count as `filler`."""
+    return F.pad(x_BS, (0, -x_BS.shape[1] % BLOCK), value=filler).unflatten(1, (-1, BLOCK)).amax(-1, keepdim=True)
+
+
+def _listed(is_visited_BQL: Tensor) -> tuple[Tensor, Tensor]:
+    """How many key blocks each block of queries visits, int32 [B, 1, Q], and their numbers first, int32 [B, 1, Q, L]."""
+    order_BQL = is_visited_BQL.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
+    return is_visited_BQL.sum(-1, dtype=torch.int32)[:, None], order_BQL.to(torch.int32)[:, None]

@@ -1,0 +1,126 @@
+"""Two rotating slots, `last` and `last_2`: a slot is complete or it is not there.
+
+A checkpoint is written into a folder beside them; one rename commits it, and the folder's name is all there is to say which
+is the newest. No torch: what reads a slot's manifest needs none.
+"""
+
+import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from longspec.atomic_files import check_files, fsync_path, read_json, sha256_file, sha256_text
+from longspec.config import differences
+from longspec.distributed import log
+
+SLOTS = ("last", "last_2")
+MANIFEST, SEAL = "manifest.json", "sha256"
+UNFINISHED, REPLACED = ".saving-", ".saving-old"
+
+
+def begin(beside: Path) -> None:
+    """An empty folder to write a checkpoint into; what a killed job left unfinished is removed."""
+    for leftover in beside.parent.glob(f"{UNFINISHED}*"):
+        shutil.rmtree(leftover)
+    beside.mkdir(parents=True)
+
+
+def rotate(folder: Path, beside: Path) -> None:
+    """Put a finished folder into `last`; at every moment one of the two slots is whole."""
+    last, last_2 = (folder / name for name in SLOTS)
+    if last.exists():
+        if last_2.exists():
+            last_2.rename(folder / REPLACED)
+        last.rename(last_2)
+    beside.rename(last)
+    fsync_path(folder)
+    shutil.rmtree(folder / REPLACED, ignore_errors=True)
+
+
+def seal(content: dict[str, Any]) -> dict[str, Any]:
+    """A manifest with the hash of everything else in it."""
+    return content | {SEAL: sha256_text(json.dumps(content, sort_keys=True))}
+
+
+def read_manifest(slot: Path) -> dict[str, Any]:
+    """The manifest of a slot, whose files are not looked at. Raises ValueError when it is missing or damaged."""
+    if not (slot / MANIFEST).is_file():
+        raise ValueError(f"{slot / MANIFEST}: missing")
+    manifest = read_json(slot / MANIFEST)
+    if not isinstance(manifest, dict) or seal({k: v for k, v in manifest.items() if k != SEAL}) != manifest:
+        raise ValueError(f"{slot / MANIFEST}: differs from its own hash; corrupt or edited")
+    return manifest
+
+
+def read_slot(slot: Path) -> dict[str, Any]:
+    """The manifest of a slot whose files all match it. Raises ValueError that names what does not."""
+    manifest = read_manifest(slot)
+    with ThreadPoolExecutor() as pool:  # hashing a large model's state on one core would delay every start
+        for _ in pool.map(lambda item: check_files(slot, dict([item])), manifest["files"].items()):
+            pass
+    return manifest
+
+
+def find_slot(folder: Path) -> tuple[str, dict[str, Any]] | None:
+    """The newest whole slot and its manifest, None when there is no slot at all; damaged slots are renamed out of the way.
+
+    Raises ValueError when slots exist and none is whole: training would silently start afresh.
+    """
+    damaged: dict[str, str] = {}
+    for name in SLOTS:
+        if not (folder / name).exists():
+            continue
+        try:
+            manifest = read_slot(folder / name)
+        except ValueError as error:
+            log(f"WARNING checkpoint slot {name} is damaged and not used: {error}")
+            damaged[name] = str(error)
+            continue
+        for other in damaged:  # else the next save would put a damaged slot in the place of this one
+            shutil.rmtree(folder / f"damaged_{other}", ignore_errors=True)
+            (folder / other).rename(folder / f"damaged_{other}")
+        return name, manifest
+    if damaged:
+        raise ValueError(
+            f"{folder}: every checkpoint slot is damaged ({'; '.join(damaged.values())}). To train this stage from its start: "
+            f"rm -r {folder}"
+        )
+    return None
+
+
+def refuse_changed(folder: Path, identity: dict[str, Any]) -> None:
+    """Raise find_resumable's ValueError from the newest manifest alone, before anything large is loaded or hashed."""
+    for name in SLOTS:
+        try:
+            manifest = read_manifest(folder / name)
+        except ValueError:  # find_slot tells
+            continue
+        if changed := differences(manifest["identity"], identity):
+            _refuse_unfinished(folder, manifest, changed)
+        return
+
+
+def _refuse_unfinished(folder: Path, manifest: dict[str, Any], changed: list[str]) -> None:
+    if manifest["step"] < manifest["steps"]:
+        raise ValueError(
+            f"{folder}: its checkpoints (step {manifest['step']} of {manifest['steps']}) were made with other settings: "
+            f"{'; '.join(changed)}. Undo the change to go on, or train anew after: rm -r {folder}"
+        )
+
+
+def find_resumable(folder: Path, identity: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    """The slot to go on from, None to start afresh.
+
+    Checkpoints of a finished stage with another identity (recipe, data, target, initial weights, dtype) are set aside, none
+    is deleted. Raises ValueError for those of an unfinished one: half a training is not thrown away by an edit.
+    """
+    found = find_slot(folder)
+    changed = differences(found[1]["identity"], identity) if found else []
+    if not found or not changed:
+        return found
+    _refuse_unfinished(folder, found[1], changed)
+    aside = folder.with_name(f"{folder.name}.{sha256_file(folder / found[0] / MANIFEST)[:8]}")
+    folder.rename(aside)
+    log(f"training anew, since {'; '.join(changed)}; the finished stage's checkpoints are kept in {aside}")
+    return None

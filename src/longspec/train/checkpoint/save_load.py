@@ -1,0 +1,246 @@
+"""Checkpoints: every rank writes what it holds of the draft's training state; any number of ranks goes on from it.
+
+DeepSpeed's own checkpoints are not used: they belong to one number of ranks and one ZeRO stage, their `latest` file is
+written before the other ranks have finished, and stage 0 leaves out the float32 weights. All ranks agree before and after
+each save and load: what fails on one fails on all, with the same message.
+"""
+
+import hashlib
+import json
+import os
+import random
+import secrets
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from longspec.atomic_files import fsync_path
+from longspec.distributed import Ranks, log
+from longspec.methods.glide.weights import TRAINING_PREFIX
+from longspec.train.checkpoint import checkpoint_dir, zero_state
+from longspec.train.checkpoint.checkpoint_file import RANDOM, Shards, header, shard_key, shard_name, whole_tensors, write_shard
+
+RESERVE = 2**20  # bytes of a disk left free for the manifest, the metrics and status.json
+COUNTERS = ("global_steps", "global_samples", "skipped_steps")
+
+
+class SaveError(OSError):
+    """A checkpoint could not be written; those before it are whole, and nothing is left of it."""
+
+
+def random_state() -> str:
+    """The states of this process's random generators, as JSON."""
+    numpy = np.random.get_state()
+    assert isinstance(numpy, tuple)
+    state = {
+        "torch": bytes(torch.get_rng_state().numpy()).hex(),
+        "cuda": bytes(torch.cuda.get_rng_state().numpy()).hex() if torch.cuda.is_available() else None,
+        "numpy": [numpy[0], numpy[1].tolist(), *numpy[2:]],
+        "python": random.getstate(),
+    }
+    return json.dumps(state)
+
+
+def restore_random_state(text: str) -> None:
+    """The opposite of random_state."""
+    state = json.loads(text)
+    torch.set_rng_state(torch.frombuffer(bytearray.fromhex(state["torch"]), dtype=torch.uint8))
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(torch.frombuffer(bytearray.fromhex(state["cuda"]), dtype=torch.uint8))
+    np.random.set_state(tuple(state["numpy"]))
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+
+
+def seed_new_rank(step: int, rank: int) -> None:
+    """Random states of a rank that no checkpoint knows: a function of step and rank, so that resuming twice gives the same.
+
+    Nothing in the training consumes them today: its draws are keyed by seed, step and row.
+    """
+    seed = int.from_bytes(hashlib.sha256(f"{step}/{rank}".encode()).digest()[:4])
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def _gather(value: Any, ranks: Ranks) -> list[Any]:
+    """Each rank's value, on every rank; also a barrier."""
+    gathered: list[Any] = [None] * ranks.world_size
+    dist.all_gather_object(gathered, value)
+    return gathered
+
+
+def _together(
+    work: Callable[[], Any], ranks: Ranks, passed: Callable[[str], None] = lambda place: None
+) -> tuple[list[Any], str]:
+    """Each rank's result, and what went wrong on the first rank on which something did; on every rank the same."""
+    result, fault = None, ""
+    try:
+        result = work()
+    except (OSError, ValueError) as error:
+        where = f"rank {ranks.rank}: " if ranks.world_size > 1 else ""
+        fault = f"{where}{error}"
+    passed(f"saving, after {work.__name__}")
+    answers = _gather((result, fault), ranks)
+    return [result for result, _ in answers], next((fault for _, fault in answers if fault), "")
+
+
+def save(
+    engine: Any,
+    folder: Path,
+    state: dict[str, Any],
+    ranks: Ranks,
+    record: Callable[[], None] = lambda: None,
+    passed: Callable[[str], None] = lambda place: None,
+    check: Callable[[], None] = lambda: None,
+) -> int:
+    """Commit a checkpoint of all ranks to the slot `last`; the slot before it becomes `last_2`. Its size in bytes.
+
+    `state` is JSON: step, steps, identity (recipe, data, target, initial weights), and whatever else the loop wants back.
+    `record` is called on rank 0 before: what must be on the disk before a checkpoint says that its steps are done.
+    `passed` is called with the part of the save that this rank has done, before it waits for the others.
+    `check` is called on rank 0 before anything is changed in the folder, and again right before the commit: it does not
+    return when another job writes there.
+    Raises SaveError, the same on every rank, when it cannot be written.
+    """
+    sizes = {shard_key(kind, f.name, f.start): f.numel for f in zero_state.owned(engine) for kind in zero_state.KINDS}
+    begin = header(sizes, {RANDOM: random_state()})
+    # A name of its own: ranks of a job that was taken for dead must not write into the folder of the one that took over.
+    offers = _gather((len(begin) + 4 * sum(sizes.values()), secrets.token_hex(4)), ranks)
+    needed = sum(size for size, _ in offers) + RESERVE
+    beside = folder / f"{checkpoint_dir.UNFINISHED}{state['step']}-{offers[0][1]}"
+
+    def prepare() -> None:
+        if ranks.is_main:
+            check()
+            record()
+            checkpoint_dir.begin(beside)
+            free = shutil.disk_usage(folder).free
+            if free < needed:
+                raise OSError(f"{needed} bytes are needed and {free} are free: {needed - free} are missing")
+
+    def write() -> dict[str, Any]:
+        # Another machine may not have heard of the folder yet.
+        beside.mkdir(parents=True, exist_ok=True)
+        tensors = (fragment.kinds[kind] for fragment in zero_state.owned(engine) for kind in zero_state.KINDS)
+        return write_shard(beside / shard_name(ranks.rank), begin, tensors)
+
+    def commit() -> None:
+        if ranks.is_main:
+            files = {shard_name(rank): entry for rank, entry in enumerate(written)}
+            content = state | _engine_state(engine) | {"world_size": ranks.world_size, "files": files}
+            _commit(folder, beside, content, check)
+
+    written: list[Any] = []
+    for work in (prepare, write, commit):
+        answers, fault = _together(work, ranks, passed)
+        if fault:
+            _give_up(folder, beside, f"step {state['step']} could not be saved: {fault}", needed, ranks)
+        if work is write:
+            written = answers
+    return needed - RESERVE
+
+
+def _commit(folder: Path, beside: Path, content: dict[str, Any], check: Callable[[], None]) -> None:
+    """Write the manifest, flushed to the disk, and give the folder its final name."""
+    with (beside / checkpoint_dir.MANIFEST).open("w", encoding="utf-8") as handle:
+        json.dump(checkpoint_dir.seal(content), handle, indent=2, sort_keys=True)
+        handle.flush()
+        os.fsync(handle.fileno())
+    fsync_path(beside)
+    check()
+    checkpoint_dir.rotate(folder, beside)
+
+
+def _give_up(folder: Path, beside: Path, reason: str, needed: int, ranks: Ranks) -> None:
+    """Remove what was written of a checkpoint, and say on all ranks what it needs."""
+    answer = [""]
+    if ranks.is_main:
+        shutil.rmtree(beside, ignore_errors=True)
+        free = shutil.disk_usage(folder).free if folder.exists() else 0
+        whole = [str(folder / name) for name in checkpoint_dir.SLOTS if (folder / name).exists()]
+        answer = [
+            f"{folder}: the checkpoint of {reason}; it needs {needed} bytes, {free} are free now. "
+            f"{f'The one before it is whole ({whole[0]})' if whole else 'There is none before it'}. Make room on the disk or "
+            "under the quota, then start again"
+        ]
+    dist.broadcast_object_list(answer, src=0)
+    raise SaveError(answer[0])
+
+
+def _engine_state(engine: Any) -> dict[str, Any]:
+    """What the manifest holds of the engine."""
+    return {
+        "zero_stage": engine.zero_optimization_stage(),
+        "shapes": zero_state.shapes(engine),
+        "optimizer_step": zero_state.optimizer_step(engine),
+        "scheduler": engine.lr_scheduler.state_dict(),
+        "counters": {name: getattr(engine, name) for name in COUNTERS},
+    }
+
+
+def load(engine: Any, folder: Path, identity: dict[str, Any], ranks: Ranks) -> dict[str, Any] | None:
+    """Restore engine and random state from the newest whole slot; its manifest, or None when there is none yet.
+
+    The number of ranks and the ZeRO stage may differ from those that saved. Raises ValueError, the same on every rank, for
+    what cannot be gone on from.
+    """
+    found, fault = _together(lambda: checkpoint_dir.find_resumable(folder, identity) if ranks.is_main else None, ranks)
+    if fault:
+        raise ValueError(fault)
+    if found[0] is None:
+        return None
+    name, manifest = found[0]
+    zero_state.before_writing(engine)
+    _, fault = _together(lambda: _read(engine, folder / name, manifest, ranks), ranks)
+    if fault:
+        raise ValueError(fault)
+    zero_state.after_writing(engine, manifest["optimizer_step"])
+    _restore_engine_state(engine, manifest)
+    before = (manifest["world_size"], manifest["zero_stage"])
+    if before != (ranks.world_size, engine.zero_optimization_stage()):
+        log(f"going on from a checkpoint of {before[0]} processes with ZeRO-{before[1]}", ranks)
+    return manifest
+
+
+def _read(engine: Any, slot: Path, manifest: dict[str, Any], ranks: Ranks) -> None:
+    """Fill this rank's part of the state."""
+    if (own := zero_state.shapes(engine)) != manifest["shapes"]:
+        differing = sorted(n for n in own.keys() | manifest["shapes"].keys() if own.get(n) != manifest["shapes"].get(n))
+        raise ValueError(f"{slot}: its parameters are not this draft's: {', '.join(differing)}; train anew in another folder")
+    shards = Shards(slot, manifest["files"])
+    for fragment in zero_state.held(engine, write=True):
+        for kind, tensor in fragment.kinds.items():
+            shards.fill(tensor, kind, fragment.name, fragment.start)
+    saved = shards.random_state(ranks.rank)
+    if saved is None:
+        seed_new_rank(manifest["step"], ranks.rank)
+    else:
+        restore_random_state(saved)
+
+
+def _restore_engine_state(engine: Any, manifest: dict[str, Any]) -> None:
+    for name in COUNTERS:
+        setattr(engine, name, manifest["counters"][name])
+    engine.lr_scheduler.load_state_dict(manifest["scheduler"])
+    for group, rate in zip(engine.optimizer.param_groups, engine.lr_scheduler.get_last_lr(), strict=True):
+        group["lr"] = rate
+
+
+def draft_state_dict(slot: Path) -> dict[str, Tensor]:
+    """The draft's float32 weights from a slot of any ZeRO stage and number of ranks, names without the prefix.
+
+    Raises ValueError that names a damaged or missing file, a missing tensor, or one that is no part of the draft.
+    """
+    manifest = checkpoint_dir.read_slot(slot)
+    strangers = [name for name in manifest["shapes"] if not name.startswith(TRAINING_PREFIX)]
+    if strangers:
+        raise ValueError(f"{slot}: holds {', '.join(strangers)}, which is no part of the draft")
+    weights = whole_tensors(slot, manifest["files"], manifest["shapes"], "fp32")
+    return {name.removeprefix(TRAINING_PREFIX): tensor for name, tensor in weights.items()}

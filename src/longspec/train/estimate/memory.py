@@ -1,0 +1,230 @@
+"""What one rank holds while it trains, in closed form from the configurations alone.
+
+Symbols: T tokens of one forward (micro batch x sequence length), H hidden width, N heads of width D, K key/value heads, I
+feed-forward width, L layers, V vocabulary, P parameters of the draft, R ranks, e bytes of an element of the training dtype.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from longspec.config import PARTITIONED, Draft, Recipe, Runtime, dataclass_from
+from longspec.methods.glide.model import GlideLayer
+from longspec.models.attention.sdpa import QUERY_BLOCK
+from longspec.models.losses import chunk_tokens
+from longspec.models.target import head_width
+from longspec.train.estimate.flops import layer_products
+
+GIB = 2**30
+OPTIMIZER, BUCKET = "draft optimizer", "gradient reduction bucket"
+ALWAYS, TARGET, DRAFT = "always", "target's forward", "draft's forward and backward"
+# DeepSpeed's own default for reduce_bucket_size, in elements: allocated whole, however small the draft.
+REDUCE_BUCKET = 500_000_000
+# A CUDA context with its libraries, NCCL's buffers, and gaps in the allocator's memory: not derived, a round guess.
+GPU_OVERHEAD = 2 * GIB
+# Float32 chunks [tokens, V] at once: two models' logits, a softmax, the gradient, a temporary; two of the chunk before.
+LOGITS_ALIVE, LOGITS_BEFORE = 5, 2
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything memory depends on."""
+
+    config: Any  # the target's
+    final_norm: bool
+    keys_only: bool  # the target's last layer ends with its keys and values
+    sequence_length: int
+    micro_batch: int
+    world_size: int
+    dtype: torch.dtype
+    device: torch.device
+    zero_stage: int
+    offload: str
+    target: str
+    target_chunk: int | None
+    target_bytes: int
+    largest_gather: int  # bytes of a partitioned target that are whole at once: a layer, or the embeddings
+    draft_parameters: int
+
+    @property
+    def element(self) -> int:
+        """Bytes of one element."""
+        return torch.empty((), dtype=self.dtype, device="meta").element_size()
+
+    @property
+    def tokens(self) -> int:
+        """Of one forward."""
+        return self.micro_batch * self.sequence_length
+
+    @property
+    def ffn_width(self) -> int:
+        """Of the target's widest layer; the experts of one token side by side."""
+        config = self.config
+        return max(layer_products(config, layer) for layer in range(config.num_hidden_layers)) // (3 * config.hidden_size)
+
+
+@dataclass(frozen=True)
+class Item:
+    """One thing that takes memory, in one phase, on the device or the host."""
+
+    name: str
+    bytes: int
+    phase: str = ALWAYS
+    on_host: bool = False
+
+
+def parameter_bytes(module: nn.Module) -> int:
+    """Of all parameters, tied ones once."""
+    return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
+
+
+def setup_of(
+    config: Any, recipe: Recipe, runtime: Runtime, micro_batch: int, world_size: int, dtype: torch.dtype, device: torch.device
+) -> Setup:
+    """Read both configurations; the models are built on the meta device, without memory."""
+    draft = dataclass_from(Draft, recipe.draft)  # type: ignore[arg-type]
+    with torch.device("meta"):
+        target = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        layer = GlideLayer(config, final_norm=draft.final_norm)
+    whole_at_once = [*target.model.layers, target.model.embed_tokens, target.lm_head]
+    return Setup(
+        config=config,
+        final_norm=draft.final_norm,
+        keys_only=draft.loss == "hard" and not runtime.log_target_loss,
+        sequence_length=recipe.data.sequence_length,
+        micro_batch=micro_batch,
+        world_size=world_size,
+        dtype=dtype,
+        device=device,
+        zero_stage=runtime.deepspeed.zero_stage,
+        offload=runtime.deepspeed.offload_optimizer,
+        target=runtime.target,
+        target_chunk=runtime.target_chunk,
+        target_bytes=parameter_bytes(target),
+        largest_gather=max(map(parameter_bytes, whole_at_once)),
+        draft_parameters=sum(parameter.numel() for parameter in layer.parameters()),
+    )
+
+
+def training_state(setup: Setup) -> list[Item]:
+    """Weights, gradients and optimizer of the draft, as DeepSpeed holds them for our configuration (engine.py).
+
+    Weights: P, and P / R from stage 3 on, where a forward gathers them all again (they are fewer than DeepSpeed keeps
+    alive). Optimizer: AdamW's two moments and a float32 copy of the weights, 12 bytes a parameter, shared by the ranks from
+    stage 1 on; no copy where the weights are float32 and stay where they are (stage 0, and stage 3 without offload).
+    Gradients: added up in float32 (in the training dtype in stage 0, and in stages 1 and 2 with offload), shared from stage 2
+    on. The bucket they are reduced in: none in stage 0, nor in stage 1 in bf16 without offload. Offload puts the optimizer on
+    the host, from stage 2 on the gradients too, and copies of the rank's share: of gradients in float32, of weights below
+    stage 3, and in stage 1 of gradients as they were added up.
+    """
+    parameters, stage, element = setup.draft_parameters, setup.zero_stage, setup.element
+    share, offloaded, fp32 = -(-parameters // setup.world_size), setup.offload != "none", setup.dtype == torch.float32
+    in_place = fp32 and (stage == 0 or (stage == 3 and not offloaded))
+    summed_in = element if stage == 0 or (stage < 3 and offloaded) else 4
+    gradients = (share if stage >= 2 else parameters) * summed_in
+    items = [Item("draft weights", (share if stage == 3 else parameters) * element)]
+    if setup.offload != "nvme":
+        items.append(Item(OPTIMIZER, (share if stage else parameters) * (8 if in_place else 12), on_host=offloaded))
+    if stage == 3:
+        items.append(Item("draft weights, gathered", parameters * element, DRAFT))
+    items.append(Item("draft gradients", gradients, on_host=offloaded and stage >= 2))
+    if offloaded:
+        copies = 4 + (element if stage < 3 else 0) + (summed_in if stage == 1 else 0)
+        items.append(Item("copies for the offload", share * copies, on_host=True))
+    if stage > 1 or (stage == 1 and (fp32 or offloaded)):
+        # A CPU's memory counts only what is written to.
+        elements = REDUCE_BUCKET if setup.device.type == "cuda" else min(REDUCE_BUCKET, parameters)
+        items.append(Item(BUCKET, elements * element))
+    return items
+
+
+def target_items(setup: Setup) -> list[Item]:
+    """The target's weights and its forward, which keeps nothing for a backward.
+
+    At its widest a layer holds residual, embeddings, norm and output, 4H, beside three of width I (SwiGLU), or in its
+    attention 3H beside 5ND for the rotations; this for the tokens of one chunk. Kept for the draft: see draft_items. With
+    chunks, keys and values of all layers are kept until the last one, 2KDL, and the hidden states once more, H.
+    """
+    config, element, tokens = setup.config, setup.element, setup.tokens
+    width = head_width(config)
+    heads, key_values = config.num_attention_heads * width, config.num_key_value_heads * width
+    partitioned = setup.target == PARTITIONED
+    at_once = min(setup.target_chunk or setup.sequence_length, setup.sequence_length) * setup.micro_batch
+    widest = max(4 * config.hidden_size + 3 * setup.ffn_width, 3 * config.hidden_size + 5 * heads + 2 * key_values)
+    weights = setup.target_bytes
+    items = [
+        Item("target weights", -(-weights // setup.world_size) if partitioned else weights),
+        Item("target activations", widest * at_once * element, TARGET),
+        Item("kept of the target", kept_of_target(setup) * tokens * element, TARGET),
+    ]
+    if partitioned:
+        items.append(Item("target layer, gathered", setup.largest_gather, TARGET))
+    elif setup.device.type == "cuda":
+        items.append(Item("target while it is loaded", weights, on_host=True))
+    if at_once < tokens:
+        kept = 2 * key_values * (config.num_hidden_layers - 1) + config.hidden_size
+        items.append(Item("target keys and values of all layers", kept * tokens * element, TARGET))
+        # A mask of a block of queries against all keys, for backends without kernels for it.
+        mask = QUERY_BLOCK * config.num_attention_heads // config.num_key_value_heads * setup.sequence_length
+        items.append(Item("attention mask", mask * element, TARGET))
+    return items
+
+
+def kept_of_target(setup: Setup) -> int:
+    """Elements a token: embeddings H and final hidden states H, the last layer's keys and values 2KD, RoPE's tables 4D."""
+    config, width = setup.config, head_width(setup.config)
+    hidden = config.hidden_size * (1 if setup.keys_only else 2)
+    return hidden + 2 * config.num_key_value_heads * width + 4 * width
+
+
+def draft_items(setup: Setup) -> list[Item]:
+    """The draft's forward, kept for its backward, and the losses, for every token trained.
+
+    Kept, in elements of the dtype a token: norms and the inputs of products 8H, own keys and values 2KD, queries and
+    attention outputs 4ND, four of width I; the hidden states' gradient H, which the loss makes in the forward; in float32
+    the inputs of two norms 2H and two softmax sums a head. With a norm of its own at the end, 2H + one float32 H more.
+    Losses hold the trained tokens' hidden states of both models once more, 2H, and a chunk of logits. The backward starts
+    with two of width I and H more.
+    """
+    config, element, tokens = setup.config, setup.element, setup.tokens
+    hidden, width, ffn = config.hidden_size, head_width(config), config.intermediate_size
+    heads, key_values = config.num_attention_heads * width, config.num_key_value_heads * width
+    norms = 3 if setup.final_norm else 2
+    kept = element * ((5 + 2 * norms) * hidden + 2 * key_values + 4 * heads + 4 * ffn)
+    kept += 4 * (norms * hidden + 2 * config.num_attention_heads)
+    backward = (2 * ffn + hidden) * element
+    chunk = chunk_tokens(config.vocab_size, setup.device)
+    logits = min(tokens, chunk) * config.vocab_size * 4 * (LOGITS_ALIVE + (LOGITS_BEFORE if tokens > chunk else 0))
+    selected = 3 * hidden * element * tokens
+    items = [
+        Item("kept of the target", kept_of_target(setup) * tokens * element, DRAFT),
+        Item("draft activations", kept * tokens, DRAFT),
+        # The two are never alive together.
+        Item(
+            "logits and their gradient" if logits + selected > backward * tokens else "draft backward",
+            max(logits + selected, backward * tokens),
+            DRAFT,
+        ),
+    ]
+    if setup.target == PARTITIONED:
+        head = config.vocab_size * hidden * element
+        items.append(Item("target head, gathered", head, DRAFT))
+    return items
+
+
+def estimate(setup: Setup) -> list[Item]:
+    """All items of one rank."""
+    items = [*target_items(setup), *training_state(setup), *draft_items(setup)]
+    if setup.device.type == "cuda":
+        items.append(Item("CUDA, NCCL, fragments (a guess)", GPU_OVERHEAD))
+    return items
+
+
+def peak(items: list[Item], *, on_host: bool = False) -> int:
+    """Bytes at the worst moment: what is always there and the larger of the two phases."""
+    here = [item for item in items if item.on_host == on_host]
+    sums = {phase: sum(item.bytes for item in here if item.phase == phase) for phase in (ALWAYS, TARGET, DRAFT)}
+    return sums[ALWAYS] + max(sums[TARGET], sums[DRAFT])

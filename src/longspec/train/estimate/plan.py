@@ -1,0 +1,226 @@
+"""`python -m longspec.train plan`: will a recipe fit, how long will it take, what will it leave on the disk?
+
+From the configurations and the target's config.json alone; no weights are loaded or fetched.
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig
+
+from longspec.atomic_files import read_json
+from longspec.config import PARTITIONED, ConfigError, Draft, Recipe, Runtime, compose, dataclass_from, load
+from longspec.data.batches import steps_per_epoch
+from longspec.data.pack.arrow_shards import PackedRows
+from longspec.families import check_target
+from longspec.models.target import head_width
+from longspec.train.checkpoint.zero_state import KINDS
+from longspec.train.estimate import flops
+from longspec.train.estimate.grad_accum import share_global_batch
+from longspec.train.estimate.memory import GIB, Setup, estimate, peak, setup_of
+from longspec.train.estimate.memory_check import alternatives, gib, table
+from longspec.train.estimate.slurm_resources import Needs, needs_of
+
+SAMPLE = 256  # rows that stand for all when documents are counted
+SLOTS_WHILE_SAVING = 3  # of checkpoints: last, last_2 and the one being written
+CHECKPOINT_BYTES = 4 * len(KINDS)  # a parameter: float32 weights and moments
+DRAFT_FILES = 2  # .safetensors and .pth, in float32
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a stage trains on, counted: rows, and of a mean row the documents' lengths and the trained tokens."""
+
+    number: int
+    documents: list[int]  # of `sampled` rows
+    labels: int
+    sampled: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One stage's figures."""
+
+    setup: Setup
+    steps: int
+    accumulation: int
+    operations: flops.Operations  # of one step, over all ranks
+    disk: int
+
+    def hours(self, rate: float) -> float:
+        """At so many operations a second of each rank."""
+        return self.steps * self.operations.total / (rate * self.setup.world_size) / 3600
+
+
+def read_target(name: str) -> Any:
+    """The configuration of a target's folder, of a target_manifest.json, or of a hub name (config.json alone is fetched).
+
+    Raises ValueError when there is none, or the target is not supported.
+    """
+    path = read_json(Path(name))["path"] if name.endswith(".json") else name
+    try:
+        config = AutoConfig.from_pretrained(path)
+    except OSError as error:
+        raise ValueError(f"--target {name}: no config.json of a target there: {error}") from error
+    check_target(config, f"{path}/config.json")
+    return config
+
+
+def counted_rows(manifest: Path) -> Rows:
+    """The rows of packed data, some of them, spread evenly, standing for all."""
+    rows = PackedRows(manifest)
+    numbers = np.linspace(0, len(rows) - 1, min(SAMPLE, len(rows))).astype(int)
+    labels = int(rows.num_labels_R[numbers].sum())
+    return Rows(len(rows), flops.document_lengths(rows, numbers), labels, len(numbers))
+
+
+def whole_rows(number: int, length: int) -> Rows:
+    """Rows of one document each, every token trained: the most they can cost."""
+    return Rows(number, [length], length - 1, 1)
+
+
+def disk_bytes(setup: Setup) -> int:
+    """Checkpoints at their most, and the draft's folder (published files hold keys and values of the cross attention too)."""
+    unused = 2 * (setup.config.hidden_size + 1) * setup.config.num_key_value_heads * head_width(setup.config)
+    draft = DRAFT_FILES * 4 * (setup.draft_parameters + unused)
+    return SLOTS_WHILE_SAVING * CHECKPOINT_BYTES * setup.draft_parameters + draft
+
+
+def plan_stage(config: Any, recipe: Recipe, runtime: Runtime, rows: Rows, world_size: int, device: torch.device) -> Plan:
+    """Everything about one stage. Raises ValueError when the data or the ranks do not fit the global batch."""
+    steps = recipe.steps or steps_per_epoch(rows.number, recipe.global_batch) * recipe.epochs
+    micro_batch, accumulation = share_global_batch(recipe.global_batch, runtime.micro_batch, world_size)
+    wide = recipe.precision == "fp32" or (recipe.precision == "auto" and device.type == "cpu")
+    dtype = torch.float32 if wide else torch.bfloat16
+    setup = setup_of(config, recipe, runtime, micro_batch, world_size, dtype, device)
+    sampled = flops.operations(
+        config,
+        dataclass_from(Draft, recipe.draft),  # type: ignore[arg-type]
+        rows.sampled * recipe.data.sequence_length,
+        rows.documents,
+        rows.labels,
+        with_target_loss=runtime.log_target_loss,
+    )
+    share = recipe.global_batch / rows.sampled
+    operations = flops.Operations(sampled.target * share, sampled.draft * share, sampled.head * share)
+    return Plan(setup, steps, accumulation, operations, disk_bytes(setup))
+
+
+def fit_lines(plan: Plan, available: int) -> tuple[list[str], bool]:
+    """Whether the stage fits, and what to change when it does not."""
+    needed = peak(estimate(plan.setup))
+    if needed <= available:
+        return [f"  fits {gib(available)} with {gib(available - needed)} to spare"], True
+    lines = [f"  DOES NOT FIT {gib(available)}: {gib(needed - available)} too much. Change one or several of:"]
+    return lines + [f"    {text:60s} then {gib(then):>12s}" for text, then in alternatives(plan.setup)], False
+
+
+def stage_lines(recipe: Recipe, plan: Plan, rate: float) -> list[str]:
+    """Batches, memory, time and disk of one stage."""
+    setup, each = plan.setup, plan.operations
+    tokens = recipe.global_batch * setup.sequence_length
+    lines = [
+        f"stage {recipe.stage}: {plan.steps} steps of {recipe.global_batch} rows of {setup.sequence_length} tokens ({tokens:,} "
+        f"tokens); {setup.world_size} ranks x {plan.accumulation} micro batches of {setup.micro_batch} rows; "
+        f"ZeRO-{setup.zero_stage}, optimizer offload {setup.offload}, target {setup.target}, {setup.dtype}",
+        f"  draft {setup.draft_parameters:,} parameters; target {gib(setup.target_bytes)}",
+        table(setup),
+        f"  time: {each.total:.3g} operations a step (target {each.target / each.total:.0%}, draft "
+        f"{each.draft / each.total:.0%}, head {each.head / each.total:.0%}); at {rate / 1e12:.0f} TFLOP/s a rank "
+        f"{each.total / rate / setup.world_size:.1f} s a step, {plan.hours(rate):.1f} hours in all",
+        f"  disk: {gib(plan.disk)} (checkpoints while one is saved, and the draft)",
+    ]
+    if setup.target == PARTITIONED:
+        lines.append(f"  each micro batch gathers {gib(setup.target_bytes)} of weights, which the time above leaves out")
+    return lines
+
+
+def slurm_line(needs: Needs) -> str:
+    """What the profile's block for a stage asks for, and how many jobs it will be."""
+    return (
+        f"  Slurm: nodes: {needs.nodes}, ranks: {needs.ranks}, tasks_per_node: {needs.ranks}, mem_mb: {needs.memory_mb}, "
+        f"runtime: {needs.minutes} ({needs.jobs} {'job' if needs.jobs == 1 else 'jobs'} of it)"
+    )
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m longspec.train plan", description=__doc__)
+    add = parser.add_argument
+    add("--recipe", type=Path, nargs="+", help="recipe.yaml of each stage")
+    add("--runtime", type=Path, nargs="+", help="runtime.yaml of each stage")
+    add("-cp", "--config-path", type=Path, help="or by name: the experiments' folder, e.g. config/exp")
+    add("-cn", "--config-name", nargs="+", help="and the experiment of each stage")
+    add("--target", required=True, help="the target's folder, its target_manifest.json, or its name on the hub")
+    add("--data", type=Path, nargs="+", help="manifest.json of each stage's packed rows")
+    add("--rows", type=int, nargs="+", help="or the number of each stage's rows; with recipe.steps neither is needed")
+    add("--ranks", type=int, required=True, help="processes, one for each GPU")
+    add("--device", choices=("cuda", "cpu"), default="cuda")
+    add("--gpu-memory-gib", type=float, default=80.0, help="memory of the device of one rank")
+    add("--node-gpus", type=int, default=8, help="GPUs of a node, for the resources that are told for Slurm")
+    add("--json", action="store_true", help="print what the Slurm jobs of each stage need, as JSON, and nothing else")
+    add("--longest-job", type=int, default=240, help="minutes of a Slurm job at most; a longer stage goes on in the next")
+    add(
+        "--flops",
+        type=float,
+        default=400e12,
+        help="operations a second one rank reaches (`mfu` in metrics.jsonl)",
+    )
+    return parser
+
+
+def read_stages(options: argparse.Namespace) -> list[tuple[Any, Any]]:
+    """Recipe and runtime of each stage. Raises ValueError when they do not come in pairs."""
+    if options.config_name:
+        if options.config_path is None:
+            raise ValueError("-cn needs -cp, the folder of the experiments, e.g. -cp config/exp")
+        configs = [compose(name, [], options.config_path) for name in options.config_name]
+        return [(config.recipe, config.runtime) for config in configs]
+    if not options.recipe or not options.runtime or len(options.recipe) != len(options.runtime):
+        raise ValueError("give --recipe and --runtime, as many of each, or experiments by name: -cp config/exp -cn NAME ...")
+    pairs = zip(options.recipe, options.runtime, strict=True)
+    return [(load(recipe, Recipe), load(runtime, Runtime)) for recipe, runtime in pairs]
+
+
+def read_rows(options: argparse.Namespace, recipes: list[Any]) -> list[Rows]:
+    """The rows of each stage. Raises ValueError when they are not told."""
+    lengths = [recipe.data.sequence_length for recipe in recipes]
+    given = options.data or options.rows
+    if given is None and all(recipe.steps for recipe in recipes):
+        return [whole_rows(recipe.global_batch, length) for recipe, length in zip(recipes, lengths, strict=True)]
+    if given is None or len(given) != len(recipes):
+        raise ValueError(
+            f"give --data or --rows for each of {len(recipes)} stages: how many steps an epoch has depends on them"
+        )
+    if options.data:
+        return [counted_rows(manifest) for manifest in options.data]
+    return [whole_rows(number, length) for number, length in zip(options.rows, lengths, strict=True)]
+
+
+def main(argv: list[str]) -> int:
+    """Print the plan; 0 when every stage fits, 1 when one does not or something is wrong."""
+    options = parser().parse_args(argv)
+    available, device = int(options.gpu_memory_gib * GIB), torch.device(options.device)
+    all_fit, hours, disk, jobs = True, 0.0, 0, []
+    try:
+        stages, config = read_stages(options), read_target(options.target)
+        rows = read_rows(options, [recipe for recipe, _ in stages])
+        for (recipe, runtime), rows_of_stage in zip(stages, rows, strict=True):
+            plan = plan_stage(config, recipe, runtime, rows_of_stage, options.ranks, device)
+            lines, fits = fit_lines(plan, available)
+            needs = needs_of(plan.setup, plan.hours(options.flops), options.node_gpus, options.longest_job)
+            jobs.append(asdict(needs))
+            if not options.json:
+                print("\n".join([*stage_lines(recipe, plan, options.flops), slurm_line(needs), *lines]))
+            all_fit, hours, disk = all_fit and fits, hours + plan.hours(options.flops), disk + plan.disk
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(jobs) if options.json else f"all {len(stages)} stages: {hours:.1f} hours, {gib(disk)} of disk")
+    return 0 if all_fit else 1

@@ -1,0 +1,71 @@
+"""An estimate of acceptance on held-out text while a stage trains. It takes no random draw and leaves no gradient.
+
+Shapes: S tokens of a row.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from longspec.config import Runtime
+from longspec.data.pack.arrow_shards import PackedRows
+from longspec.data.pack.held_out_rows import held_out_rows
+from longspec.distributed import Ranks, log
+from longspec.models.inputs import NO_LABEL
+
+
+class HeldOut:
+    """Measures every `runtime.held_out_every` steps and after the last one, on the same rows each time.
+
+    Raises ValueError when it is asked for and there are no held-out records.
+    """
+
+    def __init__(self, rows: PackedRows, runtime: Runtime, lags: int, ranks: Ranks, steps: int) -> None:
+        self.every, self.lags, self.ranks, self.steps = runtime.held_out_every, tuple(range(1, lags + 1)), ranks, steps
+        self.rows = held_out_rows(rows, runtime.held_out_rows) if self.every else []
+        if self.every:
+            log(f"acceptance on {len(self.rows)} held-out rows is estimated every {self.every} steps", ranks)
+
+    def estimate(self, engine: Any, step: int, passed: Callable[[str], None]) -> dict[str, float] | None:
+        """After step `step`, counted from 1; None where none is due. All ranks call it; `passed` hears of each row.
+
+        acceptance_k: share of the labels at which draft and target prefer the same next token when the draft sees nothing of
+        the target's newest k tokens, as in step k of drafting; expected_tokens = 1 + a_1 + a_1 a_2 + ...: tokens a round of a
+        chain, each step accepted as often whatever the text before it; loss: the draft's at lag 1, nats a label.
+        """
+        if not self.every or (step % self.every and step != self.steps):
+            return None
+        began, was_training = time.perf_counter(), engine.training
+        sums = torch.zeros(len(self.lags) + 2, device=engine.device)  # agreements by lag, loss, labels
+        engine.eval()
+        # As many forwards on every rank, since ZeRO-3 gathers weights in them; a row too many counts nothing.
+        for start in range(0, len(self.rows), self.ranks.replicas):
+            passed("held-out rows")
+            sums += self._measure(engine, start + self.ranks.replica)
+        engine.train(was_training)
+        dist.all_reduce(sums)
+        *agreements, loss, labels = sums.tolist()
+        # Ranks that share one target's replica measured the same rows.
+        shares = [agreement / labels for agreement in agreements]
+        reached, expected = 1.0, 1.0
+        for share in shares:
+            reached *= share
+            expected += reached
+        named = {f"acceptance_{lag}": share for lag, share in zip(self.lags, shares, strict=True)}
+        return named | {"expected_tokens": expected, "loss": loss / labels, "seconds": time.perf_counter() - began}
+
+    @torch.no_grad()
+    def _measure(self, engine: Any, number: int) -> torch.Tensor:
+        """Sums of one row; zeros behind the last one."""
+        row = self.rows[min(number, len(self.rows) - 1)]
+        input_ids_1S = torch.from_numpy(row.input_ids_S)[None].to(engine.device)
+        is_label_1S = torch.from_numpy(row.loss_mask_S)[None].to(engine.device)
+        if number >= len(self.rows):
+            is_label_1S = torch.zeros_like(is_label_1S)
+        labels_1S = input_ids_1S.masked_fill(~is_label_1S, NO_LABEL)
+        output = engine(input_ids=input_ids_1S, labels=labels_1S, lag=self.lags)
+        count = is_label_1S.sum()
+        return torch.cat([output.agreement, output.loss[:1], torch.ones_like(output.loss[:1])]).float() * count

@@ -1,0 +1,129 @@
+"""status.json: how a training job stands or ended, and the refusal to fail in the same way again.
+
+    {"state": "running" | "done" | "stopped" | "failed", "step", "steps", "progress", "reason", "deterministic", "fingerprint"}
+
+Exit codes do not survive the launchers in between (torchrun returns 1 whatever its workers return): this file does.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import longspec
+from longspec.atomic_files import read_json, sha256_text, write_json
+from longspec.distributed import Ranks, log
+from longspec.methods.glide.weights import draft_weights_file
+from longspec.train.arguments import Job
+from longspec.train.names import STATUS
+
+
+class DeterministicError(ValueError):
+    """A failure that the same job would run into again: starting it anew is of no use."""
+
+
+def reason_of(error: BaseException) -> str:
+    """An error in words."""
+    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+
+
+@contextmanager
+def hopeless_if_invalid() -> Iterator[None]:
+    """What is wrong with settings, data or weights is wrong in the next attempt too."""
+    try:
+        yield
+    except ValueError as error:
+        raise DeterministicError(str(error)) from error
+
+
+def _files_of(path: Path) -> list[Any]:
+    """Name, size and time of the files beside a manifest, so that a repaired file lets a job start again."""
+    return [[str(p), p.stat().st_size, p.stat().st_mtime_ns] for p in sorted(path.parent.iterdir()) if p.is_file()]
+
+
+def _device() -> list[Any]:
+    """The kind of the GPUs here: what one has no room for, another may have."""
+    if not torch.cuda.is_available():
+        return []
+    properties = torch.cuda.get_device_properties(0)
+    return [properties.name, properties.total_memory, torch.cuda.device_count()]
+
+
+def fingerprint(job: Job, ranks: Ranks) -> str:
+    """A hash of everything that decides whether a job fails in the same way again: settings, inputs, code, packages, GPU."""
+    from omegaconf import OmegaConf
+
+    inputs = [job.target, job.data]
+    if job.target.is_file():
+        inputs.append(Path(read_json(job.target)["path"]) / "config.json")
+    if job.init_weights is not None:
+        inputs.append(draft_weights_file(job.init_weights))
+    sources = sorted(Path(longspec.__file__).parent.rglob("*.py"))
+    content = {
+        "recipe": OmegaConf.to_container(job.recipe),
+        "runtime": OmegaConf.to_container(job.runtime),
+        "world_size": ranks.world_size,
+        "inputs": [_files_of(path) for path in inputs if path.exists()],
+        "packages": sorted(f"{package.name} {package.version}" for package in distributions()),
+        "device": _device(),
+        "code": [[source.stat().st_size, source.stat().st_mtime_ns] for source in sources],
+    }
+    return sha256_text(json.dumps(content, sort_keys=True))
+
+
+def refuse_repetition(job: Job, print_of_job: str) -> None:
+    """Raise DeterministicError when this very job failed before for a reason that has not gone away."""
+    path = job.out / STATUS
+    if not path.is_file():
+        return
+    status = read_json(path)
+    if status["state"] == "failed" and status.get("deterministic") and status.get("fingerprint") == print_of_job:
+        os.utime(path)  # said again now: whoever would start the job anew may know by the file's time
+        raise DeterministicError(
+            f"{status['reason']} (so it failed before, and settings, data and code are the same: not tried again; to try "
+            f"all the same: rm {path})"
+        )
+
+
+class Status:
+    """The writer of a job's status.json: rank 0, or for it the watchdog of another rank."""
+
+    def __init__(self, out: Path, ranks: Ranks, print_of_job: str) -> None:
+        self.path, self.ranks, self.fingerprint = out / STATUS, ranks, print_of_job
+        self.check: Callable[[], None] = lambda: None  # before each write; does not return when another job writes there
+        self.began_at: int | None = None
+        self.step, self.steps = 0, 0
+
+    def at(self, step: int, steps: int) -> None:
+        """Note the step that is done, of how many."""
+        if self.began_at is None:
+            self.began_at = step
+        self.step, self.steps = step, steps
+
+    def write(self, state: str, reason: str = "", deterministic: bool = False) -> None:
+        """Write the file: `progress` are the steps this attempt has made. A full disk is told and ends no job."""
+        content = {
+            "state": state,
+            "reason": reason,
+            "deterministic": deterministic,
+            "step": self.step,
+            "steps": self.steps,
+            "progress": self.step - (self.began_at or 0),
+            "fingerprint": self.fingerprint,
+        }
+        try:
+            self.check()
+            write_json(self.path, content)
+        except OSError as fault:
+            log(f"WARNING {self.path} could not be written: {fault}")
+
+    def fail(self, error: BaseException) -> None:
+        """Write down a failure."""
+        if not self.ranks.is_main:
+            return
+        self.write("failed", reason_of(error), isinstance(error, DeterministicError))

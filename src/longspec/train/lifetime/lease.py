@@ -1,0 +1,182 @@
+"""One job at a time writes into a stage's folder, on whichever machine of a cluster it runs.
+
+    out/lease.json: {"holder", "job", "host", "boot", "pid", "since", "released"}; its time is the holder's last beat
+
+A lock of the file system answers at once, where it reaches all machines. Where it does not, a holder lives whose beat moves
+while another watches it; the clocks of two machines are never compared. A holder that was taken for dead finds another's
+name in the file as soon as it goes on, and ends before it writes anything else.
+"""
+
+import fcntl
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn, TextIO
+
+from longspec.atomic_files import fsync_path
+from longspec.distributed import log, stat_of
+
+LEASE, LOCK = "lease.json", ".lock"
+BEAT = 10.0  # seconds between two beats
+STALE = 120.0  # a holder whose beat stands still for so long is gone
+SETTLE = 0.5  # in which another that takes the folder over in the same moment shows
+HELD, RELEASED = b'"released": false', b'"released": true '  # equally long: one is written over the other
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A lease as it stands in a folder."""
+
+    holder: dict[str, Any]  # empty for a file that is no JSON: somebody's, of whom nothing is known
+    beat: int
+
+    def __str__(self) -> str:
+        job, host, pid = (self.holder.get(name) for name in ("job", "host", "pid"))
+        return f"{f'Slurm job {job}' if job else 'a job'} on {host or 'an unknown machine'}, process {pid or 'unknown'}"
+
+    @property
+    def is_released(self) -> bool:
+        """Whether its holder has given it back."""
+        return bool(self.holder.get("released"))
+
+
+def read(out: Path) -> Found | None:
+    """The lease of a stage's folder, None when no job has held it yet."""
+    try:
+        # Opened, not only looked at: only then does NFS ask its server for the newest file and its time.
+        with (out / LEASE).open("rb") as handle:
+            beat, text = os.fstat(handle.fileno()).st_mtime_ns, handle.read()
+    except FileNotFoundError:
+        return None
+    try:
+        holder = json.loads(text)
+    except ValueError:
+        holder = None
+    return Found(holder if isinstance(holder, dict) else {}, beat)
+
+
+def end_process(reason: str) -> NoReturn:
+    """End this process at once: whatever ran on its way out would write into a folder that is another's."""
+    log(f"error: {reason}")
+    os._exit(1)
+
+
+class Fence:
+    """Keeps a rank from writing into a folder that has become another job's."""
+
+    def __init__(self, out: Path, holder: str) -> None:
+        self.out, self.holder = out, holder
+
+    def check(self) -> None:
+        """End this process when the folder is no longer this job's. Raises OSError when that cannot be told."""
+        found = read(self.out)
+        if found is None or found.holder.get("holder") != self.holder:
+            now = f"is {found} now" if found else "is gone"
+            why = f"this job gave no sign of life for {STALE:g} s, or the file was changed by hand"
+            end_process(f"{self.out / LEASE}: the holder of this folder {now}: {why}; it ends and writes nothing more")
+
+
+class Lease(Fence):
+    """The hold of a job's rank 0 on its folder, until release() or the end of the process."""
+
+    # Kept open: beats and the release go to this very file, which is nobody's once another has taken its name.
+    def __init__(self, out: Path, holder: str, file: BinaryIO, lock: TextIO) -> None:
+        super().__init__(out, holder)
+        self._file, self._lock, self._ended = file, lock, threading.Event()
+        self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
+        self._thread.start()
+
+    def _renew(self) -> None:
+        while not self._ended.wait(BEAT):
+            # A disk that does not answer ends no job: it comes back, or others take over and the check tells.
+            with suppress(OSError):
+                self.check()
+                os.utime(self._file.fileno())  # needs no room on a full disk
+
+    def release(self) -> None:
+        """Give the folder back."""
+        self._ended.set()
+        with suppress(OSError):
+            text = os.pread(self._file.fileno(), 2**16, 0)
+            os.pwrite(self._file.fileno(), RELEASED, text.rindex(HELD))
+            os.fsync(self._file.fileno())
+        self._lock.close()
+
+
+def acquire(out: Path, host: str | None = None) -> Lease:
+    """Hold a stage's folder. Raises ValueError, which names the holder, while another job does."""
+    out.mkdir(parents=True, exist_ok=True)
+    # Two machines may bear one name, and one machine's processes are gone when it has started anew.
+    machine = {"host": host or socket.gethostname(), "boot": BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""}
+    lock = (out / LOCK).open("w")
+    before = _wait_until_free(out, machine, locked=_lock(out, lock))
+    return Lease(out, *_write(out, machine, before), lock)
+
+
+def _refusal(out: Path, found: Found | None) -> ValueError:
+    who, end = "which has just begun", "end it"
+    if found is not None:
+        job, pid, host = (found.holder.get(name) for name in ("job", "pid", "host"))
+        who, end = str(found), f"scancel {job}" if job else f"kill {pid} on {host}"
+    return ValueError(f"{out}: another training job is writing here ({who}); wait for it or end it ({end}), then start again")
+
+
+def _lock(out: Path, file: TextIO) -> bool:
+    """Take the file system's lock; whether it has any. Raises ValueError while another holds it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise _refusal(out, read(out)) from None
+    except OSError:
+        return False
+    return True
+
+
+def _wait_until_free(out: Path, machine: dict[str, str], *, locked: bool) -> Found | None:
+    """The lease that may be taken over. Raises ValueError when its holder lives."""
+    found = read(out)
+    if found is None or found.is_released:
+        return found
+    # The process is asked for too: someone may have removed the file that the holder has locked.
+    is_here = locked and machine.items() <= found.holder.items()
+    if is_here and not stat_of(found.holder.get("pid")):
+        log(f"{out / LEASE}: taken over from {found}, which is gone")
+        return found
+    log(f"{out / LEASE}: held by {found}; waiting up to {STALE:g} s for a sign of life from it")
+    until = time.monotonic() + STALE
+    while (left := until - time.monotonic()) > 0:
+        time.sleep(min(left, BEAT / 2))
+        if (now := read(out)) != found:
+            if now is None or now.is_released:
+                return now
+            raise _refusal(out, now)
+    log(f"{out / LEASE}: taken over from {found}, which has given no sign of life for {STALE:g} s")
+    return found
+
+
+def _write(out: Path, machine: dict[str, str], before: Found | None) -> tuple[str, BinaryIO]:
+    """Put a lease of our own into the place of `before`; its holder's id and its file. Raises ValueError if another did."""
+    holder, since = uuid.uuid4().hex, time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    content = {"holder": holder, "job": os.environ.get("SLURM_JOB_ID"), **machine, "pid": os.getpid(), "since": since}
+    beside = out / f".{LEASE}.{holder}.tmp"
+    file = beside.open("x+b", buffering=0)
+    try:
+        file.write(json.dumps(content | {"released": False}, indent=2).encode() + b"\n")
+        os.fsync(file.fileno())
+        if (now := read(out)) != before:
+            raise _refusal(out, now)
+        beside.replace(out / LEASE)
+    finally:
+        beside.unlink(missing_ok=True)
+    fsync_path(out)
+    time.sleep(SETTLE)
+    if (now := read(out)) is None or now.holder.get("holder") != holder:
+        raise _refusal(out, now)
+    return holder, file

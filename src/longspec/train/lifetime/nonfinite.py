@@ -1,0 +1,71 @@
+"""What may end or spoil a step, watched in one place: requests to stop, losses and gradients that are not finite."""
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from longspec.distributed import Ranks, log
+from longspec.train.lifetime.job_status import DeterministicError
+from longspec.train.lifetime.preemption import Stop
+from longspec.train.lifetime.watchdog import Watchdog
+
+
+class Guard:
+    """Asked at every micro batch and after every step, by all ranks alike."""
+
+    def __init__(self, stop: Stop, watchdog: Watchdog, ranks: Ranks, skipped_file: Path, max_in_a_row: int) -> None:
+        self.stop, self.watchdog, self.ranks = stop, watchdog, ranks
+        self.skipped_file, self.max_in_a_row = skipped_file, max_in_a_row
+        self.in_a_row = 0
+        self._asked_at: float | None = None
+
+    def must_stop(self) -> bool:
+        """Whether the job stops before the next micro batch; the time between two calls is one micro batch's."""
+        now = time.perf_counter()
+        if self._asked_at is not None:
+            self.stop.took("micro batch", now - self._asked_at)
+        self._asked_at = now
+        self.watchdog.passed("the question whether to stop")
+        return self.stop.agreed()
+
+    def saved(self, seconds: float) -> None:
+        """A save is done, which took so long."""
+        self.stop.took("save", seconds)
+        self._asked_at = None
+
+    def check_step(self, step: int, losses: list[tuple[Any, Tensor]], *, skipped: bool) -> None:
+        """Write down the rows of a step (counted from 1) that was skipped because its gradient was not finite.
+
+        `losses`: row numbers and loss of each micro batch of this rank. Raises DeterministicError after too many in a row.
+        """
+        self.in_a_row = self.in_a_row + 1 if skipped else 0
+        if not skipped:
+            return
+        self.watchdog.passed("telling the rows of a skipped step")
+        mine = [([int(row) for row in rows], float(loss)) for rows, loss in losses]
+        everyone: list[Any] = [None] * self.ranks.world_size
+        dist.all_gather_object(everyone, mine)
+        batches = [batch for batches in everyone for batch in batches]
+        # A finite loss may still have a gradient that is not; then any row may be the cause.
+        bad = [rows for rows, loss in batches if not math.isfinite(loss)] or [rows for rows, _ in batches]
+        rows = sorted(row for group in bad for row in group)
+        written = f"see {self.skipped_file}"
+        if self.ranks.is_main:
+            try:
+                with self.skipped_file.open("a", encoding="utf-8") as handle:
+                    handle.write(json.dumps({"step": step, "rows": rows}) + "\n")
+            except OSError as fault:  # a full disk; the rows stand in the log
+                written = f"{self.skipped_file} could not be written: {fault}"
+        log(f"WARNING step {step} skipped: loss or gradient is not finite; rows {rows} ({written})", self.ranks)
+        if self.in_a_row > self.max_in_a_row:
+            raise DeterministicError(
+                f"step {step}: {self.in_a_row} steps in a row skipped, their loss or gradient is not finite; their rows stand "
+                f"in {self.skipped_file}: look at them with python -m longspec.data inspect; the last checkpoint is from "
+                "before them or holds the same weights; lower recipe.optimizer.lr, correct the data, or raise "
+                "runtime.max_skipped_in_a_row"
+            )

@@ -1,0 +1,71 @@
+"""What a step's row says beside its losses: speed, share of the machine used, memory, and an estimate of acceptance."""
+
+import resource
+from typing import Any
+
+import torch
+
+from longspec.config import Runtime
+from longspec.distributed import Ranks, log
+from longspec.train.estimate import flops
+from longspec.train.micro_batches import StepBatches
+from longspec.train.phases import Phases
+
+
+def expected_tokens(agreement: float | None, drafted: int) -> float | None:
+    """Tokens a round of greedy decoding is expected to yield with a chain of `drafted` tokens, the target's own included.
+
+    1 + a + ... + a^n = (1 - a^(n+1)) / (1 - a). An estimate: it takes every drafted token to be accepted with the same
+    probability a, whatever happened to those before it, and a is measured on the training text, with the target's states
+    hidden by one lag. Real acceptance comes in runs, and a tree offers alternatives; the evaluation measures it.
+    """
+    if agreement is None:
+        return None
+    return sum(agreement**place for place in range(drafted + 1))
+
+
+def peak_memory(device: torch.device) -> dict[str, int]:
+    """This rank's peak so far: what torch allocated on its GPU, or on CPUs the process's resident set."""
+    if device.type == "cuda":
+        return {"peak_gpu_bytes": torch.cuda.max_memory_allocated(device)}
+    return {"peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}  # Linux counts in KiB
+
+
+class Meter:
+    """Counts and times the steps of one job. `phases` is told by the loop what is running."""
+
+    def __init__(
+        self, batches: StepBatches, config: Any, runtime: Runtime, ranks: Ranks, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self.batches, self.config, self.runtime, self.device = batches, config, runtime, device
+        self.peak, self.peak_from = 0.0, ""
+        if ranks.is_main:
+            rate, why = flops.peak(device, dtype, runtime.peak_tflops)
+            self.peak = rate * ranks.world_size
+            log(f"model-FLOP utilisation is a share of {rate / 1e12:.3g} TFLOP/s a process ({why})")
+        self.phases = Phases(device, on=ranks.is_main)
+
+    def operations(self, step: int) -> flops.Operations:
+        """Of the 0-based optimizer step, over all ranks."""
+        batches, draft = self.batches, self.batches.recipe.draft
+        row_numbers = batches.row_numbers(step)
+        tokens = len(row_numbers) * batches.rows.sequence_length
+        documents, labels = flops.document_lengths(batches.rows, row_numbers), batches.num_labels(step)
+        with_loss = self.runtime.log_target_loss
+        return flops.operations(self.config, draft, tokens, documents, labels, with_target_loss=with_loss)
+
+    def numbers(self, row: dict[str, Any]) -> dict[str, Any]:
+        """To be added to a step's row, which holds step (counted from 1), tokens, seconds and agreement; for rank 0.
+
+        `flops` and `mfu` count the model's own operations; `phases` are seconds of this rank since the row before, so a
+        save shows in the row after it.
+        """
+        operations = self.operations(row["step"] - 1).total
+        return {
+            "tokens_per_second": row["tokens"] / row["seconds"],
+            "flops": operations,
+            "mfu": operations / row["seconds"] / self.peak,
+            "expected_tokens": expected_tokens(row["agreement"], self.batches.recipe.draft.lag),
+            **peak_memory(self.device),
+            "phases": self.phases.take(),
+        }
