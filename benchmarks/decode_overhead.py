@@ -29,7 +29,7 @@ from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import speculate
 from longspec.decode.tree import DEFAULT_SHAPE, NOTHING, DraftTree, Levels
 from longspec.methods.glide.drafter import GlideDrafter
-from longspec.methods.glide.model import GlideLayer
+from longspec.methods.glide.layer import GlideLayer
 
 TARGET = {
     "vocab_size": 1024,

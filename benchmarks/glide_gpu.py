@@ -25,8 +25,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from longspec.config import Draft
-from longspec.methods.glide.model import Glide
+from longspec.methods.glide.settings import Draft
+from longspec.methods.glide.trainer import Glide
 from longspec.models.attention.backends import SDPA, choose
 from longspec.models.losses import fused_loss
 from longspec.models.target import head_width

@@ -4,11 +4,10 @@
 started by hand (in the workflow the rules name the files). Snakemake imports this module: no torch here.
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-import hydra.utils
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -16,19 +15,28 @@ from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from longspec import methods
+from longspec.families import FAMILIES
+
 # What a mistake in a configuration ends in.
 ConfigError = (ValueError, HydraException, OmegaConfBaseException)
 
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "config"
 
 
+# Of a field that came later than the first frozen recipes: it is not written while it stands at its default, so that no
+# finished stage is trained again for it.
+LATER = {"later": True}
+
+
 @dataclass
 class Model:
     """The target whose draft is trained."""
 
-    _target_: str = MISSING  # the class that builds target and draft, e.g. ...qwen2_glide.Qwen2Glide.from_pretrained
     name: str = MISSING  # key of models/{name}
     source: str = MISSING  # "build" (made by the workflow), "hf:<repository>" or a folder's path
+    family: str | None = field(default=None, metadata=LATER)  # its model_type: llama, mistral, qwen2, qwen3, qwen3_moe
+    _target_: str | None = field(default=None, metadata=LATER)  # or the published class, which says family and method
 
 
 @dataclass
@@ -39,23 +47,6 @@ class Data:
     sequence_length: int = MISSING  # tokens in a row
     collation: str = MISSING  # base | long-nomask: every token is trained; long | longcot: answers only
     overlong: str = "split"  # split | truncate documents longer than a row
-
-
-@dataclass
-class Draft:
-    """The variant: how the draft sees the target while it trains (facts: LongSpec, 3.1-3.2)."""
-
-    window: int = 512  # key j is visible to query i when 0 <= i - j <= window
-    anchors: str = MISSING  # off | fixed (`anchor_tokens` of them) | random (0..anchor_tokens)
-    anchor_tokens: int = 4
-    anchors_up_to: int = 1200  # rows of more tokens keep plain positions
-    max_position: int = 30000  # anchor-offset positions stay below it
-    lag_mode: str = MISSING  # random (1..lag) | fixed (lag) | blocks (of `block` tokens)
-    lag: int = 5  # as deep as the default tree of decoding, [4, 16, 16, 16, 16]; published: 4
-    block: int = 4
-    final_norm: bool = False  # a trained norm between the draft and the target's head; published: none
-    loss: str = "soft"  # hard: the next token; soft: the target's distribution; mix: their mean
-    temperature: float = 1.0  # of the soft labels
 
 
 @dataclass
@@ -77,7 +68,8 @@ class Recipe:
     stage: str = MISSING
     model: Model = field(default_factory=Model)
     data: Data = field(default_factory=Data)
-    draft: Draft = field(default_factory=Draft)
+    method: Any = MISSING  # which draft, and its shape; typed by the method's settings
+    draft: Any = MISSING  # its variant, how it is trained; typed by the method's settings
     optimizer: Optimizer = field(default_factory=Optimizer)
     global_batch: int = MISSING  # rows in one optimizer step
     epochs: int = 1
@@ -161,13 +153,14 @@ class Config:
 
 
 ConfigStore.instance().store("schema", Config)
+for _name in methods.names():
+    _settings = methods.settings_of(_name)
+    _typed = {"recipe": {"method": _settings.Method, "draft": _settings.Draft}}
+    ConfigStore.instance().store(_name, _typed, group="method_schema", package="_global_")
 
 CHOICES = {
     "data.collation": ("base", "long", "long-nomask", "longcot"),
     "data.overlong": ("split", "truncate"),
-    "draft.anchors": ("off", "fixed", "random"),
-    "draft.lag_mode": ("random", "fixed", "blocks"),
-    "draft.loss": ("hard", "soft", "mix"),
     "precision": ("auto", "bf16", "fp32"),
 }
 REPLICATED, PARTITIONED = "replicated", "partitioned"
@@ -178,12 +171,6 @@ TRACKERS = ("tensorboard", "wandb", "swanlab")
 TRACKER_MODES = ("online", "offline")
 POSITIVE = (
     "data.sequence_length",
-    "draft.window",
-    "draft.anchor_tokens",
-    "draft.max_position",
-    "draft.lag",
-    "draft.block",
-    "draft.temperature",
     "global_batch",
     "epochs",
 )
@@ -207,6 +194,7 @@ def check_recipe(recipe: DictConfig) -> None:
     for name in POSITIVE:
         if OmegaConf.select(recipe, name) <= 0:
             raise ValueError(f"recipe.{name}: must be above 0, is {OmegaConf.select(recipe, name)}")
+    methods.settings_of(recipe.method.name).check(recipe)
     if recipe.steps is not None and recipe.steps <= 0:
         raise ValueError(f"recipe.steps: must be above 0 or null, is {recipe.steps}")
     if not 0 <= recipe.optimizer.warmup_ratio <= 1:
@@ -269,6 +257,7 @@ def compose(name: str, overrides: list[str], config_dir: Path = CONFIG_DIR) -> D
         overrides = [f"hydra.searchpath=[file://{CONFIG_DIR}]", *overrides]
     with initialize_config_dir(str(config_dir.resolve()), version_base="1.3"):
         config = hydra_compose(name, overrides=overrides)
+    name_target(config.recipe)
     for section in ("recipe", "runtime", "build"):
         OmegaConf.to_container(config[section], resolve=True, throw_on_missing=True)
     check_recipe(config.recipe)
@@ -282,9 +271,70 @@ def compose_stage(run: str, variant: str, stage: str) -> DictConfig:
     return compose("train", [f"run={run}", f"variant={variant}", f"stage={stage}"])
 
 
+def name_target(recipe: DictConfig) -> None:
+    """Family and method say the published class, where there is one, as `_target_`; that alone may be given too.
+
+    Raises ValueError when the two contradict each other, or neither is given.
+    """
+    model, name = recipe.model, recipe.method.name
+    if model._target_ is not None:
+        method, family = methods.of_target(model._target_)
+        if method != name:
+            raise ValueError(
+                f"recipe.model._target_: {model._target_} is of the method {method}, recipe.method.name is {name}; "
+                f"give recipe.model.family={family} in its place"
+            )
+        if model.family not in (None, family):
+            raise ValueError(
+                f"recipe.model.family: {model.family}, but recipe.model._target_ is of {family}; give one of the two"
+            )
+        model.family = None
+        return
+    if model.family not in FAMILIES:
+        raise ValueError(f"recipe.model.family: {model.family!r} is unknown; choose one of {', '.join(FAMILIES)}")
+    if model.family in methods.settings_of(name).TARGETS:
+        model._target_, model.family = methods.settings_of(name).TARGETS[model.family], None
+
+
+def plain(section: Any) -> dict[str, Any]:
+    """A typed section as a dictionary, resolved, less the later fields that stand at their defaults.
+
+    A recipe whose `_target_` says the method says it in no other place.
+    """
+    schema, values = OmegaConf.get_type(section), {}
+    assert schema is not None
+    for each in fields(schema):
+        value = section[each.name]
+        if isinstance(value, DictConfig) and is_dataclass(OmegaConf.get_type(value)):
+            value = plain(value)
+        elif OmegaConf.is_config(value):
+            value = OmegaConf.to_container(value, resolve=True)
+        if not (each.metadata.get("later") and value == each.default):
+            values[each.name] = value
+    if schema is Recipe and "_target_" in values["model"] and section.method == method_default(section.method.name):
+        del values["method"]
+    return values
+
+
+def method_default(name: str) -> DictConfig:
+    """The section recipe.method of a method that nobody changed."""
+    return OmegaConf.structured(methods.settings_of(name).Method)
+
+
+def recipe_schema(content: Any) -> DictConfig:
+    """The typed recipe that a frozen one's content fits into: its method's."""
+    target = OmegaConf.select(content, "model._target_")
+    name = OmegaConf.select(content, "method.name") or (methods.of_target(target)[0] if target else None)
+    if name is None:
+        raise ValueError("names neither recipe.method.name nor recipe.model._target_")
+    schema, settings = OmegaConf.structured(Recipe), methods.settings_of(name)
+    schema.method, schema.draft = OmegaConf.structured(settings.Method), OmegaConf.structured(settings.Draft)
+    return schema
+
+
 def to_yaml(section: Any) -> str:
     """Canonical YAML: resolved and key-sorted, so equal configurations are equal text."""
-    return OmegaConf.to_yaml(section, resolve=True, sort_keys=True)
+    return OmegaConf.to_yaml(OmegaConf.create(plain(section)), sort_keys=True)
 
 
 def load(path: Path, schema: type) -> Any:
@@ -299,7 +349,8 @@ def load(path: Path, schema: type) -> Any:
 def typed(content: Any, schema: type, source: Path) -> Any:
     """A frozen section's content, typed by its dataclass. Raises ValueError with the source's name for what does not fit."""
     try:
-        section = OmegaConf.merge(OmegaConf.structured(schema), content)
+        content = OmegaConf.create(content)
+        section = OmegaConf.merge(recipe_schema(content) if schema is Recipe else OmegaConf.structured(schema), content)
         OmegaConf.to_container(section, throw_on_missing=True)
     except Exception as error:
         raise ValueError(f"{source}: not a {schema.__name__.lower()} of this version: {error}") from error
@@ -317,15 +368,3 @@ def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> l
         elif left != right:
             lines.append(f"{prefix}{key}: {left} -> {right}")
     return lines
-
-
-def instantiate(model: DictConfig, **arguments: Any) -> Any:
-    """Call the model's Hydra `_target_` with these arguments (its other fields name files and are left out)."""
-    return hydra.utils.instantiate({"_target_": model._target_}, **arguments)
-
-
-def dataclass_from(schema: type, section: DictConfig) -> Any:
-    """A plain dataclass instance from a typed section."""
-    values = OmegaConf.to_container(section, resolve=True)
-    assert isinstance(values, dict)
-    return schema(**{f.name: values[f.name] for f in fields(schema)})

@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config
 
-from longspec.config import Draft
 from longspec.data.pack import packing
 from longspec.data.pack.arrow_shards import PackedRows, Row
-from longspec.methods.glide.model import Glide
+from longspec.methods.glide.settings import Draft
+from longspec.methods.glide.trainer import Glide
 from longspec.train.models.llama_glide import LlamaGlide
 from longspec.train.models.qwen2_glide import Qwen2Glide
 from tests.data.test_pack import write_shards

@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 from longspec.decode.drafters import Frontier, Stateless
 from longspec.decode.sampling import Sampler
 from longspec.decode.tree import DraftTree, Growth, Levels, chains
-from longspec.methods.glide.model import GlideLayer
+from longspec.methods.glide.layer import GlideLayer
 
 SHAPE = {
     "vocab_size": 61,

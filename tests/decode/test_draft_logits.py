@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from longspec.config import Draft
 from longspec.decode.drafters import Frontier
 from longspec.decode.sampling import Sampler
 from longspec.decode.tree import DEFAULT_SHAPE
 from longspec.methods.glide.drafter import GlideDrafter
+from longspec.methods.glide.settings import Draft
 from longspec.models.attention.visibility import Visibility
 from longspec.train.models.qwen2_glide import Qwen2Glide
 from tests.decode.models import make_layer, make_target

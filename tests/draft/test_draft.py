@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from transformers import Qwen2Config
 
 from longspec.draft.folder import write_draft
-from longspec.methods.glide.model import GlideLayer
+from longspec.methods.glide.layer import GlideLayer
 from longspec.methods.glide.weights import UNUSED, draft_weights_file, load_draft_weights
 
 PROJECTIONS = [f"{kind}_proj.{part}" for kind in "qkv" for part in ("weight", "bias")] + ["o_proj.weight"]

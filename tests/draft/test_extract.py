@@ -14,7 +14,7 @@ from transformers import Qwen2Config
 from longspec.atomic_files import describe_files, read_json, sha256_file, write_json, write_text
 from longspec.config import compose, to_yaml
 from longspec.draft.__main__ import main
-from longspec.methods.glide.model import GlideLayer
+from longspec.methods.glide.layer import GlideLayer
 from longspec.methods.glide.weights import UNUSED
 from longspec.train.checkpoint import checkpoint_dir, checkpoint_file
 

@@ -14,7 +14,7 @@ from longspec.config import compose_stage, load, to_yaml
 from longspec.draft.__main__ import main
 from longspec.draft.folder import draft_config, write_draft
 from longspec.methods.glide.attach import CLASSES
-from longspec.methods.glide.model import GlideLayer
+from longspec.methods.glide.layer import GlideLayer
 from tests.draft.hub_upload import Hub, hub_upload
 
 SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}

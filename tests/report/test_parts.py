@@ -8,7 +8,7 @@ import pytest
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from longspec.atomic_files import read_json, write_json
-from longspec.methods.glide.model import GlideLayer
+from longspec.methods.glide.layer import GlideLayer
 from longspec.report import prediction, tables
 from longspec.report.inputs import Variant, parse_settings, read_manifest, read_variant
 from longspec.report.loss_plot import smooth

@@ -16,8 +16,9 @@ import torch
 from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from longspec.config import Draft, Runtime, compose
+from longspec.config import Runtime, compose
 from longspec.distributed import end_at_once, find_ranks
+from longspec.methods.glide.settings import Draft
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.train.engine import boot, build_engine
 from longspec.train.models.qwen2_glide import Qwen2Glide

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
-from longspec.config import Draft
 from longspec.distributed import end_at_once, find_ranks
 from longspec.methods.glide.attach import attach
-from longspec.methods.glide.model import Glide
+from longspec.methods.glide.settings import Draft
+from longspec.methods.glide.trainer import Glide
 from longspec.states.partitioned import load_partitioned
 from longspec.train.engine import boot
 

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from longspec.config import Draft, compose, dataclass_from, instantiate
+from longspec.config import compose
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.distributed import Ranks, end_at_once, find_ranks
 from longspec.models.precision import resolve_dtype
@@ -36,6 +36,7 @@ from longspec.train.engine import boot, build_engine
 from longspec.train.estimate.grad_accum import share_global_batch
 from longspec.train.held_out_estimate import HeldOut
 from longspec.train.micro_batches import StepBatches
+from longspec.train.setup import build_trainer
 from tests.train.chaos import fill
 from tests.train.jobs import RECIPE
 
@@ -66,13 +67,11 @@ def build(case: dict[str, Any], plan: dict[str, Any], ranks: Ranks) -> tuple[Any
     config = compose("train", [*RECIPE, *case["overrides"]])
     recipe, runtime = config.recipe, config.runtime
     dtype = resolve_dtype(recipe.precision)
-    torch.manual_seed(recipe.seed)
-    draft = dataclass_from(Draft, recipe.draft)
-    glide = instantiate(recipe.model, target_model_path=plan["target"], dtype=dtype, draft=draft)
+    trainer = build_trainer(recipe, runtime, plan["target"], None, torch.device("cpu"), dtype)
     share = share_global_batch(recipe.global_batch, runtime.micro_batch, ranks.world_size)
-    engine = build_engine(glide, recipe, runtime, share, TOTAL, dtype)
+    engine = build_engine(trainer, recipe, runtime, share, TOTAL, dtype)
     rows = PackedRows(Path(plan["data"]))
-    held_out = HeldOut(rows, runtime, recipe.draft.lag, ranks, case["steps"])
+    held_out = HeldOut(rows, recipe, runtime, ranks, case["steps"])
     return engine, StepBatches(rows, recipe, share[0], ranks, 400), held_out
 
 
@@ -81,7 +80,7 @@ def train_step(engine: Any, batches: StepBatches, step: int, ranks: Ranks, *, po
     parts = batches.micro_batches(step)
     for row_numbers in parts:
         batch = batches.load(step, row_numbers, engine.device)
-        loss = engine(**vars(batch), num_labels=batches.num_labels(step)).loss
+        loss = engine(**batch.arguments, num_labels=batches.num_labels(step)).loss
         factor = float("nan") if poison and not losses and ranks.rank == ranks.world_size - 1 else 1.0
         engine.backward(loss * (factor * len(parts) * ranks.world_size))
         engine.step()

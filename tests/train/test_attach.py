@@ -12,10 +12,11 @@ from omegaconf import OmegaConf
 from transformers import AutoConfig
 
 from longspec.atomic_files import read_json, write_json
-from longspec.config import Draft, Model, Recipe
+from longspec.config import Model, Recipe
 from longspec.draft.folder import draft_config, write_draft
 from longspec.methods.glide.attach import attach
-from longspec.methods.glide.model import PUBLISHED, Glide
+from longspec.methods.glide.settings import Draft
+from longspec.methods.glide.trainer import PUBLISHED, Glide
 from longspec.methods.glide.weights import target_and_draft
 from longspec.train.models.llama_glide import LlamaGlide
 from longspec.train.models.mistral_glide import MistralGlide

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
-from longspec.config import Draft
 from longspec.methods.glide.attach import attach
-from longspec.methods.glide.model import BLOCKS, Glide
+from longspec.methods.glide.settings import BLOCKS, Draft
+from longspec.methods.glide.trainer import Glide
 from longspec.models.attention import flash, flex, sdpa
 from longspec.models.attention.backends import EAGER, FLASH, FLEX, SDPA
 from longspec.train.models.llama_glide import LlamaGlide

@@ -4,14 +4,14 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from longspec.config import Draft
 from longspec.decode.autoregressive import decode_plain
 from longspec.decode.prefill import prefill
 from longspec.decode.speculate import speculate
 from longspec.decode.tree import DEFAULT_SHAPE
 from longspec.methods.glide.attach import attach
 from longspec.methods.glide.drafter import GlideDrafter
-from longspec.methods.glide.model import Glide
+from longspec.methods.glide.settings import Draft
+from longspec.methods.glide.trainer import Glide
 from tests.train.targets import VOCABULARY
 
 WINDOW, NEW, CHAIN, NO_EOS = 12, 40, 4, -1

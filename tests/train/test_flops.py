@@ -16,9 +16,9 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from longspec.config import Draft
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.methods.glide import attach
+from longspec.methods.glide.settings import Draft
 from longspec.models.attention.visibility import Visibility
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.train.estimate import flops

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from longspec.config import Draft
 from longspec.methods.glide.attach import attach
 from longspec.methods.glide.draws import RowDraw, shift_positions
-from longspec.methods.glide.model import Glide
+from longspec.methods.glide.settings import Draft
+from longspec.methods.glide.trainer import Glide
 from longspec.train.models.llama_glide import LlamaGlide
 from longspec.train.models.qwen2_glide import Qwen2Glide
 from tests.train.reference import draft_hidden

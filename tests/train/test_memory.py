@@ -15,9 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3MoeConfig
 
-from longspec.config import Draft, Runtime, compose
+from longspec.config import Runtime, compose
 from longspec.methods.glide import attach
-from longspec.methods.glide.model import Glide
+from longspec.methods.glide.settings import Draft
+from longspec.methods.glide.trainer import Glide
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.train.estimate import memory
 from longspec.train.estimate.memory import ALWAYS, BUCKET, DRAFT, OPTIMIZER, TARGET, Setup

@@ -8,9 +8,10 @@ import torch
 from omegaconf import OmegaConf
 from transformers import Qwen2Config
 
-from longspec.config import Draft, Runtime, compose
+from longspec.config import Runtime, compose
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.distributed import Ranks
+from longspec.methods.glide.settings import Draft
 from longspec.train.estimate import flops
 from longspec.train.micro_batches import StepBatches
 from longspec.train.phases import PHASES

@@ -11,10 +11,11 @@ import torch
 from transformers import LlamaConfig
 
 from longspec.atomic_files import write_json, write_text
-from longspec.config import Draft, Recipe, Runtime, compose, load, to_yaml
+from longspec.config import Recipe, Runtime, compose, load, to_yaml
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.draft.folder import write_draft
-from longspec.methods.glide.model import GlideLayer
+from longspec.methods.glide.layer import GlideLayer
+from longspec.methods.glide.settings import Draft
 from longspec.train.estimate import flops, plan
 from longspec.train.estimate.plan import Rows
 from tests.corpus import LENGTH, Corpus

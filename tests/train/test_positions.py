@@ -3,10 +3,11 @@
 import numpy as np
 import torch
 
-from longspec.config import Draft, Recipe
+from longspec.config import Recipe
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.distributed import Ranks
 from longspec.methods.glide.draws import RowDraw, draw_row, shift_positions
+from longspec.methods.glide.settings import Draft
 from longspec.train.micro_batches import StepBatches
 from tests.corpus import Corpus
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from longspec.methods.glide.attach import attach
-from longspec.methods.glide.model import Glide
+from longspec.methods.glide.trainer import Glide
 from longspec.states import forward
 from tests.train.targets import VOCABULARY
 

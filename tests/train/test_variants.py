@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from longspec.config import CHOICES, Draft
+from longspec.config import CHOICES
 from longspec.methods.glide.attach import attach
 from longspec.methods.glide.draws import draw_row, shift_positions
-from longspec.methods.glide.model import BLOCKS, Glide
+from longspec.methods.glide.settings import BLOCKS, Draft
+from longspec.methods.glide.trainer import Glide
 from tests.train.targets import TARGETS, VOCABULARY
 
 LENGTHS = (9, 1, 30)  # of the documents in each row

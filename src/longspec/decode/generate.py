@@ -18,7 +18,8 @@ from longspec.decode.speculate import speculate
 from longspec.decode.tree import DEFAULT_SHAPE, Levels
 from longspec.families import check_target
 from longspec.methods.glide.drafter import GlideDrafter
-from longspec.methods.glide.model import PUBLISHED, GlideLayer
+from longspec.methods.glide.layer import GlideLayer
+from longspec.methods.glide.trainer import PUBLISHED
 from longspec.methods.glide.weights import check_draft_config, draft_settings, load_draft_weights
 
 WARPS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper)

@@ -12,7 +12,7 @@ from transformers import AutoConfig
 from longspec.atomic_files import new_folder, write_json
 from longspec.config import Recipe
 from longspec.draft.custom_generate import write_custom_generate
-from longspec.methods.glide.model import GlideLayer
+from longspec.methods.glide.layer import GlideLayer
 from longspec.methods.glide.weights import CONFIG, KIND, PTH, SAFETENSORS, UNUSED, published_layout
 
 TARGET_FIELDS = (

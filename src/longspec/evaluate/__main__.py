@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import transformers
+from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from longspec import jsonl
@@ -22,8 +23,7 @@ from longspec.evaluate.measure import KEY, Line, Measurer, key_of
 from longspec.evaluate.prompts import Prompt
 from longspec.evaluate.summary import describe, summarize
 from longspec.families import position_limit
-from longspec.methods.glide.drafter import GlideDrafter
-from longspec.methods.glide.model import fresh_layer
+from longspec.methods import method_of
 from longspec.methods.glide.weights import load_draft_weights
 from longspec.models.attention import flash
 from longspec.models.precision import resolve_dtype
@@ -49,13 +49,14 @@ def make_drafter(options: argparse.Namespace, target: Any, recipe: Any) -> Draft
     """What is measured: prompt lookup, or a draft of trained weights or of fresh ones of the recipe's seed."""
     if options.drafter == LOOKUP:
         return LookupDrafter()
+    method, settings = method_of(recipe)
     torch.manual_seed(recipe.seed)
-    layer = fresh_layer(TargetStates(target), final_norm=recipe.draft.final_norm).to(target.device)
+    layer = method.fresh_layer(TargetStates(target), settings).to(target.device)
     if options.drafter != UNTRAINED:
         if options.draft is None:
             raise ValueError(f"--drafter {options.drafter} needs --draft, the stage's draft folder")
         load_draft_weights(layer, options.draft)
-    return GlideDrafter(target, layer.eval(), recipe.draft.window)
+    return method.drafter(target, layer.eval(), settings)
 
 
 def all_prompts(options: argparse.Namespace, section: tasks.Evaluation, tokenizer: Any, positions: int) -> list[Prompt]:
@@ -97,8 +98,7 @@ def identity_of(options: argparse.Namespace, target: Any, recipe: Any, section: 
         "draft": sha256_file(options.draft / "model.safetensors") if options.draft else None,
         "target": sha256_file(options.target),
         "seed of fresh weights": recipe.seed if options.drafter == UNTRAINED else None,
-        "window": None if options.drafter == LOOKUP else recipe.draft.window,
-        "final_norm": None if options.drafter == LOOKUP else recipe.draft.final_norm,
+        "settings": None if options.drafter == LOOKUP else OmegaConf.to_container(recipe.draft),
         "dtype": str(target.dtype),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine(),
         "threads": torch.get_num_threads(),

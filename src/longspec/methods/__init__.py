@@ -1,0 +1,54 @@
+"""Draft methods by name. What each must answer: contract.py. No torch here: runs are planned with the names and settings."""
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from longspec.methods.contract import Method
+
+
+def names() -> list[str]:
+    """The methods that there are: the folders of this room."""
+    return sorted(path.parent.name for path in Path(__file__).parent.glob("*/settings.py"))
+
+
+def settings_of(name: str) -> Any:
+    """A method's settings module. Raises ValueError, naming those that there are, for an unknown one."""
+    if name not in names():
+        raise ValueError(f"recipe.method.name: {name!r} is unknown; choose one of {', '.join(names())}")
+    return import_module(f"longspec.methods.{name}.settings")
+
+
+def method(name: str) -> "Method":
+    """A method by its name. Raises ValueError, naming those that there are, for an unknown one."""
+    settings_of(name)
+    return import_module(f"longspec.methods.{name}.method").METHOD
+
+
+def method_of(recipe: Any) -> tuple["Method", Any]:
+    """The method that a recipe chooses, and its settings."""
+    name = recipe.method.name
+    return method(name), settings_of(name).of(recipe)
+
+
+def of_target(target: str) -> tuple[str, str]:
+    """Method and model type that a published `_target_` stands for. Raises ValueError, naming the known ones."""
+    known = {path: (name, model_type) for name in names() for model_type, path in settings_of(name).TARGETS.items()}
+    if target not in known:
+        raise ValueError(f"recipe.model._target_: {target!r} is unknown; known are {', '.join(dict.fromkeys(known))}")
+    return known[target]
+
+
+def check_family_named(recipe: Any, model_type: str, path: str) -> None:
+    """Raise ValueError when a target's model type is not the one that a typed recipe names, as family or by its class."""
+    model, named = recipe.model, recipe.model.family
+    if model._target_ is not None:
+        own = settings_of(recipe.method.name).TARGETS.get(model_type)
+        if own == model._target_:
+            return
+        named = of_target(model._target_)[1]
+    if named != model_type:
+        raise ValueError(
+            f"{path}: config.json: model_type is {model_type!r}, recipe.model.family is {named}; set it to {model_type}"
+        )

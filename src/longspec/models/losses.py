@@ -35,6 +35,16 @@ def chunk_tokens(vocabulary: int, device: torch.device) -> int:
     return max(LEAST_TOKENS, CHUNK_BYTES[device.type] // (4 * vocabulary))
 
 
+# Float32 chunks [tokens, V] at once: two models' logits, a softmax, the gradient, a temporary; two of the chunk before.
+LOGITS_ALIVE, LOGITS_BEFORE = 5, 2
+
+
+def loss_bytes(vocabulary: int, tokens: int, device: torch.device) -> int:
+    """Bytes of the logits that are alive at once while the loss of so many tokens is taken."""
+    chunk = chunk_tokens(vocabulary, device)
+    return min(tokens, chunk) * vocabulary * 4 * (LOGITS_ALIVE + (LOGITS_BEFORE if tokens > chunk else 0))
+
+
 class _ChunkedLoss(torch.autograd.Function):
     """The gradient is taken chunk by chunk in the forward pass, where the chunk's logits exist anyway."""
 

@@ -1,11 +1,11 @@
-"""What a draft reads from its frozen target in one forward: embeddings, last-layer keys and values, final hidden states.
+"""What a draft reads of its frozen target, by one forward of it: named tensors (tensors.py).
 
 Shapes: B batch, S tokens of a row, C tokens of a chunk, T keys up to the chunk's end, H hidden width, N query heads,
 K key/value heads, D head width.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,30 +15,30 @@ from transformers import AttentionInterface
 
 from longspec.models.attention.backends import AUTO, target_attention
 from longspec.models.attention.visibility import Visibility
-from longspec.models.target import head_width
+from longspec.states.tensors import COS, EMBEDDED, FINAL, HIDDEN, KEYS, SIN, VALUES, check_names, layers_of
 
 Cached = tuple[Tensor, Tensor]  # keys after RoPE, values, [B, K, S, D] each
-States = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]
 
 
 @dataclass
 class _Pass:
-    """One forward over whole rows, in one chunk or several: what the attention hook keeps of it."""
+    """One forward over whole rows, in one chunk or several, and what is kept of it."""
 
-    last: int  # the last layer's number
+    names: Sequence[str]  # the tensors that are asked for
     length: int  # S
-    keys_only: bool  # the last layer ends with its keys and values
+    cut: int | None  # the layer that ends with its keys and values; None: no layer
     visibility: Visibility  # of all S tokens
     kept: dict[int, Cached] = field(default_factory=dict)  # layer -> room for all S tokens
+    hidden: dict[int, Tensor] = field(default_factory=dict)  # layer -> its input, all S tokens
     start: int = 0  # of the chunk that runs now
 
     def attend(self, module: nn.Module, q_BNCD: Tensor, k_BKCD: Tensor, v_BKCD: Tensor, **arguments: Any) -> Tensor:
         """Attention output [B, C, N, D] of one layer over the chunks so far."""
         layer = int(module.layer_idx)  # type: ignore[arg-type]
         keys, values = k_BKCD, v_BKCD
-        if layer == self.last or keys.shape[2] < self.length:
+        if f"{KEYS}{layer}" in self.names or f"{VALUES}{layer}" in self.names or keys.shape[2] < self.length:
             keys, values = self._remember(layer, k_BKCD, v_BKCD)
-        if layer == self.last and self.keys_only:
+        if layer == self.cut:
             return torch.zeros_like(q_BNCD).transpose(1, 2)
         visibility = self.visibility.first(keys.shape[2])
         return target_attention(module, q_BNCD, keys, values, None, visibility=visibility, **arguments)[0]
@@ -53,6 +53,20 @@ class _Pass:
         keys_BKSD[:, :, self.start : end] = k_BKCD
         values_BKSD[:, :, self.start : end] = v_BKCD
         return keys_BKSD[:, :, :end], values_BKSD[:, :, :end]
+
+    def take_input(self, layer: int, hidden_BCH: Tensor) -> None:
+        """Keep a chunk of a layer's input."""
+        if layer not in self.hidden:
+            batch, _, width = hidden_BCH.shape
+            self.hidden[layer] = hidden_BCH.new_empty((batch, self.length, width))
+        self.hidden[layer][:, self.start : self.start + hidden_BCH.shape[1]] = hidden_BCH
+
+    def state(self, name: str) -> Tensor:
+        """One of the tensors of a layer that were asked for, over all S tokens."""
+        kind, _, layer = name.partition(".")
+        if f"{kind}." == HIDDEN:
+            return self.hidden[int(layer)]
+        return self.kept[int(layer)][0 if f"{kind}." == KEYS else 1]
 
 
 def states_attention(
@@ -77,7 +91,7 @@ AttentionInterface.register(STATES_ATTENTION, states_attention)
 
 
 class _KeysAndValuesOnly(nn.Module):
-    """Stands in for the last layer: its attention makes keys and values for the hook; what would follow is not needed."""
+    """Stands in for a layer: its attention makes keys and values for the hook; what would follow is not needed."""
 
     layer: Any
 
@@ -90,15 +104,51 @@ class _KeysAndValuesOnly(nn.Module):
         return hidden_BCH
 
 
+@dataclass(frozen=True)
+class Depth:
+    """How far a forward of the target must run: the layers that run whole, and whether the next one's keys are made."""
+
+    whole_layers: int
+    then_keys: bool
+
+    @classmethod
+    def of(cls, names: Sequence[str], layers: int) -> "Depth":
+        """The least that yields these tensors of a target of so many layers."""
+        if FINAL in names:
+            return cls(layers, then_keys=False)
+        keys = layers_of(names, KEYS) | layers_of(names, VALUES)
+        deepest = max(keys | layers_of(names, HIDDEN), default=0)
+        return cls(deepest, then_keys=deepest in keys)
+
+
 @contextmanager
-def _cut_last_layer(layers: nn.ModuleList) -> Iterator[None]:
-    """Within the block the last layer ends with its keys and values."""
-    whole = layers[-1]
-    layers[-1] = _KeysAndValuesOnly(whole)
+def _only(model: Any, depth: Depth) -> Iterator[None]:
+    """Within the block the model ends where `depth` says, with its final norm."""
+    whole = model.layers
+    if depth.whole_layers == len(whole):
+        yield
+        return
+    last = [_KeysAndValuesOnly(whole[depth.whole_layers])] if depth.then_keys else []
+    model.layers = nn.ModuleList([*whole[: depth.whole_layers], *last])
     try:
         yield
     finally:
-        layers[-1] = whole
+        model.layers = whole
+
+
+@contextmanager
+def _inputs_kept(model: Any, states: _Pass) -> Iterator[None]:
+    """Within the block the inputs of the layers that are asked for go to `states`."""
+    end = len(model.layers)
+    with ExitStack() as hooks:
+        for layer in layers_of(states.names, HIDDEN):
+            module = model.layers[layer] if layer < end else model.norm  # the forward ends before that layer
+
+            def take(_: nn.Module, inputs: tuple[Tensor, ...], layer: int = layer) -> None:
+                states.take_input(layer, inputs[0])
+
+            hooks.enter_context(module.register_forward_pre_hook(take))
+        yield
 
 
 class TargetStates(nn.Module):
@@ -116,6 +166,21 @@ class TargetStates(nn.Module):
         self.target, self.chunk, self.attention, self.partitioned = target, chunk, attention, False
         self.gather: Callable[[list[nn.Parameter]], AbstractContextManager[Any]] = lambda _: nullcontext()
 
+    @property
+    def config(self) -> Any:
+        """The target's configuration."""
+        return self.target.config
+
+    @property
+    def head_weight(self) -> nn.Parameter:
+        """The frozen head's weight [V, H]; whole within `gather` alone where the target is partitioned."""
+        return self.target.lm_head.weight
+
+    @property
+    def final_norm_weight(self) -> nn.Parameter:
+        """The weight [H] of the norm before the head, whole within `gather`."""
+        return self.target.model.norm.weight
+
     def follow(self, device: torch.device) -> None:
         """Move the target to its draft's device, unless an engine has partitioned it."""
         if not self.partitioned:
@@ -123,34 +188,36 @@ class TargetStates(nn.Module):
 
     @torch.no_grad()
     def forward(
-        self, input_ids_BS: Tensor, position_ids_BS: Tensor, document_ids_BS: Tensor | None, keys_only: bool = False
-    ) -> States:
-        """Embeddings [B, S, H], RoPE's cos and sin [B, S, D], last-layer keys and values [B, K, S, D], hidden [B, S, H].
+        self,
+        input_ids_BS: Tensor,
+        position_ids_BS: Tensor,
+        document_ids_BS: Tensor | None,
+        names: Sequence[str],
+        row_numbers_B: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """Embeddings and rotations, and the tensors of these names; the target runs as far as they need.
 
-        The hidden states (after the final norm) may be an inference tensor; they are None with `keys_only`, which ends the
-        forward after the last layer's keys and values.
+        They are constants to a gradient, and may be saved for the backward of what is trained on them. row_numbers_B: the
+        rows' numbers in the packed data, by which stored states are found; a forward needs none. Raises ValueError for a name
+        that the target has no tensor of.
         """
+        check_names(names, self.config.num_hidden_layers)
         model, length = self.target.model, input_ids_BS.shape[1]
         embedded_BSH = model.embed_tokens(input_ids_BS)
         cos_BSD, sin_BSD = model.rotary_emb(embedded_BSH, position_ids_BS)
-        visibility = Visibility(document_ids_BT=document_ids_BS)
-        states = _Pass(self.target.config.num_hidden_layers - 1, length, keys_only, visibility)
-        # Made out here: what inference mode makes, no backward pass may use.
-        keys_BKSD, values_BKSD = states.kept[states.last] = self._last_layer_room(embedded_BSH)
-        cut = _cut_last_layer(model.layers) if keys_only else nullcontext()
+        found = {EMBEDDED: embedded_BSH, COS: cos_BSD, SIN: sin_BSD}
+        depth = Depth.of(names, self.config.num_hidden_layers)
+        cut = depth.whole_layers if depth.then_keys else None
+        states = _Pass(names, length, cut, Visibility(document_ids_BT=document_ids_BS))
         chunks = []
-        with torch.inference_mode(), cut:
+        with _only(model, depth), _inputs_kept(model, states):
             for start in range(0, length, self.chunk or length):
                 states.start, part = start, slice(start, start + (self.chunk or length))
                 arguments = {"inputs_embeds": embedded_BSH[:, part], "position_ids": position_ids_BS[:, part]}
                 arguments |= {"states": states, "attention_backend": self.attention}
-                chunks.append(model(**arguments, use_cache=False).last_hidden_state)
-                if keys_only:
-                    chunks.clear()
-            hidden_BSH = torch.cat(chunks, dim=1) if len(chunks) > 1 else next(iter(chunks), None)
-        return embedded_BSH, cos_BSD, sin_BSD, keys_BKSD, values_BKSD, hidden_BSH
-
-    def _last_layer_room(self, embedded_BSH: Tensor) -> Cached:
-        config = self.target.config
-        shape = (embedded_BSH.shape[0], config.num_key_value_heads, embedded_BSH.shape[1], head_width(config))
-        return embedded_BSH.new_empty(shape), embedded_BSH.new_empty(shape)
+                last = model(**arguments, use_cache=False).last_hidden_state
+                if FINAL in names:
+                    chunks.append(last)
+        if chunks:
+            found[FINAL] = torch.cat(chunks, dim=1) if len(chunks) > 1 else chunks[0]
+        return found | {name: states.state(name) for name in names if name != FINAL}

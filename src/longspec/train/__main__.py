@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from longspec.atomic_files import sha256_file, write_json
+from longspec.atomic_files import read_json, sha256_file, write_json
 from longspec.config import ConfigError
 from longspec.distributed import Ranks, end_at_once, find_ranks, leave_words, log
 from longspec.families import position_limit
@@ -43,7 +43,7 @@ from longspec.train.lifetime.watchdog import Watchdog
 from longspec.train.metrics import Metrics, whole_lines
 from longspec.train.micro_batches import StepBatches
 from longspec.train.phases import DATA, DRAFT, HELD_OUT, OPTIMIZER, OTHER, SAVE, Phases
-from longspec.train.setup import build_glide, identity_of, open_rows, total_steps
+from longspec.train.setup import build_trainer, identity_of, open_rows, total_steps
 from longspec.train.throughput import Meter
 from longspec.train.tracking import Trackers, chosen
 
@@ -74,7 +74,7 @@ def train_step(
         phases.now(DATA)
         batch = batches.load(step, row_numbers, engine.device)
         labels = (batch.labels[:, 1:] != -100).sum()
-        output = engine(**vars(batch), num_labels=num_labels, with_llm_loss=with_llm_loss)
+        output = engine(**batch.arguments, num_labels=num_labels, with_llm_loss=with_llm_loss)
         phases.now(DRAFT)  # still; a mark for the watchdog: in the backward ranks wait for each other
         # DeepSpeed divides by the accumulation steps and the replicas; the loss is already a share of the global mean.
         engine.backward(output.loss * (accumulation * batches.ranks.replicas))
@@ -115,30 +115,30 @@ def train(job: Job, ranks: Ranks, device: torch.device, stop: Stop, watchdog: Wa
         steps, dtype = total_steps(job, rows), resolve_dtype(job.recipe.precision)
         micro_batch, accumulation = share_global_batch(job.recipe.global_batch, job.runtime.micro_batch, ranks.replicas)
         chosen(job.runtime)
-        held_out = HeldOut(rows, job.runtime, job.recipe.draft.lag, ranks, steps)
+        held_out = HeldOut(rows, job.recipe, job.runtime, ranks, steps)
         folder, identity = job.out / "checkpoints", identity_of(job, rows, dtype)
         checkpoint_dir.refuse_changed(folder, identity)
-        glide = build_glide(job, device, dtype)
-        check_memory(glide, job.recipe, job.runtime, micro_batch, ranks, device, dtype)
+        trainer = build_trainer(job.recipe, job.runtime, read_json(job.target)["path"], job.init_weights, device, dtype)
+        check_memory(trainer, job.recipe, job.runtime, micro_batch, ranks, device, dtype)
     if accumulation > 1 and dtype == torch.bfloat16 and not sums_in_float32(job.runtime):
         log(f"each step's gradients of {accumulation} micro batches are added up in bfloat16; {FLOAT32_SUMS}", ranks)
-    engine = build_engine(glide, job.recipe, job.runtime, (micro_batch, accumulation), steps, dtype)
+    engine = build_engine(trainer, job.recipe, job.runtime, (micro_batch, accumulation), steps, dtype)
     resumed = save_load.load(engine, folder, identity, ranks) or {"step": 0, "tokens_seen": 0, "seconds": 0.0, "saving": 0.0}
     step, tokens_seen, seconds, saving = (resumed[name] for name in ("step", "tokens_seen", "seconds", "saving"))
     status.at(step, steps)
     log(
         f"stage {job.recipe.stage}: {steps} steps of {job.recipe.global_batch} rows of {rows.sequence_length} tokens; "
         f"{ranks.world_size} processes x {accumulation} micro batches of {micro_batch} rows; "
-        f"ZeRO-{job.runtime.deepspeed.zero_stage}, {dtype}, attention {glide.states.attention}, {device}; "
+        f"ZeRO-{job.runtime.deepspeed.zero_stage}, {dtype}, attention {trainer.states.attention}, {device}; "
         f"starting at step {step}",
         ranks,
     )
-    batches = StepBatches(rows, job.recipe, micro_batch, ranks, position_limit(glide.config))
+    batches = StepBatches(rows, job.recipe, micro_batch, ranks, position_limit(trainer.states.config))
     metrics = Metrics(folder / "metrics.jsonl", step, fence.check) if ranks.is_main else None
     record = [] if metrics is None else whole_lines(metrics.path)
     trackers = Trackers(job.runtime, job.out, ranks, identity, resumed.get("trackers"), record)
-    meter = Meter(batches, glide.config, job.runtime, ranks, device, dtype)
-    meter.phases.watch(glide.states)
+    meter = Meter(batches, trainer.states.config, job.runtime, ranks, device, dtype)
+    meter.phases.watch(trainer.states)
     meter.phases.told = watchdog.passed
     bar = tqdm(total=steps, initial=step, disable=not (ranks.is_main and sys.stderr.isatty()))
     guard = Guard(stop, watchdog, ranks, job.out / "skipped.jsonl", job.runtime.max_skipped_in_a_row)

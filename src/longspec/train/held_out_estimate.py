@@ -10,10 +10,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from longspec.config import Runtime
+from longspec.config import Recipe, Runtime
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.pack.held_out_rows import held_out_rows
 from longspec.distributed import Ranks, log
+from longspec.methods import method_of
 from longspec.models.inputs import NO_LABEL
 
 
@@ -23,8 +24,10 @@ class HeldOut:
     Raises ValueError when it is asked for and there are no held-out records.
     """
 
-    def __init__(self, rows: PackedRows, runtime: Runtime, lags: int, ranks: Ranks, steps: int) -> None:
-        self.every, self.lags, self.ranks, self.steps = runtime.held_out_every, tuple(range(1, lags + 1)), ranks, steps
+    def __init__(self, rows: PackedRows, recipe: Recipe, runtime: Runtime, ranks: Ranks, steps: int) -> None:
+        self.every, self.ranks, self.steps = runtime.held_out_every, ranks, steps
+        method, settings = method_of(recipe)
+        self.drafted, self.arguments = method.drafted_steps(settings), method.each_step(settings)
         self.rows = held_out_rows(rows, runtime.held_out_rows) if self.every else []
         if self.every:
             log(f"acceptance on {len(self.rows)} held-out rows is estimated every {self.every} steps", ranks)
@@ -32,14 +35,14 @@ class HeldOut:
     def estimate(self, engine: Any, step: int, passed: Callable[[str], None]) -> dict[str, float] | None:
         """After step `step`, counted from 1; None where none is due. All ranks call it; `passed` hears of each row.
 
-        acceptance_k: share of the labels at which draft and target prefer the same next token when the draft sees nothing of
-        the target's newest k tokens, as in step k of drafting; expected_tokens = 1 + a_1 + a_1 a_2 + ...: tokens a round of a
-        chain, each step accepted as often whatever the text before it; loss: the draft's at lag 1, nats a label.
+        acceptance_k: share of the labels at which draft and target prefer the same next token when the draft stands in step k
+        of drafting; expected_tokens = 1 + a_1 + a_1 a_2 + ...: tokens a round of a chain, each step accepted as often
+        whatever the text before it; loss: the draft's in the first step, nats a label.
         """
         if not self.every or (step % self.every and step != self.steps):
             return None
         began, was_training = time.perf_counter(), engine.training
-        sums = torch.zeros(len(self.lags) + 2, device=engine.device)  # agreements by lag, loss, labels
+        sums = torch.zeros(self.drafted + 2, device=engine.device)  # agreements by step, loss, labels
         engine.eval()
         # As many forwards on every rank, since ZeRO-3 gathers weights in them; a row too many counts nothing.
         for start in range(0, len(self.rows), self.ranks.replicas):
@@ -54,7 +57,7 @@ class HeldOut:
         for share in shares:
             reached *= share
             expected += reached
-        named = {f"acceptance_{lag}": share for lag, share in zip(self.lags, shares, strict=True)}
+        named = {f"acceptance_{number}": share for number, share in enumerate(shares, 1)}
         return named | {"expected_tokens": expected, "loss": loss / labels, "seconds": time.perf_counter() - began}
 
     @torch.no_grad()
@@ -66,6 +69,6 @@ class HeldOut:
         if number >= len(self.rows):
             is_label_1S = torch.zeros_like(is_label_1S)
         labels_1S = input_ids_1S.masked_fill(~is_label_1S, NO_LABEL)
-        output = engine(input_ids=input_ids_1S, labels=labels_1S, lag=self.lags)
+        output = engine(input_ids=input_ids_1S, labels=labels_1S, **self.arguments)
         count = is_label_1S.sum()
         return torch.cat([output.agreement, output.loss[:1], torch.ones_like(output.loss[:1])]).float() * count

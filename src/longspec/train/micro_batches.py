@@ -1,6 +1,7 @@
 """One rank's share of each optimizer step's global batch, as tensors."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,19 +11,26 @@ from longspec.config import Recipe
 from longspec.data.batches import global_batch
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.distributed import Ranks
-from longspec.methods.glide.draws import draw_row, shift_positions
-from longspec.methods.glide.model import BLOCKS
+from longspec.methods import method_of
+from longspec.models.inputs import NO_LABEL
 
 
 @dataclass
 class MicroBatch:
-    """Arguments of one forward: int64 tensors [B, S]; lag int64 [B] or "blocks"."""
+    """Arguments of one forward: int64 tensors [B, S], the rows' numbers [B], and what the method draws for them."""
 
     input_ids: Tensor
     labels: Tensor
     position_ids: Tensor
-    lag: Tensor | str
     document_ids: Tensor | None
+    row_numbers: Tensor
+    draws: dict[str, Any]
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """All of them by name."""
+        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "draws"}
+        return own | self.draws
 
 
 class StepBatches:
@@ -31,6 +39,7 @@ class StepBatches:
     def __init__(self, rows: PackedRows, recipe: Recipe, micro_batch: int, ranks: Ranks, target_positions: int) -> None:
         self.rows, self.recipe, self.micro_batch, self.ranks = rows, recipe, micro_batch, ranks
         self.target_positions = target_positions
+        self.method, self.settings = method_of(recipe)
 
     def row_numbers(self, step: int) -> np.ndarray:
         """Row numbers of the whole global batch of 0-based `step`."""
@@ -47,27 +56,21 @@ class StepBatches:
 
     def load(self, step: int, row_numbers: np.ndarray, device: torch.device) -> MicroBatch:
         """Read rows and make their random draws, which depend on (seed, step, row) alone."""
-        draft = self.recipe.draft
-        ids, labels, positions, documents, lags = [], [], [], [], []
-        for number in row_numbers:
-            row = self.rows[int(number)]
-            length = self.rows.sequence_length
-            draw = draw_row(draft, self.recipe.seed, step, int(number), length, self.target_positions)
-            ids.append(row.input_ids_S)
-            labels.append(np.where(row.loss_mask_S > 0, row.input_ids_S, -100))
-            positions.append(shift_positions(row.position_ids_S, draw))
-            documents.append(row.document_ids_S)
-            lags.append(draw.lag)
+        numbers = [int(number) for number in row_numbers]
+        rows = [self.rows[number] for number in numbers]
+        plain = [(number, row.position_ids_S) for number, row in zip(numbers, rows, strict=True)]
+        positions, draws = self.method.draws(self.settings, self.recipe.seed, step, plain, self.target_positions)
 
         def tensor(arrays: list[np.ndarray]) -> Tensor:
             return torch.from_numpy(np.stack(arrays).astype(np.int64)).to(device)
 
         # Trailing padding needs no mask: causality hides it from every token before it.
-        packed = any(array.max() > 0 for array in documents)
+        packed = any(row.document_ids_S.max() > 0 for row in rows)
         return MicroBatch(
-            input_ids=tensor(ids),
-            labels=tensor(labels),
+            input_ids=tensor([row.input_ids_S for row in rows]),
+            labels=tensor([np.where(row.loss_mask_S > 0, row.input_ids_S, NO_LABEL) for row in rows]),
             position_ids=tensor(positions),
-            lag=BLOCKS if draft.lag_mode == "blocks" else torch.tensor(lags, device=device),
-            document_ids=tensor(documents) if packed else None,
+            document_ids=tensor([row.document_ids_S for row in rows]) if packed else None,
+            row_numbers=torch.tensor(numbers, device=device),
+            draws={name: value.to(device) if isinstance(value, Tensor) else value for name, value in draws.items()},
         )

@@ -1,20 +1,21 @@
 """What a training job is made of before its first step: rows, steps, target and draft, and what identifies them."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf
 from transformers import AutoConfig
 
 from longspec.atomic_files import read_json, sha256_file, sha256_text
-from longspec.config import PARTITIONED, Draft, dataclass_from, instantiate
+from longspec.config import PARTITIONED, plain
 from longspec.data.batches import steps_per_epoch
 from longspec.data.pack.arrow_shards import PackedRows
-from longspec.methods.glide.model import Glide
+from longspec.methods import check_family_named, method_of
 from longspec.methods.glide.weights import draft_weights_file
 from longspec.models.attention.backends import choose
-from longspec.models.target import head_width
+from longspec.models.target import head_width, load_target
+from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.states.partitioned import load_partitioned
 from longspec.train.arguments import Job
 
@@ -23,7 +24,7 @@ def identity_of(job: Job, rows: PackedRows, dtype: torch.dtype) -> dict[str, Any
     """What a checkpoint must share with the job that goes on from it."""
     weights = None if job.init_weights is None else sha256_file(draft_weights_file(job.init_weights))
     return {
-        "recipe": OmegaConf.to_container(job.recipe, resolve=True),
+        "recipe": plain(job.recipe),
         "data": rows.data_hash,
         # Its files alone: the manifest also says how long the target was trained.
         "target": sha256_text(json.dumps(read_json(job.target)["files"], sort_keys=True)),
@@ -32,23 +33,25 @@ def identity_of(job: Job, rows: PackedRows, dtype: torch.dtype) -> dict[str, Any
     }
 
 
-def build_glide(job: Job, device: torch.device, dtype: torch.dtype) -> Glide:
-    """The frozen target and its draft, fresh (seeded) or from the given weights."""
-    path = read_json(job.target)["path"]
-    attention = choose(job.runtime.attention, device, dtype, head_width(AutoConfig.from_pretrained(path)))
-    states = load_partitioned(path, dtype, attention) if job.runtime.target == PARTITIONED else None
-    torch.manual_seed(job.recipe.seed)
-    glide = instantiate(
-        job.recipe.model,
-        target_model_path=path,
-        glide_path=None if job.init_weights is None else str(job.init_weights),
-        dtype=dtype,
-        draft=dataclass_from(Draft, job.recipe.draft),
-        states=states,
-        attention=attention,
-    )
-    glide.states.chunk = job.runtime.target_chunk
-    return glide.to(device)
+def build_trainer(
+    recipe: Any, runtime: Any, target_path: str, init_weights: Path | None, device: torch.device, dtype: torch.dtype
+) -> Any:
+    """The frozen target and its draft, fresh (seeded) or from the given weights: the method's DraftTrainer.
+
+    Raises ValueError for a target that is not supported or not of the family that the recipe names, and for an attention
+    backend that cannot train here.
+    """
+    config = AutoConfig.from_pretrained(target_path)
+    check_family_named(recipe, config.model_type, target_path)
+    attention = choose(runtime.attention, device, dtype, head_width(config))
+    if runtime.target == PARTITIONED:
+        states = load_partitioned(target_path, dtype, attention)
+    else:
+        states = TargetStates(load_target(target_path, config, dtype, STATES_ATTENTION), attention=attention)
+    states.chunk = runtime.target_chunk
+    method, settings = method_of(recipe)
+    torch.manual_seed(recipe.seed)
+    return method.trainer(states, settings, init_weights).to(device)
 
 
 def open_rows(job: Job) -> PackedRows:

@@ -47,12 +47,13 @@ class Meter:
 
     def operations(self, step: int) -> flops.Operations:
         """Of the 0-based optimizer step, over all ranks."""
-        batches, draft = self.batches, self.batches.recipe.draft
+        batches = self.batches
         row_numbers = batches.row_numbers(step)
         tokens = len(row_numbers) * batches.rows.sequence_length
         documents, labels = flops.document_lengths(batches.rows, row_numbers), batches.num_labels(step)
         with_loss = self.runtime.log_target_loss
-        return flops.operations(self.config, draft, tokens, documents, labels, with_target_loss=with_loss)
+        method, settings = batches.method, batches.settings
+        return flops.operations(self.config, method, settings, tokens, documents, labels, with_llm_loss=with_loss)
 
     def numbers(self, row: dict[str, Any]) -> dict[str, Any]:
         """To be added to a step's row, which holds step (counted from 1), tokens, seconds and agreement; for rank 0.
@@ -65,7 +66,7 @@ class Meter:
             "tokens_per_second": row["tokens"] / row["seconds"],
             "flops": operations,
             "mfu": operations / row["seconds"] / self.peak,
-            "expected_tokens": expected_tokens(row["agreement"], self.batches.recipe.draft.lag),
+            "expected_tokens": expected_tokens(row["agreement"], self.batches.method.drafted_steps(self.batches.settings)),
             **peak_memory(self.device),
             "phases": self.phases.take(),
         }

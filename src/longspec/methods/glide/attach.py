@@ -5,14 +5,9 @@ from typing import Any
 from transformers import AutoConfig
 
 from longspec.families import check_target
-from longspec.methods.glide.model import Glide
+from longspec.methods.glide.families import class_for
+from longspec.methods.glide.trainer import Glide
 from longspec.methods.glide.weights import target_and_draft
-from longspec.train.models.llama_glide import LlamaGlide
-from longspec.train.models.mistral_glide import MistralGlide
-from longspec.train.models.qwen2_glide import Qwen2Glide
-from longspec.train.models.qwen3_glide import Qwen3Glide
-
-CLASSES: tuple[type[Glide], ...] = (LlamaGlide, MistralGlide, Qwen2Glide, Qwen3Glide)
 
 
 def attach(target_model_path: str, glide_path: str | None = None, **arguments: Any) -> Glide:
@@ -24,5 +19,4 @@ def attach(target_model_path: str, glide_path: str | None = None, **arguments: A
     target_model_path, glide_path = target_and_draft(target_model_path, glide_path)
     config = AutoConfig.from_pretrained(target_model_path)
     check_target(config, f"{target_model_path}/config.json")
-    family = next(cls for cls in CLASSES if config.model_type in cls.families)
-    return family(config, target_model_path, glide_path, **arguments)
+    return class_for(config.model_type)(config, target_model_path, glide_path, **arguments)

@@ -12,7 +12,7 @@ from torch import Tensor
 from longspec.decode.drafters import Frontier
 from longspec.decode.sampling import Sampler
 from longspec.decode.tree import DraftTree, Growth, Levels
-from longspec.methods.glide.model import GlideLayer
+from longspec.methods.glide.layer import GlideLayer
 from longspec.models.attention.tree_visibility import TreeVisibility
 
 

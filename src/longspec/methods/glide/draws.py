@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from longspec.config import Draft
+from longspec.methods.glide.settings import Draft
 
 # The published code keeps this many positions free at the end of the target's range.
 RESERVED_POSITIONS = 1000

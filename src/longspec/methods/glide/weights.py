@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from longspec.atomic_files import read_json
-from longspec.config import Draft
+from longspec.methods.glide.settings import Draft
 
 PTH, SAFETENSORS, CONFIG = "draft_model_weights.pth", "model.safetensors", "config.json"
 KIND = "glide"  # the field `draft` of a draft folder's config.json
@@ -54,8 +54,12 @@ def check_draft_state(layer: nn.Module, found: dict[str, Tensor], source: object
 def load_draft_weights(layer: nn.Module, path: str | Path) -> None:
     """Fill a draft layer from what draft_weights_file takes. Raises ValueError as of check_draft_state."""
     path = draft_weights_file(path)
-    found = _read(path)
-    check_draft_state(layer, found, path)
+    fill_layer(layer, _read(path), path)
+
+
+def fill_layer(layer: nn.Module, found: dict[str, Tensor], source: object) -> None:
+    """Fill a draft layer. Raises ValueError as of check_draft_state."""
+    check_draft_state(layer, found, source)
     layer.load_state_dict({name: tensor for name, tensor in found.items() if name not in UNUSED})
 
 

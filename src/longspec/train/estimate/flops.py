@@ -6,7 +6,7 @@ than once or to keys that a mask hides.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 
-from longspec.config import Draft
 from longspec.data.pack.arrow_shards import DOCUMENT_STARTS, LENGTH, PackedRows
+from longspec.methods.contract import Method
+from longspec.models.pairs import causal_pairs
 from longspec.models.target import head_width
+from longspec.states.forward import Depth
 from longspec.train.phases import Phases
 
 # Dense tensor-core rates in bf16 as their makers' data sheets state them, by a part of the device's name; the longer first.
@@ -33,18 +35,6 @@ PEAK_BF16 = {
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """Pairs of query and key that see each other: in all the target's layers, in the draft's own, in its cross attention."""
-
-    target: float = 0.0
-    own: float = 0.0
-    cross: float = 0.0
-
-    def __add__(self, other: "Pairs") -> "Pairs":
-        return Pairs(self.target + other.target, self.own + other.own, self.cross + other.cross)
-
-
-@dataclass(frozen=True)
 class Operations:
     """Operations of a step: the target's forward, the draft's forward and backward, the products with the head."""
 
@@ -58,28 +48,6 @@ class Operations:
         return self.target + self.draft + self.head
 
 
-def causal_pairs(length: int, window: int | None = None, lag: int = 0) -> int:
-    """Query i sees key j when j <= i - lag and i - j <= window, in a document of `length` tokens."""
-    if window is not None:
-        return causal_pairs(length, None, lag) - causal_pairs(length, None, max(window + 1, lag))
-    rest = max(0, length - lag)
-    return rest * (rest + 1) // 2
-
-
-def block_pairs(length: int, block: int) -> int:
-    """Query i sees the keys before its own block: (i // block) * block of them."""
-    whole, rest = divmod(length, block)
-    return block * block * (whole * (whole - 1) // 2) + rest * whole * block
-
-
-def cross_pairs(length: int, draft: Draft) -> float:
-    """Of a document under the variant's lag; random lags count as their mean."""
-    if draft.lag_mode == "blocks":
-        return block_pairs(length, draft.block)
-    lags = [draft.lag] if draft.lag_mode == "fixed" else range(1, draft.lag + 1)
-    return sum(causal_pairs(length, lag=lag) for lag in lags) / len(lags)
-
-
 def layer_windows(config: Any) -> list[int | None]:
     """Of each of the target's layers, how many keys before its own a query sees; None for all."""
     size = getattr(config, "sliding_window", None)
@@ -87,13 +55,11 @@ def layer_windows(config: Any) -> list[int | None]:
     return [size - 1 if size is not None and kind == "sliding_attention" else None for kind in kinds]
 
 
-def pairs_of(documents: Iterable[int], config: Any, draft: Draft, *, keys_only: bool = False) -> Pairs:
-    """The pairs of documents of so many tokens each. keys_only: the target's last layer makes keys and values alone."""
-    windows = layer_windows(config)[: -1 if keys_only else None]
-    pairs = Pairs()
+def target_pairs(documents: Iterable[int], config: Any, layers: int) -> float:
+    """Pairs of query and key that see each other in the first `layers` layers, in documents of so many tokens each."""
+    windows, pairs = layer_windows(config)[:layers], 0.0
     for length, times in Counter(documents).items():
-        target = sum(windows.count(window) * causal_pairs(length, window) for window in set(windows))
-        pairs += Pairs(times * target, times * causal_pairs(length, draft.window), times * cross_pairs(length, draft))
+        pairs += times * sum(windows.count(window) * causal_pairs(length, window) for window in set(windows))
     return pairs
 
 
@@ -107,51 +73,39 @@ def layer_products(config: Any, layer: int) -> int:
     return 3 * hidden * config.intermediate_size
 
 
-def target_operations(config: Any, tokens: int, pairs: float, *, keys_only: bool = False) -> float:
-    """The target's forward without its head. pairs: over all layers.
+def target_operations(config: Any, tokens: int, pairs: float, depth: Depth) -> float:
+    """The target's forward without its head, as deep as its draft needs it. pairs: over the layers that run whole.
 
-    keys_only leaves out the last layer's attention and feed-forward part (its four projections are made).
+    Of a layer that ends with its keys and values all four projections are made.
     """
     width = head_width(config)
-    heads, layers = config.num_attention_heads * width, config.num_hidden_layers
+    heads = config.num_attention_heads * width
     projections = 2 * config.hidden_size * (heads + config.num_key_value_heads * width)
-    products = layers * projections + sum(layer_products(config, layer) for layer in range(layers - keys_only))
+    products = (depth.whole_layers + depth.then_keys) * projections
+    products += sum(layer_products(config, layer) for layer in range(depth.whole_layers))
     return 2.0 * tokens * products + 4.0 * heads * pairs  # queries by keys, weights by values
 
 
-def draft_operations(config: Any, tokens: int, pairs: Pairs) -> float:
-    """The draft's forward and backward.
-
-    The backward of a trained product is two of its size (input and weight), of its own attention four where the forward
-    has two; in the cross attention two, since keys and values are the frozen target's.
-    """
-    width = head_width(config)
-    heads, key_values = config.num_attention_heads * width, config.num_key_value_heads * width
-    attention = 2 * config.hidden_size * (2 * heads + key_values)  # own: q, k, v, o; cross: q, o
-    products = attention + 3 * config.hidden_size * config.intermediate_size
-    return 3 * 2.0 * tokens * products + heads * (12.0 * pairs.own + 8.0 * pairs.cross)
-
-
-def head_operations(config: Any, labels: int, *, with_teacher: bool) -> float:
-    """The vocabulary's products on the trained tokens: the draft's logits, their gradient, and the target's logits."""
-    return (3 if with_teacher else 2) * 2.0 * labels * config.hidden_size * config.vocab_size
-
-
 def operations(
-    config: Any, draft: Draft, tokens: int, documents: Iterable[int], labels: int, *, with_target_loss: bool = True
+    config: Any,
+    method: Method,
+    settings: Any,
+    tokens: int,
+    documents: Sequence[int],
+    labels: int,
+    *,
+    with_llm_loss: bool = True,
 ) -> Operations:
     """One step's operations, over all ranks.
 
-    tokens: of all rows, padding included; documents: their lengths; labels: trained tokens; with_target_loss:
-    runtime.log_target_loss, without which hard labels need no more of the target than keys and values.
+    tokens: of all rows, padding included; documents: their lengths; labels: trained tokens; with_llm_loss:
+    runtime.log_target_loss, without which less of the target may be needed.
     """
-    keys_only = draft.loss == "hard" and not with_target_loss
-    pairs = pairs_of(documents, config, draft, keys_only=keys_only)
-    return Operations(
-        target=target_operations(config, tokens, pairs.target, keys_only=keys_only),
-        draft=draft_operations(config, tokens, pairs),
-        head=head_operations(config, labels, with_teacher=not keys_only),
-    )
+    reads = method.reads(config, settings, with_llm_loss=with_llm_loss)
+    depth = Depth.of([tensor.name for tensor in reads], config.num_hidden_layers)
+    drafted = method.operations(config, settings, tokens, documents, labels, with_llm_loss=with_llm_loss)
+    pairs = target_pairs(documents, config, depth.whole_layers)
+    return Operations(target_operations(config, tokens, pairs, depth), drafted.draft, drafted.head)
 
 
 def document_lengths(rows: PackedRows, row_numbers: Iterable[int]) -> list[int]:

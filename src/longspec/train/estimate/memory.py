@@ -11,11 +11,12 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from longspec.config import PARTITIONED, Draft, Recipe, Runtime, dataclass_from
-from longspec.methods.glide.model import GlideLayer
+from longspec.config import PARTITIONED, Recipe, Runtime
+from longspec.methods import method_of
+from longspec.methods.contract import Method
 from longspec.models.attention.sdpa import QUERY_BLOCK
-from longspec.models.losses import chunk_tokens
 from longspec.models.target import head_width
+from longspec.states.tensors import StateTensor
 from longspec.train.estimate.flops import layer_products
 
 GIB = 2**30
@@ -25,8 +26,6 @@ ALWAYS, TARGET, DRAFT = "always", "target's forward", "draft's forward and backw
 REDUCE_BUCKET = 500_000_000
 # A CUDA context with its libraries, NCCL's buffers, and gaps in the allocator's memory: not derived, a round guess.
 GPU_OVERHEAD = 2 * GIB
-# Float32 chunks [tokens, V] at once: two models' logits, a softmax, the gradient, a temporary; two of the chunk before.
-LOGITS_ALIVE, LOGITS_BEFORE = 5, 2
 
 
 @dataclass(frozen=True)
@@ -34,8 +33,9 @@ class Setup:
     """Everything memory depends on."""
 
     config: Any  # the target's
-    final_norm: bool
-    keys_only: bool  # the target's last layer ends with its keys and values
+    method: Method
+    settings: Any  # of the method
+    reads: tuple[StateTensor, ...]  # of the target
     sequence_length: int
     micro_batch: int
     world_size: int
@@ -85,15 +85,16 @@ def setup_of(
     config: Any, recipe: Recipe, runtime: Runtime, micro_batch: int, world_size: int, dtype: torch.dtype, device: torch.device
 ) -> Setup:
     """Read both configurations; the models are built on the meta device, without memory."""
-    draft = dataclass_from(Draft, recipe.draft)  # type: ignore[arg-type]
+    method, settings = method_of(recipe)
     with torch.device("meta"):
         target = AutoModelForCausalLM.from_config(config, dtype=dtype)
-        layer = GlideLayer(config, final_norm=draft.final_norm)
+        layer = method.layer(config, settings)
     whole_at_once = [*target.model.layers, target.model.embed_tokens, target.lm_head]
     return Setup(
         config=config,
-        final_norm=draft.final_norm,
-        keys_only=draft.loss == "hard" and not runtime.log_target_loss,
+        method=method,
+        settings=settings,
+        reads=method.reads(config, settings, with_llm_loss=runtime.log_target_loss),
         sequence_length=recipe.data.sequence_length,
         micro_batch=micro_batch,
         world_size=world_size,
@@ -174,44 +175,26 @@ def target_items(setup: Setup) -> list[Item]:
 
 
 def kept_of_target(setup: Setup) -> int:
-    """Elements a token: embeddings H and final hidden states H, the last layer's keys and values 2KD, RoPE's tables 4D."""
-    config, width = setup.config, head_width(setup.config)
-    hidden = config.hidden_size * (1 if setup.keys_only else 2)
-    return hidden + 2 * config.num_key_value_heads * width + 4 * width
+    """Elements a token: embeddings H, RoPE's tables 4D, and what the method reads."""
+    return setup.config.hidden_size + 4 * head_width(setup.config) + sum(tensor.elements for tensor in setup.reads)
 
 
 def draft_items(setup: Setup) -> list[Item]:
-    """The draft's forward, kept for its backward, and the losses, for every token trained.
-
-    Kept, in elements of the dtype a token: norms and the inputs of products 8H, own keys and values 2KD, queries and
-    attention outputs 4ND, four of width I; the hidden states' gradient H, which the loss makes in the forward; in float32
-    the inputs of two norms 2H and two softmax sums a head. With a norm of its own at the end, 2H + one float32 H more.
-    Losses hold the trained tokens' hidden states of both models once more, 2H, and a chunk of logits. The backward starts
-    with two of width I and H more.
-    """
+    """What is kept of the target, and the method's own forward, losses and backward, for every token trained."""
     config, element, tokens = setup.config, setup.element, setup.tokens
-    hidden, width, ffn = config.hidden_size, head_width(config), config.intermediate_size
-    heads, key_values = config.num_attention_heads * width, config.num_key_value_heads * width
-    norms = 3 if setup.final_norm else 2
-    kept = element * ((5 + 2 * norms) * hidden + 2 * key_values + 4 * heads + 4 * ffn)
-    kept += 4 * (norms * hidden + 2 * config.num_attention_heads)
-    backward = (2 * ffn + hidden) * element
-    chunk = chunk_tokens(config.vocab_size, setup.device)
-    logits = min(tokens, chunk) * config.vocab_size * 4 * (LOGITS_ALIVE + (LOGITS_BEFORE if tokens > chunk else 0))
-    selected = 3 * hidden * element * tokens
+    draft = setup.method.memory(config, setup.settings, tokens, setup.dtype, setup.device)
     items = [
         Item("kept of the target", kept_of_target(setup) * tokens * element, DRAFT),
-        Item("draft activations", kept * tokens, DRAFT),
+        Item("draft activations", draft.kept, DRAFT),
         # The two are never alive together.
         Item(
-            "logits and their gradient" if logits + selected > backward * tokens else "draft backward",
-            max(logits + selected, backward * tokens),
+            "logits and their gradient" if draft.losses > draft.backward else "draft backward",
+            max(draft.losses, draft.backward),
             DRAFT,
         ),
     ]
     if setup.target == PARTITIONED:
-        head = config.vocab_size * hidden * element
-        items.append(Item("target head, gathered", head, DRAFT))
+        items.append(Item("target head, gathered", config.vocab_size * config.hidden_size * element, DRAFT))
     return items
 
 

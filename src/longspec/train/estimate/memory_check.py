@@ -8,7 +8,6 @@ import torch
 
 from longspec.config import PARTITIONED, Recipe, Runtime
 from longspec.distributed import Ranks, log
-from longspec.methods.glide.model import BLOCKS, Glide
 from longspec.train.estimate.memory import BUCKET, GIB, GPU_OVERHEAD, OPTIMIZER, Item, Setup, estimate, peak, setup_of
 
 CHUNK = 4096  # what is proposed for runtime.target_chunk
@@ -87,7 +86,7 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or CPU_ALLOCATOR in str(error)
 
 
-def dry_batch(glide: Glide, setup: Setup, *, with_llm_loss: bool) -> None:
+def dry_batch(trainer: Any, setup: Setup, *, with_llm_loss: bool) -> None:
     """A forward and backward of the largest micro batch there can be, before DeepSpeed has the draft; nothing is left of it.
 
     On a GPU, what DeepSpeed will hold later is taken for as long. Raises ValueError that explains when it does not fit, and
@@ -95,14 +94,13 @@ def dry_batch(glide: Glide, setup: Setup, *, with_llm_loss: bool) -> None:
     """
     device, shape = setup.device, (setup.micro_batch, setup.sequence_length)
     others = held_by_others(device)
-    blocks = glide.draft_settings.lag_mode == BLOCKS
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             later = torch.empty(to_come(estimate(setup)) if device.type == "cuda" else 0, dtype=torch.uint8, device=device)
             ids = torch.arange(shape[1], device=device).expand(shape).contiguous() % setup.config.vocab_size
             one_text = torch.zeros_like(ids)
-            lag = BLOCKS if blocks else 1
-            glide(ids, ids, lag=lag, document_ids=one_text, with_llm_loss=with_llm_loss).loss.backward()
+            heaviest = setup.method.heaviest(setup.settings)
+            trainer(ids, ids, document_ids=one_text, with_llm_loss=with_llm_loss, **heaviest).loss.backward()
             del later
     except RuntimeError as error:
         if not is_out_of_memory(error):
@@ -112,16 +110,16 @@ def dry_batch(glide: Glide, setup: Setup, *, with_llm_loss: bool) -> None:
             raise RuntimeError(f"other processes held {gib(others)} of this GPU when the job started; {reason}") from error
         raise ValueError(reason) from error
     finally:
-        glide.zero_grad(set_to_none=True)
+        trainer.zero_grad(set_to_none=True)
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def check_memory(
-    glide: Glide, recipe: Recipe, runtime: Runtime, micro_batch: int, ranks: Ranks, device: torch.device, dtype: torch.dtype
+    trainer: Any, recipe: Recipe, runtime: Runtime, micro_batch: int, ranks: Ranks, device: torch.device, dtype: torch.dtype
 ) -> None:
     """Show the estimate, then run the dry batch; every rank calls it. Raises ValueError that explains when it does not fit."""
-    setup = setup_of(glide.config, recipe, runtime, micro_batch, ranks.world_size, dtype, device)
+    setup = setup_of(trainer.states.config, recipe, runtime, micro_batch, ranks.world_size, dtype, device)
     log(f"memory of one rank, estimated; this device has {gib(memory_of(device))}:\n{table(setup)}", ranks)
-    dry_batch(glide, setup, with_llm_loss=runtime.log_target_loss)
+    dry_batch(trainer, setup, with_llm_loss=runtime.log_target_loss)

@@ -15,11 +15,10 @@ import torch
 from transformers import AutoConfig
 
 from longspec.atomic_files import read_json
-from longspec.config import PARTITIONED, ConfigError, Draft, Recipe, Runtime, compose, dataclass_from, load
+from longspec.config import PARTITIONED, ConfigError, Recipe, Runtime, compose, load
 from longspec.data.batches import steps_per_epoch
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.families import check_target
-from longspec.models.target import head_width
 from longspec.train.checkpoint.zero_state import KINDS
 from longspec.train.estimate import flops
 from longspec.train.estimate.grad_accum import share_global_batch
@@ -86,9 +85,10 @@ def whole_rows(number: int, length: int) -> Rows:
 
 
 def disk_bytes(setup: Setup) -> int:
-    """Checkpoints at their most, and the draft's folder (published files hold keys and values of the cross attention too)."""
-    unused = 2 * (setup.config.hidden_size + 1) * setup.config.num_key_value_heads * head_width(setup.config)
-    draft = DRAFT_FILES * 4 * (setup.draft_parameters + unused)
+    """Checkpoints at their most, and the draft's folder, whose files may hold more than is trained."""
+    with torch.device("meta"):
+        published = setup.method.published(setup.method.layer(setup.config, setup.settings).state_dict())
+    draft = DRAFT_FILES * 4 * sum(tensor.numel() for tensor in published.values())
     return SLOTS_WHILE_SAVING * CHECKPOINT_BYTES * setup.draft_parameters + draft
 
 
@@ -101,11 +101,12 @@ def plan_stage(config: Any, recipe: Recipe, runtime: Runtime, rows: Rows, world_
     setup = setup_of(config, recipe, runtime, micro_batch, world_size, dtype, device)
     sampled = flops.operations(
         config,
-        dataclass_from(Draft, recipe.draft),  # type: ignore[arg-type]
+        setup.method,
+        setup.settings,
         rows.sampled * recipe.data.sequence_length,
         rows.documents,
         rows.labels,
-        with_target_loss=runtime.log_target_loss,
+        with_llm_loss=runtime.log_target_loss,
     )
     share = recipe.global_batch / rows.sampled
     operations = flops.Operations(sampled.target * share, sampled.draft * share, sampled.head * share)

@@ -17,6 +17,7 @@ import torch
 
 import longspec
 from longspec.atomic_files import read_json, sha256_text, write_json
+from longspec.config import plain
 from longspec.distributed import Ranks, log
 from longspec.methods.glide.weights import draft_weights_file
 from longspec.train.arguments import Job
@@ -56,7 +57,6 @@ def _device() -> list[Any]:
 
 def fingerprint(job: Job, ranks: Ranks) -> str:
     """A hash of everything that decides whether a job fails in the same way again: settings, inputs, code, packages, GPU."""
-    from omegaconf import OmegaConf
 
     inputs = [job.target, job.data]
     if job.target.is_file():
@@ -65,8 +65,8 @@ def fingerprint(job: Job, ranks: Ranks) -> str:
         inputs.append(draft_weights_file(job.init_weights))
     sources = sorted(Path(longspec.__file__).parent.rglob("*.py"))
     content = {
-        "recipe": OmegaConf.to_container(job.recipe),
-        "runtime": OmegaConf.to_container(job.runtime),
+        "recipe": plain(job.recipe),
+        "runtime": plain(job.runtime),
         "world_size": ranks.world_size,
         "inputs": [_files_of(path) for path in inputs if path.exists()],
         "packages": sorted(f"{package.name} {package.version}" for package in distributions()),

@@ -1,12 +1,5 @@
-"""GLIDE beside a Llama target."""
+"""The published import path of LlamaGlide."""
 
-from longspec.methods.glide.model import Glide
+from longspec.methods.glide.families import LlamaGlide
 
-
-class LlamaGlide(Glide):
-    """`LlamaGlide(config, target_model_path, glide_path=None, dtype=None)`.
-
-    Frozen `.model` and `.lm_head`, trainable `.draft_model`.
-    """
-
-    families = ("llama",)
+__all__ = ["LlamaGlide"]

@@ -1,13 +1,5 @@
-"""GLIDE beside a Mistral target."""
+"""The published import path of MistralGlide."""
 
-from longspec.methods.glide.model import Glide
+from longspec.methods.glide.families import MistralGlide
 
-
-class MistralGlide(Glide):
-    """`MistralGlide(config, target_model_path, glide_path=None, dtype=None)`.
-
-    Frozen `.model` and `.lm_head`, trainable `.draft_model`. The cross attention sees all of the target's keys, also where the
-    target's own last layer slides a window over them.
-    """
-
-    families = ("mistral",)
+__all__ = ["MistralGlide"]

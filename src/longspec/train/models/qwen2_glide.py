@@ -1,12 +1,5 @@
-"""GLIDE beside a Qwen2 target (QwQ, Qwen2.5)."""
+"""The published import path of Qwen2Glide."""
 
-from longspec.methods.glide.model import Glide
+from longspec.methods.glide.families import Qwen2Glide
 
-
-class Qwen2Glide(Glide):
-    """`Qwen2Glide(config, target_model_path, glide_path=None, dtype=None)`.
-
-    Frozen `.model` and `.lm_head`, trainable `.draft_model`.
-    """
-
-    families = ("qwen2",)
+__all__ = ["Qwen2Glide"]

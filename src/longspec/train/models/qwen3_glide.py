@@ -1,13 +1,5 @@
-"""GLIDE beside a Qwen3 target, dense or of experts."""
+"""The published import path of Qwen3Glide."""
 
-from longspec.methods.glide.model import Glide
+from longspec.methods.glide.families import Qwen3Glide
 
-
-class Qwen3Glide(Glide):
-    """`Qwen3Glide(config, target_model_path, glide_path=None, dtype=None)`.
-
-    Frozen `.model` and `.lm_head`, trainable `.draft_model`. The target's keys come with its own key norm; the draft has the
-    published layer, without norms of queries and keys and with a dense MLP of the target's `intermediate_size`.
-    """
-
-    families = ("qwen3", "qwen3_moe")
+__all__ = ["Qwen3Glide"]

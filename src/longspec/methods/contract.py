@@ -1,0 +1,150 @@
+"""What the house asks of a draft method. Each folder of this room has two modules that answer:
+
+    settings.py   read where there is no torch, when a run is planned: what a recipe may say of the method
+    method.py     METHOD, an object with the attributes of the class Method below
+
+Shapes: B rows, S tokens.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from longspec.decode.drafters import Drafter
+from longspec.states.tensors import StateTensor
+
+
+@dataclass
+class DraftOutput:
+    """Losses of one forward; [steps] each where the steps of drafting were asked for one by one.
+
+    loss: the share of the given number of labels, with the draft's gradient. llm_loss: the target's own cross entropy on the
+    same tokens. agreement: share of the tokens at which draft and target prefer the same next token. Both are None where
+    they are not measured.
+    """
+
+    loss: Tensor
+    llm_loss: Tensor | None
+    agreement: Tensor | None
+
+
+@dataclass(frozen=True)
+class DraftMemory:
+    """Bytes that the draft's forward and backward hold for some tokens, beside weights and what is kept of the target.
+
+    kept: for the backward, from the forward on; losses: while the losses are taken; backward: in its widest part. The last
+    two are never alive together.
+    """
+
+    kept: int
+    losses: int
+    backward: int
+
+
+@dataclass(frozen=True)
+class DraftOperations:
+    """Floating-point operations of the draft: its layer's forward and backward, and the products with the head."""
+
+    draft: float
+    head: float
+
+
+class DraftTrainer(Protocol):
+    """The module that is trained, with the target out of its registered modules, so that no engine shards or saves it.
+
+    Its parameters are those of `draft_model`, and its state dict holds `draft_model.*` alone.
+    """
+
+    draft_model: nn.Module
+    states: Any  # states.forward.TargetStates, or what reads stored ones
+
+    def __call__(
+        self,
+        input_ids: Tensor,
+        labels: Tensor,
+        position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        row_numbers: Tensor | None = None,
+        num_labels: int | None = None,
+        with_llm_loss: bool = True,
+        **draws: Any,
+    ) -> DraftOutput:
+        """Losses of a micro batch, int64 [B, S]; labels of -100 are not trained; the loss is divided by `num_labels`.
+
+        document_ids of packed rows; row_numbers [B] in the packed data; with_llm_loss False: the target's own loss is not
+        wanted; draws: as of Method.draws, Method.each_step or Method.heaviest.
+        """
+        ...
+
+
+class Method(Protocol):
+    """A draft method. `settings` is what its settings module makes of a recipe; `config` is the target's configuration."""
+
+    name: str
+
+    def reads(self, config: Any, settings: Any, *, with_llm_loss: bool) -> tuple[StateTensor, ...]:
+        """The tensors of the target that a training forward reads, beside embeddings and rotations."""
+        ...
+
+    def layer(self, config: Any, settings: Any) -> nn.Module:
+        """What is trained, with fresh weights; on the meta device for its names and shapes alone."""
+        ...
+
+    def fresh_layer(self, states: Any, settings: Any) -> nn.Module:
+        """What is trained as a stage begins with it: parts that start as the target's own are."""
+        ...
+
+    def trainer(self, states: Any, settings: Any, weights: Path | None) -> Any:
+        """A DraftTrainer beside loaded states, fresh or from a draft folder or weight file.
+
+        Raises ValueError for weights that do not fit.
+        """
+        ...
+
+    def draws(
+        self, settings: Any, seed: int, step: int, rows: Sequence[tuple[int, np.ndarray]], target_positions: int
+    ) -> tuple[list[np.ndarray], dict[str, Any]]:
+        """Random draws of one micro batch in a 0-based step: positions of each row, and further arguments of the forward.
+
+        rows: (number in the data, plain positions). A function of (seed, step, row number) alone, never of a rank.
+        """
+        ...
+
+    def drafted_steps(self, settings: Any) -> int:
+        """How many tokens a chain has that training prepares for."""
+        ...
+
+    def each_step(self, settings: Any) -> dict[str, Any]:
+        """Arguments of a forward that measures each of these steps; its losses are [steps]."""
+        ...
+
+    def heaviest(self, settings: Any) -> dict[str, Any]:
+        """Arguments of the forward that takes most memory."""
+        ...
+
+    def memory(self, config: Any, settings: Any, tokens: int, dtype: torch.dtype, device: torch.device) -> DraftMemory:
+        """Memory of a micro batch of so many tokens."""
+        ...
+
+    def operations(
+        self, config: Any, settings: Any, tokens: int, documents: Iterable[int], labels: int, *, with_llm_loss: bool
+    ) -> DraftOperations:
+        """Operations of so many tokens in documents of these lengths, of which `labels` are trained."""
+        ...
+
+    def published(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """A layer's state dict as a draft folder holds it."""
+        ...
+
+    def load(self, layer: nn.Module, state: dict[str, Tensor], source: object) -> None:
+        """Fill a layer from a draft folder's tensors. Raises ValueError that names each missing, unknown or misshapen one."""
+        ...
+
+    def drafter(self, target: Any, layer: Any, settings: Any) -> Drafter:
+        """What decodes with a layer beside its target."""
+        ...

@@ -1,0 +1,108 @@
+"""The GLIDE draft's one decoder layer (LongSpec, arXiv 2502.17421, section 3).
+
+Shapes: B batch, S tokens, H hidden width, N query heads, K key/value heads, D head width.
+"""
+
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PretrainedConfig
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, rotate_half
+from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
+
+from longspec.models.attention.backends import AUTO, attend
+from longspec.models.attention.tree_visibility import TreeVisibility
+from longspec.models.attention.visibility import Visibility
+from longspec.models.target import head_width
+
+AnyVisibility = Visibility | TreeVisibility
+
+
+def rotate(x_BNSD: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+    """Apply rotary positions; `rope` is (cos, sin), each [B, S, D]."""
+    cos_B1SD, sin_B1SD = rope[0][:, None], rope[1][:, None]
+    return x_BNSD * cos_B1SD + rotate_half(x_BNSD) * sin_B1SD
+
+
+class GlideAttention(nn.Module):
+    """Projections of one attention; the cross attention has no keys and values of its own."""
+
+    def __init__(self, config: PretrainedConfig, *, cross: bool) -> None:
+        super().__init__()
+        self.head_width = head_width(config)
+        width, query_width = config.hidden_size, config.num_attention_heads * self.head_width
+        self.q_proj = nn.Linear(width, query_width, bias=True)
+        if not cross:
+            key_width = config.num_key_value_heads * self.head_width
+            self.k_proj = nn.Linear(width, key_width, bias=True)
+            self.v_proj = nn.Linear(width, key_width, bias=True)
+        self.o_proj = nn.Linear(query_width, width, bias=False)
+
+    def heads(self, x_BSE: Tensor) -> Tensor:
+        """Split the last axis into heads, [B, heads, S, D]."""
+        return x_BSE.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+
+    def queries(self, x_BSH: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+        """Rotated queries [B, N, S, D]."""
+        return rotate(self.heads(self.q_proj(x_BSH)), rope)
+
+    def output(self, q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: AnyVisibility, backend: str) -> Tensor:
+        """Attend and project back, [B, S, H]."""
+        seen_BNSD = attend(q_BNSD, k_BKTD, v_BKTD, visibility, self.head_width**-0.5, backend)
+        return self.o_proj(seen_BNSD.transpose(1, 2).flatten(2))
+
+
+class GlideLayer(nn.Module):
+    """The trainable layer. Its state dict has the published names, less the unused keys and values of `cross_attn`.
+
+    With `final_norm` it ends in a norm of its own, `final_layernorm`, which no published draft has.
+    """
+
+    def __init__(self, config: PretrainedConfig, *, final_norm: bool = False) -> None:
+        super().__init__()
+        self.self_attn = GlideAttention(config, cross=False)
+        self.cross_attn = GlideAttention(config, cross=True)
+        self.mlp = Qwen2MLP(config)  # without biases, in both families
+        self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_self_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_cross_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.final_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps) if final_norm else nn.Identity()
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=config.initializer_range)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+    def own_keys_values(self, embedded_BSH: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Keys (rotated) and values of the self attention, [B, K, S, D] each: a function of tokens and positions alone."""
+        normed_BSH = self.input_layernorm(embedded_BSH)
+        attention = self.self_attn
+        keys_BKSD = rotate(attention.heads(attention.k_proj(normed_BSH)), rope)
+        return keys_BKSD, attention.heads(attention.v_proj(normed_BSH))
+
+    def forward(
+        self,
+        embedded_BSH: Tensor,
+        rope: tuple[Tensor, Tensor],
+        own: tuple[Tensor, Tensor],
+        target: tuple[Tensor, Tensor],
+        own_visibility: AnyVisibility,
+        target_visibility: AnyVisibility,
+        attention: str = AUTO,
+    ) -> Tensor:
+        """Hidden states [B, S, H] for the target's head; `own` and `target` are (keys, values), [B, K, T, D] each."""
+        q_BNSD = self.self_attn.queries(self.input_layernorm(embedded_BSH), rope)
+        hidden_BSH = embedded_BSH + self.self_attn.output(q_BNSD, *own, own_visibility, attention)
+        q_BNSD = self.cross_attn.queries(self.post_self_attention_layernorm(hidden_BSH), rope)
+        hidden_BSH = hidden_BSH + self.cross_attn.output(q_BNSD, *target, target_visibility, attention)
+        hidden_BSH = hidden_BSH + self.mlp(self.post_cross_attention_layernorm(hidden_BSH))
+        return self.final_layernorm(hidden_BSH)
+
+
+def fresh_layer(states: Any, *, final_norm: bool) -> GlideLayer:
+    """An untrained draft layer in the target's dtype. A final norm starts as the target's own, which the head expects."""
+    layer = GlideLayer(states.config, final_norm=final_norm).to(states.head_weight.dtype)
+    if final_norm:
+        with states.gather([states.final_norm_weight]):
+            layer.final_layernorm.load_state_dict({"weight": states.final_norm_weight})
+    return layer

@@ -1,0 +1,60 @@
+"""What a recipe says of a GLIDE draft (LongSpec, arXiv 2502.17421). No torch: runs are planned by it."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from omegaconf import MISSING
+
+BLOCKS = "blocks"
+CHOICES = {
+    "anchors": ("off", "fixed", "random"),
+    "lag_mode": ("random", "fixed", BLOCKS),
+    "loss": ("hard", "soft", "mix"),
+}
+POSITIVE = ("window", "anchor_tokens", "max_position", "lag", "block", "temperature")
+
+# The class that the frozen recipe of a target of each model type names.
+_CLASSES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3"}
+TARGETS = {
+    model_type: f"longspec.train.models.{name.lower()}_glide.{name}Glide.from_pretrained"
+    for model_type, name in _CLASSES.items()
+}
+
+
+@dataclass
+class Method:
+    """The section `recipe.method`: GLIDE has one architecture."""
+
+    name: str = "glide"
+
+
+@dataclass
+class Draft:
+    """The section `recipe.draft`, the variant: how the draft sees the target while it trains (LongSpec 3.1, 3.2)."""
+
+    window: int = 512  # key j is visible to query i when 0 <= i - j <= window
+    anchors: str = MISSING  # off | fixed (`anchor_tokens` of them) | random (0..anchor_tokens)
+    anchor_tokens: int = 4
+    anchors_up_to: int = 1200  # rows of more tokens keep plain positions
+    max_position: int = 30000  # anchor-offset positions stay below it
+    lag_mode: str = MISSING  # random (1..lag) | fixed (lag) | blocks (of `block` tokens)
+    lag: int = 5  # as deep as the default tree of decoding, [4, 16, 16, 16, 16]; published: 4
+    block: int = 4
+    final_norm: bool = False  # a trained norm between the draft and the target's head; published: none
+    loss: str = "soft"  # hard: the next token; soft: the target's distribution; mix: their mean
+    temperature: float = 1.0  # of the soft labels
+
+
+def of(recipe: Any) -> Draft:
+    """The settings that training and decoding need, from a typed recipe."""
+    return Draft(**{field.name: recipe.draft[field.name] for field in fields(Draft)})
+
+
+def check(recipe: Any) -> None:
+    """Cross-checks that types cannot make. Raises ValueError with the key, its value and what is allowed."""
+    for name, choices in CHOICES.items():
+        if recipe.draft[name] not in choices:
+            raise ValueError(f"recipe.draft.{name}: {recipe.draft[name]!r} is unknown; choose one of {', '.join(choices)}")
+    for name in POSITIVE:
+        if recipe.draft[name] <= 0:
+            raise ValueError(f"recipe.draft.{name}: must be above 0, is {recipe.draft[name]}")

@@ -1,0 +1,68 @@
+"""Names and shapes of what a draft may read of its frozen target, whether it comes from a forward or from a file.
+
+    embedded            the token's embedding                                    [B, S, H]
+    cos, sin            the target's rotations at the token's position           [B, S, D] each
+    keys.7, values.7    of layer 7's self attention, keys after the rotation     [B, K, S, D] each
+    hidden.7            the input of layer 7, `hidden_states[7]` of transformers [B, S, H]
+    final               after the final norm, as the head reads it               [B, S, H]
+
+Shapes: B rows, S tokens, H hidden width, K key/value heads, D head width.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from longspec.models.target import head_width
+
+EMBEDDED, COS, SIN, FINAL = "embedded", "cos", "sin", "final"
+KEYS, VALUES, HIDDEN = "keys.", "values.", "hidden."
+
+
+@dataclass(frozen=True)
+class StateTensor:
+    """One tensor that a method reads: its name and the shape of one token's part, in the target's dtype."""
+
+    name: str
+    token_shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """Elements of one token."""
+        count = 1
+        for size in self.token_shape:
+            count *= size
+        return count
+
+
+def keys_and_values(config: Any, layer: int) -> tuple[StateTensor, StateTensor]:
+    """The self attention's keys and values of one layer of the target whose configuration this is."""
+    shape = (config.num_key_value_heads, head_width(config))
+    return StateTensor(f"{KEYS}{layer}", shape), StateTensor(f"{VALUES}{layer}", shape)
+
+
+def hidden_states(config: Any, layer: int) -> StateTensor:
+    """The input of one layer."""
+    return StateTensor(f"{HIDDEN}{layer}", (config.hidden_size,))
+
+
+def final_hidden_states(config: Any) -> StateTensor:
+    """The hidden states that the target's head reads."""
+    return StateTensor(FINAL, (config.hidden_size,))
+
+
+def layers_of(names: Iterable[str], kind: str) -> set[int]:
+    """The layers of which tensors of a kind are among the names, such as {2, 16} of hidden.2 and hidden.16."""
+    return {int(name.removeprefix(kind)) for name in names if name.startswith(kind)}
+
+
+def check_names(names: Iterable[str], layers: int) -> None:
+    """Raise ValueError that names a tensor which a target of so many layers has not."""
+    for name in names:
+        kind, _, layer = name.partition(".")
+        known = name == FINAL or (f"{kind}." in (KEYS, VALUES, HIDDEN) and layer.isdigit() and int(layer) < layers)
+        if not known:
+            raise ValueError(
+                f"{name}: the target has no such tensor; it has {FINAL}, and {KEYS}N, {VALUES}N and {HIDDEN}N of layers 0 to "
+                f"{layers - 1}"
+            )
