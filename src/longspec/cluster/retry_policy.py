@@ -3,13 +3,12 @@
 from itertools import accumulate, pairwise
 from pathlib import Path
 
-from longspec.atomic_files import read_json
 from longspec.cluster.attempt_logs import folder_of
 from longspec.train.checkpoint.checkpoint_dir import MANIFEST, SLOTS
-from longspec.train.names import STATUS
+from longspec.train.lifetime.admission import hopeless_reason
 
 FRUITLESS = 10  # tries in a row without a new checkpoint; nodes that fail and jobs that are preempted count too
-UNBORN = 10  # tries that were refused or ended before they had a log
+NEVER_BEGUN = 10  # tries that were refused or ended before they had a log
 
 
 def begun(log: Path, since: float) -> int:
@@ -23,21 +22,17 @@ def reason_to_give_up(stage: Path, log: Path, since: float, tried: int) -> str:
     `log` is its job's log, beside which all attempts' lie; `tried` how often it was sent. What happened before `since`, in
     seconds since 1970, does not count: it may have been mended.
     """
-    try:
-        status = read_json(stage / STATUS)
-        if (stage / STATUS).stat().st_mtime >= since and status["state"] == "failed" and status["deterministic"]:
-            return f"it would fail in the same way again: {status['reason']}"
-    except (OSError, ValueError, KeyError, TypeError):  # none yet, or damaged: no word of hopelessness
-        pass
+    if hopeless := hopeless_reason(stage, since):
+        return f"it would fail in the same way again: {hopeless}"
     saved = max((_time(stage / "checkpoints" / slot / MANIFEST) for slot in SLOTS), default=0.0)
     ends = [_time(path) for path in folder_of(log).glob("attempt-*.log")]
     # The attempt that has saved last ended after it.
     fruitless = sum(end > max(saved, since) for end in ends) - (saved > since)
     if fruitless >= FRUITLESS:
         return f"{fruitless} tries in a row without a new checkpoint; their logs: {folder_of(log)}"
-    unborn = tried - begun(log, since)
-    if unborn >= UNBORN:
-        return f"{unborn} tries ended before they began; see what Slurm says above, and its own logs below logs/slurm"
+    never_begun = tried - begun(log, since)
+    if never_begun >= NEVER_BEGUN:
+        return f"{never_begun} tries ended before they began; see what Slurm says above, and its own logs below logs/slurm"
     return ""
 
 

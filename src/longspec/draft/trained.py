@@ -3,11 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from longspec.atomic_files import read_json
-from longspec.config import Recipe, differences, load, typed
+from longspec.config import Recipe, load, plain, typed
 from longspec.train.checkpoint.checkpoint_dir import MANIFEST, read_manifest
+from longspec.train.lifetime.admission import refuse_other_recipe
 
 
 def recipe_and_folder(checkpoint: Path, recipe_path: Path | None, out: Path | None) -> tuple[Any, Path]:
@@ -20,14 +19,9 @@ def recipe_and_folder(checkpoint: Path, recipe_path: Path | None, out: Path | No
         raise ValueError(f"{checkpoint}: says nothing of its recipe and its stage; give --recipe and --out")
     own = None if content is None else typed(content, Recipe, checkpoint)
     recipe = own if recipe_path is None else load(recipe_path, Recipe)
-    if own is not None and (changed := differences(_values(own), _values(recipe))):
-        raise ValueError(f"{recipe_path}: is not what {checkpoint} was trained by: {'; '.join(changed)}")
+    if own is not None and recipe_path is not None:
+        refuse_other_recipe(checkpoint, plain(own), recipe_path, plain(recipe))
     return recipe, out or stage / f"draft-{checkpoint.stem}"
-
-
-def _values(recipe: Any) -> Any:
-    """As plain dictionaries; keys that a checkpoint of an earlier version lacks have their defaults."""
-    return OmegaConf.to_container(recipe)
 
 
 def _of_ours(checkpoint: Path) -> tuple[dict[str, Any] | None, Path]:

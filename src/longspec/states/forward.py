@@ -17,6 +17,7 @@ from longspec.models.attention.backends import AUTO, target_attention
 from longspec.models.attention.visibility import Visibility
 from longspec.states.tensors import COS, EMBEDDED, FINAL, HIDDEN, KEYS, SIN, VALUES, check_names, layers_of
 
+Gather = Callable[[list[nn.Parameter]], AbstractContextManager[Any]]
 Cached = tuple[Tensor, Tensor]  # keys after RoPE, values, [B, K, S, D] each
 
 
@@ -158,13 +159,14 @@ class TargetStates(nn.Module):
     chunk: tokens of one forward, None for whole rows. Chunks hold less of one layer at once, and the keys and values of
     all layers instead: they save memory where a token's widest activation is larger than its cache.
     attention: the attention backend.
-    gather: a context in which the given parameters are whole on every rank.
+    gather: of a target whose parameters are partitioned over the ranks, a context in which the given ones are whole.
     """
 
-    def __init__(self, target: Any, chunk: int | None = None, attention: str = AUTO) -> None:
+    def __init__(self, target: Any, chunk: int | None = None, attention: str = AUTO, gather: Gather | None = None) -> None:
         super().__init__()
-        self.target, self.chunk, self.attention, self.partitioned = target, chunk, attention, False
-        self.gather: Callable[[list[nn.Parameter]], AbstractContextManager[Any]] = lambda _: nullcontext()
+        self.target, self.chunk, self.attention = target, chunk, attention
+        self.partitioned = gather is not None
+        self.gather: Gather = gather or (lambda _: nullcontext())
 
     @property
     def config(self) -> Any:

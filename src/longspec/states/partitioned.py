@@ -22,7 +22,7 @@ class _PartitionAtLoading:
         self.config = config
 
     def is_zero3(self) -> bool:
-        """Yes."""
+        """Whether parameters are partitioned, as ZeRO-3 does it: always."""
         return True
 
 
@@ -37,10 +37,10 @@ def partitioned_config(dtype: torch.dtype) -> dict[str, Any]:
     }
 
 
-def load_partitioned(path: str, dtype: torch.dtype, attention: str) -> TargetStates:
+def load_partitioned(path: str, dtype: torch.dtype, attention: str, chunk: int | None = None) -> TargetStates:
     """The target of a folder, each parameter partitioned as it is made and filled, so that no rank ever holds the whole.
 
-    Every rank calls it, and later makes the same sequence of forwards; `attention` is the backend. Raises ValueError for a
+    Every rank calls it, and later makes the same sequence of forwards; `attention` and `chunk` as of TargetStates. Raises ValueError for a
     target that is not supported.
     """
     config = partitioned_config(dtype)
@@ -50,7 +50,6 @@ def load_partitioned(path: str, dtype: torch.dtype, attention: str) -> TargetSta
         target = load_target(path, AutoConfig.from_pretrained(path), dtype, STATES_ATTENTION)
     finally:
         unset_hf_deepspeed_config()
-    states = TargetStates(target, attention=attention)
+    states = TargetStates(target, chunk, attention, deepspeed.zero.GatheredParameters)
     deepspeed.initialize(model=states, config=config)
-    states.partitioned, states.gather = True, deepspeed.zero.GatheredParameters
     return states

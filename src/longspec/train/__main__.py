@@ -35,18 +35,23 @@ from longspec.train.estimate import plan
 from longspec.train.estimate.grad_accum import share_global_batch
 from longspec.train.estimate.memory_check import check_memory
 from longspec.train.held_out_estimate import HeldOut
-from longspec.train.lifetime.job_status import Status, fingerprint, hopeless_if_invalid, refuse_repetition
+from longspec.train.lifetime.admission import refuse_changed, refuse_repetition
+from longspec.train.lifetime.job_status import Status, fingerprint, hopeless_if_invalid
 from longspec.train.lifetime.lease import Fence, Lease, acquire
-from longspec.train.lifetime.nonfinite import Guard
+from longspec.train.lifetime.lifetime import Lifetime
+from longspec.train.lifetime.nonfinite import SkippedSteps
 from longspec.train.lifetime.preemption import Stop
 from longspec.train.lifetime.watchdog import Watchdog
 from longspec.train.metrics import Metrics, whole_lines
 from longspec.train.micro_batches import StepBatches
-from longspec.train.phases import DATA, DRAFT, HELD_OUT, OPTIMIZER, OTHER, SAVE, Phases
+from longspec.train.names import CHECKPOINTS
+from longspec.train.phases import DATA, DRAFT, HELD_OUT, OPTIMIZER, OTHER, SAVE
 from longspec.train.setup import build_trainer, identity_of, open_rows, total_steps
 from longspec.train.throughput import Meter
 from longspec.train.tracking import Trackers, chosen
 
+# Of a stage that has no checkpoint yet.
+FRESH: dict[str, Any] = {"step": 0, "tokens_seen": 0, "seconds": 0.0, "saving": 0.0}
 VERSIONS_OF = ("longspec", "torch", "transformers", "deepspeed", "numpy", "pyarrow", "tokenizers")
 
 
@@ -58,23 +63,23 @@ def reduced_sums(values: list[torch.Tensor], device: torch.device) -> list[float
 
 
 def train_step(
-    engine: Any, batches: StepBatches, step: int, accumulation: int, guard: Guard, phases: Phases, *, with_llm_loss: bool
+    engine: Any, batches: StepBatches, step: int, accumulation: int, life: Lifetime, meter: Meter, skips: SkippedSteps
 ) -> dict[str, Any] | None:
     """One optimizer step over this rank's share of the global batch; losses are means over the global batch's labels.
 
     What was not asked for (runtime.log_target_loss) or not measured is None.
     None when the job is to stop: the partial accumulation is dropped, and nothing has changed since the step before.
     """
-    num_labels = max(1, batches.num_labels(step))  # answers may all lie in other rows
+    num_labels, phases = max(1, batches.num_labels(step)), meter.phases  # answers may all lie in other rows
     sums = [torch.zeros((), device=engine.device) for _ in range(3)]
     losses, skipped = [], engine.skipped_steps
     for row_numbers in batches.micro_batches(step):
-        if guard.must_stop():
+        if life.must_stop():
             return None
         phases.now(DATA)
         batch = batches.load(step, row_numbers, engine.device)
         labels = (batch.labels[:, 1:] != -100).sum()
-        output = engine(**batch.arguments, num_labels=num_labels, with_llm_loss=with_llm_loss)
+        output = engine(**batch.arguments, num_labels=num_labels, with_llm_loss=meter.runtime.log_target_loss)
         phases.now(DRAFT)  # still; a mark for the watchdog: in the backward ranks wait for each other
         # DeepSpeed divides by the accumulation steps and the replicas; the loss is already a share of the global mean.
         engine.backward(output.loss * (accumulation * batches.ranks.replicas))
@@ -87,7 +92,7 @@ def train_step(
                 total += mean * labels
     phases.now(OTHER)
     loss, target_sum, agreement_sum = reduced_sums(sums, engine.device)
-    guard.check_step(step + 1, losses, skipped=engine.skipped_steps > skipped)
+    skips.check_step(step + 1, losses, skipped=engine.skipped_steps > skipped)
     return {
         "loss": loss,
         "llm_loss": None if output.llm_loss is None else target_sum / num_labels,
@@ -108,7 +113,7 @@ def gradient_norm(engine: Any) -> float | None:
     return None if norm is None else float(norm)
 
 
-def train(job: Job, ranks: Ranks, device: torch.device, stop: Stop, watchdog: Watchdog, status: Status, fence: Fence) -> None:
+def train(job: Job, ranks: Ranks, device: torch.device, life: Lifetime) -> None:
     """The whole stage, from its start or its last checkpoint to its last step or a request to stop."""
     with hopeless_if_invalid():
         rows = open_rows(job)
@@ -116,16 +121,16 @@ def train(job: Job, ranks: Ranks, device: torch.device, stop: Stop, watchdog: Wa
         micro_batch, accumulation = share_global_batch(job.recipe.global_batch, job.runtime.micro_batch, ranks.replicas)
         chosen(job.runtime)
         held_out = HeldOut(rows, job.recipe, job.runtime, ranks, steps)
-        folder, identity = job.out / "checkpoints", identity_of(job, rows, dtype)
-        checkpoint_dir.refuse_changed(folder, identity)
+        folder, identity = job.out / CHECKPOINTS, identity_of(job, rows, dtype)
+        refuse_changed(folder, identity)
         trainer = build_trainer(job.recipe, job.runtime, read_json(job.target)["path"], job.init_weights, device, dtype)
         check_memory(trainer, job.recipe, job.runtime, micro_batch, ranks, device, dtype)
     if accumulation > 1 and dtype == torch.bfloat16 and not sums_in_float32(job.runtime):
         log(f"each step's gradients of {accumulation} micro batches are added up in bfloat16; {FLOAT32_SUMS}", ranks)
     engine = build_engine(trainer, job.recipe, job.runtime, (micro_batch, accumulation), steps, dtype)
-    resumed = save_load.load(engine, folder, identity, ranks) or {"step": 0, "tokens_seen": 0, "seconds": 0.0, "saving": 0.0}
+    resumed = save_load.load(engine, folder, identity, ranks, life) or FRESH
     step, tokens_seen, seconds, saving = (resumed[name] for name in ("step", "tokens_seen", "seconds", "saving"))
-    status.at(step, steps)
+    life.status.at(step, steps)
     log(
         f"stage {job.recipe.stage}: {steps} steps of {job.recipe.global_batch} rows of {rows.sequence_length} tokens; "
         f"{ranks.world_size} processes x {accumulation} micro batches of {micro_batch} rows; "
@@ -134,28 +139,26 @@ def train(job: Job, ranks: Ranks, device: torch.device, stop: Stop, watchdog: Wa
         ranks,
     )
     batches = StepBatches(rows, job.recipe, micro_batch, ranks, position_limit(trainer.states.config))
-    metrics = Metrics(folder / "metrics.jsonl", step, fence.check) if ranks.is_main else None
+    metrics = Metrics(folder / "metrics.jsonl", step, life.check_owner) if ranks.is_main else None
     record = [] if metrics is None else whole_lines(metrics.path)
     trackers = Trackers(job.runtime, job.out, ranks, identity, resumed.get("trackers"), record)
-    meter = Meter(batches, trainer.states.config, job.runtime, ranks, device, dtype)
-    meter.phases.watch(trainer.states)
-    meter.phases.told = watchdog.passed
+    meter = Meter(batches, trainer.states, job.runtime, ranks, device, dtype, life)
     bar = tqdm(total=steps, initial=step, disable=not (ranks.is_main and sys.stderr.isatty()))
-    guard = Guard(stop, watchdog, ranks, job.out / "skipped.jsonl", job.runtime.max_skipped_in_a_row)
-    saved, with_llm_loss = step, job.runtime.log_target_loss
+    skips = SkippedSteps(job.out / "skipped.jsonl", ranks, job.runtime.max_skipped_in_a_row, life)
+    saved = step
     with trackers:
         while step < steps:
             began = time.perf_counter()
             lr = engine.get_lr()[0]
-            numbers = train_step(engine, batches, step, accumulation, guard, meter.phases, with_llm_loss=with_llm_loss)
+            numbers = train_step(engine, batches, step, accumulation, life, meter, skips)
             if numbers is not None:
                 step += 1
                 tokens_seen += int(numbers["tokens"])
                 elapsed = time.perf_counter() - began
                 seconds += elapsed
-                status.at(step, steps)
+                life.status.at(step, steps)
                 with meter.phases.whole(HELD_OUT):
-                    estimated = held_out.estimate(engine, step, watchdog.passed)
+                    estimated = held_out.estimate(engine, step, life)
                 row = {"step": step, **numbers, "lr": lr, "grad_norm": gradient_norm(engine)}
                 row |= {"tokens_seen": tokens_seen, "seconds": elapsed, "skipped": engine.skipped_steps}
                 row |= {} if estimated is None else {"held_out": estimated}
@@ -177,13 +180,13 @@ def train(job: Job, ranks: Ranks, device: torch.device, stop: Stop, watchdog: Wa
                 state = {"step": step, "steps": steps, "tokens_seen": tokens_seen, "seconds": seconds, "saving": saving}
                 state |= {"trackers": trackers.state(), "identity": identity}
                 sync = metrics.sync if metrics else lambda: None
-                size = save_load.save(engine, folder, state, ranks, sync, watchdog.passed, fence.check)
+                size = save_load.save(engine, folder, state, ranks, life, sync)
                 if ranks.is_main:
-                    status.write("running")
+                    life.status.write("running")
                 meter.phases.now(OTHER)
                 saved, took = step, time.perf_counter() - began
                 saving += took
-                guard.saved(took)
+                life.saved(took)
                 log(
                     f"saved step {step}, {size / 2**20:.1f} MiB, in {took:.2f} s; "
                     f"saving took {saving / (saving + seconds):.1%} of the time so far",
@@ -194,10 +197,10 @@ def train(job: Job, ranks: Ranks, device: torch.device, stop: Stop, watchdog: Wa
     bar.close()
     if metrics is not None:
         metrics.publish(job.out / "metrics.jsonl")
-        publish(job, folder, ranks, {"training_seconds": seconds, "saving_seconds": saving}, steps, fence)
+        publish(job, folder, ranks, {"training_seconds": seconds, "saving_seconds": saving}, steps, life)
 
 
-def publish(job: Job, folder: Path, ranks: Ranks, times: dict[str, float], steps: int, fence: Fence) -> None:
+def publish(job: Job, folder: Path, ranks: Ranks, times: dict[str, float], steps: int, life: Lifetime) -> None:
     """checkpoint.json: the finished stage, as the next rules read it."""
     found = checkpoint_dir.find_slot(folder)
     assert found is not None, "the last step was just saved"
@@ -214,7 +217,7 @@ def publish(job: Job, folder: Path, ranks: Ranks, times: dict[str, float], steps
         "tokens_seen": manifest["tokens_seen"],
         "versions": {"python": platform.python_version()} | {name: version(name) for name in VERSIONS_OF},
     }
-    fence.check()
+    life.check_owner()
     write_json(job.out / "checkpoint.json", content)
     log(f"done: {job.out / 'save_load.json'}")
 
@@ -230,10 +233,9 @@ def fence_of(job: Job, lease: Lease | None, control: Any) -> Fence:
 def run(job: Job, ranks: Ranks, lease: Lease | None) -> int:
     """Train, and leave in status.json how it ended; the exit code. Rank 0 holds the lease."""
     print_of_job = fingerprint(job, ranks)
-    refuse_repetition(job, print_of_job)
-    status = Status(job.out, ranks, print_of_job)
-    if lease is not None:
-        status.check = lease.check
+    refuse_repetition(job.out, print_of_job)
+    status = Status(job.out, ranks, print_of_job, lease)
+    if ranks.is_main:
         status.write("running")
     try:
         device, store = boot(ranks, job.runtime.timeout_minutes)
@@ -241,18 +243,19 @@ def run(job: Job, ranks: Ranks, lease: Lease | None) -> int:
         control = control_group(ranks, job.runtime.timeout_minutes)
         stop = Stop(job.deadline, job.runtime.stop_margin_seconds, control)
         fence = fence_of(job, lease, control)
-        status.check = fence.check
+        if lease is None:  # this rank may have to write for another one
+            status = Status(job.out, ranks, print_of_job, fence)
         seconds = job.runtime.watchdog_seconds
         with Watchdog(store.clone(), ranks, seconds, lambda reason: status.write("failed", reason), stop.asked) as watchdog:
-            train(job, ranks, device, stop, watchdog, status, fence)
+            train(job, ranks, device, Lifetime(fence, status, watchdog, stop))
     except BaseException as error:
         status.fail(error)
         raise
     done = status.step == status.steps
     if ranks.is_main:
-        status.write("done" if done else "stopped", "" if done else stop.told)
+        status.write("done" if done else "stopped", "" if done else stop.reason)
     if not done:
-        log(f"stopped at step {status.step} of {status.steps}: {stop.told}", ranks)
+        log(f"stopped at step {status.step} of {status.steps}: {stop.reason}", ranks)
     # Rank 0 alone ends with an error when the job was stopped: a launcher that sees one ends the other ranks, and rank 0 has
     # still to close its trackers and to give its folder back.
     return 0 if done or not ranks.is_main else 1

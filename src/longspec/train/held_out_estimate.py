@@ -4,7 +4,6 @@ Shapes: S tokens of a row.
 """
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from longspec.data.pack.held_out_rows import held_out_rows
 from longspec.distributed import Ranks, log
 from longspec.methods import method_of
 from longspec.models.inputs import NO_LABEL
+from longspec.train.lifetime.lifetime import Unwatched
 
 
 class HeldOut:
@@ -32,8 +32,8 @@ class HeldOut:
         if self.every:
             log(f"acceptance on {len(self.rows)} held-out rows is estimated every {self.every} steps", ranks)
 
-    def estimate(self, engine: Any, step: int, passed: Callable[[str], None]) -> dict[str, float] | None:
-        """After step `step`, counted from 1; None where none is due. All ranks call it; `passed` hears of each row.
+    def estimate(self, engine: Any, step: int, life: Unwatched) -> dict[str, float] | None:
+        """After step `step`, counted from 1; None where none is due. All ranks call it; `life` hears of each row.
 
         acceptance_k: share of the labels at which draft and target prefer the same next token when the draft stands in step k
         of drafting; expected_tokens = 1 + a_1 + a_1 a_2 + ...: tokens a round of a chain, each step accepted as often
@@ -46,7 +46,7 @@ class HeldOut:
         engine.eval()
         # As many forwards on every rank, since ZeRO-3 gathers weights in them; a row too many counts nothing.
         for start in range(0, len(self.rows), self.ranks.replicas):
-            passed("held-out rows")
+            life.passed("held-out rows")
             sums += self._measure(engine, start + self.ranks.replica)
         engine.train(was_training)
         dist.all_reduce(sums)

@@ -19,10 +19,9 @@ class Phases:
     are read while it still works are free, and only the wait for them counts as data.
     """
 
-    def __init__(self, device: torch.device, *, on: bool = True) -> None:
-        """`on`: whether anybody will take the times; else nothing is kept. `told` is told every phase that begins."""
-        self.on, self.on_gpu = on, device.type == "cuda"
-        self.told: Callable[[str], None] = lambda phase: None
+    def __init__(self, device: torch.device, *, on: bool = True, passed: Callable[[str], None] = lambda phase: None) -> None:
+        """`on`: whether anybody will take the times; else nothing is kept. `passed` hears of every phase that begins."""
+        self.on, self.on_gpu, self.passed = on, device.type == "cuda", passed
         self._whole = False  # whether what runs is one phase, whatever its parts are
         self._marks: list[tuple[str, Any]] = [(OTHER, self._moment())]
 
@@ -35,7 +34,7 @@ class Phases:
 
     def now(self, phase: str) -> None:
         """What follows belongs to this phase, one of PHASES."""
-        self.told(phase)
+        self.passed(phase)
         if self.on and not self._whole:
             self._marks.append((phase, self._moment()))
 

@@ -45,10 +45,9 @@ def build_trainer(
     check_family_named(recipe, config.model_type, target_path)
     attention = choose(runtime.attention, device, dtype, head_width(config))
     if runtime.target == PARTITIONED:
-        states = load_partitioned(target_path, dtype, attention)
+        states = load_partitioned(target_path, dtype, attention, runtime.target_chunk)
     else:
-        states = TargetStates(load_target(target_path, config, dtype, STATES_ATTENTION), attention=attention)
-    states.chunk = runtime.target_chunk
+        states = TargetStates(load_target(target_path, config, dtype, STATES_ATTENTION), runtime.target_chunk, attention)
     method, settings = method_of(recipe)
     torch.manual_seed(recipe.seed)
     return method.trainer(states, settings, init_weights).to(device)

@@ -8,6 +8,7 @@ import torch
 from longspec.config import Runtime
 from longspec.distributed import Ranks, log
 from longspec.train.estimate import flops
+from longspec.train.lifetime.lifetime import Unwatched
 from longspec.train.micro_batches import StepBatches
 from longspec.train.phases import Phases
 
@@ -32,18 +33,26 @@ def peak_memory(device: torch.device) -> dict[str, int]:
 
 
 class Meter:
-    """Counts and times the steps of one job. `phases` is told by the loop what is running."""
+    """Counts and times the steps of one job, whose loop says to `phases` what is running; `life` hears of each phase."""
 
     def __init__(
-        self, batches: StepBatches, config: Any, runtime: Runtime, ranks: Ranks, device: torch.device, dtype: torch.dtype
+        self,
+        batches: StepBatches,
+        states: Any,
+        runtime: Runtime,
+        ranks: Ranks,
+        device: torch.device,
+        dtype: torch.dtype,
+        life: Unwatched,
     ) -> None:
-        self.batches, self.config, self.runtime, self.device = batches, config, runtime, device
+        self.batches, self.config, self.runtime, self.device = batches, states.config, runtime, device
         self.peak, self.peak_from = 0.0, ""
         if ranks.is_main:
             rate, why = flops.peak(device, dtype, runtime.peak_tflops)
             self.peak = rate * ranks.world_size
             log(f"model-FLOP utilisation is a share of {rate / 1e12:.3g} TFLOP/s a process ({why})")
-        self.phases = Phases(device, on=ranks.is_main)
+        self.phases = Phases(device, on=ranks.is_main, passed=life.passed)
+        self.phases.watch(states)
 
     def operations(self, step: int) -> flops.Operations:
         """Of the 0-based optimizer step, over all ranks."""

@@ -10,8 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from longspec.atomic_files import check_files, fsync_path, read_json, sha256_file, sha256_text
-from longspec.config import differences
+from longspec.atomic_files import check_files, fsync_path, read_json, sha256_text
 from longspec.distributed import log
 
 SLOTS = ("last", "last_2")
@@ -86,41 +85,4 @@ def find_slot(folder: Path) -> tuple[str, dict[str, Any]] | None:
             f"{folder}: every checkpoint slot is damaged ({'; '.join(damaged.values())}). To train this stage from its start: "
             f"rm -r {folder}"
         )
-    return None
-
-
-def refuse_changed(folder: Path, identity: dict[str, Any]) -> None:
-    """Raise find_resumable's ValueError from the newest manifest alone, before anything large is loaded or hashed."""
-    for name in SLOTS:
-        try:
-            manifest = read_manifest(folder / name)
-        except ValueError:  # find_slot tells
-            continue
-        if changed := differences(manifest["identity"], identity):
-            _refuse_unfinished(folder, manifest, changed)
-        return
-
-
-def _refuse_unfinished(folder: Path, manifest: dict[str, Any], changed: list[str]) -> None:
-    if manifest["step"] < manifest["steps"]:
-        raise ValueError(
-            f"{folder}: its checkpoints (step {manifest['step']} of {manifest['steps']}) were made with other settings: "
-            f"{'; '.join(changed)}. Undo the change to go on, or train anew after: rm -r {folder}"
-        )
-
-
-def find_resumable(folder: Path, identity: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
-    """The slot to go on from, None to start afresh.
-
-    Checkpoints of a finished stage with another identity (recipe, data, target, initial weights, dtype) are set aside, none
-    is deleted. Raises ValueError for those of an unfinished one: half a training is not thrown away by an edit.
-    """
-    found = find_slot(folder)
-    changed = differences(found[1]["identity"], identity) if found else []
-    if not found or not changed:
-        return found
-    _refuse_unfinished(folder, found[1], changed)
-    aside = folder.with_name(f"{folder.name}.{sha256_file(folder / found[0] / MANIFEST)[:8]}")
-    folder.rename(aside)
-    log(f"training anew, since {'; '.join(changed)}; the finished stage's checkpoints are kept in {aside}")
     return None

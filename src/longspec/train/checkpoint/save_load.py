@@ -25,6 +25,8 @@ from longspec.distributed import Ranks, log
 from longspec.methods.glide.weights import TRAINING_PREFIX
 from longspec.train.checkpoint import checkpoint_dir, zero_state
 from longspec.train.checkpoint.checkpoint_file import RANDOM, Shards, header, shard_key, shard_name, whole_tensors, write_shard
+from longspec.train.lifetime.admission import find_resumable
+from longspec.train.lifetime.lifetime import Unwatched
 
 RESERVE = 2**20  # bytes of a disk left free for the manifest, the metrics and status.json
 COUNTERS = ("global_steps", "global_samples", "skipped_steps")
@@ -76,9 +78,7 @@ def _gather(value: Any, ranks: Ranks) -> list[Any]:
     return gathered
 
 
-def _together(
-    work: Callable[[], Any], ranks: Ranks, passed: Callable[[str], None] = lambda place: None
-) -> tuple[list[Any], str]:
+def _together(work: Callable[[], Any], ranks: Ranks, life: Unwatched) -> tuple[list[Any], str]:
     """Each rank's result, and what went wrong on the first rank on which something did; on every rank the same."""
     result, fault = None, ""
     try:
@@ -86,7 +86,7 @@ def _together(
     except (OSError, ValueError) as error:
         where = f"rank {ranks.rank}: " if ranks.world_size > 1 else ""
         fault = f"{where}{error}"
-    passed(f"saving, after {work.__name__}")
+    life.passed(f"checkpoint, after {work.__name__}")
     answers = _gather((result, fault), ranks)
     return [result for result, _ in answers], next((fault for _, fault in answers if fault), "")
 
@@ -96,17 +96,15 @@ def save(
     folder: Path,
     state: dict[str, Any],
     ranks: Ranks,
+    life: Unwatched,
     record: Callable[[], None] = lambda: None,
-    passed: Callable[[str], None] = lambda place: None,
-    check: Callable[[], None] = lambda: None,
 ) -> int:
     """Commit a checkpoint of all ranks to the slot `last`; the slot before it becomes `last_2`. Its size in bytes.
 
     `state` is JSON: step, steps, identity (recipe, data, target, initial weights), and whatever else the loop wants back.
     `record` is called on rank 0 before: what must be on the disk before a checkpoint says that its steps are done.
-    `passed` is called with the part of the save that this rank has done, before it waits for the others.
-    `check` is called on rank 0 before anything is changed in the folder, and again right before the commit: it does not
-    return when another job writes there.
+    `life` hears of each part of the save that this rank has done, before it waits for the others; rank 0 asks it for the
+    folder's owner before anything is changed there, and again right before the commit.
     Raises SaveError, the same on every rank, when it cannot be written.
     """
     sizes = {shard_key(kind, f.name, f.start): f.numel for f in zero_state.owned(engine) for kind in zero_state.KINDS}
@@ -118,7 +116,7 @@ def save(
 
     def prepare() -> None:
         if ranks.is_main:
-            check()
+            life.check_owner()
             record()
             checkpoint_dir.begin(beside)
             free = shutil.disk_usage(folder).free
@@ -135,11 +133,11 @@ def save(
         if ranks.is_main:
             files = {shard_name(rank): entry for rank, entry in enumerate(written)}
             content = state | _engine_state(engine) | {"world_size": ranks.world_size, "files": files}
-            _commit(folder, beside, content, check)
+            _commit(folder, beside, content, life)
 
     written: list[Any] = []
     for work in (prepare, write, commit):
-        answers, fault = _together(work, ranks, passed)
+        answers, fault = _together(work, ranks, life)
         if fault:
             _give_up(folder, beside, f"step {state['step']} could not be saved: {fault}", needed, ranks)
         if work is write:
@@ -147,14 +145,14 @@ def save(
     return needed - RESERVE
 
 
-def _commit(folder: Path, beside: Path, content: dict[str, Any], check: Callable[[], None]) -> None:
+def _commit(folder: Path, beside: Path, content: dict[str, Any], life: Unwatched) -> None:
     """Write the manifest, flushed to the disk, and give the folder its final name."""
     with (beside / checkpoint_dir.MANIFEST).open("w", encoding="utf-8") as handle:
         json.dump(checkpoint_dir.seal(content), handle, indent=2, sort_keys=True)
         handle.flush()
         os.fsync(handle.fileno())
     fsync_path(beside)
-    check()
+    life.check_owner()
     checkpoint_dir.rotate(folder, beside)
 
 
@@ -185,20 +183,28 @@ def _engine_state(engine: Any) -> dict[str, Any]:
     }
 
 
-def load(engine: Any, folder: Path, identity: dict[str, Any], ranks: Ranks) -> dict[str, Any] | None:
+def load(engine: Any, folder: Path, identity: dict[str, Any], ranks: Ranks, life: Unwatched) -> dict[str, Any] | None:
     """Restore engine and random state from the newest whole slot; its manifest, or None when there is none yet.
 
     The number of ranks and the ZeRO stage may differ from those that saved. Raises ValueError, the same on every rank, for
     what cannot be gone on from.
     """
-    found, fault = _together(lambda: checkpoint_dir.find_resumable(folder, identity) if ranks.is_main else None, ranks)
+
+    def look() -> tuple[str, dict[str, Any]] | None:
+        return find_resumable(folder, identity) if ranks.is_main else None
+
+    found, fault = _together(look, ranks, life)
     if fault:
         raise ValueError(fault)
     if found[0] is None:
         return None
     name, manifest = found[0]
+
+    def read() -> None:
+        _read(engine, folder / name, manifest, ranks)
+
     zero_state.before_writing(engine)
-    _, fault = _together(lambda: _read(engine, folder / name, manifest, ranks), ranks)
+    _, fault = _together(read, ranks, life)
     if fault:
         raise ValueError(fault)
     zero_state.after_writing(engine, manifest["optimizer_step"])

@@ -1,4 +1,4 @@
-"""status.json: how a training job stands or ended, and the refusal to fail in the same way again.
+"""status.json: how a training job stands or ended, and by what a repetition of it would be known.
 
     {"state": "running" | "done" | "stopped" | "failed", "step", "steps", "progress", "reason", "deterministic", "fingerprint"}
 
@@ -6,8 +6,7 @@ Exit codes do not survive the launchers in between (torchrun returns 1 whatever 
 """
 
 import json
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import distributions
 from pathlib import Path
@@ -21,11 +20,9 @@ from longspec.config import plain
 from longspec.distributed import Ranks, log
 from longspec.methods.glide.weights import draft_weights_file
 from longspec.train.arguments import Job
-from longspec.train.names import STATUS
-
-
-class DeterministicError(ValueError):
-    """A failure that the same job would run into again: starting it anew is of no use."""
+from longspec.train.lifetime.admission import DeterministicError, newest_manifest
+from longspec.train.lifetime.lease import Fence
+from longspec.train.names import CHECKPOINTS, STATUS
 
 
 def reason_of(error: BaseException) -> str:
@@ -56,19 +53,23 @@ def _device() -> list[Any]:
 
 
 def fingerprint(job: Job, ranks: Ranks) -> str:
-    """A hash of everything that decides whether a job fails in the same way again: settings, inputs, code, packages, GPU."""
+    """A hash of what decides whether a job fails in the same way again: settings, inputs, whose checkpoints, code, packages, GPU.
 
+    Of checkpoints it is what they were made with: to remove them, as a refusal advises, makes another job of it.
+    """
     inputs = [job.target, job.data]
     if job.target.is_file():
         inputs.append(Path(read_json(job.target)["path"]) / "config.json")
     if job.init_weights is not None:
         inputs.append(draft_weights_file(job.init_weights))
+    before = newest_manifest(job.out / CHECKPOINTS)
     sources = sorted(Path(longspec.__file__).parent.rglob("*.py"))
     content = {
         "recipe": plain(job.recipe),
         "runtime": plain(job.runtime),
         "world_size": ranks.world_size,
         "inputs": [_files_of(path) for path in inputs if path.exists()],
+        "checkpoints": None if before is None else before["identity"],
         "packages": sorted(f"{package.name} {package.version}" for package in distributions()),
         "device": _device(),
         "code": [[source.stat().st_size, source.stat().st_mtime_ns] for source in sources],
@@ -76,26 +77,12 @@ def fingerprint(job: Job, ranks: Ranks) -> str:
     return sha256_text(json.dumps(content, sort_keys=True))
 
 
-def refuse_repetition(job: Job, print_of_job: str) -> None:
-    """Raise DeterministicError when this very job failed before for a reason that has not gone away."""
-    path = job.out / STATUS
-    if not path.is_file():
-        return
-    status = read_json(path)
-    if status["state"] == "failed" and status.get("deterministic") and status.get("fingerprint") == print_of_job:
-        os.utime(path)  # said again now: whoever would start the job anew may know by the file's time
-        raise DeterministicError(
-            f"{status['reason']} (so it failed before, and settings, data and code are the same: not tried again; to try "
-            f"all the same: rm {path})"
-        )
-
-
 class Status:
     """The writer of a job's status.json: rank 0, or for it the watchdog of another rank."""
 
-    def __init__(self, out: Path, ranks: Ranks, print_of_job: str) -> None:
-        self.path, self.ranks, self.fingerprint = out / STATUS, ranks, print_of_job
-        self.check: Callable[[], None] = lambda: None  # before each write; does not return when another job writes there
+    def __init__(self, out: Path, ranks: Ranks, print_of_job: str, fence: Fence | None = None) -> None:
+        """fence: asked before each write, and ends this process when another job writes there."""
+        self.path, self.ranks, self.fingerprint, self.fence = out / STATUS, ranks, print_of_job, fence
         self.began_at: int | None = None
         self.step, self.steps = 0, 0
 
@@ -117,7 +104,8 @@ class Status:
             "fingerprint": self.fingerprint,
         }
         try:
-            self.check()
+            if self.fence is not None:
+                self.fence.check()
             write_json(self.path, content)
         except OSError as fault:
             log(f"WARNING {self.path} could not be written: {fault}")

@@ -1,8 +1,7 @@
-"""What may end or spoil a step, watched in one place: requests to stop, losses and gradients that are not finite."""
+"""Steps that were skipped because their loss or gradient was not finite: their rows are written down, too many end the job."""
 
 import json
 import math
-import time
 from pathlib import Path
 from typing import Any
 
@@ -10,33 +9,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from longspec.distributed import Ranks, log
-from longspec.train.lifetime.job_status import DeterministicError
-from longspec.train.lifetime.preemption import Stop
-from longspec.train.lifetime.watchdog import Watchdog
+from longspec.train.lifetime.admission import DeterministicError
+from longspec.train.lifetime.lifetime import Unwatched
 
 
-class Guard:
-    """Asked at every micro batch and after every step, by all ranks alike."""
+class SkippedSteps:
+    """Asked after every step, by all ranks alike."""
 
-    def __init__(self, stop: Stop, watchdog: Watchdog, ranks: Ranks, skipped_file: Path, max_in_a_row: int) -> None:
-        self.stop, self.watchdog, self.ranks = stop, watchdog, ranks
-        self.skipped_file, self.max_in_a_row = skipped_file, max_in_a_row
+    def __init__(self, file: Path, ranks: Ranks, max_in_a_row: int, life: Unwatched) -> None:
+        self.skipped_file, self.ranks, self.max_in_a_row, self.life = file, ranks, max_in_a_row, life
         self.in_a_row = 0
-        self._asked_at: float | None = None
-
-    def must_stop(self) -> bool:
-        """Whether the job stops before the next micro batch; the time between two calls is one micro batch's."""
-        now = time.perf_counter()
-        if self._asked_at is not None:
-            self.stop.took("micro batch", now - self._asked_at)
-        self._asked_at = now
-        self.watchdog.passed("the question whether to stop")
-        return self.stop.agreed()
-
-    def saved(self, seconds: float) -> None:
-        """A save is done, which took so long."""
-        self.stop.took("save", seconds)
-        self._asked_at = None
 
     def check_step(self, step: int, losses: list[tuple[Any, Tensor]], *, skipped: bool) -> None:
         """Write down the rows of a step (counted from 1) that was skipped because its gradient was not finite.
@@ -46,7 +28,7 @@ class Guard:
         self.in_a_row = self.in_a_row + 1 if skipped else 0
         if not skipped:
             return
-        self.watchdog.passed("telling the rows of a skipped step")
+        self.life.passed("telling the rows of a skipped step")
         mine = [([int(row) for row in rows], float(loss)) for rows, loss in losses]
         everyone: list[Any] = [None] * self.ranks.world_size
         dist.all_gather_object(everyone, mine)

@@ -31,7 +31,7 @@ class Stop:
     def __init__(self, deadline: float | None = None, margin: float = 0.0, control: Any = None) -> None:
         self.deadline, self.margin, self.control = deadline, margin, control
         self.longest = {"micro batch": 0.0, "save": 0.0}  # seconds
-        self.told = ""  # the reason once all ranks have agreed
+        self.reason = ""  # once all ranks have agreed
         self._received, self._received_at = 0, 0.0
         self._listen()
 
@@ -68,7 +68,7 @@ class Stop:
         self.longest[what] = max(self.longest[what], seconds)
 
     def agreed(self) -> bool:
-        """Whether all ranks stop now, and in `told` why; the same on every rank, which all must ask."""
+        """Whether all ranks stop now, and in `reason` why. All ranks must ask, and all get one answer."""
         asked = self._received
         # One more micro batch and a save must fit, and saving to a shared disk may take twice as long the next time.
         needed = self.longest["micro batch"] + 2 * self.longest["save"] + self.margin
@@ -78,5 +78,5 @@ class Stop:
             all_asked = torch.tensor(asked)
             dist.all_reduce(all_asked, op=dist.ReduceOp.MAX, group=self.control)
             asked = int(all_asked)
-        self.told = REASONS[asked]
+        self.reason = REASONS[asked]
         return asked > 0

@@ -1,0 +1,93 @@
+"""May this job go on? Whatever stands in a stage's folder and refuses a job is judged here. No torch: rules and reports ask too.
+
+checkpoints of another recipe, data, target, initial weights or dtype       refuse_changed, find_resumable
+status.json, in which this very job failed for a reason that stays          refuse_repetition, hopeless_reason
+a recipe beside a checkpoint that was trained by another one                refuse_other_recipe
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from longspec.atomic_files import read_json, sha256_file
+from longspec.config import differences
+from longspec.distributed import log
+from longspec.train.checkpoint.checkpoint_dir import MANIFEST, SLOTS, find_slot, read_manifest
+from longspec.train.names import STATUS
+
+
+class DeterministicError(ValueError):
+    """A failure that the same job would run into again: starting it anew is of no use."""
+
+
+def refuse_changed(folder: Path, identity: dict[str, Any]) -> None:
+    """Raise find_resumable's ValueError from the newest manifest alone, before anything large is loaded or hashed."""
+    manifest = newest_manifest(folder)
+    if manifest is not None and (changed := differences(manifest["identity"], identity)):
+        _refuse_unfinished(folder, manifest, changed)
+
+
+def newest_manifest(folder: Path) -> dict[str, Any] | None:
+    """The newest readable manifest below a checkpoints folder, whose files are not looked at; None where there is none."""
+    for name in SLOTS:
+        try:
+            return read_manifest(folder / name)
+        except ValueError:  # find_slot tells
+            continue
+    return None
+
+
+def _refuse_unfinished(folder: Path, manifest: dict[str, Any], changed: list[str]) -> None:
+    if manifest["step"] < manifest["steps"]:
+        raise ValueError(
+            f"{folder}: its checkpoints (step {manifest['step']} of {manifest['steps']}) were made with other settings: "
+            f"{'; '.join(changed)}. Undo the change to go on, or train anew after: rm -r {folder}"
+        )
+
+
+def find_resumable(folder: Path, identity: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    """The slot to go on from, None to start afresh.
+
+    Checkpoints of a finished stage with another identity (recipe, data, target, initial weights, dtype) are set aside, none
+    is deleted. Raises ValueError for those of an unfinished one: half a training is not thrown away by an edit.
+    """
+    found = find_slot(folder)
+    changed = differences(found[1]["identity"], identity) if found else []
+    if not found or not changed:
+        return found
+    _refuse_unfinished(folder, found[1], changed)
+    aside = folder.with_name(f"{folder.name}.{sha256_file(folder / found[0] / MANIFEST)[:8]}")
+    folder.rename(aside)
+    log(f"training anew, since {'; '.join(changed)}; the finished stage's checkpoints are kept in {aside}")
+    return None
+
+
+def refuse_repetition(out: Path, print_of_job: str) -> None:
+    """Raise DeterministicError when this very job failed before for a reason that has not gone away."""
+    path = out / STATUS
+    if not path.is_file():
+        return
+    status = read_json(path)
+    if status["state"] == "failed" and status.get("deterministic") and status.get("fingerprint") == print_of_job:
+        os.utime(path)  # said again now: whoever would start the job anew may know by the file's time
+        raise DeterministicError(
+            f"{status['reason']} (so it failed before, and settings, data and code are the same: not tried again; to try "
+            f"all the same: rm {path})"
+        )
+
+
+def hopeless_reason(out: Path, since: float) -> str:
+    """Why a stage's job would fail in the same way again, by what it wrote after `since` (seconds since 1970); else empty."""
+    try:
+        status = read_json(out / STATUS)
+        if (out / STATUS).stat().st_mtime >= since and status["state"] == "failed" and status["deterministic"]:
+            return str(status["reason"])
+    except (OSError, ValueError, KeyError, TypeError):  # none yet, or damaged: then nothing is known of a reason
+        pass
+    return ""
+
+
+def refuse_other_recipe(source: Path, trained_by: dict[str, Any], given_path: Path, given: dict[str, Any]) -> None:
+    """Raise ValueError, naming the keys, when a given recipe is not the one that a checkpoint was trained by."""
+    if changed := differences(trained_by, given):
+        raise ValueError(f"{given_path}: is not what {source} was trained by: {'; '.join(changed)}")
