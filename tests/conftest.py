@@ -19,7 +19,7 @@ OF_MINUTES = [
     "test_elastic",
     "test_signals",
     "test_demo",
-    "test_partition",
+    "test_partitioned",
     "test_preflight",
     "test_speculate",
     "test_needs",

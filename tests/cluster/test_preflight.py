@@ -32,7 +32,7 @@ from longspec.target.manifest import tokenizer_files, write_manifest
 from longspec.train import tracking
 from longspec.train.estimate.memory import estimate, peak
 from tests.corpus import Corpus
-from tests.train.jobs import RECIPE, free_port, torchrun
+from tests.jobs import RECIPE, free_port, torchrun
 from tests.workflow.planning import Workflow, copy_to
 
 MIB = 2**20

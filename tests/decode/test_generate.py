@@ -17,8 +17,8 @@ from longspec.draft.custom_generate import FILE
 from tests.corpus import Corpus
 from tests.decode.models import make_target
 from tests.decode.test_speculate import Letters
-from tests.train.targets import VOCABULARY
-from tests.train.test_attach import SETTINGS, save_draft, save_target
+from tests.methods.test_attach import SETTINGS, save_draft, save_target
+from tests.targets import VOCABULARY
 
 NEW = 30
 GREEDY = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}

@@ -25,7 +25,7 @@ from pathlib import Path
 from longspec.atomic_files import sha256_file, write_json
 from longspec.config import compose
 from longspec.train.checkpoint import checkpoint_dir
-from tests.train.jobs import Job, finish, kill_rank, ranks_of, torchrun
+from tests.jobs import Job, finish, kill_rank, ranks_of, torchrun
 
 KILL, TERMINATE, NEWEST, OLDER, FULL_DISK, FILE_LIMIT = KINDS = (
     "SIGKILL",

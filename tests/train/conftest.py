@@ -1,4 +1,4 @@
-"""Tiny targets with random weights."""
+"""A target of the corpus's vocabulary, and jobs that train beside it."""
 
 from pathlib import Path
 
@@ -8,26 +8,10 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from longspec.atomic_files import write_json
 from tests.corpus import Corpus
-from tests.train.jobs import PLAIN, Job, MakeJob
-from tests.train.targets import TARGETS, save_target
+from tests.jobs import PLAIN, Job, MakeJob
+from tests.random_targets import seeded
 
-
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    """What a test draws does not hang on the tests before it."""
-    torch.manual_seed(0)
-
-
-@pytest.fixture(scope="session", params=["qwen2", "llama"])
-def target_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The folder of a saved target of the two families of published drafts."""
-    return save_target(request.param, tmp_path_factory.mktemp(request.param))
-
-
-@pytest.fixture(scope="session", params=sorted(TARGETS))
-def any_target_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The same for every family and peculiarity."""
-    return save_target(request.param, tmp_path_factory.mktemp(request.param))
+__all__ = ["seeded"]
 
 
 @pytest.fixture(scope="session")

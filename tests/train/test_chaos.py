@@ -8,8 +8,8 @@ from omegaconf import OmegaConf
 
 from longspec.config import compose_stage, to_yaml
 from tests.corpus import Corpus
+from tests.jobs import Job, torchrun
 from tests.train.chaos import FULL_DISK, KINDS, STEPS, chain, demo_jobs, plan, small_disk, steps_of
-from tests.train.jobs import Job, torchrun
 from tests.workflow.planning import copy_to
 
 SEED = 7

@@ -21,8 +21,8 @@ from longspec.distributed import Ranks
 from longspec.train.checkpoint.save_load import draft_state_dict
 from longspec.train.micro_batches import StepBatches
 from tests.corpus import LENGTH, Corpus, questions, sentences, write_raw
-from tests.train.jobs import PLAIN, Job, MakeJob, deepspeed, finish, kill_rank, start, torchrun
-from tests.train.test_partition import PERSISTENT, WIDE, save
+from tests.jobs import PLAIN, Job, MakeJob, deepspeed, finish, kill_rank, start, torchrun
+from tests.states.test_partitioned import PERSISTENT, WIDE, save
 
 pytestmark = pytest.mark.slow
 ZERO3 = ["deepspeed=zero3-offload"]

@@ -1,0 +1,242 @@
+"""A draft beside its target by hand: the documented lines, every kind of weight file, and what does not fit."""
+
+import json
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from transformers import AutoConfig
+
+from longspec.atomic_files import read_json, write_json
+from longspec.config import Model, Recipe
+from longspec.draft.folder import draft_config, write_draft
+from longspec.methods.glide.attach import attach
+from longspec.methods.glide.settings import Draft
+from longspec.methods.glide.trainer import PUBLISHED, Glide
+from longspec.methods.glide.weights import target_and_draft
+from longspec.train.models.llama_glide import LlamaGlide
+from longspec.train.models.mistral_glide import MistralGlide
+from longspec.train.models.qwen2_glide import Qwen2Glide
+from longspec.train.models.qwen3_glide import Qwen3Glide
+from tests.targets import VOCABULARY, save_target
+
+SETTINGS = Draft(window=33, anchors="fixed", lag_mode="fixed", lag=3, loss="mix", final_norm=True)
+CLASSES = {"llama": LlamaGlide, "mistral": MistralGlide, "qwen2": Qwen2Glide, "qwen3": Qwen3Glide, "qwen3_moe": Qwen3Glide}
+
+
+def save_draft(target: str, folder: Path, settings: Draft = SETTINGS, stage: str = "longcot") -> Glide:
+    """A draft folder as the workflow writes it, and the glide whose draft it holds."""
+    torch.manual_seed(11)
+    glide = attach(target, dtype=torch.float32, draft=settings)
+    for parameter in glide.draft_model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    recipe = OmegaConf.structured(Recipe(stage=stage, model=Model(_target_="x", source="build"), draft=settings))
+    state = glide.draft_model.state_dict()
+    write_draft(folder, state, draft_config(target, recipe, state))
+    return glide
+
+
+def same_loss(left: Glide, right: Glide) -> bool:
+    torch.manual_seed(5)
+    ids = torch.randint(0, VOCABULARY, (1, 50))
+    return torch.equal(left(ids, ids, lag=2).loss, right(ids, ids, lag=2).loss)
+
+
+def test_the_documented_lines(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (root / "docs/attach.md").read_text(), re.DOTALL)
+    assert len([line for line in blocks[0].splitlines() if line]) <= 3
+    target = save_target("qwen2", tmp_path / "models/demo/target")
+    wanted = save_draft(target, tmp_path / "results/demo/sinkpi-slicing/final_draft")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    attached = []
+    for block in blocks:
+        exec(block, names)  # the document's own lines
+        attached.append(names["glide"])
+    assert same_loss(attached[0], wanted)
+    assert same_loss(attached[1], wanted)
+    assert [len(row.ids) for row in names["decoded"].rows] == [32, 32]
+
+
+@pytest.mark.parametrize("begin", [attach, Qwen2Glide.from_pretrained], ids=["attach", "from_pretrained"])
+def test_a_draft_folder_alone(tmp_path: Path, begin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A workflow's folders, seen from elsewhere; the target is named as its manifest has it, and stands in no folder above."""
+    monkeypatch.chdir(tmp_path)
+    save_target("qwen2", Path("models/alone/target"))
+    draft = Path("results/demo/sinkpi-slicing/final_draft")
+    wanted = save_draft("models/alone/target", draft)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    glide = begin(str(tmp_path / draft), dtype=torch.float32)
+    assert glide.draft_settings == SETTINGS
+    assert same_loss(glide, wanted)
+    (tmp_path / "models").rename(tmp_path / "gone")
+    with pytest.raises(ValueError, match=r"config\.json: its target models/alone/target is not there; give both"):
+        begin(str(tmp_path / draft))
+
+
+def test_a_draft_of_a_target_from_the_hub_names_its_repository(tmp_path: Path) -> None:
+    path = save_target("qwen2", tmp_path / "target")
+    save_draft(path, tmp_path / "draft")
+    content = read_json(tmp_path / "draft/config.json")
+    write_json(tmp_path / "draft/config.json", content | {"target_path": "gone", "target_source": "hf:owner/name"})
+    assert target_and_draft(str(tmp_path / "draft"), None) == ("owner/name", str(tmp_path / "draft"))
+
+
+def test_the_target_is_built_as_the_given_configuration_says(target_path: str) -> None:
+    """Also where it is not the folder's own: here another base of the rotations."""
+    config = AutoConfig.from_pretrained(target_path)
+    config.rope_parameters = config.rope_parameters | {"rope_theta": 123.0}
+    glide = CLASSES[config.model_type](config, target_path, dtype=torch.float32)
+    assert glide.target.config.rope_parameters["rope_theta"] == 123.0
+    plain = attach(target_path, dtype=torch.float32)
+    assert not torch.equal(glide.model.rotary_emb.inv_freq, plain.model.rotary_emb.inv_freq)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("flash", "'flash' is unknown; choose one of auto"), ("flash_attention_2", "pip")]
+)
+def test_a_backend_that_is_not_there_is_refused_before_anything_is_loaded(name: str, message: str, target_path: str) -> None:
+    if name == "flash_attention_2" and find_spec("flash_attn"):
+        pytest.skip("flash-attn is installed")
+    with pytest.raises(ValueError, match=message):
+        attach(target_path, attention=name)
+
+
+def test_a_published_file_is_trained_on_as_published(target_path: str, tmp_path: Path) -> None:
+    """Hard labels against the formula, by the contract's arguments alone."""
+    config = AutoConfig.from_pretrained(target_path)
+    save_draft(target_path, tmp_path / "draft", PUBLISHED)
+    alone = (tmp_path / "draft/draft_model_weights.pth").rename(tmp_path / "draft_model_weights.pth")
+    glide = CLASSES[config.model_type](config, target_path, str(alone), torch.float32)
+    ids = torch.randint(0, VOCABULARY, (1, 50))
+    hard = CLASSES[config.model_type](
+        config, target_path, str(alone), torch.float32, Draft(anchors="off", lag_mode="fixed", loss="hard")
+    )
+    assert glide.draft_settings.loss == "hard"
+    assert glide.draft_settings.lag == 4
+    assert torch.equal(glide(ids, ids).loss, hard(ids, ids).loss)
+
+
+def test_a_draft_folder_says_its_variant(any_target_path: str, tmp_path: Path) -> None:
+    wanted = save_draft(any_target_path, tmp_path / "draft")
+    glide = attach(any_target_path, str(tmp_path / "draft"), dtype=torch.float32)
+    assert type(glide) is CLASSES[AutoConfig.from_pretrained(any_target_path).model_type]
+    assert glide.draft_settings == SETTINGS
+    assert same_loss(glide, wanted)
+
+
+@pytest.mark.parametrize("name", ["draft_model_weights.pth", "model.safetensors", "."])
+def test_every_kind_of_weight_file(target_path: str, tmp_path: Path, name: str) -> None:
+    """The file of a folder knows the folder's variant; alone it is taken for a published one."""
+    wanted = save_draft(target_path, tmp_path / "draft", PUBLISHED)
+    glide = attach(target_path, str(tmp_path / "draft" / name), dtype=torch.float32)
+    assert glide.draft_settings == PUBLISHED
+    assert same_loss(glide, wanted)
+    if name != ".":
+        alone = (tmp_path / "draft" / name).rename(tmp_path / name)
+        assert same_loss(attach(target_path, str(alone), dtype=torch.float32), wanted)
+
+
+def test_the_contract_of_the_classes(target_path: str, tmp_path: Path) -> None:
+    config = AutoConfig.from_pretrained(target_path)
+    family = CLASSES[config.model_type]
+    wanted = save_draft(target_path, tmp_path / "draft")
+    by_position = family(config, target_path, str(tmp_path / "draft"), torch.float32)
+    assert same_loss(by_position, wanted)
+    fresh = family(config, target_path)
+    assert fresh.target.dtype == next(fresh.draft_model.parameters()).dtype
+    assert fresh.target.dtype == (torch.bfloat16 if torch.cuda.is_available() else torch.float32)
+    half = family(config, target_path, dtype=torch.bfloat16)
+    assert {parameter.dtype for parameter in half.draft_model.parameters()} == {torch.bfloat16}
+    assert half.model.rotary_emb.inv_freq.dtype == torch.float32
+    assert half.model is half.target.model
+    assert half.lm_head is half.target.lm_head
+
+
+def test_another_targets_draft_is_refused_field_by_field(tmp_path: Path) -> None:
+    draft = str(tmp_path / "draft")
+    save_draft(save_target("qwen2", tmp_path / "qwen2"), Path(draft))
+    fields = {
+        "llama": r"model_type: 'qwen2', this target has 'llama'",
+        "qwen2-yarn": r"rope_parameters: .*'default'.*, this target has .*'yarn'",
+        "qwen3": r"model_type: 'qwen2', this target has 'qwen3'",
+    }
+    for name, message in fields.items():
+        path = save_target(name, tmp_path / name)
+        for given in (draft, f"{draft}/model.safetensors"):
+            with pytest.raises(ValueError, match=rf"draft/config\.json: made for another target: .*{message}"):
+                attach(path, given)
+
+
+def test_a_weight_file_of_another_shape_is_refused_tensor_by_tensor(tmp_path: Path) -> None:
+    target = save_target("qwen2", tmp_path / "qwen2")
+    save_draft(target, tmp_path / "draft", Draft(anchors="off", lag_mode="fixed"))
+    state = torch.load(tmp_path / "draft/draft_model_weights.pth", weights_only=True)
+    state["mlp.up_proj.weight"] = torch.zeros(48, 31)
+    state["cross_attn.k_proj.bias"] = torch.zeros(5)
+    del state["self_attn.q_proj.bias"]
+    torch.save(state | {"stranger": torch.zeros(1)}, tmp_path / "x.pth")
+    with pytest.raises(ValueError, match=r"x\.pth: not the weights of this draft") as error:
+        attach(target, str(tmp_path / "x.pth"))
+    assert "mlp.up_proj.weight: is [48, 31], this target's draft has [48, 32]" in str(error.value)
+    assert "cross_attn.k_proj.bias: is [5], this target's draft has [16]" in str(error.value)
+    assert "self_attn.q_proj.bias: missing" in str(error.value)
+    assert "stranger: unknown" in str(error.value)
+
+
+def test_the_unused_projections_may_be_absent_or_hold_anything(tmp_path: Path) -> None:
+    target = save_target("qwen2", tmp_path / "qwen2")
+    wanted = save_draft(target, tmp_path / "draft", PUBLISHED)
+    state = torch.load(tmp_path / "draft/draft_model_weights.pth", weights_only=True)
+    unused = [name for name in state if name.startswith(("cross_attn.k", "cross_attn.v"))]
+    assert len(unused) == 4
+    torch.save(state | {name: torch.full_like(state[name], torch.nan) for name in unused}, tmp_path / "nan.pth")
+    torch.save({name: tensor for name, tensor in state.items() if name not in unused}, tmp_path / "none.pth")
+    for name in ("nan.pth", "none.pth"):
+        assert same_loss(attach(target, str(tmp_path / name), dtype=torch.float32), wanted)
+
+
+@pytest.mark.parametrize("final_norm", [False, True])
+def test_a_recipe_that_disagrees_about_the_final_norm_is_refused(tmp_path: Path, final_norm: bool) -> None:
+    target = save_target("qwen2", tmp_path / "qwen2")
+    save_draft(target, tmp_path / "draft", Draft(anchors="off", lag_mode="fixed", final_norm=final_norm))
+    other = Draft(anchors="off", lag_mode="fixed", final_norm=not final_norm)
+    what = "unknown" if final_norm else "missing"
+    with pytest.raises(ValueError, match=rf"final_layernorm\.weight: {what}; recipe\.draft\.final_norm"):
+        attach(target, str(tmp_path / "draft"), draft=other)
+
+
+def test_settings_of_another_version_are_named(tmp_path: Path) -> None:
+    target = save_target("qwen2", tmp_path / "qwen2")
+    save_draft(target, tmp_path / "draft")
+    path = tmp_path / "draft/config.json"
+    content = json.loads(path.read_text())
+    content["settings"]["colour"] = "red"
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"config\.json: settings: colour: unknown to this version"):
+        attach(target, str(tmp_path / "draft"))
+
+
+def test_the_target_follows_its_draft_to_a_device_and_keeps_its_dtype(target_path: str) -> None:
+    glide = attach(target_path, dtype=torch.float32)
+    glide.to("meta")
+    assert glide.target.device.type == "meta"
+    again = attach(target_path, dtype=torch.float32).double()
+    assert again.target.dtype == torch.float32
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_it_is_the_same(target_path: str) -> None:
+    torch.manual_seed(0)
+    ids = torch.randint(0, VOCABULARY, (2, 60))
+    glide = attach(target_path, dtype=torch.float32)
+    wanted = glide(ids, ids, lag=3)
+    glide.to("cuda")
+    got = glide(ids.cuda(), ids.cuda(), lag=3)
+    torch.testing.assert_close(got.loss.cpu(), wanted.loss, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(got.llm_loss.cpu(), wanted.llm_loss, rtol=1e-4, atol=1e-4)

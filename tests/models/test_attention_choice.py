@@ -1,0 +1,176 @@
+"""Which backend a job takes, and what it is told when it cannot have the one it asks for."""
+
+import inspect
+import logging
+
+import pytest
+import torch
+
+from longspec import config
+from longspec.models.attention import backends
+from longspec.models.attention.backends import (
+    AUTO,
+    BACKENDS,
+    EAGER,
+    FLASH,
+    FLEX,
+    SDPA,
+    TREE_BACKENDS,
+    attend,
+    choose,
+    fastest,
+    fastest_for_trees,
+)
+from longspec.models.attention.visibility import Visibility
+from tests.models.flash_stand_in import flash_attn_varlen_func
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def forgotten_choices() -> None:
+    fastest.cache_clear()
+    fastest_for_trees.cache_clear()
+
+
+def install(monkeypatch: pytest.MonkeyPatch, *, flash: bool, triton: bool) -> None:
+    monkeypatch.setattr(flash, "find_spec", lambda name: object() if flash else None)
+    monkeypatch.setattr(flash, "kernel", lambda: flash_attn_varlen_func) if flash else None
+    monkeypatch.setattr(backends, "has_triton", lambda: triton)
+
+
+def test_the_configuration_knows_exactly_the_backends() -> None:
+    assert (AUTO, *BACKENDS) == (AUTO, *TREE_BACKENDS) == config.ATTENTION
+
+
+@pytest.mark.parametrize(
+    ("flash", "triton", "dtype", "expected"),
+    [
+        (True, True, torch.bfloat16, FLASH),
+        (True, True, torch.float32, FLEX),
+        (False, True, torch.bfloat16, FLEX),
+        (False, False, torch.bfloat16, SDPA),
+    ],
+)
+def test_auto_takes_the_fastest_that_is_there(
+    monkeypatch: pytest.MonkeyPatch, flash: bool, triton: bool, dtype: torch.dtype, expected: str
+) -> None:
+    install(monkeypatch, flash=flash, triton=triton)
+    assert choose(AUTO, CUDA, dtype, 16) == expected
+    assert choose(AUTO, CPU, dtype, 16) == SDPA
+
+
+def test_heads_too_narrow_for_flex_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, flash=False, triton=True)
+    assert choose(AUTO, CUDA, torch.bfloat16, 8) == SDPA
+    with pytest.raises(ValueError, match=r"flex_attention: heads of width 8 are below the 16 .*: set auto or sdpa"):
+        choose(FLEX, CUDA, torch.bfloat16, 8)
+
+
+def test_flex_attention_without_its_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, flash=False, triton=False)
+    with pytest.raises(ValueError, match="flex_attention: triton is not installed, so it cannot be compiled: set auto or sdpa"):
+        choose(FLEX, CUDA, torch.bfloat16, 16)
+
+
+def test_auto_compiles_nothing_while_lengths_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, flash=False, triton=True)
+    assert fastest("cuda", torch.bfloat16, 16, training=False) == SDPA
+
+
+@pytest.mark.parametrize(
+    ("flash", "triton", "dtype", "width", "expected"),
+    [
+        (True, True, torch.bfloat16, 64, FLASH),
+        (True, True, torch.float32, 64, FLEX),
+        (False, True, torch.bfloat16, 64, FLEX),
+        (False, True, torch.bfloat16, 8, SDPA),
+        (False, True, torch.float64, 64, SDPA),
+        (False, False, torch.bfloat16, 64, SDPA),
+    ],
+)
+def test_trees_take_the_fastest_that_is_there(
+    monkeypatch: pytest.MonkeyPatch, flash: bool, triton: bool, dtype: torch.dtype, width: int, expected: str
+) -> None:
+    install(monkeypatch, flash=flash, triton=triton)
+    assert fastest_for_trees("cuda", dtype, width) == expected
+    assert fastest_for_trees("cpu", dtype, width) == SDPA
+
+
+def test_an_unknown_backend_fails_at_parse() -> None:
+    with pytest.raises(
+        ValueError, match=r"runtime\.attention: 'flash' is unknown; choose one of auto, flash_attention_2, flex"
+    ):
+        config.compose("train", ["run=demo", "runtime.attention=flash"])
+
+
+def test_auto_logs_its_choice_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    install(monkeypatch, flash=False, triton=True)
+    q = torch.randn(1, 1, 4, 8)
+    with caplog.at_level(logging.INFO, backends.__name__):
+        for _ in range(3):
+            attend(q, q, q, Visibility(), 1.0)
+        choose(AUTO, CUDA, torch.bfloat16, 16)
+    assert caplog.messages == [
+        "attention: auto is sdpa (the fastest on a cpu)",
+        "attention: auto is flex_attention (flash-attn is not installed (pip install '.[gpu]' --no-build-isolation) or does not"
+        " take torch.bfloat16)",
+    ]
+
+
+def test_a_missing_backend_names_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, flash=False, triton=True)
+    q = torch.randn(1, 1, 4, 8)
+    message = r"flash_attention_2 is not installed: pip install '\.\[gpu\]' --no-build-isolation$"
+    with pytest.raises(ValueError, match=message):
+        choose(FLASH, CUDA, torch.bfloat16, 16)
+    with pytest.raises(ValueError, match=message):
+        attend(q, q, q, Visibility(), 1.0, FLASH)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "dtype", "message"),
+    [
+        (
+            "flash",
+            CUDA,
+            torch.bfloat16,
+            "'flash' is unknown; choose one of auto, flash_attention_2, flex_attention, sdpa, eager",
+        ),
+        (FLASH, CPU, torch.bfloat16, "flash_attention_2 runs on CUDA GPUs, this is a cpu: set auto or sdpa"),
+        (FLASH, CUDA, torch.float32, "takes bfloat16 and float16, not torch.float32: set recipe.precision: bf16, or"),
+        (FLEX, CPU, torch.float32, "flex_attention has no backward on a CPU, so nothing trains there: set auto or sdpa"),
+    ],
+)
+def test_a_backend_that_cannot_train_here_is_refused(
+    monkeypatch: pytest.MonkeyPatch, wanted: str, device: torch.device, dtype: torch.dtype, message: str
+) -> None:
+    install(monkeypatch, flash=True, triton=True)
+    with pytest.raises(ValueError, match=rf"runtime\.attention: .*{message}"):
+        choose(wanted, device, dtype, 16)
+
+
+def test_flex_refuses_a_gradient_on_a_cpu() -> None:
+    q = torch.randn(1, 1, 4, 16, requires_grad=True)
+    with pytest.raises(ValueError, match="no backward on a CPU"):
+        attend(q, q, q, Visibility(), 1.0, FLEX)
+
+
+def test_sdpa_and_eager_train_anywhere() -> None:
+    assert [choose(name, CPU, torch.float32, 16) for name in (SDPA, EAGER)] == [SDPA, EAGER]
+
+
+@pytest.mark.parametrize(("queries", "keys", "shown"), [(2, 5, "11110 11111"), (5, 2, "00 00 00 10 11")])
+def test_the_stand_in_aligns_as_flash_attn_documents(queries: int, keys: int, shown: str) -> None:
+    """The two pictures of its documentation: values of 1 at one key show which queries see it."""
+    q, k, v = torch.zeros(queries, 1, 8), torch.zeros(keys, 1, 8), torch.eye(keys, 8)[:, None]
+    edges = [torch.tensor([0, length], dtype=torch.int32) for length in (queries, keys)]
+    out = flash_attn_varlen_func(q, k, v, *edges, queries, keys, causal=True)
+    rows = ["".join("1" if weight > 0 else "0" for weight in row[0, :keys]) for row in out]
+    assert rows == shown.split()
+
+
+def test_the_stand_in_takes_the_kernel_arguments_by_name() -> None:
+    names = list(inspect.signature(flash_attn_varlen_func).parameters)
+    assert names[:7] == ["q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"]
+    assert names[7:11] == ["dropout_p", "softmax_scale", "causal", "window_size"]

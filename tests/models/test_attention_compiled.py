@@ -1,0 +1,139 @@
+"""Compiled kernels and the real flash-attn against eager; all but one need a CUDA GPU.
+
+Shapes: B rows, N query heads, K key/value heads, S queries, T keys, D head width.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import Tensor
+
+from longspec.models.attention import flash
+from longspec.models.attention.backends import EAGER, FLASH, FLEX, SDPA, attend
+from longspec.models.attention.visibility import Visibility
+from tests.models.flash_stand_in import flash_attn_varlen_func
+
+ON_GPU = [pytest.param(name, marks=pytest.mark.gpu) for name in (FLASH, FLEX, SDPA)]
+LENGTH, SCALE = 700, 0.125
+DOCUMENTS = ((300, 1, 350, 49), (40, 500, 100, 60))  # the last of each row is padding
+
+
+def ids_BT(device: str) -> Tensor:
+    numbers = torch.tensor([0, 1, 2, -1])
+    rows = [torch.repeat_interleave(numbers, torch.tensor(row)) for row in DOCUMENTS]
+    return torch.stack(rows).to(device)
+
+
+def visibilities(device: str) -> dict[str, Visibility]:
+    documents, lag_B = ids_BT(device), torch.tensor([1, 4], device=device)
+    return {
+        "causal": Visibility(),
+        "documents": Visibility(document_ids_BT=documents),
+        "window": Visibility(window=130, document_ids_BT=documents),
+        "lag": Visibility(lag_B=lag_B),
+        "lag in documents": Visibility(lag_B=lag_B, document_ids_BT=documents),
+        "blocks in documents": Visibility(lag_blocks=4, document_ids_BT=documents),
+        "window and lag": Visibility(window=130, lag_B=lag_B),
+    }
+
+
+def tensors(device: str, dtype: torch.dtype, queries: int, width: int = 64) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(1)
+    shapes = [(10, queries), (2, LENGTH), (2, LENGTH), (10, queries)]
+    return [torch.randn(2, *shape, width, generator=draw).to(device, dtype) for shape in shapes]
+
+
+def need(backend: str) -> None:
+    if backend == FLASH and not flash.is_installed():
+        pytest.skip("flash-attn is not installed")
+
+
+@contextmanager
+def without_tf32() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("queries", [LENGTH, 1])
+def test_flex_compiles_on_a_cpu_and_sees_what_sdpa_sees(queries: int) -> None:
+    q, k, v, _ = tensors("cpu", torch.float32, queries)
+    for name, visibility in visibilities("cpu").items():
+        # A target's forward runs in inference mode, an evaluation of the draft without gradients.
+        with torch.inference_mode() if queries == 1 else torch.no_grad():
+            out, expected = (attend(q, k, v, visibility, SCALE, backend) for backend in (FLEX, SDPA))
+        torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("name", sorted(visibilities("cpu")))
+@pytest.mark.parametrize("backend", ON_GPU)
+def test_output_and_gradients_on_a_gpu(backend: str, name: str, width: int) -> None:
+    need(backend)
+    results = []
+    for chosen, dtype in ((backend, torch.bfloat16), (EAGER, torch.float32)):
+        q, k, v, grad = (x.to(dtype) for x in tensors("cuda", torch.bfloat16, LENGTH, width))
+        for x in (q, k, v):
+            x.requires_grad_()
+        with without_tf32():
+            out = attend(q, k, v, visibilities("cuda")[name], SCALE, chosen)
+            results.append([out, *torch.autograd.grad(out, (q, k, v), grad)])
+    blind_BNSD = results[1][0] == 0
+    assert not results[0][0][blind_BNSD].any()
+    assert not results[0][1][blind_BNSD].any()
+    for left, right in zip(*results, strict=True):
+        assert (left.float() - right).norm() <= 0.01 * right.norm()
+
+
+@pytest.mark.parametrize("queries", [1, 5, 300])
+@pytest.mark.parametrize("name", sorted(visibilities("cpu")))
+@pytest.mark.parametrize("backend", ON_GPU)
+def test_queries_at_the_end_of_more_keys_on_a_gpu(backend: str, name: str, queries: int) -> None:
+    need(backend)
+    q, k, v, _ = tensors("cuda", torch.bfloat16, queries)
+    with torch.no_grad(), without_tf32():
+        out = attend(q, k, v, visibilities("cuda")[name], SCALE, backend)
+        expected = attend(q.float(), k.float(), v.float(), visibilities("cuda")[name], SCALE, EAGER)
+    assert (out.float() - expected).norm() <= 0.01 * expected.norm()
+
+
+@pytest.mark.gpu
+def test_the_stand_in_is_flash_attn() -> None:
+    need(FLASH)
+    q, k, v = (torch.randn(50, heads, 64, device="cuda", dtype=torch.bfloat16) for heads in (6, 2, 2))
+    edges_q, edges_k = (torch.tensor(edges, dtype=torch.int32) for edges in ([0, 7, 50], [0, 20, 50]))
+    for causal, window in ((True, (-1, -1)), (True, (5, 0)), (False, (3, 2)), (True, (0, 0))):
+        real = flash.kernel()(
+            q, k, v, edges_q.cuda(), edges_k.cuda(), 43, 30, softmax_scale=0.3, causal=causal, window_size=window
+        )
+        ours = flash_attn_varlen_func(
+            *(x.cpu().float() for x in (q, k, v)),
+            edges_q,
+            edges_k,
+            43,
+            30,
+            softmax_scale=0.3,
+            causal=causal,
+            window_size=window,
+        )
+        assert (real.cpu().float() - ours).norm() <= 0.01 * ours.norm()
+
+
+@pytest.mark.parametrize("backend", ON_GPU)
+def test_32k_tokens_fit_on_a_gpu(backend: str) -> None:
+    """A boolean mask of 32k x 32k alone would be 1 GB."""
+    need(backend)
+    rows = torch.repeat_interleave(torch.arange(2), torch.tensor([20000, 12768])).cuda()[None]
+    sees = (Visibility(window=512, document_ids_BT=rows), Visibility(lag_B=torch.tensor([3])), Visibility(lag_blocks=4))
+    for visibility in sees:
+        q, k, v = (torch.randn(1, heads, 32768, 64, device="cuda", dtype=torch.bfloat16) for heads in (4, 2, 2))
+        for x in (q, k, v):
+            x.requires_grad_()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        attend(q, k, v, visibility, SCALE, backend).sum().backward()
+        assert torch.cuda.max_memory_allocated() - before < 400 * 2**20

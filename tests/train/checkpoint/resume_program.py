@@ -1,0 +1,176 @@
+"""A program of several ranks that trains, saves and goes on: python -m tests.train.checkpoint.resume_program PLAN.
+
+PLAN is a JSON file: target, data, folder and cases. Each case builds a new engine:
+    name, overrides     of the configuration
+    go_on               a case whose checkpoint it begins from; else from step 0
+    steps, save_at      the last step, and the one after which it saves
+    poison              the step in which the last rank's first gradient is not a number
+    native              DeepSpeed saves too, in its own way
+    trouble             {"at": step, "kind": "full disk" | "file limit"}: a save after this step that must fail, on one rank
+It leaves {folder}/{name}.json (losses by step, what each rank was told) and {name}.safetensors and {name}-saved.safetensors
+(float32 weights at the end and when it saved, put together in process).
+
+Under ZeRO-3 only norms stay whole on every rank: DeepSpeed's own bound would leave all parameters of a tiny draft whole.
+"""
+
+import json
+import resource
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+
+from longspec.config import compose
+from longspec.data.pack.arrow_shards import PackedRows
+from longspec.distributed import Ranks, end_at_once, find_ranks
+from longspec.models.precision import resolve_dtype
+from longspec.train import engine as engines
+from longspec.train.checkpoint import save_load, zero_state
+from longspec.train.engine import boot, build_engine
+from longspec.train.estimate.grad_accum import share_global_batch
+from longspec.train.held_out_estimate import HeldOut
+from longspec.train.micro_batches import StepBatches
+from longspec.train.setup import build_trainer
+from tests.jobs import RECIPE
+from tests.train.chaos import fill
+
+TOTAL = 12  # steps the learning rate is laid out for
+IDENTITY = {"recipe": 1}
+FILE_LIMIT = 10_000  # bytes
+PERSISTENT = 100  # elements of a parameter that ZeRO-3 leaves whole on every rank
+
+
+def partition_all(own: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """DeepSpeed's configuration as the trainer makes it, with our bound."""
+
+    def deepspeed_config(*arguments: Any) -> dict[str, Any]:
+        config = own(*arguments)
+        if config["zero_optimization"]["stage"] == 3:
+            config["zero_optimization"]["stage3_param_persistence_threshold"] = PERSISTENT
+        return config
+
+    return deepspeed_config
+
+
+def kept_whole(engine: Any) -> dict[str, bool]:
+    """Of each trained parameter, whether ZeRO-3 leaves it whole between two uses."""
+    return {name: parameter.numel() > 0 for name, parameter in zero_state.trained(engine).items()}
+
+
+def build(case: dict[str, Any], plan: dict[str, Any], ranks: Ranks) -> tuple[Any, StepBatches, HeldOut]:
+    config = compose("train", [*RECIPE, *case["overrides"]])
+    recipe, runtime = config.recipe, config.runtime
+    dtype = resolve_dtype(recipe.precision)
+    trainer = build_trainer(recipe, runtime, plan["target"], None, torch.device("cpu"), dtype)
+    share = share_global_batch(recipe.global_batch, runtime.micro_batch, ranks.world_size)
+    engine = build_engine(trainer, recipe, runtime, share, TOTAL, dtype)
+    rows = PackedRows(Path(plan["data"]))
+    held_out = HeldOut(rows, recipe, runtime, ranks, case["steps"])
+    return engine, StepBatches(rows, recipe, share[0], ranks, 400), held_out
+
+
+def train_step(engine: Any, batches: StepBatches, step: int, ranks: Ranks, *, poison: bool) -> float:
+    losses = []
+    parts = batches.micro_batches(step)
+    for row_numbers in parts:
+        batch = batches.load(step, row_numbers, engine.device)
+        loss = engine(**batch.arguments, num_labels=batches.num_labels(step)).loss
+        factor = float("nan") if poison and not losses and ranks.rank == ranks.world_size - 1 else 1.0
+        engine.backward(loss * (factor * len(parts) * ranks.world_size))
+        engine.step()
+        losses.append(loss.detach().float())
+    total = torch.stack(losses).sum()
+    dist.all_reduce(total)
+    return float(total)
+
+
+@contextmanager
+def trouble(kind: str, folder: Path, ranks: Ranks) -> Iterator[None]:
+    """A disk without room (rank 0 fills it), or a limit on files that the last rank alone runs into while it writes."""
+    filler = None
+    if kind == "full disk" and ranks.is_main:
+        filler = fill(folder)
+    if kind == "file limit" and ranks.rank == ranks.world_size - 1:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_LIMIT, resource.RLIM_INFINITY))
+    dist.barrier()
+    yield
+    dist.barrier()
+    if filler is not None:
+        filler.unlink()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+def keep_weights(engine: Any, path: Path) -> None:
+    weights = zero_state.whole_weights(engine)
+    if weights is not None:
+        save_file(weights, path)
+
+
+def run(case: dict[str, Any], plan: dict[str, Any], ranks: Ranks) -> None:
+    engine, batches, held_out = build(case, plan, ranks)
+    folder = Path(plan["folder"])
+    own = folder / case["name"] / "checkpoints"
+    result: dict[str, Any] = {"losses": {}, "drawn": None, "told": None, "left": None, "whole": []}
+    step = 0
+
+    def draw() -> None:
+        everyone: list[Any] = [None] * ranks.world_size
+        dist.all_gather_object(everyone, torch.rand(3).tolist())
+        result["drawn"] = everyone
+
+    if "go_on" in case:
+        found = save_load.load(engine, folder / case["go_on"] / "checkpoints", IDENTITY, ranks)
+        assert found is not None
+        step, result["found"] = found["step"], {key: found[key] for key in ("step", "trackers", "world_size", "zero_stage")}
+        draw()
+    while step < case["steps"]:
+        result["losses"][step] = train_step(engine, batches, step, ranks, poison=step == case.get("poison"))
+        step += 1
+        estimated = held_out.estimate(engine, step, lambda _: None)
+        if estimated is not None:
+            result.setdefault("held_out", {})[step] = estimated
+        result["whole"].append(kept_whole(engine))
+        state = {"step": step, "steps": TOTAL, "identity": IDENTITY, "trackers": {"wandb": "abc"}}
+        if step == case.get("save_at"):
+            result["bytes"] = save_load.save(engine, own, state, ranks)
+            keep_weights(engine, folder / f"{case['name']}-saved.safetensors")
+            if case.get("native"):
+                engine.save_checkpoint(str(folder / case["name"] / "native"), tag="tag")
+            draw()
+        if step == case.get("trouble", {}).get("at"):
+            told = ""
+            with trouble(case["trouble"]["kind"], folder, ranks):
+                try:
+                    save_load.save(engine, own, state, ranks)
+                except save_load.SaveError as error:
+                    told = str(error)
+            everyone: list[Any] = [None] * ranks.world_size
+            dist.all_gather_object(everyone, told)
+            result["told"], result["left"] = everyone, sorted(path.name for path in own.iterdir())
+    keep_weights(engine, folder / f"{case['name']}.safetensors")
+    if ranks.is_main:
+        (folder / f"{case['name']}.json").write_text(
+            json.dumps(result | {"lr": engine.get_lr(), "skipped": engine.skipped_steps})
+        )
+    engine.destroy()
+
+
+def main() -> None:
+    ranks = find_ranks()
+    boot(ranks, 5)
+    engines.deepspeed_config = partition_all(engines.deepspeed_config)
+    plan = json.loads(Path(sys.argv[1]).read_text())
+    for case in plan["cases"]:
+        run(case, plan, ranks)
+    end_at_once(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""What a job saves, any job goes on from: the same ranks bit by bit, others within rounding. Real ranks, real engines."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from longspec.atomic_files import read_json
+from longspec.draft.deepspeed_checkpoint import read_deepspeed
+from longspec.draft.folder import write_draft
+from longspec.methods.glide.weights import PTH, SAFETENSORS
+from longspec.train.checkpoint.save_load import draft_state_dict
+from tests.corpus import Corpus
+from tests.jobs import finish, start, torchrun
+from tests.train.chaos import small_disk
+
+pytestmark = pytest.mark.slow
+SAVE_AT, STEPS = 3, 6
+# ZeRO stage, where the optimizer is, precision
+SETTINGS = [
+    (0, "none", "fp32"),
+    (0, "none", "bf16"),
+    (1, "none", "fp32"),
+    (1, "none", "bf16"),
+    (1, "cpu", "bf16"),
+    (2, "none", "fp32"),
+    (2, "cpu", "bf16"),
+    (3, "none", "fp32"),
+    (3, "none", "bf16"),
+    (3, "cpu", "fp32"),
+    (3, "cpu", "bf16"),
+]
+FP32 = [(stage, offload) for stage, offload, precision in SETTINGS if precision == "fp32"]
+
+
+def overrides(stage: int, offload: str, precision: str = "fp32") -> list[str]:
+    sharding = [f"runtime.deepspeed.zero_stage={stage}", f"runtime.deepspeed.offload_optimizer={offload}"]
+    return [*sharding, f"recipe.precision={precision}"]
+
+
+def name_of(*parts: object) -> str:
+    return "-".join(map(str, parts))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("elastic")
+
+
+def launch(folder: Path, target: Path, corpus: Corpus, ranks: int, cases: list[dict[str, Any]]) -> None:
+    """Run cases on so many ranks."""
+    plan = {"target": read_json(target)["path"], "data": str(corpus.packed), "folder": str(folder), "cases": cases}
+    path = folder / "plan.json"
+    path.write_text(json.dumps(plan))
+    text, code = finish(start([*torchrun(ranks), "-m", "tests.train.checkpoint.resume_program", str(path)], folder))
+    assert code == 0, text[-5000:]
+
+
+@pytest.fixture(scope="module")
+def two_ranks(folder: Path, target: Path, corpus: Corpus) -> Path:
+    """All settings on two ranks: straight through, and gone on with in the middle."""
+    cases: list[dict[str, Any]] = []
+    for setting in SETTINGS:
+        name = name_of(2, *setting)
+        cases.append({"name": name, "overrides": overrides(*setting), "steps": STEPS, "save_at": SAVE_AT})
+        cases.append({"name": f"{name}-on", "overrides": overrides(*setting), "steps": STEPS, "go_on": name})
+    launch(folder, target, corpus, 2, cases)
+    return folder
+
+
+def read(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    return json.loads((folder / f"{name}.json").read_text()), load_file(folder / f"{name}.safetensors")
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_the_same_ranks_go_on_bit_by_bit(two_ranks: Path, setting: tuple[int, str, str]) -> None:
+    straight, weights = read(two_ranks, name_of(2, *setting))
+    resumed, again = read(two_ranks, f"{name_of(2, *setting)}-on")
+    assert list(resumed["losses"]) == [str(step) for step in range(SAVE_AT, STEPS)]
+    assert all(straight["losses"][step] == loss for step, loss in resumed["losses"].items())
+    assert weights.keys() == again.keys()
+    assert all(torch.equal(weights[name], tensor) for name, tensor in again.items())
+    assert (resumed["lr"], resumed["drawn"]) == (straight["lr"], straight["drawn"])
+    assert resumed["found"] == {"step": SAVE_AT, "trackers": {"wandb": "abc"}, "world_size": 2, "zero_stage": setting[0]}
+
+
+@pytest.mark.parametrize("suffix", ["", "-on"])
+@pytest.mark.parametrize("setting", [setting for setting in SETTINGS if setting[0] == 3])
+def test_zero3_really_shares_the_parameters(two_ranks: Path, setting: tuple[int, str, str], suffix: str) -> None:
+    """After every step, also of a job that has gone on: matrices are spread, norms are whole."""
+    steps = read(two_ranks, f"{name_of(2, *setting)}{suffix}")[0]["whole"]
+    assert len(steps) == (STEPS - SAVE_AT if suffix else STEPS)
+    for whole in steps:
+        assert len(whole) > 10
+        assert all(is_whole == ("norm" in name or name.endswith("bias")) for name, is_whole in whole.items()), whole
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_all_stages_train_alike(two_ranks: Path, precision: str) -> None:
+    """In bfloat16 only as well as sums of rounded gradients allow: what loses a micro batch shows."""
+    runs = [read(two_ranks, name_of(2, *setting))[0] for setting in SETTINGS if setting[2] == precision]
+    curves = torch.tensor([list(run["losses"].values()) for run in runs])
+    tolerance = 1e-5 if precision == "fp32" else 5e-3
+    torch.testing.assert_close(curves, curves[:1].expand_as(curves), rtol=tolerance, atol=0)
+    assert curves[0, -1] < curves[0, 0] - 1
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_extraction_in_process_and_from_the_checkpoint_agree(
+    two_ranks: Path, setting: tuple[int, str, str], tmp_path: Path
+) -> None:
+    """Byte by byte: put together by two live ranks, and read from their files by one."""
+    name = name_of(2, *setting)
+    live = load_file(two_ranks / f"{name}-saved.safetensors")
+    write_draft(tmp_path / "live", {key.removeprefix("draft_model."): tensor for key, tensor in live.items()}, {})
+    write_draft(tmp_path / "read", draft_state_dict(two_ranks / name / "checkpoints/last"), {})
+    for file in (SAFETENSORS, PTH):
+        assert (tmp_path / "live" / file).read_bytes() == (tmp_path / "read" / file).read_bytes()
+
+
+# From so many ranks to so many others, and from one ZeRO stage to another.
+ELASTIC = {
+    (2, 1): [*zip(FP32, FP32[1:] + FP32[:1], strict=True), (FP32[-1], FP32[-1])],
+    (1, 2): [(FP32[1], FP32[-1]), (FP32[-1], FP32[1])],
+    (2, 4): [(FP32[1], FP32[1]), (FP32[-1], FP32[-1])],
+}
+
+
+@pytest.mark.parametrize(("before", "after"), ELASTIC)
+def test_another_number_of_ranks_goes_on_within_rounding(
+    two_ranks: Path, target: Path, corpus: Corpus, before: int, after: int
+) -> None:
+    """Random lags and offsets, float32."""
+    pairs = ELASTIC[before, after]
+    begun = {old: name_of(before, *old, "fp32") for old, _ in pairs}
+    if before == 1:
+        short = {"steps": SAVE_AT, "save_at": SAVE_AT}
+        launch(two_ranks, target, corpus, 1, [{"name": begun[old], "overrides": overrides(*old)} | short for old in begun])
+    cases: list[dict[str, Any]] = [
+        {"name": f"{begun[old]}-{after}-{new[0]}", "overrides": overrides(*new), "steps": STEPS, "go_on": begun[old]}
+        for old, new in pairs
+    ]
+    launch(two_ranks, target, corpus, after, cases)
+    straight, weights = read(two_ranks, name_of(2, 1, "none", "fp32"))
+    for case in cases:
+        resumed, again = read(two_ranks, case["name"])
+        assert list(resumed["losses"]) == [str(step) for step in range(SAVE_AT, STEPS)]
+        for step, loss in resumed["losses"].items():
+            assert loss == pytest.approx(straight["losses"][step], rel=1e-5)
+        assert max(float((weights[name] - tensor).abs().max()) for name, tensor in again.items()) < 1e-4
+        saved = read(two_ranks, case["go_on"])[0]["drawn"][:after]
+        assert resumed["drawn"][: len(saved)] == saved
+        fresh = {tuple(numbers) for numbers in resumed["drawn"][len(saved) :]}
+        assert len(fresh) == after - len(saved)
+
+
+def test_one_gradient_that_is_not_finite_costs_one_step(folder: Path, target: Path, corpus: Corpus) -> None:
+    """Under every sharding: it is on one rank, all leave the step out, and the next steps are good again."""
+    poisoned = {"steps": 5, "poison": 1}
+    cases = [{"name": f"nan-{name_of(2, *setting)}", "overrides": overrides(*setting)} | poisoned for setting in SETTINGS]
+    launch(folder, target, corpus, 2, cases)
+    for precision, tolerance in (("fp32", 1e-5), ("bf16", 5e-3)):
+        runs = [read(folder, case["name"])[0] for case in cases if precision in case["name"]]
+        assert [run["skipped"] for run in runs] == [1] * len(runs)
+        curves = torch.tensor([list(run["losses"].values()) for run in runs])
+        torch.testing.assert_close(curves, curves[:1].expand_as(curves), rtol=tolerance, atol=0)
+        assert curves[0, 4] < curves[0, 2] < curves[0, 0]
+
+
+def test_deepspeeds_own_checkpoints_are_read(folder: Path, target: Path, corpus: Corpus) -> None:
+    """Those of other trainers, of all stages: held against the weights that the ranks put together themselves."""
+    settings = [(stage, precision) for stage in range(4) for precision in ("fp32", "bf16")]
+    native: dict[str, Any] = {"steps": 2, "save_at": 2, "native": True}
+    cases = [
+        {"name": f"native-{stage}-{precision}", "overrides": overrides(stage, "none", precision)} | native
+        for stage, precision in settings
+    ]
+    launch(folder, target, corpus, 2, cases)
+    for case, (stage, precision) in zip(cases, settings, strict=True):
+        live = load_file(folder / f"{case['name']}-saved.safetensors")
+        if (stage, precision) == (0, "bf16"):  # there DeepSpeed leaves no float32 weights by name
+            live = {name: tensor.to(torch.bfloat16) for name, tensor in live.items()}
+        saved = folder / case["name"] / "native"
+        read = read_deepspeed(saved)
+        assert all(torch.equal(read[name], tensor) for name, tensor in live.items())
+        if stage > 0:
+            victim = next((saved / "tag").glob("*rank_1_*optim_states.pt"))
+            victim.unlink()
+            with pytest.raises(ValueError, match=f"{victim.name}: missing; the checkpoint is of 2 ranks"):
+                read_deepspeed(saved / "tag")
+
+
+@pytest.mark.parametrize(("kind", "stage"), [("full disk", 3), ("file limit", 1)])
+def test_a_save_that_fails_on_one_rank_fails_on_all_and_leaves_the_slot_before(
+    target: Path, corpus: Corpus, tmp_path: Path, kind: str, stage: int
+) -> None:
+    with small_disk(tmp_path / "small") as disk:
+        if kind == "full disk" and disk is None:
+            pytest.skip("this user may mount no small disk")
+        folder = disk or tmp_path / "small"
+        trouble = {"at": 4, "kind": kind}
+        case = {"name": kind, "overrides": overrides(stage, "none"), "steps": 5, "save_at": 3, "trouble": trouble}
+        launch(folder, target, corpus, 2, [case])
+        result = json.loads((folder / f"{kind}.json").read_text())
+        told, second = result["told"]
+        assert told == second
+        assert "step 4 could not be saved" in told
+        assert result["left"] == ["last"]
+        assert json.loads((folder / kind / "checkpoints/last/manifest.json").read_text())["step"] == 3
+        assert f"{folder / kind}/checkpoints/last" in told
+        draft_state_dict(folder / kind / "checkpoints/last")
+        assert re.search(r"it needs \d+ bytes, \d+ are free now", told)
+        if kind == "file limit":
+            assert "rank 1: [Errno 27] File too large" in told
+            return
+        numbers = re.search(r"(\d+) bytes are needed and (\d+) are free: (\d+) are missing", told)
+        assert numbers, told
+        wanted, free, missing = map(int, numbers.groups())
+        assert wanted - free == missing > 2**20

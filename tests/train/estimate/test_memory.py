@@ -1,0 +1,193 @@
+"""The estimate against what torch and DeepSpeed really hold, at tiny sizes on a CPU."""
+
+import json
+import subprocess
+import sys
+import weakref
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3MoeConfig
+
+from longspec.config import Runtime, compose
+from longspec.methods.glide import attach
+from longspec.methods.glide.settings import Draft
+from longspec.methods.glide.trainer import Glide
+from longspec.states.forward import STATES_ATTENTION, TargetStates
+from longspec.train.estimate import memory
+from longspec.train.estimate.memory import ALWAYS, BUCKET, DRAFT, OPTIMIZER, TARGET, Setup
+from tests.train.estimate.held import CASES
+
+CPU = torch.device("cpu")
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the memory of tensors that operations make, until it is freed; `ignored` is not counted."""
+
+    def __init__(self, ignored: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self._known = {tensor.untyped_storage()._cdata for tensor in ignored}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                self._add(tensor.untyped_storage())
+        return result
+
+    def _add(self, storage: Any) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._known:
+            return
+        self._known.add(key)
+        self.live += size
+        self.peak = max(self.peak, self.live)
+        weakref.finalize(storage, self._freed, key, size)
+
+    def _freed(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.live -= size
+
+
+def recipe_of(**draft: Any) -> Any:
+    recipe = OmegaConf.create(OmegaConf.to_container(compose("train", ["run=demo"]).recipe))
+    recipe.draft.update(draft)
+    return recipe
+
+
+def setup_of(config: PretrainedConfig, tokens: int, dtype: torch.dtype, chunk: int | None = None, **draft: Any) -> Setup:
+    recipe = recipe_of(**draft)
+    recipe.data.sequence_length = tokens
+    runtime = OmegaConf.structured(Runtime(target_chunk=chunk))
+    return memory.setup_of(config, recipe, runtime, 1, 1, dtype, CPU)
+
+
+def glide_of(config: PretrainedConfig, dtype: torch.dtype, chunk: int | None = None, **draft: Any) -> Glide:
+    target = AutoModelForCausalLM.from_config(config, attn_implementation=STATES_ATTENTION, dtype=dtype)
+    settings = OmegaConf.to_container(recipe_of(**draft).draft)
+    family = next(cls for cls in attach.CLASSES if config.model_type in cls.families)
+    states = TargetStates(target.requires_grad_(False).eval(), chunk=chunk, attention="sdpa")
+    return family(config, "", draft=Draft(**settings), states=states)  # type: ignore[arg-type]
+
+
+WIDE = {"vocab_size": 512, "hidden_size": 128, "num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 512}
+CONFIGS = {
+    "tied": Qwen2Config(**WIDE, num_hidden_layers=3, tie_word_embeddings=True),
+    "wide heads": LlamaConfig(**WIDE, num_hidden_layers=2, head_dim=24, tie_word_embeddings=False),
+    "experts": Qwen3MoeConfig(**WIDE, num_hidden_layers=2, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_are_counted_to_the_byte(name: str, dtype: torch.dtype) -> None:
+    setup, glide = setup_of(CONFIGS[name], 64, dtype, final_norm=True), glide_of(CONFIGS[name], dtype, final_norm=True)
+    storages = {p.untyped_storage()._cdata: p.untyped_storage().nbytes() for p in glide.target.parameters()}
+    assert setup.target_bytes == sum(storages.values())
+    assert setup.draft_parameters * setup.element == sum(p.untyped_storage().nbytes() for p in glide.draft_model.parameters())
+
+
+SHAPES = {
+    "plain": (WIDE, 2048, None, {}),
+    "chunks": (WIDE, 2048, 512, {}),
+    "long vocabulary": (WIDE | {"vocab_size": 8192, "hidden_size": 64}, 1024, None, {}),
+    "mixed loss": (WIDE | {"vocab_size": 4096}, 2048, None, {"loss": "mix", "final_norm": True}),
+    "hard loss": (WIDE | {"num_key_value_heads": 8}, 1024, None, {"loss": "hard"}),
+    "narrow": (WIDE | {"intermediate_size": 160, "num_key_value_heads": 8}, 2048, None, {"lag_mode": "blocks"}),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_activations_are_within_a_fifth(name: str, dtype: torch.dtype) -> None:
+    """The peak of the target's forward, and that of the draft's forward and backward, weights and gradients aside."""
+    shape, tokens, chunk, draft = SHAPES[name]
+    config = Qwen2Config(**shape, num_hidden_layers=4, tie_word_embeddings=False)
+    glide, setup = glide_of(config, dtype, chunk, **draft), setup_of(config, tokens, dtype, chunk, **draft)
+    items = memory.estimate(setup)
+    estimated = {phase: sum(item.bytes for item in items if item.phase == phase) for phase in (TARGET, DRAFT)}
+    ids = torch.arange(tokens)[None] % config.vocab_size
+    weights = [*glide.target.parameters(), *glide.draft_model.parameters()]
+    with LiveBytes(weights) as target:
+        glide.states(ids, torch.arange(tokens)[None], None)
+    with LiveBytes(weights) as whole:
+        loss = glide(ids, ids, lag="blocks" if draft.get("lag_mode") == "blocks" else 2).loss
+        forward, whole.peak = whole.peak, 0
+        loss.backward()
+    gradients = setup.draft_parameters * setup.element
+    assert target.peak * 0.95 < estimated[TARGET] < target.peak * 1.25
+    measured = max(forward, whole.peak - gradients)
+    assert measured * 0.9 < estimated[DRAFT] < measured * 1.2
+
+
+@pytest.mark.slow
+def test_training_state_is_what_deepspeed_holds(tmp_path: Path, root: Path) -> None:
+    """On two ranks: as many tensors of a size as the optimizer, the gradients and the bucket are made of."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    subprocess.run(
+        [*launcher, "-m", "tests.train.estimate.held", str(tmp_path / "held.json")], cwd=root, check=True, timeout=300
+    )
+    rows = json.loads((tmp_path / "held.json").read_text())
+    assert len(rows) == 2 * len(CASES)
+    for stage, offload, name, parameters, sizes in rows:
+        dtype = torch.float32 if name == "torch.float32" else torch.bfloat16
+        base = setup_of(CONFIGS["tied"], 32, dtype)
+        setup = replace(base, draft_parameters=parameters, world_size=2, zero_stage=stage, offload=offload)
+        items = {item.name: item for item in memory.training_state(setup)}
+        assert all(item.on_host == (offload != "none") for item in items.values() if item.name == OPTIMIZER)
+
+        def count(size: float, of: str, sizes: Any = sizes) -> int:
+            """Tensors of this size, paddings of DeepSpeed allowed for."""
+            return sum(number for bytes_, number in sizes.get(of, {}).items() if size <= int(bytes_) <= 1.07 * size)
+
+        if stage == 0:  # nothing is flattened: three of the layer's matrices stand for all
+            matrix = 64 * 256 * 4
+            alike = 3 if name == "torch.bfloat16" else 4  # copy and moments; weights, gradients and moments
+            assert count(matrix, "torch.float32") == 3 * alike
+            assert items[OPTIMIZER].bytes == parameters * (12 if name == "torch.bfloat16" else 8)
+            continue
+        share = items[OPTIMIZER].bytes // (2 if (stage, offload, name) == (3, "none", "torch.float32") else 3)
+        assert share == -(-parameters // 2) * 4
+        # Beside the optimizer's: the sums of gradients, which ZeRO-2 with offload keeps by the parameter, and offload's copy.
+        on_share = 3 + (stage == 3 or (stage == 2 and offload == "none")) + (offload != "none")
+        assert on_share <= count(share, "torch.float32") <= on_share + 2, (stage, offload, name)
+        whole = count(parameters * 4, "torch.float32")
+        assert whole == (stage < 3 and name == "torch.float32") + (stage == 1 and offload == "none" and name != "torch.float32")
+        if stage == 3:
+            on_gpu = memory.training_state(replace(setup, device=torch.device("cuda")))
+            assert count(next(item.bytes for item in on_gpu if item.name == BUCKET), name) == 1
+        assert items["draft weights"].bytes == (share if stage == 3 else 2 * share) * setup.element // 4
+
+
+def test_phases_do_not_add_up() -> None:
+    items = [memory.Item("a", 5), memory.Item("b", 7, TARGET), memory.Item("c", 9, DRAFT), memory.Item("d", 100, on_host=True)]
+    assert (memory.peak(items), memory.peak(items, on_host=True)) == (14, 100)
+
+
+def test_a_partitioned_target_is_shared_and_gathered_by_the_layer() -> None:
+    setup = replace(setup_of(CONFIGS["wide heads"], 64, torch.bfloat16), world_size=4, target="partitioned")
+    items = {(item.name, item.phase): item.bytes for item in memory.target_items(setup)}
+    assert items["target weights", ALWAYS] == -(-setup.target_bytes // 4)
+    glide = glide_of(CONFIGS["wide heads"], torch.bfloat16)
+    layer = sum(p.numel() * 2 for p in glide.target.model.layers[0].parameters())
+    assert items["target layer, gathered", TARGET] == max(layer, 512 * 128 * 2)
+
+
+@pytest.mark.parametrize(("target", "fits"), [("partitioned", True), ("replicated", False)])
+def test_a_70b_target_fits_8_gpus_of_80_gib_when_it_is_partitioned(target: str, fits: bool) -> None:
+    """Llama-3.1-70B's shape, rows of 32k tokens, soft labels, ZeRO-3: by the estimate, with room to spare."""
+    shape = {"hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64, "num_key_value_heads": 8}
+    config = LlamaConfig(**shape, num_hidden_layers=80, vocab_size=128256, tie_word_embeddings=False)
+    recipe = recipe_of()
+    recipe.data.sequence_length = 32768
+    runtime = OmegaConf.structured(Runtime(target=target))
+    runtime.deepspeed.zero_stage, runtime.deepspeed.offload_optimizer = 3, "none"
+    setup = memory.setup_of(config, recipe, runtime, 1, 8, torch.bfloat16, torch.device("cuda"))
+    assert (memory.peak(memory.estimate(setup)) < 70 * memory.GIB) is fits

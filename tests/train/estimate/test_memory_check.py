@@ -1,0 +1,156 @@
+"""The dry batch: nothing is left of it, it finds out-of-memory, and the message names what helps."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from transformers import LlamaConfig, Qwen2Config
+
+from longspec.config import DeepSpeed, Runtime
+from longspec.train.estimate import memory, memory_check
+from longspec.train.estimate.memory import BUCKET, OPTIMIZER, Setup
+from tests.train.estimate.test_memory import CPU, glide_of, recipe_of, setup_of
+
+SHAPE = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+CONFIG = Qwen2Config(**SHAPE, num_hidden_layers=2)
+# Of Llama-3.1-8B, published.
+EIGHT_BILLION = LlamaConfig(
+    vocab_size=128256,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    tie_word_embeddings=False,
+)
+
+
+def large(**runtime: Any) -> Setup:
+    """A rank of eight, rows of 32,768 tokens, two at a time."""
+    recipe = recipe_of()
+    recipe.data.sequence_length = 32768
+    settings = OmegaConf.structured(Runtime(**runtime))
+    return memory.setup_of(EIGHT_BILLION, recipe, settings, 2, 8, torch.bfloat16, torch.device("cuda"))
+
+
+@pytest.mark.parametrize("lag_mode", ["random", "blocks"])
+def test_nothing_is_left_of_the_dry_batch(lag_mode: str) -> None:
+    torch.manual_seed(3)
+    glide, setup = glide_of(CONFIG, torch.float32, lag_mode=lag_mode), setup_of(CONFIG, 64, torch.float32, lag_mode=lag_mode)
+    weights = {name: tensor.clone() for name, tensor in glide.state_dict().items()}
+    state, sizes = torch.random.get_rng_state(), []
+    glide.states.register_forward_hook(lambda module, inputs, output: sizes.append(tuple(inputs[0].shape)))
+    memory_check.dry_batch(glide, replace(setup, micro_batch=3), with_llm_loss=True)
+    assert sizes == [(3, 64)]
+    assert all(parameter.grad is None for parameter in glide.parameters())
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in glide.state_dict().items())
+
+
+def run_out(glide: Any, error: RuntimeError) -> None:
+    """Have the losses fail, after the forward has taken its memory."""
+
+    def fail(*_: object) -> None:
+        raise error
+
+    glide._losses = fail
+
+
+def test_out_of_memory_is_explained() -> None:
+    glide, setup = glide_of(CONFIG, torch.float32), setup_of(CONFIG, 64, torch.float32)
+    run_out(glide, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"))
+    with pytest.raises(
+        ValueError, match=r"out of memory: a micro batch of 1 x 64 tokens needs about .* Change one or several of: "
+    ):
+        memory_check.dry_batch(glide, setup, with_llm_loss=True)
+
+
+def test_other_failures_are_not_taken_for_it() -> None:
+    glide, setup = glide_of(CONFIG, torch.float32), setup_of(CONFIG, 64, torch.float32)
+    run_out(glide, RuntimeError("shapes do not fit"))
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        memory_check.dry_batch(glide, setup, with_llm_loss=True)
+
+
+SCRIPT = """
+import resource, torch
+from dataclasses import replace
+from longspec.train.estimate import memory_check
+from tests.train.estimate.test_memory_check import CONFIG
+from tests.train.estimate.test_memory import glide_of, setup_of
+
+glide = glide_of(CONFIG, torch.float32)
+fit.dry_batch(glide, setup_of(CONFIG, 512, torch.float32), with_llm_loss=True)
+pages = int(open("/proc/self/statm").read().split()[0])
+limit = pages * resource.getpagesize() + 2**28
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+fit.dry_batch(glide, replace(setup_of(CONFIG, 32_000, torch.float32), micro_batch=8), with_llm_loss=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_cpu_that_runs_out_of_memory_says_so(root: Path) -> None:
+    """512 tokens fit, 256,000 do not fit what is left: 256 MiB."""
+    ended = subprocess.run([sys.executable, "-c", SCRIPT], cwd=root, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 1
+    assert "ValueError: out of memory: a micro batch of 8 x 32000 tokens needs about" in ended.stderr
+
+
+def test_the_message_names_the_largest_and_switches_with_what_they_save() -> None:
+    """Each switch's figure is the estimate of a job in which it is really set."""
+    setup = large()
+    text = memory_check.explain_out_of_memory(setup, 40 * 2**30)
+    assert f"needs about {memory_check.gib(memory.peak(memory.estimate(setup)))} of this device's 40.00 GiB" in text
+    assert text.index("target weights 14.96 GiB") < text.index("Change one")
+    options = dict(memory_check.alternatives(setup))
+    partitioned = memory.peak(memory.estimate(large(target="partitioned")))
+    assert options["runtime.target: partitioned"] == partitioned
+    assert f"runtime.target: partitioned (then {memory_check.gib(partitioned)})" in text
+    # It would bring a bucket of 1.86 GiB along, which ZeRO-1 in bf16 has not, to save 0.3 GiB.
+    offloaded = memory.estimate(large(deepspeed=DeepSpeed(offload_optimizer="cpu")))
+    assert memory.peak(offloaded) > memory.peak(memory.estimate(setup))
+    assert "offload_optimizer" not in text
+    one = replace(setup, micro_batch=1)
+    assert options["runtime.micro_batch: 1"] == memory.peak(memory.estimate(one))
+    assert list(options.values()) == sorted(options.values())
+
+
+def test_switches_that_would_not_help_are_not_named() -> None:
+    setup = replace(large(target="partitioned"), micro_batch=1, zero_stage=3, offload="cpu")
+    assert not {text for text, _ in memory_check.alternatives(setup)} & {
+        "runtime.micro_batch: 1",
+        "runtime.target: partitioned",
+        "runtime.deepspeed.zero_stage: 3",
+        "runtime.deepspeed.offload_optimizer: cpu",
+        "runtime.target_chunk: null",
+    }
+
+
+def test_on_a_gpu_the_dry_batch_also_takes_what_the_engine_will_hold() -> None:
+    items = memory.estimate(large())
+    expected = sum(item.bytes for item in items if item.name in (OPTIMIZER, BUCKET))
+    assert memory_check.to_come(items) == expected > 0
+    offloaded = memory.estimate(replace(large(), offload="cpu"))
+    assert memory_check.to_come(offloaded) == sum(item.bytes for item in offloaded if item.name == BUCKET)
+
+
+def test_the_table_has_every_item_and_both_peaks() -> None:
+    setup = replace(large(), offload="cpu")
+    lines = memory_check.table(setup).splitlines()
+    items = memory.estimate(setup)
+    assert len(lines) == len(items) + 2
+    assert all(any(line.split("  ")[1] == item.name for line in lines) for item in items)
+    peaks = [line for line in lines if "PEAK" in line]
+    for line, on_host in zip(peaks, (False, True), strict=True):
+        assert memory_check.gib(memory.peak(items, on_host=on_host)) in line
+
+
+def test_main_memory_is_the_operating_systems() -> None:
+    with open("/proc/meminfo") as file:  # noqa: PTH123 - no file
+        total = int(file.readline().split()[1]) * 1024
+    assert memory_check.memory_of(CPU) == pytest.approx(total, rel=0.01)

@@ -1,0 +1,151 @@
+"""How training jobs end before their last step: on request, by their deadline, by numbers gone bad."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from longspec.atomic_files import write_json
+from longspec.data.pack.arrow_shards import PackedRows
+from tests.corpus import Corpus
+from tests.jobs import Job, MakeJob, finish, start
+from tests.train.test_job import assert_same
+
+pytestmark = pytest.mark.slow
+# Eight micro batches in a step: a request mostly comes in the middle of one.
+LONG_STEPS = ["recipe.global_batch=8", "recipe.steps=20"]
+
+FAILING = """
+import atexit
+import longspec.train.__main__ as program
+
+def run(*_):
+    raise {error}
+
+program.run = run
+atexit.register(print, "taken apart")
+program.main()
+"""
+
+
+def signalled(job: Job, process: subprocess.Popen[str], number: signal.Signals) -> str:
+    process.send_signal(number)
+    text, code = finish(process)
+    assert code != 0, text
+    return text
+
+
+def test_a_signal_in_the_middle_of_a_step_drops_the_step(make_job: MakeJob) -> None:
+    """What the stopped steps had accumulated must not leak into the steps after the restart."""
+    whole, stopped = make_job("whole", LONG_STEPS), make_job("stopped", LONG_STEPS)
+    whole.run()
+    stops = []
+    for step in (2, 4, 6, 8):
+        process = stopped.start()
+        stopped.wait_for(step, process)
+        time.sleep(0.004 * step)
+        signalled(stopped, process, signal.SIGTERM)
+        found = stopped.status()
+        assert (found["state"], found["reason"]) == ("stopped", "signal SIGTERM")
+        assert found["steps"] == 20
+        stops.append(found["step"])
+    assert f"starting at step {stops[-1]}" in stopped.run()
+    assert_same(whole, stopped)
+
+
+def test_a_deadline_is_kept_by_the_trainers_own_clock(make_job: MakeJob) -> None:
+    """A stage longer than its job's time goes on in slices, each over before its time."""
+    margin = 15
+    options = ["recipe.steps=120", f"runtime.stop_margin_seconds={margin}"]
+    whole, sliced = make_job("whole", options), make_job("sliced", options)
+    whole.run()
+    sliced.launcher = [sys.executable, "-m", "tests.train.lifetime.timed", str(4 * 50), str(margin + 0.3)]
+    slices = []
+    while not (sliced.out / "checkpoint.json").exists():
+        assert len(slices) < 5
+        text, code = finish(sliced.start())
+        told = re.findall(r"^deadline (\S+)$", text, re.MULTILINE)  # none when the rest was shorter than a slice
+        assert all(time.time() < float(deadline) for deadline in told), text
+        slices.append(sliced.status()["step"])
+        assert code == 0 or (told and sliced.status()["reason"] == "deadline"), text
+    assert len(slices) > 1
+    assert_same(whole, sliced)
+
+
+@pytest.fixture
+def poisoned(tmp_path: Path, target: Path, corpus: Corpus) -> tuple[Path, int, set[int]]:
+    """A target that answers one token with NaN, the token, and the rows that hold it."""
+    rows = PackedRows(corpus.packed)
+    holders: dict[int, set[int]] = {}
+    for row in range(len(rows)):
+        for token in set(rows[row].input_ids_S.tolist()):
+            holders.setdefault(token, set()).add(row)
+    token = min(holders, key=lambda token: len(holders[token]))
+    manifest = json.loads(target.read_text())
+    model = AutoModelForCausalLM.from_pretrained(manifest["path"])
+    with torch.no_grad():
+        model.get_input_embeddings().weight[token] = float("nan")
+    model.save_pretrained(tmp_path / "poisoned")
+    write_json(tmp_path / "poisoned.json", manifest | {"path": str(tmp_path / "poisoned")})
+    return tmp_path / "poisoned.json", token, holders[token]
+
+
+@pytest.mark.parametrize("zero", ["zero0", "zero1-offload", "zero3-offload"])
+def test_steps_that_are_not_finite_are_skipped_and_their_rows_named(
+    make_job: MakeJob, poisoned: tuple[Path, int, set[int]], zero: str
+) -> None:
+    manifest, _, bad_rows = poisoned
+    overrides = ["runtime.max_skipped_in_a_row=40", f"deepspeed={zero}", "recipe.seed=3"]
+    job = make_job("job", overrides)
+    job.target = manifest
+    job.run()
+    skipped = [json.loads(line) for line in (job.out / "skipped.jsonl").read_text().splitlines()]
+    named = {row for entry in skipped for row in entry["rows"]}
+    assert named
+    assert named <= bad_rows
+    rows = job.rows()
+    without_loss = {row["step"] for row in rows if row["loss"] is None}
+    assert without_loss == {entry["step"] for entry in skipped}
+    assert rows[-1]["skipped"] == len(skipped) < len(rows)
+    losses = [row["loss"] for row in rows if row["loss"] is not None]
+    assert losses[-1] < losses[0]
+
+
+def test_too_many_skipped_steps_in_a_row_end_the_job_for_good(make_job: MakeJob, poisoned: tuple[Path, int, set[int]]) -> None:
+    """And a restart with the same settings, data and code says so without training."""
+    job = make_job("job", ["runtime.max_skipped_in_a_row=2"])
+    job.run()
+    job.overrides += ["recipe.seed=4"]
+    job.out = job.out.with_name("hopeless")
+    manifest = json.loads(poisoned[0].read_text())
+    model = AutoModelForCausalLM.from_pretrained(manifest["path"])
+    with torch.no_grad():
+        model.get_input_embeddings().weight.fill_(float("nan"))
+    model.save_pretrained(manifest["path"])
+    job.target = poisoned[0]
+    assert "3 steps in a row skipped" in job.refusal()
+    found = job.status()
+    assert (found["state"], found["deterministic"]) == ("failed", True)
+    again = job.refusal()
+    assert "so it failed before" in again
+    assert "step 1 skipped" not in again
+    job.overrides += ["runtime.max_skipped_in_a_row=3"]
+    assert "4 steps in a row skipped" in job.refusal()
+
+
+@pytest.mark.parametrize("error", ["ValueError('no such thing')", "ZeroDivisionError('no such thing')"])
+def test_a_job_that_fails_has_its_reason_in_the_last_line(make_job: MakeJob, error: str) -> None:
+    """Nothing comes after it, as Python and the native threads of gloo could when they are taken apart."""
+    job = make_job("job")
+    job.freeze()
+    text, code = finish(start([sys.executable, "-c", FAILING.format(error=error), *job.command()[3:]], job.out))
+    assert code == 1
+    assert text.rstrip().splitlines()[-1] in ("error: no such thing", "ZeroDivisionError: no such thing")
+    assert "taken apart" not in text

@@ -1,0 +1,449 @@
+"""That one job at a time writes into a stage's folder: on one machine, on several, and after one was taken for dead."""
+
+import errno
+import fcntl
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from longspec.atomic_files import read_json, write_json
+from longspec.train.lifetime import lease
+from longspec.train.lifetime.lease import Fence, Lease, acquire, read
+from tests.jobs import Job, MakeJob, finish, ranks_of, torchrun
+from tests.slurm.cluster import is_running, until
+from tests.train.chaos import small_disk
+from tests.train.lifetime.frozen import PLACES
+from tests.train.test_job import assert_same
+
+PACE = {"BEAT": 0.05, "STALE": 1.0, "SETTLE": 0.2}
+
+
+class EndError(Exception):
+    """Stands for the end of a process."""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The lease's times of a test; where a process would end, an exception tells. No lease's thread outlives the test."""
+    made: list[Lease] = []
+    init = Lease.__init__
+
+    def end(reason: str) -> NoReturn:
+        raise EndError(reason)
+
+    def noted(self: Lease, *arguments: Any) -> None:
+        init(self, *arguments)
+        made.append(self)
+
+    monkeypatch.setattr(Lease, "__init__", noted)
+    for name, seconds in PACE.items():
+        monkeypatch.setattr(lease, name, seconds)
+    monkeypatch.setattr(lease, "end_process", end)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)  # of a lease's thread that would have ended the process
+    yield
+    for one in made:
+        stand_still(one)
+
+
+def stand_still(held: Lease) -> None:
+    """From now on this lease's beat does not move."""
+    held._ended.set()
+    held._thread.join()
+
+
+@pytest.fixture
+def no_locks_between_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fcntl, "flock", lambda *_: None)
+
+
+def content(out: Path) -> dict[str, Any]:
+    return json.loads((out / lease.LEASE).read_text())
+
+
+def is_held_by(out: Path, holder: Lease) -> bool:
+    holder.check()
+    return content(out)["holder"] == holder.holder and not content(out)["released"]
+
+
+@contextmanager
+def beating(out: Path, **holder: Any) -> Iterator[None]:
+    """A lease that another machine keeps renewing."""
+    write_json(out / lease.LEASE, {"holder": "other", "job": "77", "host": "node7", "pid": 5, "released": False} | holder)
+    ended = threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(lease.BEAT):
+            os.utime(out / lease.LEASE)
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_a_fresh_folder_says_who_holds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    held = acquire(tmp_path / "out", "node3")
+    found = content(tmp_path / "out")
+    assert {name: found[name] for name in ("job", "host", "pid", "released")} == {
+        "job": "4711",
+        "host": "node3",
+        "pid": os.getpid(),
+        "released": False,
+    }
+    held.release()
+    assert content(tmp_path / "out") == found | {"released": True}
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [lease.LOCK, lease.LEASE]
+
+
+@pytest.mark.parametrize(("job", "end"), [("4711", "scancel 4711"), (None, "kill {pid} on node3")])
+def test_a_second_job_on_the_machine_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str | None, end: str
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    if job:
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+    held = acquire(tmp_path, "node3")
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail(f"waited {seconds} s"))
+    with pytest.raises(ValueError, match="another training job is writing here") as told:
+        acquire(tmp_path, "node3")
+    assert f"on node3, process {os.getpid()}" in str(told.value)
+    assert f"end it ({end.format(pid=os.getpid())})" in str(told.value)
+    assert is_held_by(tmp_path, held)
+
+
+def test_what_was_given_back_is_taken_without_watching(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    acquire(tmp_path, "node3").release()
+    assert is_held_by(tmp_path, acquire(tmp_path, "node4"))
+    assert capsys.readouterr().out == ""
+
+
+def killed(out: Path) -> int:
+    """Process id of a job on this machine that was killed while it held the folder."""
+    program = (
+        "import sys, time, pathlib; from longspec.train.lifetime.lease import acquire; a = acquire(pathlib.Path(sys.argv[1]))"
+    )
+    command = [sys.executable, "-c", f"{program}; print(flush=True); time.sleep(1000)", str(out)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.kill()
+    return process.pid
+
+
+def test_a_killed_holder_on_this_machine_is_known_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pid = killed(tmp_path)
+    assert is_held_by(tmp_path, acquire(tmp_path))
+    told = capsys.readouterr().out
+    assert re.search(rf"taken over from a job on \S+, process {pid}, which is gone", told)
+    assert "waiting" not in told
+
+
+def test_so_is_one_whose_parent_has_not_asked_for_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A launcher that was killed too leaves it to the machine's first process, which may be slow to look."""
+    process = subprocess.Popen([sys.executable, "-c", "pass"])
+    until(lambda: not is_running(process.pid), 60, "its end")
+    acquire(tmp_path).release()
+    write_json(tmp_path / lease.LEASE, content(tmp_path) | {"pid": process.pid, "released": False})
+    acquire(tmp_path)
+    assert f"process {process.pid}, which is gone" in capsys.readouterr().out
+    process.wait()
+
+
+ELSEWHERE = {"host": "another machine", "boot": "this machine before it was started anew, or one of the same name"}
+
+
+@pytest.mark.parametrize("field", ELSEWHERE)
+def test_of_a_holder_elsewhere_only_the_beat_tells(tmp_path: Path, field: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Alive it is not replaced, although its process is not here and no lock of it is seen; silent it is."""
+    killed(tmp_path)
+    elsewhere = content(tmp_path) | {field: "other"}
+    with beating(tmp_path, **elsewhere), pytest.raises(ValueError, match="another training job is writing here"):
+        acquire(tmp_path)
+    assert content(tmp_path) == elsewhere
+    capsys.readouterr()
+    began = time.monotonic()
+    held = acquire(tmp_path)
+    assert time.monotonic() - began >= PACE["STALE"]
+    assert is_held_by(tmp_path, held)
+    told = capsys.readouterr().out
+    assert re.search(rf"taken over from .* on {elsewhere['host']}, process \d+, which has given no sign of life for 1 s", told)
+
+
+@pytest.mark.parametrize("hours", [-1000, 1000])
+def test_clocks_of_two_machines_are_not_compared(tmp_path: Path, hours: int) -> None:
+    """A file system that takes its times from the machines: one is ahead or behind."""
+    with beating(tmp_path):
+        at = time.time() + 3600 * hours
+        utime = os.utime
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "utime", lambda path: utime(path, (at + time.monotonic(), at + time.monotonic())))
+            with pytest.raises(ValueError, match="Slurm job 77 on node7"):
+                acquire(tmp_path)
+    utime(tmp_path / lease.LEASE, (at, at))
+    assert is_held_by(tmp_path, acquire(tmp_path))
+
+
+def test_a_removed_lock_file_frees_nothing(tmp_path: Path) -> None:
+    held = acquire(tmp_path)
+    (tmp_path / lease.LOCK).unlink()
+    with pytest.raises(ValueError, match="another training job is writing here"):
+        acquire(tmp_path)
+    assert is_held_by(tmp_path, held)
+
+
+def test_a_file_system_without_locks_has_the_beat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A killed holder of this machine is not told from a living one by the lock then."""
+
+    def flock(*_: Any) -> NoReturn:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    killed(tmp_path)
+    monkeypatch.setattr(fcntl, "flock", flock)
+    dead = content(tmp_path)
+    with beating(tmp_path, **dead), pytest.raises(ValueError, match="another training job is writing here"):
+        acquire(tmp_path)
+    held = acquire(tmp_path)
+    with pytest.raises(ValueError, match="another training job is writing here"):
+        acquire(tmp_path)
+    assert is_held_by(tmp_path, held)
+
+
+def test_what_is_no_lease_is_watched_like_one(tmp_path: Path) -> None:
+    with beating(tmp_path):
+        (tmp_path / lease.LEASE).write_text("[torn")
+        with pytest.raises(ValueError, match="on an unknown machine"):
+            acquire(tmp_path)
+    assert is_held_by(tmp_path, acquire(tmp_path))
+
+
+def test_a_holder_that_ends_while_it_is_watched_makes_room(tmp_path: Path, no_locks_between_machines: None) -> None:
+    first = acquire(tmp_path, "node1")
+    stand_still(first)  # its beat stands still
+    threading.Timer(0.2, first.release).start()
+    assert is_held_by(tmp_path, acquire(tmp_path, "node2"))
+
+
+@pytest.mark.parametrize("before", ["nothing", "released", "stale"])
+def test_of_many_that_take_over_at_once_one_gets_it(
+    tmp_path: Path, no_locks_between_machines: None, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    monkeypatch.setattr(lease, "STALE", 0.3)
+    monkeypatch.setattr(lease, "SETTLE", 1.0)
+    together = threading.Barrier(4)
+    for number in range(4):
+        out = tmp_path / str(number)
+        if before != "nothing":
+            write_json(out / lease.LEASE, {"holder": "dead", "host": "node0", "released": before == "released"})
+
+        def attempt(host: str, out: Path = out) -> Lease | ValueError:
+            together.wait()
+            try:
+                return acquire(out, host)
+            except ValueError as error:
+                return error
+
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(attempt, [f"node{taker}" for taker in range(1, 5)]))
+        winners = [one for one in found if isinstance(one, Lease)]
+        assert len(winners) == 1, found
+        assert is_held_by(out, winners[0])
+        winners[0].release()
+
+
+def test_it_waits_for_another_that_takes_over_in_the_same_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both saw the folder free, and the other's lease comes just after its own."""
+
+    def meanwhile(seconds: float) -> None:
+        assert seconds == lease.SETTLE
+        write_json(tmp_path / lease.LEASE, {"holder": "other", "job": "77", "host": "node7", "pid": 5, "released": False})
+
+    monkeypatch.setattr(time, "sleep", meanwhile)
+    with pytest.raises(ValueError, match="Slurm job 77 on node7"):
+        acquire(tmp_path)
+
+
+def test_one_that_comes_too_late_in_that_moment_leaves_one_writer(
+    tmp_path: Path, no_locks_between_machines: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It saw the folder free, then stood still for longer than the other waited."""
+    replace, others = Path.replace, []
+
+    def late(path: Path, target: Path) -> Path:
+        if not others:
+            others.append(None)
+            others.append(acquire(tmp_path, "node1"))
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", late)
+    held = acquire(tmp_path, "node2")
+    assert is_held_by(tmp_path, held)
+    with pytest.raises(EndError, match="is a job on node2"):
+        others[1].check()
+
+
+def test_a_holder_that_was_taken_for_dead_learns_it_and_touches_nothing(
+    tmp_path: Path, no_locks_between_machines: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = acquire(tmp_path, "node1")
+    stand_still(first)  # as if it were frozen
+    second = acquire(tmp_path, "node2")
+    stand_still(second)
+    before = read(tmp_path)
+    with pytest.raises(EndError, match=r"lease\.json: the holder of this folder is a job on node2"):
+        first.check()
+    first._ended.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "utime", lambda _: pytest.fail("beats before it looks"))
+        with pytest.raises(EndError):
+            first._renew()
+    utime = os.utime
+
+    def last_beat(file: Any) -> NoReturn:
+        utime(file)
+        raise EndError
+
+    with monkeypatch.context() as patch:  # it looked just before the other came
+        patch.setattr(first, "check", lambda: None)
+        patch.setattr(os, "utime", last_beat)
+        with pytest.raises(EndError):
+            first._renew()
+    first.release()
+    assert read(tmp_path) == before
+    Fence(tmp_path, second.holder).check()
+    with pytest.raises(EndError):
+        Fence(tmp_path, first.holder).check()
+    (tmp_path / lease.LEASE).unlink()
+    with pytest.raises(EndError, match="is gone"):
+        second.check()
+
+
+def wait_for_beats(out: Path, count: int) -> None:
+    beats, deadline = set(), time.monotonic() + 60
+    while len(beats) < count:
+        assert time.monotonic() < deadline
+        found = read(out)
+        assert found is not None
+        beats.add(found.beat)
+        time.sleep(0.01)
+
+
+def test_a_full_disk_stops_no_beat_and_no_release(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        if disk is None:
+            pytest.skip("this user may mount no file system")
+        held = acquire(disk / "out")
+        with (disk / "rest").open("wb", buffering=0) as rest, suppress(OSError):
+            while rest.write(bytes(2**20)):
+                pass
+        with pytest.raises(OSError, match="No space left"):
+            acquire(disk / "other")
+        wait_for_beats(disk / "out", 4)
+        assert is_held_by(disk / "out", held)
+        held.release()
+        assert content(disk / "out")["released"]
+
+
+def test_a_disk_that_does_not_answer_for_a_while_ends_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held, silent = acquire(tmp_path), threading.Event()
+
+    def broken(*_: Any) -> NoReturn:
+        silent.set()
+        raise OSError(errno.EIO, "Input/output error")
+
+    for owner, name in ((os, "utime"), (lease, "read")):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, broken)
+            assert silent.wait(60)
+        silent.clear()
+        wait_for_beats(tmp_path, 3)
+    assert is_held_by(tmp_path, held)
+
+
+def is_frozen(process: subprocess.Popen[str]) -> bool:
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def written(job: Job) -> dict[str, tuple[int, bytes]]:
+    """Everything in a job's folder: paths, times and bytes."""
+    files = [path for path in job.out.rglob("*") if path.is_file()]
+    return {str(path.relative_to(job.out)): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
+
+
+def take_over(job: Job) -> Lease:
+    """Hold a job's folder from a machine that its lock does not reach."""
+    (job.out / lease.LOCK).unlink()
+    return acquire(job.out, "node2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", PLACES)
+def test_a_frozen_job_writes_nothing_when_it_goes_on(make_job: MakeJob, place: str) -> None:
+    """Another one has taken its folder over, and is not disturbed by it."""
+    frozen, whole = make_job("frozen", launcher=[sys.executable, "-m", "tests.train.lifetime.frozen", place]), make_job("whole")
+    process = frozen.start()
+    frozen.wait_until(lambda: is_frozen(process), process)
+    other = take_over(frozen)
+    stand_still(other)
+    before = written(frozen)
+    process.send_signal(signal.SIGCONT)
+    text, code = finish(process)
+    assert code == 1
+    assert "it ends and writes nothing more" in text
+    assert written(frozen) == before
+    if place == "before the commit":
+        other.release()
+        frozen.launcher = whole.launcher
+        whole.run()
+        assert "starting at step 0" in frozen.run()
+        assert_same(whole, frozen)
+
+
+@pytest.mark.slow
+def test_a_jobs_lease_ends_with_it_however_it_ends(make_job: MakeJob) -> None:
+    job = make_job("job", ["recipe.steps=2000"])
+    process = job.start()
+    job.wait_for(3, process)
+    assert (content(job.out)["pid"], content(job.out)["released"]) == (process.pid, False)
+    process.send_signal(signal.SIGTERM)
+    finish(process)
+    assert content(job.out)["released"]
+    stopped = content(job.out)["holder"]
+    job.overrides = ["recipe.seed=9"]
+    assert "were made with other settings" in job.refusal()
+    assert content(job.out)["released"]
+    assert content(job.out)["holder"] != stopped
+
+
+@pytest.mark.slow
+def test_another_rank_of_a_frozen_job_leaves_the_status_alone(make_job: MakeJob) -> None:
+    """Its watchdog would tell that rank 0 gives no sign of life, in the status of the job that took over."""
+    job = make_job("job", ["recipe.steps=2000"], torchrun(2))
+    process = job.start()
+    job.wait_for(5, process)
+    ranks = ranks_of(process)
+    os.kill(ranks[0], signal.SIGSTOP)
+    other = take_over(job)
+    stand_still(other)
+    write_json(job.out / "status.json", {"state": "of the other"})
+    os.kill(ranks[1], signal.SIGTERM)  # asked to stop, it waits for less long
+    text, code = finish(process)
+    assert code != 0
+    assert "no sign of life" in text
+    assert "it ends and writes nothing more" in text
+    assert read_json(job.out / "status.json") == {"state": "of the other"}

@@ -1,0 +1,126 @@
+"""What signals do to a training job, in every moment of it, and that nothing of a job outlives its launcher."""
+
+import os
+import signal
+import subprocess
+import time
+from contextlib import suppress
+
+import pytest
+
+from longspec.train.lifetime.preemption import SAME_REQUEST
+from tests.jobs import Job, MakeJob, children_of, deepspeed, family, finish, ranks_of, torchrun
+from tests.slurm.cluster import is_running
+
+pytestmark = pytest.mark.slow
+LONG = ["recipe.steps=2000"]
+LAUNCHERS = {"torchrun": torchrun, "deepspeed": deepspeed}
+
+
+def alive(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if is_running(pid)]
+
+
+def all_gone(pids: list[int], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while alive(pids) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return not alive(pids)
+
+
+def tell(pids: list[int], number: signal.Signals) -> None:
+    """Send them a signal, as many as are still there: the first may take the others along."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def wait_for_ranks(process: subprocess.Popen[str], count: int) -> dict[int, int]:
+    """The ranks as soon as they are there: in the midst of their start."""
+    deadline = time.monotonic() + 120
+    while len(ranks := ranks_of(process)) < count:
+        assert time.monotonic() < deadline
+        assert process.poll() is None, finish(process)[0]
+        time.sleep(0.01)
+    return ranks
+
+
+def test_a_signal_to_all_and_by_the_launcher_is_one_request(make_job: MakeJob) -> None:
+    """As Ctrl-C on a terminal comes: to the launcher, which passes it on, and to each rank."""
+    job = make_job("job", LONG, torchrun(2))
+    process = job.start()
+    job.wait_for(5, process)
+    tell([*ranks_of(process).values(), process.pid], signal.SIGTERM)
+    text, code = finish(process)
+    assert code != 0
+    assert (job.status()["state"], job.status()["reason"]) == ("stopped", "signal SIGTERM")
+    assert f"saved step {job.status()['step']}," in text
+
+
+def test_ctrl_c_under_the_deepspeed_command_saves_a_step(make_job: MakeJob) -> None:
+    """It ends the command at once, launch.py tells the ranks once more, and they see the command gone."""
+    job = make_job("job", LONG, deepspeed(2))
+    process = job.start()
+    job.wait_for(5, process)
+    # A terminal tells all at the same moment; here the ranks come first, or the command might send them a SIGTERM before.
+    tell([*ranks_of(process).values(), process.pid], signal.SIGINT)
+    tell(children_of(process.pid), signal.SIGINT)
+    text, _ = finish(process)
+    assert (job.status()["state"], job.status()["reason"]) == ("stopped", "signal SIGINT")
+    assert f"saved step {job.status()['step']}," in text
+
+
+def test_a_second_signal_ends_a_rank_inside_a_collective(make_job: MakeJob) -> None:
+    job = make_job("job", LONG, torchrun(2))
+    process = job.start()
+    job.wait_for(5, process)
+    ranks = ranks_of(process)
+    os.kill(ranks[1], signal.SIGSTOP)  # rank 0 waits for it in a collective
+    time.sleep(1)
+    os.kill(ranks[0], signal.SIGTERM)
+    time.sleep(1)
+    os.kill(ranks[0], signal.SIGTERM)
+    time.sleep(SAME_REQUEST)
+    assert alive([ranks[0]])
+    os.kill(ranks[0], signal.SIGTERM)
+    assert all_gone([ranks[0]], 20)  # the collectives' own limit is 30 minutes
+    os.kill(ranks[1], signal.SIGKILL)
+    _, code = finish(process)
+    assert code != 0
+    assert job.status()["state"] == "running"
+
+
+def test_a_rank_that_waits_for_the_others_ends_by_the_first_signal(make_job: MakeJob) -> None:
+    """Rank 0 leaves before they have met, since another job holds the folder."""
+    holder, job = make_job("job", LONG), make_job("job", LONG, torchrun(2))
+    process = holder.start()
+    holder.wait_for(1, process)
+    text = job.refusal()
+    assert "another training job is writing here" in text
+    assert "forcefully exiting" not in text
+    process.kill()
+    finish(process)
+
+
+@pytest.mark.parametrize("moment", ["start", "steps"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_nothing_outlives_the_launcher(make_job: MakeJob, launcher: str, number: signal.Signals, moment: str) -> None:
+    job = make_job("job", LONG, LAUNCHERS[launcher](2))
+    process = job.start()
+    wait_for_ranks(process, 2)
+    if moment == "steps":
+        job.wait_for(5, process)
+    pids = list(family(process.pid))
+    process.send_signal(number)
+    assert all_gone(pids, 60), ended(job, alive(pids))
+    finish(process)
+    if moment == "steps" and number == signal.SIGTERM:
+        assert job.status()["state"] == "stopped"
+
+
+def ended(job: Job, pids: list[int]) -> str:
+    """End what is left over; what to say about it."""
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    return f"{len(pids)} processes of {job.out} live on"

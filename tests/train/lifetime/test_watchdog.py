@@ -1,0 +1,148 @@
+"""Jobs of several ranks that end because one of them hangs, is gone or fails: status.json names it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from torch.distributed import HashStore
+
+from longspec.distributed import Ranks
+from longspec.train.lifetime.watchdog import Watchdog
+from tests.jobs import Job, MakeJob, deepspeed, finish, ranks_of, start, torchrun
+
+pytestmark = pytest.mark.slow
+# A single micro batch in a step: nothing comes after it in which ranks would ask each other.
+ONE_MICRO_BATCH = ["recipe.global_batch=2", "recipe.steps=400", "runtime.watchdog_seconds=8"]
+
+
+def named(rank: int, pid: int) -> str:
+    return f"rank {rank} ({os.uname().nodename}, pid {pid})"
+
+
+@pytest.mark.parametrize(
+    ("rank", "place", "where"),
+    [
+        (1, "data", "data"),
+        (1, "forward", "draft"),
+        (0, "backward", "draft"),
+        (0, "metrics", "other"),
+        (1, "write", "saving, after prepare"),
+    ],
+)
+def test_a_rank_whose_main_thread_hangs_is_named(make_job: MakeJob, rank: int, place: str, where: str) -> None:
+    """While all its other threads go on."""
+    job = make_job("job", ONE_MICRO_BATCH, torchrun(2))
+    job.freeze()
+    command = job.command()
+    at = command.index("longspec.train")
+    process = start([*command[:at], "tests.train.lifetime.hanging", str(rank), place, *command[at + 1 :]], job.out)
+    job.wait_for(4, process)
+    pid = ranks_of(process)[rank]
+    text, code = finish(process)
+    assert code != 0
+    found = job.status()
+    assert (found["state"], found["deterministic"]) == ("failed", False)
+    reason = f"no progress for 8 s (runtime.watchdog_seconds): {named(rank, pid)} in {where}, for which the others wait"
+    assert found["reason"] == reason
+    assert f"error: {reason}" in text
+    assert "hanging.py" in text.split("most recent call first")[-1]  # where it hangs
+
+
+def test_a_stopped_rank_is_named(make_job: MakeJob) -> None:
+    """A process none of whose threads goes on."""
+    job = make_job("job", ["runtime.watchdog_seconds=8"], torchrun(2))
+    process = job.start()
+    job.wait_for(5, process)
+    hung = ranks_of(process)[1]
+    os.kill(hung, signal.SIGSTOP)
+    began = time.monotonic()
+    _, code = finish(process)
+    assert code != 0
+    assert time.monotonic() - began < 120  # the collectives' own limit is 30 minutes
+    found = job.status()
+    assert found["state"] == "failed"
+    assert "no progress for 8 s" in found["reason"]
+    assert named(1, hung) in found["reason"]
+    assert "rank 0" not in found["reason"]
+
+
+def test_of_ranks_that_came_equally_far_the_silent_one_is_named() -> None:
+    """Driven by hand: both wait in the same question, and the beats of one of them end."""
+    for silent, culprits in ((True, [1]), (False, [0, 1])):
+        store = HashStore()
+        first, second = (Watchdog(store, Ranks(rank, rank, 2), 4, lambda reason: None) for rank in (0, 1))
+        for watchdog in (first, second):
+            watchdog.passed("the question whether to stop")
+            watchdog._beat()
+        first._look()
+        for _ in range(5):
+            assert first._hung() is None
+            for watchdog in (first,) if silent else (first, second):
+                watchdog._beat()
+            first._look()
+        cause = first._hung()
+        assert cause is not None
+        assert cause.culprits == culprits
+        assert ("for which the others wait" in cause.reason) is silent
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_is_named_by_one_that_lives(make_job: MakeJob, rank: int) -> None:
+    job = make_job("job", ["recipe.steps=2000"], torchrun(2))
+    process = job.start()
+    job.wait_for(5, process)
+    pid = ranks_of(process)[rank]
+    os.kill(pid, signal.SIGKILL)
+    text, code = finish(process)
+    assert code != 0
+    found = job.status()
+    assert found["state"] == "failed", text[-3000:]
+    assert found["reason"].startswith(f"no sign of life for 10 s: {named(rank, pid)} in ")
+    assert found["step"] >= 5
+
+
+def test_rank_0_is_named_though_the_ranks_store_dies_with_it(make_job: MakeJob) -> None:
+    """Under the deepspeed launcher."""
+    job = make_job("job", ["recipe.steps=2000"], deepspeed(2))
+    process = job.start()
+    job.wait_for(5, process)
+    os.kill(ranks_of(process)[0], signal.SIGKILL)
+    _, code = finish(process)
+    assert code != 0
+    assert job.status()["state"] == "failed"
+    assert job.status()["reason"].startswith("rank 0 is gone")
+
+
+def test_an_error_of_one_rank_is_told_by_rank_0(make_job: MakeJob, tmp_path: Path) -> None:
+    job = make_job("job", launcher=torchrun(2))
+    process = failing(job, tmp_path)
+    _, code = finish(process)
+    assert code != 0
+    assert job.status()["state"] == "failed"
+    assert "rank 1 (" in job.status()["reason"]
+    assert "): KeyError: 'of rank 1 alone'" in job.status()["reason"]
+
+
+def failing(job: Job, folder: Path) -> subprocess.Popen[str]:
+    """A job whose rank 1 fails in its third step."""
+    program = folder / "program.py"
+    program.write_text(
+        "from longspec.train import __main__ as trainer\n"
+        "from longspec.distributed import find_ranks\n"
+        "load = trainer.StepBatches.load\n"
+        "def failing(self, step, *arguments):\n"
+        "    if step == 2 and find_ranks().rank == 1:\n"
+        "        raise KeyError('of rank 1 alone')\n"
+        "    return load(self, step, *arguments)\n"
+        "trainer.StepBatches.load = failing\n"
+        "trainer.main()\n"
+    )
+    job.freeze()
+    command = job.command()
+    at = command.index("-m", len(job.launcher))
+    assert command[0] == sys.executable
+    return start([*command[:at], str(program), *command[at + 2 :]], job.out)
