@@ -40,8 +40,8 @@ def partitioned_config(dtype: torch.dtype) -> dict[str, Any]:
 def load_partitioned(path: str, dtype: torch.dtype, attention: str, chunk: int | None = None) -> TargetStates:
     """The target of a folder, each parameter partitioned as it is made and filled, so that no rank ever holds the whole.
 
-    Every rank calls it, and later makes the same sequence of forwards; `attention` and `chunk` as of TargetStates. Raises ValueError for a
-    target that is not supported.
+    Every rank calls it, and later makes the same sequence of forwards; `attention` and `chunk` as of TargetStates. Raises
+    ValueError for a target that is not supported.
     """
     config = partitioned_config(dtype)
     loading = _PartitionAtLoading(config)  # transformers keeps a weak reference

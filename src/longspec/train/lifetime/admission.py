@@ -1,4 +1,4 @@
-"""May this job go on? Whatever stands in a stage's folder and refuses a job is judged here. No torch: rules and reports ask too.
+"""May this job go on? Whatever in a stage's folder speaks against it is judged here. No torch: rules and reports ask too.
 
 checkpoints of another recipe, data, target, initial weights or dtype       refuse_changed, find_resumable
 status.json, in which this very job failed for a reason that stays          refuse_repetition, hopeless_reason

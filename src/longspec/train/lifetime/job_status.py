@@ -53,7 +53,7 @@ def _device() -> list[Any]:
 
 
 def fingerprint(job: Job, ranks: Ranks) -> str:
-    """A hash of what decides whether a job fails in the same way again: settings, inputs, whose checkpoints, code, packages, GPU.
+    """A hash of what decides whether a job fails in the same way again: settings, inputs, checkpoints, code, packages, GPU.
 
     Of checkpoints it is what they were made with: to remove them, as a refusal advises, makes another job of it.
     """
