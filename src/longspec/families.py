@@ -2,7 +2,15 @@
 
 from typing import Any
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")  # model types
+# By model type, the class that builds target and draft; recipe.model._target_ names its `from_pretrained`.
+CLASSES = {
+    "llama": "longspec.train.models.llama_glide.LlamaGlide",
+    "mistral": "longspec.train.models.mistral_glide.MistralGlide",
+    "qwen2": "longspec.train.models.qwen2_glide.Qwen2Glide",
+    "qwen3": "longspec.train.models.qwen3_glide.Qwen3Glide",
+    "qwen3_moe": "longspec.train.models.qwen3_glide.Qwen3Glide",
+}
+FAMILIES = tuple(CLASSES)  # model types
 
 # How a rotation may be scaled. The others (dynamic, longrope) turn a token by the longest position that stands beside it
 # in the batch: the target's keys then depend on what else is in the row, and no draft can be trained on them.

@@ -1,0 +1,40 @@
+"""The configuration: Hydra composes it, dataclasses type it, canonical YAML freezes it.
+
+Snakemake imports this room: no torch here.
+"""
+
+from longspec.config.checks import ATTENTION, CHOICES, OFFLOADS, PARTITIONED, REPLICATED, TRACKERS, check_trackers
+from longspec.config.compose import CONFIG_DIR, ConfigError, compose, compose_stage, instantiate, stages_of
+from longspec.config.frozen import dataclass_from, differences, load, to_yaml, typed
+from longspec.config.schema import Build, Config, Data, DeepSpeed, Draft, Files, Model, Optimizer, Recipe, Runtime
+
+__all__ = [
+    "ATTENTION",
+    "CHOICES",
+    "CONFIG_DIR",
+    "OFFLOADS",
+    "PARTITIONED",
+    "REPLICATED",
+    "TRACKERS",
+    "Build",
+    "Config",
+    "ConfigError",
+    "Data",
+    "DeepSpeed",
+    "Draft",
+    "Files",
+    "Model",
+    "Optimizer",
+    "Recipe",
+    "Runtime",
+    "check_trackers",
+    "compose",
+    "compose_stage",
+    "dataclass_from",
+    "differences",
+    "instantiate",
+    "load",
+    "stages_of",
+    "to_yaml",
+    "typed",
+]
