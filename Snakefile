@@ -28,6 +28,14 @@ from longspec.cluster.controller import note_controller
 min_version("9.19")
 
 
+include: "rules/checks.smk"
+
+
+# What Snakemake would take the last of, or run as a template, it must not read.
+with told_in_one_line():
+    check_text(Path("config/workflow.yaml"))
+
+
 configfile: "config/workflow.yaml"
 
 
@@ -37,7 +45,6 @@ container: "longspec.sif"
 
 
 include: "rules/array.smk"
-include: "rules/checks.smk"
 include: "rules/common.smk"
 include: "rules/inputs.smk"
 include: "rules/data.smk"

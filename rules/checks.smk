@@ -1,54 +1,37 @@
 # What can be wrong with the configuration is found here, before the graph is built: an error inside an input function
 # goes unseen whenever the output already exists. Each message names the key and the fix. Functions only.
 
-import difflib
-from dataclasses import fields, is_dataclass
+import sys
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
-import jsonschema
-import yaml
-from omegaconf.errors import ConfigKeyError
-from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 
-from longspec.config import CONFIG_DIR, compose
+from longspec.config import CONFIG_DIR, compose_stage, stages_of
+from longspec.config.explain import did_you_mean
+from longspec.config.names import check_name
 from longspec.data import presets
 from longspec.data.hub import names
 from longspec.data.read import source_files
 from longspec.data.raw import complete, is_hub
 from longspec.evaluate import tasks
+from longspec.workflow import targets
+from longspec.workflow.files import check_fields, check_paths
+from longspec.workflow.settings import check_text, check_values
 
 HEADER = "# @package _global_"
 GENERATED = ("stdlib", "puzzles")  # sources made on this machine
 
 
-def did_you_mean(name, known):
-    """The names that exist, the likeliest typo first."""
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean '{close[0]}'? " if close else ""
-    return f"{hint}Known: {', '.join(sorted(known)) or 'none'}."
-
-
-def schema_message(error):
-    """One line of text for one violation of the schema."""
-    where = ".".join(str(part) for part in error.absolute_path)
-    if error.validator == "additionalProperties":
-        known = list(error.schema["properties"])
-        unknown = [key for key in error.instance if key not in known]
-        return " ".join(
-            f"{'.'.join(filter(None, [where, str(key)]))}: unknown key; {did_you_mean(str(key), known)}"
-            for key in unknown
-        )
-    what = error.schema.get("description")
-    return f"{where or 'top level'}: {error.message}" + (
-        f"; it is {what}" if what else ""
-    )
-
-
-def missing_last(error):
-    """A misspelt key is told before the missing one that it leaves."""
-    return error.validator == "required", list(map(str, error.absolute_path))
+@contextmanager
+def told_in_one_line():
+    """End the command with what is wrong. Of an exception Snakemake would print its own frames and those of rules/ too."""
+    try:
+        yield
+    except ValueError as error:
+        logger.error(str(error))
+        sys.exit(1)
 
 
 def with_presets(entries, kind):
@@ -63,73 +46,62 @@ def with_presets(entries, kind):
             for name, entry in entries.items()
         }
     except ValueError as error:
-        raise WorkflowError(f"config/workflow.yaml: {error}") from None
+        raise ValueError(f"config/workflow.yaml: {error}") from None
 
 
 def check_schema(settings):
     """Hold config/workflow.yaml (with --config and --configfile on top) against its schema."""
     try:
-        presets.refuse_secrets(settings)
+        check_values(settings)
     except ValueError as error:
-        raise WorkflowError(f"config/workflow.yaml: {error}") from None
-    schema = yaml.safe_load((CONFIG_DIR / "workflow.schema.yaml").read_text())
-    errors = jsonschema.Draft202012Validator(schema).iter_errors(settings)
-    lines = [schema_message(error) for error in sorted(errors, key=missing_last)]
-    if lines:
-        raise WorkflowError("config/workflow.yaml: " + "\n".join(lines))
+        raise ValueError(f"config/workflow.yaml: {error}") from None
 
 
 def check_choice(key, name, group):
     """A name that must be a file of one group of config/."""
+    check_name(key, name)
     known = [path.stem for path in (CONFIG_DIR / group).glob("*.yaml")]
     if name not in known:
-        raise WorkflowError(
+        raise ValueError(
             f"{key}: there is no config/{group}/{name}.yaml; {did_you_mean(name, known)}"
         )
 
 
-def known_keys(error):
-    """For a key that the configuration does not know, those it knows; Hydra leaves it in the error's context."""
-    while error is not None:
-        if isinstance(error, ConfigKeyError) and is_dataclass(error.object_type):
-            known = [field.name for field in fields(error.object_type)]
-            return f"\n{did_you_mean(str(error.key), known)}"
-        error = error.__context__
-    return ""
-
-
-def composed(**choices):
-    """One composed configuration; what Hydra refuses is reported with the choices that lead to it."""
-    overrides = [f"{group}={name}" for group, name in choices.items()]
+def composed(run, variant, stage):
+    """One composed configuration; what is refused is reported with the choices that lead to it."""
     try:
-        return compose("train", overrides)
-    except Exception as error:
-        raise WorkflowError(
-            f"config/train.yaml with {' '.join(overrides)} does not compose: {error}{known_keys(error)}"
+        return compose_stage(run, variant, stage)
+    except ValueError as error:
+        raise ValueError(
+            f"run '{run}', variant '{variant}', stage '{stage}': {error}"
         ) from None
 
 
 def check_header(path):
     """A run's file sets keys of the whole configuration, which Hydra must be told in its first line."""
-    if not path.read_text().startswith(HEADER):
-        raise WorkflowError(f"{path}: its first line must be '{HEADER}'")
+    if not path.read_bytes().startswith(HEADER.encode()):
+        raise ValueError(f"{path}: its first line must be '{HEADER}'")
 
 
 def run_stages(run):
     """The stages of a run, in order."""
     check_choice("runs", run, "run")
-    check_header(CONFIG_DIR / f"run/{run}.yaml")
-    stages = list(composed(run=run).stages)
+    numbers = sorted((CONFIG_DIR / "run_stage").glob(f"{run}_*.yaml"))
+    for path in [CONFIG_DIR / f"run/{run}.yaml", *numbers]:
+        check_header(path)
+    try:
+        stages = stages_of(run)
+    except ValueError as error:
+        raise ValueError(f"config/run/{run}.yaml: {error}") from None
     if not stages or len(stages) != len(set(stages)):
-        raise WorkflowError(
+        raise ValueError(
             f"config/run/{run}.yaml: stages: must name at least one stage, each once; is {stages}"
         )
     for stage in stages:
         check_choice(f"config/run/{run}.yaml: stages", stage, "stage")
-    for path in (CONFIG_DIR / "run_stage").glob(f"{run}_*.yaml"):
-        check_header(path)
+    for path in numbers:
         if path.stem.removeprefix(f"{run}_") not in stages:
-            raise WorkflowError(
+            raise ValueError(
                 f"{path}: run '{run}' has no such stage; rename or remove the file; {did_you_mean(path.stem, [f'{run}_{s}' for s in stages])}"
             )
     return stages
@@ -137,34 +109,61 @@ def run_stages(run):
 
 def check_models(configs):
     """All stages of a run share one target, and one name means one target in all chosen runs."""
-    targets, used = {}, {}
+    known, used = {}, {}
     for (run, variant, stage), config in configs.items():
         model = config.recipe.model
         key = f"run '{run}', stage '{stage}': recipe.model.name"
         if used.setdefault(run, model.name) != model.name:
-            raise WorkflowError(
+            raise ValueError(
                 f"{key}: '{model.name}', but another stage of the run trains for '{used[run]}'; choose one target"
             )
         target = (model.source, config.build if model.source == "build" else None)
-        if targets.setdefault(model.name, target) != target:
-            raise WorkflowError(
+        if known.setdefault(model.name, target) != target:
+            raise ValueError(
                 f"{key}: '{model.name}' stands for two different targets (source or build); give each its own name"
             )
 
 
+def fetched_folder(name):
+    """Where a target of the hub lies when it has been fetched."""
+    return Path(TARGET.format(model=name)).parent / "target"
+
+
+def check_targets(configs, parsed):
+    """Every target that can be looked at has a class for it, and positions for the rows and the prompts."""
+    for (run, _, stage), cfg in configs.items():
+        key, model = f"run '{run}', stage '{stage}': recipe", cfg.recipe.model
+        fetched = fetched_folder(model.name)
+        targets.check_target(f"{key}.model", cfg.recipe, fetched)
+        positions = targets.positions_of(model.source, cfg.build.max_position, fetched)
+        if positions is not None:
+            targets.check_length(key, cfg.recipe.data.sequence_length, positions)
+            check_rooms(parsed, positions)
+
+
+def check_rooms(parsed, positions):
+    """Every task's prompts and answers find room in a target's positions."""
+    for name, task in parsed.items():
+        try:
+            tasks.check_room(name, task, positions)
+        except ValueError as error:
+            raise ValueError(f"config/workflow.yaml: {error}") from None
+
+
+def check_prompts(parsed):
+    """The prompts of every task have the fields that its template asks for."""
+    for name, task in parsed.items():
+        if isinstance(task, tasks.Benchmark):
+            key = f"config/workflow.yaml: evaluation.tasks.{name}"
+            check_fields(key, task, prompt_files(name, task))
+
+
 def check_mixture(model, phases):
     """A built target names what it is trained on."""
-    keys = {"dataset", "sequence_length", "rows", "steps"}
-    key = f"config/model/{model}.yaml: build.mixture"
     if not phases:
-        raise WorkflowError(
-            f"{key}: a target that is built needs at least one phase of training"
+        raise ValueError(
+            f"config/model/{model}.yaml: build.mixture: a target that is built needs at least one phase of training"
         )
-    for phase in phases:
-        if set(phase) != keys:
-            raise WorkflowError(
-                f"{key}: each phase needs exactly {', '.join(sorted(keys))}; this one has {', '.join(sorted(phase))}"
-            )
 
 
 def origins(source):
@@ -173,7 +172,9 @@ def origins(source):
         return [source]
     if is_hub(source):
         return [names.parse(source).repository]
-    return [str(path.resolve()) for path in source_files.files_of(source)]
+    files = source_files.files_of(source)
+    check_paths(files)
+    return [str(path.resolve()) for path in files]
 
 
 def check_held_out(names, data):
@@ -186,7 +187,7 @@ def check_held_out(names, data):
         for origin in origins(data[name]["source"]):
             wanted, other = first.setdefault(origin, (share, told))
             if share != wanted:
-                raise WorkflowError(
+                raise ValueError(
                     f"config/workflow.yaml: {told}, but {other}, and both are made from '{origin}': a record held out in one"
                     f" would be trained on in the other; give both the same held_out"
                 )
@@ -200,18 +201,20 @@ def check_evaluation(section):
             if isinstance(task, tasks.Benchmark):
                 prompt_files(name, task)
     except ValueError as error:
-        raise WorkflowError(f"config/workflow.yaml: {error}") from None
+        raise ValueError(f"config/workflow.yaml: {error}") from None
     return parsed
 
 
 def prompt_files(name, task):
     """The files of a task's prompts. Raises ValueError when one is not there."""
     try:
-        return source_files.files_of(task.source)
+        files = source_files.files_of(task.source)
+        check_paths(files)
     except ValueError as error:
         raise ValueError(
             f"evaluation.tasks.{name}.source: {error} (seen from {Path.cwd()})"
         ) from None
+    return files
 
 
 def check_task_files(parsed, trained, data):
@@ -224,7 +227,7 @@ def check_task_files(parsed, trained, data):
             for path in prompt_files(name, task):
                 dataset = trained_on.get(str(path.resolve()))
                 if dataset is not None:
-                    raise WorkflowError(
+                    raise ValueError(
                         f"config/workflow.yaml: evaluation.tasks.{name}.source: {path} is trained on, as data.{dataset};"
                         f" give other prompts, or its held-out records: {name}: {{data: {dataset}, context: [64, 1024]}}"
                     )
@@ -234,18 +237,18 @@ def check_data(datasets, data):
     """Every dataset in use is declared, its settings are right, and its files are there. `datasets`: name -> the key that names it."""
     for name, key in datasets.items():
         if name not in data:
-            raise WorkflowError(
+            raise ValueError(
                 f"{key}: there is no dataset '{name}' under `data` in config/workflow.yaml; add it there"
                 f" ({name}: {{source: <file>.jsonl, shards: <number>}}, or {{preset: <file of config/data/>}}) or name another; {did_you_mean(name, data)}"
             )
         try:
             complete(name, data[name])
         except ValueError as error:
-            raise WorkflowError(f"config/workflow.yaml: {error}") from None
+            raise ValueError(f"config/workflow.yaml: {error}") from None
         try:
             origins(data[name]["source"])
         except ValueError as error:
-            raise WorkflowError(
+            raise ValueError(
                 f"config/workflow.yaml: data.{name}.source: {error} (seen from {Path.cwd()})"
             ) from None
     check_held_out(datasets, data)

@@ -19,38 +19,6 @@ user = {"HF_HUB_OFFLINE": "0"} | os.environ
 os.environ.setdefault("FETCH_OFFLINE", user["HF_HUB_OFFLINE"])
 os.environ.update(HF_HUB_OFFLINE="1")
 
-if "data" in config:
-    config["data"] = with_presets(config["data"], presets.DATA)
-if isinstance(config.get("evaluation"), dict) and "tasks" in config["evaluation"]:
-    config["evaluation"]["tasks"] = with_presets(
-        config["evaluation"]["tasks"], presets.TASK
-    )
-check_schema(config)
-for name in config["variants"]:
-    check_choice("variants", name, "variant")
-
-RUNS = config["runs"]
-ENVMODULES = config.get("envmodules", [])
-STAGES = {run: run_stages(run) for run in RUNS}
-STAGE_NAMES = list(
-    dict.fromkeys(stage for stages in STAGES.values() for stage in stages)
-)
-CONFIGS = {
-    (run, variant, stage): composed(run=run, variant=variant, stage=stage)
-    for run in RUNS
-    for variant in config["variants"]
-    for stage in STAGES[run]
-}
-check_models(CONFIGS)
-MODELS = {cfg.recipe.model.name: cfg for cfg in CONFIGS.values()}
-BUILT = [name for name, cfg in MODELS.items() if cfg.recipe.model.source == "build"]
-EVALUATION = json.dumps(config["evaluation"], sort_keys=True)
-TASKS = check_evaluation(config["evaluation"]).tasks
-EVALUATION_DATA = sorted(
-    {task.data for task in TASKS.values() if isinstance(task, tasks.HeldOut)}
-)
-GATES = json.dumps(config["gates"], sort_keys=True)
-
 HUB = "data/hub/{dataset}/manifest.json"
 RAW = "data/raw/{dataset}/manifest.json"
 TOKENS = "data/tokens/{model}/{dataset}/{shard}.json"
@@ -68,6 +36,40 @@ DRAFT_FILES = [
     "custom_generate/generate.py",
 ]
 BASELINES = ["untrained", "lookup"]  # drafters that no stage trains
+
+with told_in_one_line():
+    if "data" in config:
+        config["data"] = with_presets(config["data"], presets.DATA)
+    if isinstance(config.get("evaluation"), dict) and "tasks" in config["evaluation"]:
+        config["evaluation"]["tasks"] = with_presets(
+            config["evaluation"]["tasks"], presets.TASK
+        )
+    check_schema(config)
+    for name in config["variants"]:
+        check_choice("variants", name, "variant")
+
+    RUNS = config["runs"]
+    ENVMODULES = config.get("envmodules", [])
+    STAGES = {run: run_stages(run) for run in RUNS}
+    STAGE_NAMES = list(
+        dict.fromkeys(stage for stages in STAGES.values() for stage in stages)
+    )
+    CONFIGS = {
+        (run, variant, stage): composed(run=run, variant=variant, stage=stage)
+        for run in RUNS
+        for variant in config["variants"]
+        for stage in STAGES[run]
+    }
+    check_models(CONFIGS)
+    MODELS = {cfg.recipe.model.name: cfg for cfg in CONFIGS.values()}
+    BUILT = [name for name, cfg in MODELS.items() if cfg.recipe.model.source == "build"]
+    EVALUATION = json.dumps(config["evaluation"], sort_keys=True)
+    TASKS = check_evaluation(config["evaluation"]).tasks
+    EVALUATION_DATA = sorted(
+        {task.data for task in TASKS.values() if isinstance(task, tasks.HeldOut)}
+    )
+    GATES = json.dumps(config["gates"], sort_keys=True)
+    check_targets(CONFIGS, TASKS)
 
 
 FROM_HUB = [name for name, entry in config["data"].items() if is_hub(entry["source"])]
@@ -109,8 +111,9 @@ def mixture(model):
     return MODELS[model].build.mixture if model in BUILT else []
 
 
-for name in BUILT:
-    check_mixture(name, mixture(name))
+with told_in_one_line():
+    for name in BUILT:
+        check_mixture(name, mixture(name))
 
 
 def datasets_in_use():
@@ -135,8 +138,11 @@ def datasets_trained_on():
     return {cfg.recipe.data.name for cfg in CONFIGS.values()} | set(phases)
 
 
-check_data(datasets_in_use(), config["data"])
-check_task_files(TASKS, datasets_trained_on(), config["data"])
+with told_in_one_line():
+    check_data(datasets_in_use(), config["data"])
+    check_task_files(TASKS, datasets_trained_on(), config["data"])
+    if workflow.is_main_process:  # jobs read this file again
+        check_prompts(TASKS)
 # Jobs read this file again; the Snakemake that plans them warns, in a dry run too.
 if workflow.is_main_process and config["gates"]["forgetting"] is not None:
     warn_of_unseen_forgetting(

@@ -31,7 +31,7 @@ rule compare_runs:
         variants=[f"--variant {variant}" for variant in config["variants"]],
     shell:
         "python -m longspec.compare"
-        " --run {wildcards.first}=results/{wildcards.first}"
-        " --run {wildcards.second}=results/{wildcards.second}"
+        " --run {wildcards.first:q}=results/{wildcards.first:q}"
+        " --run {wildcards.second:q}=results/{wildcards.second:q}"
         " {params.variants} --settings {params.settings:q}"
-        " --out {output.page} > {log} 2>&1"
+        " --out {output.page:q} > {log:q} 2>&1"

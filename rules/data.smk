@@ -14,8 +14,8 @@ rule fetch_data:
         source=source_of,
         revision=revision_of,
     shell:
-        "HF_HUB_OFFLINE=$FETCH_OFFLINE python -m longspec.data fetch --source {params.source:q} --revision {params.revision:q}"
-        " --out {output} > {log} 2>&1"
+        "HF_HUB_OFFLINE=$FETCH_OFFLINE python -m longspec.data fetch --source={params.source:q} --revision={params.revision:q}"
+        " --out {output:q} > {log:q} 2>&1"
 
 
 # rejects.jsonl and rejects.raw lie there too, undeclared: a job that fails because of them must leave them to be read.
@@ -36,8 +36,8 @@ rule raw:
         settings=raw_settings,
         fetched=fetched_option,
     shell:
-        "python -m longspec.data raw --name {wildcards.dataset}"
-        " --settings {params.settings:q} {params.fetched} --out {output.manifest} > {log} 2>&1"
+        "python -m longspec.data raw --name {wildcards.dataset:q}"
+        " --settings {params.settings:q} {params.fetched:q} --out {output.manifest:q} > {log:q} 2>&1"
 
 
 # Edges carry the small manifests: Snakemake compares small files by content, large ones by date alone. One job a shard;
@@ -61,10 +61,10 @@ rule tokenize:
     params:
         shards=lookup(within=config, dpath="data/{dataset}/shards"),
     shell:
-        "RAYON_NUM_THREADS={resources.cpus_per_task}"
-        " python -m longspec.data tokenize --raw {input.raw} --tokenizer {input.tokenizer}"
-        " --shard {wildcards.shard} --num-shards {params.shards}"
-        " --out {output.manifest} > {log} 2>&1"
+        "RAYON_NUM_THREADS={resources.cpus_per_task:q}"
+        " python -m longspec.data tokenize --raw {input.raw:q} --tokenizer {input.tokenizer:q}"
+        " --shard {wildcards.shard:q} --num-shards {params.shards:q}"
+        " --out {output.manifest:q} > {log:q} 2>&1"
 
 
 rule pack:
@@ -81,6 +81,6 @@ rule pack:
         mem_mb=16000,
         runtime="4h",
     shell:
-        "python -m longspec.data pack --tokens {input} --length {wildcards.length}"
-        " --collation {wildcards.collation} --overlong {wildcards.overlong}"
-        " --out {output.manifest} > {log} 2>&1"
+        "python -m longspec.data pack --tokens {input:q} --length {wildcards.length:q}"
+        " --collation {wildcards.collation:q} --overlong {wildcards.overlong:q}"
+        " --out {output.manifest:q} > {log:q} 2>&1"

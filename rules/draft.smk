@@ -15,8 +15,8 @@ rule extract:
     params:
         out=subpath(output[0], parent=True),
     shell:
-        "python -m longspec.draft extract {input.checkpoint}"
-        " --recipe {input.recipe} --target {input.target} --out {params.out} > {log} 2>&1"
+        "python -m longspec.draft extract {input.checkpoint:q}"
+        " --recipe {input.recipe:q} --target {input.target:q} --out {params.out:q} > {log:q} 2>&1"
 
 
 # One thread each, so that several run side by side on a small machine. What a killed job has measured stays beside its
@@ -46,10 +46,10 @@ rule evaluate:
         raw=[f"{name}={RAW.format(dataset=name)}" for name in EVALUATION_DATA],
         drafter=drafter_options,
     shell:
-        "OMP_NUM_THREADS={resources.cpus_per_task} MKL_NUM_THREADS={resources.cpus_per_task}"
+        "OMP_NUM_THREADS={resources.cpus_per_task:q} MKL_NUM_THREADS={resources.cpus_per_task:q}"
         " python -m longspec.evaluate --settings {params.settings:q}"
-        " --target {input.target} --raw {params.raw} {params.drafter} --recipe {input.recipe}"
-        " --out {output} > {log} 2>&1"
+        " --target {input.target:q} --raw {params.raw:q} {params.drafter:q} --recipe {input.recipe:q}"
+        " --out {output:q} > {log:q} 2>&1"
 
 
 rule assemble_final_draft:
@@ -75,9 +75,9 @@ rule assemble_final_draft:
         stages=stage_folders,
         out=subpath(output[0], parent=True),
     shell:
-        "python -m longspec.draft final --draft {params.draft} --stages {params.stages}"
-        " --target {input.target} --tokenizer {input.tokenizer} --data {input.data}"
-        " --out {params.out} > {log} 2>&1"
+        "python -m longspec.draft final --draft {params.draft:q} --stages {params.stages:q}"
+        " --target {input.target:q} --tokenizer {input.tokenizer:q} --data {input.data:q}"
+        " --out {params.out:q} > {log:q} 2>&1"
 
 
 rule report:
@@ -107,10 +107,10 @@ rule report:
         model=target_folder,
         variants=report_variants,
     shell:
-        "python -m longspec.report --run {wildcards.run} {params.variants}"
+        "python -m longspec.report --run {wildcards.run:q} {params.variants}"
         " --settings {params.settings:q} --gates {params.gates:q}"
-        " --model-dir {params.model} --raw {input.raw}"
-        " --packed {input.packed} --out {output.page} > {log} 2>&1"
+        " --model-dir {params.model:q} --raw {input.raw:q}"
+        " --packed {input.packed:q} --out {output.page:q} > {log:q} 2>&1"
 
 
 # After the report, so that a page shows why when it fails.
@@ -127,4 +127,4 @@ rule check_gates:
     retries: 0
     localrule: True
     shell:
-        "python -m longspec.gates --report {input.numbers} --out {output} > {log} 2>&1"
+        "python -m longspec.gates --report {input.numbers:q} --out {output:q} > {log:q} 2>&1"

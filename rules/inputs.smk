@@ -72,7 +72,7 @@ def raw_source(wildcards):
 
 def fetched_option(wildcards, input):
     """How the job is told of fetched files; other files it finds by the settings."""
-    return f"--fetched {input}" if is_hub(source_of(wildcards)) else ""
+    return ["--fetched", *input] if is_hub(source_of(wildcards)) else []
 
 
 def token_shards(wildcards):
@@ -191,7 +191,7 @@ def previous_draft(wildcards):
 
 def init_option(wildcards, input):
     """How the trainer is told of them."""
-    return f"--init-weights {input.weights}" if input.weights else ""
+    return ["--init-weights", *input.weights] if input.weights else []
 
 
 def last_draft(wildcards):
@@ -223,9 +223,10 @@ def drafter_weights(wildcards):
 
 def drafter_options(wildcards, input):
     """How the evaluation is told which drafter it measures."""
+    told = ["--drafter", wildcards.drafter]
     if wildcards.drafter in BASELINES:
-        return f"--drafter {wildcards.drafter}"
-    return f"--drafter {wildcards.drafter} --draft {draft_folder(wildcards, input)}"
+        return told
+    return [*told, "--draft", draft_folder(wildcards, input)]
 
 
 def draft_folder(wildcards, input):

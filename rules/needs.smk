@@ -17,12 +17,13 @@ TRAIN = {
     ).items()
 }
 LIMITS = {"nodes": 1, "ranks": 1, "node_mem": 8000, "longest_job": 240, "tflops": 0}
-for name in LIMITS.keys() & TRAIN.keys():
-    if not TRAIN[name].isdecimal():
-        raise WorkflowError(
-            f"set-resources: train: {name}: {TRAIN[name]} is no whole number; profiles/slurm/profile.yaml tells its unit"
-        )
-    LIMITS[name] = int(TRAIN[name])
+with told_in_one_line():
+    for name in LIMITS.keys() & TRAIN.keys():
+        if not TRAIN[name].isdecimal():
+            raise ValueError(
+                f"set-resources: train: {name}: {TRAIN[name]} is no whole number; profiles/slurm/profile.yaml tells its unit"
+            )
+        LIMITS[name] = int(TRAIN[name])
 estimates = {}
 
 

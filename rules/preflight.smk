@@ -36,11 +36,11 @@ rule preflight_run:
         gpus=gpus_of,
         out=subpath(output.report, parent=True),
     shell:
-        "python -m longspec.cluster launch --nodes {resources.nodes} --ranks {resources.ranks}"
-        " --tasks {resources.tasks_per_node} --cpus {resources.cpus_per_task} --gres={resources.gres:q}"
-        " --log {log} -- longspec.cluster preflight --recipe {input.recipes} --runtime {input.runtimes}"
-        " --target {input.target} --tokenizer {input.tokenizer} --gpus-expected {params.gpus}"
-        " --out {params.out} --report {output.report}"
+        "python -m longspec.cluster launch --nodes {resources.nodes:q} --ranks {resources.ranks:q}"
+        " --tasks {resources.tasks_per_node:q} --cpus {resources.cpus_per_task:q} --gres={resources.gres:q}"
+        " --log {log:q} -- longspec.cluster preflight --recipe {input.recipes:q} --runtime {input.runtimes:q}"
+        " --target {input.target:q} --tokenizer {input.tokenizer:q} --gpus-expected {params.gpus:q}"
+        " --out {params.out:q} --report {output.report:q}"
 
 
 rule preflight:

@@ -11,7 +11,7 @@ rule build_config:
     params:
         text=build_yaml,
     shell:
-        "printf %s {params.text:q} > {output} 2> {log}"
+        "printf %s {params.text:q} > {output:q} 2> {log:q}"
 
 
 rule build_tokenizer:
@@ -30,8 +30,8 @@ rule build_tokenizer:
         mem_mb=8000,
         runtime="1h",
     shell:
-        "python -m longspec.target tokenizer --build {input.build} --raw {input.raw}"
-        " --out {output} > {log} 2>&1"
+        "python -m longspec.target tokenizer --build {input.build:q} --raw {input.raw:q}"
+        " --out {output:q} > {log:q} 2>&1"
 
 
 # Sums in floating point depend on the number of threads. It is `threads`, so that machines with two and with more
@@ -57,9 +57,9 @@ rule train_target:
         mem_mb=8000,
         runtime="2h",
     shell:
-        "OMP_NUM_THREADS={resources.cpus_per_task} MKL_NUM_THREADS={resources.cpus_per_task}"
-        " python -m longspec.target train --build {input.build}"
-        " --tokenizer {input.tokenizer} --data {input.data} --out {output} > {log} 2>&1"
+        "OMP_NUM_THREADS={resources.cpus_per_task:q} MKL_NUM_THREADS={resources.cpus_per_task:q}"
+        " python -m longspec.target train --build {input.build:q}"
+        " --tokenizer {input.tokenizer:q} --data {input.data:q} --out {output:q} > {log:q} 2>&1"
 
 
 # Local: compute nodes often have no way to the internet.
@@ -77,5 +77,5 @@ rule fetch_target:
     params:
         source=model_source,
     shell:
-        "HF_HUB_OFFLINE=$FETCH_OFFLINE python -m longspec.target fetch --source {params.source:q} --out-target {output.target}"
-        " --out-tokenizer {output.tokenizer} > {log} 2>&1"
+        "HF_HUB_OFFLINE=$FETCH_OFFLINE python -m longspec.target fetch --source={params.source:q} --out-target {output.target:q}"
+        " --out-tokenizer {output.tokenizer:q} > {log:q} 2>&1"

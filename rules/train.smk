@@ -13,7 +13,7 @@ rule stage_config:
     params:
         text=stage_yaml,
     shell:
-        "printf %s {params.text:q} > {output} 2> {log}"
+        "printf %s {params.text:q} > {output:q} 2> {log:q}"
 
 
 # On each of `nodes` machines `ranks` processes share the cores: of a Slurm job `tasks_per_node` times `cpus_per_task`. Sums
@@ -51,7 +51,7 @@ rule train:
         ranks=stage_ranks,
         out=subpath(output.checkpoint, parent=True),
     shell:
-        "exec python -m longspec.cluster launch --nodes {resources.nodes} --ranks {params.ranks}"
-        " --tasks {resources.tasks_per_node} --cpus {resources.cpus_per_task} --gres={resources.gres:q}"
-        " --log {log} -- longspec.train --recipe {input.recipe} --runtime {params.out}/runtime.yaml"
-        " --target {input.target} --data {input.data} {params.init} --out {params.out} --deadline slurm"
+        "exec python -m longspec.cluster launch --nodes {resources.nodes:q} --ranks {params.ranks:q}"
+        " --tasks {resources.tasks_per_node:q} --cpus {resources.cpus_per_task:q} --gres={resources.gres:q}"
+        " --log {log:q} -- longspec.train --recipe {input.recipe:q} --runtime {params.out:q}/runtime.yaml"
+        " --target {input.target:q} --data {input.data:q} {params.init:q} --out {params.out:q} --deadline slurm"

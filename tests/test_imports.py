@@ -29,12 +29,13 @@ MAY_IMPORT = {
     "compare": {"report"},
     "gates": set(),
     "cluster": {"train", "models", "data"},
+    "workflow": {"data", "evaluate"},
 }
 DOORS = {
     "deepspeed": {"train.engine", "states.partitioned", "draft.deepspeed_checkpoint"},
     "liger_kernel": {"models.losses"},
     "flash_attn": {"models.attention.flash"},
-    "hydra": {"config"},
+    "hydra": {"config.schema", "config.compose"},
     "tokenizers": {"data.tokenize", "target.tokenizer"},
     "datasets": {"data.hub.names"},
     "tensorboard": set(),  # torch.utils.tensorboard, in train.trackers
@@ -53,7 +54,7 @@ EXTRA = {
     ("methods.glide.attach", "train.models.qwen2_glide"),
     ("methods.glide.attach", "train.models.qwen3_glide"),
 }
-NO_TORCH = {"config", "families", "atomic_files", "jsonl"}
+NO_TORCH = {"config", "families", "atomic_files", "jsonl", "workflow"}
 
 
 def module_name(path: Path, source: Path) -> str:

@@ -15,7 +15,7 @@ SCHEMA = {
     (r"^data:$", "data:\n  typo: {sorce: x, shards: 1, revision: 1}"): "data.typo.sorce: unknown key; did you mean 'source'?",
     (r"revision: 1\b", "revision: 2025"): "data.typo.revision: 2025 is not of type 'string'; it is a branch, tag or commit",
     (r"^  puzzles: ", "  other: {source: x.jsonl, shards: 1, aling: []}\n  puzzles: "): "unknown key; did you mean 'align'?",
-    (r"^variants: \[.*?\]", "variants: [1]"): "variants.0: 1 is not of type 'string'; it is a name of lower-case letters",
+    (r"^variants: \[.*?\]", "variants: [1]"): "variants.0: 1 is not of type 'string'; it is a name of letters, digits",
 }
 
 CASES = {
@@ -156,6 +156,92 @@ CASES = {
         "",
         "its first line must be '# @package _global_'",
     ),
+    "numbers of a stage without their header": (
+        "config/run_stage/demo_base.yaml",
+        r"^# @package _global_\n",
+        "",
+        "config/run_stage/demo_base.yaml: its first line must be '# @package _global_'",
+    ),
+    "stages that are no list": (
+        "config/run/demo.yaml",
+        r"^stages: .*",
+        "stages: base",
+        "config/run/demo.yaml: stages: must be a list, such as [a, b]",
+    ),
+    "a target's name that a shell would run": (
+        "config/model/demo.yaml",
+        r"\bname: demo",
+        "name: 'x$(touch INJECTED)'",
+        "recipe.model.name: 'x$(touch INJECTED)' is no name; a name has letters, digits, dots and hyphens",
+    ),
+    "a target's name outside the folder": (
+        "config/model/demo.yaml",
+        r"\bname: demo",
+        "name: ../../ESCAPED",
+        "recipe.model.name: '../../ESCAPED' is no name;",
+    ),
+    "a class that is none of ours": (
+        "config/model/demo.yaml",
+        r"\b_target_: .*",
+        "_target_: os.system",
+        "recipe.model._target_: 'os.system' builds no supported target; choose one of longspec.train.models.llama_glide.",
+    ),
+    "a target's folder that is not there": (
+        "config/model/demo.yaml",
+        r"\bsource: build",
+        "source: inputs/target",
+        "run 'demo', stage 'base': recipe.model.source: inputs/target: no such folder",
+    ),
+    "a rate that is no number": (
+        LONGCOT,
+        r"\blr: \S+\}",
+        "lr: .nan}",
+        "stage 'longcot': recipe.optimizer.lr: must be a number above 0 to 1, is nan",
+    ),
+    "rows longer than the target's positions": (
+        LONGCOT,
+        r"\bsequence_length: \d+",
+        "sequence_length: 40000",
+        "stage 'longcot': recipe.data.sequence_length: 40000 tokens are more than the target's 32768 positions",
+    ),
+    "prompts longer than the target's positions": (
+        WORKFLOW,
+        r"\bcot: \{.*\}",
+        "cot: {data: puzzles, context: [64, 32700]}",
+        "config/workflow.yaml: evaluation.tasks.cot.context: prompts of 32700 tokens and what follows them do not fit",
+    ),
+    "a template of fields that the file has not": (
+        WORKFLOW,
+        r"\bcot: \{.*\}",
+        "cot: {source: prompts.jsonl, template: 'Q: {qestion}'}",
+        "config/workflow.yaml: evaluation.tasks.cot.template: asks for {qestion}, which is missing or null in prompts.jsonl:"
+        " line 1; its fields: question, reference",
+    ),
+    "a path with a wildcard": (
+        WORKFLOW,
+        r"puzzles: .*",
+        "puzzles: {source: '{x}.jsonl', shards: 1}",
+        "config/workflow.yaml: data.puzzles.source: {x}.jsonl: has braces, which the workflow takes for a wildcard; rename",
+    ),
+    "a temperature that is no number": (
+        WORKFLOW,
+        r"\btemperatures: \[0\]",
+        "temperatures: [0, .nan]",
+        "config/workflow.yaml: evaluation.temperatures.1: nan is no number; give a finite one",
+    ),
+    "a key that stands twice": (
+        WORKFLOW,
+        r"\bseed: 0$",
+        "seed: 0\n  seed: 1",
+        "key 'seed' stands twice, first in line",
+    ),
+    "a file that is no YAML": (WORKFLOW, r"^runs: \[.*?\]", "runs: [demo", "config/workflow.yaml: line 4: expected ',' or ']'"),
+    "a file that runs code": (
+        WORKFLOW,
+        r"^envmodules: .*",
+        "__use_yte__: true\nenvmodules:\n  - ?open('INJECTED', 'w').close()",
+        "config/workflow.yaml: __use_yte__: a configuration holds values and runs no code; remove the key",
+    ),
     "unknown dataset of a task": (
         WORKFLOW,
         r"\bdata: puzzles\b",
@@ -178,7 +264,7 @@ CASES = {
         "config/model/demo.yaml",
         r"\brows:",
         "row:",
-        "each phase needs exactly dataset, rows, sequence_length, steps",
+        "build.mixture[0]: needs exactly dataset, rows, sequence_length, steps; has dataset, row, sequence_length, steps",
     ),
     "unknown run": (
         WORKFLOW,
@@ -202,14 +288,14 @@ CASES = {
         LONGCOT,
         r"\blr:",
         "learning_rate:",
-        "Key 'learning_rate' not in 'Optimizer' full_key: recipe.optimizer.learning_rate reference_type=Optimizer"
-        " object_type=Optimizer Known: betas, clip, eps, lr, warmup_ratio, weight_decay.",
+        "run 'demo', variant 'sinkpi-slicing', stage 'longcot': recipe.optimizer.learning_rate: unknown key; Known: betas,"
+        " clip, eps, lr, warmup_ratio, weight_decay. (in run_stage/demo_longcot.yaml)",
     ),
     "wrong recipe type": (
         LONGCOT,
         r"\bsteps: ",
         "steps: x",
-        "could not be converted to Integer full_key: recipe.steps",
+        "recipe.steps: Value 'x80' of type 'str' could not be converted to Integer",
     ),
     "impossible recipe": (
         LONGCOT,
@@ -223,10 +309,14 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_the_message_names_the_key_and_the_fix(workflow: Workflow, case: str) -> None:
     path, pattern, new, message = CASES[case]
-    for name in ("a", "b"):
+    for name in ("a", "b", "{x}"):
         (workflow.folder / f"{name}.jsonl").touch()
+    (workflow.folder / "prompts.jsonl").write_text('{"question": "1 + 1?", "reference": "2"}\n')
     workflow.edit(path, pattern, new)
-    assert message in workflow.refusal()
+    refusal = workflow.refusal()
+    assert message in refusal
+    assert len(refusal.splitlines()) == 1 + ("is a required property" in refusal)  # which a misspelt key leaves
+    assert not list(workflow.folder.rglob("INJECTED"))
 
 
 def test_all_violations_of_the_schema_are_told_at_once(workflow: Workflow) -> None:
@@ -234,6 +324,12 @@ def test_all_violations_of_the_schema_are_told_at_once(workflow: Workflow) -> No
         workflow.edit(WORKFLOW, pattern, new)
     refusal = workflow.refusal()
     assert [message for message in SCHEMA.values() if message not in refusal] == []
+
+
+def test_a_file_in_another_encoding_is_told_with_its_line(workflow: Workflow) -> None:
+    path = workflow.folder / WORKFLOW
+    path.write_bytes(b"# caf\xe9\n" + path.read_bytes())
+    assert workflow.refusal() == "config/workflow.yaml: line 1: byte 0xe9 is not UTF-8; save the file as UTF-8"
 
 
 def test_a_file_that_no_chosen_run_reads_need_not_be_there(workflow: Workflow) -> None:

@@ -173,7 +173,7 @@ def test_a_second_variant_shares_data_and_target(built: Workflow) -> None:
 
 def test_an_error_is_reported_although_everything_is_built(built: Workflow) -> None:
     built.edit("config/run_stage/demo_longcot.yaml", r"\blr:", "learning_rate:")
-    assert "Key 'learning_rate' not in 'Optimizer'" in built.refusal()
+    assert "recipe.optimizer.learning_rate: unknown key" in built.refusal()
 
 
 def test_what_a_stage_resumes_from_is_not_declared(built: Workflow) -> None:

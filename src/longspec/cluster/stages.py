@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from longspec.atomic_files import read_json
-from longspec.config import ConfigError, compose
+from longspec.config import ConfigError, stages_of
 from longspec.train.checkpoint import checkpoint_dir
 from longspec.train.lifetime import lease as leases
 from longspec.train.names import STATUS
@@ -70,7 +70,7 @@ def folders(results: Path, holding: str) -> Iterator[Path]:
 @cache
 def _order(run: str) -> list[str]:
     try:
-        return list(compose("train", [f"run={run}"]).stages)
+        return stages_of(run)
     except ConfigError:  # a run of another checkout, or an experiment by hand
         return []
 

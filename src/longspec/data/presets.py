@@ -3,14 +3,12 @@
 config/data/<preset>.yaml for entries of `data`, config/evaluation/<preset>.yaml for those of `evaluation.tasks`.
 """
 
-import difflib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from longspec.config import CONFIG_DIR
+from longspec.config import CONFIG_DIR, yaml_files
+from longspec.config.explain import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -49,13 +47,10 @@ def expand(name: str, settings: dict[str, Any], kind: Kind = DATA) -> dict[str, 
     preset = settings["preset"]
     known = sorted(path.stem for path in kind.folder.glob("*.yaml"))
     if preset not in known:
-        close = difflib.get_close_matches(str(preset), known, n=1)
-        hint = f"did you mean '{close[0]}'? " if close else ""
-        raise ValueError(
-            f"{key}.preset: there is no config/{kind.folder.name}/{preset}.yaml; {hint}Known: {', '.join(known) or 'none'}."
-        )
+        told = did_you_mean(str(preset), known)
+        raise ValueError(f"{key}.preset: there is no config/{kind.folder.name}/{preset}.yaml; {told}")
     path = kind.folder / f"{preset}.yaml"
-    beneath = yaml.safe_load(path.read_text(encoding="utf-8"))
+    beneath = yaml_files.read(path)
     if not isinstance(beneath, dict) or kind.needs not in beneath or "preset" in beneath:
         raise ValueError(f"{path}: must be a mapping with the key {kind.needs}, and name no other preset")
     refuse_secrets(beneath, f"{path}: ")

@@ -8,6 +8,7 @@ from typing import Any
 
 from longspec import jsonl
 from longspec.atomic_files import check_files, describe_files, read_json, write_json
+from longspec.config.names import HUB_PREFIX
 from longspec.data.align import pipeline
 from longspec.data.read import source_files, split_records
 from longspec.data.read.items import Item, Note
@@ -31,7 +32,7 @@ class Origin:
 
 def is_hub(source: Any) -> bool:
     """Whether a source is a name on the hub."""
-    return isinstance(source, str) and source.startswith("hf:")
+    return isinstance(source, str) and source.startswith(HUB_PREFIX)
 
 
 def _known(name: str, source: Any) -> dict[str, Any]:

@@ -68,12 +68,7 @@ def all_prompts(options: argparse.Namespace, section: tasks.Evaluation, tokenize
             continue
         if task.data not in raw:
             raise ValueError(f"--raw: the manifest of {task.data} is missing, which evaluation.tasks.{name}.data needs")
-        longest = positions - task.new_tokens - benchmark.ROOM
-        if task.context[1] > longest:
-            raise ValueError(
-                f"evaluation.tasks.{name}.context: prompts of {task.context[1]} tokens and what follows them do not fit the "
-                f"target's {positions} positions; {longest} is the most"
-            )
+        tasks.check_room(name, task, positions)
         prompts += held_out_prompts.draw_prompts(name, task, Path(raw[task.data]), section.prompts, tokenizer, section.seed)
     return prompts
 

@@ -1,6 +1,5 @@
 """Prompts of a benchmark: a file's records, laid out as the benchmark does."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,29 +9,11 @@ from longspec.data.align.fields import compose
 from longspec.data.chat.encoding import Encoder
 from longspec.data.chat.special_tokens import LayoutError
 from longspec.data.read import source_files
-from longspec.data.read.items import Note
 from longspec.data.read.records import RecordError, check_characters
 from longspec.distributed import log
+from longspec.evaluate.prompt_files import read_records
 from longspec.evaluate.prompts import Prompt
-from longspec.evaluate.tasks import Benchmark
-
-MAX_LINE_BYTES = 32_000_000
-# Positions that stay free behind prompt and answer: the last round may draft beyond the answer, and a prompt that was cut is
-# tokenized anew, which may make a few tokens more of it.
-ROOM = 64
-
-
-def read_records(task: Benchmark) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every record of the task's files with its place. Raises ValueError for a line that holds none."""
-    for path in source_files.files_of(task.source):
-        for item in source_files.read(path, MAX_LINE_BYTES):
-            if isinstance(item, Note):
-                log(f"{item.file}: {item.count} x {item.reason} (first: line {item.line})")
-                continue
-            place = f"{item.file}: line {item.line}"
-            if item.record is None:
-                raise ValueError(f"{place}: {item.error}; correct or remove the line")
-            yield place, item.record
+from longspec.evaluate.tasks import ROOM, Benchmark
 
 
 def read_prompts(name: str, task: Benchmark, count: int, tokenizer: Any, seed: int, positions: int) -> list[Prompt]:
@@ -41,7 +22,7 @@ def read_prompts(name: str, task: Benchmark, count: int, tokenizer: Any, seed: i
     As in LongBench a prompt that is too long is cut in its middle before the chat template is laid around it. Raises ValueError
     with file, line and field for a record that makes no prompt, and when the target's positions hold no prompt.
     """
-    records = list(read_records(task))
+    records = list(read_records(source_files.files_of(task.source)))
     if not records:
         raise ValueError(f"{task.source}: holds no record, but evaluation.tasks.{name} needs prompts")
     drawn = sorted(np.random.default_rng([seed, *name.encode()]).permutation(len(records))[:count].tolist())

@@ -7,10 +7,14 @@ fields of a file (`source`, `template`, ...), as benchmarks are.
 from dataclasses import dataclass
 from typing import Any
 
-from longspec.data.align.fields import compose
+from longspec.data.align.fields import compose, units_of
 from longspec.data.read.records import RecordError
 
 Shape = int | tuple[int, ...]
+MOST_NODES = 4096  # of a tree: a forward of so many tokens takes longer than the rounds it could save
+# Positions that stay free behind prompt and answer: the last round may draft beyond the answer, and a prompt that was cut is
+# tokenized anew, which may make a few tokens more of it.
+ROOM = 64
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,8 @@ def parse(section: dict[str, Any]) -> Evaluation:
     for setting in settings:
         if settings.count(setting) > 1:
             raise ValueError(f"evaluation.temperatures, evaluation.shapes: {setting} stands twice; name each once")
+        if isinstance(setting.shape, tuple) and sum(setting.shape) > MOST_NODES:
+            raise ValueError(f"evaluation.shapes: {setting} has {sum(setting.shape)} nodes; {MOST_NODES} is the most")
     tasks = {name: task_of(name, task, section["new_tokens"]) for name, task in section["tasks"].items()}
     return Evaluation(section["prompts"], section["repeats"], section["seed"], settings, tasks)
 
@@ -114,3 +120,23 @@ def task_of(name: str, settings: dict[str, Any], new_tokens: int) -> Task:
     except RecordError as error:
         raise ValueError(f"{key}.{error.field}: {error.reason}") from error
     return Benchmark(**whole)
+
+
+def fields_of(template: str) -> list[str]:
+    """The fields that a template asks a record for, in order."""
+    return list(dict.fromkeys(unit for _, unit in units_of(template) if unit is not None))
+
+
+def check_room(name: str, task: Task, positions: int) -> None:
+    """Raise ValueError, with the key, for a task that a target of so many positions cannot read and answer."""
+    longest = positions - task.new_tokens - ROOM
+    if longest < 2:
+        raise ValueError(
+            f"evaluation.tasks.{name}.new_tokens: {task.new_tokens} leave no room for a prompt in the target's {positions} "
+            "positions; lower it"
+        )
+    if isinstance(task, HeldOut) and task.context[1] > longest:
+        raise ValueError(
+            f"evaluation.tasks.{name}.context: prompts of {task.context[1]} tokens and what follows them do not fit the "
+            f"target's {positions} positions; {longest} is the most"
+        )

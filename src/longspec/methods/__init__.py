@@ -42,13 +42,10 @@ def of_target(target: str) -> tuple[str, str]:
 
 def check_family_named(recipe: Any, model_type: str, path: str) -> None:
     """Raise ValueError when a target's model type is not the one that a typed recipe names, as family or by its class."""
-    model, named = recipe.model, recipe.model.family
-    if model._target_ is not None:
-        own = settings_of(recipe.method.name).TARGETS.get(model_type)
-        if own == model._target_:
-            return
-        named = of_target(model._target_)[1]
-    if named != model_type:
-        raise ValueError(
-            f"{path}: config.json: model_type is {model_type!r}, recipe.model.family is {named}; set it to {model_type}"
-        )
+    model = recipe.model
+    if model._target_ is None:
+        wanted, own, value = "recipe.model.family", model_type, model.family
+    else:
+        wanted, own, value = "recipe.model._target_", settings_of(recipe.method.name).TARGETS.get(model_type), model._target_
+    if value != own:
+        raise ValueError(f"{path}: config.json: model_type is {model_type!r}, {wanted} is {value}; set it to {own}")

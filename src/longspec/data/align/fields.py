@@ -76,7 +76,7 @@ def compose(to: str, template: str, optional: list[Any]) -> Step:
     A unit is a text or a number. A missing or empty one is a fault, unless it is `optional`: then the white space before it
     goes with it.
     """
-    parts = _units(template)
+    parts = units_of(template)
     units = {unit for _, unit in parts if unit is not None}
     for name in optional:
         if name not in units:
@@ -92,7 +92,7 @@ def compose(to: str, template: str, optional: list[Any]) -> Step:
     return step
 
 
-def _units(template: str) -> list[tuple[str, str | None]]:
+def units_of(template: str) -> list[tuple[str, str | None]]:
     """The template as pairs of a literal and the unit behind it."""
     try:
         parts = list(Formatter().parse(template))

@@ -9,6 +9,7 @@ They are taken in order; align_fields and align_lists say what each does. A reco
 with the field at fault. A field that is read may stand deeper: `meta.title`, `answers.0`. A null counts as missing.
 """
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -102,6 +103,10 @@ def _aligner(dataset: str, place: str, step: Any) -> Aligner:
     where = f"{dataset}.{place}.{name}"
     if name not in KNOWN:
         raise ValueError(f"{where}: no such aligner; {known}")
+    try:
+        json.dumps(settings, allow_nan=False)  # what the manifest keeps, and a record of JSON Lines can hold
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: must hold texts, finite numbers, true, false, null, lists and mappings: {error}") from error
     tally = Tally()
     try:
         return Aligner(f"{place}.{name}", _step(name, settings, where, tally), tally)

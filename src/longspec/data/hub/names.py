@@ -6,9 +6,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from longspec.config.names import HUB_PREFIX, is_repository
 from longspec.data.hub.remote import UnavailableError, one_line
 
-PREFIX = "hf:"
 FORMS = "hf:<owner>/<repository>[:config][:split] or hf:<owner>/<repository>/<file>, the file with * ? [...] if there are many"
 CARD = "README.md"
 NUMBERED = re.compile(r"(.*-)(\d+)-of-(\d+)(?=[-.])")
@@ -26,11 +26,12 @@ class Source:
 
 def parse(text: str) -> Source:
     """An hf: name taken apart. Raises ValueError for one that has none of the two forms."""
-    repository, *parts = text.removeprefix(PREFIX).split(":")
+    repository, *parts = text.removeprefix(HUB_PREFIX).split(":")
     owner, _, rest = repository.partition("/")
     name, slash, file = rest.partition("/")
-    named = all(re.fullmatch(r"[\w.-]+", part) for part in (owner, name))
-    if not named or not all(parts) or len(parts) > 2 or (slash and (parts or not file)):
+    # A file's path is looked for in a folder of ours, too: it must stay in it.
+    inside = not slash or (file.isprintable() and not {"", ".", ".."} & set(file.split("/")))
+    if not is_repository(f"{owner}/{name}") or not inside or not all(parts) or len(parts) > 2 or (slash and parts):
         raise ValueError(f"'{text}' is no name of a dataset of the hub: {FORMS}")
     return Source(text, f"{owner}/{name}", tuple(parts), file)
 

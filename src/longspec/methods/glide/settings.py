@@ -5,13 +5,23 @@ from typing import Any
 
 from omegaconf import MISSING
 
+from longspec.config.ranges import TOKENS, Range, check_choices, check_numbers
+
 BLOCKS = "blocks"
 CHOICES = {
     "anchors": ("off", "fixed", "random"),
     "lag_mode": ("random", "fixed", BLOCKS),
     "loss": ("hard", "soft", "mix"),
 }
-POSITIVE = ("window", "anchor_tokens", "max_position", "lag", "block", "temperature")
+RANGES = {
+    "window": TOKENS,
+    "anchor_tokens": TOKENS,
+    "anchors_up_to": Range(0, TOKENS.high),
+    "max_position": TOKENS,
+    "lag": TOKENS,
+    "block": TOKENS,
+    "temperature": Range(0.01, 100),  # below, float32 overflows; above, every token is as likely as the next
+}
 
 # The class that the frozen recipe of a target of each model type names.
 _CLASSES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3"}
@@ -51,10 +61,13 @@ def of(recipe: Any) -> Draft:
 
 
 def check(recipe: Any) -> None:
-    """Cross-checks that types cannot make. Raises ValueError with the key, its value and what is allowed."""
-    for name, choices in CHOICES.items():
-        if recipe.draft[name] not in choices:
-            raise ValueError(f"recipe.draft.{name}: {recipe.draft[name]!r} is unknown; choose one of {', '.join(choices)}")
-    for name in POSITIVE:
-        if recipe.draft[name] <= 0:
-            raise ValueError(f"recipe.draft.{name}: must be above 0, is {recipe.draft[name]}")
+    """Hold recipe.draft against what a draft can be. Raises ValueError with the key, its value and what is allowed."""
+    draft, length = recipe.draft, recipe.data.sequence_length
+    check_choices(draft, "recipe.draft", CHOICES)
+    check_numbers(draft, Draft, "recipe.draft", RANGES)
+    field = "block" if draft.lag_mode == BLOCKS else "lag"
+    if draft[field] >= length:
+        raise ValueError(
+            f"recipe.draft.{field}: {draft[field]} hides the target from every token of a row of {length} "
+            "(recipe.data.sequence_length); it must be below"
+        )

@@ -1,0 +1,38 @@
+"""The configuration: Hydra composes it, dataclasses type it, canonical YAML freezes it.
+
+Snakemake imports this room: no torch here.
+"""
+
+from longspec.config.checks import ATTENTION, CHOICES, OFFLOADS, PARTITIONED, REPLICATED, TRACKERS, check_trackers
+from longspec.config.compose import CONFIG_DIR, ConfigError, compose, compose_stage, stages_of
+from longspec.config.frozen import differences, load, plain, to_yaml, typed
+from longspec.config.schema import Build, Config, Data, DeepSpeed, Files, Model, Optimizer, Recipe, Runtime
+
+__all__ = [
+    "ATTENTION",
+    "CHOICES",
+    "CONFIG_DIR",
+    "OFFLOADS",
+    "PARTITIONED",
+    "REPLICATED",
+    "TRACKERS",
+    "Build",
+    "Config",
+    "ConfigError",
+    "Data",
+    "DeepSpeed",
+    "Files",
+    "Model",
+    "Optimizer",
+    "Recipe",
+    "Runtime",
+    "check_trackers",
+    "compose",
+    "compose_stage",
+    "differences",
+    "load",
+    "plain",
+    "stages_of",
+    "to_yaml",
+    "typed",
+]

@@ -1,0 +1,116 @@
+"""What types and ranges cannot say of a section: words, names, and fields that must fit each other."""
+
+from collections.abc import Callable
+from typing import Any
+
+from omegaconf import DictConfig
+
+from longspec import methods
+from longspec.config.names import HUB_PREFIX, check_name, is_repository
+from longspec.config.ranges import BUILD, PHASE, RECIPE, RUNTIME, check_choices, check_number, check_numbers
+from longspec.config.schema import Build, Recipe, Runtime
+
+CHOICES = {
+    "data.collation": ("base", "long", "long-nomask", "longcot"),
+    "data.overlong": ("split", "truncate"),
+    "precision": ("auto", "bf16", "fp32"),
+}
+REPLICATED, PARTITIONED = "replicated", "partitioned"
+TRACKERS = ("tensorboard", "wandb", "swanlab")
+OFFLOADS = ("none", "cpu", "nvme")
+ATTENTION = ("auto", "flash_attention_2", "flex_attention", "sdpa", "eager")
+CHOICES_RUNTIME = {
+    "target": (REPLICATED, PARTITIONED),
+    "attention": ATTENTION,
+    "tracker_mode": ("online", "offline"),
+    "deepspeed.offload_optimizer": OFFLOADS,
+}
+BUILT = "build"  # the source of a target that the workflow makes
+
+
+def check_model(model: DictConfig) -> None:
+    """Raise ValueError, with the key, for a model that is none. Whether a folder is there: longspec.workflow.targets."""
+    check_name("recipe.model.name", model.name)
+    source = model.source
+    named = source.startswith(HUB_PREFIX) and is_repository(source.removeprefix(HUB_PREFIX))
+    if not source.strip() or "\0" in source or (source.startswith(HUB_PREFIX) and not named):
+        raise ValueError(
+            f"recipe.model.source: {source!r} is no target; give {BUILT}, {HUB_PREFIX}<owner>/<repository> or a folder"
+        )
+
+
+def check_recipe(recipe: DictConfig) -> None:
+    """Hold the section against all that is known without data and target. Raises ValueError with the key."""
+    check_choices(recipe, "recipe", CHOICES)
+    check_numbers(recipe, Recipe, "recipe", RECIPE)
+    check_name("recipe.stage", recipe.stage)
+    check_name("recipe.data.name", recipe.data.name)
+    check_model(recipe.model)
+    if len(recipe.optimizer.betas) != 2:
+        raise ValueError(f"recipe.optimizer.betas: AdamW has two, such as [0.9, 0.95]; there are {len(recipe.optimizer.betas)}")
+    methods.settings_of(recipe.method.name).check(recipe)
+
+
+def check_deepspeed(deepspeed: DictConfig) -> None:
+    """Raise ValueError, with the key, for choices of runtime.deepspeed that do not go together."""
+    stage, offload, path = deepspeed.zero_stage, deepspeed.offload_optimizer, deepspeed.nvme_path
+    if offload != "none" and stage == 0:
+        raise ValueError("runtime.deepspeed.offload_optimizer: ZeRO-0 offloads nothing; set it to none, or zero_stage to 1")
+    if offload == "nvme" and stage != 3:
+        raise ValueError(f"runtime.deepspeed.offload_optimizer: nvme wants zero_stage 3, which is {stage}; set it to cpu")
+    if offload == "nvme" and not path:
+        raise ValueError("runtime.deepspeed.nvme_path: offload_optimizer is nvme; name a folder on a fast local disk")
+    if offload != "nvme" and path:
+        raise ValueError(f"runtime.deepspeed.nvme_path: not used, since offload_optimizer is {offload}; set it to null")
+
+
+def check_runtime(runtime: DictConfig) -> None:
+    """Hold the section against all that is known without a machine. Raises ValueError with the key."""
+    check_choices(runtime, "runtime", CHOICES_RUNTIME)
+    check_numbers(runtime, Runtime, "runtime", RUNTIME)
+    check_deepspeed(runtime.deepspeed)
+    check_trackers(runtime)
+
+
+def check_trackers(runtime: DictConfig) -> None:
+    """Raise ValueError for trackers that are unknown, named twice, or none beside others."""
+    names = list(runtime.report_to)
+    for name in names:
+        if name not in (*TRACKERS, "none"):
+            raise ValueError(f"runtime.report_to: {name!r} is unknown; choose any of {', '.join(TRACKERS)}, or none alone")
+    if len(set(names)) < len(names):
+        raise ValueError(f"runtime.report_to: {', '.join(names)}: name each tracker once")
+    if "none" in names and len(names) > 1:
+        raise ValueError(f"runtime.report_to: {', '.join(names)}: none stands alone; leave it out")
+
+
+def check_build(build: DictConfig) -> None:
+    """Hold the section of a target of our own against what a Qwen2 can be. Raises ValueError with the key."""
+    check_numbers(build, Build, "build", BUILD)
+    if build.hidden % (2 * build.heads):
+        raise ValueError(f"build.hidden: {build.hidden} does not give {build.heads} heads (build.heads) an even width each")
+    if build.heads % build.key_value_heads:
+        raise ValueError(f"build.key_value_heads: {build.key_value_heads} do not divide {build.heads} heads (build.heads)")
+    for number, phase in enumerate(build.mixture):
+        _check_phase(f"build.mixture[{number}]", phase, build.max_position)
+
+
+def _check_phase(key: str, phase: DictConfig, positions: int) -> None:
+    """One phase of training."""
+    wanted = ("dataset", *PHASE)
+    if set(phase) != set(wanted):
+        raise ValueError(f"{key}: needs exactly {', '.join(sorted(wanted))}; has {', '.join(sorted(map(str, phase)))}")
+    check_name(f"{key}.dataset", phase.dataset)
+    for name, allowed in PHASE.items():
+        value = phase[name]
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ValueError(f"{key}.{name}: must be a whole number {allowed}, is {value!r}")
+        check_number(f"{key}.{name}", value, allowed)
+    if phase.sequence_length > positions:
+        raise ValueError(
+            f"{key}.sequence_length: {phase.sequence_length} tokens are more than the target's {positions} positions "
+            "(build.max_position)"
+        )
+
+
+CHECKS: dict[type, Callable[[Any], None]] = {Recipe: check_recipe, Runtime: check_runtime, Build: check_build}

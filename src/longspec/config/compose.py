@@ -1,0 +1,99 @@
+"""Hydra: from names of files in config/ to one checked configuration."""
+
+from functools import cache
+from pathlib import Path
+
+import yaml
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from longspec import methods
+from longspec.config import yaml_files
+from longspec.config.checks import CHECKS
+from longspec.config.explain import one_line
+from longspec.config.schema import Build, Config, Recipe, Runtime
+from longspec.config.target_class import name_class
+
+CONFIG_DIR = Path(__file__).resolve().parents[3] / "config"
+# What a file that cannot be read, or a key that does not fit, ends in while Hydra composes.
+REFUSED = (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError)
+# What a mistake in a configuration ends in.
+ConfigError = (ValueError, HydraException, OmegaConfBaseException)
+
+
+@cache
+def _store_schemas() -> None:
+    """Tell Hydra the typed sections; those of a method's own are the group `method_schema`."""
+    store = ConfigStore.instance()
+    store.store("schema", Config)
+    for name in methods.names():
+        settings = methods.settings_of(name)
+        store.store(name, {"recipe": {"method": settings.Method, "draft": settings.Draft}}, "method_schema", "_global_")
+
+
+def compose(name: str, overrides: list[str], config_dir: Path = CONFIG_DIR) -> DictConfig:
+    """The complete, checked configuration `name` of `config_dir`; the groups of config/ are always in reach.
+
+    Raises ValueError with the key, and the file where one is at fault.
+    """
+    config = _composed(name, overrides, config_dir)
+    name_class(config.recipe)
+    try:
+        for section in ("recipe", "runtime", "build"):
+            OmegaConf.to_container(config[section], resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise ValueError(one_line(error)) from error
+    for schema, section in ((Recipe, config.recipe), (Runtime, config.runtime), (Build, config.build)):
+        CHECKS[schema](section)
+    OmegaConf.set_readonly(config, True)
+    return config
+
+
+def _composed(name: str, overrides: list[str], config_dir: Path) -> DictConfig:
+    """What the files and overrides make; its values are not looked at."""
+    _store_schemas()
+    folders = list(dict.fromkeys([config_dir.resolve(), CONFIG_DIR]))
+    if len(folders) > 1:
+        overrides = [f"hydra.searchpath=[file://{CONFIG_DIR}]", *overrides]
+    try:
+        with initialize_config_dir(str(folders[0]), version_base="1.3"):
+            config = hydra_compose(name, overrides=overrides)
+            files = _files(name, overrides, folders)
+    except REFUSED as error:
+        if isinstance(error, yaml.YAMLError | UnicodeDecodeError):
+            for path in sorted(path for folder in folders for path in folder.rglob("*.yaml")):
+                yaml_files.read(path)  # the one at fault raises, with its name and the line
+        raise ValueError(one_line(error)) from error
+    for path in files:
+        _refuse_hydra(path)
+    return config
+
+
+def _files(name: str, overrides: list[str], folders: list[Path]) -> list[Path]:
+    """The files that a configuration is composed from."""
+    defaults = GlobalHydra.instance().config_loader().compute_defaults_list(name, overrides, RunMode.RUN).defaults
+    places = [folder / f"{default.config_path}.yaml" for default in defaults for folder in folders]
+    return [path for path in places if path.is_file()]
+
+
+def _refuse_hydra(path: Path) -> None:
+    """Hydra composes here and does nothing else, so its own settings would be dropped without a word."""
+    content = yaml_files.read(path)
+    if isinstance(content, dict) and "hydra" in content:
+        raise ValueError(f"{path}: hydra: Hydra's own settings have no effect here; remove the key")
+
+
+def stages_of(run: str) -> list[str]:
+    """The stages of a run, in order. Raises ValueError when its files do not compose."""
+    return list(_composed("train", [f"run={run}"], CONFIG_DIR).stages)
+
+
+def compose_stage(run: str, variant: str, stage: str) -> DictConfig:
+    """One stage of one run's variant, as the workflow trains it."""
+    return compose("train", [f"run={run}", f"variant={variant}", f"stage={stage}"])

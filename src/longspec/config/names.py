@@ -1,0 +1,28 @@
+"""Which texts are names. A name becomes a folder, a wildcard of the workflow, a key or an argument of a command: one pattern
+for runs, variants, stages, targets, datasets and tasks, and one for repositories of the hub.
+"""
+
+import re
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,99}")
+IS_NAME = "letters, digits, dots and hyphens, the first a letter or a digit, 100 at most"
+
+HUB_PREFIX = "hf:"
+REPOSITORY = re.compile(r"[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
+
+
+def is_name(text: object) -> bool:
+    """Whether a text may stand in paths and commands as it is."""
+    return isinstance(text, str) and NAME.fullmatch(text) is not None
+
+
+def check_name(key: str, text: object) -> None:
+    """Raise ValueError that names the key for what is no name."""
+    if not is_name(text):
+        raise ValueError(f"{key}: {text!r} is no name; a name has {IS_NAME}")
+
+
+def is_repository(text: str) -> bool:
+    """Whether a text is <owner>/<repository> as the hub has them."""
+    parts = text.split("/")
+    return len(parts) == 2 and all(REPOSITORY.fullmatch(part) and ".." not in part and part[-1] not in ".-" for part in parts)

@@ -1,0 +1,137 @@
+"""The sections of a configuration, typed.
+
+`recipe` decides the weights, `runtime` does not, `build` makes a small target of our own, `files` is for the trainer
+started by hand (in the workflow the rules name the files). Which numbers are possible: ranges.py; which words: checks.py.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import MISSING
+
+# Of a field that came later than the first frozen recipes: it is not written while it stands at its default, so that no
+# finished stage is trained again for it.
+LATER = {"later": True}
+
+
+@dataclass
+class Model:
+    """The target whose draft is trained."""
+
+    name: str = MISSING  # key of models/{name}
+    source: str = MISSING  # "build" (made by the workflow), "hf:<repository>" or a folder's path
+    family: str | None = field(default=None, metadata=LATER)  # its model_type: llama, mistral, qwen2, qwen3, qwen3_moe
+    _target_: str | None = field(default=None, metadata=LATER)  # or the published class, which says family and method
+
+
+@dataclass
+class Data:
+    """What a stage trains on."""
+
+    name: str = MISSING  # key of `data` in config/workflow.yaml
+    sequence_length: int = MISSING  # tokens in a row
+    collation: str = MISSING  # base | long-nomask: every token is trained; long | longcot: answers only
+    overlong: str = "split"  # split | truncate documents longer than a row
+
+
+@dataclass
+class Optimizer:
+    """AdamW, linear warm-up, cosine to a ten-thousandth of the rate (train.engine.COSINE_FLOOR)."""
+
+    lr: float = MISSING
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    eps: float = 1e-6
+    weight_decay: float = 0.1
+    warmup_ratio: float = 0.1
+    clip: float = 1.0  # the gradient's norm at most; 0: not clipped
+
+
+@dataclass
+class Recipe:
+    """What decides the weights."""
+
+    stage: str = MISSING
+    model: Model = field(default_factory=Model)
+    data: Data = field(default_factory=Data)
+    method: Any = MISSING  # which draft, and its shape; typed by the method's settings
+    draft: Any = MISSING  # its variant, how it is trained; typed by the method's settings
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    global_batch: int = MISSING  # rows in one optimizer step
+    epochs: int = 1
+    steps: int | None = None  # optimizer steps; null: as many whole global batches as the epochs hold
+    precision: str = "auto"  # auto: bf16 on GPUs that have it, else fp32 | bf16 | fp32
+    seed: int = 42
+
+
+@dataclass
+class DeepSpeed:
+    """How DeepSpeed shards the draft's training state. A stage may go on with other choices than it was begun with."""
+
+    zero_stage: int = 1  # 0: every rank holds all | 1: optimizer shared | 2: gradients too | 3: weights too
+    offload_optimizer: str = "none"  # none | cpu | nvme (ZeRO-3 alone; DeepSpeed compiles an operator for it)
+    nvme_path: str | None = None  # a folder on a fast local disk, for offload_optimizer: nvme
+
+
+@dataclass
+class Runtime:
+    """What does not decide the weights."""
+
+    micro_batch: int = 1  # rows in one forward of one rank, at most
+    attention: str = "auto"  # auto: the fastest that is there | flash_attention_2 | flex_attention | sdpa | eager (small tests)
+    save_every: int = 200  # optimizer steps
+    log_every: int = 1
+    target: str = "replicated"  # replicated: whole on every GPU | partitioned: over them all by ZeRO-3, gathered layer by layer
+    target_chunk: int | None = None  # tokens in one forward of the target; null: whole rows
+    held_out_every: int = 0  # optimizer steps between estimates of acceptance on held-out text; 0: none
+    held_out_rows: int = 1  # rows of it
+    log_target_loss: bool = True  # false: hard labels need no more of the target than its last layer's keys and values
+    timeout_minutes: int = 30  # of a collective operation
+    watchdog_seconds: int = 600  # a rank without progress for so long ends the job by its name
+    stop_margin_seconds: int = 60  # to spare before the job's deadline, beside a micro batch and two saves
+    max_skipped_in_a_row: int = 5  # steps whose loss or gradient is not finite
+    report_to: list[str] = field(default_factory=lambda: ["none"])  # any of tensorboard, wandb, swanlab; or none alone
+    tracker_mode: str = "online"  # offline: trackers write files and touch no network
+    tracker_project: str = "longspec"
+    tracker_run: str | None = None  # the run's name there; null: the last parts of the stage's folder
+    peak_tflops: float | None = None  # of one GPU, for its share used; null: its data sheet, else measured at the start
+    deepspeed: DeepSpeed = field(default_factory=DeepSpeed)
+
+
+@dataclass
+class Build:
+    """A small Qwen2 target trained inside the workflow."""
+
+    vocabulary: int = 1024
+    hidden: int = 128
+    layers: int = 3
+    heads: int = 4
+    key_value_heads: int = 2
+    intermediate: int = 384
+    max_position: int = 32768
+    rope_theta: float = 10000.0
+    # Phases of training, in order: dataset, row length, rows in a step, steps.
+    mixture: list[dict[str, Any]] = field(default_factory=list)
+    lr: float = 2e-3
+    warmup_ratio: float = 0.05
+    seed: int = 0
+
+
+@dataclass
+class Files:
+    """Where the trainer started by hand finds and leaves things; not part of the frozen configuration."""
+
+    target: str = MISSING
+    data: str = MISSING
+    init_weights: str | None = None
+    out: str = MISSING
+
+
+@dataclass
+class Config:
+    """All sections of one stage's configuration."""
+
+    stages: list[str] = field(default_factory=list)  # of the run, in order
+    recipe: Recipe = field(default_factory=Recipe)
+    runtime: Runtime = field(default_factory=Runtime)
+    build: Build = field(default_factory=Build)
+    files: Files = field(default_factory=Files)

@@ -1,0 +1,32 @@
+"""The published classes that stand for a draft method and a family of targets: recipe.model._target_."""
+
+from omegaconf import DictConfig
+
+from longspec import methods
+from longspec.families import FAMILIES
+
+
+def name_class(recipe: DictConfig) -> None:
+    """Write the class that method and family stand for, where there is one, as `_target_`; that alone may be given too.
+
+    Raises ValueError, with the key, for words that are unknown or contradict each other.
+    """
+    model, name = recipe.model, recipe.method.name
+    classes = methods.settings_of(name).TARGETS
+    if model._target_ is not None:
+        method, family = methods.of_target(model._target_)
+        if method != name:
+            raise ValueError(
+                f"recipe.model._target_: {model._target_} is of the method {method}, recipe.method.name is {name}; "
+                f"give recipe.model.family={family} in its place"
+            )
+        if model.family is not None and classes.get(model.family) != model._target_:
+            raise ValueError(
+                f"recipe.model.family: {model.family}, but recipe.model._target_ is of {family}; give one of the two"
+            )
+        model.family = None
+        return
+    if model.family not in FAMILIES:
+        raise ValueError(f"recipe.model.family: {model.family!r} is unknown; choose one of {', '.join(FAMILIES)}")
+    if model.family in classes:
+        model._target_, model.family = classes[model.family], None

@@ -1,0 +1,73 @@
+"""What is known of a target before anything runs: whether its folder is there, its family, its positions."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from longspec import methods
+from longspec.atomic_files import read_json
+from longspec.config.checks import BUILT
+from longspec.config.names import HUB_PREFIX
+from longspec.families import check_family
+
+
+def folder_of(source: str, fetched: Path) -> Path | None:
+    """Where a target's config.json is looked for; None for one that is built. `fetched`: the place of one from the hub."""
+    if source == BUILT:
+        return None
+    return fetched if source.startswith(HUB_PREFIX) else Path(source).expanduser()
+
+
+def check_target(key: str, recipe: Any, fetched: Path) -> None:
+    """Raise ValueError for a folder that holds no target, and for another family than the target's.
+
+    key: of the run's model, such as "run 'demo', stage 'base': recipe.model"; fetched: as of folder_of.
+    """
+    model = recipe.model
+    folder = folder_of(model.source, fetched)
+    if folder is None:
+        return
+    config = settings_of(folder)
+    if config is None and model.source.startswith(HUB_PREFIX):
+        return  # not fetched yet
+    if config is None:
+        raise ValueError(
+            f"{key}.source: {model.source}: {'has no config.json' if folder.is_dir() else 'no such folder'} (seen from "
+            f"{Path.cwd()}); give {BUILT}, {HUB_PREFIX}<owner>/<repository> or the folder of a transformers model"
+        )
+    check_family(config.get("model_type"), folder / "config.json")
+    try:
+        methods.check_family_named(recipe, config["model_type"], str(folder))
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from None
+
+
+def settings_of(folder: Path) -> dict[str, Any] | None:
+    """A target's own configuration; None where there is none. Raises ValueError for a file that is no JSON object."""
+    path = folder / "config.json"
+    if not path.is_file():
+        return None
+    config = read_json(path)
+    if not isinstance(config, dict):
+        raise ValueError(f"{path}: must be a JSON object; get the target again")
+    return config
+
+
+def positions_of(source: str, built: int, fetched: Path) -> int | None:
+    """How many positions a target has; None where only its weights' job can tell. `built`: those of one that is built here."""
+    folder = folder_of(source, fetched)
+    if folder is None:
+        return built
+    config = settings_of(folder) or {}
+    scaled = config.get("rope_scaling") or config.get("rope_parameters")
+    told = config.get("max_position_embeddings")
+    stretched = "yarn" in json.dumps(scaled)  # how far: families.position_limit, which needs transformers' object
+    return told if isinstance(told, int) and not stretched else None
+
+
+def check_length(key: str, length: int, positions: int) -> None:
+    """Raise ValueError for rows in which a document could be longer than the target reads."""
+    if length > positions:
+        raise ValueError(
+            f"{key}.data.sequence_length: {length} tokens are more than the target's {positions} positions; lower it"
+        )

@@ -1,0 +1,152 @@
+"""Values that are wrong, by key: each is refused with the key, before anything runs and when a frozen file is read."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from longspec.config import Build, Recipe, Runtime, compose, compose_stage, load, to_yaml, yaml_files
+from longspec.config.ranges import RANGES, number_fields
+
+NAN, INF, HUGE = math.nan, math.inf, 10**12
+CLASS = "longspec.train.models.qwen2_glide.Qwen2Glide"
+NAMES = ["x$(touch INJECTED)", "../../ESCAPED", "a b", "a/b", ".a", "-rf", "", "a\n", "a;b", "é", "a_b", "x" * 101]
+PHASE = {"dataset": "stdlib", "sequence_length": 512, "rows": 4, "steps": 700}
+
+RECIPE: dict[str, list[Any]] = {
+    "optimizer.lr": [-1, 0, NAN, INF, 2],
+    "optimizer.betas": [[0.9], [0.9, 0.95, 0.99], [0.9, 1.0], [NAN, 0.9], [-0.1, 0.9], []],
+    "optimizer.eps": [-1, 0, NAN],
+    "optimizer.weight_decay": [-0.1, INF, NAN],
+    "optimizer.warmup_ratio": [-0.1, 1.5, NAN],
+    "optimizer.clip": [-1, NAN, INF],
+    "seed": [-1, 10**40, 2**63],
+    "global_batch": [0, HUGE],
+    "epochs": [0, HUGE],
+    "steps": [0, HUGE],
+    "precision": ["fp8"],
+    "data.sequence_length": [0, 1, 10**9],
+    "data.name": NAMES,
+    "data.collation": ["longest"],
+    "stage": NAMES,
+    "draft.window": [0, HUGE],
+    "draft.lag": [0, 512, HUGE],
+    "draft.block": [0],
+    "draft.anchor_tokens": [0, HUGE],
+    "draft.anchors_up_to": [-1, HUGE],
+    "draft.max_position": [0, HUGE],
+    "draft.temperature": [0, -1, 1e-30, NAN, INF],
+    "model.name": NAMES,
+    "model._target_": ["", "nowhere", "os.system", "builtins.exec", CLASS, f"{CLASS}.__init__", f"{CLASS}.from_pretrained "],
+    "model.source": ["", " ", "hf:", "hf:x", "hf:a/b/c", "hf:../b", "hf:a/..", "hf:a b/c", "hf:a/b\n", "a\0b"],
+}
+RUNTIME: dict[str, list[Any]] = {
+    "micro_batch": [0, HUGE],
+    "save_every": [0],
+    "log_every": [-1],
+    "held_out_every": [-1],
+    "held_out_rows": [0],
+    "timeout_minutes": [0, 10**9],
+    "watchdog_seconds": [0, HUGE],
+    "stop_margin_seconds": [-1, HUGE],
+    "max_skipped_in_a_row": [0],
+    "target_chunk": [0],
+    "peak_tflops": [0, NAN, INF],
+    "attention": ["fast"],
+    "report_to": [["tensorbord"], ["none", "wandb"]],
+    "deepspeed.zero_stage": [-1, 4],
+    "deepspeed.offload_optimizer": ["disk"],
+}
+BUILD: dict[str, list[Any]] = {
+    "vocabulary": [100, HUGE],
+    "hidden": [0, 130, 4 * 33],
+    "layers": [0, 10**9],
+    "key_value_heads": [0, 3],
+    "max_position": [0, HUGE],
+    "rope_theta": [0, -1.0, NAN, INF],
+    "lr": [0, -1, NAN, INF],
+    "warmup_ratio": [2, NAN],
+    "seed": [-1, 10**40],
+    "mixture": [
+        [PHASE | {"steps": "many"}],
+        [PHASE | {"steps": 0}],
+        [PHASE | {"rows": True}],
+        [PHASE | {"rows": 1.5}],
+        [PHASE | {"sequence_length": 10**6}],
+        [PHASE | {"dataset": "../x"}],
+        [PHASE | {"extra": 1}],
+    ],
+}
+SECTIONS: list[tuple[type, dict[str, list[Any]]]] = [(Recipe, RECIPE), (Runtime, RUNTIME), (Build, BUILD)]
+CASES = [(schema, key, value) for schema, keys in SECTIONS for key, values in keys.items() for value in values]
+
+
+@pytest.fixture(scope="module")
+def demo() -> Any:
+    """The demo's first stage."""
+    return compose_stage("demo", "sinkpi-slicing", "base")
+
+
+@pytest.mark.parametrize(("schema", "key", "value"), CASES, ids=[f"{key}={value!r}"[:60] for _, key, value in CASES])
+def test_a_wrong_value_is_refused_with_its_key(demo: Any, tmp_path: Path, schema: type, key: str, value: Any) -> None:
+    """By the file that a job reads; `compose` makes the same checks (test_config.py)."""
+    name = schema.__name__.lower()
+    section = OmegaConf.create(OmegaConf.to_container(demo[name], resolve=True))
+    OmegaConf.update(section, key, value)
+    path = tmp_path / f"{name}.yaml"
+    path.write_text(to_yaml(section))
+    with pytest.raises(ValueError, match=rf"{name}\.yaml: {name}\.{key}\b") as refused:
+        load(path, schema)
+    assert "\n" not in str(refused.value)
+
+
+def test_enough_values_are_tried() -> None:
+    assert len(CASES) > 100
+
+
+@pytest.mark.parametrize("schema", RANGES)
+def test_every_number_has_a_range_and_no_other_field_has_one(schema: type) -> None:
+    assert number_fields(schema).keys() == RANGES[schema].keys()
+
+
+@pytest.mark.parametrize("schema", RANGES)
+def test_the_defaults_are_possible(demo: Any, tmp_path: Path, schema: type) -> None:
+    path = tmp_path / "section.yaml"
+    path.write_text(to_yaml(demo[schema.__name__.lower()]))
+    load(path, schema)
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Path:
+    """An experiment of a user's own, whose file a test may spoil."""
+    path = tmp_path / "mine.yaml"
+    path.write_text("# @package _global_\ndefaults:\n  - /train\n  - override /run: demo\n  - _self_\nfiles: {out: here}\n")
+    compose("mine", [], tmp_path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "message"),
+    [
+        (b"hydra: {run: {dir: x}}\n", r"mine\.yaml: hydra: Hydra's own settings have no effect here"),
+        (b"hydra: {job: {chdir: true}}\n", r"mine\.yaml: hydra: Hydra's own settings"),
+        (b"hydra: {foo: 1}\n", r"^hydra\.foo: unknown key"),
+        (b"files: {out: there}\n", r"mine\.yaml: line 7: key 'files' stands twice, first in line 6; keep one"),
+        (b"recipe: {seed: 1, seed: 2}\n", r"mine\.yaml: line 7: key 'seed' stands twice, first in line 7"),
+        (b"recipe: {seed: 1\n", r"mine\.yaml: line 8: "),
+        (b"# caf\xe9\n", r"mine\.yaml: line 7: byte 0xe9 is not UTF-8; save the file as UTF-8"),
+    ],
+)
+def test_a_file_that_cannot_be_meant_is_refused_by_name_and_line(experiment: Path, spoilt: bytes, message: str) -> None:
+    experiment.write_bytes(experiment.read_bytes() + spoilt)
+    with pytest.raises(ValueError, match=message) as refused:
+        compose("mine", [], experiment.parent)
+    assert "\n" not in str(refused.value)
+
+
+def test_equal_keys_of_different_mappings_are_no_mistake(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("a: &one {x: 1, y: 2}\nb: {<<: *one, x: 3}\n")
+    assert yaml_files.read(path) == {"a": {"x": 1, "y": 2}, "b": {"x": 3, "y": 2}}

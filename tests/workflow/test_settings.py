@@ -1,0 +1,140 @@
+"""Values of config/workflow.yaml that are wrong, by key; the functions that the rules ask, without Snakemake."""
+
+import copy
+import datetime
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longspec.config import CONFIG_DIR, yaml_files
+from longspec.data import presets
+from longspec.data.raw import complete
+from longspec.evaluate import tasks
+from longspec.workflow.settings import check_text, check_values
+
+NAN, INF, HUGE = math.nan, math.inf, 10**12
+NAMES = ["x$(touch INJECTED)", "../x", "a b", ".a", "-rf", "", "a\n", "a_b", "x" * 101, 1, None]
+WRONG: dict[str, list[Any]] = {
+    "runs": [[], "demo", ["demo", "demo"]],
+    "runs.0": NAMES,
+    "variants.0": NAMES,
+    "envmodules": [[""], ["a; touch INJECTED"], ["$(x)"], ["-x"], ["a\n"], [5], "cuda"],
+    "data.stdlib.held_out": [NAN, INF, -1, 0, 1, "0.1"],
+    "data.stdlib.shards": [0, HUGE, True, 1.5],
+    "data.stdlib.source": ["", [], [""], 5, datetime.date(2026, 1, 1), "a\0b", "\ud800"],
+    "data.puzzles.seed": [-1, 10**40, 2**63, 0.5],
+    "data.puzzles.records": [0, HUGE, NAN],
+    "data.stdlib-long.min_characters": [-1, HUGE],
+    "data.longcot.max_rejected": [NAN, -0.1, 1.1],
+    "data.longcot.max_line_mb": [NAN, INF, 0, -1, HUGE],
+    "data.longcot.align": [[{"set": {"text": NAN}}], [{"set": {"day": datetime.date(2026, 1, 1)}}], [{"set": {1: "a"}}], "set"],
+    "evaluation.prompts": [0, HUGE, NAN, "many"],
+    "evaluation.new_tokens": [0, HUGE],
+    "evaluation.temperatures": [[], [NAN], [INF], [-INF], [-1], [1e-30], [1e6], ["0"], 0],
+    "evaluation.shapes": [[], [0], [10**8], [[]], [[1, 10**8]], [[1] * 65], [[4, 0]], [2.5], [NAN]],
+    "evaluation.repeats": [0, HUGE],
+    "evaluation.seed": [-1, 10**40, INF],
+    "evaluation.tasks": [{}, {"a b": {"data": "stdlib", "context": [1, 2]}}, {"../x": {"data": "stdlib", "context": [1, 2]}}],
+    "evaluation.tasks.short.context": [[1024, 10**9], [0, 1], [1], [1, 2, 3], [NAN, 2]],
+    "evaluation.tasks.short.data": ["../x", "a b", 5],
+    "gates.forgetting": [NAN, INF, -0.1, 1.1, "0.1"],
+    "gates.context": [NAN, 2],
+    "extra": [1],
+}
+CASES = [(key, value) for key, values in WRONG.items() for value in values]
+
+
+@pytest.fixture(scope="module")
+def settings() -> dict[str, Any]:
+    """The file as it stands in the repository, its presets laid out."""
+    found = yaml_files.read(CONFIG_DIR / "workflow.yaml")
+    found["data"] = {name: presets.expand(name, entry) for name, entry in found["data"].items()}
+    check_values(found)
+    return found
+
+
+@pytest.mark.parametrize(("key", "value"), CASES, ids=[f"{key}={value!r}"[:60] for key, value in CASES])
+def test_a_wrong_value_is_refused_with_its_key(settings: dict[str, Any], key: str, value: Any) -> None:
+    wrong = copy.deepcopy(settings)
+    *above, last = [int(part) if part.isdecimal() else part for part in key.split(".")]
+    place: Any = wrong
+    for part in above:
+        place = place[part]
+    place[last] = value
+    with pytest.raises(ValueError, match=rf"^{key}\b") as refused:
+        check_values(wrong)
+    assert "\n" not in str(refused.value)
+
+
+def test_more_than_sixty_values_are_tried() -> None:
+    assert len(CASES) > 60
+
+
+def test_a_tree_of_too_many_nodes_is_refused(settings: dict[str, Any]) -> None:
+    """Each level may have so many, all of them together may not."""
+    section = settings["evaluation"] | {"shapes": [[1, *[1000] * 5]]}
+    with pytest.raises(ValueError, match=r"^evaluation\.shapes: .* has 5001 nodes; 4096 is the most"):
+        tasks.parse(section)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "hf:../../etc/passwd",
+        "hf:../x",
+        "hf:a/..",
+        "hf:a/.b",
+        "hf:a/b/../../../x.jsonl",
+        "hf:a/b/./x.jsonl",
+        "hf:a/b//x.jsonl",
+        "hf:a/b/",
+        "hf:a/b/x\n.jsonl",
+        "hf:a b/c",
+        "hf:a/b$(x)",
+        "hf:a",
+        "hf:",
+        "hf:a/b:",
+    ],
+)
+def test_a_name_of_the_hub_that_is_none_is_refused(source: str) -> None:
+    from longspec.data.hub.names import parse
+
+    with pytest.raises(ValueError, match=r"is no name of a dataset of the hub: hf:<owner>/<repository>"):
+        parse(source)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [{"set": {"text": NAN}}, {"set": {"text": datetime.date(2026, 1, 1)}}, {"filter": {"field": "n", "min": INF}}],
+)
+def test_an_aligner_by_hand_takes_what_json_holds(step: dict[str, Any]) -> None:
+    """The verb's own --settings pass no schema, and its JSON may hold NaN."""
+    [name] = step
+    with pytest.raises(ValueError, match=rf"^data\.x\.align\[0\]\.{name}: must hold texts, finite numbers"):
+        complete("x", {"source": "a.jsonl", "align": [step]})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"runs: [a]\nruns: [b]\n", "line 2: key 'runs' stands twice, first in line 1; keep one"),
+        (b"a: 1\ndata: {b: {source: x, source: y}}\n", "line 2: key 'source' stands twice, first in line 2; keep one"),
+        (b"__use_yte__: true\nruns: [?open('x')]\n", "__use_yte__: a configuration holds values and runs no code"),
+        (b"a: !!python/object/apply:os.system [x]\n", "line 1: could not determine a constructor for the tag"),
+        (b"- a\n", "must be a mapping with keys such as runs and data"),
+        (b"", "must be a mapping with keys"),
+        (b"a: [1\nb: 2\n", "line 2: expected ',' or ']'"),
+        (b"a: 1\n\tb: 2\n", "line 2: found character '\\t' that cannot start any token"),
+        (b"a: \x00\n", "special characters are not allowed"),
+        (b"a: 1\nb: \xff\n", "line 2: byte 0xff is not UTF-8; save the file as UTF-8"),
+    ],
+)
+def test_a_file_that_snakemake_would_misread_is_refused_with_the_line(tmp_path: Path, text: bytes, message: str) -> None:
+    path = tmp_path / "workflow.yaml"
+    path.write_bytes(text)
+    with pytest.raises(ValueError, match=r"workflow\.yaml: ") as refused:
+        check_text(path)
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)

@@ -1,0 +1,118 @@
+"""What is known of a target and of a task's prompts before anything runs."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from transformers import Qwen2Config
+
+from longspec.evaluate.tasks import Benchmark, HeldOut, check_room
+from longspec.families import CLASSES, FAMILIES, position_limit
+from longspec.workflow.files import check_fields, check_paths
+from longspec.workflow.targets import check_length, check_target, positions_of
+
+NOWHERE = Path("nowhere")
+KEY = "run 'mine', stage 'base': recipe.model"
+
+
+def model(source: str, family: str = "qwen2") -> Any:
+    return SimpleNamespace(source=source, _target_=f"{CLASSES[family]}.from_pretrained")
+
+
+def write_config(folder: Path, **settings: Any) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(settings))
+    return str(folder)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_folder_of_every_family_is_taken_with_its_own_class_alone(tmp_path: Path, family: str) -> None:
+    source = write_config(tmp_path / "target", model_type=family)
+    check_target(KEY, model(source, family), NOWHERE)
+    other = next(name for name in FAMILIES if CLASSES[name] != CLASSES[family])
+    with pytest.raises(
+        ValueError, match=rf"recipe\.model\._target_: {CLASSES[other]}.* builds no {family} target.*give {CLASSES[family]}"
+    ):
+        check_target(KEY, model(source, other), NOWHERE)
+
+
+def test_a_folder_that_is_no_target_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"recipe\.model\.source: nowhere/x: no such folder \(seen from"):
+        check_target(KEY, model("nowhere/x"), NOWHERE)
+    with pytest.raises(ValueError, match=r"recipe\.model\.source: .*: has no config\.json"):
+        check_target(KEY, model(str(tmp_path)), NOWHERE)
+    with pytest.raises(ValueError, match=r"config\.json: model_type 'gpt2' is not supported"):
+        check_target(KEY, model(write_config(tmp_path, model_type="gpt2")), NOWHERE)
+    (tmp_path / "config.json").write_text("[1]")
+    with pytest.raises(ValueError, match=r"config\.json: must be a JSON object"):
+        check_target(KEY, model(str(tmp_path)), NOWHERE)
+
+
+def test_one_of_the_hub_is_looked_at_when_it_has_been_fetched(tmp_path: Path) -> None:
+    check_target(KEY, model("hf:a/b"), tmp_path / "target")
+    write_config(tmp_path / "target", model_type="llama")
+    with pytest.raises(ValueError, match=r"recipe\.model\._target_"):
+        check_target(KEY, model("hf:a/b"), tmp_path / "target")
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        None,
+        {"rope_type": "linear", "factor": 4.0},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
+    ],
+)
+def test_positions_are_those_that_training_reads_or_are_left_open(tmp_path: Path, scaling: dict[str, Any] | None) -> None:
+    config = Qwen2Config(max_position_embeddings=128, rope_scaling=scaling)
+    config.save_pretrained(tmp_path)
+    told = positions_of(str(tmp_path), 7, NOWHERE)
+    assert told == (None if scaling and scaling["rope_type"] == "yarn" else position_limit(config))
+    assert positions_of("build", 7, NOWHERE) == 7
+    assert positions_of("hf:a/b", 7, NOWHERE) is None
+
+
+def test_rows_and_prompts_find_room_in_the_positions() -> None:
+    check_length("recipe", 128, 128)
+    with pytest.raises(ValueError, match=r"recipe\.data\.sequence_length: 129 tokens are more than the target's 128 positions"):
+        check_length("recipe", 129, 128)
+    check_room("long", HeldOut("a", (4, 1000), 24), 1088)
+    with pytest.raises(ValueError, match=r"evaluation\.tasks\.long\.context: prompts of 1001 tokens .* 1000 is the most"):
+        check_room("long", HeldOut("a", (4, 1001), 24), 1088)
+    with pytest.raises(ValueError, match=r"evaluation\.tasks\.own\.new_tokens: 1023 leave no room"):
+        check_room("own", Benchmark("a.jsonl", "{prompt}", True, "", 0, 1023), 1088)
+
+
+def benchmark(template: str) -> Benchmark:
+    return Benchmark("a.jsonl", template, True, "", 0, 8)
+
+
+def test_a_template_asks_for_fields_that_each_file_has(tmp_path: Path) -> None:
+    one, two, empty = (tmp_path / f"{name}.jsonl" for name in ("one", "two", "empty"))
+    one.write_text('{"question": "?", "meta": {"title": "a"}, "answers": ["b"], "n": 0}\n{"other": 1}\n')
+    two.write_text('{"question": null}\n')
+    empty.touch()
+    check_fields("key", benchmark("{question} {meta.title} {answers.0} {n} {{brace}}"), [one, empty])
+    for template in ("{title}", "{meta.titel}", "{answers.1}"):
+        with pytest.raises(
+            ValueError, match=r"^key\.template: asks for \{.*\}, which is missing or null in .*one\.jsonl: line 1; its f"
+        ):
+            check_fields("key", benchmark(template), [one])
+    with pytest.raises(ValueError, match=r"two\.jsonl: line 1; its fields: question"):
+        check_fields("key", benchmark("{question}"), [one, two])
+    two.write_text("{\n")
+    with pytest.raises(ValueError, match=r"two\.jsonl: line 1: .*; correct or remove the line"):
+        check_fields("key", benchmark("{question}"), [two])
+
+
+@pytest.mark.parametrize("name", ["{x}.jsonl", "{dataset}.jsonl", "a}.jsonl", "a\nb.jsonl", "a\x1b[2J.jsonl"])
+def test_a_path_that_would_be_read_as_another_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"rename the file$") as refused:
+        check_paths([Path("inputs") / name])
+    assert str(refused.value).isprintable()
+
+
+def test_other_paths_may_hold_what_they_like() -> None:
+    check_paths([Path("in puts/a 'b' $(x) ;\"é.jsonl")])
