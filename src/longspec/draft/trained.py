@@ -5,7 +5,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from longspec.artefact import read_json
+from longspec.artefact import read_json_object
 from longspec.config import Recipe, differences, load, typed
 from longspec.train.slots import MANIFEST, read_manifest
 
@@ -33,7 +33,7 @@ def _values(recipe: Any) -> Any:
 def _of_ours(checkpoint: Path) -> tuple[dict[str, Any] | None, Path]:
     """Recipe and stage's folder of a stage's checkpoint.json or of a slot; no recipe for other sources."""
     if checkpoint.name == "checkpoint.json":
-        content, stage = read_json(checkpoint), checkpoint.absolute().parent
+        content, stage = read_json_object(checkpoint), checkpoint.absolute().parent
     elif (checkpoint / MANIFEST).is_file():
         content, stage = read_manifest(checkpoint), checkpoint.absolute().parents[1]
     else:

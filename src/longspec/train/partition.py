@@ -8,10 +8,10 @@ from typing import Any
 
 import deepspeed
 import torch
-from transformers import AutoConfig
 from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
 
 from longspec.train.models.target import load_target
+from longspec.train.models.target_config import read_target_config
 from longspec.train.models.target_states import STATES_ATTENTION, TargetStates
 
 
@@ -47,7 +47,7 @@ def load_partitioned(path: str, dtype: torch.dtype, attention: str) -> TargetSta
     loading = _PartitionAtLoading(config)  # transformers keeps a weak reference
     set_hf_deepspeed_config(loading)
     try:
-        target = load_target(path, AutoConfig.from_pretrained(path), dtype, STATES_ATTENTION)
+        target = load_target(path, read_target_config(path), dtype, STATES_ATTENTION)
     finally:
         unset_hf_deepspeed_config()
     states = TargetStates(target, attention=attention)

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoConfig
 
 from longspec.artefact import read_json
 from longspec.config import PARTITIONED, ConfigError, Draft, Recipe, Runtime, compose, dataclass_from, load
@@ -24,6 +23,7 @@ from longspec.train.fit import alternatives, gib, table
 from longspec.train.fragments import KINDS
 from longspec.train.memory import GIB, Setup, estimate, peak, setup_of
 from longspec.train.models.target import head_width
+from longspec.train.models.target_config import read_target_config
 from longspec.train.needs import Needs, needs_of
 from longspec.train.sharing import share_global_batch
 
@@ -64,10 +64,7 @@ def read_target(name: str) -> Any:
     Raises ValueError when there is none, or the target is not supported.
     """
     path = read_json(Path(name))["path"] if name.endswith(".json") else name
-    try:
-        config = AutoConfig.from_pretrained(path)
-    except OSError as error:
-        raise ValueError(f"--target {name}: no config.json of a target there: {error}") from error
+    config = read_target_config(path)
     check_target(config, f"{path}/config.json")
     return config
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from omegaconf import OmegaConf
-from transformers import AutoConfig
 
 from longspec.artefact import read_json, sha256_file, sha256_text
 from longspec.config import PARTITIONED, Draft, dataclass_from, instantiate
@@ -15,6 +14,7 @@ from longspec.train.arguments import Job
 from longspec.train.models.attention import choose
 from longspec.train.models.glide import Glide
 from longspec.train.models.target import head_width
+from longspec.train.models.target_config import read_target_config
 from longspec.train.models.weights import draft_weights_file
 from longspec.train.partition import load_partitioned
 
@@ -35,7 +35,7 @@ def identity_of(job: Job, rows: PackedRows, dtype: torch.dtype) -> dict[str, Any
 def build_glide(job: Job, device: torch.device, dtype: torch.dtype) -> Glide:
     """The frozen target and its draft, fresh (seeded) or from the given weights."""
     path = read_json(job.target)["path"]
-    attention = choose(job.runtime.attention, device, dtype, head_width(AutoConfig.from_pretrained(path)))
+    attention = choose(job.runtime.attention, device, dtype, head_width(read_target_config(path)))
     states = load_partitioned(path, dtype, attention) if job.runtime.target == PARTITIONED else None
     torch.manual_seed(job.recipe.seed)
     glide = instantiate(

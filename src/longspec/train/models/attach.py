@@ -2,14 +2,13 @@
 
 from typing import Any
 
-from transformers import AutoConfig
-
 from longspec.families import check_target
 from longspec.train.models.glide import Glide
 from longspec.train.models.llama_glide import LlamaGlide
 from longspec.train.models.mistral_glide import MistralGlide
 from longspec.train.models.qwen2_glide import Qwen2Glide
 from longspec.train.models.qwen3_glide import Qwen3Glide
+from longspec.train.models.target_config import read_target_config
 from longspec.train.models.weights import target_and_draft
 
 CLASSES: tuple[type[Glide], ...] = (LlamaGlide, MistralGlide, Qwen2Glide, Qwen3Glide)
@@ -22,7 +21,7 @@ def attach(target_model_path: str, glide_path: str | None = None, **arguments: A
     for a target that is not supported and for a draft that was made for another one.
     """
     target_model_path, glide_path = target_and_draft(target_model_path, glide_path)
-    config = AutoConfig.from_pretrained(target_model_path)
+    config = read_target_config(target_model_path)
     check_target(config, f"{target_model_path}/config.json")
     family = next(cls for cls in CLASSES if config.model_type in cls.families)
     return family(config, target_model_path, glide_path, **arguments)

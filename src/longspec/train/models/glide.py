@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, PretrainedConfig
+from transformers import PretrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, rotate_half
 from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 
@@ -19,6 +19,7 @@ from longspec.train.models.attention import AUTO, attend, check_backend
 from longspec.train.models.inputs import NO_LABEL, check_ranges, check_shapes, lag_per_row
 from longspec.train.models.precision import resolve_dtype
 from longspec.train.models.target import head_width, load_target
+from longspec.train.models.target_config import read_target_config
 from longspec.train.models.target_states import STATES_ATTENTION, TargetStates
 from longspec.train.models.visibility import Visibility
 from longspec.train.models.visibility_tree import TreeVisibility
@@ -194,7 +195,7 @@ class Glide(nn.Module):
         Arguments as of the constructor.
         """
         target_model_path, glide_path = target_and_draft(target_model_path, arguments.pop("glide_path", None))
-        return cls(AutoConfig.from_pretrained(target_model_path), target_model_path, glide_path, **arguments)
+        return cls(read_target_config(target_model_path), target_model_path, glide_path, **arguments)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Glide":
         """The target, which is not registered, follows the draft to its device; its dtype stays."""
