@@ -46,6 +46,14 @@ def _is_alive(process: int) -> bool:
     return True
 
 
+def remove(path: Path) -> None:
+    """Remove a folder with all that is in it, a file, or a link; what a link names stays."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def remove_strays(*finals: Path) -> None:
     """Remove what killed jobs left beside final names that are about to be made; one job at a time makes a name."""
     for final in finals:
@@ -53,7 +61,7 @@ def remove_strays(*finals: Path) -> None:
         for path in final.parent.glob(".*.tmp"):
             found = pattern.fullmatch(path.name)
             if found and not _is_alive(int(found[1])):
-                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+                remove(path)
 
 
 @contextmanager
@@ -117,6 +125,16 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}: line {error.lineno}: not valid JSON ({error.msg}); make the file again") from error
+    except (ValueError, RecursionError) as error:  # no UTF-8, a number of thousands of digits, nesting without an end
+        raise ValueError(f"{path}: not valid JSON ({error}); make the file again") from error
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds an object. Raises ValueError as of read_json, and for another value."""
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: must hold a JSON object ({{...}}), holds a {type(content).__name__}; make the file again")
+    return content
 
 
 def files_below(folder: Path) -> list[str]:

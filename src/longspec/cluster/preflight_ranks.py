@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 from torch.distributed import PrefixStore, TCPStore
-from transformers import AutoConfig
 
 from longspec.atomic_files import read_json
 from longspec.distributed import Ranks
 from longspec.families import check_target
+from longspec.models.target_config import read_target_config
 from longspec.train.estimate.memory_check import memory_of
 
 OK, WARN, FAIL = "ok", "warn", "fail"
@@ -105,7 +105,7 @@ class Place:
         """The target's configuration. Raises UnreadableTargetError."""
         try:
             path = read_json(self.target)["path"]
-            config = AutoConfig.from_pretrained(path)
+            config = read_target_config(path)
             check_target(config, f"{path}/config.json")
         except Exception as error:  # whatever transformers raises for what it does not know
             raise UnreadableTargetError("not checked: needs the target's config.json, see the check of the target") from error

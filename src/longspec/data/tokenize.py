@@ -43,7 +43,7 @@ def load(manifest_path: Path) -> tuple[Any, str]:
 
     manifest = read_json(manifest_path)
     check_files(Path(manifest["path"]), manifest["files"])
-    tokenizer = AutoTokenizer.from_pretrained(manifest["path"])
+    tokenizer = AutoTokenizer.from_pretrained(manifest["path"], trust_remote_code=False)
     if not tokenizer.is_fast:
         raise ValueError(f"{manifest['path']}: no fast tokenizer (tokenizer.json); convert it with transformers first")
     if tokenizer.eos_token_id is None:

@@ -20,7 +20,7 @@ def extract(options: argparse.Namespace) -> None:
 
     recipe, out = recipe_and_folder(options.checkpoint, options.recipe, options.out)
     target = read_json(options.target or target_manifest(recipe.model.name))["path"]
-    state = read_weights(options.checkpoint)
+    state = read_weights(options.checkpoint, trust_pickle=options.trust_pickle)
     check_draft_state(empty_layer(target, recipe), state, options.checkpoint)
     config = draft_config(target, recipe, state)
     write_draft(out, state, config)
@@ -67,6 +67,11 @@ def main() -> None:
     verb.add_argument("--recipe", type=Path, help="recipe.yaml of the draft; default: the one that the checkpoint holds")
     verb.add_argument("--target", type=Path, help="default: models/{recipe.model.name}/target_manifest.json")
     verb.add_argument("--out", type=Path, help="the folder to make; default: draft-{checkpoint's name} in its stage's folder")
+    trust = (
+        "for a DeepSpeed checkpoint that asks for more than tensors and the types that DeepSpeed itself saves: read it all the "
+        "same. Its files are Python pickles, and run whatever code they hold: only for files whose maker you trust"
+    )
+    verb.add_argument("--trust-pickle", action="store_true", help=trust)
     verb = verbs.add_parser("final", help=final.__doc__)
     verb.set_defaults(run=final)
     verb.add_argument("--draft", type=Path, required=True, help="draft folder of the last stage")

@@ -1,19 +1,39 @@
 """Checkpoints that DeepSpeed itself wrote (other trainers' ones), of ZeRO stage 0 to 3 and any number of ranks.
 
-They are Python pickles: reading one runs what it says. Read only what comes from people you trust.
+They are Python pickles, which run what they say when they are read. Here they may hold tensors, plain values and the few
+types that DeepSpeed puts beside them; a file that asks for more is refused, unless all files are said to be trusted.
 """
 
+import argparse
+import glob
+import itertools
+import os
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from longspec.models.weight_files import read_pickle, telling_damage, tensors_by_name
+
 LATEST = "latest"
 MODEL_STATES = "mp_rank_00_model_states.pt"
 PARTITIONED_MODEL_STATES = "zero_pp_rank_{rank}_" + MODEL_STATES
 OPTIMIZER_STATES = re.compile(r"((?:bf16_)?zero_pp_rank_)(\d+)(_mp_rank_00_optim_states\.pt)")
+STATES = ("*_model_states.pt", "*_optim_states.pt")  # what DeepSpeed's reader opens
+NAMED = 5  # files of a message
+NAMELY = 80  # characters of a strange tag
+ADVICE = (
+    "--trust-pickle reads it all the same and runs whatever code the file holds: give it only if you trust who made the file"
+)
+# By which torch.load reads as weights_only=True says, also where its caller asks for more.
+FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+STRANGE = "does not hold what DeepSpeed writes"
+Load = Callable[[Path], Any]
 
 
 def is_deepspeed(folder: Path) -> bool:
@@ -21,27 +41,45 @@ def is_deepspeed(folder: Path) -> bool:
     return (folder / LATEST).is_file() or (folder / MODEL_STATES).is_file() or bool(_optimizer_files(folder))
 
 
-def read_deepspeed(folder: Path) -> dict[str, Tensor]:
+def read_deepspeed(folder: Path, *, trust_pickle: bool = False) -> dict[str, Tensor]:
     """The trained tensors under their full names, float32 where the optimizer has them. Frozen ones are not read.
 
-    Raises ValueError that names a missing file.
+    With `trust_pickle` the files run whatever they say. Raises ValueError that names a file which is missing, is damaged, is
+    no part of the checkpoint, or asks for more than tensors.
     """
-    if (folder / LATEST).is_file():
-        tag = (folder / LATEST).read_text().strip()
-        if not (folder / tag).is_dir():
-            raise ValueError(f"{folder / tag}: missing, though {folder / LATEST} names it")
-        folder = folder / tag
-    files = _optimizer_files(folder)
-    if not files:
-        # Stage 0: the weights are in the model's own states, as every rank had them.
-        saved = torch.load(folder / MODEL_STATES, map_location="cpu", mmap=True, weights_only=False)
-        return dict(saved["module"])
-    ranks, stage = _check_complete(folder, files)
-    if stage is None:
-        return _read_flat(folder, [_optimizer_state(files[rank]) for rank in range(ranks)])
-    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+    load = partial(read_pickle, trust=trust_pickle, advice=ADVICE)
+    with nullcontext() if trust_pickle else _tensors_alone():
+        return tensors_by_name(_read(_folder_of_tag(folder), load), folder)
 
-    return get_fp32_state_dict_from_zero_checkpoint(str(folder.parent), tag=folder.name, exclude_frozen_parameters=True)
+
+@contextmanager
+def _tensors_alone() -> Iterator[None]:
+    """Let files hold the types that DeepSpeed puts into them, and nothing more, whoever reads them."""
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    types = [LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address, argparse.Namespace]
+    before = os.environ.get(FORCE)
+    os.environ[FORCE] = "1"
+    try:
+        with torch.serialization.safe_globals(types):
+            yield
+    finally:
+        del os.environ[FORCE]
+        if before is not None:
+            os.environ[FORCE] = before
+
+
+def _folder_of_tag(folder: Path) -> Path:
+    """The folder that `latest` names, else the given one."""
+    latest = folder / LATEST
+    if not latest.is_file():
+        return folder
+    tag = latest.read_text(errors="replace").strip()
+    if tag not in [path.name for path in folder.iterdir() if path.is_dir()]:
+        raise ValueError(f"{latest}: names {tag[:NAMELY]!r}, and there is no such folder beside it; give the folder of a tag")
+    return folder / tag
 
 
 def _optimizer_files(folder: Path) -> dict[int, Path]:
@@ -50,30 +88,63 @@ def _optimizer_files(folder: Path) -> dict[int, Path]:
     return {int(match[2]): path for match, path in matches if match}
 
 
-def _optimizer_state(path: Path) -> Any:
-    return torch.load(path, map_location="cpu", mmap=True, weights_only=False)["optimizer_state_dict"]
+def _read(folder: Path, load: Load) -> Any:
+    files = _optimizer_files(folder)
+    if not files:
+        # Stage 0: the weights are in the model's own states, as every rank had them.
+        path = folder / MODEL_STATES
+        saved = load(path)
+        with telling_damage(path, STRANGE):
+            return saved["module"]
+    ranks, stage = _ranks_and_stage(files[min(files)], load)
+    names = _check_complete(folder, files[min(files)].name, ranks, stage)
+    states = [load(folder / name) for name in names]  # each is looked at before anything else opens it
+    if stage is None:
+        with telling_damage(folder, STRANGE):
+            return _read_flat(states[-1], [state["optimizer_state_dict"] for state in states[:-1]])
+    if glob.escape(str(folder)) != str(folder):
+        raise ValueError(f"{folder}: DeepSpeed takes *, ? and [ in a path for a pattern; move the checkpoint to another path")
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+    with telling_damage(folder, STRANGE):
+        return get_fp32_state_dict_from_zero_checkpoint(str(folder.parent), tag=folder.name, exclude_frozen_parameters=True)
 
 
-def _check_complete(folder: Path, files: dict[int, Path]) -> tuple[int, int | None]:
-    """All ranks' files are there, of as many ranks as the first one says there were; these ranks and the ZeRO stage.
+def _ranks_and_stage(first: Path, load: Load) -> tuple[int, int | None]:
+    """How many ranks saved, and the ZeRO stage, by the optimizer's file of one of them.
 
     Stage 1 in bfloat16 with gradients accumulated in float32 has an optimizer of its own, which names no stage.
     """
-    first = files[min(files)]
-    state = _optimizer_state(first)
-    count, stage = state["partition_count"], state.get("zero_stage")
-    ranks = max(count) if isinstance(count, list) else count
-    names = [OPTIMIZER_STATES.sub(rf"\g<1>{rank}\g<3>", first.name) for rank in range(ranks)]
-    names += [PARTITIONED_MODEL_STATES.format(rank=rank) for rank in range(ranks)] if stage == 3 else [MODEL_STATES]
-    missing = [name for name in names if not (folder / name).is_file()]
+    saved = load(first)
+    with telling_damage(first, STRANGE):
+        state = saved["optimizer_state_dict"]
+        count, stage = state["partition_count"], state.get("zero_stage")
+        return int(max(count) if isinstance(count, list) else count), None if stage is None else int(stage)
+
+
+def _check_complete(folder: Path, first: str, ranks: int, stage: int | None) -> list[str]:
+    """The names of all files, the optimizer's first. Raises ValueError when one is missing, or others stand among them."""
+    names = (OPTIMIZER_STATES.sub(rf"\g<1>{rank}\g<3>", first) for rank in range(ranks))
+    model = (PARTITIONED_MODEL_STATES.format(rank=rank) for rank in range(ranks)) if stage == 3 else iter([MODEL_STATES])
+    found: list[str] = []
+    missing: list[str] = []
+    for name in itertools.chain(names, model):
+        (found if (folder / name).is_file() else missing).append(name)
+        if len(missing) == NAMED:  # a damaged file may tell of any number of ranks
+            break
     if missing:
         raise ValueError(f"{folder}: {', '.join(missing)}: missing; the checkpoint is of {ranks} ranks")
-    return ranks, None if stage is None else int(stage)
+    strange = sorted({path.name for pattern in STATES for path in folder.glob(pattern)} - set(found))
+    if strange:
+        raise ValueError(
+            f"{folder}: {', '.join(strange[:NAMED])}: no part of the checkpoint of {ranks} ranks with ZeRO stage "
+            f"{'1' if stage is None else stage}, which {first} belongs to; move what is of another save elsewhere"
+        )
+    return found
 
 
-def _read_flat(folder: Path, states: list[Any]) -> dict[str, Tensor]:
+def _read_flat(saved: Any, states: list[Any]) -> dict[str, Tensor]:
     """Float32 weights that were laid end to end, group by group, and cut into equal parts, one a rank."""
-    saved = torch.load(folder / MODEL_STATES, map_location="cpu", mmap=True, weights_only=False)
     weights = {}
     for group, shapes in enumerate(saved["param_shapes"]):
         flat, offset = torch.cat([state["single_partition_of_fp32_groups"][group] for state in states]), 0

@@ -7,13 +7,13 @@ import torch
 from omegaconf import OmegaConf
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoConfig
 
 from longspec.atomic_files import new_folder, write_json
 from longspec.config import Recipe
 from longspec.draft.custom_generate import write_custom_generate
 from longspec.methods.glide.layer import GlideLayer
 from longspec.methods.glide.weights import CONFIG, KIND, PTH, SAFETENSORS, UNUSED, published_layout
+from longspec.models.target_config import read_target_config
 
 TARGET_FIELDS = (
     "model_type",
@@ -33,12 +33,12 @@ TARGET_FIELDS = (
 def empty_layer(target_path: str, recipe: Recipe) -> GlideLayer:
     """The draft's layer for its names and shapes; it holds no numbers."""
     with torch.device("meta"):
-        return GlideLayer(AutoConfig.from_pretrained(target_path), final_norm=recipe.draft.final_norm)
+        return GlideLayer(read_target_config(target_path), final_norm=recipe.draft.final_norm)
 
 
 def draft_config(target_path: str, recipe: Recipe, state: dict[str, Tensor]) -> dict[str, Any]:
     """config.json: the target's family and shapes, and the variant's switches a decoder must know."""
-    target = AutoConfig.from_pretrained(target_path).to_dict()
+    target = read_target_config(target_path).to_dict()
     return {
         "draft": KIND,
         "num_parameters": sum(tensor.numel() for name, tensor in state.items() if name not in UNUSED),

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from longspec.atomic_files import read_json
+from longspec.atomic_files import read_json_object
 from longspec.config import Recipe, load, plain, typed
 from longspec.train.checkpoint.checkpoint_dir import MANIFEST, read_manifest
 from longspec.train.lifetime.admission import refuse_other_recipe
@@ -27,7 +27,7 @@ def recipe_and_folder(checkpoint: Path, recipe_path: Path | None, out: Path | No
 def _of_ours(checkpoint: Path) -> tuple[dict[str, Any] | None, Path]:
     """Recipe and stage's folder of a stage's checkpoint.json or of a slot; no recipe for other sources."""
     if checkpoint.name == "checkpoint.json":
-        content, stage = read_json(checkpoint), checkpoint.absolute().parent
+        content, stage = read_json_object(checkpoint), checkpoint.absolute().parent
     elif (checkpoint / MANIFEST).is_file():
         content, stage = read_manifest(checkpoint), checkpoint.absolute().parents[1]
     else:

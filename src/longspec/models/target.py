@@ -21,5 +21,7 @@ def load_target(path: str, config: PretrainedConfig, dtype: torch.dtype, attenti
     """
     check_target(config, f"{path}/config.json")
     # from_pretrained casts the weights and leaves RoPE's inv_freq in float32, which .to(dtype) would not.
-    target = AutoModelForCausalLM.from_pretrained(path, config=deepcopy(config), dtype=dtype, attn_implementation=attention)
+    target = AutoModelForCausalLM.from_pretrained(
+        path, config=deepcopy(config), dtype=dtype, attn_implementation=attention, trust_remote_code=False
+    )
     return target.requires_grad_(False).eval()

@@ -8,10 +8,10 @@ from typing import Any
 
 import deepspeed
 import torch
-from transformers import AutoConfig
 from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
 
 from longspec.models.target import load_target
+from longspec.models.target_config import read_target_config
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 
 
@@ -47,7 +47,7 @@ def load_partitioned(path: str, dtype: torch.dtype, attention: str, chunk: int |
     loading = _PartitionAtLoading(config)  # transformers keeps a weak reference
     set_hf_deepspeed_config(loading)
     try:
-        target = load_target(path, AutoConfig.from_pretrained(path), dtype, STATES_ATTENTION)
+        target = load_target(path, read_target_config(path), dtype, STATES_ATTENTION)
     finally:
         unset_hf_deepspeed_config()
     states = TargetStates(target, chunk, attention, deepspeed.zero.GatheredParameters)

@@ -4,10 +4,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig
-
-from longspec.atomic_files import describe_files, read_json, write_json
-from longspec.families import check_family, check_target
+from longspec.atomic_files import describe_files, write_json
+from longspec.families import check_target
+from longspec.models.target_config import read_target_config
+from longspec.models.weight_index import read_weight_map
 from longspec.target.manifest import folder_text, tokenizer_files, write_manifest
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -19,11 +19,7 @@ def weight_files(folder: Path) -> list[str]:
     for whole in WEIGHTS:
         index = folder / f"{whole}.index.json"
         if index.is_file():
-            names = sorted(set(read_json(index)["weight_map"].values()))
-            for name in names:
-                if not (folder / name).is_file():
-                    raise ValueError(f"{folder / name}: missing, though {index.name} lists it; copy or download it again")
-            return [*names, index.name]
+            return [*sorted(set(read_weight_map(index).values())), index.name]
         if (folder / whole).is_file():
             return [whole]
     raise ValueError(f"{folder}: no weights; expected {' or '.join(WEIGHTS)}, or shards with their index")
@@ -34,8 +30,7 @@ def check_folder(folder: Path) -> tuple[list[str], list[str]]:
     config = folder / "config.json"
     if not config.is_file():
         raise ValueError(f"{config}: missing; model.source must name the folder of a transformers model")
-    check_family(read_json(config).get("model_type"), config)  # before transformers refuses a type that it does not know
-    check_target(AutoConfig.from_pretrained(folder), config)
+    check_target(read_target_config(folder), config)
     weights, tokenizer = weight_files(folder), tokenizer_files(folder)
     if "tokenizer.json" not in tokenizer:
         raise ValueError(

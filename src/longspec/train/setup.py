@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig
 
 from longspec.atomic_files import read_json, sha256_file, sha256_text
 from longspec.config import PARTITIONED, plain
@@ -15,6 +14,7 @@ from longspec.methods import check_family_named, method_of
 from longspec.methods.glide.weights import draft_weights_file
 from longspec.models.attention.backends import choose
 from longspec.models.target import head_width, load_target
+from longspec.models.target_config import read_target_config
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.states.partitioned import load_partitioned
 from longspec.train.arguments import Job
@@ -41,7 +41,7 @@ def build_trainer(
     Raises ValueError for a target that is not supported or not of the family that the recipe names, and for an attention
     backend that cannot train here.
     """
-    config = AutoConfig.from_pretrained(target_path)
+    config = read_target_config(target_path)
     check_family_named(recipe, config.model_type, target_path)
     attention = choose(runtime.attention, device, dtype, head_width(config))
     if runtime.target == PARTITIONED:

@@ -2,12 +2,11 @@
 
 from typing import Any
 
-from transformers import AutoConfig
-
 from longspec.families import check_target
 from longspec.methods.glide.families import class_for
 from longspec.methods.glide.trainer import Glide
 from longspec.methods.glide.weights import target_and_draft
+from longspec.models.target_config import read_target_config
 
 
 def attach(target_model_path: str, glide_path: str | None = None, **arguments: Any) -> Glide:
@@ -17,6 +16,6 @@ def attach(target_model_path: str, glide_path: str | None = None, **arguments: A
     for a target that is not supported and for a draft that was made for another one.
     """
     target_model_path, glide_path = target_and_draft(target_model_path, glide_path)
-    config = AutoConfig.from_pretrained(target_model_path)
+    config = read_target_config(target_model_path)
     check_target(config, f"{target_model_path}/config.json")
     return class_for(config.model_type)(config, target_model_path, glide_path, **arguments)

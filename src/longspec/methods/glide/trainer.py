@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, PretrainedConfig
+from transformers import PretrainedConfig
 
 from longspec.families import position_limit
 from longspec.methods.contract import DraftOutput
@@ -21,6 +21,7 @@ from longspec.models.inputs import NO_LABEL, check_ranges, check_shapes, lag_per
 from longspec.models.losses import linear_cross_entropy
 from longspec.models.precision import resolve_dtype
 from longspec.models.target import load_target
+from longspec.models.target_config import read_target_config
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.states.tensors import COS, EMBEDDED, FINAL, SIN, StateTensor, final_hidden_states, keys_and_values
 
@@ -98,7 +99,7 @@ class Glide(nn.Module):
         Arguments as of the constructor.
         """
         target_model_path, glide_path = target_and_draft(target_model_path, arguments.pop("glide_path", None))
-        return cls(AutoConfig.from_pretrained(target_model_path), target_model_path, glide_path, **arguments)
+        return cls(read_target_config(target_model_path), target_model_path, glide_path, **arguments)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Glide":
         """The target, which is not registered, follows the draft to its device; its dtype stays."""

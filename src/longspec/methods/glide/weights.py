@@ -5,18 +5,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from omegaconf import MISSING
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from longspec.atomic_files import read_json
+from longspec.atomic_files import read_json_object
 from longspec.methods.glide.settings import Draft
+from longspec.models.weight_files import read_tensors
 
 PTH, SAFETENSORS, CONFIG = "draft_model_weights.pth", "model.safetensors", "config.json"
+FIELDS = {"target": dict, "settings": dict, "target_path": str, "target_source": str}  # what is read of CONFIG
+AGAIN = "make the draft folder again by python -m longspec.draft extract, or give a weight file that stands by itself"
 KIND = "glide"  # the field `draft` of a draft folder's config.json
 FINAL_NORM = "final_layernorm"
 HUB = "hf:"
 TRAINING_PREFIX = "draft_model."
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # The published files hold keys and values for the cross attention, which the target's cache replaces: never used.
 UNUSED = ("cross_attn.k_proj.weight", "cross_attn.k_proj.bias", "cross_attn.v_proj.weight", "cross_attn.v_proj.bias")
 
@@ -31,12 +35,11 @@ def draft_weights_file(path: str | Path) -> Path:
     return path
 
 
-def _read(path: Path) -> dict[str, Tensor]:
-    return load_file(path) if path.suffix == ".safetensors" else torch.load(path, map_location="cpu", weights_only=True)
-
-
 def check_draft_state(layer: nn.Module, found: dict[str, Tensor], source: object) -> None:
-    """Raise ValueError that names each missing, unknown or misshapen tensor; the unused ones are held to their shapes too."""
+    """Raise ValueError that names each missing, unknown or misshapen tensor, and those whose numbers are no weights.
+
+    The unused ones are held to their shapes too, and may hold any number.
+    """
     own = layer.state_dict()
     unused = {name: own[name.replace("cross_attn", "self_attn")] for name in UNUSED}
     faults = [f"{name}: missing" for name in own.keys() - found.keys()]
@@ -46,6 +49,10 @@ def check_draft_state(layer: nn.Module, found: dict[str, Tensor], source: object
             faults.append(f"{name}: unknown")
         elif tensor.shape != wanted.shape:
             faults.append(f"{name}: is {list(tensor.shape)}, this target's draft has {list(wanted.shape)}")
+        elif tensor.dtype not in DTYPES:
+            faults.append(f"{name}: is {tensor.dtype}, weights are {', '.join(map(str, DTYPES))}")
+        elif name in own and (strange := int(tensor.isfinite().logical_not().sum())):
+            faults.append(f"{name}: {strange} of its {tensor.numel()} numbers are NaN or infinite")
     if faults:
         hint = "; recipe.draft.final_norm says whether there is a final norm" if FINAL_NORM in "".join(faults) else ""
         raise ValueError(f"{source}: not the weights of this draft: {'; '.join(sorted(faults))}{hint}")
@@ -54,7 +61,7 @@ def check_draft_state(layer: nn.Module, found: dict[str, Tensor], source: object
 def load_draft_weights(layer: nn.Module, path: str | Path) -> None:
     """Fill a draft layer from what draft_weights_file takes. Raises ValueError as of check_draft_state."""
     path = draft_weights_file(path)
-    fill_layer(layer, _read(path), path)
+    fill_layer(layer, read_tensors(path), path)
 
 
 def fill_layer(layer: nn.Module, found: dict[str, Tensor], source: object) -> None:
@@ -64,12 +71,21 @@ def fill_layer(layer: nn.Module, found: dict[str, Tensor], source: object) -> No
 
 
 def _draft_config(path: str | Path) -> tuple[Path, dict[str, Any]] | None:
-    """config.json of a draft folder or beside a weight file of one; None for a file of weights alone."""
+    """config.json of a draft folder or beside a weight file of one; None for a file of weights alone.
+
+    Raises ValueError that names a field which is not as a draft folder has it.
+    """
     folder = Path(path) if Path(path).is_dir() else Path(path).parent
     if not (folder / CONFIG).is_file():
         return None
-    content = read_json(folder / CONFIG)
-    return (folder / CONFIG, content) if content.get("draft") == KIND else None
+    file, content = folder / CONFIG, read_json_object(folder / CONFIG)
+    if content.get("draft") != KIND:
+        return None
+    for name, kind in FIELDS.items():
+        if not isinstance(content.get(name), kind):
+            told = f"is {content[name]!r}" if name in content else "is missing"
+            raise ValueError(f"{file}: {name}: {told}, must be {'an object' if kind is dict else 'a text'}; {AGAIN}")
+    return file, content
 
 
 def draft_settings(path: str | Path | None) -> Draft | None:
@@ -78,11 +94,18 @@ def draft_settings(path: str | Path | None) -> Draft | None:
     if found is None:
         return None
     file, content = found
-    known = [field.name for field in fields(Draft)]
-    strange = sorted(content["settings"].keys() - set(known))
+    settings, known = content["settings"], {field.name: field for field in fields(Draft)}
+    strange = sorted(settings.keys() - known.keys())
     if strange:
         raise ValueError(f"{file}: settings: {', '.join(strange)}: unknown to this version, which knows {', '.join(known)}")
-    return Draft(**content["settings"])
+    for name, field in known.items():
+        if name not in settings and field.default == MISSING:
+            raise ValueError(f"{file}: settings: {name}: is missing; {AGAIN}")
+        allowed = (int, float) if field.type is float else (field.type,)
+        if name in settings and type(settings[name]) not in allowed:
+            told = getattr(field.type, "__name__", field.type)
+            raise ValueError(f"{file}: settings: {name}: is {settings[name]!r}, must be of the type {told}; {AGAIN}")
+    return Draft(**settings)
 
 
 def target_and_draft(target_path: str, glide_path: str | None) -> tuple[str, str | None]:
@@ -94,7 +117,7 @@ def target_and_draft(target_path: str, glide_path: str | None) -> tuple[str, str
     if found is None:
         return target_path, glide_path
     file, content = found
-    source, path = content.get("target_source", ""), content.get("target_path", "")
+    source, path = content["target_source"], content["target_path"]
     for folder in (Path(), *file.absolute().parents):  # where the workflow ran, its root is above the draft
         if path and (folder / path / CONFIG).is_file():
             return str(folder / path), target_path

@@ -5,12 +5,13 @@ is the newest. No torch: what reads a slot's manifest needs none.
 """
 
 import json
-import shutil
+import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from longspec.atomic_files import check_files, fsync_path, read_json, sha256_text
+from longspec.atomic_files import check_files, fsync_path, read_json, remove, sha256_text
 from longspec.distributed import log
 
 SLOTS = ("last", "last_2")
@@ -21,20 +22,23 @@ UNFINISHED, REPLACED = ".saving-", ".saving-old"
 def begin(beside: Path) -> None:
     """An empty folder to write a checkpoint into; what a killed job left unfinished is removed."""
     for leftover in beside.parent.glob(f"{UNFINISHED}*"):
-        shutil.rmtree(leftover)
+        remove(leftover)
     beside.mkdir(parents=True)
 
 
 def rotate(folder: Path, beside: Path) -> None:
     """Put a finished folder into `last`; at every moment one of the two slots is whole."""
     last, last_2 = (folder / name for name in SLOTS)
-    if last.exists():
-        if last_2.exists():
+    if last.is_dir():
+        if os.path.lexists(last_2):
             last_2.rename(folder / REPLACED)
         last.rename(last_2)
+    else:
+        remove(last)  # a link into nothing is no slot that could take the place of the other
     beside.rename(last)
     fsync_path(folder)
-    shutil.rmtree(folder / REPLACED, ignore_errors=True)
+    with suppress(OSError):  # the checkpoint is committed; the next save tries again
+        remove(folder / REPLACED)
 
 
 def seal(content: dict[str, Any]) -> dict[str, Any]:
@@ -68,7 +72,7 @@ def find_slot(folder: Path) -> tuple[str, dict[str, Any]] | None:
     """
     damaged: dict[str, str] = {}
     for name in SLOTS:
-        if not (folder / name).exists():
+        if not os.path.lexists(folder / name):  # a link into nothing is a damaged slot
             continue
         try:
             manifest = read_slot(folder / name)
@@ -77,7 +81,7 @@ def find_slot(folder: Path) -> tuple[str, dict[str, Any]] | None:
             damaged[name] = str(error)
             continue
         for other in damaged:  # else the next save would put a damaged slot in the place of this one
-            shutil.rmtree(folder / f"damaged_{other}", ignore_errors=True)
+            remove(folder / f"damaged_{other}")
             (folder / other).rename(folder / f"damaged_{other}")
         return name, manifest
     if damaged:

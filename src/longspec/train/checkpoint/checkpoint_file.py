@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
+
+from longspec.models.weight_files import open_safetensors, telling_damage
 
 SEPARATOR = "|"
 RANDOM = "random"
@@ -66,14 +67,19 @@ class Shards:
         self.folder = folder
         # (kind, parameter) -> its pieces: first element, elements, a slice of the file
         self.pieces: dict[tuple[str, str], list[tuple[int, int, Any]]] = {}
-        self.files = [safe_open(folder / name, framework="pt") for name in sorted(names)]
-        for file in self.files:
+        self.files = [self._indexed(folder / name) for name in sorted(names)]
+        for pieces in self.pieces.values():
+            pieces.sort(key=lambda piece: piece[0])
+
+    def _indexed(self, path: Path) -> Any:
+        """An open file whose pieces are noted. Raises ValueError for a damaged one."""
+        file = open_safetensors(path)
+        with telling_damage(path):
             for key in file.keys():  # noqa: SIM118 - not a dictionary
                 kind, name, start = key.split(SEPARATOR)
                 piece = file.get_slice(key)
                 self.pieces.setdefault((kind, name), []).append((int(start), piece.get_shape()[0], piece))
-        for pieces in self.pieces.values():
-            pieces.sort(key=lambda piece: piece[0])
+        return file
 
     def names(self, kind: str) -> set[str]:
         """The parameters of which there is anything."""

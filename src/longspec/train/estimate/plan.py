@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoConfig
 
 from longspec.atomic_files import read_json
 from longspec.config import PARTITIONED, ConfigError, Recipe, Runtime, compose, load
 from longspec.data.batches import steps_per_epoch
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.families import check_target
+from longspec.models.target_config import read_target_config
 from longspec.train.checkpoint.zero_state import KINDS
 from longspec.train.estimate import flops
 from longspec.train.estimate.grad_accum import share_global_batch
@@ -63,10 +63,7 @@ def read_target(name: str) -> Any:
     Raises ValueError when there is none, or the target is not supported.
     """
     path = read_json(Path(name))["path"] if name.endswith(".json") else name
-    try:
-        config = AutoConfig.from_pretrained(path)
-    except OSError as error:
-        raise ValueError(f"--target {name}: no config.json of a target there: {error}") from error
+    config = read_target_config(path)
     check_target(config, f"{path}/config.json")
     return config
 

@@ -1,0 +1,96 @@
+"""Files of weights: the one place where any is opened, .safetensors or what torch.save wrote.
+
+Reading one runs nothing: tensors come back, or a ValueError of one line with the file, what is wrong and what to do.
+"""
+
+import pickle
+import re
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+SAFETENSORS_SUFFIX = ".safetensors"
+TENSORS_ALONE = "save its tensors alone: torch.save(model.state_dict(), file), or as .safetensors"
+LONGEST = 300  # characters of a library's own words
+WANTED = re.compile(r"GLOBAL (\S+)")  # how torch names what a pickle asks for
+REFUSED = re.compile(r"WeightsUnpickler error:\s*([^\n]+)")
+
+
+def one_line(text: object) -> str:
+    """A library's words without line breaks and control characters, the beginning of them."""
+    line = " ".join(str(text).split())[:LONGEST]
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
+
+
+@contextmanager
+def telling_damage(path: Path, wrong: str = "is damaged or no file of weights") -> Iterator[None]:
+    """Raise ValueError with the path for whatever its bytes make a library raise: there is no end to what these are."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(
+            f"{path}: {wrong} ({type(error).__name__}: {one_line(error)}); save, copy or download it again"
+        ) from error
+
+
+def check_file(path: Path) -> None:
+    """Raise ValueError for what is no file or an empty one."""
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file; correct the path, or copy or download it again")
+    if path.stat().st_size == 0:
+        raise ValueError(f"{path}: is empty; save, copy or download it again")
+
+
+def open_safetensors(path: Path) -> Any:
+    """An open .safetensors file, safetensors' own object. Raises ValueError for one whose header or length is not right."""
+    check_file(path)
+    with telling_damage(path):
+        return safe_open(path, framework="pt")
+
+
+def read_pickle(path: Path, *, trust: bool = False, advice: str = TENSORS_ALONE) -> Any:
+    """What torch.save wrote, tensors on the CPU; those of today's format are read from the disk when they are used.
+
+    With `trust` the file runs whatever it says, else it may hold tensors, plain values and the types that are registered by
+    torch.serialization.safe_globals. Raises ValueError, with `advice`, that names what else it asks for.
+    """
+    check_file(path)
+    with telling_damage(path):
+        try:
+            return torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=not trust)
+        except pickle.UnpicklingError as error:
+            refusal = error
+    # Random bytes look like a wish too.
+    wanted, refused = WANTED.search(str(refusal)), REFUSED.search(str(refusal))
+    reason = f"wants {wanted[1]}" if wanted else refused[1] if refused else refusal
+    raise ValueError(f"{path}: holds more than tensors, or is damaged ({one_line(reason)}); {advice}") from refusal
+
+
+def tensors_by_name(content: Any, path: Path) -> dict[str, Tensor]:
+    """What was read from `path` as a state dict. Raises ValueError when it is none."""
+    if not isinstance(content, dict) or not all(isinstance(name, str) and _is_plain(t) for name, t in content.items()):
+        raise ValueError(f"{path}: not a state dict of tensors by name; {TENSORS_ALONE}")
+    return dict(content)
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout is torch.strided and value.device.type == "cpu"
+
+
+def read_tensors(path: Path, wanted: Callable[[str], bool] = lambda _: True) -> dict[str, Tensor]:
+    """A state dict's tensors. Those that are not wanted cost nothing: only their names count, the values may be empty.
+
+    Raises ValueError for a file that is damaged, or holds anything else.
+    """
+    if path.suffix != SAFETENSORS_SUFFIX:
+        found = tensors_by_name(read_pickle(path), path)
+        # Else they would go on hanging on the file, which may be replaced.
+        return {name: tensor.clone() if wanted(name) else tensor for name, tensor in found.items()}
+    with telling_damage(path), open_safetensors(path) as file:
+        return {name: file.get_tensor(name) if wanted(name) else torch.empty(0) for name in file.keys()}  # noqa: SIM118
