@@ -10,7 +10,8 @@ from transformers import Qwen2Config
 
 from longspec.draft.folder import write_draft
 from longspec.methods.glide.layer import GlideLayer
-from longspec.methods.glide.weights import UNUSED, draft_weights_file, load_draft_weights
+from longspec.methods.draft_files import draft_weights_file
+from longspec.methods.glide.weights import UNUSED, load_draft_weights
 
 PROJECTIONS = [f"{kind}_proj.{part}" for kind in "qkv" for part in ("weight", "bias")] + ["o_proj.weight"]
 PUBLISHED = {

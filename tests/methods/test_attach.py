@@ -17,7 +17,7 @@ from longspec.draft.folder import draft_config, write_draft
 from longspec.methods.glide.attach import attach
 from longspec.methods.glide.settings import Draft
 from longspec.methods.glide.trainer import PUBLISHED, Glide
-from longspec.methods.glide.weights import target_and_draft
+from longspec.methods.draft_files import target_and_draft
 from longspec.train.models.llama_glide import LlamaGlide
 from longspec.train.models.mistral_glide import MistralGlide
 from longspec.train.models.qwen2_glide import Qwen2Glide

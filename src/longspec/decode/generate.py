@@ -13,14 +13,12 @@ from transformers import GenerationConfig
 from transformers.generation import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 from transformers.generation.configuration_utils import GenerationMode
 
+from longspec import methods
 from longspec.decode.drafters import Drafter
 from longspec.decode.speculate import speculate
 from longspec.decode.tree import DEFAULT_SHAPE, Levels
 from longspec.families import check_target
-from longspec.methods.glide.drafter import GlideDrafter
-from longspec.methods.glide.layer import GlideLayer
-from longspec.methods.glide.trainer import PUBLISHED
-from longspec.methods.glide.weights import check_draft_config, draft_settings, load_draft_weights
+from longspec.methods.draft_files import check_draft_config, method_of_draft
 
 WARPS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper)
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
@@ -37,17 +35,18 @@ NOT_DONE = (  # settings of generate that no processor of logits shows
 )
 
 
-def load_drafter(target: Any, draft: str | Path) -> GlideDrafter:
+def load_drafter(target: Any, draft: str | Path) -> Drafter:
     """The drafter of a draft folder or weight file, beside this target and in its dtype; one can serve many calls.
 
     Raises ValueError for a target that is not supported and for a draft that was made for another one.
     """
     check_target(target.config, target.config.name_or_path or "target")
     check_draft_config(draft, target.config)
-    settings = draft_settings(draft) or PUBLISHED
-    layer = GlideLayer(target.config, final_norm=settings.final_norm)
-    load_draft_weights(layer, draft)
-    return GlideDrafter(target, layer.to(target.device, target.dtype).eval(), settings.window)
+    method = methods.method(method_of_draft(draft))
+    settings = method.stored_settings(Path(draft))
+    layer = method.layer(target.config, settings)
+    method.load(layer, Path(draft))
+    return method.drafter(target, layer.to(target.device, target.dtype).eval(), settings)
 
 
 def generate(

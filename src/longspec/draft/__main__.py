@@ -16,14 +16,15 @@ def extract(options: argparse.Namespace) -> None:
     from longspec.draft.folder import draft_config, empty_layer, write_draft
     from longspec.draft.trained import recipe_and_folder, target_manifest
     from longspec.draft.weight_sources import read_weights
-    from longspec.methods.glide.weights import check_draft_state
+    from longspec.methods import method_of
 
     recipe, out = recipe_and_folder(options.checkpoint, options.recipe, options.out)
     target = read_json(options.target or target_manifest(recipe.model.name))["path"]
     state = read_weights(options.checkpoint, trust_pickle=options.trust_pickle)
-    check_draft_state(empty_layer(target, recipe), state, options.checkpoint)
-    config = draft_config(target, recipe, state)
-    write_draft(out, state, config)
+    method, _ = method_of(recipe)
+    method.check_state(empty_layer(target, recipe), state, options.checkpoint)
+    config = draft_config(target, recipe)
+    write_draft(out, method.published(state), config)
     log(f"{out}: {len(state)} tensors, {config['num_parameters']} parameters")
 
 

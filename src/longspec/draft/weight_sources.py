@@ -16,7 +16,7 @@ from torch import Tensor
 from longspec.atomic_files import read_json_object, sha256_file
 from longspec.distributed import log
 from longspec.draft.deepspeed_checkpoint import is_deepspeed, read_deepspeed
-from longspec.methods.glide.weights import TRAINING_PREFIX
+from longspec.methods.draft_files import TRAINING_PREFIX
 from longspec.models.weight_files import read_tensors
 from longspec.models.weight_index import read_weight_map
 from longspec.train.checkpoint.checkpoint_dir import MANIFEST

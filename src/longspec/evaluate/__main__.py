@@ -24,7 +24,6 @@ from longspec.evaluate.prompts import Prompt
 from longspec.evaluate.summary import describe, summarize
 from longspec.families import position_limit
 from longspec.methods import method_of
-from longspec.methods.glide.weights import load_draft_weights
 from longspec.models.attention import flash
 from longspec.models.precision import resolve_dtype
 from longspec.states.forward import TargetStates
@@ -55,7 +54,7 @@ def make_drafter(options: argparse.Namespace, target: Any, recipe: Any) -> Draft
     if options.drafter != UNTRAINED:
         if options.draft is None:
             raise ValueError(f"--drafter {options.drafter} needs --draft, the stage's draft folder")
-        load_draft_weights(layer, options.draft)
+        method.load(layer, options.draft)
     return method.drafter(target, layer.eval(), settings)
 
 

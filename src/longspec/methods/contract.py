@@ -141,8 +141,19 @@ class Method(Protocol):
         """A layer's state dict as a draft folder holds it."""
         ...
 
-    def load(self, layer: nn.Module, state: dict[str, Tensor], source: object) -> None:
-        """Fill a layer from a draft folder's tensors. Raises ValueError that names each missing, unknown or misshapen one."""
+    def check_state(self, layer: nn.Module, state: dict[str, Tensor], source: object) -> None:
+        """Raise ValueError that names each tensor that is missing, unknown, misshapen or no weights; `layer` may hold none."""
+        ...
+
+    def load(self, layer: nn.Module, path: Path) -> None:
+        """Fill a layer from a draft folder or weight file. Raises ValueError as of check_state, and for a damaged file."""
+        ...
+
+    def stored_settings(self, path: Path) -> Any:
+        """The settings that a draft folder holds, or those of published weight files, which say nothing of themselves.
+
+        Raises ValueError for strange ones.
+        """
         ...
 
     def drafter(self, target: Any, layer: Any, settings: Any) -> Drafter:

@@ -11,7 +11,7 @@ from longspec.config import PARTITIONED, plain
 from longspec.data.batches import steps_per_epoch
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.methods import check_family_named, method_of
-from longspec.methods.glide.weights import draft_weights_file
+from longspec.methods.draft_files import draft_weights_file
 from longspec.models.attention.backends import choose
 from longspec.models.target import head_width, load_target
 from longspec.models.target_config import read_target_config

@@ -15,8 +15,8 @@ from longspec.methods.glide.draws import draw_row, shift_positions
 from longspec.methods.glide.families import class_for
 from longspec.methods.glide.layer import GlideLayer, fresh_layer
 from longspec.methods.glide.settings import BLOCKS, Draft
-from longspec.methods.glide.trainer import Glide, reads
-from longspec.methods.glide.weights import fill_layer, published_layout
+from longspec.methods.glide.trainer import PUBLISHED, Glide, reads
+from longspec.methods.glide.weights import check_draft_state, draft_settings, load_draft_weights, published_layout
 from longspec.states.tensors import StateTensor
 
 
@@ -78,9 +78,17 @@ class GlideMethod:
         """The published set of names."""
         return published_layout(state)
 
-    def load(self, layer: nn.Module, state: dict[str, Tensor], source: object) -> None:
+    def check_state(self, layer: nn.Module, state: dict[str, Tensor], source: object) -> None:
+        """The published set has tensors for nothing, which may be there or not."""
+        check_draft_state(layer, state, source)
+
+    def load(self, layer: nn.Module, path: Path) -> None:
         """Less the tensors that the published set has for nothing."""
-        fill_layer(layer, state, source)
+        load_draft_weights(layer, path)
+
+    def stored_settings(self, path: Path) -> Draft:
+        """Published weights are of the variant that was published."""
+        return draft_settings(path) or PUBLISHED
 
     def drafter(self, target: Any, layer: GlideLayer, settings: Draft) -> GlideDrafter:
         """Trees and chains, with a cache of the window alone."""

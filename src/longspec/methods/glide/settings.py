@@ -8,6 +8,7 @@ from omegaconf import MISSING
 from longspec.config.ranges import TOKENS, Range, check_choices, check_numbers
 
 BLOCKS = "blocks"
+NAMELESS_FILES = True  # draft_model_weights.pth, as published, comes without a configuration
 CHOICES = {
     "anchors": ("off", "fixed", "random"),
     "lag_mode": ("random", "fixed", BLOCKS),

@@ -12,9 +12,10 @@ from transformers import PretrainedConfig
 
 from longspec.families import position_limit
 from longspec.methods.contract import DraftOutput
+from longspec.methods.draft_files import check_draft_config, target_and_draft
 from longspec.methods.glide.layer import fresh_layer
 from longspec.methods.glide.settings import BLOCKS, Draft
-from longspec.methods.glide.weights import check_draft_config, draft_settings, load_draft_weights, target_and_draft
+from longspec.methods.glide.weights import draft_settings, load_draft_weights
 from longspec.models.attention.backends import AUTO, check_backend
 from longspec.models.attention.visibility import Visibility
 from longspec.models.inputs import NO_LABEL, check_ranges, check_shapes, lag_per_row

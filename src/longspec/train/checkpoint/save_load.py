@@ -22,7 +22,7 @@ from torch import Tensor
 
 from longspec.atomic_files import fsync_path
 from longspec.distributed import Ranks, log
-from longspec.methods.glide.weights import TRAINING_PREFIX
+from longspec.methods.draft_files import TRAINING_PREFIX
 from longspec.train.checkpoint import checkpoint_dir, zero_state
 from longspec.train.checkpoint.checkpoint_file import RANDOM, Shards, header, shard_key, shard_name, whole_tensors, write_shard
 from longspec.train.lifetime.admission import find_resumable

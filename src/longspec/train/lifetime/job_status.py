@@ -18,7 +18,7 @@ import longspec
 from longspec.atomic_files import read_json, sha256_text, write_json
 from longspec.config import plain
 from longspec.distributed import Ranks, log
-from longspec.methods.glide.weights import draft_weights_file
+from longspec.methods.draft_files import draft_weights_file
 from longspec.train.arguments import Job
 from longspec.train.lifetime.admission import DeterministicError, newest_manifest
 from longspec.train.lifetime.lease import Fence

@@ -1,0 +1,83 @@
+"""Draft folders and weight files on the disk, whatever their method: where the weights are, and what config.json says."""
+
+from pathlib import Path
+from typing import Any
+
+from longspec import methods
+from longspec.atomic_files import read_json_object
+
+PTH, SAFETENSORS, CONFIG = "draft_model_weights.pth", "model.safetensors", "config.json"
+METHOD = "draft"  # the field of CONFIG that names the method
+FIELDS = {"target": dict, "settings": dict, "target_path": str, "target_source": str}  # what is read of CONFIG
+AGAIN = "make the draft folder again by python -m longspec.draft extract, or give a weight file that stands by itself"
+HUB = "hf:"
+TRAINING_PREFIX = "draft_model."
+
+
+def draft_weights_file(path: str | Path) -> Path:
+    """The file of weights behind a .pth, a .safetensors or a draft folder. Raises ValueError when there is none."""
+    path = Path(path)
+    if path.is_dir():
+        path = path / SAFETENSORS if (path / SAFETENSORS).is_file() else path / PTH
+    if not path.is_file():
+        raise ValueError(f"{path}: no such draft weights; give a .pth, a .safetensors or a folder with {SAFETENSORS} or {PTH}")
+    return path
+
+
+def read_draft_config(path: str | Path) -> tuple[Path, dict[str, Any]] | None:
+    """config.json of a draft folder or beside a weight file of one; None for a file of weights alone.
+
+    Raises ValueError that names a field which is not as a draft folder has it.
+    """
+    folder = Path(path) if Path(path).is_dir() else Path(path).parent
+    if not (folder / CONFIG).is_file():
+        return None
+    file, content = folder / CONFIG, read_json_object(folder / CONFIG)
+    if content.get(METHOD) not in methods.names():
+        return None
+    for name, kind in FIELDS.items():
+        if not isinstance(content.get(name), kind):
+            told = f"is {content[name]!r}" if name in content else "is missing"
+            raise ValueError(f"{file}: {name}: {told}, must be {'an object' if kind is dict else 'a text'}; {AGAIN}")
+    return file, content
+
+
+def target_and_draft(target_path: str, draft_path: str | None) -> tuple[str, str | None]:
+    """The paths of both, also when the first one is a draft folder, which names its target.
+
+    Raises ValueError when that target is not where it was.
+    """
+    found = read_draft_config(target_path) if draft_path is None and Path(target_path).is_dir() else None
+    if found is None:
+        return target_path, draft_path
+    file, content = found
+    source, path = content["target_source"], content["target_path"]
+    for folder in (Path(), *file.absolute().parents):  # where the workflow ran, its root is above the draft
+        if path and (folder / path / CONFIG).is_file():
+            return str(folder / path), target_path
+    if source.startswith(HUB):
+        return source.removeprefix(HUB), target_path
+    raise ValueError(f"{file}: its target {path or '(unnamed)'} is not there; give both: the target's folder and the draft's")
+
+
+def check_draft_config(path: str | Path, config: Any) -> None:
+    """Raise ValueError that names each field in which a draft folder's target differs from this one."""
+    found = read_draft_config(path)
+    if found is None:
+        return
+    file, content = found
+    own = config.to_dict()
+    wrong = [
+        f"{name}: {value!r}, this target has {own.get(name)!r}"
+        for name, value in content["target"].items()
+        # How long texts may be is no property of the draft; all else enters its numbers.
+        if name != "max_position_embeddings" and own.get(name) != value
+    ]
+    if wrong:
+        raise ValueError(f"{file}: made for another target: {'; '.join(wrong)}")
+
+
+def method_of_draft(path: str | Path) -> str:
+    """The method that a draft folder names, or the one whose published weight files say nothing of themselves."""
+    found = read_draft_config(path)
+    return methods.of_nameless_files() if found is None else str(found[1][METHOD])
