@@ -10,7 +10,7 @@ from transformers import DynamicCache, MistralConfig, Qwen2Config
 
 from longspec.decode import cache
 from longspec.decode.autoregressive import decode_plain
-from longspec.decode.cache import LONGEST_AHEAD, compact, tokens_ahead
+from longspec.decode.cache import LONGEST_AHEAD, compact, empty_cache, tokens_ahead
 from longspec.decode.drafters import Frontier, LookupDrafter
 from longspec.decode.prefill import prefill
 from longspec.decode.sampling import Sampler
@@ -96,7 +96,8 @@ def test_nothing_within_a_round_waits_for_a_number(shape, temperature: float) ->
     drafter = GlideDrafter(target, make_layer(target).to("meta"), WINDOW)
     prompts, sampler = [[1, 2, 3, 4], [5, 6]], Sampler(temperature, top_k=5, top_p=0.9)
     drafter.begin(prompts)
-    cache = prefill(target, [[0] * 4] * 2, 80).cache
+    cache = empty_cache(2, 80)
+    target(torch.zeros(2, 4, dtype=torch.int64, device="meta"), past_key_values=cache)
     lengths, lengths_B = (4, 2), torch.empty(2, dtype=torch.int64, device="meta")
     last = cache.layers[-1]
     with torch.inference_mode():
@@ -260,7 +261,7 @@ def test_a_start_serves_one_decoding_at_a_time() -> None:
     def within(*_) -> None:
         for decode in (
             lambda: decode_plain(target, start, 20, NO_EOS),
-            lambda: speculate(target, None, start, max_new_tokens=9),
+            lambda: speculate(target, LookupDrafter(), start, max_new_tokens=9),
         ):
             with pytest.raises(RuntimeError, match=r"has not ended; .* prefill once more"):
                 decode()

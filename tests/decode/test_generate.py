@@ -63,7 +63,7 @@ def test_it_returns_what_generate_returns(way, target, folder: Path, batch) -> N
     plain = target.generate(**batch, **GREEDY)
     assert torch.equal(way(target, folder, **batch, **GREEDY), plain)
     eos = [int(plain[0, 9 + 3]), int(plain[1, 9 + 12])]
-    for settings in ({"eos_token_id": eos}, {"eos_token_id": eos[0]}):
+    for settings in ({"eos_token_id": eos}, {"eos_token_id": eos[0]}, {"cache_implementation": "dynamic"}):
         assert torch.equal(way(target, folder, **batch, **GREEDY | settings), target.generate(**batch, **GREEDY | settings))
     target.generation_config.eos_token_id = eos
     wanted = target.generate(**batch, **GREEDY)
@@ -73,6 +73,39 @@ def test_it_returns_what_generate_returns(way, target, folder: Path, batch) -> N
     assert torch.equal(way(target, folder, **batch, generation_config=config), wanted)
     row = {"inputs": batch["input_ids"][:1], "shape": 3}
     assert torch.equal(way(target, folder, **row, **GREEDY), target.generate(row["inputs"], **GREEDY))
+
+
+def test_ends_of_text_may_be_tensors(target, folder: Path, batch) -> None:
+    """Of no dimension or one, in a list, in the arguments or in a configuration; padding tokens too."""
+    plain = target.generate(**batch, **GREEDY)
+    ends = [int(plain[0, 9 + 3]), int(plain[1, 9 + 12])]
+    drafter = load_drafter(target, folder)
+    for eos in (torch.tensor(ends), torch.tensor(ends[0]), torch.tensor(ends[:1]), [torch.tensor(token) for token in ends]):
+        for pad in (0, torch.tensor(0), None):
+            settings = GREEDY | {"eos_token_id": eos, "pad_token_id": pad}
+            wanted = target.generate(**batch, **settings)
+            assert torch.equal(generate(target, draft=drafter, **batch, **settings), wanted)
+            config = GenerationConfig(**settings)
+            assert torch.equal(generate(target, draft=drafter, generation_config=config, **batch), wanted)
+        start = batch["input_ids"][0].tolist()
+        (row,) = speculate.speculate(target, drafter, [start], max_new_tokens=NEW, eos=eos).rows
+        assert row.finish == "stop"
+
+
+@pytest.mark.parametrize("pads", [0, 4])
+@pytest.mark.parametrize("settings", [{}, {"eos_token_id": 3}, {"pad_token_id": None}, {"eos_token_id": [3, 0]}])
+def test_padding_without_a_mask_is_told_as_in_generate(target, folder: Path, settings, pads: int) -> None:
+    """By the padding token, where it ends no texts; else it is a token as any other, before the text and within it."""
+    drafter = load_drafter(target, folder)
+    ids = torch.randint(4, VOCABULARY, (1, 9))
+    ids[0, :pads] = 0
+    for row in (ids, ids.roll(2)):
+        wanted = target.generate(row, **GREEDY | settings)
+        assert torch.equal(generate(target, row, draft=drafter, **GREEDY | settings), wanted)
+    both = torch.cat([ids, torch.randint(4, VOCABULARY, (1, 9))])
+    if settings in ({}, {"eos_token_id": 3}):
+        wanted = target.generate(both, **GREEDY | settings)
+        assert torch.equal(generate(target, both, draft=drafter, **GREEDY | settings), wanted)
 
 
 @pytest.mark.parametrize("way", [by_folder, by_call])
@@ -129,6 +162,11 @@ def test_nothing_that_changes_the_text_is_passed_over(target, folder: Path, batc
         ({"encoder_repetition_penalty": 9.0}, "EncoderRepetitionPenalty"),
         ({"encoder_no_repeat_ngram_size": 2}, "EncoderNoRepeatNGram"),
         ({"cache_implementation": "quantized"}, "cache_implementation: not done"),
+        ({"cache_implementation": "static"}, "cache_implementation: not done"),
+        ({"use_cache": False}, "use_cache: not done"),
+        ({"prefill_chunk_size": 4}, "prefill_chunk_size: not done"),
+        ({"inputs": ids}, "inputs, input_ids: both were given"),
+        ({"input_ids": ids.double()}, "input_ids: give token ids .*, int64 or int32"),
         ({"num_beams": 2}, "beam_search: not done"),
         ({"max_new_tokens": None}, "max_new_tokens: say how many"),
         ({"return_dict_in_generate": True}, "return_dict_in_generate"),
@@ -136,7 +174,8 @@ def test_nothing_that_changes_the_text_is_passed_over(target, folder: Path, batc
         ({"logits_processor": [1]}, "logits_processor: not taken"),
         ({"past_key_values": object()}, "past_key_values: not taken"),
         ({"synced_gpus": True}, "ZeRO-3"),
-        ({"input_ids": batch["input_ids"]}, "attention_mask: several rows"),
+        ({"input_ids": batch["input_ids"], "pad_token_id": None}, "attention_mask: several rows"),
+        ({"input_ids": batch["input_ids"], "eos_token_id": [5, 0]}, "attention_mask: several rows"),
         ({"attention_mask": batch["attention_mask"]}, r"is \[3, 9\], the ids are \[1, 9\]"),
         ({"input_ids": None}, "input_ids: give"),
     ]

@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from transformers import Qwen2Config
 
 from longspec.draft.folder import write_draft
-from longspec.methods.glide.layer import GlideLayer
 from longspec.methods.draft_files import draft_weights_file
+from longspec.methods.glide.layer import GlideLayer
 from longspec.methods.glide.weights import UNUSED, load_draft_weights
 
 PROJECTIONS = [f"{kind}_proj.{part}" for kind in "qkv" for part in ("weight", "bias")] + ["o_proj.weight"]

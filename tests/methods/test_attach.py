@@ -14,10 +14,10 @@ from transformers import AutoConfig
 from longspec.atomic_files import read_json, write_json
 from longspec.config import Model, Recipe
 from longspec.draft.folder import draft_config, write_draft
+from longspec.methods.draft_files import target_and_draft
 from longspec.methods.glide.attach import attach
 from longspec.methods.glide.settings import Draft
 from longspec.methods.glide.trainer import PUBLISHED, Glide
-from longspec.methods.draft_files import target_and_draft
 from longspec.train.models.llama_glide import LlamaGlide
 from longspec.train.models.mistral_glide import MistralGlide
 from longspec.train.models.qwen2_glide import Qwen2Glide

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from longspec.decode.cache import tokens_ahead
 from longspec.decode.prefill import Prefilled
-from longspec.decode.sampling import Sampler
+from longspec.decode.sampling import Sampler, check_drawn
 from longspec.decode.stops import Stops
 from longspec.decode.timing import Stopwatch
 
@@ -43,7 +43,7 @@ def decode_plain(
     """One sequence, until eos or `max_new_tokens`; greedy without a sampler.
 
     On the cache that decoding with a draft has: one that is copied for each token would make any draft look good. Raises
-    ValueError for a start of several prompts.
+    ValueError for a start of several prompts, RuntimeError for logits from which no token can be drawn.
     """
     if len(start.prompts) != 1:
         raise ValueError(f"prompts: plain decoding takes one, not {len(start.prompts)}; decode them one by one")
@@ -51,7 +51,9 @@ def decode_plain(
     with start.lent(tokens_ahead(max_new_tokens)) as lent:
         clock, logits_V = Stopwatch(target.device), lent.logits_BV[0]
         while True:
-            decoded.ids.append(int(sampler.choose(logits_V[None])))
+            token = int(sampler.choose(logits_V[None]))
+            check_drawn([token])
+            decoded.ids.append(token)
             decoded.logits.append(logits_V)
             if decoded.ids[-1] in stops.eos or len(decoded.ids) >= max_new_tokens:
                 break

@@ -42,7 +42,8 @@ class RoomyLayer(DynamicLayer):
 
     def end_at(self, count: int) -> None:
         """The first `count` tokens of the room alone; the room behind them stays."""
-        self.keys, self.values = (room[:, :, :count] for room in self.room)
+        keys, values = self.room
+        self.keys, self.values = keys.narrow(2, 0, count), values.narrow(2, 0, count)
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Add tokens; all keys and values."""
@@ -70,6 +71,12 @@ def empty_cache(layers: int, ahead: int) -> Cache:
     return Cache(layers=[RoomyLayer(ahead) for _ in range(layers)])
 
 
+def cut(cache: Cache, longest: int) -> None:
+    """Keep the first `longest` tokens of every row."""
+    for layer in cache.layers:
+        layer.end_at(longest)
+
+
 def compact(cache: Cache, nodes: int, path_BE: Tensor, lengths_B: Tensor, longest: int) -> None:
     """Of the `nodes` newest keys and values keep each row's path, behind its lengths_B[b] tokens, and cut to `longest`.
 
@@ -81,7 +88,7 @@ def compact(cache: Cache, nodes: int, path_BE: Tensor, lengths_B: Tensor, longes
     for layer in cache.layers:
         for x_BKTD in (layer.keys, layer.values):
             x_BKTD[rows_B1, :, to_BE] = x_BKTD[rows_B1, :, from_BE]
-        layer.end_at(longest)
+    cut(cache, longest)
 
 
 def select(cache: Cache, rows_B: Tensor, longest: int, ahead: int) -> None:

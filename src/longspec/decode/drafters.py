@@ -3,12 +3,14 @@
 Shapes: B rows, E tokens of a path, T cached tokens, K key/value heads, D head width (of keys), D depth (of chains).
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from threading import Lock
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 from longspec.decode.sampling import Sampler
 from longspec.decode.tree import NOTHING, DraftTree, Levels, chains
@@ -29,8 +31,12 @@ class Frontier:
     target: tuple[Tensor, Tensor]
 
 
+@runtime_checkable
 class Drafter(Protocol):
     """Proposes trees of tokens that may follow."""
+
+    def check(self, target: Any) -> None:
+        """Raise ValueError where it cannot draft for this target."""
 
     def begin(self, prompts: list[list[int]]) -> None:
         """New texts, one a row."""
@@ -46,8 +52,34 @@ class Drafter(Protocol):
         """Go on with these rows alone."""
 
 
+_serving: set[int] = set()
+_guard = Lock()
+
+
+@contextmanager
+def alone_with(drafter: Drafter) -> Iterator[None]:
+    """Within the block the drafter, which keeps the state of its texts, serves one decoding.
+
+    Raises RuntimeError while it serves another.
+    """
+    with _guard:
+        if id(drafter) in _serving:
+            raise RuntimeError(
+                "draft: this drafter serves a decoding that has not ended, in another thread or around this one; give each its "
+                "own, as by load_drafter"
+            )
+        _serving.add(id(drafter))
+    try:
+        yield
+    finally:
+        _serving.remove(id(drafter))
+
+
 class Stateless:
     """A drafter that needs nothing but the frontier."""
+
+    def check(self, target: Any) -> None:
+        """Any target will do."""
 
     def begin(self, prompts: list[list[int]]) -> None:
         """Nothing to do."""
@@ -59,21 +91,55 @@ class Stateless:
         """Nothing to do."""
 
 
+class Followers:
+    """What followed each n-gram of up to `longest` tokens where it first stood in a text that grows."""
+
+    def __init__(self, longest: int) -> None:
+        self.longest = longest
+        self.known: dict[tuple[int, ...], int] = {}  # n-gram -> the place behind its first one
+        self.behind = 1  # the first place whose n-grams before it are not known yet
+
+    def learn(self, text: list[int]) -> None:
+        """Take in what the text has grown by."""
+        for size in range(1, self.longest + 1):
+            first = max(0, self.behind - size)
+            grams = zip(*(text[first + offset : -1] for offset in range(size)), strict=False)
+            for place, gram in enumerate(grams, first + size):
+                self.known.setdefault(gram, place)
+        self.behind = len(text)
+
+    def of(self, text: list[int], count: int) -> list[int]:
+        """Up to `count` tokens that followed the longest n-gram at the text's end; none where all are new."""
+        for size in range(min(self.longest, len(text) - 1), 0, -1):
+            place = self.known.get(tuple(text[-size:]))
+            if place is not None:
+                return text[place : place + count]
+        return []
+
+
 class LookupDrafter(Stateless):
-    """Prompt lookup: what followed the newest n-gram earlier in the text (transformers' own generator)."""
+    """Prompt lookup: what followed the newest n-gram where it first stood in the text, as transformers' own generator says."""
 
     def __init__(self, max_ngram: int = 3) -> None:
         self.max_ngram = max_ngram
+        self.followers: list[Followers] = []  # of each row
+
+    def begin(self, prompts: list[list[int]]) -> None:
+        """Take the prompts in; from now on a round costs what it adds, however long the text is."""
+        self.followers = [Followers(self.max_ngram) for _ in prompts]
+        for followers, prompt in zip(self.followers, prompts, strict=True):
+            followers.learn(prompt)
 
     def propose(self, frontier: Frontier, levels: Levels, sampler: Sampler) -> DraftTree:
         """A chain as deep as `levels`, shorter where the text holds no earlier match."""
-        found = [self._lookup(text, len(levels)) for text in frontier.texts]
-        filled = [chain + [NOTHING] * (max(map(len, found)) - len(chain)) for chain in found]
+        found = []
+        for followers, text in zip(self.followers, frontier.texts, strict=True):
+            followers.learn(text)
+            found.append(followers.of(text, len(levels)))
+        longest = max(map(len, found))
+        filled = [chain + [NOTHING] * (longest - len(chain)) for chain in found]
         return chains(frontier.roots_B, torch.tensor(filled, dtype=torch.int64, device=frontier.roots_B.device))
 
-    def _lookup(self, text: list[int], count: int) -> list[int]:
-        generator = PromptLookupCandidateGenerator(
-            num_output_tokens=count, max_matching_ngram_size=self.max_ngram, max_length=len(text) + count + 1
-        )
-        candidates_BS, _ = generator.get_candidates(torch.tensor([text]))
-        return candidates_BS[0, len(text) :].tolist()
+    def select(self, rows_B: Tensor) -> None:
+        """Go on with these rows alone."""
+        self.followers = [self.followers[row] for row in rows_B.tolist()]

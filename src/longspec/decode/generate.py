@@ -14,6 +14,7 @@ from transformers.generation import TemperatureLogitsWarper, TopKLogitsWarper, T
 from transformers.generation.configuration_utils import GenerationMode
 
 from longspec import methods
+from longspec.decode.checks import check_decodable, check_drafter, check_prompts
 from longspec.decode.drafters import Drafter
 from longspec.decode.speculate import speculate
 from longspec.decode.tree import DEFAULT_SHAPE, Levels
@@ -32,6 +33,7 @@ NOT_DONE = (  # settings of generate that no processor of logits shows
     "max_time",
     "token_healing",
     "use_mtp",
+    "prefill_chunk_size",
 )
 
 
@@ -74,24 +76,25 @@ def generate(
     if synced_gpus:
         raise ValueError("synced_gpus: targets that are spread over ranks by ZeRO-3 or FSDP are not supported; load it whole")
     config, rest = model._prepare_generation_config(generation_config, **arguments)
-    given = inputs if inputs is not None else rest.get("input_ids")
-    if given is None or given.ndim != 2:
-        raise ValueError("input_ids: give token ids [rows, tokens]")
+    given = _ids(inputs, rest.get("input_ids"))
+    model._prepare_special_tokens(config, kwargs_has_attention_mask=True, device=given.device)  # _eos_ and _pad_token_tensor
     _refuse(model, config, {name: value for name, value in rest.items() if name not in TEXT and value is not None})
-    texts = _without_padding(given, rest.get("attention_mask"))
+    texts = _without_padding(given, rest.get("attention_mask"), config)
     prompts = [text for text in texts for _ in range(config.num_return_sequences)]
+    drafter = _drafter(model, draft)  # and what else may be refused, before anything is streamed
+    check_prompts(prompts, model.config.vocab_size)
     if streamer is not None:
         if len(prompts) > 1:
             raise ValueError(f"streamer: streams one text, these are {len(prompts)}; call once for each")
         streamer.put(given.cpu())
     decoded = speculate(
         model,
-        load_drafter(model, draft) if isinstance(draft, str | Path) else draft,
+        drafter,
         prompts,
         max_new_tokens=config.max_new_tokens,
         shape=shape,
         **_law(config),
-        eos=config.eos_token_id,
+        eos=config._eos_token_tensor,
         stop_strings=_listed(config.stop_strings),
         tokenizer=tokenizer,
         on_tokens=None if streamer is None else lambda _, tokens: streamer.put(torch.tensor(tokens)),
@@ -104,6 +107,24 @@ def generate(
     return torch.cat([given.repeat_interleave(config.num_return_sequences, 0), filled.to(given.device)], dim=1)
 
 
+def _ids(inputs: Tensor | None, input_ids: Tensor | None) -> Tensor:
+    """The prompts by either name."""
+    if inputs is not None and input_ids is not None:
+        raise ValueError("inputs, input_ids: both were given, and are the same argument; leave one out")
+    given = inputs if inputs is not None else input_ids
+    if given is None or given.ndim != 2 or given.dtype not in (torch.int64, torch.int32):
+        raise ValueError("input_ids: give token ids [rows, tokens], int64 or int32")
+    return given
+
+
+def _drafter(model: Any, draft: Any) -> Drafter:
+    """The drafter, held against a model that is held against what can be decoded."""
+    check_decodable(model)
+    drafter = load_drafter(model, draft) if isinstance(draft, str | Path) else draft
+    check_drafter(drafter, model)
+    return drafter
+
+
 def _refuse(model: Any, config: GenerationConfig, strange: dict[str, Any]) -> None:
     """Raise ValueError that names what would change the text and is not done here."""
     if strange:
@@ -114,10 +135,10 @@ def _refuse(model: Any, config: GenerationConfig, strange: dict[str, Any]) -> No
     if mode not in MODES:
         raise ValueError(f"{mode.value}: not done with a draft; give do_sample=True or False, and no beams")
     wanted = [name for name in NOT_DONE if getattr(config, name, None)]
-    wanted += ["cache_implementation"] if config.cache_implementation == "quantized" else []
+    wanted += ["cache_implementation"] if config.cache_implementation not in (None, "dynamic") else []
+    wanted += ["use_cache"] if config.use_cache is False else []
     if wanted:
         raise ValueError(f"{', '.join(wanted)}: not done with a draft; leave it out")
-    model._prepare_special_tokens(config, kwargs_has_attention_mask=True, device="cpu")  # by which some are made
     prompt = torch.zeros(1, 1, dtype=torch.int64)  # some are made only where there is one
     lengths = {"input_ids_seq_length": 1, "encoder_input_ids": prompt, "device": "cpu", "model_kwargs": {}}
     processors = model._get_logits_processor(config, **lengths)
@@ -137,12 +158,19 @@ def _law(config: GenerationConfig) -> dict[str, Any]:
     return {name: value if getattr(config, name) is None else getattr(config, name) for name, value in off.items()}
 
 
-def _without_padding(ids_BT: Tensor, attention_mask_BT: Tensor | None) -> list[list[int]]:
-    """The texts of padded rows."""
+def _without_padding(ids_BT: Tensor, attention_mask_BT: Tensor | None, config: GenerationConfig) -> list[list[int]]:
+    """The texts of padded rows; without a mask padding is the padding token, where that ends no texts, as in transformers."""
     if attention_mask_BT is None:
-        if len(ids_BT) > 1:
-            raise ValueError("attention_mask: several rows need it, to tell what is padding; the tokenizer gives it")
-        return ids_BT.tolist()
+        pad, eos = config._pad_token_tensor, config._eos_token_tensor
+        if pad is not None and (eos is None or not torch.isin(eos, pad).any()):
+            attention_mask_BT = ids_BT.ne(pad)
+        elif len(ids_BT) == 1:
+            attention_mask_BT = torch.ones_like(ids_BT)
+        else:
+            raise ValueError(
+                "attention_mask: several rows need it where no pad_token_id other than eos_token_id tells what is padding; the "
+                "tokenizer gives it"
+            )
     if attention_mask_BT.shape != ids_BT.shape:
         raise ValueError(f"attention_mask: is {list(attention_mask_BT.shape)}, the ids are {list(ids_BT.shape)}")
     return [ids_T[mask_T.bool()].tolist() for ids_T, mask_T in zip(ids_BT, attention_mask_BT, strict=True)]
@@ -154,8 +182,8 @@ def _listed(strings: str | Collection[str] | None) -> list[str]:
 
 def _padding(config: GenerationConfig, lengths: set[int]) -> int:
     """The token behind texts that end before others: the padding token, else the first that ends texts."""
-    ends = config.eos_token_id
-    token = config.pad_token_id if config.pad_token_id is not None else ends[0] if isinstance(ends, list) else ends
-    if token is None and len(lengths) > 1:
+    if config._pad_token_tensor is not None:
+        return int(config._pad_token_tensor)
+    if len(lengths) > 1:
         raise ValueError("pad_token_id: texts ended at different lengths; give the token that fills them up")
-    return 0 if token is None else token
+    return 0

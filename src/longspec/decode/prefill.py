@@ -8,6 +8,7 @@ Shapes: B rows, V vocabulary.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from longspec.decode.cache import empty_cache, restore
+from longspec.decode.checks import check_decodable, check_prompts
 
 
 @dataclass
@@ -28,7 +30,7 @@ class Prefilled:
     prompts: list[list[int]]
     cache: Cache
     logits_BV: Tensor
-    _is_lent: bool = field(default=False, init=False, repr=False, compare=False)
+    _lent: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
 
     @contextmanager
     def lent(self, ahead: int) -> Iterator["Prefilled"]:
@@ -36,33 +38,27 @@ class Prefilled:
 
         Whatever is exchanged in the lent cache's list of layers stays as it is here. Raises RuntimeError while it is lent.
         """
-        if self._is_lent:
+        if not self._lent.acquire(blocking=False):
             raise RuntimeError("prompts: a decoding that started here has not ended; wait for its end, or prefill once more")
-        self._is_lent, lengths = True, [len(prompt) for prompt in self.prompts]
+        lengths = [len(prompt) for prompt in self.prompts]
         try:
             for layer in self.cache.layers:
                 layer.make_room(max(lengths) + ahead)
             yield Prefilled(self.prompts, Cache(layers=list(self.cache.layers)), self.logits_BV)
         finally:
-            self._is_lent = False
             restore(self.cache, lengths)
+            self._lent.release()
 
 
 @torch.inference_mode()
 def prefill(target: Any, prompts: list[list[int]], ahead: int = 0) -> Prefilled:
     """The prompts' own forwards, one for all prompts of a length, by the target's own attention.
 
-    ahead: how many tokens a decoding will add, where that is known; room made later copies the cache. Raises ValueError for an
-    empty prompt and for a target that is spread over devices.
+    ahead: how many tokens a decoding will add, where that is known; room made later copies the cache. Raises ValueError as of
+    check_decodable and check_prompts.
     """
-    devices = sorted({str(device) for device in getattr(target, "hf_device_map", {}).values()})
-    if len(devices) > 1:
-        raise ValueError(
-            f"hf_device_map: the target is spread over {', '.join(devices)}, decoding needs it on one: load it on one device, "
-            "such as by device_map={'': 0}"
-        )
-    if not prompts or not all(prompts):
-        raise ValueError("prompts: each needs a token at least; give the bos token where there is no text")
+    check_decodable(target)
+    check_prompts(prompts, target.config.vocab_size)
     rows_of: dict[int, list[int]] = {}
     for row, prompt in enumerate(prompts):
         rows_of.setdefault(len(prompt), []).append(row)

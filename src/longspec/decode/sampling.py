@@ -3,9 +3,13 @@
 Shapes: N rows, V vocabulary.
 """
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+NO_TOKEN = -1  # drawn where there is no distribution to draw from; the host raises when it would become text
 
 
 class Sampler:
@@ -46,6 +50,18 @@ class Sampler:
         clock_NV = torch.empty_like(p_NV).exponential_(generator=self.generator)
         return (p_NV / clock_NV.clamp_min(torch.finfo(p_NV.dtype).tiny)).argmax(-1)
 
+    def draw_own(self, p_NV: Tensor) -> Tensor:
+        """One token of each of the target's distributions, int64 [N]; NO_TOKEN where one holds inf or NaN."""
+        return torch.where(p_NV.sum(-1).isfinite(), self.draw(p_NV), NO_TOKEN)
+
     def choose(self, logits_NV: Tensor) -> Tensor:
-        """The target's own next token, int64 [N]."""
-        return logits_NV.argmax(-1) if self.greedy else self.draw(self.log_probabilities(logits_NV).exp())
+        """The target's own next token, int64 [N]; when sampling NO_TOKEN where the logits make no distribution."""
+        return logits_NV.argmax(-1) if self.greedy else self.draw_own(self.log_probabilities(logits_NV).exp())
+
+
+def check_drawn(tokens: Collection[int]) -> None:
+    """Raise RuntimeError, as torch.multinomial does, for a token of the text that could not be drawn."""
+    if NO_TOKEN in tokens:
+        raise RuntimeError(
+            "the target's logits hold inf or NaN, so that no token can be drawn; decode greedily to look at them"
+        )

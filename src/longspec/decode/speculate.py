@@ -3,24 +3,26 @@
 Shapes: B rows that still run, S nodes of a tree with its root, E = depth + 1 tokens a round can bring, V vocabulary.
 """
 
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from longspec.decode.cache import compact, select, tokens_ahead
-from longspec.decode.drafters import Drafter, Frontier
+from longspec.decode.cache import compact, cut, select, tokens_ahead
+from longspec.decode.checks import check_decodable, check_drafter
+from longspec.decode.drafters import Drafter, Frontier, alone_with
 from longspec.decode.prefill import Prefilled, prefill
-from longspec.decode.sampling import Sampler
+from longspec.decode.sampling import Sampler, check_drawn
 from longspec.decode.stops import Stops
 from longspec.decode.timing import Stopwatch
 from longspec.decode.tree import DEFAULT_SHAPE, DraftTree, Levels, levels_of
 from longspec.decode.verify import Verdict, descend
 from longspec.models.attention.backends import TARGET_ATTENTION
 from longspec.models.attention.tree_visibility import TreeVisibility
+from longspec.models.attention.twin import twin_with
 
 STOP, LENGTH = "stop", "length"
 OnTokens = Callable[[int, list[int]], None]
@@ -91,7 +93,10 @@ def speculate(
 
     shape: tokens of a chain (int), or the levels of a tree (LongSpec 3.3); on_tokens is called with a row's number and its new
     tokens, in order; eos None: no token ends the text; generator: on the target's device. Raises ValueError for settings out
-    of range, RuntimeError for a start at which another decoding has not ended.
+    of range and for a target, a drafter or prompts that do not go together; RuntimeError for a start or a drafter with which
+    another decoding has not ended, and for logits from which no token can be drawn.
+
+    The target does not change: other decodings with drafters of their own, and plain generate, may run on it meanwhile.
 
     Rows of different length share one left-aligned cache: a round costs each row the memory traffic of the longest one, and
     the prefix then needs a mask. Rows that have ended leave the batch. Room in the cache for max_new_tokens is made at
@@ -103,10 +108,11 @@ def speculate(
     sampler, stops = Sampler(temperature, top_k, top_p, generator), Stops(eos, stop_strings, tokenizer)
     nodes = sum(levels)
     ahead = tokens_ahead(max_new_tokens, nodes)
-    opened = prompts.lent(ahead) if isinstance(prompts, Prefilled) else nullcontext(prefill(target, prompts, ahead))
-    with opened as start, _tree_attention(target):
-        clock = Stopwatch(target.device)
-        run = _Run(target, drafter, start, nodes, sampler, _Texts(start.prompts, stops, max_new_tokens, on_tokens))
+    check_decodable(target)
+    check_drafter(drafter, target)
+    with alone_with(drafter), _started(target, prompts, ahead) as start:
+        clock, twin = Stopwatch(target.device), twin_with(target, TARGET_ATTENTION)
+        run = _Run(twin, drafter, start, nodes, sampler, _Texts(start.prompts, stops, max_new_tokens, on_tokens))
         clock.mark("draft")
         while run.texts.active:
             tree = drafter.propose(run.frontier(), levels, sampler)
@@ -119,15 +125,9 @@ def speculate(
     return Decoded(run.texts.rows, sum(seconds.values()), seconds["draft"], seconds["target"])
 
 
-@contextmanager
-def _tree_attention(target: Any) -> Iterator[None]:
-    """Within the block the target's attention is the hook that takes trees."""
-    before = target.config._attn_implementation
-    target.set_attn_implementation(TARGET_ATTENTION)
-    try:
-        yield
-    finally:
-        target.set_attn_implementation(before)
+def _started(target: Any, prompts: list[list[int]] | Prefilled, ahead: int) -> AbstractContextManager[Prefilled]:
+    """Where decoding starts, with room for `ahead` tokens."""
+    return prompts.lent(ahead) if isinstance(prompts, Prefilled) else nullcontext(prefill(target, prompts, ahead))
 
 
 class _Texts:
@@ -168,6 +168,7 @@ class _Run:
         self.roots_B = sampler.choose(start.logits_BV)
         drafter.begin(start.prompts)
         for number, token in enumerate(self.roots_B.tolist()):
+            check_drawn([token])
             texts.add(number, [token])
         self._leave_ended()
 
@@ -192,12 +193,17 @@ class _Run:
         """The kept path becomes text; caches follow. The round's one transfer to the host is here."""
         kept_and_tokens = torch.cat([verdict.kept_B[:, None], verdict.tokens_BE], dim=1).tolist()
         before_B = self.lengths_B
+        is_in_place = tree.is_chain and len(set(self.lengths)) == 1  # the path lies behind each row's text already
         self.lengths = [length + row[0] + 1 for length, row in zip(self.lengths, kept_and_tokens, strict=True)]
         self.lengths_B = before_B + verdict.kept_B + 1
-        compact(self.cache, tree.tokens_BS.shape[1], verdict.path_BE, before_B, max(self.lengths))
+        if is_in_place:
+            cut(self.cache, max(self.lengths))
+        else:
+            compact(self.cache, tree.tokens_BS.shape[1], verdict.path_BE, before_B, max(self.lengths))
         self.drafter.commit(verdict.path_BE, verdict.kept_B)
         self.roots_B = verdict.tokens_BE.gather(1, verdict.kept_B[:, None])[:, 0]
         for number, (kept, *tokens) in zip(self.texts.active, kept_and_tokens, strict=True):
+            check_drawn(tokens[: kept + 1])
             self.texts.rows[number].accepted.append(self.texts.add(number, tokens[: kept + 1]))
         self._leave_ended()
 

@@ -4,6 +4,8 @@ from collections.abc import Collection
 from os.path import commonprefix
 from typing import Any
 
+from torch import Tensor
+
 
 class Stops:
     """Ends of text. As in transformers' StopStringCriteria a stop string may begin in the prompt, but a decoded token must
@@ -12,12 +14,16 @@ class Stops:
     Raises ValueError for stop strings that are empty or come without the target's tokenizer.
     """
 
-    def __init__(self, eos: int | Collection[int] | None = None, strings: Collection[str] = (), tokenizer: Any = None) -> None:
+    def __init__(
+        self, eos: int | Collection[int] | Tensor | None = None, strings: Collection[str] = (), tokenizer: Any = None
+    ) -> None:
         if isinstance(strings, str) or not all(strings):
             raise ValueError(f"stop_strings: {strings!r}: give a list of strings, none of them empty")
         if strings and tokenizer is None:
             raise ValueError("stop_strings: tokens become text by the target's tokenizer; give it as tokenizer=...")
-        self.eos = {eos} if isinstance(eos, int) else set(eos or ())
+        if isinstance(eos, Tensor):  # its elements are tensors, which are found in no set
+            eos = eos.flatten().tolist()
+        self.eos = {eos} if isinstance(eos, int) else {int(token) for token in eos or ()}
         self.strings, self.tokenizer = tuple(strings), tokenizer
         # A token holds a byte or more, and a tokenizer may strip the first one's space or leave half a character there.
         self.reach = max((len(string.encode()) for string in strings), default=0) + 4

@@ -50,6 +50,11 @@ class DraftTree:
     depth: int  # levels below the root
     drawn_BSV: Tensor | None = None
 
+    @property
+    def is_chain(self) -> bool:
+        """Whether every level is one node, so that node n is the parent of node n + 1."""
+        return self.tokens_BS.shape[1] == self.depth + 1
+
 
 class Growth:
     """A tree that grows by one level at a time, from its root on."""
@@ -107,10 +112,11 @@ class Growth:
 
 def chains(roots_B: Tensor, tokens_BD: Tensor) -> DraftTree:
     """One chosen chain a row; NOTHING fills up the shorter ones."""
-    growth = Growth(roots_B)
-    for tokens_B in tokens_BD.unbind(dim=1):
-        growth.add(torch.zeros_like(tokens_B)[:, None], tokens_B[:, None])
-    return growth.tree()
+    tokens_BS = torch.cat([roots_B[:, None], tokens_BD], dim=1)
+    depth = tokens_BD.shape[1]
+    depths_S = torch.arange(depth + 1, device=roots_B.device)
+    seen_SS = depths_S[:, None] >= depths_S
+    return DraftTree(tokens_BS, (depths_S - 1).expand_as(tokens_BS), seen_SS.expand(len(roots_B), -1, -1), depths_S, depth)
 
 
 def best_children(log_q_BWV: Tensor, scores_BW: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:

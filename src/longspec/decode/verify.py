@@ -29,6 +29,8 @@ def descend(logits_BSV: Tensor, tree: DraftTree, sampler: Sampler) -> Verdict:
 
     logits_BSV: the target's after each node.
     """
+    if tree.is_chain and tree.drawn_BSV is None:
+        return _along_chain(logits_BSV, tree, sampler)
     rule = _chosen if tree.drawn_BSV is None else _drawn
     node_B = torch.zeros_like(tree.tokens_BS[:, 0])
     kept_B, rows_B = torch.zeros_like(node_B), torch.arange(len(node_B), device=node_B.device)
@@ -57,8 +59,15 @@ def _chosen(logits_BV: Tensor, tree: DraftTree, node_B: Tensor, sampler: Sampler
     return token_B, torch.where(matches_BS.any(-1), matches_BS.int().argmax(-1), NOTHING)
 
 
+def _along_chain(logits_BSV: Tensor, tree: DraftTree, sampler: Sampler) -> Verdict:
+    """The rule of _chosen for a chain, at all of its nodes at once: how far the target's tokens are the chain's."""
+    tokens_BE = sampler.choose(logits_BSV.flatten(0, 1)).unflatten(0, logits_BSV.shape[:2])
+    kept_B = (tree.tokens_BS[:, 1:] == tokens_BE[:, :-1]).cumprod(dim=1).sum(dim=1)
+    return Verdict(tree.depths_S.expand_as(tokens_BE), kept_B, tokens_BE)
+
+
 def _drawn(logits_BV: Tensor, tree: DraftTree, node_B: Tensor, sampler: Sampler) -> tuple[Tensor, Tensor]:
-    """The same for a chain drawn from the draft's q (Leviathan et al. 2023, 2.3).
+    """As _chosen, for a chain drawn from the draft's q (Leviathan et al. 2023, 2.3).
 
     The drawn x stays with probability min(1, p(x) / q(x)), else a token is drawn from max(0, p - q): token t then comes with
     min(p(t), q(t)) + max(0, p(t) - q(t)) = p(t). It keeps sum_t min(p(t), q(t)) of the tokens, where the draft's best token,
@@ -75,5 +84,5 @@ def _drawn(logits_BV: Tensor, tree: DraftTree, node_B: Tensor, sampler: Sampler)
     rest_BV = (p_BV - q_BV * has_child_B[:, None]).clamp_min(0)
     # Where p is q to the last bit there is no rest, and x stays but for rounding.
     rest_BV = torch.where(rest_BV.sum(-1, keepdim=True) > 0, rest_BV, p_BV)
-    token_B = torch.where(stays_B, x_B, sampler.draw(rest_BV))
+    token_B = torch.where(stays_B, x_B, sampler.draw_own(rest_BV))
     return token_B, torch.where(stays_B, child_B, NOTHING)

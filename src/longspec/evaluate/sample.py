@@ -23,6 +23,10 @@ class Recorder:
         self.drafter = drafter
         self.proposals: list[tuple[Tensor, Tensor]] = []
 
+    def check(self, target: Any) -> None:
+        """As the drafter does."""
+        self.drafter.check(target)
+
     def begin(self, prompts: list[list[int]]) -> None:
         """New texts."""
         self.proposals = []

@@ -24,6 +24,17 @@ class GlideDrafter:
         self.own: tuple[Tensor, Tensor] | None = None  # [B, K, P, D], right-aligned: the newest tokens before the root
         self.tree_own: list[tuple[Tensor, Tensor]] = []  # of the tree last proposed, level by level
 
+    def check(self, target: Any) -> None:
+        """Raise ValueError for another target than its own, and for a layer that does not stand beside it."""
+        if target is not self.target:
+            raise ValueError("draft: this drafter was made for another target; make one for this target, as by load_drafter")
+        weight = self.layer.self_attn.q_proj.weight
+        if (weight.dtype, weight.device) != (target.dtype, target.device):
+            raise ValueError(
+                f"draft: its layer is {weight.dtype} on {weight.device}, the target {target.dtype} on {target.device}: move "
+                "the layer by .to(target.device, target.dtype), or make the drafter after the target has moved"
+            )
+
     def begin(self, prompts: list[list[int]]) -> None:
         """Keys and values of each prompt's last `window` tokens."""
         width, device = min(self.window, max(map(len, prompts))), self.target.device

@@ -132,6 +132,10 @@ def fastest_for_trees(device: str, dtype: torch.dtype, head_width: int) -> str:
     return backend
 
 
+# What layers hand to their attention that has been done before it, or is for others.
+WITHOUT_EFFECT = ("position_ids", "use_cache", "output_hidden_states", "output_router_logits", "num_items_in_batch")
+
+
 def target_attention(
     module: torch.nn.Module,
     q_BNSD: Tensor,
@@ -143,13 +147,16 @@ def target_attention(
     sliding_window: int | None = None,
     visibility: Visibility | TreeVisibility | None = None,
     attention_backend: str = AUTO,
-    **_: Any,
+    **others: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention hook, [B, S, N, D]. Documents come in by `visibility` and are never guessed from positions.
 
     One `visibility` given to the target's forward serves all its layers; `sliding_window` is the layer's own and counts the
-    query itself.
+    query itself. Raises ValueError for any other argument that may change what is attended to.
     """
+    strange = [name for name, value in others.items() if value is not None and name not in WITHOUT_EFFECT]
+    if strange:
+        raise ValueError(f"{', '.join(strange)}: not known to this attention ({TARGET_ATTENTION}); leave it out of the forward")
     assert attention_mask is None, "documents replace padding masks"
     assert dropout == 0.0, "targets run without dropout"
     seen = visibility or Visibility()

@@ -1,0 +1,39 @@
+"""What decoding refuses before it begins: targets, drafters and prompts that would end in another text or in a crash."""
+
+from typing import Any
+
+from longspec.decode.drafters import Drafter
+from longspec.families import check_target
+
+
+def check_decodable(target: Any) -> None:
+    """Raise ValueError for a target of which decoding with a draft would not give its own text, or that has no weights."""
+    check_target(target.config, target.config.name_or_path or "target")
+    devices = sorted({str(device) for device in getattr(target, "hf_device_map", {}).values()})
+    if len(devices) > 1:
+        raise ValueError(
+            f"hf_device_map: the target is spread over {', '.join(devices)}, decoding needs it on one: load it on one device, "
+            "such as by device_map={'': 0}"
+        )
+    if target.device.type == "meta":
+        raise ValueError("target: its weights are on meta, where there are no numbers: load it on a CPU or a GPU")
+
+
+def check_drafter(drafter: Any, target: Any) -> None:
+    """Raise ValueError for what is no drafter, or one that was made for another target."""
+    if not isinstance(drafter, Drafter):
+        raise ValueError(f"draft: {drafter!r}: give a draft folder, a weight file, or a drafter as of load_drafter")
+    drafter.check(target)
+
+
+def check_prompts(prompts: list[list[int]], vocabulary: int) -> None:
+    """Raise ValueError for a prompt without a token and for ids outside the vocabulary."""
+    if not prompts or not all(prompts):
+        raise ValueError("prompts: each needs a token at least; give the bos token where there is no text")
+    for row, prompt in enumerate(prompts):
+        if min(prompt) < 0 or max(prompt) >= vocabulary:
+            place, token = next((place, token) for place, token in enumerate(prompt) if not 0 <= token < vocabulary)
+            raise ValueError(
+                f"prompts: row {row}, token {place}: {token} lies outside 0..{vocabulary - 1}, the target's vocabulary; use "
+                "the target's own tokenizer"
+            )

@@ -1,0 +1,132 @@
+"""What decoding refuses at each of its doors: targets whose text it would change, drafters and prompts that do not fit."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig
+
+from longspec.decode.autoregressive import decode_plain
+from longspec.decode.drafters import LookupDrafter
+from longspec.decode.generate import generate
+from longspec.decode.prefill import prefill
+from longspec.decode.sampling import Sampler
+from longspec.decode.speculate import speculate
+from longspec.evaluate.sample import Recorder
+from longspec.methods.glide.drafter import GlideDrafter
+from tests.decode.models import SHAPE, make_layer, make_target
+
+
+def doors(target: Any, drafter: Any, prompt: list[int]) -> list[Any]:
+    """Each way into decoding with a ready drafter."""
+    settings = {"max_new_tokens": 3, "do_sample": False}
+    return [
+        lambda: speculate(target, drafter, [prompt], max_new_tokens=3),
+        lambda: prefill(target, [prompt]),
+        lambda: generate(target, torch.tensor([prompt]), draft=drafter, **settings),
+    ]
+
+
+def soft_capped() -> Any:
+    return AutoModelForCausalLM.from_config(Gemma2Config(**SHAPE, head_dim=8, attn_logit_softcapping=5.0))
+
+
+def dynamic() -> Any:
+    return make_target(0, LlamaConfig, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0})
+
+
+def quantized() -> Any:
+    target = make_target(0)
+    target.config.quantization_config = {"quant_method": "fp8"}
+    return target
+
+
+TARGETS = [
+    (soft_capped, "model_type 'gemma2' is not supported; supported are llama"),
+    (dynamic, "rope_type 'dynamic' is not supported"),
+    (quantized, "quantized targets are not supported"),
+    (lambda: make_target(0).to("meta"), "target: its weights are on meta"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), TARGETS)
+def test_targets_are_checked_at_every_door(make: Any, message: str) -> None:
+    """A ready drafter, which needs nothing of the target, opens none of them; nor does a start of another target."""
+    target = make()
+    for door in doors(target, LookupDrafter(), [1, 2, 3]):
+        with pytest.raises(ValueError, match=message):
+            door()
+    with pytest.raises(ValueError, match=message):
+        speculate(target, LookupDrafter(), prefill(make_target(0), [[1, 2, 3]]), max_new_tokens=3)
+
+
+class Silent:
+    """A streamer that must not be called."""
+
+    def put(self, _: Any) -> None:
+        raise AssertionError("something was streamed")
+
+
+@pytest.mark.parametrize("wrong", [[1, 61, 2], [-1]])
+def test_ids_outside_the_vocabulary_are_named(wrong: list[int]) -> None:
+    """Before anything is streamed."""
+    target, place = make_target(0), len(wrong) // 2
+    message = rf"prompts: row {{}}, token {place}: {wrong[place]} lies outside 0\.\.60, the target's vocabulary"
+    for door in doors(target, LookupDrafter(), wrong):
+        with pytest.raises(ValueError, match=message.format(0)):
+            door()
+    with pytest.raises(ValueError, match=message.format(1)):
+        prefill(target, [[1], wrong])
+    with pytest.raises(ValueError, match=message.format(0)):
+        generate(target, torch.tensor([wrong]), draft=LookupDrafter(), max_new_tokens=3, streamer=Silent())
+
+
+def test_what_is_no_drafter_of_this_target_is_refused() -> None:
+    """None, a number, a draft that reads another target, and one whose layer was left behind in another dtype."""
+    target = make_target(0)
+    drafter = GlideDrafter(target, make_layer(target), 12)
+    left_behind = GlideDrafter(target, copy.deepcopy(drafter.layer).float(), 12)
+    faults = [
+        (None, "draft: None: give a draft folder, a weight file, or a drafter"),
+        (4, "draft: 4: give a draft folder"),
+        (GlideDrafter(make_target(0), drafter.layer, 12), "draft: this drafter was made for another target"),
+        (Recorder(GlideDrafter(make_target(0), drafter.layer, 12)), "draft: this drafter was made for another target"),
+        (left_behind, "draft: its layer is torch.float32 on cpu, the target torch.float64 on cpu: move the layer"),
+    ]
+    for wrong, message in faults:
+        for door in doors(target, wrong, [1, 2])[::2]:
+            with pytest.raises(ValueError, match=message):
+                door()
+    with pytest.raises(ValueError, match="draft: None: give"):
+        generate(target, torch.tensor([[1, 2]]), draft=None, max_new_tokens=3, streamer=Silent())  # type: ignore[arg-type]
+    left_behind.layer.to(target.device, target.dtype)  # as the message says
+    assert speculate(target, left_behind, [[1, 2]], max_new_tokens=3).rows[0].ids
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("shape", [4, (2, 2)])
+@pytest.mark.parametrize("forwards", [1, 3])
+def test_logits_that_make_no_distribution_raise_as_in_generate(value: float, shape: Any, forwards: int) -> None:
+    """Of the prompt's forward or of a later one; plainly, and for chains that are drawn or looked up and for trees."""
+    target, calls = make_target(0), []
+
+    def break_logits(_: Any, __: Any, output: Any) -> None:
+        calls.append(1)
+        if len(calls) == forwards:
+            output["logits"] = output.logits.index_fill(-1, torch.tensor([7]), value)
+
+    target.register_forward_hook(break_logits)  # not on the head, which the draft calls too
+    ids_BT, settings = torch.tensor([[3, 1, 4, 1, 5]]), {"max_new_tokens": 30, "do_sample": True, "top_k": 0}
+    glide = GlideDrafter(target, make_layer(target), 12)
+    ways = [
+        (lambda: target.generate(ids_BT, **settings), "inf.*nan"),
+        (lambda: generate(target, ids_BT, draft=LookupDrafter(), shape=shape, **settings), "hold inf or NaN"),
+        (lambda: generate(target, ids_BT, draft=glide, shape=shape, **settings), "hold inf or NaN"),
+        (lambda: decode_plain(target, prefill(target, ids_BT.tolist()), 30, None, Sampler(1.0)), "hold inf or NaN"),
+    ]
+    for way, message in ways:
+        calls.clear()
+        with pytest.raises(RuntimeError, match=message):
+            way()
+        assert len(calls) == forwards

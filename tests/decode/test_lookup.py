@@ -1,0 +1,74 @@
+"""Prompt lookup against transformers' own generator, and that a round does not read the whole text."""
+
+import pytest
+import torch
+from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
+
+from longspec.decode.drafters import Followers, Frontier, LookupDrafter
+from longspec.decode.sampling import Sampler
+
+CHAIN = 5
+
+
+def proposed(drafter: LookupDrafter, texts: list[list[int]]) -> list[list[int]]:
+    """Each row's chain."""
+    roots_B, nothing = torch.tensor([text[-1] for text in texts]), torch.empty(0)
+    frontier = Frontier(texts, tuple(map(len, texts)), roots_B, roots_B, (nothing, nothing))
+    tokens_BS = drafter.propose(frontier, (1,) * CHAIN, Sampler()).tokens_BS
+    return [[token for token in row[1:] if token >= 0] for row in tokens_BS.tolist()]
+
+
+def theirs(text: list[int], ngram: int) -> list[int]:
+    generator = PromptLookupCandidateGenerator(
+        num_output_tokens=CHAIN, max_matching_ngram_size=ngram, max_length=len(text) + CHAIN + 1
+    )
+    return generator.get_candidates(torch.tensor([text]))[0][0, len(text) :].tolist()
+
+
+@pytest.mark.parametrize("ngram", [1, 2, 3, 5])
+def test_chains_are_those_of_transformers(ngram: int) -> None:
+    """Of texts that grow by one to six tokens a round, over few tokens and many; rows leave on the way."""
+    torch.manual_seed(ngram)
+    found = 0
+    for tokens in (2, 4, 30):
+        texts = [torch.randint(0, tokens, (length,)).tolist() for length in (1, 2, 3, 40)]
+        drafter = LookupDrafter(ngram)
+        drafter.begin(texts)
+        for number in range(24):
+            for text in texts:
+                text += torch.randint(0, tokens, (1 + number % 6,)).tolist()
+            chains = proposed(drafter, texts)
+            assert chains == [theirs(text, ngram) for text in texts]
+            found += sum(map(len, chains))
+            if number == 12:
+                drafter.select(torch.tensor([0, 3]))
+                texts = [texts[0], texts[3]]
+    assert found > 500
+
+
+class Counted(list):
+    """A text that counts the tokens that are read of it."""
+
+    read = 0
+
+    def __getitem__(self, place):
+        found = super().__getitem__(place)
+        self.read += len(found) if isinstance(place, slice) else 1
+        return found
+
+    def __iter__(self):
+        self.read += len(self)
+        return super().__iter__()
+
+
+def test_a_round_reads_what_it_adds() -> None:
+    """However long the text is."""
+    text = Counted(torch.randint(0, 50, (5000,)).tolist())
+    followers = Followers(3)
+    followers.learn(text)
+    text.read = 0
+    for _ in range(10):
+        text += torch.randint(0, 50, (6,)).tolist()
+        followers.learn(text)
+        followers.of(text, CHAIN)
+    assert text.read < 10 * 60

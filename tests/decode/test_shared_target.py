@@ -1,0 +1,178 @@
+"""Several decodings and plain generate side by side on one target, which stays as it was."""
+
+from collections.abc import Callable
+from functools import partial, update_wrapper
+from threading import Barrier, Event, Thread
+from types import MethodType
+from typing import Any
+
+import pytest
+import torch
+from transformers import MistralConfig, Qwen2Config
+
+from longspec.decode.drafters import LookupDrafter
+from longspec.decode.speculate import speculate
+from longspec.decode.tree import DEFAULT_SHAPE
+from longspec.methods.glide.drafter import GlideDrafter
+from tests.decode.models import generated, make_layer, make_target
+
+WINDOW, NEW, TRIALS, SECONDS = 12, 40, 12, 60.0
+PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6]]
+IDS = torch.tensor([[0, 0, 0, 7, 8], [1, 2, 3, 4, 5], [0, 0, 5, 5, 6]])
+PADDED = {"input_ids": IDS, "attention_mask": (IDS != 0).long(), "max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
+SHAPE_OF = {Qwen2Config: {}, MistralConfig: {"sliding_window": 9}}
+
+
+def glide(target: Any) -> GlideDrafter:
+    return GlideDrafter(target, make_layer(target), WINDOW)
+
+
+def decoded(target: Any, drafter: Any, **settings: Any) -> list[list[int]]:
+    return [row.ids for row in speculate(target, drafter, PROMPTS, **{"max_new_tokens": NEW} | settings).rows]
+
+
+def state(target: Any) -> dict[str, Any]:
+    """Every attribute of every module and of every configuration: which object it is, and of dictionaries what they hold."""
+    found = {}
+    for name, module in target.named_modules():
+        for key, value in vars(module).items():
+            entries = [(entry, id(held)) for entry, held in value.items()] if isinstance(value, dict) else None
+            found[f"{name}.{key}"] = (id(value), entries)
+        if "config" in vars(module):
+            found[f"{name}.config holds"] = dict(vars(module.config))
+    return found
+
+
+@pytest.mark.parametrize("shape", [4, DEFAULT_SHAPE])
+def test_nothing_on_the_target_changes(shape: Any) -> None:
+    target = make_target(1)
+    target.model.layers[0].register_forward_hook(lambda *_: None)
+    before, during = state(target), []
+    decoded(target, glide(target), shape=shape, on_tokens=lambda *_: during.append(state(target)))
+    assert len(during) > 4
+    assert all(each == before for each in (*during, state(target)))
+
+
+@pytest.mark.parametrize("family", SHAPE_OF)
+def test_plain_generate_within_a_callback_writes_its_own_text(family: type) -> None:
+    """Of a left-padded batch, whose mask the attention of draft trees does not read."""
+    target = make_target(1, family, **SHAPE_OF[family])
+    alone, texts, inner = target.generate(**PADDED), [generated(target, prompt, NEW) for prompt in PROMPTS], []
+    for drafter in (glide(target), LookupDrafter()):
+        assert decoded(target, drafter, on_tokens=lambda *_: inner.append(target.generate(**PADDED))) == texts
+    assert len(inner) > 4
+    assert all(torch.equal(text, alone) for text in inner)
+
+
+def at_once(*works: Callable[[], Any]) -> list[Any]:
+    """What each returns, or raises, in a thread of its own; all begin together."""
+    found: list[Any] = [None] * len(works)
+    barrier = Barrier(len(works))
+
+    def run(number: int) -> None:
+        barrier.wait(SECONDS)
+        try:
+            found[number] = works[number]()
+        except Exception as error:  # handed to the test, which compares it with a text
+            found[number] = error
+
+    threads = [Thread(target=run, args=(number,)) for number in range(len(works))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+    return found
+
+
+def test_threads_write_their_own_texts() -> None:
+    """Two decodings with a drafter each, and plain generate of a left-padded batch, begun together, again and again."""
+    target = make_target(1)
+    plain, texts = target.generate(**PADDED).tolist(), [generated(target, prompt, NEW) for prompt in PROMPTS]
+    for _ in range(TRIALS):
+        drafters = [glide(target), LookupDrafter()]
+        works = [partial(decoded, target, drafter, shape=3) for drafter in drafters]
+        assert at_once(*works, lambda: target.generate(**PADDED).tolist()) == [texts, texts, plain]
+    assert target.config._attn_implementation == "sdpa"
+
+
+def test_a_drafter_in_two_threads_is_refused_and_then_free() -> None:
+    target = make_target(1)
+    texts = [generated(target, prompt, NEW) for prompt in PROMPTS]
+    for drafter in (glide(target), LookupDrafter()):
+        began, end, first = Event(), Event(), []
+
+        def hold(*_: Any, began: Event = began, end: Event = end) -> None:
+            began.set()
+            assert end.wait(SECONDS)
+
+        work = partial(decoded, target, drafter, on_tokens=hold)
+        thread = Thread(target=lambda first=first, work=work: first.append(work()))
+        thread.start()
+        assert began.wait(SECONDS)
+        with pytest.raises(
+            RuntimeError, match=r"draft: this drafter serves a decoding .* give each its own, as by load_drafter"
+        ):
+            decoded(target, drafter)
+        end.set()
+        thread.join(SECONDS)
+        assert first == [texts]
+        assert decoded(target, drafter) == texts
+
+
+def test_a_drafter_is_free_after_a_failure() -> None:
+    target = make_target(1)
+    drafter = glide(target)
+
+    def fail(*_: Any) -> None:
+        raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        decoded(target, drafter, on_tokens=fail)
+    with pytest.raises(ValueError, match="outside"):
+        speculate(target, drafter, [[999]], max_new_tokens=1)
+    assert decoded(target, drafter) == [generated(target, prompt, NEW) for prompt in PROMPTS]
+
+
+def test_decoding_follows_its_target() -> None:
+    """To another dtype, to other weights, and with its hooks, between two texts and within one."""
+    target, other, calls = make_target(1), make_target(2), []
+    drafter = LookupDrafter()
+    assert decoded(target, drafter) == [generated(target, prompt, NEW) for prompt in PROMPTS]
+    target.float().double().load_state_dict(other.state_dict())
+    texts = [generated(other, prompt, NEW) for prompt in PROMPTS]
+    assert decoded(target, drafter) == texts
+    hooks = []
+
+    def hook_once(*_: Any) -> None:
+        if not hooks:
+            hooks.append(target.model.layers[1].self_attn.register_forward_hook(lambda *_: calls.append(1)))
+
+    assert decoded(target, drafter, on_tokens=hook_once) == texts
+    assert calls
+
+
+def test_replaced_forwards_run_or_are_refused() -> None:
+    """As accelerate's hooks (a partial call of the module) and kernels (a method bound to it) replace them; a function that
+    hides its module, as torch.compile makes, is refused by the module's name."""
+    target, calls = make_target(1), []
+    texts = [generated(target, prompt, NEW) for prompt in PROMPTS]
+
+    def hooked(module: Any, *arguments: Any, **named: Any) -> Any:
+        calls.append(module)
+        return module._old_forward(*arguments, **named)
+
+    for module in (target, target.model, *target.model.layers, *(layer.self_attn for layer in target.model.layers)):
+        module._old_forward = module.forward
+        module.forward = update_wrapper(partial(hooked, module), module._old_forward)
+    for layer in target.model.layers:
+        layer.mlp.forward = MethodType(type(layer.mlp).forward, layer.mlp)
+    assert decoded(target, glide(target), shape=3) == texts
+    own = set(target.modules())
+    assert not own.issuperset(calls)
+    calls.clear()
+    target.generate(**PADDED)
+    assert own.issuperset(calls)
+    forward = target.model.layers[1].forward
+    target.model.layers[1].forward = lambda *arguments, **named: forward(*arguments, **named)
+    with pytest.raises(ValueError, match=r"model\.layers\.1\.forward: was replaced by a function"):
+        decoded(target, LookupDrafter())
