@@ -21,32 +21,39 @@ class Frontier:
     """Where the rows stand when a round begins. A row's newest token, the root, is not yet in the target's cache.
 
     texts: prompt and tokens, root included; lengths: cached tokens of each row, len(text) - 1, on the host and the device;
-    last layer's keys and values of the target [B, K, T, D], left-aligned.
+    cached: of the keys and values that the drafter reads, by name (states/tensors.py), the target's own [B, K, T, D],
+    left-aligned.
     """
 
     texts: list[list[int]]
     lengths: tuple[int, ...]
     lengths_B: Tensor
     roots_B: Tensor
-    target: tuple[Tensor, Tensor]
+    cached: dict[str, Tensor]
 
 
 @runtime_checkable
 class Drafter(Protocol):
-    """Proposes trees of tokens that may follow."""
+    """Proposes trees of tokens that may follow.
+
+    reads: the tensors of the target that it wants, by name: keys and values come with every frontier; hidden states, which the
+    target makes once, come with the tokens that they belong to, at the start and after each verification.
+    """
+
+    reads: tuple[str, ...]
 
     def check(self, target: Any) -> None:
         """Raise ValueError where it cannot draft for this target."""
 
-    def begin(self, prompts: list[list[int]]) -> None:
-        """New texts, one a row."""
+    def begin(self, prompts: list[list[int]], hidden: dict[str, Tensor]) -> None:
+        """New texts, one a row; `hidden` states of their tokens [B, T, H], left-aligned."""
 
     def propose(self, frontier: Frontier, levels: Levels, sampler: Sampler) -> DraftTree:
         """A tree for each row, of `levels` or fewer of them."""
         ...
 
-    def commit(self, path_BE: Tensor, kept_B: Tensor) -> None:
-        """Of the tree last proposed the nodes path_BE[b, : kept_B[b] + 1] have become text."""
+    def commit(self, path_BE: Tensor, kept_B: Tensor, hidden: dict[str, Tensor]) -> None:
+        """Of the tree last proposed the nodes path_BE[b, : kept_B[b] + 1] are text now; `hidden` [B, E, H] is the path's."""
 
     def select(self, rows_B: Tensor) -> None:
         """Go on with these rows alone."""
@@ -78,13 +85,15 @@ def alone_with(drafter: Drafter) -> Iterator[None]:
 class Stateless:
     """A drafter that needs nothing but the frontier."""
 
+    reads: tuple[str, ...] = ()
+
     def check(self, target: Any) -> None:
         """Any target will do."""
 
-    def begin(self, prompts: list[list[int]]) -> None:
+    def begin(self, prompts: list[list[int]], hidden: dict[str, Tensor]) -> None:
         """Nothing to do."""
 
-    def commit(self, path_BE: Tensor, kept_B: Tensor) -> None:
+    def commit(self, path_BE: Tensor, kept_B: Tensor, hidden: dict[str, Tensor]) -> None:
         """Nothing to do."""
 
     def select(self, rows_B: Tensor) -> None:
@@ -124,7 +133,7 @@ class LookupDrafter(Stateless):
         self.max_ngram = max_ngram
         self.followers: list[Followers] = []  # of each row
 
-    def begin(self, prompts: list[list[int]]) -> None:
+    def begin(self, prompts: list[list[int]], hidden: dict[str, Tensor]) -> None:
         """Take the prompts in; from now on a round costs what it adds, however long the text is."""
         self.followers = [Followers(self.max_ngram) for _ in prompts]
         for followers, prompt in zip(self.followers, prompts, strict=True):

@@ -13,15 +13,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers.cache_utils import Cache
 
 from longspec.decode.cache import empty_cache, restore
 from longspec.decode.checks import check_decodable, check_prompts
+from longspec.decode.states import ReadTarget
 
 
 @dataclass
 class Prefilled:
-    """Prompts, the target's cache over them and the logits [B, V] of the token after each.
+    """Prompts, the target's cache over them, the logits [B, V] of the token after each, and hidden states that were asked for.
 
     Any number of decodings may start here, one after the other: each works in this cache, behind the prompts, and leaves it as
     it was.
@@ -30,6 +32,7 @@ class Prefilled:
     prompts: list[list[int]]
     cache: Cache
     logits_BV: Tensor
+    hidden: dict[str, Tensor] = field(default_factory=dict)  # [B, T, H] by name, left-aligned
     _lent: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
 
     @contextmanager
@@ -44,17 +47,18 @@ class Prefilled:
         try:
             for layer in self.cache.layers:
                 layer.make_room(max(lengths) + ahead)
-            yield Prefilled(self.prompts, Cache(layers=list(self.cache.layers)), self.logits_BV)
+            yield Prefilled(self.prompts, Cache(layers=list(self.cache.layers)), self.logits_BV, self.hidden)
         finally:
             restore(self.cache, lengths)
             self._lent.release()
 
 
 @torch.inference_mode()
-def prefill(target: Any, prompts: list[list[int]], ahead: int = 0) -> Prefilled:
+def prefill(target: Any, prompts: list[list[int]], ahead: int = 0, reads: tuple[str, ...] = ()) -> Prefilled:
     """The prompts' own forwards, one for all prompts of a length, by the target's own attention.
 
-    ahead: how many tokens a decoding will add, where that is known; room made later copies the cache. Raises ValueError as of
+    ahead: how many tokens a decoding will add, where that is known; room made later copies the cache. reads: of a drafter,
+    whose hidden states are kept. Raises ValueError as of
     check_decodable and check_prompts.
     """
     check_decodable(target)
@@ -63,17 +67,22 @@ def prefill(target: Any, prompts: list[list[int]], ahead: int = 0) -> Prefilled:
     for row, prompt in enumerate(prompts):
         rows_of.setdefault(len(prompt), []).append(row)
     layers, parts = target.config.num_hidden_layers, []
+    read = ReadTarget(target, target.config._attn_implementation, reads)
     for rows in rows_of.values():
         cache = empty_cache(layers, ahead if len(rows_of) == 1 else 0)
         ids_BS = torch.tensor([prompts[row] for row in rows], device=target.device)
-        logits_BV = target(ids_BS, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
-        parts.append((cache, logits_BV))
+        logits_BV = read.model(ids_BS, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+        parts.append((cache, logits_BV, dict(read.hidden)))
     if len(parts) == 1:
         return Prefilled(prompts, *parts[0])
     order = [row for rows in rows_of.values() for row in rows]
-    whole = empty_cache(layers, ahead)
-    _side_by_side([cache for cache, _ in parts], order, whole)
-    return Prefilled(prompts, whole, _sorted([part for _, part in parts], order))
+    whole, longest = empty_cache(layers, ahead), max(map(len, prompts))
+    _side_by_side([cache for cache, _, _ in parts], order, whole)
+    hidden = {
+        name: _sorted([pad(part[name], (0, 0, 0, longest - part[name].shape[1])) for _, _, part in parts], order)
+        for name in parts[0][2]
+    }
+    return Prefilled(prompts, whole, _sorted([logits_BV for _, logits_BV, _ in parts], order), hidden)
 
 
 def _sorted(parts: list[Tensor], order: list[int]) -> Tensor:
@@ -87,7 +96,7 @@ def _side_by_side(caches: list[Cache], order: list[int], whole: Cache) -> None:
     for layer in whole.layers:
         parts = [cache.layers.pop(0) for cache in caches]
         keys, values = (
-            _sorted([torch.nn.functional.pad(x, (0, 0, 0, longest - x.shape[2])) for x in same], order)
+            _sorted([pad(x, (0, 0, 0, longest - x.shape[2])) for x in same], order)
             for same in zip(*((part.keys, part.values) for part in parts), strict=True)
         )
         layer.update(keys, values)

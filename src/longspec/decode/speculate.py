@@ -16,13 +16,13 @@ from longspec.decode.checks import check_decodable, check_drafter
 from longspec.decode.drafters import Drafter, Frontier, alone_with
 from longspec.decode.prefill import Prefilled, prefill
 from longspec.decode.sampling import Sampler, check_drawn
+from longspec.decode.states import ReadTarget, is_hidden
 from longspec.decode.stops import Stops
 from longspec.decode.timing import Stopwatch
 from longspec.decode.tree import DEFAULT_SHAPE, DraftTree, Levels, levels_of
 from longspec.decode.verify import Verdict, descend
 from longspec.models.attention.backends import TARGET_ATTENTION
 from longspec.models.attention.tree_visibility import TreeVisibility
-from longspec.models.attention.twin import twin_with
 
 STOP, LENGTH = "stop", "length"
 OnTokens = Callable[[int, list[int]], None]
@@ -110,9 +110,9 @@ def speculate(
     ahead = tokens_ahead(max_new_tokens, nodes)
     check_decodable(target)
     check_drafter(drafter, target)
-    with alone_with(drafter), _started(target, prompts, ahead) as start:
-        clock, twin = Stopwatch(target.device), twin_with(target, TARGET_ATTENTION)
-        run = _Run(twin, drafter, start, nodes, sampler, _Texts(start.prompts, stops, max_new_tokens, on_tokens))
+    with alone_with(drafter), _started(target, prompts, ahead, drafter.reads) as start:
+        clock, read = Stopwatch(target.device), ReadTarget(target, TARGET_ATTENTION, drafter.reads)
+        run = _Run(read, drafter, start, nodes, sampler, _Texts(start.prompts, stops, max_new_tokens, on_tokens))
         clock.mark("draft")
         while run.texts.active:
             tree = drafter.propose(run.frontier(), levels, sampler)
@@ -125,9 +125,18 @@ def speculate(
     return Decoded(run.texts.rows, sum(seconds.values()), seconds["draft"], seconds["target"])
 
 
-def _started(target: Any, prompts: list[list[int]] | Prefilled, ahead: int) -> AbstractContextManager[Prefilled]:
-    """Where decoding starts, with room for `ahead` tokens."""
-    return prompts.lent(ahead) if isinstance(prompts, Prefilled) else nullcontext(prefill(target, prompts, ahead))
+def _started(
+    target: Any, prompts: list[list[int]] | Prefilled, ahead: int, reads: tuple[str, ...]
+) -> AbstractContextManager[Prefilled]:
+    """Where decoding starts, with room for `ahead` tokens. Raises ValueError for a start without what the drafter reads."""
+    if not isinstance(prompts, Prefilled):
+        return nullcontext(prefill(target, prompts, ahead, reads))
+    missing = [name for name in reads if is_hidden(name) and name not in prompts.hidden]
+    if missing:
+        raise ValueError(
+            f"prompts: were prefilled without {', '.join(missing)}, which the drafter reads: prefill(..., drafter.reads)"
+        )
+    return prompts.lent(ahead)
 
 
 class _Texts:
@@ -160,13 +169,15 @@ class _Texts:
 class _Run:
     """The running rows' state on the device: the target's cache and where each row stands in it."""
 
-    def __init__(self, target: Any, drafter: Drafter, start: Prefilled, nodes: int, sampler: Sampler, texts: _Texts) -> None:
-        self.target, self.drafter, self.texts = target, drafter, texts
+    def __init__(
+        self, read: ReadTarget, drafter: Drafter, start: Prefilled, nodes: int, sampler: Sampler, texts: _Texts
+    ) -> None:
+        self.read, self.drafter, self.texts = read, drafter, texts
         self.cache, self.nodes = start.cache, nodes
         self.lengths = [len(prompt) for prompt in start.prompts]
-        self.lengths_B = torch.tensor(self.lengths, device=target.device)
+        self.lengths_B = torch.tensor(self.lengths, device=start.logits_BV.device)
         self.roots_B = sampler.choose(start.logits_BV)
-        drafter.begin(start.prompts)
+        drafter.begin(start.prompts, start.hidden)
         for number, token in enumerate(self.roots_B.tolist()):
             check_drawn([token])
             texts.add(number, [token])
@@ -174,14 +185,13 @@ class _Run:
 
     def frontier(self) -> Frontier:
         """Where a round begins."""
-        last = self.cache.layers[-1]
         texts = [self.texts.whole[number] for number in self.texts.active]
-        return Frontier(texts, tuple(self.lengths), self.lengths_B, self.roots_B, (last.keys, last.values))
+        return Frontier(texts, tuple(self.lengths), self.lengths_B, self.roots_B, self.read.cached(self.cache))
 
     def forward(self, tree: DraftTree) -> Tensor:
         """The target's logits after each node, [B, S, V]; their keys and values are then in the cache."""
         visibility = TreeVisibility(tuple(self.lengths), self.lengths_B, tree.seen_BSS, tree.depths_S, tree.depths_S)
-        return self.target(
+        return self.read.model(
             tree.tokens_BS.clamp_min(0),  # nodes that are not there match nothing, whatever is computed for them
             position_ids=self.lengths_B[:, None] + tree.depths_S,
             past_key_values=self.cache,
@@ -200,7 +210,7 @@ class _Run:
             cut(self.cache, max(self.lengths))
         else:
             compact(self.cache, tree.tokens_BS.shape[1], verdict.path_BE, before_B, max(self.lengths))
-        self.drafter.commit(verdict.path_BE, verdict.kept_B)
+        self.drafter.commit(verdict.path_BE, verdict.kept_B, self.read.hidden_of(verdict.path_BE))
         self.roots_B = verdict.tokens_BE.gather(1, verdict.kept_B[:, None])[:, 0]
         for number, (kept, *tokens) in zip(self.texts.active, kept_and_tokens, strict=True):
             check_drawn(tokens[: kept + 1])

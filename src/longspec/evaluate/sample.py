@@ -20,17 +20,17 @@ class Recorder:
     """A drafter whose proposals are kept. They stay on the device until the text is done, so that no time is taken for them."""
 
     def __init__(self, drafter: Drafter) -> None:
-        self.drafter = drafter
+        self.drafter, self.reads = drafter, drafter.reads
         self.proposals: list[tuple[Tensor, Tensor]] = []
 
     def check(self, target: Any) -> None:
         """As the drafter does."""
         self.drafter.check(target)
 
-    def begin(self, prompts: list[list[int]]) -> None:
+    def begin(self, prompts: list[list[int]], hidden: dict[str, Tensor]) -> None:
         """New texts."""
         self.proposals = []
-        self.drafter.begin(prompts)
+        self.drafter.begin(prompts, hidden)
 
     def propose(self, frontier: Frontier, levels: Levels, sampler: Sampler) -> DraftTree:
         """The drafter's own tree."""
@@ -38,9 +38,9 @@ class Recorder:
         self.proposals.append((tree.tokens_BS, tree.parents_BS))
         return tree
 
-    def commit(self, path_BE: Tensor, kept_B: Tensor) -> None:
+    def commit(self, path_BE: Tensor, kept_B: Tensor, hidden: dict[str, Tensor]) -> None:
         """As the drafter does."""
-        self.drafter.commit(path_BE, kept_B)
+        self.drafter.commit(path_BE, kept_B, hidden)
 
     def select(self, rows_B: Tensor) -> None:
         """As the drafter does."""

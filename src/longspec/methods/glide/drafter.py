@@ -14,6 +14,7 @@ from longspec.decode.sampling import Sampler
 from longspec.decode.tree import DraftTree, Growth, Levels
 from longspec.methods.glide.layer import GlideLayer
 from longspec.models.attention.tree_visibility import TreeVisibility
+from longspec.states.tensors import KEYS, VALUES
 
 
 class GlideDrafter:
@@ -21,6 +22,8 @@ class GlideDrafter:
 
     def __init__(self, target: Any, layer: GlideLayer, window: int) -> None:
         self.target, self.layer, self.window = target, layer, window
+        last = target.config.num_hidden_layers - 1
+        self.reads = (f"{KEYS}{last}", f"{VALUES}{last}")
         self.own: tuple[Tensor, Tensor] | None = None  # [B, K, P, D], right-aligned: the newest tokens before the root
         self.tree_own: list[tuple[Tensor, Tensor]] = []  # of the tree last proposed, level by level
 
@@ -35,7 +38,7 @@ class GlideDrafter:
                 "the layer by .to(target.device, target.dtype), or make the drafter after the target has moved"
             )
 
-    def begin(self, prompts: list[list[int]]) -> None:
+    def begin(self, prompts: list[list[int]], hidden: dict[str, Tensor]) -> None:
         """Keys and values of each prompt's last `window` tokens."""
         width, device = min(self.window, max(map(len, prompts))), self.target.device
         newest = [[0] * (width - len(prompt)) + prompt[max(0, len(prompt) - width) :] for prompt in prompts]
@@ -78,10 +81,12 @@ class GlideDrafter:
         target_visibility = TreeVisibility(frontier.lengths, frontier.lengths_B, nothing_BW0, depths[-1], no_depths)
         keys, values = zip(self.own, *self.tree_own, strict=True)
         own = (torch.cat(keys, dim=2), torch.cat(values, dim=2))
-        hidden_BWH = self.layer(embedded_BWH, rope, own, frontier.target, own_visibility, target_visibility)
+        keys_BKTD, values_BKTD = (frontier.cached[name] for name in self.reads)
+        cached = (keys_BKTD, values_BKTD)
+        hidden_BWH = self.layer(embedded_BWH, rope, own, cached, own_visibility, target_visibility)
         return self.target.lm_head(hidden_BWH)
 
-    def commit(self, path_BE: Tensor, kept_B: Tensor) -> None:
+    def commit(self, path_BE: Tensor, kept_B: Tensor, hidden: dict[str, Tensor]) -> None:
         """The window moves on over the nodes that became text; the rest of the tree is forgotten."""
         assert self.own is not None
         keys, values = zip(self.own, *self.tree_own, strict=True)

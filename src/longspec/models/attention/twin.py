@@ -4,12 +4,13 @@ transformers chooses a module's attention by the module's `config`. The twin is 
 configuration alone.
 """
 
+from collections.abc import Callable, Collection
 from copy import copy, deepcopy
 from functools import partial
 from types import MethodType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 
 def twin_with(model: Any, attention: str) -> Any:
@@ -54,3 +55,26 @@ def _rebound(value: Any, twins: dict[int, Any]) -> Any:
     if isinstance(value, partial):
         return partial(_rebound(value.func, twins), *(twins.get(id(each), each) for each in value.args), **value.keywords)
     return value
+
+
+def keep_hidden(twin: Any, layers: Collection[int], keep: Callable[[int | None, Tensor], None]) -> None:
+    """Have a twin hand over the inputs of these layers, by number, and its final hidden states, by None, in each forward."""
+
+    def handing_on(number: int, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def run(hidden_BSH: Tensor, *arguments: Any, **named: Any) -> Any:
+            keep(number, hidden_BSH)
+            return forward(hidden_BSH, *arguments, **named)
+
+        return run
+
+    for number in layers:
+        layer = twin.model.layers[number]
+        vars(layer)["forward"] = handing_on(number, layer.forward)
+    whole = twin.model.forward
+
+    def run(*arguments: Any, **named: Any) -> Any:
+        output = whole(*arguments, **named)
+        keep(None, output.last_hidden_state)
+        return output
+
+    vars(twin.model)["forward"] = run

@@ -1,0 +1,52 @@
+"""The target as a drafter reads it while a text is decoded: a twin that keeps the hidden states it was asked for.
+
+Shapes: B rows, S tokens of a forward, E tokens of a path, H hidden width.
+"""
+
+from typing import Any
+
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from longspec.models.attention.twin import keep_hidden, twin_with
+from longspec.states.tensors import FINAL, HIDDEN, KEYS, VALUES, check_names, layers_of
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a tensor of the target is made once for each token, and is not in its cache."""
+    return name == FINAL or name.startswith(HIDDEN)
+
+
+class ReadTarget:
+    """A target with some attention, and the hidden states [B, S, H] of its last forward, by name.
+
+    Raises ValueError for a name that the target has no tensor of.
+    """
+
+    def __init__(self, target: Any, attention: str, reads: tuple[str, ...]) -> None:
+        check_names(reads, target.config.num_hidden_layers)
+        self.model, self.hidden = twin_with(target, attention), dict[str, Tensor]()
+        self._names = [name for name in reads if is_hidden(name)]
+        self._cached = [name for name in reads if not is_hidden(name)]
+        if self._names:
+            keep_hidden(self.model, layers_of(self._names, HIDDEN), self._keep)
+
+    def _keep(self, layer: int | None, hidden_BSH: Tensor) -> None:
+        name = FINAL if layer is None else f"{HIDDEN}{layer}"
+        if name in self._names:
+            self.hidden[name] = hidden_BSH
+
+    def cached(self, cache: Cache) -> dict[str, Tensor]:
+        """The keys and values that are read, out of the target's cache."""
+        found = {}
+        for kind in (KEYS, VALUES):
+            for layer in layers_of(self._cached, kind):
+                found[f"{kind}{layer}"] = cache.layers[layer].keys if kind == KEYS else cache.layers[layer].values
+        return found
+
+    def hidden_of(self, path_BE: Tensor) -> dict[str, Tensor]:
+        """The hidden states of these tokens of the last forward, [B, E, H]."""
+        return {
+            name: hidden_BSH.gather(1, path_BE[:, :, None].expand(-1, -1, hidden_BSH.shape[2]))
+            for name, hidden_BSH in self.hidden.items()
+        }
