@@ -9,10 +9,11 @@ from longspec.decode.drafters import Frontier
 from longspec.decode.sampling import Sampler
 from longspec.decode.tree import DEFAULT_SHAPE
 from longspec.methods.glide.drafter import GlideDrafter
+from longspec.methods.glide.families import Qwen2Glide
 from longspec.methods.glide.settings import Draft
 from longspec.models.attention.visibility import Visibility
-from longspec.train.models.qwen2_glide import Qwen2Glide
 from tests.decode.models import make_layer, make_target
+from tests.targets import last_states
 
 WINDOW, ROWS = 12, (31, 5, 18, 1)
 
@@ -39,9 +40,9 @@ def glide(tmp_path: Path) -> Qwen2Glide:
 def trained_logits(glide: Qwen2Glide, ids: list[int], lag: int) -> torch.Tensor:
     """What the training forward with this lag says after the last of `ids`, [V]."""
     whole, positions = torch.tensor([ids]), torch.arange(len(ids))[None]
-    keys, values, _ = glide.target_states(whole, positions, None)
+    keys, values, _ = last_states(glide, whole, positions)
     embedded = glide.model.embed_tokens(whole)
-    rope, layer = glide.rope(positions, embedded), glide.draft_model
+    rope, layer = glide.model.rotary_emb(embedded, positions), glide.draft_model
     own, lags = layer.own_keys_values(embedded, rope), Visibility(lag_B=torch.tensor([lag]))
     return glide.lm_head(layer(embedded, rope, own, (keys, values), Visibility(window=WINDOW), lags))[0, -1]
 
@@ -53,7 +54,7 @@ def frontier_of(glide: Qwen2Glide, texts: list[list[int]]) -> Frontier:
     keys, values = torch.full(shape, 1e3, dtype=torch.float64), torch.full(shape, 1e3, dtype=torch.float64)
     for row, (text, length) in enumerate(zip(texts, lengths, strict=True)):
         if length:
-            own_keys, own_values, _ = glide.target_states(torch.tensor([text[:-1]]), torch.arange(length)[None], None)
+            own_keys, own_values, _ = last_states(glide, torch.tensor([text[:-1]]), torch.arange(length)[None])
             keys[row, :, :length], values[row, :, :length] = own_keys[0], own_values[0]
     roots_B = torch.tensor([text[-1] for text in texts])
     return Frontier(texts, tuple(lengths), torch.tensor(lengths), roots_B, (keys, values))
