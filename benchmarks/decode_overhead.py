@@ -109,9 +109,15 @@ def draft_seconds(target: Any, layer: GlideLayer, start: Prefilled) -> float:
     (prompt,), last, times = start.prompts, start.cache.layers[-1], []
     length = len(prompt) - 1
     lengths_B, root_B = torch.tensor([length]), torch.tensor(prompt[-1:])
-    frontier = Frontier([prompt], (length,), lengths_B, root_B, (last.keys[:, :, :-1], last.values[:, :, :-1]))
     drafter = GlideDrafter(target, layer, WINDOW)
-    drafter.begin([prompt[:-1]])
+    frontier = Frontier(
+        [prompt],
+        (length,),
+        lengths_B,
+        root_B,
+        dict(zip(drafter.reads, (last.keys[:, :, :-1], last.values[:, :, :-1]), strict=True)),
+    )
+    drafter.begin([prompt[:-1]], {})
     for depth in (1, 2) * 9:
         began = time.perf_counter()
         drafter.propose(frontier, (1,) * depth, Sampler())

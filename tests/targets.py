@@ -1,9 +1,10 @@
-"""Tiny targets with random weights: every family, with the peculiarities its real models have."""
+"""Tiny targets with random weights: every family, with the peculiarities its real models have, and what is read of them."""
 
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
@@ -13,6 +14,8 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
 )
+
+from longspec.methods.glide.trainer import Glide
 
 VOCABULARY = 97
 SHAPES: dict[str, Any] = {
@@ -64,3 +67,14 @@ def save_target(name: str, folder: Path) -> str:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
     model.save_pretrained(folder)
     return str(folder)
+
+
+def last_states(
+    glide: Glide, ids_BS: Tensor, positions_BS: Tensor, document_ids_BS: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The last layer's keys and values and the final hidden states, as a target hands them to its draft."""
+    last = glide.config.num_hidden_layers - 1
+    names = [f"keys.{last}", f"values.{last}", "final"]
+    found = glide.states(ids_BS, positions_BS, document_ids_BS, names)
+    keys_BKSD, values_BKSD, hidden_BSH = (found[name] for name in names)
+    return keys_BKSD, values_BKSD, hidden_BSH

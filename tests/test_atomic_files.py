@@ -58,13 +58,13 @@ from longspec import atomic_files
 
 def kill(*_, **__): os.kill(os.getpid(), signal.SIGKILL)
 
-with artefact.new_folder(Path(sys.argv[1])) as beside:
+with atomic_files.new_folder(Path(sys.argv[1])) as beside:
     for name in "xyz":
         (beside / name).write_text("new")
     if sys.argv[2] == "renaming":
-        artefact.Path.rename = kill
+        atomic_files.Path.rename = kill
     else:
-        artefact.shutil.rmtree = kill
+        atomic_files.shutil.rmtree = kill
 """
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from longspec.cluster.retry_policy import FRUITLESS, UNBORN, fruitful_tries, reason_to_give_up
+from longspec.cluster.retry_policy import FRUITLESS, NEVER_BEGUN, fruitful_tries, reason_to_give_up
 
 BEGAN = 1000.0
 
@@ -75,8 +75,8 @@ def test_tries_of_an_earlier_snakemake_do_not_count(stage: Path) -> None:
 
 def test_tries_that_never_began(stage: Path) -> None:
     attempts(stage, BEGAN - 5, BEGAN + 5)
-    assert given_up(stage, UNBORN) == ""
-    assert "before they began" in given_up(stage, UNBORN + 1)
+    assert given_up(stage, NEVER_BEGUN) == ""
+    assert "before they began" in given_up(stage, NEVER_BEGUN + 1)
 
 
 def test_an_evaluations_tries_that_measured_more_are_fruitful(tmp_path: Path) -> None:

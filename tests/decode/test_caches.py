@@ -30,18 +30,18 @@ WINDOW, NO_EOS = 12, -1
 class Watched(GlideDrafter):
     """Keeps what it held, and holds the target's cache against a forward over the text, whenever it proposes."""
 
-    def begin(self, prompts):
-        super().begin(prompts)
+    def begin(self, prompts, hidden):
+        super().begin(prompts, hidden)
         self.held, self.lengths = [], []
 
     def propose(self, frontier, levels, sampler):
         self.held.append(sum(x.numel() for x in self.own))
         self.lengths.append(frontier.lengths)
-        assert frontier.target[0].shape[2] == max(frontier.lengths)
+        assert frontier.cached["keys.1"].shape[2] == max(frontier.lengths)
         for row, (text, length) in enumerate(zip(frontier.texts, frontier.lengths, strict=True)):
             assert length == len(text) - 1
             last = prefill(self.target, [text[:-1]]).cache.layers[-1]
-            for cached, wanted in zip(frontier.target, (last.keys, last.values), strict=True):
+            for cached, wanted in zip(map(frontier.cached.get, self.reads), (last.keys, last.values), strict=True):
                 torch.testing.assert_close(cached[row, :, :length], wanted[0])
         return super().propose(frontier, levels, sampler)
 
@@ -95,20 +95,21 @@ def test_nothing_within_a_round_waits_for_a_number(shape, temperature: float) ->
     target.set_attn_implementation("longspec")
     drafter = GlideDrafter(target, make_layer(target).to("meta"), WINDOW)
     prompts, sampler = [[1, 2, 3, 4], [5, 6]], Sampler(temperature, top_k=5, top_p=0.9)
-    drafter.begin(prompts)
+    drafter.begin(prompts, {})
     cache = empty_cache(2, 80)
     target(torch.zeros(2, 4, dtype=torch.int64, device="meta"), past_key_values=cache)
     lengths, lengths_B = (4, 2), torch.empty(2, dtype=torch.int64, device="meta")
     last = cache.layers[-1]
     with torch.inference_mode():
-        frontier = Frontier([[*prompt, 7] for prompt in prompts], lengths, lengths_B, lengths_B, (last.keys, last.values))
+        cached = {"keys.1": last.keys, "values.1": last.values}
+        frontier = Frontier([[*prompt, 7] for prompt in prompts], lengths, lengths_B, lengths_B, cached)
         tree = drafter.propose(frontier, shape, sampler)
         visibility = TreeVisibility(lengths, lengths_B, tree.seen_BSS, tree.depths_S, tree.depths_S)
         positions = lengths_B[:, None] + tree.depths_S
         logits_BSV = target(tree.tokens_BS, position_ids=positions, past_key_values=cache, visibility=visibility).logits
         verdict = descend(logits_BSV, tree, sampler)
         compact(cache, tree.tokens_BS.shape[1], verdict.path_BE, lengths_B, 6)
-        drafter.commit(verdict.path_BE, verdict.kept_B)
+        drafter.commit(verdict.path_BE, verdict.kept_B, {})
     assert verdict.tokens_BE.device.type == "meta"
     with pytest.raises(RuntimeError):
         verdict.kept_B.tolist()

@@ -9,10 +9,11 @@ from longspec.decode.drafters import Frontier
 from longspec.decode.sampling import Sampler
 from longspec.decode.tree import DEFAULT_SHAPE
 from longspec.methods.glide.drafter import GlideDrafter
+from longspec.methods.glide.families import Qwen2Glide
 from longspec.methods.glide.settings import Draft
 from longspec.models.attention.visibility import Visibility
-from longspec.train.models.qwen2_glide import Qwen2Glide
 from tests.decode.models import make_layer, make_target
+from tests.targets import last_states
 
 WINDOW, ROWS = 12, (31, 5, 18, 1)
 
@@ -39,9 +40,9 @@ def glide(tmp_path: Path) -> Qwen2Glide:
 def trained_logits(glide: Qwen2Glide, ids: list[int], lag: int) -> torch.Tensor:
     """What the training forward with this lag says after the last of `ids`, [V]."""
     whole, positions = torch.tensor([ids]), torch.arange(len(ids))[None]
-    keys, values, _ = glide.target_states(whole, positions, None)
+    keys, values, _ = last_states(glide, whole, positions)
     embedded = glide.model.embed_tokens(whole)
-    rope, layer = glide.rope(positions, embedded), glide.draft_model
+    rope, layer = glide.model.rotary_emb(embedded, positions), glide.draft_model
     own, lags = layer.own_keys_values(embedded, rope), Visibility(lag_B=torch.tensor([lag]))
     return glide.lm_head(layer(embedded, rope, own, (keys, values), Visibility(window=WINDOW), lags))[0, -1]
 
@@ -53,10 +54,10 @@ def frontier_of(glide: Qwen2Glide, texts: list[list[int]]) -> Frontier:
     keys, values = torch.full(shape, 1e3, dtype=torch.float64), torch.full(shape, 1e3, dtype=torch.float64)
     for row, (text, length) in enumerate(zip(texts, lengths, strict=True)):
         if length:
-            own_keys, own_values, _ = glide.target_states(torch.tensor([text[:-1]]), torch.arange(length)[None], None)
+            own_keys, own_values, _ = last_states(glide, torch.tensor([text[:-1]]), torch.arange(length)[None])
             keys[row, :, :length], values[row, :, :length] = own_keys[0], own_values[0]
     roots_B = torch.tensor([text[-1] for text in texts])
-    return Frontier(texts, tuple(lengths), torch.tensor(lengths), roots_B, (keys, values))
+    return Frontier(texts, tuple(lengths), torch.tensor(lengths), roots_B, {"keys.1": keys, "values.1": values})
 
 
 @pytest.mark.parametrize("shape", [(1,) * 4, (3, 5, 4), DEFAULT_SHAPE])
@@ -68,7 +69,7 @@ def test_draft_logits_in_decoding_are_those_of_training(glide: Qwen2Glide, shape
     """
     drafter = Recorded(glide.target, glide.draft_model, WINDOW)
     texts = [torch.randint(0, 61, (length,)).tolist() for length in rows]
-    drafter.begin(texts)  # the prompts; the root comes after
+    drafter.begin(texts, {})  # the prompts; the root comes after
     texts = [[*text, row + 7] for row, text in enumerate(texts)]
     for kept in ((0, 2, len(shape), 1), (len(shape), 0, 1, 1), (1, 1, 1, 1)):
         with torch.inference_mode():
@@ -84,7 +85,7 @@ def test_draft_logits_in_decoding_are_those_of_training(glide: Qwen2Glide, shape
         # The text goes on along one path of each row, as far as that row keeps it, and then by another token.
         path_BE = torch.tensor([paths[row][-1] for row in range(len(texts))])
         kept_B = torch.tensor(kept[: len(texts)])
-        drafter.commit(path_BE, kept_B)
+        drafter.commit(path_BE, kept_B, {})
         texts = [
             text + tree.tokens_BS[row, path_BE[row, 1 : kept[row] + 1]].tolist() + [(row + 31) % 61]
             for row, text in enumerate(texts)
@@ -109,7 +110,7 @@ def test_beams_are_the_likeliest_paths(glide: Qwen2Glide) -> None:
     """Level by level against a search over all children."""
     drafter = Recorded(glide.target, glide.draft_model, WINDOW)
     text = [4, 8, 15, 16, 23, 42]
-    drafter.begin([text[:-1]])
+    drafter.begin([text[:-1]], {})
     with torch.inference_mode():
         tree = drafter.propose(frontier_of(glide, [text]), (4, 6, 5), Sampler())
     beam = {(): 0.0}

@@ -12,8 +12,8 @@ CHAIN = 5
 
 def proposed(drafter: LookupDrafter, texts: list[list[int]]) -> list[list[int]]:
     """Each row's chain."""
-    roots_B, nothing = torch.tensor([text[-1] for text in texts]), torch.empty(0)
-    frontier = Frontier(texts, tuple(map(len, texts)), roots_B, roots_B, (nothing, nothing))
+    roots_B = torch.tensor([text[-1] for text in texts])
+    frontier = Frontier(texts, tuple(map(len, texts)), roots_B, roots_B, {})
     tokens_BS = drafter.propose(frontier, (1,) * CHAIN, Sampler()).tokens_BS
     return [[token for token in row[1:] if token >= 0] for row in tokens_BS.tolist()]
 
@@ -33,7 +33,7 @@ def test_chains_are_those_of_transformers(ngram: int) -> None:
     for tokens in (2, 4, 30):
         texts = [torch.randint(0, tokens, (length,)).tolist() for length in (1, 2, 3, 40)]
         drafter = LookupDrafter(ngram)
-        drafter.begin(texts)
+        drafter.begin(texts, {})
         for number in range(24):
             for text in texts:
                 text += torch.randint(0, tokens, (1 + number % 6,)).tolist()

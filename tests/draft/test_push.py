@@ -13,7 +13,7 @@ from longspec.config import Recipe as RecipeSchema
 from longspec.config import compose_stage, load, to_yaml
 from longspec.draft.__main__ import main
 from longspec.draft.folder import draft_config, write_draft
-from longspec.methods.glide.attach import CLASSES
+from longspec.methods.glide.families import CLASSES
 from longspec.methods.glide.layer import GlideLayer
 from tests.draft.hub_upload import Hub, hub_upload
 

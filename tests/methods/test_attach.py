@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import hydra
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -16,8 +17,10 @@ from longspec.config import Model, Recipe
 from longspec.draft.folder import draft_config, write_draft
 from longspec.methods.draft_files import target_and_draft
 from longspec.methods.glide.attach import attach
-from longspec.methods.glide.settings import Draft
+from longspec.methods.glide.families import LlamaGlide, MistralGlide, Qwen2Glide, Qwen3Glide, class_for
+from longspec.methods.glide.settings import TARGETS, Draft
 from longspec.methods.glide.trainer import PUBLISHED, Glide
+from longspec.methods.glide.weights import target_and_draft
 from longspec.train.models.llama_glide import LlamaGlide
 from longspec.train.models.mistral_glide import MistralGlide
 from longspec.train.models.qwen2_glide import Qwen2Glide
@@ -38,6 +41,12 @@ def save_draft(target: str, folder: Path, settings: Draft = SETTINGS, stage: str
     state = glide.draft_model.state_dict()
     write_draft(folder, state, draft_config(target, recipe, state))
     return glide
+
+
+@pytest.mark.parametrize(("model_type", "path"), TARGETS.items())
+def test_a_published_import_path_is_the_familys_class(model_type: str, path: str) -> None:
+    assert hydra.utils.get_method(path) == CLASSES[model_type].from_pretrained
+    assert class_for(model_type) is CLASSES[model_type]
 
 
 def same_loss(left: Glide, right: Glide) -> bool:

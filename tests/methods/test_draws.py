@@ -2,12 +2,13 @@
 
 import numpy as np
 import torch
+from omegaconf import OmegaConf
 
 from longspec.config import Recipe
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.distributed import Ranks
 from longspec.methods.glide.draws import RowDraw, draw_row, shift_positions
-from longspec.methods.glide.settings import Draft
+from longspec.methods.glide.settings import Draft, Method
 from longspec.train.micro_batches import StepBatches
 from tests.corpus import Corpus
 
@@ -53,7 +54,7 @@ def test_same_arguments_same_draw_and_neighbours_differ() -> None:
 
 def test_a_row_draws_the_same_on_any_rank_and_in_any_micro_batch(corpus: Corpus) -> None:
     rows = PackedRows(corpus.packed)
-    recipe = Recipe(draft=DRAFT, global_batch=4)
+    recipe = OmegaConf.structured(Recipe(method=Method(), draft=DRAFT, global_batch=4))
 
     def drawn(world_size: int, micro_batch: int, step: int) -> dict[int, tuple[list[int], int]]:
         found = {}
@@ -61,9 +62,9 @@ def test_a_row_draws_the_same_on_any_rank_and_in_any_micro_batch(corpus: Corpus)
             batches = StepBatches(rows, recipe, micro_batch, Ranks(rank, rank, world_size), 40960)
             for numbers in batches.micro_batches(step):
                 batch = batches.load(step, numbers, torch.device("cpu"))
-                assert isinstance(batch.lag, torch.Tensor)
+                assert batch.row_numbers.tolist() == numbers.tolist()
                 for place, number in enumerate(numbers):
-                    found[int(number)] = (batch.position_ids[place].tolist(), int(batch.lag[place]))
+                    found[int(number)] = (batch.position_ids[place].tolist(), int(batch.arguments["lag"][place]))
         return found
 
     for step in range(5):

@@ -10,10 +10,9 @@ from transformers import AutoModelForCausalLM
 
 from longspec.methods.glide.attach import attach
 from longspec.methods.glide.draws import RowDraw, shift_positions
+from longspec.methods.glide.families import LlamaGlide, Qwen2Glide
 from longspec.methods.glide.settings import Draft
 from longspec.methods.glide.trainer import Glide
-from longspec.train.models.llama_glide import LlamaGlide
-from longspec.train.models.qwen2_glide import Qwen2Glide
 from tests.reference import draft_hidden
 from tests.targets import VOCABULARY
 

@@ -34,8 +34,9 @@ def forgotten_choices() -> None:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *, flash: bool, triton: bool) -> None:
-    monkeypatch.setattr(flash, "find_spec", lambda name: object() if flash else None)
-    monkeypatch.setattr(flash, "kernel", lambda: flash_attn_varlen_func) if flash else None
+    module = "longspec.models.attention.flash"
+    monkeypatch.setattr(f"{module}.find_spec", lambda name: object() if flash else None)
+    monkeypatch.setattr(f"{module}.kernel", lambda: flash_attn_varlen_func) if flash else None
     monkeypatch.setattr(backends, "has_triton", lambda: triton)
 
 

@@ -13,13 +13,13 @@ from torch.nn.attention.flex_attention import flex_attention
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
 from longspec.methods.glide.attach import attach
+from longspec.methods.glide.families import LlamaGlide, Qwen2Glide
 from longspec.methods.glide.settings import BLOCKS, Draft
 from longspec.methods.glide.trainer import Glide
 from longspec.models.attention import flash, flex, sdpa
 from longspec.models.attention.backends import EAGER, FLASH, FLEX, SDPA
-from longspec.train.models.llama_glide import LlamaGlide
-from longspec.train.models.qwen2_glide import Qwen2Glide
 from tests.models.flash_stand_in import flash_attn_varlen_func
+from tests.targets import last_states
 
 LENGTH, SLIDING = 60, 9
 SHAPE: dict[str, Any] = {
@@ -143,7 +143,7 @@ def test_packed_documents_keep_their_sliding_windows(tmp_path: Path, family: str
     eager = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
     glide = attach(path, dtype=torch.float32, attention=backend)
     ids_BS, positions = torch.randint(0, 97, (2, LENGTH)), positions_BS(packed=True, anchors=True)
-    keys_BKSD, _, hidden_BSH = glide.target_states(ids_BS, positions, document_ids_BS())
+    keys_BKSD, _, hidden_BSH = last_states(glide, ids_BS, positions, document_ids_BS())
     with torch.no_grad():
         for row, lengths in enumerate(DOCUMENTS):
             start = 0

@@ -10,29 +10,47 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from longspec.methods.glide.attach import attach
 from longspec.methods.glide.trainer import Glide
 from longspec.states import forward
-from tests.targets import VOCABULARY
+from longspec.states.tensors import final_hidden_states, hidden_states, keys_and_values
+from tests.targets import SHAPES, VOCABULARY
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
+LAYERS = range(SHAPES["num_hidden_layers"])
+EVERY_NAME = [f"{kind}.{layer}" for kind in ("keys", "values", "hidden") for layer in LAYERS] + ["final"]
+ALONGSIDE = {"embedded", "cos", "sin"}
 
 
 def load(path: str) -> Glide:
     return attach(path, dtype=torch.float32)
 
 
-def own_states(path: str, ids_S: Tensor, positions_S: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Last-layer keys and values out of transformers' cache and the final hidden states of one text."""
-    eager = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+def eager_target(path: str) -> Any:
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+
+
+def own_output(eager: Any, ids_S: Tensor, positions_S: Tensor) -> tuple[Any, DynamicCache]:
+    """transformers' hidden states of one text, with its cache."""
     cache = DynamicCache()  # whole layers, also of windows
-    with torch.no_grad():
-        # An explicit mask of ones: without it a jump in the positions would be taken for the start of a document.
-        out = eager.model(
-            ids_S[None],
-            attention_mask=torch.ones_like(ids_S[None]),
-            position_ids=positions_S[None],
-            past_key_values=cache,
-            use_cache=True,
-        )
-    return cache.layers[-1].keys, cache.layers[-1].values, out.last_hidden_state
+    # An explicit mask of ones: without it a jump in the positions would be taken for the start of a document.
+    out = eager.model(
+        ids_S[None],
+        attention_mask=torch.ones_like(ids_S[None]),
+        position_ids=positions_S[None],
+        past_key_values=cache,
+        use_cache=True,
+        output_hidden_states=True,
+    )
+    return out, cache
+
+
+@torch.no_grad()
+def own_states(path: str, ids_S: Tensor, positions_S: Tensor) -> dict[str, Tensor]:
+    """Every named tensor of one text, out of transformers' cache and hidden states."""
+    out, cache = own_output(eager_target(path), ids_S, positions_S)
+    found = {"final": out.last_hidden_state}
+    for layer in LAYERS:
+        found |= {f"keys.{layer}": cache.layers[layer].keys, f"values.{layer}": cache.layers[layer].values}
+        found[f"hidden.{layer}"] = out.hidden_states[layer]
+    return found
 
 
 def packed(lengths: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
@@ -53,10 +71,12 @@ def test_one_text_with_and_without_an_offset(any_target_path: str, offset: int, 
     glide.states.chunk = chunk
     ids_BS = torch.randint(0, VOCABULARY, (2, 40))
     positions_BS = torch.where(torch.arange(40) >= 3, torch.arange(40) + offset, torch.arange(40)).expand(2, 40)
-    got = glide.target_states(ids_BS, positions_BS, None)
+    got = glide.states(ids_BS, positions_BS, None, EVERY_NAME)
+    assert got.keys() == {*EVERY_NAME, *ALONGSIDE}
     for row in range(2):
-        for left, right in zip(got, own_states(any_target_path, ids_BS[row], positions_BS[row]), strict=True):
-            torch.testing.assert_close(left[row : row + 1], right, **TOLERANCE)
+        wanted = own_states(any_target_path, ids_BS[row], positions_BS[row])
+        for name in EVERY_NAME:
+            torch.testing.assert_close(got[name][row : row + 1], wanted[name], **TOLERANCE)
 
 
 @pytest.mark.parametrize("chunk", [None, 5, 16, 30])
@@ -66,24 +86,49 @@ def test_packed_documents_are_as_if_alone(any_target_path: str, chunk: int | Non
     glide.states.chunk = chunk
     lengths = (16, 1, 30, 3)
     ids_BS, positions_BS, documents_BS = packed(lengths)
-    keys, values, hidden = glide.target_states(ids_BS, positions_BS, documents_BS)
+    got = glide.states(ids_BS, positions_BS, documents_BS, EVERY_NAME)
     start = 0
     for length in lengths:
         part = slice(start, start + length)
         wanted = own_states(any_target_path, ids_BS[0, part], positions_BS[0, part])
-        got = (keys[:, :, part], values[:, :, part], hidden[:, part])
-        for left, right in zip(got, wanted, strict=True):
-            torch.testing.assert_close(left, right, **TOLERANCE)
+        for name in EVERY_NAME:
+            torch.testing.assert_close(got[name][..., part, :], wanted[name], **TOLERANCE)
         start += length
 
 
+def test_embeddings_and_rotations_come_with_all_names_and_none(any_target_path: str) -> None:
+    glide, eager = load(any_target_path), eager_target(any_target_path)
+    ids_BS, positions_BS, documents_BS = packed((16, 1, 23))
+    embedded_BSH = eager.model.embed_tokens(ids_BS)
+    wanted = {"embedded": embedded_BSH}
+    wanted["cos"], wanted["sin"] = eager.model.rotary_emb(embedded_BSH, positions_BS)
+    for names in ([], ["keys.1"], EVERY_NAME):
+        found = glide.states(ids_BS, positions_BS, documents_BS, names)
+        assert found.keys() == {*names, *ALONGSIDE}
+        for name, tensor in wanted.items():
+            assert torch.equal(found[name], tensor)
+
+
+def test_the_shapes_of_one_token_are_told_from_the_configuration_alone(any_target_path: str) -> None:
+    glide = load(any_target_path)
+    tensors = [final_hidden_states(glide.config)]
+    for layer in LAYERS:
+        tensors += [*keys_and_values(glide.config, layer), hidden_states(glide.config, layer)]
+    assert sorted(tensor.name for tensor in tensors) == sorted(EVERY_NAME)
+    found = glide.states(torch.zeros(2, 3, dtype=torch.int64), torch.arange(3).expand(2, 3), None, EVERY_NAME)
+    for tensor in tensors:
+        of_one_token = found[tensor.name][0, ..., 0, :]
+        assert tuple(of_one_token.shape) == tensor.token_shape
+        assert tensor.elements == of_one_token.numel()
+
+
 class Counted:
-    """Counts the calls of modules, and the attention products of each layer."""
+    """Counts the calls of the head and of each layer's MLP, and the attention products of each layer."""
 
     def __init__(self, glide: Glide, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: dict[str, int] = {}
-        layer = glide.model.layers[-1]
-        for name, module in {"mlp": layer.mlp, "lm_head": glide.lm_head, "first mlp": glide.model.layers[0].mlp}.items():
+        modules = {f"mlp {number}": layer.mlp for number, layer in enumerate(glide.model.layers)}
+        for name, module in (modules | {"lm_head": glide.lm_head}).items():
             module.register_forward_hook(lambda *_, name=name: self.count(name))
         product = forward.target_attention
 
@@ -97,38 +142,84 @@ class Counted:
         self.calls[name] = self.calls.get(name, 0) + 1
 
 
+# What is asked for, and how many layers run whole for it.
+DEPTHS: list[tuple[list[str], int]] = [
+    ([], 0),
+    (["hidden.0"], 0),
+    (["keys.0"], 0),
+    (["values.0", "hidden.0"], 0),
+    (["hidden.1"], 1),
+    (["keys.1"], 1),
+    (["values.1", "keys.0"], 1),
+    (["hidden.1", "keys.0"], 1),
+    (["hidden.1", "keys.1", "values.1"], 1),
+    (["final"], 2),
+    (["final", "hidden.0"], 2),
+    (EVERY_NAME, 2),
+]
+
+
 @pytest.mark.parametrize("chunk", [None, 13])
-def test_the_forward_ends_after_the_last_layers_keys(
+@pytest.mark.parametrize(
+    ("names", "whole_layers"), DEPTHS, ids=lambda value: "+".join(value) if isinstance(value, list) else ""
+)
+def test_the_forward_ends_with_the_deepest_tensor(
+    any_target_path: str, names: list[str], whole_layers: int, chunk: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same numbers as of a whole forward; no attention and no MLP ran in the layers behind, nor the head at all."""
+    glide = load(any_target_path)
+    glide.states.chunk = chunk
+    ids_BS, positions_BS, documents_BS = packed((16, 1, 23))
+    wanted = glide.states(ids_BS, positions_BS, documents_BS, EVERY_NAME)
+    layers = list(glide.model.layers)
+    counted = Counted(glide, monkeypatch)
+    found = glide.states(ids_BS, positions_BS, documents_BS, names)
+    assert found.keys() == {*names, *ALONGSIDE}
+    for name, tensor in found.items():
+        assert torch.equal(tensor, wanted[name]), name
+    chunks = 1 if chunk is None else 4
+    assert counted.calls == {f"{part} {layer}": chunks for layer in range(whole_layers) for part in ("attention", "mlp")}
+    assert list(glide.model.layers) == layers
+
+
+@pytest.mark.parametrize("chunk", [None, 13])
+def test_hard_labels_without_the_targets_loss_end_after_the_last_layers_keys(
     any_target_path: str, chunk: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Hard labels, llm_loss skipped: same keys, values and loss; no attention or MLP ran in the last layer."""
+    """The same loss; no attention or MLP ran in the last layer."""
     glide = load(any_target_path)
     glide.draft_settings.loss, glide.states.chunk = "hard", chunk
     ids_BS, positions_BS, documents_BS = packed((16, 1, 23))
-    wanted = glide.target_states(ids_BS, positions_BS, documents_BS)
     whole = glide(ids_BS, ids_BS, positions_BS, lag=2, document_ids=documents_BS)
-    layers = list(glide.model.layers)
     counted = Counted(glide, monkeypatch)
-    *_, keys, values, hidden = glide.states(ids_BS, positions_BS, documents_BS, keys_only=True)
-    assert torch.equal(keys, wanted[0])
-    assert torch.equal(values, wanted[1])
-    assert hidden is None
     cut = glide(ids_BS, ids_BS, positions_BS, lag=2, document_ids=documents_BS, with_llm_loss=False)
     assert torch.equal(cut.loss, whole.loss)
     assert cut.llm_loss is None
     chunks = 1 if chunk is None else 4
-    assert counted.calls == {"first mlp": 2 * chunks, "attention 0": 2 * chunks}
-    assert list(glide.model.layers) == layers
+    assert counted.calls == {"mlp 0": chunks, "attention 0": chunks}
 
 
-def test_the_last_layer_is_put_back_after_an_error(target_path: str) -> None:
+@pytest.mark.parametrize("name", ["keys.0", "hidden.0", "hidden.1", "keys.1"])
+def test_the_layers_and_their_hooks_are_put_back_after_an_error(target_path: str, name: str) -> None:
     glide = load(target_path)
     layers = list(glide.model.layers)
-    glide.model.layers[0].register_forward_hook(lambda *_: 1 / 0)
+    glide.model.rotary_emb.register_forward_hook(lambda *_: 1 / 0 if glide.model.layers is not whole else None)
+    whole = glide.model.layers
     ids_BS = torch.zeros(1, 4, dtype=torch.int64)
     with pytest.raises(ZeroDivisionError):
-        glide.states(ids_BS, torch.arange(4)[None], None, keys_only=True)
+        glide.states(ids_BS, torch.arange(4)[None], None, [name])
     assert list(glide.model.layers) == layers
+    assert not any(module._forward_pre_hooks for module in (*layers, glide.model.norm))
+
+
+@pytest.mark.parametrize(
+    "name", ["keys.2", "hidden.2", "values.-1", "hidden.x", "hidden", "keys.", "queries.0", "embedded", ""]
+)
+def test_names_that_the_target_has_no_tensor_of_are_refused(target_path: str, name: str) -> None:
+    ids_BS = torch.zeros(1, 4, dtype=torch.int64)
+    message = rf"^{name}: the target has no such tensor; it has final, and keys\.N, values\.N and hidden\.N of layers 0 to 1$"
+    with pytest.raises(ValueError, match=message):
+        load(target_path).states(ids_BS, torch.arange(4)[None], None, ["final", name])
 
 
 def test_soft_labels_need_the_whole_target_also_when_its_loss_is_skipped(target_path: str) -> None:
@@ -141,12 +232,31 @@ def test_soft_labels_need_the_whole_target_also_when_its_loss_is_skipped(target_
     assert without.agreement is not None
 
 
-def test_nothing_of_the_target_gets_a_gradient_and_it_runs_in_inference_mode(any_target_path: str) -> None:
+def test_nothing_of_the_target_gets_a_gradient(any_target_path: str) -> None:
     glide = load(any_target_path)
     ids_BS = torch.randint(0, VOCABULARY, (1, 20))
     seen = []
-    glide.model.layers[0].register_forward_hook(lambda *_: seen.append(torch.is_inference_mode_enabled()))
+    glide.model.layers[0].register_forward_hook(lambda *_: seen.append(torch.is_grad_enabled()))
     glide(ids_BS, ids_BS).loss.backward()
-    assert seen == [True]
+    assert seen == [False]
     assert all(parameter.grad is None and not parameter.requires_grad for parameter in glide.target.parameters())
     assert all(parameter.grad is not None for parameter in glide.draft_model.parameters())
+
+
+@pytest.mark.parametrize("chunk", [None, 13])
+@pytest.mark.parametrize("name", EVERY_NAME)
+def test_what_is_read_may_be_saved_for_the_backward_of_what_is_trained_on_it(
+    any_target_path: str, name: str, chunk: int | None
+) -> None:
+    """A Linear on it gets the gradient that it gets on transformers' own tensor, and the target gets none."""
+    glide = load(any_target_path)
+    glide.states.chunk = chunk
+    ids_S, positions_S = torch.randint(0, VOCABULARY, (40,)), torch.arange(40)
+    got = glide.states(ids_S[None], positions_S[None], None, [name])[name]
+    wanted = own_states(any_target_path, ids_S, positions_S)[name]
+    trained = torch.nn.Linear(got.shape[-1], 5)
+    gradients = [torch.autograd.grad(trained(tensor).square().sum(), trained.weight)[0] for tensor in (got, wanted)]
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+    assert not got.requires_grad
+    assert not got.is_inference()
+    assert all(parameter.grad is None for parameter in glide.target.parameters())

@@ -11,12 +11,34 @@ from transformers import Qwen2Config
 from longspec.config import Runtime, compose
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.distributed import Ranks
-from longspec.methods.glide.settings import Draft
+from longspec.methods import method_of
 from longspec.train.estimate import flops
+from longspec.train.lifetime.lifetime import Unwatched
 from longspec.train.micro_batches import StepBatches
-from longspec.train.phases import PHASES
+from longspec.train.phases import DATA, DRAFT, PHASES, TARGET
 from longspec.train.throughput import Meter, expected_tokens, peak_memory
 from tests.corpus import Corpus
+
+
+class States(torch.nn.Module):
+    """Stands in for what reads the target."""
+
+    def __init__(self, config: Qwen2Config | None) -> None:
+        super().__init__()
+        self.config = config
+
+    def forward(self) -> None:
+        """Nothing."""
+
+
+class Heard(Unwatched):
+    """Keeps the places that it hears of."""
+
+    def __init__(self) -> None:
+        self.places: list[str] = []
+
+    def passed(self, place: str) -> None:
+        self.places.append(place)
 
 
 @pytest.mark.parametrize(("agreement", "drafted"), [(0.6, 4), (0.9, 5), (0.0, 3), (1.0, 4)])
@@ -52,14 +74,15 @@ def test_a_rows_numbers(corpus: Corpus) -> None:
     rows, recipe = PackedRows(corpus.answers), compose("train", ["run=demo", "recipe.global_batch=6"]).recipe
     ranks, runtime = Ranks(0, 0, 2), OmegaConf.structured(Runtime(peak_tflops=2.0))
     batches = StepBatches(rows, recipe, 1, ranks, 4096)
-    meter = Meter(batches, config, runtime, ranks, torch.device("cpu"), torch.float32)
+    meter = Meter(batches, States(config), runtime, ranks, torch.device("cpu"), torch.float32, Unwatched())
     row = meter.numbers({"step": 3, "tokens": 600, "seconds": 1.5, "agreement": 0.5})
     numbers = [int(number) for number in batches.row_numbers(2)]
     documents = [length for number in numbers for length in spans(rows, number)]
     assert sum(documents) < 6 * rows.sequence_length  # some padding
     labels = sum(int(rows[n].loss_mask_S.sum()) for n in numbers)
-    draft = Draft(**{name: recipe.draft[name] for name in recipe.draft})
-    expected = flops.operations(config, draft, 6 * rows.sequence_length, documents, labels).total
+    method, settings = method_of(recipe)
+    tokens = 6 * rows.sequence_length
+    expected = flops.operations(config, method, settings, tokens, documents, labels, with_llm_loss=True).total
     assert row["flops"] == expected
     assert row["mfu"] == pytest.approx(expected / 1.5 / 4e12)
     assert row["tokens_per_second"] == 400.0
@@ -83,8 +106,11 @@ def spans(rows: PackedRows, number: int) -> list[int]:
 
 def test_other_ranks_measure_nothing_and_keep_nothing(corpus: Corpus) -> None:
     batches = SimpleNamespace()
-    meter = Meter(batches, None, OmegaConf.structured(Runtime()), Ranks(1, 1, 2), torch.device("cpu"), torch.float32)  # type: ignore[arg-type]
+    runtime, states, life = OmegaConf.structured(Runtime()), States(None), Heard()
+    meter = Meter(batches, states, runtime, Ranks(1, 1, 2), torch.device("cpu"), torch.float32, life)  # type: ignore[arg-type]
     assert meter.peak == 0.0
     for _ in range(100):
-        meter.phases.now(PHASES[0])
+        meter.phases.now(DATA)
+        states()
     assert len(meter.phases._marks) == 1  # nobody takes them there
+    assert life.places == [DATA, TARGET, DRAFT] * 100  # the watchdog hears of them there too

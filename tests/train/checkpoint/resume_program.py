@@ -35,6 +35,7 @@ from longspec.train.checkpoint import save_load, zero_state
 from longspec.train.engine import boot, build_engine
 from longspec.train.estimate.grad_accum import share_global_batch
 from longspec.train.held_out_estimate import HeldOut
+from longspec.train.lifetime.lifetime import Unwatched
 from longspec.train.micro_batches import StepBatches
 from longspec.train.setup import build_trainer
 from tests.jobs import RECIPE
@@ -126,20 +127,20 @@ def run(case: dict[str, Any], plan: dict[str, Any], ranks: Ranks) -> None:
         result["drawn"] = everyone
 
     if "go_on" in case:
-        found = save_load.load(engine, folder / case["go_on"] / "checkpoints", IDENTITY, ranks)
+        found = save_load.load(engine, folder / case["go_on"] / "checkpoints", IDENTITY, ranks, Unwatched())
         assert found is not None
         step, result["found"] = found["step"], {key: found[key] for key in ("step", "trackers", "world_size", "zero_stage")}
         draw()
     while step < case["steps"]:
         result["losses"][step] = train_step(engine, batches, step, ranks, poison=step == case.get("poison"))
         step += 1
-        estimated = held_out.estimate(engine, step, lambda _: None)
+        estimated = held_out.estimate(engine, step, Unwatched())
         if estimated is not None:
             result.setdefault("held_out", {})[step] = estimated
         result["whole"].append(kept_whole(engine))
         state = {"step": step, "steps": TOTAL, "identity": IDENTITY, "trackers": {"wandb": "abc"}}
         if step == case.get("save_at"):
-            result["bytes"] = save_load.save(engine, own, state, ranks)
+            result["bytes"] = save_load.save(engine, own, state, ranks, Unwatched())
             keep_weights(engine, folder / f"{case['name']}-saved.safetensors")
             if case.get("native"):
                 engine.save_checkpoint(str(folder / case["name"] / "native"), tag="tag")
@@ -148,7 +149,7 @@ def run(case: dict[str, Any], plan: dict[str, Any], ranks: Ranks) -> None:
             told = ""
             with trouble(case["trouble"]["kind"], folder, ranks):
                 try:
-                    save_load.save(engine, own, state, ranks)
+                    save_load.save(engine, own, state, ranks, Unwatched())
                 except save_load.SaveError as error:
                     told = str(error)
             everyone: list[Any] = [None] * ranks.world_size

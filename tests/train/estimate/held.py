@@ -18,10 +18,10 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from longspec.config import Runtime, compose
 from longspec.distributed import end_at_once, find_ranks
+from longspec.methods.glide.families import Qwen2Glide
 from longspec.methods.glide.settings import Draft
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.train.engine import boot, build_engine
-from longspec.train.models.qwen2_glide import Qwen2Glide
 
 CASES = [(0, "none"), (1, "none"), (2, "none"), (3, "none"), (1, "cpu"), (2, "cpu"), (3, "cpu")]
 

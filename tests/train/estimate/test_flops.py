@@ -1,7 +1,6 @@
-"""Closed forms against torch's counter of what really ran, and the pairs of attention against the masks themselves."""
+"""Closed forms against torch's counter of what really ran."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -17,13 +16,16 @@ from transformers import (
 )
 
 from longspec.data.pack.arrow_shards import PackedRows
-from longspec.methods.glide import attach
+from longspec.methods.glide import cost
+from longspec.methods.glide.families import class_for
+from longspec.methods.glide.method import METHOD
 from longspec.methods.glide.settings import Draft
+from longspec.methods.glide.trainer import Glide
 from longspec.models.attention.visibility import Visibility
-from longspec.states.forward import STATES_ATTENTION, TargetStates
+from longspec.states.forward import STATES_ATTENTION, Depth, TargetStates
 from longspec.train.estimate import flops
-from longspec.train.estimate.flops import Pairs
 from tests.corpus import Corpus
+from tests.models.test_pairs import seen
 
 SHAPES = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
@@ -35,99 +37,112 @@ CONFIGS: dict[str, PretrainedConfig] = {
 B, S = 2, 24
 
 
-def measured(config: PretrainedConfig, draft: Draft, labels: torch.Tensor, *, with_llm_loss: bool) -> int:
-    """What a forward and backward of target and draft really multiply. Eager attention computes the hidden pairs too."""
+@pytest.fixture
+def every_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every pair of a row is taken for seen: eager attention computes the hidden ones too."""
+    for module, name in ((flops, "causal_pairs"), (cost, "causal_pairs"), (cost, "block_pairs")):
+        monkeypatch.setattr(module, name, lambda length, *_, **__: length * length)
+
+
+def glide_of(config: PretrainedConfig, draft: Draft) -> Glide:
     target = AutoModelForCausalLM.from_config(config, attn_implementation=STATES_ATTENTION).requires_grad_(False).eval()
-    family = next(cls for cls in attach.CLASSES if config.model_type in cls.families)
-    glide = family(config, "", draft=draft, states=TargetStates(target, attention="eager"))
-    lag = "blocks" if draft.lag_mode == "blocks" else draft.lag
+    return class_for(config.model_type)(config, "", draft=draft, states=TargetStates(target, attention="eager"))
+
+
+def measured(config: PretrainedConfig, draft: Draft, labels: torch.Tensor, *, with_llm_loss: bool) -> int:
+    """What a forward and backward of target and draft really multiply."""
+    glide, lag = glide_of(config, draft), "blocks" if draft.lag_mode == "blocks" else draft.lag
     with FlopCounterMode(display=False) as counter:
         glide(torch.randint(97, (B, S)), labels, lag=lag, with_llm_loss=with_llm_loss).loss.backward()
     return counter.get_total_flops()
 
 
+def counted(config: PretrainedConfig, draft: Draft, labels: int, *, with_llm_loss: bool = True) -> flops.Operations:
+    """The same in closed form."""
+    return flops.operations(config, METHOD, draft, B * S, [S] * B, labels, with_llm_loss=with_llm_loss)
+
+
+@pytest.mark.usefixtures("every_pair")
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("kind", ["hard", "soft"])
 def test_a_step_is_counted_as_torch_counts_it(name: str, kind: str) -> None:
-    """Exactly, with every pair of a row taken for seen, as eager attention computes it."""
     config, draft = CONFIGS[name], Draft(anchors="off", lag_mode="fixed", lag=2, window=5, loss=kind)
     labels = torch.randint(97, (B, S))
     labels[:, ::3] = -100
     trained = int((labels[:, 1:] != -100).sum())
-    dense = Pairs(SHAPES["num_hidden_layers"] * B * S * S, B * S * S, B * S * S)
-    expected = (
-        flops.target_operations(config, B * S, dense.target)
-        + flops.draft_operations(config, B * S, dense)
-        + flops.head_operations(config, trained, with_teacher=True)
-    )
-    assert measured(config, draft, labels, with_llm_loss=True) == expected
+    assert measured(config, draft, labels, with_llm_loss=True) == counted(config, draft, trained).total
 
 
+@pytest.mark.usefixtures("every_pair")
 def test_hard_labels_without_the_targets_loss_leave_the_end_of_the_target_out() -> None:
     config, draft = CONFIGS["qwen2"], Draft(anchors="off", lag_mode="blocks", block=4, loss="hard")
     labels = torch.randint(97, (B, S))
-    dense = Pairs((SHAPES["num_hidden_layers"] - 1) * B * S * S, B * S * S, B * S * S)
-    expected = (
-        flops.target_operations(config, B * S, dense.target, keys_only=True)
-        + flops.draft_operations(config, B * S, dense)
-        + flops.head_operations(config, B * (S - 1), with_teacher=False)
-    )
-    assert measured(config, draft, labels, with_llm_loss=False) == expected
-    without, whole = (flops.operations(config, draft, B * S, [S] * B, 7, with_target_loss=loss) for loss in (False, True))
+    without, whole = (counted(config, draft, B * (S - 1), with_llm_loss=loss) for loss in (False, True))
+    assert measured(config, draft, labels, with_llm_loss=False) == without.total
     assert without.target < whole.target
+    assert without.draft == whole.draft
     assert without.head == whole.head * 2 / 3
 
 
+NAMES: list[list[str]] = [
+    [],
+    ["hidden.0"],
+    ["keys.0"],
+    ["hidden.1"],
+    ["keys.1", "hidden.0"],
+    ["hidden.2", "values.1"],
+    ["values.2"],
+    ["final"],
+    ["final", "hidden.1"],
+]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("names", NAMES, ids="+".join)
+def test_the_targets_forward_is_counted_as_deep_as_it_runs(name: str, names: list[str]) -> None:
+    """Exactly, with the pairs that eager attention computes."""
+    config = CONFIGS[name]
+    glide = glide_of(config, Draft(anchors="off", lag_mode="fixed"))
+    depth = Depth.of(names, SHAPES["num_hidden_layers"])
+    with FlopCounterMode(display=False) as counter:
+        glide.states(torch.randint(97, (B, S)), torch.arange(S).expand(B, S), None, names)
+    assert counter.get_total_flops() == flops.target_operations(config, B * S, depth.whole_layers * B * S * S, depth)
+
+
+@pytest.mark.usefixtures("every_pair")
 def test_only_the_chosen_experts_are_counted() -> None:
     """torch does not count the experts' grouped products at all; the rest agrees."""
     config, draft = Qwen3MoeConfig(**SHAPES, **EXPERTS, num_key_value_heads=2), Draft(anchors="off", lag_mode="fixed", lag=1)
     labels = torch.randint(97, (B, S))
-    dense = Pairs(3 * B * S * S, B * S * S, B * S * S)
-    expected = (
-        flops.target_operations(config, B * S, dense.target)
-        + flops.draft_operations(config, B * S, dense)
-        + flops.head_operations(config, B * (S - 1), with_teacher=True)
-    )
     experts = 2 * B * S * 3 * (3 * 32 * 20) * 2  # tokens, layers, SwiGLU, two experts each
+    expected = counted(config, draft, B * (S - 1)).total
     assert expected - measured(config, draft, labels, with_llm_loss=True) == experts
 
 
-def seen(length: int, **visibility: Any) -> int:
-    """Pairs the masks leave, counted one by one."""
-    first_BS, last_BS = Visibility(**visibility).bounds_BS(length, length, torch.device("cpu"))
-    return int((last_BS - first_BS + 1).clamp(min=0).sum())
-
-
-@pytest.mark.parametrize("length", [1, 2, 3, 7, 8, 9, 30])
-def test_pairs_are_those_the_masks_leave(length: int) -> None:
-    assert flops.causal_pairs(length) == seen(length)
-    for window in (0, 1, 5, 8, 40):
-        assert flops.causal_pairs(length, window) == seen(length, window=window)
-    for lag in (1, 2, 4, 31):
-        assert flops.causal_pairs(length, lag=lag) == seen(length, lag_B=torch.tensor([lag]))
-        assert flops.causal_pairs(length, 5, lag) == seen(length, window=5, lag_B=torch.tensor([lag]))
-    for block in (1, 4, 9):
-        assert flops.block_pairs(length, block) == seen(length, lag_blocks=block)
-
-
-def test_random_lags_count_as_their_mean() -> None:
-    every = [seen(30, lag_B=torch.tensor([lag])) for lag in (1, 2, 3, 4)]
-    assert flops.cross_pairs(30, Draft(anchors="off", lag_mode="random", lag=4)) == sum(every) / 4
-    assert flops.cross_pairs(30, Draft(anchors="off", lag_mode="fixed", lag=4)) == every[3]
-
-
-def test_documents_do_not_see_each_other_and_layers_may_have_windows() -> None:
-    draft = Draft(anchors="off", lag_mode="blocks", block=4, window=5)
+def test_the_targets_documents_do_not_see_each_other_and_layers_may_have_windows() -> None:
     ids = torch.tensor([[0] * 9 + [1] * 20 + [-1] * 3])
     masks = Visibility(document_ids_BT=ids).bounds_BS(32, 32, torch.device("cpu"))
     plain = int((masks[1] - masks[0] + 1).clamp(min=0).sum())
-    assert flops.pairs_of([9, 20], CONFIGS["qwen2"], draft).target == 3 * plain
+    assert flops.target_pairs([9, 20], CONFIGS["qwen2"], 3) == 3 * plain
     mistral = MistralConfig(**SHAPES, num_key_value_heads=2, sliding_window=6)
     windowed = seen(9, window=5) + seen(20, window=5)
-    pairs = flops.pairs_of([9, 20], mistral, draft)
-    assert pairs == Pairs(3 * windowed, windowed, seen(9, lag_blocks=4) + seen(20, lag_blocks=4))
+    assert flops.target_pairs([9, 20], mistral, 3) == 3 * windowed
     mixed = Qwen2Config(**SHAPES, num_key_value_heads=2, use_sliding_window=True, sliding_window=6, max_window_layers=1)
-    assert flops.pairs_of([9, 20], mixed, draft).target == plain + 2 * windowed
+    assert [flops.target_pairs([9, 20], mixed, layers) for layers in range(4)] == [
+        0,
+        plain,
+        plain + windowed,
+        plain + 2 * windowed,
+    ]
+
+
+def test_a_step_counts_the_pairs_of_the_layers_that_run() -> None:
+    """Hard labels without the target's loss read the last layer's keys: its attention is left out."""
+    config, hard = CONFIGS["qwen2"], Draft(anchors="off", lag_mode="fixed", lag=2, window=5, loss="hard")
+    with_it, without = (counted(config, hard, 7, with_llm_loss=loss) for loss in (True, False))
+    whole, cut = Depth(3, then_keys=False), Depth(2, then_keys=True)
+    assert with_it.target == flops.target_operations(config, B * S, 3 * B * seen(S), whole)
+    assert without.target == flops.target_operations(config, B * S, 2 * B * seen(S), cut)
 
 
 def test_the_documents_of_packed_rows(corpus: Corpus) -> None:

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3MoeConfig
 
 from longspec.config import Runtime, compose
-from longspec.methods.glide import attach
+from longspec.methods.glide.families import class_for
 from longspec.methods.glide.settings import Draft
 from longspec.methods.glide.trainer import Glide
 from longspec.states.forward import STATES_ATTENTION, TargetStates
@@ -72,7 +72,7 @@ def setup_of(config: PretrainedConfig, tokens: int, dtype: torch.dtype, chunk: i
 def glide_of(config: PretrainedConfig, dtype: torch.dtype, chunk: int | None = None, **draft: Any) -> Glide:
     target = AutoModelForCausalLM.from_config(config, attn_implementation=STATES_ATTENTION, dtype=dtype)
     settings = OmegaConf.to_container(recipe_of(**draft).draft)
-    family = next(cls for cls in attach.CLASSES if config.model_type in cls.families)
+    family = class_for(config.model_type)
     states = TargetStates(target.requires_grad_(False).eval(), chunk=chunk, attention="sdpa")
     return family(config, "", draft=Draft(**settings), states=states)  # type: ignore[arg-type]
 
@@ -116,7 +116,7 @@ def test_activations_are_within_a_fifth(name: str, dtype: torch.dtype) -> None:
     ids = torch.arange(tokens)[None] % config.vocab_size
     weights = [*glide.target.parameters(), *glide.draft_model.parameters()]
     with LiveBytes(weights) as target:
-        glide.states(ids, torch.arange(tokens)[None], None)
+        glide.states(ids, torch.arange(tokens)[None], None, [tensor.name for tensor in setup.reads])
     with LiveBytes(weights) as whole:
         loss = glide(ids, ids, lag="blocks" if draft.get("lag_mode") == "blocks" else 2).loss
         forward, whole.peak = whole.peak, 0

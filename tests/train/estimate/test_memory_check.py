@@ -85,11 +85,11 @@ from tests.train.estimate.test_memory_check import CONFIG
 from tests.train.estimate.test_memory import glide_of, setup_of
 
 glide = glide_of(CONFIG, torch.float32)
-fit.dry_batch(glide, setup_of(CONFIG, 512, torch.float32), with_llm_loss=True)
+memory_check.dry_batch(glide, setup_of(CONFIG, 512, torch.float32), with_llm_loss=True)
 pages = int(open("/proc/self/statm").read().split()[0])
 limit = pages * resource.getpagesize() + 2**28
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-fit.dry_batch(glide, replace(setup_of(CONFIG, 32_000, torch.float32), micro_batch=8), with_llm_loss=True)
+memory_check.dry_batch(glide, replace(setup_of(CONFIG, 32_000, torch.float32), micro_batch=8), with_llm_loss=True)
 """
 
 

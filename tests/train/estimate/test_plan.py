@@ -14,8 +14,9 @@ from longspec.atomic_files import write_json, write_text
 from longspec.config import Recipe, Runtime, compose, load, to_yaml
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.draft.folder import write_draft
+from longspec.methods import method_of
+from longspec.methods.glide import cost
 from longspec.methods.glide.layer import GlideLayer
-from longspec.methods.glide.settings import Draft
 from longspec.train.estimate import flops, plan
 from longspec.train.estimate.plan import Rows
 from tests.corpus import LENGTH, Corpus
@@ -53,23 +54,27 @@ def frozen(folder: Path) -> tuple[Any, Any]:
     return load(folder / "recipe.yaml", Recipe), load(folder / "runtime.yaml", Runtime)
 
 
+def operations_of_a_step(folder: Path) -> float:
+    """Of four rows of one document each."""
+    method, settings = method_of(frozen(folder)[0])
+    documents, labels = [LENGTH] * 4, 4 * (LENGTH - 1)
+    return flops.operations(TARGET, method, settings, 4 * LENGTH, documents, labels, with_llm_loss=True).total
+
+
 def test_steps_hours_and_batches(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """21 rows are 5 whole global batches of 4; hours are operations by what both ranks do in an hour."""
     assert plan.main(command(folder, "--rows", "21", "--flops", "1e6", "--device", "cpu", "--gpu-memory-gib", "10")) == 0
     text = capsys.readouterr().out
     assert "5 steps of 4 rows" in text
     assert "2 ranks x 1 micro batches of 2 rows" in text
-    draft = Draft(**{name: frozen(folder)[0].draft[name] for name in Draft.__dataclass_fields__})
-    each = flops.operations(TARGET, draft, 4 * LENGTH, [LENGTH] * 4, 4 * (LENGTH - 1)).total
+    each = operations_of_a_step(folder)
     assert f"{each:.3g} operations a step" in text
     assert f"{each / 2e6:.1f} s a step, {5 * each / 2e6 / 3600:.1f} hours in all" in text
 
 
 def test_what_slurm_is_to_be_asked_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two ranks on nodes of one GPU are two nodes; 200 minutes, 1.25 times over, are 250 of training, in jobs of 60 less 10."""
-    config = frozen(folder)
-    draft = Draft(**{name: config[0].draft[name] for name in Draft.__dataclass_fields__})
-    each = flops.operations(TARGET, draft, 4 * LENGTH, [LENGTH] * 4, 4 * (LENGTH - 1)).total
+    each = operations_of_a_step(folder)
     rate = 5 * each / (200 * 60) / 2  # five steps on two ranks take 200 minutes
     more = ["--node-gpus", "1", "--longest-job", "60", "--flops", repr(rate), "--gpu-memory-gib", "10"]
     assert plan.main(command(folder, "--rows", "21", *more)) == 0
@@ -96,7 +101,7 @@ def test_packed_data_are_counted(folder: Path, corpus: Corpus, monkeypatch: pyte
     assert rows == Rows(len(data), flops.document_lengths(data, range(len(data))), labels, len(data))
     made = plan.plan_stage(TARGET, recipe, runtime, rows, 2, torch.device("cpu"))
     assert made.steps == len(data) // 4
-    head = flops.head_operations(TARGET, rows.labels, with_teacher=True)
+    head = cost.operations(TARGET, method_of(recipe)[1], 0, [], rows.labels, with_teacher=True).head
     assert made.operations.head == pytest.approx(head * 4 / len(data))
 
 

@@ -12,9 +12,9 @@ from longspec.atomic_files import write_json
 from longspec.config import compose
 from longspec.distributed import Ranks
 from longspec.train.arguments import Job
-from longspec.train.checkpoint import checkpoint_dir
 from longspec.train.lifetime import job_status
-from longspec.train.lifetime.job_status import DeterministicError, Status, fingerprint, refuse_repetition
+from longspec.train.lifetime.admission import DeterministicError, refuse_repetition
+from longspec.train.lifetime.job_status import Status, fingerprint
 
 ONE = Ranks(0, 0, 1)
 
@@ -47,14 +47,14 @@ def test_a_repair_lets_it_start_again(job: Job, tmp_path: Path, repair: str, mon
     failed = Status(job.out, ONE, fingerprint(job, ONE))
     failed.fail(DeterministicError("wandb is not installed"))
     with pytest.raises(DeterministicError, match=r"wandb is not installed \(so it failed before"):
-        refuse_repetition(job, fingerprint(job, ONE))
+        refuse_repetition(job.out, fingerprint(job, ONE))
     REPAIRS[repair](tmp_path, monkeypatch)
-    refuse_repetition(job, fingerprint(job, ONE))
+    refuse_repetition(job.out, fingerprint(job, ONE))
 
 
 def test_what_may_go_away_by_itself_is_tried_again(job: Job) -> None:
     Status(job.out, ONE, fingerprint(job, ONE)).fail(torch.OutOfMemoryError("other processes held 70 GiB"))
-    refuse_repetition(job, fingerprint(job, ONE))
+    refuse_repetition(job.out, fingerprint(job, ONE))
 
 
 def test_a_full_disk_under_log_and_status_ends_no_job(job: Job) -> None:
@@ -74,17 +74,3 @@ def test_a_full_disk_under_log_and_status_ends_no_job(job: Job) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([sys.executable, "-c", "\n".join(lines)], stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 7, done.stderr
-
-
-@pytest.mark.parametrize(("step", "refused"), [(3, True), (9, False)])
-def test_a_changed_recipe_is_refused_from_the_manifest_alone(tmp_path: Path, step: int, refused: bool) -> None:
-    """Before a target is loaded; a finished stage is set aside later, and a damaged manifest is told later."""
-    content = {"step": step, "steps": 9, "identity": {"recipe": {"seed": 1}}, "files": {"gone": {}}}
-    write_json(tmp_path / "last_2" / checkpoint_dir.MANIFEST, checkpoint_dir.seal(content))
-    write_json(tmp_path / "last" / checkpoint_dir.MANIFEST, {"torn": True})
-    checkpoint_dir.refuse_changed(tmp_path, {"recipe": {"seed": 1}})
-    if refused:
-        with pytest.raises(ValueError, match=r"step 3 of 9\) were made with other settings: recipe.seed: 1 -> 2\. Undo"):
-            checkpoint_dir.refuse_changed(tmp_path, {"recipe": {"seed": 2}})
-    else:
-        checkpoint_dir.refuse_changed(tmp_path, {"recipe": {"seed": 2}})

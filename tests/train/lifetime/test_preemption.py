@@ -15,9 +15,9 @@ for numbers in itertools.permutations([signal.SIGINT, signal.SIGTERM, signal.SIG
     assert not stop.agreed()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
     deadline = time.monotonic() + 10
-    while not (stop.agreed() and stop.told == "signal SIGINT") and time.monotonic() < deadline:
+    while not (stop.agreed() and stop.reason == "signal SIGINT") and time.monotonic() < deadline:
         time.sleep(0.01)
-    print(stop.told)
+    print(stop.reason)
 """
 
 

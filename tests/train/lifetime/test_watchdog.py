@@ -30,7 +30,7 @@ def named(rank: int, pid: int) -> str:
         (1, "forward", "draft"),
         (0, "backward", "draft"),
         (0, "metrics", "other"),
-        (1, "write", "saving, after prepare"),
+        (1, "write", "checkpoint, after prepare"),
     ],
 )
 def test_a_rank_whose_main_thread_hangs_is_named(make_job: MakeJob, rank: int, place: str, where: str) -> None:

@@ -1,0 +1,42 @@
+"""A GLIDE draft's operations in closed form, less what tests/train/estimate/test_flops.py compares with torch's own counter."""
+
+import pytest
+import torch
+from transformers import Qwen2Config
+
+from longspec.methods.glide import cost
+from longspec.methods.glide.settings import Draft
+from tests.models.test_pairs import seen
+
+HEADS, HIDDEN, VOCABULARY = 4, 32, 97
+CONFIG = Qwen2Config(hidden_size=HIDDEN, num_attention_heads=HEADS, num_key_value_heads=2, vocab_size=VOCABULARY)
+
+
+def test_random_lags_count_as_their_mean() -> None:
+    every = [seen(30, lag_B=torch.tensor([lag])) for lag in (1, 2, 3, 4)]
+    assert cost.cross_pairs(30, Draft(anchors="off", lag_mode="random", lag=4)) == sum(every) / 4
+    assert cost.cross_pairs(30, Draft(anchors="off", lag_mode="fixed", lag=4)) == every[3]
+
+
+@pytest.mark.parametrize(
+    ("lag_mode", "cross"),
+    [
+        ("blocks", seen(9, lag_blocks=4) + 2 * seen(20, lag_blocks=4)),
+        ("fixed", seen(9, lag_B=torch.tensor([3])) + 2 * seen(20, lag_B=torch.tensor([3]))),
+    ],
+)
+def test_documents_do_not_see_each_other(lag_mode: str, cross: int) -> None:
+    """Without tokens there are no products but those of the attention."""
+    draft = Draft(anchors="off", lag_mode=lag_mode, lag=3, block=4, window=5)
+    own = seen(9, window=5) + 2 * seen(20, window=5)
+    counted = cost.operations(CONFIG, draft, 0, [20, 9, 20], 0, with_teacher=True)
+    assert counted.draft == HIDDEN * (12 * own + 8 * cross)
+    assert counted.head == 0
+
+
+def test_a_teacher_is_a_third_product_with_the_head() -> None:
+    draft = Draft(anchors="off", lag_mode="fixed")
+    with_it, without = (cost.operations(CONFIG, draft, 5, [5], 7, with_teacher=teacher) for teacher in (True, False))
+    assert with_it.head == 3 * 2 * 7 * HIDDEN * VOCABULARY
+    assert without.head == 2 * 2 * 7 * HIDDEN * VOCABULARY
+    assert with_it.draft == without.draft
