@@ -11,7 +11,7 @@ from transformers import Qwen2Config
 from longspec.draft.folder import write_draft
 from longspec.methods.draft_files import draft_weights_file
 from longspec.methods.glide.layer import GlideLayer
-from longspec.methods.glide.weights import UNUSED, load_draft_weights
+from longspec.methods.glide.weights import UNUSED, load_draft_weights, published_layout
 
 PROJECTIONS = [f"{kind}_proj.{part}" for kind in "qkv" for part in ("weight", "bias")] + ["o_proj.weight"]
 PUBLISHED = {
@@ -30,7 +30,7 @@ def layer() -> GlideLayer:
 
 
 def test_files_have_exactly_the_published_names(layer: GlideLayer, tmp_path: Path) -> None:
-    write_draft(tmp_path / "draft", layer.state_dict(), {"stage": "base"})
+    write_draft(tmp_path / "draft", published_layout(layer.state_dict()), {"stage": "base"})
     pth = torch.load(tmp_path / "draft/draft_model_weights.pth", weights_only=True)
     assert set(pth) == PUBLISHED == set(load_file(tmp_path / "draft/model.safetensors"))
     assert pth["cross_attn.k_proj.weight"].shape == (16, 32)
@@ -39,7 +39,7 @@ def test_files_have_exactly_the_published_names(layer: GlideLayer, tmp_path: Pat
 
 def test_published_files_load_unchanged(layer: GlideLayer, tmp_path: Path) -> None:
     """A .pth, a .safetensors or a folder; the unused tensors may hold anything."""
-    write_draft(tmp_path / "draft", layer.state_dict(), {})
+    write_draft(tmp_path / "draft", published_layout(layer.state_dict()), {})
     pth = tmp_path / "draft/draft_model_weights.pth"
     published = torch.load(pth, weights_only=True)
     for name in UNUSED:

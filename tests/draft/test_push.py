@@ -15,6 +15,7 @@ from longspec.draft.__main__ import main
 from longspec.draft.folder import draft_config, write_draft
 from longspec.methods.glide.families import CLASSES
 from longspec.methods.glide.layer import GlideLayer
+from longspec.methods.glide.weights import published_layout
 from tests.draft.hub_upload import Hub, hub_upload
 
 SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -58,7 +59,7 @@ def final_draft(tmp_path: Path, verb: Verb) -> Path:
         write_json(tmp_path / stage / "checkpoint.json", {"step": 100, "tokens_seen": 10**6 * (number + 1)} | times)
     state = GlideLayer(config).state_dict()
     recipe = load(tmp_path / "longcot/recipe.yaml", RecipeSchema)
-    write_draft(tmp_path / "draft", state, draft_config(str(tmp_path / "model"), recipe, state))
+    write_draft(tmp_path / "draft", published_layout(state), draft_config(str(tmp_path / "model"), recipe))
     inputs = {"--draft": "draft", "--target": "target.json", "--tokenizer": "tokenizer.json", "--data": "rows.json"}
     paths = [part for option, name in inputs.items() for part in (option, tmp_path / name)]
     verb("final", *paths, "--stages", *(tmp_path / stage for stage in STAGES), "--out", tmp_path / "final")

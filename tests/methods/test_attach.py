@@ -18,13 +18,9 @@ from longspec.draft.folder import draft_config, write_draft
 from longspec.methods.draft_files import target_and_draft
 from longspec.methods.glide.attach import attach
 from longspec.methods.glide.families import LlamaGlide, MistralGlide, Qwen2Glide, Qwen3Glide, class_for
-from longspec.methods.glide.settings import TARGETS, Draft
+from longspec.methods.glide.settings import TARGETS, Draft, Method
 from longspec.methods.glide.trainer import PUBLISHED, Glide
-from longspec.methods.glide.weights import target_and_draft
-from longspec.train.models.llama_glide import LlamaGlide
-from longspec.train.models.mistral_glide import MistralGlide
-from longspec.train.models.qwen2_glide import Qwen2Glide
-from longspec.train.models.qwen3_glide import Qwen3Glide
+from longspec.methods.glide.weights import published_layout
 from tests.targets import VOCABULARY, save_target
 
 SETTINGS = Draft(window=33, anchors="fixed", lag_mode="fixed", lag=3, loss="mix", final_norm=True)
@@ -37,9 +33,10 @@ def save_draft(target: str, folder: Path, settings: Draft = SETTINGS, stage: str
     glide = attach(target, dtype=torch.float32, draft=settings)
     for parameter in glide.draft_model.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
-    recipe = OmegaConf.structured(Recipe(stage=stage, model=Model(_target_="x", source="build"), draft=settings))
-    state = glide.draft_model.state_dict()
-    write_draft(folder, state, draft_config(target, recipe, state))
+    recipe = OmegaConf.structured(
+        Recipe(stage=stage, model=Model(_target_="x", source="build"), method=Method(), draft=settings)
+    )
+    write_draft(folder, published_layout(glide.draft_model.state_dict()), draft_config(target, recipe))
     return glide
 
 

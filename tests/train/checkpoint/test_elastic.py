@@ -13,6 +13,7 @@ from longspec.atomic_files import read_json
 from longspec.draft.deepspeed_checkpoint import read_deepspeed
 from longspec.draft.folder import write_draft
 from longspec.methods.draft_files import PTH, SAFETENSORS
+from longspec.methods.glide.weights import published_layout
 from longspec.train.checkpoint.save_load import draft_state_dict
 from tests.corpus import Corpus
 from tests.jobs import finish, start, torchrun
@@ -116,8 +117,9 @@ def test_extraction_in_process_and_from_the_checkpoint_agree(
     """Byte by byte: put together by two live ranks, and read from their files by one."""
     name = name_of(2, *setting)
     live = load_file(two_ranks / f"{name}-saved.safetensors")
-    write_draft(tmp_path / "live", {key.removeprefix("draft_model."): tensor for key, tensor in live.items()}, {})
-    write_draft(tmp_path / "read", draft_state_dict(two_ranks / name / "checkpoints/last"), {})
+    state = {key.removeprefix("draft_model."): tensor for key, tensor in live.items()}
+    write_draft(tmp_path / "live", published_layout(state), {})
+    write_draft(tmp_path / "read", published_layout(draft_state_dict(two_ranks / name / "checkpoints/last")), {})
     for file in (SAFETENSORS, PTH):
         assert (tmp_path / "live" / file).read_bytes() == (tmp_path / "read" / file).read_bytes()
 

@@ -17,6 +17,7 @@ from longspec.draft.folder import write_draft
 from longspec.methods import method_of
 from longspec.methods.glide import cost
 from longspec.methods.glide.layer import GlideLayer
+from longspec.methods.glide.weights import published_layout
 from longspec.train.estimate import flops, plan
 from longspec.train.estimate.plan import Rows
 from tests.corpus import LENGTH, Corpus
@@ -119,7 +120,7 @@ def test_the_drafts_folder_is_as_large_as_planned(folder: Path) -> None:
     recipe, runtime = frozen(folder)
     setup = plan.plan_stage(TARGET, recipe, runtime, Rows(8, [LENGTH], LENGTH, 1), 1, torch.device("cpu")).setup
     state = GlideLayer(TARGET).state_dict()
-    write_draft(folder / "draft", state, {})
+    write_draft(folder / "draft", published_layout(state), {})
     files = sum(path.stat().st_size for path in (folder / "draft").iterdir())
     parameters = sum(tensor.numel() for tensor in state.values())
     checkpoints = 3 * 12 * parameters  # last, last_2 and a new one; weights and two moments in float32
