@@ -1,7 +1,6 @@
-"""Draft folders from every kind of checkpoint. The target's folder holds its config.json alone: nothing else is read of it."""
+"""Draft folders from every kind of checkpoint; of the target nothing is read but its config.json."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,41 +8,14 @@ import torch
 from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import Qwen2Config
 
-from longspec.atomic_files import describe_files, read_json, sha256_file, write_json, write_text
-from longspec.config import compose, to_yaml
+from longspec.atomic_files import describe_files, read_json, sha256_file, write_json
+from longspec.config import compose
 from longspec.draft.__main__ import main
-from longspec.methods.glide.layer import GlideLayer
 from longspec.methods.glide.weights import UNUSED
 from longspec.train.checkpoint import checkpoint_dir, checkpoint_file
-
-SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
-CONFIG = Qwen2Config(**SHAPE, num_hidden_layers=2, vocab_size=97)
-Extract = Callable[[Path], dict[str, Tensor]]
-
-
-@pytest.fixture
-def state() -> dict[str, Tensor]:
-    torch.manual_seed(3)
-    return {name: torch.randn_like(tensor) for name, tensor in GlideLayer(CONFIG).state_dict().items()}
-
-
-@pytest.fixture
-def extract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Extract:
-    """The verb; returns what it wrote, less the unused tensors. An error of ours is raised as SystemExit."""
-    CONFIG.save_pretrained(tmp_path / "target")
-    write_json(tmp_path / "target.json", {"path": str(tmp_path / "target")})
-    write_text(tmp_path / "recipe.yaml", to_yaml(compose("train", ["run=demo"]).recipe))
-
-    def run(source: Path) -> dict[str, Tensor]:
-        options = ["--recipe", tmp_path / "recipe.yaml", "--target", tmp_path / "target.json", "--out", tmp_path / "draft"]
-        monkeypatch.setattr("sys.argv", ["draft", "extract", str(source), *map(str, options)])
-        main()
-        written = load_file(tmp_path / "draft/model.safetensors")
-        return {name: tensor for name, tensor in written.items() if name not in UNUSED}
-
-    return run
+from tests.damaged import FILES, INDICES
+from tests.draft.conftest import Extract
 
 
 def assert_equal(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
@@ -133,6 +105,64 @@ def test_a_missing_file_or_tensor_of_a_split_state_dict_is_named(
     (tmp_path / "model-1.safetensors").unlink()
     with pytest.raises(SystemExit, match=r"model-1\.safetensors: missing, though"):
         extract(index)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_damaged_weights_are_named_in_one_line(state: dict[str, Tensor], extract: Extract, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(FILES[name]({f"draft_model.{key}": tensor for key, tensor in state.items()}))
+    with pytest.raises(SystemExit) as refusal:
+        extract(tmp_path / name)
+    assert str(refusal.value).startswith(f"error: {tmp_path / name}: ")
+    assert "\n" not in str(refusal.value)
+    assert not (tmp_path / "draft").exists()
+
+
+@pytest.mark.parametrize("name", ["empty.safetensors", "short.safetensors", "cut.safetensors", "random.safetensors"])
+def test_a_damaged_file_of_several_is_named(state: dict[str, Tensor], extract: Extract, tmp_path: Path, name: str) -> None:
+    index = write_split(tmp_path, whole_model(state))
+    (tmp_path / "model-1.safetensors").write_bytes(FILES[name](state))
+    with pytest.raises(SystemExit, match=rf"^error: {tmp_path}/model-1\.safetensors: (is empty|is damaged)"):
+        extract(index)
+
+
+@pytest.mark.parametrize("content", INDICES.values(), ids=INDICES)
+def test_a_damaged_index_is_named_in_one_line(extract: Extract, tmp_path: Path, content: object) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    (tmp_path / "model").mkdir()
+    index = tmp_path / "model/model.safetensors.index.json"
+    write_json(index, content)
+    with pytest.raises(SystemExit, match=rf"^error: {index.parent}/model[^ ]*: .*(download|make) .*again$") as refusal:
+        extract(index)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("content", [b"[1", b"\xff", b"[" * 10**5, b"[" + b"1" * 5000 + b"]"])
+def test_json_that_is_none_is_named(extract: Extract, tmp_path: Path, content: bytes) -> None:
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_bytes(content)
+    with pytest.raises(SystemExit, match=rf"^error: {index}: .*not valid JSON"):
+        extract(index)
+
+
+@pytest.mark.parametrize("content", [5, [], {"slot": 5, "manifest_sha256": ""}, {"slot": "last"}])
+def test_a_damaged_checkpoint_json_is_named(extract: Extract, tmp_path: Path, content: object) -> None:
+    write_json(tmp_path / "checkpoint.json", content)
+    with pytest.raises(SystemExit, match=rf"^error: {tmp_path}/checkpoint\.json: (must hold a JSON object|not the checkpoint)"):
+        extract(tmp_path / "checkpoint.json")
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".safetensors")])
+def test_a_damaged_shard_that_its_manifest_vouches_for(
+    state: dict[str, Tensor], extract: Extract, tmp_path: Path, name: str
+) -> None:
+    slot = write_slot(tmp_path / "last", state, 2)
+    shard = slot / checkpoint_file.shard_name(1)
+    shard.write_bytes(FILES[name](state))
+    content = {key: value for key, value in read_json(slot / checkpoint_dir.MANIFEST).items() if key != checkpoint_dir.SEAL}
+    content["files"] = describe_files(slot, list(content["files"]))
+    (slot / checkpoint_dir.MANIFEST).write_text(json.dumps(checkpoint_dir.seal(content)))
+    with pytest.raises(SystemExit, match=rf"^error: {shard}: (is empty|is damaged)"):
+        extract(slot)
 
 
 @pytest.mark.parametrize("name", ["nothing", "folder", "text.txt", "status.json"])

@@ -1,5 +1,6 @@
 """A draft beside its target by hand: the documented lines, every kind of weight file, and what does not fit."""
 
+import io
 import json
 import re
 from importlib.util import find_spec
@@ -10,10 +11,12 @@ import hydra
 import pytest
 import torch
 from omegaconf import OmegaConf
+from safetensors.torch import load_file
 from transformers import AutoConfig
 
 from longspec.atomic_files import read_json, write_json
 from longspec.config import Model, Recipe
+from longspec.decode.generate import load_drafter
 from longspec.draft.folder import draft_config, write_draft
 from longspec.methods.draft_files import target_and_draft
 from longspec.methods.glide.attach import attach
@@ -21,6 +24,7 @@ from longspec.methods.glide.families import LlamaGlide, MistralGlide, Qwen2Glide
 from longspec.methods.glide.settings import TARGETS, Draft, Method
 from longspec.methods.glide.trainer import PUBLISHED, Glide
 from longspec.methods.glide.weights import published_layout
+from tests.damaged import FILES
 from tests.targets import VOCABULARY, save_target
 
 SETTINGS = Draft(window=33, anchors="fixed", lag_mode="fixed", lag=3, loss="mix", final_norm=True)
@@ -246,3 +250,95 @@ def test_on_a_gpu_it_is_the_same(target_path: str) -> None:
     got = glide(ids.cuda(), ids.cuda(), lag=3)
     torch.testing.assert_close(got.loss.cpu(), wanted.loss, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(got.llm_loss.cpu(), wanted.llm_loss, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_damaged_weights_are_named_in_one_line(target_path: str, tmp_path: Path, name: str) -> None:
+    state = {key: torch.randn_like(t) for key, t in attach(target_path, dtype=torch.float32).draft_model.state_dict().items()}
+    path = tmp_path / name
+    path.write_bytes(FILES[name](state))
+    with pytest.raises(ValueError, match=f"^{re.escape(str(path))}: ") as refusal:
+        attach(target_path, str(path), dtype=torch.float32)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", ["empty.safetensors", "short.safetensors", "cut.safetensors", "random.safetensors"])
+def test_damaged_weights_of_a_target_are_named_in_one_line(tmp_path: Path, name: str) -> None:
+    target = save_target("qwen2", tmp_path / "target")
+    path = tmp_path / "target/model.safetensors"
+    path.write_bytes(FILES[name](load_file(path)))
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(path))}: (is empty|is damaged).* again$") as refusal:
+        attach(target)
+    assert "\n" not in str(refusal.value)
+
+
+SPOILED: dict[str, tuple[Any, str]] = {
+    "no-json": (None, "line 1: not valid JSON"),
+    "a-list": ([], r"must hold a JSON object \({\.\.\.}\), holds a list"),
+    "no-settings": ({"settings": ...}, "settings: is missing, must be an object"),
+    "settings-of-a-list": ({"settings": [1]}, r"settings: is \[1\], must be an object"),
+    "no-target": ({"target": ...}, "target: is missing, must be an object"),
+    "target-of-a-text": ({"target": "qwen2"}, "target: is 'qwen2', must be an object"),
+    "source-of-a-number": ({"target_source": 5}, "target_source: is 5, must be a text"),
+    "no-anchors": ({"settings": {"lag_mode": "fixed"}}, "settings: anchors: is missing"),
+    "window-of-a-text": ({"window": "512"}, "settings: window: is '512', must be of the type int"),
+    "window-of-true": ({"window": True}, "settings: window: is True, must be of the type int"),
+    "norm-of-a-number": ({"final_norm": 1}, "settings: final_norm: is 1, must be of the type bool"),
+    "temperature-of-a-list": ({"temperature": [1.0]}, r"settings: temperature: is \[1\.0\], must be of the type float"),
+    "loss-of-nothing": ({"loss": None}, "settings: loss: is None, must be of the type str"),
+}
+
+
+@pytest.mark.parametrize("case", SPOILED)
+@pytest.mark.parametrize("door", ["draft folder alone", "beside its target", "weight file", "generate"])
+def test_a_spoiled_config_of_a_draft_is_named_with_its_field(tmp_path: Path, case: str, door: str) -> None:
+    target = save_target("qwen2", tmp_path / "qwen2")
+    glide = save_draft(target, tmp_path / "draft")
+    path, (change, message) = tmp_path / "draft/config.json", SPOILED[case]
+    content = read_json(path)
+    if isinstance(change, dict):
+        into = content["settings"] if change.keys() <= content["settings"].keys() else content
+        into |= change
+        change = {name: value for name, value in content.items() if value is not ...}
+    path.write_text("{" if change is None else json.dumps(change))
+    doors = {
+        "draft folder alone": lambda: attach(str(tmp_path / "draft")),
+        "beside its target": lambda: attach(target, str(tmp_path / "draft")),
+        "weight file": lambda: attach(target, str(tmp_path / "draft/model.safetensors")),
+        "generate": lambda: load_drafter(glide.target, tmp_path / "draft"),
+    }
+    with pytest.raises(ValueError, match=f"^{re.escape(str(path))}: {message}.*again") as refusal:
+        doors[door]()
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("model_type", ["unheard_of", "gemma2", "llama", None])
+@pytest.mark.parametrize("begin", [attach, LlamaGlide.from_pretrained], ids=["attach", "from_pretrained"])
+def test_no_code_of_a_targets_folder_runs(
+    tmp_path: Path, begin: Any, model_type: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever answers `y` to transformers' question lets it run: it must not be asked."""
+    folder, ran = Path(save_target("llama", tmp_path / "target")), tmp_path / "ran"
+    code = "from transformers import LlamaConfig, LlamaForCausalLM\n"
+    code += "class Config(LlamaConfig): model_type = 'unheard_of'\nclass Model(LlamaForCausalLM): config_class = Config\n"
+    (folder / "code.py").write_text(f"open({str(ran)!r}, 'w')\n{code}")
+    maps = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
+    content = read_json(folder / "config.json") | {"model_type": model_type, "auto_map": maps}
+    write_json(folder / "config.json", content)
+    answers = io.StringIO("y\n" * 9)
+    monkeypatch.setattr("sys.stdin", answers)
+    if model_type == "llama":
+        begin(str(folder))
+    else:
+        told = rf"^{re.escape(str(folder))}/config\.json: model_type {model_type!r} is not supported; supported are llama, "
+        with pytest.raises(ValueError, match=told):
+            begin(str(folder))
+    assert not ran.exists()
+    assert answers.tell() == 0
+
+
+def test_a_target_that_is_not_there_is_named(tmp_path: Path) -> None:
+    for path in ("models/gone/target", str(tmp_path)):
+        with pytest.raises(ValueError, match=rf"^{re.escape(path)}/config\.json: no ") as refusal:
+            attach(path)
+        assert "\n" not in str(refusal.value)

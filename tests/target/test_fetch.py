@@ -1,3 +1,4 @@
+import io
 import os
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ import pytest
 from longspec.atomic_files import read_json, sha256_file, write_json
 from longspec.target import fetch
 from tests.corpus import Corpus
+from tests.damaged import INDICES
 
 
 @pytest.fixture
@@ -67,6 +69,14 @@ def test_a_folder_inside_the_working_directory_is_named_relatively(
         ),
         (lambda f: (f / "tokenizer.json").unlink(), r"tokenizer\.json: missing"),
         (lambda f: (f / "model-2.safetensors").unlink(), r"model-2\.safetensors: missing, though model\.safetensors\.index"),
+        *(
+            (
+                lambda f, content=content: write_json(f / "model.safetensors.index.json", content),
+                r"^[^ ]*/model[^ ]*: .* again$",
+            )
+            for content in INDICES.values()
+        ),
+        (lambda f: write_json(f / "config.json", [1]), r"config\.json: must hold a JSON object \({\.\.\.}\), holds a list"),
         (lambda f: (f / "model.safetensors.index.json").unlink(), r"no weights; expected model\.safetensors"),
         (shutil.rmtree, r"recipe\.model\.source: .*no such folder"),
     ],
@@ -79,6 +89,17 @@ def test_what_a_folder_lacks_is_named(folder: Path, tmp_path: Path, spoil, messa
         fetch.make(str(folder), target, tokenizer)
     assert not target.exists()
     assert not tokenizer.exists()
+
+
+def test_code_of_a_target_that_is_not_supported_does_not_run(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    write_json(folder / "config.json", {"model_type": "unheard_of", "auto_map": {"AutoConfig": "code.Config"}})
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
+    with pytest.raises(ValueError, match="model_type 'unheard_of' is not supported; supported are llama"):
+        fetch.make(str(folder), *outs(tmp_path))
+    assert not (tmp_path / "ran").exists()
 
 
 def test_without_network_it_says_what_to_do(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 """Loading a frozen target: transformers' own classes, unmodified."""
 
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from longspec.families import check_target
+from longspec.models.weight_files import open_safetensors
 
 
 def head_width(config: PretrainedConfig) -> int:
@@ -17,9 +19,12 @@ def head_width(config: PretrainedConfig) -> int:
 def load_target(path: str, config: PretrainedConfig, dtype: torch.dtype, attention: str) -> Any:
     """The frozen target of a folder or a hub name, on the CPU, as `config` says, which stays as it is.
 
-    `attention` is the name of a registered implementation. Raises ValueError for one that is not supported.
+    `attention` is the name of a registered implementation. Raises ValueError for a target that is not supported, and for a
+    damaged file of weights.
     """
     check_target(config, f"{path}/config.json")
+    for file in sorted(Path(path).glob("*.safetensors")):  # of a hub name there are none: the hub's client checks what it loads
+        open_safetensors(file)
     # from_pretrained casts the weights and leaves RoPE's inv_freq in float32, which .to(dtype) would not.
     target = AutoModelForCausalLM.from_pretrained(
         path, config=deepcopy(config), dtype=dtype, attn_implementation=attention, trust_remote_code=False

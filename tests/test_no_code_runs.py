@@ -1,0 +1,36 @@
+"""No file of a user runs code: where files are opened that could."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+DOOR = "train/models/weight_files.py"  # the one place where weights are opened
+LOADERS = {"torch.load", "safe_open", "load_file", "pickle.load", "pickle.loads", "torch.jit.load"}
+# transformers asks on the terminal whether to run a folder's code unless it is told not to.
+ASKING = ("AutoConfig", "AutoTokenizer", "AutoModel", "AutoModelForCausalLM")
+
+
+def calls(root: Path) -> Iterator[tuple[str, str, ast.Call]]:
+    """Every call in src: file, what is called, the call."""
+    source = root / "src/longspec"
+    for path in source.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                yield str(path.relative_to(source)), ast.unparse(node.func), node
+
+
+def test_weights_are_opened_by_one_module(root: Path) -> None:
+    assert {file for file, name, _ in calls(root) if name in LOADERS} == {DOOR}
+
+
+def test_transformers_is_told_everywhere_to_run_nothing(root: Path) -> None:
+    found = [(file, node) for file, name, node in calls(root) if name in [f"{cls}.from_pretrained" for cls in ASKING]]
+    assert len(found) >= 5
+    for file, node in found:
+        told = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+        assert told.get("trust_remote_code") == "False", f"{file}: line {node.lineno}"
+
+
+def test_a_targets_configuration_has_one_reader(root: Path) -> None:
+    """It holds the family against the supported ones before transformers looks for a class."""
+    assert {file for file, name, _ in calls(root) if name == "AutoConfig.from_pretrained"} == {"train/models/target_config.py"}
