@@ -10,7 +10,7 @@
 #                 (CANCEL=1: cancel them; GONE=1: it ran on another machine and is gone for sure)
 # make sync       upload what trackers wrote offline
 #
-# make PYTHON=python3.12 ...                          another Python, 3.11 to 3.13
+# make PYTHON=python3.12 ...                          another Python; 3.11 is tested, 3.12 and 3.13 are allowed and have never been run
 # make PIP_ARGS='--extra-index-url <address>' ...     more options for pip, such as an index of CPU builds of torch
 
 PYTHON ?= python3

@@ -60,14 +60,15 @@ include: "rules/retries.smk"
 # Before the first job of a call, in the Snakemake that controls it alone, and not in a dry run.
 onstart:
     planned = list(workflow.dag.needrun_jobs())
-    check_arrays(
-        getattr(workflow.executor_settings, "array_jobs", None),
-        [job.rule.name for job in planned],
-        workflow.resource_settings.nodes,
-        workflow.scheduling_settings.max_jobs_per_timespan.max_jobs,
-    )
-    if hasattr(workflow.executor_settings, "array_jobs"):  # Slurm's
-        check_training_block()
+    with told_in_one_line():
+        check_arrays(
+            getattr(workflow.executor_settings, "array_jobs", None),
+            [job.rule.name for job in planned],
+            workflow.resource_settings.nodes,
+            workflow.scheduling_settings.max_jobs_per_timespan.max_jobs,
+        )
+        if hasattr(workflow.executor_settings, "array_jobs"):  # Slurm's
+            check_training_block()
     freeze_runtimes(planned)
     note_controller(Path.cwd())
 

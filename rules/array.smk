@@ -11,8 +11,6 @@ import re
 import sys
 import zlib
 
-from snakemake.exceptions import WorkflowError
-
 COMMANDS = "--slurm-jobstep-array-execs"
 
 
@@ -31,7 +29,7 @@ def check_arrays(setting, planned, jobs, jobs_per_timespan):
     names = set(re.split(r"[,;\s]+", setting or ""))
     arrays = set(planned) if "all" in names else names & set(planned)
     if arrays and len(planned) > min(jobs, jobs_per_timespan):
-        raise WorkflowError(
+        raise ValueError(
             f"{len(planned)} jobs are planned, but --jobs is {jobs} and --max-jobs-per-timespan {jobs_per_timespan}/...: the"
             f" Slurm executor would lose jobs of its arrays ({', '.join(sorted(arrays))}) and wait for ever; raise both to"
             f" {len(planned)}, or submit each job by itself: --slurm-array-jobs none"

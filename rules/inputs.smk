@@ -306,8 +306,9 @@ def gpus_of(wildcards, resources):
 
 def compared_page(wildcards):
     """The page of the two chosen runs."""
-    if len(RUNS) != 2:
-        raise WorkflowError(
-            f"runs: {', '.join(RUNS)}: two runs can be compared; choose them: snakemake compare --config 'runs=[a,b]'"
-        )
+    with told_in_one_line():
+        if len(RUNS) != 2:
+            raise ValueError(
+                f"runs: {', '.join(RUNS)}: two runs can be compared; choose them: snakemake compare --config 'runs=[a,b]'"
+            )
     return f"{COMPARED}.html".format(first=RUNS[0], second=RUNS[1])

@@ -30,7 +30,7 @@ estimates = {}
 def check_training_block():
     """Refuse a profile's block of `train` that the command line has taken the place of, with a GPU's job in it."""
     if TRAIN and "ranks" not in TRAIN:
-        raise WorkflowError(
+        raise ValueError(
             f"--set-resources train:{next(iter(TRAIN))}=... takes the place of all that the profile sets for train, GPUs "
             "included. Change profiles/slurm/profile.yaml instead, or give a folder with another one: --workflow-profile"
         )

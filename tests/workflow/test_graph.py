@@ -135,13 +135,13 @@ def test_a_published_run_fetches_its_target_and_the_published_data(workflow: Wor
     assert not {"build_config", "build_tokenizer", "train_target"} & set(rules)
     assert "hf:Qwen/QwQ-32B" in plan["models/qwq-32b/target_manifest.json"]["command"]
     fetched = {
-        "slimpajama": "'hf:DKYoon/SlimPajama-6B/data/train-*.parquet' --revision b5f90f419b7489cdba26fdbc8c022fcb5562f968",
-        "long-data": "hf:sail/longspec-data/long_data.jsonl --revision main",
-        "longcot": "'hf:amphora/QwQ-LongCoT-130K/data/train-*.parquet' --revision cb5624e9a538259c5f5ed9d5869f7a2565606e38",
+        "slimpajama": "'hf:DKYoon/SlimPajama-6B/data/train-*.parquet' --revision=b5f90f419b7489cdba26fdbc8c022fcb5562f968",
+        "long-data": "hf:sail/longspec-data/long_data.jsonl --revision=main",
+        "longcot": "'hf:amphora/QwQ-LongCoT-130K/data/train-*.parquet' --revision=cb5624e9a538259c5f5ed9d5869f7a2565606e38",
     }
     for name, source in fetched.items():
         manifest = f"data/hub/{name}/manifest.json"
-        assert f"fetch --source {source} --out {manifest}" in plan[f"{manifest} (update)"]["command"]
+        assert f"fetch --source={source} --out {manifest}" in plan[f"{manifest} (update)"]["command"]
         assert plan[f"data/raw/{name}/manifest.json"]["input"] == manifest
         assert f" --fetched {manifest} --out" in plan[f"data/raw/{name}/manifest.json"]["command"]
     packed = "data/packed/qwq-32b/long-data-long-nomask-32768-truncate/manifest.json"

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.workflow.planning import Workflow
+from longspec.config import compose_stage, to_yaml
+from tests.workflow.planning import Workflow, copy_to
 
 PLACEHOLDER = re.compile(r"(?<!\{)\{([^{}]+)\}(?!\})")
 # Several options with their values, made of names alone (longspec.config.names).
@@ -37,6 +38,16 @@ def test_no_rule_runs_what_a_function_has_put_together(root: Path) -> None:
     """`run:` and `script:` would take values past the quoting."""
     for path in [root / "Snakefile", *(root / "rules").glob("*.smk")]:
         assert not re.search(r"^    (run|script|notebook|wrapper):", path.read_text(), re.MULTILINE), path
+
+
+def test_a_clone_in_a_folder_of_any_name_builds(tmp_path: Path, root: Path) -> None:
+    clone = tmp_path / 'it\'s a "clone" $(touch INJECTED) & more'
+    clone.mkdir()
+    workflow = copy_to(clone, root)
+    recipe = "results/demo/sinkpi-slicing/base/recipe.yaml"
+    workflow.output("--cores=1", recipe)
+    assert (clone / recipe).read_text() == to_yaml(compose_stage("demo", "sinkpi-slicing", "base").recipe)
+    assert not list(tmp_path.rglob("INJECTED"))
 
 
 @pytest.mark.parametrize("folder", ["my targets/it's $(touch INJECTED)", "-x;touch INJECTED"])

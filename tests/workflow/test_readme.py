@@ -12,7 +12,7 @@ def test_the_readmes_run_and_workflow(workflow: Workflow, root: Path) -> None:
     (workflow.folder / "config/workflow.yaml").write_text(settings)
     for source in re.findall(r"source: (\S+\.jsonl)", settings):
         (workflow.folder / source).parent.mkdir(exist_ok=True)
-        (workflow.folder / source).write_text('{"text": "x"}\n')
+        (workflow.folder / source).write_text('{"text": "x", "question": "1 + 1?", "answer": "2"}\n')
     jobs = workflow.plan()
     assert {"fetch_target", "tokenize", "train", "evaluate", "report"} <= {fields["rule"] for fields in jobs.values()}
     assert "results/mine/sinkpi-slicing/longcot/checkpoint.json" in jobs

@@ -25,7 +25,7 @@ def test_comments_new_files_and_commands_run_nothing_again(built: Workflow) -> N
     built.edit("config/workflow.yaml", "^runs:", "# a remark\nruns:")
     (built.folder / "config/run/another.yaml").write_text("# @package _global_\n")
     (built.folder / "config/exp/another.yaml").write_text("# @package _global_\n")
-    built.edit("rules/draft.smk", r" > \{log\} 2>&1", " &> {log}")
+    built.edit("rules/draft.smk", r" > \{log:q\} 2>&1", " &> {log:q}")
     assert built.plan() == {}
 
 
