@@ -22,6 +22,7 @@ from longspec.config import (
 from longspec.data.pack import bin_packing, packing
 from longspec.families import FAMILIES
 from longspec.methods.glide.families import CLASSES
+from longspec.methods.glide.settings import Draft
 
 NAME = "qwq_glide_8gpu_slim6b"
 LONG = "_longv2-32k-zero3_5e-6-ligce-nomask"
@@ -194,7 +195,7 @@ def test_names_that_are_no_switch_or_choice_fail_at_composition(override: str) -
 
 def test_lags_reach_the_depth_of_the_default_tree_unless_a_run_says_otherwise() -> None:
     """The tree of decoding is [4, 16, 16, 16, 16]; the published value is 4; the demo drafts chains of 4."""
-    assert Recipe().draft.lag == 5
+    assert Draft(anchors="off", lag_mode="random").lag == 5
     for run in ("published", "demo"):
         assert compose_stage(run, "sinkpi-slicing", "base").recipe.draft.lag == 4
     assert compose_stage("published", "base", "base").recipe.draft.block == 4

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from longspec import methods
+
 # Package -> the packages of ours it may import; each may import itself, and everyone the shared modules.
 SHARED = {"config", "families", "distributed", "atomic_files", "jsonl"}
 MAY_IMPORT = {
-    "config": set(),
+    "config": {"methods"},
     "families": set(),
     "distributed": set(),
     "atomic_files": set(),
@@ -18,18 +20,19 @@ MAY_IMPORT = {
     "data": {"demo"},
     "models": set(),
     "states": {"models"},
-    "methods": {"models", "states", "decode"},
+    "methods": {"states", "decode"},
+    "a method": {"methods", "models", "states", "decode"},
     "target": {"data", "models"},
     "train": {"data", "models", "states", "methods"},
-    "train.models": {"methods"},
-    "decode": {"models", "methods"},
+    "train.models": {"a method"},
+    "decode": {"models", "states", "methods"},
     "draft": {"models", "methods"},
     "evaluate": {"data", "decode", "models", "states", "methods"},
     "report": {"evaluate"},
     "compare": {"report"},
     "gates": set(),
     "cluster": {"train", "models", "data"},
-    "workflow": {"data", "evaluate"},
+    "workflow": {"data", "evaluate", "methods"},
 }
 DOORS = {
     "deepspeed": {"train.engine", "states.partitioned", "draft.deepspeed_checkpoint"},
@@ -49,11 +52,9 @@ EXTRA = {
     ("draft.weight_sources", "train.checkpoint.save_load"),
     ("draft.weight_sources", "train.checkpoint.checkpoint_dir"),
     ("draft.trained", "train.checkpoint.checkpoint_dir"),
-    ("methods.glide.attach", "train.models.llama_glide"),
-    ("methods.glide.attach", "train.models.mistral_glide"),
-    ("methods.glide.attach", "train.models.qwen2_glide"),
-    ("methods.glide.attach", "train.models.qwen3_glide"),
+    ("draft.trained", "train.lifetime.admission"),
 }
+METHODS = set(methods.names())
 NO_TORCH = {"config", "families", "atomic_files", "jsonl", "workflow"}
 
 
@@ -63,8 +64,16 @@ def module_name(path: Path, source: Path) -> str:
 
 
 def room(module: str) -> str:
-    """The package a module belongs to; the models are a room of their own."""
-    return "train.models" if f"{module}.".startswith("train.models.") else module.split(".")[0]
+    """The package a module belongs to; the published faces are a room of their own, and so is each method."""
+    if f"{module}.".startswith("train.models."):
+        return "train.models"
+    return "a method" if method_of(module) else module.split(".")[0]
+
+
+def method_of(module: str) -> str:
+    """The method whose folder a module lies in; empty for others."""
+    parts = module.split(".")
+    return parts[1] if parts[0] == "methods" and len(parts) > 1 and parts[1] in METHODS else ""
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -96,6 +105,25 @@ def test_rooms_import_only_those_below_them(imported: dict[str, set[str]]) -> No
             if not extra and room(below) not in SHARED | MAY_IMPORT.get(own, set()) | {own}:
                 wrong.append(f"{module} imports {name}")
     assert wrong == []
+
+
+def test_a_method_is_asked_through_the_registry_and_imports_no_other(imported: dict[str, set[str]]) -> None:
+    wrong = []
+    for module, names in imported.items():
+        for name in names:
+            asked = method_of(name.removeprefix("longspec."))
+            if name.startswith("longspec.") and asked and asked != method_of(module) and room(module) != "train.models":
+                wrong.append(f"{module} imports {name}")
+    assert wrong == []
+
+
+def test_outside_its_place_a_method_is_named_in_four_files_at_most(root: Path) -> None:
+    source = root / "src/longspec"
+    for name in METHODS:
+        files = [path for path in source.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+        others = [path.relative_to(source) for path in files if path.parent != source / "methods" / name]
+        naming = [str(path) for path in others if name in path.as_posix() or name in (source / path).read_text().lower()]
+        assert len(naming) <= 4, naming
 
 
 def test_every_room_is_in_the_table(imported: dict[str, set[str]]) -> None:

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-DOOR = "train/models/weight_files.py"  # the one place where weights are opened
+DOOR = "models/weight_files.py"  # the one place where weights are opened
 LOADERS = {"torch.load", "safe_open", "load_file", "pickle.load", "pickle.loads", "torch.jit.load"}
 # transformers asks on the terminal whether to run a folder's code unless it is told not to.
 ASKING = ("AutoConfig", "AutoTokenizer", "AutoModel", "AutoModelForCausalLM")
@@ -33,4 +33,4 @@ def test_transformers_is_told_everywhere_to_run_nothing(root: Path) -> None:
 
 def test_a_targets_configuration_has_one_reader(root: Path) -> None:
     """It holds the family against the supported ones before transformers looks for a class."""
-    assert {file for file, name, _ in calls(root) if name == "AutoConfig.from_pretrained"} == {"train/models/target_config.py"}
+    assert {file for file, name, _ in calls(root) if name == "AutoConfig.from_pretrained"} == {"models/target_config.py"}

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from longspec.methods.glide.model import GlideLayer
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import Qwen2Config
@@ -13,6 +12,7 @@ from transformers import Qwen2Config
 from longspec.atomic_files import write_json, write_text
 from longspec.config import compose, to_yaml
 from longspec.draft.__main__ import main
+from longspec.methods.glide.layer import GlideLayer
 from longspec.methods.glide.weights import UNUSED
 
 SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}

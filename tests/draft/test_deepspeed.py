@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from longspec.methods.glide.model import GlideLayer
 from torch import Tensor
 
+from longspec.methods.glide.layer import GlideLayer
 from tests.draft.conftest import CONFIG, Extract
 from tests.train.jobs import PLAIN, finish, start
 

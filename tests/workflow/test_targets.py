@@ -9,7 +9,8 @@ import pytest
 from transformers import Qwen2Config
 
 from longspec.evaluate.tasks import Benchmark, HeldOut, check_room
-from longspec.families import CLASSES, FAMILIES, position_limit
+from longspec.families import FAMILIES, position_limit
+from longspec.methods.glide.settings import TARGETS
 from longspec.workflow.files import check_fields, check_paths
 from longspec.workflow.targets import check_length, check_target, positions_of
 
@@ -18,7 +19,9 @@ KEY = "run 'mine', stage 'base': recipe.model"
 
 
 def model(source: str, family: str = "qwen2") -> Any:
-    return SimpleNamespace(source=source, _target_=f"{CLASSES[family]}.from_pretrained")
+    """A recipe of the method glide."""
+    named = SimpleNamespace(source=source, family=None, _target_=TARGETS[family])
+    return SimpleNamespace(model=named, method=SimpleNamespace(name="glide"))
 
 
 def write_config(folder: Path, **settings: Any) -> str:
@@ -31,10 +34,9 @@ def write_config(folder: Path, **settings: Any) -> str:
 def test_a_folder_of_every_family_is_taken_with_its_own_class_alone(tmp_path: Path, family: str) -> None:
     source = write_config(tmp_path / "target", model_type=family)
     check_target(KEY, model(source, family), NOWHERE)
-    other = next(name for name in FAMILIES if CLASSES[name] != CLASSES[family])
-    with pytest.raises(
-        ValueError, match=rf"recipe\.model\._target_: {CLASSES[other]}.* builds no {family} target.*give {CLASSES[family]}"
-    ):
+    other = next(name for name in FAMILIES if TARGETS[name] != TARGETS[family])
+    message = rf"model_type is '{family}', recipe\.model\._target_ is {TARGETS[other]}; set it to {TARGETS[family]}"
+    with pytest.raises(ValueError, match=message):
         check_target(KEY, model(source, other), NOWHERE)
 
 

@@ -9,6 +9,7 @@ from longspec import methods
 from longspec.config.names import HUB_PREFIX, check_name, is_repository
 from longspec.config.ranges import BUILD, PHASE, RECIPE, RUNTIME, check_choices, check_number, check_numbers
 from longspec.config.schema import Build, Recipe, Runtime
+from longspec.config.target_class import check_class
 
 CHOICES = {
     "data.collation": ("base", "long", "long-nomask", "longcot"),
@@ -45,6 +46,7 @@ def check_recipe(recipe: DictConfig) -> None:
     check_numbers(recipe, Recipe, "recipe", RECIPE)
     check_name("recipe.stage", recipe.stage)
     check_name("recipe.data.name", recipe.data.name)
+    check_class(recipe)
     check_model(recipe.model)
     if len(recipe.optimizer.betas) != 2:
         raise ValueError(f"recipe.optimizer.betas: AdamW has two, such as [0.9, 0.95]; there are {len(recipe.optimizer.betas)}")

@@ -68,9 +68,13 @@ def load(path: Path, schema: type) -> Any:
 
 def typed(content: Any, schema: type, source: Path) -> Any:
     """A frozen section's content, typed by its dataclass. Raises ValueError with the source's name for what does not fit."""
+    content = OmegaConf.create(content)
     try:
-        content = OmegaConf.create(content)
-        section = OmegaConf.merge(_schema_of(content) if schema is Recipe else OmegaConf.structured(schema), content)
+        expected = _schema_of(content) if schema is Recipe else OmegaConf.structured(schema)
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from error
+    try:
+        section = OmegaConf.merge(expected, content)
         OmegaConf.to_container(section, throw_on_missing=True)
     except Exception as error:
         raise ValueError(f"{source}: not a {schema.__name__.lower()} of this version: {one_line(error)}") from error

@@ -6,6 +6,18 @@ from longspec import methods
 from longspec.families import FAMILIES
 
 
+def check_class(recipe: DictConfig) -> None:
+    """Raise ValueError for a class that is none, or of another method than the recipe's: nothing else is ever called."""
+    if recipe.model._target_ is None:
+        return
+    method, family = methods.of_target(recipe.model._target_)
+    if method != recipe.method.name:
+        raise ValueError(
+            f"recipe.model._target_: {recipe.model._target_} is of the method {method}, recipe.method.name is "
+            f"{recipe.method.name}; give recipe.model.family={family} in its place"
+        )
+
+
 def name_class(recipe: DictConfig) -> None:
     """Write the class that method and family stand for, where there is one, as `_target_`; that alone may be given too.
 
@@ -14,15 +26,10 @@ def name_class(recipe: DictConfig) -> None:
     model, name = recipe.model, recipe.method.name
     classes = methods.settings_of(name).TARGETS
     if model._target_ is not None:
-        method, family = methods.of_target(model._target_)
-        if method != name:
-            raise ValueError(
-                f"recipe.model._target_: {model._target_} is of the method {method}, recipe.method.name is {name}; "
-                f"give recipe.model.family={family} in its place"
-            )
+        check_class(recipe)
         if model.family is not None and classes.get(model.family) != model._target_:
             raise ValueError(
-                f"recipe.model.family: {model.family}, but recipe.model._target_ is of {family}; give one of the two"
+                f"recipe.model.family: {model.family}, but recipe.model._target_ is {model._target_}; give one of the two"
             )
         model.family = None
         return

@@ -6,6 +6,7 @@ from typing import Any
 import jinja2
 import yaml
 
+from longspec import methods
 from longspec.atomic_files import read_json
 
 TEMPLATE = "card.md.j2"
@@ -21,8 +22,11 @@ def model_card(folder: Path, repository: str, revision: str, report: Path | None
         for name in provenance["order"]
     ]
     model = stages[-1]["recipe"]["model"]
-    module, cls, _ = config["model_target"].rsplit(".", 2)
-    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    module, cls, _ = (config["model_target"] or "..").rsplit(".", 2)
+    part = Path(methods.__file__).parent / config["draft"] / "card.md.j2"
+    loader = jinja2.ChoiceLoader(
+        [jinja2.FileSystemLoader(Path(__file__).parent), jinja2.DictLoader({"method.md.j2": part.read_text(encoding="utf-8")})]
+    )
     environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
     acceptance = None if report is None else acceptance_table(report, variant, config["stage"])
     return environment.get_template(TEMPLATE).render(

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Size of one chunk of float32 logits, of which about five are alive at once. benchmarks/glide_loss.py sweeps it: on a CPU
+# Size of one chunk of float32 logits, of which about five are alive at once. benchmarks/loss_chunks.py sweeps it: on a CPU
 # up to 4 MiB are as quick as all logits at once or quicker. A GPU's is reckoned so far: 450 tokens of a vocabulary of 152k,
 # below which reading the head takes longer than multiplying by it.
 CHUNK_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20}

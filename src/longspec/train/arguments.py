@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--deadline", help=deadline)
     named = parser.add_argument_group("by experiment name, by hand")
     named.add_argument("-cp", "--config-path", type=Path, help="folder of the experiment, e.g. config/exp")
-    named.add_argument("-cn", "--config-name", help="experiment, e.g. qwq_glide_8gpu_slim6b")
+    named.add_argument("-cn", "--config-name", help="experiment: a file's name in that folder")
     named.add_argument("overrides", nargs="*", help="Hydra overrides, e.g. files.target=... recipe.seed=1")
     parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # added by the `deepspeed` launcher, which also sets LOCAL_RANK
     return parser

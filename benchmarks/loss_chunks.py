@@ -1,9 +1,9 @@
 """The chunked loss: time and memory by the size of its chunks, against all logits at once.
 
-    python benchmarks/glide_loss.py            on this machine's CPU, or its GPU when there is one
-    python benchmarks/glide_loss.py --quick    one run of each
+    python benchmarks/loss_chunks.py            on this machine's CPU, or its GPU when there is one
+    python benchmarks/loss_chunks.py --quick    one run of each
 
-Kept in benchmarks/results/glide_loss_{device}.json; the sizes in longspec/train/losses.py come from here.
+Kept in benchmarks/results/loss_chunks_{device}.json; the sizes in longspec/train/losses.py come from here.
 
 Shapes: N tokens, H hidden width, V vocabulary.
 """
@@ -92,7 +92,7 @@ def main() -> None:
     name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
     RESULTS.mkdir(exist_ok=True)
     about = {"device": name, "torch": torch.__version__}
-    (RESULTS / f"glide_loss_{device}.json").write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
+    (RESULTS / f"loss_chunks_{device}.json").write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
     return None
 
 
