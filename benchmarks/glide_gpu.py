@@ -6,7 +6,7 @@
 
 A step is the target's forward, the draft's forward and backward, and AdamW in float32 on a float32 copy of the draft's
 weights, all on the GPU, with the fastest attention that is there and once with torch's own (sdpa). Utilisation counts the
-operations that the formulas need (longspec/train/flops.py), against what a large bf16 product reaches on this card in the
+operations that the formulas need (longspec/train/estimate/flops.py), against what a large bf16 product reaches on this card in the
 same run. Kept in glide_gpu.json, which grows row by row.
 
 Shapes: B rows, S tokens.
@@ -25,6 +25,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, Qwen2Config
 
+from longspec.methods.glide.families import Qwen2Glide
+from longspec.methods.glide.method import METHOD
 from longspec.methods.glide.settings import Draft
 from longspec.methods.glide.trainer import Glide
 from longspec.models.attention.backends import SDPA, choose
@@ -32,7 +34,6 @@ from longspec.models.losses import fused_loss
 from longspec.models.target import head_width
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.train.estimate.flops import measured_peak, operations
-from longspec.train.models.qwen2_glide import Qwen2Glide
 
 RESULTS = Path(__file__).parent / "results"
 GOAL = 0.5  # of the card's measured bf16 matrix rate
@@ -123,7 +124,8 @@ def measure(glide: Glide, way: tuple[str, str, bool, int | None], length: int, s
         optimizer.step()
 
     seconds = seconds_of(step, steps, device)
-    counted = operations(glide.config, glide.draft_settings, length, [length], length - 1, with_target_loss=with_llm_loss)
+    settings, labels = glide.draft_settings, length - 1
+    counted = operations(glide.config, METHOD, settings, length, [length], labels, with_llm_loss=with_llm_loss)
     return {
         "way": name,
         "tokens": length,

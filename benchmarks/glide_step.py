@@ -24,11 +24,11 @@ from transformers import AutoModelForCausalLM, DynamicCache, Qwen2Config
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.peak import best, measure
+from longspec.methods.glide.families import Qwen2Glide
 from longspec.methods.glide.settings import Draft
 from longspec.methods.glide.trainer import Glide
 from longspec.models.attention.visibility import Visibility
 from longspec.states.forward import STATES_ATTENTION, TargetStates
-from longspec.train.models.qwen2_glide import Qwen2Glide
 
 RESULTS = Path(__file__).parent / "results"
 SHAPE = {
@@ -67,7 +67,7 @@ def straightforward_step(glide: Glide, ids_BS: Tensor, lag: int) -> None:
         output = glide.target(ids_BS, position_ids=positions_BS, past_key_values=cache, use_cache=True, labels=ids_BS)
     keys, values = (x.clone().requires_grad_() for x in (cache.layers[-1].keys, cache.layers[-1].values))
     embedded_BSH = glide.model.embed_tokens(ids_BS)
-    rope = glide.rope(positions_BS, embedded_BSH)
+    rope = glide.model.rotary_emb(embedded_BSH, positions_BS)
     layer = glide.draft_model
     own, lags = Visibility(window=512), Visibility(lag_B=torch.tensor([lag]))
     hidden_BSH = layer(embedded_BSH, rope, layer.own_keys_values(embedded_BSH, rope), (keys, values), own, lags)

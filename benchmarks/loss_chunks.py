@@ -3,7 +3,7 @@
     python benchmarks/loss_chunks.py            on this machine's CPU, or its GPU when there is one
     python benchmarks/loss_chunks.py --quick    one run of each
 
-Kept in benchmarks/results/loss_chunks_{device}.json; the sizes in longspec/train/losses.py come from here.
+Kept in benchmarks/results/loss_chunks_{device}.json; the sizes in longspec/models/losses.py come from here.
 
 Shapes: N tokens, H hidden width, V vocabulary.
 """

@@ -25,7 +25,7 @@ DATA, IMPORTS = "open the data, read the first batch", "imports"
 PARTS = {
     "boot": "process group",
     "open_rows": DATA,
-    "build_glide": "load target and draft",
+    "build_trainer": "load target and draft",
     "check_memory": "dry batch",
     "build_engine": "DeepSpeed engine",
     "load": "read the checkpoint",
@@ -61,7 +61,7 @@ def resume() -> None:
 
     step = trainer.train_step
     for name, part in PARTS.items():
-        owner = trainer.checkpoint if name == "load" else trainer
+        owner = trainer.save_load if name == "load" else trainer
         setattr(owner, name, timed(part, getattr(owner, name)))
     trainer.StepBatches.load = timed(DATA, trainer.StepBatches.load)  # type: ignore[method-assign]
     trainer.train_step = first_step  # type: ignore[assignment]

@@ -1,23 +1,31 @@
 """The configuration: the published experiments against their published figures, freezing, and refusals."""
 
+import hashlib
+import json
 import math
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
+from longspec import methods
 from longspec.atomic_files import sha256_text
 from longspec.config import (
     CHOICES,
     CONFIG_DIR,
+    LATER,
     ConfigError,
     Recipe,
+    Runtime,
     compose,
     compose_stage,
     differences,
     load,
+    plain,
     to_yaml,
+    typed,
 )
 from longspec.data.pack import bin_packing, packing
 from longspec.families import FAMILIES
@@ -195,7 +203,7 @@ def test_names_that_are_no_switch_or_choice_fail_at_composition(override: str) -
 
 def test_lags_reach_the_depth_of_the_default_tree_unless_a_run_says_otherwise() -> None:
     """The tree of decoding is [4, 16, 16, 16, 16]; the published value is 4; the demo drafts chains of 4."""
-    assert Draft(anchors="off", lag_mode="random").lag == 5
+    assert Draft().lag == 5
     for run in ("published", "demo"):
         assert compose_stage(run, "sinkpi-slicing", "base").recipe.draft.lag == 4
     assert compose_stage("published", "base", "base").recipe.draft.block == 4
@@ -203,6 +211,142 @@ def test_lags_reach_the_depth_of_the_default_tree_unless_a_run_says_otherwise() 
 
 def test_there_is_a_draft_for_every_family_that_may_be_fetched_and_no_other() -> None:
     assert sorted(name for family in CLASSES for name in family.families) == sorted(FAMILIES)
+
+
+GOLDEN = Path(__file__).parent / "golden"
+# What was composed and what its frozen sections hashed to before there were methods: a change trains finished stages anew.
+FROZEN: dict[str, dict[str, str]] = json.loads((GOLDEN / "frozen.json").read_text())
+
+
+@pytest.mark.parametrize("composed", FROZEN)
+def test_a_stages_frozen_text_stays_what_it_was(composed: str) -> None:
+    """Every run, variant and stage of the workflow, every model and way of sharing, and the published experiments."""
+    name, *overrides = composed.split()
+    config = compose(name, overrides, CONFIG_DIR if name == "train" else CONFIG_DIR / "exp")
+    texts = {section: to_yaml(config[section]) for section in FROZEN[composed]}
+    assert {section: hashlib.sha256(text.encode()).hexdigest() for section, text in texts.items()} == FROZEN[composed], texts
+
+
+def test_the_frozen_texts_are_of_everything_that_can_be_composed() -> None:
+    words = {word for composed in FROZEN for word in composed.split()}
+    for group in ("run", "variant", "model", "exp"):
+        names = {path.stem for path in (CONFIG_DIR / group).glob("[!_]*.yaml")}
+        assert {name if group == "exp" else f"{group}={name}" for name in names} <= words
+
+
+@pytest.mark.parametrize("stage", ["base", "long", "longcot"])
+@pytest.mark.parametrize(("section", "schema"), [("recipe", Recipe), ("runtime", Runtime)])
+def test_the_demos_frozen_files_are_composed_and_read_back_letter_by_letter(stage: str, section: str, schema: type) -> None:
+    path = GOLDEN / f"demo/{stage}.{section}.yaml"
+    composed = compose_stage("demo", "sinkpi-slicing", stage)[section]
+    assert to_yaml(composed) == path.read_text()
+    assert load(path, schema) == composed
+    assert to_yaml(load(path, schema)) == path.read_text()
+
+
+QWEN2 = "longspec.train.models.qwen2_glide.Qwen2Glide.from_pretrained"
+OLD_MODEL = f"""# @package recipe.model
+_target_: {QWEN2}
+name: qwq-32b
+source: hf:Qwen/QwQ-32B
+"""
+
+
+def test_a_model_file_that_names_its_class_says_family_and_method(tmp_path: Path) -> None:
+    """As model files did before there were methods."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/own.yaml").write_text(OLD_MODEL)
+    (tmp_path / "own.yaml").write_text("defaults:\n  - train\n  - override model: own\n  - _self_\n")
+    old, new = compose("own", [], tmp_path), compose("train", ["model=qwq-32b"])
+    assert to_yaml(old.recipe) == to_yaml(new.recipe)
+    assert old.recipe == new.recipe
+    assert old.recipe.method.name == "glide"
+    assert methods.of_target(old.recipe.model._target_) == ("glide", "qwen2")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_and_its_class_are_one_and_the_same_recipe(family: str) -> None:
+    by_family = compose("train", [f"recipe.model.family={family}"]).recipe
+    path = methods.settings_of("glide").TARGETS[family]
+    by_class = compose("train", ["recipe.model.family=null", f"recipe.model._target_={path}"]).recipe
+    by_both = compose("train", [f"recipe.model.family={family}", f"recipe.model._target_={path}"]).recipe
+    assert to_yaml(by_family) == to_yaml(by_class) == to_yaml(by_both)
+    methods.check_family_named(by_family, family, "there")
+
+
+def test_a_target_of_another_family_than_the_recipes_is_refused() -> None:
+    recipe = compose("train", ["recipe.model.family=qwen2"]).recipe
+    methods.check_family_named(recipe, "qwen2", "there")
+    message = r"there: config\.json: model_type is 'llama', recipe\.model\.family is qwen2; set it to llama"
+    with pytest.raises(ValueError, match=message):
+        methods.check_family_named(recipe, "llama", "there")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["recipe.model.family=gpt2"], r"recipe\.model\.family: 'gpt2' is unknown; choose one of llama, mistral, qwen2, qwen3"),
+        (["recipe.model.family=null"], r"recipe\.model\.family: None is unknown; choose one of llama"),
+        (
+            ["recipe.model._target_=some.Class"],
+            r"recipe\.model\._target_: 'some\.Class' is unknown; known are longspec\.train\.models\.llama_glide\.",
+        ),
+        (
+            ["recipe.model.family=llama", f"recipe.model._target_={QWEN2}"],
+            r"recipe\.model\.family: llama, but recipe\.model\._target_ is of qwen2; give one of the two",
+        ),
+        (["recipe.method.name=eagle"], r"recipe\.method\.name: 'eagle' is unknown; choose one of glide"),
+        (
+            ["recipe.method.name=eagle", "recipe.model.family=null", f"recipe.model._target_={QWEN2}"],
+            r"recipe\.model\._target_: longspec.* is of the method glide, recipe\.method\.name is eagle; "
+            r"give recipe\.model\.family=qwen2 in its place",
+        ),
+    ],
+)
+def test_unknown_and_contradicting_names_of_family_and_method_are_refused_by_key(overrides: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        compose("train", overrides)
+
+
+def test_a_frozen_recipe_of_an_unknown_method_is_refused_by_key() -> None:
+    """And one that says neither method nor class."""
+    content: Any = plain(compose("train", []).recipe)
+    source = Path("recipe.yaml")
+    assert typed(content, Recipe, source).method.name == "glide"
+    message = r"recipe\.yaml: not a recipe of this version: recipe\.method\.name: 'eagle' is unknown; choose one of glide"
+    with pytest.raises(ValueError, match=message):
+        typed(content | {"method": {"name": "eagle"}}, Recipe, source)
+    model = {"name": "demo", "source": "build"}
+    with pytest.raises(ValueError, match=r"recipe\.yaml: .*names neither recipe\.method\.name nor recipe\.model\._target_"):
+        typed(content | {"model": model}, Recipe, source)
+
+
+@dataclass
+class Inner:
+    first: int = 1
+    later: str | None = field(default=None, metadata=LATER)
+
+
+@dataclass
+class Outer:
+    inner: Inner = field(default_factory=Inner)
+    flag: bool = field(default=False, metadata=LATER)
+    names: list[str] = field(default_factory=list)
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, {"inner": {"first": 1}, "names": []}),
+        ({"flag": True}, {"inner": {"first": 1}, "flag": True, "names": []}),
+        ({"inner": {"first": 0, "later": "x"}}, {"inner": {"first": 0, "later": "x"}, "names": []}),
+        ({"names": ["a"]}, {"inner": {"first": 1}, "names": ["a"]}),
+    ],
+)
+def test_a_later_field_is_written_when_it_was_changed(changed: dict[str, Any], expected: dict[str, Any]) -> None:
+    section = OmegaConf.merge(OmegaConf.structured(Outer), changed)
+    assert plain(section) == expected
+    assert OmegaConf.create(to_yaml(section)) == expected
 
 
 def test_differences_name_each_key() -> None:
