@@ -11,7 +11,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from longspec import jsonl
+from longspec import jsonl, shown
 from longspec.artefact import read_json, sha256_file, sha256_text
 from longspec.config import Recipe, load
 from longspec.decode.drafters import Drafter, LookupDrafter
@@ -153,7 +153,7 @@ def main() -> None:
     try:
         evaluate(read_arguments())
     except ValueError as error:
-        sys.exit(f"error: {error}")
+        sys.exit(shown.error(error))
 
 
 if __name__ == "__main__":

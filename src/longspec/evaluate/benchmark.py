@@ -15,6 +15,7 @@ from longspec.data.steps import found
 from longspec.distributed import log
 from longspec.evaluate.prompts import Prompt
 from longspec.evaluate.tasks import Benchmark
+from longspec.shown import one_line
 
 MAX_LINE_BYTES = 32_000_000
 # Positions that stay free behind prompt and answer: the last round may draft beyond the answer, and a prompt that was cut is
@@ -27,7 +28,7 @@ def read_records(task: Benchmark) -> Iterator[tuple[str, dict[str, Any]]]:
     for path in sources.files_of(task.source):
         for item in sources.read(path, MAX_LINE_BYTES):
             if isinstance(item, Note):
-                log(f"{item.file}: {item.count} x {item.reason} (first: line {item.line})")
+                log(one_line(f"{item.file}: {item.count} x {item.reason} (first: line {item.line})"))
                 continue
             place = f"{item.file}: line {item.line}"
             if item.record is None:
