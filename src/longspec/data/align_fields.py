@@ -5,7 +5,7 @@ import json
 from string import Formatter
 from typing import Any
 
-from longspec.data.records import RecordError, check_characters, kind
+from longspec.data.records import RecordError, check_characters, kind, says_nothing
 from longspec.data.steps import Record, Step, found, refuse_taken, required
 
 
@@ -77,7 +77,7 @@ def compose(to: str, template: str, optional: list[Any]) -> Step:
     goes with it.
     """
     parts = _units(template)
-    units = {unit for _, unit in parts if unit is not None}
+    units = units_of(template)
     for name in optional:
         if name not in units:
             raise RecordError("optional", f"{name!r} is no unit of the template; its units: {', '.join(sorted(units))}")
@@ -106,6 +106,11 @@ def _units(template: str) -> list[tuple[str, str | None]]:
     return [(literal, unit) for literal, unit, _, _ in parts]
 
 
+def units_of(template: str) -> set[str]:
+    """The fields that a template names."""
+    return {unit for _, unit in _units(template) if unit is not None}
+
+
 def _unit(record: Record, name: str, optional: bool) -> str:
     value = found(record, name)
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -113,7 +118,7 @@ def _unit(record: Record, name: str, optional: bool) -> str:
     if optional and value in (None, ""):
         return ""
     text = check_characters(value, name)
-    if not optional and not text.strip():
+    if not optional and says_nothing(text):
         raise RecordError(name, "is empty")
     return text
 

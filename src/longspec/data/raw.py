@@ -10,6 +10,7 @@ from longspec import jsonl
 from longspec.artefact import check_files, describe_files, read_json, write_json
 from longspec.data import align, puzzles, sorting, sources, stdlib
 from longspec.data.items import Item, Note
+from longspec.data.records import FIELDS
 
 # The settings each kind of source knows, with their defaults (None: must be given). `shards` is for `tokenize`.
 STDLIB: dict[str, Any] = {"min_characters": 0, "as": "", "held_out": 0.06}
@@ -106,8 +107,9 @@ def read(settings: dict[str, Any], files: list[Path]) -> Iterator[Item | Note]:
     elif settings["source"] == "puzzles":
         made = puzzles.generate(settings["records"], settings["seed"])
     else:
+        asked = {*FIELDS, *align.fields_read(settings["align"])}
         for path in files:
-            yield from sources.read(path, int(settings["max_line_mb"] * 1e6))
+            yield from sources.read(path, int(settings["max_line_mb"] * 1e6), asked)
         return
     for number, (key, record) in enumerate(made, 1):
         original = (jsonl.encode(each).encode() for each in [record])
