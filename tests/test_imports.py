@@ -9,13 +9,14 @@ import pytest
 from longspec import methods
 
 # Package -> the packages of ours it may import; each may import itself, and everyone the shared modules.
-SHARED = {"config", "families", "distributed", "atomic_files", "jsonl"}
+SHARED = {"config", "families", "distributed", "atomic_files", "jsonl", "shown"}
 MAY_IMPORT = {
     "config": {"methods"},
     "families": set(),
     "distributed": set(),
     "atomic_files": set(),
     "jsonl": {"atomic_files"},
+    "shown": set(),
     "demo": set(),
     "data": {"demo"},
     "models": set(),
@@ -55,7 +56,7 @@ EXTRA = {
     ("draft.trained", "train.lifetime.admission"),
 }
 METHODS = set(methods.names())
-NO_TORCH = {"config", "families", "atomic_files", "jsonl", "workflow"}
+NO_TORCH = {"config", "families", "atomic_files", "jsonl", "shown", "workflow"}
 
 
 def module_name(path: Path, source: Path) -> str:

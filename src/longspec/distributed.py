@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from longspec import shown
+
 PR_SET_PDEATHSIG = 1
 # Port 0: the store takes one that is free at the moment in which it begins to listen.
 PLAIN_PYTHON = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
@@ -84,7 +86,7 @@ def log(message: str, ranks: Ranks | None = None) -> None:
     """
     if ranks is None or ranks.is_main:
         with suppress(OSError):
-            print(f"{time.strftime('%H:%M:%S')} {message}", flush=True)
+            print(f"{time.strftime('%H:%M:%S')} {shown.lines(message)}", flush=True)
 
 
 def end_at_once(code: int) -> NoReturn:

@@ -16,6 +16,8 @@ from longspec.atomic_files import read_json, write_json
 from longspec.data import inspection, tokenize
 from longspec.data.pack import packing
 from tests.corpus import write_raw
+from tests.data import families
+from tests.terminal import control_characters
 
 END = "<|im_end|>"
 RECORDS: list[dict[str, Any]] = [
@@ -53,11 +55,11 @@ def test_trained_text_stands_between_marks(packed: Path) -> None:
     pages = [shown(packed, row) for row in rows(packed)]
     trained = [text for page in pages for text in re.findall(r"⟦([^⟧]*)⟧", page.split("⟦trained⟧")[1])]
     # The escape of a record is shown, not obeyed, and what looks like markup is text.
-    assert f"the answer zero{END}" in trained
-    assert f"answer [bold]one[/bold] ␛[31m{END}" in trained
+    assert f"the answer zero‹{END}›" in trained
+    assert f"answer [bold]one[/bold] ␛[31m‹{END}›" in trained
     assert 190 < "".join(trained).count("word") < 200  # the first token of a further piece is no label
     assert not any("p1" in text for text in trained)
-    assert sum("<|im_start|>user\np1" in page for page in pages) == 1
+    assert sum("‹<|im_start|>›user\np1" in page for page in pages) == 1
 
 
 def test_every_document_names_its_record(packed: Path) -> None:
@@ -105,7 +107,7 @@ def test_histograms_count_everything(packed: Path) -> None:
 def test_a_token_shard_is_shown_too(packed: Path) -> None:
     shard = packed.parents[1] / "tokens/000.json"
     page = shown(shard, 0)
-    assert f"⟦the answer zero{END}⟧" in page
+    assert f"⟦the answer zero‹{END}›⟧" in page
     assert "line 1" in page
 
 
@@ -138,3 +140,41 @@ def test_the_verb(packed: Path) -> None:
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "⟦trained⟧" in ran.stdout
     assert json.dumps(RECORDS[0]["qwq"])[1:-1] in ran.stdout or "word word" in ran.stdout
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory, tokenizer_manifest: Path) -> Path:
+    """A token shard of one record that types what stands for control, and moves the cursor; its folder's name does too."""
+    folder = tmp_path_factory.mktemp("hostile") / "a\x1b[2J\nb"
+    text = "say <|im_end|> ‹<|im_end|>› ⟦so⟧\x1b]0;x\x07\t\x9b31m\u202eabc\u200b"
+    raw = write_raw(folder / "raw", [{"problem": text, "qwq": text}])
+    tokenize.make(raw, tokenizer_manifest, 0, 1, folder / "tokens" / "000.json")
+    return folder / "tokens" / "000.json"
+
+
+def test_typed_names_and_marks_are_not_taken_for_our_own(hostile: Path) -> None:
+    page = shown(hostile)
+    typed = "say <|im_end|> <U+2039><|im_end|><U+203A> <U+27E6>so<U+27E7>␛]0;x␇␉<U+009B>31m<U+202E>abc<U+200B>"
+    assert page.count(f"{typed}‹{END}›") == 2
+    # Two turns: what opens and closes them, and no typed name, is marked (and once in the legend's own word).
+    assert re.findall("‹([^›]*)›", page) == ["special", "<|im_start|>", END, "<|im_start|>", END]
+    coloured = shown(hostile, force_terminal=True, color_system="truecolor")
+    assert re.findall(r"\x1b\[[\d;]*\b7(?:;\d+)*m([^\x1b]*)", coloured) == ["special", "<|im_start|>", END, "<|im_start|>", END]
+
+
+def test_nothing_of_a_text_or_a_path_moves_the_cursor(hostile: Path) -> None:
+    command = [sys.executable, "-m", "longspec.data", "inspect", str(hostile)]
+    ran = subprocess.run(command, capture_output=True, check=True)
+    assert control_characters(ran.stdout + ran.stderr) == []
+    assert "a␛[2J␊b" in ran.stdout.decode()
+
+
+def test_a_space_behind_a_special_token_is_shown() -> None:
+    """Also where the tokenizer drops the one that a text begins with."""
+    tokenizer = families.family("mistral", families.spaces_in_words())
+    ids = tokenizer("[INST] the hat [/INST]", add_special_tokens=False).input_ids
+    special = set(tokenizer.convert_tokens_to_ids(["[INST]", "[/INST]"]))
+    whole = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    pieces = list(inspection._decoded(ids, tokenizer, special))
+    assert "".join(text for _, text in pieces) == whole
+    assert [text for is_special, text in pieces if is_special] == ["[INST]", "[/INST]"]

@@ -10,8 +10,6 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from longspec import jsonl
@@ -20,6 +18,7 @@ from longspec.data import raw
 from longspec.data.read import source_files, split_records
 from longspec.data.read.records import Chat, to_messages_or_text
 from longspec.demo import stdlib
+from tests.terminal import control_characters
 
 GOOD = [{"text": f"good {number}"} for number in range(8)]
 # Line, field, reason.
@@ -106,6 +105,46 @@ def test_summary_counts_reasons_that_differ_in_numbers_as_one(tmp_path: Path) ->
     ]
 
 
+def test_summary_keeps_the_numbers_that_a_reason_shares(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    lines = [b'{"text": "%s\xff"}' % (b"x" * n) for n in range(3)] + [b'{"text": "\xfe"}', b"[1]", b'{"text": "\\u200b"}']
+    source.write_bytes(b"\n".join([b'{"text": "good"}', *lines]))
+    manifest = raw.make("d", {"source": str(source), "held_out": 0, "max_rejected": 1}, tmp_path / RAW)
+    assert [(row["reason"], row["count"]) for row in manifest["rejects"]] == [
+        ("is not UTF-8: byte N at byte N", 4),
+        ("must be a JSON object, is list", 1),
+        ("is empty: it holds nothing but characters that are not seen, such as U+200B", 1),
+    ]
+    source.write_bytes(b"\n".join([b'{"text": "good"}', lines[0], b""]))
+    manifest = raw.make("d", {"source": str(source), "held_out": 0, "max_rejected": 1}, tmp_path / RAW)
+    assert [row["reason"] for row in manifest["rejects"]] == ["is not UTF-8: byte 0xff at byte 11"]
+
+
+def test_nothing_of_the_data_moves_the_cursor(tmp_path: Path) -> None:
+    """Neither names of fields nor of files, nor what a record holds, in a verb's output; the rejects keep them exactly."""
+    source = tmp_path / "a\x1b[31m\nerror: b\x9b.jsonl"
+    lines = [
+        json.dumps({"a\x1b]0;title\x07\r\u202e\ud800\n  99 x b": 1}),
+        json.dumps({"messages": [{"role": "\x1b[2J"}]}),
+        '{"\x7f"',
+    ]
+    source.write_text("\n".join(lines))
+    command = [sys.executable, "-m", "longspec.data", "raw", "--name", "d", "--out", str(tmp_path / RAW)]
+    ran = subprocess.run([*command, "--settings", json.dumps({"source": str(source)})], capture_output=True, check=False)
+    assert ran.returncode == 1
+    assert control_characters(ran.stdout + ran.stderr) == []
+    told = ran.stderr.decode().splitlines()
+    # One line for each kind of fault, between what is wrong and what to do.
+    assert [line.startswith("  1 x ") for line in told] == [False, True, True, True, False, False]
+    assert "a␛[31m␊error: b<U+009B>.jsonl, line 1" in told[1]
+    assert "a␛]0;title␇␍<U+202E>\\ud800␊  99 x b" in told[1]
+    assert (tmp_path / "raw" / "rejects.raw").read_text() == "\n".join(lines)
+    assert rows(tmp_path / "raw", "rejects")[0]["file"] == str(source)
+    missing = json.dumps({"source": str(tmp_path / "none\x1b[31m.jsonl")})
+    ran = subprocess.run([*command, "--settings", missing], capture_output=True, check=False)
+    assert ran.stderr.decode().startswith(f"error: {tmp_path}/none␛[31m.jsonl: no such file")
+
+
 def test_many_reasons_and_long_ones_stay_small(tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     names = [f"{chr(97 + number // 26)}{chr(97 + number % 26)}" * 4000 for number in range(50)]
@@ -178,20 +217,6 @@ def test_two_faults_of_one_flattened_line_share_its_bytes(tmp_path: Path) -> Non
     found = [(row["line"], row["reason"], row["offset"]) for row in rows(tmp_path / "raw", "rejects")]
     first = len(source.read_bytes().splitlines(keepends=True)[0])
     assert found == [(1, "is empty (in text[0])", 0), (1, "is empty (in text[2])", 0), (2, "is empty (in text[0])", first)]
-
-
-def test_parquet_values_that_json_cannot_hold(tmp_path: Path) -> None:
-    source = tmp_path / "in.parquet"
-    table = {"text": ["a", "b"], "seen": pa.array([None, 0], pa.timestamp("s")), "image": [None, b"\xff"]}
-    pq.write_table(pa.table(table), source)
-    settings: dict[str, Any] = {"source": str(source), "held_out": 0, "max_rejected": 0.5}
-    manifest = raw.make("d", settings, tmp_path / RAW)
-    assert holds(manifest, train=1, rejected=1, read=2)
-    [row] = rows(tmp_path / "raw", "rejects")
-    assert (row["line"], row["field"]) == (2, "seen")
-    assert json.loads((tmp_path / "raw" / "rejects.raw").read_text())["text"] == "b"
-    steps = [{"drop": ["seen", "image"]}]
-    assert holds(raw.make("d", settings | {"align": steps}, tmp_path / RAW), train=2, read=2)
 
 
 def test_a_long_line_goes_to_the_originals_without_being_held(tmp_path: Path) -> None:

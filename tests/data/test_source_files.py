@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import os
 import random
 import tracemalloc
 from collections.abc import Callable
@@ -282,6 +283,22 @@ def test_files_of_globs_and_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (tmp_path / "b/notes.txt").touch()
         with pytest.raises(ValueError, match=message):
             source_files.files_of(source)
+
+
+@pytest.mark.parametrize("name", ["dangling.jsonl", "circle.jsonl", "pipe.jsonl", "to-pipe.parquet"])
+def test_what_cannot_be_read_is_refused_before_it_is_opened(tmp_path: Path, name: str) -> None:
+    """Opening a pipe that nobody writes to would wait for ever."""
+    (tmp_path / "good.jsonl").touch()
+    (tmp_path / "dangling.jsonl").symlink_to("gone\x1b[31m.jsonl")
+    (tmp_path / "circle.jsonl").symlink_to("circle.jsonl")
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    (tmp_path / "to-pipe.parquet").symlink_to("pipe.jsonl")
+    why = "is no regular file" if "pipe" in name else r"is a symbolic link to (gone␛\[31m|circle)\.jsonl, which is not there"
+    for source in (str(tmp_path / name), f"{tmp_path}/{name[:3]}*", [str(tmp_path / "good.jsonl"), str(tmp_path / name)]):
+        with pytest.raises(ValueError, match=f"{name}: {why}"):
+            source_files.files_of(source)
+    (tmp_path / "link.jsonl").symlink_to("good.jsonl")
+    assert source_files.files_of(str(tmp_path / "link.jsonl")) == [tmp_path / "link.jsonl"]
 
 
 def peak(path: Path, limit: int) -> int:

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from longspec.data.chat.encoding import Encoded, Encoder
 from longspec.data.pack import packing
 from longspec.data.pack.arrow_shards import PackedRows
 from tests.corpus import write_raw
+from tests.terminal import control_characters
 
 END = "<|im_end|>"
 
@@ -140,11 +143,11 @@ def test_end_is_trained_though_it_is_the_padding_token(tmp_path: Path, tokenizer
     assert sorted(trained.split(END)) == sorted(["", *(f"answer {n}" for n in range(5))])
 
 
-def refusing(tokenizer_manifest: Path, folder: Path) -> Path:
-    """The same tokenizer with a template that knows no system role."""
+def refusing(tokenizer_manifest: Path, folder: Path, words: str = "'no system role'") -> Path:
+    """The same tokenizer with a template that knows no system role; `words`: what it says then."""
     manifest = read_json(tokenizer_manifest)
     files = shutil.copytree(manifest["path"], folder / "refusing")
-    refusal = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    refusal = f"{{% if messages[0]['role'] == 'system' %}}{{{{ raise_exception({words}) }}}}{{% endif %}}"
     (files / "chat_template.jinja").write_text(refusal + CHATML)
     names = [path.name for path in files.iterdir()]
     write_json(folder / "refusing.json", manifest | {"path": str(files), "files": describe_files(files, names)})
@@ -182,6 +185,17 @@ def test_too_many_refusals_fail_the_shard_with_a_summary(tmp_path: Path, tokeniz
     with pytest.raises(ValueError, match=summary):
         tokenize.make(source, refusing(tokenizer_manifest, tmp_path), 0, 1, out)
     assert list(out.parent.iterdir()) == []
+
+
+def test_nothing_that_a_template_quotes_moves_the_cursor(tmp_path: Path, tokenizer_manifest: Path) -> None:
+    system = {"role": "system", "content": "\x1b[2J\r\nerror: \x9b\u202ex"}
+    source = make_raw(tmp_path, [{"messages": [system, *record["messages"]]} for record in chats(3, set())])
+    tokenizer = refusing(tokenizer_manifest, tmp_path, "messages[0]['content']")
+    command = [sys.executable, "-m", "longspec.data", "tokenize", "--raw", str(source), "--tokenizer", str(tokenizer)]
+    ran = subprocess.run([*command, "--out", str(tmp_path / "000.json")], capture_output=True, check=False)
+    assert ran.returncode == 1
+    assert control_characters(ran.stdout + ran.stderr) == []
+    assert "refuses it: ␛[2J␍␊error: <U+009B><U+202E>x (first: line 1)" in ran.stderr.decode().splitlines()[-1]
 
 
 def test_the_share_is_counted_over_all_shards(tmp_path: Path, tokenizer_manifest: Path) -> None:

@@ -69,6 +69,14 @@ print(int(status.split("VmHWM:")[1].split()[0]) // 1024)
 """
 
 
+def peak(raw: Path, tokenizer: Path, out: Path) -> int:
+    """The most memory of a job, in MB."""
+    command = [sys.executable, "-c", PEAK, str(raw), str(tokenizer), str(out)]
+    # One thread: how much of two groups of records is there at once would hang on the threads' luck.
+    environment = os.environ | {"RAYON_NUM_THREADS": "1"}
+    return int(subprocess.run(command, capture_output=True, check=True, text=True, env=environment).stdout)
+
+
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_file(tmp_path: Path, tokenizer_manifest: Path) -> None:
     """Ten times the text, 7 MB and 70 MB, in hardly more memory."""
@@ -76,9 +84,18 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, tokenizer_manifest: 
     for records in (2_000, 20_000):
         raw = write_raw(tmp_path / f"raw-{records}", [{"text": f"{n} {TEXT}"} for n in range(records)])
         assert (raw.parent / "train.jsonl").stat().st_size > records * 3200
-        command = [sys.executable, "-c", PEAK, str(raw), str(tokenizer_manifest), str(tmp_path / f"{records}.json")]
-        # One thread: how much of two groups of records is there at once would hang on the threads' luck.
-        environment = os.environ | {"RAYON_NUM_THREADS": "1"}
-        ran = subprocess.run(command, capture_output=True, check=True, text=True, env=environment)
-        peaks.append(int(ran.stdout))
+        peaks.append(peak(raw, tokenizer_manifest, tmp_path / f"{records}.json"))
     assert peaks[1] < peaks[0] + 30, f"MB at most: {peaks}"
+
+
+@pytest.mark.slow
+def test_memory_of_one_long_conversation_is_bounded(tmp_path: Path, tokenizer_manifest: Path) -> None:
+    """6 MB more of one answer: the tokenizer alone would take 190 MB for each."""
+    peaks = []
+    for size in (3, 9):
+        answer = TEXT * (size * 1_000_000 // len(TEXT))
+        turns: list[dict[str, object]] = [{"role": "user", "content": "go on"}, {"role": "assistant", "content": answer}]
+        raw = write_raw(tmp_path / f"raw-{size}", [{"messages": turns}])
+        peaks.append(peak(raw, tokenizer_manifest, tmp_path / f"{size}.json"))
+        assert read_json(tmp_path / f"{size}.json")["documents"] == 1
+    assert peaks[1] < peaks[0] + 360, f"MB at most: {peaks}"

@@ -9,8 +9,9 @@ import pytest
 from longspec.data import presets
 from longspec.data.tokenize import load
 from longspec.evaluate import tasks
-from longspec.evaluate.benchmark import ROOM, read_prompts
+from longspec.evaluate.benchmark import ROOM, read_prompts, read_records
 from tests.corpus import Corpus
+from tests.terminal import control_characters
 
 CHAT = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
 ASKED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
@@ -126,3 +127,13 @@ def test_the_names_of_special_tokens_stay_text(tmp_path: Path, tokenizer: Any) -
 def test_what_makes_no_prompt_is_named(tmp_path: Path, tokenizer: Any, records: Any, keys: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         prompts_of(tmp_path, tokenizer, records, **keys)
+
+
+def test_the_name_of_a_file_of_prompts_stays_in_its_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a\x1b[2J\n\x9b\u202e.jsonl"
+    path.write_bytes(b'{"x": "q"}\r\n')
+    assert len(list(read_records(tasks.Benchmark(str(path), "{x}", False, "", 0, 4)))) == 1
+    said = capfd.readouterr().out
+    assert control_characters(said.encode()) == []
+    assert said.count("\n") == 1
+    assert "a␛[2J␊<U+009B><U+202E>.jsonl: 1 x the line ends in CRLF" in said

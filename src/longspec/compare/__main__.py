@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from longspec import shown
 from longspec.atomic_files import write_json, write_text
 from longspec.compare.numbers import compare_numbers
 from longspec.compare.page import render
@@ -38,7 +39,7 @@ def main() -> None:
     try:
         make_comparison(parse_arguments())
     except ValueError as error:
-        sys.exit(f"error: {error}")
+        sys.exit(shown.error(error))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import logging
 import sys
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from tqdm import tqdm
 
+from longspec import shown
 from longspec.data import inspection, raw, tokenize
 from longspec.data.hub import fetch
 from longspec.data.pack import bin_packing, packing
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace, progress: Any) -> dict[str, Any]:
 
 def main() -> None:
     """Parse, work with a progress bar on a terminal, and say what was made."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    shown.start_logging("%(levelname)s %(name)s: %(message)s")
     arguments = parser().parse_args()
     if arguments.verb == "inspect":
         inspect(arguments)
@@ -80,11 +80,11 @@ def main() -> None:
     start = time.perf_counter()
     with tqdm(desc=arguments.verb, disable=None) as bar:
         numbers = run(arguments, bar.update)
-    print(f"{arguments.out}: {json.dumps(numbers)} in {time.perf_counter() - start:.1f} s")
+    print(shown.one_line(f"{arguments.out}: {json.dumps(numbers)} in {time.perf_counter() - start:.1f} s"))
 
 
 if __name__ == "__main__":
     try:
         main()
     except ValueError as error:
-        sys.exit(f"error: {error}")
+        sys.exit(shown.error(error))

@@ -1,6 +1,7 @@
 """Rows and documents for a person to read: the `inspect` verb.
 
-What is trained stands out: in colour on a terminal, between ⟦ and ⟧ elsewhere and where NO_COLOR is set.
+What is trained stands out: in colour on a terminal, between ⟦ and ⟧ elsewhere and where NO_COLOR is set. So do special tokens,
+reversed or between ‹ and ›: their names in a text that somebody typed are not what a model takes for control.
 """
 
 from collections.abc import Iterator
@@ -18,16 +19,19 @@ from rich.text import Text
 
 from longspec.atomic_files import read_json, sha256_file
 from longspec.data import tokenize
+from longspec.data.chat.special_tokens import special_names
 from longspec.data.pack.arrow_shards import DOCUMENT_STARTS, LENGTH, PIECE_STARTS, PackedRows, TokenShards, view
 from longspec.data.pack.bin_packing import histogram
+from longspec.shown import lines, one_line
 
 TRAINED, UNTRAINED, FRAME = "bold green", "default", "cyan"
 OPEN, CLOSE = "⟦", "⟧"
+SPECIAL, SPECIAL_OPEN, SPECIAL_CLOSE = "reverse", "‹", "›"
+# Marks that stand in a text itself are shown by their numbers, where ours are not told by colour.
+TYPED = {ord(mark): f"<U+{ord(mark):04X}>" for mark in (OPEN, CLOSE, SPECIAL_OPEN, SPECIAL_CLOSE)}
 HEAD, TAIL = 160, 80  # tokens of a document that are shown at its beginning and its end
 BAR = 40  # characters of the longest bar
 FILLED = ((0.5, "below 50 %"), (0.75, "50 to 75 %"), (0.9, "75 to 90 %"), (0.99, "90 to 99 %"), (1.0, "99 to 100 %"))
-# Control characters would move a terminal's cursor; they are shown as their pictures.
-PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {127: 0x2421}
 
 
 @dataclass(frozen=True)
@@ -181,17 +185,39 @@ def _runs(piece: Piece, full: bool) -> Iterator[tuple[bool | None, list[int]]]:
         yield kind, [token for _, token in run]
 
 
+def _decoded(ids: list[int], tokenizer: Any, special: set[int]) -> Iterator[tuple[bool, str]]:
+    """The text of tokens; that of each special token by itself, and told to be one."""
+
+    def decode(some: list[int]) -> str:
+        text: str = tokenizer.decode(some, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
+
+    before: list[int] = []
+    for is_special, run in groupby(ids, key=special.__contains__):
+        tokens = list(run)
+        if is_special:
+            yield from ((True, decode([token])) for token in tokens)
+            before = tokens[-1:]
+        else:  # with the token before it: some tokenizers drop the space that a text begins with
+            yield False, decode([*before, *tokens]).removeprefix(decode(before))
+
+
 def _text(piece: Piece, tokenizer: Any, full: bool, colour: bool) -> Text:
     """A piece decoded."""
-    text = Text()
+    text, special = Text(), set(tokenizer.convert_tokens_to_ids(list(special_names(tokenizer))))
     for trained, ids in _runs(piece, full):
         if trained is None:
             text.append(f"\n … {len(ids):,} tokens left out, --full shows them … \n", style="dim")
             continue
-        decoded = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False).translate(PICTURES)
-        if trained and not colour:
-            decoded = f"{OPEN}{decoded}{CLOSE}"
-        text.append(decoded, style=TRAINED if trained else UNTRAINED)
+        style, marked = TRAINED if trained else UNTRAINED, trained and not colour
+        text.append(OPEN if marked else "")
+        for is_special, decoded in _decoded(ids, tokenizer, special):
+            shown_as = lines(decoded)
+            if not colour:
+                shown_as = shown_as.translate(TYPED)
+                shown_as = f"{SPECIAL_OPEN}{shown_as}{SPECIAL_CLOSE}" if is_special else shown_as
+            text.append(shown_as, style=f"{style} {SPECIAL}" if is_special and colour else style)
+        text.append(CLOSE if marked else "")
     return text
 
 
@@ -215,9 +241,9 @@ def _bars(console: Console, title: str, counts: dict[str, int]) -> None:
 def show(shown: Shown, tokenizer: Any, full: bool, console: Console) -> None:
     """Print it."""
     colour = console.color_system is not None and not console.no_color
-    console.print(Rule(Text(shown.title, style="bold"), style=FRAME, align="left"))
+    console.print(Rule(Text(one_line(shown.title), style="bold"), style=FRAME, align="left"))
     for name, fact in shown.facts.items():
-        console.print(Text(f"{name:>10}  ", style=FRAME).append(fact, style="default"))
+        console.print(Text(f"{name:>10}  ", style=FRAME).append(one_line(fact), style="default"))
     console.print()
     edges = sorted((int(below), count) for below, count in shown.lengths.items())
     lengths = {f"{below // 2:,} to {below - 1:,} tokens": count for below, count in edges}
@@ -226,13 +252,14 @@ def show(shown: Shown, tokenizer: Any, full: bool, console: Console) -> None:
         _bars(console, "rows by how full they are", shown.fill)
     console.print(Rule(Text(shown.heading, style="bold"), style=FRAME, align="left"))
     legend = Text("trained", style=TRAINED) if colour else Text(f"{OPEN}trained{CLOSE}")
-    console.print(Text.assemble(legend, " and untrained text; special tokens by their names"))
+    special = Text("special", style=SPECIAL) if colour else Text(f"{SPECIAL_OPEN}special{SPECIAL_CLOSE}")
+    console.print(Text.assemble(legend, " and untrained text; ", special, " tokens by their names"))
     for number, piece in enumerate(shown.pieces, 1):
         last = piece.start + len(piece.ids_N) - 1
         where = f"its tokens {piece.start:,} to {last:,}, {int(piece.trained_N.sum()):,} trained"
         console.print()
         console.print(Rule(Text(f"document {number}: {where}", style=FRAME), style=FRAME, align="left", characters="╌"))
-        console.print(Text(_origin_of(piece, shown.origin), style="dim"))
+        console.print(Text(one_line(_origin_of(piece, shown.origin)), style="dim"))
         console.print(_text(piece, tokenizer, full, colour), soft_wrap=True)
     if shown.padding:
         console.print()

@@ -12,6 +12,7 @@ from longspec.config.names import HUB_PREFIX
 from longspec.data.align import pipeline
 from longspec.data.read import source_files, split_records
 from longspec.data.read.items import Item, Note
+from longspec.data.read.records import FIELDS
 from longspec.demo import puzzles, stdlib
 
 # The settings each kind of source knows, with their defaults (None: must be given). `shards` is for `tokenize`.
@@ -109,8 +110,9 @@ def read(settings: dict[str, Any], files: list[Path]) -> Iterator[Item | Note]:
     elif settings["source"] == "puzzles":
         made = puzzles.generate(settings["records"], settings["seed"])
     else:
+        asked = {*FIELDS, *pipeline.fields_read(settings["align"])}
         for path in files:
-            yield from source_files.read(path, int(settings["max_line_mb"] * 1e6))
+            yield from source_files.read(path, int(settings["max_line_mb"] * 1e6), asked)
         return
     for number, (key, record) in enumerate(made, 1):
         original = (jsonl.encode(each).encode() for each in [record])

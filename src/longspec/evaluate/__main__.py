@@ -12,7 +12,7 @@ import transformers
 from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from longspec import jsonl
+from longspec import jsonl, shown
 from longspec.atomic_files import read_json, sha256_file, sha256_text
 from longspec.config import Recipe, load
 from longspec.decode.drafters import Drafter, LookupDrafter
@@ -148,7 +148,7 @@ def main() -> None:
     try:
         evaluate(read_arguments())
     except ValueError as error:
-        sys.exit(f"error: {error}")
+        sys.exit(shown.error(error))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from typing import Any
 from longspec.data.read import source_files
 from longspec.data.read.items import Note
 from longspec.distributed import log
+from longspec.shown import one_line
 
 MAX_LINE_BYTES = 32_000_000
 
@@ -16,7 +17,7 @@ def read_records(paths: Iterable[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
     for path in paths:
         for item in source_files.read(path, MAX_LINE_BYTES):
             if isinstance(item, Note):
-                log(f"{item.file}: {item.count} x {item.reason} (first: line {item.line})")
+                log(one_line(f"{item.file}: {item.count} x {item.reason} (first: line {item.line})"))
                 continue
             place = f"{item.file}: line {item.line}"
             if item.record is None:

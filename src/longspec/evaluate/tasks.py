@@ -7,7 +7,7 @@ fields of a file (`source`, `template`, ...), as benchmarks are.
 from dataclasses import dataclass
 from typing import Any
 
-from longspec.data.align.fields import compose, units_of
+from longspec.data.align.fields import compose
 from longspec.data.read.records import RecordError
 
 Shape = int | tuple[int, ...]
@@ -120,11 +120,6 @@ def task_of(name: str, settings: dict[str, Any], new_tokens: int) -> Task:
     except RecordError as error:
         raise ValueError(f"{key}.{error.field}: {error.reason}") from error
     return Benchmark(**whole)
-
-
-def fields_of(template: str) -> list[str]:
-    """The fields that a template asks a record for, in order."""
-    return list(dict.fromkeys(unit for _, unit in units_of(template) if unit is not None))
 
 
 def check_room(name: str, task: Task, positions: int) -> None:

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from longspec import shown
 from longspec.atomic_files import read_json, write_json
 
 
@@ -33,9 +34,10 @@ def check(report: Path, out: Path) -> None:
     failed = [f"{row['variant']}: {told(row)}" for row in rows if row["passed"] is False]
     if failed:
         page, few = report.with_suffix(".html"), len(failed)
-        raise ValueError(
+        raise shown.ManyLinesError(
             f"{few} of {len(rows)} comparisons of the gates failed; {page} shows why, and `gates` in config/workflow.yaml"
-            " holds the limits:\n" + "\n".join(failed)
+            " holds the limits:",
+            *failed,
         )
     write_json(out, rows)
 
@@ -49,7 +51,7 @@ def main() -> None:
     try:
         check(arguments.report, arguments.out)
     except ValueError as error:
-        sys.exit(f"error: {error}")
+        sys.exit(shown.error(error))
 
 
 if __name__ == "__main__":

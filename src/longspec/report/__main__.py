@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from longspec import shown
 from longspec.atomic_files import write_json, write_text
 from longspec.report.inputs import parse_settings, read_manifest, read_target, read_variant
 from longspec.report.numbers import report_numbers
@@ -44,7 +45,7 @@ def main() -> None:
     try:
         make_report(parse_arguments())
     except ValueError as error:
-        sys.exit(f"error: {error}")
+        sys.exit(shown.error(error))
 
 
 if __name__ == "__main__":

@@ -3,15 +3,14 @@
 from dataclasses import dataclass
 from typing import Any
 
+from longspec import shown
 from longspec.report.evaluations import Evaluation
 from longspec.report.inputs import Settings
-
-CONTROLS = {code: 0x2400 + code for code in range(0x20)} | {0x7F: 0x2421}  # their pictures
 
 
 def visible(text: str) -> str:
     """Line ends, tabs and control characters as signs that a reader sees; a line end still ends the line."""
-    return text.translate(CONTROLS | {ord("\n"): "↵\n", ord("\t"): "⇥"})
+    return shown.lines(text.replace("\t", "⇥").replace("\n", "↵\n"))
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ import logging
 import sys
 from pathlib import Path
 
+from longspec import shown
 from longspec.config import Build, load
 from longspec.target import fetch, tokenizer
 
@@ -32,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
 def main() -> None:
     """Run one verb."""
     arguments = parser().parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    shown.start_logging("%(asctime)s %(message)s")
     if arguments.verb == "tokenizer":
         tokenizer.make(load(arguments.build, Build), arguments.raw, arguments.out)
     elif arguments.verb == "train":
@@ -48,4 +49,4 @@ if __name__ == "__main__":
     try:
         main()
     except ValueError as error:
-        sys.exit(f"error: {error}")
+        sys.exit(shown.error(error))

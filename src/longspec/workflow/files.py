@@ -4,8 +4,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from longspec.data.align.align_base import found
+from longspec.data.align.fields import units_of
 from longspec.evaluate.prompt_files import first_record
-from longspec.evaluate.tasks import Benchmark, fields_of
+from longspec.evaluate.tasks import Benchmark
 
 
 def check_paths(paths: Iterable[Path]) -> None:
@@ -24,7 +25,7 @@ def check_fields(key: str, task: Benchmark, paths: Iterable[Path]) -> None:
         if first is None:
             continue
         place, record = first
-        for name in fields_of(task.template):
+        for name in units_of(task.template):
             if found(record, name) is None:
                 raise ValueError(
                     f"{key}.template: asks for {{{name}}}, which is missing or null in {place}; its fields: {', '.join(record)}"

@@ -6,7 +6,7 @@ from string import Formatter
 from typing import Any
 
 from longspec.data.align.align_base import Record, Step, found, refuse_taken, required
-from longspec.data.read.records import RecordError, check_characters, kind
+from longspec.data.read.records import RecordError, check_characters, kind, says_nothing
 
 
 def rename(names: dict[str, Any]) -> Step:
@@ -76,8 +76,7 @@ def compose(to: str, template: str, optional: list[Any]) -> Step:
     A unit is a text or a number. A missing or empty one is a fault, unless it is `optional`: then the white space before it
     goes with it.
     """
-    parts = units_of(template)
-    units = {unit for _, unit in parts if unit is not None}
+    parts, units = _parts(template), set(units_of(template))
     for name in optional:
         if name not in units:
             raise RecordError("optional", f"{name!r} is no unit of the template; its units: {', '.join(sorted(units))}")
@@ -92,7 +91,12 @@ def compose(to: str, template: str, optional: list[Any]) -> Step:
     return step
 
 
-def units_of(template: str) -> list[tuple[str, str | None]]:
+def units_of(template: str) -> list[str]:
+    """The fields that a template asks for, each once. Raises ValueError for a template that is none."""
+    return list(dict.fromkeys(unit for _, unit in _parts(template) if unit is not None))
+
+
+def _parts(template: str) -> list[tuple[str, str | None]]:
     """The template as pairs of a literal and the unit behind it."""
     try:
         parts = list(Formatter().parse(template))
@@ -113,7 +117,7 @@ def _unit(record: Record, name: str, optional: bool) -> str:
     if optional and value in (None, ""):
         return ""
     text = check_characters(value, name)
-    if not optional and not text.strip():
+    if not optional and says_nothing(text):
         raise RecordError(name, "is empty")
     return text
 

@@ -142,6 +142,23 @@ def _checked(known: dict[str, Setting], settings: dict[str, Any], where: str) ->
     return {key: settings.get(key, setting.default) for key, setting in known.items()}
 
 
+def fields_read(steps: list[dict[str, Any]]) -> set[str]:
+    """The fields of a source that parsed steps need or must not find; of a path such as `meta.title` `meta` too."""
+    read: set[str] = set()
+    for step in steps:
+        [(name, settings)] = step.items()
+        if name == "rename":
+            read |= {*settings, *settings.values()}
+        elif name == "select":
+            read |= set(settings)
+        elif name in SETTINGS:
+            known = SETTINGS[name][1]
+            given = [settings.get(key, known[key].default) for key in ("field", "to") if key in known]
+            read |= {field for value in given for field in (value if isinstance(value, list) else [value]) if field}
+            read |= set(fields.units_of(settings["template"])) if name == "compose" else set()
+    return read | {field.split(".")[0] for field in read}
+
+
 def apply(steps: list[Aligner], record: Record, first: int = 0) -> Iterator[Record | RecordError | None]:
     """All that the steps from `first` on make of a record, one at a time: records, faults, None for one filtered out."""
     for number in range(first, len(steps)):

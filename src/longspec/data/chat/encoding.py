@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from longspec.data.chat import special_tokens
+from longspec.data.chat import special_tokens, windows
 from longspec.data.chat.chat_template import ChatTemplate
 from longspec.data.chat.segments import Piece, Plan, cut_at_answers, plan, request
 from longspec.data.chat.special_tokens import LayoutError
@@ -97,6 +97,11 @@ def _verified(
     return found
 
 
+def _refusal(encodings: list[Any]) -> LayoutError | None:
+    """What stands in place of a piece that could not be tokenized."""
+    return next((encoding for encoding in encodings if isinstance(encoding, LayoutError)), None)
+
+
 def _ids(encodings: list[Any]) -> list[int]:
     """The token ids of a document's pieces in a row."""
     if len(encodings) == 1:
@@ -131,7 +136,8 @@ class Encoder:
     def run(self, plans: Sequence[Plan | LayoutError]) -> list[list[Any]]:
         """The backend's encodings of each plan's pieces, on all of its threads; none for a LayoutError.
 
-        Character offsets take time and are made only where a mask needs them.
+        Character offsets take time and are made only where a mask needs them. A piece that is too long for the backend to
+        take whole has windows.Tokens for its encoding, or the LayoutError that says why it has none.
         """
         encodings: list[list[Any]] = [[None] * (len(made.pieces) if isinstance(made, Plan) else 0) for made in plans]
         chosen: dict[tuple[bool, bool, bool], list[tuple[int, int, str]]] = {}
@@ -140,31 +146,49 @@ class Encoder:
                 key = piece.literal, piece.opens, made.answers is not None  # type: ignore[union-attr]
                 chosen.setdefault(key, []).append((i, j, piece.text))
         with self._lock:
-            for (as_text, opens, offsets), pieces in sorted(chosen.items()):
+            for (as_text, opens, offsets), those in sorted(chosen.items()):
+                pieces = [piece for piece in those if len(piece[2]) <= windows.WINDOW]
                 encode = self._backend.encode_batch if offsets else self._backend.encode_batch_fast
                 self._backend.encode_special_tokens = as_text
                 made_now = encode([text for _, _, text in pieces], add_special_tokens=opens)
                 for (i, j, _), encoding in zip(pieces, made_now, strict=True):
                     encodings[i][j] = encoding
+                for i, j, text in (piece for piece in those if len(piece[2]) > windows.WINDOW):
+                    encodings[i][j] = self._long(text, opens)
             self._backend.encode_special_tokens = False
         return encodings
+
+    def _long(self, text: str, opens: bool) -> windows.Tokens | LayoutError:
+        """The tokens of a long piece."""
+        try:
+            tokens = windows.tokenize(lambda stretch: self._backend.encode(stretch, add_special_tokens=False), text)
+        except LayoutError as error:
+            return error
+        return windows.framed(tokens, self._backend.encode("x"), len(text)) if opens else tokens
 
     def finish(self, plans: list[Plan | LayoutError], encodings: list[list[Any]]) -> list[Encoded | LayoutError]:
         """The documents of plans that were run; a LayoutError stays one."""
         results: list[Encoded | LayoutError] = []
         for made, parts in zip(plans, encodings, strict=True):
-            if isinstance(made, LayoutError):
-                results.append(made)
-            elif made.answers is None:
-                results.append(self._close(_ids(parts), None, made))
+            refusal = made if isinstance(made, LayoutError) else _refusal(parts)
+            if refusal is not None:
+                results.append(refusal)
+            elif made.answers is None:  # type: ignore[union-attr]
+                results.append(self._close(_ids(parts), None, made))  # type: ignore[arg-type]
             else:
                 results.append(LayoutError("its tokens do not decode to its answers"))
-        masked = [i for i, made in enumerate(plans) if isinstance(made, Plan) and made.answers is not None]
+        masked = [
+            i
+            for i, made in enumerate(plans)
+            if isinstance(made, Plan) and made.answers is not None and _refusal(encodings[i]) is None
+        ]
         again = self._mask(masked, [plans[i] for i in masked], [encodings[i] for i in masked], results)  # type: ignore[misc]
         # A token reaches over an answer's edge there, so the text is cut: when served the request ends there, and the model
         # never writes such a token. All others are tokenized in one piece, as the template's text is when served.
-        cut = [cut_at_answers(plans[i]) for i in again]  # type: ignore[arg-type]
-        self._mask(again, cut, self.run(cut), results)
+        cut = {i: cut_at_answers(plans[i]) for i in again}  # type: ignore[arg-type]
+        made_anew = zip(cut, self.run(list(cut.values())), strict=True)
+        whole = {i: parts for i, parts in made_anew if _refusal(parts) is None}
+        self._mask(list(whole), [cut[i] for i in whole], list(whole.values()), results)
         return results
 
     def encode(self, plans: list[Plan | LayoutError]) -> list[Encoded | LayoutError]:
@@ -173,7 +197,11 @@ class Encoder:
 
     def prompt(self, text: str, *, chat: bool) -> list[int]:
         """The token ids of a prompt, laid out by the chat template or as it is. Raises LayoutError."""
-        return _ids(self.run([request(text, self.template if chat else None, self.special)])[0])
+        [encodings] = self.run([request(text, self.template if chat else None, self.special)])
+        refusal = _refusal(encodings)
+        if refusal is not None:
+            raise refusal
+        return _ids(encodings)
 
     def _mask(
         self, places: list[int], plans: list[Plan], encodings: list[list[Any]], results: list[Encoded | LayoutError]

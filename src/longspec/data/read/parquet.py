@@ -1,21 +1,32 @@
-"""The rows of a Parquet file as records, a few at a time."""
+"""The rows of a Parquet file as records, a few at a time.
+
+Parquet holds more than JSON does. A column of a type that JSON has not (times, bytes, decimals) is read only when the formats
+or an aligner ask for it. Of the other columns a cell that JSON cannot hold (NaN, text that is no UTF-8) is a fault only when
+they ask for its column; else it is left out of its record. Both are noted.
+
+All columns that JSON can hold are read, asked for or not: they decide whether a record is held out, which must not hang on
+how a dataset is aligned, and they stay in the record, as the other fields of a line do.
+"""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from longspec.data.read.items import Item
+from longspec.data.read.items import Item, Note, Notes
+from longspec.data.read.parquet_cells import Cell, cell, holds_beyond_json, size_of, whole_rows
 from longspec.data.read.records import RecordError
 
 BATCH = 8 << 20  # bytes of rows decoded at once, by the file's own average
 
+_encode = json.JSONEncoder(sort_keys=True, allow_nan=False).encode
 
-def read(path: Path) -> Iterator[Item]:
-    """The rows, numbered through. Raises ValueError for a file that is cut off, corrupt or names a column twice.
 
-    Memory: what pyarrow needs for a row group's pages, and some rows. A column's values of one row are as large as they
-    are: `max_line_mb` bounds lines, of which this file has none.
+def read(path: Path, limit: int, asked: set[str] | None = None) -> Iterator[Item | Note]:
+    """The rows, numbered through, then the notes; `asked`: the fields that the formats and aligners look at, None for all.
+
+    A row whose values take more than `limit` bytes is a fault. Raises ValueError for a file that is cut off, corrupt or names
+    a column twice. Memory: what pyarrow needs for a row group's pages, and some rows.
     """
     # Not above: Snakemake imports the readers for every plan.
     import pyarrow as pa
@@ -27,39 +38,90 @@ def read(path: Path) -> Iterator[Item]:
             names = file.schema_arrow.names
             if len(set(names)) < len(names):
                 raise ValueError(f"{path}: names a column twice: {', '.join(names)}; rename one")
+            maker = _Maker(str(path), limit, (lambda _: True) if asked is None else asked.__contains__)
+            columns = [field.name for field in file.schema_arrow if maker.is_read(field)]
             groups = [file.metadata.row_group(i).total_byte_size for i in range(file.metadata.num_row_groups)]
             average = sum(groups) / max(1, file.metadata.num_rows)
+            rows = max(1, min(1024, int(BATCH / max(1.0, average))))
             number = 0
-            for batch in file.iter_batches(batch_size=max(1, min(1024, int(BATCH / max(1.0, average))))):
-                for row in _rows(batch):
+            for batch in file.iter_batches(batch_size=rows, columns=None if columns == names else columns):
+                for row in _rows(batch, limit):
                     number += 1
-                    yield _item(str(path), number, row)
+                    yield maker.item(number, row)
+            yield from maker.notes.found.values()
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{path}: {error}; no whole Parquet file, so records are missing: get it again") from error
 
 
-def _rows(batch: Any) -> Iterator[dict[str, Any] | RecordError]:
-    """Each row, or what keeps it from being one."""
+def _rows(batch: Any, limit: int) -> Iterator[dict[str, Any] | Any]:
+    """Each row as a dict; as a batch of one where it is too large for that, or a cell of it cannot be read."""
+    whole = whole_rows(batch) if batch.nbytes <= limit else None
+    if whole is not None:
+        yield from whole
+        return
+    for number in range(batch.num_rows):
+        alone = batch.slice(number, 1)
+        made = whole_rows(alone) if size_of(alone) <= limit else None
+        yield alone if made is None else made[0]
+
+
+class _Maker:
+    """Makes the items of one file."""
+
+    def __init__(self, file: str, limit: int, is_asked: Callable[[str], bool]) -> None:
+        self._file, self._limit, self._is_asked = file, limit, is_asked
+        self._beyond: set[str] = set()  # columns that are read though JSON has not their type
+        self.notes = Notes(file)
+
+    def is_read(self, field: Any) -> bool:
+        """Whether a column is; noted when it is not."""
+        if not holds_beyond_json(field.type):
+            return True
+        if self._is_asked(field.name):
+            self._beyond.add(field.name)
+            return True
+        self.notes.add(f"column {field.name} ({field.type}) is not read: JSON has no such type, and nothing asks for it", 1)
+        return False
+
+    def item(self, number: int, row: dict[str, Any] | Any) -> Item:
+        """The item of a row."""
+        if isinstance(row, dict):
+            if not self._beyond and (text := _json(row)):
+                # A row has no bytes of its own in the file: as JSON, keys sorted, it can be corrected and fed back.
+                return Item(self._file, number, text, row, (text,))
+            return self._sorted_out(number, {name: Cell(value, value, None) for name, value in row.items()})
+        if size_of(row) > self._limit:
+            return self._too_large(number, row)
+        return self._sorted_out(number, {name: cell(row.column(name)) for name in row.schema.names})
+
+    def _too_large(self, number: int, row: Any) -> Item:
+        """Of a row that is too large its place and its columns' sizes are told: a part of it might be taken for the whole."""
+        told = {"file": self._file, "row": number, "bytes": {name: size_of(row.select([name])) for name in row.schema.names}}
+        fault = RecordError("row", f"holds more than {self._limit / 1e6:g} MB (max_line_mb)")
+        return Item(self._file, number, b"", None, (json.dumps(told).encode(),), fault)
+
+    def _sorted_out(self, number: int, cells: dict[str, Cell]) -> Item:
+        """The item of a row of which JSON may not hold some cells: without those that nothing asks for."""
+        unholdable = {name for name, found in cells.items() if found.fault or _json(found.value) is None}
+        for name in [name for name in cells if name in unholdable and not self._is_asked(name)]:
+            self.notes.add(f"column {name}: JSON cannot hold a value; left out of its record, as nothing asks for it", number)
+            del cells[name]
+        key = _json({name: found.value for name, found in cells.items() if name not in unholdable | self._beyond})
+        assert key is not None
+        original = json.dumps({name: found.shown for name, found in cells.items()}, sort_keys=True, default=_as_text)
+        fault = next((RecordError(name, found.fault) for name, found in cells.items() if found.fault), None)
+        record = None if fault else {name: found.value for name, found in cells.items()}
+        return Item(self._file, number, key, record, (original.encode(),), fault)
+
+
+def _json(value: Any) -> bytes | None:
+    """A value as JSON, keys sorted; None when JSON cannot hold it."""
     try:
-        yield from batch.to_pylist()
-    except UnicodeDecodeError:
-        for number in range(batch.num_rows):
-            yield _row(batch.slice(number, 1))
+        return _encode(value).encode()
+    except (ValueError, TypeError, RecursionError):
+        return None
 
 
-def _row(batch: Any) -> dict[str, Any] | RecordError:
-    row = {}
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        try:
-            row[name] = column[0].as_py()
-        except UnicodeDecodeError as error:
-            return RecordError(name, f"is not UTF-8: {error.reason} at byte {error.start + 1}")
-    return row
-
-
-def _item(file: str, number: int, row: dict[str, Any] | RecordError) -> Item:
-    if isinstance(row, RecordError):
-        return Item(file, number, b"", None, error=row)
-    # A row has no bytes of its own in the file: as JSON, keys sorted, it can be corrected and fed back.
-    text = json.dumps(row, sort_keys=True, default=str).encode()
-    return Item(file, number, text, row, (text,))
+def _as_text(value: Any) -> str:
+    """A value that JSON has not, to be looked at."""
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)

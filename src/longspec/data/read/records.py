@@ -13,8 +13,11 @@ of tools, reasoning kept apart from the content, parts that are not text. A conv
 system messages), since some templates refuse another and nothing asked for it. A system message may be empty.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Any
+
+from longspec.shown import DRAWN_AS_NOTHING
 
 ROLES = {
     "system": "system",
@@ -28,8 +31,11 @@ ROLES = {
     "bard": "assistant",
 }
 CONVERSATIONS = ("conversation", "conversations", "messages")
+# Every field by which a format is recognised or which it reads.
+FIELDS = ("source", "article", "abstract", *CONVERSATIONS, "problem", "qwq", "text", "target")
 # Fields of a message that say something which its content does not.
 BESIDE_CONTENT = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking", "refusal", "audio", "images")
+_SEEN = re.compile(rf"[^\s{DRAWN_AS_NOTHING}]")  # any other character
 ARXIV_REQUEST = "Please summarize the following article: "
 
 
@@ -77,9 +83,20 @@ def check_characters(value: Any, field: str) -> str:
 
 def check_text(value: Any, field: str) -> str:
     """The same for text that says something. Raises RecordError for emptiness too."""
-    if not check_characters(value, field).strip():
-        raise RecordError(field, "is empty")
+    if says_nothing(check_characters(value, field)):
+        raise RecordError(field, f"is empty: {_unseen(value)}" if value.strip() else "is empty")
     return value
+
+
+def says_nothing(text: str) -> bool:
+    """Whether a text holds nothing but white space and characters that are drawn as nothing, such as U+200B."""
+    return _SEEN.search(text) is None
+
+
+def _unseen(text: str) -> str:
+    """What a text that is not seen holds."""
+    codes = sorted({ord(character) for character in text if not character.isspace()})
+    return f"it holds nothing but characters that are not seen, such as U+{codes[0]:04X}"
 
 
 def role_of(turn: Any, place: str) -> tuple[str, str]:
@@ -163,7 +180,7 @@ def _problem(record: dict[str, Any]) -> Chat:
 def _target(record: dict[str, Any]) -> Text:
     """General text: `target`, after a prompt `source` that may be empty."""
     source = record.get("source")
-    nothing = source is None or (isinstance(source, str) and not source.strip())
+    nothing = source is None or (isinstance(source, str) and says_nothing(source))
     return Text(check_text(record["target"], "target"), "" if nothing else check_text(source, "source"))
 
 

@@ -17,10 +17,39 @@ ROWS, ORIGINALS = "rejects.jsonl", "rejects.raw"
 LONGEST = 300  # characters of a reason: it may quote the record
 MOST_REASONS = 1000  # told apart; the rest counts as other reasons
 SHOWN = 20  # reasons in a manifest
+OTHERS = ("", "other reasons")  # field and reason of all that is not told apart
+_NUMBER = re.compile(r"0x[0-9a-f]+|U\+[0-9A-F]+|\d+")
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+    """A text that may quote the record: not too long, and without lone surrogates, which many readers of JSON refuse."""
+    text = text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+class _Alike:
+    """Faults whose field and reason differ in numbers alone; a number that they do not share is shown as N."""
+
+    def __init__(self, field: str, reason: str, file: str, line: int) -> None:
+        self.count = 0
+        self._texts, self._first = (field, reason), {"file": file, "line": line}
+        self._numbers: list[str | None] = list(_numbers_of(field, reason))
+
+    def add(self, field: str, reason: str) -> None:
+        """Count one more."""
+        self.count += 1
+        pairs = zip(self._numbers, _numbers_of(field, reason), strict=True)
+        self._numbers = [mine if mine == other else None for mine, other in pairs]
+
+    def told(self) -> dict[str, Any]:
+        """Field and reason, how many there are, and the place of the first."""
+        numbers = iter(self._numbers)
+        field, reason = (_NUMBER.sub(lambda _: next(numbers) or "N", text) for text in self._texts)
+        return {"field": field, "reason": reason, "count": self.count, **self._first}
+
+
+def _numbers_of(field: str, reason: str) -> list[str]:
+    return [*_NUMBER.findall(field), *_NUMBER.findall(reason)]
 
 
 class Rejects:
@@ -31,7 +60,7 @@ class Rejects:
         self._item: Item | None = None
         self._place = (0, 0)  # of its original bytes: offset and length
         self._written, self._ends_line = 0, True
-        self._reasons: dict[tuple[str, str], dict[str, Any]] = {}
+        self._reasons: dict[tuple[str, str], _Alike] = {}
         self.rejected = 0
         self.notes: list[dict[str, Any]] = []
 
@@ -64,18 +93,19 @@ class Rejects:
 
     def _count(self, row: dict[str, Any]) -> None:
         """Faults that differ in numbers alone are of one kind."""
-        key = (re.sub(r"\d+", "N", row["field"]), re.sub(r"\d+", "N", row["reason"]))
+        field, reason = row["field"], row["reason"]
+        key = (_NUMBER.sub("\0", field), _NUMBER.sub("\0", reason))
         if key not in self._reasons and len(self._reasons) >= MOST_REASONS:
-            key = ("", "other reasons")
-        first = {"field": key[0], "reason": key[1], "count": 0, "file": row["file"], "line": row["line"]}
-        self._reasons.setdefault(key, first)["count"] += 1
+            key = field, reason = OTHERS
+        self._reasons.setdefault(key, _Alike(field, reason, row["file"], row["line"])).add(field, reason)
 
     def summary(self) -> list[dict[str, Any]]:
         """The reasons by frequency, each with the place of its first record; the rarest in one row."""
-        ordered = sorted(self._reasons.values(), key=lambda reason: -reason["count"])
+        ordered = [alike.told() for alike in sorted(self._reasons.values(), key=lambda alike: -alike.count)]
         rest = ordered[SHOWN:]
         if rest:
-            other = rest[0] | {"field": "", "reason": "other reasons", "count": sum(reason["count"] for reason in rest)}
+            count = sum(reason["count"] for reason in rest)
+            other = rest[0] | {"field": OTHERS[0], "reason": OTHERS[1], "count": count}
             ordered[SHOWN:] = [other]
         return ordered
 

@@ -20,6 +20,7 @@ from longspec.data.read import parquet
 from longspec.data.read.items import Item, Note, Notes
 from longspec.data.read.json_stream import BOM, PIECE, Element, JsonText, gather, line_pieces
 from longspec.data.read.records import RecordError
+from longspec.shown import one_line
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 KNOWN = "*.jsonl, *.json (both also .gz or .zst) or *.parquet"
@@ -44,16 +45,30 @@ def files_of(source: str | list[str]) -> list[Path]:
     found: list[Path] = []
     for name in [source] if isinstance(source, str) else source:
         if Path(name).is_dir():
-            raise ValueError(f"{name}: is a folder; name its files, for instance {name.rstrip('/')}/*.jsonl")
+            raise ValueError(
+                f"{one_line(name)}: is a folder; name its files, for instance {one_line(name).rstrip('/')}/*.jsonl"
+            )
         some = [name] if Path(name).is_file() else _glob(name)
         if not some:
-            raise ValueError(f"{name}: no such file; a data source is stdlib, puzzles, hf:<name> or files: {KNOWN}")
+            raise ValueError(f"{one_line(name)}: no such file; a data source is stdlib, puzzles, hf:<name> or files: {KNOWN}")
         found += (Path(each) for each in some if not Path(each).is_dir())
     for path in found:
         kind_of(path)
+        _check_regular(path)
         if found.count(path) > 1:
-            raise ValueError(f"{path}: named twice in {source}; its records would count twice")
+            raise ValueError(f"{one_line(path)}: named twice in {one_line(source)}; its records would count twice")
     return sorted(found)
+
+
+def _check_regular(path: Path) -> None:
+    """Raises ValueError for what a glob finds though there is nothing to read: opening a pipe would wait for ever."""
+    if path.is_file():
+        return
+    if path.is_symlink() and not path.exists():
+        why = f"is a symbolic link to {path.readlink()}, which is not there; mend or remove the link"
+    else:
+        why = "is no regular file (a pipe, a socket or a device); write its content to a file"
+    raise ValueError(one_line(f"{path}: {why}"))
 
 
 def _glob(pattern: str) -> list[str]:
@@ -66,18 +81,19 @@ def kind_of(path: Path) -> tuple[str, str]:
     compression = COMPRESSIONS.get(path.suffix, "")
     kind = path.with_suffix("").suffix if compression else path.suffix
     if kind not in (".jsonl", ".json") and (kind, compression) != (".parquet", ""):
-        raise ValueError(f"{path}: of no known kind; known by their names: {KNOWN}")
+        raise ValueError(f"{one_line(path)}: of no known kind; known by their names: {KNOWN}")
     return kind, compression
 
 
-def read(path: Path, limit: int) -> Iterator[Item | Note]:
-    """Everything a file holds, then the notes on it; a line of more than `limit` bytes is a fault of its own.
+def read(path: Path, limit: int, asked: set[str] | None = None) -> Iterator[Item | Note]:
+    """Everything a file holds, then the notes on it; a line or row of more than `limit` bytes is a fault of its own.
 
-    Raises ValueError for a file that is cut off or corrupt between records.
+    `asked`: the fields that anybody looks at, None for all; only Parquet, see there, tells them from others. Raises
+    ValueError for a file that is cut off or corrupt between records.
     """
     kind, compression = kind_of(path)
     if kind == ".parquet":
-        yield from parquet.read(path)
+        yield from parquet.read(path, limit, asked)
         return
     notes = Notes(str(path))
     with open_bytes(path, compression) as handle:

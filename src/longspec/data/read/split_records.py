@@ -20,12 +20,13 @@ from longspec.data.align.align_base import Record
 from longspec.data.read.items import Item, Note
 from longspec.data.read.records import RecordError, to_messages_or_text
 from longspec.data.read.rejects import ORIGINALS, ROWS, Rejects, open_rejects
+from longspec.shown import ManyLinesError
 
 KEPT = {"train": "train.jsonl", "held_out": "held_out.jsonl"}
 OUTPUTS = [*KEPT.values(), ROWS, ORIGINALS]
 
 
-class RefusedError(ValueError):
+class RefusedError(ManyLinesError):
     """A dataset that was read whole and is not to be gone on with."""
 
 
@@ -177,4 +178,4 @@ def _refuse(name: str, settings: dict[str, Any], folder: Path, records: dict[str
     ]
     if rejected:
         lines.append(f"Each fault: {folder / ROWS}; the original bytes: {folder / ORIGINALS}")
-    raise RefusedError("\n".join([*lines, fix]))
+    raise RefusedError(*lines, fix)

@@ -1,0 +1,64 @@
+"""Text from data and names of files for a terminal or a log: what would move its cursor, or what nobody sees, as signs.
+
+Control characters stand as their pictures (␛, ␊), characters that are drawn as nothing or that turn the direction of writing
+by their numbers (<U+202E>). All other text stays as it is.
+"""
+
+import logging
+import re
+from typing import TextIO
+
+# Unicode's "default ignorable" characters, drawn as nothing: zero-width ones, marks of direction, fillers. As the inside of a
+# class of a regular expression. The variation selectors are apart: emoji of everyday text end with one.
+_ZERO_WIDTH = (
+    "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufff8"
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+)
+DRAWN_AS_NOTHING = _ZERO_WIDTH + "\ufe00-\ufe0f"
+# Beside these: C0 and C1 controls, Unicode's own line ends, marks of annotations, surrogates, which no encoding can write.
+_SIGNS = re.compile(f"[\0-\x1f\x7f-\x9f\u2028\u2029\ufff9-\ufffb\ud800-\udfff{_ZERO_WIDTH}]")
+
+
+def _sign(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    if code < 0x20:
+        return chr(0x2400 + code)
+    return "\u2421" if code == 0x7F else f"<U+{code:04X}>"
+
+
+def one_line(text: object) -> str:
+    """The text as it can be written within one line."""
+    return _SIGNS.sub(_sign, str(text))
+
+
+def lines(text: str) -> str:
+    """The text with its line ends, each line as it can be written."""
+    return "\n".join(one_line(line) for line in text.split("\n"))
+
+
+class ManyLinesError(ValueError):
+    """A user's mistake told in several lines, each one argument."""
+
+    def __str__(self) -> str:
+        return "\n".join(self.args)
+
+
+def error(fault: ValueError) -> str:
+    """The last words of a verb that ends for a user's mistake: one line, or those of ManyLinesError."""
+    told = fault.args if isinstance(fault, ManyLinesError) else [fault]
+    return "error: " + "\n".join(one_line(line) for line in told)
+
+
+class _Formatter(logging.Formatter):
+    """One line a message, whatever it quotes."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = one_line(record.message)
+        return super().formatMessage(record)
+
+
+def start_logging(form: str, stream: TextIO | None = None) -> None:
+    """Send what is logged at INFO and above to a stream, standard error unless one is given; `form` is logging's."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(_Formatter(form, "%H:%M:%S"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])

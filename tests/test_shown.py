@@ -1,0 +1,47 @@
+"""Signs in place of what a terminal would obey or nobody would see."""
+
+import io
+import logging
+import sys
+import unicodedata
+
+import pytest
+
+from longspec import shown
+
+
+def test_everyday_text_stays_as_it_is() -> None:
+    text = "größer, naïve, 数学, العربية, हिन्दी, 🙂 ❤️ 👍🏽, “quotes” – x² ≤ 3 €, a\\nb \u00a0\u3000"
+    assert shown.one_line(text) == text
+    assert shown.lines(f"{text}\n\n{text}\n") == f"{text}\n\n{text}\n"
+
+
+def test_every_control_and_format_character_becomes_a_sign_of_its_own() -> None:
+    """By Unicode's own table: controls, surrogates, line ends, and format characters that are drawn as nothing."""
+    drawn = {*range(0x600, 0x606), 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110CD, *range(0x13430, 0x13440)}
+    for code in range(sys.maxunicode + 1):
+        if unicodedata.category(chr(code)) in ("Cc", "Cf", "Cs", "Zl", "Zp") and code not in drawn:
+            sign = shown.one_line(chr(code))
+            assert sign.isprintable(), hex(code)
+            assert shown.lines(f"a{chr(code)}b") == ("a\nb" if code == 10 else f"a{sign}b")
+    signs = {shown.one_line(chr(code)) for code in range(0xA0)}
+    assert len(signs) == 0xA0
+    assert (shown.one_line("a\x1b[31m\r\n\x7f\u202e\ud800"), shown.one_line(3)) == ("a␛[31m␍␊␡<U+202E><U+D800>", "3")
+
+
+def test_an_error_is_one_line_unless_it_says_that_it_has_many() -> None:
+    assert shown.error(ValueError("a.jsonl\nerror: all is well\x1b[0m")) == "error: a.jsonl␊error: all is well␛[0m"
+    many = shown.ManyLinesError("two faults:", "first\nsecond")
+    assert shown.error(many) == "error: two faults:\nfirst␊second"
+    assert str(many) == "two faults:\nfirst\nsecond"
+    with pytest.raises(UnicodeDecodeError) as caught:
+        b"\xff".decode()
+    assert "invalid start byte" in shown.error(caught.value)
+
+
+def test_a_logged_message_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    root, stream = logging.Logger("root"), io.StringIO()
+    monkeypatch.setattr(logging, "root", root)
+    shown.start_logging("%(levelname)s %(message)s", stream)
+    root.warning("%s is\x1b[2J", "a\nINFO b")
+    assert stream.getvalue() == "WARNING a␊INFO b is␛[2J\n"
