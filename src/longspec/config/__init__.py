@@ -6,12 +6,13 @@ Snakemake imports this room: no torch here.
 from longspec.config.checks import ATTENTION, CHOICES, OFFLOADS, PARTITIONED, REPLICATED, TRACKERS, check_trackers
 from longspec.config.compose import CONFIG_DIR, ConfigError, compose, compose_stage, stages_of
 from longspec.config.frozen import differences, load, plain, to_yaml, typed
-from longspec.config.schema import Build, Config, Data, DeepSpeed, Files, Model, Optimizer, Recipe, Runtime
+from longspec.config.schema import LATER, Build, Config, Data, DeepSpeed, Files, Model, Optimizer, Recipe, Runtime
 
 __all__ = [
     "ATTENTION",
     "CHOICES",
     "CONFIG_DIR",
+    "LATER",
     "OFFLOADS",
     "PARTITIONED",
     "REPLICATED",

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AttentionMaskInterface
 
 from longspec.models.attention.backends import AUTO, target_attention
 from longspec.models.attention.visibility import Visibility
@@ -86,9 +86,18 @@ def states_attention(
     return states.attend(module, q_BNCD, k_BKTD, v_BKTD, **arguments), None
 
 
-# Without a mask function of the same name transformers makes no mask, and does not guess packing from the positions.
+def no_mask(*_: Any, attention_mask: Tensor | None = None, **__: Any) -> None:
+    """transformers' hook for masks: none is made, and packing is not guessed from positions. Raises ValueError for padding."""
+    if attention_mask is not None and not attention_mask.all():
+        raise ValueError(
+            "attention_mask: a target that was loaded with its draft knows no padding; give rows without it, decode by "
+            "longspec.decode.generate, or load the target by AutoModelForCausalLM"
+        )
+
+
 STATES_ATTENTION = "longspec_states"
 AttentionInterface.register(STATES_ATTENTION, states_attention)
+AttentionMaskInterface.register(STATES_ATTENTION, no_mask)
 
 
 class _KeysAndValuesOnly(nn.Module):
