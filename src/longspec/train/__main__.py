@@ -219,7 +219,7 @@ def publish(job: Job, folder: Path, ranks: Ranks, times: dict[str, float], steps
     }
     life.check_owner()
     write_json(job.out / "checkpoint.json", content)
-    log(f"done: {job.out / 'save_load.json'}")
+    log(f"done: {job.out / 'checkpoint.json'}")
 
 
 def fence_of(job: Job, lease: Lease | None, control: Any) -> Fence:
