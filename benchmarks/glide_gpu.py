@@ -6,8 +6,8 @@
 
 A step is the target's forward, the draft's forward and backward, and AdamW in float32 on a float32 copy of the draft's
 weights, all on the GPU, with the fastest attention that is there and once with torch's own (sdpa). Utilisation counts the
-operations that the formulas need (longspec/train/estimate/flops.py), against what a large bf16 product reaches on this card in the
-same run. Kept in glide_gpu.json, which grows row by row.
+operations that the formulas need (longspec/train/estimate/flops.py), against what a large bf16 product reaches on this card
+in the same run. Kept in glide_gpu.json, which grows row by row.
 
 Shapes: B rows, S tokens.
 """
