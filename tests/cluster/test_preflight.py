@@ -24,7 +24,7 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 from longspec.atomic_files import describe_files, read_json, write_json, write_text
 from longspec.cluster import preflight, preflight_compute, preflight_job, preflight_node
 from longspec.cluster.preflight_ranks import FAIL, OK, WARN, Facts, Finding, Place, host_memory
-from longspec.config import Recipe, Runtime, compose, load, to_yaml
+from longspec.config import Recipe, Runtime, compose, load, to_yaml, typed
 from longspec.data.chat.chat_template import CHATML
 from longspec.distributed import Ranks
 from longspec.models.attention import flash
@@ -80,7 +80,8 @@ def place_in(tmp_path: Path, job: Path) -> MakePlace:
 
     def make(*overrides: str, **changed: Any) -> Place:
         config = compose("train", [*RECIPE, *overrides])
-        recipe, runtime = (OmegaConf.create(to_yaml(section)) for section in (config.recipe, config.runtime))
+        recipe = typed(to_yaml(config.recipe), Recipe, folder / "recipe.yaml")
+        runtime = typed(to_yaml(config.runtime), Runtime, folder / "runtime.yaml")
         files = {name: folder / f"{name}_manifest.json" for name in ("target", "tokenizer")}
         facts = {0: Facts("here", time.time(), {"torch": "1"}, 0, host_memory=host_memory())}
         place = Place(Ranks(0, 0, 1), Store(), 5.0, [recipe], [runtime], out=folder / "out", facts=facts, **files)
