@@ -111,13 +111,13 @@ def _attend_in_parts(
 
 
 def _tree_mask(visibility: TreeVisibility, q_BKQD: Tensor) -> Tensor:
-    """What hides the nodes that are not on a node's path, [B, 1, Q, L], to be added to scores."""
+    """Additive mask [B, 1, Q, L] that hides from each node the nodes that are not on its path."""
     groups = q_BKQD.shape[2] // visibility.tree_BSL.shape[1]
     return visibility.once(("tree", groups), lambda: _additive(~visibility.tree_BSL.repeat(1, groups, 1)[:, None], q_BKQD))
 
 
 def _padding(visibility: TreeVisibility, q_BKQD: Tensor, prefix: int) -> Tensor | None:
-    """What hides the places behind the shorter rows, alike for all queries, [B, 1, 1, P]; None where no row is shorter."""
+    """Additive mask [B, 1, 1, P] that hides the places behind shorter rows from all queries; None where no row is shorter."""
     if all(length == prefix for length in visibility.lengths):
         return None
 
