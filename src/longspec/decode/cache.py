@@ -60,7 +60,7 @@ class RoomyLayer(DynamicLayer):
 
 
 def _roomy(x_BKTD: Tensor, total: int) -> Tensor:
-    """The same at the front of room for `total` tokens."""
+    """A copy of keys or values at the front of a tensor with room for `total` tokens."""
     room = x_BKTD.new_empty(*x_BKTD.shape[:2], total, x_BKTD.shape[3])
     room[:, :, : x_BKTD.shape[2]] = x_BKTD
     return room
@@ -78,7 +78,7 @@ def cut(cache: Cache, longest: int) -> None:
 
 
 def compact(cache: Cache, nodes: int, path_BE: Tensor, lengths_B: Tensor, longest: int) -> None:
-    """Of the `nodes` newest keys and values keep each row's path, behind its lengths_B[b] tokens, and cut to `longest`.
+    """Keep of the `nodes` newest keys and values each row's path, behind its lengths_B[b] tokens, and cut to `longest`.
 
     Moves E tokens a row and layer, in place. Path entries beyond a row's kept ones land behind its end, where nothing is.
     """

@@ -140,7 +140,7 @@ def _started(
 
 
 class _Texts:
-    """What has been decoded, on the host."""
+    """The texts decoded so far, on the host."""
 
     def __init__(self, prompts: list[list[int]], stops: Stops, max_new_tokens: int, on_tokens: OnTokens | None) -> None:
         self.rows = [Row() for _ in prompts]
