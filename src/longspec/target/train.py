@@ -41,7 +41,7 @@ class Phase:
 
     @property
     def name(self) -> str:
-        """What the log and the manifest call it."""
+        """Name of the phase in the log and the manifest."""
         return f"{self.dataset}-{self.rows.sequence_length}"
 
     def batch(self, step: int, seed: int) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What a step's row says beside its losses: speed, share of the machine used, memory, and an estimate of acceptance."""
+"""Numbers of a step's row beside its losses: speed, share of the machine used, memory, and an estimate of acceptance."""
 
 import resource
 from typing import Any
@@ -55,7 +55,7 @@ class Meter:
         self.phases.watch(states)
 
     def operations(self, step: int) -> flops.Operations:
-        """Of the 0-based optimizer step, over all ranks."""
+        """Floating-point operations of an optimizer step (0-based), over all ranks."""
         batches = self.batches
         row_numbers = batches.row_numbers(step)
         tokens = len(row_numbers) * batches.rows.sequence_length

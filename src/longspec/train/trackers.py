@@ -21,7 +21,7 @@ FINISH_SECONDS = 30  # at most, for what a tracker has not uploaded yet when the
 
 @dataclass(frozen=True)
 class Run:
-    """What a tracker is started with."""
+    """A run as a tracker is given it at its start."""
 
     id: str
     name: str
@@ -118,7 +118,7 @@ class WandB:
 
 
 class SwanLab:
-    """The same at SwanLab."""
+    """A run on SwanLab's server; offline, a folder for each start of the job that holds the whole run so far."""
 
     def __init__(self, run: Run) -> None:
         import swanlab

@@ -1,4 +1,4 @@
-"""What the Slurm jobs of a stage ask for: machines, processes, memory and minutes, from its estimate."""
+"""The resources that a stage's Slurm jobs request: machines, processes, memory and minutes, from its estimate."""
 
 import math
 from dataclasses import dataclass
