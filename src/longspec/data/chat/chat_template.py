@@ -93,7 +93,7 @@ class ChatTemplate:
         return texts[0], marked[0] if marked else []
 
     def lay_out(self, messages: Messages) -> Conversation:
-        """The whole conversation. Raises LayoutError when the template refuses it or its answers cannot be told."""
+        """The whole conversation. Raises LayoutError when the template refuses it or its answers cannot be located."""
         try:
             text, answers = self._answers(messages, ask=False)
             if messages[-1]["role"] == "assistant" and not answers[-1].whole:
@@ -142,5 +142,5 @@ class ChatTemplate:
 
 @lru_cache(maxsize=4096)
 def _skeleton(template: ChatTemplate, roles: tuple[str, ...], ask: bool) -> Skeleton:
-    """The template's words for a sequence of roles, found once."""
+    """The template's text for a sequence of roles, computed once."""
     return answer_spans.skeleton(template.render, roles, ask, template.tokens)

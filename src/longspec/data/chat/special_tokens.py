@@ -10,7 +10,7 @@ REASONING = ("<think>", "</think>", "[THINK]", "[/THINK]")
 
 
 class LayoutError(ValueError):
-    """A conversation that the chat template does not lay out, or not so that its answers can be told."""
+    """A conversation that the chat template does not lay out, or not so that its answers can be located."""
 
 
 def special_names(tokenizer: Any) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ NUMBERED = re.compile(r"(.*-)(\d+)-of-(\d+)(?=[-.])")
 
 @dataclass(frozen=True)
 class Source:
-    """What an hf: name says: a repository, and its config and split (`parts`, either may be left out) or a file."""
+    """A parsed hf: name: a repository, and its config and split (`parts`, either may be left out) or a file."""
 
     text: str
     repository: str
