@@ -56,7 +56,7 @@ def compose(name: str, overrides: list[str], config_dir: Path = CONFIG_DIR) -> D
 
 
 def _composed(name: str, overrides: list[str], config_dir: Path) -> DictConfig:
-    """What the files and overrides make; its values are not looked at."""
+    """Returns the config that the files and overrides give; its values are not checked."""
     _store_schemas()
     folders = list(dict.fromkeys([config_dir.resolve(), CONFIG_DIR]))
     if len(folders) > 1:
