@@ -66,7 +66,7 @@ class Measurer:
             "positions": fast.position_acceptance(setting.depth),
             "acceptance_length": fast.new_tokens / max(1, fast.rounds),
             **vars(verdict),
-            # Of as many tokens: the last round may bring more than were asked for.
+            # Scaled to as many tokens: the last speculative round may bring more than were asked for.
             "seconds_plain": plain.seconds / max(1, len(plain.ids) - 1) * fast.new_tokens,
             "seconds_speculative": decoded.seconds,
             "seconds_draft": decoded.seconds_draft,

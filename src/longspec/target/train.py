@@ -214,7 +214,7 @@ def make(build: Build, tokenizer_manifest: Path, data: list[Path], out: Path) ->
     if len(tokenizer) != build.vocabulary:
         raise ValueError(f"build.vocabulary: {build.vocabulary}, but {tokenizer_manifest} holds {len(tokenizer)} entries")
     phases = open_phases(build.mixture, data, tokenizer_hash)
-    # The same weights each time, for the same number of threads.
+    # So that each run with the same number of threads gives the same weights.
     torch.use_deterministic_algorithms(True)
     started = time.perf_counter()
     model = new_model(build, tokenizer.eos_token_id)

@@ -50,7 +50,7 @@ from longspec.train.setup import build_trainer, identity_of, open_rows, total_st
 from longspec.train.throughput import Meter
 from longspec.train.tracking import Trackers, chosen
 
-# Of a stage that has no checkpoint yet.
+# Progress of a stage that has no checkpoint yet.
 FRESH: dict[str, Any] = {"step": 0, "tokens_seen": 0, "seconds": 0.0, "saving": 0.0}
 VERSIONS_OF = ("longspec", "torch", "transformers", "deepspeed", "numpy", "pyarrow", "tokenizers")
 

@@ -41,7 +41,7 @@ def boot(ranks: Ranks, timeout_minutes: int) -> tuple[torch.device, Any]:
     if on_gpu:
         torch.cuda.set_device(device)
     if sys.platform == "linux" and os.environ["MASTER_ADDR"] in ("localhost", "127.0.0.1"):
-        # Else gloo looks for the address of this machine's name, which laptops and containers often cannot tell.
+        # Else gloo looks for the address of this machine's name, which laptops and containers often cannot resolve.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     backend, timeout = "nccl" if on_gpu else "gloo", timedelta(minutes=timeout_minutes)
     store, rank, world_size = next(iter(dist.rendezvous("env://", timeout=timeout)))

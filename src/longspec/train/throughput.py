@@ -65,7 +65,7 @@ class Meter:
         return flops.operations(self.config, method, settings, tokens, documents, labels, with_llm_loss=with_loss)
 
     def numbers(self, row: dict[str, Any]) -> dict[str, Any]:
-        """To be added to a step's row, which holds step (counted from 1), tokens, seconds and agreement; for rank 0.
+        """Numbers to be added to a step's row, which holds step (counted from 1), tokens, seconds and agreement; for rank 0.
 
         `flops` and `mfu` count the model's own operations; `phases` are seconds of this rank since the row before, so a
         save shows in the row after it.

@@ -45,7 +45,7 @@ class Tracker(Protocol):
         """One step's numbers; steps come in order."""
 
     def replayed(self) -> None:
-        """It has been sent all of the record."""
+        """Called once the tracker has been sent the whole record of earlier steps."""
 
     def finish(self, *, failed: bool) -> None:
         """Hand over what is left and close."""
@@ -113,7 +113,7 @@ class WandB:
                 shutil.rmtree(folder)
 
     def finish(self, *, failed: bool) -> None:
-        """Bounded by FINISH_SECONDS; what was not uploaded by then stays on the disk for `wandb sync`."""
+        """Finish the run within FINISH_SECONDS; what was not uploaded by then stays on the disk for `wandb sync`."""
         self.run.finish(exit_code=int(failed))
 
 

@@ -45,7 +45,7 @@ class Operations:
 
     @property
     def total(self) -> float:
-        """All of them."""
+        """The sum of all three."""
         return self.target + self.draft + self.head
 
 

@@ -53,7 +53,7 @@ class Plan:
     disk: int
 
     def hours(self, rate: float) -> float:
-        """At so many operations a second of each rank."""
+        """Hours of training, when each rank does `rate` operations a second."""
         return self.steps * self.operations.total / (rate * self.setup.world_size) / 3600
 
 

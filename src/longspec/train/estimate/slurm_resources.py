@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from longspec.train.estimate.memory import GIB, Setup, estimate, peak
 
-# Of a job: start, dry batch, resuming, and an estimate of the speed that is not exact.
+# Time of a job beside training: start, dry batch, resuming; and a factor, since the estimated speed is not exact.
 START_MINUTES, TIME_MARGIN = 10, 1.25
 RANK_BYTES = 6 * GIB  # of a process with torch, CUDA's libraries and its batches, on the host: a round guess
 

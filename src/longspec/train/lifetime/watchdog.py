@@ -33,7 +33,7 @@ CAUSE = "cause"
 
 @dataclass(frozen=True)
 class Cause:
-    """Why the job ends, and the ranks that are to blame and can write nothing; none when a rank itself tells its error."""
+    """Why the job ends, and the ranks that are to blame and can write nothing; none when a rank reports its own error."""
 
     reason: str
     culprits: list[int]
@@ -140,7 +140,7 @@ class Watchdog:
         # Ranks that wait for a slower one stand still too; the culprits are those that came by least often.
         within = [rank for rank in self._everyone if self._known[rank] != LEFT]
         behind = [rank for rank in within if self._passed[rank] == min(self._passed[rank] for rank in within)]
-        # Of ranks that came equally far the ones without a beat are stopped, and the others wait for them.
+        # Among ranks that came equally far, those without a beat are stopped processes, for which the others wait.
         behind = [rank for rank in behind if self._beats - self._heard_at[rank] > max(2, self.seconds / 2)] or behind
         others = ", for which the others wait" if len(behind) < self.ranks.world_size else ""
         return Cause(f"no progress for {self.seconds:g} s (runtime.watchdog_seconds): {self._names(behind)}{others}", behind)
