@@ -81,7 +81,7 @@ def state_of(stage: Stage, job: QueuedJob | None, slurm: Slurm) -> str:
 
 
 def record(stage: Stage, slurm: Slurm) -> dict[str, Any]:
-    """All that is shown of a stage, as --json prints it."""
+    """The fields that are shown of a stage, as --json prints them."""
     job = slurm.job_of(stage)
     state = state_of(stage, job, slurm)
     # A job that does not run goes on from its checkpoint, whatever it did after that.

@@ -9,8 +9,8 @@ from typing import Any
 
 from omegaconf import MISSING
 
-# Of a field that came later than the first frozen recipes: it is not written while it stands at its default, so that no
-# finished stage is trained again for it.
+# Metadata of a field that is newer than the first frozen recipes: it is not written while it has its default value, so
+# that no finished stage is trained again for it.
 LATER = {"later": True}
 
 

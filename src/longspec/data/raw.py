@@ -1,4 +1,4 @@
-"""From a source to validated records, held-out ones apart, each record counted: the `raw` verb."""
+"""The `raw` verb: reads a source into validated records, held-out ones apart, and counts every record."""
 
 import math
 from collections.abc import Callable, Iterator

@@ -96,7 +96,7 @@ class Tally:
             )
 
     def describe(self, most: float) -> dict[str, Any]:
-        """For the manifest; `allowed` is the share of all shards' records that may be skipped."""
+        """The counts for the manifest; `allowed` is the share of all shards' records that may be skipped."""
         reasons = {reason: {"count": self.skipped[reason], "first": self.first[reason]} for reason in sorted(self.skipped)}
         return {
             "skipped": {"count": self.skipped.total(), "allowed": most, "reasons": reasons},

@@ -102,7 +102,7 @@ class ChatTemplate:
             raise LayoutError(f"the chat template refuses it: {error}") from error
         spans = [(answer.start, answer.end) for answer in answers]
         end = spans[-1][1]
-        # What the layout writes after the last end marker is never generated; the document ends with the answer.
+        # Text of the template after the last end marker is never generated; the document ends with the answer.
         text = text[:end] if not text[end:].strip() else text
         return Conversation(text, spans, answers[-1].as_served, sum(not answer.whole for answer in answers))
 

@@ -76,7 +76,7 @@ def _matches(source: Source, name: str) -> bool:
 
 
 def choose(source: Source, names: list[str], card: str) -> list[str]:
-    """Those paths of a repository that a name stands for. `card`: the text of its README.md, where configs are declared.
+    """The paths of a repository that a name stands for. `card`: the text of its README.md, where configs are declared.
 
     Raises UnavailableError when there are none.
     """

@@ -72,7 +72,7 @@ def _check_regular(path: Path) -> None:
 
 
 def _glob(pattern: str) -> list[str]:
-    """Not Path.glob: that one also finds hidden files, such as those still being written."""
+    """Paths that match a pattern. Path.glob also finds hidden files, such as those still being written."""
     return glob.glob(pattern, recursive=True)  # noqa: PTH207
 
 
