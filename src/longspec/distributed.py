@@ -67,9 +67,9 @@ def die_with_parent() -> None:
 
 
 def stat_of(process: object) -> list[str]:
-    """What Linux tells of a process of this machine: its state, its parent and so on (man proc); [] when it is no more.
+    """The fields of a process in /proc/PID/stat (man proc): its state, its parent and so on; [] when it has ended.
 
-    One that has ended and that its parent has not asked for its exit code is no more either.
+    A zombie, which has ended but whose parent has not read its exit code yet, counts as ended.
     """
     try:
         # The second field is the command's name in brackets, which may hold anything.
@@ -104,7 +104,7 @@ def end_at_once(code: int) -> NoReturn:
 def leave_words(error: BaseException, ranks: Ranks, *, known: bool) -> None:
     """Leave why this rank fails where torchrun looks for it, so that the first rank's words can be told from the others'.
 
-    `known`: the message says all; else the traceback is told too. The format is torchrun's own (its ErrorHandler).
+    `known`: the message says all; else the traceback is written too. The format is torchrun's own (its ErrorHandler).
     """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path is None:

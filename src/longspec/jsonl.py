@@ -46,7 +46,7 @@ _decoder = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant)
 
 
 def _decode(text: str | bytes) -> Any:
-    assert isinstance(text, str)  # jsonlines decodes, and tells bytes that are no UTF-8 apart
+    assert isinstance(text, str)  # jsonlines decodes, and reports bytes that are not UTF-8 by itself
     return _decoder.decode(text)
 
 
@@ -78,7 +78,7 @@ class Parser:
 
 
 def _reason(cause: BaseException | None, line: bytes) -> str:
-    """What is wrong with a line that is no JSON, without the line number that a parser of one line gives."""
+    """Why a line is no JSON, without the parser's line number, which is always 1: it is given one line at a time."""
     if cause is None:  # jsonlines keeps null apart
         return "must be a JSON object, is null"
     if b"\0" in line:

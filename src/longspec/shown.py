@@ -37,7 +37,7 @@ def lines(text: str) -> str:
 
 
 class ManyLinesError(ValueError):
-    """A user's mistake told in several lines, each one argument."""
+    """A user's mistake that takes several lines, each one argument."""
 
     def __str__(self) -> str:
         return "\n".join(self.args)

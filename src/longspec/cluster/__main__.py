@@ -1,4 +1,4 @@
-"""What belongs to a cluster, `python -m longspec.cluster <verb> --help`:
+"""Commands for jobs on a cluster, `python -m longspec.cluster <verb> --help`:
 
 launch      start a job's ranks, on one node or several, with a log of its own for each attempt
 status      a table of all stages: steps, speed, time left, last checkpoint, Slurm job

@@ -31,7 +31,7 @@ def new_log(log: Path) -> Path:
 
 
 def last_words(text: str, errors: Path) -> str:
-    """Why an attempt failed: the words of the rank that failed first, else the first error that the log tells.
+    """Why an attempt failed: the words of the rank that failed first, else the first error in the log.
 
     `errors` is torchrun's folder, in which each rank of each machine that raises leaves error.json.
     """

@@ -25,7 +25,7 @@ from longspec.distributed import die_with_parent
 # Ports below those that systems give away by themselves; two jobs that share a node have different numbers.
 FIRST_PORT, PORTS = 20000, 10000
 PATIENCE = 600  # seconds that torchrun gives its ranks after a SIGTERM to end their step and save; its own default is 30
-OTHERS = 60  # seconds for the other nodes, when one has ended, to tell why and to give the folder back
+OTHERS = 60  # seconds for the other nodes, when one has ended, to report why and to give the folder back
 TRIES, PAUSE = 4, 5.0  # a scheduler that is restarted is away for some seconds
 MODULE = [sys.executable, "-m", "torch.distributed.run"]
 
@@ -62,7 +62,7 @@ def torchrun(options: argparse.Namespace, errors: Path | None) -> list[str]:
 
 
 def srun(options: argparse.Namespace, log: Path | None) -> list[str]:
-    """What starts a command once on each node of this Slurm job, with all of the node's cores and GPUs."""
+    """The srun command that starts a program once on each node of this Slurm job, with all of the node's cores and GPUs."""
     command = ["srun", f"--nodes={options.nodes}", f"--ntasks={options.nodes}", "--ntasks-per-node=1", "--mpi=none"]
     command += [f"--cpus-per-task={options.cpus * options.tasks}", "--kill-on-bad-exit=0", f"--wait={OTHERS}"]
     command += [f"--gres={options.gres}"] if options.gres else []
@@ -71,7 +71,7 @@ def srun(options: argparse.Namespace, log: Path | None) -> list[str]:
 
 
 def asked(command: list[str]) -> str:
-    """What a Slurm command answers. Raises ValueError when it gives no answer for a while."""
+    """The output of a Slurm command. Raises ValueError when it gives none in several tries."""
     for attempt in range(TRIES):
         time.sleep(PAUSE if attempt else 0)
         done = subprocess.run(command, capture_output=True, text=True)
@@ -81,7 +81,7 @@ def asked(command: list[str]) -> str:
 
 
 def nodes_of(job: str) -> list[str]:
-    """The names of a Slurm job's nodes; the executor has removed the variables that tell them."""
+    """The names of a Slurm job's nodes; the executor has removed the variables that hold them."""
     listed = asked(["squeue", "--noheader", "--jobs", job, "--format", "%N"])
     return asked(["scontrol", "show", "hostnames", listed]).split()
 

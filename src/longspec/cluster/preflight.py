@@ -28,7 +28,7 @@ from longspec.distributed import Ranks, end_at_once, find_ranks
 
 WHOLE = 5  # times the limit of one check is the limit of all
 Check = Callable[[Place], Finding | None]
-# In this order, on every rank; None: another rank tells it.
+# Run in this order on every rank; a check returns None where another rank reports its finding.
 CHECKS: dict[str, Check] = {
     "ranks": preflight_node.ranks,
     "versions": preflight_node.versions,
@@ -85,7 +85,7 @@ def place_of(options: argparse.Namespace, ranks: Ranks) -> Place:
 
 
 def limited(check: Check, place: Place, seconds: float) -> Finding | None:
-    """What a check finds; an exception in it, or no end, is a finding too. A thread that hangs is left behind."""
+    """Run a check; an exception in it, or no end in time, is a finding too. A thread that hangs is left behind."""
     found: list[Finding | None] = []
 
     def run() -> None:
@@ -115,7 +115,7 @@ def run_checks(place: Place, until: float, checks: dict[str, Check]) -> None:
             if finding is not None:
                 found[name] = asdict(finding)
     except Told:
-        # Not as the others tell it: they may have crashed in it, or wait for this rank.
+        # The check that was stopped counts as failed: other ranks may have crashed in it, or wait for this one.
         later = dict.fromkeys(list(checks)[list(checks).index(name) + 1 :], asdict(Finding(WARN, "told to stop before it")))
         place.tell("findings", {name: asdict(Finding(FAIL, "told to stop in it"))} | later | found)
         raise
@@ -187,7 +187,7 @@ def lead(place: Place, report: Path | None, until: float) -> int:
     """Rank 0: check, gather, print; the exit code."""
 
     def told(*_: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Slurm and the launcher may both tell
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Slurm and the launcher may both send it
         raise Told
 
     signal.signal(signal.SIGTERM, told)

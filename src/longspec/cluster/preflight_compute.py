@@ -1,4 +1,4 @@
-"""What a preflight checks of what computes on this node: the optimizer, bfloat16, attention, the loss."""
+"""Preflight checks of computing on this node: the optimizer, bfloat16, attention, the loss."""
 
 import importlib
 import logging
@@ -94,7 +94,7 @@ def _result(backend: str, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def attention_backend(place: Place, wanted: str, dtype: torch.dtype) -> Finding:
-    """What one setting resolves to, and whether it computes what sdpa does."""
+    """Checks which backend a setting resolves to, and that its output is that of sdpa."""
     width = head_width(place.config)
     backend, why = _choice(wanted, place.device, dtype, width)
     if backend not in (backends.FLASH, backends.FLEX):

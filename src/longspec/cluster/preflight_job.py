@@ -1,4 +1,4 @@
-"""What a preflight checks for one job: memory, disk, the target and its tokenizer, and the services it reports to."""
+"""Preflight checks of one job: memory, disk, the target and its tokenizer, and the services it reports to."""
 
 import json
 import os
@@ -38,7 +38,7 @@ CHAT = [
 
 
 def setups(place: Place) -> dict[str, Setup]:
-    """What memory and disk depend on, of each stage. Raises ValueError when the ranks cannot share a global batch."""
+    """Inputs of the memory and disk estimates, by stage. Raises ValueError when the ranks cannot share a global batch."""
     found, nodes = {}, place.ranks.world_size // len(place.neighbours)
     for recipe, runtime in place.stages:
         world_size = nodes * sharing_ranks(recipe.global_batch, nodes, len(place.neighbours))
@@ -135,7 +135,7 @@ def _see_file(place: Place) -> Finding | None:
         return Finding(FAIL, f"rank 0 has written no file within {place.seconds:.0f} s", "see whether the file system hangs")
     name, text = shown[0]
     if not name:
-        return None  # rank 0 tells why
+        return None  # rank 0 reports why
     path, until = Path(name), time.monotonic() + place.seconds / 2
     try:
         while not (path.parent.is_dir() and path in path.parent.iterdir()):

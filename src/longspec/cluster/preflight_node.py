@@ -1,4 +1,4 @@
-"""What a preflight checks of the nodes: whether all ranks came and are alike, their limits, GPUs, and sums over all of them."""
+"""Preflight checks of the nodes: whether all ranks came and are alike, their limits, GPUs, and sums over all of them."""
 
 import importlib
 import os
@@ -70,7 +70,7 @@ def clock(place: Place) -> Finding | None:
 
 
 def limits(place: Place) -> Finding | None:
-    """What the node's system leaves a process."""
+    """Does this node allow enough open files and shared memory? HF_HUB_OFFLINE is shown too."""
     if not place.is_first_of_node:
         return None
     found, fixes = [], []

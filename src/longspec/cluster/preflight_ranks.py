@@ -1,4 +1,4 @@
-"""What the checks of a preflight share: what a finding is, this rank's place among those that came, and what ranks tell.
+"""Shared parts of the preflight checks: findings, this rank's place among those that came, and facts that ranks exchange.
 
 Ranks talk through a key-value store alone, which works also where a collective does not.
 """
@@ -34,7 +34,7 @@ VERSIONS_OF = ("longspec", "torch", "transformers", "deepspeed", "tokenizers", "
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found, and what to do about it."""
+    """The result of one check, and how to fix what is wrong."""
 
     level: str
     found: str
@@ -42,12 +42,12 @@ class Finding:
 
 
 class UnreadableTargetError(ValueError):
-    """The target's configuration cannot be used, which the check of the target tells."""
+    """The target's configuration cannot be used, which the check of the target reports."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a rank tells all others about itself; bytes."""
+    """Facts about a rank that all others get; memory in bytes."""
 
     host: str
     time: float  # all take it at the same moment
@@ -112,17 +112,17 @@ class Place:
         return config
 
     def names(self, ranks: Iterable[int]) -> str:
-        """Ranks with their nodes, as far as they told them."""
+        """Names of ranks with their nodes, as far as these are known."""
         listed = list(ranks)
         told = [f"rank {rank}" + (f" ({self.facts[rank].host})" if rank in self.facts else "") for rank in listed[:NAMED]]
         return ", ".join(told) + (f" and {len(listed) - NAMED} more" if len(listed) > NAMED else "")
 
     def tell(self, key: str, content: Any) -> None:
-        """Show the others something."""
+        """Put content under a key of the store, for the other ranks."""
         self.store.set(f"{key}/{self.ranks.rank}", json.dumps(content))
 
     def hear(self, key: str, ranks: Iterable[int], seconds: float) -> dict[int, Any]:
-        """What these ranks show; those that show nothing for so many seconds are left out."""
+        """The contents that these ranks have put under a key; ranks that put none for so many seconds are left out."""
         waiting, heard, until = list(ranks), {}, time.monotonic() + seconds
         while True:
             for rank in list(waiting):

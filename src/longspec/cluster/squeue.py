@@ -1,4 +1,4 @@
-"""What Slurm's queue says about this user's jobs. Slurm is asked here for what is queued, and nowhere else in this room."""
+"""Reads this user's jobs from Slurm's queue; no other module of this folder asks Slurm for queued jobs."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What the folders of trained stages tell, whatever is torn or missing in them. No torch, and Slurm is not asked."""
+"""Reads the state of trained stages from their folders, though files are torn or missing. No torch; Slurm is not asked."""
 
 import json
 import os
@@ -93,7 +93,7 @@ def find(results: Path) -> list[Stage]:
 
 
 def read(folder: Path, name: str, results: Path) -> Stage:
-    """Everything that one stage's folder and its logs tell."""
+    """Reads the state of one stage from its folder and its logs."""
     stage = Stage(name, folder, finished=(folder / "checkpoint.json").is_file())
     stage.status, stage.lease = _object(folder / STATUS, stage.troubles), read_lease(folder)
     _read_rows(stage)

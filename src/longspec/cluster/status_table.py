@@ -81,7 +81,7 @@ def state_of(stage: Stage, job: QueuedJob | None, slurm: Slurm) -> str:
 
 
 def record(stage: Stage, slurm: Slurm) -> dict[str, Any]:
-    """All that is shown of a stage, as --json prints it."""
+    """The fields that are shown of a stage, as --json prints them."""
     job = slurm.job_of(stage)
     state = state_of(stage, job, slurm)
     # A job that does not run goes on from its checkpoint, whatever it did after that.
@@ -157,7 +157,7 @@ def cells(row: dict[str, Any], slurm: Slurm) -> list[Text]:
 
 
 def remarks(row: dict[str, Any]) -> list[str]:
-    """What the table has no room for: why a stage failed or fell silent, and what could not be read."""
+    """Lines below the table for one stage: why it failed or fell silent, and which files could not be read."""
     lines = []
     after = f"after step {row['reached'] or 0} of {row['steps'] or '?'}"
     log = f"  log: {row['log']}" if row["log"] else "  no log of it was found"
@@ -191,7 +191,7 @@ def render(rows: list[dict[str, Any]], slurm: Slurm, console: Console) -> None:
 
 
 def show(results: Path, console: Console, *, as_json: bool) -> None:
-    """Everything once."""
+    """Print the state of all stages once, as a table or as JSON."""
     stages = find(results)
     if not stages:
         print(

@@ -34,7 +34,7 @@ class Tracker:
         return any(folder.glob(f"{self.data}.synced"))
 
 
-# swanlab sync takes the project from the folder, but makes up a new experiment each time unless it is told the run's id.
+# swanlab sync takes the project from the folder, but makes up a new experiment each time unless it is given the run's id.
 TRACKERS = (
     Tracker("wandb", "offline-run-*", "*.wandb", lambda folder: [], "--entity"),
     Tracker("swanlab", "run-*", "*.swanlab", lambda folder: ["--id", folder.name.split("-", 2)[2]], "--workspace"),
@@ -80,7 +80,7 @@ def upload(tracker: Tracker, folder: Path, options: argparse.Namespace) -> None:
     chosen += [tracker.owner, options.owner] if options.owner else []
     command = [executable(tracker.name), "sync", *tracker.options(folder), *chosen, str(folder)]
     code, words = last_words(command, 60 * options.minutes)
-    # Neither exit code tells all: wandb ends with 0 and without its mark, swanlab with 0 and these words.
+    # An exit code of 0 proves no upload: wandb ends with 0 and without its mark, swanlab with 0 and these words.
     unsaid = tracker.name == "wandb" and not tracker.is_uploaded(folder)
     if code or unsaid or any("Confirm sync finish failed" in line for line in words):
         raise ValueError(f"{words[-1]} (exit code {code})")

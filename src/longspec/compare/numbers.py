@@ -58,7 +58,7 @@ def differing(first: Row, second: Row) -> list[tuple[str, Any, Any]]:
 
 
 def training(pair: Pair) -> list[Row]:
-    """What each stage trained on in either run, and losses in nats a token: means over a twelfth of its steps at both ends."""
+    """Data of each stage of both runs, and losses in nats a token: means over the first and the last twelfth of its steps."""
     return [{"run": run.name, "stage": stage.name} | _trained(stage) for run in pair.runs for stage in run.stages]
 
 
@@ -99,7 +99,7 @@ def sooner(pair: Pair) -> list[Row]:
 
 
 def provenance_differences(pair: Pair) -> list[Row]:
-    """What the final drafts' provenance tells differently, the stages apart."""
+    """Keys whose values differ between the final drafts' provenance, without those of the stages."""
     rows = differing(*(flatten(run.provenance) for run in pair.runs))
     return [{"key": key, "first": one, "second": other} for key, one, other in rows if not key.startswith(HIDDEN)]
 
@@ -117,7 +117,7 @@ def _by_run(run: Variant, settings: Settings) -> Row:
 
 
 def compare_numbers(pairs: list[Pair], settings: Settings) -> Row:
-    """Everything the page shows as a number; the content of its JSON file. Figures of one run stand by its name."""
+    """All numbers that the page shows, which are the content of its JSON file. Figures of one run stand by its name."""
     compared = {}
     for pair in pairs:
         parts: Row = {}

@@ -23,7 +23,7 @@ class Pair:
 
     @property
     def drafters(self) -> dict[str, tuple[Evaluation, Evaluation]]:
-        """What can be compared, by name: the final drafts, then the other drafters that both runs have, baselines last."""
+        """Evaluations to compare, by name: the final drafts, then the other drafters that both runs have, baselines last."""
         first, second = self.first.evaluations, self.second.evaluations
         found = {self.finals: (first[self.first.final], second[self.second.final])}
         names = [*self.stages, *BASELINES]

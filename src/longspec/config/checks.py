@@ -1,4 +1,4 @@
-"""What types and ranges cannot say of a section: words, names, and fields that must fit each other."""
+"""Checks of a config section beyond types and ranges: words, names, and fields that must fit each other."""
 
 from collections.abc import Callable
 from typing import Any

@@ -21,9 +21,9 @@ from longspec.config.schema import Build, Config, Recipe, Runtime
 from longspec.config.target_class import name_class
 
 CONFIG_DIR = Path(__file__).resolve().parents[3] / "config"
-# What a file that cannot be read, or a key that does not fit, ends in while Hydra composes.
+# Exceptions while Hydra composes, for a file that cannot be read or a key that does not fit.
 REFUSED = (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError)
-# What a mistake in a configuration ends in.
+# Exceptions that a mistake in a configuration raises.
 ConfigError = (ValueError, HydraException, OmegaConfBaseException)
 
 
@@ -56,7 +56,7 @@ def compose(name: str, overrides: list[str], config_dir: Path = CONFIG_DIR) -> D
 
 
 def _composed(name: str, overrides: list[str], config_dir: Path) -> DictConfig:
-    """What the files and overrides make; its values are not looked at."""
+    """Returns the config that the files and overrides give; its values are not checked."""
     _store_schemas()
     folders = list(dict.fromkeys([config_dir.resolve(), CONFIG_DIR]))
     if len(folders) > 1:

@@ -1,4 +1,4 @@
-"""What Hydra and OmegaConf refuse, in one line that begins with the key."""
+"""Errors of Hydra and OmegaConf as one line that begins with the key."""
 
 import difflib
 import re
@@ -30,7 +30,7 @@ def one_line(error: BaseException) -> str:
 
 
 def _fault(error: OmegaConfBaseException) -> str:
-    """What is wrong with the key."""
+    """The message for an error, without the key it is about."""
     if isinstance(error, ConfigKeyError | ConfigAttributeError) and is_dataclass(error.object_type):
         return f"unknown key; {did_you_mean(str(error.key), [field.name for field in fields(error.object_type)])}"
     told = str(error.msg or error).partition("\n")[0]

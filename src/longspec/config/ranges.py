@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 @dataclass(frozen=True)
 class Range:
-    """From `low` to `high`; `open_low`, `open_high`: that bound itself is not allowed."""
+    """Allowed numbers, from `low` to `high`; `open_low`, `open_high`: that bound itself is not allowed."""
 
     low: float
     high: float

@@ -9,8 +9,8 @@ from typing import Any
 
 from omegaconf import MISSING
 
-# Of a field that came later than the first frozen recipes: it is not written while it stands at its default, so that no
-# finished stage is trained again for it.
+# Metadata of a field that is newer than the first frozen recipes: it is not written while it has its default value, so
+# that no finished stage is trained again for it.
 LATER = {"later": True}
 
 
@@ -26,7 +26,7 @@ class Model:
 
 @dataclass
 class Data:
-    """What a stage trains on."""
+    """The rows that a stage trains on."""
 
     name: str = MISSING  # key of `data` in config/workflow.yaml
     sequence_length: int = MISSING  # tokens in a row
@@ -48,7 +48,7 @@ class Optimizer:
 
 @dataclass
 class Recipe:
-    """What decides the weights."""
+    """Settings of a stage that change the weights it trains."""
 
     stage: str = MISSING
     model: Model = field(default_factory=Model)
@@ -74,7 +74,7 @@ class DeepSpeed:
 
 @dataclass
 class Runtime:
-    """What does not decide the weights."""
+    """Settings of a stage that leave its weights as they are: speed, memory, logging."""
 
     micro_batch: int = 1  # rows in one forward of one rank, at most
     attention: str = "auto"  # auto: the fastest that is there | flash_attention_2 | flex_attention | sdpa | eager (small tests)

@@ -27,7 +27,7 @@ from longspec.shown import lines, one_line
 TRAINED, UNTRAINED, FRAME = "bold green", "default", "cyan"
 OPEN, CLOSE = "⟦", "⟧"
 SPECIAL, SPECIAL_OPEN, SPECIAL_CLOSE = "reverse", "‹", "›"
-# Marks that stand in a text itself are shown by their numbers, where ours are not told by colour.
+# Marks in the text itself are shown by their code points where colour does not set ours apart from them.
 TYPED = {ord(mark): f"<U+{ord(mark):04X}>" for mark in (OPEN, CLOSE, SPECIAL_OPEN, SPECIAL_CLOSE)}
 HEAD, TAIL = 160, 80  # tokens of a document that are shown at its beginning and its end
 BAR = 40  # characters of the longest bar
@@ -46,7 +46,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Shown:
-    """What is inspected: its name and facts, its lengths, and one row of it."""
+    """A dataset as it is shown: its name and facts, its lengths, and one row of it."""
 
     title: str
     facts: dict[str, str]
@@ -147,7 +147,7 @@ def _tokens(path: Path, number: int) -> Shown:
 
 
 def open_manifest(path: Path, number: int) -> Shown:
-    """What is to be shown of a packed folder's or a token shard's manifest. Raises ValueError for another."""
+    """Reads a packed folder's or a token shard's manifest to be shown. Raises ValueError for another."""
     manifest = read_json(path)
     if "sequence_length" in manifest:
         return _packed(path, number)
@@ -186,7 +186,7 @@ def _runs(piece: Piece, full: bool) -> Iterator[tuple[bool | None, list[int]]]:
 
 
 def _decoded(ids: list[int], tokenizer: Any, special: set[int]) -> Iterator[tuple[bool, str]]:
-    """The text of tokens; that of each special token by itself, and told to be one."""
+    """The text of tokens; that of each special token by itself, with True."""
 
     def decode(some: list[int]) -> str:
         text: str = tokenizer.decode(some, skip_special_tokens=False, clean_up_tokenization_spaces=False)

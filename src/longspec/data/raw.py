@@ -1,4 +1,4 @@
-"""From a source to validated records, held-out ones apart, each record counted: the `raw` verb."""
+"""The `raw` verb: reads a source into validated records, held-out ones apart, and counts every record."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -80,7 +80,7 @@ def complete(name: str, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def origin_of(name: str, settings: dict[str, Any], fetched: Path | None) -> Origin:
-    """What a dataset is read from. Raises ValueError for files that are missing or not those of the fetched manifest."""
+    """A dataset's origin. Raises ValueError for files that are missing or not those of the fetched manifest."""
     source = settings["source"]
     if not is_hub(source):
         if fetched is not None:
@@ -104,7 +104,7 @@ def origin_of(name: str, settings: dict[str, Any], fetched: Path | None) -> Orig
 
 
 def read(settings: dict[str, Any], files: list[Path]) -> Iterator[Item | Note]:
-    """Everything the source holds."""
+    """All records of the source, and notes on its files."""
     if settings["source"] == "stdlib":
         made: Any = stdlib.generate(settings["min_characters"], settings["as"] or None)
     elif settings["source"] == "puzzles":

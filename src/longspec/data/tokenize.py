@@ -66,7 +66,7 @@ def encode(tokenizer: Any, record: dict[str, Any]) -> tuple[NDArray[np.int32], N
 
 @dataclass
 class Tally:
-    """What a shard's records became, beside documents."""
+    """Counts over a shard: records skipped, by reason; documents laid out unlike served prompts; shortened answers."""
 
     skipped: Counter[str] = field(default_factory=Counter)
     first: dict[str, int] = field(default_factory=dict)  # where the first record stands that was skipped for a reason
@@ -96,7 +96,7 @@ class Tally:
             )
 
     def describe(self, most: float) -> dict[str, Any]:
-        """For the manifest; `allowed` is the share of all shards' records that may be skipped."""
+        """The counts for the manifest; `allowed` is the share of all shards' records that may be skipped."""
         reasons = {reason: {"count": self.skipped[reason], "first": self.first[reason]} for reason in sorted(self.skipped)}
         return {
             "skipped": {"count": self.skipped.total(), "allowed": most, "reasons": reasons},

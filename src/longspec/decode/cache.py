@@ -14,7 +14,7 @@ LONGEST_AHEAD = 4096  # tokens of a text for which room is made at once
 
 
 def tokens_ahead(max_new_tokens: int, nodes: int = 0) -> int:
-    """For how many tokens behind the prompts to make room at once: the text, or its first part, and a tree of drafts."""
+    """Number of tokens behind the prompts to make room for at once: the text, or its first part, and a tree of drafts."""
     return min(max_new_tokens, LONGEST_AHEAD) + 1 + nodes
 
 
@@ -27,14 +27,14 @@ class RoomyLayer(DynamicLayer):
         self.ahead = ahead
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Room for these and those ahead."""
+        """Make room for these tokens and those ahead."""
         self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
         self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
         self.room = (self.keys, self.values)
         self.make_room(key_states.shape[2] + self.ahead)
 
     def make_room(self, total: int) -> None:
-        """For `total` tokens in all; the tokens are copied where there was less."""
+        """Make room for `total` tokens in all; the tokens are copied where there was less."""
         if self.room[0].shape[2] < total:
             count = self.keys.shape[2]
             self.room = (_roomy(self.keys, total), _roomy(self.values, total))
@@ -60,14 +60,14 @@ class RoomyLayer(DynamicLayer):
 
 
 def _roomy(x_BKTD: Tensor, total: int) -> Tensor:
-    """The same at the front of room for `total` tokens."""
+    """A copy of keys or values at the front of a tensor with room for `total` tokens."""
     room = x_BKTD.new_empty(*x_BKTD.shape[:2], total, x_BKTD.shape[3])
     room[:, :, : x_BKTD.shape[2]] = x_BKTD
     return room
 
 
 def empty_cache(layers: int, ahead: int) -> Cache:
-    """For a text and `ahead` tokens behind it. Of whole layers: a sliding one could not take back what was rejected."""
+    """A cache for a text and `ahead` tokens behind it. No layer slides: one that does could not take back rejected tokens."""
     return Cache(layers=[RoomyLayer(ahead) for _ in range(layers)])
 
 
@@ -78,7 +78,7 @@ def cut(cache: Cache, longest: int) -> None:
 
 
 def compact(cache: Cache, nodes: int, path_BE: Tensor, lengths_B: Tensor, longest: int) -> None:
-    """Of the `nodes` newest keys and values keep each row's path, behind its lengths_B[b] tokens, and cut to `longest`.
+    """Keep of the `nodes` newest keys and values each row's path, behind its lengths_B[b] tokens, and cut to `longest`.
 
     Moves E tokens a row and layer, in place. Path entries beyond a row's kept ones land behind its end, where nothing is.
     """

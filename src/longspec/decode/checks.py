@@ -1,4 +1,4 @@
-"""What decoding refuses before it begins: targets, drafters and prompts that would end in another text or in a crash."""
+"""Checks before decoding: targets, drafters and prompts that would give a wrong text or a crash are refused."""
 
 from typing import Any
 

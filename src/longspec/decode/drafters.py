@@ -1,4 +1,4 @@
-"""What proposes tokens, and one that needs no model: the text itself.
+"""The interface of drafters, which propose tokens, and prompt lookup, which needs no model: it copies from the text.
 
 Shapes: B rows, E tokens of a path, T cached tokens, K key/value heads, D head width (of keys), D depth (of chains).
 """
@@ -53,7 +53,7 @@ class Drafter(Protocol):
         ...
 
     def commit(self, path_BE: Tensor, kept_B: Tensor, hidden: dict[str, Tensor]) -> None:
-        """Of the tree last proposed the nodes path_BE[b, : kept_B[b] + 1] are text now; `hidden` [B, E, H] is the path's."""
+        """Take nodes path_BE[b, : kept_B[b] + 1] of the last tree into the text; `hidden` [B, E, H] are the path's states."""
 
     def select(self, rows_B: Tensor) -> None:
         """Go on with these rows alone."""
@@ -101,7 +101,7 @@ class Stateless:
 
 
 class Followers:
-    """What followed each n-gram of up to `longest` tokens where it first stood in a text that grows."""
+    """For each n-gram of up to `longest` tokens of a growing text, the place behind its first occurrence."""
 
     def __init__(self, longest: int) -> None:
         self.longest = longest

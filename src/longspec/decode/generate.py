@@ -64,7 +64,7 @@ def generate(
     synced_gpus: bool | None = None,
     **arguments: Any,
 ) -> Tensor:
-    """What `model.generate(inputs, generation_config, **arguments)` returns, int64 [B, T + new tokens], sooner.
+    """Return int64 [B, T + new tokens] as `model.generate(inputs, generation_config, **arguments)` does, but sooner.
 
     draft: a draft folder, a weight file, or a drafter as of load_drafter, which is read once. shape: tokens of a chain (int)
     or the levels of a tree. inputs or input_ids int64 [B, T]; attention_mask [B, T] marks padding, on either side. Settings
@@ -139,7 +139,7 @@ def _refuse(model: Any, config: GenerationConfig, strange: dict[str, Any]) -> No
     wanted += ["use_cache"] if config.use_cache is False else []
     if wanted:
         raise ValueError(f"{', '.join(wanted)}: not done with a draft; leave it out")
-    prompt = torch.zeros(1, 1, dtype=torch.int64)  # some are made only where there is one
+    prompt = torch.zeros(1, 1, dtype=torch.int64)  # transformers makes some processors only where it is given a prompt
     lengths = {"input_ids_seq_length": 1, "encoder_input_ids": prompt, "device": "cpu", "model_kwargs": {}}
     processors = model._get_logits_processor(config, **lengths)
     others = [type(processor).__name__ for processor in processors if not isinstance(processor, WARPS)]

@@ -37,9 +37,10 @@ class Prefilled:
 
     @contextmanager
     def lent(self, ahead: int) -> Iterator["Prefilled"]:
-        """The same for one decoding, with room for `ahead` tokens; at the block's end the tokens behind the prompts are gone.
+        """Lend prompts and cache to one decoding, with room for `ahead` tokens; the block's end cuts the cache to the prompts.
 
-        Whatever is exchanged in the lent cache's list of layers stays as it is here. Raises RuntimeError while it is lent.
+        The lent cache has its own list of layers, so that replacing one of them leaves this cache's list as it is. Raises
+        RuntimeError while it is lent.
         """
         if not self._lent.acquire(blocking=False):
             raise RuntimeError("prompts: a decoding that started here has not ended; wait for its end, or prefill once more")

@@ -51,7 +51,7 @@ class Row:
         return sum(self.accepted) + len(self.accepted)
 
     def position_acceptance(self, depth: int) -> list[tuple[int, int]]:
-        """For drafted tokens 1 .. depth: how often it was kept, and how often all before it were.
+        """For each of the drafted tokens 1 .. depth, how often it was kept, and how often all before it were.
 
         The round that ended the text says nothing of the token that ended it.
         """
@@ -140,7 +140,7 @@ def _started(
 
 
 class _Texts:
-    """What has been decoded, on the host."""
+    """The texts decoded so far, on the host."""
 
     def __init__(self, prompts: list[list[int]], stops: Stops, max_new_tokens: int, on_tokens: OnTokens | None) -> None:
         self.rows = [Row() for _ in prompts]
@@ -184,7 +184,7 @@ class _Run:
         self._leave_ended()
 
     def frontier(self) -> Frontier:
-        """Where a round begins."""
+        """State of the rows at the beginning of a round."""
         texts = [self.texts.whole[number] for number in self.texts.active]
         return Frontier(texts, tuple(self.lengths), self.lengths_B, self.roots_B, self.read.cached(self.cache))
 

@@ -15,7 +15,7 @@ class Stopwatch:
         self.mark("")
 
     def mark(self, name: str) -> None:
-        """What ran since the last mark was `name`."""
+        """Count the time since the last mark as that of `name`."""
         if not self.is_cuda:
             self.marks.append((name, time.perf_counter()))
             return

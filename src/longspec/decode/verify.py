@@ -14,7 +14,7 @@ from longspec.decode.tree import NOTHING, DraftTree
 
 @dataclass
 class Verdict:
-    """Of each row, the path of nodes from the root, how many drafted tokens on it stay, and the tokens that follow the root.
+    """For each row: the path of nodes from the root, how many drafted tokens on it stay, and the tokens that follow the root.
 
     Valid are path_BE[b, : kept_B[b] + 1] and tokens_BE[b, : kept_B[b] + 1]: the kept tokens and one of the target's own.
     """

@@ -8,7 +8,7 @@ from pathlib import Path
 from longspec.atomic_files import write_text
 
 FILE = "custom_generate/generate.py"
-# transformers tells of missing imports by a package of that name; what stands in a `try` it leaves alone.
+# transformers reports a missing import as a missing package of that name; imports in a `try` it leaves alone.
 CODE = '''\
 """target.generate(..., custom_generate=folder, trust_remote_code=True, draft=folder): decoding with this draft."""
 

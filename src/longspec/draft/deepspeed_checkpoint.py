@@ -130,7 +130,7 @@ def _check_complete(folder: Path, first: str, ranks: int, stage: int | None) -> 
     missing: list[str] = []
     for name in itertools.chain(names, model):
         (found if (folder / name).is_file() else missing).append(name)
-        if len(missing) == NAMED:  # a damaged file may tell of any number of ranks
+        if len(missing) == NAMED:  # a damaged file may name any number of ranks
             break
     if missing:
         raise ValueError(f"{folder}: {', '.join(missing)}: missing; the checkpoint is of {ranks} ranks")

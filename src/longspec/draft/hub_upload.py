@@ -70,7 +70,7 @@ def push(folder: Path, card: str, repository: str, revision: str, *, private: bo
 
 
 def _reason(error: Any) -> str:
-    """Why the hub does not take it."""
+    """Why the hub refuses an upload."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     text = " ".join(str(error).split())[:300]
     if status == 401:

@@ -1,4 +1,4 @@
-"""What a checkpoint of ours says of itself: the recipe it was trained by, the folder of its stage, its target."""
+"""Origin of a checkpoint that this project trained: its recipe, the folder of its stage, its target."""
 
 from pathlib import Path
 from typing import Any

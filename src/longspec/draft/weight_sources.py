@@ -1,4 +1,4 @@
-"""What a draft can be extracted from, read on one CPU; of the target nothing is read but the names of its tensors.
+"""Sources that a draft can be extracted from, read on one CPU; of the target only its tensors' names are read:
 
 - checkpoint.json of a finished stage, or one slot of its checkpoints
 - a DeepSpeed checkpoint of another trainer: the folder of a tag, or the one above it with its `latest` (deepspeed_checkpoint)

@@ -45,7 +45,7 @@ def read_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def make_drafter(options: argparse.Namespace, target: Any, recipe: Any) -> Drafter:
-    """What is measured: prompt lookup, or a draft of trained weights or of fresh ones of the recipe's seed."""
+    """The drafter to measure: prompt lookup, or a draft of trained weights or of fresh ones of the recipe's seed."""
     if options.drafter == LOOKUP:
         return LookupDrafter()
     method, settings = method_of(recipe)
@@ -79,13 +79,13 @@ def ends_of_text(target: Any, tokenizer: Any) -> set[int]:
 
 
 def code_hash() -> str:
-    """Of this package's own files: its commit is not known everywhere, and says nothing of changes."""
+    """Hash of this package's Python files: its commit is not known everywhere, and says nothing of changes."""
     files = sorted(Path(__file__).parents[1].rglob("*.py"))
     return sha256_text("".join(path.read_text(encoding="utf-8") for path in files))
 
 
 def identity_of(options: argparse.Namespace, target: Any, recipe: Any, section: tasks.Evaluation) -> Identity:
-    """What every line depends on, its prompt and setting apart."""
+    """The inputs that decide a line of the results, besides its prompt and setting."""
     device = target.device
     return {
         "drafter": options.drafter,
@@ -144,7 +144,7 @@ def evaluate(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Run, with a user's mistake told in one line."""
+    """Run the evaluation; a user's mistake is reported in one line."""
     try:
         evaluate(read_arguments())
     except ValueError as error:

@@ -20,12 +20,12 @@ from longspec.evaluate.sample import Recorder, sample_of
 from longspec.evaluate.tasks import Setting
 
 Line = dict[str, Any]
-KEY = ("task", "prompt", "temperature", "shape", "prompt_hash")  # what a line of the results is told by
+KEY = ("task", "prompt", "temperature", "shape", "prompt_hash")  # fields that identify a line of the results
 
 
 @dataclass(frozen=True)
 class Measurer:
-    """What measures: the target and drafter, the tokens that end a text, how often each time is taken, the seed of draws."""
+    """Measures a drafter on prompts. eos: tokens that end a text; repeats: runs of each prompt; seed: that of all draws."""
 
     target: Any
     tokenizer: Any
@@ -52,7 +52,7 @@ class Measurer:
         for repeat in range(1, self.repeats):
             runs[-1][0].logits.clear()  # a vocabulary for each token
             runs.append(self._pair(start, prompt, setting, repeat, self.drafter))
-        # The repeat of median speed tells all of its times, so that the parts add up.
+        # All speculative times are of the one repeat with the median total, so that draft and target time add up to it.
         decoded = sorted((decoded for _, decoded in runs), key=lambda run: run.seconds)[(self.repeats - 1) // 2]
         plain = sorted((plain for plain, _ in runs), key=lambda run: run.seconds)[(self.repeats - 1) // 2]
         line = {
@@ -66,7 +66,7 @@ class Measurer:
             "positions": fast.position_acceptance(setting.depth),
             "acceptance_length": fast.new_tokens / max(1, fast.rounds),
             **vars(verdict),
-            # Of as many tokens: the last round may bring more than were asked for.
+            # Scaled to as many tokens: the last speculative round may bring more than were asked for.
             "seconds_plain": plain.seconds / max(1, len(plain.ids) - 1) * fast.new_tokens,
             "seconds_speculative": decoded.seconds,
             "seconds_draft": decoded.seconds_draft,

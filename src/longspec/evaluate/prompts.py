@@ -1,4 +1,4 @@
-"""What is decoded from: one prompt, and all prompts of a run."""
+"""The prompts of an evaluation: one prompt, and all prompts of a run."""
 
 import json
 from dataclasses import dataclass
@@ -20,5 +20,5 @@ class Prompt:
 
     @property
     def hash(self) -> str:
-        """Of what is decoded from and how far."""
+        """Hash of the prompt's tokens and the number of tokens to decode."""
         return sha256_text(json.dumps([self.ids, self.new_tokens]))[:16]

@@ -65,7 +65,7 @@ class _Nodes:
         return node
 
     def drafts(self, node: int) -> list[list[int]]:
-        """What was proposed to follow a node: each child with the likeliest draft below it, the first children."""
+        """Drafts below a node, as lists of tokens: one for each child, continued by the first, likeliest child of each node."""
         found = []
         for child in self.children.get(node, []):
             path = [child]

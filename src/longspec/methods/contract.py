@@ -1,4 +1,4 @@
-"""What the house asks of a draft method. Each folder of this room has two modules that answer:
+"""The interface of a draft method. Each folder here has two modules that implement it:
 
     settings.py   read where there is no torch, when a run is planned: what a recipe may say of the method
     method.py     METHOD, an object with the attributes of the class Method below
@@ -92,11 +92,11 @@ class Method(Protocol):
         ...
 
     def layer(self, config: Any, settings: Any) -> nn.Module:
-        """What is trained, with fresh weights; on the meta device for its names and shapes alone."""
+        """The module that is trained, with fresh weights; on the meta device for its names and shapes alone."""
         ...
 
     def fresh_layer(self, states: Any, settings: Any) -> nn.Module:
-        """What is trained as a stage begins with it: parts that start as the target's own are."""
+        """The module as a stage without earlier weights begins with it: some parts may start as copies of the target's."""
         ...
 
     def trainer(self, states: Any, settings: Any, weights: Path | None) -> Any:
@@ -157,5 +157,5 @@ class Method(Protocol):
         ...
 
     def drafter(self, target: Any, layer: Any, settings: Any) -> Drafter:
-        """What decodes with a layer beside its target."""
+        """The drafter that decodes with a layer beside its target."""
         ...

@@ -1,4 +1,4 @@
-"""What a draft's forward refuses, by name, before any kernel would crash on it or compute something else."""
+"""Checks the inputs of a draft's forward, by name, before a kernel would crash on them or compute something else."""
 
 import torch
 from torch import Tensor

@@ -17,7 +17,7 @@ from torch import Tensor
 # up to 4 MiB are as quick as all logits at once or quicker. A GPU's is reckoned so far: 450 tokens of a vocabulary of 152k,
 # below which reading the head takes longer than multiplying by it.
 CHUNK_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20}
-# The same on a CPU: with fewer tokens in a chunk large vocabularies get up to 1.8 times slower.
+# Least tokens of a chunk on a CPU: with fewer, large vocabularies get up to 1.8 times slower.
 LEAST_TOKENS = 128
 
 

@@ -55,9 +55,9 @@ def open_safetensors(path: Path) -> Any:
 
 
 def read_pickle(path: Path, *, trust: bool = False, advice: str = TENSORS_ALONE) -> Any:
-    """What torch.save wrote, tensors on the CPU; those of today's format are read from the disk when they are used.
+    """Loads a file of torch.save, tensors on the CPU; in its zip format they are read from the disk only when used.
 
-    With `trust` the file runs whatever it says, else it may hold tensors, plain values and the types that are registered by
+    With `trust` the file may run any code, else it may hold tensors, plain values and the types that are registered by
     torch.serialization.safe_globals. Raises ValueError, with `advice`, that names what else it asks for.
     """
     check_file(path)
@@ -73,7 +73,7 @@ def read_pickle(path: Path, *, trust: bool = False, advice: str = TENSORS_ALONE)
 
 
 def tensors_by_name(content: Any, path: Path) -> dict[str, Tensor]:
-    """What was read from `path` as a state dict. Raises ValueError when it is none."""
+    """The content read from `path` as a state dict. Raises ValueError when it is none."""
     if not isinstance(content, dict) or not all(isinstance(name, str) and _is_plain(t) for name, t in content.items()):
         raise ValueError(f"{path}: not a state dict of tensors by name; {TENSORS_ALONE}")
     return dict(content)

@@ -20,7 +20,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What one drafter did on every prompt."""
+    """Measurements of one drafter on every prompt."""
 
     path: Path
     drafter: str

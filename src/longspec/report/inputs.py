@@ -1,4 +1,4 @@
-"""What the page is made from, read and checked: stages, evaluations, manifests, provenance."""
+"""Reads and checks the inputs of the report: stages, evaluations, manifests, provenance."""
 
 import math
 from dataclasses import dataclass

@@ -183,7 +183,7 @@ def between_variants(variants: list[Variant], settings: Settings) -> list[dict[s
 def report_numbers(
     run: str, variants: list[Variant], target: Target, settings: Settings, gates: dict[str, float | None]
 ) -> dict[str, Any]:
-    """Everything the page shows as a number from measurements; the content of report.json."""
+    """All measured numbers that the page shows, which are the content of report.json."""
     parts: dict[str, Any] = {"variants": {}, "overall": {}, "improvements": {}, "losses": {}, "against_baselines": {}}
     parts |= {"by_context": {}, "by_position": {}, "lossless": {}, "speed": {}, "predicted": {}, "measured": {}, "gates": {}}
     parts |= {"speed_by_task": {}, "samples": {}, "training_estimates": {}, "gate_counts": {}}

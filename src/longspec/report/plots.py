@@ -38,7 +38,7 @@ def draw_point(axes: Axes, found: dict[str, Any], at: float, colour: str, marker
 
 
 def interval_limits(values: list[dict[str, Any]]) -> tuple[float, float]:
-    """From just below 1 (no drafted token accepted; as fast as without draft) or the lowest end to just above the highest."""
+    """Axis limits: just below 1 (no drafted token accepted, no speed-up) or the lowest end, and just above the highest."""
     low = min(1.0, *(found["mean"] if found["low"] is None else found["low"] for found in values))
     high = max(1.0, *(found["mean"] if found["high"] is None else found["high"] for found in values))
     return low - 0.04 * (high - low) - 0.01, high + 0.1 * (high - low) + 0.02

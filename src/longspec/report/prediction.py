@@ -1,4 +1,4 @@
-"""What acceptance and cost ratio predict for the speed-up: tau / (1 + gamma * c).
+"""Predicts the speed-up from the acceptance length and the cost ratio: tau / (1 + gamma * c).
 
 One round costs gamma draft steps and one step of the target, and yields tau tokens; decoding one stream is bound by the
 weights it reads, so a step's cost is the number of parameters it reads.

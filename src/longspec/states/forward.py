@@ -1,4 +1,4 @@
-"""What a draft reads of its frozen target, by one forward of it: named tensors (tensors.py).
+"""One forward of the frozen target, which returns the states that a draft reads: named tensors (tensors.py).
 
 Shapes: B batch, S tokens of a row, C tokens of a chunk, T keys up to the chunk's end, H hidden width, N query heads,
 K key/value heads, D head width.

@@ -16,7 +16,7 @@ from longspec.states.forward import STATES_ATTENTION, TargetStates
 
 
 class _PartitionAtLoading:
-    """What transformers asks while it loads weights: that they be partitioned, and how (its own class needs accelerate)."""
+    """Stands in for transformers' config of ZeRO-3, which partitions weights as they load (its own class needs accelerate)."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config

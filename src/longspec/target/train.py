@@ -41,7 +41,7 @@ class Phase:
 
     @property
     def name(self) -> str:
-        """What the log and the manifest call it."""
+        """Name of the phase in the log and the manifest."""
         return f"{self.dataset}-{self.rows.sequence_length}"
 
     def batch(self, step: int, seed: int) -> list[Any]:
@@ -214,7 +214,7 @@ def make(build: Build, tokenizer_manifest: Path, data: list[Path], out: Path) ->
     if len(tokenizer) != build.vocabulary:
         raise ValueError(f"build.vocabulary: {build.vocabulary}, but {tokenizer_manifest} holds {len(tokenizer)} entries")
     phases = open_phases(build.mixture, data, tokenizer_hash)
-    # The same weights each time, for the same number of threads.
+    # So that each run with the same number of threads gives the same weights.
     torch.use_deterministic_algorithms(True)
     started = time.perf_counter()
     model = new_model(build, tokenizer.eos_token_id)

@@ -50,7 +50,7 @@ from longspec.train.setup import build_trainer, identity_of, open_rows, total_st
 from longspec.train.throughput import Meter
 from longspec.train.tracking import Trackers, chosen
 
-# Of a stage that has no checkpoint yet.
+# Progress of a stage that has no checkpoint yet.
 FRESH: dict[str, Any] = {"step": 0, "tokens_seen": 0, "seconds": 0.0, "saving": 0.0}
 VERSIONS_OF = ("longspec", "torch", "transformers", "deepspeed", "numpy", "pyarrow", "tokenizers")
 
@@ -108,7 +108,7 @@ def shown(value: float | None) -> str:
 
 
 def gradient_norm(engine: Any) -> float | None:
-    """Of the step's gradient before clipping; None where DeepSpeed measures none (ZeRO-0 in float32)."""
+    """Norm of the step's gradient before clipping; None where DeepSpeed measures none (ZeRO-0 in float32)."""
     norm = engine.get_global_grad_norm()
     return None if norm is None else float(norm)
 
@@ -223,7 +223,7 @@ def publish(job: Job, folder: Path, ranks: Ranks, times: dict[str, float], steps
 
 
 def fence_of(job: Job, lease: Lease | None, control: Any) -> Fence:
-    """The same fence for all ranks: that of rank 0's lease."""
+    """The fence of each rank, all with the holder of rank 0's lease."""
     holder = [lease.holder if lease else ""]
     if control is not None:
         dist.broadcast_object_list(holder, src=0, group=control)

@@ -18,7 +18,7 @@ SLURM = "slurm"
 
 @dataclass
 class Job:
-    """Everything one training job is given. By name, the frozen files and this configuration are one text."""
+    """Arguments of one training job. For an experiment by name, recipe and runtime are those of its frozen files."""
 
     recipe: Any
     runtime: Any

@@ -41,7 +41,7 @@ def boot(ranks: Ranks, timeout_minutes: int) -> tuple[torch.device, Any]:
     if on_gpu:
         torch.cuda.set_device(device)
     if sys.platform == "linux" and os.environ["MASTER_ADDR"] in ("localhost", "127.0.0.1"):
-        # Else gloo looks for the address of this machine's name, which laptops and containers often cannot tell.
+        # Else gloo looks for the address of this machine's name, which laptops and containers often cannot resolve.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     backend, timeout = "nccl" if on_gpu else "gloo", timedelta(minutes=timeout_minutes)
     store, rank, world_size = next(iter(dist.rendezvous("env://", timeout=timeout)))
@@ -66,7 +66,7 @@ def learning_rate_factor(step: int, total_steps: int, warmup_steps: int) -> floa
 
 
 def scheduler_factory(recipe: Recipe, total_steps: int) -> Callable[[torch.optim.Optimizer], LambdaLR]:
-    """What DeepSpeed calls with its optimizer; its own warm-up schedulers spend their first steps at rate 0."""
+    """Returns a function from optimizer to schedule for DeepSpeed, whose own warm-up schedulers begin with steps at rate 0."""
     warmup_steps = round(recipe.optimizer.warmup_ratio * total_steps)
 
     def build(optimizer: torch.optim.Optimizer) -> LambdaLR:
@@ -134,7 +134,7 @@ def build_engine(
         lr_scheduler=scheduler_factory(recipe, total_steps),
     )
     if runtime.deepspeed.zero_stage == 0 and dtype == torch.bfloat16:
-        # DeepSpeed has made a first step of its own here, with gradients of zero.
+        # Here DeepSpeed has already taken an optimizer step with zero gradients.
         engine.optimizer.refresh_fp32_params()
         engine.optimizer.state.clear()
     if not hasattr(engine.optimizer, "overflow"):

@@ -12,7 +12,7 @@ from longspec.distributed import log
 
 
 def _finite(value: Any) -> Any:
-    """The same with null for each number that is not finite, in groups of numbers too."""
+    """Replaces each number that is not finite by None, in nested dicts too."""
     if isinstance(value, dict):
         return {name: _finite(part) for name, part in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

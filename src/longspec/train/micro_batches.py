@@ -28,7 +28,7 @@ class MicroBatch:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """All of them by name."""
+        """The tensors and draws as arguments by name."""
         own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "draws"}
         return own | self.draws
 

@@ -33,14 +33,14 @@ class Phases:
         return event
 
     def now(self, phase: str) -> None:
-        """What follows belongs to this phase, one of PHASES."""
+        """Begin a phase, one of PHASES; the time until the next call counts as its own."""
         self.passed(phase)
         if self.on and not self._whole:
             self._marks.append((phase, self._moment()))
 
     @contextmanager
     def whole(self, phase: str) -> Iterator[None]:
-        """What the block does belongs to this phase, the target's forward too; OTHER follows."""
+        """Count the whole block as this phase, the target's forwards in it too; OTHER follows."""
         self.now(phase)
         self._whole = True
         try:

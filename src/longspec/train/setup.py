@@ -1,4 +1,4 @@
-"""What a training job is made of before its first step: rows, steps, target and draft, and what identifies them."""
+"""Sets up a training job before its first step: rows, number of steps, target and draft, and the identity of all these."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ from longspec.train.arguments import Job
 
 
 def identity_of(job: Job, rows: PackedRows, dtype: torch.dtype) -> dict[str, Any]:
-    """What a checkpoint must share with the job that goes on from it."""
+    """The identity of a training job: a checkpoint must have the same one to be resumed from."""
     weights = None if job.init_weights is None else sha256_file(draft_weights_file(job.init_weights))
     return {
         "recipe": plain(job.recipe),

@@ -1,4 +1,4 @@
-"""What a step's row says beside its losses: speed, share of the machine used, memory, and an estimate of acceptance."""
+"""Numbers of a step's row beside its losses: speed, share of the machine used, memory, and an estimate of acceptance."""
 
 import resource
 from typing import Any
@@ -55,7 +55,7 @@ class Meter:
         self.phases.watch(states)
 
     def operations(self, step: int) -> flops.Operations:
-        """Of the 0-based optimizer step, over all ranks."""
+        """Floating-point operations of an optimizer step (0-based), over all ranks."""
         batches = self.batches
         row_numbers = batches.row_numbers(step)
         tokens = len(row_numbers) * batches.rows.sequence_length
@@ -65,7 +65,7 @@ class Meter:
         return flops.operations(self.config, method, settings, tokens, documents, labels, with_llm_loss=with_loss)
 
     def numbers(self, row: dict[str, Any]) -> dict[str, Any]:
-        """To be added to a step's row, which holds step (counted from 1), tokens, seconds and agreement; for rank 0.
+        """Numbers to be added to a step's row, which holds step (counted from 1), tokens, seconds and agreement; for rank 0.
 
         `flops` and `mfu` count the model's own operations; `phases` are seconds of this rank since the row before, so a
         save shows in the row after it.

@@ -21,7 +21,7 @@ FINISH_SECONDS = 30  # at most, for what a tracker has not uploaded yet when the
 
 @dataclass(frozen=True)
 class Run:
-    """What a tracker is started with."""
+    """A run as a tracker is given it at its start."""
 
     id: str
     name: str
@@ -45,7 +45,7 @@ class Tracker(Protocol):
         """One step's numbers; steps come in order."""
 
     def replayed(self) -> None:
-        """It has been sent all of the record."""
+        """Called once the tracker has been sent the whole record of earlier steps."""
 
     def finish(self, *, failed: bool) -> None:
         """Hand over what is left and close."""
@@ -113,12 +113,12 @@ class WandB:
                 shutil.rmtree(folder)
 
     def finish(self, *, failed: bool) -> None:
-        """Bounded by FINISH_SECONDS; what was not uploaded by then stays on the disk for `wandb sync`."""
+        """Finish the run within FINISH_SECONDS; what was not uploaded by then stays on the disk for `wandb sync`."""
         self.run.finish(exit_code=int(failed))
 
 
 class SwanLab:
-    """The same at SwanLab."""
+    """A run on SwanLab's server; offline, a folder for each start of the job that holds the whole run so far."""
 
     def __init__(self, run: Run) -> None:
         import swanlab

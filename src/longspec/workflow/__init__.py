@@ -1,1 +1,1 @@
-"""What the rules ask: typed functions that know nothing of Snakemake and raise ValueError with the key at fault."""
+"""Functions that the Snakemake rules call. They import nothing of Snakemake and raise ValueError with the key at fault."""

@@ -81,5 +81,5 @@ def _message(error: jsonschema.ValidationError) -> str:
 
 
 def _missing_last(error: jsonschema.ValidationError) -> tuple[bool, list[str]]:
-    """A misspelt key is told before the missing one that it leaves."""
+    """Sort key of errors: a misspelt key comes before the missing one that it leaves."""
     return error.validator == "required", list(map(str, error.absolute_path))

@@ -1,4 +1,4 @@
-"""What is known of a target before anything runs: whether its folder is there, its family, its positions."""
+"""Facts about a target that are known before any job runs: whether its folder is there, its family, its positions."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What every aligner is made of: a step works on one record; how it reads a field, and how it tells a fault.
+"""Base of all aligners: a step, which works on one record, how it reads a field, and how it reports a fault.
 
 A step returns the record it makes (never changing the one it got), None when it filters the record out, or Many. It raises
 RecordError with the field at fault. While a step is being built, RecordError names the setting at fault.
@@ -40,7 +40,7 @@ def found(record: Record, field: str) -> Any:
 
 
 def required(record: Record, field: str) -> Any:
-    """The same. Raises RecordError where there is none."""
+    """The value of a field or path as `found` returns it. Raises RecordError where there is none."""
     value = found(record, field)
     if value is None:
         raise RecordError(field, "is missing or null")

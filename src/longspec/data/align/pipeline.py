@@ -180,7 +180,7 @@ def apply(steps: list[Aligner], record: Record, first: int = 0) -> Iterator[Reco
 
 
 def _each(steps: list[Aligner], many: Many, number: int) -> Iterator[Record | RecordError | None]:
-    """What the steps behind a flatten step make of each of its records; a fault says which element it is in."""
+    """Applies the steps behind a flatten step to each of its records; a fault says which element it is in."""
     tally = steps[number].tally
     tally[FLATTENED] += 1
     for place, child in enumerate(many.records):

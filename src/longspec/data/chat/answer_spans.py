@@ -30,7 +30,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Skeleton:
-    """What a template writes around the contents of one sequence of roles."""
+    """The text that a template writes around the contents of one sequence of roles."""
 
     order: list[int]  # the messages as their contents stand in the text; empty when not each stands there once
     parts: list[str]  # before, between and behind these contents
@@ -68,7 +68,7 @@ def _up_to_token(text: str, tokens: Iterable[str]) -> str:
 
 
 def _end(render: Render, messages: Messages, number: int, behind: str, tokens: Iterable[str]) -> str:
-    """What closes an answer: the beginning of what stands behind it that is there without any later message too."""
+    """The text that closes an answer: of the text behind it, the beginning that is there without later messages too."""
     alone = _try(render, messages[: number + 1], False)
     if alone is not None and _placeholder(number) in alone:
         behind = _shared(behind, alone.rpartition(_placeholder(number))[2])
@@ -76,7 +76,7 @@ def _end(render: Render, messages: Messages, number: int, behind: str, tokens: I
 
 
 def _tail(render: Render, messages: Messages, ask: bool) -> str | None:
-    """What stands behind the last content."""
+    """The text behind the last content; None where the template refuses the messages or there are none."""
     text = _try(render, messages, ask) if messages else None
     return None if text is None else text.rpartition("\ue001")[2]
 

@@ -93,7 +93,7 @@ class ChatTemplate:
         return texts[0], marked[0] if marked else []
 
     def lay_out(self, messages: Messages) -> Conversation:
-        """The whole conversation. Raises LayoutError when the template refuses it or its answers cannot be told."""
+        """The whole conversation. Raises LayoutError when the template refuses it or its answers cannot be located."""
         try:
             text, answers = self._answers(messages, ask=False)
             if messages[-1]["role"] == "assistant" and not answers[-1].whole:
@@ -102,7 +102,7 @@ class ChatTemplate:
             raise LayoutError(f"the chat template refuses it: {error}") from error
         spans = [(answer.start, answer.end) for answer in answers]
         end = spans[-1][1]
-        # What the layout writes after the last end marker is never generated; the document ends with the answer.
+        # Text of the template after the last end marker is never generated; the document ends with the answer.
         text = text[:end] if not text[end:].strip() else text
         return Conversation(text, spans, answers[-1].as_served, sum(not answer.whole for answer in answers))
 
@@ -142,5 +142,5 @@ class ChatTemplate:
 
 @lru_cache(maxsize=4096)
 def _skeleton(template: ChatTemplate, roles: tuple[str, ...], ask: bool) -> Skeleton:
-    """The template's words for a sequence of roles, found once."""
+    """The template's text for a sequence of roles, computed once."""
     return answer_spans.skeleton(template.render, roles, ask, template.tokens)

@@ -34,7 +34,7 @@ def _token_at(pieces: list[Piece], encodings: list[Any], place: int) -> int:
         local = place - piece.start
         if local <= 0:
             return before
-        # Of white space a tokenizer may tell no place; then what follows it counts.
+        # A tokenizer may give no position for white space; then the character behind it counts.
         for probe in range(local, len(piece.text)):
             token = encoding.char_to_token(probe)
             if token is not None:
@@ -54,7 +54,7 @@ def _is_same(expected: str, decoded: str, compare: Callable[[str, str], bool]) -
 
 
 def _stretches(ids: list[int], start: int, end: int) -> list[list[int]]:
-    """What is decoded of an answer's tokens: what precedes them, the same with the first of them, the last of them."""
+    """Tokens to decode when an answer is checked: those before it, those and its first ones, its last ones."""
     before = max(0, start - EDGE)
     places = [(before, start), (before, min(end, start + EDGE)), (max(start, end - EDGE), end)]
     return [ids[first:last] for first, last in places]
@@ -98,7 +98,7 @@ def _verified(
 
 
 def _refusal(encodings: list[Any]) -> LayoutError | None:
-    """What stands in place of a piece that could not be tokenized."""
+    """The LayoutError in place of the first piece that could not be tokenized; None where there is none."""
     return next((encoding for encoding in encodings if isinstance(encoding, LayoutError)), None)
 
 

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-# What a reasoning model writes itself, inside its answers, even where its tokenizer counts them among the special tokens.
+# Tokens that a reasoning model writes itself inside its answers, though its tokenizer may count them as special tokens.
 REASONING = ("<think>", "</think>", "[THINK]", "[/THINK]")
 
 
 class LayoutError(ValueError):
-    """A conversation that the chat template does not lay out, or not so that its answers can be told."""
+    """A conversation that the chat template does not lay out, or not so that its answers can be located."""
 
 
 def special_names(tokenizer: Any) -> tuple[str, ...]:

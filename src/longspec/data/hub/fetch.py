@@ -163,7 +163,7 @@ def _from_hand(task: Task, missing: list[str], names: list[str], fault: Unavaila
     old = {Path(name).relative_to(FILES).as_posix() for name in task.old.get("files", {})}
     found = {path.relative_to(task.files).as_posix() for path in task.files.rglob("*") if path.is_file()}
     try:
-        # Of a split nobody here knows the files: all that was placed, but not what another source has left.
+        # Offline a split's files are not known: all files placed here count, but not those that another source has left.
         chosen = choose(task.source, sorted(found), "") if task.source.file else sorted(found - old - {CARD})
         check_complete(task.source, chosen)
     except UnavailableError as lacking:

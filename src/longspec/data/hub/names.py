@@ -16,7 +16,7 @@ NUMBERED = re.compile(r"(.*-)(\d+)-of-(\d+)(?=[-.])")
 
 @dataclass(frozen=True)
 class Source:
-    """What an hf: name says: a repository, and its config and split (`parts`, either may be left out) or a file."""
+    """A parsed hf: name: a repository, and its config and split (`parts`, either may be left out) or a file."""
 
     text: str
     repository: str
@@ -76,7 +76,7 @@ def _matches(source: Source, name: str) -> bool:
 
 
 def choose(source: Source, names: list[str], card: str) -> list[str]:
-    """Those paths of a repository that a name stands for. `card`: the text of its README.md, where configs are declared.
+    """The paths of a repository that a name stands for. `card`: the text of its README.md, where configs are declared.
 
     Raises UnavailableError when there are none.
     """

@@ -1,4 +1,4 @@
-"""What the Hugging Face hub says and gives: the commit of a dataset repository, its files, their bytes."""
+"""Requests to the Hugging Face hub: the commit of a dataset repository, its files, their bytes."""
 
 import errno
 import hashlib

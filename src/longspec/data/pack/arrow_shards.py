@@ -137,7 +137,7 @@ class NumLabels:
         self._rows = rows
 
     def __getitem__(self, rows: NDArray[np.int64] | int) -> NDArray[np.int32]:
-        """Of each of these row numbers."""
+        """Number of labels of each of these rows."""
         places = [self._rows.find(int(row)) for row in np.atleast_1d(rows)]
         found = np.array([batch.column(NUM_LABELS)[place].as_py() for batch, place in places], dtype=np.int32)
         return found if np.ndim(rows) else found[0]

@@ -105,7 +105,7 @@ def _smallest_gap(sequence_length: int) -> int:
 
 
 class _Gaps:
-    """What rows have left, the largest first."""
+    """Free places of rows, the largest first."""
 
     def __init__(self, gap_R: NDArray[np.int64], sequence_length: int) -> None:
         self.smallest, self.sequence_length = _smallest_gap(sequence_length), sequence_length

@@ -1,4 +1,4 @@
-"""What every reader of a file hands on: records with the place they come from, faults, and notes on the file."""
+"""The results of every file reader: records with the place they come from, faults, and notes on the file."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ class Item:
 
 @dataclass
 class Note:
-    """What a file has that is read without loss, yet told, since nobody expects it."""
+    """Something unexpected in a file, reported though the file is read without loss."""
 
     file: str
     line: int  # where it was met first

@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 PIECE = 1 << 20  # bytes read at once
 BOM = b"\xef\xbb\xbf"
-# What is gathered: bytes, and whether the element ends with them.
+# A piece of an element: bytes, and whether the element ends with them.
 Piece = tuple[bytes, bool]
 
 # Up to the next bracket (directly inside the array: or comma) that is in no string, or to a string that does not end here.
@@ -66,7 +66,7 @@ def line_pieces(handle: BinaryIO) -> Iterator[Piece]:
 
 
 def _end(pattern: re.Pattern[bytes], buffer: bytes, start: int) -> int:
-    """Where a pattern that also fits nothing ends."""
+    """Where the match of a pattern ends that also matches the empty string."""
     found = pattern.match(buffer, start)
     assert found is not None
     return found.end()

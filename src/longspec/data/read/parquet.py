@@ -95,7 +95,7 @@ class _Maker:
         return self._sorted_out(number, {name: cell(row.column(name)) for name in row.schema.names})
 
     def _too_large(self, number: int, row: Any) -> Item:
-        """Of a row that is too large its place and its columns' sizes are told: a part of it might be taken for the whole."""
+        """A fault with a large row's place and its columns' sizes, without a part of it, which might be taken for the whole."""
         told = {"file": self._file, "row": number, "bytes": {name: size_of(row.select([name])) for name in row.schema.names}}
         fault = RecordError("row", f"holds more than {self._limit / 1e6:g} MB (max_line_mb)")
         return Item(self._file, number, b"", None, (json.dumps(told).encode(),), fault)

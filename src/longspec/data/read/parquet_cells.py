@@ -1,4 +1,4 @@
-"""What Parquet's cells hold that JSON does not, and how large rows are. Imports pyarrow when called alone."""
+"""Values of Parquet cells, among them types that JSON lacks, and sizes of rows. Imports pyarrow when called alone."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -64,7 +64,7 @@ class RecordError(ValueError):
 
 
 def kind(value: Any) -> str:
-    """What a JSON value is, for a message."""
+    """The type of a JSON value, for a message."""
     return "null" if value is None else type(value).__name__
 
 
@@ -82,7 +82,7 @@ def check_characters(value: Any, field: str) -> str:
 
 
 def check_text(value: Any, field: str) -> str:
-    """The same for text that says something. Raises RecordError for emptiness too."""
+    """The value as of check_characters. Raises RecordError also when it is empty or has no visible character."""
     if says_nothing(check_characters(value, field)):
         raise RecordError(field, f"is empty: {_unseen(value)}" if value.strip() else "is empty")
     return value
@@ -94,7 +94,7 @@ def says_nothing(text: str) -> bool:
 
 
 def _unseen(text: str) -> str:
-    """What a text that is not seen holds."""
+    """Why a text of invisible characters counts as empty, naming one of them."""
     codes = sorted({ord(character) for character in text if not character.isspace()})
     return f"it holds nothing but characters that are not seen, such as U+{codes[0]:04X}"
 

@@ -15,9 +15,9 @@ from longspec.data.read.records import RecordError
 
 ROWS, ORIGINALS = "rejects.jsonl", "rejects.raw"
 LONGEST = 300  # characters of a reason: it may quote the record
-MOST_REASONS = 1000  # told apart; the rest counts as other reasons
+MOST_REASONS = 1000  # counted one by one; the rest counts as other reasons
 SHOWN = 20  # reasons in a manifest
-OTHERS = ("", "other reasons")  # field and reason of all that is not told apart
+OTHERS = ("", "other reasons")  # field and reason of all that are not counted one by one
 _NUMBER = re.compile(r"0x[0-9a-f]+|U\+[0-9A-F]+|\d+")
 
 

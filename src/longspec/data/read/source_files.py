@@ -72,7 +72,7 @@ def _check_regular(path: Path) -> None:
 
 
 def _glob(pattern: str) -> list[str]:
-    """Not Path.glob: that one also finds hidden files, such as those still being written."""
+    """Paths that match a pattern. Path.glob also finds hidden files, such as those still being written."""
     return glob.glob(pattern, recursive=True)  # noqa: PTH207
 
 
@@ -86,9 +86,9 @@ def kind_of(path: Path) -> tuple[str, str]:
 
 
 def read(path: Path, limit: int, asked: set[str] | None = None) -> Iterator[Item | Note]:
-    """Everything a file holds, then the notes on it; a line or row of more than `limit` bytes is a fault of its own.
+    """Yields all items of a file, then the notes on it; a line or row of more than `limit` bytes is a fault of its own.
 
-    `asked`: the fields that anybody looks at, None for all; only Parquet, see there, tells them from others. Raises
+    `asked`: the fields that anybody looks at, None for all; only the Parquet reader treats others differently. Raises
     ValueError for a file that is cut off or corrupt between records.
     """
     kind, compression = kind_of(path)
@@ -117,7 +117,7 @@ def open_bytes(path: Path, compression: str) -> Iterator[io.BufferedReader]:
         if start.startswith(signature) and path.suffix != suffix:
             raise ValueError(f"{path}: is {what} by its first bytes; its name must end in {suffix}")
     try:
-        # pyarrow's streams, unlike the zstandard library's, tell a stream that is cut off from one that ends.
+        # pyarrow's streams, unlike the zstandard library's, raise an error for a stream that is cut off.
         with io.BufferedReader(pa.input_stream(str(path), compression=compression or None), PIECE) as reader:
             if reader.peek(2)[:2] in UTF_16:
                 raise ValueError(f"{path}: is UTF-16 by its first bytes; convert it: iconv -f UTF-16 -t UTF-8")

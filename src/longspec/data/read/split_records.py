@@ -57,7 +57,7 @@ FORMAT = pipeline.Aligner("format", _check_format)
 
 
 def _outcomes(item: Item, steps: list[pipeline.Aligner]) -> Iterator[Record | RecordError | None]:
-    """What becomes of an item: records in a known format, faults, None for each that is filtered out."""
+    """The results of an item: records in a known format, faults, None for each that is filtered out."""
     if item.error is not None:
         return iter([item.error])
     return iter([None]) if item.record is None else pipeline.apply(steps, item.record)

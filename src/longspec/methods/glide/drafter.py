@@ -60,7 +60,7 @@ class GlideDrafter:
         return growth.tree()
 
     def logits(self, frontier: Frontier, growth: Growth) -> Tensor:
-        """What the draft says follows each node of the newest level, [B, W, V].
+        """The draft's logits of the token after each node of the newest level, [B, W, V].
 
         A node at depth d sees all of the target's cache, which ends d + 1 tokens before it: the lag d + 1 of training.
         """

@@ -15,7 +15,7 @@ RESERVED_POSITIONS = 1000
 
 @dataclass(frozen=True)
 class RowDraw:
-    """What one row draws in one step."""
+    """Values drawn for one row in one step."""
 
     anchors: int
     offset: int

@@ -1,4 +1,4 @@
-"""What a recipe says of a GLIDE draft (LongSpec, arXiv 2502.17421). No torch: runs are planned by it."""
+"""The recipe's settings of a GLIDE draft (LongSpec, arXiv 2502.17421). Imports no torch: runs are planned with it."""
 
 from dataclasses import dataclass, fields
 from typing import Any

@@ -132,7 +132,7 @@ def fastest_for_trees(device: str, dtype: torch.dtype, head_width: int) -> str:
     return backend
 
 
-# What layers hand to their attention that has been done before it, or is for others.
+# Arguments that layers pass to their attention though they are used before it, or elsewhere.
 WITHOUT_EFFECT = ("position_ids", "use_cache", "output_hidden_states", "output_router_logits", "num_items_in_batch")
 
 

@@ -32,7 +32,7 @@ def compiled() -> Callable[..., Any]:
 
 @cache
 def compiled_for_lengths() -> Callable[..., Any]:
-    """The same for decoding, where the number of keys changes with each call: one kernel for all of them, on GPUs alone."""
+    """flex_attention as one kernel for all shapes, on GPUs alone: in decoding each call has another number of keys."""
     return torch.compile(flex_attention, fullgraph=True, dynamic=True, recompile_limit=SHAPES)  # type: ignore[call-overload]
 
 

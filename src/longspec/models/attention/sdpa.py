@@ -36,7 +36,7 @@ def attend(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visibilit
 def _attend_alike(
     q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, segments: list[Segment], visibility: Visibility, scale: float
 ) -> Tensor:
-    """The same for rows that have these segments in common."""
+    """Attention output [B, N, S, D] of rows that have these segments in common."""
     parts, done = [], 0
     nothing_BNSD = v_BKTD.new_zeros(1, 1, 1, 1).expand(*q_BNSD.shape[:3], v_BKTD.shape[-1])
     masks: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
@@ -104,7 +104,7 @@ def _attend_growing(q_BNQD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, lag_blocks: 
 
 
 def _attend_block(q_BNQD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, lag_blocks: int | None, scale: float) -> Tensor:
-    """The same, its mask kept."""
+    """One block without a window, whose mask is kept for a backward pass."""
     shape = q_BNQD.shape[2], k_BKLD.shape[2], q_BNQD.shape[1] // k_BKLD.shape[1]
     return _attend_masked(q_BNQD, k_BKLD, v_BKLD, _mask(shape, None, lag_blocks, 0, q_BNQD), scale)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from longspec.models.attention import flash
 from longspec.models.attention.tree_visibility import TreeVisibility
 
-# What torch's own function calls on a CPU, and the only way to its log-sum-exp.
+# The kernel that torch's own function calls on a CPU; only a direct call returns its log-sum-exp.
 FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 Part = tuple[Tensor, Tensor]  # output [B, K, Q, D] over some keys, and the log-sum-exp of their scores [B, K, Q]
 Attend = Callable[[Tensor, Tensor], Part]
@@ -58,7 +58,7 @@ def attend_masked(q_BKQD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Tr
 
 
 def attend_fused(q_BKQD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: TreeVisibility, scale: float) -> Tensor:
-    """In two parts by torch's kernel for CPUs, [B, K, Q, D]; its kernels for GPUs take no such masks with a log-sum-exp."""
+    """Attention [B, K, Q, D] in two parts by torch's CPU kernel; its kernels for GPUs take no such masks with a log-sum-exp."""
     if q_BKQD.device.type != "cpu":
         return attend_masked(q_BKQD, k_BKTD, v_BKTD, visibility, scale)
 
@@ -72,8 +72,8 @@ def attend_fused(q_BKQD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Tre
 
 
 def attend_flash(q_BKQD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: TreeVisibility, scale: float) -> Tensor:
-    """In two parts, [B, K, Q, D]: flash-attn's kernel for caches, which reads each row's length on the device and takes no
-    masks, and for the few keys of the tree all scores, in float32.
+    """Attention in two parts, [B, K, Q, D]: over the prefix by flash-attn's kernel for caches, which reads each row's length on
+    the device and takes no masks, and over the few keys of the tree by all scores, in float32.
     """
     lengths_B = visibility.once("int32", lambda: visibility.lengths_B.to(torch.int32))
 
@@ -111,13 +111,13 @@ def _attend_in_parts(
 
 
 def _tree_mask(visibility: TreeVisibility, q_BKQD: Tensor) -> Tensor:
-    """What hides the nodes that are not on a node's path, [B, 1, Q, L], to be added to scores."""
+    """Additive mask [B, 1, Q, L] that hides from each node the nodes that are not on its path."""
     groups = q_BKQD.shape[2] // visibility.tree_BSL.shape[1]
     return visibility.once(("tree", groups), lambda: _additive(~visibility.tree_BSL.repeat(1, groups, 1)[:, None], q_BKQD))
 
 
 def _padding(visibility: TreeVisibility, q_BKQD: Tensor, prefix: int) -> Tensor | None:
-    """What hides the places behind the shorter rows, alike for all queries, [B, 1, 1, P]; None where no row is shorter."""
+    """Additive mask [B, 1, 1, P] that hides the places behind shorter rows from all queries; None where no row is shorter."""
     if all(length == prefix for length in visibility.lengths):
         return None
 

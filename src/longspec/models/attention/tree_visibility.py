@@ -31,13 +31,13 @@ class TreeVisibility:
     _made: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What `make` returns, made at the first call with this key: one mask serves all layers of a forward."""
+        """The result of `make`, cached by key from the first call on: one mask serves all layers of a forward."""
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
 
     def windowed(self, window: int) -> "TreeVisibility":
-        """The same with another window."""
+        """A copy of this visibility with another window."""
         return self.once(("window", window), lambda: replace(self, window=window))
 
     def has_plain_prefix(self, prefix: int) -> bool:
@@ -52,13 +52,13 @@ class TreeVisibility:
         return min(prefix, max(0, min(self.lengths) - self.window))
 
     def without(self, first: int) -> "TreeVisibility":
-        """The same for keys without the first ones."""
+        """A copy of this visibility for keys without the first ones."""
         if first == 0:
             return self
         return self.once(("without", first), lambda: replace(self, first_B=torch.full_like(self.lengths_B, first)))
 
     def mask_BST(self, prefix: int) -> Tensor:
-        """What each query sees of the P + L keys, bool."""
+        """Mask, bool: which of the P + L keys each query sees."""
         return self.once(("mask", prefix), lambda: self._mask(prefix))
 
     def _mask(self, prefix: int) -> Tensor:

@@ -49,17 +49,17 @@ class Visibility:
     _made: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What `make` returns, made at the first call with this key: masks serve all layers of one forward."""
+        """The result of `make`, cached by key from the first call on: masks serve all layers of one forward."""
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
 
     def windowed(self, window: int | None) -> "Visibility":
-        """The same with another window."""
+        """A copy of this visibility with another window."""
         return self if window == self.window else self.once(("window", window), lambda: replace(self, window=window))
 
     def first(self, keys: int) -> "Visibility":
-        """The same for a row's first `keys` tokens alone."""
+        """A copy of this visibility for a row's first `keys` tokens alone."""
         if self.document_ids_BT is None or self.document_ids_BT.shape[1] == keys:
             return self
         ids_BT = self.document_ids_BT[:, :keys]

@@ -106,7 +106,7 @@ class Shards:
         return tensor
 
     def random_state(self, rank: int) -> str | None:
-        """What the given rank has left, None when there was no such rank."""
+        """The random generators' state that a rank has saved; None when there was no such rank."""
         return self.files[rank].metadata()[RANDOM] if rank < len(self.files) else None
 
 

@@ -21,7 +21,8 @@ from longspec.models.target import head_width
 from longspec.states.forward import Depth
 from longspec.train.phases import Phases
 
-# Dense tensor-core rates in bf16 as their makers' data sheets state them, by a part of the device's name; the longer first.
+# Dense bf16 tensor-core FLOP/s from the makers' data sheets, by a part of the device's name. The first match counts, so
+# a name comes before those that it contains: "H100 PCIe" before "H100".
 PEAK_BF16 = {
     "B200": 2250e12,
     "H200": 989e12,
@@ -44,12 +45,12 @@ class Operations:
 
     @property
     def total(self) -> float:
-        """All of them."""
+        """The sum of all three."""
         return self.target + self.draft + self.head
 
 
 def layer_windows(config: Any) -> list[int | None]:
-    """Of each of the target's layers, how many keys before its own a query sees; None for all."""
+    """The attention window of each of the target's layers: how many keys before its own a query sees; None for all."""
     size = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
     return [size - 1 if size is not None and kind == "sliding_attention" else None for kind in kinds]

@@ -1,4 +1,4 @@
-"""What one rank holds while it trains, in closed form from the configurations alone.
+"""Estimates the memory of one training rank in closed form, from the configurations alone.
 
 Symbols: T tokens of one forward (micro batch x sequence length), H hidden width, N heads of width D, K key/value heads, I
 feed-forward width, L layers, V vocabulary, P parameters of the draft, R ranks, e bytes of an element of the training dtype.
@@ -30,7 +30,7 @@ GPU_OVERHEAD = 2 * GIB
 
 @dataclass(frozen=True)
 class Setup:
-    """Everything memory depends on."""
+    """All settings that the memory estimate depends on."""
 
     config: Any  # the target's
     method: Method
@@ -56,12 +56,12 @@ class Setup:
 
     @property
     def tokens(self) -> int:
-        """Of one forward."""
+        """Number of tokens in one forward."""
         return self.micro_batch * self.sequence_length
 
     @property
     def ffn_width(self) -> int:
-        """Of the target's widest layer; the experts of one token side by side."""
+        """Feed-forward width of the target's widest layer; of experts, the sum over those of one token."""
         config = self.config
         return max(layer_products(config, layer) for layer in range(config.num_hidden_layers)) // (3 * config.hidden_size)
 
@@ -77,7 +77,7 @@ class Item:
 
 
 def parameter_bytes(module: nn.Module) -> int:
-    """Of all parameters, tied ones once."""
+    """Bytes of all parameters, tied ones counted once."""
     return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
 
 
@@ -180,7 +180,7 @@ def kept_of_target(setup: Setup) -> int:
 
 
 def draft_items(setup: Setup) -> list[Item]:
-    """What is kept of the target, and the method's own forward, losses and backward, for every token trained."""
+    """Memory of the target's states that are kept, and of the method's own forward, losses and backward, over all tokens."""
     config, element, tokens = setup.config, setup.element, setup.tokens
     draft = setup.method.memory(config, setup.settings, tokens, setup.dtype, setup.device)
     items = [

@@ -34,7 +34,7 @@ DRAFT_FILES = 2  # .safetensors and .pth, in float32
 
 @dataclass(frozen=True)
 class Rows:
-    """What a stage trains on, counted: rows, and of a mean row the documents' lengths and the trained tokens."""
+    """Counts of the rows that a stage trains on: `number` of all; `sampled` of them hold `documents` and `labels`."""
 
     number: int
     documents: list[int]  # of `sampled` rows
@@ -53,7 +53,7 @@ class Plan:
     disk: int
 
     def hours(self, rate: float) -> float:
-        """At so many operations a second of each rank."""
+        """Hours of training, when each rank does `rate` operations a second."""
         return self.steps * self.operations.total / (rate * self.setup.world_size) / 3600
 
 
@@ -90,7 +90,7 @@ def disk_bytes(setup: Setup) -> int:
 
 
 def plan_stage(config: Any, recipe: Recipe, runtime: Runtime, rows: Rows, world_size: int, device: torch.device) -> Plan:
-    """Everything about one stage. Raises ValueError when the data or the ranks do not fit the global batch."""
+    """The plan of one stage. Raises ValueError when the data or the ranks do not fit the global batch."""
     steps = recipe.steps or steps_per_epoch(rows.number, recipe.global_batch) * recipe.epochs
     micro_batch, accumulation = share_global_batch(recipe.global_batch, runtime.micro_batch, world_size)
     wide = recipe.precision == "fp32" or (recipe.precision == "auto" and device.type == "cpu")
@@ -140,7 +140,7 @@ def stage_lines(recipe: Recipe, plan: Plan, rate: float) -> list[str]:
 
 
 def slurm_line(needs: Needs) -> str:
-    """What the profile's block for a stage asks for, and how many jobs it will be."""
+    """The Slurm resources to write into the profile's block for a stage, and how many jobs it will take."""
     return (
         f"  Slurm: nodes: {needs.nodes}, ranks: {needs.ranks}, tasks_per_node: {needs.ranks}, mem_mb: {needs.memory_mb}, "
         f"runtime: {needs.minutes} ({needs.jobs} {'job' if needs.jobs == 1 else 'jobs'} of it)"
@@ -187,7 +187,7 @@ def read_stages(options: argparse.Namespace) -> list[tuple[Any, Any]]:
 
 
 def read_rows(options: argparse.Namespace, recipes: list[Any]) -> list[Rows]:
-    """The rows of each stage. Raises ValueError when they are not told."""
+    """The rows of each stage. Raises ValueError when neither the options nor the recipes give them."""
     lengths = [recipe.data.sequence_length for recipe in recipes]
     given = options.data or options.rows
     if given is None and all(recipe.steps for recipe in recipes):

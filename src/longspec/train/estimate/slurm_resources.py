@@ -1,11 +1,11 @@
-"""What the Slurm jobs of a stage ask for: machines, processes, memory and minutes, from its estimate."""
+"""The resources that a stage's Slurm jobs request: machines, processes, memory and minutes, from its estimate."""
 
 import math
 from dataclasses import dataclass
 
 from longspec.train.estimate.memory import GIB, Setup, estimate, peak
 
-# Of a job: start, dry batch, resuming, and an estimate of the speed that is not exact.
+# Time of a job beside training: start, dry batch, resuming; and a factor, since the estimated speed is not exact.
 START_MINUTES, TIME_MARGIN = 10, 1.25
 RANK_BYTES = 6 * GIB  # of a process with torch, CUDA's libraries and its batches, on the host: a round guess
 

@@ -32,7 +32,7 @@ def newest_manifest(folder: Path) -> dict[str, Any] | None:
     for name in SLOTS:
         try:
             return read_manifest(folder / name)
-        except ValueError:  # find_slot tells
+        except ValueError:  # find_slot reports it
             continue
     return None
 

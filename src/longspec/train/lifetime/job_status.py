@@ -32,7 +32,7 @@ def reason_of(error: BaseException) -> str:
 
 @contextmanager
 def hopeless_if_invalid() -> Iterator[None]:
-    """What is wrong with settings, data or weights is wrong in the next attempt too."""
+    """Turn a ValueError into a DeterministicError: faulty settings, data or weights would fail the next attempt too."""
     try:
         yield
     except ValueError as error:
@@ -93,7 +93,7 @@ class Status:
         self.step, self.steps = step, steps
 
     def write(self, state: str, reason: str = "", deterministic: bool = False) -> None:
-        """Write the file: `progress` are the steps this attempt has made. A full disk is told and ends no job."""
+        """Write the file: `progress` are the steps this attempt has made. A full disk is logged and ends no job."""
         content = {
             "state": state,
             "reason": reason,

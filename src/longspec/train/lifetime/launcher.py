@@ -9,7 +9,7 @@ from pathlib import Path
 
 from longspec.distributed import die_with_parent, is_launched, stat_of
 
-# What a rank sends itself when the `deepspeed` command is gone. Stop takes it for a request, and for none if there was one.
+# Signal of a rank to itself when the `deepspeed` command is gone: a request to stop, ignored where there was one before.
 LAUNCHER_GONE = signal.SIGUSR1
 LOCAL_LAUNCHERS = ("TORCHELASTIC_RUN_ID", "CROSS_RANK")  # variables that torchrun and DeepSpeed's launch.py set
 INTERVAL = 1.0  # seconds between two looks

@@ -75,7 +75,7 @@ class Fence:
         self.out, self.holder = out, holder
 
     def check(self) -> None:
-        """End this process when the folder is no longer this job's. Raises OSError when that cannot be told."""
+        """End this process when the folder is no longer this job's. Raises OSError when the lease cannot be read."""
         found = read(self.out)
         if found is None or found.holder.get("holder") != self.holder:
             now = f"is {found} now" if found else "is gone"
@@ -95,7 +95,7 @@ class Lease(Fence):
 
     def _renew(self) -> None:
         while not self._ended.wait(BEAT):
-            # A disk that does not answer ends no job: it comes back, or others take over and the check tells.
+            # A disk that does not answer ends no job: it comes back, or others take over and the check finds their lease.
             with suppress(OSError):
                 self.check()
                 os.utime(self._file.fileno())  # needs no room on a full disk

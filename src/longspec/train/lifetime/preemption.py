@@ -11,12 +11,12 @@ import torch.distributed as dist
 
 from longspec.train.lifetime.launcher import LAUNCHER_GONE
 
-# What ranks tell each other: 0 goes on, a number is an index here. Of several reasons the last one is told: a launcher
-# that is told SIGINT sends its ranks SIGTERM and ends, and signals that wait for a busy rank may arrive in any order.
+# Ranks exchange an index into this tuple, 0 for going on. Of several reasons the last in it counts: a launcher that
+# gets SIGINT sends its ranks SIGTERM and ends, and signals that wait for a busy rank may arrive in any order.
 REASONS = ("", "the launcher is gone", "signal SIGTERM", "signal SIGINT", "deadline")
 SIGNALS = {LAUNCHER_GONE: 1, signal.SIGTERM: 2, signal.SIGINT: 3}
 DEADLINE = 4
-# A terminal signals ranks and launcher at once, and launchers pass on to their ranks what they are told.
+# A terminal signals ranks and launcher at once, and launchers pass on to their ranks the signals they get.
 SAME_REQUEST = 10.0  # seconds; a machine under load is slow to pass it on
 
 
@@ -68,7 +68,7 @@ class Stop:
         self.longest[what] = max(self.longest[what], seconds)
 
     def agreed(self) -> bool:
-        """Whether all ranks stop now, and in `reason` why. All ranks must ask, and all get one answer."""
+        """Whether all ranks stop now, and in `reason` why. A collective: every rank must call it, and all get one answer."""
         asked = self._received
         # One more micro batch and a save must fit, and saving to a shared disk may take twice as long the next time.
         needed = self.longest["micro batch"] + 2 * self.longest["save"] + self.margin

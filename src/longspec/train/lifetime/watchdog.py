@@ -33,7 +33,7 @@ CAUSE = "cause"
 
 @dataclass(frozen=True)
 class Cause:
-    """Why the job ends, and the ranks that are to blame and can write nothing; none when a rank itself tells its error."""
+    """Why the job ends, and the ranks that are to blame and can write nothing; none when a rank reports its own error."""
 
     reason: str
     culprits: list[int]
@@ -80,7 +80,7 @@ class Watchdog:
             self.store.set(self._lines[self.ranks.rank], LEFT)
 
     def _wait_for_its_cause(self) -> None:
-        """Until the thread has ended this process, or must have found the cause if there is one, by its own beats."""
+        """Wait until the watchdog thread ends this process, or has counted beats enough to find any rank that is gone."""
         enough = self._beats + SILENT_AFTER_ERROR + GRACE
         for _ in range(4 * (SILENT_AFTER_ERROR + GRACE)):  # a store that does not answer stops the beats
             if not self._thread.is_alive() or self._beats >= enough:
@@ -124,7 +124,7 @@ class Watchdog:
         self._known, self._passed = lines, passed
 
     def _told(self) -> Cause | None:
-        """What another rank has found, or failed with."""
+        """The cause that another rank has written to the store; None while there is none."""
         return Cause(**json.loads(self.store.get(CAUSE))) if self.store.check([CAUSE]) else None
 
     def _gone(self) -> Cause | None:
@@ -140,7 +140,7 @@ class Watchdog:
         # Ranks that wait for a slower one stand still too; the culprits are those that came by least often.
         within = [rank for rank in self._everyone if self._known[rank] != LEFT]
         behind = [rank for rank in within if self._passed[rank] == min(self._passed[rank] for rank in within)]
-        # Of ranks that came equally far the ones without a beat are stopped, and the others wait for them.
+        # Among ranks that came equally far, those without a beat are stopped processes, for which the others wait.
         behind = [rank for rank in behind if self._beats - self._heard_at[rank] > max(2, self.seconds / 2)] or behind
         others = ", for which the others wait" if len(behind) < self.ranks.world_size else ""
         return Cause(f"no progress for {self.seconds:g} s (runtime.watchdog_seconds): {self._names(behind)}{others}", behind)
@@ -162,7 +162,7 @@ class Watchdog:
         if self.ranks.rank in cause.culprits:
             faulthandler.dump_traceback(sys.stderr)
         writer = next((rank for rank in self._everyone if rank not in cause.culprits), 0)
-        # An error that another rank tells may be the same here, which the main thread then writes down better.
+        # Another rank's error may come up here too; then the main thread reports it, in more detail.
         at_once = self.ranks.rank == writer and (cause.culprits or self._troubled.is_set())
         if not at_once and self._ended.wait(GRACE * BEAT):
             return
