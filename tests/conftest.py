@@ -10,6 +10,7 @@ from tests.corpus import LENGTH, Corpus, questions, sentences, write_raw
 
 OF_MINUTES = [
     "test_final_draft",
+    "test_made_up_method",
     "test_job",
     "test_chaos",
     "test_sbatch",

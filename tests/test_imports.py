@@ -29,10 +29,10 @@ MAY_IMPORT = {
     "decode": {"models", "states", "methods"},
     "draft": {"models", "methods"},
     "evaluate": {"data", "decode", "models", "states", "methods"},
-    "report": {"evaluate"},
+    "report": {"evaluate", "methods"},
     "compare": {"report"},
     "gates": set(),
-    "cluster": {"train", "models", "data"},
+    "cluster": {"train", "models", "data", "methods"},
     "workflow": {"data", "evaluate", "methods"},
 }
 DOORS = {

@@ -1,105 +1,40 @@
 """The whole graph for real, two processes a stage, at a size of minutes; killed in stage 2 and started again."""
 
 import json
-import os
 import re
-import signal
 import subprocess
-import sys
-import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
 
-from longspec.atomic_files import sha256_file
 from tests.workflow.conftest import Workflow, copy_to
+from tests.workflow.running import SMALL_TARGET, build, kill_in, resumed_at, shrink, weights
 
 pytestmark = pytest.mark.slow
-RESULTS = "results/demo/sinkpi-slicing"
+RESULTS, LOG = "results/demo/sinkpi-slicing", "logs/train/demo/sinkpi-slicing/long.log"
 SMALL = {
-    "config/model/demo.yaml": [(r"hidden: \d+", "hidden: 32"), (r"layers: \d+", "layers: 2"), (r", steps: \d+", ", steps: 12")],
     "config/run_stage/demo_base.yaml": [(r"steps: \d+", "steps: 12"), (r"save_every: \d+", "save_every: 4")],
     "config/run_stage/demo_long.yaml": [(r"steps: \d+", "steps: 24"), (r"save_every: \d+", "save_every: 4")],
     "config/run_stage/demo_longcot.yaml": [(r"steps: \d+", "steps: 6")],
-    "config/workflow.yaml": [
-        (r"prompts: \d+", "prompts: 6"),
-        (r"new_tokens: \d+", "new_tokens: 8"),
-        (r"records: \d+", "records: 300"),
-    ],
 }
-OPTIONS = ["--cores", "2", "--set-resources", "train:ranks=2"]
 
 
 @pytest.fixture(scope="module")
 def workflow(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Workflow:
     """The demo with small numbers."""
     copy = copy_to(tmp_path_factory.mktemp("demo"), root)
-    for name, changes in SMALL.items():
-        for pattern, new in changes:
-            copy.edit(name, pattern, new)
+    shrink(copy, SMALL_TARGET | SMALL)
     return copy
-
-
-def said(workflow: Workflow) -> Path:
-    """All that the last start has printed."""
-    return workflow.folder.parent / "said.txt"
-
-
-def start(workflow: Workflow, goal: str = "final_draft") -> subprocess.Popen[bytes]:
-    environment = os.environ | {"PYTHONPATH": str(workflow.folder / "src")}
-    command = [sys.executable, "-m", "snakemake", goal, *OPTIONS]
-    with said(workflow).open("w") as output:
-        return subprocess.Popen(command, cwd=workflow.folder, env=environment, stdout=output, stderr=subprocess.STDOUT)
-
-
-def build(workflow: Workflow, goal: str = "final_draft") -> str:
-    code, text = start(workflow, goal).wait(900), said(workflow).read_text()
-    assert code == 0, text
-    return text
-
-
-def training_processes(workflow: Workflow) -> list[int]:
-    """Launcher and ranks of the copy's train job."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                command, folder = (entry / "cmdline").read_text(), (entry / "cwd").readlink()
-            except OSError:  # ended meanwhile
-                continue
-            if "longspec.train" in command and "\0--recipe" in command and folder == workflow.folder:
-                found.append(int(entry.name))
-    return found
-
-
-def weights(workflow: Workflow) -> str:
-    return sha256_file(workflow.folder / RESULTS / "final_draft/model.safetensors")
 
 
 @pytest.fixture(scope="module")
 def killed_and_finished(workflow: Workflow) -> Workflow:
     """SIGKILL to every process of stage 2 between two checkpoints, then the same command again."""
-    process = start(workflow)
-    metrics = workflow.folder / RESULTS / "long/checkpoints/metrics.jsonl"
-    deadline = time.monotonic() + 900
-    while not metrics.exists() or metrics.read_text().count("\n") < 10:
-        assert process.poll() is None, said(workflow).read_text()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    processes = training_processes(workflow)
-    assert len(processes) >= 3
-    for pid in processes:
-        with suppress(ProcessLookupError):  # they end with their parents
-            os.kill(pid, signal.SIGKILL)
-    assert process.wait(300) != 0
-    assert "Error in rule train" in said(workflow).read_text()
-    assert not (workflow.folder / RESULTS / "long/checkpoint.json").exists()
+    kill_in(workflow, f"{RESULTS}/long")
     text = build(workflow)
     assert f"rule train:\n    input: {RESULTS}/base" not in text, "stage 1 must not be trained again"
-    log = (workflow.folder / "logs/train/demo/sinkpi-slicing/long.log").read_text()
-    assert re.search(r"starting at step (8|12)\b", log), "a save may happen between the look at the metrics and the kill"
+    assert resumed_at(workflow, LOG) in (8, 12), "a save may happen between the look at the metrics and the kill"
     return workflow
 
 
@@ -135,11 +70,11 @@ def test_nothing_is_left_to_do_and_snakemakes_own_report_works(killed_and_finish
 
 
 def test_undisturbed_stages_give_the_same_bytes(killed_and_finished: Workflow) -> None:
-    disturbed = weights(killed_and_finished)
+    final_draft = killed_and_finished.folder / RESULTS / "final_draft"
+    disturbed = weights(final_draft)
     # The final draft too: Snakemake does not miss what lies between files that are up to date.
     for stage in ("long", "longcot", "final_draft"):
         subprocess.run(["rm", "-r", stage], cwd=killed_and_finished.folder / RESULTS, check=True)
     build(killed_and_finished, f"{RESULTS}/final_draft/provenance.json")
-    log = (killed_and_finished.folder / "logs/train/demo/sinkpi-slicing/long.log").read_text()
-    assert "starting at step 0" in log
-    assert weights(killed_and_finished) == disturbed
+    assert resumed_at(killed_and_finished, LOG) == 0
+    assert weights(final_draft) == disturbed

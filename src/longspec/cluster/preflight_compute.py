@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from longspec import methods
 from longspec.cluster.preflight_ranks import FAIL, OK, WARN, Finding, Place
 from longspec.models.attention import backends, flash
 from longspec.models.attention.visibility import Visibility
@@ -119,7 +120,7 @@ def attention_of(place: Place) -> Finding:
 
 def loss(place: Place) -> Finding:
     """Is Liger's fused loss there where it would be taken, and does it compute?"""
-    hard = [recipe.stage for recipe in place.recipes if recipe.draft.loss == "hard"]
+    hard = [recipe.stage for recipe in place.recipes if not methods.soft_labels(recipe)]
     if place.device.type != "cuda" or not hard:
         return Finding(OK, "chunked; Liger is for hard labels on GPUs")
     if fused_loss("cuda") is None:

@@ -32,6 +32,11 @@ def method_of(recipe: Any) -> tuple["Method", Any]:
     return method(name), settings_of(name).of(recipe)
 
 
+def soft_labels(recipe: Any) -> bool:
+    """Whether a recipe's draft learns the target's distribution, and not the text's tokens alone."""
+    return bool(settings_of(recipe.method.name).soft_labels(recipe))
+
+
 def of_target(target: str) -> tuple[str, str]:
     """Method and model type that a published `_target_` stands for. Raises ValueError, naming the known ones."""
     known = {path: (name, model_type) for name in names() for model_type, path in settings_of(name).TARGETS.items()}

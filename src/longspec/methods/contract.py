@@ -54,7 +54,7 @@ class DraftOperations:
     head: float
 
 
-class DraftTrainer(Protocol):
+class DraftTrainer(nn.Module):
     """The module that is trained, with the target out of its registered modules, so that no engine shards or saves it.
 
     Its parameters are those of `draft_model`, and its state dict holds `draft_model.*` alone.
@@ -63,7 +63,18 @@ class DraftTrainer(Protocol):
     draft_model: nn.Module
     states: Any  # states.forward.TargetStates, or what reads stored ones
 
-    def __call__(
+    def __init__(self, states: Any, draft_model: nn.Module) -> None:
+        super().__init__()
+        object.__setattr__(self, "states", states)
+        self.draft_model = draft_model
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """The target, which is not registered, follows the draft to its device; its dtype stays."""
+        super()._apply(fn, recurse)
+        self.states.follow(next(self.draft_model.parameters()).device)
+        return self
+
+    def forward(
         self,
         input_ids: Tensor,
         labels: Tensor,
@@ -79,7 +90,7 @@ class DraftTrainer(Protocol):
         document_ids of packed rows; row_numbers [B] in the packed data; with_llm_loss False: the target's own loss is not
         wanted; draws: as of Method.draws, Method.each_step or Method.heaviest.
         """
-        ...
+        raise NotImplementedError
 
 
 class Method(Protocol):

@@ -1,7 +1,10 @@
 """Draft folders and weight files on the disk, whatever their method: where the weights are, and what config.json says."""
 
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from omegaconf import MISSING
 
 from longspec import methods
 from longspec.atomic_files import read_json_object
@@ -12,6 +15,7 @@ FIELDS = {"target": dict, "settings": dict, "target_path": str, "target_source":
 AGAIN = "make the draft folder again by python -m longspec.draft extract, or give a weight file that stands by itself"
 HUB = "hf:"
 TRAINING_PREFIX = "draft_model."
+Settings = TypeVar("Settings")
 
 
 def draft_weights_file(path: str | Path) -> Path:
@@ -81,3 +85,26 @@ def method_of_draft(path: str | Path) -> str:
     """The method that a draft folder names, or the one whose published weight files say nothing of themselves."""
     found = read_draft_config(path)
     return methods.of_nameless_files() if found is None else str(found[1][METHOD])
+
+
+def stored_settings(path: str | Path, schema: type[Settings]) -> Settings | None:
+    """The settings that a draft's config.json holds, as their dataclass; None for a file of weights alone.
+
+    Raises ValueError that names the field for strange ones.
+    """
+    found = read_draft_config(path)
+    if found is None:
+        return None
+    file, content = found
+    settings, known = content["settings"], {field.name: field for field in fields(schema)}  # type: ignore[arg-type]
+    strange = sorted(settings.keys() - known.keys())
+    if strange:
+        raise ValueError(f"{file}: settings: {', '.join(strange)}: unknown to this version, which knows {', '.join(known)}")
+    for name, field in known.items():
+        if name not in settings and field.default == MISSING:
+            raise ValueError(f"{file}: settings: {name}: is missing; {AGAIN}")
+        allowed = (int, float) if field.type is float else (field.type,)
+        if name in settings and type(settings[name]) not in allowed:
+            told = getattr(field.type, "__name__", field.type)
+            raise ValueError(f"{file}: settings: {name}: is {settings[name]!r}, must be of the type {told}; {AGAIN}")
+    return schema(**settings)

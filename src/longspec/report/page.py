@@ -6,6 +6,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from longspec import methods
 from longspec.evaluate.tasks import shape_name
 from longspec.report import growth_plot, loss_plot, plots, tables
 from longspec.report.inputs import Manifest, Settings, Target, Variant
@@ -107,7 +108,7 @@ def render(
             samples={v.name: all_samples(v.evaluations, settings) for v in variants},
             unfinished=unfinished(variants),
             short_of_prompts=short_of_prompts(numbers, settings),
-            soft=any(stage.recipe.draft.loss != "hard" for v in variants for stage in v.stages),
+            soft=any(methods.soft_labels(stage.recipe) for v in variants for stage in v.stages),
             raw=tables.raw_table(raw, variants, settings.tasks),
             faults=tables.faults_table(raw),
             packed=tables.packed_table(packed, variants),

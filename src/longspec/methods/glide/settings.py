@@ -72,3 +72,8 @@ def check(recipe: Any) -> None:
             f"recipe.draft.{field}: {draft[field]} hides the target from every token of a row of {length} "
             "(recipe.data.sequence_length); it must be below"
         )
+
+
+def soft_labels(recipe: Any) -> bool:
+    """Whether the target's distribution is learnt, by itself or beside the next token."""
+    return bool(recipe.draft.loss != "hard")

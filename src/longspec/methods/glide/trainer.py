@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PretrainedConfig
 
 from longspec.families import position_limit
-from longspec.methods.contract import DraftOutput
+from longspec.methods.contract import DraftOutput, DraftTrainer
 from longspec.methods.draft_files import check_draft_config, target_and_draft
-from longspec.methods.glide.layer import fresh_layer
+from longspec.methods.glide.layer import GlideLayer, fresh_layer
 from longspec.methods.glide.settings import BLOCKS, Draft
 from longspec.methods.glide.weights import draft_settings, load_draft_weights
 from longspec.models.attention.backends import AUTO, check_backend
@@ -47,15 +47,12 @@ def _stacked(outputs: list[DraftOutput]) -> DraftOutput:
     return DraftOutput(torch.stack([output.loss for output in outputs]), llm_loss, agreement)
 
 
-class Glide(nn.Module):
-    """A frozen target and its trainable draft.
-
-    The target is kept out of the registered modules: an engine then neither shards, casts nor saves it, and the state
-    dict holds `draft_model.*` alone.
-    """
+class Glide(DraftTrainer):
+    """A frozen target and its trainable draft."""
 
     families: ClassVar[tuple[str, ...]] = ()
     states: TargetStates
+    draft_model: GlideLayer
 
     def __init__(
         self,
@@ -74,7 +71,6 @@ class Glide(nn.Module):
         target when it is loaded already; attention: the backend of target and draft (attention.py), "auto" = the fastest
         that is there. Raises ValueError for a target or a draft that does not fit.
         """
-        super().__init__()
         if config.model_type not in self.families:
             raise ValueError(
                 f"{target_model_path}: config.json: model_type {config.model_type!r} is not supported by "
@@ -82,14 +78,13 @@ class Glide(nn.Module):
             )
         if glide_path is not None:
             check_draft_config(glide_path, config)
-        self.config = config
-        self.draft_settings = draft or draft_settings(glide_path) or replace(PUBLISHED)
+        settings = draft or draft_settings(glide_path) or replace(PUBLISHED)
         if states is None:
             check_backend(attention)
             target = load_target(target_model_path, config, dtype or resolve_dtype("auto"), STATES_ATTENTION)
             states = TargetStates(target, attention=attention)
-        object.__setattr__(self, "states", states)
-        self.draft_model = fresh_layer(states, final_norm=self.draft_settings.final_norm)
+        super().__init__(states, fresh_layer(states, final_norm=settings.final_norm))
+        self.config, self.draft_settings = config, settings
         if glide_path is not None:
             load_draft_weights(self.draft_model, glide_path)
 
@@ -101,12 +96,6 @@ class Glide(nn.Module):
         """
         target_model_path, glide_path = target_and_draft(target_model_path, arguments.pop("glide_path", None))
         return cls(read_target_config(target_model_path), target_model_path, glide_path, **arguments)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> "Glide":
-        """The target, which is not registered, follows the draft to its device; its dtype stays."""
-        super()._apply(fn, recurse)
-        self.states.follow(next(self.draft_model.parameters()).device)
-        return self
 
     @property
     def target(self) -> Any:
@@ -123,7 +112,7 @@ class Glide(nn.Module):
         """The frozen target's head, shared by the draft."""
         return self.target.lm_head
 
-    def forward(
+    def forward(  # type: ignore[override]  # the order of arguments is published
         self,
         input_ids: Tensor,
         labels: Tensor,

@@ -1,0 +1,171 @@
+"""Hidden states that a drafter reads, at the start and after each verification, against transformers' own of the text."""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, MistralConfig, Qwen2Config
+
+from longspec.decode.drafters import Frontier, Stateless
+from longspec.decode.prefill import prefill
+from longspec.decode.sampling import Sampler
+from longspec.decode.speculate import speculate
+from longspec.decode.tree import DraftTree, Growth, Levels
+from tests.decode.models import generated, make_target
+from tests.decode.test_shared_target import state
+from tests.workflow.made_up.method import MadeUpDrafter, MadeUpLayer
+
+NEW, LENGTHS = 30, (7, 1, 19, 4, 4)
+READS = ("hidden.2", "final", "hidden.0")
+SHAPES: list[int | Levels] = [3, (3,), (2, 5, 4)]
+
+
+def own_states(target: Any, text: list[int]) -> dict[str, Tensor]:
+    """transformers' hidden states of a whole text, [T, H] each."""
+    hidden = target(torch.tensor([text]), output_hidden_states=True).hidden_states
+    return {name: hidden[-1 if name == "final" else int(name.removeprefix("hidden."))][0] for name in READS}
+
+
+class Reader(Stateless):
+    """Knows each row's whole text, says some of it, and holds what it is handed against transformers' own in each round.
+
+    The true path ends at a random level, and lies at random places of the levels of a tree.
+    """
+
+    reads = READS
+
+    def __init__(self, target: Any, texts: list[list[int]], seed: int = 0) -> None:
+        self.texts, self.random = texts, random.Random(seed)
+        self.own = [own_states(target, text) for text in texts]  # a token's states do not hang on those after it
+        self.rows: list[dict[str, Tensor]] = []  # of each row, the states of its text so far, [T, H] each
+        self.batches, self.kept, self.compared = list[int](), list[int](), 0
+
+    def begin(self, prompts: list[list[int]], hidden: dict[str, Tensor]) -> None:
+        assert hidden.keys() == set(self.reads)
+        places = [(row, len(prompt)) for row, prompt in enumerate(prompts)]
+        self.rows = [{name: hidden_BTH[row, :length] for name, hidden_BTH in hidden.items()} for row, length in places]
+
+    def propose(self, frontier: Frontier, levels: Levels, sampler: Sampler) -> DraftTree:
+        self.batches.append(len(frontier.texts))
+        for text, held in zip(frontier.texts, self.rows, strict=True):
+            for name, wanted_TH in self.own[self.number(text)].items():
+                torch.testing.assert_close(held[name], wanted_TH[: len(text) - 1], rtol=1e-9, atol=1e-9)
+                self.compared += 1
+        return self.tree(frontier, levels)
+
+    def tree(self, frontier: Frontier, levels: Levels) -> DraftTree:
+        growth = Growth(frontier.roots_B)
+        true = [self.true_tokens(text, len(levels)) for text in frontier.texts]
+        places = [0] * len(true)
+        for level, size in enumerate(levels):
+            above = places
+            places = [self.random.randrange(size) for _ in true]
+            parents = torch.tensor([[self.random.randrange(growth.sizes[-1]) for _ in range(size)] for _ in true])
+            tokens = torch.tensor([[(ahead[level] + 1 + place) % 61 for place in range(size)] for ahead in true])
+            for row, ahead in enumerate(true):
+                parents[row, places[row]], tokens[row, places[row]] = above[row], ahead[level]
+            growth.add(parents, tokens)
+        return growth.tree()
+
+    def true_tokens(self, text: list[int], count: int) -> list[int]:
+        """The tokens that follow, up to a random one, from which on they are wrong."""
+        whole = self.texts[self.number(text)] + [0] * count
+        right, ahead = self.random.randrange(count + 1), whole[len(text) :][:count]
+        return [(token + 30 * (place >= right)) % 61 for place, token in enumerate(ahead)]
+
+    def number(self, text: list[int]) -> int:
+        """Which text this is the beginning of."""
+        (number,) = (number for number, known in enumerate(self.texts) if known[: len(text)] == text)
+        return number
+
+    def commit(self, path_BE: Tensor, kept_B: Tensor, hidden: dict[str, Tensor]) -> None:
+        assert hidden.keys() == set(self.reads)
+        for row, kept in enumerate(kept_B.tolist()):
+            self.kept.append(kept)
+            for name, held_TH in self.rows[row].items():
+                self.rows[row][name] = torch.cat([held_TH, hidden[name][row, : kept + 1]])
+
+    def select(self, rows_B: Tensor) -> None:
+        self.rows = [self.rows[row] for row in rows_B.tolist()]
+
+
+@pytest.mark.parametrize("family", [Qwen2Config, LlamaConfig, MistralConfig])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("lengths", [LENGTHS, LENGTHS[:1]])
+def test_hidden_states_are_transformers_own(family: type, shape: int | Levels, lengths: tuple[int, ...]) -> None:
+    """float64; rows of different length, chains and trees that are kept in part, rows that leave the batch."""
+    sliding = {"sliding_window": 9} if family is MistralConfig else {}
+    target = make_target(3, family, num_hidden_layers=3, **sliding)
+    prompts = [torch.randint(0, 61, (length,)).tolist() for length in lengths]
+    expected = [generated(target, prompt, NEW) for prompt in prompts]
+    reader = Reader(target, [prompt + text for prompt, text in zip(prompts, expected, strict=True)])
+    decoded = speculate(target, reader, prompts, max_new_tokens=NEW, shape=shape)
+    assert [row.ids for row in decoded.rows] == expected
+    assert {0, 1} <= set(reader.kept)
+    assert reader.compared == len(READS) * sum(reader.batches)
+    assert len(lengths) == 1 or len(set(reader.batches)) > 1, "no row has left the batch"
+
+
+def test_a_start_is_read_once_and_decoded_from_many_times() -> None:
+    target, prompt = make_target(3, num_hidden_layers=3), [3, 1, 4, 1, 5]
+    text = generated(target, prompt, NEW)
+    start = prefill(target, [prompt], reads=READS)
+    for seed in range(2):
+        reader = Reader(target, [prompt + text], seed)
+        assert speculate(target, reader, start, max_new_tokens=NEW, shape=3).rows[0].ids == text
+    with pytest.raises(
+        ValueError, match=r"prefilled without hidden\.2, final, hidden\.0, .* prefill\(\.\.\., drafter\.reads\)"
+    ):
+        speculate(target, Reader(target, []), prefill(target, [prompt]), max_new_tokens=1)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_nothing_on_the_target_changes(shape: int | Levels) -> None:
+    target = make_target(1, num_hidden_layers=3)
+    target.model.layers[2].register_forward_pre_hook(lambda *_: None)
+    prompts = [[3, 1, 4, 1, 5], [9, 2]]
+    texts = [prompt + generated(target, prompt, NEW) for prompt in prompts]
+    reader = Reader(target, texts)  # transformers leaves hooks of its own on a target that was asked for hidden states
+    before, during = state(target), []
+    options = {"max_new_tokens": NEW, "shape": shape, "on_tokens": lambda *_: during.append(state(target))}
+    speculate(target, reader, prompts, **options)
+    assert reader.compared
+    assert len(during) > 4
+    assert all(each == before for each in (*during, state(target)))
+
+
+@pytest.mark.parametrize("name", ["hidden.3", "final.1", "hidden", "logits"])
+def test_a_tensor_that_the_target_has_not_is_named(name: str) -> None:
+    target = make_target(1, num_hidden_layers=3)
+    reader = Reader(target, [])
+    reader.reads = (name,)
+    with pytest.raises(ValueError, match=f"^{name}: the target has no such tensor"):
+        speculate(target, reader, [[3, 1]], max_new_tokens=1)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_layer_on_the_final_hidden_state_drafts(shape: int | Levels, temperature: float) -> None:
+    """Its text is the target's; its proposals are those of the training forward, whose layer reads the same state."""
+    target = make_target(1, num_hidden_layers=3)
+    layer = MadeUpLayer(target.config).double()
+    torch.nn.init.normal_(layer.ahead.weight, std=0.3)
+    said: list[tuple[list[int], Tensor]] = []
+
+    class Recorded(MadeUpDrafter):
+        def propose(self, frontier: Frontier, levels: Levels, sampler: Sampler) -> DraftTree:
+            texts = [list(text) for text in frontier.texts]  # which grow
+            said.extend(zip(texts, self.target.lm_head(self.layer(self.newest_BH)), strict=True))
+            return super().propose(frontier, levels, sampler)
+
+    prompts = [torch.randint(0, 61, (length,)).tolist() for length in LENGTHS]
+    options = {"temperature": temperature, "generator": torch.Generator().manual_seed(0)}
+    decoded = speculate(target, Recorded(target, layer), prompts, max_new_tokens=NEW, shape=shape, **options)
+    if temperature == 0:
+        assert [row.ids for row in decoded.rows] == [generated(target, prompt, NEW) for prompt in prompts]
+    for text, logits_V in said:
+        final_BTH = target.model(torch.tensor([text[:-1]])).last_hidden_state
+        torch.testing.assert_close(logits_V, target.lm_head(layer(final_BTH[0, -1])), rtol=1e-9, atol=1e-9)
+    assert len(said) > NEW

@@ -1,0 +1,224 @@
+"""Every draft method's answers fit each other, and what is trained: those of the house, and one that a test made up."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import AutoConfig
+
+from longspec import methods
+from longspec.config import Recipe, Runtime
+from longspec.decode.drafters import Drafter
+from longspec.models.target import load_target
+from longspec.states.forward import STATES_ATTENTION, TargetStates
+from longspec.states.tensors import check_names
+from longspec.train.estimate.memory import setup_of
+from tests.targets import VOCABULARY
+from tests.workflow import made_up
+from tests.workflow.made_up import method as made_up_method
+from tests.workflow.made_up import settings as made_up_settings
+
+ROWS, LENGTH, POSITIONS = 3, 20, 4096
+# What a recipe may say of each method: every way in which its answers differ.
+VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "glide": [
+        {"anchors": "random", "lag_mode": "random", "loss": "hard"},
+        {"anchors": "off", "lag_mode": "blocks", "block": 3, "loss": "mix", "final_norm": True},
+        {"anchors": "fixed", "lag_mode": "fixed", "lag": 2},
+    ],
+    "made_up": [{"labels": "hard"}, {"labels": "soft"}],
+}
+CASES = [(name, variant) for name, variants in VARIANTS.items() for variant in variants]
+
+
+@pytest.fixture(autouse=True)
+def with_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The made-up method stands among the others."""
+    known = [*methods.names(), "made_up"]
+    for name, module in (("", made_up), (".settings", made_up_settings), (".method", made_up_method)):
+        monkeypatch.setitem(sys.modules, f"longspec.methods.made_up{name}", module)
+    monkeypatch.setattr(methods, "names", lambda: known)
+
+
+def test_every_method_is_here() -> None:
+    assert methods.names() == list(VARIANTS)
+
+
+@pytest.fixture(params=CASES, ids=lambda case: f"{case[0]}-{'-'.join(map(str, case[1].values()))}")
+def recipe(request: pytest.FixtureRequest) -> Any:
+    name, variant = request.param
+    settings = methods.settings_of(name)
+    recipe = OmegaConf.structured(Recipe(method=settings.Method(), draft=settings.Draft(**variant), stage="base", seed=1))
+    recipe.data.sequence_length = LENGTH
+    settings.check(recipe)
+    return recipe
+
+
+@pytest.fixture
+def states(target_path: str) -> TargetStates:
+    config = AutoConfig.from_pretrained(target_path)
+    return TargetStates(load_target(target_path, config, torch.float32, STATES_ATTENTION))
+
+
+@pytest.fixture
+def trainer(recipe: Any, states: TargetStates) -> Any:
+    method, settings = methods.method_of(recipe)
+    return method.trainer(states, settings, None)
+
+
+@pytest.fixture
+def run(trainer: Any) -> Callable[..., Any]:
+    """A forward over random text."""
+    ids = torch.randint(0, VOCABULARY, (ROWS, LENGTH))
+
+    def forward(**arguments: Any) -> Any:
+        return trainer(input_ids=ids, labels=ids, row_numbers=torch.arange(ROWS), **arguments)
+
+    return forward
+
+
+def tensors(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+
+
+def test_the_method_names_itself(recipe: Any) -> None:
+    assert methods.method_of(recipe)[0].name == recipe.method.name
+
+
+def test_what_is_planned_saved_and_counted_is_what_is_trained(recipe: Any, trainer: Any) -> None:
+    """Checkpoints hold trained parameters alone, so a layer's state dict must hold nothing else."""
+    method, settings = methods.method_of(recipe)
+    with torch.device("meta"):
+        planned = method.layer(trainer.states.config, settings)
+    trained = {name: tuple(p.shape) for name, p in trainer.named_parameters() if p.requires_grad}
+    assert trained == {f"draft_model.{name}": shape for name, shape in tensors(planned).items()}
+    assert tensors(trainer).keys() == trained.keys()
+    runtime = OmegaConf.structured(Runtime)
+    setup = setup_of(trainer.states.config, recipe, runtime, 1, 1, torch.float32, torch.device("cpu"))
+    assert setup.draft_parameters == sum(p.numel() for p in trainer.parameters())
+
+
+@pytest.mark.parametrize("with_llm_loss", [True, False])
+def test_what_is_read_is_what_is_told(recipe: Any, trainer: Any, run: Any, with_llm_loss: bool) -> None:
+    method, settings = methods.method_of(recipe)
+    config, asked = trainer.states.config, []
+    told = method.reads(config, settings, with_llm_loss=with_llm_loss)
+    check_names([tensor.name for tensor in told], config.num_hidden_layers)
+    trainer.states.register_forward_hook(lambda _, arguments, found: asked.append((arguments[3], found)))
+    output = run(with_llm_loss=with_llm_loss, **method.heaviest(settings))
+    ((names, found),) = asked
+    assert sorted(names) == sorted(tensor.name for tensor in told)
+    for tensor in told:
+        assert tuple(found[tensor.name][0, ..., 0, :].shape) == tensor.token_shape
+    assert (output.llm_loss is not None) == with_llm_loss
+
+
+def test_the_heaviest_forward_trains_every_parameter(recipe: Any, trainer: Any, run: Any) -> None:
+    method, settings = methods.method_of(recipe)
+    output = run(num_labels=10, **method.heaviest(settings))
+    assert output.loss.shape == ()
+    output.loss.backward()
+    for name, parameter in trainer.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+    assert all(p.grad is None and not p.requires_grad for p in trainer.states.target.parameters())
+
+
+def test_a_loss_is_a_share_of_the_labels_it_is_told(recipe: Any, run: Any) -> None:
+    method, settings = methods.method_of(recipe)
+    losses = [float(run(num_labels=count, **method.heaviest(settings)).loss.detach()) for count in (10, 40)]
+    assert losses[0] == pytest.approx(4 * losses[1], rel=1e-5)
+
+
+def test_every_drafted_step_has_its_loss(recipe: Any, run: Any) -> None:
+    method, settings = methods.method_of(recipe)
+    with torch.no_grad():
+        output = run(**method.each_step(settings))
+    steps = (method.drafted_steps(settings),)
+    assert (output.loss.shape, output.agreement.shape, output.llm_loss.shape) == (steps, steps, steps)
+
+
+def drawn(recipe: Any, numbers: list[int], step: int) -> dict[int, tuple[list[int], dict[str, Any]]]:
+    """What each row draws: its positions, and its part of each tensor."""
+    method, settings = methods.method_of(recipe)
+    rows = [(number, np.arange(LENGTH)) for number in numbers]
+    positions, draws = method.draws(settings, recipe.seed, step, rows, POSITIONS)
+    return {
+        number: (
+            positions[place].tolist(),
+            {name: value[place].tolist() if isinstance(value, Tensor) else value for name, value in draws.items()},
+        )
+        for place, number in enumerate(numbers)
+    }
+
+
+def test_draws_are_a_function_of_seed_step_and_row(recipe: Any, run: Any) -> None:
+    """In any order, alone or side by side, and whatever the process has drawn before; a forward takes them."""
+    together = drawn(recipe, [5, 9, 2], step=3)
+    torch.manual_seed(77)
+    np.random.seed(77)  # the global generator that must not be read
+    assert drawn(recipe, [2, 5, 9], step=3) == together
+    assert {number: drawn(recipe, [number], step=3)[number] for number in (5, 9, 2)} == together
+    method, settings = methods.method_of(recipe)
+    _, draws = method.draws(settings, 1, 0, [(row, np.arange(LENGTH)) for row in range(ROWS)], POSITIONS)
+    assert run(**draws).loss.isfinite()
+
+
+def test_weights_come_back_from_their_file(recipe: Any, trainer: Any, states: TargetStates, tmp_path: Path) -> None:
+    method, settings = methods.method_of(recipe)
+    for parameter in trainer.parameters():
+        nn.init.normal_(parameter)
+    own = trainer.draft_model.state_dict()
+    method.check_state(method.layer(states.config, settings), own, "memory")
+    published = method.published({name: tensor.clone() for name, tensor in own.items()})
+    save_file(published, tmp_path / "model.safetensors")
+    method.check_state(method.layer(states.config, settings), published, "file")
+    layer = method.layer(states.config, settings)
+    method.load(layer, tmp_path / "model.safetensors")
+    begun = method.trainer(states, settings, tmp_path / "model.safetensors").draft_model
+    for found in (layer.state_dict(), begun.state_dict()):
+        assert found.keys() == own.keys()
+        assert all(torch.equal(found[name], tensor) for name, tensor in own.items())
+    name = next(iter(own))
+    for faulty in ({**own, name: own[name][:-1]}, {k: v for k, v in own.items() if k != name}, own | {"strange": own[name]}):
+        with pytest.raises(ValueError, match=f"^here: not the weights of this draft: .*({name}|strange): "):
+            method.check_state(layer, faulty, "here")
+
+
+def test_costs_grow_with_what_is_trained(recipe: Any, states: TargetStates) -> None:
+    """Linear in tokens and labels; nothing without them."""
+    method, settings = methods.method_of(recipe)
+
+    def operations(times: int) -> Any:
+        return method.operations(states.config, settings, 64 * times, [64] * times, 50 * times, with_llm_loss=True)
+
+    one, three = operations(1), operations(3)
+    assert (three.draft, three.head) == pytest.approx((3 * one.draft, 3 * one.head))
+    assert one.draft > 0
+    assert one.head >= 2 * 2 * 50 * states.config.hidden_size * states.config.vocab_size
+    few, many = (method.memory(states.config, settings, n, torch.float32, torch.device("cpu")) for n in (100, 300))
+    assert many.kept == 3 * few.kept > 0
+    assert (many.losses > few.losses, many.backward > few.backward) == (True, True)
+
+
+def test_its_drafter_reads_what_the_target_has(recipe: Any, trainer: Any, target_path: str) -> None:
+    method, settings = methods.method_of(recipe)
+    drafter = method.drafter(trainer.states.target, trainer.draft_model, settings)
+    assert isinstance(drafter, Drafter)
+    check_names(drafter.reads, trainer.states.config.num_hidden_layers)
+    drafter.check(trainer.states.target)
+    other = load_target(target_path, trainer.states.config, torch.float32, STATES_ATTENTION)
+    with pytest.raises(ValueError, match="was made for another target"):
+        drafter.check(other)
+
+
+def test_soft_labels_are_told(recipe: Any) -> None:
+    told = {"hard": False, "soft": True, "mix": True}
+    assert methods.soft_labels(recipe) is told[recipe.draft.get("loss", recipe.draft.get("labels"))]

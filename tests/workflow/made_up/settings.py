@@ -1,0 +1,39 @@
+"""What a recipe says of the made-up draft. No torch: runs are planned by it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from longspec.config.ranges import check_choices
+
+NAMELESS_FILES = False
+TARGETS: dict[str, str] = {}  # no class of it was ever published
+CHOICES = {"labels": ("hard", "soft")}
+
+
+@dataclass
+class Method:
+    """The section `recipe.method`: there is one architecture."""
+
+    name: str = "made_up"
+
+
+@dataclass
+class Draft:
+    """The section `recipe.draft`, the variant."""
+
+    labels: str = "soft"  # hard: the token after the next; soft: the target's distribution of it
+
+
+def of(recipe: Any) -> Draft:
+    """The settings that training and decoding need, from a typed recipe."""
+    return Draft(labels=recipe.draft.labels)
+
+
+def check(recipe: Any) -> None:
+    """Raise ValueError with the key for a value that is none."""
+    check_choices(recipe.draft, "recipe.draft", CHOICES)
+
+
+def soft_labels(recipe: Any) -> bool:
+    """Whether the target's distribution is learnt."""
+    return bool(recipe.draft.labels == "soft")

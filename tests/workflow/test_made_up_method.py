@@ -1,0 +1,129 @@
+"""A draft method that the house does not know goes through the whole graph, with no change elsewhere.
+
+tests/workflow/made_up holds it: a folder of src/longspec/methods, and configuration files.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.workflow.planning import Workflow, copy_to
+from tests.workflow.running import SMALL_TARGET, build, kill_in, resumed_at, shrink, weights
+
+MADE_UP = Path(__file__).parent / "made_up"
+RESULTS = "results/made-up/made-up"
+GOAL = ("final_draft", "--config", "runs=[made-up]", "variants=[made-up]")
+# Greedy text of the target by itself and with its draft, and the card that push would upload.
+USE = """
+import json, sys
+from pathlib import Path
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from longspec.decode.generate import generate
+from longspec.draft.card import model_card
+from longspec.draft.hub_upload import files_to_push
+
+folder, target_path, report = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+target = AutoModelForCausalLM.from_pretrained(target_path).double().eval()
+ids = AutoTokenizer.from_pretrained(folder)("def main(", return_tensors="pt").input_ids
+options = {"max_new_tokens": 30, "do_sample": False, "attention_mask": torch.ones_like(ids)}
+print(json.dumps([
+    target.generate(ids, **options).tolist(),
+    [generate(target, ids, draft=folder, shape=shape, **options).tolist() for shape in (1, 4, (3, 5))],
+    files_to_push(folder),
+    model_card(folder, "owner/name", "main", report, None),
+]))
+"""
+
+
+def with_made_up(folder: Path, root: Path) -> Workflow:
+    """A copy of the workflow with the method in its place; nothing else is touched."""
+    copy = copy_to(folder, root)
+    method = folder / "src/longspec/methods/made_up"
+    shutil.copytree(MADE_UP, method, ignore=shutil.ignore_patterns("config", "__pycache__"))
+    for file in (MADE_UP / "config").rglob("*.yaml"):
+        place = folder / "config" / file.relative_to(MADE_UP / "config")
+        assert not place.exists()
+        shutil.copy(file, place)
+    return copy
+
+
+def test_it_is_planned_as_any_other(tmp_path: Path, root: Path) -> None:
+    workflow = with_made_up(tmp_path, root)
+    planned = workflow.plan(*GOAL[1:])
+    assert {job["rule"] for job in planned.values()} >= {"train", "extract", "evaluate", "report", "check_gates"}
+    recipe = workflow.output("-n", "-p", f"{RESULTS}/base/recipe.yaml", *GOAL[1:])
+    assert "name: made_up" in recipe
+    assert "labels: soft" in recipe
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Workflow:
+    """Killed in its second stage, and gone on with."""
+    workflow = with_made_up(tmp_path_factory.mktemp("made-up"), root)
+    shrink(workflow, SMALL_TARGET)
+    kill_in(workflow, f"{RESULTS}/long", *GOAL)
+    build(workflow, *GOAL)
+    return workflow
+
+
+@pytest.mark.slow
+def test_stages_follow_each_other_and_resume(finished: Workflow) -> None:
+    assert resumed_at(finished, "logs/train/made-up/made-up/long.log") in (8, 12)
+    first, second = (load_file(finished.folder / RESULTS / stage / "draft/model.safetensors") for stage in ("base", "long"))
+    assert first.keys() == second.keys() == {"ahead.weight"}
+    moved = [float((state["ahead.weight"] - torch.eye(32)).norm()) for state in (first, second)]
+    assert moved[0] > 0.01, "trained away from the identity"
+    between = float((first["ahead.weight"] - second["ahead.weight"]).norm())
+    assert 0 < between < moved[1], "the second stage began with the first one's draft"
+
+
+@pytest.mark.slow
+def test_a_resumed_stage_gives_the_same_bytes_as_an_undisturbed_one(finished: Workflow) -> None:
+    stage = finished.folder / RESULTS / "long"
+    disturbed = weights(stage / "draft")
+    shutil.move(stage, finished.folder / "disturbed")
+    build(finished, f"{RESULTS}/long/draft/model.safetensors", *GOAL[1:])
+    assert resumed_at(finished, "logs/train/made-up/made-up/long.log") == 0
+    assert weights(stage / "draft") == disturbed
+
+
+@pytest.mark.slow
+def test_estimates_report_and_gates(finished: Workflow) -> None:
+    rows = [json.loads(line) for line in (finished.folder / RESULTS / "base/metrics.jsonl").read_text().splitlines()]
+    held_out = [row["held_out"] for row in rows if "held_out" in row]
+    assert [row["step"] for row in rows if "held_out" in row] == [6, 12]
+    assert all(found["expected_tokens"] == pytest.approx(1 + found["acceptance_1"]) for found in held_out)
+    results = finished.folder / "results/made-up"
+    numbers = json.loads((results / "report.json").read_text())
+    lines = [json.loads(line) for line in (finished.folder / RESULTS / "evaluation/long.jsonl").read_text().splitlines()]
+    measured = sum(line["new_tokens"] for line in lines) / sum(line["rounds"] for line in lines)
+    assert numbers["overall"]["made-up"]["long"]["mean"] == pytest.approx(measured)
+    assert 1 <= measured <= 2, "a round brings one drafted token at most"
+    assert numbers["lossless"]["made-up"]["unexplained"] == 0
+    assert "soft labels" in (results / "report.html").read_text()
+    assert (results / "gates.json").is_file()
+
+
+@pytest.mark.slow
+def test_the_final_draft_decodes_losslessly_and_has_a_card(finished: Workflow) -> None:
+    folder = f"{RESULTS}/final_draft"
+    target = json.loads((finished.folder / "models/demo/target_manifest.json").read_text())["path"]
+    command = [sys.executable, "-c", USE, folder, target, "results/made-up/report.json"]
+    environment = os.environ | {"PYTHONPATH": str(finished.folder / "src")}
+    done = subprocess.run(command, cwd=finished.folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    plain, drafted, files, card = json.loads(done.stdout.splitlines()[-1])
+    assert drafted == [plain, plain, plain]
+    assert {"model.safetensors", "config.json", "custom_generate/generate.py", "provenance.json"} < set(files)
+    assert "- made_up\n" in card
+    assert "one linear layer that says the token after the next one, trained on soft labels" in card
+    assert "GLIDE" not in card
+    assert "| this draft |" in card
