@@ -9,7 +9,7 @@ import pytest
 from longspec import methods
 
 # Package -> the packages of ours it may import; each may import itself, and everyone the shared modules.
-SHARED = {"config", "families", "distributed", "atomic_files", "jsonl", "shown"}
+SHARED = {"config", "families", "distributed", "atomic_files", "jsonl", "shown", "slurm"}
 MAY_IMPORT = {
     "config": {"methods"},
     "families": set(),
@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "atomic_files": set(),
     "jsonl": {"atomic_files"},
     "shown": set(),
+    "slurm": set(),
     "demo": set(),
     "data": {"demo"},
     "models": set(),
@@ -57,7 +58,16 @@ EXTRA = {
 }
 METHODS = set(methods.names())
 ROOMS_WITHOUT_TORCH = {"config", "workflow"}
-WITHOUT_TORCH = {"families", "atomic_files", "jsonl", "shown", "methods", "methods.draft_files", "train.lifetime.admission"}
+WITHOUT_TORCH = {
+    "families",
+    "atomic_files",
+    "jsonl",
+    "shown",
+    "slurm",
+    "methods",
+    "methods.draft_files",
+    "train.lifetime.admission",
+}
 
 
 def module_name(path: Path, source: Path) -> str:

@@ -101,7 +101,7 @@ def end_at_once(code: int) -> NoReturn:
     os._exit(code)
 
 
-def leave_words(error: BaseException, ranks: Ranks, *, known: bool) -> None:
+def write_error_file(error: BaseException, ranks: Ranks, *, known: bool) -> None:
     """Leave why this rank fails where torchrun looks for it, so that the first rank's words can be told from the others'.
 
     `known`: the message says all; else the traceback is written too. The format is torchrun's own (its ErrorHandler).

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from longspec.cluster.squeue import FIELD, RECORD
+from longspec.cluster.queued_jobs import FIELD, RECORD
 
 
 def queued(

@@ -17,7 +17,7 @@ from tests.slurm.cluster import is_running, until
 RANK = r"""
 import os, signal, sys, time
 from pathlib import Path
-from longspec.distributed import die_with_parent, find_ranks, leave_words
+from longspec.distributed import die_with_parent, find_ranks, write_error_file
 die_with_parent()
 ranks, way = find_ranks(), sys.argv[1]
 heard = []
@@ -30,10 +30,10 @@ if way == "fail":
     try:
         raise RuntimeError(f"broken in {ranks.rank}")
     except RuntimeError as error:
-        leave_words(error, ranks, known=False)
+        write_error_file(error, ranks, known=False)
         raise
 if way == "refuse":
-    leave_words(ValueError("recipe.yaml: line 3: no such key"), ranks, known=True)
+    write_error_file(ValueError("recipe.yaml: line 3: no such key"), ranks, known=True)
     sys.exit("error: recipe.yaml: line 3: no such key")
 if way == "wait":
     while not heard:

@@ -31,7 +31,7 @@ def ranks_on(cluster: Cluster, submitted: Submitted) -> dict[int, int]:
             except OSError:
                 continue
             rank = [entry.removeprefix("RANK=") for entry in environment if entry.startswith("RANK=")]
-            if here and rank and words[1:3] != ["-m", "torch.distributed.run"] and "longspec.train" in words:
+            if here and rank and words[1:3] != ["-m", "longspec.cluster.torchrun"] and "longspec.train" in words:
                 found[int(rank[0])] = pid
     return found
 

@@ -21,13 +21,13 @@ from typing import TextIO
 
 from longspec.cluster.attempt_logs import append_last_words, new_log
 from longspec.distributed import die_with_parent
+from longspec.slurm import NoAnswerError, answer_of, ask_patiently, squeue
 
 # Ports below those that systems give away by themselves; two jobs that share a node have different numbers.
 FIRST_PORT, PORTS = 20000, 10000
 PATIENCE = 600  # seconds that torchrun gives its ranks after a SIGTERM to end their step and save; its own default is 30
 OTHERS = 60  # seconds for the other nodes, when one has ended, to report why and to give the folder back
-TRIES, PAUSE = 4, 5.0  # a scheduler that is restarted is away for some seconds
-MODULE = [sys.executable, "-m", "torch.distributed.run"]
+MODULE = [sys.executable, "-m", "longspec.cluster.torchrun"]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -70,20 +70,17 @@ def srun(options: argparse.Namespace, log: Path | None) -> list[str]:
     return command + ([f"--output={log.resolve()}", "--open-mode=append"] if log else [])
 
 
-def asked(command: list[str]) -> str:
-    """The output of a Slurm command. Raises ValueError when it gives none in several tries."""
-    for attempt in range(TRIES):
-        time.sleep(PAUSE if attempt else 0)
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode == 0 and done.stdout.strip():
-            return done.stdout.strip()
-    raise ValueError(f"{shlex.join(command)}: {done.stderr.strip() or 'no answer'}")
-
-
 def nodes_of(job: str) -> list[str]:
-    """The names of a Slurm job's nodes; the executor has removed the variables that hold them."""
-    listed = asked(["squeue", "--noheader", "--jobs", job, "--format", "%N"])
-    return asked(["scontrol", "show", "hostnames", listed]).split()
+    """The names of a Slurm job's nodes; the executor has removed the variables that tell them. Raises ValueError."""
+
+    def ask() -> list[str]:
+        listed = squeue("--jobs", job, "--format", "%N").strip()
+        names = answer_of(["scontrol", "show", "hostnames", listed]).split() if listed else []
+        if not names:
+            raise NoAnswerError(f"Slurm tells no nodes of job {job}")
+        return names
+
+    return ask_patiently(ask)
 
 
 def checked(options: argparse.Namespace) -> list[str]:
@@ -103,9 +100,9 @@ def checked(options: argparse.Namespace) -> list[str]:
                 f"--nodes {options.nodes}: this is a job step on one node; give the rule the resources mpi=srun and"
                 " tasks_per_node=<GPUs of a node> beside nodes (profiles/slurm/profile.yaml does)"
             )
-        found = nodes_of(job)
-        if len(found) != options.nodes:
-            raise ValueError(f"--nodes {options.nodes}, but Slurm job {job} has {len(found)}: {', '.join(found)}")
+        nodes = nodes_of(job)
+        if len(nodes) != options.nodes:
+            raise ValueError(f"--nodes {options.nodes}, but Slurm job {job} has {len(nodes)}: {', '.join(nodes)}")
     return module
 
 
@@ -141,14 +138,14 @@ def run(options: argparse.Namespace, log: Path | None, output: TextIO) -> int:
     errors = log.with_suffix(".errors") if log else None
     threads = str(max(1, options.cpus * options.tasks // options.ranks))
     command = [*torchrun(options, errors), "-m", *module]
-    told = ""
+    warning = ""
     if options.nodes > 1 or (is_batch_step(options) and shutil.which("srun")):
         command = [*srun(options, log), *command]
     elif is_batch_step(options):
-        told = "no srun here, as in a container: Slurm tells these processes of no end before it kills them\n"
+        warning = "no srun here, as in a container: Slurm tells these processes of no end before it kills them\n"
     where = f"{socket.gethostname()}, Slurm job {os.environ.get('SLURM_JOB_ID', 'none')}"
     output.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} on {where}: {shlex.join(command)}\n")
-    output.write(told)
+    output.write(warning)
     if options.tasks > options.ranks:
         output.write(f"{options.ranks} processes share the cores of {options.tasks} tasks on each node\n")
     output.flush()

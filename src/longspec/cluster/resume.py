@@ -14,7 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from longspec.cluster.controller import living_controller
-from longspec.cluster.squeue import NoAnswerError, QueuedJob, jobs_of_folder
+from longspec.cluster.queued_jobs import QueuedJob, jobs_of_folder
+from longspec.slurm import NoAnswerError
 
 GO_ON = ["--profile", "slurm", "final_draft"]
 SNAKEMAKE = [sys.executable, "-m", "snakemake"]

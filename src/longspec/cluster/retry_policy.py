@@ -5,7 +5,7 @@ from pathlib import Path
 
 from longspec.cluster.attempt_logs import folder_of
 from longspec.train.checkpoint.checkpoint_dir import MANIFEST, SLOTS
-from longspec.train.lifetime.admission import hopeless_reason
+from longspec.train.lifetime.admission import non_retryable_reason
 
 FRUITLESS = 10  # tries in a row without a new checkpoint; nodes that fail and jobs that are preempted count too
 NEVER_BEGUN = 10  # tries that were refused or ended before they had a log
@@ -22,7 +22,7 @@ def reason_to_give_up(stage: Path, log: Path, since: float, tried: int) -> str:
     `log` is its job's log, beside which all attempts' lie; `tried` how often it was sent. What happened before `since`, in
     seconds since 1970, does not count: it may have been mended.
     """
-    if hopeless := hopeless_reason(stage, since):
+    if hopeless := non_retryable_reason(stage, since):
         return f"it would fail in the same way again: {hopeless}"
     saved = max((_time(stage / "checkpoints" / slot / MANIFEST) for slot in SLOTS), default=0.0)
     ends = [_time(path) for path in folder_of(log).glob("attempt-*.log")]

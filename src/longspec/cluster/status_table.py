@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from longspec.cluster import squeue
-from longspec.cluster.squeue import QueuedJob
+from longspec.cluster.queued_jobs import QueuedJob, my_jobs
 from longspec.cluster.stages import Stage, find
+from longspec.slurm import NoAnswerError
 
 STYLES = {"running": "green", "done": "bold", "queued": "cyan", "failed": "bold red", "interrupted": "red", "dead?": "red"}
 NOT_STARTED = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
@@ -33,8 +33,8 @@ class Slurm:
     def ask(cls) -> "Slurm":
         """One question for all stages."""
         try:
-            return cls(squeue.my_jobs(with_ended=True))
-        except squeue.NoAnswerError as error:
+            return cls(my_jobs(with_ended=True))
+        except NoAnswerError as error:
             return cls([], str(error))
 
     def job_of(self, stage: Stage) -> QueuedJob | None:

@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from longspec.atomic_files import read_json, sha256_file, write_json
 from longspec.config import ConfigError
-from longspec.distributed import Ranks, end_at_once, find_ranks, leave_words, log
+from longspec.distributed import Ranks, end_at_once, find_ranks, log, write_error_file
 from longspec.families import position_limit
 from longspec.models.precision import resolve_dtype
 from longspec.train.arguments import Job, read_job
@@ -36,7 +36,7 @@ from longspec.train.estimate.grad_accum import share_global_batch
 from longspec.train.estimate.memory_check import check_memory
 from longspec.train.held_out_estimate import HeldOut
 from longspec.train.lifetime.admission import refuse_changed, refuse_repetition
-from longspec.train.lifetime.job_status import Status, fingerprint, hopeless_if_invalid
+from longspec.train.lifetime.job_status import Status, fingerprint, non_retryable
 from longspec.train.lifetime.lease import Fence, Lease, acquire
 from longspec.train.lifetime.lifetime import Lifetime
 from longspec.train.lifetime.nonfinite import SkippedSteps
@@ -115,7 +115,7 @@ def gradient_norm(engine: Any) -> float | None:
 
 def train(job: Job, ranks: Ranks, device: torch.device, life: Lifetime) -> None:
     """The whole stage, from its start or its last checkpoint to its last step or a request to stop."""
-    with hopeless_if_invalid():
+    with non_retryable():
         rows = open_rows(job)
         steps, dtype = total_steps(job, rows), resolve_dtype(job.recipe.precision)
         micro_batch, accumulation = share_global_batch(job.recipe.global_batch, job.runtime.micro_batch, ranks.replicas)
@@ -128,7 +128,7 @@ def train(job: Job, ranks: Ranks, device: torch.device, life: Lifetime) -> None:
     if accumulation > 1 and dtype == torch.bfloat16 and not sums_in_float32(job.runtime):
         log(f"each step's gradients of {accumulation} micro batches are added up in bfloat16; {FLOAT32_SUMS}", ranks)
     engine = build_engine(trainer, job.recipe, job.runtime, (micro_batch, accumulation), steps, dtype)
-    resumed = save_load.load(engine, folder, identity, ranks, life) or FRESH
+    resumed = save_load.load(engine, folder, identity, ranks) or FRESH
     step, tokens_seen, seconds, saving = (resumed[name] for name in ("step", "tokens_seen", "seconds", "saving"))
     life.status.at(step, steps)
     log(
@@ -202,9 +202,9 @@ def train(job: Job, ranks: Ranks, device: torch.device, life: Lifetime) -> None:
 
 def publish(job: Job, folder: Path, ranks: Ranks, times: dict[str, float], steps: int, life: Lifetime) -> None:
     """checkpoint.json: the finished stage, as the next rules read it."""
-    found = checkpoint_dir.find_slot(folder)
-    assert found is not None, "the last step was just saved"
-    slot, manifest = found
+    newest = checkpoint_dir.find_slot(folder)
+    assert newest is not None, "the last step was just saved"
+    slot, manifest = newest
     assert manifest["step"] == steps, f"{folder / slot} is of step {manifest['step']}"
     content = {
         "slot": f"{folder.name}/{slot}",
@@ -232,9 +232,9 @@ def fence_of(job: Job, lease: Lease | None, control: Any) -> Fence:
 
 def run(job: Job, ranks: Ranks, lease: Lease | None) -> int:
     """Train, and leave in status.json how it ended; the exit code. Rank 0 holds the lease."""
-    print_of_job = fingerprint(job, ranks)
-    refuse_repetition(job.out, print_of_job)
-    status = Status(job.out, ranks, print_of_job, lease)
+    job_fingerprint = fingerprint(job, ranks)
+    refuse_repetition(job.out, job_fingerprint)
+    status = Status(job.out, ranks, job_fingerprint, lease)
     if ranks.is_main:
         status.write("running")
     try:
@@ -244,7 +244,7 @@ def run(job: Job, ranks: Ranks, lease: Lease | None) -> int:
         stop = Stop(job.deadline, job.runtime.stop_margin_seconds, control)
         fence = fence_of(job, lease, control)
         if lease is None:  # this rank may have to write for another one
-            status = Status(job.out, ranks, print_of_job, fence)
+            status = Status(job.out, ranks, job_fingerprint, fence)
         seconds = job.runtime.watchdog_seconds
         with Watchdog(store.clone(), ranks, seconds, lambda reason: status.write("failed", reason), stop.asked) as watchdog:
             train(job, ranks, device, Lifetime(fence, status, watchdog, stop))
@@ -281,11 +281,11 @@ def main() -> None:
         lease = acquire(job.out) if ranks.is_main else None
         code = run(job, ranks, lease)
     except (*ConfigError, save_load.SaveError) as error:
-        leave_words(error, ranks, known=True)
+        write_error_file(error, ranks, known=True)
         tell(f"error: {error}")
         code = 1
     except Exception as error:
-        leave_words(error, ranks, known=False)
+        write_error_file(error, ranks, known=False)
         tell(traceback.format_exc().rstrip())
         code = 1
     finally:

@@ -127,7 +127,7 @@ def run(case: dict[str, Any], plan: dict[str, Any], ranks: Ranks) -> None:
         result["drawn"] = everyone
 
     if "go_on" in case:
-        found = save_load.load(engine, folder / case["go_on"] / "checkpoints", IDENTITY, ranks, Unwatched())
+        found = save_load.load(engine, folder / case["go_on"] / "checkpoints", IDENTITY, ranks)
         assert found is not None
         step, result["found"] = found["step"], {key: found[key] for key in ("step", "trackers", "world_size", "zero_stage")}
         draw()

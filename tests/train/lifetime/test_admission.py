@@ -12,8 +12,8 @@ from longspec.atomic_files import write_json
 from longspec.train.checkpoint import checkpoint_dir
 from longspec.train.lifetime.admission import (
     find_resumable,
-    hopeless_reason,
     newest_manifest,
+    non_retryable_reason,
     refuse_changed,
     refuse_other_recipe,
 )
@@ -68,13 +68,13 @@ def test_what_would_fail_in_the_same_way_again_is_told_with_its_reason(
 ) -> None:
     write_json(tmp_path / "status.json", status)
     os.utime(tmp_path / "status.json", (time, time))
-    assert hopeless_reason(tmp_path, BEGAN) == expected
+    assert non_retryable_reason(tmp_path, BEGAN) == expected
 
 
 def test_nothing_and_a_torn_file_tell_no_reason(tmp_path: Path) -> None:
-    assert hopeless_reason(tmp_path, BEGAN) == ""
+    assert non_retryable_reason(tmp_path, BEGAN) == ""
     (tmp_path / "status.json").write_text('{"state": "fai')
-    assert hopeless_reason(tmp_path, BEGAN) == ""
+    assert non_retryable_reason(tmp_path, BEGAN) == ""
 
 
 def test_a_recipe_that_a_checkpoint_was_not_trained_by_is_refused_key_by_key() -> None:

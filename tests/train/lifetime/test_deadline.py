@@ -23,7 +23,9 @@ def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def prints(squeue: Path, text: str) -> None:
-    squeue.write_text(f'#!/bin/sh\n[ "$*" = "--noheader --jobs 4711 --format %e" ] || exit 9\n{text}\n')
+    squeue.write_text(
+        f'#!/bin/sh\n[ "$* $SLURM_TIME_FORMAT" = "--noheader --jobs 4711 --format %e standard" ] || exit 9\n{text}\n'
+    )
     squeue.chmod(0o755)
 
 
@@ -46,13 +48,21 @@ def test_a_scheduler_that_is_away_for_a_moment(squeue: Path, tmp_path: Path) -> 
     assert slurm_deadline(pause=0.01)[0] is not None
 
 
-@pytest.mark.parametrize("text", [None, "echo error: no controller >&2; exit 1", "echo Bad_Job", ""])
-def test_no_answer_is_told(squeue: Path, text: str | None) -> None:
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (None, "there is no squeue on the PATH"),
+        ("echo error: no controller >&2; exit 1", "squeue gave no answer: error: no controller"),
+        ("echo Bad_Job", "squeue tells no end of it but Bad_Job"),
+        ("", "squeue tells no end of it but nothing"),
+    ],
+)
+def test_no_answer_is_told(squeue: Path, text: str | None, why: str) -> None:
     if text is not None:
         prints(squeue, text)
     end, message = slurm_deadline(pause=0.01)
     assert end is None
-    assert "the end of Slurm job 4711 is unknown, so it is not stopped before: squeue" in message
+    assert message.startswith(f"the end of Slurm job 4711 is unknown, so it is not stopped before: {why}")
 
 
 def test_rank_0_alone_asks(squeue: Path, capsys: pytest.CaptureFixture[str], root: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from longspec.config import compose
 from longspec.distributed import Ranks
 from longspec.train.arguments import Job
 from longspec.train.lifetime import job_status
-from longspec.train.lifetime.admission import DeterministicError, refuse_repetition
+from longspec.train.lifetime.admission import NonRetryableError, refuse_repetition
 from longspec.train.lifetime.job_status import Status, fingerprint
 
 ONE = Ranks(0, 0, 1)
@@ -45,8 +45,8 @@ REPAIRS: dict[str, Callable[[Path, pytest.MonkeyPatch], object]] = {
 @pytest.mark.parametrize("repair", REPAIRS)
 def test_a_repair_lets_it_start_again(job: Job, tmp_path: Path, repair: str, monkeypatch: pytest.MonkeyPatch) -> None:
     failed = Status(job.out, ONE, fingerprint(job, ONE))
-    failed.fail(DeterministicError("wandb is not installed"))
-    with pytest.raises(DeterministicError, match=r"wandb is not installed \(so it failed before"):
+    failed.fail(NonRetryableError("wandb is not installed"))
+    with pytest.raises(NonRetryableError, match=r"wandb is not installed \(so it failed before"):
         refuse_repetition(job.out, fingerprint(job, ONE))
     REPAIRS[repair](tmp_path, monkeypatch)
     refuse_repetition(job.out, fingerprint(job, ONE))

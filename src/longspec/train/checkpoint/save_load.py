@@ -183,22 +183,24 @@ def _engine_state(engine: Any) -> dict[str, Any]:
     }
 
 
-def load(engine: Any, folder: Path, identity: dict[str, Any], ranks: Ranks, life: Unwatched) -> dict[str, Any] | None:
+def load(engine: Any, folder: Path, identity: dict[str, Any], ranks: Ranks) -> dict[str, Any] | None:
     """Restore engine and random state from the newest whole slot; its manifest, or None when there is none yet.
 
     The number of ranks and the ZeRO stage may differ from those that saved. Raises ValueError, the same on every rank, for
-    what cannot be gone on from.
+    what cannot be gone on from. No watchdog hears of it: rank 0 hashes every rank's file while the others wait, which takes
+    as long as the disk does.
     """
+    life = Unwatched()
 
     def look() -> tuple[str, dict[str, Any]] | None:
         return find_resumable(folder, identity) if ranks.is_main else None
 
-    found, fault = _together(look, ranks, life)
+    answers, fault = _together(look, ranks, life)
     if fault:
         raise ValueError(fault)
-    if found[0] is None:
+    if answers[0] is None:
         return None
-    name, manifest = found[0]
+    name, manifest = answers[0]
 
     def read() -> None:
         _read(engine, folder / name, manifest, ranks)

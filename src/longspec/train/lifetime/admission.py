@@ -1,22 +1,23 @@
 """May this job go on? Whatever in a stage's folder speaks against it is judged here. No torch: rules and reports ask too.
 
 checkpoints of another recipe, data, target, initial weights or dtype       refuse_changed, find_resumable
-status.json, in which this very job failed for a reason that stays          refuse_repetition, hopeless_reason
+status.json, in which this very job failed for a reason that stays          refuse_repetition, non_retryable_reason
 a recipe beside a checkpoint that was trained by another one                refuse_other_recipe
 """
 
+import json
 import os
 from pathlib import Path
 from typing import Any
 
-from longspec.atomic_files import read_json, sha256_file
+from longspec.atomic_files import read_json, sha256_file, sha256_text
 from longspec.config import differences
 from longspec.distributed import log
 from longspec.train.checkpoint.checkpoint_dir import MANIFEST, SLOTS, find_slot, read_manifest
-from longspec.train.names import STATUS
+from longspec.train.names import CHECKPOINTS, STATUS
 
 
-class DeterministicError(ValueError):
+class NonRetryableError(ValueError):
     """A failure that the same job would run into again: starting it anew is of no use."""
 
 
@@ -32,7 +33,7 @@ def newest_manifest(folder: Path) -> dict[str, Any] | None:
     for name in SLOTS:
         try:
             return read_manifest(folder / name)
-        except ValueError:  # find_slot reports it
+        except (OSError, ValueError):  # damaged, which find_slot names, or rotated away at this moment
             continue
     return None
 
@@ -62,27 +63,39 @@ def find_resumable(folder: Path, identity: dict[str, Any]) -> tuple[str, dict[st
     return None
 
 
-def refuse_repetition(out: Path, print_of_job: str) -> None:
-    """Raise DeterministicError when this very job failed before for a reason that has not gone away."""
+def with_checkpoints(out: Path, job_fingerprint: str) -> str:
+    """A job's fingerprint together with what the checkpoints in its folder were made with, as status.json holds it.
+
+    Whoever removes them, as a refusal advises, has made another job of it. They are looked at when a job begins and when it
+    ends: a job that failed after its own first checkpoint is known again by that one.
+    """
+    manifest = newest_manifest(out / CHECKPOINTS)
+    return sha256_text(json.dumps([job_fingerprint, manifest and manifest["identity"]], sort_keys=True))
+
+
+def refuse_repetition(out: Path, job_fingerprint: str) -> None:
+    """Raise NonRetryableError when this very job failed before for a reason that has not gone away."""
     path = out / STATUS
     if not path.is_file():
         return
     status = read_json(path)
-    if status["state"] == "failed" and status.get("deterministic") and status.get("fingerprint") == print_of_job:
+    if status["state"] != "failed" or not status.get("deterministic"):
+        return
+    if status.get("fingerprint") == with_checkpoints(out, job_fingerprint):
         os.utime(path)  # said again now: whoever would start the job anew may know by the file's time
-        raise DeterministicError(
+        raise NonRetryableError(
             f"{status['reason']} (so it failed before, and settings, data and code are the same: not tried again; to try "
             f"all the same: rm {path})"
         )
 
 
-def hopeless_reason(out: Path, since: float) -> str:
+def non_retryable_reason(out: Path, since: float) -> str:
     """Why a stage's job would fail in the same way again, by what it wrote after `since` (seconds since 1970); else empty."""
     try:
         status = read_json(out / STATUS)
         if (out / STATUS).stat().st_mtime >= since and status["state"] == "failed" and status["deterministic"]:
             return str(status["reason"])
-    except (OSError, ValueError, KeyError, TypeError):  # none yet, or damaged: then nothing is known of a reason
+    except (OSError, ValueError, KeyError, TypeError):  # no file yet, or a damaged one: no reason is known
         pass
     return ""
 

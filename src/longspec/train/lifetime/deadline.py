@@ -1,12 +1,11 @@
 """The end of the Slurm job that this process runs in."""
 
 import os
-import subprocess
-import time
 from datetime import datetime
 
-# A scheduler that is restarted is away for some seconds.
-TRIES, PAUSE = 4, 5.0
+from longspec.slurm import PAUSE, NoAnswerError, ask_patiently, squeue
+
+NO_LIMIT = ("N/A", "NONE", "Unknown", "UNLIMITED")
 
 
 def slurm_deadline(pause: float = PAUSE) -> tuple[float | None, str]:
@@ -18,22 +17,21 @@ def slurm_deadline(pause: float = PAUSE) -> tuple[float | None, str]:
     job = os.environ.get("SLURM_JOB_ID")
     if job is None:
         return None, ""
-    command = ["squeue", "--noheader", "--jobs", job, "--format", "%e"]
-    environment = os.environ | {"SLURM_TIME_FORMAT": "standard"}
-    answer = ""
-    for attempt in range(TRIES):
-        time.sleep(pause if attempt else 0)
-        try:
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            answer = str(error)
-            continue
-        answer = done.stdout.strip() or done.stderr.strip() or "nothing"
-        if done.returncode == 0 and answer in ("N/A", "NONE", "Unknown", "UNLIMITED"):
-            return None, f"Slurm job {job} has no time limit"
-        try:
-            end = datetime.fromisoformat(answer)  # in this machine's time zone
-        except ValueError:
-            continue
-        return end.timestamp(), f"Slurm job {job} ends at {end:%H:%M:%S on %d %B}; the stage saves and stops before"
-    return None, f"the end of Slurm job {job} is unknown, so it is not stopped before: {' '.join(command)}: {answer}"
+    try:
+        end = ask_patiently(lambda: _end_of(job), pause)
+    except NoAnswerError as error:
+        return None, f"the end of Slurm job {job} is unknown, so it is not stopped before: {error}"
+    if end is None:
+        return None, f"Slurm job {job} has no time limit"
+    return end.timestamp(), f"Slurm job {job} ends at {end:%H:%M:%S on %d %B}; the stage saves and stops before"
+
+
+def _end_of(job: str) -> datetime | None:
+    """In this machine's time zone; None for a job without a time limit. Raises NoAnswerError."""
+    answer = squeue("--jobs", job, "--format", "%e").strip()
+    if answer in NO_LIMIT:
+        return None
+    try:
+        return datetime.fromisoformat(answer)
+    except ValueError:
+        raise NoAnswerError(f"squeue tells no end of it but {answer or 'nothing'}") from None

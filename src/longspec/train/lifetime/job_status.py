@@ -20,9 +20,9 @@ from longspec.config import plain
 from longspec.distributed import Ranks, log
 from longspec.methods.draft_files import draft_weights_file
 from longspec.train.arguments import Job
-from longspec.train.lifetime.admission import DeterministicError, newest_manifest
+from longspec.train.lifetime.admission import NonRetryableError, with_checkpoints
 from longspec.train.lifetime.lease import Fence
-from longspec.train.names import CHECKPOINTS, STATUS
+from longspec.train.names import STATUS
 
 
 def reason_of(error: BaseException) -> str:
@@ -31,12 +31,12 @@ def reason_of(error: BaseException) -> str:
 
 
 @contextmanager
-def hopeless_if_invalid() -> Iterator[None]:
-    """Turn a ValueError into a DeterministicError: faulty settings, data or weights would fail the next attempt too."""
+def non_retryable() -> Iterator[None]:
+    """Turn a ValueError into a NonRetryableError: faulty settings, data or weights would fail the next attempt too."""
     try:
         yield
     except ValueError as error:
-        raise DeterministicError(str(error)) from error
+        raise NonRetryableError(str(error)) from error
 
 
 def _files_of(path: Path) -> list[Any]:
@@ -53,23 +53,18 @@ def _device() -> list[Any]:
 
 
 def fingerprint(job: Job, ranks: Ranks) -> str:
-    """A hash of what decides whether a job fails in the same way again: settings, inputs, checkpoints, code, packages, GPU.
-
-    Of checkpoints it is what they were made with: to remove them, as a refusal advises, makes another job of it.
-    """
+    """A hash of what decides whether a job fails in the same way again: settings, inputs, code, packages, GPU."""
     inputs = [job.target, job.data]
     if job.target.is_file():
         inputs.append(Path(read_json(job.target)["path"]) / "config.json")
     if job.init_weights is not None:
         inputs.append(draft_weights_file(job.init_weights))
-    before = newest_manifest(job.out / CHECKPOINTS)
     sources = sorted(Path(longspec.__file__).parent.rglob("*.py"))
     content = {
         "recipe": plain(job.recipe),
         "runtime": plain(job.runtime),
         "world_size": ranks.world_size,
         "inputs": [_files_of(path) for path in inputs if path.exists()],
-        "checkpoints": None if before is None else before["identity"],
         "packages": sorted(f"{package.name} {package.version}" for package in distributions()),
         "device": _device(),
         "code": [[source.stat().st_size, source.stat().st_mtime_ns] for source in sources],
@@ -80,9 +75,9 @@ def fingerprint(job: Job, ranks: Ranks) -> str:
 class Status:
     """The writer of a job's status.json: rank 0, or for it the watchdog of another rank."""
 
-    def __init__(self, out: Path, ranks: Ranks, print_of_job: str, fence: Fence | None = None) -> None:
+    def __init__(self, out: Path, ranks: Ranks, job_fingerprint: str, fence: Fence | None = None) -> None:
         """fence: asked before each write, and ends this process when another job writes there."""
-        self.path, self.ranks, self.fingerprint, self.fence = out / STATUS, ranks, print_of_job, fence
+        self.out, self.ranks, self.job_fingerprint, self.fence = out, ranks, job_fingerprint, fence
         self.began_at: int | None = None
         self.step, self.steps = 0, 0
 
@@ -93,7 +88,7 @@ class Status:
         self.step, self.steps = step, steps
 
     def write(self, state: str, reason: str = "", deterministic: bool = False) -> None:
-        """Write the file: `progress` are the steps this attempt has made. A full disk is logged and ends no job."""
+        """Write the file: `progress` counts the steps of this attempt. A full disk is a warning and ends no job."""
         content = {
             "state": state,
             "reason": reason,
@@ -101,17 +96,17 @@ class Status:
             "step": self.step,
             "steps": self.steps,
             "progress": self.step - (self.began_at or 0),
-            "fingerprint": self.fingerprint,
+            "fingerprint": with_checkpoints(self.out, self.job_fingerprint),
         }
         try:
             if self.fence is not None:
                 self.fence.check()
-            write_json(self.path, content)
+            write_json(self.out / STATUS, content)
         except OSError as fault:
-            log(f"WARNING {self.path} could not be written: {fault}")
+            log(f"WARNING {self.out / STATUS} could not be written: {fault}")
 
     def fail(self, error: BaseException) -> None:
         """Write down a failure."""
         if not self.ranks.is_main:
             return
-        self.write("failed", reason_of(error), isinstance(error, DeterministicError))
+        self.write("failed", reason_of(error), isinstance(error, NonRetryableError))

@@ -9,8 +9,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from longspec.distributed import Ranks, log
-from longspec.train.lifetime.admission import DeterministicError
+from longspec.train.lifetime.admission import NonRetryableError
 from longspec.train.lifetime.lifetime import Unwatched
+from longspec.train.names import CHECKPOINTS
 
 
 class SkippedSteps:
@@ -23,7 +24,7 @@ class SkippedSteps:
     def check_step(self, step: int, losses: list[tuple[Any, Tensor]], *, skipped: bool) -> None:
         """Write down the rows of a step (counted from 1) that was skipped because its gradient was not finite.
 
-        `losses`: row numbers and loss of each micro batch of this rank. Raises DeterministicError after too many in a row.
+        `losses`: row numbers and loss of each micro batch of this rank. Raises NonRetryableError after too many in a row.
         """
         self.in_a_row = self.in_a_row + 1 if skipped else 0
         if not skipped:
@@ -45,9 +46,10 @@ class SkippedSteps:
                 written = f"{self.skipped_file} could not be written: {fault}"
         log(f"WARNING step {step} skipped: loss or gradient is not finite; rows {rows} ({written})", self.ranks)
         if self.in_a_row > self.max_in_a_row:
-            raise DeterministicError(
+            raise NonRetryableError(
                 f"step {step}: {self.in_a_row} steps in a row skipped, their loss or gradient is not finite; their rows stand "
-                f"in {self.skipped_file}: look at them with python -m longspec.data inspect; the last checkpoint is from "
-                "before them or holds the same weights; lower recipe.optimizer.lr, correct the data, or raise "
-                "runtime.max_skipped_in_a_row"
+                f"in {self.skipped_file}: look at them with python -m longspec.data inspect. To go on from the last "
+                "checkpoint, which is from before them or holds the same weights: raise runtime.max_skipped_in_a_row. Or lower "
+                "recipe.optimizer.lr, or correct the data, and train anew after: "
+                f"rm -r {self.skipped_file.with_name(CHECKPOINTS)}"
             )

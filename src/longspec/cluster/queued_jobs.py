@@ -1,21 +1,17 @@
-"""Reads this user's jobs from Slurm's queue; no other module of this folder asks Slurm for queued jobs."""
+"""This user's jobs in Slurm's queue."""
 
 import os
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+
+from longspec.slurm import NoAnswerError, squeue
 
 # Comments, names and folders may hold spaces, tabs, | and even line ends; these two characters stand in none of them.
 RECORD, FIELD = "\x1e", "\x1f"
 # A CLUSTER: line of --clusters may follow a record: the last field must be one that holds no line end itself.
 FORMAT = RECORD + FIELD.join(("%i", "%A", "%T", "%j", "%k", "%Z", "%N", "%r", "%M", "%l"))
-SECONDS = 30.0
 ENDED = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY"}
 ENDED |= {"PREEMPTED", "RECONFIG_FAIL", "REVOKED", "TIMEOUT"}
-
-
-class NoAnswerError(ValueError):
-    """Slurm could not be asked: nothing is known about its jobs, which is not the same as that there are none."""
 
 
 @dataclass(frozen=True)
@@ -44,19 +40,8 @@ def my_jobs(*, with_ended: bool = False) -> list[QueuedJob]:
 
     Raises NoAnswerError when there is no squeue or it gives no answer.
     """
-    command = ["squeue", "--noheader", f"--user={os.getuid()}", "--format", FORMAT, *(["--states=all"] if with_ended else [])]
-    # SQUEUE_STATES, SQUEUE_PARTITION and the like are a user's taste in tables; here they would hide jobs.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
-    try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", timeout=SECONDS)
-    except FileNotFoundError:
-        raise NoAnswerError("there is no squeue on the PATH") from None
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise NoAnswerError(f"squeue gave no answer: {error}") from error
-    if done.returncode:
-        words = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise NoAnswerError(f"squeue gave no answer: {words[-1]}")
-    return [_parse(record) for record in done.stdout.split(RECORD)[1:]]
+    printed = squeue(f"--user={os.getuid()}", "--format", FORMAT, *(["--states=all"] if with_ended else []))
+    return [_parse(record) for record in printed.split(RECORD)[1:]]
 
 
 def _parse(record: str) -> QueuedJob:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from longspec.cluster.squeue import FIELD, FORMAT, RECORD, NoAnswerError, jobs_of_folder, my_jobs
+from longspec.cluster.queued_jobs import FIELD, FORMAT, RECORD, jobs_of_folder, my_jobs
+from longspec.slurm import NoAnswerError
 from tests.cluster.queue import Queue, queued
 
 OTHER = queued("7", "RUNNING", workdir="/elsewhere")
@@ -57,7 +58,7 @@ def test_no_answer_is_not_an_empty_queue(queue: Queue, tmp_path: Path, monkeypat
 
 
 def test_a_controller_that_hangs(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("longspec.cluster.squeue.SECONDS", 0.2)
+    monkeypatch.setattr("longspec.slurm.SECONDS", 0.2)
     queue.runs("exec sleep 5")
     with pytest.raises(NoAnswerError, match=r"squeue gave no answer: .*timed out"):
         my_jobs()

@@ -1,0 +1,41 @@
+"""torchrun, which ends in one line for each rank that was killed: `python -m longspec.cluster.torchrun OPTIONS -m MODULE`.
+
+By itself it ends with forty lines, its own call stack and a table, whenever a rank has failed or it was told to stop. A rank
+that fails says why itself, and leaves it in torchrun's error file; only one that a signal has killed cannot.
+"""
+
+import signal
+import socket
+import sys
+
+from torch.distributed import run
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+SENT_BY_TORCHRUN = -signal.SIGTERM  # the exit code of a rank that was ended since another one had failed
+
+
+def killed_ranks(error: ChildFailedError) -> list[str]:
+    """A line for each rank of this machine that a signal has killed."""
+    return [
+        f"error: rank {rank} on {socket.gethostname()} (pid {failure.pid}) was killed by {failure.signal_name()}"
+        for rank, failure in sorted(error.failures.items())
+        if failure.exitcode < 0 and failure.exitcode != SENT_BY_TORCHRUN
+    ]
+
+
+def main() -> int:
+    """Start the ranks and wait for them; an error of torchrun's own keeps its traceback."""
+    try:
+        run.main()
+    except ChildFailedError as error:
+        for line in killed_ranks(error):
+            print(line, flush=True)
+        return 1
+    except SignalException:
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

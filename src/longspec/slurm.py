@@ -1,0 +1,46 @@
+"""The one place of the package that asks Slurm's squeue: for trainer, launcher and the table of stages. No torch."""
+
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+SECONDS = 30.0  # that Slurm has for an answer
+T = TypeVar("T")
+TRIES, PAUSE = 4, 5.0  # a scheduler that is restarted is away for some seconds
+
+
+class NoAnswerError(ValueError):
+    """Slurm could not be asked: nothing is known about its jobs, which is not the same as that there are none."""
+
+
+def answer_of(command: list[str], environment: dict[str, str] | None = None) -> str:
+    """All that a Slurm command prints. Raises NoAnswerError when there is no such command or it gives no answer."""
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", timeout=SECONDS)
+    except FileNotFoundError:
+        raise NoAnswerError(f"there is no {command[0]} on the PATH") from None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NoAnswerError(f"{command[0]} gave no answer: {error}") from error
+    if done.returncode:
+        words = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise NoAnswerError(f"{command[0]} gave no answer: {words[-1]}")
+    return done.stdout
+
+
+def squeue(*options: str) -> str:
+    """What squeue prints with these options and no header, times as 2031-05-06T07:08:09. Raises NoAnswerError."""
+    # SQUEUE_STATES, SQUEUE_PARTITION and the like are a user's taste in tables; here they would hide jobs.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
+    return answer_of(["squeue", "--noheader", *options], environment | {"SLURM_TIME_FORMAT": "standard"})
+
+
+def ask_patiently(ask: Callable[[], T], pause: float = PAUSE) -> T:
+    """The first answer in some tries. Raises the last try's ValueError."""
+    for _ in range(TRIES - 1):
+        try:
+            return ask()
+        except ValueError:
+            time.sleep(pause)
+    return ask()
