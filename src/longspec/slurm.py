@@ -30,7 +30,7 @@ def answer_of(command: list[str], environment: dict[str, str] | None = None) -> 
 
 
 def squeue(*options: str) -> str:
-    """What squeue prints with these options and no header, times as 2031-05-06T07:08:09. Raises NoAnswerError."""
+    """Output of squeue with these options and no header, times as 2031-05-06T07:08:09. Raises NoAnswerError."""
     # SQUEUE_STATES, SQUEUE_PARTITION and the like are a user's taste in tables; here they would hide jobs.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
     return answer_of(["squeue", "--noheader", *options], environment | {"SLURM_TIME_FORMAT": "standard"})
