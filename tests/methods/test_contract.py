@@ -177,7 +177,7 @@ def test_weights_come_back_from_their_file(recipe: Any, trainer: Any, states: Ta
         nn.init.normal_(parameter)
     own = trainer.draft_model.state_dict()
     method.check_state(method.layer(states.config, settings), own, "memory")
-    published = method.published({name: tensor.clone() for name, tensor in own.items()})
+    published = method.published({name: tensor.clone() for name, tensor in own.items()}, settings)
     save_file(published, tmp_path / "model.safetensors")
     method.check_state(method.layer(states.config, settings), published, "file")
     layer = method.layer(states.config, settings)

@@ -98,6 +98,7 @@ def test_a_resumed_stage_gives_the_same_bytes_as_an_undisturbed_one(finished: Wo
 @pytest.mark.slow
 def test_estimates_report_and_gates(finished: Workflow) -> None:
     rows = [json.loads(line) for line in (finished.folder / RESULTS / "base/metrics.jsonl").read_text().splitlines()]
+    assert all(0 < row["labels_two_ahead"] < row["labels"] for row in rows), "what the method counts is in the metrics"
     held_out = [row["held_out"] for row in rows if "held_out" in row]
     assert [row["step"] for row in rows if "held_out" in row] == [6, 12]
     assert all(found["expected_tokens"] == pytest.approx(1 + found["acceptance_1"]) for found in held_out)
@@ -123,6 +124,8 @@ def test_the_final_draft_decodes_losslessly_and_has_a_card(finished: Workflow) -
     plain, drafted, files, card = json.loads(done.stdout.splitlines()[-1])
     assert drafted == [plain, plain, plain]
     assert {"model.safetensors", "config.json", "custom_generate/generate.py", "provenance.json"} < set(files)
+    config = json.loads((finished.folder / folder / "config.json").read_text())
+    assert (config["draft"], config["architectures"], config["hidden_size"]) == ("made_up", ["MadeUpForCausalLM"], 32)
     assert "- made_up\n" in card
     assert "one linear layer that says the token after the next one, trained on soft labels" in card
     assert "GLIDE" not in card

@@ -21,10 +21,10 @@ def extract(options: argparse.Namespace) -> None:
     recipe, out = recipe_and_folder(options.checkpoint, options.recipe, options.out)
     target = read_json(options.target or target_manifest(recipe.model.name))["path"]
     state = read_weights(options.checkpoint, trust_pickle=options.trust_pickle)
-    method, _ = method_of(recipe)
+    method, settings = method_of(recipe)
     method.check_state(empty_layer(target, recipe), state, options.checkpoint)
     config = draft_config(target, recipe)
-    write_draft(out, method.published(state), config)
+    write_draft(out, method.published(state, settings), config)
     log(f"{out}: {len(state)} tensors, {config['num_parameters']} parameters")
 
 

@@ -38,8 +38,9 @@ def empty_layer(target_path: str, recipe: Any) -> nn.Module:
 
 def draft_config(target_path: str, recipe: Any) -> dict[str, Any]:
     """config.json: the target's family and shapes, and the variant's switches a decoder must know."""
-    target, (_, settings) = read_target_config(target_path).to_dict(), method_of(recipe)
-    return {
+    config, (method, settings) = read_target_config(target_path), method_of(recipe)
+    target = config.to_dict()
+    return method.config_fields(config, settings) | {
         METHOD: recipe.method.name,
         "num_parameters": sum(tensor.numel() for tensor in empty_layer(target_path, recipe).state_dict().values()),
         "model_target": recipe.model._target_,

@@ -1,13 +1,20 @@
 """The interface of a draft method. Each folder here has two modules that implement it:
 
     settings.py   read where there is no torch, when a run is planned: what a recipe may say of the method
+        Method, Draft         dataclasses of recipe.method, whose `name` is the folder's, and of recipe.draft, the variant
+        of(recipe)            the settings that METHOD is asked with
+        check(recipe)         raises ValueError with the key for a value that is none
+        soft_labels(recipe)   whether the target's distribution is learnt, and not the text's tokens alone
+        TARGETS               model type -> published class; empty where none was published
+        NAMELESS_FILES        whether weight files without a configuration are of this method
     method.py     METHOD, an object with the attributes of the class Method below
+    card.md.j2    what a draft's model card says of the method: a part of draft/card.md.j2
 
 Shapes: B rows, S tokens.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,12 +32,14 @@ class DraftOutput:
 
     loss: the share of the given number of labels, with the draft's gradient. llm_loss: the target's own cross entropy on the
     same tokens. agreement: share of the tokens at which draft and target prefer the same next token. Both are None where
-    they are not measured.
+    they are not measured. counts: whatever else the method counts, by the names that a step's metrics get, the same ones
+    in every forward of a training; they are added up over the global batch.
     """
 
     loss: Tensor
     llm_loss: Tensor | None
     agreement: Tensor | None
+    counts: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -57,7 +66,9 @@ class DraftOperations:
 class DraftTrainer(nn.Module):
     """The module that is trained, with the target out of its registered modules, so that no engine shards or saves it.
 
-    Its parameters are those of `draft_model`, and its state dict holds `draft_model.*` alone.
+    Its parameters are those of `draft_model`, and its state dict holds `draft_model.*` alone. Checkpoints keep what is trained
+    and nothing else, so a layer's state dict is exactly that: ids of a draft vocabulary, say, belong to the settings, and to
+    the layer as a buffer that is not persistent.
     """
 
     draft_model: nn.Module
@@ -148,8 +159,12 @@ class Method(Protocol):
         """Operations of so many tokens in documents of these lengths, of which `labels` are trained."""
         ...
 
-    def published(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A layer's state dict as a draft folder holds it."""
+    def published(self, state: dict[str, Tensor], settings: Any) -> dict[str, Tensor]:
+        """A layer's state dict as a draft folder holds it, with what else other readers expect beside it."""
+        ...
+
+    def config_fields(self, config: Any, settings: Any) -> dict[str, Any]:
+        """Further fields of a draft folder's config.json, by which other readers know the draft."""
         ...
 
     def check_state(self, layer: nn.Module, state: dict[str, Tensor], source: object) -> None:

@@ -72,6 +72,7 @@ def train_step(
     """
     num_labels, phases = max(1, batches.num_labels(step)), meter.phases  # answers may all lie in other rows
     sums = [torch.zeros((), device=engine.device) for _ in range(3)]
+    counts: dict[str, torch.Tensor] = {}
     losses, skipped = [], engine.skipped_steps
     for row_numbers in batches.micro_batches(step):
         if life.must_stop():
@@ -90,8 +91,9 @@ def train_step(
         for total, mean in zip(sums[1:], (output.llm_loss, output.agreement), strict=True):
             if mean is not None:
                 total += mean * labels
+        counts = {name: counts.get(name, 0) + count for name, count in output.counts.items()}
     phases.now(OTHER)
-    loss, target_sum, agreement_sum = reduced_sums(sums, engine.device)
+    loss, target_sum, agreement_sum, *counted = reduced_sums([*sums, *counts.values()], engine.device)
     skips.check_step(step + 1, losses, skipped=engine.skipped_steps > skipped)
     return {
         "loss": loss,
@@ -99,6 +101,7 @@ def train_step(
         "agreement": None if output.agreement is None else agreement_sum / num_labels,
         "labels": num_labels,
         "tokens": batches.recipe.global_batch * batches.rows.sequence_length,
+        **{name: int(count) for name, count in zip(counts, counted, strict=True)},
     }
 
 

@@ -72,7 +72,8 @@ class MadeUpTrainer(DraftTrainer):
         count = max(1, len(labels_N))
         found = (sums.draft / (count if num_labels is None else num_labels), sums.target / count, sums.agreements / count)
         loss, llm_loss, agreement = found if steps is None else (value[None] for value in found)
-        return DraftOutput(loss, llm_loss if with_llm_loss else None, agreement)
+        counts = {"labels_two_ahead": (labels_BS != NO_LABEL).sum()}
+        return DraftOutput(loss, llm_loss if with_llm_loss else None, agreement, counts)
 
 
 class MadeUpDrafter:
@@ -165,9 +166,13 @@ class MadeUpMethod:
         hidden = config.hidden_size
         return DraftOperations(draft=2 * 2.0 * labels * hidden * hidden, head=3 * 2.0 * labels * hidden * config.vocab_size)
 
-    def published(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    def published(self, state: dict[str, Tensor], settings: Any) -> dict[str, Tensor]:
         """By the names that it is trained with."""
         return state
+
+    def config_fields(self, config: Any, settings: Any) -> dict[str, Any]:
+        """As an engine would look for them."""
+        return {"architectures": ["MadeUpForCausalLM"], "hidden_size": config.hidden_size}
 
     def check_state(self, layer: nn.Module, state: dict[str, Tensor], source: object) -> None:
         """Exactly the layer's tensors."""

@@ -74,9 +74,13 @@ class GlideMethod:
         with_teacher = settings.loss != "hard" or with_llm_loss
         return cost.operations(config, settings, tokens, documents, labels, with_teacher=with_teacher)
 
-    def published(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    def published(self, state: dict[str, Tensor], settings: Draft) -> dict[str, Tensor]:
         """The published set of names."""
         return published_layout(state)
+
+    def config_fields(self, config: Any, settings: Draft) -> dict[str, Any]:
+        """None: other readers of GLIDE drafts read weights alone."""
+        return {}
 
     def check_state(self, layer: nn.Module, state: dict[str, Tensor], source: object) -> None:
         """The published set has tensors for nothing, which may be there or not."""

@@ -84,7 +84,7 @@ def whole_rows(number: int, length: int) -> Rows:
 def disk_bytes(setup: Setup) -> int:
     """Checkpoints at their most, and the draft's folder, whose files may hold more than is trained."""
     with torch.device("meta"):
-        published = setup.method.published(setup.method.layer(setup.config, setup.settings).state_dict())
+        published = setup.method.published(setup.method.layer(setup.config, setup.settings).state_dict(), setup.settings)
     draft = DRAFT_FILES * 4 * sum(tensor.numel() for tensor in published.values())
     return SLOTS_WHILE_SAVING * CHECKPOINT_BYTES * setup.draft_parameters + draft
 

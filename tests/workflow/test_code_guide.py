@@ -1,0 +1,61 @@
+"""docs/code.md: what it names is there, and what it tells to write does what it says."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.workflow.planning import Workflow
+
+PLACES = ("", "src/longspec/")
+
+
+@pytest.fixture
+def guide(root: Path) -> str:
+    return (root / "docs/code.md").read_text()
+
+
+def test_every_path_is_there(root: Path, guide: str) -> None:
+    written = {path for path, _ in files_to_write(guide)}
+    named = {word for word in re.findall(r"`([^`\s]+)`", guide) if "/" in word and "<" not in word} - written
+    assert len(named) > 25
+    assert [path for path in sorted(named) if not any((root / place / path).exists() for place in PLACES)] == []
+
+
+def test_every_room_is_told_of(root: Path, guide: str) -> None:
+    rooms = {path.parent.name for path in (root / "src/longspec").glob("*/__init__.py")}
+    assert set(re.findall(r"^\| `(\w+)` \|", guide, re.MULTILINE)) == rooms
+
+
+def files_to_write(guide: str) -> list[tuple[str, str]]:
+    """The files it gives whole, with their content."""
+    return re.findall(r"`(config/[^`]+)`:\n\n```yaml\n(.*?)```", guide, re.DOTALL)
+
+
+def test_a_stage_and_a_variant_are_planned_as_told(workflow: Workflow, guide: str) -> None:
+    files = files_to_write(guide)
+    assert len(files) == 4
+    for path, text in files:
+        assert not (workflow.folder / path).exists()
+        (workflow.folder / path).write_text(text)
+    (command,) = re.findall(r"`snakemake -n final_draft (--config [^`]+)`", guide)
+    planned = workflow.plan(*shlex.split(command))
+    results = "results/polished/lag-2"
+    trained = {output: job["input"] for output, job in planned.items() if job["rule"] == "train"}
+    assert trained.keys() == {f"{results}/base/checkpoint.json", f"{results}/polish/checkpoint.json"}
+    assert f"{results}/base/draft/model.safetensors" in trained[f"{results}/polish/checkpoint.json"]
+    recipe = workflow.output("-n", "-p", f"{results}/base/recipe.yaml", *shlex.split(command))
+    assert re.search(r"lag: 2\n\s+lag_mode: fixed", recipe)
+
+
+def test_the_made_up_method_is_the_files_that_are_told(root: Path, guide: str) -> None:
+    """A method's files, its variant, its run and its runs' stages, and no other."""
+    told = {path.replace("<name>", "made_up") for path in re.findall(r"`((?:src|config)/[^`]*<name>[^`]*)`", guide)}
+    made_up = root / "tests/workflow/made_up"
+    own = [path.relative_to(made_up) for path in made_up.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    method = {f"src/longspec/methods/made_up/{path}" for path in own if path.parts[0] != "config"}
+    configuration = {str(path) for path in own if path.parts[:2] == ("config", "method")}
+    assert method | configuration == told
+    others = {path.parts[1] for path in own if path.parts[0] == "config"} - {"method"}
+    assert others == {"variant", "run", "run_stage"}
