@@ -1,6 +1,6 @@
 """From raw text and a target LLM to a measured draft model: `snakemake final_draft`.
 
-Where everything lies (P = results/{run}/{variant}, R = P/{stage}; rules/common.smk has the patterns):
+Where everything lies (P = results/{run}/{variant}, R = P/{stage}; longspec.workflow.paths has the patterns):
 
     data/hub/{dataset}/                       what was fetched from the hub, pinned          rules/data.smk
     data/raw/{dataset}/                       records, kept and held out; what was rejected
@@ -24,11 +24,14 @@ from pathlib import Path
 from snakemake.utils import min_version
 
 from longspec.cluster.controller import note_controller
+from longspec.workflow.paths import FINAL_DRAFT, GATES, PAGE
+from longspec.workflow.runtimes import freeze_runtime
+from longspec.workflow.settings import check_text
 
 min_version("9.19")
 
 
-include: "rules/checks.smk"
+include: "rules/errors.smk"
 
 
 # What Snakemake would take the last of, or run as a template, it must not read.
@@ -46,7 +49,6 @@ container: "longspec.sif"
 
 include: "rules/array.smk"
 include: "rules/common.smk"
-include: "rules/inputs.smk"
 include: "rules/data.smk"
 include: "rules/target.smk"
 include: "rules/needs.smk"
@@ -68,16 +70,20 @@ onstart:
             workflow.scheduling_settings.max_jobs_per_timespan.max_jobs,
         )
         if hasattr(workflow.executor_settings, "array_jobs"):  # Slurm's
-            check_training_block()
-    freeze_runtimes(planned)
+            check_block(TRAIN)
+    for job in planned:
+        if job.rule.name == "train":
+            freeze_runtime(
+                job.params.out, PLAN.stage_yaml(**job.wildcards, section="runtime")
+            )
     note_controller(Path.cwd())
 
 
 rule final_draft:
     default_target: True
     input:
-        reports=collect("results/{run}/report.html", run=RUNS),
-        gates=collect("results/{run}/gates.json", run=RUNS),
+        reports=collect(PAGE, run=PLAN.runs),
+        gates=collect(GATES, run=PLAN.runs),
         drafts=collect(
-            f"{FINAL_DRAFT}/provenance.json", run=RUNS, variant=config["variants"]
+            f"{FINAL_DRAFT}/provenance.json", run=PLAN.runs, variant=PLAN.variants
         ),

@@ -1,4 +1,8 @@
 # Two runs side by side: snakemake compare --config 'runs=[a,b]'.
+
+from longspec.workflow.paths import COMPARED, NUMBERS
+
+
 rule compare:
     input:
         compared_page,
@@ -8,8 +12,8 @@ rule compare:
 # What it reads of a run, the run's report has read before.
 rule compare_runs:
     input:
-        first="results/{first}/report.json",
-        second="results/{second}/report.json",
+        first=NUMBERS.replace("{run}", "{first}"),
+        second=NUMBERS.replace("{run}", "{second}"),
     output:
         page=report(
             f"{COMPARED}.html",
@@ -23,12 +27,12 @@ rule compare_runs:
     benchmark:
         "timings/compare_runs/{first}_{second}.tsv"
     wildcard_constraints:
-        first=one_of(RUNS),
-        second=one_of(RUNS),
+        first=one_of(PLAN.runs),
+        second=one_of(PLAN.runs),
     localrule: True
     params:
-        settings=evaluation_settings,
-        variants=[f"--variant {variant}" for variant in config["variants"]],
+        settings=asks(PLAN.evaluation_settings),
+        variants=[f"--variant {variant}" for variant in PLAN.variants],
     shell:
         "python -m longspec.compare"
         " --run {wildcards.first:q}=results/{wildcards.first:q}"

@@ -1,3 +1,8 @@
+# Raw records, token shards, and rows to train on.
+
+from longspec.workflow.paths import HUB, PACKED, RAW, TOKENIZER, TOKENS
+
+
 # Local: compute nodes often have no way to the internet. The manifest is updated, never deleted first: a later fetch must
 # agree with it. The files lie beside it; they are not declared, since Snakemake deletes what a failed job declares.
 rule fetch_data:
@@ -8,11 +13,11 @@ rule fetch_data:
     benchmark:
         "timings/fetch_data/{dataset}.tsv"
     wildcard_constraints:
-        dataset=one_of(FROM_HUB),
+        dataset=one_of(PLAN.from_hub),
     localrule: True
     params:
-        source=source_of,
-        revision=revision_of,
+        source=asks(PLAN.source),
+        revision=asks(PLAN.revision),
     shell:
         "HF_HUB_OFFLINE=$FETCH_OFFLINE python -m longspec.data fetch --source={params.source:q} --revision={params.revision:q}"
         " --out {output:q} > {log:q} 2>&1"
@@ -21,7 +26,7 @@ rule fetch_data:
 # rejects.jsonl and rejects.raw lie there too, undeclared: a job that fails because of them must leave them to be read.
 rule raw:
     input:
-        raw_source,
+        files=asks(PLAN.raw_files),
     output:
         manifest=RAW,
         records=collect("data/raw/{{dataset}}/{part}.jsonl", part=["train", "held_out"]),
@@ -33,8 +38,8 @@ rule raw:
         mem_mb=8000,
         runtime="4h",
     params:
-        settings=raw_settings,
-        fetched=fetched_option,
+        settings=asks(PLAN.raw_settings),
+        fetched=asks_of_input(PLAN.fetched_option),
     shell:
         "python -m longspec.data raw --name {wildcards.dataset:q}"
         " --settings {params.settings:q} {params.fetched:q} --out {output.manifest:q} > {log:q} 2>&1"
@@ -59,7 +64,7 @@ rule tokenize:
         mem_mb=8000,
         runtime="4h",
     params:
-        shards=lookup(within=config, dpath="data/{dataset}/shards"),
+        shards=asks(PLAN.shards),
     shell:
         "RAYON_NUM_THREADS={resources.cpus_per_task:q}"
         " python -m longspec.data tokenize --raw {input.raw:q} --tokenizer {input.tokenizer:q}"
@@ -69,7 +74,7 @@ rule tokenize:
 
 rule pack:
     input:
-        token_shards,
+        asks(PLAN.token_shards),
     output:
         manifest=PACKED,
         rows=PACKED.replace("manifest.json", "rows.arrow"),

@@ -1,14 +1,30 @@
+# Extracted drafts, their evaluation, the report, its gates, and what is published.
+
+from longspec.workflow.paths import (
+    DRAFT_FILES,
+    EVALUATED,
+    FINAL_DRAFT,
+    GATES,
+    NUMBERS,
+    PAGE,
+    RAW,
+    RECIPE,
+    STAGE,
+)
+
+
 rule extract:
     input:
         checkpoint=f"{STAGE}/checkpoint.json",
-        recipe=f"{STAGE}/recipe.yaml",
-        target=target_of,
+        recipe=RECIPE,
+        target=asks(PLAN.target),
     output:
         collect(f"{STAGE}/draft/{{file}}", file=DRAFT_FILES, allow_missing=True),
     log:
         "logs/extract/{run}/{variant}/{stage}.log",
     benchmark:
         "timings/extract/{run}/{variant}/{stage}.tsv"
+    priority: 1
     resources:
         mem_mb=16000,
         runtime="30m",
@@ -23,11 +39,11 @@ rule extract:
 # output, undeclared, and the next one goes on from there.
 rule evaluate:
     input:
-        target=target_of,
-        recipe=drafter_recipe,
-        draft=drafter_weights,
-        raw=collect(RAW, dataset=EVALUATION_DATA),
-        prompts=task_files,
+        target=asks(PLAN.target),
+        recipe=asks(PLAN.drafter_recipe),
+        draft=asks(PLAN.drafter_weights),
+        raw=collect(RAW, dataset=PLAN.evaluation_data),
+        prompts=asks(PLAN.task_files),
     output:
         EVALUATED,
     log:
@@ -42,9 +58,9 @@ rule evaluate:
         mem_mb=8000,
         runtime="4h",
     params:
-        settings=evaluation_settings,
-        raw=[f"{name}={RAW.format(dataset=name)}" for name in EVALUATION_DATA],
-        drafter=drafter_options,
+        settings=asks(PLAN.evaluation_settings),
+        raw=[f"{name}={RAW.format(dataset=name)}" for name in PLAN.evaluation_data],
+        drafter=asks_of_input(PLAN.drafter_options),
     shell:
         "OMP_NUM_THREADS={resources.cpus_per_task:q} MKL_NUM_THREADS={resources.cpus_per_task:q}"
         " python -m longspec.evaluate --settings {params.settings:q}"
@@ -54,11 +70,11 @@ rule evaluate:
 
 rule assemble_final_draft:
     input:
-        target=target_of,
-        tokenizer=tokenizer_of,
-        data=packed_data,
-        draft=last_draft,
-        stages=stage_files,
+        target=asks(PLAN.target),
+        tokenizer=asks(PLAN.tokenizer),
+        data=asks(PLAN.all_rows),
+        draft=asks(PLAN.last_draft),
+        stages=asks(PLAN.stage_files),
     output:
         collect(
             f"{FINAL_DRAFT}/{{file}}",
@@ -71,8 +87,8 @@ rule assemble_final_draft:
         "timings/assemble_final_draft/{run}/{variant}.tsv"
     localrule: True
     params:
-        draft=draft_folder,
-        stages=stage_folders,
+        draft=asks_of_input(PLAN.draft_folder),
+        stages=asks(PLAN.stage_folders),
         out=subpath(output[0], parent=True),
     shell:
         "python -m longspec.draft final --draft {params.draft:q} --stages {params.stages:q}"
@@ -82,30 +98,30 @@ rule assemble_final_draft:
 
 rule report:
     input:
-        target=target_of,
-        raw=report_raw,
-        packed=packed_data,
-        stages=stage_files,
-        evaluations=evaluations,
-        drafts=final_drafts,
+        target=asks(PLAN.target),
+        raw=asks(PLAN.report_records),
+        packed=asks(PLAN.all_rows),
+        stages=asks(PLAN.stage_files),
+        evaluations=asks(PLAN.evaluations),
+        drafts=asks(PLAN.final_drafts),
     output:
         page=report(
-            "results/{run}/report.html",
+            PAGE,
             caption="captions/report.rst",
             category="Drafts",
             labels={"run": "{run}"},
         ),
-        numbers="results/{run}/report.json",
+        numbers=NUMBERS,
     log:
         "logs/report/{run}.log",
     benchmark:
         "timings/report/{run}.tsv"
     localrule: True
     params:
-        settings=evaluation_settings,
-        gates=GATES,
-        model=target_folder,
-        variants=report_variants,
+        settings=asks(PLAN.evaluation_settings),
+        gates=PLAN.gates(),
+        model=asks_of_input(PLAN.target_folder),
+        variants=asks(PLAN.report_variants),
     shell:
         "python -m longspec.report --run {wildcards.run:q} {params.variants}"
         " --settings {params.settings:q} --gates {params.gates:q}"
@@ -116,10 +132,10 @@ rule report:
 # After the report, so that a page shows why when it fails.
 rule check_gates:
     input:
-        page="results/{run}/report.html",
-        numbers="results/{run}/report.json",
+        page=PAGE,
+        numbers=NUMBERS,
     output:
-        "results/{run}/gates.json",
+        GATES,
     log:
         "logs/check_gates/{run}.log",
     benchmark:

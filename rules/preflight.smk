@@ -2,6 +2,8 @@
 
 import time
 
+from longspec.workflow.paths import PREFLIGHT
+
 ASKED = time.time()
 
 
@@ -9,12 +11,12 @@ ASKED = time.time()
 # today. Of a failed one the log has the table. Tried again it would find the same.
 rule preflight_run:
     input:
-        recipes=preflight_recipes,
-        runtimes=preflight_runtimes,
-        target=target_of,
-        tokenizer=tokenizer_of,
+        recipes=asks(PLAN.recipes_of_first_variant),
+        runtimes=asks(PLAN.runtimes_of_first_variant),
+        target=asks(PLAN.target),
+        tokenizer=asks(PLAN.tokenizer),
     output:
-        report="results/{run}/preflight.json",
+        report=PREFLIGHT,
     log:
         "logs/preflight/{run}.log",
     benchmark:
@@ -29,7 +31,7 @@ rule preflight_run:
         tasks_per_node=1,
         cpus_per_task=job_threads,
         gres="",
-        mem_mb=LIMITS["node_mem"],
+        mem_mb=LIMITS.node_mem,
         runtime="15m",
     params:
         asked=ASKED,
@@ -45,4 +47,4 @@ rule preflight_run:
 
 rule preflight:
     input:
-        collect("results/{run}/preflight.json", run=RUNS),
+        collect(PREFLIGHT, run=PLAN.runs),

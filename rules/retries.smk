@@ -1,21 +1,16 @@
-# Which jobs have ended and which are tried again, where Snakemake (9.27) or its Slurm executor (2.8.0) would get it wrong.
+# Which jobs have ended and which are tried again, where Snakemake (9.27) or its Slurm executor (2.8.0) would get it wrong:
+# three of their functions are replaced, and longspec.workflow.retries decides.
 
 import time
 from pathlib import Path
 
 import snakemake_executor_plugin_slurm
 from snakemake.jobs import Job
-from snakemake.logging import logger
 
-from longspec.cluster.retry_policy import begun, fruitful_tries, reason_to_give_up
-from longspec.evaluate.journal import unfinished
+from longspec.workflow.retries import KnownStates, RetryPolicy
 
-BEGAN = time.time()
-OTHER_ENDS = {"PREEMPTED", "NODE_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL", "REVOKED"}
-TRIES_OF_OTHERS = 2  # after the first, of jobs that do not go on where they were
-PAUSE = 30  # seconds after a stage's job that has not begun, or any other that failed: Slurm may be away
-seen = set()
-measured = {}  # by evaluation, what its failed tries left measured
+known_states = KnownStates()
+policy = RetryPolicy(time.time())
 
 asked_slurm = snakemake_executor_plugin_slurm.query_job_status
 asked_age = snakemake_executor_plugin_slurm.get_min_job_age
@@ -23,25 +18,9 @@ restarts_of_rule = Job.restart_times.fget
 
 
 async def ask_slurm(command, logger):
-    """Slurm's states of the jobs, in words the executor knows. It waits for ever for a job that is preempted (unless Slurm
-    runs it again, which it must not: slurm-no-requeue), that ends in a way it has no word for, or that Slurm has forgotten
-    between two questions; and for the rest of its life it keeps jobs from all nodes of one that lost one (NODE_FAIL).
-    """
+    """Slurm's states of the jobs, in words the executor knows."""
     states, seconds = await asked_slurm(command, logger)
-    if states is not None:
-        states = {job: state.split(" ")[0] for job, state in states.items()}
-        states = {
-            job: "FAILED" if state in OTHER_ENDS else state
-            for job, state in states.items()
-        }
-        # An array's tasks that have not begun are one line, 12_[3-64]; for 12_5 the executor looks for 12, too.
-        states = {
-            job.split("_[")[0]: state for job, state in states.items() if "_[" in job
-        } | states
-        seen.update(states)
-        # Taken for a success whose files are then looked for.
-        states = dict.fromkeys(seen - states.keys(), "UNKNOWN") | states
-    return states, seconds
+    return (states if states is None else known_states.translate(states)), seconds
 
 
 known_age = []
@@ -55,32 +34,21 @@ def min_job_age():
     return known_age[0] if known_age else None
 
 
-def fruitful(job):
-    """Tries of an evaluation that are not counted, since they have measured something."""
-    if job.rule.name != "evaluate":
-        return 0
-    evaluated = Path(job.output[0])
-    return fruitful_tries(
-        measured.setdefault(evaluated, {}), job.attempt, unfinished(evaluated)
-    )
-
-
 def restarts(job):
-    """None for a stage without hope: its reason is told now, and not after fifty more jobs."""
-    allowed = restarts_of_rule(job)
+    """How often a failed job is tried again. A stage without hope is not, and its reason is told."""
+    allowed, path = restarts_of_rule(job), Path(job.output[0] if job.output else "")
     if not allowed:
         return 0
-    if job.rule.name != "train":
-        if job.attempt <= TRIES_OF_OTHERS:
-            time.sleep(PAUSE)
-        return min(allowed, TRIES_OF_OTHERS + fruitful(job))
-    stage, log = Path(job.output[0]).parent, Path(job.log[0])
-    reason = reason_to_give_up(stage, log, BEGAN, job.attempt)
-    if reason:
-        logger.error(f"{stage} is not tried again: {reason}")
-    elif begun(log, BEGAN) < job.attempt:
-        time.sleep(PAUSE)
-    return 0 if reason else allowed
+    if job.rule.name == "train":
+        retries = policy.stage(allowed, job.attempt, path.parent, Path(job.log[0]))
+    elif job.rule.name == "evaluate":
+        retries = policy.evaluation(allowed, job.attempt, path)
+    else:
+        retries = policy.other(allowed, job.attempt)
+    if retries.reason:
+        logger.error(f"{path.parent} is not tried again: {retries.reason}")
+    time.sleep(retries.pause)
+    return retries.allowed
 
 
 snakemake_executor_plugin_slurm.query_job_status = ask_slurm

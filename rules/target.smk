@@ -1,23 +1,28 @@
+# Targets: built here, or fetched.
+
+from longspec.workflow.paths import BUILD, TARGET, TOKENIZER
+
+
 rule build_config:
     output:
-        "models/{model}/build.yaml",
+        BUILD,
     log:
         "logs/build_config/{model}.log",
     benchmark:
         "timings/build_config/{model}.tsv"
     wildcard_constraints:
-        model=one_of(BUILT),
+        model=one_of(PLAN.built),
     localrule: True
     params:
-        text=build_yaml,
+        text=asks(PLAN.build_yaml),
     shell:
         "printf %s {params.text:q} > {output:q} 2> {log:q}"
 
 
 rule build_tokenizer:
     input:
-        build="models/{model}/build.yaml",
-        raw=tokenizer_data,
+        build=BUILD,
+        raw=asks(PLAN.tokenizer_data),
     output:
         TOKENIZER,
     log:
@@ -25,7 +30,7 @@ rule build_tokenizer:
     benchmark:
         "timings/build_tokenizer/{model}.tsv"
     wildcard_constraints:
-        model=one_of(BUILT),
+        model=one_of(PLAN.built),
     resources:
         mem_mb=8000,
         runtime="1h",
@@ -38,9 +43,9 @@ rule build_tokenizer:
 # cores train the same target; `--cores 1`, --set-threads or a profile with other cores train a slightly different one.
 rule train_target:
     input:
-        build="models/{model}/build.yaml",
+        build=BUILD,
         tokenizer=TOKENIZER,
-        data=mixture_data,
+        data=asks(PLAN.mixture_rows),
     output:
         TARGET,
     log:
@@ -48,7 +53,7 @@ rule train_target:
     benchmark:
         "timings/train_target/{model}.tsv"
     wildcard_constraints:
-        model=one_of(BUILT),
+        model=one_of(PLAN.built),
     envmodules:
         *ENVMODULES,
     threads: 2
@@ -72,10 +77,10 @@ rule fetch_target:
     benchmark:
         "timings/fetch_target/{model}.tsv"
     wildcard_constraints:
-        model=one_of([name for name in MODELS if name not in BUILT]),
+        model=one_of(PLAN.fetched),
     localrule: True
     params:
-        source=model_source,
+        source=asks(PLAN.model_source),
     shell:
         "HF_HUB_OFFLINE=$FETCH_OFFLINE python -m longspec.target fetch --source={params.source:q} --out-target {output.target:q}"
         " --out-tokenizer {output.tokenizer:q} > {log:q} 2>&1"

@@ -1,17 +1,22 @@
+# The stages: their frozen configurations and their training.
+
+from longspec.workflow.paths import RECIPE, SECTION, STAGE
+
+
 # Hydra composes when the graph is built; from here on only these two files count. `recipe` is what decides the
 # weights. `runtime` re-trains nothing, so it is no input of `train`: before the jobs of one call of Snakemake start, the
-# stages among them get theirs (freeze_runtimes). As an ancient input, when it changed, it would hide from Snakemake (9.27)
+# stages among them get theirs (longspec.workflow.runtimes). As an ancient input, when it changed, it would hide from Snakemake (9.27)
 # that its stage is not finished, and the call would end well without training.
 rule stage_config:
     output:
-        f"{STAGE}/{{section}}.yaml",
+        SECTION,
     log:
         "logs/stage_config/{run}/{variant}/{stage}-{section}.log",
     benchmark:
         "timings/stage_config/{run}/{variant}/{stage}-{section}.tsv"
     localrule: True
     params:
-        text=stage_yaml,
+        text=asks(PLAN.stage_yaml),
     shell:
         "printf %s {params.text:q} > {output:q} 2> {log:q}"
 
@@ -24,10 +29,10 @@ rule stage_config:
 # job with it, before the step is saved.
 rule train:
     input:
-        recipe=f"{STAGE}/recipe.yaml",
-        target=target_of,
-        data=stage_data,
-        weights=previous_draft,
+        recipe=RECIPE,
+        target=asks(PLAN.target),
+        data=asks(PLAN.rows),
+        weights=asks(PLAN.previous_weights),
     output:
         checkpoint=f"{STAGE}/checkpoint.json",
         metrics=f"{STAGE}/metrics.jsonl",
@@ -35,6 +40,7 @@ rule train:
         "logs/train/{run}/{variant}/{stage}.log",
     benchmark:
         "timings/train/{run}/{variant}/{stage}.tsv"
+    priority: 1
     envmodules:
         *ENVMODULES,
     threads: 2
@@ -47,7 +53,7 @@ rule train:
         mem_mb=stage_memory,
         runtime=stage_minutes,
     params:
-        init=init_option,
+        init=asks_of_input(PLAN.init_option),
         ranks=stage_ranks,
         out=subpath(output.checkpoint, parent=True),
     shell:

@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "compare": {"report"},
     "gates": set(),
     "cluster": {"train", "models", "data", "methods"},
-    "workflow": {"data", "evaluate", "methods"},
+    "workflow": {"cluster", "data", "evaluate", "methods", "train"},
 }
 DOORS = {
     "deepspeed": {"train.engine", "states.partitioned", "draft.deepspeed_checkpoint"},

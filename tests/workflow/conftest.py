@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.workflow.planning import Workflow, build_all, copy_to
+from tests.workflow.planning import Settings, Workflow, build_all, copy_to
+
+
+@pytest.fixture
+def settings(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """A copy of config/, in whose folder the test runs."""
+    shutil.copytree(root / "config", tmp_path / "config")
+    monkeypatch.chdir(tmp_path)
+    return Settings(tmp_path)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A copy of the workflow to edit and to plan; no verb is run."""
+"""Copies to edit: of the whole workflow, for Snakemake to plan, and of config/ alone; no verb is run."""
 
 import os
 import re
@@ -6,17 +6,47 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
+from longspec.config import yaml_files
+from longspec.workflow.checks import checked_plan
+from longspec.workflow.datasets import check_prompts
+from longspec.workflow.plan import Plan
+from longspec.workflow.settings import check_text
 from tests.workflow.warm import snakemake
 
+FILE = Path("config/workflow.yaml")
 PARTS = ("Snakefile", "rules", "config", "profiles", "slurm", "src")
 
 
 @dataclass
-class Workflow:
-    """A copy of the workflow in a folder of its own."""
+class Copied:
+    """A copy of files of the repository in a folder of its own."""
 
     folder: Path
+
+    def edit(self, path: str, pattern: str, new: str) -> None:
+        """Replace every match of a pattern, of which there must be one and which must change the text."""
+        text = (self.folder / path).read_text()
+        changed, count = re.subn(pattern, new, text, flags=re.MULTILINE)
+        assert count, f"{path}: {pattern} does not match"
+        assert changed != text, f"{path}: {pattern} already reads {new}"
+        (self.folder / path).write_text(changed)
+
+
+class Settings(Copied):
+    """A copy of config/ in the current folder."""
+
+    def plan(self, **choices: Any) -> Plan:
+        """The checked plan, as the Snakefile makes it."""
+        check_text(FILE)
+        plan = checked_plan(yaml_files.read(FILE) | choices, self.folder / "config")
+        check_prompts(plan.tasks)
+        return plan
+
+
+class Workflow(Copied):
+    """A copy of the workflow."""
 
     def call(self, *arguments: str) -> CompletedProcess[str]:
         """Snakemake as a user calls it; the copy's own src/ comes before the installed package."""
@@ -48,14 +78,6 @@ class Workflow:
                 command = block.partition("Shell command: ")[2]
                 jobs[fields["output"].split(", ")[0]] = fields | {"rule": found[1], "command": command}
         return jobs
-
-    def edit(self, path: str, pattern: str, new: str) -> None:
-        """Replace every match of a pattern, of which there must be one and which must change the text."""
-        text = (self.folder / path).read_text()
-        changed, count = re.subn(pattern, new, text, flags=re.MULTILINE)
-        assert count, f"{path}: {pattern} does not match"
-        assert changed != text, f"{path}: {pattern} already reads {new}"
-        (self.folder / path).write_text(changed)
 
 
 def copy_to(folder: Path, root: Path) -> Workflow:

@@ -8,6 +8,9 @@ import subprocess
 import sys
 import zlib
 
+import pytest
+
+from longspec.workflow.arrays import check_arrays, own_command
 from tests.workflow.planning import Workflow
 
 
@@ -36,3 +39,23 @@ def test_the_profile_hands_a_whole_array_over_at_once(workflow: Workflow) -> Non
         found = re.search(rf"^{key}: (\d+)", profile, re.MULTILINE)
         assert found
         assert int(found[1]) >= 1000
+
+
+def test_only_a_later_task_of_an_array_has_a_command_of_its_own() -> None:
+    sent = base64.b64encode(json.dumps({"2": zlib.compress(b"echo mine").hex()}).encode()).decode()
+    arguments = ["snakemake", "--slurm-jobstep-array-execs", sent]
+    assert own_command(arguments, {"SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_TASK_MIN": "1"}) == "echo mine"
+    assert own_command(arguments, {"SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_TASK_MIN": "1"}) is None
+    assert own_command(arguments, {}) is None
+    assert own_command(["snakemake"], {"SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_TASK_MIN": "1"}) is None
+
+
+def test_an_array_that_would_not_be_handed_over_at_once_is_refused() -> None:
+    planned = ["tokenize"] * 3 + ["raw"]
+    check_arrays("tokenize", planned, 4, 4)
+    check_arrays("none", planned, 1, 1)
+    check_arrays(None, planned, 1, 1)
+    check_arrays("pack", planned, 1, 1)
+    for setting, jobs, timespan in (("tokenize", 3, 9), ("all", 9, 3), ("pack; tokenize", 1, 1)):
+        with pytest.raises(ValueError, match=rf"^4 jobs are planned, but --jobs is {jobs} and .* {timespan}/.*raise both to 4"):
+            check_arrays(setting, planned, jobs, timespan)

@@ -1,8 +1,12 @@
 """What is wrong with the configuration is said before the graph is built, with the key's name and the fix."""
 
+import re
+from pathlib import Path
+
 import pytest
 
-from tests.workflow.planning import Workflow
+from longspec.workflow.checks import forgetting_warning
+from tests.workflow.planning import Settings, Workflow
 
 WORKFLOW = "config/workflow.yaml"
 LONGCOT = "config/run_stage/demo_longcot.yaml"
@@ -182,7 +186,7 @@ CASES = {
     ),
     "a class that is none of ours": (
         "config/model/demo.yaml",
-        r"\b_target_: .*",
+        r"\bfamily: qwen2",
         "_target_: os.system",
         "recipe.model._target_: 'os.system' builds no supported target; choose one of longspec.train.models.llama_glide.",
     ),
@@ -306,16 +310,42 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_the_message_names_the_key_and_the_fix(workflow: Workflow, case: str) -> None:
-    path, pattern, new, message = CASES[case]
+@pytest.fixture
+def files(settings: Settings) -> Settings:
+    """The settings beside files that some cases name."""
+    (settings.folder / "profiles").mkdir()
     for name in ("a", "b", "{x}"):
-        (workflow.folder / f"{name}.jsonl").touch()
-    (workflow.folder / "prompts.jsonl").write_text('{"question": "1 + 1?", "reference": "2"}\n')
+        (settings.folder / f"{name}.jsonl").touch()
+    (settings.folder / "prompts.jsonl").write_text('{"question": "1 + 1?", "reference": "2"}\n')
+    return settings
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_message_names_the_key_and_the_fix(files: Settings, case: str) -> None:
+    path, pattern, new, message = CASES[case]
+    files.edit(path, pattern, new)
+    with pytest.raises(ValueError, match=re.escape(message)) as refused:
+        files.plan()
+    # A misspelt key leaves another missing, which is told too.
+    assert len(str(refused.value).splitlines()) == 1 + ("is a required property" in str(refused.value))
+    assert not list(files.folder.rglob("INJECTED"))
+
+
+def test_the_files_as_they_stand_make_a_plan(files: Settings) -> None:
+    """Else every case above would be refused for a reason of its own."""
+    assert files.plan().runs == ["demo"]
+
+
+def test_snakemake_tells_one_line_without_frames(workflow: Workflow) -> None:
+    path, pattern, new, message = CASES["unknown recipe key"]
     workflow.edit(path, pattern, new)
-    refusal = workflow.refusal()
-    assert message in refusal
-    assert len(refusal.splitlines()) == 1 + ("is a required property" in refusal)  # which a misspelt key leaves
+    assert workflow.refusal() == message
+
+
+def test_snakemake_does_not_run_a_file_as_a_template(workflow: Workflow) -> None:
+    path, pattern, new, message = CASES["a file that runs code"]
+    workflow.edit(path, pattern, new)
+    assert workflow.refusal() == message
     assert not list(workflow.folder.rglob("INJECTED"))
 
 
@@ -326,50 +356,72 @@ def test_all_violations_of_the_schema_are_told_at_once(workflow: Workflow) -> No
     assert [message for message in SCHEMA.values() if message not in refusal] == []
 
 
-def test_a_file_in_another_encoding_is_told_with_its_line(workflow: Workflow) -> None:
-    path = workflow.folder / WORKFLOW
+def test_a_file_in_another_encoding_is_told_with_its_line(settings: Settings) -> None:
+    path = settings.folder / WORKFLOW
     path.write_bytes(b"# caf\xe9\n" + path.read_bytes())
-    assert workflow.refusal() == "config/workflow.yaml: line 1: byte 0xe9 is not UTF-8; save the file as UTF-8"
+    with pytest.raises(ValueError, match=r"^config/workflow\.yaml: line 1: byte 0xe9 is not UTF-8; save the file as UTF-8$"):
+        settings.plan()
 
 
-def test_a_file_that_no_chosen_run_reads_need_not_be_there(workflow: Workflow) -> None:
-    workflow.edit(WORKFLOW, r"^data:\n", "data:\n  unused: {source: nowhere.jsonl, shards: 1}\n")
-    assert workflow.plan()
+def test_a_file_that_no_chosen_run_reads_need_not_be_there(settings: Settings) -> None:
+    settings.edit(WORKFLOW, r"^data:\n", "data:\n  unused: {source: nowhere.jsonl, shards: 1}\n")
+    assert "unused" in settings.plan().data
 
 
-def test_prompts_that_are_trained_on_are_refused(workflow: Workflow) -> None:
+def test_prompts_that_are_trained_on_are_refused(files: Settings) -> None:
     """By whatever name the file goes; a file that no chosen run trains on may be measured."""
-    for name in ("a", "b"):
-        (workflow.folder / f"{name}.jsonl").touch()
-    workflow.edit(
+    files.edit(
         WORKFLOW,
         r"^  stdlib: .*$",
-        "  stdlib: {source: profiles/../b.jsonl, shards: 1}\n  unused: {source: a.jsonl, shards: 1}",
+        "  stdlib: {source: profiles/../b.jsonl, held_out: 0.1, shards: 1}\n  unused: {source: a.jsonl, shards: 1}",
     )
-    workflow.edit(WORKFLOW, r"\bcot: \{.*\}", "cot: {source: a.jsonl}")
-    assert workflow.plan()
-    workflow.edit(WORKFLOW, r"\bcot: \{.*\}", "cot: {source: '?.jsonl'}")
+    files.edit(WORKFLOW, r"\bcot: \{.*\}", "cot: {source: a.jsonl}")
+    assert files.plan().task_files() == [Path("a.jsonl")]
+    files.edit(WORKFLOW, r"\bcot: \{.*\}", "cot: {source: '?.jsonl'}")
     told = "evaluation.tasks.cot.source: b.jsonl is trained on, as data.stdlib; give other prompts, or its held-out records"
-    assert told in workflow.refusal()
+    with pytest.raises(ValueError, match=re.escape(told)):
+        files.plan()
 
 
-def test_numbers_for_a_stage_the_run_has_not(workflow: Workflow) -> None:
-    (workflow.folder / "config/run_stage/demo_bse.yaml").write_text("# @package _global_\n")
-    assert "run 'demo' has no such stage; rename or remove the file; did you mean 'demo_base'?" in workflow.refusal()
+def test_numbers_for_a_stage_the_run_has_not(settings: Settings) -> None:
+    (settings.folder / "config/run_stage/demo_bse.yaml").write_text("# @package _global_\n")
+    told = r"run 'demo' has no such stage; rename or remove the file; did you mean 'demo_base'\?"
+    with pytest.raises(ValueError, match=told):
+        settings.plan()
 
 
-def test_data_that_may_be_forgotten_unseen_is_warned_of(workflow: Workflow) -> None:
-    """The published run trains on slimpajama, long-data and longcot; the tasks measure the demo's data. A job is silent."""
+def test_data_that_may_be_forgotten_unseen_is_told(settings: Settings) -> None:
+    """The published run trains on slimpajama, long-data and longcot; the tasks measure the demo's data."""
     told = "gates.forgetting cannot judge what is forgotten of "
-    assert told not in workflow.output("-n", "final_draft")
+    assert forgetting_warning(settings.plan()) == ""
+    warning = forgetting_warning(settings.plan(runs=["published"]))
+    assert warning.startswith(f"{told}slimpajama, long-data: no task measures it.")
+    assert "own: {data: slimpajama, context: [64, 448]}" in warning
+    settings.edit(WORKFLOW, r"^  tasks:$", "  tasks:\n    own: {data: slimpajama, context: [64, 448]}")
+    assert forgetting_warning(settings.plan(runs=["published"])).startswith(f"{told}long-data: no task measures it.")
+    settings.edit(WORKFLOW, r"\bforgetting: \S+", "forgetting: null")
+    assert forgetting_warning(settings.plan(runs=["published"])) == ""
+
+
+def test_one_target_a_run_and_one_name_a_target(settings: Settings) -> None:
+    settings.edit("config/run_stage/demo_long.yaml", r"^recipe:\n", "recipe:\n  model: {name: other}\n")
+    with pytest.raises(ValueError, match=r"recipe\.model\.name: 'other', but another stage of the run trains for 'demo'"):
+        settings.plan()
+    settings.edit("config/run_stage/demo_long.yaml", "name: other", "source: hf:a/b")
+    with pytest.raises(ValueError, match=r"recipe\.model\.name: 'demo' stands for two different targets"):
+        settings.plan()
+
+
+def test_a_built_target_needs_a_phase(settings: Settings) -> None:
+    settings.edit("config/model/demo.yaml", r"mixture:\n(?: +- .*\n)+", "mixture: []\n")
+    told = r"^config/model/demo\.yaml: build\.mixture: a target that is built needs at least one phase of training"
+    with pytest.raises(ValueError, match=told):
+        settings.plan()
+
+
+def test_snakemake_warns_when_it_plans_and_a_job_is_silent(workflow: Workflow) -> None:
+    told = "gates.forgetting cannot judge what is forgotten of slimpajama, long-data"
     workflow.edit(WORKFLOW, r"^runs: \[.*?\]", "runs: [published]")
-    output = workflow.output("-n", "final_draft")
-    assert output.count(f"{told}slimpajama, long-data: no task measures it.") == 1
-    assert "own: {data: slimpajama, context: [64, 448]}" in output
     recipe = "results/published/sinkpi-slicing/base/recipe.yaml"
     assert workflow.output("--cores=1", recipe).count(told) == 1
     assert told not in workflow.output("-n", "final_draft", "--mode=subprocess")
-    workflow.edit(WORKFLOW, r"^  tasks:$", "  tasks:\n    own: {data: slimpajama, context: [64, 448]}")
-    assert f"{told}long-data: no task measures it." in workflow.output("-n", "final_draft")
-    workflow.edit(WORKFLOW, r"\bforgetting: \S+", "forgetting: null")
-    assert told not in workflow.output("-n", "final_draft")

@@ -89,11 +89,11 @@ def _refuse_hydra(path: Path) -> None:
         raise ValueError(f"{path}: hydra: Hydra's own settings have no effect here; remove the key")
 
 
-def stages_of(run: str) -> list[str]:
+def stages_of(run: str, config_dir: Path = CONFIG_DIR) -> list[str]:
     """The stages of a run, in order. Raises ValueError when its files do not compose."""
-    return list(_composed("train", [f"run={run}"], CONFIG_DIR).stages)
+    return list(_composed("train", [f"run={run}"], config_dir).stages)
 
 
-def compose_stage(run: str, variant: str, stage: str) -> DictConfig:
+def compose_stage(run: str, variant: str, stage: str, config_dir: Path = CONFIG_DIR) -> DictConfig:
     """One stage of one run's variant, as the workflow trains it."""
-    return compose("train", [f"run={run}", f"variant={variant}", f"stage={stage}"])
+    return compose("train", [f"run={run}", f"variant={variant}", f"stage={stage}"], config_dir)

@@ -1,0 +1,113 @@
+"""All that is chosen: runs, variants, their stages and targets, datasets and tasks, and which of them is used for what."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from longspec.config.checks import BUILT
+from longspec.data.raw import is_hub
+from longspec.evaluate.tasks import HeldOut, Task
+from longspec.workflow.paths import BASELINES
+
+Stage = tuple[str, str, str]  # run, variant, stage
+
+
+@dataclass(frozen=True)
+class Choices:
+    """settings: of config/workflow.yaml, presets laid out; stages: of each run, in order; configs: the composed configurations
+    by (run, variant, stage); tasks: of the evaluation, by name.
+    """
+
+    settings: dict[str, Any]
+    stages: dict[str, list[str]]
+    configs: dict[Stage, Any]
+    tasks: dict[str, Task]
+
+    # Names, which become the wildcards' values.
+
+    @property
+    def runs(self) -> list[str]:
+        return list(self.stages)
+
+    @property
+    def variants(self) -> list[str]:
+        return self.settings["variants"]
+
+    @property
+    def data(self) -> dict[str, Any]:
+        return self.settings["data"]
+
+    @property
+    def stage_names(self) -> list[str]:
+        """Of all runs."""
+        return list(dict.fromkeys(stage for stages in self.stages.values() for stage in stages))
+
+    @property
+    def drafters(self) -> list[str]:
+        """Of all runs: the baselines and every stage."""
+        return list(dict.fromkeys([*BASELINES, *self.stage_names]))
+
+    @property
+    def models(self) -> dict[str, Any]:
+        """By its target's name, a configuration in which it stands."""
+        return {config.recipe.model.name: config for config in self.configs.values()}
+
+    @property
+    def built(self) -> list[str]:
+        """The targets that are made here."""
+        return [name for name, config in self.models.items() if config.recipe.model.source == BUILT]
+
+    @property
+    def fetched(self) -> list[str]:
+        """The other targets."""
+        return [name for name in self.models if name not in self.built]
+
+    @property
+    def from_hub(self) -> list[str]:
+        """The datasets that are fetched."""
+        return [name for name, entry in self.data.items() if is_hub(entry["source"])]
+
+    @property
+    def evaluation_data(self) -> list[str]:
+        """The datasets whose held-out records are prompts."""
+        return sorted({task.data for task in self.tasks.values() if isinstance(task, HeldOut)})
+
+    def stages_of(self, run: str, variant: str | None) -> list[Stage]:
+        """All stages of a run, or of one variant of it, in order."""
+        variants = self.variants if variant is None else [variant]
+        return [(run, each, stage) for each in variants for stage in self.stages[run]]
+
+    def configs_of(self, run: str, variant: str | None) -> list[Any]:
+        """The configurations of these stages."""
+        return [self.configs[stage] for stage in self.stages_of(run, variant)]
+
+    # Which datasets are used for what.
+
+    def mixture(self, model: str) -> list[Any]:
+        """The phases of training of a target; none of a fetched one."""
+        return self.models[model].build.mixture if model in self.built else []
+
+    def datasets_in_use(self) -> dict[str, str]:
+        """Every dataset of the chosen runs with the key that names it."""
+        names = {}
+        for (run, _, stage), config in self.configs.items():
+            names[config.recipe.data.name] = f"run '{run}', stage '{stage}': recipe.data.name"
+        for model in self.built:
+            for phase in self.mixture(model):
+                names[phase["dataset"]] = f"config/model/{model}.yaml: build.mixture: dataset"
+        for name, task in self.tasks.items():
+            if isinstance(task, HeldOut):
+                names[task.data] = f"config/workflow.yaml: evaluation.tasks.{name}.data"
+        return names
+
+    def datasets_trained_on(self) -> set[str]:
+        """Every dataset that a stage or a built target trains on."""
+        phases = [phase["dataset"] for model in self.built for phase in self.mixture(model)]
+        return {config.recipe.data.name for config in self.configs.values()} | set(phases)
+
+    def datasets_in_order(self) -> list[list[str]]:
+        """Of each run and variant the datasets of its stages, in order."""
+        return [
+            [config.recipe.data.name for config in self.configs_of(run, variant)]
+            for run in self.runs
+            for variant in self.variants
+        ]

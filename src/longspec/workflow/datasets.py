@@ -1,0 +1,107 @@
+"""The datasets and tasks of config/workflow.yaml: that they are declared, there, and kept apart. Raises ValueError."""
+
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from longspec.config.explain import did_you_mean
+from longspec.data.hub import names
+from longspec.data.raw import complete, is_hub
+from longspec.data.read import source_files
+from longspec.evaluate.tasks import Benchmark, Task
+from longspec.workflow.files import check_fields, check_paths
+
+FILE = "config/workflow.yaml"
+GENERATED = ("stdlib", "puzzles")  # sources made on this machine
+
+
+def origins(source: str | list[str]) -> list[str]:
+    """Where a source's records come from: the files themselves, or a repository of the hub as a whole."""
+    if isinstance(source, str) and source in GENERATED:
+        return [source]
+    if isinstance(source, str) and is_hub(source):
+        return [names.parse(source).repository]
+    return [str(path.resolve()) for path in _files(source)]
+
+
+def prompt_files(name: str, task: Benchmark) -> list[Path]:
+    """The files of a task's prompts. Raises ValueError when one is not there."""
+    try:
+        return _files(task.source)
+    except ValueError as error:
+        raise ValueError(f"{FILE}: evaluation.tasks.{name}.source: {error} (seen from {Path.cwd()})") from None
+
+
+def _files(source: str | list[str]) -> list[Path]:
+    files = source_files.files_of(source)
+    check_paths(files)
+    return files
+
+
+def check_data(used: Mapping[str, str], data: Mapping[str, Any]) -> None:
+    """Raise ValueError for a dataset in use that is not declared, has a wrong setting, or whose files are not there.
+
+    used: name -> the key that names it.
+    """
+    for name, key in used.items():
+        if name not in data:
+            raise ValueError(
+                f"{key}: there is no dataset '{name}' under `data` in {FILE}; add it there ({name}: {{source: <file>.jsonl,"
+                f" shards: <number>}}, or {{preset: <file of config/data/>}}) or name another; {did_you_mean(name, data)}"
+            )
+        try:
+            complete(name, data[name])
+        except ValueError as error:
+            raise ValueError(f"{FILE}: {error}") from None
+        try:
+            origins(data[name]["source"])
+        except ValueError as error:
+            raise ValueError(f"{FILE}: data.{name}.source: {error} (seen from {Path.cwd()})") from None
+    _check_held_out(used, data)
+
+
+def _check_held_out(used: Iterable[str], data: Mapping[str, Any]) -> None:
+    """One origin has one share of held-out records: else a dataset trains on what another holds out."""
+    first: dict[str, tuple[float, str]] = {}
+    for name in used:
+        share = complete(name, data[name])["held_out"]
+        told = f"data.{name}.held_out: {share}" + ("" if "held_out" in data[name] else " (the default)")
+        for origin in origins(data[name]["source"]):
+            wanted, other = first.setdefault(origin, (share, told))
+            if share != wanted:
+                raise ValueError(
+                    f"{FILE}: {told}, but {other}, and both are made from '{origin}': a record held out in one"
+                    f" would be trained on in the other; give both the same held_out"
+                )
+
+
+def check_task_files(tasks: Mapping[str, Task], trained: Iterable[str], data: Mapping[str, Any]) -> None:
+    """Raise ValueError for a file of prompts that is trained on: it would measure no new text."""
+    trained_on = {origin: name for name in trained for origin in origins(data[name]["source"])}
+    for name, task in tasks.items():
+        if isinstance(task, Benchmark):
+            for path in prompt_files(name, task):
+                dataset = trained_on.get(str(path.resolve()))
+                if dataset is not None:
+                    raise ValueError(
+                        f"{FILE}: evaluation.tasks.{name}.source: {path} is trained on, as data.{dataset};"
+                        f" give other prompts, or its held-out records: {name}: {{data: {dataset}, context: [64, 1024]}}"
+                    )
+
+
+def check_prompts(tasks: Mapping[str, Task]) -> None:
+    """Raise ValueError when the prompts of a task lack a field that its template asks for. It opens the files."""
+    for name, task in tasks.items():
+        if isinstance(task, Benchmark):
+            check_fields(f"{FILE}: evaluation.tasks.{name}", task, prompt_files(name, task))
+
+
+def forgotten_unseen(trained: Iterable[list[str]], measured: Iterable[str]) -> list[str]:
+    """The datasets that a later stage may forget without a task to show it, so that days of training would end in a gate that
+    judges nothing.
+
+    trained: the datasets of the stages of each run and variant, in order; measured: those of tasks.
+    """
+    pairs = [pair for stages in trained for pair in pairwise(stages)]
+    return list(dict.fromkeys(before for before, after in pairs if before != after and before not in measured))

@@ -1,0 +1,22 @@
+"""Where everything lies: the patterns of all files that rules make. A name in braces is a wildcard."""
+
+HUB = "data/hub/{dataset}/manifest.json"
+RAW = "data/raw/{dataset}/manifest.json"
+TOKENS = "data/tokens/{model}/{dataset}/{shard}.json"
+PACKED = "data/packed/{model}/{dataset}-{collation}-{length}-{overlong}/manifest.json"
+BUILD = "models/{model}/build.yaml"
+TOKENIZER = "models/{model}/tokenizer_manifest.json"
+TARGET = "models/{model}/target_manifest.json"
+STAGE = "results/{run}/{variant}/{stage}"
+SECTION = f"{STAGE}/{{section}}.yaml"
+RECIPE = f"{STAGE}/recipe.yaml"
+EVALUATED = "results/{run}/{variant}/evaluation/{drafter}.jsonl"
+FINAL_DRAFT = "results/{run}/{variant}/final_draft"
+PREFLIGHT = "results/{run}/preflight.json"
+PAGE = "results/{run}/report.html"
+NUMBERS = "results/{run}/report.json"
+GATES = "results/{run}/gates.json"
+COMPARED = "results/compare/{first}_{second}"  # no run's name has an underscore
+
+DRAFT_FILES = ("model.safetensors", "draft_model_weights.pth", "config.json", "custom_generate/generate.py")
+BASELINES = ("untrained", "lookup")  # drafters that no stage trains

@@ -1,0 +1,222 @@
+"""What each rule asks about a job: its files and its settings.
+
+Arguments have the names of wildcards and hold what these hold. `longspec.workflow.checks.checked_plan` makes a plan.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from longspec.config import to_yaml
+from longspec.data.raw import complete, is_hub
+from longspec.data.read import source_files
+from longspec.evaluate.tasks import Benchmark
+from longspec.workflow import paths
+from longspec.workflow.choices import Choices
+from longspec.workflow.datasets import GENERATED, prompt_files
+
+
+class Plan(Choices):
+    """The choices, with an answer to each question of a rule."""
+
+    # Records, tokens, rows.
+
+    def source(self, dataset: str) -> Any:
+        """Where a dataset comes from, as its entry says."""
+        return self.data[dataset]["source"]
+
+    def revision(self, dataset: str) -> str:
+        """The branch, tag or commit of a dataset of the hub."""
+        return complete(dataset, self.data[dataset])["revision"]
+
+    def raw_files(self, dataset: str) -> list[Any]:
+        """What a dataset is read from: files, or the manifest of what was fetched; nothing for records made here."""
+        source = self.source(dataset)
+        if source in GENERATED:
+            return []
+        return [paths.HUB.format(dataset=dataset)] if is_hub(source) else source_files.files_of(source)
+
+    def raw_settings(self, dataset: str) -> str:
+        """How a dataset's records are made, as canonical JSON; in how many shards it is tokenized is not part of it."""
+        settings = self.data[dataset]
+        return json.dumps({key: settings[key] for key in settings if key != "shards"}, sort_keys=True)
+
+    def fetched_option(self, dataset: str, files: list[str]) -> list[str]:
+        """How a job is told of fetched files; other files it finds by the settings."""
+        return ["--fetched", *files] if dataset in self.from_hub else []
+
+    def shards(self, dataset: str) -> int:
+        """In how many parts a dataset is tokenized."""
+        return self.data[dataset]["shards"]
+
+    def token_shards(self, model: str, dataset: str) -> list[str]:
+        """The manifests of all token shards of a dataset."""
+        names = [f"{shard:03d}" for shard in range(self.shards(dataset))]
+        return [paths.TOKENS.format(model=model, dataset=dataset, shard=name) for name in names]
+
+    def rows(self, run: str, variant: str, stage: str) -> str:
+        """The manifest of the rows that a stage trains on."""
+        recipe = self.configs[run, variant, stage].recipe
+        return paths.PACKED.format(
+            model=recipe.model.name,
+            dataset=recipe.data.name,
+            collation=recipe.data.collation,
+            length=recipe.data.sequence_length,
+            overlong=recipe.data.overlong,
+        )
+
+    def all_rows(self, run: str, variant: str | None = None) -> list[str]:
+        """The manifests of all rows that a run trains on, or one variant of it."""
+        return sorted({self.rows(*stage) for stage in self.stages_of(run, variant)})
+
+    # Targets.
+
+    def model_source(self, model: str) -> str:
+        """Where a target that is not built comes from."""
+        return self.models[model].recipe.model.source
+
+    def target(self, run: str) -> str:
+        """The manifest of a run's target."""
+        return paths.TARGET.format(model=self._model(run))
+
+    def tokenizer(self, run: str) -> str:
+        """The manifest of its tokenizer."""
+        return paths.TOKENIZER.format(model=self._model(run))
+
+    def build_yaml(self, model: str) -> str:
+        """How a built target is made, as canonical YAML."""
+        return to_yaml(self.models[model].build)
+
+    def tokenizer_data(self, model: str) -> list[str]:
+        """The raw records a built tokenizer is trained on: its target's, whatever runs are chosen beside."""
+        names = {phase["dataset"] for phase in self.mixture(model)}
+        return [paths.RAW.format(dataset=name) for name in sorted(names)]
+
+    def mixture_rows(self, model: str) -> list[str]:
+        """The rows a built target is trained on, in the order of its phases: every token is a label."""
+        found = [
+            paths.PACKED.format(
+                model=model,
+                dataset=phase["dataset"],
+                collation="base",
+                length=phase["sequence_length"],
+                overlong="split",
+            )
+            for phase in self.mixture(model)
+        ]
+        return list(dict.fromkeys(found))
+
+    # Stages.
+
+    def stage_yaml(self, run: str, variant: str, stage: str, section: str) -> str:
+        """One section of a stage's configuration as canonical YAML."""
+        return to_yaml(self.configs[run, variant, stage][section])
+
+    def stage_folders(self, run: str, variant: str | None = None) -> list[str]:
+        """The folders of all stages of a run, or of one variant of it, in order."""
+        return [_folder(*stage) for stage in self.stages_of(run, variant)]
+
+    def stage_files(self, run: str, variant: str | None = None) -> list[str]:
+        """The files that tell about each of these stages when it is trained."""
+        names = ["checkpoint.json", "metrics.jsonl", "recipe.yaml"]
+        return [f"{folder}/{name}" for folder in self.stage_folders(run, variant) for name in names]
+
+    def previous_weights(self, run: str, variant: str, stage: str) -> list[str]:
+        """The weights a stage starts from; none for the first."""
+        stages = self.stages[run]
+        before = stages[: stages.index(stage)][-1:]
+        return [f"{_folder(run, variant, each)}/draft/model.safetensors" for each in before]
+
+    def init_option(self, weights: list[str]) -> list[str]:
+        """How the trainer is told of them."""
+        return ["--init-weights", *weights] if weights else []
+
+    def last_draft(self, run: str, variant: str) -> list[str]:
+        """The extracted draft of a run's last stage."""
+        folder = _folder(run, variant, self.stages[run][-1])
+        return [f"{folder}/draft/{name}" for name in paths.DRAFT_FILES]
+
+    def recipes_of_first_variant(self, run: str) -> list[str]:
+        """The recipes of all stages of one variant; the others ask the same of a machine."""
+        return [f"{folder}/recipe.yaml" for folder in self.stage_folders(run, self.variants[0])]
+
+    def runtimes_of_first_variant(self, run: str) -> list[str]:
+        """How these stages are run."""
+        return [f"{folder}/runtime.yaml" for folder in self.stage_folders(run, self.variants[0])]
+
+    def _model(self, run: str) -> str:
+        return next(config.recipe.model.name for key, config in self.configs.items() if key[0] == run)
+
+    # Evaluations, reports, final drafts.
+
+    def evaluation_settings(self) -> str:
+        """The evaluation section as canonical JSON."""
+        return json.dumps(self.settings["evaluation"], sort_keys=True)
+
+    def gates(self) -> str:
+        """The gates as canonical JSON."""
+        return json.dumps(self.settings["gates"], sort_keys=True)
+
+    def task_files(self) -> list[Any]:
+        """The files of all tasks whose prompts are not held-out records."""
+        files = {path for name, task in self.tasks.items() if isinstance(task, Benchmark) for path in prompt_files(name, task)}
+        return sorted(files)
+
+    def drafter_recipe(self, run: str, variant: str, drafter: str) -> str:
+        """The recipe that shapes a drafter: its own stage's, or the first stage's for the baselines."""
+        stages = self.stages[run]
+        return f"{_folder(run, variant, drafter if drafter in stages else stages[0])}/recipe.yaml"
+
+    def drafter_weights(self, run: str, variant: str, drafter: str) -> list[str]:
+        """The files of a drafter; none for the baselines."""
+        if drafter in paths.BASELINES:
+            return []
+        return [f"{_folder(run, variant, drafter)}/draft/{name}" for name in ("model.safetensors", "config.json")]
+
+    def drafter_options(self, drafter: str, draft: list[str]) -> list[Any]:
+        """How the evaluation is told which drafter it measures; draft: its files."""
+        told = ["--drafter", drafter]
+        return [*told, "--draft", self.draft_folder(draft)] if draft else told
+
+    def draft_folder(self, draft: list[str]) -> Path:
+        """The folder of a draft's files."""
+        return Path(draft[0]).parent
+
+    def target_folder(self, target: str) -> Path:
+        """The folder of a target's manifest."""
+        return Path(target).parent
+
+    def evaluations(self, run: str) -> list[str]:
+        """The measurements a report compares: the baselines and every stage, for every variant."""
+        return [
+            paths.EVALUATED.format(run=run, variant=variant, drafter=drafter)
+            for variant in self.variants
+            for drafter in [*paths.BASELINES, *self.stages[run]]
+        ]
+
+    def report_records(self, run: str) -> list[str]:
+        """The raw records a report tells of: trained on or evaluated on."""
+        names = {config.recipe.data.name for config in self.configs_of(run, None)} | set(self.evaluation_data)
+        return [paths.RAW.format(dataset=name) for name in sorted(names)]
+
+    def report_variants(self, run: str) -> list[str]:
+        """The folders a report reads, by variant."""
+        return [f"--variant {variant}=results/{run}/{variant}" for variant in self.variants]
+
+    def final_drafts(self, run: str) -> list[str]:
+        """The final draft of every variant of a run."""
+        folders = [paths.FINAL_DRAFT.format(run=run, variant=variant) for variant in self.variants]
+        return [f"{folder}/provenance.json" for folder in folders]
+
+    def compared_page(self) -> str:
+        """The page of the two chosen runs. Raises ValueError when they are not two."""
+        if len(self.runs) != 2:
+            raise ValueError(
+                f"runs: {', '.join(self.runs)}: two runs can be compared; choose them: snakemake compare --config 'runs=[a,b]'"
+            )
+        return f"{paths.COMPARED}.html".format(first=self.runs[0], second=self.runs[1])
+
+
+def _folder(run: str, variant: str, stage: str) -> str:
+    """A stage's folder."""
+    return paths.STAGE.format(run=run, variant=variant, stage=stage)

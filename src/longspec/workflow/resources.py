@@ -1,0 +1,119 @@
+"""What a stage's job asks a cluster for: processes that can share its batch; memory and minutes by the estimate from its
+recipe, target and rows, as soon as these are there, within what the profile allows.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from longspec.config import to_yaml
+from longspec.train.estimate.grad_accum import sharing_ranks
+
+ESTIMATE = [sys.executable, "-m", "longspec.train", "plan", "--json"]
+GPUS = re.compile(r"\bgpu(?::[^:,]*[^:,\d][^:,]*)?(?::(\d+))?\b")  # in Slurm's words: gpu, gpu:8, gpu:h100:8
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the profile's set-resources of `train` allow; the defaults hold without a profile.
+
+    node_mem: MB of each node; longest_job: minutes; tflops: that a GPU reaches, 0 for no estimate.
+    """
+
+    nodes: int = 1
+    ranks: int = 1
+    node_mem: int = 8000
+    longest_job: int = 240
+    tflops: int = 0
+
+
+def limits_of(block: Mapping[str, str]) -> Limits:
+    """The limits in a profile's block. Raises ValueError for one that is no whole number."""
+    given = {field.name: block[field.name] for field in fields(Limits) if field.name in block}
+    for name, text in given.items():
+        if not text.isdecimal():
+            raise ValueError(
+                f"set-resources: train: {name}: {text} is no whole number; profiles/slurm/profile.yaml tells its unit"
+            )
+    return Limits(**{name: int(text) for name, text in given.items()})
+
+
+def check_block(block: Mapping[str, str]) -> None:
+    """Raise ValueError for a profile's block of `train` whose place the command line has taken, with a GPU's job in it."""
+    if block and "ranks" not in block:
+        raise ValueError(
+            f"--set-resources train:{next(iter(block))}=... takes the place of all that the profile sets for train, GPUs "
+            "included. Change profiles/slurm/profile.yaml instead, or give a folder with another one: --workflow-profile"
+        )
+
+
+def gpus_in(gres: str) -> int:
+    """The GPUs of each node in what a job asks Slurm for."""
+    asked = GPUS.search(gres)
+    return int(asked[1] or 1) if asked else 0
+
+
+class StageNeeds:
+    """Memory and minutes of stages' jobs. An estimate is made once for each state of a stage's files, in a process of its own:
+    torch stays out of the one that controls the jobs. `warn` is told what a person should know.
+    """
+
+    def __init__(self, limits: Limits, estimating: bool, warn: Callable[[str], None]) -> None:
+        self.limits = limits
+        self.estimating = estimating and limits.tflops > 0
+        self.warn = warn
+        self.estimates: dict[tuple[Any, ...], dict[str, int] | None] = {}
+
+    def ranks(self, config: Any) -> int:
+        """Processes on each node."""
+        return sharing_ranks(config.recipe.global_batch, self.limits.nodes, self.limits.ranks)
+
+    def memory(self, name: str, config: Any, target: str, rows: str, attempt: int) -> int:
+        """MB of each node; more in each try."""
+        needs = self._estimate(name, config, target, rows)
+        return self.limits.node_mem if needs is None else min(self.limits.node_mem, needs["memory_mb"] * attempt)
+
+    def minutes(self, name: str, config: Any, target: str, rows: str, attempt: int) -> int:
+        """Minutes of one job, more in each try; a longer stage goes on in the next."""
+        needs = self._estimate(name, config, target, rows)
+        return self.limits.longest_job if needs is None else min(self.limits.longest_job, needs["minutes"] * attempt)
+
+    def _estimate(self, name: str, config: Any, target: str, rows: str) -> dict[str, int] | None:
+        """None where no estimate is wanted, there is nothing to estimate from yet, or it fails: then the limits stand."""
+        files = [Path(target), Path(rows)]
+        if not self.estimating or not all(path.is_file() for path in files):
+            return None
+        key = (name, *(path.stat().st_mtime_ns for path in files))
+        if key not in self.estimates:
+            self.estimates[key] = self._fresh_estimate(name, config, target, rows)
+        return self.estimates[key]
+
+    def _fresh_estimate(self, name: str, config: Any, target: str, rows: str) -> dict[str, int] | None:
+        limits, ranks = self.limits, self.ranks(config)
+        with tempfile.TemporaryDirectory() as folder:
+            command: list[Any] = [*ESTIMATE, "--target", target, "--data", rows]
+            for section in ("recipe", "runtime"):
+                Path(folder, section).write_text(to_yaml(config[section]))
+                command += [f"--{section}", f"{folder}/{section}"]
+            command += ["--ranks", limits.nodes * ranks, "--node-gpus", ranks]
+            command += ["--longest-job", limits.longest_job, "--flops", limits.tflops * 1e12]
+            done = subprocess.run([*map(str, command)], capture_output=True, text=True)
+        try:
+            needs = json.loads(done.stdout)[0]
+        except ValueError:
+            said = (done.stderr.strip() or "it says nothing").splitlines()[-1]
+            self.warn(f"{name}: its job asks for node_mem and longest_job, an estimate failed: {said}")
+            return None
+        if needs["memory_mb"] > limits.node_mem:
+            self.warn(
+                f"{name} needs {needs['memory_mb']} MB of each node by its estimate, the profile has "
+                f"node_mem: {limits.node_mem}, which its job asks for. If it is killed: more nodes, or less on the host "
+                "(runtime.deepspeed)"
+            )
+        return needs

@@ -1,0 +1,109 @@
+"""The runs of config/: which stages they have, that their files compose, and that their targets fit. Raises ValueError."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from longspec.config import compose_stage, stages_of
+from longspec.config.checks import BUILT
+from longspec.config.explain import did_you_mean
+from longspec.config.names import check_name
+from longspec.evaluate.tasks import Task, check_room
+from longspec.workflow import targets
+from longspec.workflow.choices import Stage
+from longspec.workflow.paths import TARGET
+
+HEADER = "# @package _global_"
+
+
+def check_choice(key: str, name: object, group: str, config_dir: Path) -> None:
+    """Raise ValueError for what is no name of a file of one group of config/."""
+    check_name(key, name)
+    known = [path.stem for path in (config_dir / group).glob("*.yaml")]
+    if name not in known:
+        raise ValueError(f"{key}: there is no config/{group}/{name}.yaml; {did_you_mean(str(name), known)}")
+
+
+def check_header(path: Path) -> None:
+    """Raise ValueError for a run's file without the first line that makes Hydra set keys of the whole configuration."""
+    if not path.read_bytes().startswith(HEADER.encode()):
+        raise ValueError(f"{path}: its first line must be '{HEADER}'")
+
+
+def run_stages(run: str, config_dir: Path) -> list[str]:
+    """The stages of a run, in order. Raises ValueError for a run, a stage or a file of their numbers that is none."""
+    check_choice("runs", run, "run", config_dir)
+    numbers = sorted((config_dir / "run_stage").glob(f"{run}_*.yaml"))
+    for path in [config_dir / f"run/{run}.yaml", *numbers]:
+        check_header(path)
+    key = f"config/run/{run}.yaml"
+    try:
+        stages = stages_of(run, config_dir)
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from None
+    if not stages or len(stages) != len(set(stages)):
+        raise ValueError(f"{key}: stages: must name at least one stage, each once; is {stages}")
+    for stage in stages:
+        check_choice(f"{key}: stages", stage, "stage", config_dir)
+    for path in numbers:
+        if path.stem.removeprefix(f"{run}_") not in stages:
+            told = did_you_mean(path.stem, [f"{run}_{stage}" for stage in stages])
+            raise ValueError(f"{path}: run '{run}' has no such stage; rename or remove the file; {told}")
+    return stages
+
+
+def composed(run: str, variant: str, stage: str, config_dir: Path) -> DictConfig:
+    """One composed configuration. Raises ValueError with the choices that lead to the one at fault."""
+    try:
+        return compose_stage(run, variant, stage, config_dir)
+    except ValueError as error:
+        raise ValueError(f"run '{run}', variant '{variant}', stage '{stage}': {error}") from None
+
+
+def check_models(configs: Mapping[Stage, Any]) -> None:
+    """Raise ValueError when the stages of a run have two targets, or one name stands for two targets."""
+    known: dict[str, Any] = {}
+    used: dict[str, str] = {}
+    for (run, _, stage), config in configs.items():
+        model = config.recipe.model
+        key = f"run '{run}', stage '{stage}': recipe.model.name"
+        if used.setdefault(run, model.name) != model.name:
+            raise ValueError(f"{key}: '{model.name}', but another stage of the run trains for '{used[run]}'; choose one target")
+        target = (model.source, config.build if model.source == BUILT else None)
+        if known.setdefault(model.name, target) != target:
+            raise ValueError(
+                f"{key}: '{model.name}' stands for two different targets (source or build); give each its own name"
+            )
+
+
+def check_mixtures(configs: Mapping[Stage, Any]) -> None:
+    """Raise ValueError for a target that is to be built and has no phase of training."""
+    for config in configs.values():
+        model = config.recipe.model
+        if model.source == BUILT and not config.build.mixture:
+            raise ValueError(
+                f"config/model/{model.name}.yaml: build.mixture: a target that is built needs at least one phase of training"
+            )
+
+
+def check_targets(configs: Mapping[Stage, Any], tasks: Mapping[str, Task]) -> None:
+    """Raise ValueError for a target that is there and cannot be used, or has no positions for the rows and the prompts."""
+    for (run, _, stage), config in configs.items():
+        key, model = f"run '{run}', stage '{stage}': recipe", config.recipe.model
+        fetched = Path(TARGET.format(model=model.name)).parent / "target"
+        targets.check_target(f"{key}.model", config.recipe, fetched)
+        positions = targets.positions_of(model.source, config.build.max_position, fetched)
+        if positions is not None:
+            targets.check_length(key, config.recipe.data.sequence_length, positions)
+            _check_rooms(tasks, positions)
+
+
+def _check_rooms(tasks: Mapping[str, Task], positions: int) -> None:
+    """Every task's prompts and answers find room in a target's positions."""
+    for name, task in tasks.items():
+        try:
+            check_room(name, task, positions)
+        except ValueError as error:
+            raise ValueError(f"config/workflow.yaml: {error}") from None

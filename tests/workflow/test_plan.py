@@ -1,0 +1,184 @@
+"""What the plan answers the rules: which files a job reads and what it is told; without Snakemake."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from longspec.config import Recipe, Runtime, compose_stage, load, to_yaml
+from longspec.workflow.plan import Plan
+from longspec.workflow.runtimes import freeze_runtime
+from tests.workflow.planning import FILE, Settings
+
+P = "results/demo/sinkpi-slicing"
+VARIANT = ("demo", "sinkpi-slicing")
+RUNS = r"^runs: \[.*?\]"
+
+
+def entry(settings: Settings, name: str, text: str) -> None:
+    """Give a dataset another entry."""
+    settings.edit(str(FILE), rf"^  {name}: .*$", f"  {name}: {text}")
+
+
+def test_a_stage_starts_from_the_draft_of_the_one_before(settings: Settings) -> None:
+    plan = settings.plan()
+    assert plan.previous_weights(*VARIANT, "base") == []
+    assert plan.init_option([]) == []
+    for before, stage in (("base", "long"), ("long", "longcot")):
+        weights = plan.previous_weights(*VARIANT, stage)
+        assert weights == [f"{P}/{before}/draft/model.safetensors"]
+        assert plan.init_option(weights) == ["--init-weights", *weights]
+    assert plan.last_draft(*VARIANT)[0] == f"{P}/longcot/draft/model.safetensors"
+
+
+def test_a_stage_reads_the_rows_its_recipe_names(settings: Settings) -> None:
+    plan = settings.plan()
+    assert plan.rows(*VARIANT, "base") == "data/packed/demo/stdlib-base-512-split/manifest.json"
+    assert plan.all_rows("demo") == plan.all_rows(*VARIANT) == sorted(plan.rows(*VARIANT, each) for each in plan.stages["demo"])
+    assert plan.token_shards("demo", "stdlib") == [f"data/tokens/demo/stdlib/00{shard}.json" for shard in (0, 1)]
+    published = settings.plan(runs=["published"])
+    packed = "data/packed/qwq-32b/long-data-long-nomask-32768-truncate/manifest.json"
+    assert published.rows("published", "sinkpi-slicing", "long") == packed
+
+
+def test_baselines_and_every_stage_are_evaluated(settings: Settings) -> None:
+    plan = settings.plan()
+    names = ("untrained", "lookup", "base", "long", "longcot")
+    assert plan.evaluations("demo") == [f"{P}/evaluation/{name}.jsonl" for name in names]
+    assert plan.drafters == list(names)
+    for name in names:
+        weights = plan.drafter_weights(*VARIANT, name)
+        options = plan.drafter_options(name, weights)
+        if name in ("untrained", "lookup"):
+            assert (weights, options) == ([], ["--drafter", name])
+            assert plan.drafter_recipe(*VARIANT, name) == f"{P}/base/recipe.yaml"
+        else:
+            assert weights == [f"{P}/{name}/draft/model.safetensors", f"{P}/{name}/draft/config.json"]
+            assert options == ["--drafter", name, "--draft", Path(f"{P}/{name}/draft")]
+            assert plan.drafter_recipe(*VARIANT, name) == f"{P}/{name}/recipe.yaml"
+
+
+def test_a_benchmarks_file_is_read_by_the_evaluation_alone(settings: Settings) -> None:
+    settings.edit(str(FILE), r"\bcot: \{.*\}", "cot: {preset: gsm8k, source: 'in/*.jsonl'}")
+    (settings.folder / "in").mkdir()
+    (settings.folder / "in/gsm8k.jsonl").touch()
+    plan = settings.plan()
+    assert plan.task_files() == [Path("in/gsm8k.jsonl")]
+    assert "put your final answer within" in plan.evaluation_settings()
+    assert plan.evaluation_data == ["stdlib", "stdlib-long"]
+    assert "data/raw/puzzles/manifest.json" in plan.report_records("demo")  # still trained on
+    assert not [path for name in plan.data for path in plan.raw_files(name) if "in/" in str(path)]
+
+
+def test_the_tokenizer_and_the_target_read_the_mixture_whatever_the_stages_read(settings: Settings) -> None:
+    settings.edit("config/run_stage/demo_long.yaml", "name: stdlib-long", "name: own")
+    settings.edit(str(FILE), "^  stdlib: ", "  own: {source: stdlib, held_out: 0.1, shards: 2}\n  stdlib: ")
+    plan = settings.plan()
+    names = ("puzzles", "stdlib", "stdlib-long")
+    assert plan.tokenizer_data("demo") == [f"data/raw/{name}/manifest.json" for name in names]
+    mixture = compose_stage(*VARIANT, "base").build.mixture
+    wanted = [f"data/packed/demo/{each.dataset}-base-{each.sequence_length}-split/manifest.json" for each in mixture]
+    assert plan.mixture_rows("demo") == wanted
+    assert "own" in plan.datasets_trained_on()
+
+
+def test_what_is_frozen_is_what_was_composed(settings: Settings, tmp_path: Path) -> None:
+    plan, config = settings.plan(), compose_stage(*VARIANT, "long")
+    for section, schema in (("recipe", Recipe), ("runtime", Runtime)):
+        path = tmp_path / f"{section}.yaml"
+        path.write_text(plan.stage_yaml(*VARIANT, "long", section))
+        assert path.read_text() == to_yaml(config[section])
+        assert load(path, schema) == config[section]
+    assert plan.build_yaml("demo") == to_yaml(config.build)
+
+
+def test_how_a_stage_is_run_is_written_when_it_changed(tmp_path: Path) -> None:
+    freeze_runtime(str(tmp_path / "base"), "a: 1\n")
+    written = (tmp_path / "base/runtime.yaml").stat()
+    freeze_runtime(str(tmp_path / "base"), "a: 1\n")
+    assert (tmp_path / "base/runtime.yaml").stat() == written
+    freeze_runtime(str(tmp_path / "base"), "a: 2\n")
+    assert (tmp_path / "base/runtime.yaml").read_text() == "a: 2\n"
+
+
+def test_a_published_run_fetches_its_target_and_the_published_data(settings: Settings) -> None:
+    plan = settings.plan(runs=["published"])
+    assert (plan.fetched, plan.built) == (["qwq-32b"], [])
+    assert plan.model_source("qwq-32b") == "hf:Qwen/QwQ-32B"
+    assert plan.target("published") == "models/qwq-32b/target_manifest.json"
+    assert plan.tokenizer("published") == "models/qwq-32b/tokenizer_manifest.json"
+    assert plan.from_hub == ["slimpajama", "long-data", "longcot"]
+    assert plan.source("longcot") == "hf:amphora/QwQ-LongCoT-130K/data/train-*.parquet"
+    assert plan.revision("longcot") == "cb5624e9a538259c5f5ed9d5869f7a2565606e38"
+    assert plan.revision("long-data") == "main"
+    files = plan.raw_files("long-data")
+    assert files == ["data/hub/long-data/manifest.json"]
+    assert plan.fetched_option("long-data", files) == ["--fetched", *files]
+
+
+def test_a_published_run_reads_the_users_files(settings: Settings) -> None:
+    entry(settings, "slimpajama", "{source: in/*.jsonl.gz, shards: 4}")
+    entry(settings, "long-data", "{source: [in/b.parquet, in/a.json], shards: 2}")
+    entry(settings, "longcot", "{preset: qwq-longcot-130k, source: in/c.parquet, shards: 2}")
+    (settings.folder / "in").mkdir()
+    for name in ("2.jsonl.gz", "1.jsonl.gz", "a.json", "b.parquet", "c.parquet"):
+        (settings.folder / "in" / name).touch()
+    plan = settings.plan(runs=["published"])
+    assert plan.from_hub == []
+    assert plan.raw_files("slimpajama") == [Path("in/1.jsonl.gz"), Path("in/2.jsonl.gz")]
+    assert plan.raw_files("long-data") == [Path("in/a.json"), Path("in/b.parquet")]
+    assert plan.fetched_option("longcot", ["in/c.parquet"]) == []
+    assert "revision" not in plan.raw_settings("longcot")
+
+
+def test_what_makes_the_records_again(settings: Settings) -> None:
+    """Snakemake records the settings of a dataset's records; what is not among them makes nothing again."""
+
+    def told(plan: Plan) -> dict[str, str]:
+        return {name: plan.raw_settings(name) for name in plan.data}
+
+    before = told(settings.plan())
+    settings.edit(str(FILE), r"^(  puzzles: .*\bshards: )\d+", r"\g<1>7")
+    more_shards = settings.plan()
+    assert told(more_shards) == before
+    assert more_shards.shards("puzzles") == len(more_shards.token_shards("demo", "puzzles")) == 7
+    settings.edit(str(FILE), r"\brecords: \d+", "records: 7777")
+    assert [name for name, text in told(settings.plan()).items() if text != before[name]] == ["puzzles"]
+
+
+def test_a_gate_is_no_setting_of_the_evaluation(settings: Settings) -> None:
+    before = settings.plan()
+    settings.edit(str(FILE), r"\bforgetting: \S+", "forgetting: null")
+    after = settings.plan()
+    assert after.evaluation_settings() == before.evaluation_settings()
+    assert json.loads(after.gates()) == json.loads(before.gates()) | {"forgetting": None}
+
+
+def test_how_it_is_run_is_no_part_of_the_recipe(settings: Settings) -> None:
+    before = settings.plan()
+    settings.edit("config/run_stage/demo_long.yaml", r"\bsave_every: \d+", "save_every: 77")
+    settings.edit("config/run_stage/demo_long.yaml", r"\bmicro_batch: \d+", "micro_batch: 2")
+    after = settings.plan()
+    assert after.stage_yaml(*VARIANT, "long", "recipe") == before.stage_yaml(*VARIANT, "long", "recipe")
+    assert after.stage_yaml(*VARIANT, "long", "runtime") != before.stage_yaml(*VARIANT, "long", "runtime")
+
+
+def test_variants_stand_side_by_side_in_a_report_and_apart_in_their_drafts(settings: Settings) -> None:
+    plan = settings.plan(variants=["sinkpi-slicing", "base"])
+    stages = [f"results/demo/{variant}/{stage}" for variant in plan.variants for stage in plan.stages["demo"]]
+    assert plan.stage_folders("demo") == stages
+    assert plan.stage_folders("demo", "base") == stages[3:]
+    assert plan.stage_files("demo", "base")[:3] == [
+        f"{stages[3]}/{name}" for name in ("checkpoint.json", "metrics.jsonl", "recipe.yaml")
+    ]
+    assert plan.report_variants("demo") == [f"--variant {name}=results/demo/{name}" for name in plan.variants]
+    assert plan.final_drafts("demo") == [f"results/demo/{name}/final_draft/provenance.json" for name in plan.variants]
+    assert plan.recipes_of_first_variant("demo") == [f"{stage}/recipe.yaml" for stage in stages[:3]]
+    assert plan.runtimes_of_first_variant("demo") == [f"{stage}/runtime.yaml" for stage in stages[:3]]
+
+
+def test_two_runs_are_compared_and_no_other_number(settings: Settings) -> None:
+    plan = settings.plan(runs=["ablation-lag-1", "ablation-reference"])
+    assert plan.compared_page() == "results/compare/ablation-lag-1_ablation-reference.html"
+    with pytest.raises(ValueError, match=r"^runs: demo: two runs can be compared; choose them: snakemake compare --config"):
+        settings.plan().compared_page()
