@@ -124,5 +124,5 @@ def test_hard_labels_without_the_targets_loss_train_the_same_draft(tmp_path: Pat
 def test_unknown_kinds_of_targets_are_refused() -> None:
     with pytest.raises(ValueError, match=r"runtime\.target: 'split' is unknown; choose one of replicated, partitioned"):
         compose("train", ["run=demo", "runtime.target=split"])
-    with pytest.raises(ValueError, match=r"runtime\.target_chunk: must be above 0 or null, is 0"):
+    with pytest.raises(ValueError, match=r"runtime\.target_chunk: must be a number from 1 to 16777216, or null, is 0"):
         compose("train", ["run=demo", "runtime.target_chunk=0"])
