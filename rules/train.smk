@@ -5,8 +5,8 @@ from longspec.workflow.paths import RECIPE, SECTION, STAGE
 
 # Hydra composes when the graph is built; from here on only these two files count. `recipe` is what decides the
 # weights. `runtime` re-trains nothing, so it is no input of `train`: before the jobs of one call of Snakemake start, the
-# stages among them get theirs (longspec.workflow.runtimes). As an ancient input, when it changed, it would hide from Snakemake (9.27)
-# that its stage is not finished, and the call would end well without training.
+# stages among them get theirs (onstart in the Snakefile). As an ancient input, when it changed, it would hide from
+# Snakemake (9.27) that its stage is not finished, and the call would end well without training.
 rule stage_config:
     output:
         SECTION,
@@ -26,7 +26,8 @@ rule stage_config:
 # `threads` over `ranks`; `--cores 1`, --set-threads or a profile with other cores or ranks train a slightly different one.
 # R/checkpoints/ is not declared: Snakemake deletes what a failed job declares, and a stage resumes from there. The log is a
 # link to the newest attempt's. `exec`, because a shell in between would end at once when Slurm tells the job to end, and the
-# job with it, before the step is saved.
+# job with it, before the step is saved. Stages and their drafts have priority over evaluations: baselines can be measured
+# as soon as there is a target, and would hold cores that the first stage waits for.
 rule train:
     input:
         recipe=RECIPE,

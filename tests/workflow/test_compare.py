@@ -27,17 +27,11 @@ def test_two_runs_are_compared_after_their_reports(workflow: Workflow) -> None:
     assert "--out results/compare/demo_demo-2.html" in job
 
 
-@pytest.mark.parametrize(
-    ("runs", "message"),
-    [
-        ("[demo]", "runs: demo: two runs can be compared; choose them: snakemake compare --config 'runs=[a,b]'"),
-        ("[demo,dmo]", "runs: there is no config/run/dmo.yaml; did you mean 'demo'?"),
-    ],
-)
-def test_what_are_not_two_runs_is_refused(workflow: Workflow, runs: str, message: str) -> None:
-    done = workflow.call("-n", "compare", "--config", f"runs={runs}")
+def test_what_are_not_two_runs_is_refused(workflow: Workflow) -> None:
+    done = workflow.call("-n", "compare", "--config", "runs=[demo]")
     assert done.returncode == 1
-    assert message in done.stdout + done.stderr
+    assert "runs: demo: two runs can be compared; choose them: snakemake compare" in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
 
 
 def test_snakemakes_own_report_holds_the_page(built: Workflow) -> None:

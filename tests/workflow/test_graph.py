@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from longspec.config import Recipe, Runtime, compose_stage, load, to_yaml
-from tests.workflow.planning import Workflow
+from tests.workflow.planning import Workflow, copy_to
 
 P = "results/demo/sinkpi-slicing"
+RULES = ("train", "extract", "evaluate")
 
 
 def rule_blocks(root: Path) -> dict[str, str]:
@@ -31,8 +31,25 @@ def test_every_job_has_a_log_and_a_timing_and_is_one_shell_line(root: Path) -> N
     assert not re.search(r"^    (run:|script:|retries: [^0])|\blambda\b|partition", everything, re.MULTILINE)
 
 
-def test_each_stage_starts_from_the_draft_of_the_one_before(workflow: Workflow) -> None:
-    plan = workflow.plan()
+Jobs = dict[str, dict[str, str]]
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Jobs:
+    """The plan of the demo on four cores."""
+    return copy_to(tmp_path_factory.mktemp("demo"), root).plan("--cores=4")
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Jobs:
+    """The plan of the published run on a cluster."""
+    workflow = copy_to(tmp_path_factory.mktemp("published"), root)
+    workflow.edit("config/workflow.yaml", r"^runs: \[.*?\]", "runs: [published]")
+    return workflow.plan("--profile", "slurm")
+
+
+def test_each_stage_starts_from_the_draft_of_the_one_before(demo: Jobs) -> None:
+    plan = demo
     assert "draft" not in plan[f"{P}/base/checkpoint.json"]["input"]
     assert "--init-weights" not in plan[f"{P}/base/checkpoint.json"]["command"]
     for before, stage in (("base", "long"), ("long", "longcot")):
@@ -42,51 +59,31 @@ def test_each_stage_starts_from_the_draft_of_the_one_before(workflow: Workflow) 
         assert f"--init-weights {weights}" in job["command"]
 
 
-def test_the_demo_evaluates_both_baselines_and_every_stage(workflow: Workflow) -> None:
-    plan = workflow.plan()
-    jobs = {path: job["command"] for path, job in plan.items() if job["rule"] == "evaluate"}
+def test_the_demo_evaluates_both_baselines_and_every_stage(demo: Jobs) -> None:
+    jobs = {path: job["command"] for path, job in demo.items() if job["rule"] == "evaluate"}
     assert set(jobs) == {f"{P}/evaluation/{name}.jsonl" for name in ("untrained", "lookup", "base", "long", "longcot")}
     assert "--drafter lookup --recipe" in jobs[f"{P}/evaluation/lookup.jsonl"]
     assert f"--drafter long --draft {P}/long/draft --recipe" in jobs[f"{P}/evaluation/long.jsonl"]
     assert "--raw puzzles=data/raw/puzzles/manifest.json stdlib=" in jobs[f"{P}/evaluation/untrained.jsonl"]
 
 
-def test_a_benchmarks_file_is_read_by_the_evaluation_alone(workflow: Workflow) -> None:
-    workflow.edit("config/workflow.yaml", r"\bcot: \{.*\}", "cot: {preset: gsm8k, source: 'in/*.jsonl'}")
-    (workflow.folder / "in").mkdir()
-    (workflow.folder / "in/gsm8k.jsonl").touch()
-    plan = workflow.plan()
-    readers = {job["rule"] for job in plan.values() if "in/gsm8k.jsonl" in job.get("input", "")}
-    assert readers == {"evaluate"}
-    command = plan[f"{P}/evaluation/lookup.jsonl"]["command"]
-    assert "put your final answer within" in command
-    assert "--raw stdlib=data/raw/stdlib/manifest.json stdlib-long=" in command
-    assert "data/raw/puzzles/manifest.json" in plan["results/demo/report.html"]["input"]  # still trained on
+def test_training_goes_before_evaluation(demo: Jobs) -> None:
+    """A baseline could be measured as soon as the target is there, and would hold cores that the first stage waits for."""
+    priorities = {rule: {int(job.get("priority", 0)) for job in demo.values() if job["rule"] == rule} for rule in RULES}
+    assert len(priorities["train"] | priorities["extract"]) == len(priorities["evaluate"]) == 1
+    assert priorities["train"].pop() > priorities["evaluate"].pop()
 
 
-def test_the_draft_is_done_when_its_gates_hold(workflow: Workflow) -> None:
+def test_the_draft_is_done_when_its_gates_hold(demo: Jobs) -> None:
     """The check reads the report, so that the page is there when a gate fails."""
-    assert workflow.plan()["results/demo/gates.json"]["input"] == "results/demo/report.html, results/demo/report.json"
+    assert demo["results/demo/gates.json"]["input"] == "results/demo/report.html, results/demo/report.json"
 
 
-def test_the_tokenizer_and_the_target_read_the_mixture_whatever_the_stages_read(workflow: Workflow) -> None:
-    workflow.edit("config/run_stage/demo_long.yaml", "name: stdlib-long", "name: own")
-    workflow.edit("config/workflow.yaml", "^  stdlib: ", "  own: {source: stdlib, held_out: 0.1, shards: 2}\n  stdlib: ")
-    plan = workflow.plan()
-    names = ("puzzles", "stdlib", "stdlib-long")
-    read = {f"data/raw/{name}/manifest.json" for name in names} | {"models/demo/build.yaml"}
-    assert set(plan["models/demo/tokenizer_manifest.json"]["input"].split(", ")) == read
-    mixture = compose_stage("demo", "sinkpi-slicing", "base").build.mixture
-    expected = {f"{phase.dataset}-base-{phase.sequence_length}-split" for phase in mixture}
-    target = plan["models/demo/target_manifest.json"]["input"]
-    assert set(re.findall(r"data/packed/demo/([^/]+)/", target)) == expected
-
-
-@pytest.mark.parametrize(("ranks", "cores"), [(1, 2), (2, 2)])
-def test_ranks_are_a_resource(workflow: Workflow, ranks: int, cores: int) -> None:
-    plan = workflow.plan(f"--cores={cores}", "--set-resources", f"train:ranks={ranks}")
-    command = plan[f"{P}/base/checkpoint.json"]["command"]
-    assert f"--nodes 1 --ranks {ranks} --tasks 1 --cpus {cores} --gres= " in command
+def test_ranks_are_a_resource(workflow: Workflow, demo: Jobs) -> None:
+    stage = f"{P}/base/checkpoint.json"
+    assert "--nodes 1 --ranks 1 --tasks 1 --cpus 2 --gres= " in demo[stage]["command"]
+    two = workflow.plan("--cores=2", "--set-resources", "train:ranks=2")
+    assert "--nodes 1 --ranks 2 --tasks 1 --cpus 2 --gres= " in two[stage]["command"]
 
 
 def test_the_slurm_profile_gives_a_stage_a_node_of_eight_gpus(workflow: Workflow) -> None:
@@ -102,10 +99,9 @@ def test_the_slurm_profile_gives_a_stage_a_node_of_eight_gpus(workflow: Workflow
     assert shard["command"].startswith("RAYON_NUM_THREADS=8 ")
 
 
-def test_only_what_fetches_may_ask_the_internet(workflow: Workflow) -> None:
+def test_only_what_fetches_may_ask_the_internet(workflow: Workflow, published: Jobs) -> None:
     """As the user's own environment says; a question from a compute node would hang."""
-    workflow.edit("config/workflow.yaml", r"^runs: \[.*?\]", "runs: [published]")
-    for job in workflow.plan("--profile", "slurm").values():
+    for job in published.values():
         fetches = job["rule"].startswith("fetch_")
         assert job["command"].startswith("HF_HUB_OFFLINE=$FETCH_OFFLINE ") == fetches
     probe = workflow.folder / "probe.smk"
@@ -117,19 +113,8 @@ def test_only_what_fetches_may_ask_the_internet(workflow: Workflow) -> None:
     assert (workflow.folder / "probe.txt").read_text() == "1 0\n"
 
 
-def test_frozen_files_hold_what_was_composed(workflow: Workflow) -> None:
-    folder = f"{P}/long"
-    workflow.output("--cores=1", f"{folder}/recipe.yaml", f"{folder}/runtime.yaml")
-    config = compose_stage("demo", "sinkpi-slicing", "long")
-    for section, schema in (("recipe", Recipe), ("runtime", Runtime)):
-        path = workflow.folder / folder / f"{section}.yaml"
-        assert path.read_text() == to_yaml(config[section])
-        assert load(path, schema) == config[section]
-
-
-def test_a_published_run_fetches_its_target_and_the_published_data(workflow: Workflow) -> None:
-    workflow.edit("config/workflow.yaml", r"^runs: \[.*?\]", "runs: [published]")
-    plan = workflow.plan()
+def test_a_published_run_fetches_its_target_and_the_published_data(published: Jobs) -> None:
+    plan = published
     rules = [job["rule"] for job in plan.values()]
     assert "fetch_target" in rules
     assert not {"build_config", "build_tokenizer", "train_target"} & set(rules)
@@ -148,32 +133,15 @@ def test_a_published_run_fetches_its_target_and_the_published_data(workflow: Wor
     assert packed in plan["results/published/sinkpi-slicing/long/checkpoint.json"]["input"]
 
 
-def test_a_published_run_reads_the_users_files(workflow: Workflow) -> None:
-    workflow.edit("config/workflow.yaml", r"^runs: \[.*?\]", "runs: [published]")
-    workflow.edit("config/workflow.yaml", "slimpajama: .*", "slimpajama: {source: in/*.jsonl.gz, shards: 4}")
-    workflow.edit("config/workflow.yaml", "long-data: .*", "long-data: {source: [in/b.parquet, in/a.json], shards: 2}")
-    workflow.edit("config/workflow.yaml", "longcot: .*", "longcot: {preset: qwq-longcot-130k, source: in/b.parquet, shards: 2}")
-    (workflow.folder / "in").mkdir()
-    for name in ("2.jsonl.gz", "1.jsonl.gz", "a.json", "b.parquet"):
-        (workflow.folder / "in" / name).touch()
-    plan = workflow.plan()
-    assert "fetch_data" not in {job["rule"] for job in plan.values()}
-    assert plan["data/raw/slimpajama/manifest.json"]["input"] == "in/1.jsonl.gz, in/2.jsonl.gz"
-    assert plan["data/raw/long-data/manifest.json"]["input"] == "in/a.json, in/b.parquet"
-    assert "--fetched" not in plan["data/raw/longcot/manifest.json"]["command"]
-    assert "revision" not in plan["data/raw/longcot/manifest.json"]["command"]
-
-
-@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (3, 1), (4, 2), (16, 8)])
-def test_a_dataset_is_tokenized_by_one_job_a_shard_and_by_all_cores(workflow: Workflow, cores: int, threads: int) -> None:
-    plan = workflow.plan(f"--cores={cores}")
-    jobs = {path: job for path, job in plan.items() if job["rule"] == "tokenize"}
-    names = ("stdlib", "stdlib-long", "puzzles")
-    assert set(jobs) == {f"data/tokens/demo/{name}/{shard:03d}.json" for name in names for shard in range(2)}
-    for path, job in jobs.items():
-        assert job["command"].startswith(f"RAYON_NUM_THREADS={threads} python -m longspec.data tokenize")
-        assert f"--shard {path[-8:-5]} --num-shards 2 --out {path}" in job["command"]
-        assert job.get("threads", "1") == str(threads)
+def test_a_dataset_is_tokenized_by_one_job_a_shard_and_by_all_cores(workflow: Workflow, demo: Jobs) -> None:
+    for plan, threads in ((demo, 2), (workflow.plan("--cores=1"), 1)):
+        jobs = {path: job for path, job in plan.items() if job["rule"] == "tokenize"}
+        names = ("stdlib", "stdlib-long", "puzzles")
+        assert set(jobs) == {f"data/tokens/demo/{name}/{shard:03d}.json" for name in names for shard in range(2)}
+        for path, job in jobs.items():
+            assert job["command"].startswith(f"RAYON_NUM_THREADS={threads} python -m longspec.data tokenize")
+            assert f"--shard {path[-8:-5]} --num-shards 2 --out {path}" in job["command"]
+            assert job.get("threads", "1") == str(threads)
 
 
 def test_graph_summary_and_lint_work(workflow: Workflow) -> None:

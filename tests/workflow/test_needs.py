@@ -59,23 +59,10 @@ def test_the_estimate_is_what_plan_tells(estimable: Workflow) -> None:
     assert job["runtime"] == "11"
 
 
-def test_a_longer_stage_has_the_longest_job(estimable: Workflow) -> None:
-    estimable.edit("config/run_stage/demo_base.yaml", "steps: 400", "steps: 400000000")
-    assert stage_job(estimable)["runtime"] == "240"
-
-
 def test_what_the_profile_asks_for_by_itself_is_asked_for(estimable: Workflow) -> None:
     estimable.edit("profiles/slurm/profile.yaml", "^    node_mem: 900000 .*$", "    mem_mb: 123456\n    runtime: 77")
     job = stage_job(estimable)
     assert (job["mem_mb"], job["runtime"]) == ("123456", "77")
-
-
-def test_a_stage_that_needs_more_than_a_node_has_says_so(estimable: Workflow) -> None:
-    """The estimate may be wrong; Slurm and the preflight are not."""
-    estimable.edit("profiles/slurm/profile.yaml", "node_mem: 900000", "node_mem: 9000")
-    text = " ".join(estimable.output("-n", "--profile", "slurm", STAGE).split())
-    assert "MB of each node by its estimate, the profile has node_mem: 9000" in text
-    assert stage_job(estimable)["mem_mb"] == "9000"
 
 
 def test_without_an_estimate_the_limits_are_asked_for(estimable: Workflow) -> None:
@@ -85,10 +72,3 @@ def test_without_an_estimate_the_limits_are_asked_for(estimable: Workflow) -> No
     assert "an estimate failed: error: recipe.global_batch: 9 rows cannot be shared equally by 8 processes" in text
     job = stage_job(estimable)
     assert (job["mem_mb"], job["runtime"]) == ("900000", "240")
-
-
-def test_a_limit_is_a_number(estimable: Workflow) -> None:
-    estimable.edit("profiles/slurm/profile.yaml", "longest_job: 240", "longest_job: 4h")
-    done = estimable.call("-n", "--profile", "slurm", STAGE)
-    assert done.returncode == 1
-    assert "longest_job: 4h is no whole number" in " ".join((done.stdout + done.stderr).split())

@@ -35,15 +35,8 @@ def test_another_machine_runs_nothing_again(built: Workflow) -> None:
     assert built.plan("--cores=8", "--set-threads", "train=4", "--set-resources", *resources) == {}
 
 
-@pytest.mark.parametrize(
-    ("pattern", "new"),
-    [
-        (r"\bsave_every: \d+", "save_every: 77, log_every: 5"),
-        (r"\bmicro_batch: \d+", "micro_batch: 7, deepspeed: {zero_stage: 1, offload_optimizer: none}"),
-    ],
-)
-def test_the_runtime_section_trains_nothing_again(built: Workflow, pattern: str, new: str) -> None:
-    built.edit("config/run_stage/demo_long.yaml", pattern, new)
+def test_the_runtime_section_trains_nothing_again(built: Workflow) -> None:
+    built.edit("config/run_stage/demo_long.yaml", r"\bsave_every: \d+", "save_every: 77, log_every: 5")
     assert built.plan() == {}
 
 
@@ -85,18 +78,6 @@ def test_a_changed_tokenizer_does_the_data_again(built: Workflow) -> None:
         "report": 1,
         "check_gates": 1,
     }
-
-
-def test_a_changed_dataset_leaves_the_others_records_alone(built: Workflow) -> None:
-    built.edit("config/workflow.yaml", r"\brecords: \d+", "records: 7777")
-    assert {path for path in built.plan() if path.startswith("data/raw")} == {"data/raw/puzzles/manifest.json"}
-
-
-def test_the_number_of_shards_does_not_make_the_records_again(built: Workflow) -> None:
-    built.edit("config/workflow.yaml", r"^(  puzzles: .*\bshards: )\d+", r"\g<1>7")
-    outputs = set(built.plan())
-    shards = {f"data/tokens/demo/puzzles/{shard:03d}.json" for shard in range(7)}
-    assert {path for path in outputs if path.startswith(("data/raw", "data/tokens"))} == shards
 
 
 def raw_jobs(workflow: Workflow) -> set[str]:
@@ -154,11 +135,6 @@ def test_another_revision_is_fetched(from_files: Workflow) -> None:
 def test_the_evaluation_settings_measure_again_and_train_nothing(built: Workflow) -> None:
     built.edit("config/workflow.yaml", r"\bprompts: \d+", "prompts: 77")
     assert {job["rule"] for job in built.plan().values()} == {"evaluate", "report", "check_gates"}
-
-
-def test_a_gate_measures_nothing_again(built: Workflow) -> None:
-    built.edit("config/workflow.yaml", r"\bforgetting: \S+", "forgetting: null")
-    assert {job["rule"] for job in built.plan().values()} == {"report", "check_gates"}
 
 
 def test_a_second_variant_shares_data_and_target(built: Workflow) -> None:
