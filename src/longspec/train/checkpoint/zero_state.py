@@ -60,7 +60,7 @@ def held(engine: Any, *, write: bool = False) -> Iterator[Fragment]:
 
 
 def owned(engine: Any) -> Iterator[Fragment]:
-    """The same, but so that each element is held by exactly one rank: without ZeRO every rank holds all."""
+    """Those of `held` that this rank saves, each element on exactly one rank: without ZeRO every rank holds all."""
     for fragment in held(engine):
         if engine.zero_optimization_stage() > 0:
             yield fragment

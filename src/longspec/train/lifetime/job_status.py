@@ -32,7 +32,7 @@ def reason_of(error: BaseException) -> str:
 
 @contextmanager
 def non_retryable() -> Iterator[None]:
-    """What is wrong with settings, data or weights is wrong in the next attempt too."""
+    """Turn a ValueError into a NonRetryableError: wrong settings, data or weights are wrong in the next attempt too."""
     try:
         yield
     except ValueError as error:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from longspec.train.lifetime.launcher import LAUNCHER_GONE
 
-# What ranks tell each other: 0 goes on, a number is an index here. Of several reasons the last one is told: a launcher
+# What ranks tell each other: 0 goes on, a number is an index here. Of several reasons the last one counts: a launcher
 # that is told SIGINT sends its ranks SIGTERM and ends, and signals that wait for a busy rank may arrive in any order.
 REASONS = ("", "the launcher is gone", "signal SIGTERM", "signal SIGINT", "deadline")
 SIGNALS = {LAUNCHER_GONE: 1, signal.SIGTERM: 2, signal.SIGINT: 3}
