@@ -102,15 +102,15 @@ def end_at_once(code: int) -> NoReturn:
 
 
 def write_error_file(error: BaseException, ranks: Ranks, *, known: bool) -> None:
-    """Leave why this rank fails where torchrun looks for it, so that the first rank's words can be told from the others'.
+    """Write torchrun's error file of this rank: why it fails, so that the first rank's words can be told from the others'.
 
-    `known`: the message says all; else the traceback is written too. The format is torchrun's own (its ErrorHandler).
+    `known`: the message says all; else the traceback is added. The format is that of torchrun's ErrorHandler.
     """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path is None:
         return
     words = f"error: {error}" if known else "".join(traceback.format_exception(error))
-    told = f"rank {ranks.rank} on {socket.gethostname()}: {words}"
-    message = {"message": told.splitlines()[0], "extraInfo": {"py_callstack": told, "timestamp": str(int(time.time()))}}
+    text = f"rank {ranks.rank} on {socket.gethostname()}: {words}"
+    message = {"message": text.splitlines()[0], "extraInfo": {"py_callstack": text, "timestamp": str(int(time.time()))}}
     with suppress(OSError):
         Path(path).write_text(json.dumps({"message": message}), encoding="utf-8")

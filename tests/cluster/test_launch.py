@@ -35,6 +35,19 @@ if way == "fail":
 if way == "refuse":
     write_error_file(ValueError("recipe.yaml: line 3: no such key"), ranks, known=True)
     sys.exit("error: recipe.yaml: line 3: no such key")
+if way == "kill" and ranks.rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+if way == "crash" and ranks.rank == 1:
+    raise RuntimeError("before anything could be written down")
+if way in ("kill", "crash"):
+    while not heard:
+        time.sleep(0.1)
+    sys.exit(1)
+if way == "stop" and ranks.rank == 0:
+    while not heard:
+        time.sleep(0.1)
+    print("12:00:03 stopped at step 4 of 9: signal SIGTERM", flush=True)
+    sys.exit(1)
 if way == "wait":
     while not heard:
         time.sleep(0.1)
@@ -48,7 +61,7 @@ if way == "wait":
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A module to launch, and no Slurm."""
     (tmp_path / "tried.py").write_text(RANK)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))))
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     return tmp_path
 
@@ -97,6 +110,45 @@ def test_each_attempt_has_its_log_which_ends_with_the_first_failing_ranks_words(
     end = lines[lines.index("This attempt ended:") :]
     assert re.match(r"rank 1 on \S+: Traceback \(most recent call last\):", end[1])
     assert re.match(r"rank [01] on \S+: error: recipe.yaml: line 3: no such key", second.read_text().rstrip().splitlines()[-1])
+
+
+def attempt(folder: Path, way: str) -> str:
+    """The log of an attempt that ends badly, in which torchrun tells nothing of itself."""
+    assert subprocess.run(command(folder, way)).returncode == 1
+    text = (folder / "logs/stage.log").read_text()
+    assert not re.search("ChildFailedError|Root Cause|SignalException|torch/distributed/run.py", text), text
+    return text
+
+
+def test_a_killed_rank_is_named_in_the_last_line(folder: Path) -> None:
+    text = attempt(folder, "kill")
+    killed = re.search(r"rank 1 of 2, .* pid (\d+)\.", text)
+    assert killed
+    end = text.rstrip().splitlines()[-2:]
+    assert end[0] == "This attempt ended:"
+    assert re.fullmatch(rf"error: rank 1 on \S+ \(pid {killed[1]}\) was killed by SIGKILL", end[1])
+
+
+def test_a_rank_that_wrote_nothing_down_keeps_its_traceback(folder: Path) -> None:
+    text = attempt(folder, "crash")
+    assert text.count("Traceback (most recent call last):") == 1
+    assert "RuntimeError: before anything could be written down" in text
+
+
+def test_a_refused_jobs_log_ends_with_the_refusal_and_holds_no_traceback(folder: Path) -> None:
+    text = attempt(folder, "refuse")
+    assert "Traceback" not in text
+    assert re.fullmatch(r"rank [01] on \S+: error: recipe.yaml: line 3: no such key", text.rstrip().splitlines()[-1])
+
+
+def test_a_stopped_jobs_log_ends_with_its_step(folder: Path) -> None:
+    process = subprocess.Popen(command(folder, "stop"))
+    until(lambda: len(pids(folder)) == 2, 60, "two ranks")
+    process.terminate()
+    assert process.wait(60) == 1
+    text = (folder / "logs/stage.log").read_text()
+    assert text.rstrip().splitlines()[-1] == "stopped at step 4 of 9: signal SIGTERM"
+    assert "Traceback" not in text
 
 
 def test_the_link_leads_to_the_newest_attempt(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 from typing import TextIO
 
-TOLD = re.compile(r"^(?:\d\d:\d\d:\d\d )?((?:error: |stopped at step ).*)")  # how a rank ends that knows why
+LAST_LINE = re.compile(r"^(?:\d\d:\d\d:\d\d )?((?:error: |stopped at step ).*)", re.MULTILINE)  # of a rank that knows why
+KILLED = re.compile(r"^error: rank \d+ on \S+ \(pid \d+\) was killed by .*", re.MULTILINE)  # as torchrun.py tells it
 
 
 def folder_of(log: Path) -> Path:
@@ -31,18 +32,24 @@ def new_log(log: Path) -> Path:
 
 
 def last_words(text: str, errors: Path) -> str:
-    """Why an attempt failed: the words of the rank that failed first, else the first error in the log.
+    """Why an attempt failed: the words of the rank that failed first, and a line for each rank that a signal has killed.
 
-    `errors` is torchrun's folder, in which each rank of each machine that raises leaves error.json.
+    Those words are the first rank's error.json, or the first error in the log. `errors` is torchrun's folder, in which each
+    rank of each machine that raises leaves error.json.
     """
+    words = _first_error(errors) or next((line[1] for line in LAST_LINE.finditer(text)), "")
+    killed = [line for line in KILLED.findall(text) if line != words]
+    return "\n".join(filter(None, [words, *killed]))
+
+
+def _first_error(errors: Path) -> str:
     # By the file system's clock: those of two machines may differ.
     for path in sorted(errors.rglob("error.json"), key=lambda path: path.stat().st_mtime_ns):
         try:
             return str(json.loads(path.read_text())["message"]["extraInfo"]["py_callstack"]).rstrip()
         except (ValueError, KeyError, TypeError):  # torn by the end of its machine
             continue
-    told = [found[1] for line in text.splitlines() if (found := TOLD.match(line))]
-    return told[0] if told else ""
+    return ""
 
 
 def append_last_words(handle: TextIO, path: Path, errors: Path) -> None:

@@ -62,7 +62,7 @@ def torchrun(options: argparse.Namespace, errors: Path | None) -> list[str]:
 
 
 def srun(options: argparse.Namespace, log: Path | None) -> list[str]:
-    """The srun command that starts a program once on each node of this Slurm job, with all of the node's cores and GPUs."""
+    """The srun that starts a command once on each node of this Slurm job, with all of the node's cores and GPUs."""
     command = ["srun", f"--nodes={options.nodes}", f"--ntasks={options.nodes}", "--ntasks-per-node=1", "--mpi=none"]
     command += [f"--cpus-per-task={options.cpus * options.tasks}", "--kill-on-bad-exit=0", f"--wait={OTHERS}"]
     command += [f"--gres={options.gres}"] if options.gres else []

@@ -60,23 +60,23 @@ def is_for(job: QueuedJob, stage: Stage) -> bool:
 
 def state_of(stage: Stage, job: QueuedJob | None, slurm: Slurm) -> str:
     """How a stage stands: what its job wrote down last, unless that job has ended without a word."""
-    told, lease = stage.status.get("state"), stage.lease
+    written, lease = stage.status.get("state"), stage.lease
     if lease and lease.is_alive and not slurm.lost(stage):
-        return "done" if told == "done" else "running"
+        return "done" if written == "done" else "running"
     if job and not job.has_ended:
         if job.state in NOT_STARTED:
             return "queued"
         if lease is None or lease.job != job.number:
             return "running"  # it starts: the folder is still its predecessor's
-        if not lease.released and told == "running":
+        if not lease.released and written == "running":
             return "dead?"
     if stage.finished:
         return "done"
-    if told == "running":
+    if written == "running":
         known = lease is not None and (lease.job is None or not slurm.silence)
         return "interrupted" if known else "dead?"
-    if told in ("stopped", "failed", "done"):
-        return str(told)
+    if written in ("stopped", "failed", "done"):
+        return str(written)
     return "waiting" if stage.saved is None else "stopped"
 
 
@@ -157,7 +157,7 @@ def cells(row: dict[str, Any], slurm: Slurm) -> list[Text]:
 
 
 def remarks(row: dict[str, Any]) -> list[str]:
-    """Lines below the table for one stage: why it failed or fell silent, and which files could not be read."""
+    """Lines below the table: why a stage failed or fell silent, and what could not be read."""
     lines = []
     after = f"after step {row['reached'] or 0} of {row['steps'] or '?'}"
     log = f"  log: {row['log']}" if row["log"] else "  no log of it was found"
@@ -191,7 +191,7 @@ def render(rows: list[dict[str, Any]], slurm: Slurm, console: Console) -> None:
 
 
 def show(results: Path, console: Console, *, as_json: bool) -> None:
-    """Print the state of all stages once, as a table or as JSON."""
+    """Print the table, or its rows as JSON, as the folders and Slurm are at this moment."""
     stages = find(results)
     if not stages:
         print(

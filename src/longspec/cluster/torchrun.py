@@ -27,7 +27,7 @@ def killed_ranks(error: ChildFailedError) -> list[str]:
 def main() -> int:
     """Start the ranks and wait for them; an error of torchrun's own keeps its traceback."""
     try:
-        run.main()
+        run.run(run.parse_args(None))  # not run.main, which logs of every failure that it has no error file to copy it to
     except ChildFailedError as error:
         for line in killed_ranks(error):
             print(line, flush=True)

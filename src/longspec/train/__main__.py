@@ -111,7 +111,7 @@ def shown(value: float | None) -> str:
 
 
 def gradient_norm(engine: Any) -> float | None:
-    """Norm of the step's gradient before clipping; None where DeepSpeed measures none (ZeRO-0 in float32)."""
+    """The norm of the step's gradient before clipping; None where DeepSpeed measures none (ZeRO-0 in float32)."""
     norm = engine.get_global_grad_norm()
     return None if norm is None else float(norm)
 
@@ -226,7 +226,7 @@ def publish(job: Job, folder: Path, ranks: Ranks, times: dict[str, float], steps
 
 
 def fence_of(job: Job, lease: Lease | None, control: Any) -> Fence:
-    """The fence of each rank, all with the holder of rank 0's lease."""
+    """The fence of rank 0's lease, on every rank."""
     holder = [lease.holder if lease else ""]
     if control is not None:
         dist.broadcast_object_list(holder, src=0, group=control)
@@ -264,7 +264,8 @@ def run(job: Job, ranks: Ranks, lease: Lease | None) -> int:
     return 0 if done or not ranks.is_main else 1
 
 
-def tell(words: str) -> None:
+def print_error(words: str) -> None:
+    """Write to stderr at once."""
     with suppress(OSError):  # a full disk under the log
         print(words, file=sys.stderr, flush=True)
 
@@ -285,11 +286,11 @@ def main() -> None:
         code = run(job, ranks, lease)
     except (*ConfigError, save_load.SaveError) as error:
         write_error_file(error, ranks, known=True)
-        tell(f"error: {error}")
+        print_error(f"error: {error}")
         code = 1
     except Exception as error:
         write_error_file(error, ranks, known=False)
-        tell(traceback.format_exc().rstrip())
+        print_error(traceback.format_exc().rstrip())
         code = 1
     finally:
         if lease is not None:

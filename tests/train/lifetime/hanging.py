@@ -14,7 +14,7 @@ CALLS = 5  # of the place before it hangs
 
 
 def hanging(call: Callable[..., Any], after: int = CALLS) -> Callable[..., Any]:
-    """The same, but it never returns from one of its calls; other threads live on."""
+    """A call that never returns from one of its calls; other threads live on."""
     calls = 0
 
     def wrapped(*arguments: Any, **named: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What stands in a stage's folder and speaks against a job."""
+"""A stage's folder speaks against a job: checkpoints of other settings, a status of a failure that stays."""
 
 import os
 import subprocess

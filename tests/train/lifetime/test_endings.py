@@ -43,7 +43,7 @@ def signalled(job: Job, process: subprocess.Popen[str], number: signal.Signals) 
 
 
 def test_a_signal_in_the_middle_of_a_step_drops_the_step(make_job: MakeJob) -> None:
-    """What the stopped steps had accumulated must not leak into the steps after the restart."""
+    """Gradients that the stopped steps had accumulated must not leak into the steps after the restart."""
     whole, stopped = make_job("whole", LONG_STEPS), make_job("stopped", LONG_STEPS)
     whole.run()
     stops = []

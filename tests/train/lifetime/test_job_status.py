@@ -1,5 +1,6 @@
 """Which failures a job does not run into twice, and what makes it try again."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from longspec.train.arguments import Job
 from longspec.train.lifetime import job_status
 from longspec.train.lifetime.admission import NonRetryableError, refuse_repetition
 from longspec.train.lifetime.job_status import Status, fingerprint
+from tests.train.checkpoint.test_save_load import write_slot
 
 ONE = Ranks(0, 0, 1)
 
@@ -49,6 +51,20 @@ def test_a_repair_lets_it_start_again(job: Job, tmp_path: Path, repair: str, mon
     with pytest.raises(NonRetryableError, match=r"wandb is not installed \(so it failed before"):
         refuse_repetition(job.out, fingerprint(job, ONE))
     REPAIRS[repair](tmp_path, monkeypatch)
+    refuse_repetition(job.out, fingerprint(job, ONE))
+
+
+def test_a_failure_with_checkpoints_is_known_again_until_they_are_removed(job: Job) -> None:
+    """Those that the job has saved itself, and those of another recipe, whose removal a refusal advises."""
+    failed = Status(job.out, ONE, fingerprint(job, ONE))
+    write_slot(job.out / "checkpoints/last", 20)
+    failed.fail(NonRetryableError("refused"))
+    with pytest.raises(NonRetryableError, match="so it failed before"):
+        refuse_repetition(job.out, fingerprint(job, ONE))
+    (job.out / "checkpoints/last").rename(job.out / "checkpoints/last_2")  # as a save that is cut off leaves it
+    with pytest.raises(NonRetryableError, match="so it failed before"):
+        refuse_repetition(job.out, fingerprint(job, ONE))
+    shutil.rmtree(job.out / "checkpoints")
     refuse_repetition(job.out, fingerprint(job, ONE))
 
 

@@ -1,4 +1,4 @@
-"""What signals do to a training job, in every moment of it, and that nothing of a job outlives its launcher."""
+"""Signals end a training job well in every moment of it, and nothing of a job outlives its launcher."""
 
 import os
 import signal

@@ -1,6 +1,6 @@
 """A checkpoint's tensors on the disk: one safetensors file a rank, and a reader that does not care how many ranks wrote it.
 
-Keys are `kind|parameter|start`: `kind` of fragments.KINDS, `start` the first element of the flattened parameter. Each
+Keys are `kind|parameter|start`: `kind` of zero_state.KINDS, `start` the first element of the flattened parameter. Each
 tensor is flat float32. A file's metadata holds its rank's random states.
 """
 
@@ -83,7 +83,7 @@ class Shards:
 
     def names(self, kind: str) -> set[str]:
         """The parameters of which there is anything."""
-        return {name for found, name in self.pieces if found == kind}
+        return {name for own_kind, name in self.pieces if own_kind == kind}
 
     def fill(self, out: Tensor, kind: str, name: str, start: int) -> None:
         """Copy `out.numel()` elements from `start` on into a flat tensor. Raises ValueError that names what is missing."""
@@ -106,7 +106,7 @@ class Shards:
         return tensor
 
     def random_state(self, rank: int) -> str | None:
-        """The random generators' state that a rank has saved; None when there was no such rank."""
+        """Random states that the given rank has left, None when there was no such rank."""
         return self.files[rank].metadata()[RANDOM] if rank < len(self.files) else None
 
 

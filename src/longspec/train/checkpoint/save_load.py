@@ -173,7 +173,7 @@ def _give_up(folder: Path, beside: Path, reason: str, needed: int, ranks: Ranks)
 
 
 def _engine_state(engine: Any) -> dict[str, Any]:
-    """The engine's state for the manifest: shapes, optimizer step, scheduler, counters."""
+    """The engine's part of the manifest."""
     return {
         "zero_stage": engine.zero_optimization_stage(),
         "shapes": zero_state.shapes(engine),

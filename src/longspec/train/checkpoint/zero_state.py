@@ -60,7 +60,7 @@ def held(engine: Any, *, write: bool = False) -> Iterator[Fragment]:
 
 
 def owned(engine: Any) -> Iterator[Fragment]:
-    """This rank's fragments, each element on one rank alone: without ZeRO, where every rank holds all, equal parts of them."""
+    """Those of `held` that this rank saves, each element on exactly one rank: without ZeRO every rank holds all."""
     for fragment in held(engine):
         if engine.zero_optimization_stage() > 0:
             yield fragment

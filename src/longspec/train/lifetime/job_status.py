@@ -32,7 +32,7 @@ def reason_of(error: BaseException) -> str:
 
 @contextmanager
 def non_retryable() -> Iterator[None]:
-    """Turn a ValueError into a NonRetryableError: faulty settings, data or weights would fail the next attempt too."""
+    """Turn a ValueError into a NonRetryableError: wrong settings, data or weights are wrong in the next attempt too."""
     try:
         yield
     except ValueError as error:

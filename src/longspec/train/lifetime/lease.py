@@ -31,7 +31,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True)
-class Found:
+class LeaseFile:
     """A lease as it stands in a folder."""
 
     holder: dict[str, Any]  # empty for a file that is no JSON: somebody's, of whom nothing is known
@@ -47,7 +47,7 @@ class Found:
         return bool(self.holder.get("released"))
 
 
-def read(out: Path) -> Found | None:
+def read(out: Path) -> LeaseFile | None:
     """The lease of a stage's folder, None when no job has held it yet."""
     try:
         # Opened, not only looked at: only then does NFS ask its server for the newest file and its time.
@@ -59,7 +59,7 @@ def read(out: Path) -> Found | None:
         holder = json.loads(text)
     except ValueError:
         holder = None
-    return Found(holder if isinstance(holder, dict) else {}, beat)
+    return LeaseFile(holder if isinstance(holder, dict) else {}, beat)
 
 
 def end_process(reason: str) -> NoReturn:
@@ -120,7 +120,7 @@ def acquire(out: Path, host: str | None = None) -> Lease:
     return Lease(out, *_write(out, machine, before), lock)
 
 
-def _refusal(out: Path, found: Found | None) -> ValueError:
+def _refusal(out: Path, found: LeaseFile | None) -> ValueError:
     who, end = "which has just begun", "end it"
     if found is not None:
         job, pid, host = (found.holder.get(name) for name in ("job", "pid", "host"))
@@ -139,7 +139,7 @@ def _lock(out: Path, file: TextIO) -> bool:
     return True
 
 
-def _wait_until_free(out: Path, machine: dict[str, str], *, locked: bool) -> Found | None:
+def _wait_until_free(out: Path, machine: dict[str, str], *, locked: bool) -> LeaseFile | None:
     """The lease that may be taken over. Raises ValueError when its holder lives."""
     found = read(out)
     if found is None or found.is_released:
@@ -161,7 +161,7 @@ def _wait_until_free(out: Path, machine: dict[str, str], *, locked: bool) -> Fou
     return found
 
 
-def _write(out: Path, machine: dict[str, str], before: Found | None) -> tuple[str, BinaryIO]:
+def _write(out: Path, machine: dict[str, str], before: LeaseFile | None) -> tuple[str, BinaryIO]:
     """Put a lease of our own into the place of `before`; its holder's id and its file. Raises ValueError if another did."""
     holder, since = uuid.uuid4().hex, time.strftime("%Y-%m-%dT%H:%M:%S%z")
     content = {"holder": holder, "job": os.environ.get("SLURM_JOB_ID"), **machine, "pid": os.getpid(), "since": since}

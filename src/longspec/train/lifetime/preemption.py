@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from longspec.train.lifetime.launcher import LAUNCHER_GONE
 
-# Ranks exchange an index into this tuple, 0 for going on. Of several reasons the last in it counts: a launcher that
-# gets SIGINT sends its ranks SIGTERM and ends, and signals that wait for a busy rank may arrive in any order.
+# What ranks tell each other: 0 goes on, a number is an index here. Of several reasons the last one counts: a launcher
+# that is told SIGINT sends its ranks SIGTERM and ends, and signals that wait for a busy rank may arrive in any order.
 REASONS = ("", "the launcher is gone", "signal SIGTERM", "signal SIGINT", "deadline")
 SIGNALS = {LAUNCHER_GONE: 1, signal.SIGTERM: 2, signal.SIGINT: 3}
 DEADLINE = 4

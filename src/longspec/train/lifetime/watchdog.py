@@ -80,7 +80,7 @@ class Watchdog:
             self.store.set(self._lines[self.ranks.rank], LEFT)
 
     def _wait_for_its_cause(self) -> None:
-        """Wait until the watchdog thread ends this process, or has counted beats enough to find any rank that is gone."""
+        """Give the thread the beats in which it finds a cause, if there is one; it then ends this process."""
         enough = self._beats + SILENT_AFTER_ERROR + GRACE
         for _ in range(4 * (SILENT_AFTER_ERROR + GRACE)):  # a store that does not answer stops the beats
             if not self._thread.is_alive() or self._beats >= enough:
@@ -102,9 +102,9 @@ class Watchdog:
                 self._beat()
                 if self._beats % every == 0 or self._troubled.is_set():
                     self._look()
-                    found = self._told() or self._gone() or self._hung()
-                    if found is not None:
-                        self._end(self._agree(found))
+                    cause = self._cause_of_another() or self._gone() or self._hung()
+                    if cause is not None:
+                        self._end(self._agree(cause))
             except Exception as error:  # whatever a store raises without its owner
                 self._without_store(error)
                 return
@@ -123,8 +123,8 @@ class Watchdog:
             self._moved_at = self._beats
         self._known, self._passed = lines, passed
 
-    def _told(self) -> Cause | None:
-        """The cause that another rank has written to the store; None while there is none."""
+    def _cause_of_another(self) -> Cause | None:
+        """The cause that another rank has found, or failed with."""
         return Cause(**json.loads(self.store.get(CAUSE))) if self.store.check([CAUSE]) else None
 
     def _gone(self) -> Cause | None:
@@ -162,7 +162,8 @@ class Watchdog:
         if self.ranks.rank in cause.culprits:
             faulthandler.dump_traceback(sys.stderr)
         writer = next((rank for rank in self._everyone if rank not in cause.culprits), 0)
-        # Another rank's error may come up here too; then the main thread reports it, in more detail.
+        # Without culprits a rank has failed by an error of its own, which this rank may have run into too: then its main
+        # thread knows more than the one line here, and is given the time to write that down.
         at_once = self.ranks.rank == writer and (cause.culprits or self._troubled.is_set())
         if not at_once and self._ended.wait(GRACE * BEAT):
             return
