@@ -23,7 +23,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from longspec.decode.autoregressive import decode_plain
-from longspec.decode.drafters import Frontier
+from longspec.decode.drafters import DraftInput
 from longspec.decode.prefill import Prefilled, prefill
 from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import speculate
@@ -52,14 +52,14 @@ class ForcedDrafter(GlideDrafter):
 
     round = 0
 
-    def propose(self, frontier: Frontier, levels: Levels, sampler: Sampler) -> DraftTree:
+    def propose(self, draft_input: DraftInput, levels: Levels, sampler: Sampler) -> DraftTree:
         """One row."""
-        tree = super().propose(frontier, levels, sampler)
+        tree = super().propose(draft_input, levels, sampler)
         kept = self.round % (tree.depth + 1)
         self.round += 1
         path = tree.seen_BSS[0, -1].nonzero()[1:, 0]
         tree.tokens_BS[0, 1:] = NOTHING
-        tree.tokens_BS[0, path[:kept]] = (frontier.roots_B + 1 + torch.arange(kept)) % TARGET["vocab_size"]
+        tree.tokens_BS[0, path[:kept]] = (draft_input.roots_B + 1 + torch.arange(kept)) % TARGET["vocab_size"]
         return tree
 
 
@@ -110,7 +110,7 @@ def draft_seconds(target: Any, layer: GlideLayer, start: Prefilled) -> float:
     length = len(prompt) - 1
     lengths_B, root_B = torch.tensor([length]), torch.tensor(prompt[-1:])
     drafter = GlideDrafter(target, layer, WINDOW)
-    frontier = Frontier(
+    draft_input = DraftInput(
         [prompt],
         (length,),
         lengths_B,
@@ -120,7 +120,7 @@ def draft_seconds(target: Any, layer: GlideLayer, start: Prefilled) -> float:
     drafter.begin([prompt[:-1]], {})
     for depth in (1, 2) * 9:
         began = time.perf_counter()
-        drafter.propose(frontier, (1,) * depth, Sampler())
+        drafter.propose(draft_input, (1,) * depth, Sampler())
         times.append(time.perf_counter() - began)
     return median(times[1::2]) - median(times[::2])
 

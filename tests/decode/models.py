@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from longspec.decode.drafters import Frontier, Stateless
+from longspec.decode.drafters import DraftInput, Stateless
 from longspec.decode.sampling import Sampler
-from longspec.decode.tree import DraftTree, Growth, Levels, chains
+from longspec.decode.tree import DraftTree, Levels, TreeBuilder, chains
 from longspec.methods.glide.layer import GlideLayer
 
 SHAPE = {
@@ -47,12 +47,12 @@ class Oracle(Stateless):
     def __init__(self, texts: list[list[int]], wrong: bool = False) -> None:
         self.texts, self.wrong = texts, wrong
 
-    def propose(self, frontier: Frontier, levels: Levels, sampler: Sampler) -> DraftTree:
+    def propose(self, draft_input: DraftInput, levels: Levels, sampler: Sampler) -> DraftTree:
         ahead = []
-        for text in frontier.texts:
+        for text in draft_input.texts:
             (whole,) = (known for known in self.texts if known[: len(text)] == text)
             ahead.append([(token + self.wrong) % 61 for token in (whole + [0] * 9)[len(text) :][: len(levels)]])
-        return chains(frontier.roots_B, torch.tensor(ahead))
+        return chains(draft_input.roots_B, torch.tensor(ahead))
 
 
 class Itself(Stateless):
@@ -68,12 +68,12 @@ class Itself(Stateless):
             return torch.zeros_like(logits_NV).masked_fill(banned_NV, -torch.inf).log_softmax(-1)
         return sampler.log_probabilities(logits_NV)
 
-    def propose(self, frontier: Frontier, levels: Levels, sampler: Sampler) -> DraftTree:
-        growth, text_BWT = Growth(frontier.roots_B), torch.tensor(frontier.texts)[:, None]
+    def propose(self, draft_input: DraftInput, levels: Levels, sampler: Sampler) -> DraftTree:
+        builder, text_BWT = TreeBuilder(draft_input.roots_B), torch.tensor(draft_input.texts)[:, None]
         for size in levels:
             log_q_BWV = self._log_q(text_BWT.flatten(0, 1), sampler).unflatten(0, text_BWT.shape[:2])
-            first = growth.nodes - growth.sizes[-1]
-            growth.grow(log_q_BWV, size, sampler if set(levels) == {1} else None)
-            rows_B1, parents_BC = torch.arange(len(text_BWT))[:, None], growth.parents[-1] - first
-            text_BWT = torch.cat([text_BWT[rows_B1, parents_BC], growth.tokens[-1][:, :, None]], dim=-1)
-        return growth.tree()
+            first = builder.nodes - builder.sizes[-1]
+            builder.grow(log_q_BWV, size, sampler if set(levels) == {1} else None)
+            rows_B1, parents_BC = torch.arange(len(text_BWT))[:, None], builder.parents[-1] - first
+            text_BWT = torch.cat([text_BWT[rows_B1, parents_BC], builder.tokens[-1][:, :, None]], dim=-1)
+        return builder.tree()

@@ -11,12 +11,12 @@ from transformers import DynamicCache, MistralConfig, Qwen2Config
 from longspec.decode import cache
 from longspec.decode.autoregressive import decode_plain
 from longspec.decode.cache import LONGEST_AHEAD, compact, empty_cache, tokens_ahead
-from longspec.decode.drafters import Frontier, LookupDrafter
+from longspec.decode.drafters import DraftInput, LookupDrafter
 from longspec.decode.prefill import prefill
 from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import speculate
 from longspec.decode.tree import DEFAULT_SHAPE, levels_of
-from longspec.decode.verify import descend
+from longspec.decode.verify import verify_tree
 from longspec.evaluate.measure import Measurer
 from longspec.evaluate.prompts import Prompt
 from longspec.evaluate.tasks import Setting
@@ -34,16 +34,16 @@ class Watched(GlideDrafter):
         super().begin(prompts, hidden)
         self.held, self.lengths = [], []
 
-    def propose(self, frontier, levels, sampler):
+    def propose(self, draft_input, levels, sampler):
         self.held.append(sum(x.numel() for x in self.own))
-        self.lengths.append(frontier.lengths)
-        assert frontier.cached["keys.1"].shape[2] == max(frontier.lengths)
-        for row, (text, length) in enumerate(zip(frontier.texts, frontier.lengths, strict=True)):
+        self.lengths.append(draft_input.lengths)
+        assert draft_input.cached["keys.1"].shape[2] == max(draft_input.lengths)
+        for row, (text, length) in enumerate(zip(draft_input.texts, draft_input.lengths, strict=True)):
             assert length == len(text) - 1
             last = prefill(self.target, [text[:-1]]).cache.layers[-1]
-            for cached, wanted in zip(map(frontier.cached.get, self.reads), (last.keys, last.values), strict=True):
+            for cached, wanted in zip(map(draft_input.cached.get, self.reads), (last.keys, last.values), strict=True):
                 torch.testing.assert_close(cached[row, :, :length], wanted[0])
-        return super().propose(frontier, levels, sampler)
+        return super().propose(draft_input, levels, sampler)
 
 
 @pytest.mark.parametrize("shape", [3, (3, 5, 4)])
@@ -102,17 +102,17 @@ def test_nothing_within_a_round_waits_for_a_number(shape, temperature: float) ->
     last = cache.layers[-1]
     with torch.inference_mode():
         cached = {"keys.1": last.keys, "values.1": last.values}
-        frontier = Frontier([[*prompt, 7] for prompt in prompts], lengths, lengths_B, lengths_B, cached)
-        tree = drafter.propose(frontier, shape, sampler)
+        draft_input = DraftInput([[*prompt, 7] for prompt in prompts], lengths, lengths_B, lengths_B, cached)
+        tree = drafter.propose(draft_input, shape, sampler)
         visibility = TreeVisibility(lengths, lengths_B, tree.seen_BSS, tree.depths_S, tree.depths_S)
         positions = lengths_B[:, None] + tree.depths_S
         logits_BSV = target(tree.tokens_BS, position_ids=positions, past_key_values=cache, visibility=visibility).logits
-        verdict = descend(logits_BSV, tree, sampler)
-        compact(cache, tree.tokens_BS.shape[1], verdict.path_BE, lengths_B, 6)
-        drafter.commit(verdict.path_BE, verdict.kept_B, {})
-    assert verdict.tokens_BE.device.type == "meta"
+        acceptance = verify_tree(logits_BSV, tree, sampler)
+        compact(cache, tree.tokens_BS.shape[1], acceptance.path_BE, lengths_B, 6)
+        drafter.commit(acceptance.path_BE, acceptance.kept_B, {})
+    assert acceptance.tokens_BE.device.type == "meta"
     with pytest.raises(RuntimeError):
-        verdict.kept_B.tolist()
+        acceptance.kept_B.tolist()
 
 
 @torch.inference_mode()
@@ -196,7 +196,7 @@ def test_rows_that_left_are_held_by_their_start_alone(held, is_own: bool) -> Non
     eos = next(token for token in ends[1][1:9] if token not in ends[0])
     oracle, looks = Oracle([prompt + text for prompt, text in zip(prompts, ends, strict=True)], wrong=True), []
     propose = oracle.propose
-    oracle.propose = lambda frontier, *rest: looks.append((len(frontier.texts), held(40))) or propose(frontier, *rest)
+    oracle.propose = lambda draft_input, *rest: looks.append((len(draft_input.texts), held(40))) or propose(draft_input, *rest)
     room, start = tokens_ahead(30, 1), prompts if is_own else prefill(target, prompts)
     speculate(target, oracle, start, max_new_tokens=30, shape=1, eos=eos)
     both, left = 2 * (50 + room) * PER_TOKEN, [size for rows, size in looks if rows == 1]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from longspec.decode.drafters import Frontier
+from longspec.decode.drafters import DraftInput
 from longspec.decode.sampling import Sampler
 from longspec.decode.tree import DEFAULT_SHAPE
 from longspec.methods.glide.drafter import GlideDrafter
@@ -21,9 +21,9 @@ WINDOW, ROWS = 12, (31, 5, 18, 1)
 class Recorded(GlideDrafter):
     """Keeps the logits of every node that was asked for its children."""
 
-    def logits(self, frontier, growth):
-        self.seen = [] if growth.nodes == 1 else self.seen
-        self.seen.append(super().logits(frontier, growth))
+    def logits(self, draft_input, builder):
+        self.seen = [] if builder.nodes == 1 else self.seen
+        self.seen.append(super().logits(draft_input, builder))
         return self.seen[-1]
 
 
@@ -47,7 +47,7 @@ def trained_logits(glide: Qwen2Glide, ids: list[int], lag: int) -> torch.Tensor:
     return glide.lm_head(layer(embedded, rope, own, (keys, values), Visibility(window=WINDOW), lags))[0, -1]
 
 
-def frontier_of(glide: Qwen2Glide, texts: list[list[int]]) -> Frontier:
+def draft_input_of(glide: Qwen2Glide, texts: list[list[int]]) -> DraftInput:
     """As the engine makes it: left-aligned, with numbers nobody may read behind the shorter rows."""
     lengths, config = [len(text) - 1 for text in texts], glide.config
     shape = (len(texts), config.num_key_value_heads, max(lengths), config.hidden_size // config.num_attention_heads)
@@ -57,7 +57,7 @@ def frontier_of(glide: Qwen2Glide, texts: list[list[int]]) -> Frontier:
             own_keys, own_values, _ = last_states(glide, torch.tensor([text[:-1]]), torch.arange(length)[None])
             keys[row, :, :length], values[row, :, :length] = own_keys[0], own_values[0]
     roots_B = torch.tensor([text[-1] for text in texts])
-    return Frontier(texts, tuple(lengths), torch.tensor(lengths), roots_B, {"keys.1": keys, "values.1": values})
+    return DraftInput(texts, tuple(lengths), torch.tensor(lengths), roots_B, {"keys.1": keys, "values.1": values})
 
 
 @pytest.mark.parametrize("shape", [(1,) * 4, (3, 5, 4), DEFAULT_SHAPE])
@@ -73,7 +73,7 @@ def test_draft_logits_in_decoding_are_those_of_training(glide: Qwen2Glide, shape
     texts = [[*text, row + 7] for row, text in enumerate(texts)]
     for kept in ((0, 2, len(shape), 1), (len(shape), 0, 1, 1), (1, 1, 1, 1)):
         with torch.inference_mode():
-            tree = drafter.propose(frontier_of(glide, texts), shape, Sampler())
+            tree = drafter.propose(draft_input_of(glide, texts), shape, Sampler())
         logits_BSV = torch.cat(drafter.seen, dim=1)
         assert logits_BSV.shape[1] == 1 + sum(shape[:-1])
         paths = [[row_paths(tree, row, node) for node in range(tree.tokens_BS.shape[1])] for row in range(len(texts))]
@@ -112,7 +112,7 @@ def test_beams_are_the_likeliest_paths(glide: Qwen2Glide) -> None:
     text = [4, 8, 15, 16, 23, 42]
     drafter.begin([text[:-1]], {})
     with torch.inference_mode():
-        tree = drafter.propose(frontier_of(glide, [text]), (4, 6, 5), Sampler())
+        tree = drafter.propose(draft_input_of(glide, [text]), (4, 6, 5), Sampler())
     beam = {(): 0.0}
     first = 1
     for size in (4, 6, 5):

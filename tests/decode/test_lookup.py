@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
-from longspec.decode.drafters import Followers, Frontier, LookupDrafter
+from longspec.decode.drafters import DraftInput, Followers, LookupDrafter
 from longspec.decode.sampling import Sampler
 
 CHAIN = 5
@@ -13,8 +13,8 @@ CHAIN = 5
 def proposed(drafter: LookupDrafter, texts: list[list[int]]) -> list[list[int]]:
     """Each row's chain."""
     roots_B = torch.tensor([text[-1] for text in texts])
-    frontier = Frontier(texts, tuple(map(len, texts)), roots_B, roots_B, {})
-    tokens_BS = drafter.propose(frontier, (1,) * CHAIN, Sampler()).tokens_BS
+    draft_input = DraftInput(texts, tuple(map(len, texts)), roots_B, roots_B, {})
+    tokens_BS = drafter.propose(draft_input, (1,) * CHAIN, Sampler()).tokens_BS
     return [[token for token in row[1:] if token >= 0] for row in tokens_BS.tolist()]
 
 

@@ -102,7 +102,7 @@ def test_rows_end_each_at_its_own_time_and_leave_the_batch() -> None:
     batches = []
     draft = Oracle([prompt + text for prompt, text in zip(prompts, alone, strict=True)])
     propose = draft.propose
-    draft.propose = lambda frontier, *rest: batches.append(len(frontier.texts)) or propose(frontier, *rest)
+    draft.propose = lambda draft_input, *rest: batches.append(len(draft_input.texts)) or propose(draft_input, *rest)
     for proposes in (GlideDrafter(target, make_layer(target), WINDOW), draft):
         decoded = speculate(target, proposes, prompts, max_new_tokens=NEW, eos=eos, shape=3)
         assert [row.ids for row in decoded.rows] == expected
@@ -194,8 +194,8 @@ def test_a_difference_is_a_fault_unless_it_is_a_near_tie() -> None:
     ids = list(plain.ids)
     assert compare(plain, ids) == Comparison(11, 0, 0)
     ids[4] = int(plain.logits[4].topk(2).indices[1])
-    verdict = compare(plain, ids)
-    assert (verdict.tokens_compared, verdict.mismatches, verdict.near_ties) == (5, 1, 0)
+    acceptance = compare(plain, ids)
+    assert (acceptance.tokens_compared, acceptance.mismatches, acceptance.near_ties) == (5, 1, 0)
     plain.logits[4] = plain.logits[4].clone()
     plain.logits[4][ids[4]] = plain.logits[4].max() - 1e-14
     assert compare(plain, ids).near_ties == 1
@@ -222,9 +222,9 @@ def test_in_lower_precision_every_difference_is_a_near_tie(dtype: torch.dtype) -
         drafter, start = GlideDrafter(target, make_layer(target).to(dtype), WINDOW), prefill(target, [[3] * 5])
         plain = decode_plain(target, start, NEW, NO_EOS)
         (row,) = speculate(target, drafter, start, max_new_tokens=NEW).rows
-        verdict = compare(plain, row.ids)
-        assert verdict.near_ties == verdict.mismatches
-        mismatches, accepted = mismatches + verdict.mismatches, accepted + sum(row.accepted)
+        acceptance = compare(plain, row.ids)
+        assert acceptance.near_ties == acceptance.mismatches
+        mismatches, accepted = mismatches + acceptance.mismatches, accepted + sum(row.accepted)
     assert accepted > 0
     assert (mismatches > 0) == (dtype == torch.bfloat16)  # float32's noise is too small to turn a choice here
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, MistralConfig, Qwen2Config
 
-from longspec.decode.drafters import Frontier, Stateless
+from longspec.decode.drafters import DraftInput, Stateless
 from longspec.decode.prefill import prefill
 from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import speculate
-from longspec.decode.tree import DraftTree, Growth, Levels
+from longspec.decode.tree import DraftTree, Levels, TreeBuilder
 from tests.decode.models import generated, make_target
 from tests.decode.test_shared_target import state
 from tests.workflow.made_up.method import MadeUpDrafter, MadeUpLayer
@@ -47,27 +47,27 @@ class Reader(Stateless):
         places = [(row, len(prompt)) for row, prompt in enumerate(prompts)]
         self.rows = [{name: hidden_BTH[row, :length] for name, hidden_BTH in hidden.items()} for row, length in places]
 
-    def propose(self, frontier: Frontier, levels: Levels, sampler: Sampler) -> DraftTree:
-        self.batches.append(len(frontier.texts))
-        for text, held in zip(frontier.texts, self.rows, strict=True):
+    def propose(self, draft_input: DraftInput, levels: Levels, sampler: Sampler) -> DraftTree:
+        self.batches.append(len(draft_input.texts))
+        for text, held in zip(draft_input.texts, self.rows, strict=True):
             for name, wanted_TH in self.own[self.number(text)].items():
                 torch.testing.assert_close(held[name], wanted_TH[: len(text) - 1], rtol=1e-9, atol=1e-9)
                 self.compared += 1
-        return self.tree(frontier, levels)
+        return self.tree(draft_input, levels)
 
-    def tree(self, frontier: Frontier, levels: Levels) -> DraftTree:
-        growth = Growth(frontier.roots_B)
-        true = [self.true_tokens(text, len(levels)) for text in frontier.texts]
+    def tree(self, draft_input: DraftInput, levels: Levels) -> DraftTree:
+        builder = TreeBuilder(draft_input.roots_B)
+        true = [self.true_tokens(text, len(levels)) for text in draft_input.texts]
         places = [0] * len(true)
         for level, size in enumerate(levels):
             above = places
             places = [self.random.randrange(size) for _ in true]
-            parents = torch.tensor([[self.random.randrange(growth.sizes[-1]) for _ in range(size)] for _ in true])
+            parents = torch.tensor([[self.random.randrange(builder.sizes[-1]) for _ in range(size)] for _ in true])
             tokens = torch.tensor([[(ahead[level] + 1 + place) % 61 for place in range(size)] for ahead in true])
             for row, ahead in enumerate(true):
                 parents[row, places[row]], tokens[row, places[row]] = above[row], ahead[level]
-            growth.add(parents, tokens)
-        return growth.tree()
+            builder.add(parents, tokens)
+        return builder.tree()
 
     def true_tokens(self, text: list[int], count: int) -> list[int]:
         """The tokens that follow, up to a random one, from which on they are wrong."""
@@ -155,10 +155,10 @@ def test_a_layer_on_the_final_hidden_state_drafts(shape: int | Levels, temperatu
     said: list[tuple[list[int], Tensor]] = []
 
     class Recorded(MadeUpDrafter):
-        def propose(self, frontier: Frontier, levels: Levels, sampler: Sampler) -> DraftTree:
-            texts = [list(text) for text in frontier.texts]  # which grow
+        def propose(self, draft_input: DraftInput, levels: Levels, sampler: Sampler) -> DraftTree:
+            texts = [list(text) for text in draft_input.texts]  # which grow
             said.extend(zip(texts, self.target.lm_head(self.layer(self.newest_BH)), strict=True))
-            return super().propose(frontier, levels, sampler)
+            return super().propose(draft_input, levels, sampler)
 
     prompts = [torch.randint(0, 61, (length,)).tolist() for length in LENGTHS]
     options = {"temperature": temperature, "generator": torch.Generator().manual_seed(0)}

@@ -17,7 +17,7 @@ from longspec.decode.tree import NOTHING, DraftTree, Levels, chains
 
 
 @dataclass
-class Frontier:
+class DraftInput:
     """Where the rows stand when a round begins. A row's newest token, the root, is not yet in the target's cache.
 
     texts: prompt and tokens, root included; lengths: cached tokens of each row, len(text) - 1, on the host and the device;
@@ -36,8 +36,8 @@ class Frontier:
 class Drafter(Protocol):
     """Proposes trees of tokens that may follow.
 
-    reads: the tensors of the target that it wants, by name: keys and values come with every frontier; hidden states, which the
-    target makes once, come with the tokens that they belong to, at the start and after each verification.
+    reads: names of the tensors of the target that it wants: keys and values come with every draft input; hidden states, which
+    the target makes once, come with the tokens that they belong to, at the start and after each verification.
     """
 
     reads: tuple[str, ...]
@@ -48,7 +48,7 @@ class Drafter(Protocol):
     def begin(self, prompts: list[list[int]], hidden: dict[str, Tensor]) -> None:
         """New texts, one a row; `hidden` states of their tokens [B, T, H], left-aligned."""
 
-    def propose(self, frontier: Frontier, levels: Levels, sampler: Sampler) -> DraftTree:
+    def propose(self, draft_input: DraftInput, levels: Levels, sampler: Sampler) -> DraftTree:
         """A tree for each row, of `levels` or fewer of them."""
         ...
 
@@ -83,7 +83,7 @@ def alone_with(drafter: Drafter) -> Iterator[None]:
 
 
 class Stateless:
-    """A drafter that needs nothing but the frontier."""
+    """A drafter that needs nothing but the draft_input."""
 
     reads: tuple[str, ...] = ()
 
@@ -139,15 +139,15 @@ class LookupDrafter(Stateless):
         for followers, prompt in zip(self.followers, prompts, strict=True):
             followers.learn(prompt)
 
-    def propose(self, frontier: Frontier, levels: Levels, sampler: Sampler) -> DraftTree:
+    def propose(self, draft_input: DraftInput, levels: Levels, sampler: Sampler) -> DraftTree:
         """A chain as deep as `levels`, shorter where the text holds no earlier match."""
         found = []
-        for followers, text in zip(self.followers, frontier.texts, strict=True):
+        for followers, text in zip(self.followers, draft_input.texts, strict=True):
             followers.learn(text)
             found.append(followers.of(text, len(levels)))
         longest = max(map(len, found))
         filled = [chain + [NOTHING] * (longest - len(chain)) for chain in found]
-        return chains(frontier.roots_B, torch.tensor(filled, dtype=torch.int64, device=frontier.roots_B.device))
+        return chains(draft_input.roots_B, torch.tensor(filled, dtype=torch.int64, device=draft_input.roots_B.device))
 
     def select(self, rows_B: Tensor) -> None:
         """Go on with these rows alone."""

@@ -93,7 +93,7 @@ def generate(
         prompts,
         max_new_tokens=config.max_new_tokens,
         shape=shape,
-        **_law(config),
+        **sampling_settings(config),
         eos=config._eos_token_tensor,
         stop_strings=_listed(config.stop_strings),
         tokenizer=tokenizer,
@@ -150,7 +150,7 @@ def _refuse(model: Any, config: GenerationConfig, strange: dict[str, Any]) -> No
         )
 
 
-def _law(config: GenerationConfig) -> dict[str, Any]:
+def sampling_settings(config: GenerationConfig) -> dict[str, Any]:
     """How tokens are drawn."""
     if not config.do_sample:
         return {"temperature": 0.0}

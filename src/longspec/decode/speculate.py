@@ -13,14 +13,14 @@ from torch import Tensor
 
 from longspec.decode.cache import compact, cut, select, tokens_ahead
 from longspec.decode.checks import check_decodable, check_drafter
-from longspec.decode.drafters import Drafter, Frontier, alone_with
+from longspec.decode.drafters import Drafter, DraftInput, alone_with
 from longspec.decode.prefill import Prefilled, prefill
 from longspec.decode.sampling import Sampler, check_drawn
 from longspec.decode.states import ReadTarget, is_hidden
 from longspec.decode.stops import Stops
 from longspec.decode.timing import Stopwatch
 from longspec.decode.tree import DEFAULT_SHAPE, DraftTree, Levels, levels_of
-from longspec.decode.verify import Verdict, descend
+from longspec.decode.verify import Acceptance, verify_tree
 from longspec.models.attention.backends import TARGET_ATTENTION
 from longspec.models.attention.tree_visibility import TreeVisibility
 
@@ -115,11 +115,11 @@ def speculate(
         run = _Run(read, drafter, start, nodes, sampler, _Texts(start.prompts, stops, max_new_tokens, on_tokens))
         clock.mark("draft")
         while run.texts.active:
-            tree = drafter.propose(run.frontier(), levels, sampler)
+            tree = drafter.propose(run.draft_input(), levels, sampler)
             clock.mark("draft")
             logits_BSV = run.forward(tree)
             clock.mark("target")
-            run.take(descend(logits_BSV, tree, sampler), tree)
+            run.take(verify_tree(logits_BSV, tree, sampler), tree)
             clock.mark("rest")
     seconds = clock.seconds()
     return Decoded(run.texts.rows, sum(seconds.values()), seconds["draft"], seconds["target"])
@@ -183,10 +183,10 @@ class _Run:
             texts.add(number, [token])
         self._leave_ended()
 
-    def frontier(self) -> Frontier:
+    def draft_input(self) -> DraftInput:
         """State of the rows at the beginning of a round."""
         texts = [self.texts.whole[number] for number in self.texts.active]
-        return Frontier(texts, tuple(self.lengths), self.lengths_B, self.roots_B, self.read.cached(self.cache))
+        return DraftInput(texts, tuple(self.lengths), self.lengths_B, self.roots_B, self.read.cached(self.cache))
 
     def forward(self, tree: DraftTree) -> Tensor:
         """The target's logits after each node, [B, S, V]; their keys and values are then in the cache."""
@@ -199,19 +199,19 @@ class _Run:
             visibility=visibility,
         ).logits
 
-    def take(self, verdict: Verdict, tree: DraftTree) -> None:
+    def take(self, acceptance: Acceptance, tree: DraftTree) -> None:
         """The kept path becomes text; caches follow. The round's one transfer to the host is here."""
-        kept_and_tokens = torch.cat([verdict.kept_B[:, None], verdict.tokens_BE], dim=1).tolist()
+        kept_and_tokens = torch.cat([acceptance.kept_B[:, None], acceptance.tokens_BE], dim=1).tolist()
         before_B = self.lengths_B
         is_in_place = tree.is_chain and len(set(self.lengths)) == 1  # the path lies behind each row's text already
         self.lengths = [length + row[0] + 1 for length, row in zip(self.lengths, kept_and_tokens, strict=True)]
-        self.lengths_B = before_B + verdict.kept_B + 1
+        self.lengths_B = before_B + acceptance.kept_B + 1
         if is_in_place:
             cut(self.cache, max(self.lengths))
         else:
-            compact(self.cache, tree.tokens_BS.shape[1], verdict.path_BE, before_B, max(self.lengths))
-        self.drafter.commit(verdict.path_BE, verdict.kept_B, self.read.hidden_of(verdict.path_BE))
-        self.roots_B = verdict.tokens_BE.gather(1, verdict.kept_B[:, None])[:, 0]
+            compact(self.cache, tree.tokens_BS.shape[1], acceptance.path_BE, before_B, max(self.lengths))
+        self.drafter.commit(acceptance.path_BE, acceptance.kept_B, self.read.hidden_of(acceptance.path_BE))
+        self.roots_B = acceptance.tokens_BE.gather(1, acceptance.kept_B[:, None])[:, 0]
         for number, (kept, *tokens) in zip(self.texts.active, kept_and_tokens, strict=True):
             check_drawn(tokens[: kept + 1])
             self.texts.rows[number].accepted.append(self.texts.add(number, tokens[: kept + 1]))

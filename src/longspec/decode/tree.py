@@ -56,7 +56,7 @@ class DraftTree:
         return self.tokens_BS.shape[1] == self.depth + 1
 
 
-class Growth:
+class TreeBuilder:
     """A tree that grows by one level at a time, from its root on."""
 
     def __init__(self, roots_B: Tensor) -> None:

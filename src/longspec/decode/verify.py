@@ -13,7 +13,7 @@ from longspec.decode.tree import NOTHING, DraftTree
 
 
 @dataclass
-class Verdict:
+class Acceptance:
     """For each row: the path of nodes from the root, how many drafted tokens on it stay, and the tokens that follow the root.
 
     Valid are path_BE[b, : kept_B[b] + 1] and tokens_BE[b, : kept_B[b] + 1]: the kept tokens and one of the target's own.
@@ -24,7 +24,7 @@ class Verdict:
     tokens_BE: Tensor
 
 
-def descend(logits_BSV: Tensor, tree: DraftTree, sampler: Sampler) -> Verdict:
+def verify_tree(logits_BSV: Tensor, tree: DraftTree, sampler: Sampler) -> Acceptance:
     """Walk down from the root by the rule that fits how the tree was made, without a word to the host.
 
     logits_BSV: the target's after each node.
@@ -43,7 +43,7 @@ def descend(logits_BSV: Tensor, tree: DraftTree, sampler: Sampler) -> Verdict:
         alive_B = alive_B & (child_B != NOTHING)
         kept_B = kept_B + alive_B
         node_B = torch.where(alive_B, child_B, node_B)
-    return Verdict(torch.stack(path, dim=1), kept_B, torch.stack(tokens, dim=1))
+    return Acceptance(torch.stack(path, dim=1), kept_B, torch.stack(tokens, dim=1))
 
 
 def _chosen(logits_BV: Tensor, tree: DraftTree, node_B: Tensor, sampler: Sampler) -> tuple[Tensor, Tensor]:
@@ -59,11 +59,11 @@ def _chosen(logits_BV: Tensor, tree: DraftTree, node_B: Tensor, sampler: Sampler
     return token_B, torch.where(matches_BS.any(-1), matches_BS.int().argmax(-1), NOTHING)
 
 
-def _along_chain(logits_BSV: Tensor, tree: DraftTree, sampler: Sampler) -> Verdict:
+def _along_chain(logits_BSV: Tensor, tree: DraftTree, sampler: Sampler) -> Acceptance:
     """The rule of _chosen for a chain, at all of its nodes at once: how far the target's tokens are the chain's."""
     tokens_BE = sampler.choose(logits_BSV.flatten(0, 1)).unflatten(0, logits_BSV.shape[:2])
     kept_B = (tree.tokens_BS[:, 1:] == tokens_BE[:, :-1]).cumprod(dim=1).sum(dim=1)
-    return Verdict(tree.depths_S.expand_as(tokens_BE), kept_B, tokens_BE)
+    return Acceptance(tree.depths_S.expand_as(tokens_BE), kept_B, tokens_BE)
 
 
 def _drawn(logits_BV: Tensor, tree: DraftTree, node_B: Tensor, sampler: Sampler) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from longspec.decode.drafters import Drafter, Frontier
+from longspec.decode.drafters import Drafter, DraftInput
 from longspec.decode.sampling import Sampler
 from longspec.decode.tree import DraftTree, Levels
 
@@ -32,9 +32,9 @@ class Recorder:
         self.proposals = []
         self.drafter.begin(prompts, hidden)
 
-    def propose(self, frontier: Frontier, levels: Levels, sampler: Sampler) -> DraftTree:
+    def propose(self, draft_input: DraftInput, levels: Levels, sampler: Sampler) -> DraftTree:
         """The drafter's own tree."""
-        tree = self.drafter.propose(frontier, levels, sampler)
+        tree = self.drafter.propose(draft_input, levels, sampler)
         self.proposals.append((tree.tokens_BS, tree.parents_BS))
         return tree
 

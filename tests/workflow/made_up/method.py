@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from longspec.decode.drafters import Frontier
+from longspec.decode.drafters import DraftInput
 from longspec.decode.sampling import Sampler
-from longspec.decode.tree import DraftTree, Growth, Levels
+from longspec.decode.tree import DraftTree, Levels, TreeBuilder
 from longspec.methods import settings_of
 from longspec.methods.contract import DraftMemory, DraftOperations, DraftOutput, DraftTrainer
 from longspec.methods.draft_files import draft_weights_file, stored_settings
@@ -96,10 +96,10 @@ class MadeUpDrafter:
         last_B = torch.tensor([len(prompt) - 1 for prompt in prompts], device=final_BTH.device)
         self.newest_BH = final_BTH[torch.arange(len(prompts), device=final_BTH.device), last_B]
 
-    def propose(self, frontier: Frontier, levels: Levels, sampler: Sampler) -> DraftTree:
+    def propose(self, draft_input: DraftInput, levels: Levels, sampler: Sampler) -> DraftTree:
         """The first of the levels."""
         logits_BV = self.target.lm_head(self.layer(self.newest_BH))
-        growth, is_drawn = Growth(frontier.roots_B), not sampler.greedy and levels[0] == 1
+        growth, is_drawn = TreeBuilder(draft_input.roots_B), not sampler.greedy and levels[0] == 1
         growth.grow(sampler.log_probabilities(logits_BV)[:, None], levels[0], sampler if is_drawn else None)
         return growth.tree()
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longspec.decode.drafters import Frontier
+from longspec.decode.drafters import DraftInput
 from longspec.decode.sampling import Sampler
-from longspec.decode.tree import DraftTree, Growth, Levels
+from longspec.decode.tree import DraftTree, Levels, TreeBuilder
 from longspec.methods.glide.layer import GlideLayer
 from longspec.models.attention.tree_visibility import TreeVisibility
 from longspec.states.tensors import KEYS, VALUES
@@ -46,42 +46,42 @@ class GlideDrafter:
         positions_BW = (first_B1 + torch.arange(width, device=device)).clamp_min(0)
         _, self.own = self._take_in(torch.tensor(newest, device=device), positions_BW)[1:]
 
-    def propose(self, frontier: Frontier, levels: Levels, sampler: Sampler) -> DraftTree:
+    def propose(self, draft_input: DraftInput, levels: Levels, sampler: Sampler) -> DraftTree:
         """A tree of exactly these levels."""
         is_drawn = not sampler.greedy and all(size == 1 for size in levels)
-        growth = Growth(frontier.roots_B)
+        builder = TreeBuilder(draft_input.roots_B)
         self.tree_own = []
         for size in levels:
-            log_q_BWV = sampler.log_probabilities(self.logits(frontier, growth).flatten(0, 1)).unflatten(
-                0, (-1, growth.sizes[-1])
+            log_q_BWV = sampler.log_probabilities(self.logits(draft_input, builder).flatten(0, 1)).unflatten(
+                0, (-1, builder.sizes[-1])
             )
-            growth.grow(log_q_BWV, size, sampler if is_drawn else None)
-        self._take_in_level(frontier, growth)  # the leaves, which may become text too
-        return growth.tree()
+            builder.grow(log_q_BWV, size, sampler if is_drawn else None)
+        self._take_in_level(draft_input, builder)  # the leaves, which may become text too
+        return builder.tree()
 
-    def logits(self, frontier: Frontier, growth: Growth) -> Tensor:
+    def logits(self, draft_input: DraftInput, builder: TreeBuilder) -> Tensor:
         """The draft's logits of the token after each node of the newest level, [B, W, V].
 
         A node at depth d sees all of the target's cache, which ends d + 1 tokens before it: the lag d + 1 of training.
         """
-        embedded_BWH, rope = self._take_in_level(frontier, growth)
-        size, device = growth.sizes[-1], frontier.roots_B.device
-        depths = [torch.full((count,), level, device=device) for level, count in enumerate(growth.sizes)]
+        embedded_BWH, rope = self._take_in_level(draft_input, builder)
+        size, device = builder.sizes[-1], draft_input.roots_B.device
+        depths = [torch.full((count,), level, device=device) for level, count in enumerate(builder.sizes)]
         assert self.own is not None
         own_visibility = TreeVisibility(
-            frontier.lengths,
-            frontier.lengths_B,
-            growth.seen_BSS[:, -size:],
+            draft_input.lengths,
+            draft_input.lengths_B,
+            builder.seen_BSS[:, -size:],
             depths[-1],
             torch.cat(depths),
-            first_B=frontier.lengths_B - self.own[0].shape[2],
+            first_B=draft_input.lengths_B - self.own[0].shape[2],
             window=self.window,
         )
-        nothing_BW0, no_depths = growth.seen_BSS[:, -size:, :0], depths[-1][:0]
-        target_visibility = TreeVisibility(frontier.lengths, frontier.lengths_B, nothing_BW0, depths[-1], no_depths)
+        nothing_BW0, no_depths = builder.seen_BSS[:, -size:, :0], depths[-1][:0]
+        target_visibility = TreeVisibility(draft_input.lengths, draft_input.lengths_B, nothing_BW0, depths[-1], no_depths)
         keys, values = zip(self.own, *self.tree_own, strict=True)
         own = (torch.cat(keys, dim=2), torch.cat(values, dim=2))
-        keys_BKTD, values_BKTD = (frontier.cached[name] for name in self.reads)
+        keys_BKTD, values_BKTD = (draft_input.cached[name] for name in self.reads)
         cached = (keys_BKTD, values_BKTD)
         hidden_BWH = self.layer(embedded_BWH, rope, own, cached, own_visibility, target_visibility)
         return self.target.lm_head(hidden_BWH)
@@ -104,10 +104,10 @@ class GlideDrafter:
         assert self.own is not None
         self.own = (self.own[0][rows_B], self.own[1][rows_B])
 
-    def _take_in_level(self, frontier: Frontier, growth: Growth) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def _take_in_level(self, draft_input: DraftInput, builder: TreeBuilder) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Add the newest level's keys and values; its embeddings [B, W, H] and rotations."""
-        positions_B1 = frontier.lengths_B[:, None] + (len(growth.sizes) - 1)
-        embedded_BWH, rope, own = self._take_in(growth.tokens[-1], positions_B1.expand_as(growth.tokens[-1]))
+        positions_B1 = draft_input.lengths_B[:, None] + (len(builder.sizes) - 1)
+        embedded_BWH, rope, own = self._take_in(builder.tokens[-1], positions_B1.expand_as(builder.tokens[-1]))
         self.tree_own.append(own)
         return embedded_BWH, rope
 
