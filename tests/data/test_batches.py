@@ -12,9 +12,11 @@ from omegaconf import OmegaConf
 
 from longspec.data.batches import global_batch, steps_per_epoch
 from longspec.distributed import Ranks
-from longspec.methods.glide.settings import Draft
+from longspec.methods.glide.settings import Draft, Method
 from longspec.train.estimate.grad_accum import share_global_batch
 from longspec.train.micro_batches import StepBatches
+
+DRAFT = OmegaConf.structured(Draft(anchors="off", lag_mode="fixed"))
 
 
 @pytest.mark.parametrize(("num_rows", "size"), [(7, 7), (64, 8), (65, 8), (1000, 3)])
@@ -47,10 +49,7 @@ def test_any_epoch_is_a_permutation(num_rows: int, size: int, seed: int, epoch: 
 )
 def test_ranks_share_the_same_global_batch(num_rows: int, world: int, micro: int, seed: int, step: int) -> None:
     """However many processes there are and however many rows each takes at once: together the same rows, none twice."""
-    draft = Draft(anchors="off", lag_mode="random")
-    recipe = SimpleNamespace(
-        global_batch=24, seed=seed, method=SimpleNamespace(name="glide"), draft=OmegaConf.structured(draft)
-    )
+    recipe = SimpleNamespace(global_batch=24, seed=seed, method=Method(), draft=DRAFT)
     largest, accumulation = share_global_batch(24, micro, world)
     shares = []
     for rank in range(world):

@@ -6,6 +6,7 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from longspec.compare.pairs import Pair
+from longspec.config import plain
 from longspec.report.estimates import acceptance, difference
 from longspec.report.growth_plot import estimates
 from longspec.report.inputs import Settings, Stage, Variant
@@ -48,7 +49,7 @@ def recipe_differences(pair: Pair) -> list[Row]:
 
 
 def _recipe(stage: Stage) -> Row:
-    return flatten(OmegaConf.to_container(stage.recipe, resolve=True))
+    return flatten(plain(stage.recipe))
 
 
 def differing(first: Row, second: Row) -> list[tuple[str, Any, Any]]:

@@ -1,6 +1,6 @@
 """A section as a file: written as canonical text, read back typed and checked."""
 
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ def plain(section: Any) -> dict[str, Any]:
             value = plain(value)
         elif OmegaConf.is_config(value):
             value = OmegaConf.to_container(value, resolve=True)
-        if not (each.metadata.get("later") and value == each.default):
+        if not (each.metadata.get("later") and value == _default(each)):
             values[each.name] = value
     if (
         schema is Recipe
@@ -40,6 +40,11 @@ def plain(section: Any) -> dict[str, Any]:
     ):
         del values["method"]
     return values
+
+
+def _default(each: Field[Any]) -> Any:
+    """A field's default, also where a function makes it."""
+    return each.default if each.default_factory is MISSING else each.default_factory()
 
 
 def _schema_of(content: Any) -> DictConfig:

@@ -92,6 +92,7 @@ def identity_of(options: argparse.Namespace, target: Any, recipe: Any, section: 
         "draft": sha256_file(options.draft / "model.safetensors") if options.draft else None,
         "target": sha256_file(options.target),
         "seed of fresh weights": recipe.seed if options.drafter == UNTRAINED else None,
+        "method": None if options.drafter == LOOKUP else recipe.method.name,
         "settings": None if options.drafter == LOOKUP else OmegaConf.to_container(recipe.draft),
         "dtype": str(target.dtype),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine(),

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from omegaconf import OmegaConf
-
+from longspec.config import plain
 from longspec.report.inputs import Manifest, Stage, Target, Variant
 
 # The recipe's main keys as the page calls them; others that differ between stages follow by their own names.
@@ -49,7 +48,7 @@ def _shown(key: str, recipe: dict[str, Any]) -> str:
 
 def recipe_table(variant: Variant) -> dict[str, Any]:
     """Stages as columns, settings as rows; each cell (text, differs from the stage before)."""
-    recipes = [flatten(OmegaConf.to_container(stage.recipe, resolve=True)) for stage in variant.stages]
+    recipes = [flatten(plain(stage.recipe)) for stage in variant.stages]
     keys = [key for key in RECIPE_ROWS if key in recipes[0]]
     covered = {*keys, *HIDDEN, "draft.anchor_tokens", "draft.lag", "steps"}
     differing = [key for key in sorted(recipes[0]) if len({str(recipe.get(key)) for recipe in recipes}) > 1]

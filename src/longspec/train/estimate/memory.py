@@ -16,7 +16,7 @@ from longspec.methods import method_of
 from longspec.methods.contract import Method
 from longspec.models.attention.sdpa import QUERY_BLOCK
 from longspec.models.target import head_width
-from longspec.states.tensors import StateTensor
+from longspec.states.tensors import FINAL, KEYS, VALUES, StateTensor
 from longspec.train.estimate.flops import layer_products
 
 GIB = 2**30
@@ -146,15 +146,19 @@ def target_items(setup: Setup) -> list[Item]:
     """The target's weights and its forward, which keeps nothing for a backward.
 
     At its widest a layer holds residual, embeddings, norm and output, 4H, beside three of width I (SwiGLU), or in its
-    attention 3H beside 5ND for the rotations; this for the tokens of one chunk. Kept for the draft: see draft_items. With
-    chunks, keys and values of all layers are kept until the last one, 2KDL, and the hidden states once more, H.
+    attention 3H beside 5ND for the rotations; this for the tokens of one chunk. Kept for the draft: see draft_items; the last
+    layer's keys and values and the final hidden states are made after the last rotation. With chunks, keys and values of all
+    layers are kept until the last one, 2KDL, and the hidden states once more, H.
     """
     config, element, tokens = setup.config, setup.element, setup.tokens
     width = head_width(config)
     heads, key_values = config.num_attention_heads * width, config.num_key_value_heads * width
     partitioned = setup.target == PARTITIONED
     at_once = min(setup.target_chunk or setup.sequence_length, setup.sequence_length) * setup.micro_batch
-    widest = max(4 * config.hidden_size + 3 * setup.ffn_width, 3 * config.hidden_size + 5 * heads + 2 * key_values)
+    last = config.num_hidden_layers - 1
+    late = sum(tensor.elements for tensor in setup.reads if tensor.name in (FINAL, f"{KEYS}{last}", f"{VALUES}{last}"))
+    rotating = 3 * config.hidden_size + 5 * heads + 2 * key_values - late
+    widest = max(4 * config.hidden_size + 3 * setup.ffn_width, rotating)
     weights = setup.target_bytes
     items = [
         Item("target weights", -(-weights // setup.world_size) if partitioned else weights),
