@@ -12,7 +12,7 @@ from torch import Tensor
 
 from longspec.methods.glide.layer import GlideLayer
 from tests.draft.conftest import CONFIG, Extract
-from tests.train.jobs import PLAIN, finish, start
+from tests.jobs import PLAIN, finish, start
 
 MODEL = "mp_rank_00_model_states.pt"
 OPTIMIZER = "zero_pp_rank_0_mp_rank_00_optim_states.pt"

@@ -37,8 +37,12 @@ def read_draft_config(path: str | Path) -> tuple[Path, dict[str, Any]] | None:
     if not (folder / CONFIG).is_file():
         return None
     file, content = folder / CONFIG, read_json_object(folder / CONFIG)
-    if content.get(METHOD) not in methods.names():
-        return None
+    if METHOD not in content:
+        return None  # a target's, say
+    if content[METHOD] not in methods.names():
+        raise ValueError(
+            f"{file}: {METHOD}: {content[METHOD]!r} is unknown to this version, which knows {', '.join(methods.names())}"
+        )
     for name, kind in FIELDS.items():
         if not isinstance(content.get(name), kind):
             told = f"is {content[name]!r}" if name in content else "is missing"
