@@ -21,6 +21,7 @@ from typing import TextIO
 
 from longspec.cluster.attempt_logs import append_last_words, new_log
 from longspec.distributed import die_with_parent
+from longspec.shown import one_line
 from longspec.slurm import NoAnswerError, answer_of, ask_patiently, squeue
 
 # Ports below those that systems give away by themselves; two jobs that share a node have different numbers.
@@ -168,7 +169,7 @@ def main(argv: list[str]) -> int:
                 return run(options, log, output)
             except ValueError as error:
                 for place in (output, sys.stderr) if log else (sys.stderr,):
-                    print(f"error: {error}", file=place)
+                    print(f"error: {one_line(error)}", file=place)
     except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {one_line(error)}", file=sys.stderr)
     return 1

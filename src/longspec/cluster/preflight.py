@@ -25,6 +25,7 @@ from longspec.cluster import preflight_compute, preflight_job, preflight_node
 from longspec.cluster.preflight_ranks import FAIL, OK, WARN, Facts, Finding, Place, UnreadableTargetError, meet, open_store
 from longspec.config import ConfigError, Recipe, Runtime, load
 from longspec.distributed import Ranks, end_at_once, find_ranks
+from longspec.shown import one_line
 
 WHOLE = 5  # times the limit of one check is the limit of all
 Check = Callable[[Place], Finding | None]
@@ -232,7 +233,7 @@ def run(argv: list[str]) -> int:
         place.store = open_store(ranks, options.seconds)
         return lead(place, options.report, until) if ranks.is_main else follow(place, until)
     except (*ConfigError, torch.distributed.DistError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {one_line(error)}", file=sys.stderr)
         return 1
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import yaml
 
+from longspec import shown
 from longspec.atomic_files import describe_files, files_below, new_folder, read_json, write_json, write_text
 from longspec.distributed import log
 
@@ -93,7 +94,7 @@ def main() -> None:
     try:
         options.run(options)
     except ValueError as error:
-        sys.exit(f"error: {error}")
+        sys.exit(shown.error(error))
 
 
 if __name__ == "__main__":

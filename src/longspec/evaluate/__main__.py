@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import transformers
 from omegaconf import OmegaConf
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from longspec import jsonl, shown
 from longspec.atomic_files import read_json, sha256_file, sha256_text
@@ -26,6 +26,8 @@ from longspec.families import position_limit
 from longspec.methods import method_of
 from longspec.models.attention import flash
 from longspec.models.precision import resolve_dtype
+from longspec.models.target import load_target
+from longspec.models.target_config import read_target_config
 from longspec.states.forward import TargetStates
 
 UNTRAINED, LOOKUP = "untrained", "lookup"
@@ -129,8 +131,7 @@ def evaluate(options: argparse.Namespace) -> None:
     path, recipe = read_json(options.target)["path"], load(options.recipe, Recipe)
     section = tasks.parse(options.settings)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    target = AutoModelForCausalLM.from_pretrained(path, dtype=resolve_dtype(recipe.precision), trust_remote_code=False)
-    target = target.to(device).eval()
+    target = load_target(path, read_target_config(path), resolve_dtype(recipe.precision)).to(device)
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     drafter = make_drafter(options, target, recipe)
     prompts = all_prompts(options, section, tokenizer, position_limit(target.config))

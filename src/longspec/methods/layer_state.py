@@ -5,6 +5,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from longspec.shown import one_line
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -29,4 +31,4 @@ def check_state(
         elif name in own and (strange := int(tensor.isfinite().logical_not().sum())):
             faults.append(f"{name}: {strange} of its {tensor.numel()} numbers are NaN or infinite")
     if faults:
-        raise ValueError(f"{source}: not the weights of this draft: {'; '.join(sorted(faults))}{hint}")
+        raise ValueError(one_line(f"{source}: not the weights of this draft: {'; '.join(sorted(faults))}{hint}"))

@@ -16,11 +16,11 @@ def head_width(config: PretrainedConfig) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
-def load_target(path: str, config: PretrainedConfig, dtype: torch.dtype, attention: str) -> Any:
+def load_target(path: str, config: PretrainedConfig, dtype: torch.dtype, attention: str | None = None) -> Any:
     """The frozen target of a folder or a hub name, on the CPU, as `config` says, which stays as it is.
 
-    `attention` is the name of a registered implementation. Raises ValueError for a target that is not supported, and for a
-    damaged file of weights.
+    `attention` is the name of a registered implementation; None: transformers chooses. Raises ValueError for a target that is
+    not supported, and for a damaged file of weights.
     """
     check_target(config, f"{path}/config.json")
     for file in sorted(Path(path).glob("*.safetensors")):  # of a hub name there are none: the hub's client checks what it loads

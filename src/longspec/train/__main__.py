@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from longspec.shown import one_line
 from longspec.train.lifetime.launcher import die_with_launcher
 
 if __name__ == "__main__":  # the imports below take seconds
@@ -286,7 +287,7 @@ def main() -> None:
         code = run(job, ranks, lease)
     except (*ConfigError, save_load.SaveError) as error:
         write_error_file(error, ranks, known=True)
-        print_error(f"error: {error}")
+        print_error(f"error: {one_line(error)}")
         code = 1
     except Exception as error:
         write_error_file(error, ranks, known=False)

@@ -19,6 +19,7 @@ from longspec.data.batches import steps_per_epoch
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.families import check_target
 from longspec.models.target_config import read_target_config
+from longspec.shown import one_line
 from longspec.train.checkpoint.zero_state import KINDS
 from longspec.train.estimate import flops
 from longspec.train.estimate.grad_accum import share_global_batch
@@ -218,7 +219,7 @@ def main(argv: list[str]) -> int:
                 print("\n".join([*stage_lines(recipe, plan, options.flops), slurm_line(needs), *lines]))
             all_fit, hours, disk = all_fit and fits, hours + plan.hours(options.flops), disk + plan.disk
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {one_line(error)}", file=sys.stderr)
         return 1
     print(json.dumps(jobs) if options.json else f"all {len(stages)} stages: {hours:.1f} hours, {gib(disk)} of disk")
     return 0 if all_fit else 1
