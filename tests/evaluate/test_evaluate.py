@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -162,6 +163,18 @@ def test_prompts_beyond_the_targets_positions_are_refused(arguments: Any) -> Non
     tasks = {"held": {"data": "d", "context": [4, 32697]}}
     with pytest.raises(ValueError, match=r"evaluation\.tasks\.held\.context: prompts of 32697 .*; 32696 is the most"):
         evaluate(arguments("lookup", "a.jsonl", tasks=tasks))
+
+
+def test_a_cut_target_is_named(arguments: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = arguments("lookup", "x.jsonl")
+    shutil.copytree(folder / "target", tmp_path / "target")
+    weights = tmp_path / "target/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    write_json(tmp_path / "target_manifest.json", {"path": str(tmp_path / "target"), "source": "test", "files": {}})
+    command[command.index("--target") + 1] = str(tmp_path / "target_manifest.json")
+    monkeypatch.setattr("sys.argv", ["evaluate", *command])
+    with pytest.raises(SystemExit, match=r"^error: .*target/model\.safetensors: is damaged"):
+        verb.main()
 
 
 def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:

@@ -28,7 +28,12 @@ def told(error: yaml.YAMLError) -> str:
 
 
 def read(path: Path) -> Any:
-    """The content of a YAML file. Raises ValueError with file and line for what is no UTF-8, no YAML, or has a key twice."""
+    """The content of a YAML file.
+
+    Raises ValueError with file and line for a file that is not there, is no UTF-8, no YAML, or has a key twice.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file; correct the path")
     content = path.read_bytes()
     try:
         text = content.decode("utf-8")
