@@ -38,12 +38,12 @@ class Choices:
 
     @property
     def stage_names(self) -> list[str]:
-        """Of all runs."""
+        """Names of the stages of all runs, each once."""
         return list(dict.fromkeys(stage for stages in self.stages.values() for stage in stages))
 
     @property
     def drafters(self) -> list[str]:
-        """Of all runs: the baselines and every stage."""
+        """Names of everything that is evaluated in some run: the baselines and every stage."""
         return list(dict.fromkeys([*BASELINES, *self.stage_names]))
 
     @property
@@ -105,7 +105,7 @@ class Choices:
         return {config.recipe.data.name for config in self.configs.values()} | set(phases)
 
     def datasets_in_order(self) -> list[list[str]]:
-        """Of each run and variant the datasets of its stages, in order."""
+        """For each run and variant, the datasets of its stages in order."""
         return [
             [config.recipe.data.name for config in self.configs_of(run, variant)]
             for run in self.runs

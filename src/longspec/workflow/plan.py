@@ -1,4 +1,4 @@
-"""What each rule asks about a job: its files and its settings.
+"""The plan answers each rule's questions about a job: its files and its settings.
 
 Arguments have the names of wildcards and hold what these hold. `longspec.workflow.checks.checked_plan` makes a plan.
 """
@@ -30,7 +30,7 @@ class Plan(Choices):
         return complete(dataset, self.data[dataset])["revision"]
 
     def raw_files(self, dataset: str) -> list[Any]:
-        """What a dataset is read from: files, or the manifest of what was fetched; nothing for records made here."""
+        """The files that a dataset is read from, or the manifest of what was fetched; none for records made here."""
         source = self.source(dataset)
         if source in GENERATED:
             return []

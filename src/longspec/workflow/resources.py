@@ -1,4 +1,4 @@
-"""What a stage's job asks a cluster for: processes that can share its batch; memory and minutes by the estimate from its
+"""The resources that a stage's job asks a cluster for: processes that can share its batch; memory and minutes by the estimate from its
 recipe, target and rows, as soon as these are there, within what the profile allows.
 """
 
@@ -21,7 +21,7 @@ GPUS = re.compile(r"\bgpu(?::[^:,]*[^:,\d][^:,]*)?(?::(\d+))?\b")  # in Slurm's 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the profile's set-resources of `train` allow; the defaults hold without a profile.
+    """Limits by the profile's set-resources of `train`; the defaults hold without a profile.
 
     node_mem: MB of each node; longest_job: minutes; tflops: that a GPU reaches, 0 for no estimate.
     """
