@@ -1,5 +1,5 @@
-"""The resources that a stage's job asks a cluster for: processes that can share its batch; memory and minutes by the estimate from its
-recipe, target and rows, as soon as these are there, within what the profile allows.
+"""The resources that a stage's job asks a cluster for: processes that can share its batch; memory and minutes by the
+estimate from its recipe, target and rows, as soon as these are there, within what the profile allows.
 """
 
 import json
