@@ -25,7 +25,7 @@ def test_weights_are_opened_by_one_module(root: Path) -> None:
 
 def test_transformers_is_told_everywhere_to_run_nothing(root: Path) -> None:
     found = [(file, node) for file, name, node in calls(root) if name in [f"{cls}.from_pretrained" for cls in ASKING]]
-    assert len(found) >= 5
+    assert len(found) >= 4
     for file, node in found:
         told = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
         assert told.get("trust_remote_code") == "False", f"{file}: line {node.lineno}"

@@ -358,7 +358,7 @@ def test_a_missing_package_is_named_before_anything_is_loaded(monkeypatch: pytes
         ("runtime.report_to=[none,wandb]", r"none stands alone"),
         ("runtime.report_to=[wandb,wandb]", r"name each tracker once"),
         ("runtime.tracker_mode=cloud", r"runtime\.tracker_mode: 'cloud' is unknown; choose one of online, offline"),
-        ("runtime.peak_tflops=0", r"runtime\.peak_tflops: must be above 0 or null"),
+        ("runtime.peak_tflops=0", r"runtime\.peak_tflops: must be a number above 0 to 1000000, or null"),
     ],
 )
 def test_wrong_settings_die_at_parse(override: str, message: str) -> None:

@@ -188,7 +188,7 @@ CASES = {
         "config/model/demo.yaml",
         r"\bfamily: qwen2",
         "_target_: os.system",
-        "recipe.model._target_: 'os.system' builds no supported target; choose one of longspec.train.models.llama_glide.",
+        "recipe.model._target_: 'os.system' is unknown; known are longspec.train.models.llama_glide.",
     ),
     "a target's folder that is not there": (
         "config/model/demo.yaml",
