@@ -9,13 +9,14 @@ import pytest
 from longspec import methods
 
 # Package -> the packages of ours it may import; each may import itself, and everyone the shared modules.
-SHARED = {"config", "families", "distributed", "atomic_files", "jsonl", "shown", "slurm"}
+SHARED = {"config", "families", "distributed", "atomic_files", "jsonl", "shown", "slurm", "draft_vocabulary"}
 MAY_IMPORT = {
     "config": {"methods"},
     "families": set(),
     "distributed": set(),
     "atomic_files": set(),
     "jsonl": {"atomic_files"},
+    "draft_vocabulary": {"atomic_files"},
     "shown": set(),
     "slurm": set(),
     "demo": set(),
@@ -64,6 +65,7 @@ WITHOUT_TORCH = {
     "jsonl",
     "shown",
     "slurm",
+    "draft_vocabulary",
     "methods",
     "methods.draft_files",
     "train.lifetime.admission",

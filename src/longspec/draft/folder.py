@@ -1,6 +1,6 @@
 """The draft folder: weights under the published names, config.json, and how transformers decodes with it."""
 
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ def draft_config(target_path: str, recipe: Any) -> dict[str, Any]:
         "target_path": target_path,  # as the manifest has it, relative to the workflow's folder when inside of it
         "target_source": recipe.model.source,
         "target": {name: target[name] for name in TARGET_FIELDS if target.get(name) is not None},
-        "settings": asdict(settings),
+        "settings": {each.name: getattr(settings, each.name) for each in fields(settings) if each.metadata.get("stored", True)},
         "stage": recipe.stage,
     }
 

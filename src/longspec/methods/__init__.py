@@ -4,6 +4,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from longspec.draft_vocabulary import DraftVocabulary, read_draft_vocabulary
+
 if TYPE_CHECKING:
     from longspec.methods.contract import Method
 
@@ -26,10 +28,31 @@ def method(name: str) -> "Method":
     return import_module(f"longspec.methods.{name}.method").METHOD
 
 
-def method_of(recipe: Any) -> tuple["Method", Any]:
-    """The method that a recipe chooses, and its settings."""
+def method_of(recipe: Any, vocabulary: DraftVocabulary | None = None) -> tuple["Method", Any]:
+    """The method that a recipe chooses, and its settings; with the draft vocabulary where weights are trained or read."""
     name = recipe.method.name
-    return method(name), settings_of(name).of(recipe)
+    settings = settings_of(name)
+    return method(name), settings.of(recipe) if vocabulary is None else settings.of(recipe, vocabulary)
+
+
+def vocabulary_size(recipe: Any) -> int | None:
+    """How many tokens of the target a recipe's draft can propose; None: all, so that no vocabulary is counted."""
+    return getattr(recipe.method, "vocabulary", None)
+
+
+def vocabulary_for(recipe: Any, path: Path | None) -> DraftVocabulary | None:
+    """The draft vocabulary of a recipe from its file. Raises ValueError for one that is missing, unwanted or of another size."""
+    size = vocabulary_size(recipe)
+    if size is None and path is not None:
+        raise ValueError(f"--vocabulary: {path}: this recipe's draft proposes all of the target's tokens; leave it out")
+    if size is None:
+        return None
+    if path is None:
+        raise ValueError(f"--vocabulary: missing; recipe.method.vocabulary is {size}: give its file, draft_vocabulary_{size}.json")
+    found = read_draft_vocabulary(path)
+    if len(found.ids) != size:
+        raise ValueError(f"{path}: ids: are {len(found.ids)}, recipe.method.vocabulary is {size}; count it again")
+    return found
 
 
 def soft_labels(recipe: Any) -> bool:

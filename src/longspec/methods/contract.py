@@ -2,7 +2,8 @@
 
     settings.py   read where there is no torch, when a run is planned: what a recipe may say of the method
         Method, Draft         dataclasses of recipe.method, whose `name` is the folder's, and of recipe.draft, the variant
-        of(recipe)            the settings that METHOD is asked with
+        of(recipe, vocabulary) the settings that METHOD is asked with; only a method whose `Method` has the fields `vocabulary`
+                              and `vocabulary_from` is handed a DraftVocabulary
         check(recipe)         raises ValueError with the key for a value that is none
         soft_labels(recipe)   whether the target's distribution is learnt, and not the text's tokens alone
         TARGETS               model type -> published class; empty where none was published

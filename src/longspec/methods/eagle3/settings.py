@@ -1,0 +1,112 @@
+"""The recipe's settings of an EAGLE-3 draft (arXiv 2503.01840). Imports no torch: runs are planned with it."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from longspec.config.ranges import TOKENS, Range, check_numbers
+from longspec.draft_vocabulary import DraftVocabulary
+
+NAMELESS_FILES = False
+TARGETS: dict[str, str] = {}  # no class was published
+AUXILIARY = 3  # hidden states of the target that a draft reads; engines know no other number
+FEWEST_LAYERS = 7  # of a target, for which the default ones are three different ones
+RANGES = {"vocabulary": TOKENS, "sliding_window": TOKENS, "steps": Range(1, 64), "decay": Range(0.01, 1)}
+
+
+@dataclass
+class Method:
+    """The section `recipe.method`: what the draft is."""
+
+    name: str = "eagle3"
+    layers: list[int] | None = None  # of the target, whose inputs are read; null: 2, L // 2 and L - 3 of L layers
+    vocabulary: int | None = 8192  # tokens that the draft can propose, the most frequent ones; null: all of the target's
+    vocabulary_from: str | None = None  # another run, whose vocabulary is taken; null: counted on this run's rows
+    sliding_window: int | None = None  # keys its self attention sees, the query's own among them; null: all
+    fc_norm: bool = False  # EAGLE-3.1: each auxiliary hidden state has a norm before the projection
+    norm_output: bool = False  # EAGLE-3.1: what the draft feeds back is normed
+
+
+@dataclass
+class Draft:
+    """The section `recipe.draft`, the variant: how it is trained (training-time test, EAGLE-3 section 3.2)."""
+
+    steps: int = 7  # of a chain, each fed with the draft's own hidden state of the step before
+    decay: float = 0.8  # step i is weighted decay^i
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What METHOD is asked with. ids: of the draft vocabulary, which a file holds; None where the draft proposes all tokens,
+    and where nothing is trained or decoded, as in an estimate.
+    """
+
+    layers: tuple[int, ...] | None = None
+    vocabulary: int | None = None
+    sliding_window: int | None = None
+    fc_norm: bool = False
+    norm_output: bool = False
+    steps: int = 7
+    decay: float = 0.8
+    ids: tuple[int, ...] | None = field(default=None, metadata={"stored": False})
+
+
+def of(recipe: Any, vocabulary: DraftVocabulary | None = None) -> Settings:
+    """The settings that training and decoding need, from a typed recipe and the file of its draft vocabulary."""
+    method, draft = recipe.method, recipe.draft
+    return Settings(
+        None if method.layers is None else tuple(method.layers),
+        method.vocabulary,
+        method.sliding_window,
+        method.fc_norm,
+        method.norm_output,
+        draft.steps,
+        draft.decay,
+        None if vocabulary is None else vocabulary.ids,
+    )
+
+
+def layers_of(layers: tuple[int, ...] | None, target_layers: int) -> tuple[int, ...]:
+    """The auxiliary layers of a target of so many: those that were chosen, or 2, L // 2 and L - 3.
+
+    Raises ValueError, with the key, where these are not three different ones of the target's.
+    """
+    if layers is None and target_layers < FEWEST_LAYERS:
+        raise ValueError(
+            f"recipe.method.layers: must be given for a target of {target_layers} layers, such as "
+            f"{[0, target_layers // 2, target_layers - 1]}: the default 2, L // 2 and L - 3 needs {FEWEST_LAYERS} layers"
+        )
+    chosen = layers or (2, target_layers // 2, target_layers - 3)
+    if chosen[-1] >= target_layers:
+        raise ValueError(f"recipe.method.layers: {list(chosen)}: the target has layers 0 to {target_layers - 1}")
+    return chosen
+
+
+def check(recipe: Any) -> None:
+    """Hold recipe.method and recipe.draft against what a draft can be. Raises ValueError with the key and what is allowed."""
+    method, draft = recipe.method, recipe.draft
+    check_numbers(method, Method, "recipe.method", RANGES)
+    check_numbers(draft, Draft, "recipe.draft", RANGES)
+    if method.layers is not None:
+        layers = list(method.layers)
+        if len(layers) != AUXILIARY or layers != sorted(set(layers)) or layers[0] < 0:
+            raise ValueError(
+                f"recipe.method.layers: {layers}: must be {AUXILIARY} different layers in ascending order, such as [2, 16, 29]: "
+                "engines collect their hidden states in this order"
+            )
+    if method.vocabulary_from is not None and method.vocabulary is None:
+        raise ValueError("recipe.method.vocabulary_from: recipe.method.vocabulary is null, so all tokens are proposed; give both")
+    if draft.steps + 1 >= recipe.data.sequence_length:
+        raise ValueError(
+            f"recipe.draft.steps: chains of {draft.steps} find no place in rows of {recipe.data.sequence_length} tokens "
+            "(recipe.data.sequence_length); it must be at least two below"
+        )
+    if method.sliding_window is not None and method.sliding_window <= draft.steps:
+        raise ValueError(
+            f"recipe.method.sliding_window: {method.sliding_window} keys hide the text from the last of {draft.steps} steps "
+            "(recipe.draft.steps); it must be above"
+        )
+
+
+def soft_labels(recipe: Any) -> bool:
+    """The target's distribution over the draft vocabulary is learnt."""
+    return True
