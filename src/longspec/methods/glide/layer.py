@@ -7,21 +7,16 @@ from typing import Any
 
 from torch import Tensor, nn
 from transformers import PretrainedConfig
-from transformers.models.llama.modeling_llama import LlamaRMSNorm, rotate_half
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 
 from longspec.models.attention.backends import AUTO, attend
 from longspec.models.attention.tree_visibility import TreeVisibility
 from longspec.models.attention.visibility import Visibility
+from longspec.models.rotation import rotate
 from longspec.models.target import head_width
 
 AnyVisibility = Visibility | TreeVisibility
-
-
-def rotate(x_BNSD: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-    """Apply rotary positions; `rope` is (cos, sin), each [B, S, D]."""
-    cos_B1SD, sin_B1SD = rope[0][:, None], rope[1][:, None]
-    return x_BNSD * cos_B1SD + rotate_half(x_BNSD) * sin_B1SD
 
 
 class GlideAttention(nn.Module):

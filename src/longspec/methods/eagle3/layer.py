@@ -1,0 +1,127 @@
+"""The EAGLE-3 draft's one decoder layer with its projection, its norm and its own head (EAGLE-3, arXiv 2503.01840, section 3).
+
+Slot t holds the embedding of token t + 1 and a feature: of token t in a chain's first step, the draft's own hidden state after.
+
+Shapes: B rows, S slots, H hidden width, N query heads, K key/value heads, D head width, V draft vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
+
+from longspec.methods.eagle3.settings import AUXILIARY, Settings
+from longspec.models.rotation import rotate
+from longspec.models.target import head_width
+
+# Rotated queries [B, N, S, D], rotated keys and values of the slots [B, K, S, D] -> the attention's output [B, N, S, D].
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class Eagle3Attention(nn.Module):
+    """Projections of the self attention: their input is twice as wide as the target's hidden states. No biases."""
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        super().__init__()
+        self.head_width, width = head_width(config), config.hidden_size
+        query_width, key_width = config.num_attention_heads * self.head_width, config.num_key_value_heads * self.head_width
+        self.q_proj = nn.Linear(2 * width, query_width, bias=False)
+        self.k_proj = nn.Linear(2 * width, key_width, bias=False)
+        self.v_proj = nn.Linear(2 * width, key_width, bias=False)
+        self.o_proj = nn.Linear(query_width, width, bias=False)
+
+    def forward(self, x_BSE: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        """Attend and project back, [B, S, H]."""
+        q_BNSD, k_BKSD, v_BKSD = (
+            projection(x_BSE).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        seen_BNSD = attend(rotate(q_BNSD, rope), rotate(k_BKSD, rope), v_BKSD)
+        return self.o_proj(seen_BNSD.transpose(1, 2).flatten(2))
+
+
+class Midlayer(nn.Module):
+    """The decoder layer. Its names are those that engines load."""
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        super().__init__()
+        self.self_attn = Eagle3Attention(config)
+        self.mlp = Qwen2MLP(config)  # without biases
+        self.input_layernorm = _norm(config)
+        self.hidden_norm = _norm(config)
+        self.post_attention_layernorm = _norm(config)
+
+    def forward(self, embedded_BSH: Tensor, feature_BSH: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        """Hidden states [B, S, H]."""
+        both_BSE = torch.cat([self.input_layernorm(embedded_BSH), self.hidden_norm(feature_BSH)], dim=-1)
+        hidden_BSH = feature_BSH + self.self_attn(both_BSE, rope, attend)
+        return hidden_BSH + self.mlp(self.post_attention_layernorm(hidden_BSH))
+
+
+class Eagle3Layer(nn.Module):
+    """The trainable module. `ids_V`, no part of its state dict, are the target's tokens that its head proposes.
+
+    With `fc_norm` each auxiliary hidden state has a norm of its own before the projection; with `norm_output` what is fed back
+    is normed as the head reads it (EAGLE-3.1).
+    """
+
+    ids_V: Tensor
+
+    def __init__(self, config: PretrainedConfig, settings: Settings) -> None:
+        super().__init__()
+        width, proposed = config.hidden_size, settings.vocabulary or config.vocab_size
+        self.norm_output = settings.norm_output
+        self.fc_norm = nn.ModuleList([_norm(config) for _ in range(AUXILIARY if settings.fc_norm else 0)])
+        self.fc = nn.Linear(AUXILIARY * width, width, bias=False)
+        self.midlayer = Midlayer(config)
+        self.norm = _norm(config)
+        self.lm_head = nn.Linear(width, proposed, bias=False)
+        ids_V = torch.zeros(proposed, dtype=torch.int64)  # of no vocabulary yet: for names and shapes alone
+        if settings.vocabulary is None:
+            ids_V = torch.arange(proposed)
+        elif settings.ids is not None:
+            ids_V = torch.tensor(settings.ids)
+        self.register_buffer("ids_V", ids_V, persistent=False)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=config.initializer_range)
+
+    def feature(self, auxiliary: Sequence[Tensor]) -> Tensor:
+        """The features [B, S, H] of a chain's first step, from the target's hidden states of the auxiliary layers in order."""
+        if len(self.fc_norm):
+            auxiliary = [norm(hidden_BSH) for norm, hidden_BSH in zip(self.fc_norm, auxiliary, strict=True)]
+        return self.fc(torch.cat(list(auxiliary), dim=-1))
+
+    def fed_back(self, hidden_BSH: Tensor) -> Tensor:
+        """The features of a chain's next step, from the hidden states of this one."""
+        return self.norm(hidden_BSH) if self.norm_output else hidden_BSH
+
+    def logits(self, hidden_BSH: Tensor) -> Tensor:
+        """Logits [B, S, V] of the draft vocabulary."""
+        return self.lm_head(self.norm(hidden_BSH))
+
+
+def _norm(config: Any) -> LlamaRMSNorm:
+    return LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+
+def check_vocabulary(settings: Settings) -> None:
+    """Raise ValueError where a draft is to be trained, written or decoded, and its vocabulary was not read."""
+    if settings.vocabulary is not None and settings.ids is None:
+        raise ValueError(
+            f"recipe.method.vocabulary: {settings.vocabulary}: the file of the draft vocabulary is missing; give --vocabulary"
+        )
+
+
+def fresh_layer(states: Any, settings: Settings) -> Eagle3Layer:
+    """An untrained layer in the target's dtype, whose norm and head start as copies of the target's."""
+    check_vocabulary(settings)
+    layer = Eagle3Layer(states.config, settings).to(states.head_weight.dtype)
+    with states.gather([states.head_weight, states.final_norm_weight]), torch.no_grad():
+        layer.norm.weight.copy_(states.final_norm_weight)
+        layer.lm_head.weight.copy_(states.head_weight[layer.ids_V.to(states.head_weight.device)])
+    return layer
