@@ -4,6 +4,7 @@ No torch: what is planned and counted reads it too.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from longspec.atomic_files import read_json_object, write_json
@@ -37,6 +38,6 @@ def read_draft_vocabulary(path: Path) -> DraftVocabulary:
             raise ValueError(f"{path}: {name}: not as a draft vocabulary has it; {AGAIN}")
     ids, size = tuple(content["ids"]), content["size"]
     whole = all(type(token) is int for token in ids)
-    if not (ids and whole and ids[0] >= 0 and ids[-1] < size and all(a < b for a, b in zip(ids, ids[1:], strict=False))):
+    if not (ids and whole and ids[0] >= 0 and ids[-1] < size and all(a < b for a, b in pairwise(ids))):
         raise ValueError(f"{path}: ids: must be tokens 0 to {size - 1} of the target, ascending, each once; {AGAIN}")
     return DraftVocabulary(ids, size, content["tokenizer"], content["coverage"])

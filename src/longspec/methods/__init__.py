@@ -41,14 +41,17 @@ def vocabulary_size(recipe: Any) -> int | None:
 
 
 def vocabulary_for(recipe: Any, path: Path | None) -> DraftVocabulary | None:
-    """The draft vocabulary of a recipe from its file. Raises ValueError for one that is missing, unwanted or of another size."""
+    """The draft vocabulary of a recipe from its file.
+
+    Raises ValueError for one that is missing, unwanted or of another size.
+    """
     size = vocabulary_size(recipe)
     if size is None and path is not None:
         raise ValueError(f"--vocabulary: {path}: this recipe's draft proposes all of the target's tokens; leave it out")
     if size is None:
         return None
     if path is None:
-        raise ValueError(f"--vocabulary: missing; recipe.method.vocabulary is {size}: give its file, draft_vocabulary_{size}.json")
+        raise ValueError(f"--vocabulary: missing; recipe.method.vocabulary is {size}: give draft_vocabulary_{size}.json")
     found = read_draft_vocabulary(path)
     if len(found.ids) != size:
         raise ValueError(f"{path}: ids: are {len(found.ids)}, recipe.method.vocabulary is {size}; count it again")

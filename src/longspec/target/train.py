@@ -216,7 +216,6 @@ def make(build: Build, tokenizer_manifest: Path, data: list[Path], out: Path) ->
     phases = open_phases(build.mixture, data, tokenizer_hash)
     # So that each run with the same number of threads gives the same weights.
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # 3 % of the time, and nothing here reads what it has not written
     started = time.perf_counter()
     model = new_model(build, tokenizer.eos_token_id)
     loss = fit(model, build, phases)

@@ -90,11 +90,11 @@ def check(recipe: Any) -> None:
         layers = list(method.layers)
         if len(layers) != AUXILIARY or layers != sorted(set(layers)) or layers[0] < 0:
             raise ValueError(
-                f"recipe.method.layers: {layers}: must be {AUXILIARY} different layers in ascending order, such as [2, 16, 29]: "
+                f"recipe.method.layers: {layers}: must be {AUXILIARY} layers in ascending order, each once, such as [2, 16, 29]; "
                 "engines collect their hidden states in this order"
             )
     if method.vocabulary_from is not None and method.vocabulary is None:
-        raise ValueError("recipe.method.vocabulary_from: recipe.method.vocabulary is null, so all tokens are proposed; give both")
+        raise ValueError("recipe.method.vocabulary_from: recipe.method.vocabulary is null, all tokens are proposed; give both")
     if draft.steps + 1 >= recipe.data.sequence_length:
         raise ValueError(
             f"recipe.draft.steps: chains of {draft.steps} find no place in rows of {recipe.data.sequence_length} tokens "

@@ -21,7 +21,7 @@ def attend_chains(
 ) -> Tensor:
     """Attention output [B, N, S, D] of one step: a softmax over the text's keys and the chain's own together.
 
-    text: keys and values of the text's first S tokens, [B, K, S, D] each; own: keys and values of steps 1 to i, [B, K, S, D] each.
+    text: keys and values of the text's first S tokens; own: of steps 1 to i; [B, K, S, D] each.
     """
     k_BKSD, v_BKSD = text
     length, groups = q_BNSD.shape[2], q_BNSD.shape[1] // k_BKSD.shape[1]
