@@ -90,7 +90,7 @@ def check(recipe: Any) -> None:
         layers = list(method.layers)
         if len(layers) != AUXILIARY or layers != sorted(set(layers)) or layers[0] < 0:
             raise ValueError(
-                f"recipe.method.layers: {layers}: must be {AUXILIARY} layers in ascending order, each once, such as [2, 16, 29]; "
+                f"recipe.method.layers: {layers}: must be {AUXILIARY} layers in ascending order, each once, as [2, 16, 29]; "
                 "engines collect their hidden states in this order"
             )
     if method.vocabulary_from is not None and method.vocabulary is None:
