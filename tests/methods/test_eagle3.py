@@ -1,6 +1,8 @@
 """EAGLE-3's training forward against plain PyTorch, chain by chain, in float64."""
 
+import dataclasses
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from longspec.atomic_files import write_json
-from longspec.methods.eagle3 import weights
+from longspec.draft.folder import write_draft
+from longspec.methods.eagle3.method import METHOD
 from longspec.methods.eagle3.settings import Settings
 from longspec.methods.eagle3.trainer import Eagle3Trainer, trainer
+from longspec.methods.eagle3.weights import published_layout
 from longspec.models import losses
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from tests.methods import eagle3_reference as reference
@@ -26,7 +29,7 @@ CONFIGS = {"llama": LlamaConfig(**THREE), "qwen3": Qwen3Config(**THREE, head_dim
 FOUR = {"four layers": LlamaConfig(**SHAPES | {"num_hidden_layers": 4})}
 LAYERS = (0, 1, 2)
 IDS = tuple(range(1, VOCABULARY, 2))
-REDUCED = {"vocabulary": len(IDS), "ids": IDS}
+REDUCED = {"vocabulary": len(IDS), "ids": IDS, "target_vocabulary": VOCABULARY}
 
 
 @pytest.fixture(autouse=True)
@@ -285,7 +288,7 @@ def test_inputs_are_refused_by_name() -> None:
 def saved(made: Eagle3Trainer, file: Path) -> dict[str, Tensor]:
     """The published tensors of a draft, in a file."""
     state = {name: tensor.clone() for name, tensor in made.draft_model.state_dict().items()}
-    tensors = weights.published(state, made.settings)
+    tensors = published_layout(state, made.settings)
     save_file(tensors, file)
     return tensors
 
@@ -302,12 +305,15 @@ def test_weights_of_another_vocabulary_and_broken_ones_are_refused(tmp_path: Pat
     before = make(steps=7, **REDUCED)
     file = tmp_path / "model.safetensors"
     tensors = saved(before, file)
-    other = replace(before.settings, ids=(0, *IDS[1:]))
-    told = r"d2t: this draft says 48 tokens, the draft vocabulary of --vocabulary has 48, 47 are in both; all stages need one"
+    told = r"d2t: draft token 0 is the target's 1, in this draft's vocabulary it is 0; give a draft of the same vocabulary"
     with pytest.raises(ValueError, match=rf"^{file}: {told}"):
-        trainer(before.states, other, file)
+        trainer(before.states, replace(before.settings, ids=(0, *IDS[1:])), file)
     with pytest.raises(ValueError, match=r"^recipe\.method\.vocabulary: 48: the file of the draft vocabulary is missing"):
         trainer(before.states, replace(before.settings, ids=None), file)
+    with pytest.raises(
+        ValueError, match=r"^--vocabulary: chosen from 90 tokens, this target has 97; give the draft vocabulary"
+    ):
+        trainer(before.states, replace(before.settings, target_vocabulary=90), None)
     with pytest.raises(
         ValueError, match=rf"^{file}: not the weights of this draft: lm_head.weight: is \[48, 32\], .* \[97, 32\]"
     ):
@@ -318,15 +324,19 @@ def test_weights_of_another_vocabulary_and_broken_ones_are_refused(tmp_path: Pat
         trainer(before.states, before.settings, file)
 
 
-def test_weights_of_a_draft_that_reads_other_layers_are_refused(tmp_path: Path) -> None:
-    """Their shapes are alike."""
+def test_a_stage_does_not_begin_with_a_draft_that_means_something_else(tmp_path: Path) -> None:
+    """Its shapes are alike."""
     before = make("four layers", steps=7)
-    saved(before, tmp_path / "model.safetensors")
-    settings: dict[str, Any] = {"layers": [0, 1, 2], "norm_output": False}
-    config = {"draft": "eagle3", "target": {}, "target_path": "", "target_source": ""}
-    for name, value, told in (("layers", [0, 1, 3], r"\[0, 1, 3\]"), ("norm_output", True, "True")):
-        write_json(tmp_path / "config.json", config | {"settings": settings | {name: value}})
-        with pytest.raises(
-            ValueError, match=rf"^{tmp_path}: settings: {name}: {told}, recipe.method.{name} is .*; give the same$"
-        ):
-            trainer(before.states, before.settings, tmp_path)
+    state = {name: tensor.clone() for name, tensor in before.draft_model.state_dict().items()}
+    config = before.states.config
+    fields = METHOD.config_fields(config, before.settings)
+    settings = {field.name: getattr(before.settings, field.name) for field in dataclasses.fields(before.settings)}
+    stored = {name: value for name, value in settings.items() if name not in ("ids", "target_vocabulary")}
+    identity = {"draft": "eagle3", "target_path": "", "target_source": ""}
+    target = {name: getattr(config, name) for name in ("vocab_size", "num_hidden_layers")}
+    write_draft(tmp_path, state, fields | identity | {"settings": stored | fields["settings"], "target": target})
+    assert trainer(before.states, before.settings, tmp_path).settings == before.settings
+    for name, value in (("layers", (0, 1, 3)), ("norm_output", True)):
+        told = f"recipe.method.{name}: this run has {value!r}, the draft was trained with {getattr(before.settings, name)!r}"
+        with pytest.raises(ValueError, match=re.escape(f"{tmp_path}: not the weights of this draft: {told}")):
+            trainer(before.states, replace(before.settings, **{name: value}), tmp_path)

@@ -9,11 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from longspec.methods.contract import DraftMemory, DraftOperations
-from longspec.methods.eagle3 import cost, weights
+from longspec.methods.eagle3 import cost
 from longspec.methods.eagle3.drafter import Eagle3Drafter
 from longspec.methods.eagle3.layer import Eagle3Layer, check_vocabulary, fresh_layer
 from longspec.methods.eagle3.settings import Settings
 from longspec.methods.eagle3.trainer import Eagle3Trainer, reads, trainer
+from longspec.methods.eagle3.weights import (
+    check_draft_state,
+    config_fields,
+    draft_settings,
+    load_draft_weights,
+    published_layout,
+)
 from longspec.states.tensors import StateTensor
 
 
@@ -67,24 +74,24 @@ class Eagle3Method:
         return cost.operations(config, settings, tokens, documents, labels)
 
     def published(self, state: dict[str, Tensor], settings: Settings) -> dict[str, Tensor]:
-        """See weights.py."""
-        return weights.published(state, settings)
+        """Under the names that engines load, with the draft vocabulary's tensors."""
+        return published_layout(state, settings)
 
     def config_fields(self, config: Any, settings: Settings) -> dict[str, Any]:
-        """See weights.py."""
-        return weights.config_fields(config, settings)
+        """What engines read."""
+        return config_fields(config, settings)
 
     def check_state(self, layer: nn.Module, state: dict[str, Tensor], source: object) -> None:
-        """See weights.py."""
-        weights.check_state(layer, state, source)
+        """The draft vocabulary's tensors may be there or not."""
+        check_draft_state(layer, state, source)
 
     def load(self, layer: nn.Module, path: Path) -> None:
-        """See weights.py."""
-        weights.load(layer, path)
+        """Of the layer's own draft vocabulary alone."""
+        load_draft_weights(layer, path)
 
     def stored_settings(self, path: Path) -> Settings:
-        """See weights.py."""
-        return weights.stored_settings(path)
+        """With the tokens that the draft proposes."""
+        return draft_settings(path)
 
     def drafter(self, target: Any, layer: Eagle3Layer, settings: Settings) -> Eagle3Drafter:
         """Trees and chains."""

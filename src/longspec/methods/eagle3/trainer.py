@@ -13,12 +13,10 @@ from torch import Tensor
 
 from longspec.families import position_limit
 from longspec.methods.contract import DraftOutput, DraftTrainer
-from longspec.methods.draft_files import check_draft_config
 from longspec.methods.eagle3.chain_labels import ChainLabels
 from longspec.methods.eagle3.layer import Eagle3Layer, check_vocabulary, fresh_layer
 from longspec.methods.eagle3.settings import Settings, layers_of
-from longspec.methods.eagle3.warm_start import check_same_draft
-from longspec.methods.eagle3.weights import load
+from longspec.methods.eagle3.weights import check_same_draft, load_draft_weights
 from longspec.models.attention.chains import attend_chains
 from longspec.models.attention.visibility import PADDING, Visibility
 from longspec.models.chain_losses import ChainSums, Teacher, chain_cross_entropy
@@ -166,12 +164,20 @@ def check_rising(position_ids_BS: Tensor, labels_BS: Tensor, document_ids_BS: Te
 
 
 def trainer(states: TargetStates, settings: Settings, weights: Path | None) -> Eagle3Trainer:
-    """The draft beside a target, fresh or from a draft folder. Raises ValueError for one that does not fit, naming both."""
+    """The draft beside a target, fresh or from a draft folder or weight file.
+
+    Raises ValueError that names both values for a vocabulary, a target or a draft that does not fit.
+    """
+    check_vocabulary(settings)
+    tokens = states.config.vocab_size
+    if settings.target_vocabulary not in (None, tokens):
+        raise ValueError(
+            f"--vocabulary: chosen from {settings.target_vocabulary} tokens, this target has {tokens}; give the draft "
+            "vocabulary that was counted for it"
+        )
     if weights is None:
         return Eagle3Trainer(states, fresh_layer(states, settings), settings)
-    check_vocabulary(settings)
-    check_draft_config(weights, states.config)
+    check_same_draft(weights, states.config, settings)
     layer = Eagle3Layer(states.config, settings).to(states.head_weight.dtype)
-    check_same_draft(states.config, settings, weights)
-    load(layer, weights)
+    load_draft_weights(layer, weights)
     return Eagle3Trainer(states, layer, settings)
