@@ -53,8 +53,8 @@ def unused_variants(plan: Plan) -> str:
         return ""
     named = "; ".join(f"{run} in {', '.join(plan.variants[run])}" for run in plan.runs)
     return (
-        f"variants: {', '.join(unused)}: no chosen run is trained in {'it' if len(unused) == 1 else 'them'}: each names its own "
-        f"in its file of config/run/: {named}"
+        f"variants: {', '.join(unused)}: no chosen run is trained in {'it' if len(unused) == 1 else 'them'}: each names its "
+        f"own in its file of config/run/: {named}"
     )
 
 

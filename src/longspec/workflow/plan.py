@@ -93,7 +93,7 @@ class Plan(Choices):
         return [] if size is None else [_vocabulary(run, variant, size)]
 
     def vocabulary_while_drafting(self, run: str, variant: str) -> list[str]:
-        """The draft vocabulary that is decoded with: the draft's own, or evaluation.draft_vocabulary, where it can have that."""
+        """The draft vocabulary that is decoded with: the draft's own, or that of the evaluation for one that can have it."""
         recipe, size = self.first_recipe(run, variant), self.settings["evaluation"].get("draft_vocabulary")
         if size is not None and methods.settings_of(recipe.method.name).HEAD_ROWS:
             return [_vocabulary(run, variant, size)]
