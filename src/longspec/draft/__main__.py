@@ -1,4 +1,4 @@
-"""Draft folders: `python -m longspec.draft extract | final | push --help`."""
+"""Draft folders: `python -m longspec.draft extract | final | export | push --help`."""
 
 import argparse
 import shutil
@@ -29,7 +29,7 @@ def extract(options: argparse.Namespace) -> None:
     state = read_weights(options.checkpoint, trust_pickle=options.trust_pickle)
     method, settings = method_of(recipe, vocabulary)
     method.check_state(empty_layer(target, recipe), state, options.checkpoint)
-    config = draft_config(target, recipe)
+    config = draft_config(target, recipe, vocabulary)
     write_draft(out, method.published(state, settings), config)
     log(f"{out}: {len(state)} tensors, {config['num_parameters']} parameters")
 
@@ -52,6 +52,14 @@ def final(options: argparse.Namespace) -> None:
         files = describe_files(beside, files_below(beside))
         write_json(beside / "provenance.json", content | {"files": files})
     log(f"{options.out}: {', '.join(files_below(options.out))}")
+
+
+def export(options: argparse.Namespace) -> None:
+    """A draft folder in another program's layout. What engines load as it is needs none: it is the folder itself."""
+    from longspec.draft.export import export_draft
+
+    names = export_draft(options.folder, options.layout, options.out)
+    log(f"{options.out}: {', '.join(names)}")
 
 
 def push(options: argparse.Namespace) -> None:
@@ -88,6 +96,11 @@ def main() -> None:
     verb.add_argument("--data", type=Path, nargs="+", required=True, help="manifests of the packed rows")
     verb.add_argument("--target", type=Path, required=True, help="target_manifest.json")
     verb.add_argument("--out", type=Path, required=True, help="the folder to make")
+    verb = verbs.add_parser("export", help=export.__doc__)
+    verb.set_defaults(run=export)
+    verb.add_argument("folder", type=Path, help="final_draft folder, or the draft of a stage")
+    verb.add_argument("--layout", required=True, help="such as speculators")
+    verb.add_argument("--out", type=Path, required=True, help="the folder to make, which must not be there")
     verb = verbs.add_parser("push", help=push.__doc__, description=f"{push.__doc__} The token is read from HF_TOKEN.")
     verb.set_defaults(run=push)
     verb.add_argument("folder", type=Path, help="final_draft folder")

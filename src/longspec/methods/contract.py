@@ -16,6 +16,9 @@
     method.py     METHOD, an object with the attributes of the class Method below
     card.md.j2    what a draft's model card says of the method: a part of draft/card.md.j2
 
+A further module NAME_layout.py is a layout of its draft folders for another program: exported(folder) gives the tensors and the
+config.json that `python -m longspec.draft export --layout NAME` writes.
+
 Shapes: B rows, S tokens.
 """
 
@@ -171,7 +174,10 @@ class Method(Protocol):
         ...
 
     def config_fields(self, config: Any, settings: Any) -> dict[str, Any]:
-        """Further fields of a draft folder's config.json, by which other readers know the draft."""
+        """Further fields of a draft folder's config.json, by which other readers know the draft.
+
+        Those below `settings` replace the stored settings of their names: what the target decides is written out.
+        """
         ...
 
     def check_state(self, layer: nn.Module, state: dict[str, Tensor], source: object) -> None:

@@ -43,7 +43,7 @@ class Draft:
 @dataclass(frozen=True)
 class Settings:
     """What METHOD is asked with. ids: of the draft vocabulary, which a file holds; None where the draft proposes all tokens,
-    and where nothing is trained or decoded, as in an estimate.
+    and where nothing is trained or decoded, as in an estimate. target_vocabulary: how many tokens these are chosen from.
     """
 
     layers: tuple[int, ...] | None = None
@@ -54,6 +54,7 @@ class Settings:
     steps: int = 7
     decay: float = 0.8
     ids: tuple[int, ...] | None = field(default=None, metadata={"stored": False})
+    target_vocabulary: int | None = field(default=None, metadata={"stored": False})
 
 
 def of(recipe: Any, vocabulary: DraftVocabulary | None = None) -> Settings:
@@ -68,6 +69,7 @@ def of(recipe: Any, vocabulary: DraftVocabulary | None = None) -> Settings:
         draft.steps,
         draft.decay,
         None if vocabulary is None else vocabulary.ids,
+        None if vocabulary is None else vocabulary.size,
     )
 
 
