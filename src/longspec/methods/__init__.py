@@ -50,6 +50,11 @@ def vocabulary_size(recipe: Any) -> int | None:
     return getattr(recipe.method, "vocabulary", None)
 
 
+def vocabulary_lender(recipe: Any) -> str | None:
+    """The run whose draft vocabulary a recipe takes over; None where it is counted on the run's own rows."""
+    return getattr(recipe.method, "vocabulary_from", None)
+
+
 def vocabulary_for(recipe: Any, path: Path | None) -> DraftVocabulary | None:
     """The draft vocabulary of a recipe from its file.
 
