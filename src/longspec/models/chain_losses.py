@@ -113,7 +113,7 @@ class _ChunkedChains(torch.autograd.Function):
                 count = rows.stop - rows.start
                 grad_RH[rows], start = chunk_grad_RH[start : start + count], start + count
             if wide == weight_VH.dtype:
-                grad_VH.addmm_(gradient_RV.T, chunk_RH)
+                torch.addmm(grad_VH, gradient_RV.T, chunk_RH, out=grad_VH)
             else:
                 grad_VH += gradient_RV.T @ chunk_RH
         ctx.save_for_backward(grad_RH, grad_VH)

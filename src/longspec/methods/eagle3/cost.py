@@ -22,25 +22,40 @@ def step_pairs(length: int, step: int, window: int | None) -> int:
     return causal_pairs(length, None if window is None else window - 1 - step) + step * length
 
 
-def operations(config: Any, settings: Settings, tokens: int, documents: Iterable[int], labels: int) -> DraftOperations:
-    """Forward and backward of all steps, and the vocabularies' products on the trained tokens.
+def projection_operations(config: Any, settings: Settings, tokens: int) -> float:
+    """Of the features, forward and backward: the target's states get a gradient for the sake of their norms alone."""
+    return (3 if settings.fc_norm else 2) * 2.0 * tokens * AUXILIARY * config.hidden_size**2
+
+
+def step_operations(config: Any, tokens: int, pairs: float) -> float:
+    """Of one step of the layer, forward and backward.
 
     The backward of a trained product is two of its size (input and weight), of the attention four where the forward has two.
-    The projection's inputs are the frozen target's, which get a gradient for the sake of their norms alone. The head has the
-    target's logits once, and for each step the draft's logits, their gradient and the weight's. A text's last tokens begin no
-    chain and its first ones end none: so few that they are left in.
     """
-    hidden, width, steps = config.hidden_size, head_width(config), settings.steps
+    hidden, width = config.hidden_size, head_width(config)
     heads, key_values = config.num_attention_heads * width, config.num_key_value_heads * width
     products = 2 * hidden * (heads + 2 * key_values) + heads * hidden + 3 * hidden * config.intermediate_size
-    pairs = 0.0
+    return 3 * 2.0 * tokens * products + 12.0 * heads * pairs
+
+
+def head_operations(config: Any, settings: Settings, labels: int, rows: int) -> float:
+    """The target's logits of each label, and of each of the steps' rows the draft's, their gradient and the weight's."""
+    return 2.0 * config.hidden_size * (labels * config.vocab_size + 3 * rows * (settings.vocabulary or config.vocab_size))
+
+
+def operations(config: Any, settings: Settings, tokens: int, documents: Iterable[int], labels: int) -> DraftOperations:
+    """All steps and the heads' products, as if every token began a chain and every label ended one in each step.
+
+    Those at a text's end and beginning, which do not, are a few for each document.
+    """
+    steps, pairs = range(settings.steps), [0.0] * settings.steps
     for length, times in Counter(documents).items():
-        pairs += times * sum(step_pairs(length, step, settings.sliding_window) for step in range(steps))
-    projection = (3 if settings.fc_norm else 2) * 2.0 * tokens * AUXILIARY * hidden * hidden
-    vocabularies = config.vocab_size + 3 * steps * (settings.vocabulary or config.vocab_size)
+        for step in steps:
+            pairs[step] += times * step_pairs(length, step, settings.sliding_window)
     return DraftOperations(
-        draft=projection + 3 * 2.0 * tokens * steps * products + 12.0 * heads * pairs,
-        head=2.0 * labels * hidden * vocabularies,
+        draft=projection_operations(config, settings, tokens)
+        + sum(step_operations(config, tokens, pairs[step]) for step in steps),
+        head=head_operations(config, settings, labels, settings.steps * labels),
     )
 
 
