@@ -18,7 +18,7 @@ from longspec.methods.eagle3.layer import Eagle3Layer, check_vocabulary, fresh_l
 from longspec.methods.eagle3.settings import Settings, layers_of
 from longspec.methods.eagle3.weights import check_same_draft, load_draft_weights
 from longspec.models.attention.chains import attend_chains
-from longspec.models.attention.visibility import PADDING, Visibility
+from longspec.models.attention.visibility import Visibility
 from longspec.models.chain_losses import ChainSums, Teacher, chain_cross_entropy
 from longspec.models.inputs import NO_LABEL, check_ranges, check_shapes
 from longspec.states.forward import TargetStates
@@ -105,8 +105,6 @@ class Eagle3Trainer(DraftTrainer):
     def _unrolled(self, found: dict[str, Tensor], document_ids_BS: Tensor | None, chains: ChainLabels) -> Tensor:
         """Hidden states of the chains that have a label, one step after another, [R, H]."""
         layer, length, rows = self.draft_model, found[EMBEDDED].shape[1], []
-        if document_ids_BS is not None:  # padding sees itself: attention to nothing has no value
-            document_ids_BS = document_ids_BS.masked_fill(document_ids_BS == PADDING, torch.iinfo(torch.int64).max)
         keys = _Keys(self.settings, document_ids_BS, self.states.attention)
         feature_BCH = layer.feature([found[f"{HIDDEN}{number}"][:, : length - 2] for number in self.layers])
         for step, slots_M in enumerate(chains.slots):
