@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from longspec.decode.drafters import Drafter
+from longspec.draft_vocabulary import DraftVocabulary
 from longspec.states.tensors import StateTensor
 
 
@@ -183,6 +184,9 @@ class Method(Protocol):
         """
         ...
 
-    def drafter(self, target: Any, layer: Any, settings: Any) -> Drafter:
-        """The drafter that decodes with a layer beside its target."""
+    def drafter(self, target: Any, layer: Any, settings: Any, vocabulary: DraftVocabulary | None = None) -> Drafter:
+        """The drafter that decodes with a layer beside its target.
+
+        vocabulary: the tokens to propose, which decoding may choose where the settings hold none (methods.chosen_vocabulary).
+        """
         ...
