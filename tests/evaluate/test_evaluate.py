@@ -174,7 +174,7 @@ def test_a_glide_draft_proposes_from_a_vocabulary_alone(arguments: Any, corpus: 
 
 def test_a_vocabulary_of_another_target_is_refused(arguments: Any, tmp_path: Path) -> None:
     DraftVocabulary((3, 5), 7, "t", {"all": 0.5}).write(tmp_path / "v.json")
-    with pytest.raises(ValueError, match=r"v\.json: size: of a target of 7 tokens, target_manifest\.json has"):
+    with pytest.raises(ValueError, match=r"v\.json: size: is 7, the target's vocab_size is"):
         evaluate([*arguments("untrained", "v.jsonl"), "--vocabulary", str(tmp_path / "v.json")])
 
 
