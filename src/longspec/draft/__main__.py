@@ -77,9 +77,7 @@ def main() -> None:
     verb.add_argument("checkpoint", type=Path, help=sources)
     verb.add_argument("--recipe", type=Path, help="recipe.yaml of the draft; default: the one that the checkpoint holds")
     verb.add_argument("--target", type=Path, help="default: models/{recipe.model.name}/target_manifest.json")
-    verb.add_argument(
-        "--vocabulary", type=Path, help="draft_vocabulary_{size}.json, where recipe.method.vocabulary is a number"
-    )
+    verb.add_argument("--vocabulary", type=Path, help="its draft_vocabulary_{size}.json, where it has one")
     verb.add_argument("--out", type=Path, help="the folder to make; default: draft-{checkpoint's name} in its stage's folder")
     trust = (
         "for a DeepSpeed checkpoint that asks for more than tensors and the types that DeepSpeed itself saves: read it all the "
