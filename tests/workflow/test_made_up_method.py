@@ -19,7 +19,7 @@ from tests.workflow.running import SMALL_TARGET, build, kill_in, resumed_at, shr
 
 MADE_UP = Path(__file__).parent / "made_up"
 RESULTS = "results/made-up/made-up"
-GOAL = ("final_draft", "--config", "runs=[made-up]", "variants=[made-up]")
+GOAL = ("final_draft", "--config", "runs=[made-up]")
 # Greedy text of the target by itself and with its draft, and the card that push would upload.
 USE = """
 import json, sys
