@@ -29,6 +29,16 @@ def method(name: str) -> "Method":
     return import_module(f"longspec.methods.{name}.method").METHOD
 
 
+def layouts_of(name: str) -> list[str]:
+    """Other programs' layouts that a method can write its draft folders in."""
+    return sorted(path.stem.removesuffix("_layout") for path in (Path(__file__).parent / name).glob("*_layout.py"))
+
+
+def layout_of(name: str, layout: str) -> Any:
+    """The module of a method's layout; the name must be one of layouts_of."""
+    return import_module(f"longspec.methods.{name}.{layout}_layout")
+
+
 def method_of(recipe: Any, vocabulary: DraftVocabulary | None = None) -> tuple["Method", Any]:
     """The method that a recipe chooses, and its settings; with the draft vocabulary where weights are trained or read."""
     name = recipe.method.name
@@ -39,6 +49,11 @@ def method_of(recipe: Any, vocabulary: DraftVocabulary | None = None) -> tuple["
 def vocabulary_size(recipe: Any) -> int | None:
     """How many tokens of the target a recipe's draft can propose; None: all, so that no vocabulary is counted."""
     return getattr(recipe.method, "vocabulary", None)
+
+
+def vocabulary_lender(recipe: Any) -> str | None:
+    """The run whose draft vocabulary a recipe takes over; None where it is counted on the run's own rows."""
+    return getattr(recipe.method, "vocabulary_from", None)
 
 
 def vocabulary_for(recipe: Any, path: Path | None) -> DraftVocabulary | None:
@@ -59,6 +74,11 @@ def vocabulary_for(recipe: Any, path: Path | None) -> DraftVocabulary | None:
     return found
 
 
+def has_own_vocabulary(name: str) -> bool:
+    """Whether the tokens that a method's drafts can propose are trained, so that decoding has no choice of them."""
+    return any(field.name == "vocabulary" for field in fields(settings_of(name).Method))
+
+
 def chosen_vocabulary(name: str, path: Path | None, size: int) -> DraftVocabulary | None:
     """The draft vocabulary that decoding chooses for a draft of this method beside a target of `size` tokens; None: all.
 
@@ -66,7 +86,7 @@ def chosen_vocabulary(name: str, path: Path | None, size: int) -> DraftVocabular
     """
     if path is None:
         return None
-    if any(field.name == "vocabulary" for field in fields(settings_of(name).Method)):
+    if has_own_vocabulary(name):
         raise ValueError(f"draft_vocabulary: {path}: the head of a draft of {name} has its own tokens; leave it out")
     found = read_draft_vocabulary(path)
     if found.size != size:

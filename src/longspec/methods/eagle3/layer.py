@@ -20,6 +20,8 @@ from longspec.models.target import head_width
 
 # Rotated queries [B, N, S, D], rotated keys and values of the slots [B, K, S, D] -> the attention's output [B, N, S, D].
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+# The head's weight and hidden states -> a tuple of tensors, such as losses.
+Take = Callable[[Tensor, Any], Any]
 
 
 class Eagle3Attention(nn.Module):
@@ -70,6 +72,17 @@ class Midlayer(nn.Module):
         return hidden_BSH + self.mlp(self.post_attention_layernorm(hidden_BSH))
 
 
+class DraftHead(nn.Linear):
+    """The draft's own head. Its weight may be whole within its forward alone, so losses over the weight are taken there."""
+
+    def __init__(self, width: int, proposed: int) -> None:
+        super().__init__(width, proposed, bias=False)
+
+    def forward(self, hidden: Any, take: Take | None = None) -> Any:
+        """Logits of hidden states [..., H]; or what `take` makes of the weight and of hidden states."""
+        return super().forward(hidden) if take is None else take(self.weight, hidden)
+
+
 class Eagle3Layer(nn.Module):
     """The trainable module. `ids_V`, no part of its state dict, are the target's tokens that its head proposes.
 
@@ -87,7 +100,7 @@ class Eagle3Layer(nn.Module):
         self.fc = nn.Linear(AUXILIARY * width, width, bias=False)
         self.midlayer = Midlayer(config)
         self.norm = _norm(config)
-        self.lm_head = nn.Linear(width, proposed, bias=False)
+        self.lm_head = DraftHead(width, proposed)
         ids_V = torch.zeros(proposed, dtype=torch.int64)  # of no vocabulary yet: for names and shapes alone
         if settings.vocabulary is None:
             ids_V = torch.arange(proposed)
