@@ -120,8 +120,8 @@ def eagle3_faults() -> list[tuple[Any, str]]:
         ((target, make_eagle3(make_target(0, **DEPTHS["eagle3"]))), "draft: this drafter was made for another target"),
         (left_behind, "draft: its layer is torch.float32 on cpu, the target torch.float64 on cpu: move the layer"),
         (beside(hidden_size=16), "draft: its layer has hidden_size 16, the target 32: give a draft of this target"),
-        (beside(vocab_size=62), "draft: proposes token 61, the target's vocab_size is 61: give a draft of this target"),
-        (beside(vocab_size=80, ids=(3, 70)), "draft: proposes token 70, the target's vocab_size is 61"),
+        (beside(vocab_size=62), "draft: proposes tokens of 62, the target has 61: give a draft of this target"),
+        (beside(vocab_size=80, ids=(3, 70)), "draft: proposes tokens of 80, the target has 61"),
     ]
 
 
