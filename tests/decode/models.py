@@ -48,7 +48,8 @@ def scattered(layer, scale: float):
 
 
 def make_eagle3(target, window: int | None = None, ids: tuple[int, ...] | None = None, scale: float = 0.3, **options):
-    settings = Settings((0, 1, 2), None if ids is None else len(ids), window, ids=ids, **options)
+    size = None if ids is None else len(ids)
+    settings = Settings((0, 1, 2), size, window, ids=ids, target_vocabulary=target.config.vocab_size, **options)
     return Eagle3Drafter(target, scattered(Eagle3Layer(target.config, settings), scale), settings)
 
 

@@ -14,8 +14,10 @@ from longspec.decode.prefill import prefill
 from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import speculate
 from longspec.evaluate.sample import Recorder
+from longspec.methods.eagle3.drafter import Eagle3Drafter
+from longspec.methods.eagle3.settings import Settings
 from longspec.methods.glide.drafter import GlideDrafter
-from tests.decode.models import SHAPE, make_layer, make_target
+from tests.decode.models import DEPTHS, METHODS, SHAPE, make_drafter, make_eagle3, make_layer, make_target
 
 
 def doors(target: Any, drafter: Any, prompt: list[int]) -> list[Any]:
@@ -104,12 +106,50 @@ def test_what_is_no_drafter_of_this_target_is_refused() -> None:
     assert speculate(target, left_behind, [[1, 2]], max_new_tokens=3).rows[0].ids
 
 
+def eagle3_faults() -> list[tuple[Any, str]]:
+    """Drafters that do not fit a target with 3 layers, 32 wide, of 61 tokens, made for it or for another one."""
+    target = make_target(0, **DEPTHS["eagle3"])
+
+    def beside(ids: tuple[int, ...] | None = None, **shape: Any) -> Any:
+        other = make_eagle3(make_target(0, **DEPTHS["eagle3"] | shape), ids=ids)
+        return target, Eagle3Drafter(target, other.layer, other.settings)
+
+    left_behind = beside()
+    left_behind[1].layer.float()
+    return [
+        ((target, make_eagle3(make_target(0, **DEPTHS["eagle3"]))), "draft: this drafter was made for another target"),
+        (left_behind, "draft: its layer is torch.float32 on cpu, the target torch.float64 on cpu: move the layer"),
+        (beside(hidden_size=16), "draft: its layer has hidden_size 16, the target 32: give a draft of this target"),
+        (beside(vocab_size=62), "draft: proposes tokens of 62, the target has 61: give a draft of this target"),
+        (beside(vocab_size=80, ids=(3, 70)), "draft: proposes tokens of 80, the target has 61"),
+    ]
+
+
+def test_an_eagle3_draft_of_another_target_is_refused() -> None:
+    for (target, drafter), message in eagle3_faults():
+        with pytest.raises(ValueError, match=message):
+            speculate(target, drafter, [[1, 2]], max_new_tokens=3)
+    settings = Settings((0, 1, 2), 8192)
+    with pytest.raises(ValueError, match=r"recipe\.method\.vocabulary: 8192: the file .* is missing; give --vocabulary"):
+        Eagle3Drafter(make_target(0, **DEPTHS["eagle3"]), None, settings)  # type: ignore[arg-type]
+
+
+def test_a_targets_rows_of_a_draft_vocabulary_do_not_stay_behind() -> None:
+    target = make_target(0)
+    drafter = make_drafter("glide", target, ids=(1, 5, 9))
+    target.float()
+    drafter.layer.float()
+    with pytest.raises(ValueError, match=r"its rows of the head are torch\.float64 on cpu, .*: make the drafter after"):
+        speculate(target, drafter, [[1, 2]], max_new_tokens=3)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("shape", [4, (2, 2)])
 @pytest.mark.parametrize("forwards", [1, 3])
-def test_logits_that_make_no_distribution_raise_as_in_generate(value: float, shape: Any, forwards: int) -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_logits_that_make_no_distribution_raise_as_in_generate(value: float, shape: Any, forwards: int, method: str) -> None:
     """Of the prompt's forward or of a later one; plainly, and for chains that are drawn or looked up and for trees."""
-    target, calls = make_target(0), []
+    target, calls = make_target(0, **DEPTHS[method]), []
 
     def break_logits(_: Any, __: Any, output: Any) -> None:
         calls.append(1)
@@ -118,11 +158,11 @@ def test_logits_that_make_no_distribution_raise_as_in_generate(value: float, sha
 
     target.register_forward_hook(break_logits)  # not on the head, which the draft calls too
     ids_BT, settings = torch.tensor([[3, 1, 4, 1, 5]]), {"max_new_tokens": 30, "do_sample": True, "top_k": 0}
-    glide = GlideDrafter(target, make_layer(target), 12)
+    drafter = make_drafter(method, target)
     ways = [
         (lambda: target.generate(ids_BT, **settings), "inf.*nan"),
         (lambda: generate(target, ids_BT, draft=LookupDrafter(), shape=shape, **settings), "hold inf or NaN"),
-        (lambda: generate(target, ids_BT, draft=glide, shape=shape, **settings), "hold inf or NaN"),
+        (lambda: generate(target, ids_BT, draft=drafter, shape=shape, **settings), "hold inf or NaN"),
         (lambda: decode_plain(target, prefill(target, ids_BT.tolist()), 30, None, Sampler(1.0)), "hold inf or NaN"),
     ]
     for way, message in ways:

@@ -7,15 +7,22 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, TextStreamer
+from omegaconf import OmegaConf
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, TextStreamer
 
 from longspec.atomic_files import read_json, write_json
+from longspec.config import Model, Recipe
 from longspec.decode import speculate
 from longspec.decode.drafters import LookupDrafter
 from longspec.decode.generate import generate, load_drafter
 from longspec.draft.custom_generate import FILE
+from longspec.draft.folder import draft_config, write_draft
+from longspec.draft_vocabulary import DraftVocabulary
+from longspec.methods.eagle3 import settings as eagle3
+from longspec.methods.eagle3.layer import Eagle3Layer
+from longspec.methods.eagle3.method import METHOD
 from tests.corpus import Corpus
-from tests.decode.models import make_target
+from tests.decode.models import METHODS, make_target, scattered
 from tests.decode.test_speculate import Letters
 from tests.methods.test_attach import SETTINGS, save_draft, save_target
 from tests.targets import VOCABULARY
@@ -31,9 +38,26 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    save_draft(save_target("qwen2", tmp_path / "target"), tmp_path / "draft")
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Of GLIDE, or of the method that a test asks for."""
+    if getattr(request, "param", "glide") == "glide":
+        save_draft(save_target("qwen2", tmp_path / "target"), tmp_path / "draft")
+    else:
+        save_eagle3(tmp_path / "target", tmp_path / "draft")
     return tmp_path / "draft"
+
+
+def save_eagle3(target: Path, draft: Path) -> None:
+    """A target of three layers, and a draft folder of half of its tokens as the workflow writes it."""
+    made = make_target(7, LlamaConfig, vocab_size=VOCABULARY, num_hidden_layers=3).float()
+    made.save_pretrained(target)
+    method = eagle3.Method(layers=[0, 1, 2], vocabulary=48, sliding_window=9)
+    model = Model("target", "build", "llama")
+    recipe = OmegaConf.structured(Recipe(stage="base", model=model, method=method, draft=eagle3.Draft()))
+    vocabulary = DraftVocabulary(tuple(range(1, VOCABULARY, 2)), VOCABULARY, "", {"all": 1.0})
+    settings = eagle3.of(recipe, vocabulary)
+    state = scattered(Eagle3Layer(made.config, settings), 0.3).state_dict()
+    write_draft(draft, METHOD.published(state, settings), draft_config(str(target), recipe, vocabulary))
 
 
 @pytest.fixture
@@ -57,6 +81,7 @@ def by_call(target, folder, **arguments):
     return generate(target, draft=folder, **arguments)
 
 
+@pytest.mark.parametrize("folder", METHODS, indirect=True)
 @pytest.mark.parametrize("way", [by_folder, by_call])
 def test_it_returns_what_generate_returns(way, target, folder: Path, batch) -> None:
     """Rows padded and ended alike; eos, stop strings and lengths from arguments, a GenerationConfig or the target's own."""
@@ -108,6 +133,7 @@ def test_padding_without_a_mask_is_told_as_in_generate(target, folder: Path, set
         assert torch.equal(generate(target, both, draft=drafter, **GREEDY | settings), wanted)
 
 
+@pytest.mark.parametrize("folder", METHODS, indirect=True)
 @pytest.mark.parametrize("way", [by_folder, by_call])
 def test_streamers_and_stop_strings(way, target, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     letters, ids = Letters(), torch.tensor([[5, 6, 7]])
@@ -122,6 +148,7 @@ def test_streamers_and_stop_strings(way, target, folder: Path, capsys: pytest.Ca
     assert capsys.readouterr().out.strip() == ended
 
 
+@pytest.mark.parametrize("folder", METHODS, indirect=True)
 def test_sampled_texts_are_drawn_from_the_warped_law(target, folder: Path) -> None:
     """Settings arrive: with one token left in, any temperature is greedy; else texts follow the generator."""
     ids = torch.tensor([[5, 6, 7]])
@@ -188,6 +215,7 @@ def test_nothing_that_changes_the_text_is_passed_over(target, folder: Path, batc
         target.generate(ids, custom_generate=str(folder), trust_remote_code=True, **GREEDY)
 
 
+@pytest.mark.parametrize("folder", METHODS, indirect=True)
 def test_a_draft_of_another_target_is_refused(target, folder: Path) -> None:
     config = read_json(folder / "config.json")
     config["target"]["hidden_size"] = 64
@@ -202,6 +230,21 @@ def test_window_and_weights_are_the_folders(target, folder: Path) -> None:
         drafter = load_drafter(target, draft)
         assert drafter.window == SETTINGS.window == 33
         assert {parameter.dtype for parameter in drafter.layer.parameters()} == {torch.float64}
+
+
+@pytest.mark.parametrize("folder", ["eagle3"], indirect=True)
+def test_an_eagle3_folder_tells_window_layers_and_tokens(target, folder: Path) -> None:
+    for draft in (folder, str(folder / "model.safetensors")):
+        drafter = load_drafter(target, draft)
+        assert (drafter.settings.sliding_window, drafter.reads) == (9, ("hidden.0", "hidden.1", "hidden.2"))
+        assert drafter.layer.ids_V.tolist() == list(range(1, VOCABULARY, 2))
+        assert {parameter.dtype for parameter in drafter.layer.parameters()} == {torch.float64}
+
+
+@pytest.mark.parametrize("folder", ["eagle3"], indirect=True)
+def test_its_vocabulary_is_no_choice(target, folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"draft_vocabulary: v\.json: the head of a draft of eagle3 has its own tokens"):
+        by_folder(target, folder, inputs=torch.tensor([[5, 6]]), draft_vocabulary="v.json", **GREEDY)
 
 
 def test_without_the_package_the_folders_code_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,19 +7,20 @@ from torch import Tensor
 from longspec.decode import verify
 from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import speculate
-from longspec.decode.tree import DEFAULT_SHAPE, NOTHING
-from longspec.methods.glide.drafter import GlideDrafter
-from tests.decode.models import SMALL, make_layer, make_target
+from longspec.decode.tree import DEFAULT_SHAPE, NOTHING, Sayable, TreeBuilder
+from tests.decode.models import SMALL, make_drafter, make_target
 
 CONTINUATIONS, ROWS, PROMPT, VOCABULARY, CHAIN = 20_000, 2_000, [3, 1, 4], 10, 4
 LEVEL, WRONG = 1e-3, 1e-6  # a right rule fails the test this rarely; a wrong one's p-value must lie below
 WARPS = {"plain": {}, "warped": {"top_k": 6, "top_p": 0.85}}
+SAID = (0, 2, 3, 5, 6, 9)  # a draft vocabulary
 
 
-def make_pair():
+def make_pair(method: str = "glide", ids: tuple[int, ...] | None = None):
     """A target over ten tokens whose law depends on what came before, and an unlike draft."""
-    target = make_target(5, **SMALL, num_key_value_heads=1)
-    return target, GlideDrafter(target, make_layer(target, 0.5), window=4)
+    layers = {"num_hidden_layers": 3} if method == "eagle3" else {}
+    target = make_target(5, **SMALL | layers, num_key_value_heads=1)
+    return target, make_drafter(method, target, 4, ids, 0.5)
 
 
 @torch.inference_mode()
@@ -49,9 +50,9 @@ def p_value(counts: Tensor, law: Tensor) -> float:
     return float(torch.special.gammaincc(torch.tensor((len(expected) - 1) / 2, dtype=torch.float64), statistic / 2))
 
 
-def drawn_p_value(shape, warp: dict) -> float:
+def drawn_p_value(shape, warp: dict, method: str = "glide", ids: tuple[int, ...] | None = None) -> float:
     """Of 20,000 continuations."""
-    target, drafter = make_pair()
+    target, drafter = make_pair(method, ids)
     generator = torch.Generator().manual_seed(11)
     counts = torch.zeros(VOCABULARY**3)
     for _ in range(CONTINUATIONS // ROWS):
@@ -66,6 +67,14 @@ def drawn_p_value(shape, warp: dict) -> float:
 @pytest.mark.parametrize("shape", [CHAIN, DEFAULT_SHAPE, (3, 2)])
 def test_the_first_three_tokens_have_the_targets_joint_law(shape, warp: str) -> None:
     assert drawn_p_value(shape, WARPS[warp]) > LEVEL
+
+
+@pytest.mark.parametrize("warp", WARPS)
+@pytest.mark.parametrize("shape", [CHAIN, (3, 2)])
+@pytest.mark.parametrize(("method", "ids"), [("glide", SAID), ("eagle3", SAID), ("eagle3", None)])
+def test_they_have_it_with_a_draft_vocabulary(method: str, ids, shape, warp: str) -> None:
+    """Other tokens come too: the draft says them with probability 0."""
+    assert drawn_p_value(shape, WARPS[warp], method, ids) > LEVEL
 
 
 def by_node_number(logits_BV, tree, node_B, sampler):
@@ -103,3 +112,47 @@ def test_a_wrong_rule_fails_the_same_test(shape, rule, monkeypatch: pytest.Monke
     """So the test can tell."""
     monkeypatch.setattr(verify, "_drawn" if shape == CHAIN else "_chosen", rule)
     assert drawn_p_value(shape, {}) < WRONG
+
+
+def smallest_outside(self, q_BV):
+    """Wrong: what the draft cannot say is taken to be said as seldom as what it says least."""
+    least_B1 = q_BV.min(-1, keepdim=True).values
+    return least_B1.expand(-1, self.size).index_copy(1, self.ids_V, q_BV)
+
+
+def by_draft_number(self, q_BV):
+    """Wrong: the draft's token n is taken for the target's token n."""
+    return torch.nn.functional.pad(q_BV, (0, self.size - len(self.ids_V)))
+
+
+def renormalised(self, q_BV):
+    """Wrong: q sums to the draft's share of the vocabulary, as if the rest of it lay outside."""
+    return RIGHT_OVER_TARGET(self, q_BV) * len(self.ids_V) / self.size
+
+
+RIGHT_OVER_TARGET = Sayable.over_target
+
+
+@pytest.mark.parametrize(
+    ("method", "rule"), [("glide", smallest_outside), ("eagle3", renormalised), ("eagle3", by_draft_number)]
+)
+def test_a_wrong_distribution_over_a_draft_vocabulary_fails_the_same_test(
+    method: str, rule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of chains. Trees are chosen, and their rule asks for no q."""
+    monkeypatch.setattr(Sayable, "over_target", rule)
+    assert drawn_p_value(CHAIN, {}, method, SAID) < WRONG
+
+
+def test_tokens_of_a_draft_vocabulary_are_the_targets() -> None:
+    """Chosen and drawn: children are target tokens, and q over the target's vocabulary is 0 outside, by enumeration."""
+    log_q_BWV = torch.tensor([[[0.5, 0.1, 0.4]], [[0.2, 0.7, 0.1]]]).log()
+    sayable, roots_B = Sayable(torch.tensor([1, 4, 6]), 8), torch.tensor([7, 7])
+    chosen = TreeBuilder(roots_B, sayable)
+    chosen.grow(log_q_BWV, 2, None)
+    assert chosen.tokens[1].tolist() == [[1, 6], [4, 1]]
+    drawn = TreeBuilder(roots_B, sayable)
+    drawn.grow(log_q_BWV, 1, Sampler(1.0))
+    wanted_BV = torch.tensor([[0, 0.5, 0, 0, 0.1, 0, 0.4, 0], [0, 0.2, 0, 0, 0.7, 0, 0.1, 0]])
+    torch.testing.assert_close(drawn.tree().drawn_BSV[:, 1], wanted_BV)
+    assert all(wanted_V[token] > 0 for wanted_V, token in zip(wanted_BV, drawn.tokens[1][:, 0], strict=True))

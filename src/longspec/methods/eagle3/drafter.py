@@ -57,9 +57,11 @@ class Eagle3Drafter:
         own, width, size = self.layer.fc.out_features, target.config.hidden_size, target.config.vocab_size
         if own != width:
             raise ValueError(f"draft: its layer has hidden_size {own}, the target {width}: give a draft of this target")
-        largest = self.layer.lm_head.out_features - 1 if self.settings.ids is None else self.settings.ids[-1]
-        if largest >= size:
-            raise ValueError(f"draft: proposes token {largest}, the target's vocab_size is {size}: give a draft of this target")
+        chosen_from = self.settings.target_vocabulary
+        if self.proposed is None:
+            chosen_from = self.layer.lm_head.out_features
+        if chosen_from not in (None, size):
+            raise ValueError(f"draft: proposes tokens of {chosen_from}, the target has {size}: give a draft of this target")
 
     def begin(self, prompts: list[list[int]], hidden: dict[str, Tensor]) -> None:
         """Slots of each prompt, of its newest tokens where there is a window; the first round takes them in with the root."""

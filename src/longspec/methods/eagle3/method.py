@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods.contract import DraftMemory, DraftOperations
 from longspec.methods.eagle3 import cost
 from longspec.methods.eagle3.drafter import Eagle3Drafter
-from longspec.methods.eagle3.layer import Eagle3Layer, check_vocabulary, fresh_layer
+from longspec.methods.eagle3.layer import Eagle3Layer, fresh_layer
 from longspec.methods.eagle3.settings import Settings
 from longspec.methods.eagle3.trainer import Eagle3Trainer, reads, trainer
 from longspec.methods.eagle3.weights import (
@@ -93,9 +94,11 @@ class Eagle3Method:
         """With the tokens that the draft proposes."""
         return draft_settings(path)
 
-    def drafter(self, target: Any, layer: Eagle3Layer, settings: Settings) -> Eagle3Drafter:
-        """Trees and chains."""
-        check_vocabulary(settings)
+    def drafter(
+        self, target: Any, layer: Eagle3Layer, settings: Settings, vocabulary: DraftVocabulary | None = None
+    ) -> Eagle3Drafter:
+        """Trees and chains, of the tokens that its own head proposes."""
+        assert vocabulary is None, "methods.chosen_vocabulary chooses none for it"
         return Eagle3Drafter(target, layer, settings)
 
 

@@ -1,0 +1,126 @@
+"""Drafts that can say a part of the target's tokens: what they propose, what is refused, and the file by which it is chosen."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from longspec.atomic_files import read_json, write_json
+from longspec.decode.drafters import DraftInput
+from longspec.decode.generate import generate, load_drafter
+from longspec.decode.sampling import Sampler
+from longspec.decode.speculate import speculate
+from longspec.decode.tree import DEFAULT_SHAPE, TreeBuilder
+from longspec.draft_vocabulary import DraftVocabulary
+from longspec.evaluate.sample import Recorder
+from longspec.methods import chosen_vocabulary
+from longspec.methods.glide.drafter import GlideDrafter
+from tests.decode.models import DEPTHS, METHODS, generated, make_drafter, make_layer, make_target
+from tests.methods.test_attach import save_draft, save_target
+from tests.targets import VOCABULARY
+
+SAID, NEW = (0, 2, 7, 11, 30, 44, 45, 60), 40
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("shape", [4, DEFAULT_SHAPE])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_is_proposed_lies_in_the_vocabulary(method: str, shape: Any, temperature: float) -> None:
+    """And of all its tokens some; the greedy text, also of other tokens, is the target's own."""
+    target = make_target(3, **DEPTHS[method])
+    recorder, prompts = Recorder(make_drafter(method, target, ids=SAID)), [[3, 1, 4, 1, 5], [9, 2]]
+    generator = torch.Generator().manual_seed(0)
+    decoded = speculate(
+        target, recorder, prompts, max_new_tokens=NEW, shape=shape, temperature=temperature, generator=generator
+    )
+    proposed = torch.cat([tokens_BS[:, 1:].flatten() for tokens_BS, _ in recorder.proposals])
+    assert len(SAID) / 2 < len(set(proposed.tolist())) <= len(SAID)
+    assert set(proposed.tolist()) <= set(SAID)
+    assert not {token for row in decoded.rows for token in row.ids} <= set(SAID)
+    if temperature == 0:
+        assert [row.ids for row in decoded.rows] == [generated(target, prompt, NEW) for prompt in prompts]
+
+
+@torch.inference_mode()
+def test_logits_of_glide_are_the_whole_heads_at_these_tokens() -> None:
+    target = make_target(3)
+    layer, text = make_layer(target), [3, 1, 4, 1, 5]
+    vocabulary = DraftVocabulary(SAID, 61, "", {})
+    keys = torch.randn(1, 2, 4, 8, dtype=torch.float64)
+    draft_input = DraftInput([text], (4,), torch.tensor([4]), torch.tensor([5]), {"keys.1": keys, "values.1": keys})
+    found = []
+    for drafter in (GlideDrafter(target, layer, 12), GlideDrafter(target, layer, 12, vocabulary)):
+        drafter.begin([text[:-1]], {})
+        found.append(drafter.logits(draft_input, TreeBuilder(draft_input.roots_B)))
+    torch.testing.assert_close(found[1], found[0][..., list(SAID)])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_levels_that_no_tree_over_it_has_are_refused(method: str) -> None:
+    target = make_target(0, **DEPTHS[method])
+    drafter = make_drafter(method, target, ids=(4, 9))
+    for shape, message in [
+        ((3,), "level 1 has 3 nodes; give 1 to 2, as many as 1 parents can have over a draft vocabulary of 2"),
+        ((2, 5), "level 2 has 5 nodes; give 1 to 4, as many as 2 parents"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            speculate(target, drafter, [[1, 2]], max_new_tokens=3, shape=shape)
+    assert speculate(target, drafter, [[1, 2]], max_new_tokens=9, shape=(2, 4, 8)).rows[0].ids == generated(target, [1, 2], 9)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_draft(save_target("qwen2", tmp_path / "target"), tmp_path / "draft")
+    DraftVocabulary(SAID, VOCABULARY, "", {"all": 1.0}).write(tmp_path / "draft_vocabulary_8.json")
+    return tmp_path
+
+
+def test_a_glide_draft_takes_the_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By name of generate's argument, through the folder's own code and by a Python call, and by load_drafter."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(folder / "modules"))
+    target = AutoModelForCausalLM.from_pretrained(folder / "target", dtype=torch.float64)
+    ids_BT, greedy = torch.tensor([[5, 6, 7]]), {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
+    draft, path = folder / "draft", folder / "draft_vocabulary_8.json"
+    drafter = load_drafter(target, draft, path)
+    assert isinstance(drafter, GlideDrafter)
+    assert drafter.proposed == len(SAID)
+    assert torch.equal(drafter.head_VH, target.lm_head.weight[list(SAID)])
+    own = target.generate(ids_BT, **greedy)
+    named = {"draft": draft, "draft_vocabulary": str(path), "shape": (8, 3)}
+    by_folder = target.generate(ids_BT, custom_generate=str(draft), trust_remote_code=True, **named, **greedy)
+    assert torch.equal(by_folder, own)
+    assert torch.equal(generate(target, ids_BT, **named, **greedy), own)
+    with pytest.raises(ValueError, match=r"level 1 has 9 nodes; give 1 to 8, .* a draft vocabulary of 8"):
+        generate(target, ids_BT, **named | {"shape": (9,)}, **greedy)
+    with pytest.raises(ValueError, match=r"draft_vocabulary: .*: the drafter is made already; give it to load_drafter"):
+        generate(target, ids_BT, **named | {"draft": drafter}, **greedy)
+
+
+def test_files_that_do_not_fit_are_named(folder: Path) -> None:
+    path = folder / "draft_vocabulary_8.json"
+    assert chosen_vocabulary("glide", None, 5) is None
+    assert chosen_vocabulary("eagle3", None, 5) is None
+    with pytest.raises(
+        ValueError, match=r"draft_vocabulary_8\.json: size: is 97, the target's vocab_size is 61; give the file of"
+    ):
+        chosen_vocabulary("glide", path, 61)
+    with pytest.raises(ValueError, match=r"draft_vocabulary: .*_8\.json: the head of a draft of eagle3 has its own tokens"):
+        chosen_vocabulary("eagle3", path, VOCABULARY)
+    write_json(path, read_json(path) | {"ids": [3, 2]})
+    with pytest.raises(ValueError, match=r"draft_vocabulary_8\.json: ids: must be tokens 0 to 96"):
+        chosen_vocabulary("glide", path, VOCABULARY)
+
+
+def test_top_k_and_top_p_are_of_what_the_draft_says() -> None:
+    """Of its own distribution: with one token left in, chains are its likeliest tokens, drawn with probability 1."""
+    target = make_target(3)
+    drafter = make_drafter("glide", target, ids=SAID)
+    keys = torch.randn(1, 2, 4, 8, dtype=torch.float64)
+    draft_input = DraftInput([[1] * 5], (4,), torch.tensor([4]), torch.tensor([1]), {"keys.1": keys, "values.1": keys})
+    with torch.inference_mode():
+        drafter.begin([[1] * 4], {})
+        greedy, drawn = (drafter.propose(draft_input, (1,) * 3, sampler) for sampler in (Sampler(), Sampler(1.0, top_k=1)))
+    assert torch.equal(greedy.tokens_BS, drawn.tokens_BS)
+    assert drawn.drawn_BSV.gather(2, drawn.tokens_BS[:, :, None])[0, 1:, 0].tolist() == [1.0] * 3
