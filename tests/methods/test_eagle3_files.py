@@ -353,17 +353,3 @@ def test_a_training_begins_with_weights_of_the_same_meaning_alone(make: Make) ->
     )
     with pytest.raises(ValueError, match=message):
         check_same_draft(folder, TARGET, wanted)
-
-
-def test_a_vocabulary_of_another_target_makes_no_folder(make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = LlamaConfig(**SHAPE)
-    make(config)
-    vocabulary = read_json(tmp_path / "vocabulary.json") | {"size": 200}
-    write_json(tmp_path / "vocabulary.json", vocabulary)
-    options = {"--recipe": "recipe.yaml", "--target": "target.json", "--out": "other", "--vocabulary": "vocabulary.json"}
-    argv = [part for option, name in options.items() for part in (option, str(tmp_path / name))]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["draft", "extract", str(tmp_path / "state.safetensors"), *argv])
-        with pytest.raises(SystemExit, match="--vocabulary: chosen from 200 tokens, this target has 97"):
-            main()
-    assert not (tmp_path / "other").exists()
