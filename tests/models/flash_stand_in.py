@@ -1,9 +1,10 @@
-"""flash_attn_varlen_func and flash_attn_with_kvcache of flash-attn 2.8 in plain PyTorch: their signatures and what its
-documentation says of the arguments.
+"""flash_attn_varlen_func, its two halves, and flash_attn_with_kvcache of flash-attn 2.8 in plain PyTorch: their signatures and
+what its documentation says of the arguments.
 
 Shapes: P tokens of all sequences one after another, N query heads, K key/value heads, D head width.
 """
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 import torch
@@ -51,19 +52,24 @@ def flash_attn_varlen_func(
 
 
 def _one_sequence(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, window_size: tuple[int, int]) -> Tensor:
-    """Query i stands at key i + len(k) - len(q) (bottom-right alignment); a window of -1 has no end."""
+    seen = _seen(len(q), len(k), causal, window_size)
+    repeat = q.shape[1] // k.shape[1]
+    scores = torch.einsum("qnd,knd->nqk", q, k.repeat_interleave(repeat, 1)).to(torch.promote_types(q.dtype, torch.float32))
+    weights = (scores * scale).masked_fill(~seen, -1e30).softmax(-1).masked_fill(~seen, 0.0)
+    return torch.einsum("nqk,knd->qnd", weights.to(v.dtype), v.repeat_interleave(repeat, 1))
+
+
+def _seen(queries: int, keys: int, causal: bool, window_size: tuple[int, int]) -> Tensor:
+    """Query i stands at key i + keys - queries (bottom-right alignment); a window of -1 has no end."""
     left, right = window_size
     right = 0 if causal else right
-    distance = torch.arange(len(k))[None] - torch.arange(len(q))[:, None] - (len(k) - len(q))
+    distance = torch.arange(keys)[None] - torch.arange(queries)[:, None] - (keys - queries)
     seen = torch.ones_like(distance, dtype=torch.bool)
     if left >= 0:
         seen &= distance >= -left
     if right >= 0:
         seen &= distance <= right
-    repeat = q.shape[1] // k.shape[1]
-    scores = torch.einsum("qnd,knd->nqk", q, k.repeat_interleave(repeat, 1)).to(torch.promote_types(q.dtype, torch.float32))
-    weights = (scores * scale).masked_fill(~seen, -1e30).softmax(-1).masked_fill(~seen, 0.0)
-    return torch.einsum("nqk,knd->qnd", weights.to(v.dtype), v.repeat_interleave(repeat, 1))
+    return seen
 
 
 def flash_attn_with_kvcache(
@@ -105,3 +111,105 @@ def flash_attn_with_kvcache(
             log_sums[row] = scores.logsumexp(-1)
             seen[row] = torch.einsum("nqk,knd->qnd", scores.softmax(-1).to(q.dtype), values[row, :length])
     return seen, log_sums
+
+
+def _flash_attn_varlen_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    softmax_scale: float,
+    causal: bool,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    return_softmax: bool = False,
+    block_table: Tensor | None = None,
+    leftpad_k: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    zero_tensors: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Output [P, N, D], log-sum-exp [N, P], and two that serve dropout; D is a multiple of 8."""
+    assert (dropout_p, softcap, return_softmax, zero_tensors) == (0.0, 0.0, False, False)
+    assert (alibi_slopes, block_table, leftpad_k, seqused_k) == (None,) * 4
+    assert q.shape[-1] % 8 == 0
+    edges = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+    window = window_size_left, window_size_right
+    out = flash_attn_varlen_func(q, k, v, *edges, softmax_scale=softmax_scale, causal=causal, window_size=window)
+    sums = [scores.logsumexp(-1) for _, _, scores in _scores(q, k, *edges[:2], softmax_scale, causal, window)]
+    return out, torch.cat(sums, dim=1), torch.empty(0), torch.empty(2, dtype=torch.int64)
+
+
+def _flash_attn_varlen_backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    softmax_lse: Tensor,
+    dq: Tensor | None,
+    dk: Tensor | None,
+    dv: Tensor | None,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    softmax_scale: float,
+    causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    deterministic: bool,
+    rng_state: Tensor | None = None,
+    zero_tensors: bool = False,
+) -> Tensor:
+    """Write dq, dk and dv by weights exp(score - softmax_lse), whatever keys this is over (arXiv 2307.08691, algorithm 2)."""
+    assert (dropout_p, softcap, alibi_slopes, rng_state, zero_tensors) == (0.0, 0.0, None, None, False)
+    assert deterministic
+    assert dq is not None
+    assert dk is not None
+    assert dv is not None
+    assert all(x.stride(-1) == 1 and x.shape[-1] % 8 == 0 for x in (dout, q, k, v, out))
+    assert all(x.is_contiguous() for x in (softmax_lse, dq, dk, dv))
+    assert softmax_lse.shape == (q.shape[1], len(q))
+    assert max_seqlen_q == cu_seqlens_q.diff().max()
+    assert max_seqlen_k == cu_seqlens_k.diff().max()
+    repeat, wide = q.shape[1] // k.shape[1], softmax_lse.dtype
+    window = window_size_left, window_size_right
+    sums = (dout.to(wide) * out).sum(-1).T
+    for at, of, scores in _scores(q, k, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, window):
+        weights = (scores - softmax_lse[:, at, None]).exp()
+        of_weights = torch.einsum("qnd,knd->nqk", dout[at].to(wide), v[of].to(wide).repeat_interleave(repeat, 1))
+        of_scores = weights * (of_weights - sums[:, at, None]) * softmax_scale
+        dq[at] = torch.einsum("nqk,knd->qnd", of_scores, k[of].to(wide).repeat_interleave(repeat, 1)).to(q.dtype)
+        of_keys = torch.einsum("nqk,qnd->knd", of_scores, q[at].to(wide))
+        of_values = torch.einsum("nqk,qnd->knd", weights, dout[at].to(wide))
+        dk[of] = of_keys.unflatten(1, (-1, repeat)).sum(2).to(k.dtype)
+        dv[of] = of_values.unflatten(1, (-1, repeat)).sum(2).to(v.dtype)
+    return sums
+
+
+def _scores(
+    q: Tensor,
+    k: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    scale: float,
+    causal: bool,
+    window_size: tuple[int, int],
+) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Of each sequence: its queries, its keys, and the scores [N, Q, K] in float32 or better, -inf of hidden keys."""
+    wide, repeat = torch.promote_types(q.dtype, torch.float32), q.shape[1] // k.shape[1]
+    spans_q, spans_k = pairwise(cu_seqlens_q.tolist()), pairwise(cu_seqlens_k.tolist())
+    for span_q, span_k in zip(spans_q, spans_k, strict=True):
+        at, of = slice(*span_q), slice(*span_k)
+        scores = torch.einsum("qnd,knd->nqk", q[at].to(wide), k[of].to(wide).repeat_interleave(repeat, 1)) * scale
+        hidden = ~_seen(len(q[at]), len(k[of]), causal, window_size)
+        yield at, of, scores.masked_fill(hidden, -torch.inf)

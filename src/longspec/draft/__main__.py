@@ -15,14 +15,18 @@ from longspec.distributed import log
 def extract(options: argparse.Namespace) -> None:
     """A checkpoint or a state dict -> its draft folder, on one CPU, without loading the target."""
     from longspec.draft.folder import draft_config, empty_layer, write_draft
-    from longspec.draft.trained import recipe_and_folder, target_manifest
+    from longspec.draft.trained import check_vocabulary, recipe_and_folder, target_manifest
     from longspec.draft.weight_sources import read_weights
     from longspec.methods import method_of, vocabulary_for
+    from longspec.models.target_config import read_target_config
 
     recipe, out = recipe_and_folder(options.checkpoint, options.recipe, options.out)
-    target = read_json(options.target or target_manifest(recipe.model.name))["path"]
-    state = read_weights(options.checkpoint, trust_pickle=options.trust_pickle)
     vocabulary = vocabulary_for(recipe, options.vocabulary)
+    check_vocabulary(options.checkpoint, options.vocabulary, vocabulary)
+    target = read_json(options.target or target_manifest(recipe.model.name))["path"]
+    if vocabulary is not None:
+        vocabulary.check_tokens(options.vocabulary, read_target_config(target).vocab_size, target)
+    state = read_weights(options.checkpoint, trust_pickle=options.trust_pickle)
     method, settings = method_of(recipe, vocabulary)
     method.check_state(empty_layer(target, recipe), state, options.checkpoint)
     config = draft_config(target, recipe, vocabulary)

@@ -5,6 +5,10 @@
         of(recipe, vocabulary) the settings that METHOD is asked with; only a method whose `Method` has the fields `vocabulary`
                               and `vocabulary_from` is handed a DraftVocabulary
         check(recipe)         raises ValueError with the key for a value that is none
+        fits(recipe, layers, vocabulary) raises ValueError with the key for a target of so many layers and tokens that is none
+        told(recipe)          rows of a report: the recipe's keys that each covers, a title, the value as it acts
+        DECIDE_LOSS           the recipe's keys without which two losses cannot be compared
+        COUNTS                what DraftOutput.counts may hold, with the titles of a report
         soft_labels(recipe)   whether the target's distribution is learnt, and not the text's tokens alone
         TARGETS               model type -> published class; empty where none was published
         NAMELESS_FILES        whether weight files without a configuration are of this method
@@ -27,6 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from longspec.decode.drafters import Drafter
+from longspec.draft_vocabulary import DraftVocabulary
 from longspec.states.tensors import StateTensor
 
 
@@ -189,6 +194,9 @@ class Method(Protocol):
         """
         ...
 
-    def drafter(self, target: Any, layer: Any, settings: Any) -> Drafter:
-        """The drafter that decodes with a layer beside its target."""
+    def drafter(self, target: Any, layer: Any, settings: Any, vocabulary: DraftVocabulary | None = None) -> Drafter:
+        """The drafter that decodes with a layer beside its target.
+
+        vocabulary: the tokens to propose, which decoding may choose where the settings hold none (methods.chosen_vocabulary).
+        """
         ...

@@ -1,41 +1,210 @@
 """Attention of chains that are unrolled from every token of a text at once (EAGLE-3's training-time test, section 3.2).
 
 In step i the chain that starts at t asks with query t of step i; it sees the text's keys up to t, as a Visibility says, and the
-chain's own keys t of steps 1 to i. Shapes: B rows, N query heads, K key/value heads, S chains, J steps, D head width.
+chain's own keys t of steps 1 to i. The text's part goes through a kernel, the few own keys are dot products; each weighs by the
+sum of its exponentials, of which both know the logarithm.
+
+Shapes: B rows, N query heads, K key/value heads, G = N / K, S chains, J own keys of a chain, D head width.
 """
+
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from longspec.models.attention.backends import AUTO
+from longspec.models.attention import eager, flash, flex, text_part
+from longspec.models.attention.backends import AUTO, EAGER, FLASH, FLEX, SDPA, fastest
+from longspec.models.attention.text_part import Gradients, Part, accumulated_in
 from longspec.models.attention.visibility import Visibility
+
+Pairs = list[tuple[Tensor, Tensor]]  # keys and values
+# Kernels that hand out the log-sum-exp of the text's part, and whose backward takes another.
+KERNELS: dict[str, tuple[Callable[..., Part], Callable[..., Gradients]]] = {
+    SDPA: (text_part.attend, text_part.gradients),
+    FLASH: (flash.attend_text, flash.text_gradients),
+}
+# Elements of the queries that own keys are merged with at a time: on a CPU what its caches hold, on a GPU what occupies it.
+BLOCK = {"cpu": 2**17, "cuda": 2**25}
 
 
 def attend_chains(
     q_BNSD: Tensor,
     text: tuple[Tensor, Tensor],
-    own: list[tuple[Tensor, Tensor]],
+    own: Pairs,
     visibility: Visibility,
     scale: float,
     backend: str = AUTO,
 ) -> Tensor:
-    """Attention output [B, N, S, D] of one step: a softmax over the text's keys and the chain's own together.
+    """Attention output [B, N, S, D] of one step: a softmax over text keys and the chain's own together; zeros for padding.
 
-    text: keys and values of the text's first S tokens; own: of steps 1 to i; [B, K, S, D] each.
+    text: keys and values of the text's first S tokens; own: of steps 1 to i; [B, K, S, D] each. Raises ValueError for flex with
+    a gradient on a CPU, and for eager above its LARGEST tokens.
     """
-    k_BKSD, v_BKSD = text
-    length, groups = q_BNSD.shape[2], q_BNSD.shape[1] // k_BKSD.shape[1]
+    q_BNSD, k_BKSD, v_BKSD = (_dense(x) for x in (q_BNSD, *text))
+    of_chain = [_dense(x) for pair in own for x in pair]
+    if backend == AUTO:
+        training = flex.needs_gradient(q_BNSD, k_BKSD, v_BKSD, *of_chain)
+        backend = fastest(q_BNSD.device.type, q_BNSD.dtype, q_BNSD.shape[-1], training)
+    if backend == EAGER:
+        return _attend_dense(q_BNSD, (k_BKSD, v_BKSD), own, visibility, scale)
+    if backend == FLEX and not own:
+        return flex.attend(q_BNSD, k_BKSD, v_BKSD, visibility, scale)
+    if backend == FLEX:
+        seen_BNSD, lse_BNS = flex.attend_text(q_BNSD, k_BKSD, v_BKSD, visibility, scale)
+        return _Merge.apply(seen_BNSD, lse_BNS, scale, q_BNSD, *of_chain)
+    return _Attend.apply(visibility, scale, KERNELS[backend], q_BNSD, k_BKSD, v_BKSD, *of_chain)
+
+
+class _Attend(torch.autograd.Function):
+    """Text and own keys as one, so that nothing of the text's part alone is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, visibility: Visibility, scale: float, kernels: Any, *everything: Tensor) -> Tensor:
+        """The merged output."""
+        q_BNSD, k_BKSD, v_BKSD, *own = everything
+        seen_BNSD, lse_BNS = kernels[0](q_BNSD, k_BKSD, v_BKSD, visibility, scale)
+        weights_JBNS = None
+        if own:
+            lse_BNS, weights_JBNS, _ = _merge(seen_BNSD, lse_BNS, q_BNSD, own, scale, seen_BNSD)
+        ctx.visibility, ctx.scale, ctx.gradients = visibility, scale, kernels[1]
+        ctx.save_for_backward(seen_BNSD, lse_BNS, weights_JBNS, *everything)
+        return seen_BNSD
+
+    @staticmethod
+    def backward(ctx: Any, grad_BNSD: Tensor) -> tuple[Tensor | None, ...]:
+        """The kernel's own backward for the text's keys, given the output and the log-sum-exp of all keys."""
+        seen_BNSD, lse_BNS, weights_JBNS, q_BNSD, k_BKSD, v_BKSD, *own = ctx.saved_tensors
+        grad_BNSD = _dense(grad_BNSD)
+        of_text = ctx.gradients(grad_BNSD, q_BNSD, k_BKSD, v_BKSD, (seen_BNSD, lse_BNS), ctx.visibility, ctx.scale)
+        of_own = _own_gradients(grad_BNSD, seen_BNSD, weights_JBNS, q_BNSD, own, ctx.scale, of_text[0]) if own else ()
+        return None, None, None, *of_text, *of_own
+
+
+class _Merge(torch.autograd.Function):
+    """Own keys merged into the text's part, where that has a backward of its own for output and log-sum-exp."""
+
+    @staticmethod
+    def forward(ctx: Any, part_BNSD: Tensor, part_lse_BNS: Tensor, scale: float, q_BNSD: Tensor, *own: Tensor) -> Tensor:
+        """The merged output."""
+        seen_BNSD = torch.empty_like(part_BNSD)
+        _, weights_JBNS, share_BNS = _merge(part_BNSD, part_lse_BNS, q_BNSD, list(own), scale, seen_BNSD)
+        ctx.scale = scale
+        ctx.save_for_backward(part_BNSD, seen_BNSD, share_BNS, weights_JBNS, q_BNSD, *own)
+        return seen_BNSD
+
+    @staticmethod
+    def backward(ctx: Any, grad_BNSD: Tensor) -> tuple[Tensor | None, ...]:
+        """With w the part's share: w dO of its output, and w dO (part - O) of its log-sum-exp."""
+        part_BNSD, seen_BNSD, share_BNS, weights_JBNS, q_BNSD, *own = ctx.saved_tensors
+        of_q_BNSD = torch.zeros_like(q_BNSD)
+        of_own = _own_gradients(grad_BNSD, seen_BNSD, weights_JBNS, q_BNSD, own, ctx.scale, of_q_BNSD)
+        of_part_BNSD, of_lse_BNS = torch.empty_like(part_BNSD), torch.empty_like(share_BNS)
+        for span in _blocks(q_BNSD):
+            grad, seen, part = (x[:, :, span].to(share_BNS.dtype) for x in (grad_BNSD, seen_BNSD, part_BNSD))
+            weighted = grad * share_BNS[:, :, span, None]
+            of_part_BNSD[:, :, span] = weighted
+            of_lse_BNS[:, :, span] = weighted.mul_(part - seen).sum(-1)
+        return of_part_BNSD, of_lse_BNS, None, of_q_BNSD, *of_own
+
+
+def _merge(
+    part_BNSD: Tensor, part_lse_BNS: Tensor, q_BNSD: Tensor, own: list[Tensor], scale: float, seen_BNSD: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Write the merged output to `seen_BNSD`; it may be the part's own.
+
+    Returns the log-sum-exp over all keys [B, N, S] and the weights of own keys [J, B, N, S] and of the part [B, N, S]. Queries
+    that see no text are padding: their log-sum-exp is plus infinity, at which every weight is 0, here and in kernels.
+    """
+    keys, values = own[::2], own[1::2]
+    lse_BNS, share_BNS = torch.empty_like(part_lse_BNS), torch.empty_like(part_lse_BNS)
+    weights_JBNS = lse_BNS.new_empty(len(keys), *lse_BNS.shape)
+    heads = own[0].shape[1]
+    for span in _blocks(q_BNSD):
+        q, part = (_grouped(x[:, :, span], heads, lse_BNS.dtype) for x in (q_BNSD, part_BNSD))
+        part_lse = part_lse_BNS[:, :, span].unflatten(1, (heads, -1))
+        scores = torch.stack([*((q * k[:, :, None, span]).sum(-1).mul_(scale) for k in keys), part_lse])
+        lse = scores.logsumexp(0).masked_fill_(part_lse == -torch.inf, torch.inf)
+        weights = scores.sub_(lse).exp_()
+        merged = part * weights[-1, ..., None]
+        for weight, v in zip(weights[:-1], values, strict=True):
+            merged.addcmul_(weight[..., None], v[:, :, None, span].to(merged.dtype))
+        seen_BNSD[:, :, span] = merged.flatten(1, 2)
+        lse_BNS[:, :, span] = lse.flatten(1, 2)
+        weights_JBNS[:, :, :, span] = weights[:-1].flatten(2, 3)
+        share_BNS[:, :, span] = weights[-1].flatten(1, 2)
+    return lse_BNS, weights_JBNS, share_BNS
+
+
+def _own_gradients(
+    grad_BNSD: Tensor,
+    seen_BNSD: Tensor,
+    weights_JBNS: Tensor,
+    q_BNSD: Tensor,
+    own: list[Tensor],
+    scale: float,
+    of_q_BNSD: Tensor,
+) -> list[Tensor]:
+    """Gradients of own keys and values; their share of the queries' is added to `of_q_BNSD`.
+
+    dv = p dO, ds = p (dO v - dO O), dq = scale ds k, dk = scale ds q, with p the key's weight; summed over a head's group.
+    """
+    keys, values = own[::2], own[1::2]
+    gradients = [torch.empty_like(x) for x in own]
+    heads = own[0].shape[1]
+    for span in _blocks(q_BNSD):
+        grad, seen, q = (_grouped(x[:, :, span], heads, weights_JBNS.dtype) for x in (grad_BNSD, seen_BNSD, q_BNSD))
+        weights = weights_JBNS[:, :, :, span].unflatten(2, (heads, -1))
+        dot = (grad * seen).sum(-1)
+        of_q = torch.zeros_like(q)
+        for step, (k, v) in enumerate(zip(keys, values, strict=True)):
+            of_score = ((grad * v[:, :, None, span]).sum(-1) - dot).mul_(weights[step]).mul_(scale)[..., None]
+            of_q.addcmul_(of_score, k[:, :, None, span].to(of_q.dtype))
+            gradients[2 * step][:, :, span] = _summed(of_score * q)
+            gradients[2 * step + 1][:, :, span] = _summed(weights[step, ..., None] * grad)
+        of_q_BNSD[:, :, span] += of_q.flatten(1, 2)
+    return gradients
+
+
+def _summed(x_BKGSD: Tensor) -> Tensor:
+    """The sum over a key's group of heads."""
+    return x_BKGSD[:, :, 0] if x_BKGSD.shape[2] == 1 else x_BKGSD.sum(2)
+
+
+def _grouped(x_BNSD: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
+    return x_BNSD.unflatten(1, (heads, -1)).to(dtype)
+
+
+def _blocks(q_BNSD: Tensor) -> Iterator[slice]:
+    """Spans of chains that are handled at once."""
+    rows, heads, length, width = q_BNSD.shape
+    step = max(1, BLOCK.get(q_BNSD.device.type, 2**25) // (rows * heads * width))
+    return (slice(start, start + step) for start in range(0, length, step))
+
+
+def _dense(x: Tensor) -> Tensor:
+    """Kernels read vectors in one piece; gradients may be one number, repeated."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _attend_dense(q_BNSD: Tensor, text: tuple[Tensor, Tensor], own: Pairs, visibility: Visibility, scale: float) -> Tensor:
+    """The reference: one softmax over all scores, in float32 or better."""
+    (k_BKSD, v_BKSD), length = text, q_BNSD.shape[2]
+    eager.check_size(length, length)
     first_BS, last_BS = visibility.bounds_BS(length, length, q_BNSD.device)
     j_S = torch.arange(length, device=q_BNSD.device)
-    seen_B1SS = ((j_S >= first_BS[..., None]) & (j_S <= last_BS[..., None]))[:, None]
-
-    def wide(x_BKSD: Tensor) -> Tensor:
-        return x_BKSD.repeat_interleave(groups, 1)
-
-    scores = [(q_BNSD @ wide(k_BKSD).transpose(2, 3) * scale).masked_fill(~seen_B1SS, -torch.inf)]
-    scores += [(q_BNSD * wide(k)).sum(-1, keepdim=True) * scale for k, _ in own]
-    weights = torch.cat(scores, dim=-1).softmax(-1)
-    out_BNSD = weights[..., :length] @ wide(v_BKSD)
+    seen_BSS = (j_S >= first_BS[..., None]) & (j_S <= last_BS[..., None])
+    seen_BST = torch.cat([seen_BSS, seen_BSS.any(-1, keepdim=True).expand(-1, -1, len(own))], dim=-1)[:, None, None]
+    q_BKGSD = q_BNSD.unflatten(1, (k_BKSD.shape[1], -1))
+    scores = [
+        q_BKGSD @ k_BKSD[:, :, None].transpose(-1, -2),
+        *((q_BKGSD * k[:, :, None]).sum(-1, keepdim=True) for k, _ in own),
+    ]
+    scores_BKGST = torch.cat(scores, dim=-1).to(accumulated_in(q_BNSD)) * scale
+    # Finite, so that padding makes no NaN; its weights are then cleared.
+    hidden = torch.finfo(scores_BKGST.dtype).min
+    weights_BKGST = scores_BKGST.masked_fill(~seen_BST, hidden).softmax(-1).masked_fill(~seen_BST, 0.0).to(v_BKSD.dtype)
+    out_BKGSD = weights_BKGST[..., :length] @ v_BKSD[:, :, None]
     for step, (_, v) in enumerate(own):
-        out_BNSD = out_BNSD + weights[..., length + step, None] * wide(v)
-    return out_BNSD
+        out_BKGSD = out_BKGSD + weights_BKGST[..., length + step, None] * v[:, :, None]
+    return out_BKGSD.flatten(1, 2)

@@ -1,5 +1,7 @@
 """Attention by flash-attn: its variable-length kernel, one call over the documents of all rows, and its kernel for caches.
 
+A text's part of a softmax that has further keys goes through that kernel's two halves, as models/attention/text_part.py says.
+
 Shapes: B rows, N query heads, K key/value heads, S queries, T keys, D head width, P tokens of all segments together, Q queries
 of one key/value head.
 flash-attn aligns causality at the ends of queries and keys, so a lag is a matter of leaving out a document's last keys
@@ -14,6 +16,7 @@ from itertools import accumulate
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from longspec.models.attention.visibility import Segment, Visibility, document_starts, nothing_seen
@@ -56,6 +59,14 @@ def cache_kernel() -> Callable[..., Any]:
     return flash_attn_with_kvcache
 
 
+def text_kernels() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The forward and the backward of flash-attn's function for texts. Raises ValueError with the line that installs it."""
+    _check_installed()
+    from flash_attn.flash_attn_interface import _flash_attn_varlen_backward, _flash_attn_varlen_forward
+
+    return _flash_attn_varlen_forward, _flash_attn_varlen_backward
+
+
 def _check_installed() -> None:
     if not is_installed():
         raise ValueError(f"runtime.attention: flash_attention_2 is not installed: {INSTALL}")
@@ -80,10 +91,8 @@ def attend(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visibilit
     """Attention output [B, N, S, D] in flash-attn's dtypes."""
     if visibility.lag_blocks is not None:
         return _attend_by_blocks(q_BNSD, k_BKTD, v_BKTD, visibility, scale)
-    (rows, _, queries, _), keys = q_BNSD.shape, k_BKTD.shape[2]
-    calls = visibility.once(
-        ("flash", rows, queries, keys), lambda: _plan(visibility.segments(queries, keys), rows, queries, keys, q_BNSD.device)
-    )
+    rows, _, queries, _ = q_BNSD.shape
+    calls = _calls(q_BNSD, k_BKTD, visibility)
     if not calls:
         return nothing_seen(q_BNSD, k_BKTD, v_BKTD)
     q_PND, k_PKD, v_PKD = (x.transpose(1, 2).flatten(0, 1) for x in (q_BNSD, k_BKTD, v_BKTD))
@@ -93,6 +102,7 @@ def attend(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visibilit
     else:
         seen_PND = v_PKD.new_zeros(*q_PND.shape[:2], v_PKD.shape[2])
         for call, part in zip(calls, parts, strict=True):
+            assert call.queries_P is not None, "several calls share the tokens"
             seen_PND = seen_PND.index_copy(0, call.queries_P, part)
     return seen_PND.unflatten(0, (rows, queries)).transpose(1, 2)
 
@@ -131,6 +141,89 @@ def _attend_segments(q_PND: Tensor, k_PKD: Tensor, v_PKD: Tensor, call: Call, sc
         causal=True,
         window_size=(-1, -1) if call.window is None else (call.window, 0),
         deterministic=True,  # else its backward adds up in any order, and a resumed run is not the uninterrupted one
+    )
+
+
+def attend_text(q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, visibility: Visibility, scale: float) -> tuple[Tensor, Tensor]:
+    """A text over itself: output [B, N, S, D] and log-sum-exp [B, N, S], 0 and -inf for a query that sees no key."""
+    rows, heads, tokens, width = q_BNSD.shape
+    calls = _calls(q_BNSD, k_BKSD, visibility)
+    if not calls:
+        lse_BNS = q_BNSD.new_full((rows, heads, tokens), -torch.inf, dtype=torch.promote_types(q_BNSD.dtype, torch.float32))
+        return torch.zeros_like(q_BNSD), lse_BNS
+    (call,) = calls  # without a lag there is one window
+    seen_PND, lse_NP, *_ = text_kernels()[0](*_taken(call, q_BNSD, k_BKSD, v_BKSD), **_arguments(call, scale))
+    seen_PND = _put_back(seen_PND[..., :width], call, 0, rows * tokens, 0.0)
+    lse_NP = _put_back(lse_NP, call, 1, rows * tokens, -torch.inf)
+    return seen_PND.unflatten(0, (rows, tokens)).transpose(1, 2), lse_NP.unflatten(1, (rows, tokens)).transpose(0, 1)
+
+
+def text_gradients(
+    grad_BNSD: Tensor,
+    q_BNSD: Tensor,
+    k_BKSD: Tensor,
+    v_BKSD: Tensor,
+    whole: tuple[Tensor, Tensor],
+    visibility: Visibility,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The text's gradients of queries, keys and values; whole: output and log-sum-exp over all keys, the text's and others."""
+    seen_BNSD, lse_BNS = whole
+    rows, _, tokens, width = q_BNSD.shape
+    calls = _calls(q_BNSD, k_BKSD, visibility)
+    if not calls:
+        return torch.zeros_like(q_BNSD), torch.zeros_like(k_BKSD), torch.zeros_like(v_BKSD)
+    (call,) = calls
+    grad_PND, q_PND, k_PKD, v_PKD, seen_PND = _taken(call, grad_BNSD, q_BNSD, k_BKSD, v_BKSD, seen_BNSD)
+    lse_NP = lse_BNS.transpose(0, 1).flatten(1)
+    lse_NP = (lse_NP if call.queries_P is None else lse_NP[:, call.queries_P]).contiguous()
+    parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q_PND, k_PKD, v_PKD)]
+    tensors = grad_PND, q_PND, k_PKD, v_PKD, seen_PND, lse_NP, *parts
+    text_kernels()[1](*tensors, **_arguments(call, scale), softcap=0.0, alibi_slopes=None, deterministic=True)
+    of_q, of_k, of_v = (
+        _put_back(part[..., :width], call, 0, rows * tokens, 0.0).unflatten(0, (rows, tokens)).transpose(1, 2) for part in parts
+    )
+    return of_q, of_k, of_v
+
+
+def _arguments(call: Call, scale: float) -> dict[str, Any]:
+    """Arguments that the two halves of the kernel have in common."""
+    return {
+        "cu_seqlens_q": call.query_edges,
+        "cu_seqlens_k": call.key_edges,
+        "max_seqlen_q": call.longest_query,
+        "max_seqlen_k": call.longest_key,
+        "dropout_p": 0.0,
+        "softmax_scale": scale,
+        "causal": True,
+        "window_size_left": -1 if call.window is None else call.window,
+        "window_size_right": -1 if call.window is None else 0,
+    }
+
+
+def _taken(call: Call, *tensors: Tensor) -> list[Tensor]:
+    """The call's tokens of each tensor, [P, N, D], widened by zeros to a multiple of 8: the kernel's halves take no other."""
+    taken = []
+    for x_BNSD in tensors:
+        x_PND = x_BNSD.transpose(1, 2).flatten(0, 1)
+        x_PND = x_PND if call.queries_P is None else x_PND[call.queries_P]
+        taken.append(x_PND if x_PND.shape[-1] % 8 == 0 else F.pad(x_PND, (0, -x_PND.shape[-1] % 8)))
+    return taken
+
+
+def _put_back(part: Tensor, call: Call, dim: int, tokens: int, filler: float) -> Tensor:
+    """A call's tokens, along `dim`, at their places among all."""
+    if call.queries_P is None:
+        return part
+    shape = list(part.shape)
+    shape[dim] = tokens
+    return part.new_full(shape, filler).index_copy_(dim, call.queries_P, part)
+
+
+def _calls(q_BNSD: Tensor, k_BKTD: Tensor, visibility: Visibility) -> list[Call]:
+    rows, queries, keys = q_BNSD.shape[0], q_BNSD.shape[2], k_BKTD.shape[2]
+    return visibility.once(
+        ("flash", rows, queries, keys), lambda: _plan(visibility.segments(queries, keys), rows, queries, keys, q_BNSD.device)
     )
 
 

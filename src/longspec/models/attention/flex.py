@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from longspec.models.attention.tree_visibility import TreeVisibility
 from longspec.models.attention.visibility import Visibility
@@ -43,12 +43,26 @@ def needs_gradient(*tensors: Tensor) -> bool:
 
 def attend(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visibility, scale: float) -> Tensor:
     """Attention output [B, N, S, D]. Raises ValueError for a gradient on a CPU."""
+    return compiled()(q_BNSD, k_BKTD, v_BKTD, **_arguments(q_BNSD, k_BKTD, v_BKTD, visibility, scale))
+
+
+def attend_text(q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, visibility: Visibility, scale: float) -> tuple[Tensor, Tensor]:
+    """A text over itself as a part of more keys: output [B, N, S, D] and log-sum-exp [B, N, S], with gradients of both.
+
+    They are 0 and -inf for a query that sees no key. Raises ValueError for a gradient on a CPU.
+    """
+    arguments = _arguments(q_BNSD, k_BKSD, v_BKSD, visibility, scale)
+    seen_BNSD, beside = compiled()(q_BNSD, k_BKSD, v_BKSD, **arguments, return_aux=AuxRequest(lse=True))
+    return seen_BNSD, beside.lse
+
+
+def _arguments(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visibility, scale: float) -> dict[str, Any]:
+    """Arguments of a call beside queries, keys and values."""
     if q_BNSD.device.type == "cpu" and needs_gradient(q_BNSD, k_BKTD, v_BKTD):
         raise ValueError(NO_BACKWARD)
     rows, queries, keys = q_BNSD.shape[0], q_BNSD.shape[2], k_BKTD.shape[2]
     mask = visibility.once(("flex", rows, queries, keys), lambda: block_mask(visibility, rows, queries, keys, q_BNSD.device))
-    grouped = q_BNSD.shape[1] != k_BKTD.shape[1]
-    return compiled()(q_BNSD, k_BKTD, v_BKTD, block_mask=mask, scale=scale, enable_gqa=grouped)
+    return {"block_mask": mask, "scale": scale, "enable_gqa": q_BNSD.shape[1] != k_BKTD.shape[1]}
 
 
 def block_mask(visibility: Visibility, rows: int, queries: int, keys: int, device: torch.device) -> BlockMask:
