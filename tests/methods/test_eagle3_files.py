@@ -353,3 +353,14 @@ def test_a_training_begins_with_weights_of_the_same_meaning_alone(make: Make) ->
     )
     with pytest.raises(ValueError, match=message):
         check_same_draft(folder, TARGET, wanted)
+
+
+def test_a_vocabulary_of_another_target_makes_no_folder(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make()
+    write_json(tmp_path / "vocabulary.json", read_json(tmp_path / "vocabulary.json") | {"size": 200})
+    options = {"--recipe": "recipe.yaml", "--target": "target.json", "--out": "other", "--vocabulary": "vocabulary.json"}
+    paths = [part for option, name in options.items() for part in (option, str(tmp_path / name))]
+    monkeypatch.setattr("sys.argv", ["draft", "extract", str(tmp_path / "state.safetensors"), *paths])
+    with pytest.raises(SystemExit, match=r"vocabulary\.json: size: of a target of 200 tokens, .*target has 97"):
+        main()
+    assert not (tmp_path / "other").exists()
