@@ -355,15 +355,12 @@ def test_a_training_begins_with_weights_of_the_same_meaning_alone(make: Make) ->
         check_same_draft(folder, TARGET, wanted)
 
 
-def test_a_vocabulary_of_another_target_makes_no_folder(make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = LlamaConfig(**SHAPE)
-    make(config)
-    vocabulary = read_json(tmp_path / "vocabulary.json") | {"size": 200}
-    write_json(tmp_path / "vocabulary.json", vocabulary)
+def test_a_vocabulary_of_another_target_makes_no_folder(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make()
+    write_json(tmp_path / "vocabulary.json", read_json(tmp_path / "vocabulary.json") | {"size": 200})
     options = {"--recipe": "recipe.yaml", "--target": "target.json", "--out": "other", "--vocabulary": "vocabulary.json"}
-    argv = [part for option, name in options.items() for part in (option, str(tmp_path / name))]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["draft", "extract", str(tmp_path / "state.safetensors"), *argv])
-        with pytest.raises(SystemExit, match="--vocabulary: chosen from 200 tokens, this target has 97"):
-            main()
+    paths = [part for option, name in options.items() for part in (option, str(tmp_path / name))]
+    monkeypatch.setattr("sys.argv", ["draft", "extract", str(tmp_path / "state.safetensors"), *paths])
+    with pytest.raises(SystemExit, match=r"vocabulary\.json: size: of a target of 200 tokens, .*target has 97"):
+        main()
     assert not (tmp_path / "other").exists()

@@ -36,12 +36,7 @@ DEFAULT_ROPE = "default"
 
 
 def config_fields(config: Any, settings: Settings) -> dict[str, Any]:
-    """The fields of config.json. Raises ValueError for layers that the target does not have, and for another's vocabulary."""
-    if settings.target_vocabulary not in (None, config.vocab_size):
-        raise ValueError(
-            f"--vocabulary: chosen from {settings.target_vocabulary} tokens, this target has {config.vocab_size}; "
-            "give the draft vocabulary that was counted for it"
-        )
+    """The fields of config.json. Raises ValueError for layers that the target does not have."""
     layers = list(layers_of(settings.layers, config.num_hidden_layers))
     fields = {name: getattr(config, name) for name in OF_THE_TARGET} | {
         "architectures": [ARCHITECTURE],
