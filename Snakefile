@@ -11,6 +11,7 @@ Where everything lies (P = results/{run}/{variant}, R = P/{stage}; longspec.work
     R/checkpoint.json, R/metrics.jsonl        a trained stage
     R/checkpoints/                            to resume from; never a declared output
     R/draft/                                  its extracted draft                       rules/draft.smk
+    P/draft_vocabulary_{size}.json            the tokens that a draft can propose       rules/train.smk
     P/evaluation/{drafter}.jsonl              acceptance and speed
     P/final_draft/                            what is published
     results/{run}/report.html                 the page a person reads
@@ -24,7 +25,7 @@ from pathlib import Path
 from snakemake.utils import min_version
 
 from longspec.cluster.controller import note_controller
-from longspec.workflow.paths import FINAL_DRAFT, GATES, PAGE
+from longspec.workflow.paths import GATES, PAGE
 from longspec.workflow.runtimes import freeze_runtime
 from longspec.workflow.settings import check_text
 
@@ -84,6 +85,4 @@ rule final_draft:
     input:
         reports=collect(PAGE, run=PLAN.runs),
         gates=collect(GATES, run=PLAN.runs),
-        drafts=collect(
-            f"{FINAL_DRAFT}/provenance.json", run=PLAN.runs, variant=PLAN.variants
-        ),
+        drafts=PLAN.all_final_drafts(),

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from longspec.config import CHOICES
-from longspec.workflow.checks import checked_plan, forgetting_warning
+from longspec.workflow.checks import checked_plan, forgetting_warning, unused_variants
 from longspec.workflow.datasets import check_prompts
 
 # Jobs run the interpreter that runs Snakemake, also when its environment is not activated.
@@ -26,8 +26,9 @@ with told_in_one_line():
     if workflow.is_main_process:  # jobs read this file again
         check_prompts(PLAN.tasks)
 # The Snakemake that plans the jobs warns, in a dry run too.
-if workflow.is_main_process and (warning := forgetting_warning(PLAN)):
-    logger.warning(warning)
+if workflow.is_main_process:
+    for warning in filter(None, (forgetting_warning(PLAN), unused_variants(PLAN))):
+        logger.warning(warning)
 
 ENVMODULES = PLAN.settings.get("envmodules", [])
 
@@ -38,8 +39,8 @@ def one_of(names):
 
 
 wildcard_constraints:
-    run=one_of(PLAN.runs),
-    variant=one_of(PLAN.variants),
+    run=one_of(PLAN.known_runs),
+    variant=one_of(PLAN.variant_names),
     stage=one_of(PLAN.stage_names),
     section="recipe|runtime",
     drafter=one_of(PLAN.drafters),

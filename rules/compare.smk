@@ -32,7 +32,7 @@ rule compare_runs:
     localrule: True
     params:
         settings=asks(PLAN.evaluation_settings),
-        variants=[f"--variant {variant}" for variant in PLAN.variants],
+        variants=asks(PLAN.compared_variants),
     shell:
         "python -m longspec.compare"
         " --run {wildcards.first:q}=results/{wildcards.first:q}"

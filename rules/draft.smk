@@ -18,6 +18,7 @@ rule extract:
         checkpoint=f"{STAGE}/checkpoint.json",
         recipe=RECIPE,
         target=asks(PLAN.target),
+        vocabulary=asks(PLAN.vocabulary),
     output:
         collect(f"{STAGE}/draft/{{file}}", file=DRAFT_FILES, allow_missing=True),
     log:
@@ -29,10 +30,11 @@ rule extract:
         mem_mb=16000,
         runtime="30m",
     params:
+        vocabulary=asks_of_input(PLAN.vocabulary_option),
         out=subpath(output[0], parent=True),
     shell:
         "python -m longspec.draft extract {input.checkpoint:q}"
-        " --recipe {input.recipe:q} --target {input.target:q} --out {params.out:q} > {log:q} 2>&1"
+        " --recipe {input.recipe:q} --target {input.target:q} {params.vocabulary:q} --out {params.out:q} > {log:q} 2>&1"
 
 
 # One thread each, so that several run side by side on a small machine. What a killed job has measured stays beside its
@@ -42,6 +44,7 @@ rule evaluate:
         target=asks(PLAN.target),
         recipe=asks(PLAN.drafter_recipe),
         draft=asks(PLAN.drafter_weights),
+        vocabulary=asks(PLAN.drafter_vocabulary),
         raw=collect(RAW, dataset=PLAN.evaluation_data),
         prompts=asks(PLAN.task_files),
     output:
@@ -61,11 +64,12 @@ rule evaluate:
         settings=asks(PLAN.evaluation_settings),
         raw=[f"{name}={RAW.format(dataset=name)}" for name in PLAN.evaluation_data],
         drafter=asks_of_input(PLAN.drafter_options),
+        vocabulary=asks_of_input(PLAN.vocabulary_option),
     shell:
         "OMP_NUM_THREADS={resources.cpus_per_task:q} MKL_NUM_THREADS={resources.cpus_per_task:q}"
         " python -m longspec.evaluate --settings {params.settings:q}"
         " --target {input.target:q} --raw {params.raw:q} {params.drafter:q} --recipe {input.recipe:q}"
-        " --out {output:q} > {log:q} 2>&1"
+        " {params.vocabulary:q} --out {output:q} > {log:q} 2>&1"
 
 
 rule assemble_final_draft:
@@ -104,6 +108,7 @@ rule report:
         stages=asks(PLAN.stage_files),
         evaluations=asks(PLAN.evaluations),
         drafts=asks(PLAN.final_drafts),
+        vocabularies=asks(PLAN.report_vocabularies),
     output:
         page=report(
             PAGE,
@@ -122,8 +127,9 @@ rule report:
         gates=PLAN.gates(),
         model=asks_of_input(PLAN.target_folder),
         variants=asks(PLAN.report_variants),
+        vocabularies=asks_of_input(PLAN.report_vocabulary_options),
     shell:
-        "python -m longspec.report --run {wildcards.run:q} {params.variants}"
+        "python -m longspec.report --run {wildcards.run:q} {params.variants} {params.vocabularies:q}"
         " --settings {params.settings:q} --gates {params.gates:q}"
         " --model-dir {params.model:q} --raw {input.raw:q}"
         " --packed {input.packed:q} --out {output.page:q} > {log:q} 2>&1"

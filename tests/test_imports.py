@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "draft": {"models", "methods"},
     "evaluate": {"data", "decode", "models", "states", "methods"},
     "report": {"evaluate", "methods"},
-    "compare": {"report"},
+    "compare": {"report", "methods"},
     "gates": set(),
     "cluster": {"train", "models", "data", "methods"},
     "workflow": {"cluster", "data", "evaluate", "methods", "train"},

@@ -3,13 +3,16 @@
 No torch: what is planned and counted reads it too.
 """
 
+import json
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from longspec.atomic_files import read_json_object, write_json
+from longspec.atomic_files import read_json_object, sha256_text, write_json
 
 AGAIN = "remove the file; the workflow counts it again"
+ALL = "all"  # the rows of every set
+ENOUGH = 0.95  # share of the trained tokens below which a draft often cannot say what comes next
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,35 @@ class DraftVocabulary:
     size: int
     tokenizer: str
     coverage: dict[str, float]
+
+    @property
+    def hash(self) -> str:
+        """A hash of the ids and of what they are ids of; coverage is no part of it."""
+        return sha256_text(json.dumps([self.ids, self.size, self.tokenizer]))
+
+    @property
+    def low_coverage(self) -> str:
+        """A warning where too many of the trained tokens cannot be proposed; empty where these are few."""
+        share = self.coverage[ALL]
+        if share >= ENOUGH:
+            return ""
+        return (
+            f"the draft vocabulary of {len(self.ids)} tokens holds {share:.1%} of the trained tokens, less than {ENOUGH:.0%}: "
+            "what it lacks is never proposed; give it more tokens"
+        )
+
+    def check_tokens(self, path: object, size: int, source: object) -> None:
+        """Raise ValueError when a target, `source`, has not as many tokens as the one whose tokens these are."""
+        if self.size != size:
+            raise ValueError(f"{path}: size: of a target of {self.size} tokens, {source} has {size}; {AGAIN}")
+
+    def check_tokenizer(self, path: object, tokenizer: str, source: object) -> None:
+        """Raise ValueError when rows or another vocabulary, `source`, are of another tokenizer."""
+        if self.tokenizer != tokenizer:
+            raise ValueError(
+                f"{path}: tokenizer: {self.tokenizer[:12]}, a vocabulary of another tokenizer than {source}, {tokenizer[:12]}: "
+                "its numbers are other tokens there; count it on these rows"
+            )
 
     def write(self, path: Path) -> None:
         """Write the file, whole or not at all."""
@@ -40,4 +72,7 @@ def read_draft_vocabulary(path: Path) -> DraftVocabulary:
     whole = all(type(token) is int for token in ids)
     if not (ids and whole and ids[0] >= 0 and ids[-1] < size and all(a < b for a, b in pairwise(ids))):
         raise ValueError(f"{path}: ids: must be tokens 0 to {size - 1} of the target, ascending, each once; {AGAIN}")
-    return DraftVocabulary(ids, size, content["tokenizer"], content["coverage"])
+    shares = content["coverage"]
+    if ALL not in shares or not all(isinstance(share, int | float) and 0 <= share <= 1 for share in shares.values()):
+        raise ValueError(f"{path}: coverage: must be shares from 0 to 1, that of all rows as '{ALL}'; {AGAIN}")
+    return DraftVocabulary(ids, size, content["tokenizer"], shares)

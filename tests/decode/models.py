@@ -7,6 +7,11 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 from longspec.decode.drafters import DraftInput, Stateless
 from longspec.decode.sampling import Sampler
 from longspec.decode.tree import DraftTree, Levels, TreeBuilder, chains
+from longspec.draft_vocabulary import DraftVocabulary
+from longspec.methods.eagle3.drafter import Eagle3Drafter
+from longspec.methods.eagle3.layer import Eagle3Layer
+from longspec.methods.eagle3.settings import Settings
+from longspec.methods.glide.drafter import GlideDrafter
 from longspec.methods.glide.layer import GlideLayer
 
 SHAPE = {
@@ -19,6 +24,9 @@ SHAPE = {
     "max_position_embeddings": 512,
     "initializer_range": 0.4,
 }
+WINDOW = 12
+METHODS = ("glide", "eagle3")
+DEPTHS = {"glide": {}, "eagle3": {"num_hidden_layers": 3}}  # of targets: EAGLE-3 reads three layers
 SMALL = {"vocab_size": 10, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
@@ -29,10 +37,27 @@ def make_target(seed: int, family: type = Qwen2Config, **shape):
 
 
 def make_layer(target, scale: float = 0.2) -> GlideLayer:
-    layer = GlideLayer(target.config).double().eval()
+    return scattered(GlideLayer(target.config), scale)
+
+
+def scattered(layer, scale: float):
+    layer = layer.double().eval()
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=scale)
     return layer
+
+
+def make_eagle3(target, window: int | None = None, ids: tuple[int, ...] | None = None, scale: float = 0.3, **options):
+    settings = Settings((0, 1, 2), None if ids is None else len(ids), window, ids=ids, **options)
+    return Eagle3Drafter(target, scattered(Eagle3Layer(target.config, settings), scale), settings)
+
+
+def make_drafter(method: str, target, window: int = WINDOW, ids: tuple[int, ...] | None = None, scale: float = 0.2):
+    """A drafter of random weights; the target has as many layers as DEPTHS says."""
+    if method == "eagle3":
+        return make_eagle3(target, window, ids, scale)
+    vocabulary = None if ids is None else DraftVocabulary(ids, target.config.vocab_size, "", {"all": 1.0})
+    return GlideDrafter(target, make_layer(target, scale), window, vocabulary)
 
 
 def generated(target, prompt: list[int], count: int, **options) -> list[int]:

@@ -1,24 +1,38 @@
-"""The draft in decoding is the draft in training: positions, lags, windows and tree depths agree."""
+"""The draft in decoding is the draft in training: positions, lags, windows, what is fed back, and tree depths agree."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from longspec.decode.drafters import DraftInput
 from longspec.decode.sampling import Sampler
-from longspec.decode.tree import DEFAULT_SHAPE
+from longspec.decode.tree import DEFAULT_SHAPE, TreeBuilder
+from longspec.methods.eagle3.drafter import Eagle3Drafter
 from longspec.methods.glide.drafter import GlideDrafter
 from longspec.methods.glide.families import Qwen2Glide
 from longspec.methods.glide.settings import Draft
 from longspec.models.attention.visibility import Visibility
-from tests.decode.models import make_layer, make_target
+from tests.decode.eagle3_reference import chain_logits, own_states
+from tests.decode.models import WINDOW, make_eagle3, make_layer, make_target
 from tests.targets import last_states
 
-WINDOW, ROWS = 12, (31, 5, 18, 1)
+ROWS = (31, 5, 18, 1)
+UNKNOWN = 1e3  # in places that nobody may read
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}  # norms are taken in float32, whatever the layer's dtype
+SOME = tuple(range(1, 61, 3))  # of the target's tokens
+EAGLE3 = {
+    "eagle3": (Qwen2Config, {}),
+    "eagle3-window": (LlamaConfig, {"window": 7, "ids": SOME}),
+    "eagle3-narrow": (MistralConfig, {"window": 2}),  # which hides some of a tree's own path
+    "eagle3.1": (Qwen3Config, {"fc_norm": True, "norm_output": True, "ids": SOME}),
+}
 
 
-class Recorded(GlideDrafter):
+class Recorded:
     """Keeps the logits of every node that was asked for its children."""
 
     def logits(self, draft_input, builder):
@@ -27,73 +41,142 @@ class Recorded(GlideDrafter):
         return self.seen[-1]
 
 
-@pytest.fixture
-def glide(tmp_path: Path) -> Qwen2Glide:
-    make_target(0).save_pretrained(tmp_path)
-    settings = Draft(window=WINDOW, anchors="off", lag_mode="random")
-    glide = Qwen2Glide.from_pretrained(str(tmp_path), dtype=torch.float64, draft=settings)
-    glide.draft_model = make_layer(glide.target, 0.3)
-    return glide
+class RecordedGlide(Recorded, GlideDrafter):
+    pass
 
 
-@torch.no_grad()
-def trained_logits(glide: Qwen2Glide, ids: list[int], lag: int) -> torch.Tensor:
-    """What the training forward with this lag says after the last of `ids`, [V]."""
-    whole, positions = torch.tensor([ids]), torch.arange(len(ids))[None]
-    keys, values, _ = last_states(glide, whole, positions)
-    embedded = glide.model.embed_tokens(whole)
-    rope, layer = glide.model.rotary_emb(embedded, positions), glide.draft_model
-    own, lags = layer.own_keys_values(embedded, rope), Visibility(lag_B=torch.tensor([lag]))
-    return glide.lm_head(layer(embedded, rope, own, (keys, values), Visibility(window=WINDOW), lags))[0, -1]
+class RecordedEagle3(Recorded, Eagle3Drafter):
+    pass
 
 
-def draft_input_of(glide: Qwen2Glide, texts: list[list[int]]) -> DraftInput:
+class GlideCase:
+    """GLIDE, and its training forward."""
+
+    def __init__(self, folder: Path) -> None:
+        make_target(0).save_pretrained(folder)
+        settings = Draft(window=WINDOW, anchors="off", lag_mode="random")
+        self.glide = Qwen2Glide.from_pretrained(str(folder), dtype=torch.float64, draft=settings)
+        self.glide.draft_model = make_layer(self.glide.target, 0.3)
+        self.drafter = RecordedGlide(self.glide.target, self.glide.draft_model, WINDOW)
+
+    @torch.no_grad()
+    def trained_logits(self, text: list[int], drafted: list[int]) -> Tensor:
+        """The training forward's after the last token, with the lag of so many drafted ones, [V]."""
+        ids, lag, glide = text + drafted, len(drafted) + 1, self.glide
+        whole, positions = torch.tensor([ids]), torch.arange(len(ids))[None]
+        keys, values, _ = last_states(glide, whole, positions)
+        embedded = glide.model.embed_tokens(whole)
+        rope, layer = glide.model.rotary_emb(embedded, positions), glide.draft_model
+        own, lags = layer.own_keys_values(embedded, rope), Visibility(lag_B=torch.tensor([lag]))
+        return glide.lm_head(layer(embedded, rope, own, (keys, values), Visibility(window=WINDOW), lags))[0, -1]
+
+    def cached(self, texts: list[list[int]]) -> dict[str, Tensor]:
+        lengths, config = [len(text) - 1 for text in texts], self.glide.config
+        shape = (len(texts), config.num_key_value_heads, max(lengths), config.hidden_size // config.num_attention_heads)
+        keys, values = torch.full(shape, UNKNOWN, dtype=torch.float64), torch.full(shape, UNKNOWN, dtype=torch.float64)
+        for row, (text, length) in enumerate(zip(texts, lengths, strict=True)):
+            if length:
+                own_keys, own_values, _ = last_states(self.glide, torch.tensor([text[:-1]]), torch.arange(length)[None])
+                keys[row, :, :length], values[row, :, :length] = own_keys[0], own_values[0]
+        return {"keys.1": keys, "values.1": values}
+
+    def hidden(self, texts: list[list[int]], tokens: list[list[int]]) -> dict[str, Tensor]:
+        return {}
+
+
+class Eagle3Case:
+    """EAGLE-3, and plain algebra."""
+
+    def __init__(self, name: str) -> None:
+        family, options = EAGLE3[name]
+        made = make_eagle3(make_target(0, family, num_hidden_layers=3), **options)
+        self.drafter = RecordedEagle3(made.target, made.layer, made.settings)
+
+    def trained_logits(self, text: list[int], drafted: list[int]) -> Tensor:
+        return chain_logits(self.drafter, text, drafted)[-1]
+
+    def cached(self, texts: list[list[int]]) -> dict[str, Tensor]:
+        return {}
+
+    def hidden(self, texts: list[list[int]], places: list[list[int]]) -> dict[str, Tensor]:
+        """transformers' own of these places of each text, left-aligned."""
+        longest, found = max(map(len, places)), {}
+        for layer, name in enumerate(self.drafter.reads):
+            found[name] = torch.full((len(texts), longest, 32), UNKNOWN, dtype=torch.float64)
+            for row, (text, chosen) in enumerate(zip(texts, places, strict=True)):
+                found[name][row, : len(chosen)] = own_states(self.drafter.target, tuple(text))[layer][chosen]
+        return found
+
+
+@pytest.fixture(params=["glide", *EAGLE3])
+def case(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    return GlideCase(tmp_path) if request.param == "glide" else Eagle3Case(request.param)
+
+
+def draft_input_of(case: Any, texts: list[list[int]]) -> DraftInput:
     """As the engine makes it: left-aligned, with numbers nobody may read behind the shorter rows."""
-    lengths, config = [len(text) - 1 for text in texts], glide.config
-    shape = (len(texts), config.num_key_value_heads, max(lengths), config.hidden_size // config.num_attention_heads)
-    keys, values = torch.full(shape, 1e3, dtype=torch.float64), torch.full(shape, 1e3, dtype=torch.float64)
-    for row, (text, length) in enumerate(zip(texts, lengths, strict=True)):
-        if length:
-            own_keys, own_values, _ = last_states(glide, torch.tensor([text[:-1]]), torch.arange(length)[None])
-            keys[row, :, :length], values[row, :, :length] = own_keys[0], own_values[0]
-    roots_B = torch.tensor([text[-1] for text in texts])
-    return DraftInput(texts, tuple(lengths), torch.tensor(lengths), roots_B, {"keys.1": keys, "values.1": values})
+    lengths, roots_B = [len(text) - 1 for text in texts], torch.tensor([text[-1] for text in texts])
+    return DraftInput(texts, tuple(lengths), torch.tensor(lengths), roots_B, case.cached(texts))
 
 
+def begin(case: Any, prompts: list[list[int]]) -> None:
+    case.drafter.begin(prompts, case.hidden(prompts, [list(range(len(prompt))) for prompt in prompts]))
+
+
+@torch.inference_mode()
 @pytest.mark.parametrize("shape", [(1,) * 4, (3, 5, 4), DEFAULT_SHAPE])
 @pytest.mark.parametrize("rows", [ROWS, ROWS[:1]])
-def test_draft_logits_in_decoding_are_those_of_training(glide: Qwen2Glide, shape, rows) -> None:
-    """Every node at depth d equals the training forward over its own path with lag d + 1, through windows and rejections.
+def test_draft_logits_in_decoding_are_those_of_training(case: Any, shape, rows) -> None:
+    """Every node at depth d equals the training forward over its own path with lag d + 1 (GLIDE), or step d of the chain from
+    the root's slot along its path (EAGLE-3), through windows and rejections.
 
     Three rounds: after the first, rows keep nothing, a part, or a whole path, and one row leaves after the second.
     """
-    drafter = Recorded(glide.target, glide.draft_model, WINDOW)
+    drafter = case.drafter
     texts = [torch.randint(0, 61, (length,)).tolist() for length in rows]
-    drafter.begin(texts, {})  # the prompts; the root comes after
+    begin(case, texts)  # the prompts; the root comes after
     texts = [[*text, row + 7] for row, text in enumerate(texts)]
     for kept in ((0, 2, len(shape), 1), (len(shape), 0, 1, 1), (1, 1, 1, 1)):
-        with torch.inference_mode():
-            tree = drafter.propose(draft_input_of(glide, texts), shape, Sampler())
+        tree = drafter.propose(draft_input_of(case, texts), shape, Sampler())
         logits_BSV = torch.cat(drafter.seen, dim=1)
         assert logits_BSV.shape[1] == 1 + sum(shape[:-1])
         paths = [[row_paths(tree, row, node) for node in range(tree.tokens_BS.shape[1])] for row in range(len(texts))]
         for row, text in enumerate(texts):
             for node in range(logits_BSV.shape[1]):
-                path = paths[row][node]
-                ids = text + tree.tokens_BS[row, path[1:]].tolist()
-                torch.testing.assert_close(logits_BSV[row, node], trained_logits(glide, ids, len(path)))
+                wanted_V = case.trained_logits(text, tree.tokens_BS[row, paths[row][node][1:]].tolist())
+                torch.testing.assert_close(logits_BSV[row, node], wanted_V, **CLOSE)
         # The text goes on along one path of each row, as far as that row keeps it, and then by another token.
         path_BE = torch.tensor([paths[row][-1] for row in range(len(texts))])
-        kept_B = torch.tensor(kept[: len(texts)])
-        drafter.commit(path_BE, kept_B, {})
+        kept_B, before = torch.tensor(kept[: len(texts)]), [len(text) for text in texts]
         texts = [
             text + tree.tokens_BS[row, path_BE[row, 1 : kept[row] + 1]].tolist() + [(row + 31) % 61]
             for row, text in enumerate(texts)
         ]
-        assert drafter.own[0].shape[2] <= WINDOW
+        places = [list(range(length - 1, len(text) - 1)) for length, text in zip(before, texts, strict=True)]
+        padded = case.hidden([*texts, [0] * 9], [*places, list(range(path_BE.shape[1]))])
+        drafter.commit(path_BE, kept_B, {name: hidden_BEH[:-1] for name, hidden_BEH in padded.items()})
         if kept[1] == 0 and len(texts) == len(ROWS):
             drafter.select(torch.tensor([0, 2, 3]))
             texts = [texts[0], texts[2], texts[3]]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", EAGLE3)
+def test_a_texts_own_tokens_give_the_logits_of_chains_unrolled_from_every_token(name: str) -> None:
+    """As training unrolls them: the chain that starts in each slot is fed with the text's own next tokens."""
+    case, steps = Eagle3Case(name), 5
+    drafter, text = case.drafter, torch.randint(0, 61, (24,)).tolist()
+    begin(case, [text[:1]])
+    for length in range(2, len(text) - steps):
+        draft_input, builder = draft_input_of(case, [text[:length]]), TreeBuilder(torch.tensor(text[length - 1 : length]))
+        logits = []
+        for token in text[length : length + steps]:
+            logits.append(drafter.logits(draft_input, builder)[0, 0])
+            builder.add(torch.zeros(1, 1, dtype=torch.int64), torch.tensor([[token]]))
+        wanted = chain_logits(drafter, text[:length], text[length : length + steps - 1])
+        torch.testing.assert_close(torch.stack(logits), wanted, **CLOSE)
+        drafter.tokens_BS = builder.tree().tokens_BS
+        drafter.commit(torch.zeros(1, 1, dtype=torch.int64), torch.tensor([0]), case.hidden([text], [[length - 1]]))
 
 
 def row_paths(tree, row: int, node: int) -> list[int]:
@@ -106,20 +189,20 @@ def row_paths(tree, row: int, node: int) -> list[int]:
     return path
 
 
-def test_beams_are_the_likeliest_paths(glide: Qwen2Glide) -> None:
+@torch.inference_mode()
+def test_beams_are_the_likeliest_paths(case: Any) -> None:
     """Level by level against a search over all children."""
-    drafter = Recorded(glide.target, glide.draft_model, WINDOW)
     text = [4, 8, 15, 16, 23, 42]
-    drafter.begin([text[:-1]], {})
-    with torch.inference_mode():
-        tree = drafter.propose(draft_input_of(glide, [text]), (4, 6, 5), Sampler())
+    begin(case, [text[:-1]])
+    tree = case.drafter.propose(draft_input_of(case, [text]), (4, 6, 5), Sampler())
     beam = {(): 0.0}
     first = 1
+    said = range(61) if case.drafter.proposed is None else SOME
     for size in (4, 6, 5):
         children = {}
         for path, score in beam.items():
-            log_q_V = trained_logits(glide, text + list(path), len(path) + 1).log_softmax(-1)
-            children |= {(*path, token): score + float(log_q) for token, log_q in enumerate(log_q_V)}
+            log_q_V = case.trained_logits(text, list(path)).log_softmax(-1)
+            children |= {(*path, token): score + float(log_q) for token, log_q in zip(said, log_q_V, strict=True)}
         beam = dict(sorted(children.items(), key=lambda item: -item[1])[:size])
         level = [tuple(tree.tokens_BS[0, row_paths(tree, 0, node)[1:]].tolist()) for node in range(first, first + size)]
         assert level == list(beam)

@@ -151,11 +151,11 @@ def test_other_settings_measure_anew_and_are_named(arguments: Any, tmp_path: Pat
     )
 
 
-def identity_arguments(call: list[str]) -> tuple[Any, Any, Any, Any]:
+def identity_arguments(call: list[str]) -> tuple[Any, Any, Any, Any, None]:
     """What decides the identity, as the verb has it."""
     options = verb.read_arguments(call)
     target = AutoModelForCausalLM.from_pretrained("target", dtype=torch.float32)
-    return options, target, verb.load(options.recipe, verb.Recipe), verb.tasks.parse(options.settings)
+    return options, target, verb.load(options.recipe, verb.Recipe), verb.tasks.parse(options.settings), None
 
 
 def test_prompts_beyond_the_targets_positions_are_refused(arguments: Any) -> None:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +12,30 @@ import torch
 from omegaconf import OmegaConf
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from longspec import methods
 from longspec.config import Recipe, Runtime
 from longspec.decode.drafters import Drafter
+from longspec.draft_vocabulary import DraftVocabulary
+from longspec.methods.contract import Method
 from longspec.models.target import load_target
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.states.tensors import check_names
 from longspec.train.estimate.memory import setup_of
-from tests.targets import VOCABULARY
+from tests.targets import SHAPES, TARGETS, VOCABULARY
 from tests.workflow import made_up
 from tests.workflow.made_up import method as made_up_method
 from tests.workflow.made_up import settings as made_up_settings
 
 ROWS, LENGTH, POSITIONS = 3, 20, 4096
-# What a recipe may say of each method: every way in which its answers differ.
+IDS = tuple(range(0, VOCABULARY, 2))  # of a draft vocabulary
+# What a recipe may say of each method, of its `Draft` and its `Method`: every way in which its answers differ.
 VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "eagle3": [
+        {"layers": [0, 1, 2], "vocabulary": len(IDS), "steps": 3},
+        {"layers": [0, 1, 2], "vocabulary": None, "sliding_window": 9, "fc_norm": True, "norm_output": True},
+    ],
     "glide": [
         {"anchors": "random", "lag_mode": "random", "loss": "hard"},
         {"anchors": "off", "lag_mode": "blocks", "block": 3, "loss": "mix", "final_norm": True},
@@ -55,10 +63,29 @@ def test_every_method_is_here() -> None:
 def recipe(request: pytest.FixtureRequest) -> Any:
     name, variant = request.param
     settings = methods.settings_of(name)
-    recipe = OmegaConf.structured(Recipe(method=settings.Method(), draft=settings.Draft(**variant), stage="base", seed=1))
+    of_draft = {field.name for field in fields(settings.Draft)}
+    draft = settings.Draft(**{name: value for name, value in variant.items() if name in of_draft})
+    method = settings.Method(**{name: value for name, value in variant.items() if name not in of_draft})
+    recipe = OmegaConf.structured(Recipe(method=method, draft=draft, stage="base", seed=1))
     recipe.data.sequence_length = LENGTH
     settings.check(recipe)
     return recipe
+
+
+def method_of(recipe: Any) -> tuple[Method, Any]:
+    """A recipe's method and its settings, with the file of its draft vocabulary where it has one."""
+    size = methods.vocabulary_size(recipe)
+    return methods.method_of(recipe, None if size is None else DraftVocabulary(IDS, VOCABULARY, "", {}))
+
+
+@pytest.fixture(scope="session", params=["qwen2", "llama"])
+def target_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a target with as many layers as any method reads."""
+    config = type(TARGETS[request.param])(**SHAPES | {"num_hidden_layers": 3})
+    folder = tmp_path_factory.mktemp(request.param)
+    torch.manual_seed(7)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return str(folder)
 
 
 @pytest.fixture
@@ -69,7 +96,7 @@ def states(target_path: str) -> TargetStates:
 
 @pytest.fixture
 def trainer(recipe: Any, states: TargetStates) -> Any:
-    method, settings = methods.method_of(recipe)
+    method, settings = method_of(recipe)
     return method.trainer(states, settings, None)
 
 
@@ -89,12 +116,12 @@ def tensors(module: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def test_the_method_names_itself(recipe: Any) -> None:
-    assert methods.method_of(recipe)[0].name == recipe.method.name
+    assert method_of(recipe)[0].name == recipe.method.name
 
 
 def test_what_is_planned_saved_and_counted_is_what_is_trained(recipe: Any, trainer: Any) -> None:
     """Checkpoints hold trained parameters alone, so a layer's state dict must hold nothing else."""
-    method, settings = methods.method_of(recipe)
+    method, settings = method_of(recipe)
     with torch.device("meta"):
         planned = method.layer(trainer.states.config, settings)
     trained = {name: tuple(p.shape) for name, p in trainer.named_parameters() if p.requires_grad}
@@ -107,7 +134,7 @@ def test_what_is_planned_saved_and_counted_is_what_is_trained(recipe: Any, train
 
 @pytest.mark.parametrize("with_llm_loss", [True, False])
 def test_what_is_read_is_what_is_told(recipe: Any, trainer: Any, run: Any, with_llm_loss: bool) -> None:
-    method, settings = methods.method_of(recipe)
+    method, settings = method_of(recipe)
     config, asked = trainer.states.config, []
     told = method.reads(config, settings, with_llm_loss=with_llm_loss)
     check_names([tensor.name for tensor in told], config.num_hidden_layers)
@@ -121,7 +148,7 @@ def test_what_is_read_is_what_is_told(recipe: Any, trainer: Any, run: Any, with_
 
 
 def test_the_heaviest_forward_trains_every_parameter(recipe: Any, trainer: Any, run: Any) -> None:
-    method, settings = methods.method_of(recipe)
+    method, settings = method_of(recipe)
     output = run(num_labels=10, **method.heaviest(settings))
     assert output.loss.shape == ()
     output.loss.backward()
@@ -132,13 +159,13 @@ def test_the_heaviest_forward_trains_every_parameter(recipe: Any, trainer: Any, 
 
 
 def test_a_loss_is_a_share_of_the_labels_it_is_told(recipe: Any, run: Any) -> None:
-    method, settings = methods.method_of(recipe)
+    method, settings = method_of(recipe)
     losses = [float(run(num_labels=count, **method.heaviest(settings)).loss.detach()) for count in (10, 40)]
     assert losses[0] == pytest.approx(4 * losses[1], rel=1e-5)
 
 
 def test_every_drafted_step_has_its_loss(recipe: Any, run: Any) -> None:
-    method, settings = methods.method_of(recipe)
+    method, settings = method_of(recipe)
     with torch.no_grad():
         output = run(**method.each_step(settings))
     steps = (method.drafted_steps(settings),)
@@ -147,7 +174,7 @@ def test_every_drafted_step_has_its_loss(recipe: Any, run: Any) -> None:
 
 def drawn(recipe: Any, numbers: list[int], step: int) -> dict[int, tuple[list[int], dict[str, Any]]]:
     """What each row draws: its positions, and its part of each tensor."""
-    method, settings = methods.method_of(recipe)
+    method, settings = method_of(recipe)
     rows = [(number, np.arange(LENGTH)) for number in numbers]
     positions, draws = method.draws(settings, recipe.seed, step, rows, POSITIONS)
     return {
@@ -166,13 +193,13 @@ def test_draws_are_a_function_of_seed_step_and_row(recipe: Any, run: Any) -> Non
     np.random.seed(77)  # the global generator that must not be read
     assert drawn(recipe, [2, 5, 9], step=3) == together
     assert {number: drawn(recipe, [number], step=3)[number] for number in (5, 9, 2)} == together
-    method, settings = methods.method_of(recipe)
+    method, settings = method_of(recipe)
     _, draws = method.draws(settings, 1, 0, [(row, np.arange(LENGTH)) for row in range(ROWS)], POSITIONS)
     assert run(**draws).loss.isfinite()
 
 
 def test_weights_come_back_from_their_file(recipe: Any, trainer: Any, states: TargetStates, tmp_path: Path) -> None:
-    method, settings = methods.method_of(recipe)
+    method, settings = method_of(recipe)
     for parameter in trainer.parameters():
         nn.init.normal_(parameter)
     own = trainer.draft_model.state_dict()
@@ -194,7 +221,7 @@ def test_weights_come_back_from_their_file(recipe: Any, trainer: Any, states: Ta
 
 def test_costs_grow_with_what_is_trained(recipe: Any, states: TargetStates) -> None:
     """Linear in tokens and labels; nothing without them."""
-    method, settings = methods.method_of(recipe)
+    method, settings = method_of(recipe)
 
     def operations(times: int) -> Any:
         return method.operations(states.config, settings, 64 * times, [64] * times, 50 * times, with_llm_loss=True)
@@ -209,7 +236,7 @@ def test_costs_grow_with_what_is_trained(recipe: Any, states: TargetStates) -> N
 
 
 def test_its_drafter_reads_what_the_target_has(recipe: Any, trainer: Any, target_path: str) -> None:
-    method, settings = methods.method_of(recipe)
+    method, settings = method_of(recipe)
     drafter = method.drafter(trainer.states.target, trainer.draft_model, settings)
     assert isinstance(drafter, Drafter)
     check_names(drafter.reads, trainer.states.config.num_hidden_layers)
@@ -221,4 +248,4 @@ def test_its_drafter_reads_what_the_target_has(recipe: Any, trainer: Any, target
 
 def test_soft_labels_are_told(recipe: Any) -> None:
     told = {"hard": False, "soft": True, "mix": True}
-    assert methods.soft_labels(recipe) is told[recipe.draft.get("loss", recipe.draft.get("labels"))]
+    assert methods.soft_labels(recipe) is told[recipe.draft.get("loss", recipe.draft.get("labels", "soft"))]

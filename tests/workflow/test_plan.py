@@ -165,14 +165,14 @@ def test_how_it_is_run_is_no_part_of_the_recipe(settings: Settings) -> None:
 
 def test_variants_stand_side_by_side_in_a_report_and_apart_in_their_drafts(settings: Settings) -> None:
     plan = settings.plan(variants=["sinkpi-slicing", "base"])
-    stages = [f"results/demo/{variant}/{stage}" for variant in plan.variants for stage in plan.stages["demo"]]
+    stages = [f"results/demo/{variant}/{stage}" for variant in plan.variants["demo"] for stage in plan.stages["demo"]]
     assert plan.stage_folders("demo") == stages
     assert plan.stage_folders("demo", "base") == stages[3:]
     assert plan.stage_files("demo", "base")[:3] == [
         f"{stages[3]}/{name}" for name in ("checkpoint.json", "metrics.jsonl", "recipe.yaml")
     ]
-    assert plan.report_variants("demo") == [f"--variant {name}=results/demo/{name}" for name in plan.variants]
-    assert plan.final_drafts("demo") == [f"results/demo/{name}/final_draft/provenance.json" for name in plan.variants]
+    assert plan.report_variants("demo") == [f"--variant {name}=results/demo/{name}" for name in plan.variants["demo"]]
+    assert plan.final_drafts("demo") == [f"results/demo/{name}/final_draft/provenance.json" for name in plan.variants["demo"]]
     assert plan.recipes_of_first_variant("demo") == [f"{stage}/recipe.yaml" for stage in stages[:3]]
     assert plan.runtimes_of_first_variant("demo") == [f"{stage}/runtime.yaml" for stage in stages[:3]]
 

@@ -8,7 +8,7 @@ from longspec import shown
 from longspec.atomic_files import write_json, write_text
 from longspec.compare.numbers import compare_numbers
 from longspec.compare.page import render
-from longspec.compare.pairs import read_pair
+from longspec.compare.pairs import read_pair, variants_of
 from longspec.report.inputs import parse_settings
 from longspec.report.options import json_value, named_folder
 
@@ -17,7 +17,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """The verb's arguments."""
     parser = argparse.ArgumentParser(prog="python -m longspec.compare", description=__doc__)
     parser.add_argument("--run", required=True, action="append", type=named_folder, help="NAME=FOLDER; give two")
-    parser.add_argument("--variant", required=True, action="append", help="a variant that both runs have; repeat it")
+    both = "a variant that both runs have, or FIRST=SECOND, one of each; repeat it"
+    parser.add_argument("--variant", required=True, action="append", type=variants_of, help=both)
     parser.add_argument("--settings", required=True, type=json_value, help="the evaluation section as JSON")
     parser.add_argument("--out", required=True, type=Path, help="the page; the numbers go beside it as .json")
     return parser.parse_args(arguments)
@@ -26,7 +27,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 def make_comparison(options: argparse.Namespace) -> None:
     """Read both runs, then write the numbers and the page."""
     settings = parse_settings(options.settings)
-    pairs = [read_pair(variant, options.run, settings) for variant in options.variant]
+    pairs = [read_pair(variants, options.run, settings) for variants in options.variant]
     numbers = compare_numbers(pairs, settings)
     page = render(pairs, numbers, settings)
     write_json(options.out.with_suffix(".json"), numbers)

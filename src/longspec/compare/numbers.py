@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from omegaconf import OmegaConf
 
+from longspec import methods
 from longspec.compare.pairs import Pair
 from longspec.config import plain
 from longspec.report.estimates import acceptance, difference
@@ -15,8 +16,8 @@ from longspec.report.numbers import by_context, by_position, by_task, lossless, 
 from longspec.report.tables import flatten
 
 Row = dict[str, Any]
-# Settings: what a draft's loss is a loss of, on which text, and how much of it in a step.
-DECIDE_LOSS = (*(f"draft.{name}" for name in ("loss", "temperature", "lag_mode", "lag")), "data", "global_batch")
+# Settings: which draft's loss it is, on which text, and how much of it in a step; the method names those of its own.
+DECIDE_LOSS = ("method.name", "data", "global_batch")
 HIDDEN = ("stages.",)  # what provenance says of each stage stands in the recipes
 
 
@@ -87,7 +88,7 @@ def sooner(pair: Pair) -> list[Row]:
         stages = {run.name: next(s for s in run.stages if s.name == name) for run in pair.runs}
         found = {run: curves(stage)[:2] for run, stage in stages.items()}
         row: Row = {"stage": name} | dict.fromkeys(("loss", "higher", "steps", "lower", "step", "times"))
-        asked = [[OmegaConf.select(stage.recipe, key) for key in DECIDE_LOSS] for stage in stages.values()]
+        asked = [_decides_loss(stage.recipe) for stage in stages.values()]
         if asked[0] == asked[1] and all(len(loss_T) for _, loss_T in found.values()):
             smoothed = {run: smooth(loss_T) for run, (_, loss_T) in found.items()}
             lower, higher = sorted(smoothed, key=lambda run: float(smoothed[run][-1]))
@@ -97,6 +98,12 @@ def sooner(pair: Pair) -> list[Row]:
             row |= {"loss": loss, "higher": higher, "steps": steps, "lower": lower, "step": step, "times": steps / step}
         rows.append(row)
     return rows
+
+
+def _decides_loss(recipe: Any) -> list[Any]:
+    """The values without which two losses cannot be compared."""
+    own = methods.settings_of(recipe.method.name).DECIDE_LOSS
+    return [OmegaConf.select(recipe, key) for key in (*DECIDE_LOSS, *own)]
 
 
 def provenance_differences(pair: Pair) -> list[Row]:

@@ -1,4 +1,4 @@
-"""One variant as two runs trained it, measured on the same prompts."""
+"""One variant as two runs trained it, or one of each, measured on the same prompts."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,11 +11,25 @@ FINAL = "final draft"
 
 @dataclass(frozen=True)
 class Pair:
-    """The variant in the first and the second run; each `Variant` here is named after its run."""
+    """Variants of the first and the second run, mostly of one name; each `Variant` here is named after its run."""
 
-    variant: str
+    variants: tuple[str, str]
     first: Variant
     second: Variant
+
+    @property
+    def variant(self) -> str:
+        """The pair's name."""
+        return "-and-".join(dict.fromkeys(self.variants))
+
+    @property
+    def mixed(self) -> str:
+        """A sentence for a pair of two names; empty for one."""
+        one, other = self.variants
+        if one == other:
+            return ""
+        runs = f"{one} of {self.first.name} is compared with {other} of {self.second.name}"
+        return f"{runs}: the runs share no variant of these names."
 
     @property
     def runs(self) -> tuple[Variant, Variant]:
@@ -41,7 +55,13 @@ class Pair:
         return [stage.name for stage in self.first.stages if stage.name in names]
 
 
-def read_pair(variant: str, runs: list[tuple[str, Path]], settings: Settings) -> Pair:
+def variants_of(text: str) -> tuple[str, str]:
+    """NAME for both runs, or FIRST=SECOND."""
+    first, _, second = text.partition("=")
+    return first, second or first
+
+
+def read_pair(variants: tuple[str, str], runs: list[tuple[str, Path]], settings: Settings) -> Pair:
     """Both runs' files. Raises ValueError when these are not two runs, one is not there, or they met different prompts."""
     names = [name for name, _ in runs]
     if len(runs) != 2 or len(set(names)) != 2:
@@ -52,8 +72,11 @@ def read_pair(variant: str, runs: list[tuple[str, Path]], settings: Settings) ->
                 f"--run {name}: there is no folder {folder}; correct the name, or train the run: "
                 f"snakemake final_draft --config 'runs=[{name}]'"
             )
-    first, second = (replace(read_variant(variant, folder / variant, settings), name=name) for name, folder in runs)
-    pair = Pair(variant, first, second)
+    first, second = (
+        replace(read_variant(variant, folder / variant, settings), name=name)
+        for variant, (name, folder) in zip(variants, runs, strict=True)
+    )
+    pair = Pair(variants, first, second)
     for one, other in pair.drafters.values():
         check_pairs(one, other)
     return pair

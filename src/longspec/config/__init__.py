@@ -4,7 +4,7 @@ Snakemake imports this room: no torch here.
 """
 
 from longspec.config.checks import ATTENTION, CHOICES, OFFLOADS, PARTITIONED, REPLICATED, TRACKERS, check_trackers
-from longspec.config.compose import CONFIG_DIR, ConfigError, compose, compose_stage, stages_of
+from longspec.config.compose import CONFIG_DIR, ConfigError, compose, compose_stage, stages_and_variants, stages_of
 from longspec.config.frozen import differences, load, plain, to_yaml, typed
 from longspec.config.schema import LATER, Build, Config, Data, DeepSpeed, Files, Model, Optimizer, Recipe, Runtime
 
@@ -33,6 +33,7 @@ __all__ = [
     "differences",
     "load",
     "plain",
+    "stages_and_variants",
     "stages_of",
     "to_yaml",
     "typed",

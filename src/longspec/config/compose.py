@@ -91,7 +91,13 @@ def _refuse_hydra(path: Path) -> None:
 
 def stages_of(run: str, config_dir: Path = CONFIG_DIR) -> list[str]:
     """The stages of a run, in order. Raises ValueError when its files do not compose."""
-    return list(_composed("train", [f"run={run}"], config_dir).stages)
+    return stages_and_variants(run, config_dir)[0]
+
+
+def stages_and_variants(run: str, config_dir: Path = CONFIG_DIR) -> tuple[list[str], list[str]]:
+    """The stages of a run, in order, and the variants that it names, if any. Raises ValueError as stages_of does."""
+    config = _composed("train", [f"run={run}"], config_dir)
+    return list(config.stages), list(config.variants)
 
 
 def compose_stage(run: str, variant: str, stage: str, config_dir: Path = CONFIG_DIR) -> DictConfig:

@@ -123,6 +123,7 @@ class Files:
     target: str = MISSING
     data: str = MISSING
     init_weights: str | None = None
+    vocabulary: str | None = None  # draft_vocabulary_{size}.json, where recipe.method.vocabulary is a number
     out: str = MISSING
 
 
@@ -131,6 +132,7 @@ class Config:
     """All sections of one stage's configuration."""
 
     stages: list[str] = field(default_factory=list)  # of the run, in order
+    variants: list[str] = field(default_factory=list)  # in which the run is trained; none: as config/workflow.yaml says
     recipe: Recipe = field(default_factory=Recipe)
     runtime: Runtime = field(default_factory=Runtime)
     build: Build = field(default_factory=Build)

@@ -1,4 +1,4 @@
-"""The verbs of the data phase: fetch, raw, tokenize, pack, inspect."""
+"""The verbs of the data phase: fetch, raw, tokenize, pack, vocabulary, inspect."""
 
 import argparse
 import json
@@ -11,7 +11,7 @@ from rich.console import Console
 from tqdm import tqdm
 
 from longspec import shown
-from longspec.data import inspection, raw, tokenize
+from longspec.data import draft_vocabulary, inspection, raw, tokenize
 from longspec.data.hub import fetch
 from longspec.data.pack import bin_packing, packing
 
@@ -41,6 +41,12 @@ def parser() -> argparse.ArgumentParser:
     verb.add_argument("--collation", required=True, choices=list(packing.COLLATIONS))
     verb.add_argument("--overlong", default="split", choices=bin_packing.OVERLONG)
     verb.add_argument("--out", required=True, type=Path, help="the manifest to write")
+    verb = verbs.add_parser("vocabulary", help="the tokens that a draft can propose: the most frequent ones of all rows")
+    verb.add_argument("--packed", required=True, nargs="+", metavar="NAME=MANIFEST", help="the rows of each stage")
+    verb.add_argument("--target", required=True, type=Path, help="the target's manifest, for its number of tokens")
+    verb.add_argument("--size", required=True, type=int, help="how many tokens")
+    verb.add_argument("--ids-of", type=Path, help="another vocabulary: its tokens are taken over")
+    verb.add_argument("--out", required=True, type=Path, help="the file to write")
     verb = verbs.add_parser("inspect", help="a row decoded, with its documents, trained tokens and where they come from")
     verb.add_argument("manifest", type=Path, help="of packed rows or of a token shard")
     verb.add_argument("--row", type=int, default=0, help="of packed rows; of a token shard the document")
@@ -66,6 +72,9 @@ def run(arguments: argparse.Namespace, progress: Any) -> dict[str, Any]:
     if arguments.verb == "tokenize":
         made = tokenize.make(arguments.raw, arguments.tokenizer, arguments.shard, arguments.num_shards, arguments.out, progress)
         return {key: made[key] for key in ("documents", "skipped", "tokens", "answer_tokens")}
+    if arguments.verb == "vocabulary":
+        packed = draft_vocabulary.named_manifests(arguments.packed)
+        return draft_vocabulary.make(packed, arguments.target, arguments.size, arguments.ids_of, arguments.out, progress)
     made = packing.make(arguments.tokens, arguments.length, arguments.collation, arguments.overlong, arguments.out, progress)
     return {key: made[key] for key in ("rows", "documents", "pieces", "tokens", "cut_tokens", "padding_share", "labels")}
 
@@ -80,6 +89,8 @@ def main() -> None:
     start = time.perf_counter()
     with tqdm(desc=arguments.verb, disable=None) as bar:
         numbers = run(arguments, bar.update)
+    if warning := numbers.pop("warning", ""):
+        print(shown.one_line(f"WARNING {arguments.out}: {warning}"))
     print(shown.one_line(f"{arguments.out}: {json.dumps(numbers)} in {time.perf_counter() - start:.1f} s"))
 
 

@@ -1,6 +1,7 @@
-"""The target's cache while it decodes: a transformers cache that grows in place, and how it follows the text.
+"""Caches while a text is decoded: a transformers cache that grows in place, how it follows the text, and windows of a draft.
 
-Shapes: B rows, T cached tokens of the longest row, S nodes of a tree, E tokens of a path, K key/value heads, D head width.
+Shapes: B rows, T cached tokens of the longest row, S nodes of a tree, E tokens of a path, P tokens of a window, K key/value
+heads, D head width.
 """
 
 from typing import Any
@@ -113,3 +114,19 @@ def restore(cache: Cache, lengths: list[int]) -> None:
             if length < longest:
                 layer.keys[row, :, length:] = 0
                 layer.values[row, :, length:] = 0
+
+
+def slide(own: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], counts_B: Tensor, window: int) -> tuple[Tensor, Tensor]:
+    """The newest `window` tokens of each row, right-aligned: of its own keys and values and of counts_B[b] new ones.
+
+    Rows that hold fewer begin with keys and values of nothing.
+    """
+    old, width = own[0].shape[2], min(window, own[0].shape[2] + new[0].shape[2])
+    place_BP = (old + counts_B - width)[:, None] + torch.arange(width, device=counts_B.device)
+    keys, values = (pick(torch.cat(both, dim=2), place_BP.clamp_min(0)) for both in zip(own, new, strict=True))
+    return keys, values
+
+
+def pick(x_BKTD: Tensor, place_BP: Tensor) -> Tensor:
+    """The named tokens of each row, [B, K, P, D]."""
+    return x_BKTD.gather(2, place_BP[:, None, :, None].expand(-1, x_BKTD.shape[1], -1, x_BKTD.shape[3]))

@@ -37,10 +37,12 @@ class Drafter(Protocol):
     """Proposes trees of tokens that may follow.
 
     reads: names of the tensors of the target that it wants: keys and values come with every draft input; hidden states, which
-    the target makes once, come with the tokens that they belong to, at the start and after each verification.
+    the target makes once, come with the tokens that they belong to, at the start and after each verification. proposed: how
+    many of the target's tokens it can propose; None: all.
     """
 
     reads: tuple[str, ...]
+    proposed: int | None
 
     def check(self, target: Any) -> None:
         """Raise ValueError where it cannot draft for this target."""
@@ -82,10 +84,25 @@ def alone_with(drafter: Drafter) -> Iterator[None]:
         _serving.remove(id(drafter))
 
 
+def check_beside(own: Any, target: Any, weight: Tensor) -> None:
+    """Raise ValueError where a draft was made for its `own` target, not this one, or where its layer does not stand beside it.
+
+    weight: one of the layer's.
+    """
+    if target is not own:
+        raise ValueError("draft: this drafter was made for another target; make one for this target, as by load_drafter")
+    if (weight.dtype, weight.device) != (target.dtype, target.device):
+        raise ValueError(
+            f"draft: its layer is {weight.dtype} on {weight.device}, the target {target.dtype} on {target.device}: move "
+            "the layer by .to(target.device, target.dtype), or make the drafter after the target has moved"
+        )
+
+
 class Stateless:
     """A drafter that needs nothing but the draft_input."""
 
     reads: tuple[str, ...] = ()
+    proposed: int | None = None
 
     def check(self, target: Any) -> None:
         """Any target will do."""

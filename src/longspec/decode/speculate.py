@@ -104,12 +104,12 @@ def speculate(
     """
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens: must be 1 or more, is {max_new_tokens}")
-    levels = levels_of(shape, target.config.vocab_size)
     sampler, stops = Sampler(temperature, top_k, top_p, generator), Stops(eos, stop_strings, tokenizer)
-    nodes = sum(levels)
-    ahead = tokens_ahead(max_new_tokens, nodes)
     check_decodable(target)
     check_drafter(drafter, target)
+    levels = levels_of(shape, target.config.vocab_size, drafter.proposed)
+    nodes = sum(levels)
+    ahead = tokens_ahead(max_new_tokens, nodes)
     with alone_with(drafter), _started(target, prompts, ahead, drafter.reads) as start:
         clock, read = Stopwatch(target.device), ReadTarget(target, TARGET_ATTENTION, drafter.reads)
         run = _Run(read, drafter, start, nodes, sampler, _Texts(start.prompts, stops, max_new_tokens, on_tokens))

@@ -1,8 +1,10 @@
 """Draft trees: nodes level by level, each level of one size, the root being the newest token of the text.
 
-Shapes: B rows, S nodes with the root, W nodes of a level, C nodes of the next level, D depth, V vocabulary.
+Shapes: B rows, S nodes with the root, W nodes of a level, C nodes of the next level, D depth, V vocabulary, T the target's
+vocabulary where the draft's is a part of it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,23 +18,40 @@ DEFAULT_SHAPE = (4, 16, 16, 16, 16)  # the published one
 Levels = tuple[int, ...]
 
 
-def levels_of(shape: int | Levels, vocabulary: int) -> Levels:
+def levels_of(shape: int | Levels, vocabulary: int, proposed: int | None = None) -> Levels:
     """The sizes of the levels below the root: an int is a chain of so many tokens, a tuple the levels of a tree.
 
-    Raises ValueError for sizes that no tree over this vocabulary has.
+    proposed: how many tokens of the vocabulary the draft can say; None: all. Raises ValueError for sizes that no tree over
+    these has.
     """
     levels = (1,) * shape if isinstance(shape, int) else tuple(shape)
-    above = 1
+    above, named = 1, "a vocabulary" if proposed is None else "a draft vocabulary"
+    vocabulary = vocabulary if proposed is None else proposed
     for place, size in enumerate(levels):
         if not 1 <= size <= above * vocabulary:
             raise ValueError(
                 f"shape {shape!r}: level {place + 1} has {size} nodes; give 1 to {above * vocabulary}, as many as {above} "
-                f"parents can have over a vocabulary of {vocabulary}"
+                f"parents can have over {named} of {vocabulary}"
             )
         above = size
     if not levels:
         raise ValueError(f"shape {shape!r}: give at least one drafted token, such as 4 (a chain) or {DEFAULT_SHAPE} (a tree)")
     return levels
+
+
+@dataclass(frozen=True)
+class Sayable:
+    """The tokens of the target that a draft can say: its token n is the target's ids_V[n]; `size`, T, are the target's own.
+
+    What it cannot say it says with probability 0.
+    """
+
+    ids_V: Tensor
+    size: int
+
+    def over_target(self, q_BV: Tensor) -> Tensor:
+        """A distribution of the draft over the target's vocabulary, [B, T]."""
+        return q_BV.new_zeros(len(q_BV), self.size).index_copy(1, self.ids_V, q_BV)
 
 
 @dataclass
@@ -57,9 +76,10 @@ class DraftTree:
 
 
 class TreeBuilder:
-    """A tree that grows by one level at a time, from its root on."""
+    """A tree that grows by one level at a time, from its root on. sayable: by the draft; None: all of the target's tokens."""
 
-    def __init__(self, roots_B: Tensor) -> None:
+    def __init__(self, roots_B: Tensor, sayable: Sayable | None = None) -> None:
+        self.sayable = sayable
         ones_B11 = torch.ones_like(roots_B, dtype=torch.bool)[:, None, None]
         self.tokens = [roots_B[:, None]]
         self.parents = [torch.full_like(roots_B, NOTHING)[:, None]]
@@ -72,6 +92,12 @@ class TreeBuilder:
     def nodes(self) -> int:
         """S so far."""
         return sum(self.sizes)
+
+    @property
+    def depths_S(self) -> Tensor:
+        """How deep each node lies; the root at 0."""
+        device = self.tokens[0].device
+        return torch.cat([torch.full((size,), depth, device=device) for depth, size in enumerate(self.sizes)])
 
     def add(self, parents_BC: Tensor, tokens_BC: Tensor) -> None:
         """One more level; parents are numbered within the level above."""
@@ -87,27 +113,36 @@ class TreeBuilder:
         self.sizes.append(size)
 
     def grow(self, log_q_BWV: Tensor, size: int, drawn_by: Sampler | None) -> None:
-        """One more level from what the draft says follows each node of the newest one.
+        """One more level from what the draft says follows each node of the newest one, over the tokens that it can say.
 
         drawn_by: draws the next token of chains from it; None: the `size` likeliest children by their paths are chosen.
         """
         if drawn_by is None:
             parents_BC, tokens_BC, self.scores_BW = best_children(log_q_BWV, self.scores_BW, size)
         else:
-            self.drawn.append(log_q_BWV[:, 0].exp())
-            tokens_BC = drawn_by.draw(self.drawn[-1])[:, None]
+            q_BV = log_q_BWV[:, 0].exp()
+            tokens_BC = drawn_by.draw(q_BV)[:, None]
             parents_BC = torch.zeros_like(tokens_BC)
-        self.add(parents_BC, tokens_BC)
+            self.drawn.append(q_BV if self.sayable is None else self.sayable.over_target(q_BV))
+        self.add(parents_BC, tokens_BC if self.sayable is None else self.sayable.ids_V[tokens_BC])
+
+    def grow_all(self, levels: Levels, sampler: Sampler, logits: Callable[[], Tensor]) -> None:
+        """All levels; `logits` says what may follow each node of the newest one, [B, W, V].
+
+        Chains are drawn from the draft where the target's tokens are drawn, as verify.py wants; the nodes of trees are chosen.
+        """
+        drawn_by = sampler if not sampler.greedy and all(size == 1 for size in levels) else None
+        for size in levels:
+            log_q_NV = sampler.log_probabilities(logits().flatten(0, 1))
+            self.grow(log_q_NV.unflatten(0, (-1, self.sizes[-1])), size, drawn_by)
 
     def tree(self) -> DraftTree:
         """The tree as grown so far."""
-        device = self.tokens[0].device
-        depths = [torch.full((size,), depth, device=device) for depth, size in enumerate(self.sizes)]
         drawn_BSV = None
         if self.drawn:  # the root was drawn from nothing
             drawn_BSV = torch.stack([torch.zeros_like(self.drawn[0]), *self.drawn], dim=1)
         tokens_BS, parents_BS = torch.cat(self.tokens, dim=1), torch.cat(self.parents, dim=1)
-        return DraftTree(tokens_BS, parents_BS, self.seen_BSS, torch.cat(depths), len(self.sizes) - 1, drawn_BSV)
+        return DraftTree(tokens_BS, parents_BS, self.seen_BSS, self.depths_S, len(self.sizes) - 1, drawn_BSV)
 
 
 def chains(roots_B: Tensor, tokens_BD: Tensor) -> DraftTree:

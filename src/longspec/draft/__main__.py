@@ -1,4 +1,4 @@
-"""Draft folders: `python -m longspec.draft extract | final | push --help`."""
+"""Draft folders: `python -m longspec.draft extract | final | export | push --help`."""
 
 import argparse
 import shutil
@@ -15,16 +15,21 @@ from longspec.distributed import log
 def extract(options: argparse.Namespace) -> None:
     """A checkpoint or a state dict -> its draft folder, on one CPU, without loading the target."""
     from longspec.draft.folder import draft_config, empty_layer, write_draft
-    from longspec.draft.trained import recipe_and_folder, target_manifest
+    from longspec.draft.trained import check_vocabulary, recipe_and_folder, target_manifest
     from longspec.draft.weight_sources import read_weights
-    from longspec.methods import method_of
+    from longspec.methods import method_of, vocabulary_for
+    from longspec.models.target_config import read_target_config
 
     recipe, out = recipe_and_folder(options.checkpoint, options.recipe, options.out)
+    vocabulary = vocabulary_for(recipe, options.vocabulary)
+    check_vocabulary(options.checkpoint, options.vocabulary, vocabulary)
     target = read_json(options.target or target_manifest(recipe.model.name))["path"]
+    if vocabulary is not None:
+        vocabulary.check_tokens(options.vocabulary, read_target_config(target).vocab_size, target)
     state = read_weights(options.checkpoint, trust_pickle=options.trust_pickle)
-    method, settings = method_of(recipe)
+    method, settings = method_of(recipe, vocabulary)
     method.check_state(empty_layer(target, recipe), state, options.checkpoint)
-    config = draft_config(target, recipe)
+    config = draft_config(target, recipe, vocabulary)
     write_draft(out, method.published(state, settings), config)
     log(f"{out}: {len(state)} tensors, {config['num_parameters']} parameters")
 
@@ -49,6 +54,14 @@ def final(options: argparse.Namespace) -> None:
     log(f"{options.out}: {', '.join(files_below(options.out))}")
 
 
+def export(options: argparse.Namespace) -> None:
+    """A draft folder in another program's layout. What engines load as it is needs none: it is the folder itself."""
+    from longspec.draft.export import export_draft
+
+    names = export_draft(options.folder, options.layout, options.out)
+    log(f"{options.out}: {', '.join(names)}")
+
+
 def push(options: argparse.Namespace) -> None:
     """Upload a final draft folder to the Hugging Face hub, with a model card."""
     from longspec.draft import card, hub_upload
@@ -68,6 +81,7 @@ def main() -> None:
     verb.add_argument("checkpoint", type=Path, help=sources)
     verb.add_argument("--recipe", type=Path, help="recipe.yaml of the draft; default: the one that the checkpoint holds")
     verb.add_argument("--target", type=Path, help="default: models/{recipe.model.name}/target_manifest.json")
+    verb.add_argument("--vocabulary", type=Path, help="its draft_vocabulary_{size}.json, where it has one")
     verb.add_argument("--out", type=Path, help="the folder to make; default: draft-{checkpoint's name} in its stage's folder")
     trust = (
         "for a DeepSpeed checkpoint that asks for more than tensors and the types that DeepSpeed itself saves: read it all the "
@@ -82,6 +96,11 @@ def main() -> None:
     verb.add_argument("--data", type=Path, nargs="+", required=True, help="manifests of the packed rows")
     verb.add_argument("--target", type=Path, required=True, help="target_manifest.json")
     verb.add_argument("--out", type=Path, required=True, help="the folder to make")
+    verb = verbs.add_parser("export", help=export.__doc__)
+    verb.set_defaults(run=export)
+    verb.add_argument("folder", type=Path, help="final_draft folder, or the draft of a stage")
+    verb.add_argument("--layout", required=True, help="such as speculators")
+    verb.add_argument("--out", type=Path, required=True, help="the folder to make, which must not be there")
     verb = verbs.add_parser("push", help=push.__doc__, description=f"{push.__doc__} The token is read from HF_TOKEN.")
     verb.set_defaults(run=push)
     verb.add_argument("folder", type=Path, help="final_draft folder")

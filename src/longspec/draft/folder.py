@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from longspec.atomic_files import new_folder, write_json
 from longspec.draft.custom_generate import write_custom_generate
+from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods import method_of
 from longspec.methods.draft_files import CONFIG, METHOD, PTH, SAFETENSORS
 from longspec.models.target_config import read_target_config
@@ -36,18 +37,19 @@ def empty_layer(target_path: str, recipe: Any) -> nn.Module:
         return method.layer(read_target_config(target_path), settings)
 
 
-def draft_config(target_path: str, recipe: Any) -> dict[str, Any]:
-    """config.json: the target's family and shapes, and the variant's switches a decoder must know."""
-    config, (method, settings) = read_target_config(target_path), method_of(recipe)
-    target = config.to_dict()
-    return method.config_fields(config, settings) | {
+def draft_config(target_path: str, recipe: Any, vocabulary: DraftVocabulary | None = None) -> dict[str, Any]:
+    """config.json: the target's family and shapes, the variant's switches a decoder must know, and the method's own fields."""
+    config, (method, settings) = read_target_config(target_path), method_of(recipe, vocabulary)
+    target, own = config.to_dict(), method.config_fields(config, settings)
+    stored = {each.name: getattr(settings, each.name) for each in fields(settings) if each.metadata.get("stored", True)}
+    return own | {
         METHOD: recipe.method.name,
         "num_parameters": sum(tensor.numel() for tensor in empty_layer(target_path, recipe).state_dict().values()),
         "model_target": recipe.model._target_,
         "target_path": target_path,  # as the manifest has it, relative to the workflow's folder when inside of it
         "target_source": recipe.model.source,
         "target": {name: target[name] for name in TARGET_FIELDS if target.get(name) is not None},
-        "settings": {each.name: getattr(settings, each.name) for each in fields(settings) if each.metadata.get("stored", True)},
+        "settings": stored | own.get("settings", {}),
         "stage": recipe.stage,
     }
 

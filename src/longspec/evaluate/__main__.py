@@ -17,13 +17,14 @@ from longspec.atomic_files import read_json, sha256_file, sha256_text
 from longspec.config import Recipe, load
 from longspec.decode.drafters import Drafter, LookupDrafter
 from longspec.distributed import log
+from longspec.draft_vocabulary import DraftVocabulary, read_draft_vocabulary
 from longspec.evaluate import benchmark, held_out_prompts, tasks
 from longspec.evaluate.journal import Identity, Journal, unfinished
 from longspec.evaluate.measure import KEY, Line, Measurer, key_of
 from longspec.evaluate.prompts import Prompt
 from longspec.evaluate.summary import describe, summarize
 from longspec.families import position_limit
-from longspec.methods import method_of
+from longspec.methods import method_of, settings_of, vocabulary_for, vocabulary_size
 from longspec.models.attention import flash
 from longspec.models.precision import resolve_dtype
 from longspec.models.target import load_target
@@ -42,22 +43,38 @@ def read_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--drafter", required=True, help=f"{UNTRAINED} | {LOOKUP} | a stage's name")
     parser.add_argument("--draft", type=Path, help="the stage's draft folder")
     parser.add_argument("--recipe", type=Path, required=True, help="the stage's recipe.yaml (its draft settings and seed)")
+    parser.add_argument("--vocabulary", type=Path, help="tokens that the draft can propose, or is to; default: all")
     parser.add_argument("--out", type=Path, required=True, help="JSON lines, one a prompt, temperature and shape")
     return parser.parse_args(arguments)
 
 
-def make_drafter(options: argparse.Namespace, target: Any, recipe: Any) -> Drafter:
+def read_vocabulary(options: argparse.Namespace, target: Any, recipe: Any) -> DraftVocabulary | None:
+    """The tokens that the drafter proposes; None for all. Raises ValueError for a file that does not fit recipe or target."""
+    if options.drafter == LOOKUP:
+        return None
+    if options.vocabulary is not None and settings_of(recipe.method.name).HEAD_ROWS:
+        vocabulary: DraftVocabulary | None = read_draft_vocabulary(options.vocabulary)
+    else:
+        vocabulary = vocabulary_for(recipe, options.vocabulary)
+    if vocabulary is not None:
+        vocabulary.check_tokens(options.vocabulary, target.config.vocab_size, options.target)
+    return vocabulary
+
+
+def make_drafter(options: argparse.Namespace, target: Any, recipe: Any, vocabulary: DraftVocabulary | None) -> Drafter:
     """The drafter to measure: prompt lookup, or a draft of trained weights or of fresh ones of the recipe's seed."""
     if options.drafter == LOOKUP:
         return LookupDrafter()
-    method, settings = method_of(recipe)
+    own = vocabulary_size(recipe) is not None
+    method, settings = method_of(recipe, vocabulary if own else None)
     torch.manual_seed(recipe.seed)
     layer = method.fresh_layer(TargetStates(target), settings).to(target.device)
     if options.drafter != UNTRAINED:
         if options.draft is None:
             raise ValueError(f"--drafter {options.drafter} needs --draft, the stage's draft folder")
         method.load(layer, options.draft)
-    return method.drafter(target, layer.eval(), settings)
+    rows_of_head = () if own or vocabulary is None else (vocabulary,)
+    return method.drafter(target, layer.eval(), settings, *rows_of_head)
 
 
 def all_prompts(options: argparse.Namespace, section: tasks.Evaluation, tokenizer: Any, positions: int) -> list[Prompt]:
@@ -86,7 +103,9 @@ def code_hash() -> str:
     return sha256_text("".join(path.read_text(encoding="utf-8") for path in files))
 
 
-def identity_of(options: argparse.Namespace, target: Any, recipe: Any, section: tasks.Evaluation) -> Identity:
+def identity_of(
+    options: argparse.Namespace, target: Any, recipe: Any, section: tasks.Evaluation, vocabulary: DraftVocabulary | None
+) -> Identity:
     """The inputs that decide a line of the results, besides its prompt and setting."""
     device = target.device
     return {
@@ -96,6 +115,7 @@ def identity_of(options: argparse.Namespace, target: Any, recipe: Any, section: 
         "seed of fresh weights": recipe.seed if options.drafter == UNTRAINED else None,
         "method": None if options.drafter == LOOKUP else recipe.method.name,
         "settings": None if options.drafter == LOOKUP else OmegaConf.to_container(recipe.draft),
+        "vocabulary": None if vocabulary is None else vocabulary.hash,
         "dtype": str(target.dtype),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine(),
         "threads": torch.get_num_threads(),
@@ -133,12 +153,13 @@ def evaluate(options: argparse.Namespace) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     target = load_target(path, read_target_config(path), resolve_dtype(recipe.precision)).to(device)
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    drafter = make_drafter(options, target, recipe)
+    vocabulary = read_vocabulary(options, target, recipe)
+    drafter = make_drafter(options, target, recipe, vocabulary)
     prompts = all_prompts(options, section, tokenizer, position_limit(target.config))
     log(f"{options.drafter}: {len(prompts)} prompts, {len(section.settings)} settings, {target.dtype}, {device}")
     measurer = Measurer(target, tokenizer, drafter, ends_of_text(target, tokenizer), section.repeats, section.seed)
     work = [(prompt, setting) for prompt in prompts for setting in section.settings]
-    with Journal(unfinished(options.out), identity_of(options, target, recipe, section)) as journal:
+    with Journal(unfinished(options.out), identity_of(options, target, recipe, section, vocabulary)) as journal:
         lines = measure_all(journal, measurer, work)
         jsonl.write(options.out, ({"drafter": options.drafter, **line} for line in lines))
         journal.remove()

@@ -20,7 +20,7 @@ class Recorder:
     """A drafter whose proposals are kept. They stay on the device until the text is done, so that no time is taken for them."""
 
     def __init__(self, drafter: Drafter) -> None:
-        self.drafter, self.reads = drafter, drafter.reads
+        self.drafter, self.reads, self.proposed = drafter, drafter.reads, drafter.proposed
         self.proposals: list[tuple[Tensor, Tensor]] = []
 
     def check(self, target: Any) -> None:

@@ -28,6 +28,16 @@ def method(name: str) -> "Method":
     return import_module(f"longspec.methods.{name}.method").METHOD
 
 
+def layouts_of(name: str) -> list[str]:
+    """Other programs' layouts that a method can write its draft folders in."""
+    return sorted(path.stem.removesuffix("_layout") for path in (Path(__file__).parent / name).glob("*_layout.py"))
+
+
+def layout_of(name: str, layout: str) -> Any:
+    """The module of a method's layout; the name must be one of layouts_of."""
+    return import_module(f"longspec.methods.{name}.{layout}_layout")
+
+
 def method_of(recipe: Any, vocabulary: DraftVocabulary | None = None) -> tuple["Method", Any]:
     """The method that a recipe chooses, and its settings; with the draft vocabulary where weights are trained or read."""
     name = recipe.method.name
@@ -38,6 +48,11 @@ def method_of(recipe: Any, vocabulary: DraftVocabulary | None = None) -> tuple["
 def vocabulary_size(recipe: Any) -> int | None:
     """How many tokens of the target a recipe's draft can propose; None: all, so that no vocabulary is counted."""
     return getattr(recipe.method, "vocabulary", None)
+
+
+def vocabulary_lender(recipe: Any) -> str | None:
+    """The run whose draft vocabulary a recipe takes over; None where it is counted on the run's own rows."""
+    return getattr(recipe.method, "vocabulary_from", None)
 
 
 def vocabulary_for(recipe: Any, path: Path | None) -> DraftVocabulary | None:

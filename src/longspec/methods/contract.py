@@ -5,11 +5,19 @@
         of(recipe, vocabulary) the settings that METHOD is asked with; only a method whose `Method` has the fields `vocabulary`
                               and `vocabulary_from` is handed a DraftVocabulary
         check(recipe)         raises ValueError with the key for a value that is none
+        fits(recipe, layers, vocabulary) raises ValueError with the key for a target of so many layers and tokens that is none
+        told(recipe)          rows of a report: the recipe's keys that each covers, a title, the value as it acts
+        DECIDE_LOSS           the recipe's keys without which two losses cannot be compared
+        COUNTS                what DraftOutput.counts may hold, with the titles of a report
+        HEAD_ROWS             whether its drafter can look at some rows of the target's head alone (evaluation.draft_vocabulary)
         soft_labels(recipe)   whether the target's distribution is learnt, and not the text's tokens alone
         TARGETS               model type -> published class; empty where none was published
         NAMELESS_FILES        whether weight files without a configuration are of this method
     method.py     METHOD, an object with the attributes of the class Method below
     card.md.j2    what a draft's model card says of the method: a part of draft/card.md.j2
+
+A further module NAME_layout.py is a layout of its draft folders for another program: exported(folder) gives the tensors and the
+config.json that `python -m longspec.draft export --layout NAME` writes.
 
 Shapes: B rows, S tokens.
 """
@@ -24,6 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from longspec.decode.drafters import Drafter
+from longspec.draft_vocabulary import DraftVocabulary
 from longspec.states.tensors import StateTensor
 
 
@@ -165,7 +174,10 @@ class Method(Protocol):
         ...
 
     def config_fields(self, config: Any, settings: Any) -> dict[str, Any]:
-        """Further fields of a draft folder's config.json, by which other readers know the draft."""
+        """Further fields of a draft folder's config.json, by which other readers know the draft.
+
+        Those below `settings` replace the stored settings of their names: what the target decides is written out.
+        """
         ...
 
     def check_state(self, layer: nn.Module, state: dict[str, Tensor], source: object) -> None:
@@ -183,6 +195,9 @@ class Method(Protocol):
         """
         ...
 
-    def drafter(self, target: Any, layer: Any, settings: Any) -> Drafter:
-        """The drafter that decodes with a layer beside its target."""
+    def drafter(self, target: Any, layer: Any, settings: Any, vocabulary: DraftVocabulary | None = None) -> Drafter:
+        """The drafter that decodes with a layer beside its target.
+
+        vocabulary: the tokens to look at while drafting; given only where the settings module says HEAD_ROWS.
+        """
         ...

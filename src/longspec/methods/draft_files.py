@@ -2,7 +2,7 @@
 
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin
 
 from omegaconf import MISSING
 
@@ -94,21 +94,31 @@ def method_of_draft(path: str | Path) -> str:
 def stored_settings(path: str | Path, schema: type[Settings]) -> Settings | None:
     """The settings that a draft's config.json holds, as their dataclass; None for a file of weights alone.
 
-    Raises ValueError that names the field for strange ones.
+    Fields whose metadata say that they are not stored are left at their defaults. Raises ValueError that names the field for
+    strange ones.
     """
     found = read_draft_config(path)
     if found is None:
         return None
     file, content = found
-    settings, known = content["settings"], {field.name: field for field in fields(schema)}  # type: ignore[arg-type]
+    stored = [field for field in fields(schema) if field.metadata.get("stored", True)]  # type: ignore[arg-type]
+    settings, known = content["settings"], {field.name: field for field in stored}
     strange = sorted(settings.keys() - known.keys())
     if strange:
         raise ValueError(f"{file}: settings: {', '.join(strange)}: unknown to this version, which knows {', '.join(known)}")
     for name, field in known.items():
         if name not in settings and field.default == MISSING:
             raise ValueError(f"{file}: settings: {name}: is missing; {AGAIN}")
-        allowed = (int, float) if field.type is float else (field.type,)
-        if name in settings and type(settings[name]) not in allowed:
-            told = getattr(field.type, "__name__", field.type)
+        if name in settings and not _is_of(settings[name], field.type):
+            told = field.type.__name__ if isinstance(field.type, type) else field.type
             raise ValueError(f"{file}: settings: {name}: is {settings[name]!r}, must be of the type {told}; {AGAIN}")
-    return schema(**settings)
+    return schema(**{name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()})
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    """Whether a value of a JSON file is of a field's type: a plain one, a tuple, which is a list there, or one of several."""
+    if get_origin(kind) is tuple:
+        return type(value) is list and all(_is_of(each, get_args(kind)[0]) for each in value)
+    if get_args(kind):
+        return any(_is_of(value, each) for each in get_args(kind))
+    return type(value) in ((int, float) if kind is float else (kind,))

@@ -17,6 +17,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m longspec.report", description=__doc__)
     parser.add_argument("--run", required=True, help="the run's name")
     parser.add_argument("--variant", required=True, action="append", type=named_folder, help="NAME=FOLDER; repeat it")
+    parser.add_argument("--vocabulary", default=[], action="append", type=named_folder, help="NAME=FILE, of a variant")
     parser.add_argument("--settings", required=True, type=json_value, help="the evaluation section as JSON")
     parser.add_argument("--gates", required=True, type=json_value, help="the gates section as JSON")
     parser.add_argument("--model-dir", required=True, type=Path, help="folder of target_manifest.json")
@@ -30,11 +31,17 @@ def make_report(options: argparse.Namespace) -> None:
     """Read everything, then write the numbers and the page."""
     settings = parse_settings(options.settings)
     target = read_target(options.model_dir)
-    variants = [read_variant(name, folder, settings) for name, folder in options.variant]
+    vocabularies = dict(options.vocabulary)
+    variants = [read_variant(name, folder, settings, vocabularies.pop(name, None)) for name, folder in options.variant]
+    if vocabularies:
+        raise ValueError(f"--vocabulary: {', '.join(vocabularies)}: no such variant is reported; add --variant NAME=FOLDER")
     raw = [read_manifest(path, "raw") for path in options.raw]
     packed = [read_manifest(path, "pack") for path in options.packed]
     numbers = report_numbers(options.run, variants, target, settings, options.gates)
     page = render(variants, numbers, settings, target, raw, packed)
+    for variant in variants:
+        if variant.vocabulary is not None and (warning := variant.vocabulary.low_coverage):
+            print(f"WARNING {variant.name}: {warning}")
     write_json(options.out.with_suffix(".json"), numbers)
     write_text(options.out, page)
     print(f"{options.out}: {len(page):,} characters; numbers in {options.out.with_suffix('.json')}")

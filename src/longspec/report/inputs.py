@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from longspec import jsonl
+from longspec import jsonl, methods
 from longspec.atomic_files import read_json, sha256_file
 from longspec.config import Recipe, load
+from longspec.draft_vocabulary import DraftVocabulary, read_draft_vocabulary
 from longspec.evaluate.tasks import HeldOut, Setting, parse
 from longspec.report import evaluations
 from longspec.report.evaluations import Evaluation
@@ -61,6 +62,7 @@ class Variant:
     stages: list[Stage]
     evaluations: dict[str, Evaluation]  # untrained, lookup, then the stages in order
     provenance: dict[str, Any]
+    vocabulary: DraftVocabulary | None = None  # None: the draft proposes all of the target's tokens
 
     @property
     def final(self) -> str:
@@ -116,9 +118,9 @@ def read_stage(folder: Path) -> Stage:
     """Recipe and metrics of a stage's folder. Raises ValueError with file, line and field for what does not fit."""
     recipe = load(require(folder / "recipe.yaml", "stage_config"), Recipe)
     path = require(folder / "metrics.jsonl", "train")
-    metrics = []
+    metrics, counts = [], methods.settings_of(recipe.method.name).COUNTS
     for number, row in enumerate(jsonl.read(path), 1):
-        for name in METRICS:
+        for name in (*METRICS, *counts):
             if name not in row:
                 raise ValueError(f"{path}: line {number}: {name}: missing; train this stage again (rule train)")
         for name in ("loss", "llm_loss"):
@@ -142,8 +144,11 @@ def stage_names(folder: Path, provenance: Manifest) -> list[str]:
     return stage_order(folder, started_from)
 
 
-def read_variant(name: str, folder: Path, settings: Settings) -> Variant:
-    """All of a variant's files. Raises ValueError for the first that is missing or does not fit."""
+def read_variant(name: str, folder: Path, settings: Settings, vocabulary: Path | None = None) -> Variant:
+    """All of a variant's files; `vocabulary`: that of its draft, where it has one.
+
+    Raises ValueError for the first that is missing or does not fit.
+    """
     provenance = read_manifest(folder / "final_draft" / "provenance.json", "assemble_final_draft")
     stages = [read_stage(folder / stage) for stage in stage_names(folder, provenance)]
     drafters = {}
@@ -151,7 +156,8 @@ def read_variant(name: str, folder: Path, settings: Settings) -> Variant:
         path = require(folder / "evaluation" / f"{drafter}.jsonl", "evaluate")
         drafters[drafter] = evaluations.read(path, drafter, list(settings.tasks), settings.settings)
         evaluations.check_pairs(drafters[BASELINES[0]], drafters[drafter])
-    return Variant(name, stages, drafters, provenance.content)
+    held = None if vocabulary is None else read_draft_vocabulary(require(vocabulary, "draft_vocabulary"))
+    return Variant(name, stages, drafters, provenance.content, held)
 
 
 @dataclass(frozen=True)

@@ -167,6 +167,12 @@ def sample_counts(variant: Variant, settings: Settings) -> dict[str, dict[str, A
     return {drafter: {sample.task: sample.counts for sample in samples} for drafter, samples in held.items()}
 
 
+def vocabulary(variant: Variant) -> dict[str, Any] | None:
+    """How many of the target's tokens the draft can propose, and the share of the trained tokens that are among them."""
+    held = variant.vocabulary
+    return None if held is None else {"size": len(held.ids), "of": held.size, "coverage": held.coverage}
+
+
 def between_variants(variants: list[Variant], settings: Settings) -> list[dict[str, Any]]:
     """The final draft of every further variant against the first variant's, by task, on the same prompts."""
     rows = []
@@ -186,7 +192,7 @@ def report_numbers(
     """All measured numbers that the page shows, which are the content of report.json."""
     parts: dict[str, Any] = {"variants": {}, "overall": {}, "improvements": {}, "losses": {}, "against_baselines": {}}
     parts |= {"by_context": {}, "by_position": {}, "lossless": {}, "speed": {}, "predicted": {}, "measured": {}, "gates": {}}
-    parts |= {"speed_by_task": {}, "samples": {}, "training_estimates": {}, "gate_counts": {}}
+    parts |= {"speed_by_task": {}, "samples": {}, "training_estimates": {}, "gate_counts": {}, "vocabulary": {}}
     for variant in variants:
         tau, judged = overall(variant, settings), judge(variant, settings, gates)
         values = {
@@ -205,6 +211,7 @@ def report_numbers(
             "measured": {drafter: summarize(found.lines) for drafter, found in variant.evaluations.items()},
             "gates": judged,
             "gate_counts": count(judged),
+            "vocabulary": vocabulary(variant),
             "predicted": predictions(target.shape, tau[variant.final]["mean"], settings.draft_tokens),
         }
         for key, value in values.items():

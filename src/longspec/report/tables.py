@@ -2,20 +2,18 @@
 
 from typing import Any
 
+from longspec import methods
 from longspec.config import plain
 from longspec.report.inputs import Manifest, Stage, Target, Variant
 
-# The recipe's main keys as the page calls them; others that differ between stages follow by their own names.
+# The recipe's main keys as the page calls them. Those of its method follow, then others that differ between stages by their
+# own names.
 RECIPE_ROWS = {
     "data.name": "data",
     "data.sequence_length": "row length, tokens",
     "data.collation": "collation",
     "optimizer.lr": "learning rate",
     "global_batch": "global batch, rows",
-    "draft.loss": "loss",
-    "draft.anchors": "anchor positions",
-    "draft.lag_mode": "lag",
-    "draft.window": "attention window, tokens",
 }
 HIDDEN = ("stage",)
 SORTED = ("train", "held_out", "rejected", "filtered")  # where a record can go
@@ -34,30 +32,29 @@ def flatten(content: Any, prefix: str = "") -> dict[str, Any]:
     return {prefix: ", ".join(map(str, content)) if isinstance(content, list) else content}
 
 
-def _shown(key: str, recipe: dict[str, Any]) -> str:
-    """A recipe's value as a reader wants it: with the keys that complete it, and as it acts at this row length."""
-    value = recipe.get(key)
-    if key == "draft.anchors" and value != "off":
-        if recipe["data.sequence_length"] > recipe["draft.anchors_up_to"]:
-            return f"plain (rows above {recipe['draft.anchors_up_to']:,})"
-        return f"{value}, {'up to ' if value == 'random' else ''}{recipe['draft.anchor_tokens']}"
-    if key == "draft.lag_mode":
-        return f"{value}, {'1–' if value == 'random' else ''}{recipe['draft.lag']}"
+def _shown(value: Any) -> str:
+    """A recipe's value as text."""
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def recipe_table(variant: Variant) -> dict[str, Any]:
     """Stages as columns, settings as rows; each cell (text, differs from the stage before)."""
     recipes = [flatten(plain(stage.recipe)) for stage in variant.stages]
-    keys = [key for key in RECIPE_ROWS if key in recipes[0]]
-    covered = {*keys, *HIDDEN, "draft.anchor_tokens", "draft.lag", "steps"}
+    method = methods.settings_of(variant.stages[0].recipe.method.name)
+    own = list(zip(*(method.told(stage.recipe) for stage in variant.stages), strict=True))  # by row, of each stage
+    covered = {*RECIPE_ROWS, *HIDDEN, "steps"} | {key for row in own for key in row[0][0]}
     differing = [key for key in sorted(recipes[0]) if len({str(recipe.get(key)) for recipe in recipes}) > 1]
-    others = [key for key in differing if key not in covered]
-    rows = [(RECIPE_ROWS.get(key, key), [_shown(key, recipe) for recipe in recipes]) for key in [*keys, *others]]
+    rows = [(title, [_shown(recipe.get(key)) for recipe in recipes]) for key, title in RECIPE_ROWS.items()]
+    rows += [(row[0][1], [text for _, _, text in row]) for row in own]
+    rows += [(key, [_shown(recipe.get(key)) for recipe in recipes]) for key in differing if key not in covered]
     measured = [
         ("optimizer steps", [f"{len(stage.metrics):,}" for stage in variant.stages]),
         ("tokens trained on", [f"{sum(row['tokens'] for row in stage.metrics):,}" for stage in variant.stages]),
         ("labels", [f"{sum(row['labels'] for row in stage.metrics):,}" for stage in variant.stages]),
+        *(
+            (title, [f"{sum(row[name] for row in stage.metrics):,}" for stage in variant.stages])
+            for name, title in method.COUNTS.items()
+        ),
         ("training seconds", [f"{stage.seconds:,.0f}" for stage in variant.stages]),
         ("steps skipped", [f"{stage.metrics[-1]['skipped']:,}" for stage in variant.stages]),
     ]

@@ -47,7 +47,7 @@ from longspec.train.metrics import Metrics, whole_lines
 from longspec.train.micro_batches import StepBatches
 from longspec.train.names import CHECKPOINTS
 from longspec.train.phases import DATA, DRAFT, HELD_OUT, OPTIMIZER, OTHER, SAVE
-from longspec.train.setup import build_trainer, identity_of, open_rows, total_steps
+from longspec.train.setup import build_trainer, identity_of, open_rows, read_vocabulary, total_steps
 from longspec.train.throughput import Meter
 from longspec.train.tracking import Trackers, chosen
 
@@ -121,13 +121,15 @@ def train(job: Job, ranks: Ranks, device: torch.device, life: Lifetime) -> None:
     """The whole stage, from its start or its last checkpoint to its last step or a request to stop."""
     with non_retryable():
         rows = open_rows(job)
+        vocabulary = read_vocabulary(job, rows)
         steps, dtype = total_steps(job, rows), resolve_dtype(job.recipe.precision)
         micro_batch, accumulation = share_global_batch(job.recipe.global_batch, job.runtime.micro_batch, ranks.replicas)
         chosen(job.runtime)
         held_out = HeldOut(rows, job.recipe, job.runtime, ranks, steps)
-        folder, identity = job.out / CHECKPOINTS, identity_of(job, rows, dtype)
+        folder, identity = job.out / CHECKPOINTS, identity_of(job, rows, dtype, vocabulary)
         refuse_changed(folder, identity)
-        trainer = build_trainer(job.recipe, job.runtime, read_json(job.target)["path"], job.init_weights, device, dtype)
+        target_path = read_json(job.target)["path"]
+        trainer = build_trainer(job.recipe, job.runtime, target_path, job.init_weights, device, dtype, vocabulary)
         check_memory(trainer, job.recipe, job.runtime, micro_batch, ranks, device, dtype)
     if accumulation > 1 and dtype == torch.bfloat16 and not sums_in_float32(job.runtime):
         log(f"each step's gradients of {accumulation} micro batches are added up in bfloat16; {FLOAT32_SUMS}", ranks)

@@ -27,6 +27,7 @@ class Job:
     init_weights: Path | None
     out: Path
     deadline: float | None = None  # seconds since 1970
+    vocabulary: Path | None = None
 
 
 def parser() -> argparse.ArgumentParser:
@@ -38,6 +39,7 @@ def parser() -> argparse.ArgumentParser:
     frozen.add_argument("--target", type=Path, help="target_manifest.json")
     frozen.add_argument("--data", type=Path, help="manifest.json of the packed rows")
     frozen.add_argument("--init-weights", type=Path, help="draft weights or a draft folder to start from; default: fresh")
+    frozen.add_argument("--vocabulary", type=Path, help="draft_vocabulary_{size}.json, where the recipe wants one")
     frozen.add_argument("--out", type=Path, help="folder for checkpoints and results")
     deadline = "end of this job's time, in seconds since 1970; it saves and stops before; `slurm`: of the Slurm job"
     parser.add_argument("--deadline", help=deadline)
@@ -61,7 +63,8 @@ def read_job(argv: list[str] | None, ranks: Ranks) -> Job:
     if options.overrides:
         raise ValueError(f"{' '.join(options.overrides)}: overrides go with -cn; frozen files are not overridden")
     recipe, runtime = load(options.recipe, Recipe), load(options.runtime, Runtime)
-    return Job(recipe, runtime, options.target, options.data, options.init_weights, options.out, options.deadline)
+    files = (options.target, options.data, options.init_weights, options.out)
+    return Job(recipe, runtime, *files, options.deadline, options.vocabulary)
 
 
 def _deadline(text: str | None, ranks: Ranks) -> float | None:
@@ -94,5 +97,6 @@ def _freeze_experiment(options: argparse.Namespace, ranks: Ranks) -> Job:
         write_text(out / RUNTIME, to_yaml(config.runtime))
         log(f"frozen: {out / RECIPE}, {out / RUNTIME}")
     # Every rank composes the same text; none has to wait for rank 0's file.
-    init_weights = None if files.init_weights is None else Path(files.init_weights)
-    return Job(config.recipe, config.runtime, Path(files.target), Path(files.data), init_weights, out, options.deadline)
+    init_weights, vocabulary = (None if path is None else Path(path) for path in (files.init_weights, files.vocabulary))
+    given = (Path(files.target), Path(files.data), init_weights, out)
+    return Job(config.recipe, config.runtime, *given, options.deadline, vocabulary)

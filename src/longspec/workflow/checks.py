@@ -10,7 +10,7 @@ from typing import Any
 from longspec.config import CONFIG_DIR
 from longspec.data import presets
 from longspec.evaluate import tasks
-from longspec.workflow import datasets, runs
+from longspec.workflow import datasets, draft_vocabularies, runs
 from longspec.workflow.plan import Plan
 from longspec.workflow.settings import check_values
 
@@ -20,16 +20,11 @@ def checked_plan(settings: dict[str, Any], config_dir: Path = CONFIG_DIR) -> Pla
     settings = _checked_settings(settings)
     for name in settings["variants"]:
         runs.check_choice("variants", name, "variant", config_dir)
-    stages = {run: runs.run_stages(run, config_dir) for run in settings["runs"]}
-    configs = {
-        (run, variant, stage): runs.composed(run, variant, stage, config_dir)
-        for run in stages
-        for variant in settings["variants"]
-        for stage in stages[run]
-    }
+    stages, variants, configs = draft_vocabularies.with_lenders(settings["runs"], settings["variants"], config_dir)
     runs.check_models(configs)
-    plan = Plan(settings, stages, configs, _checked_tasks(settings["evaluation"]))
-    runs.check_targets(configs, plan.tasks)
+    plan = Plan(settings, stages, variants, configs, _checked_tasks(settings["evaluation"]))
+    draft_vocabularies.check_lenders(plan)
+    runs.check_targets(configs, plan.tasks, settings["evaluation"].get("draft_vocabulary"))
     runs.check_mixtures(configs)
     datasets.check_data(plan.datasets_in_use(), settings["data"])
     datasets.check_task_files(plan.tasks, plan.datasets_trained_on(), settings["data"])
@@ -47,6 +42,19 @@ def forgetting_warning(plan: Plan) -> str:
         f"gates.forgetting cannot judge what is forgotten of {', '.join(unseen)}: no task measures it. Add one for each "
         f"to evaluation.tasks in config/workflow.yaml, such as own: {{data: {unseen[0]}, context: [64, 448]}}, "
         "or set gates.forgetting to null"
+    )
+
+
+def unused_variants(plan: Plan) -> str:
+    """The chosen variants in which no chosen run is trained, since all name their own; empty when there is none."""
+    used = {variant for run in plan.runs for variant in plan.variants[run]}
+    unused = [variant for variant in plan.settings["variants"] if variant not in used]
+    if not unused:
+        return ""
+    named = "; ".join(f"{run} in {', '.join(plan.variants[run])}" for run in plan.runs)
+    return (
+        f"variants: {', '.join(unused)}: no chosen run is trained in {'it' if len(unused) == 1 else 'them'}: each names its "
+        f"own in its file of config/run/: {named}"
     )
 
 

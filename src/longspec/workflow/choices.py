@@ -1,8 +1,9 @@
-"""All that is chosen: runs, variants, their stages and targets, datasets and tasks, and which of them is used for what."""
+"""All that is chosen: runs, their variants, stages and targets, datasets and tasks, and which of them is used for what."""
 
 from dataclasses import dataclass
 from typing import Any
 
+from longspec import methods
 from longspec.config.checks import BUILT
 from longspec.data.raw import is_hub
 from longspec.evaluate.tasks import HeldOut, Task
@@ -13,12 +14,15 @@ Stage = tuple[str, str, str]  # run, variant, stage
 
 @dataclass(frozen=True)
 class Choices:
-    """settings: of config/workflow.yaml, presets laid out; stages: of each run, in order; configs: the composed configurations
-    by (run, variant, stage); tasks: of the evaluation, by name.
+    """settings: of config/workflow.yaml, presets laid out; stages, variants: of each run, in order; configs: the composed
+    configurations by (run, variant, stage); tasks: of the evaluation, by name.
+
+    Beside the chosen runs stand those that lend one their draft vocabulary, in the variants that it is taken of.
     """
 
     settings: dict[str, Any]
     stages: dict[str, list[str]]
+    variants: dict[str, list[str]]
     configs: dict[Stage, Any]
     tasks: dict[str, Task]
 
@@ -26,11 +30,18 @@ class Choices:
 
     @property
     def runs(self) -> list[str]:
+        """The chosen runs."""
+        return self.settings["runs"]
+
+    @property
+    def known_runs(self) -> list[str]:
+        """The chosen runs and those that lend them something."""
         return list(self.stages)
 
     @property
-    def variants(self) -> list[str]:
-        return self.settings["variants"]
+    def variant_names(self) -> list[str]:
+        """Names of the variants of all runs, each once."""
+        return list(dict.fromkeys(variant for variants in self.variants.values() for variant in variants))
 
     @property
     def data(self) -> dict[str, Any]:
@@ -73,12 +84,25 @@ class Choices:
 
     def stages_of(self, run: str, variant: str | None) -> list[Stage]:
         """All stages of a run, or of one variant of it, in order."""
-        variants = self.variants if variant is None else [variant]
+        variants = self.variants[run] if variant is None else [variant]
         return [(run, each, stage) for each in variants for stage in self.stages[run]]
 
     def configs_of(self, run: str, variant: str | None) -> list[Any]:
         """The configurations of these stages."""
         return [self.configs[stage] for stage in self.stages_of(run, variant)]
+
+    # Draft vocabularies.
+
+    def first_recipe(self, run: str, variant: str) -> Any:
+        """The recipe of the first stage, whose section `method` is that of all."""
+        return self.configs[run, variant, self.stages[run][0]].recipe
+
+    def lender(self, run: str, variant: str) -> tuple[str, str] | None:
+        """The run and variant whose draft vocabulary this one takes over, in the same variant if it has it; None: its own."""
+        other = methods.vocabulary_lender(self.first_recipe(run, variant))
+        if other is None:
+            return None
+        return other, variant if variant in self.variants[other] else self.variants[other][0]
 
     # Which datasets are used for what.
 
@@ -109,5 +133,5 @@ class Choices:
         return [
             [config.recipe.data.name for config in self.configs_of(run, variant)]
             for run in self.runs
-            for variant in self.variants
+            for variant in self.variants[run]
         ]

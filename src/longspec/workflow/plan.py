@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from longspec import methods
 from longspec.config import to_yaml
 from longspec.data.raw import complete, is_hub
 from longspec.data.read import source_files
@@ -68,6 +69,51 @@ class Plan(Choices):
     def all_rows(self, run: str, variant: str | None = None) -> list[str]:
         """The manifests of all rows that a run trains on, or one variant of it."""
         return sorted({self.rows(*stage) for stage in self.stages_of(run, variant)})
+
+    # Draft vocabularies.
+
+    def named_rows(self, run: str, variant: str) -> list[str]:
+        """The rows of each stage under its name: the trained tokens of all stages are counted, each stage's once."""
+        return [f"{stage[2]}={self.rows(*stage)}" for stage in self.stages_of(run, variant)]
+
+    def taken_vocabulary(self, run: str, variant: str, size: str) -> list[str]:
+        """The file of another run whose tokens are taken over; none where this run counts."""
+        lender = self.lender(run, variant)
+        if lender is None or methods.vocabulary_size(self.first_recipe(run, variant)) != int(size):
+            return []
+        return [_vocabulary(*lender, int(size))]
+
+    def taken_option(self, taken: list[str]) -> list[str]:
+        """How the count is told of it."""
+        return ["--ids-of", *taken] if taken else []
+
+    def vocabulary(self, run: str, variant: str) -> list[str]:
+        """The draft vocabulary that decides weights; none where the draft can propose all of the target's tokens."""
+        size = methods.vocabulary_size(self.first_recipe(run, variant))
+        return [] if size is None else [_vocabulary(run, variant, size)]
+
+    def vocabulary_while_drafting(self, run: str, variant: str) -> list[str]:
+        """The draft vocabulary that is decoded with: the draft's own, or that of the evaluation for one that can have it."""
+        recipe, size = self.first_recipe(run, variant), self.settings["evaluation"].get("draft_vocabulary")
+        if size is not None and methods.settings_of(recipe.method.name).HEAD_ROWS:
+            return [_vocabulary(run, variant, size)]
+        return self.vocabulary(run, variant)
+
+    def drafter_vocabulary(self, run: str, variant: str, drafter: str) -> list[str]:
+        """The draft vocabulary of an evaluated drafter; prompt lookup copies any token."""
+        return [] if drafter == "lookup" else self.vocabulary_while_drafting(run, variant)
+
+    def vocabulary_option(self, vocabulary: list[str]) -> list[str]:
+        """How a job is told of it."""
+        return ["--vocabulary", *vocabulary] if vocabulary else []
+
+    def report_vocabularies(self, run: str) -> list[str]:
+        """The draft vocabularies that a report tells of."""
+        return [path for variant in self.variants[run] for path in self.vocabulary_while_drafting(run, variant)]
+
+    def report_vocabulary_options(self, run: str, vocabularies: list[str]) -> list[str]:
+        """How the report is told of them: each by its variant's name."""
+        return [each for path in vocabularies for each in ("--vocabulary", f"{Path(path).parent.name}={path}")]
 
     # Targets.
 
@@ -138,11 +184,11 @@ class Plan(Choices):
 
     def recipes_of_first_variant(self, run: str) -> list[str]:
         """The recipes of all stages of one variant; the others ask the same of a machine."""
-        return [f"{folder}/recipe.yaml" for folder in self.stage_folders(run, self.variants[0])]
+        return [f"{folder}/recipe.yaml" for folder in self.stage_folders(run, self.variants[run][0])]
 
     def runtimes_of_first_variant(self, run: str) -> list[str]:
         """How these stages are run."""
-        return [f"{folder}/runtime.yaml" for folder in self.stage_folders(run, self.variants[0])]
+        return [f"{folder}/runtime.yaml" for folder in self.stage_folders(run, self.variants[run][0])]
 
     def _model(self, run: str) -> str:
         return next(config.recipe.model.name for key, config in self.configs.items() if key[0] == run)
@@ -150,8 +196,9 @@ class Plan(Choices):
     # Evaluations, reports, final drafts.
 
     def evaluation_settings(self) -> str:
-        """The evaluation section as canonical JSON."""
-        return json.dumps(self.settings["evaluation"], sort_keys=True)
+        """The evaluation section as canonical JSON, less the draft vocabulary: of that a job is told by its file."""
+        section = {key: value for key, value in self.settings["evaluation"].items() if key != "draft_vocabulary"}
+        return json.dumps(section, sort_keys=True)
 
     def gates(self) -> str:
         """The gates as canonical JSON."""
@@ -190,7 +237,7 @@ class Plan(Choices):
         """The measurements a report compares: the baselines and every stage, for every variant."""
         return [
             paths.EVALUATED.format(run=run, variant=variant, drafter=drafter)
-            for variant in self.variants
+            for variant in self.variants[run]
             for drafter in [*paths.BASELINES, *self.stages[run]]
         ]
 
@@ -201,12 +248,23 @@ class Plan(Choices):
 
     def report_variants(self, run: str) -> list[str]:
         """The folders a report reads, by variant."""
-        return [f"--variant {variant}=results/{run}/{variant}" for variant in self.variants]
+        return [f"--variant {variant}=results/{run}/{variant}" for variant in self.variants[run]]
 
     def final_drafts(self, run: str) -> list[str]:
         """The final draft of every variant of a run."""
-        folders = [paths.FINAL_DRAFT.format(run=run, variant=variant) for variant in self.variants]
+        folders = [paths.FINAL_DRAFT.format(run=run, variant=variant) for variant in self.variants[run]]
         return [f"{folder}/provenance.json" for folder in folders]
+
+    def all_final_drafts(self) -> list[str]:
+        """The final draft of every variant of every chosen run."""
+        return [path for run in self.runs for path in self.final_drafts(run)]
+
+    def compared_variants(self, first: str, second: str) -> list[str]:
+        """The variants that two runs are compared in: those of one name, then what is left of both, in order."""
+        common = [name for name in self.variants[first] if name in self.variants[second]]
+        left = [[name for name in self.variants[run] if name not in common] for run in (first, second)]
+        pairs = [f"{one}={other}" for one, other in zip(*left, strict=False)]
+        return [f"--variant {each}" for each in [*common, *pairs]]
 
     def compared_page(self) -> str:
         """The page of the two chosen runs. Raises ValueError when they are not two."""
@@ -215,6 +273,11 @@ class Plan(Choices):
                 f"runs: {', '.join(self.runs)}: two runs can be compared; choose them: snakemake compare --config 'runs=[a,b]'"
             )
         return f"{paths.COMPARED}.html".format(first=self.runs[0], second=self.runs[1])
+
+
+def _vocabulary(run: str, variant: str, size: int) -> str:
+    """The file of a draft vocabulary."""
+    return paths.DRAFT_VOCABULARY.format(run=run, variant=variant, size=size)
 
 
 def _folder(run: str, variant: str, stage: str) -> str:

@@ -1,4 +1,7 @@
-"""The runs of config/: which stages they have, that their files compose, and that their targets fit. Raises ValueError."""
+"""The runs of config/: which stages and variants they have, that their files compose, and that their targets fit.
+
+Raises ValueError.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,7 +9,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from longspec.config import compose_stage, stages_of
+from longspec import methods
+from longspec.config import compose_stage, differences, plain, stages_and_variants
 from longspec.config.checks import BUILT
 from longspec.config.explain import did_you_mean
 from longspec.config.names import check_name
@@ -32,26 +36,32 @@ def check_header(path: Path) -> None:
         raise ValueError(f"{path}: its first line must be '{HEADER}'")
 
 
-def run_stages(run: str, config_dir: Path) -> list[str]:
-    """The stages of a run, in order. Raises ValueError for a run, a stage or a file of their numbers that is none."""
-    check_choice("runs", run, "run", config_dir)
+def stages_and_variants_of(run: str, otherwise: list[str], config_dir: Path, named: str) -> tuple[list[str], list[str]]:
+    """The stages of a run, in order, and its variants: those that it names, or the others.
+
+    named: the key that names the run. Raises ValueError for a run, a stage, a variant or a file of their numbers that is none.
+    """
+    check_choice(named, run, "run", config_dir)
     numbers = sorted((config_dir / "run_stage").glob(f"{run}_*.yaml"))
     for path in [config_dir / f"run/{run}.yaml", *numbers]:
         check_header(path)
     key = f"config/run/{run}.yaml"
     try:
-        stages = stages_of(run, config_dir)
+        stages, variants = stages_and_variants(run, config_dir)
     except ValueError as error:
         raise ValueError(f"{key}: {error}") from None
     if not stages or len(stages) != len(set(stages)):
         raise ValueError(f"{key}: stages: must name at least one stage, each once; is {stages}")
-    for stage in stages:
-        check_choice(f"{key}: stages", stage, "stage", config_dir)
+    if len(variants) != len(set(variants)):
+        raise ValueError(f"{key}: variants: must name each variant once; is {variants}")
+    for group, names in (("stage", stages), ("variant", variants)):
+        for name in names:
+            check_choice(f"{key}: {group}s", name, group, config_dir)
     for path in numbers:
         if path.stem.removeprefix(f"{run}_") not in stages:
             told = did_you_mean(path.stem, [f"{run}_{stage}" for stage in stages])
             raise ValueError(f"{path}: run '{run}' has no such stage; rename or remove the file; {told}")
-    return stages
+    return stages, variants or otherwise
 
 
 def composed(run: str, variant: str, stage: str, config_dir: Path) -> DictConfig:
@@ -78,6 +88,19 @@ def check_models(configs: Mapping[Stage, Any]) -> None:
             )
 
 
+def check_methods(configs: Mapping[Stage, Any]) -> None:
+    """Raise ValueError, with the key, when the stages of a run and variant train drafts of two methods or shapes."""
+    first: dict[tuple[str, str], tuple[str, Any]] = {}
+    for (run, variant, stage), config in configs.items():
+        method = plain(config.recipe.method)
+        before, wanted = first.setdefault((run, variant), (stage, method))
+        if changed := differences(wanted, method, "recipe.method."):
+            raise ValueError(
+                f"run '{run}', variant '{variant}', stage '{stage}': {'; '.join(changed)} since stage '{before}': all stages "
+                f"train one draft; say it once, in config/run/{run}.yaml"
+            )
+
+
 def check_mixtures(configs: Mapping[Stage, Any]) -> None:
     """Raise ValueError for a target that is to be built and has no phase of training."""
     for config in configs.values():
@@ -88,8 +111,12 @@ def check_mixtures(configs: Mapping[Stage, Any]) -> None:
             )
 
 
-def check_targets(configs: Mapping[Stage, Any], tasks: Mapping[str, Task]) -> None:
-    """Raise ValueError for a target that is there and cannot be used, or has no positions for the rows and the prompts."""
+def check_targets(configs: Mapping[Stage, Any], tasks: Mapping[str, Task], draft_vocabulary: int | None) -> None:
+    """Raise ValueError for a target that is there and cannot be used, has no positions for the rows and the prompts, or whose
+    layers or tokens are not as the draft wants them.
+
+    draft_vocabulary: tokens that a drafter looks at while it decodes, where its method leaves that to the evaluation.
+    """
     for (run, _, stage), config in configs.items():
         key, model = f"run '{run}', stage '{stage}': recipe", config.recipe.model
         fetched = Path(TARGET.format(model=model.name)).parent / "target"
@@ -98,6 +125,23 @@ def check_targets(configs: Mapping[Stage, Any], tasks: Mapping[str, Task]) -> No
         if positions is not None:
             targets.check_length(key, config.recipe.data.sequence_length, positions)
             _check_rooms(tasks, positions)
+        size = targets.size_of(model.source, config.build, fetched)
+        if size is not None:
+            _check_fit(f"run '{run}', stage '{stage}'", config.recipe, size, draft_vocabulary)
+
+
+def _check_fit(key: str, recipe: Any, size: tuple[int, int], draft_vocabulary: int | None) -> None:
+    """A draft fits a target of so many layers and tokens, and so does the vocabulary that it is decoded with."""
+    settings, tokens = methods.settings_of(recipe.method.name), size[1]
+    try:
+        settings.fits(recipe, *size)
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from None
+    if settings.HEAD_ROWS and draft_vocabulary is not None and draft_vocabulary >= tokens:
+        raise ValueError(
+            f"config/workflow.yaml: evaluation.draft_vocabulary: {draft_vocabulary}: the target of {key} has {tokens} tokens; "
+            "give fewer, or null for all of them"
+        )
 
 
 def _check_rooms(tasks: Mapping[str, Task], positions: int) -> None:

@@ -1,4 +1,4 @@
-"""Facts about a target that are known before any job runs: whether its folder is there, its family, its positions."""
+"""Facts about a target that are known before any job runs: whether its folder is there, its family, its size."""
 
 import json
 from pathlib import Path
@@ -63,6 +63,16 @@ def positions_of(source: str, built: int, fetched: Path) -> int | None:
     told = config.get("max_position_embeddings")
     stretched = "yarn" in json.dumps(scaled)  # how far: families.position_limit, which needs transformers' object
     return told if isinstance(told, int) and not stretched else None
+
+
+def size_of(source: str, build: Any, fetched: Path) -> tuple[int, int] | None:
+    """Layers and tokens of a target; None where only its weights' job can tell. `build`: the section of one built here."""
+    folder = folder_of(source, fetched)
+    if folder is None:
+        return build.layers, build.vocabulary
+    config = settings_of(folder) or {}
+    layers, tokens = config.get("num_hidden_layers"), config.get("vocab_size")
+    return (layers, tokens) if isinstance(layers, int) and isinstance(tokens, int) else None
 
 
 def check_length(key: str, length: int, positions: int) -> None:

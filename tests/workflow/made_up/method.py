@@ -80,6 +80,7 @@ class MadeUpDrafter:
     """One level of drafted tokens, of which the state before the root says which are likely."""
 
     reads = (FINAL,)
+    proposed = None
 
     def __init__(self, target: Any, layer: nn.Module) -> None:
         self.target, self.layer = target, layer

@@ -5,8 +5,11 @@ from typing import Any
 
 from longspec.config.ranges import check_choices
 
+HEAD_ROWS = False
 NAMELESS_FILES = False
 TARGETS: dict[str, str] = {}  # no class of it was ever published
+DECIDE_LOSS = ("draft.labels",)
+COUNTS = {"labels_two_ahead": "labels two tokens ahead"}
 CHOICES = {"labels": ("hard", "soft")}
 
 
@@ -32,6 +35,15 @@ def of(recipe: Any) -> Draft:
 def check(recipe: Any) -> None:
     """Raise ValueError with the key for a value that is none."""
     check_choices(recipe.draft, "recipe.draft", CHOICES)
+
+
+def fits(recipe: Any, layers: int, vocabulary: int) -> None:
+    """Any target has a final hidden state."""
+
+
+def told(recipe: Any) -> list[tuple[tuple[str, ...], str, str]]:
+    """Its one setting."""
+    return [(("draft.labels",), "labels", recipe.draft.labels)]
 
 
 def soft_labels(recipe: Any) -> bool:

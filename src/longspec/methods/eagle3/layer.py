@@ -20,6 +20,8 @@ from longspec.models.target import head_width
 
 # Rotated queries [B, N, S, D], rotated keys and values of the slots [B, K, S, D] -> the attention's output [B, N, S, D].
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+# Hidden states and the head's weight -> tensors, such as losses.
+Take = Callable[[Tensor, Tensor], Any]
 
 
 class Eagle3Attention(nn.Module):
@@ -34,13 +36,18 @@ class Eagle3Attention(nn.Module):
         self.v_proj = nn.Linear(2 * width, key_width, bias=False)
         self.o_proj = nn.Linear(query_width, width, bias=False)
 
+    def heads(self, x_BSE: Tensor) -> Tensor:
+        """Split the last axis into heads, [B, heads, S, D]."""
+        return x_BSE.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+
+    def keys_values(self, x_BSE: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Keys (rotated) and values [B, K, S, D]."""
+        return rotate(self.heads(self.k_proj(x_BSE)), rope), self.heads(self.v_proj(x_BSE))
+
     def forward(self, x_BSE: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         """Attend and project back, [B, S, H]."""
-        q_BNSD, k_BKSD, v_BKSD = (
-            projection(x_BSE).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        seen_BNSD = attend(rotate(q_BNSD, rope), rotate(k_BKSD, rope), v_BKSD)
+        q_BNSD = rotate(self.heads(self.q_proj(x_BSE)), rope)
+        seen_BNSD = attend(q_BNSD, *self.keys_values(x_BSE, rope))
         return self.o_proj(seen_BNSD.transpose(1, 2).flatten(2))
 
 
@@ -55,11 +62,25 @@ class Midlayer(nn.Module):
         self.hidden_norm = _norm(config)
         self.post_attention_layernorm = _norm(config)
 
+    def both(self, embedded_BSH: Tensor, feature_BSH: Tensor) -> Tensor:
+        """Input [B, S, 2H] of the self attention."""
+        return torch.cat([self.input_layernorm(embedded_BSH), self.hidden_norm(feature_BSH)], dim=-1)
+
     def forward(self, embedded_BSH: Tensor, feature_BSH: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         """Hidden states [B, S, H]."""
-        both_BSE = torch.cat([self.input_layernorm(embedded_BSH), self.hidden_norm(feature_BSH)], dim=-1)
-        hidden_BSH = feature_BSH + self.self_attn(both_BSE, rope, attend)
+        hidden_BSH = feature_BSH + self.self_attn(self.both(embedded_BSH, feature_BSH), rope, attend)
         return hidden_BSH + self.mlp(self.post_attention_layernorm(hidden_BSH))
+
+
+class DraftHead(nn.Linear):
+    """The draft's own head. Its weight may be whole within its forward alone, so losses over the weight are taken there."""
+
+    def __init__(self, width: int, proposed: int) -> None:
+        super().__init__(width, proposed, bias=False)
+
+    def forward(self, hidden_BSH: Tensor, take: Take | None = None) -> Any:
+        """Logits; or what `take` makes of the hidden states and the weight."""
+        return super().forward(hidden_BSH) if take is None else take(hidden_BSH, self.weight)
 
 
 class Eagle3Layer(nn.Module):
@@ -79,7 +100,7 @@ class Eagle3Layer(nn.Module):
         self.fc = nn.Linear(AUXILIARY * width, width, bias=False)
         self.midlayer = Midlayer(config)
         self.norm = _norm(config)
-        self.lm_head = nn.Linear(width, proposed, bias=False)
+        self.lm_head = DraftHead(width, proposed)
         ids_V = torch.zeros(proposed, dtype=torch.int64)  # of no vocabulary yet: for names and shapes alone
         if settings.vocabulary is None:
             ids_V = torch.arange(proposed)

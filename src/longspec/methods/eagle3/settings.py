@@ -6,10 +6,16 @@ from typing import Any
 from longspec.config.ranges import TOKENS, Range, check_numbers
 from longspec.draft_vocabulary import DraftVocabulary
 
+HEAD_ROWS = False
 NAMELESS_FILES = False
 TARGETS: dict[str, str] = {}  # no class was published
 AUXILIARY = 3  # hidden states of the target that a draft reads; engines know no other number
 FEWEST_LAYERS = 7  # of a target, for which the default ones are three different ones
+DECIDE_LOSS = ("method.vocabulary", "method.vocabulary_from", "draft.steps", "draft.decay")
+COUNTS = {
+    "outside_vocabulary": "no loss: the target prefers a token outside the draft vocabulary",
+    "past_document": "no loss: past the document's end",
+}
 RANGES = {"vocabulary": TOKENS, "sliding_window": TOKENS, "steps": Range(1, 64), "decay": Range(0.01, 1)}
 
 
@@ -37,7 +43,7 @@ class Draft:
 @dataclass(frozen=True)
 class Settings:
     """What METHOD is asked with. ids: of the draft vocabulary, which a file holds; None where the draft proposes all tokens,
-    and where nothing is trained or decoded, as in an estimate.
+    and where nothing is trained or decoded, as in an estimate. target_vocabulary: how many tokens these are chosen from.
     """
 
     layers: tuple[int, ...] | None = None
@@ -48,6 +54,7 @@ class Settings:
     steps: int = 7
     decay: float = 0.8
     ids: tuple[int, ...] | None = field(default=None, metadata={"stored": False})
+    target_vocabulary: int | None = field(default=None, metadata={"stored": False})
 
 
 def of(recipe: Any, vocabulary: DraftVocabulary | None = None) -> Settings:
@@ -62,6 +69,7 @@ def of(recipe: Any, vocabulary: DraftVocabulary | None = None) -> Settings:
         draft.steps,
         draft.decay,
         None if vocabulary is None else vocabulary.ids,
+        None if vocabulary is None else vocabulary.size,
     )
 
 
@@ -105,6 +113,31 @@ def check(recipe: Any) -> None:
             f"recipe.method.sliding_window: {method.sliding_window} keys hide the text from the last of {draft.steps} steps "
             "(recipe.draft.steps); it must be above"
         )
+
+
+def fits(recipe: Any, layers: int, vocabulary: int) -> None:
+    """It has the layers that are read, and more tokens than the draft vocabulary."""
+    method = recipe.method
+    layers_of(None if method.layers is None else tuple(method.layers), layers)
+    if method.vocabulary is not None and method.vocabulary >= vocabulary:
+        raise ValueError(
+            f"recipe.method.vocabulary: {method.vocabulary}: the target has {vocabulary} tokens; give fewer, or null for all"
+        )
+
+
+def told(recipe: Any) -> list[tuple[tuple[str, ...], str, str]]:
+    """The layers that are read, the tokens that are proposed, and the chain that is trained."""
+    method, draft = recipe.method, recipe.draft
+    layers = "2, L // 2, L - 3" if method.layers is None else ", ".join(map(str, method.layers))
+    size = "all of the target's" if method.vocabulary is None else f"{method.vocabulary:,}"
+    lender = "" if method.vocabulary_from is None else f", of {method.vocabulary_from}"
+    window = "none" if method.sliding_window is None else str(method.sliding_window)
+    return [
+        (("method.layers",), "layers read", layers),
+        (("method.vocabulary", "method.vocabulary_from"), "draft vocabulary, tokens", f"{size}{lender}"),
+        (("draft.steps", "draft.decay"), "chain", f"{draft.steps} steps, weighted {draft.decay:g}^i"),
+        (("method.sliding_window",), "attention window, tokens", window),
+    ]
 
 
 def soft_labels(recipe: Any) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods.contract import DraftMemory, DraftOperations
 from longspec.methods.glide import cost
 from longspec.methods.glide.drafter import GlideDrafter
@@ -94,9 +95,11 @@ class GlideMethod:
         """Published weights are of the variant that was published."""
         return draft_settings(path) or PUBLISHED
 
-    def drafter(self, target: Any, layer: GlideLayer, settings: Draft) -> GlideDrafter:
+    def drafter(
+        self, target: Any, layer: GlideLayer, settings: Draft, vocabulary: DraftVocabulary | None = None
+    ) -> GlideDrafter:
         """Trees and chains, with a cache of the window alone."""
-        return GlideDrafter(target, layer, settings.window)
+        return GlideDrafter(target, layer, settings.window, vocabulary)
 
 
 METHOD = GlideMethod()

@@ -8,6 +8,7 @@ from omegaconf import MISSING
 from longspec.config.ranges import TOKENS, Range, check_choices, check_numbers
 
 BLOCKS = "blocks"
+HEAD_ROWS = True  # drafting may look at some rows of the target's head alone
 NAMELESS_FILES = True  # draft_model_weights.pth, as published, comes without a configuration
 CHOICES = {
     "anchors": ("off", "fixed", "random"),
@@ -23,6 +24,9 @@ RANGES = {
     "block": TOKENS,
     "temperature": Range(0.01, 100),  # below, float32 overflows; above, every token is as likely as the next
 }
+
+DECIDE_LOSS = ("draft.loss", "draft.temperature", "draft.lag_mode", "draft.lag")
+COUNTS: dict[str, str] = {}
 
 # The class that the frozen recipe of a target of each model type names.
 _CLASSES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3"}
@@ -72,6 +76,25 @@ def check(recipe: Any) -> None:
             f"recipe.draft.{field}: {draft[field]} hides the target from every token of a row of {length} "
             "(recipe.data.sequence_length); it must be below"
         )
+
+
+def fits(recipe: Any, layers: int, vocabulary: int) -> None:
+    """Any target has a last layer with keys and values."""
+
+
+def told(recipe: Any) -> list[tuple[tuple[str, ...], str, str]]:
+    """The loss, and what the draft sees of text and target in rows of this length."""
+    draft, anchors, lag = recipe.draft, recipe.draft.anchors, f"{recipe.draft.lag_mode}, "
+    if anchors != "off" and recipe.data.sequence_length > draft.anchors_up_to:
+        anchors = f"plain (rows above {draft.anchors_up_to:,})"
+    elif anchors != "off":
+        anchors = f"{anchors}, {'up to ' if anchors == 'random' else ''}{draft.anchor_tokens}"
+    return [
+        (("draft.loss",), "loss", draft.loss),
+        (("draft.anchors", "draft.anchor_tokens"), "anchor positions", anchors),
+        (("draft.lag_mode", "draft.lag"), "lag", f"{lag}{'1–' if draft.lag_mode == 'random' else ''}{draft.lag}"),
+        (("draft.window",), "attention window, tokens", str(draft.window)),
+    ]
 
 
 def soft_labels(recipe: Any) -> bool:

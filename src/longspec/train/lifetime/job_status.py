@@ -54,7 +54,7 @@ def _device() -> list[Any]:
 
 def fingerprint(job: Job, ranks: Ranks) -> str:
     """A hash of what decides whether a job fails in the same way again: settings, inputs, code, packages, GPU."""
-    inputs = [job.target, job.data]
+    inputs = [job.target, job.data, *([] if job.vocabulary is None else [job.vocabulary])]
     if job.target.is_file():
         inputs.append(Path(read_json(job.target)["path"]) / "config.json")
     if job.init_weights is not None:

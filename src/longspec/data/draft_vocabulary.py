@@ -1,0 +1,100 @@
+"""A draft vocabulary counted on packed rows: the `vocabulary` verb.
+
+Rows are read a record batch at a time; what is held are counts of the target's tokens. V: tokens of the target.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longspec.atomic_files import read_json_object
+from longspec.data.pack.arrow_shards import PackedRows, view
+from longspec.draft_vocabulary import ALL, DraftVocabulary, read_draft_vocabulary
+
+IDS, MASK = range(2)  # columns of packed rows
+
+Progress = Callable[[int], None] | None
+
+
+def trained_tokens(rows: PackedRows, size: int, progress: Progress = None) -> NDArray[np.int64]:
+    """How often each of the target's tokens is a label of these rows, [V]. Raises ValueError for a token that it has not."""
+    counts_V = np.zeros(size, dtype=np.int64)
+    for batch in rows.batches():
+        ids, mask = (view(batch.column(number).values) for number in (IDS, MASK))
+        found = np.bincount(ids[mask > 0])
+        if len(found) > size:
+            raise ValueError(f"{rows.path}: holds token {len(found) - 1}, the target ends at {size - 1}; pack the data again")
+        counts_V[: len(found)] += found
+        if progress:
+            progress(batch.num_rows)
+    return counts_V
+
+
+def most_frequent(counts_V: NDArray[np.int64], count: int) -> tuple[int, ...]:
+    """The ids of the most frequent tokens, ascending; of equally frequent ones the lower ids."""
+    return tuple(sorted(np.argsort(-counts_V, kind="stable")[:count].tolist()))
+
+
+def coverage(counts_V: NDArray[np.int64], ids: tuple[int, ...]) -> float:
+    """The share of the counted tokens that are among these."""
+    return float(counts_V[list(ids)].sum() / max(1, counts_V.sum()))
+
+
+def target_tokens(target: Path) -> int:
+    """How many tokens a target has, by its manifest: its embeddings' rows, which may be more than its tokenizer's entries.
+
+    Raises ValueError for a configuration that does not say it.
+    """
+    path = Path(read_json_object(target)["path"]) / "config.json"
+    size = read_json_object(path).get("vocab_size")
+    if not isinstance(size, int):
+        raise ValueError(f"{path}: vocab_size: is {size!r}, must be the number of the target's tokens; get the target again")
+    return size
+
+
+def named_manifests(texts: list[str]) -> dict[str, Path]:
+    """Sets of rows by name, from NAME=MANIFEST. Raises ValueError for another form and for a name that stands twice."""
+    found: dict[str, Path] = {}
+    for text in texts:
+        name, equals, path = text.partition("=")
+        if not (name and equals and path) or name in found or name == ALL:
+            raise ValueError(f"--packed: {text!r}: give NAME=MANIFEST, each name once, none of them '{ALL}', which is all rows")
+        found[name] = Path(path)
+    return found
+
+
+def make(
+    packed: dict[str, Path], target: Path, count: int, ids_of: Path | None, out: Path, progress: Progress = None
+) -> dict[str, Any]:
+    """Write the `count` most frequent of all trained tokens, or those of another file, and what they cover of these rows.
+
+    Returns numbers to report. Raises ValueError for rows of several tokenizers, a size that leaves nothing out, and another
+    file that is of another tokenizer, target or size.
+    """
+    size = target_tokens(target)
+    if not 0 < count < size:
+        raise ValueError(
+            f"--size: {count}: the target has {size} tokens; give fewer, or count none: recipe.method.vocabulary: null"
+        )
+    rows = {name: PackedRows(path) for name, path in packed.items()}
+    tokenizers = {name: each.manifest["tokenizer"] for name, each in rows.items()}
+    if len(set(tokenizers.values())) > 1:
+        raise ValueError(f"--packed: {', '.join(tokenizers)}: rows of different tokenizers; pack all of them for one target")
+    counts = {name: trained_tokens(each, size, progress) for name, each in rows.items()}
+    total_V, tokenizer = np.sum(list(counts.values()), axis=0), next(iter(tokenizers.values()))
+    if ids_of is None:
+        ids = most_frequent(total_V, count)
+    else:
+        taken = read_draft_vocabulary(ids_of)
+        taken.check_tokenizer(ids_of, tokenizer, next(iter(packed.values())))
+        taken.check_tokens(ids_of, size, target)
+        if len(taken.ids) != count:
+            raise ValueError(f"{ids_of}: ids: are {len(taken.ids)}, --size is {count}; give the file of that size")
+        ids = taken.ids
+    shares = {name: coverage(counts_V, ids) for name, counts_V in counts.items()} | {ALL: coverage(total_V, ids)}
+    made = DraftVocabulary(ids, size, tokenizer, shares)
+    made.write(out)
+    return {"tokens": count, "of": size, "trained": int(total_V.sum()), "coverage": shares, "warning": made.low_coverage}

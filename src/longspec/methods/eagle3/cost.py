@@ -1,0 +1,83 @@
+"""Memory and operations of an EAGLE-3 draft in closed form.
+
+Symbols: H hidden width, N heads of width D, K key/value heads, I feed-forward width, V draft vocabulary, T the target's, k
+steps of a chain.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from longspec.methods.contract import DraftMemory, DraftOperations
+from longspec.methods.eagle3.settings import AUXILIARY, Settings
+from longspec.models.chain_losses import chain_bytes
+from longspec.models.pairs import causal_pairs
+from longspec.models.target import head_width
+
+
+def step_pairs(length: int, step: int, window: int | None) -> int:
+    """Pairs of query and key in one step of a document: the text's as the window shows them, and the chain's own."""
+    return causal_pairs(length, None if window is None else window - 1 - step) + step * length
+
+
+def projection_operations(config: Any, settings: Settings, tokens: int) -> float:
+    """Of the features, forward and backward: the target's states get a gradient for the sake of their norms alone."""
+    return (3 if settings.fc_norm else 2) * 2.0 * tokens * AUXILIARY * config.hidden_size**2
+
+
+def step_operations(config: Any, tokens: int, pairs: float) -> float:
+    """Of one step of the layer, forward and backward.
+
+    The backward of a trained product is two of its size (input and weight), of the attention four where the forward has two.
+    """
+    hidden, width = config.hidden_size, head_width(config)
+    heads, key_values = config.num_attention_heads * width, config.num_key_value_heads * width
+    products = 2 * hidden * (heads + 2 * key_values) + heads * hidden + 3 * hidden * config.intermediate_size
+    return 3 * 2.0 * tokens * products + 12.0 * heads * pairs
+
+
+def head_operations(config: Any, settings: Settings, labels: int, rows: int) -> float:
+    """The target's logits of each label, and of each of the steps' rows the draft's, their gradient and the weight's."""
+    return 2.0 * config.hidden_size * (labels * config.vocab_size + 3 * rows * (settings.vocabulary or config.vocab_size))
+
+
+def operations(config: Any, settings: Settings, tokens: int, documents: Iterable[int], labels: int) -> DraftOperations:
+    """All steps and the heads' products, as if every token began a chain and every label ended one in each step.
+
+    Those at a text's end and beginning, which do not, are a few for each document.
+    """
+    steps, pairs = range(settings.steps), [0.0] * settings.steps
+    for length, times in Counter(documents).items():
+        for step in steps:
+            pairs[step] += times * step_pairs(length, step, settings.sliding_window)
+    return DraftOperations(
+        draft=projection_operations(config, settings, tokens)
+        + sum(step_operations(config, tokens, pairs[step]) for step in steps),
+        head=head_operations(config, settings, labels, settings.steps * labels),
+    )
+
+
+def memory(config: Any, settings: Settings, tokens: int, dtype: torch.dtype, device: torch.device) -> DraftMemory:
+    """Bytes of the steps' forward and backward and of the losses, for tokens that are all trained.
+
+    Kept of each step, in elements of the dtype a token: the embedding's and the feature's norm with their inputs, both side by
+    side, the residual and what the norms after it make, 11H; the keys and values, rotated and not, 3KD; queries and the
+    attention's output 4ND; four of width I; in float32 the inputs of four norms 4H and a softmax sum a head. Of the
+    first step, the auxiliary hidden states side by side, 3H, and normed ones where they are. The gradient of the rows before
+    the head, H a step.
+    """
+    element = dtype.itemsize
+    hidden, width, ffn = config.hidden_size, head_width(config), config.intermediate_size
+    heads, key_values = config.num_attention_heads * width, config.num_key_value_heads * width
+    step = element * (11 * hidden + 3 * key_values + 4 * heads + 4 * ffn)
+    step += 4 * (4 * hidden + config.num_attention_heads)
+    kept = settings.steps * step + element * AUXILIARY * hidden * (3 if settings.fc_norm else 1)
+    proposed = settings.vocabulary or config.vocab_size
+    head = 4 * proposed * hidden
+    return DraftMemory(
+        kept=kept * tokens,
+        losses=chain_bytes(config.vocab_size, proposed, settings.steps, tokens, device) + head + 3 * hidden * element * tokens,
+        backward=(2 * ffn + hidden) * element * tokens + head,
+    )

@@ -1,0 +1,159 @@
+"""An EAGLE-3 draft's trees and chains (arXiv 2503.01840, section 3.1), with keys and values of its own.
+
+Slot t holds token t + 1 and the target's hidden states of token t, so the root stands in the newest slot of the text. Below it
+a node's feature is the draft's own hidden state of its parent. The keys of a node that became text are made once more, of the
+target's hidden states: as in training, a chain alone sees what the draft fed back to itself.
+
+Shapes: B rows, E tokens taken in at once, W nodes of a level, S nodes of a tree with its root, H hidden width, K key/value
+heads, D head width, V draft vocabulary.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longspec.decode.drafters import DraftInput, check_beside
+from longspec.decode.sampling import Sampler
+from longspec.decode.tree import DraftTree, Levels, Sayable, TreeBuilder
+from longspec.methods.eagle3.layer import Eagle3Layer, check_vocabulary
+from longspec.methods.eagle3.settings import Settings, layers_of
+from longspec.methods.eagle3.slots import NewestSlots, Slots, WholeText
+from longspec.models.attention.backends import attend
+from longspec.models.attention.tree_visibility import TreeVisibility
+from longspec.states.tensors import HIDDEN
+
+
+@dataclass
+class Accepted:
+    """Text whose slots are not taken in yet: tokens_BE[b, : counts_B[b]] behind features, the last of them still unknown."""
+
+    tokens_BE: Tensor
+    feature_BEH: Tensor
+    counts_B: Tensor
+
+
+class Eagle3Drafter:
+    """Proposes by an EAGLE-3 layer beside its target. Chains are drawn from the draft when sampling, trees are its beams.
+
+    Raises ValueError for settings whose draft vocabulary was not read.
+    """
+
+    def __init__(self, target: Any, layer: Eagle3Layer, settings: Settings) -> None:
+        check_vocabulary(settings)
+        self.target, self.layer, self.settings = target, layer, settings
+        auxiliary = layers_of(settings.layers, target.config.num_hidden_layers)
+        self.reads = tuple(f"{HIDDEN}{number}" for number in auxiliary)
+        self.proposed = settings.vocabulary
+        self.sayable = None if self.proposed is None else Sayable(layer.ids_V, target.config.vocab_size)
+        self.slots: Slots = WholeText()
+        self.accepted: Accepted | None = None
+        self.tokens_BS: Tensor | None = None  # of the tree last proposed
+        self.hidden_BWH: Tensor | None = None  # of the level last asked
+
+    def check(self, target: Any) -> None:
+        """Raise ValueError for another target than its own, and for a layer that does not stand beside it."""
+        check_beside(self.target, target, self.layer.fc.weight)
+        own, width, size = self.layer.fc.out_features, target.config.hidden_size, target.config.vocab_size
+        if own != width:
+            raise ValueError(f"draft: its layer has hidden_size {own}, the target {width}: give a draft of this target")
+        largest = self.layer.lm_head.out_features - 1 if self.settings.ids is None else self.settings.ids[-1]
+        if largest >= size:
+            raise ValueError(f"draft: proposes token {largest}, the target's vocab_size is {size}: give a draft of this target")
+
+    def begin(self, prompts: list[list[int]], hidden: dict[str, Tensor]) -> None:
+        """Slots of each prompt, of its newest tokens where there is a window; the first round takes them in with the root."""
+        window, device = self.settings.sliding_window, self.target.device
+        longest = max(map(len, prompts))
+        width = longest if window is None else min(window, longest)
+        self.slots = WholeText() if window is None else NewestSlots(window)
+        first = [max(0, len(prompt) - width) for prompt in prompts]
+        following = [prompt[start + 1 : start + width] for prompt, start in zip(prompts, first, strict=True)]
+        tokens_BE = torch.tensor([tokens + [0] * (width - len(tokens)) for tokens in following], device=device)
+        auxiliary = [hidden[name] for name in self.reads]
+        if width < longest:
+            place_BE = torch.tensor(first, device=device)[:, None] + torch.arange(width, device=device)
+            auxiliary = [x_BTH.gather(1, place_BE[:, :, None].expand(-1, -1, x_BTH.shape[2])) for x_BTH in auxiliary]
+        counts_B = torch.tensor([min(len(prompt), width) for prompt in prompts], device=device)
+        self.accepted = Accepted(tokens_BE, self.layer.feature(auxiliary), counts_B)
+
+    def propose(self, draft_input: DraftInput, levels: Levels, sampler: Sampler) -> DraftTree:
+        """A tree of exactly these levels; of the leaves nothing is computed."""
+        builder = TreeBuilder(draft_input.roots_B, self.sayable)
+        builder.grow_all(levels, sampler, lambda: self.logits(draft_input, builder))
+        tree = builder.tree()
+        self.tokens_BS = tree.tokens_BS
+        return tree
+
+    def logits(self, draft_input: DraftInput, builder: TreeBuilder) -> Tensor:
+        """The draft's logits of the token after each node of the newest level, [B, W, V].
+
+        A node at depth d stands d behind the root and is step d of the chain that starts in the root's slot.
+        """
+        depth, size = len(builder.sizes) - 1, builder.sizes[-1]
+        feature_BWH = self._fed_back(builder) if depth else self._take_in_text(draft_input)
+        positions_B1 = draft_input.lengths_B[:, None] + (depth - 1)
+        embedded_BWH, rope = self._embed(builder.tokens[-1], positions_B1.expand(-1, size))
+
+        def attend_own(q_BNWD: Tensor, k_BKWD: Tensor, v_BKWD: Tensor) -> Tensor:
+            keys, values = self.slots.with_nodes((k_BKWD, v_BKWD)) if depth else self.slots.of_text()
+            return attend(q_BNWD, keys, values, self._visibility(draft_input, builder), q_BNWD.shape[-1] ** -0.5)
+
+        self.hidden_BWH = self.layer.midlayer(embedded_BWH, feature_BWH, rope, attend_own)
+        return self.layer.logits(self.hidden_BWH)
+
+    def commit(self, path_BE: Tensor, kept_B: Tensor, hidden: dict[str, Tensor]) -> None:
+        """The path's tokens, each behind the target's hidden states of the one before; the rest of the tree is forgotten."""
+        assert self.tokens_BS is not None
+        following_BE = self.tokens_BS.gather(1, path_BE).roll(-1, dims=1)
+        self.accepted = Accepted(following_BE, self.layer.feature([hidden[name] for name in self.reads]), kept_B + 1)
+
+    def select(self, rows_B: Tensor) -> None:
+        """Go on with these rows alone."""
+        assert self.accepted is not None
+        old = self.accepted
+        self.accepted = Accepted(old.tokens_BE[rows_B], old.feature_BEH[rows_B], old.counts_B[rows_B])
+        self.slots.select(rows_B)
+
+    def _take_in_text(self, draft_input: DraftInput) -> Tensor:
+        """Keys and values of the slots that have become text, the root's with them, whose feature [B, 1, H] is returned.
+
+        The draft has one layer, so no other slot of the text is asked for more than these.
+        """
+        assert self.accepted is not None
+        lengths_B, counts_B, feature_BEH = draft_input.lengths_B, self.accepted.counts_B, self.accepted.feature_BEH
+        last_B1 = counts_B[:, None] - 1
+        tokens_BE = self.accepted.tokens_BE.scatter(1, last_B1, draft_input.roots_B[:, None])
+        positions_BE = (lengths_B - counts_B)[:, None] + torch.arange(tokens_BE.shape[1], device=lengths_B.device)
+        embedded_BEH, rope = self._embed(tokens_BE, positions_BE)
+        midlayer = self.layer.midlayer
+        new = midlayer.self_attn.keys_values(midlayer.both(embedded_BEH, feature_BEH), rope)
+        self.slots.extend(new, counts_B, draft_input.lengths, lengths_B)
+        return feature_BEH.gather(1, last_B1[:, :, None].expand(-1, -1, feature_BEH.shape[2]))
+
+    def _fed_back(self, builder: TreeBuilder) -> Tensor:
+        """The features [B, W, H] of the newest level's nodes, of their parents."""
+        assert self.hidden_BWH is not None
+        first_of_above = builder.nodes - builder.sizes[-1] - builder.sizes[-2]
+        parents_BW1 = (builder.parents[-1] - first_of_above)[:, :, None]
+        return self.layer.fed_back(self.hidden_BWH).gather(1, parents_BW1.expand(-1, -1, self.hidden_BWH.shape[2]))
+
+    def _visibility(self, draft_input: DraftInput, builder: TreeBuilder) -> TreeVisibility:
+        """The text's slots, among them the root's, and of the tree below it the path down to each node of the newest level."""
+        size, window = builder.sizes[-1], self.settings.sliding_window
+        behind_S = builder.depths_S - 1  # positions behind the slots of the text
+        return TreeVisibility(
+            draft_input.lengths,
+            draft_input.lengths_B,
+            builder.seen_BSS[:, -size:, 1:],
+            behind_S[-size:],
+            behind_S[1:],
+            first_B=self.slots.first_B(draft_input.lengths_B),
+            window=None if window is None else window - 1,  # which counts the query itself
+        )
+
+    def _embed(self, tokens_BW: Tensor, positions_BW: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Embeddings [B, W, H] and rotations."""
+        embedded_BWH = self.target.model.embed_tokens(tokens_BW)
+        return embedded_BWH, self.target.model.rotary_emb(embedded_BWH, positions_BW)

@@ -1,0 +1,77 @@
+"""What config.json of an EAGLE-3 draft says to the engines, which load it as LlamaForCausalLMEagle3.
+
+Read in vLLM 0.32 (model_executor/models/llama_eagle3.py, v1/worker/gpu_model_runner.py), SGLang 0.5.23
+(srt/models/llama_eagle3.py, model_runner_components/spec_aux_hidden_state.py) and transformers 5.23 (LlamaConfig):
+
+auxiliary layers: vLLM looks at eagle_aux_hidden_state_layer_ids itself first, and means inputs of layers; SGLang looks into
+    eagle_config alone and means outputs: it adds one to each. So these are inputs here and, one less, outputs there.
+norm_before_residual: the residual is the feature after hidden_norm; here it is the feature itself. norm_before_fc: one norm
+    over all auxiliary states together; fc_norm: one for each, `fc_norm.0.weight` and so on. norm_output: the normed hidden
+    state is fed back.
+sliding_window counts the query itself, and is looked at where layer_types says so; vLLM alone reads it from here.
+rope_parameters is transformers' form of 5.0 on; rope_theta and rope_scaling are those of before.
+dtype: of the target, in which an engine computes; the files hold what was trained. Engines that are left to choose take float16
+    for a draft that says float32.
+"""
+
+from typing import Any
+
+from longspec.methods.eagle3.settings import Settings, layers_of
+from longspec.models.target import head_width
+
+ARCHITECTURE = "LlamaForCausalLMEagle3"
+OF_THE_TARGET = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+    "hidden_act",
+    "rms_norm_eps",
+    "max_position_embeddings",
+    "bos_token_id",
+    "eos_token_id",
+)
+DEFAULT_ROPE = "default"
+
+
+def config_fields(config: Any, settings: Settings) -> dict[str, Any]:
+    """The fields of config.json. Raises ValueError for layers that the target does not have, and for another's vocabulary."""
+    if settings.target_vocabulary not in (None, config.vocab_size):
+        raise ValueError(
+            f"--vocabulary: chosen from {settings.target_vocabulary} tokens, this target has {config.vocab_size}; "
+            "give the draft vocabulary that was counted for it"
+        )
+    layers = list(layers_of(settings.layers, config.num_hidden_layers))
+    fields = {name: getattr(config, name) for name in OF_THE_TARGET} | {
+        "architectures": [ARCHITECTURE],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "head_dim": head_width(config),
+        "draft_vocab_size": settings.vocabulary or config.vocab_size,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "eagle_aux_hidden_state_layer_ids": layers,
+        "eagle_config": {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in layers]},
+        "fc_norm": settings.fc_norm,
+        "norm_output": settings.norm_output,
+        "norm_before_residual": False,
+        "norm_before_fc": False,
+        "settings": {"layers": layers},
+    }
+    if config.dtype is not None:
+        fields |= dict.fromkeys(("dtype", "torch_dtype"), str(config.dtype).removeprefix("torch."))
+    if settings.sliding_window is not None:
+        fields |= {"layer_types": ["sliding_attention"], "sliding_window": settings.sliding_window}
+    return fields | _rope(dict(config.rope_parameters))
+
+
+def _rope(rope: dict[str, Any]) -> dict[str, Any]:
+    """Rotation and its scaling, in the older form and the newer one."""
+    scaling = {name: value for name, value in rope.items() if name != "rope_theta"}
+    return {
+        "rope_parameters": rope,
+        "rope_theta": rope["rope_theta"],
+        "rope_scaling": None if rope["rope_type"] == DEFAULT_ROPE else scaling,
+    }

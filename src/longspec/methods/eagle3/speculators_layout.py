@@ -1,0 +1,94 @@
+"""A draft folder as the package `speculators` 0.9.0 writes and reads it (github.com/vllm-project/speculators).
+
+Its source says: models/eagle3/core.py, the tensors: those of the engines' layout with `layers.0.` for `midlayer.`; embed_tokens
+may be missing, then the verifier's is taken. models/eagle3/config.py and config.py, the fields of config.json; vLLM's reader of
+them (transformers_utils/configs/speculators) takes norm_before_residual for true unless it is told, and hands on
+transformer_layer_config as it stands, without LlamaConfig's defaults, so that nothing may be left out of it.
+eagle_aux_hidden_state_layer_ids are inputs of layers (models/utils.py, resolve_target_layer_ids; vLLM hands them on).
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from longspec.methods.draft_files import HUB, draft_weights_file, read_draft_config
+from longspec.methods.eagle3.engine_config import OF_THE_TARGET
+from longspec.methods.eagle3.layer import Eagle3Layer
+from longspec.methods.eagle3.weights import check_draft_state, draft_settings
+from longspec.models.weight_files import read_tensors, telling_damage
+
+VERSION = "0.9.0"
+OURS, THEIRS = "midlayer.", "layers.0."
+SHAPES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "rms_norm_eps",
+    "hidden_act",
+)
+OF_THE_LAYER = (
+    *OF_THE_TARGET,
+    "model_type",
+    "num_hidden_layers",
+    "head_dim",
+    "tie_word_embeddings",
+    "attention_bias",
+    "mlp_bias",
+    "rope_parameters",
+    "dtype",
+    "layer_types",
+    "sliding_window",
+)
+OF_THE_DRAFT = (
+    "draft_vocab_size",
+    "eagle_aux_hidden_state_layer_ids",
+    "fc_norm",
+    "norm_output",
+    "norm_before_residual",
+    "norm_before_fc",
+    "tie_word_embeddings",
+    "dtype",
+)
+
+
+def exported(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and config.json. Raises ValueError as of draft_settings and check_draft_state."""
+    settings, found = draft_settings(folder), read_draft_config(folder)
+    assert found is not None, "draft_settings refuses folders without"
+    (file, config), weights_file = found, draft_weights_file(folder)
+    with telling_damage(file, "is no configuration of a draft"), torch.device("meta"):
+        layer = Eagle3Layer(LlamaConfig(**{name: config[name] for name in SHAPES}), settings)
+    tensors = read_tensors(weights_file)
+    check_draft_state(layer, tensors, weights_file)
+    source = config["target_source"]
+    verifier = {
+        "name_or_path": source.removeprefix(HUB) if source.startswith(HUB) else config["target_path"],
+        "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config["target"]["model_type"]]],
+    }
+    proposal = {
+        "proposal_type": "greedy",
+        "speculative_tokens": settings.steps,
+        "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }
+    return {name.replace(OURS, THEIRS, 1): tensor for name, tensor in tensors.items()}, {
+        "architectures": ["Eagle3DraftModel"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": VERSION,
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [proposal],
+            "verifier": verifier,
+        },
+        "transformer_layer_config": {name: config[name] for name in OF_THE_LAYER if name in config},
+        "embed_requires_grad": False,
+        "target_hidden_size": None,
+    } | {name: config[name] for name in OF_THE_DRAFT if name in config}

@@ -1,0 +1,183 @@
+"""EAGLE-3 in training (arXiv 2503.01840, section 3.2): chains unrolled from every token of a text beside a frozen target.
+
+Shapes: B rows, S tokens, C chains of a step, R rows of all steps, H hidden width, N query heads, K key/value heads,
+D head width.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longspec.families import position_limit
+from longspec.methods.contract import DraftOutput, DraftTrainer
+from longspec.methods.eagle3.chain_labels import ChainLabels
+from longspec.methods.eagle3.layer import Eagle3Layer, check_vocabulary, fresh_layer
+from longspec.methods.eagle3.settings import Settings, layers_of
+from longspec.methods.eagle3.weights import check_same_draft, load_draft_weights
+from longspec.models.attention.chains import attend_chains
+from longspec.models.attention.visibility import PADDING, Visibility
+from longspec.models.chain_losses import ChainSums, Teacher, chain_cross_entropy
+from longspec.models.inputs import NO_LABEL, check_ranges, check_shapes
+from longspec.states.forward import TargetStates
+from longspec.states.tensors import COS, EMBEDDED, FINAL, HIDDEN, SIN, StateTensor, final_hidden_states, hidden_states
+
+Pair = tuple[Tensor, Tensor]  # keys after RoPE, values, [B, K, C, D] each
+
+
+def reads(config: Any, settings: Settings) -> tuple[StateTensor, ...]:
+    """The inputs of the three auxiliary layers, and the final hidden states for the labels."""
+    layers = layers_of(settings.layers, config.num_hidden_layers)
+    return (*(hidden_states(config, layer) for layer in layers), final_hidden_states(config))
+
+
+class _Keys:
+    """The keys and values of the steps so far, and a step's attention to them."""
+
+    def __init__(self, settings: Settings, document_ids_BS: Tensor | None, backend: str) -> None:
+        self.window, self.document_ids_BS, self.backend = settings.sliding_window, document_ids_BS, backend
+        self.steps: list[Pair] = []  # the first one's are the text's
+
+    def attend(self, q_BNCD: Tensor, k_BKCD: Tensor, v_BKCD: Tensor) -> Tensor:
+        """Attention output [B, N, C, D] of the next step, which has fewer chains than the one before."""
+        step, chains = len(self.steps), q_BNCD.shape[2]
+        self.steps.append((k_BKCD, v_BKCD))
+        text, *own = [(keys[:, :, :chains], values[:, :, :chains]) for keys, values in self.steps]
+        # Query t of step i stands i tokens after the text's token t.
+        window = None if self.window is None else self.window - 1 - step
+        documents = None if self.document_ids_BS is None else self.document_ids_BS[:, :chains]
+        visibility = Visibility(window=window, document_ids_BT=documents)
+        return attend_chains(q_BNCD, text, own, visibility, q_BNCD.shape[-1] ** -0.5, self.backend)
+
+
+class Eagle3Trainer(DraftTrainer):
+    """A frozen target and its trainable draft."""
+
+    states: TargetStates
+    draft_model: Eagle3Layer
+
+    def __init__(self, states: TargetStates, draft_model: Eagle3Layer, settings: Settings) -> None:
+        super().__init__(states, draft_model)
+        self.settings = settings
+        self.layers = layers_of(settings.layers, states.config.num_hidden_layers)
+
+    def forward(  # type: ignore[override]  # one argument of its own
+        self,
+        input_ids: Tensor,
+        labels: Tensor,
+        position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        row_numbers: Tensor | None = None,
+        num_labels: int | None = None,
+        with_llm_loss: bool = True,
+        each_step: bool = False,
+    ) -> DraftOutput:
+        """Loss of all steps, step i weighted decay^i, divided by `num_labels`, None = this call's own number of labels.
+
+        int64 [B, S] each; position_ids rise by one inside a document. The agreement is the first step's. each_step: losses,
+        agreements and the target's loss of each step [steps], without weights, means over what the step measures: the labels
+        that its chains reach, and for the loss those of them that are not outside the vocabulary. An agreement outside the
+        vocabulary is none. counts, of labels summed over the steps: `past_document`, where a chain of so many steps would have
+        begun before the document; `outside_vocabulary`, of the others, where the target's most likely token is none that the
+        draft can propose; both give no loss. Raises ValueError that names what is out of range.
+        """
+        check_shapes(input_ids, labels=labels, position_ids=position_ids, document_ids=document_ids)
+        if num_labels is not None and num_labels <= 0:
+            raise ValueError(f"num_labels: must be above 0, is {num_labels}")
+        if input_ids.shape[1] < self.settings.steps + 2:
+            raise ValueError(
+                f"input_ids: chains of {self.settings.steps} (recipe.draft.steps) find no place in rows of "
+                f"{input_ids.shape[1]} tokens"
+            )
+        config = self.states.config
+        if position_ids is None:
+            position_ids = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
+        check_ranges(input_ids, labels, position_ids, None, config.vocab_size, position_limit(config))
+        check_rising(position_ids, labels, document_ids)
+        names = [tensor.name for tensor in reads(config, self.settings)]
+        found = self.states(input_ids, position_ids, document_ids, names, row_numbers)
+        chains = ChainLabels.of(labels, document_ids, self.settings.steps)
+        rows_RH = self._unrolled(found, document_ids, chains)
+        return self._output(self._sums(rows_RH, found[FINAL], chains, with_llm_loss), chains, num_labels, each_step)
+
+    def _unrolled(self, found: dict[str, Tensor], document_ids_BS: Tensor | None, chains: ChainLabels) -> Tensor:
+        """Hidden states of the chains that have a label, one step after another, [R, H]."""
+        layer, length, rows = self.draft_model, found[EMBEDDED].shape[1], []
+        if document_ids_BS is not None:  # padding sees itself: attention to nothing has no value
+            document_ids_BS = document_ids_BS.masked_fill(document_ids_BS == PADDING, torch.iinfo(torch.int64).max)
+        keys = _Keys(self.settings, document_ids_BS, self.states.attention)
+        feature_BCH = layer.feature([found[f"{HIDDEN}{number}"][:, : length - 2] for number in self.layers])
+        for step, slots_M in enumerate(chains.slots):
+            count = length - 2 - step  # chains that can have a label: nothing is made behind the row's end
+            embedded_BCH = found[EMBEDDED][:, 1 + step : length - 1]
+            rope = (found[COS][:, step : step + count], found[SIN][:, step : step + count])
+            hidden_BCH = layer.midlayer(embedded_BCH, feature_BCH[:, :count], rope, keys.attend)
+            flat_H = hidden_BCH.flatten(0, 1)
+            rows.append(flat_H if len(slots_M) == len(flat_H) else flat_H[slots_M])
+            if step + 1 < len(chains.slots):
+                feature_BCH = layer.fed_back(hidden_BCH[:, : count - 1])
+        return torch.cat(rows)
+
+    def _sums(self, rows_RH: Tensor, final_BSH: Tensor, chains: ChainLabels, with_llm_loss: bool) -> ChainSums:
+        settings, head_weight = self.settings, self.states.head_weight
+        weights = [settings.decay**step for step in range(settings.steps)]
+        ids_V = None if settings.vocabulary is None else self.draft_model.ids_V
+        teacher_NH = final_BSH.flatten(0, 1)[chains.tokens_N]
+        normed_RH = self.draft_model.norm(rows_RH)
+        with self.states.gather([head_weight]):
+            teacher = Teacher(teacher_NH, head_weight, chains.labels_N, ids_V, with_llm_loss)
+            take = partial(chain_cross_entropy, teacher=teacher, places=chains.places, weights=weights)
+            sums: ChainSums = self.draft_model.lm_head(normed_RH, take)
+        return sums
+
+    def _output(self, sums: ChainSums, chains: ChainLabels, num_labels: int | None, each_step: bool) -> DraftOutput:
+        labels, device = len(chains.labels_N), sums.losses_K.device
+        reached = [len(places_M) for places_M in chains.places]
+        counts = {
+            "outside_vocabulary": sum(reached) - sums.inside_K.sum(),
+            "past_document": torch.tensor(len(reached) * labels - sum(reached), device=device),
+        }
+        if each_step:
+            reached_K = torch.tensor(reached, device=device).clamp(min=1)
+            llm_loss = None if sums.target_K is None else sums.target_K / reached_K
+            return DraftOutput(sums.losses_K / sums.inside_K.clamp(min=1), llm_loss, sums.agreements_K / reached_K, counts)
+        count = max(1, labels)
+        return DraftOutput(
+            loss=sums.draft / (count if num_labels is None else num_labels),
+            llm_loss=None if sums.target is None else sums.target / count,
+            agreement=sums.agreements_K[0] / max(1, reached[0]),
+            counts=counts,
+        )
+
+
+def check_rising(position_ids_BS: Tensor, labels_BS: Tensor, document_ids_BS: Tensor | None) -> None:
+    """Raise ValueError for positions that jump inside a document before a label: a chain's are its start's plus its steps."""
+    jumps_BS = position_ids_BS[:, 1:] != position_ids_BS[:, :-1] + 1
+    if document_ids_BS is not None:
+        jumps_BS = jumps_BS & (document_ids_BS[:, 1:] == document_ids_BS[:, :-1])
+    has_label_BS = labels_BS[:, 1:] != NO_LABEL
+    followed_BS = has_label_BS.flip(1).cummax(dim=1).values.flip(1)
+    if bool((jumps_BS & followed_BS).any()):
+        raise ValueError("position_ids: must rise by one from token to token of a document")
+
+
+def trainer(states: TargetStates, settings: Settings, weights: Path | None) -> Eagle3Trainer:
+    """The draft beside a target, fresh or from a draft folder or weight file.
+
+    Raises ValueError that names both values for a vocabulary, a target or a draft that does not fit.
+    """
+    check_vocabulary(settings)
+    tokens = states.config.vocab_size
+    if settings.target_vocabulary not in (None, tokens):
+        raise ValueError(
+            f"--vocabulary: chosen from {settings.target_vocabulary} tokens, this target has {tokens}; give the draft "
+            "vocabulary that was counted for it"
+        )
+    if weights is None:
+        return Eagle3Trainer(states, fresh_layer(states, settings), settings)
+    check_same_draft(weights, states.config, settings)
+    layer = Eagle3Layer(states.config, settings).to(states.head_weight.dtype)
+    load_draft_weights(layer, weights)
+    return Eagle3Trainer(states, layer, settings)

@@ -1,0 +1,165 @@
+"""EAGLE-3 weights under the names that engines load, and the settings that a draft folder holds."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from longspec.methods.draft_files import (
+    AGAIN,
+    METHOD,
+    check_draft_config,
+    draft_weights_file,
+    read_draft_config,
+    stored_settings,
+)
+from longspec.methods.eagle3.engine_config import config_fields
+from longspec.methods.eagle3.settings import AUXILIARY, RANGES, Settings, layers_of
+from longspec.methods.eagle3.vocabulary_tensors import D2T, T2D, ids_of, vocabulary_tensors
+from longspec.methods.layer_state import check_state
+from longspec.models.weight_files import read_tensors
+
+__all__ = [
+    "check_draft_state",
+    "check_same_draft",
+    "config_fields",
+    "draft_settings",
+    "load_draft_weights",
+    "published_layout",
+]
+
+NAME = "eagle3"
+# What must be one between a draft and the weights it begins with, beside shapes: the numbers mean something else otherwise.
+MEANING = ("layers", "fc_norm", "norm_output")
+# Fields that engines read and that the settings tell, too: edited alone, serving and decoding would be of two drafts.
+TWICE = {
+    "vocabulary": "draft_vocab_size",
+    "layers": "eagle_aux_hidden_state_layer_ids",
+    "fc_norm": "fc_norm",
+    "norm_output": "norm_output",
+    "sliding_window": "sliding_window",
+}
+
+
+def published_layout(state: dict[str, Tensor], settings: Settings) -> dict[str, Tensor]:
+    """The layer's own names, with d2t and t2d where some of the target's tokens are proposed and they are known."""
+    if settings.ids is not None:
+        assert settings.target_vocabulary is not None, "ids come with the size of the vocabulary that they are chosen from"
+        state = state | vocabulary_tensors(settings.ids, settings.target_vocabulary)
+    return dict(sorted(state.items()))
+
+
+def check_draft_state(layer: nn.Module, state: dict[str, Tensor], source: object) -> None:
+    """Raise ValueError as of check_state, and for a d2t or t2d of another draft vocabulary; a checkpoint has neither."""
+    weights = {name: tensor for name, tensor in state.items() if name not in (D2T, T2D)}
+    strange = layer.state_dict().keys() ^ weights.keys()
+    hint = "; recipe.method.fc_norm says whether there are norms before fc" if "fc_norm" in str(strange) else ""
+    check_state(layer, weights, source, hint=hint)
+    own_V = known_ids(layer)
+    if own_V is None or len(weights) == len(state):
+        return
+    found_V = torch.tensor(ids_of(state, len(own_V), len(state.get(T2D, ())), source))
+    if not torch.equal(found_V, own_V):
+        token = int((found_V != own_V).nonzero()[0])
+        raise ValueError(
+            f"{source}: {D2T}: draft token {token} is the target's {int(found_V[token])}, in this draft's vocabulary it is "
+            f"{int(own_V[token])}; give a draft of the same vocabulary, or take its run's by recipe.method.vocabulary_from"
+        )
+
+
+def load_draft_weights(layer: nn.Module, path: str | Path) -> None:
+    """Fill a layer from what draft_weights_file takes.
+
+    Raises ValueError as of check_draft_state, for another method's folder, and for a file that does not tell its vocabulary.
+    """
+    file = draft_weights_file(path)
+    _of_this_method(path)
+    found, own_V = read_tensors(file), known_ids(layer)
+    check_draft_state(layer, found, file)
+    if D2T not in found and own_V is not None and not torch.equal(own_V, torch.arange(len(own_V))):
+        raise ValueError(f"{file}: {D2T}: is missing, must hold the draft vocabulary's {len(own_V)} tokens; {AGAIN}")
+    layer.load_state_dict({name: tensor for name, tensor in found.items() if name not in (D2T, T2D)})
+
+
+def check_same_draft(path: str | Path, config: Any, settings: Settings) -> None:
+    """Hold a draft folder, which a training begins with, against its target's configuration and its settings.
+
+    Raises ValueError that names the field and both values; files of weights alone say nothing of themselves.
+    """
+    check_draft_config(path, config)
+    if _of_this_method(path) is None:
+        return
+    stored = draft_settings(path)
+    own = replace(settings, layers=layers_of(settings.layers, config.num_hidden_layers))
+    wrong = [
+        f"recipe.method.{name}: this run has {getattr(own, name)!r}, the draft was trained with {getattr(stored, name)!r}"
+        for name in MEANING
+        if getattr(own, name) != getattr(stored, name)
+    ]
+    if wrong:
+        raise ValueError(f"{path}: not the weights of this draft: {'; '.join(wrong)}")
+
+
+def draft_settings(path: str | Path) -> Settings:
+    """The settings of a draft folder, its tokens from d2t.
+
+    Raises ValueError with file, key and both values where they are strange, or at odds with what engines read.
+    """
+    found, settings = _of_this_method(path), stored_settings(path, Settings)
+    if found is None or settings is None:
+        raise ValueError(
+            f"{path}: has no config.json of a draft beside it, and does not tell its settings; give a draft folder"
+        )
+    file, content = found
+    _check_values(settings, content, file)
+    tokens, weights_file = content["target"]["vocab_size"], draft_weights_file(path)
+    state = read_tensors(weights_file, lambda name: name in (D2T, T2D))
+    if settings.vocabulary not in (None, tokens):
+        return replace(settings, ids=ids_of(state, settings.vocabulary, tokens, weights_file), target_vocabulary=tokens)
+    own = sorted(state.keys() & {D2T, T2D})
+    if own:
+        told = f"by settings: vocabulary of {file.name} all {tokens} tokens are proposed"
+        raise ValueError(f"{weights_file}: {', '.join(own)}: is there, but {told}; {AGAIN}")
+    return settings if settings.vocabulary is None else replace(settings, ids=tuple(range(tokens)), target_vocabulary=tokens)
+
+
+def known_ids(layer: nn.Module) -> Tensor | None:
+    """The target's tokens that a layer proposes; None for a layer without numbers, and for one that no vocabulary was given."""
+    own_V = layer.ids_V
+    assert isinstance(own_V, Tensor)
+    return None if own_V.is_meta or not own_V.any() else own_V.cpu()
+
+
+def _of_this_method(path: str | Path) -> tuple[Path, dict[str, Any]] | None:
+    """As of read_draft_config. Raises ValueError for a folder of another method."""
+    found = read_draft_config(path)
+    if found is not None and found[1][METHOD] != NAME:
+        raise ValueError(f"{found[0]}: {METHOD}: is {found[1][METHOD]!r}, this draft is {NAME!r}; give a draft of this method")
+    return found
+
+
+def _check_values(settings: Settings, content: dict[str, Any], file: Path) -> None:
+    """Raise ValueError for settings that no draft of this target has, or that engines are told otherwise."""
+    for name in ("num_hidden_layers", "vocab_size"):
+        value = content["target"].get(name)
+        if type(value) is not int or value < 1:
+            raise ValueError(f"{file}: target: {name}: is {value!r}, must be a number of the target's; {AGAIN}")
+    for name, allowed in RANGES.items():
+        value = getattr(settings, name)
+        if value is not None and not allowed.holds(value):
+            raise ValueError(f"{file}: settings: {name}: is {value!r}, must be {allowed}; {AGAIN}")
+    layers, last = list(settings.layers or ()), content["target"]["num_hidden_layers"] - 1
+    if len(layers) != AUXILIARY or layers != sorted({layer for layer in layers if 0 <= layer <= last}):
+        raise ValueError(
+            f"{file}: settings: layers: is {layers}, must be {AUXILIARY} of the target's layers 0 to {last}, ascending; {AGAIN}"
+        )
+    own = {name: getattr(settings, name) for name in TWICE} | {"layers": layers}
+    own["vocabulary"] = own["vocabulary"] or content["target"]["vocab_size"]
+    for name, field in TWICE.items():
+        if content.get(field) != own[name]:
+            raise ValueError(f"{file}: {field}: is {content.get(field)!r}, by settings: {name} it is {own[name]!r}; {AGAIN}")
+    if settings.vocabulary is not None and settings.vocabulary > content["target"]["vocab_size"]:
+        tokens = content["target"]["vocab_size"]
+        raise ValueError(f"{file}: settings: vocabulary: is {settings.vocabulary}, the target has {tokens} tokens; {AGAIN}")

@@ -1,0 +1,169 @@
+"""Soft cross entropy of a chain's steps over a part of the target's vocabulary, with a head that is trained; in chunks.
+
+The target's distribution after a token is made once and serves all steps that predict the token after it. Gradients are taken
+in the forward, where a chunk's logits exist: no [tokens, vocabulary] tensor is kept.
+
+Shapes: N tokens, C tokens of a chunk, K steps, R rows of all steps one step after another, M rows of one step, H hidden
+width, T target's vocabulary, V draft vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from longspec.models import losses
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """The frozen target's side: hidden states and next tokens of N tokens, its head, and what a draft can propose of it."""
+
+    hidden_NH: Tensor  # after the final norm
+    weight_TH: Tensor
+    labels_N: Tensor
+    ids_V: Tensor | None  # the target's tokens that the draft's are, ascending; None: all of them
+    with_loss: bool  # whether the target's own cross entropy is wanted
+
+    def proposed_T(self) -> Tensor | None:
+        """Whether the draft can propose each token of the target; None: it can propose all."""
+        if self.ids_V is None:
+            return None
+        return torch.zeros(len(self.weight_TH), dtype=torch.bool, device=self.ids_V.device).index_fill_(0, self.ids_V, True)
+
+
+class ChainSums(NamedTuple):  # engines look for tensors in tuples
+    """Sums over rows; `draft` alone carries a gradient, to the rows' hidden states and the head's weight.
+
+    draft: over all steps, each with its weight. The others by step [K], without weights: losses, of the rows that are inside;
+    inside: rows whose token the target follows, most likely, by one that the draft can propose; agreements: rows whose most
+    likely next token is the target's; target_K: the target's own cross entropy with the next token. target: the same over all
+    N tokens. None where it is not wanted.
+    """
+
+    draft: Tensor
+    losses_K: Tensor
+    inside_K: Tensor
+    agreements_K: Tensor
+    target_K: Tensor | None
+    target: Tensor | None
+
+
+def chunk_tokens(target_vocabulary: int, vocabulary: int, steps: int, device: torch.device) -> int:
+    """Tokens whose logits are made at once: of the target, and of every step of the draft."""
+    return losses.chunk_tokens(target_vocabulary + steps * vocabulary, device)
+
+
+def slices_of_chunks(places: Sequence[Tensor], tokens: int, chunk: int) -> list[list[slice]]:
+    """For each chunk the rows of each step, places int64 [M] ascending: the token of each row. One transfer from the device."""
+    edges = torch.arange(0, tokens + chunk, chunk, device=places[0].device)
+    cuts = torch.stack([torch.searchsorted(places_M, edges) for places_M in places]).tolist()
+    starts = [0]
+    for places_M in places:
+        starts.append(starts[-1] + len(places_M))
+    return [
+        [slice(start + cut[number], start + cut[number + 1]) for start, cut in zip(starts, cuts, strict=False)]
+        for number in range(len(edges) - 1)
+    ]
+
+
+class _ChunkedChains(torch.autograd.Function):
+    """The gradients are taken chunk by chunk in the forward; the backward scales them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_RH: Tensor, weight_VH: Tensor, teacher: Teacher, places: list[Tensor], weights: list[float]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        wide = torch.promote_types(weight_VH.dtype, torch.float32)
+        device, trains = hidden_RH.device, hidden_RH.requires_grad
+        sums_4K = torch.zeros(4, len(places), dtype=wide, device=device)
+        target = torch.zeros((), dtype=wide, device=device)
+        grad_RH = torch.empty_like(hidden_RH) if trains else None
+        grad_VH = torch.zeros_like(weight_VH, dtype=wide) if trains else None
+        place_R, proposed_T, tokens = torch.cat(places), teacher.proposed_T(), len(teacher.labels_N)
+        chunk = chunk_tokens(len(teacher.weight_TH), len(weight_VH), len(places), device)
+        for number, slices in enumerate(slices_of_chunks(places, tokens, chunk)):
+            part = slice(number * chunk, (number + 1) * chunk)
+            p_CV, best_C, loss_C = _teacher(teacher, part, wide)
+            inside_C = torch.ones_like(best_C, dtype=wide) if proposed_T is None else proposed_T[best_C].to(wide)
+            target += loss_C.sum()
+            chunk_RH = torch.cat([hidden_RH[rows] for rows in slices])
+            logits_RV = F.linear(chunk_RH, weight_VH).to(wide)
+            start = 0
+            for step, rows in enumerate(slices):
+                place_M = place_R[rows] - part.start
+                logits_MV, start = logits_RV[start : start + len(place_M)], start + len(place_M)
+                p_MV = p_CV if len(place_M) == len(p_CV) else p_CV[place_M]
+                said_M = logits_MV.argmax(-1)
+                said_M = said_M if teacher.ids_V is None else teacher.ids_V[said_M]
+                inside_M = inside_C[place_M]
+                loss_M = _loss_and_gradient(logits_MV, p_MV)
+                # A product and no choice: what is not a number stays it, and names its rows.
+                parts = (loss_M * inside_M, inside_M, said_M == best_C[place_M], loss_C[place_M])
+                sums_4K[:, step] += torch.stack([part_M.sum() for part_M in parts])
+                logits_MV *= (weights[step] * inside_M)[:, None]
+            if grad_RH is None or grad_VH is None:
+                continue
+            gradient_RV, start = logits_RV.to(weight_VH.dtype), 0
+            chunk_grad_RH = gradient_RV @ weight_VH
+            for rows in slices:
+                count = rows.stop - rows.start
+                grad_RH[rows], start = chunk_grad_RH[start : start + count], start + count
+            if wide == weight_VH.dtype:
+                torch.addmm(grad_VH, gradient_RV.T, chunk_RH, out=grad_VH)
+            else:
+                grad_VH += gradient_RV.T @ chunk_RH
+        ctx.save_for_backward(grad_RH, grad_VH)
+        ctx.dtype = weight_VH.dtype
+        total = (sums_4K[0] * torch.tensor(weights, dtype=wide, device=device)).sum()
+        ctx.mark_non_differentiable(sums_4K, target)
+        return total, sums_4K, target
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        grad_RH, grad_VH = ctx.saved_tensors
+        # The scale stays in float32: rounded to bfloat16 it would move the whole gradient by up to 0.2 %.
+        scaled_VH = torch.mul(grad_VH, grads[0], out=torch.empty_like(grad_VH, dtype=ctx.dtype))
+        return grad_RH * grads[0], scaled_VH, None, None, None
+
+
+def _teacher(teacher: Teacher, part: slice, wide: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Of a chunk's tokens: the distribution [C, V] over the draft vocabulary, the target's most likely token, its own loss."""
+    teacher_CT = F.linear(teacher.hidden_NH[part], teacher.weight_TH).to(wide)
+    best_C = teacher_CT.argmax(-1)
+    loss_C = torch.zeros_like(best_C, dtype=wide)
+    if teacher.with_loss:
+        loss_C = teacher_CT.logsumexp(-1) - teacher_CT.gather(-1, teacher.labels_N[part, None])[:, 0]
+    p_CV = (teacher_CT if teacher.ids_V is None else teacher_CT[:, teacher.ids_V]).softmax(-1)
+    return p_CV, best_C, loss_C
+
+
+def _loss_and_gradient(logits_MV: Tensor, p_MV: Tensor) -> Tensor:
+    """-sum_v p(v) log q(v) of each row; the logits become its gradient with respect to them, q - p."""
+    normalizer_M1 = logits_MV.logsumexp(-1, keepdim=True)
+    loss_M = normalizer_M1[:, 0] - (p_MV * logits_MV).sum(-1)
+    logits_MV.sub_(normalizer_M1).exp_().sub_(p_MV)
+    return loss_M
+
+
+def chain_cross_entropy(
+    hidden_RH: Tensor, weight_VH: Tensor, teacher: Teacher, places: list[Tensor], weights: list[float]
+) -> ChainSums:
+    """Sums of the losses of logits hidden_RH @ weight_VH.T against the target's distribution over the draft vocabulary.
+
+    places: for each step int64 [M], ascending, the token among the N whose next one each of its rows predicts; rows stand one
+    step after another. weights: of each step's loss.
+    """
+    draft, sums_4K, target = _ChunkedChains.apply(hidden_RH, weight_VH, teacher, places, weights)
+    losses_K, inside_K, agreements_K, target_K = sums_4K
+    told = teacher.with_loss
+    return ChainSums(draft, losses_K, inside_K, agreements_K, target_K if told else None, target if told else None)
+
+
+def chain_bytes(target_vocabulary: int, vocabulary: int, steps: int, tokens: int, device: torch.device) -> int:
+    """Bytes of the logits that are alive at once while the losses of so many tokens are taken."""
+    chunk = min(tokens, chunk_tokens(target_vocabulary, vocabulary, steps, device))
+    return chunk * 4 * max(3 * target_vocabulary, (2 * steps + 3) * vocabulary)

@@ -1,0 +1,342 @@
+"""EAGLE-3's training forward against plain PyTorch, chain by chain, in float64."""
+
+import dataclasses
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from longspec.draft.folder import write_draft
+from longspec.methods.eagle3.method import METHOD
+from longspec.methods.eagle3.settings import Settings
+from longspec.methods.eagle3.trainer import Eagle3Trainer, trainer
+from longspec.methods.eagle3.weights import published_layout
+from longspec.models import losses
+from longspec.states.forward import STATES_ATTENTION, TargetStates
+from tests.methods import eagle3_reference as reference
+from tests.targets import SHAPES, VOCABULARY
+
+THREE = SHAPES | {"num_hidden_layers": 3}
+CONFIGS = {"llama": LlamaConfig(**THREE), "qwen3": Qwen3Config(**THREE, head_dim=16)}
+FOUR = {"four layers": LlamaConfig(**SHAPES | {"num_hidden_layers": 4})}
+LAYERS = (0, 1, 2)
+IDS = tuple(range(1, VOCABULARY, 2))
+REDUCED = {"vocabulary": len(IDS), "ids": IDS, "target_vocabulary": VOCABULARY}
+
+
+@pytest.fixture(autouse=True)
+def exact_norms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers' norm rounds to float32 on the way."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+
+    monkeypatch.setattr(LlamaRMSNorm, "forward", forward)
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "chunk_tokens", lambda *_: 5)
+
+
+def make(name: str = "llama", dtype: torch.dtype = torch.float64, **settings: Any) -> Eagle3Trainer:
+    torch.manual_seed(3)
+    target = AutoModelForCausalLM.from_config((CONFIGS | FOUR)[name], attn_implementation=STATES_ATTENTION, dtype=dtype)
+    states = TargetStates(target.requires_grad_(False).eval(), attention="eager")
+    made = trainer(states, Settings(layers=LAYERS, **settings), None)
+    for parameter in made.draft_model.parameters():  # away from the special points of a fresh layer
+        torch.nn.init.normal_(parameter, std=0.3)
+    return made
+
+
+def plain(made: Eagle3Trainer) -> reference.Draft:
+    config, settings = made.states.config, made.settings
+    return reference.Draft(
+        state=dict(made.draft_model.named_parameters()),
+        heads=(config.num_attention_heads, config.num_key_value_heads),
+        eps=config.rms_norm_eps,
+        head_TH=made.states.head_weight,
+        ids=list(settings.ids or range(config.vocab_size)),
+        steps=settings.steps,
+        decay=settings.decay,
+        window=settings.sliding_window,
+        norm_output=settings.norm_output,
+    )
+
+
+def text_of(made: Eagle3Trainer, ids_S: Tensor, labels_S: Tensor) -> reference.Text:
+    """A document's hidden states as transformers itself gives them."""
+    target = made.states.target
+    with torch.no_grad():
+        out = target.model(ids_S[None], output_hidden_states=True, attention_backend="eager")
+    embedded_SH = out.hidden_states[0][0]
+
+    def rope(position: int) -> tuple[Tensor, Tensor]:
+        cos, sin = target.model.rotary_emb(embedded_SH[None], torch.tensor([[position]]))
+        return cos[0, 0], sin[0, 0]
+
+    auxiliary = [out.hidden_states[layer][0] for layer in LAYERS]
+    return reference.Text(embedded_SH, auxiliary, out.last_hidden_state[0], labels_S, rope)
+
+
+def compare(made: Eagle3Trainer, loss: Tensor, expected: Tensor) -> None:
+    """Same value and same gradients."""
+    torch.testing.assert_close(loss, expected, rtol=1e-9, atol=0)
+    names, parameters = zip(*made.draft_model.named_parameters(), strict=True)
+    got = torch.autograd.grad(3 * loss, parameters)
+    wanted = torch.autograd.grad(3 * expected, parameters)
+    for name, left, right in zip(names, got, wanted, strict=True):
+        assert right.norm() > 0, name
+        assert (left - right).norm() <= 1e-9 * right.norm(), name
+
+
+def masked(ids: Tensor, *, every: int | None = 3) -> Tensor:
+    """Labels of which some are none."""
+    labels = ids.clone()
+    if every is not None:
+        labels[..., ::every] = -100
+        labels[..., : ids.shape[-1] // 4] = -100
+    return labels
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"steps": 1},
+        {"steps": 2, **REDUCED},
+        {"steps": 7, **REDUCED, "decay": 0.5},
+        {"steps": 7, "sliding_window": 8},
+        {"steps": 3, "sliding_window": 4, "fc_norm": True, **REDUCED},
+        {"steps": 4, "norm_output": True, "fc_norm": True},
+        {"steps": 5, "norm_output": True, "decay": 1.0, **REDUCED},
+    ],
+    ids=lambda settings: "-".join(f"{name}={value}" for name, value in settings.items() if name != "ids"),
+)
+@pytest.mark.parametrize("every", [None, 3])
+def test_a_text_is_as_its_chains_one_by_one(settings: dict[str, Any], every: int | None) -> None:
+    made = make(**settings)
+    ids = torch.randint(0, VOCABULARY, (2, 16))
+    labels = masked(ids, every=every)
+    output = made(ids, labels, num_labels=11)
+    sums = [reference.document_sums(plain(made), text_of(made, *row)) for row in zip(ids, labels, strict=True)]
+    compare(made, output.loss, reference.weighted(plain(made), sums) / 11)
+    steps, labels_there = made.settings.steps, int((labels[:, 1:] != -100).sum())
+    assert int(output.counts["outside_vocabulary"]) == sum(sum(each.reached) - sum(each.inside) for each in sums)
+    assert int(output.counts["past_document"]) == steps * labels_there - sum(sum(each.reached) for each in sums)
+    assert float(output.agreement) == pytest.approx(
+        sum(each.agreements[0] for each in sums) / sum(each.reached[0] for each in sums)
+    )
+
+
+def packed_row(lengths: list[int], padding: int) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
+    """Documents; their row with positions and document ids."""
+    documents = [torch.randint(0, VOCABULARY, (length,)) for length in lengths]
+    ids = torch.cat([*documents, torch.zeros(padding, dtype=torch.long)])
+    positions = torch.cat([torch.arange(length) for length in (*lengths, padding)])
+    numbers = torch.repeat_interleave(torch.tensor([*range(len(lengths)), -1]), torch.tensor([*lengths, padding]))
+    return documents, ids[None], positions[None], numbers[None]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    "settings", [{"steps": 7, **REDUCED}, {"steps": 4, "sliding_window": 6, "fc_norm": True}, {"steps": 3, "norm_output": True}]
+)
+@pytest.mark.parametrize("first_masked", [True, False])
+def test_packed_documents_are_as_if_alone(name: str, settings: dict[str, Any], first_masked: bool) -> None:
+    """Documents shorter and longer than a chain, and padding; whether or not each one's first label is masked already."""
+    made = make(name, **settings)
+    lengths = [9, 1, 2, 3, 14]
+    documents, ids, positions, numbers = packed_row(lengths, 5)
+    labels = ids.clone()
+    labels[numbers == -1] = -100
+    if first_masked:
+        labels[positions == 0] = -100
+    output = made(ids, labels, position_ids=positions, document_ids=numbers, num_labels=1)
+    own = [torch.cat([torch.tensor([-100]), document[1:]]) for document in documents]
+    sums = [reference.document_sums(plain(made), text_of(made, *each)) for each in zip(documents, own, strict=True)]
+    compare(made, output.loss, reference.weighted(plain(made), sums))
+    steps, count = made.settings.steps, sum(length - 1 for length in lengths)
+    assert int(output.counts["past_document"]) == steps * count - sum(sum(each.reached) for each in sums)
+    reached = [max(0, length - 2 - step) for length in lengths for step in range(steps)]
+    assert int(output.counts["past_document"]) == steps * count - sum(reached)
+
+
+def test_a_neighbour_changes_no_bit_of_a_documents_losses() -> None:
+    """Values and gradients of the labels of one document, when the documents on both sides of it change."""
+    made = make(steps=5, **REDUCED)
+    _, ids, positions, numbers = packed_row([7, 11, 8], 3)
+    labels = ids.clone()
+    labels[numbers != 1] = -100
+    other = torch.where(numbers == 1, ids, torch.randint(0, VOCABULARY, ids.shape))
+    results = []
+    for row in (ids, other):
+        loss = made(row, labels, position_ids=positions, document_ids=numbers, num_labels=1).loss
+        results.append([loss.detach(), *torch.autograd.grad(loss, list(made.draft_model.parameters()))])
+    assert all(torch.equal(left, right) for left, right in zip(*results, strict=True))
+
+
+def test_a_later_token_changes_no_earlier_loss() -> None:
+    """With labels up to token 20 only, tokens after it do not matter."""
+    made = make(steps=7)
+    ids = torch.randint(0, VOCABULARY, (1, 40))
+    other = ids.clone()
+    other[:, 21:] = torch.randint(0, VOCABULARY, (1, 19))
+    labels = torch.full_like(ids, -100)
+    labels[:, :21] = ids[:, :21]
+    losses = [made(each, labels).loss for each in (ids, other)]
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-12, atol=0)
+
+
+def test_each_step_is_measured_by_itself() -> None:
+    """Means over what a step's chains reach; an agreement outside the vocabulary is none."""
+    made = make(steps=4, **REDUCED)
+    ids = torch.randint(0, VOCABULARY, (2, 20))
+    labels = masked(ids)
+    with torch.no_grad():
+        output = made(ids, labels, each_step=True)
+        sums = [reference.document_sums(plain(made), text_of(made, *row)) for row in zip(ids, labels, strict=True)]
+    for step in range(4):
+        reached, inside = sum(each.reached[step] for each in sums), sum(each.inside[step] for each in sums)
+        assert float(output.loss[step]) == pytest.approx(float(sum(each.losses[step] for each in sums)) / inside, rel=1e-9)
+        assert float(output.agreement[step]) == pytest.approx(sum(each.agreements[step] for each in sums) / reached)
+    without = made(ids, labels, each_step=True, with_llm_loss=False)
+    assert without.llm_loss is None
+
+
+def test_the_targets_loss_is_transformers_own() -> None:
+    made = make(steps=2, **REDUCED)
+    ids = torch.randint(0, VOCABULARY, (2, 20))
+    wanted = made.states.target(ids, labels=ids, attention_backend="eager").loss
+    torch.testing.assert_close(made(ids, ids).llm_loss, wanted.double(), rtol=1e-6, atol=0)
+    assert made(ids, ids, with_llm_loss=False).llm_loss is None
+
+
+def test_splits_of_a_global_batch_train_alike() -> None:
+    """Rows with few labels and many: 1 x 4, 2 x 2 and 4 x 1 add up to the same loss and gradient."""
+    made = make(steps=3, **REDUCED)
+    ids = torch.randint(0, VOCABULARY, (4, 18))
+    labels = ids.clone()
+    for row, first in enumerate((2, 15, 9, 17)):
+        labels[row, :first] = -100
+    count, results = int((labels[:, 1:] != -100).sum()), []
+    for size in (1, 2, 4):
+        made.zero_grad()
+        loss = torch.zeros((), dtype=torch.float64)
+        for rows in zip(ids.split(size), labels.split(size), strict=True):
+            part = made(*rows, num_labels=count).loss
+            part.backward()
+            loss += part.detach()
+        results.append([loss, *(parameter.grad.clone() for parameter in made.draft_model.parameters())])
+    for other in results[1:]:
+        for left, right in zip(results[0], other, strict=True):
+            torch.testing.assert_close(left, right, rtol=1e-10, atol=1e-12)
+
+
+def test_rows_without_labels_have_zero_gradients() -> None:
+    made = make(steps=3)
+    ids = torch.randint(0, VOCABULARY, (1, 12))
+    output = made(ids, torch.full_like(ids, -100), num_labels=5)
+    output.loss.backward()
+    assert (output.loss.detach(), output.agreement, output.llm_loss) == (0, 0, 0)
+    assert all(parameter.grad is not None and not parameter.grad.any() for parameter in made.draft_model.parameters())
+
+
+@pytest.mark.parametrize("name", ["hidden.0", "hidden.2", "final", "embedded"])
+def test_what_is_not_a_number_is_no_masked_zero(name: str) -> None:
+    """Also where the target would prefer a token that the draft cannot say."""
+    made = make(steps=3, **REDUCED)
+    own = made.states.forward
+
+    def damaged(*arguments: Any) -> dict[str, Tensor]:
+        found = own(*arguments)
+        found[name][0, 6] = math.nan
+        return found
+
+    made.states.forward = damaged
+    ids = torch.randint(0, VOCABULARY, (1, 16))
+    loss = made(ids, ids).loss
+    assert loss.isnan()
+    loss.backward()
+    assert any(parameter.grad.isnan().any() for parameter in made.draft_model.parameters())
+
+
+def test_inputs_are_refused_by_name() -> None:
+    made = make(steps=5)
+    ids = torch.randint(0, VOCABULARY, (1, 12))
+    positions = torch.arange(12)[None]
+    with pytest.raises(
+        ValueError, match=r"^input_ids: chains of 5 \(recipe\.draft\.steps\) find no place in rows of 6 tokens$"
+    ):
+        made(ids[:, :6], ids[:, :6])
+    with pytest.raises(ValueError, match=r"^num_labels: must be above 0, is 0$"):
+        made(ids, ids, num_labels=0)
+    with pytest.raises(ValueError, match=r"^position_ids: must rise by one from token to token of a document$"):
+        made(ids, ids, position_ids=torch.where(positions > 4, positions + 100, positions))
+    with pytest.raises(ValueError, match=r"^labels: 97 lies outside"):
+        made(ids, torch.full_like(ids, VOCABULARY))
+    assert made(ids, ids, position_ids=positions + 7).loss.isfinite()
+
+
+def saved(made: Eagle3Trainer, file: Path) -> dict[str, Tensor]:
+    """The published tensors of a draft, in a file."""
+    state = {name: tensor.clone() for name, tensor in made.draft_model.state_dict().items()}
+    tensors = published_layout(state, made.settings)
+    save_file(tensors, file)
+    return tensors
+
+
+def test_a_stage_begins_with_the_weights_of_the_one_before(tmp_path: Path) -> None:
+    before = make(steps=7, **REDUCED)
+    saved(before, tmp_path / "model.safetensors")
+    begun = trainer(before.states, replace(before.settings, steps=2), tmp_path / "model.safetensors")
+    wanted = before.draft_model.state_dict()
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in begun.draft_model.state_dict().items())
+
+
+def test_weights_of_another_vocabulary_and_broken_ones_are_refused(tmp_path: Path) -> None:
+    before = make(steps=7, **REDUCED)
+    file = tmp_path / "model.safetensors"
+    tensors = saved(before, file)
+    told = r"d2t: draft token 0 is the target's 1, in this draft's vocabulary it is 0; give a draft of the same vocabulary"
+    with pytest.raises(ValueError, match=rf"^{file}: {told}"):
+        trainer(before.states, replace(before.settings, ids=(0, *IDS[1:])), file)
+    with pytest.raises(ValueError, match=r"^recipe\.method\.vocabulary: 48: the file of the draft vocabulary is missing"):
+        trainer(before.states, replace(before.settings, ids=None), file)
+    with pytest.raises(
+        ValueError, match=r"^--vocabulary: chosen from 90 tokens, this target has 97; give the draft vocabulary"
+    ):
+        trainer(before.states, replace(before.settings, target_vocabulary=90), None)
+    with pytest.raises(
+        ValueError, match=rf"^{file}: not the weights of this draft: lm_head.weight: is \[48, 32\], .* \[97, 32\]"
+    ):
+        trainer(before.states, replace(before.settings, ids=None, vocabulary=None), file)
+    tensors["fc.weight"][1, 2] = math.nan
+    save_file(tensors, file)
+    with pytest.raises(ValueError, match=rf"^{file}: not the weights of this draft: fc.weight: 1 of its 3072 numbers are NaN"):
+        trainer(before.states, before.settings, file)
+
+
+def test_a_stage_does_not_begin_with_a_draft_that_means_something_else(tmp_path: Path) -> None:
+    """Its shapes are alike."""
+    before = make("four layers", steps=7)
+    state = {name: tensor.clone() for name, tensor in before.draft_model.state_dict().items()}
+    config = before.states.config
+    fields = METHOD.config_fields(config, before.settings)
+    settings = {field.name: getattr(before.settings, field.name) for field in dataclasses.fields(before.settings)}
+    stored = {name: value for name, value in settings.items() if name not in ("ids", "target_vocabulary")}
+    identity = {"draft": "eagle3", "target_path": "", "target_source": ""}
+    target = {name: getattr(config, name) for name in ("vocab_size", "num_hidden_layers")}
+    write_draft(tmp_path, state, fields | identity | {"settings": stored | fields["settings"], "target": target})
+    assert trainer(before.states, before.settings, tmp_path).settings == before.settings
+    for name, value in (("layers", (0, 1, 3)), ("norm_output", True)):
+        told = f"recipe.method.{name}: this run has {value!r}, the draft was trained with {getattr(before.settings, name)!r}"
+        with pytest.raises(ValueError, match=re.escape(f"{tmp_path}: not the weights of this draft: {told}")):
+            trainer(before.states, replace(before.settings, **{name: value}), tmp_path)
