@@ -30,6 +30,18 @@ RECIPE = [
     "runtime.save_every=8",
     "runtime.held_out_every=0",
 ]
+EAGLE3 = [
+    "run=demo-eagle3",
+    "recipe.global_batch=4",
+    "recipe.steps=12",
+    "recipe.data.sequence_length=48",
+    "recipe.draft.steps=3",
+    "recipe.method.vocabulary=40",
+    "recipe.optimizer.lr=1e-3",
+    "runtime.micro_batch=1",
+    "runtime.save_every=4",
+    "runtime.held_out_every=0",
+]
 PLAIN = [sys.executable]
 PORTS = itertools.count(os.getpid())
 
@@ -65,6 +77,7 @@ class Job:
     launcher: list[str] = field(default_factory=lambda: PLAIN)
     base: list[str] = field(default_factory=lambda: RECIPE)
     init_weights: Path | None = None
+    vocabulary: Path | None = None
     began: float = 0.0  # when it was last started, in seconds since 1970
 
     def freeze(self) -> None:
@@ -76,6 +89,7 @@ class Job:
         files = {"recipe": self.out / "recipe.yaml", "runtime": self.out / "runtime.yaml", "target": self.target}
         options = [f"--{name}={path}" for name, path in (files | {"data": self.data, "out": self.out}).items()]
         options += [] if self.init_weights is None else [f"--init-weights={self.init_weights}"]
+        options += [] if self.vocabulary is None else [f"--vocabulary={self.vocabulary}"]
         module = ["longspec.train"] if self.launcher[-1] == "--module" else ["-m", "longspec.train"]
         return [*self.launcher, *module, *options]
 

@@ -9,7 +9,7 @@ import pytest
 from longspec import jsonl
 from longspec.atomic_files import read_json, write_json
 from longspec.compare.__main__ import make_comparison, parse_arguments
-from tests.report.synthetic_run import positions
+from tests.report.synthetic_run import make_eagle3, positions
 from tests.report.test_numbers import TINY, write_tiny
 from tests.report.test_page import read_page
 
@@ -157,6 +157,27 @@ def changed(folder: Path, **changes: Any) -> None:
     path = folder / "b/base/evaluation/lookup.jsonl"
     for other in path.parent.iterdir():
         jsonl.write(other, [row | changes for row in list(jsonl.read(other))])
+
+
+def test_variants_of_two_names_are_compared_and_the_page_says_so(tmp_path: Path) -> None:
+    """The second run's is of another method: its drafts and baselines meet the first's, their losses do not."""
+    arguments = write_runs(tmp_path)
+    before = compared(arguments)["variants"]["base"]
+    (tmp_path / "b/base").rename(tmp_path / "b/ttt")
+    make_eagle3(tmp_path / "b/ttt", {"all": 1.0})
+    arguments[arguments.index("--variant") + 1] = "base=ttt"
+    (name, found), *others = compared(arguments)["variants"].items()
+    assert (name, others) == ("base-and-ttt", [])
+    assert found["acceptance"] == before["acceptance"]
+    assert {row["drafter"] for row in found["acceptance"]} == {"base", "long", "longcot", "untrained", "lookup"}
+    assert all(row["times"] is not None for row in before["sooner"])
+    assert all(row["times"] is None for row in found["sooner"])
+    told = {row["key"]: (row["first"], row["second"]) for row in found["recipe_differences"] if row["stage"] == "long"}
+    assert (told["method.name"], told["method.layers"]) == ((None, "eagle3"), (None, "0, 1, 2"))
+    parser, _, text = read_page(tmp_path)
+    assert (parser.faults, parser.open) == ([], [])
+    assert "base of a is compared with ttt of b: the runs share no variant of these names." in text
+    assert "Nor can those of two methods." in text
 
 
 def test_other_prompts_are_refused(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def make_eagle3(target, window: int | None = None, ids: tuple[int, ...] | None =
     return Eagle3Drafter(target, scattered(Eagle3Layer(target.config, settings), scale), settings)
 
 
-def make_drafter(method: str, target, window: int = WINDOW, ids: tuple[int, ...] | None = None, scale: float = 0.2):
+def make_drafter(method: str, target, window: int | None = WINDOW, ids: tuple[int, ...] | None = None, scale: float = 0.2):
     """A drafter of random weights; the target has as many layers as DEPTHS says."""
     if method == "eagle3":
         return make_eagle3(target, window, ids, scale)

@@ -20,11 +20,12 @@ from longspec.decode.verify import verify_tree
 from longspec.evaluate.measure import Measurer
 from longspec.evaluate.prompts import Prompt
 from longspec.evaluate.tasks import Setting
+from longspec.methods.eagle3.drafter import Eagle3Drafter
 from longspec.methods.glide.drafter import GlideDrafter
 from longspec.models.attention.tree_visibility import TreeVisibility
-from tests.decode.models import Oracle, generated, make_layer, make_target
+from tests.decode.models import DEPTHS, METHODS, WINDOW, Oracle, generated, make_drafter, make_eagle3, make_layer, make_target
 
-WINDOW, NO_EOS = 12, -1
+NO_EOS = -1
 
 
 class Watched(GlideDrafter):
@@ -61,6 +62,39 @@ def test_caches_hold_the_window_and_the_text(shape) -> None:
     assert max(map(max, drafter.lengths)) > 8 * WINDOW
 
 
+class WatchedEagle3(Eagle3Drafter):
+    """Keeps what it held when it had taken the text in."""
+
+    def begin(self, prompts, hidden):
+        super().begin(prompts, hidden)
+        self.held, self.lengths = [], []
+
+    def _take_in_text(self, draft_input):
+        feature_B1H = super()._take_in_text(draft_input)
+        self.held.append(sum(x.untyped_storage().nbytes() for x in self.slots.of_text()))
+        self.lengths.append(draft_input.lengths)
+        return feature_B1H
+
+
+@pytest.mark.parametrize("window", [WINDOW, None])
+@pytest.mark.parametrize("shape", [3, (3, 5, 4)])
+def test_slots_of_eagle3_are_the_windows_or_the_texts(shape, window: int | None) -> None:
+    """With room for the tree and an eighth more where the whole text is kept."""
+    target = make_target(1, **DEPTHS["eagle3"])
+    made = make_eagle3(target, window)
+    drafter = WatchedEagle3(target, made.layer, made.settings)
+    prompts = [[5] * length for length in (1, 30, 9)]
+    speculate(target, drafter, prompts, max_new_tokens=120, shape=shape)
+    per_token = 2 * 2 * 8 * 8  # keys and values, two heads of eight, in float64
+    longest = 0
+    for held, lengths in zip(drafter.held, drafter.lengths, strict=True):
+        longest = max(longest, *lengths)  # of the rows that have left too
+        most = WINDOW if window else (longest + 12) * 9 // 8 + 1
+        assert held <= most * per_token * len(lengths)
+    assert max(map(max, drafter.lengths)) > 8 * WINDOW
+    assert not window or drafter.held[20] == WINDOW * per_token * len(drafter.lengths[20])
+
+
 class Looks(TorchFunctionMode):
     """Counts what makes the host wait for a number of the device."""
 
@@ -74,12 +108,18 @@ class Looks(TorchFunctionMode):
         return func(*args, **kwargs or {})
 
 
+HALF = tuple(range(0, 61, 2))  # of the tokens, as a draft vocabulary
+DRAFTERS = [("glide", WINDOW, None), ("glide", WINDOW, HALF), ("eagle3", WINDOW, HALF), ("eagle3", None, None)]
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("shape", [4, DEFAULT_SHAPE])
-def test_the_host_looks_once_a_round(shape, temperature: float) -> None:
+@pytest.mark.parametrize(("method", "window", "ids"), DRAFTERS)
+def test_the_host_looks_once_a_round(method: str, window, ids, shape, temperature: float) -> None:
     """All of decoding, transformers' forward included; once more for the tokens after the prompts."""
-    target = make_target(0)
-    drafter, start = GlideDrafter(target, make_layer(target), WINDOW), prefill(target, [[1, 2, 3], [4, 5, 6], [7]])
+    target = make_target(0, **DEPTHS[method])
+    drafter = make_drafter(method, target, window, ids)
+    start = prefill(target, [[1, 2, 3], [4, 5, 6], [7]], reads=drafter.reads)
     settings = {"max_new_tokens": 20, "shape": shape, "temperature": temperature, "top_k": 9, "top_p": 0.9}
     with Looks() as looks:
         decoded = speculate(target, drafter, start, **settings)
@@ -88,19 +128,22 @@ def test_the_host_looks_once_a_round(shape, temperature: float) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("shape", [(1,) * 4, DEFAULT_SHAPE])
-def test_nothing_within_a_round_waits_for_a_number(shape, temperature: float) -> None:
+@pytest.mark.parametrize(("method", "window", "ids"), DRAFTERS)
+def test_nothing_within_a_round_waits_for_a_number(method: str, window, ids, shape, temperature: float) -> None:
     """On tensors that have shapes and no numbers a look at one would fail: drafting, the target's forward, the
     descent and the caches."""
-    target = make_target(0).to("meta")
+    target = make_target(0, **DEPTHS[method]).to("meta")
     target.set_attn_implementation("longspec")
-    drafter = GlideDrafter(target, make_layer(target).to("meta"), WINDOW)
+    drafter = make_drafter(method, target, window, ids)
+    drafter.layer.to("meta")
     prompts, sampler = [[1, 2, 3, 4], [5, 6]], Sampler(temperature, top_k=5, top_p=0.9)
-    drafter.begin(prompts, {})
-    cache = empty_cache(2, 80)
+    hidden_BTH = torch.empty(2, 4, 32, dtype=torch.float64, device="meta")
+    cache = empty_cache(target.config.num_hidden_layers, 80)
     target(torch.zeros(2, 4, dtype=torch.int64, device="meta"), past_key_values=cache)
     lengths, lengths_B = (4, 2), torch.empty(2, dtype=torch.int64, device="meta")
     last = cache.layers[-1]
     with torch.inference_mode():
+        drafter.begin(prompts, dict.fromkeys(drafter.reads, hidden_BTH))
         cached = {"keys.1": last.keys, "values.1": last.values}
         draft_input = DraftInput([[*prompt, 7] for prompt in prompts], lengths, lengths_B, lengths_B, cached)
         tree = drafter.propose(draft_input, shape, sampler)
@@ -109,7 +152,9 @@ def test_nothing_within_a_round_waits_for_a_number(shape, temperature: float) ->
         logits_BSV = target(tree.tokens_BS, position_ids=positions, past_key_values=cache, visibility=visibility).logits
         acceptance = verify_tree(logits_BSV, tree, sampler)
         compact(cache, tree.tokens_BS.shape[1], acceptance.path_BE, lengths_B, 6)
-        drafter.commit(acceptance.path_BE, acceptance.kept_B, {})
+        path_BEH = hidden_BTH[:, :1].expand(-1, acceptance.path_BE.shape[1], -1)
+        drafter.commit(acceptance.path_BE, acceptance.kept_B, dict.fromkeys(drafter.reads, path_BEH))
+        drafter.propose(draft_input, shape, sampler)
     assert acceptance.tokens_BE.device.type == "meta"
     with pytest.raises(RuntimeError):
         acceptance.kept_B.tolist()
@@ -205,13 +250,14 @@ def test_rows_that_left_are_held_by_their_start_alone(held, is_own: bool) -> Non
     assert len(set(left)) == 1
 
 
-def test_rows_of_different_length_are_left_bit_for_bit() -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_rows_of_different_length_are_left_bit_for_bit(method: str) -> None:
     """Every logit of a second decoding is that of one on prompts of its own; rows leave in between."""
-    target, logits = make_target(3), []
+    target, logits = make_target(3, **DEPTHS[method]), []
     prompts = [torch.randint(0, 61, (length,)).tolist() for length in (1, 30, 9)]
-    drafter, settings = GlideDrafter(target, make_layer(target), WINDOW), {"max_new_tokens": 40, "shape": (3, 5, 4)}
+    drafter, settings = make_drafter(method, target), {"max_new_tokens": 40, "shape": (3, 5, 4)}
     settings["eos"] = generated(target, prompts[1], 12)[-1]
-    start = prefill(target, prompts)
+    start = prefill(target, prompts, reads=drafter.reads)
     before = [x.clone() for layer in start.cache.layers for x in (layer.keys, layer.values)]
     target.lm_head.register_forward_hook(lambda _module, _inputs, out: logits[-1].append(out))
     for beginning in (prompts, start, start):
@@ -220,7 +266,7 @@ def test_rows_of_different_length_are_left_bit_for_bit() -> None:
         assert all(map(torch.equal, before, (x for layer in start.cache.layers for x in (layer.keys, layer.values))))
     assert len({len(row.ids) for row in decoded.rows}) > 1
     del logits[0][:3]  # the prompts' own
-    assert len(logits[0]) == len(logits[1]) == len(logits[2]) > 20
+    assert len(logits[0]) == len(logits[1]) == len(logits[2]) > 12
     for fresh, first, second in zip(*logits, strict=True):
         assert torch.equal(fresh, first)
         assert torch.equal(fresh, second)
@@ -253,10 +299,12 @@ def test_a_decoding_that_fails_gives_its_start_back(place: str) -> None:
     assert [row.ids for row in speculate(target, drafter, start, max_new_tokens=30).rows] == expected
 
 
-def test_a_start_serves_one_decoding_at_a_time() -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_a_start_serves_one_decoding_at_a_time(method: str) -> None:
     """Another one within it is refused, and one on a cache of its own is not."""
-    target = make_target(1)
-    start, drafter = prefill(target, [[5] * 20]), GlideDrafter(target, make_layer(target), WINDOW)
+    target = make_target(1, **DEPTHS[method])
+    drafter = make_drafter(method, target)
+    start = prefill(target, [[5] * 20], reads=drafter.reads)
     expected, inner = decode_plain(target, start, 20, NO_EOS).ids, []
 
     def within(*_) -> None:
@@ -315,9 +363,10 @@ def test_a_target_on_several_devices_is_refused() -> None:
 
 def test_a_text_without_end_takes_its_first_part_of_room_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """And goes on when that is used up."""
-    target, prompts = make_target(3), [[7] * 20, [8] * 5]
+    target, prompts = make_target(3, **DEPTHS["eagle3"]), [[7] * 20, [8] * 5]
     assert tokens_ahead(10**9, 69) == LONGEST_AHEAD + 70
     monkeypatch.setattr(cache, "LONGEST_AHEAD", 4)
-    drafter = GlideDrafter(target, make_layer(target), WINDOW)
-    decoded = speculate(target, drafter, prompts, max_new_tokens=60, shape=3)
-    assert [row.ids for row in decoded.rows] == [generated(target, prompt, 60) for prompt in prompts]
+    expected = [generated(target, prompt, 60) for prompt in prompts]
+    for drafter in (make_drafter("glide", target), make_eagle3(target)):
+        decoded = speculate(target, drafter, prompts, max_new_tokens=60, shape=3)
+        assert [row.ids for row in decoded.rows] == expected

@@ -13,18 +13,13 @@ from transformers import MistralConfig, Qwen2Config
 from longspec.decode.drafters import LookupDrafter
 from longspec.decode.speculate import speculate
 from longspec.decode.tree import DEFAULT_SHAPE
-from longspec.methods.glide.drafter import GlideDrafter
-from tests.decode.models import generated, make_layer, make_target
+from tests.decode.models import DEPTHS, METHODS, generated, make_drafter, make_target
 
-WINDOW, NEW, TRIALS, SECONDS = 12, 40, 12, 60.0
+NEW, TRIALS, SECONDS = 40, 12, 60.0
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6]]
 IDS = torch.tensor([[0, 0, 0, 7, 8], [1, 2, 3, 4, 5], [0, 0, 5, 5, 6]])
 PADDED = {"input_ids": IDS, "attention_mask": (IDS != 0).long(), "max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
 SHAPE_OF = {Qwen2Config: {}, MistralConfig: {"sliding_window": 9}}
-
-
-def glide(target: Any) -> GlideDrafter:
-    return GlideDrafter(target, make_layer(target), WINDOW)
 
 
 def decoded(target: Any, drafter: Any, **settings: Any) -> list[list[int]]:
@@ -43,22 +38,23 @@ def state(target: Any) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("shape", [4, DEFAULT_SHAPE])
-def test_nothing_on_the_target_changes(shape: Any) -> None:
-    target = make_target(1)
+def test_nothing_on_the_target_changes(shape: Any, method: str) -> None:
+    target = make_target(1, **DEPTHS[method])
     target.model.layers[0].register_forward_hook(lambda *_: None)
     before, during = state(target), []
-    decoded(target, glide(target), shape=shape, on_tokens=lambda *_: during.append(state(target)))
+    decoded(target, make_drafter(method, target), shape=shape, on_tokens=lambda *_: during.append(state(target)))
     assert len(during) > 4
     assert all(each == before for each in (*during, state(target)))
 
 
-@pytest.mark.parametrize("family", SHAPE_OF)
-def test_plain_generate_within_a_callback_writes_its_own_text(family: type) -> None:
+@pytest.mark.parametrize(("family", "method"), zip(SHAPE_OF, METHODS, strict=True))
+def test_plain_generate_within_a_callback_writes_its_own_text(family: type, method: str) -> None:
     """Of a left-padded batch, whose mask the attention of draft trees does not read."""
-    target = make_target(1, family, **SHAPE_OF[family])
+    target = make_target(1, family, **SHAPE_OF[family], **DEPTHS[method])
     alone, texts, inner = target.generate(**PADDED), [generated(target, prompt, NEW) for prompt in PROMPTS], []
-    for drafter in (glide(target), LookupDrafter()):
+    for drafter in (make_drafter(method, target), LookupDrafter()):
         assert decoded(target, drafter, on_tokens=lambda *_: inner.append(target.generate(**PADDED))) == texts
     assert len(inner) > 4
     assert all(torch.equal(text, alone) for text in inner)
@@ -85,20 +81,20 @@ def at_once(*works: Callable[[], Any]) -> list[Any]:
 
 
 def test_threads_write_their_own_texts() -> None:
-    """Two decodings with a drafter each, and plain generate of a left-padded batch, begun together, again and again."""
-    target = make_target(1)
+    """Decodings with a drafter each, and plain generate of a left-padded batch, begun together, again and again."""
+    target = make_target(1, **DEPTHS["eagle3"])
     plain, texts = target.generate(**PADDED).tolist(), [generated(target, prompt, NEW) for prompt in PROMPTS]
     for _ in range(TRIALS):
-        drafters = [glide(target), LookupDrafter()]
+        drafters = [*(make_drafter(method, target) for method in METHODS), LookupDrafter()]
         works = [partial(decoded, target, drafter, shape=3) for drafter in drafters]
-        assert at_once(*works, lambda: target.generate(**PADDED).tolist()) == [texts, texts, plain]
+        assert at_once(*works, lambda: target.generate(**PADDED).tolist()) == [texts, texts, texts, plain]
     assert target.config._attn_implementation == "sdpa"
 
 
 def test_a_drafter_in_two_threads_is_refused_and_then_free() -> None:
-    target = make_target(1)
+    target = make_target(1, **DEPTHS["eagle3"])
     texts = [generated(target, prompt, NEW) for prompt in PROMPTS]
-    for drafter in (glide(target), LookupDrafter()):
+    for drafter in (*(make_drafter(method, target) for method in METHODS), LookupDrafter()):
         began, end, first = Event(), Event(), []
 
         def hold(*_: Any, began: Event = began, end: Event = end) -> None:
@@ -119,9 +115,10 @@ def test_a_drafter_in_two_threads_is_refused_and_then_free() -> None:
         assert decoded(target, drafter) == texts
 
 
-def test_a_drafter_is_free_after_a_failure() -> None:
-    target = make_target(1)
-    drafter = glide(target)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_drafter_is_free_after_a_failure(method: str) -> None:
+    target = make_target(1, **DEPTHS[method])
+    drafter = make_drafter(method, target)
 
     def fail(*_: Any) -> None:
         raise OSError("full")
@@ -166,7 +163,7 @@ def test_replaced_forwards_run_or_are_refused() -> None:
         module.forward = update_wrapper(partial(hooked, module), module._old_forward)
     for layer in target.model.layers:
         layer.mlp.forward = MethodType(type(layer.mlp).forward, layer.mlp)
-    assert decoded(target, glide(target), shape=3) == texts
+    assert decoded(target, make_drafter("glide", target), shape=3) == texts
     own = set(target.modules())
     assert not own.issuperset(calls)
     calls.clear()

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import LlamaConfig, MistralConfig, Qwen2Config
+from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from longspec.decode.autoregressive import decode_plain, near_tie_margin
 from longspec.decode.drafters import LookupDrafter
@@ -11,11 +11,25 @@ from longspec.decode.speculate import Row, speculate
 from longspec.decode.stops import Stops
 from longspec.decode.tree import DEFAULT_SHAPE, levels_of
 from longspec.evaluate.losslessness import Comparison, compare
-from longspec.methods.glide.drafter import GlideDrafter
-from tests.decode.models import SMALL, Itself, Oracle, generated, make_layer, make_target
+from tests.decode.models import (
+    DEPTHS,
+    METHODS,
+    SMALL,
+    WINDOW,
+    Itself,
+    Oracle,
+    generated,
+    make_drafter,
+    make_eagle3,
+    make_target,
+)
 
-WINDOW, CHAIN, NO_EOS, NEW = 12, 4, -1, 60
+CHAIN, NO_EOS, NEW = 4, -1, 60
 SHAPES = [CHAIN, (3,), DEFAULT_SHAPE]
+
+
+def glide(target):
+    return make_drafter("glide", target)
 
 
 @pytest.mark.parametrize("family", [Qwen2Config, LlamaConfig, MistralConfig])
@@ -24,16 +38,34 @@ SHAPES = [CHAIN, (3,), DEFAULT_SHAPE]
 def test_tokens_are_those_of_generate(family: type, shape, drafter: str) -> None:
     """float64, random models, prompts on both sides of the windows, alone and in one batch."""
     shape_of_target = {"sliding_window": 9} if family is MistralConfig else {}
+    check_greedy(family, shape_of_target, shape, lambda target: LookupDrafter() if drafter == "lookup" else glide(target))
+
+
+EAGLE3 = [  # families with options of the draft, which change no text
+    (LlamaConfig, DEFAULT_SHAPE, {}),
+    (Qwen2Config, CHAIN, {"window": 3}),
+    (Qwen3Config, (3, 5, 4), {"fc_norm": True, "norm_output": True, "window": WINDOW}),
+    (MistralConfig, CHAIN, {"ids": tuple(range(0, 61, 2))}),
+]
+
+
+@pytest.mark.parametrize(("family", "shape", "options"), EAGLE3)
+def test_tokens_of_eagle3_are_those_of_generate(family: type, shape, options: dict) -> None:
+    shape_of_target = DEPTHS["eagle3"] | ({"sliding_window": 9} if family is MistralConfig else {})
+    check_greedy(family, shape_of_target, shape, lambda target: make_eagle3(target, **options))
+
+
+def check_greedy(family: type, shape_of_target: dict, shape, make) -> None:
     kept = 0
     for seed in range(2):
         target = make_target(seed, family, **shape_of_target)
         prompts = [torch.randint(0, 61, (length,)).tolist() for length in (1, 5, 40, 5)]
         expected = [generated(target, prompt, NEW) for prompt in prompts]
-        proposes = GlideDrafter(target, make_layer(target), WINDOW) if drafter == "glide" else LookupDrafter()
+        proposes = make(target)
         decoded = speculate(target, proposes, prompts, max_new_tokens=NEW, shape=shape)
         assert [row.ids for row in decoded.rows] == expected
         kept += sum(sum(row.accepted) for row in decoded.rows)
-        start = prefill(target, prompts[1:2])
+        start = prefill(target, prompts[1:2], reads=proposes.reads)
         for _ in range(2):  # a decoding leaves its start as it was
             assert speculate(target, proposes, start, max_new_tokens=NEW, shape=shape).rows[0].ids == expected[1]
         assert decode_plain(target, start, NEW, NO_EOS).ids == expected[1]
@@ -93,7 +125,7 @@ def test_decoding_ends_at_eos_in_and_after_a_chain() -> None:
 
 
 def test_rows_end_each_at_its_own_time_and_leave_the_batch() -> None:
-    target = make_target(3)
+    target = make_target(3, **DEPTHS["eagle3"])
     prompts = [torch.randint(0, 61, (length,)).tolist() for length in (7, 2, 19, 4, 4, 33)]
     alone = [generated(target, prompt, NEW) for prompt in prompts]
     eos = [alone[0][3], alone[2][11], alone[5][30]]
@@ -103,15 +135,16 @@ def test_rows_end_each_at_its_own_time_and_leave_the_batch() -> None:
     draft = Oracle([prompt + text for prompt, text in zip(prompts, alone, strict=True)])
     propose = draft.propose
     draft.propose = lambda draft_input, *rest: batches.append(len(draft_input.texts)) or propose(draft_input, *rest)
-    for proposes in (GlideDrafter(target, make_layer(target), WINDOW), draft):
+    for proposes in (*(make_drafter(method, target) for method in METHODS), make_eagle3(target), draft):
         decoded = speculate(target, proposes, prompts, max_new_tokens=NEW, eos=eos, shape=3)
         assert [row.ids for row in decoded.rows] == expected
     assert batches == sorted(batches, reverse=True)
     assert len(set(batches)) > 2
 
 
-def test_tokens_are_streamed_as_they_are_returned() -> None:
-    target = make_target(3)
+@pytest.mark.parametrize("method", METHODS)
+def test_tokens_are_streamed_as_they_are_returned(method: str) -> None:
+    target = make_target(3, **DEPTHS[method])
     prompts = [torch.randint(0, 61, (length,)).tolist() for length in (7, 2, 19)]
     eos = generated(target, prompts[0], 20)[-1]
     streamed, calls = {}, []
@@ -120,7 +153,7 @@ def test_tokens_are_streamed_as_they_are_returned() -> None:
         calls.append(row)
         streamed.setdefault(row, []).extend(tokens)
 
-    drafter = GlideDrafter(target, make_layer(target), WINDOW)
+    drafter = make_drafter(method, target)
     decoded = speculate(target, drafter, prompts, max_new_tokens=33, eos=eos, on_tokens=on_tokens)
     assert [streamed[row] for row in range(3)] == [row.ids for row in decoded.rows]
     assert [calls.count(row) for row in range(3)] == [1 + row.rounds for row in decoded.rows]
@@ -209,17 +242,19 @@ def test_a_near_tie_is_small_beside_real_margins(dtype: torch.dtype, largest: fl
     assert 0 < near_tie_margin(torch.tensor([-3.0, 20.0], dtype=dtype)) <= largest
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_in_lower_precision_every_difference_is_a_near_tie(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("dtype", "method"), [(torch.float32, "glide"), (torch.bfloat16, "glide"), (torch.bfloat16, "eagle3")])
+def test_in_lower_precision_every_difference_is_a_near_tie(dtype: torch.dtype, method: str) -> None:
     """Of the target's own logits: closer than so many roundings of the dtype, at the size of the largest logit.
 
     How a machine rounds is its own matter, so each forward's logits are here moved by a quarter of that bound at most.
     """
     mismatches = accepted = 0
     for seed in range(4):
-        target = make_target(seed, hidden_size=64, initializer_range=0.1).to(dtype)
+        target = make_target(seed, hidden_size=64, initializer_range=0.1, **DEPTHS[method]).to(dtype)
         target.lm_head.register_forward_hook(_rounded_another_way)
-        drafter, start = GlideDrafter(target, make_layer(target).to(dtype), WINDOW), prefill(target, [[3] * 5])
+        drafter = make_drafter(method, target)
+        drafter.layer.to(dtype)
+        start = prefill(target, [[3] * 5], reads=drafter.reads)
         plain = decode_plain(target, start, NEW, NO_EOS)
         (row,) = speculate(target, drafter, start, max_new_tokens=NEW).rows
         acceptance = compare(plain, row.ids)

@@ -1,6 +1,7 @@
 """Draft folders from every kind of checkpoint; of the target nothing is read but its config.json."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from torch import Tensor
 from longspec.atomic_files import describe_files, read_json, sha256_file, write_json
 from longspec.config import compose
 from longspec.draft.__main__ import main
+from longspec.draft.trained import check_vocabulary
+from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods.glide.weights import UNUSED
 from longspec.train.checkpoint import checkpoint_dir, checkpoint_file
 from tests.damaged import FILES, INDICES
@@ -248,3 +251,20 @@ def test_of_other_sources_recipe_and_folder_are_asked(tmp_path: Path, monkeypatc
     monkeypatch.setattr("sys.argv", ["draft", "extract", str(tmp_path / "model.safetensors")])
     with pytest.raises(SystemExit, match="says nothing of its recipe and its stage; give --recipe and --out"):
         main()
+
+
+def test_another_vocabulary_than_the_trained_one_is_refused(tmp_path: Path) -> None:
+    """A head's rows say the tokens that it was trained with, whichever file of that size is given."""
+    trained, other = (DraftVocabulary(ids, 97, "t", {"all": 1.0}) for ids in ((3, 5), (3, 6)))
+    path = tmp_path / "checkpoint.json"
+    write_json(path, {"identity": {"recipe": {}, "vocabulary": trained.hash}})
+    check_vocabulary(path, Path("v.json"), trained)
+    told = f"v.json: ids: are not those that {path} was trained with, so that its head would say other tokens; give the file"
+    with pytest.raises(ValueError, match=re.escape(told)):
+        check_vocabulary(path, Path("v.json"), other)
+    check_vocabulary(tmp_path / "state.safetensors", Path("v.json"), other)  # says nothing of its training
+
+
+def test_an_unwanted_vocabulary_is_refused(extract: Extract, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"--vocabulary: v\.json: this recipe's draft proposes all of the target's tokens"):
+        extract(tmp_path / "state.safetensors", "--vocabulary", "v.json")

@@ -19,6 +19,7 @@ from longspec import jsonl
 from longspec.atomic_files import read_json, write_json, write_text
 from longspec.config import compose_stage, to_yaml
 from longspec.decode.autoregressive import Plain
+from longspec.draft_vocabulary import DraftVocabulary
 from longspec.evaluate import __main__ as verb
 from longspec.evaluate.journal import Journal
 from longspec.evaluate.losslessness import compare
@@ -149,6 +150,32 @@ def test_other_settings_measure_anew_and_are_named(arguments: Any, tmp_path: Pat
     assert (
         "4 lines of an unfinished evaluation are left out, measured otherwise: repeats: 2 then, 1 now" in capfd.readouterr().out
     )
+
+
+def test_a_glide_draft_proposes_from_a_vocabulary_alone(arguments: Any, corpus: Corpus, tmp_path: Path) -> None:
+    """What it drafts comes from these tokens, greedy text stays the target's own, and prompt lookup does not ask for it."""
+    path, ids = tmp_path / "v.json", tuple(range(5, corpus.build.vocabulary, 7))
+    DraftVocabulary(ids, corpus.build.vocabulary, "t", {"all": 0.5}).write(path)
+    few: dict[str, Any] = {"prompts": 2, "temperatures": [0], "shapes": [3], "repeats": 1}
+    lines = told(evaluate([*arguments("untrained", "v.jsonl", **few), "--vocabulary", str(path)]))
+    whole = told(evaluate(arguments("untrained", "w.jsonl", **few)))
+    assert [line["tokens"] for line in lines] == [line["tokens"] for line in whole]
+    assert all(line["mismatches"] == line["near_ties"] for line in lines)
+    options = verb.read_arguments([*arguments("untrained", "x.jsonl"), "--vocabulary", str(path)])
+    target, recipe = AutoModelForCausalLM.from_pretrained("target", dtype=torch.float32), verb.load(options.recipe, verb.Recipe)
+    vocabulary = verb.read_vocabulary(options, target, recipe)
+    assert verb.make_drafter(options, target, recipe, vocabulary).proposed == len(ids)
+    section = verb.tasks.parse(options.settings)
+    own, other = (verb.identity_of(options, target, recipe, section, each)["vocabulary"] for each in (vocabulary, None))
+    assert (own, other) == (DraftVocabulary(ids, corpus.build.vocabulary, "t", {}).hash, None)
+    options.drafter = "lookup"
+    assert verb.read_vocabulary(options, target, recipe) is None
+
+
+def test_a_vocabulary_of_another_target_is_refused(arguments: Any, tmp_path: Path) -> None:
+    DraftVocabulary((3, 5), 7, "t", {"all": 0.5}).write(tmp_path / "v.json")
+    with pytest.raises(ValueError, match=r"v\.json: size: is 7, the target's vocab_size is"):
+        evaluate([*arguments("untrained", "v.jsonl"), "--vocabulary", str(tmp_path / "v.json")])
 
 
 def identity_arguments(call: list[str]) -> tuple[Any, Any, Any, Any, None]:

@@ -47,10 +47,10 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(losses, "chunk_tokens", lambda *_: 5)
 
 
-def make(name: str = "llama", dtype: torch.dtype = torch.float64, **settings: Any) -> Eagle3Trainer:
+def make(name: str = "llama", dtype: torch.dtype = torch.float64, attention: str = "eager", **settings: Any) -> Eagle3Trainer:
     torch.manual_seed(3)
     target = AutoModelForCausalLM.from_config((CONFIGS | FOUR)[name], attn_implementation=STATES_ATTENTION, dtype=dtype)
-    states = TargetStates(target.requires_grad_(False).eval(), attention="eager")
+    states = TargetStates(target.requires_grad_(False).eval(), attention=attention)
     made = trainer(states, Settings(layers=LAYERS, **settings), None)
     for parameter in made.draft_model.parameters():  # away from the special points of a fresh layer
         torch.nn.init.normal_(parameter, std=0.3)
@@ -149,10 +149,10 @@ def packed_row(lengths: list[int], padding: int) -> tuple[list[Tensor], Tensor, 
 @pytest.mark.parametrize(
     "settings", [{"steps": 7, **REDUCED}, {"steps": 4, "sliding_window": 6, "fc_norm": True}, {"steps": 3, "norm_output": True}]
 )
-@pytest.mark.parametrize("first_masked", [True, False])
-def test_packed_documents_are_as_if_alone(name: str, settings: dict[str, Any], first_masked: bool) -> None:
+@pytest.mark.parametrize(("first_masked", "attention"), [(True, "eager"), (False, "sdpa")])
+def test_packed_documents_are_as_if_alone(name: str, settings: dict[str, Any], first_masked: bool, attention: str) -> None:
     """Documents shorter and longer than a chain, and padding; whether or not each one's first label is masked already."""
-    made = make(name, **settings)
+    made = make(name, attention=attention, **settings)
     lengths = [9, 1, 2, 3, 14]
     documents, ids, positions, numbers = packed_row(lengths, 5)
     labels = ids.clone()

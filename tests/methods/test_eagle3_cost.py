@@ -1,13 +1,21 @@
 """An EAGLE-3 draft's operations in closed form against torch's own counter, and its memory against what is held."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen2Config
 
 from longspec.methods.eagle3 import cost
 from longspec.methods.eagle3.settings import Settings
-from tests.methods.test_eagle3 import CONFIGS, REDUCED, make
+from longspec.methods.eagle3.trainer import trainer
+from longspec.models import losses
+from longspec.states.forward import STATES_ATTENTION, TargetStates
+from longspec.train.estimate.memory import parameter_bytes
+from tests.methods.test_eagle3 import CONFIGS, LAYERS, REDUCED, make
 from tests.targets import VOCABULARY
+from tests.train.estimate.test_memory import LiveBytes
 
 B, S = 2, 20
 
@@ -49,3 +57,51 @@ def test_the_whole_is_its_parts(window: int | None) -> None:
     projection = cost.projection_operations(config, settings, 50)
     assert counted.draft == projection + sum(cost.step_operations(config, 50, each) for each in pairs)
     assert counted.head == cost.head_operations(config, settings, 30, 4 * 30)
+
+
+WIDE = {"vocab_size": 512, "hidden_size": 128, "num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 512}
+SHAPES: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
+    "plain": (WIDE, 1024, {"steps": 7, "vocabulary": 256}),
+    "all tokens": (WIDE, 1024, {"steps": 3}),
+    "long vocabulary": (WIDE | {"vocab_size": 4096, "hidden_size": 64}, 512, {"steps": 7, "vocabulary": 1024}),
+    "many keys": (WIDE | {"num_key_value_heads": 8}, 1024, {"steps": 7, "vocabulary": 256, "fc_norm": True}),
+    "narrow": (WIDE | {"intermediate_size": 160}, 1024, {"steps": 5, "vocabulary": 256, "norm_output": True}),
+    "one step": (WIDE, 1024, {"steps": 1, "vocabulary": 256}),
+}
+
+
+def measured(config: PretrainedConfig, settings: Settings, tokens: int, dtype: torch.dtype) -> int:
+    """The peak of the draft's forward and backward, weights, gradients and what is kept of the target aside."""
+    target = AutoModelForCausalLM.from_config(config, attn_implementation=STATES_ATTENTION, dtype=dtype)
+    states = TargetStates(target.requires_grad_(False).eval(), attention="sdpa")
+    made, ids, positions = trainer(states, settings, None), torch.arange(tokens)[None] % config.vocab_size, torch.arange(tokens)
+    found = states(ids, positions[None], None, [f"hidden.{layer}" for layer in LAYERS] + ["final"])
+    states.forward = lambda *_: found
+    own = made.draft_model
+    with LiveBytes([*target.parameters(), *own.parameters(), *own.buffers(), *found.values()]) as live:
+        loss = made(ids, ids).loss
+        forward, live.peak = live.peak, live.live
+        loss.backward()
+    return max(forward, live.peak - parameter_bytes(own))
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_memory_is_within_a_tenth(name: str, dtype: torch.dtype) -> None:
+    shape, tokens, chosen = SHAPES[name]
+    config = Qwen2Config(**shape, num_hidden_layers=3, tie_word_embeddings=False)
+    proposed = chosen.get("vocabulary")
+    ids = {} if proposed is None else {"ids": tuple(range(proposed)), "target_vocabulary": config.vocab_size}
+    settings = Settings(layers=LAYERS, **chosen, **ids)
+    estimate = cost.memory(config, settings, tokens, dtype, torch.device("cpu"))
+    peak = measured(config, settings, tokens, dtype)
+    assert peak * 0.9 < estimate.kept + max(estimate.losses, estimate.backward) < peak * 1.1
+
+
+def test_memory_grows_linearly_with_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a chunk of logits and the head, which are as large for all."""
+    monkeypatch.setattr(losses, "chunk_tokens", lambda *_: 128)
+    config = Qwen2Config(**WIDE, num_hidden_layers=3, tie_word_embeddings=False)
+    settings = Settings(layers=LAYERS, steps=3, vocabulary=64, ids=tuple(range(64)), target_vocabulary=512)
+    peaks = [measured(config, settings, tokens, torch.float32) for tokens in (1024, 2048, 4096)]
+    assert peaks[2] - peaks[1] == pytest.approx(2 * (peaks[1] - peaks[0]), rel=0.02)

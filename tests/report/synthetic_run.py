@@ -9,6 +9,7 @@ import numpy as np
 from longspec import jsonl
 from longspec.atomic_files import sha256_text, write_json, write_text
 from longspec.config import compose_stage, to_yaml
+from longspec.draft_vocabulary import DraftVocabulary
 
 STAGES = ("base", "long", "longcot")
 SETTINGS: dict[str, Any] = {
@@ -115,6 +116,17 @@ def write_variant(folder: Path, variant: str, settings: dict[str, Any], shift: f
     provenance["stages"] = {stage: {"world_size": 1, "training_seconds": 60.0} for stage in STAGES}
     versions = {"torch": "2.13.0", "transformers": "5.23.0", "deepspeed": "0.19.8"}
     write_json(folder / "final_draft" / "provenance.json", provenance | {"versions": versions})
+
+
+def make_eagle3(folder: Path, coverage: dict[str, float]) -> Path:
+    """Turn a variant's stages into EAGLE-3's, each step of which counts 7 and 3 labels without a loss; its draft vocabulary."""
+    for stage in STAGES:
+        write_text(folder / stage / "recipe.yaml", to_yaml(compose_stage("demo-eagle3", "ttt", stage).recipe))
+        path = folder / stage / "metrics.jsonl"
+        jsonl.write(path, [row | {"outside_vocabulary": 7, "past_document": 3} for row in jsonl.read(path)])
+    path = folder / "draft_vocabulary_4.json"
+    DraftVocabulary((1, 2, 5, 6), 1024, "t", coverage).write(path)
+    return path
 
 
 def write_data(folder: Path) -> tuple[list[Path], list[Path]]:

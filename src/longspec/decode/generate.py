@@ -37,18 +37,21 @@ NOT_DONE = (  # settings of generate that no processor of logits shows
 )
 
 
-def load_drafter(target: Any, draft: str | Path) -> Drafter:
+def load_drafter(target: Any, draft: str | Path, draft_vocabulary: str | Path | None = None) -> Drafter:
     """The drafter of a draft folder or weight file, beside this target and in its dtype; one can serve many calls.
 
-    Raises ValueError for a target that is not supported and for a draft that was made for another one.
+    draft_vocabulary: file of the tokens to propose, for drafts that have none of their own; None: all. Raises ValueError for a
+    target that is not supported, for a draft that was made for another one, and for a vocabulary that does not fit.
     """
     check_target(target.config, target.config.name_or_path or "target")
     check_draft_config(draft, target.config)
     method = methods.method(method_of_draft(draft))
+    path = None if draft_vocabulary is None else Path(draft_vocabulary)
+    vocabulary = methods.chosen_vocabulary(method.name, path, target.config.vocab_size)
     settings = method.stored_settings(Path(draft))
     layer = method.layer(target.config, settings)
     method.load(layer, Path(draft))
-    return method.drafter(target, layer.to(target.device, target.dtype).eval(), settings)
+    return method.drafter(target, layer.to(target.device, target.dtype).eval(), settings, vocabulary)
 
 
 def generate(
@@ -58,6 +61,7 @@ def generate(
     *,
     draft: str | Path | Drafter,
     shape: int | Levels = DEFAULT_SHAPE,
+    draft_vocabulary: str | Path | None = None,
     generator: torch.Generator | None = None,
     tokenizer: Any = None,
     streamer: Any = None,
@@ -67,11 +71,11 @@ def generate(
     """Return int64 [B, T + new tokens] as `model.generate(inputs, generation_config, **arguments)` does, but sooner.
 
     draft: a draft folder, a weight file, or a drafter as of load_drafter, which is read once. shape: tokens of a chain (int)
-    or the levels of a tree. inputs or input_ids int64 [B, T]; attention_mask [B, T] marks padding, on either side. Settings
-    come from `arguments`, else generation_config, else the model's own, and may be: max_new_tokens, do_sample, temperature,
-    top_k, top_p, eos_token_id, pad_token_id, stop_strings with tokenizer, num_return_sequences; streamer for one row. Sampled
-    texts have generate's distribution, by draws of their own. Raises ValueError that names any other setting: none is passed
-    over.
+    or the levels of a tree. draft_vocabulary: as of load_drafter. inputs or input_ids int64 [B, T]; attention_mask [B, T] marks
+    padding, on either side. Settings come from `arguments`, else generation_config, else the model's own, and may be:
+    max_new_tokens, do_sample, temperature, top_k, top_p, eos_token_id, pad_token_id, stop_strings with tokenizer,
+    num_return_sequences; streamer for one row. Sampled texts have generate's distribution, by draws of their own. Raises
+    ValueError that names any other setting: none is passed over.
     """
     if synced_gpus:
         raise ValueError("synced_gpus: targets that are spread over ranks by ZeRO-3 or FSDP are not supported; load it whole")
@@ -81,7 +85,7 @@ def generate(
     _refuse(model, config, {name: value for name, value in rest.items() if name not in TEXT and value is not None})
     texts = _without_padding(given, rest.get("attention_mask"), config)
     prompts = [text for text in texts for _ in range(config.num_return_sequences)]
-    drafter = _drafter(model, draft)  # and what else may be refused, before anything is streamed
+    drafter = _drafter(model, draft, draft_vocabulary)  # and what else may be refused, before anything is streamed
     check_prompts(prompts, model.config.vocab_size)
     if streamer is not None:
         if len(prompts) > 1:
@@ -117,10 +121,13 @@ def _ids(inputs: Tensor | None, input_ids: Tensor | None) -> Tensor:
     return given
 
 
-def _drafter(model: Any, draft: Any) -> Drafter:
+def _drafter(model: Any, draft: Any, draft_vocabulary: str | Path | None) -> Drafter:
     """The drafter, held against a model that is held against what can be decoded."""
     check_decodable(model)
-    drafter = load_drafter(model, draft) if isinstance(draft, str | Path) else draft
+    is_ready = not isinstance(draft, str | Path)
+    if is_ready and draft_vocabulary is not None:
+        raise ValueError(f"draft_vocabulary: {draft_vocabulary}: the drafter is made already; give it to load_drafter")
+    drafter = draft if is_ready else load_drafter(model, draft, draft_vocabulary)
     check_drafter(drafter, model)
     return drafter
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from longspec.decode.sampling import Sampler
+from longspec.draft_vocabulary import DraftVocabulary
 
 NOTHING = -1  # the token of a node that is not there, and the parent of the root
 DEFAULT_SHAPE = (4, 16, 16, 16, 16)  # the published one
@@ -52,6 +53,11 @@ class Sayable:
     def over_target(self, q_BV: Tensor) -> Tensor:
         """A distribution of the draft over the target's vocabulary, [B, T]."""
         return q_BV.new_zeros(len(q_BV), self.size).index_copy(1, self.ids_V, q_BV)
+
+
+def sayable_of(vocabulary: DraftVocabulary | None, device: torch.device) -> Sayable | None:
+    """The tokens of a draft vocabulary; None: all of the target's."""
+    return None if vocabulary is None else Sayable(torch.tensor(vocabulary.ids, device=device), vocabulary.size)
 
 
 @dataclass

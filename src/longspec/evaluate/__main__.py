@@ -17,14 +17,14 @@ from longspec.atomic_files import read_json, sha256_file, sha256_text
 from longspec.config import Recipe, load
 from longspec.decode.drafters import Drafter, LookupDrafter
 from longspec.distributed import log
-from longspec.draft_vocabulary import DraftVocabulary, read_draft_vocabulary
+from longspec.draft_vocabulary import DraftVocabulary
 from longspec.evaluate import benchmark, held_out_prompts, tasks
 from longspec.evaluate.journal import Identity, Journal, unfinished
 from longspec.evaluate.measure import KEY, Line, Measurer, key_of
 from longspec.evaluate.prompts import Prompt
 from longspec.evaluate.summary import describe, summarize
 from longspec.families import position_limit
-from longspec.methods import method_of, settings_of, vocabulary_for, vocabulary_size
+from longspec.methods import chosen_vocabulary, has_own_vocabulary, method_of, vocabulary_for
 from longspec.models.attention import flash
 from longspec.models.precision import resolve_dtype
 from longspec.models.target import load_target
@@ -52,10 +52,9 @@ def read_vocabulary(options: argparse.Namespace, target: Any, recipe: Any) -> Dr
     """The tokens that the drafter proposes; None for all. Raises ValueError for a file that does not fit recipe or target."""
     if options.drafter == LOOKUP:
         return None
-    if options.vocabulary is not None and settings_of(recipe.method.name).HEAD_ROWS:
-        vocabulary: DraftVocabulary | None = read_draft_vocabulary(options.vocabulary)
-    else:
-        vocabulary = vocabulary_for(recipe, options.vocabulary)
+    if not has_own_vocabulary(recipe.method.name):
+        return chosen_vocabulary(recipe.method.name, options.vocabulary, target.config.vocab_size)
+    vocabulary = vocabulary_for(recipe, options.vocabulary)
     if vocabulary is not None:
         vocabulary.check_tokens(options.vocabulary, target.config.vocab_size, options.target)
     return vocabulary
@@ -65,7 +64,7 @@ def make_drafter(options: argparse.Namespace, target: Any, recipe: Any, vocabula
     """The drafter to measure: prompt lookup, or a draft of trained weights or of fresh ones of the recipe's seed."""
     if options.drafter == LOOKUP:
         return LookupDrafter()
-    own = vocabulary_size(recipe) is not None
+    own = has_own_vocabulary(recipe.method.name)
     method, settings = method_of(recipe, vocabulary if own else None)
     torch.manual_seed(recipe.seed)
     layer = method.fresh_layer(TargetStates(target), settings).to(target.device)
@@ -73,8 +72,7 @@ def make_drafter(options: argparse.Namespace, target: Any, recipe: Any, vocabula
         if options.draft is None:
             raise ValueError(f"--drafter {options.drafter} needs --draft, the stage's draft folder")
         method.load(layer, options.draft)
-    rows_of_head = () if own or vocabulary is None else (vocabulary,)
-    return method.drafter(target, layer.eval(), settings, *rows_of_head)
+    return method.drafter(target, layer.eval(), settings, None if own else vocabulary)
 
 
 def all_prompts(options: argparse.Namespace, section: tasks.Evaluation, tokenizer: Any, positions: int) -> list[Prompt]:

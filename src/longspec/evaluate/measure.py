@@ -41,7 +41,7 @@ class Measurer:
 
         Raises ValueError when greedy output is not the target's own up to near-ties.
         """
-        levels = levels_of(setting.shape, self.target.config.vocab_size)
+        levels = levels_of(setting.shape, self.target.config.vocab_size, self.drafter.proposed)
         start = prefill(self.target, [prompt.ids], tokens_ahead(prompt.new_tokens + 1, sum(levels)), self.drafter.reads)
         recorder = Recorder(self.drafter)
         plain, decoded = self._pair(start, prompt, setting, 0, recorder)

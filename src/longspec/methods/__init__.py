@@ -1,5 +1,6 @@
 """Draft methods by name. What each must answer: contract.py. No torch here: runs are planned with the names and settings."""
 
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,6 +71,26 @@ def vocabulary_for(recipe: Any, path: Path | None) -> DraftVocabulary | None:
     found = read_draft_vocabulary(path)
     if len(found.ids) != size:
         raise ValueError(f"{path}: ids: are {len(found.ids)}, recipe.method.vocabulary is {size}; count it again")
+    return found
+
+
+def has_own_vocabulary(name: str) -> bool:
+    """Whether the tokens that a method's drafts can propose are trained, so that decoding has no choice of them."""
+    return any(field.name == "vocabulary" for field in fields(settings_of(name).Method))
+
+
+def chosen_vocabulary(name: str, path: Path | None, size: int) -> DraftVocabulary | None:
+    """The draft vocabulary that decoding chooses for a draft of this method beside a target of `size` tokens; None: all.
+
+    Raises ValueError for a method whose drafts have one of their own, and for the file of another target.
+    """
+    if path is None:
+        return None
+    if has_own_vocabulary(name):
+        raise ValueError(f"draft_vocabulary: {path}: the head of a draft of {name} has its own tokens; leave it out")
+    found = read_draft_vocabulary(path)
+    if found.size != size:
+        raise ValueError(f"{path}: size: is {found.size}, the target's vocab_size is {size}; give the file of this target")
     return found
 
 

@@ -9,7 +9,6 @@
         told(recipe)          rows of a report: the recipe's keys that each covers, a title, the value as it acts
         DECIDE_LOSS           the recipe's keys without which two losses cannot be compared
         COUNTS                what DraftOutput.counts may hold, with the titles of a report
-        HEAD_ROWS             whether its drafter can look at some rows of the target's head alone (evaluation.draft_vocabulary)
         soft_labels(recipe)   whether the target's distribution is learnt, and not the text's tokens alone
         TARGETS               model type -> published class; empty where none was published
         NAMELESS_FILES        whether weight files without a configuration are of this method
@@ -198,6 +197,6 @@ class Method(Protocol):
     def drafter(self, target: Any, layer: Any, settings: Any, vocabulary: DraftVocabulary | None = None) -> Drafter:
         """The drafter that decodes with a layer beside its target.
 
-        vocabulary: the tokens to look at while drafting; given only where the settings module says HEAD_ROWS.
+        vocabulary: the tokens to propose, which decoding may choose where the settings hold none (methods.chosen_vocabulary).
         """
         ...

@@ -3,8 +3,8 @@
 The target's distribution after a token is made once and serves all steps that predict the token after it. Gradients are taken
 in the forward, where a chunk's logits exist: no [tokens, vocabulary] tensor is kept.
 
-Shapes: N tokens, C tokens of a chunk, K steps, R rows of all steps one step after another, M rows of one step, H hidden
-width, T target's vocabulary, V draft vocabulary.
+Shapes: N tokens, C tokens of a chunk, K steps, M rows of one step, R rows of a chunk, one step after another, H hidden width,
+T target's vocabulary, V draft vocabulary.
 """
 
 from collections.abc import Sequence
@@ -57,17 +57,19 @@ def chunk_tokens(target_vocabulary: int, vocabulary: int, steps: int, device: to
     return losses.chunk_tokens(target_vocabulary + steps * vocabulary, device)
 
 
-def slices_of_chunks(places: Sequence[Tensor], tokens: int, chunk: int) -> list[list[slice]]:
-    """For each chunk the rows of each step, places int64 [M] ascending: the token of each row. One transfer from the device."""
+def cuts_of_chunks(places: Sequence[Tensor], tokens: int, chunk: int) -> list[list[slice]]:
+    """For each chunk the rows of each step, of places int64 [M] ascending. One transfer from the device."""
     edges = torch.arange(0, tokens + chunk, chunk, device=places[0].device)
     cuts = torch.stack([torch.searchsorted(places_M, edges) for places_M in places]).tolist()
-    starts = [0]
-    for places_M in places:
-        starts.append(starts[-1] + len(places_M))
-    return [
-        [slice(start + cut[number], start + cut[number + 1]) for start, cut in zip(starts, cuts, strict=False)]
-        for number in range(len(edges) - 1)
-    ]
+    return [[slice(cut[number], cut[number + 1]) for cut in cuts] for number in range(len(edges) - 1)]
+
+
+@dataclass
+class _Gradients:
+    """What the chunks add up: of each step's hidden states [M, H], and of the head's weight, in float32 or better."""
+
+    hidden: list[Tensor]
+    weight_VH: Tensor
 
 
 class _ChunkedChains(torch.autograd.Function):
@@ -75,59 +77,65 @@ class _ChunkedChains(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_RH: Tensor, weight_VH: Tensor, teacher: Teacher, places: list[Tensor], weights: list[float]
+        ctx: Any, teacher: Teacher, places: list[Tensor], weights: list[float], weight_VH: Tensor, *hidden: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        wide = torch.promote_types(weight_VH.dtype, torch.float32)
-        device, trains = hidden_RH.device, hidden_RH.requires_grad
+        """The weighted sum of all losses; the sums of each step without weights, [4, K]; the target's loss."""
+        wide, device = torch.promote_types(weight_VH.dtype, torch.float32), weight_VH.device
         sums_4K = torch.zeros(4, len(places), dtype=wide, device=device)
         target = torch.zeros((), dtype=wide, device=device)
-        grad_RH = torch.empty_like(hidden_RH) if trains else None
-        grad_VH = torch.zeros_like(weight_VH, dtype=wide) if trains else None
-        place_R, proposed_T, tokens = torch.cat(places), teacher.proposed_T(), len(teacher.labels_N)
+        gradients = None
+        if any(hidden_MH.requires_grad for hidden_MH in hidden):
+            gradients = _Gradients([torch.empty_like(each) for each in hidden], torch.zeros_like(weight_VH, dtype=wide))
+        proposed_T, tokens = teacher.proposed_T(), len(teacher.labels_N)
         chunk = chunk_tokens(len(teacher.weight_TH), len(weight_VH), len(places), device)
-        for number, slices in enumerate(slices_of_chunks(places, tokens, chunk)):
+        for number, cuts in enumerate(cuts_of_chunks(places, tokens, chunk)):
             part = slice(number * chunk, (number + 1) * chunk)
+            place = [each[rows] - part.start for each, rows in zip(places, cuts, strict=True)]
             p_CV, best_C, loss_C = _teacher(teacher, part, wide)
             inside_C = torch.ones_like(best_C, dtype=wide) if proposed_T is None else proposed_T[best_C].to(wide)
             target += loss_C.sum()
-            chunk_RH = torch.cat([hidden_RH[rows] for rows in slices])
+            chunk_RH = torch.cat([each[rows] for each, rows in zip(hidden, cuts, strict=True)])
             logits_RV = F.linear(chunk_RH, weight_VH).to(wide)
-            start = 0
-            for step, rows in enumerate(slices):
-                place_M = place_R[rows] - part.start
-                logits_MV, start = logits_RV[start : start + len(place_M)], start + len(place_M)
-                p_MV = p_CV if len(place_M) == len(p_CV) else p_CV[place_M]
+            for step, logits_MV in enumerate(logits_RV.split([len(place_M) for place_M in place])):
+                place_M = place[step]
                 said_M = logits_MV.argmax(-1)
                 said_M = said_M if teacher.ids_V is None else teacher.ids_V[said_M]
-                inside_M = inside_C[place_M]
-                loss_M = _loss_and_gradient(logits_MV, p_MV)
+                agrees_M, inside_M = said_M == best_C[place_M], inside_C[place_M]
+                loss_M = _loss_and_gradient(logits_MV, p_CV if len(place_M) == len(p_CV) else p_CV[place_M])
                 # A product and no choice: what is not a number stays it, and names its rows.
-                parts = (loss_M * inside_M, inside_M, said_M == best_C[place_M], loss_C[place_M])
+                parts = (loss_M * inside_M, inside_M, agrees_M, loss_C[place_M])
                 sums_4K[:, step] += torch.stack([part_M.sum() for part_M in parts])
                 logits_MV *= (weights[step] * inside_M)[:, None]
-            if grad_RH is None or grad_VH is None:
-                continue
-            gradient_RV, start = logits_RV.to(weight_VH.dtype), 0
-            chunk_grad_RH = gradient_RV @ weight_VH
-            for rows in slices:
-                count = rows.stop - rows.start
-                grad_RH[rows], start = chunk_grad_RH[start : start + count], start + count
-            if wide == weight_VH.dtype:
-                torch.addmm(grad_VH, gradient_RV.T, chunk_RH, out=grad_VH)
-            else:
-                grad_VH += gradient_RV.T @ chunk_RH
-        ctx.save_for_backward(grad_RH, grad_VH)
+            if gradients is not None:
+                _add_gradients(gradients, logits_RV.to(weight_VH.dtype), chunk_RH, weight_VH, cuts)
+            del p_CV, logits_RV, logits_MV  # before the next chunk's are made
         ctx.dtype = weight_VH.dtype
+        if gradients is not None:
+            ctx.save_for_backward(gradients.weight_VH, *gradients.hidden)
         total = (sums_4K[0] * torch.tensor(weights, dtype=wide, device=device)).sum()
         ctx.mark_non_differentiable(sums_4K, target)
         return total, sums_4K, target
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad_RH, grad_VH = ctx.saved_tensors
+        """Both gradients, times the loss's own."""
+        grad_VH, *hidden = ctx.saved_tensors
         # The scale stays in float32: rounded to bfloat16 it would move the whole gradient by up to 0.2 %.
         scaled_VH = torch.mul(grad_VH, grads[0], out=torch.empty_like(grad_VH, dtype=ctx.dtype))
-        return grad_RH * grads[0], scaled_VH, None, None, None
+        return None, None, None, scaled_VH, *(grad_MH * grads[0] for grad_MH in hidden)
+
+
+def _add_gradients(
+    gradients: _Gradients, gradient_RV: Tensor, chunk_RH: Tensor, weight_VH: Tensor, cuts: Sequence[slice]
+) -> None:
+    """Write a chunk's gradients of hidden states, and add that of the weight."""
+    counts = [rows.stop - rows.start for rows in cuts]
+    for grad_MH, rows, part in zip(gradients.hidden, cuts, (gradient_RV @ weight_VH).split(counts), strict=True):
+        grad_MH[rows] = part
+    if gradients.weight_VH.dtype == weight_VH.dtype:
+        torch.addmm(gradients.weight_VH, gradient_RV.T, chunk_RH, out=gradients.weight_VH)
+    else:
+        gradients.weight_VH += gradient_RV.T @ chunk_RH
 
 
 def _teacher(teacher: Teacher, part: slice, wide: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -150,20 +158,28 @@ def _loss_and_gradient(logits_MV: Tensor, p_MV: Tensor) -> Tensor:
 
 
 def chain_cross_entropy(
-    hidden_RH: Tensor, weight_VH: Tensor, teacher: Teacher, places: list[Tensor], weights: list[float]
+    weight_VH: Tensor, hidden: list[Tensor], teacher: Teacher, places: list[Tensor], weights: list[float]
 ) -> ChainSums:
-    """Sums of the losses of logits hidden_RH @ weight_VH.T against the target's distribution over the draft vocabulary.
+    """Sums of the losses of logits hidden @ weight_VH.T against the target's distribution over the draft vocabulary.
 
-    places: for each step int64 [M], ascending, the token among the N whose next one each of its rows predicts; rows stand one
-    step after another. weights: of each step's loss.
+    hidden: of each step [M, H]; places: of each step int64 [M], ascending, the tokens among the N whose next ones its rows
+    predict; weights: of each step's loss.
     """
-    draft, sums_4K, target = _ChunkedChains.apply(hidden_RH, weight_VH, teacher, places, weights)
+    draft, sums_4K, target = _ChunkedChains.apply(teacher, places, weights, weight_VH, *hidden)
     losses_K, inside_K, agreements_K, target_K = sums_4K
     told = teacher.with_loss
     return ChainSums(draft, losses_K, inside_K, agreements_K, target_K if told else None, target if told else None)
 
 
-def chain_bytes(target_vocabulary: int, vocabulary: int, steps: int, tokens: int, device: torch.device) -> int:
-    """Bytes of the logits that are alive at once while the losses of so many tokens are taken."""
+def chain_bytes(
+    target_vocabulary: int, vocabulary: int, steps: int, tokens: int, dtype: torch.dtype, device: torch.device
+) -> int:
+    """Bytes of the logits that are alive at once while the losses of so many tokens are taken.
+
+    The target's in float32 twice; or, over the draft vocabulary, its distribution, all steps' logits and three temporaries of a
+    step, or all steps' logits in the head's dtype too.
+    """
     chunk = min(tokens, chunk_tokens(target_vocabulary, vocabulary, steps, device))
-    return chunk * 4 * max(3 * target_vocabulary, (2 * steps + 3) * vocabulary)
+    narrow = 0 if dtype == torch.float32 else dtype.itemsize
+    of_target = (8 + narrow) * target_vocabulary
+    return chunk * max(of_target, vocabulary * (4 + 4 * steps + max(12, narrow * steps)))

@@ -95,7 +95,7 @@ class Plan(Choices):
     def vocabulary_while_drafting(self, run: str, variant: str) -> list[str]:
         """The draft vocabulary that is decoded with: the draft's own, or that of the evaluation for one that can have it."""
         recipe, size = self.first_recipe(run, variant), self.settings["evaluation"].get("draft_vocabulary")
-        if size is not None and methods.settings_of(recipe.method.name).HEAD_ROWS:
+        if size is not None and not methods.has_own_vocabulary(recipe.method.name):
             return [_vocabulary(run, variant, size)]
         return self.vocabulary(run, variant)
 

@@ -132,12 +132,12 @@ def check_targets(configs: Mapping[Stage, Any], tasks: Mapping[str, Task], draft
 
 def _check_fit(key: str, recipe: Any, size: tuple[int, int], draft_vocabulary: int | None) -> None:
     """A draft fits a target of so many layers and tokens, and so does the vocabulary that it is decoded with."""
-    settings, tokens = methods.settings_of(recipe.method.name), size[1]
+    name, tokens = recipe.method.name, size[1]
     try:
-        settings.fits(recipe, *size)
+        methods.settings_of(name).fits(recipe, *size)
     except ValueError as error:
         raise ValueError(f"{key}: {error}") from None
-    if settings.HEAD_ROWS and draft_vocabulary is not None and draft_vocabulary >= tokens:
+    if draft_vocabulary is not None and draft_vocabulary >= tokens and not methods.has_own_vocabulary(name):
         raise ValueError(
             f"config/workflow.yaml: evaluation.draft_vocabulary: {draft_vocabulary}: the target of {key} has {tokens} tokens; "
             "give fewer, or null for all of them"

@@ -180,3 +180,20 @@ def test_an_unsupported_target_is_refused(folder: Path, capsys: pytest.CaptureFi
     write_json(folder / "target/config.json", config | {"model_type": "gpt2"})
     assert plan.main(command(folder, "--rows", "21")) == 1
     assert "model_type 'gpt2' is not supported" in capsys.readouterr().err
+
+
+def test_a_stage_of_eagle3_is_planned_without_its_vocabularys_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = [
+        "run=demo-eagle3",
+        "recipe.method.vocabulary=100",
+        "recipe.global_batch=4",
+        f"recipe.data.sequence_length={LENGTH}",
+    ]
+    write_text(folder / "recipe.yaml", to_yaml(compose("train", asked).recipe))
+    assert plan.main(command(folder, "--rows", "40")) == 0
+    told = capsys.readouterr().out
+    hidden, heads, key_values, ffn = 64, 64, 32, 96
+    attention = 2 * hidden * (heads + 2 * key_values) + heads * hidden
+    parameters = 3 * hidden**2 + attention + 3 * hidden * ffn + 4 * hidden + 100 * hidden
+    assert f"draft {parameters:,} parameters" in told
+    assert f"time: {operations_of_a_step(folder):.3g} operations a step" in told

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from longspec.decode.drafters import DraftInput
 from longspec.decode.sampling import Sampler
-from longspec.decode.tree import DraftTree, Levels, TreeBuilder
+from longspec.decode.tree import DraftTree, Levels, TreeBuilder, sayable_of
+from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods import settings_of
 from longspec.methods.contract import DraftMemory, DraftOperations, DraftOutput, DraftTrainer
 from longspec.methods.draft_files import draft_weights_file, stored_settings
@@ -80,10 +81,10 @@ class MadeUpDrafter:
     """One level of drafted tokens, of which the state before the root says which are likely."""
 
     reads = (FINAL,)
-    proposed = None
 
-    def __init__(self, target: Any, layer: nn.Module) -> None:
-        self.target, self.layer = target, layer
+    def __init__(self, target: Any, layer: nn.Module, vocabulary: DraftVocabulary | None = None) -> None:
+        self.target, self.layer, self.sayable = target, layer, sayable_of(vocabulary, target.device)
+        self.proposed = None if vocabulary is None else len(vocabulary.ids)
         self.newest_BH = torch.empty(0)  # of the token before the root
 
     def check(self, target: Any) -> None:
@@ -100,8 +101,9 @@ class MadeUpDrafter:
     def propose(self, draft_input: DraftInput, levels: Levels, sampler: Sampler) -> DraftTree:
         """The first of the levels."""
         logits_BV = self.target.lm_head(self.layer(self.newest_BH))
-        growth, is_drawn = TreeBuilder(draft_input.roots_B), not sampler.greedy and levels[0] == 1
-        growth.grow(sampler.log_probabilities(logits_BV)[:, None], levels[0], sampler if is_drawn else None)
+        logits_BV = logits_BV if self.sayable is None else logits_BV[:, self.sayable.ids_V]
+        growth = TreeBuilder(draft_input.roots_B, self.sayable)
+        growth.grow_all(levels[:1], sampler, lambda: logits_BV[:, None])
         return growth.tree()
 
     def commit(self, path_BE: Tensor, kept_B: Tensor, hidden: dict[str, Tensor]) -> None:
@@ -191,9 +193,9 @@ class MadeUpMethod:
         schema = settings_of(self.name).Draft
         return stored_settings(path, schema) or schema()
 
-    def drafter(self, target: Any, layer: nn.Module, settings: Any) -> MadeUpDrafter:
+    def drafter(self, target: Any, layer: nn.Module, settings: Any, vocabulary: DraftVocabulary | None = None) -> MadeUpDrafter:
         """Chains of one token."""
-        return MadeUpDrafter(target, layer)
+        return MadeUpDrafter(target, layer, vocabulary)
 
 
 METHOD = MadeUpMethod()

@@ -5,7 +5,6 @@ from typing import Any
 
 from longspec.config.ranges import check_choices
 
-HEAD_ROWS = False
 NAMELESS_FILES = False
 TARGETS: dict[str, str] = {}  # no class of it was ever published
 DECIDE_LOSS = ("draft.labels",)

@@ -62,22 +62,26 @@ def operations(config: Any, settings: Settings, tokens: int, documents: Iterable
 def memory(config: Any, settings: Settings, tokens: int, dtype: torch.dtype, device: torch.device) -> DraftMemory:
     """Bytes of the steps' forward and backward and of the losses, for tokens that are all trained.
 
-    Kept of each step, in elements of the dtype a token: the embedding's and the feature's norm with their inputs, both side by
-    side, the residual and what the norms after it make, 11H; the keys and values, rotated and not, 3KD; queries and the
-    attention's output 4ND; four of width I; in float32 the inputs of four norms 4H and a softmax sum a head. Of the
-    first step, the auxiliary hidden states side by side, 3H, and normed ones where they are. The gradient of the rows before
-    the head, H a step.
+    Kept of each step, in elements of the dtype a token: what the four norms make before their weights, the input of the
+    attention 2H and of the feed-forward part, and the gradient of the rows before the head, 8H; queries and the attention's
+    output 2ND, keys and values 2KD; four of width I. In float32 the inputs of the norms, 3H (2H where the dtype is float32: the
+    head's norm and the next step's read one), a softmax sum a head and the weights of the chain's own keys. Of the first step
+    the auxiliary hidden states side by side 3H, and once more where they are normed; of the last one its output H.
+
+    Losses hold the normed rows of all steps kH, the trained tokens of the target H, a chunk of logits, and the gradient of the
+    head's weight in float32, with which the backward begins too. That holds another gradient of the rows; in the widest part
+    of a step two of width I and H, or gradients of all steps' keys and values.
     """
-    element = dtype.itemsize
+    element, steps, single = dtype.itemsize, settings.steps, dtype == torch.float32
     hidden, width, ffn = config.hidden_size, head_width(config), config.intermediate_size
     heads, key_values = config.num_attention_heads * width, config.num_key_value_heads * width
-    step = element * (11 * hidden + 3 * key_values + 4 * heads + 4 * ffn)
-    step += 4 * (4 * hidden + config.num_attention_heads)
-    kept = settings.steps * step + element * AUXILIARY * hidden * (3 if settings.fc_norm else 1)
+    step = element * (8 * hidden + 2 * heads + 2 * key_values + 4 * ffn)
+    step += 4 * ((2 if single and not settings.norm_output else 3) * hidden + config.num_attention_heads)
+    own = 4 * config.num_attention_heads * steps * (steps - 1) // 2
+    kept = steps * step + own + element * hidden * (AUXILIARY * (2 if settings.fc_norm else 1) + 1)
     proposed = settings.vocabulary or config.vocab_size
     head = 4 * proposed * hidden
-    return DraftMemory(
-        kept=kept * tokens,
-        losses=chain_bytes(config.vocab_size, proposed, settings.steps, tokens, device) + head + 3 * hidden * element * tokens,
-        backward=(2 * ffn + hidden) * element * tokens + head,
-    )
+    logits = chain_bytes(config.vocab_size, proposed, steps, tokens, dtype, device)
+    losses = logits + head + (0 if single else element * proposed * hidden) + (steps + 1) * hidden * element * tokens
+    widest = max(steps * hidden, 2 * ffn + hidden, 2 * steps * key_values + 3 * heads + 2 * hidden)
+    return DraftMemory(kept=kept * tokens, losses=losses, backward=widest * element * tokens + head)

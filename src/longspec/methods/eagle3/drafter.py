@@ -46,7 +46,6 @@ class Eagle3Drafter:
         auxiliary = layers_of(settings.layers, target.config.num_hidden_layers)
         self.reads = tuple(f"{HIDDEN}{number}" for number in auxiliary)
         self.proposed = settings.vocabulary
-        self.sayable = None if self.proposed is None else Sayable(layer.ids_V, target.config.vocab_size)
         self.slots: Slots = WholeText()
         self.accepted: Accepted | None = None
         self.tokens_BS: Tensor | None = None  # of the tree last proposed
@@ -80,7 +79,8 @@ class Eagle3Drafter:
 
     def propose(self, draft_input: DraftInput, levels: Levels, sampler: Sampler) -> DraftTree:
         """A tree of exactly these levels; of the leaves nothing is computed."""
-        builder = TreeBuilder(draft_input.roots_B, self.sayable)
+        size = self.target.config.vocab_size
+        builder = TreeBuilder(draft_input.roots_B, None if self.proposed is None else Sayable(self.layer.ids_V, size))
         builder.grow_all(levels, sampler, lambda: self.logits(draft_input, builder))
         tree = builder.tree()
         self.tokens_BS = tree.tokens_BS

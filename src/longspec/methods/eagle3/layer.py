@@ -20,8 +20,8 @@ from longspec.models.target import head_width
 
 # Rotated queries [B, N, S, D], rotated keys and values of the slots [B, K, S, D] -> the attention's output [B, N, S, D].
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-# Hidden states and the head's weight -> tensors, such as losses.
-Take = Callable[[Tensor, Tensor], Any]
+# The head's weight and hidden states -> a tuple of tensors, such as losses.
+Take = Callable[[Tensor, Any], Any]
 
 
 class Eagle3Attention(nn.Module):
@@ -78,9 +78,9 @@ class DraftHead(nn.Linear):
     def __init__(self, width: int, proposed: int) -> None:
         super().__init__(width, proposed, bias=False)
 
-    def forward(self, hidden_BSH: Tensor, take: Take | None = None) -> Any:
-        """Logits; or what `take` makes of the hidden states and the weight."""
-        return super().forward(hidden_BSH) if take is None else take(hidden_BSH, self.weight)
+    def forward(self, hidden: Any, take: Take | None = None) -> Any:
+        """Logits of hidden states [..., H]; or what `take` makes of the weight and of hidden states."""
+        return super().forward(hidden) if take is None else take(self.weight, hidden)
 
 
 class Eagle3Layer(nn.Module):

@@ -6,7 +6,6 @@ from typing import Any
 from longspec.config.ranges import TOKENS, Range, check_numbers
 from longspec.draft_vocabulary import DraftVocabulary
 
-HEAD_ROWS = False
 NAMELESS_FILES = False
 TARGETS: dict[str, str] = {}  # no class was published
 AUXILIARY = 3  # hidden states of the target that a draft reads; engines know no other number

@@ -32,7 +32,7 @@ class Slots(Protocol):
         ...
 
     def select(self, rows_B: Tensor) -> None:
-        """Go on with these rows alone."""
+        """Go on with these rows alone, which may be before any text was taken in."""
 
 
 class WholeText:
@@ -66,7 +66,8 @@ class WholeText:
 
     def select(self, rows_B: Tensor) -> None:
         """Cut to the text; how long it is in the rows that are left, the next round says."""
-        select(self.cache, rows_B, self.longest, 0)
+        if self.longest:
+            select(self.cache, rows_B, self.longest, 0)
 
 
 class NewestSlots:
@@ -99,5 +100,5 @@ class NewestSlots:
 
     def select(self, rows_B: Tensor) -> None:
         """Of the text; the tree is forgotten."""
-        keys, values = self.of_text()
-        self.text, self.nodes = (keys[rows_B], values[rows_B]), []
+        if self.text is not None:
+            self.text, self.nodes = (self.text[0][rows_B], self.text[1][rows_B]), []

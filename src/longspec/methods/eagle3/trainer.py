@@ -1,6 +1,6 @@
 """EAGLE-3 in training (arXiv 2503.01840, section 3.2): chains unrolled from every token of a text beside a frozen target.
 
-Shapes: B rows, S tokens, C chains of a step, R rows of all steps, H hidden width, N query heads, K key/value heads,
+Shapes: B rows, S tokens, C chains of a step, M of them with a label, H hidden width, N query heads, K key/value heads,
 D head width.
 """
 
@@ -18,7 +18,7 @@ from longspec.methods.eagle3.layer import Eagle3Layer, check_vocabulary, fresh_l
 from longspec.methods.eagle3.settings import Settings, layers_of
 from longspec.methods.eagle3.weights import check_same_draft, load_draft_weights
 from longspec.models.attention.chains import attend_chains
-from longspec.models.attention.visibility import PADDING, Visibility
+from longspec.models.attention.visibility import Visibility
 from longspec.models.chain_losses import ChainSums, Teacher, chain_cross_entropy
 from longspec.models.inputs import NO_LABEL, check_ranges, check_shapes
 from longspec.states.forward import TargetStates
@@ -50,6 +50,12 @@ class _Keys:
         documents = None if self.document_ids_BS is None else self.document_ids_BS[:, :chains]
         visibility = Visibility(window=window, document_ids_BT=documents)
         return attend_chains(q_BNCD, text, own, visibility, q_BNCD.shape[-1] ** -0.5, self.backend)
+
+
+def _chosen(x_BCH: Tensor, slots_M: Tensor) -> Tensor:
+    """The rows of these chains, [M, H]; no copy where they are all."""
+    x_RH = x_BCH.flatten(0, 1)
+    return x_RH if len(slots_M) == len(x_RH) else x_RH[slots_M]
 
 
 class Eagle3Trainer(DraftTrainer):
@@ -99,14 +105,12 @@ class Eagle3Trainer(DraftTrainer):
         names = [tensor.name for tensor in reads(config, self.settings)]
         found = self.states(input_ids, position_ids, document_ids, names, row_numbers)
         chains = ChainLabels.of(labels, document_ids, self.settings.steps)
-        rows_RH = self._unrolled(found, document_ids, chains)
-        return self._output(self._sums(rows_RH, found[FINAL], chains, with_llm_loss), chains, num_labels, each_step)
+        rows = self._unrolled(found, document_ids, chains)
+        return self._output(self._sums(rows, found[FINAL], chains, with_llm_loss), chains, num_labels, each_step)
 
-    def _unrolled(self, found: dict[str, Tensor], document_ids_BS: Tensor | None, chains: ChainLabels) -> Tensor:
-        """Hidden states of the chains that have a label, one step after another, [R, H]."""
+    def _unrolled(self, found: dict[str, Tensor], document_ids_BS: Tensor | None, chains: ChainLabels) -> list[Tensor]:
+        """Of each step the normed hidden states [M, H] of the chains that have a label."""
         layer, length, rows = self.draft_model, found[EMBEDDED].shape[1], []
-        if document_ids_BS is not None:  # padding sees itself: attention to nothing has no value
-            document_ids_BS = document_ids_BS.masked_fill(document_ids_BS == PADDING, torch.iinfo(torch.int64).max)
         keys = _Keys(self.settings, document_ids_BS, self.states.attention)
         feature_BCH = layer.feature([found[f"{HIDDEN}{number}"][:, : length - 2] for number in self.layers])
         for step, slots_M in enumerate(chains.slots):
@@ -114,22 +118,19 @@ class Eagle3Trainer(DraftTrainer):
             embedded_BCH = found[EMBEDDED][:, 1 + step : length - 1]
             rope = (found[COS][:, step : step + count], found[SIN][:, step : step + count])
             hidden_BCH = layer.midlayer(embedded_BCH, feature_BCH[:, :count], rope, keys.attend)
-            flat_H = hidden_BCH.flatten(0, 1)
-            rows.append(flat_H if len(slots_M) == len(flat_H) else flat_H[slots_M])
-            if step + 1 < len(chains.slots):
-                feature_BCH = layer.fed_back(hidden_BCH[:, : count - 1])
-        return torch.cat(rows)
+            feature_BCH = layer.fed_back(hidden_BCH)
+            rows.append(_chosen(feature_BCH, slots_M) if layer.norm_output else layer.norm(_chosen(hidden_BCH, slots_M)))
+        return rows
 
-    def _sums(self, rows_RH: Tensor, final_BSH: Tensor, chains: ChainLabels, with_llm_loss: bool) -> ChainSums:
+    def _sums(self, rows: list[Tensor], final_BSH: Tensor, chains: ChainLabels, with_llm_loss: bool) -> ChainSums:
         settings, head_weight = self.settings, self.states.head_weight
         weights = [settings.decay**step for step in range(settings.steps)]
         ids_V = None if settings.vocabulary is None else self.draft_model.ids_V
         teacher_NH = final_BSH.flatten(0, 1)[chains.tokens_N]
-        normed_RH = self.draft_model.norm(rows_RH)
         with self.states.gather([head_weight]):
             teacher = Teacher(teacher_NH, head_weight, chains.labels_N, ids_V, with_llm_loss)
             take = partial(chain_cross_entropy, teacher=teacher, places=chains.places, weights=weights)
-            sums: ChainSums = self.draft_model.lm_head(normed_RH, take)
+            sums: ChainSums = self.draft_model.lm_head(rows, take)
         return sums
 
     def _output(self, sums: ChainSums, chains: ChainLabels, num_labels: int | None, each_step: bool) -> DraftOutput:

@@ -26,16 +26,19 @@ def vocabulary_tensors(ids: Sequence[int], target_vocabulary: int) -> dict[str, 
     return {D2T: ids_V - torch.arange(len(ids_V)), T2D: t2d_T}
 
 
-def ids_of(found: Mapping[str, Tensor], vocabulary: int, target_vocabulary: int, source: object) -> tuple[int, ...]:
-    """The target's tokens that both tensors tell of, which stand in `source`.
+def ids_of(found: Mapping[str, Tensor], vocabulary: int, target_vocabulary: int | None, source: object) -> tuple[int, ...]:
+    """The target's tokens that both tensors tell of, which stand in `source`; without its number of tokens, t2d is believed.
 
     Raises ValueError that names the tensor, what it holds and what it must: sizes, and ascending tokens of the target.
     """
     for name, dtype, length in ((D2T, torch.int64, vocabulary), (T2D, torch.bool, target_vocabulary)):
         tensor = found.get(name)
         told = "is missing" if tensor is None else f"is {tensor.dtype} {list(tensor.shape)}"
-        if tensor is None or (tensor.dtype, list(tensor.shape)) != (dtype, [length]):
-            raise ValueError(f"{source}: {name}: {told}, must be {dtype} [{length}], the vocabulary of this draft; {AGAIN}")
+        fits = tensor is not None and tensor.dtype == dtype and tensor.ndim == 1 and length in (None, len(tensor))
+        if not fits:
+            wanted = "of the target's tokens" if length is None else f"[{length}]"
+            raise ValueError(f"{source}: {name}: {told}, must be {dtype} {wanted}; {AGAIN}")
+    target_vocabulary = len(found[T2D])
     ids_V = found[D2T] + torch.arange(vocabulary)
     wrong = _not_ascending(ids_V.tolist(), target_vocabulary)
     if wrong:

@@ -60,7 +60,7 @@ def check_draft_state(layer: nn.Module, state: dict[str, Tensor], source: object
     own_V = known_ids(layer)
     if own_V is None or len(weights) == len(state):
         return
-    found_V = torch.tensor(ids_of(state, len(own_V), len(state.get(T2D, ())), source))
+    found_V = torch.tensor(ids_of(state, len(own_V), None, source))
     if not torch.equal(found_V, own_V):
         token = int((found_V != own_V).nonzero()[0])
         raise ValueError(

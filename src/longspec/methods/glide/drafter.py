@@ -13,7 +13,7 @@ from torch import Tensor
 from longspec.decode.cache import pick, slide
 from longspec.decode.drafters import DraftInput, check_beside
 from longspec.decode.sampling import Sampler
-from longspec.decode.tree import DraftTree, Levels, Sayable, TreeBuilder
+from longspec.decode.tree import DraftTree, Levels, TreeBuilder, sayable_of
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods.glide.layer import GlideLayer
 from longspec.models.attention.tree_visibility import TreeVisibility
@@ -28,9 +28,7 @@ class GlideDrafter:
 
     def __init__(self, target: Any, layer: GlideLayer, window: int, vocabulary: DraftVocabulary | None = None) -> None:
         self.target, self.layer, self.window = target, layer, window
-        self.sayable = (
-            None if vocabulary is None else Sayable(torch.tensor(vocabulary.ids, device=target.device), vocabulary.size)
-        )
+        self.sayable = sayable_of(vocabulary, target.device)
         self.proposed = None if vocabulary is None else len(vocabulary.ids)
         self.head_VH = None if self.sayable is None else target.lm_head.weight.detach()[self.sayable.ids_V]
         last = target.config.num_hidden_layers - 1

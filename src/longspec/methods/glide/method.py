@@ -98,7 +98,7 @@ class GlideMethod:
     def drafter(
         self, target: Any, layer: GlideLayer, settings: Draft, vocabulary: DraftVocabulary | None = None
     ) -> GlideDrafter:
-        """Trees and chains, with a cache of the window alone."""
+        """Trees and chains, with a cache of the window alone; its head is the target's, or the rows of it that are chosen."""
         return GlideDrafter(target, layer, settings.window, vocabulary)
 
 

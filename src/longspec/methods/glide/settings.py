@@ -8,7 +8,6 @@ from omegaconf import MISSING
 from longspec.config.ranges import TOKENS, Range, check_choices, check_numbers
 
 BLOCKS = "blocks"
-HEAD_ROWS = True  # drafting may look at some rows of the target's head alone
 NAMELESS_FILES = True  # draft_model_weights.pth, as published, comes without a configuration
 CHOICES = {
     "anchors": ("off", "fixed", "random"),

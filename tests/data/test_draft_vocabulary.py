@@ -1,0 +1,143 @@
+"""A draft vocabulary against counts by hand, and what it refuses."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from longspec.atomic_files import describe_files, read_json, write_json
+from longspec.data import draft_vocabulary
+from longspec.data.__main__ import parser, run
+from longspec.data.pack import packing
+from longspec.data.pack.arrow_shards import TokenWriter
+from longspec.draft_vocabulary import DraftVocabulary, read_draft_vocabulary
+
+EOS, TOKENS = 2, 12
+Document = tuple[list[int], list[int]]  # ids, answer mask
+# Of answers 5, 7, 7 and 3, 3 are trained: a document's first token is never a label.
+ANSWERS: list[Document] = [([5, 5, 7, 9, 7], [1, 1, 1, 0, 1]), ([3, 3, 3], [0, 1, 1])]
+# Of text 9, 9, 5.
+TEXT: list[Document] = [([4, 9, 9, 5], [0, 0, 0, 0])]
+
+
+def write_rows(folder: Path, documents: list[Document], collation: str, tokenizer: str = "t") -> Path:
+    """The manifest of their packed rows."""
+    folder.mkdir(parents=True)
+    with TokenWriter(folder / "000.arrow") as writer:
+        for number, (ids, mask) in enumerate(documents):
+            writer.write([(np.array(ids, dtype=np.int32), np.array(mask, dtype=np.uint8))], [number])
+    told = {"dataset": "d", "raw": "r", "tokenizer": tokenizer, "template": "c", "eos": EOS, "num_shards": 1, "shard": 0}
+    told |= {"documents": len(documents), "tokens": writer.tokens, "skipped": {"count": 0, "allowed": 0.0}}
+    told |= {"raw_records": {"train": len(documents)}, "files": describe_files(folder, ["000.arrow"])}
+    write_json(folder / "000.json", told)
+    out = folder / "packed/manifest.json"
+    packing.make([folder / "000.json"], 8, collation, "split", out)
+    return out
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> dict[str, Path]:
+    """Rows of answers and of text, and a target of some more tokens than they have."""
+    write_json(tmp_path / "target/config.json", {"vocab_size": TOKENS})
+    write_json(tmp_path / "target.json", {"path": str(tmp_path / "target")})
+    return {
+        "answers": write_rows(tmp_path / "a", ANSWERS, "longcot"),
+        "text": write_rows(tmp_path / "b", TEXT, "base"),
+    }
+
+
+def count(tmp_path: Path, rows: dict[str, Path], size: int, *options: str) -> DraftVocabulary:
+    """The file that the verb writes."""
+    out = tmp_path / f"draft_vocabulary_{size}.json"
+    named = [f"{name}={path}" for name, path in rows.items()]
+    given = ["--target", str(tmp_path / "target.json"), "--size", str(size), "--out", str(out), *options]
+    run(parser().parse_args(["vocabulary", "--packed", *named, *given]), None)
+    return read_draft_vocabulary(out)
+
+
+def test_the_most_frequent_labels_of_all_rows_with_ties_by_id(tmp_path: Path, rows: dict[str, Path]) -> None:
+    """3, 5, 7 and 9 stand twice each, padding and first tokens (2, 4) are no labels."""
+    found = count(tmp_path, rows, 2)
+    assert found == DraftVocabulary((3, 5), TOKENS, "t", {"answers": 3 / 5, "text": 1 / 3, "all": 4 / 8})
+    assert count(tmp_path, rows, 3).ids == (3, 5, 7)
+    assert "holds 50.0% of the trained tokens, less than 95%" in found.low_coverage
+    assert count(tmp_path, rows, 5).ids == (0, 3, 5, 7, 9)  # what is never trained comes by id, too
+    assert count(tmp_path, rows, 4).low_coverage == ""
+
+
+def test_rows_of_two_stages_count_twice(tmp_path: Path, rows: dict[str, Path]) -> None:
+    """9 then stands four times, 5 three times."""
+    twice = rows | {"again": rows["text"]}
+    assert count(tmp_path, twice, 1).ids == (9,)
+    assert count(tmp_path, twice, 2).ids == (5, 9)
+    assert count(tmp_path, twice, 1).coverage == {"answers": 0.0, "text": 2 / 3, "again": 2 / 3, "all": 4 / 11}
+
+
+def test_record_batches_add_up(tmp_path: Path, rows: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row a batch gives the counts of all at once."""
+    monkeypatch.setattr(packing, "BATCH_TOKENS", 1)
+    parts = write_rows(tmp_path / "c", [*ANSWERS, *ANSWERS], "longcot")
+    assert len(list(draft_vocabulary.PackedRows(parts).batches())) > 1
+    assert draft_vocabulary.trained_tokens(draft_vocabulary.PackedRows(parts), TOKENS).tolist() == [
+        0,
+        0,
+        0,
+        4,
+        0,
+        2,
+        0,
+        4,
+        0,
+        0,
+        0,
+        0,
+    ]
+
+
+def test_tokens_of_another_run_cover_these_rows(tmp_path: Path, rows: dict[str, Path]) -> None:
+    taken = tmp_path / "other.json"
+    DraftVocabulary((7, 9), TOKENS, "t", {"all": 1.0}).write(taken)
+    found = count(tmp_path, rows, 2, "--ids-of", str(taken))
+    assert (found.ids, found.coverage) == ((7, 9), {"answers": 2 / 5, "text": 2 / 3, "all": 4 / 8})
+
+
+def refused(tmp_path: Path, rows: dict[str, Path], size: int, message: str, *options: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        count(tmp_path, rows, size, *options)
+    assert not list(tmp_path.glob("draft_vocabulary_*"))
+
+
+@pytest.mark.parametrize("size", [0, TOKENS, TOKENS + 1])
+def test_a_size_that_leaves_nothing_out_is_refused(tmp_path: Path, rows: dict[str, Path], size: int) -> None:
+    fix = "give fewer, or count none: recipe.method.vocabulary: null"
+    refused(tmp_path, rows, size, f"--size: {size}: the target has {TOKENS} tokens; {fix}")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"tokenizer": "u"}, "other.json: tokenizer: u, a vocabulary of another tokenizer than"),
+        ({"size": 99}, f"other.json: size: of a target of 99 tokens, {{}}/target.json has {TOKENS}"),
+        ({"ids": [3, 4, 5]}, "other.json: ids: are 3, --size is 2; give the file of that size"),
+        ({"ids": [5, 3]}, "other.json: ids: must be tokens 0 to 11 of the target, ascending, each once"),
+    ],
+)
+def test_tokens_that_do_not_fit_are_refused(
+    tmp_path: Path, rows: dict[str, Path], changed: dict[str, Any], message: str
+) -> None:
+    taken = tmp_path / "other.json"
+    DraftVocabulary((7, 9), TOKENS, "t", {"all": 1.0}).write(taken)
+    write_json(taken, read_json(taken) | changed)
+    refused(tmp_path, rows, 2, message.format(tmp_path), "--ids-of", str(taken))
+
+
+def test_rows_that_do_not_fit_are_refused(tmp_path: Path, rows: dict[str, Path]) -> None:
+    other = rows | {"other": write_rows(tmp_path / "c", TEXT, "base", tokenizer="u")}
+    refused(tmp_path, other, 2, "--packed: answers, text, other: rows of different tokenizers; pack all of them for one target")
+    larger = {"x": write_rows(tmp_path / "d", [([1, 50], [1, 1])], "base")}
+    refused(tmp_path, larger, 2, "rows.arrow: holds token 50, the target ends at 11; pack the data again")
+    refused(tmp_path, {"all": rows["text"]}, 2, "none of them 'all', which is all rows")
+    write_json(tmp_path / "target/config.json", {})
+    refused(tmp_path, rows, 2, "config.json: vocab_size: is None, must be the number of the target's tokens")

@@ -1,0 +1,215 @@
+"""The layout of the package `speculators`, and the final folder of an EAGLE-3 run on its way to the hub."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, Qwen3Config
+
+from longspec.atomic_files import files_below, read_json, write_json, write_text
+from longspec.config import compose, load, to_yaml
+from longspec.config.schema import Recipe
+from longspec.draft.__main__ import main
+from longspec.draft.card import model_card
+from longspec.draft.folder import draft_config, write_draft
+from longspec.draft.hub_upload import files_to_push
+from longspec.methods.eagle3.weights import draft_settings
+from longspec.methods.glide.layer import GlideLayer
+from tests.draft.eagle3_drafts import SHAPE, TARGET, extract_draft
+from tests.targets import LLAMA3
+
+# Taken down from what speculators 0.9.0 saved (Eagle3DraftModel.save_pretrained, a Llama of these shapes with fc_norm), less
+# embed_tokens.weight, which it takes of its verifier where a file has none.
+THEIRS = {
+    "d2t": (torch.int64, (8,)),
+    "fc.weight": (torch.float32, (32, 96)),
+    "fc_norm.0.weight": (torch.float32, (32,)),
+    "fc_norm.1.weight": (torch.float32, (32,)),
+    "fc_norm.2.weight": (torch.float32, (32,)),
+    "layers.0.hidden_norm.weight": (torch.float32, (32,)),
+    "layers.0.input_layernorm.weight": (torch.float32, (32,)),
+    "layers.0.mlp.down_proj.weight": (torch.float32, (32, 48)),
+    "layers.0.mlp.gate_proj.weight": (torch.float32, (48, 32)),
+    "layers.0.mlp.up_proj.weight": (torch.float32, (48, 32)),
+    "layers.0.post_attention_layernorm.weight": (torch.float32, (32,)),
+    "layers.0.self_attn.k_proj.weight": (torch.float32, (24, 64)),
+    "layers.0.self_attn.o_proj.weight": (torch.float32, (32, 48)),
+    "layers.0.self_attn.q_proj.weight": (torch.float32, (48, 64)),
+    "layers.0.self_attn.v_proj.weight": (torch.float32, (24, 64)),
+    "lm_head.weight": (torch.float32, (8, 32)),
+    "norm.weight": (torch.float32, (32,)),
+    "t2d": (torch.bool, (97,)),
+}
+Verb = Callable[..., None]
+
+
+@pytest.fixture
+def verb(monkeypatch: pytest.MonkeyPatch) -> Verb:
+    def run(*options: object) -> None:
+        monkeypatch.setattr("sys.argv", ["draft", *map(str, options)])
+        main()
+
+    return run
+
+
+def export(verb: Verb, folder: Path, layout: str = "speculators") -> Path:
+    verb("export", folder, "--layout", layout, "--out", folder.parent / "exported")
+    return folder.parent / "exported"
+
+
+def test_names_shapes_and_numbers_are_those_of_speculators(verb: Verb, tmp_path: Path) -> None:
+    folder = extract_draft(tmp_path, verb, fc_norm=True)
+    out = export(verb, folder)
+    assert files_below(out) == ["config.json", "model.safetensors"]
+    found, own = load_file(out / "model.safetensors"), load_file(folder / "model.safetensors")
+    assert {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in found.items()} == THEIRS
+    assert all(torch.equal(tensor, own[name.replace("layers.0", "midlayer")]) for name, tensor in found.items())
+
+
+def test_the_configuration_is_that_of_speculators(verb: Verb, tmp_path: Path) -> None:
+    """Fields and values as Eagle3SpeculatorConfig 0.9.0 writes them."""
+    target = Qwen3Config(**SHAPE, rope_parameters=LLAMA3)
+    content = read_json(
+        export(verb, extract_draft(tmp_path, verb, target, sliding_window=64, norm_output=True)) / "config.json"
+    )
+    layer = LlamaConfig(**content.pop("transformer_layer_config"))
+    assert content == {
+        "architectures": ["Eagle3DraftModel"],
+        "draft_vocab_size": 8,
+        "dtype": "bfloat16",
+        "eagle_aux_hidden_state_layer_ids": [2, 4, 6],
+        "embed_requires_grad": False,
+        "fc_norm": False,
+        "norm_before_fc": False,
+        "norm_before_residual": False,  # vLLM takes a missing one for true
+        "norm_output": True,
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [
+                {"accept_tolerance": 0.0, "proposal_type": "greedy", "speculative_tokens": 5, "verifier_accept_k": 1}
+            ],
+            "verifier": {"architectures": ["Qwen3ForCausalLM"], "name_or_path": "owner/target"},
+        },
+        "speculators_model_type": "eagle3",
+        "speculators_version": "0.9.0",
+        "target_hidden_size": None,
+        "tie_word_embeddings": False,
+    }
+    for name in ("vocab_size", "hidden_size", "num_attention_heads", "head_dim", "max_position_embeddings", "eos_token_id"):
+        assert getattr(layer, name) == SHAPE[name]
+    assert (layer.rope_parameters, layer.num_hidden_layers) == (target.rope_parameters, 1)
+    assert (layer.layer_types, layer.sliding_window) == (["sliding_attention"], 64)
+
+
+def test_a_draft_of_all_tokens_has_no_maps_there_either(verb: Verb, tmp_path: Path) -> None:
+    """speculators makes no buffers for them where both vocabularies are one."""
+    out = export(verb, extract_draft(tmp_path, verb, vocabulary=None))
+    assert not load_file(out / "model.safetensors").keys() & {"d2t", "t2d"}
+    assert read_json(out / "config.json")["draft_vocab_size"] == 97
+
+
+def test_a_method_without_the_layout_is_named(verb: Verb, tmp_path: Path) -> None:
+    TARGET.save_pretrained(tmp_path / "target")
+    state = GlideLayer(TARGET).state_dict()
+    write_draft(tmp_path / "draft", state, draft_config(str(tmp_path / "target"), compose("train", ["run=demo"]).recipe))
+    with pytest.raises(SystemExit, match=r"--layout: speculators: .*draft: drafts of 'glide' have no such layout; it has none"):
+        export(verb, tmp_path / "draft")
+    assert not (tmp_path / "exported").exists()
+
+
+def spoil_weights(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["fc.weight"][0, 0] = torch.nan
+    save_file(tensors, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (spoil_weights, r"model\.safetensors: .*fc\.weight: 1 of its 3072 numbers are NaN"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"torn"), r"model\.safetensors: is damaged"),
+        (lambda folder: (folder / "config.json").write_text("{"), r"config\.json: line 1: not valid JSON"),
+        (
+            lambda folder: (folder / "config.json").unlink(),
+            r"draft: not a draft folder: has no config\.json with the field draft",
+        ),
+        (
+            lambda folder: write_json(folder / "config.json", read_json(folder / "config.json") | {"hidden_size": "wide"}),
+            r"config\.json: is no configuration of a draft",
+        ),
+    ],
+)
+def test_a_damaged_folder_leaves_nothing(verb: Verb, tmp_path: Path, spoil: Callable[[Path], Any], message: str) -> None:
+    folder = extract_draft(tmp_path, verb)
+    spoil(folder)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(SystemExit, match=message) as told:
+        export(verb, folder)
+    assert "\n" not in str(told.value)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_neither_an_unknown_layout_nor_a_taken_name(verb: Verb, tmp_path: Path) -> None:
+    folder = extract_draft(tmp_path, verb)
+    with pytest.raises(SystemExit, match=r"--layout: gguf: .*drafts of 'eagle3' have no such layout; it has speculators"):
+        export(verb, folder, "gguf")
+    write_text(tmp_path / "exported/mine.txt", "mine")
+    with pytest.raises(SystemExit, match=r"--out: .*exported: is there already; give another name, or remove it"):
+        export(verb, folder)
+    assert files_below(tmp_path / "exported") == ["mine.txt"]
+
+
+def final_draft(verb: Verb, folder: Path, **method: Any) -> Path:
+    """The final folder of a run of one stage."""
+    draft = extract_draft(folder, verb, **method)
+    write_text(folder / "base/recipe.yaml", (folder / "recipe.yaml").read_text())
+    write_text(folder / "base/runtime.yaml", to_yaml(compose("train", ["run=demo"]).runtime))
+    times = {"training_seconds": 1.0, "world_size": 1, "zero_stage": 1, "versions": {}}
+    write_json(folder / "base/checkpoint.json", {"step": 100, "tokens_seen": 10**6} | times)
+    write_text(folder / "target/tokenizer.json", "{}")
+    write_json(folder / "tokenizer.json", {"path": str(folder / "target"), "files": {"tokenizer.json": {}}})
+    inputs = {"--target": "target.json", "--tokenizer": "tokenizer.json", "--data": "vocabulary.json", "--stages": "base"}
+    paths = [part for option, name in inputs.items() for part in (option, folder / name)]
+    verb("final", "--draft", draft, *paths, "--out", folder / "final_draft")
+    return folder / "final_draft"
+
+
+def test_the_final_folder_is_the_draft_with_its_tokenizer_and_origin(verb: Verb, tmp_path: Path) -> None:
+    folder = final_draft(verb, tmp_path)
+    added = {"tokenizer.json", "training_config.yaml", "provenance.json"}
+    assert set(files_to_push(folder)) == set(files_below(tmp_path / "draft")) | added
+    assert {"model.safetensors", "config.json", "custom_generate/generate.py"} <= set(files_below(tmp_path / "draft"))
+    assert draft_settings(folder) == draft_settings(tmp_path / "draft")
+    assert load(tmp_path / "base/recipe.yaml", Recipe).method.name == "eagle3"
+    assert load_file(export(verb, folder) / "model.safetensors").keys() == {n for n in THEIRS if "fc_norm" not in n}
+
+
+@pytest.mark.parametrize("window", [None, 64])
+@pytest.mark.parametrize("revision", ["main", "v2"])
+def test_the_card_says_how_to_serve_it(verb: Verb, tmp_path: Path, window: int | None, revision: str) -> None:
+    card = model_card(final_draft(verb, tmp_path, sliding_window=window), "me/draft", revision, None, None)
+    header, body = card.split("---\n", 2)[1:]
+    assert yaml.safe_load(header)["base_model"] == "owner/target"
+    assert "eagle3" in yaml.safe_load(header)["tags"]
+    commands = [line for line in body.replace(" \\\n    ", " ").splitlines() if line.startswith(("vllm", "python -m sglang"))]
+    tag, told = (', "revision": "v2"', " --speculative-draft-model-revision v2") if revision == "v2" else ("", "")
+    chain = '"num_speculative_tokens": 3'
+    assert commands == [
+        f"""vllm serve owner/target --speculative-config '{{"method": "eagle3", "model": "me/draft"{tag}, {chain}}}'""",
+        "python -m sglang.launch_server --model-path owner/target --speculative-algorithm EAGLE3"
+        f" --speculative-draft-model-path me/draft{told} --speculative-num-steps 3 --speculative-eagle-topk 1"
+        # What counts the query itself in config.json does not in SGLang.
+        f" --speculative-num-draft-tokens 4{'' if window is None else ' --speculative-draft-window-size 63'}",
+    ]
+    assert ("sliding window 64" in body) == (window == 64)
+    assert "layers 2, 4, 6, draft vocabulary\n8 of 97 tokens" in body
+    assert "custom_generate=draft" in body
+    assert "Not measured." in body
+    assert str(tmp_path) not in card
+    described = body.split("\n\n\n## Acceptance")[0]
+    assert ("\n\n\n" in described, "\n\n```\n\n" in described) == (False, False)

@@ -1,0 +1,369 @@
+"""EAGLE-3's draft folders: what engines find in them, what comes back from them, and what is refused."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from longspec.atomic_files import read_json, write_json
+from longspec.draft.__main__ import main
+from longspec.methods.draft_files import check_draft_config
+from longspec.methods.eagle3 import settings as eagle3
+from longspec.methods.eagle3.layer import Eagle3Layer
+from longspec.methods.eagle3.settings import Settings
+from longspec.methods.eagle3.weights import (
+    check_draft_state,
+    check_same_draft,
+    draft_settings,
+    load_draft_weights,
+    published_layout,
+)
+from tests.damaged import FILES
+from tests.draft.eagle3_drafts import IDS, SHAPE, TARGET, extract_draft, random_state, recipe_of
+from tests.targets import LINEAR, LLAMA3, YARN
+
+# As vLLM's load_weights of llama_eagle3.py takes them: shapes of TARGET, 8 draft tokens.
+SHAPES = {
+    "midlayer.self_attn.q_proj.weight": (48, 64),
+    "midlayer.self_attn.k_proj.weight": (24, 64),
+    "midlayer.self_attn.v_proj.weight": (24, 64),
+    "midlayer.self_attn.o_proj.weight": (32, 48),
+    "midlayer.mlp.gate_proj.weight": (48, 32),
+    "midlayer.mlp.up_proj.weight": (48, 32),
+    "midlayer.mlp.down_proj.weight": (32, 48),
+    "midlayer.input_layernorm.weight": (32,),
+    "midlayer.hidden_norm.weight": (32,),
+    "midlayer.post_attention_layernorm.weight": (32,),
+    "fc.weight": (32, 96),
+    "norm.weight": (32,),
+    "lm_head.weight": (8, 32),
+    "d2t": (8,),
+    "t2d": (97,),
+}
+Make = Callable[..., Path]
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """A draft folder by the verb `extract`."""
+
+    def verb(*options: object) -> None:
+        monkeypatch.setattr("sys.argv", ["draft", *map(str, options)])
+        main()
+
+    def run(config: PretrainedConfig = TARGET, **method: Any) -> Path:
+        return extract_draft(tmp_path, verb, config, **method)
+
+    return run
+
+
+def fresh(settings: Settings, config: PretrainedConfig = TARGET) -> Eagle3Layer:
+    return Eagle3Layer(config, settings)
+
+
+def edit(folder: Path, **fields: Any) -> None:
+    """Change fields of config.json, those of objects in it one by one."""
+    content = read_json(folder / "config.json")
+    for name, value in fields.items():
+        content[name] = content[name] | value if isinstance(value, dict) else value
+    write_json(folder / "config.json", content)
+
+
+def edit_weights(folder: Path, change: Callable[[dict[str, Tensor]], Any]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("fc_norm", [False, True])
+def test_weights_have_the_names_shapes_and_numbers_that_engines_load(make: Make, fc_norm: bool) -> None:
+    folder = make(fc_norm=fc_norm)
+    norms = {f"fc_norm.{n}.weight": (32,) for n in range(3)} if fc_norm else {}
+    for found in (load_file(folder / "model.safetensors"), torch.load(folder / "draft_model_weights.pth", weights_only=True)):
+        assert {name: tuple(tensor.shape) for name, tensor in found.items()} == SHAPES | norms
+        state = random_state(TARGET, recipe_of(fc_norm=fc_norm))
+        assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
+        assert (found["d2t"].dtype, found["t2d"].dtype) == (torch.int64, torch.bool)
+        # SGLang's way from a draft token to the target's, and vLLM's.
+        assert (found["d2t"] + torch.arange(8)).tolist() == list(IDS)
+        assert [token for token, drafted in enumerate(found["t2d"].tolist()) if drafted] == list(IDS)
+
+
+def test_a_draft_of_all_tokens_has_no_tensors_of_a_vocabulary(make: Make) -> None:
+    """vLLM makes no place for d2t where draft_vocab_size is the target's vocab_size, and refuses the file."""
+    folder = make(vocabulary=None)
+    assert not load_file(folder / "model.safetensors").keys() & {"d2t", "t2d"}
+    assert read_json(folder / "config.json")["draft_vocab_size"] == 97
+    settings = draft_settings(folder)
+    assert (settings.vocabulary, settings.ids) == (None, None)
+    load_draft_weights(fresh(settings), folder)
+    assert published_layout({}, Settings(vocabulary=3, ids=(0, 1, 2), target_vocabulary=3)) == {}
+
+
+def test_transformers_reads_the_configuration_as_a_llama(make: Make) -> None:
+    folder = make(sliding_window=64)
+    config = AutoConfig.from_pretrained(folder)
+    assert type(config) is LlamaConfig
+    for name in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"):
+        assert getattr(config, name) == SHAPE[name]
+    for name in ("max_position_embeddings", "rms_norm_eps", "bos_token_id", "eos_token_id"):
+        assert getattr(config, name) == SHAPE[name]
+    assert (config.architectures, config.num_hidden_layers, config.draft_vocab_size) == (["LlamaForCausalLMEagle3"], 1, 8)
+    assert (config.hidden_act, config.tie_word_embeddings, config.dtype) == ("silu", False, torch.bfloat16)
+    assert (config.layer_types, config.sliding_window) == (["sliding_attention"], 64)
+    assert (config.norm_before_residual, config.norm_before_fc, config.fc_norm, config.norm_output) == (False,) * 4
+    assert LlamaConfig.from_pretrained(folder).to_diff_dict() == config.to_diff_dict()
+    body = AutoModelForCausalLM.from_config(config)
+    assert body.model.layers[0].self_attn.q_proj.out_features == SHAPES["midlayer.self_attn.q_proj.weight"][0]
+
+
+def test_without_a_window_no_layer_has_one(make: Make) -> None:
+    content = read_json(make() / "config.json")
+    assert not content.keys() & {"layer_types", "sliding_window"}
+
+
+def test_each_engine_is_told_the_layers_as_it_counts_them(make: Make) -> None:
+    """vLLM: inputs of layers, and it looks at the top first. SGLang: outputs, in eagle_config alone, so it adds one."""
+    content = read_json(make() / "config.json")
+    assert content["eagle_aux_hidden_state_layer_ids"] == [2, 4, 6] == content["settings"]["layers"]
+    assert [layer + 1 for layer in content["eagle_config"]["eagle_aux_hidden_state_layer_ids"]] == [2, 4, 6]
+    assert content["eagle_config"]["use_aux_hidden_state"] is True
+
+
+@pytest.mark.parametrize("layers", [[0, 1, 2], [3, 7, 8]])
+def test_chosen_layers_are_stored(make: Make, layers: list[int]) -> None:
+    folder = make(layers=layers)
+    assert draft_settings(folder).layers == tuple(layers)
+    assert read_json(folder / "config.json")["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [n - 1 for n in layers]
+
+
+@pytest.mark.parametrize(
+    "rope", [LLAMA3, YARN, LINEAR, {"rope_type": "default", "rope_theta": 5e5}], ids=lambda r: r["rope_type"]
+)
+@pytest.mark.parametrize("family", [LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config])
+def test_rotations_and_positions_travel(make: Make, family: Any, rope: dict[str, Any]) -> None:
+    """In the form of transformers 5, in that of before, and to the same frequencies from either."""
+    target = family(**SHAPE, rope_parameters=rope)
+    folder = make(target)
+    content = read_json(folder / "config.json")
+    assert content["max_position_embeddings"] == 4096
+    assert (content["rope_parameters"], content["rope_theta"]) == (target.rope_parameters, rope["rope_theta"])
+    scaling = {name: value for name, value in target.rope_parameters.items() if name != "rope_theta"}
+    assert content["rope_scaling"] == (None if rope["rope_type"] == "default" else scaling)
+
+    def frequencies(config: PretrainedConfig) -> Tensor:
+        inverse = AutoModelForCausalLM.from_config(config).model.rotary_emb.inv_freq
+        assert isinstance(inverse, Tensor)
+        return inverse
+
+    old, new = dict(content), dict(content)
+    del old["rope_parameters"], new["rope_theta"], new["rope_scaling"]
+    for form in (content, old, new):
+        assert torch.equal(frequencies(LlamaConfig(**form)), frequencies(target))
+
+
+def test_settings_and_weights_come_back(make: Make) -> None:
+    folder = make(sliding_window=64, fc_norm=True, norm_output=True)
+    settings = draft_settings(folder)
+    expected = Settings((2, 4, 6), 8, 64, True, True, 5, 0.5, IDS, 97)
+    assert settings == expected
+    for path in (folder, folder / "model.safetensors", folder / "draft_model_weights.pth"):
+        layer = fresh(settings)
+        load_draft_weights(layer, path)
+        state = random_state(TARGET, recipe_of(fc_norm=True))
+        assert layer.state_dict().keys() == state.keys()
+        assert all(torch.equal(layer.state_dict()[name], tensor) for name, tensor in state.items())
+    check_draft_config(folder, TARGET)
+    check_same_draft(folder, TARGET, eagle3.of(recipe_of(fc_norm=True, norm_output=True)))
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".safetensors")])
+def test_a_damaged_file_is_one_line(make: Make, name: str) -> None:
+    folder = make()
+    settings = draft_settings(folder)
+    (folder / "model.safetensors").write_bytes(FILES[name](random_state(TARGET, recipe_of())))
+    with pytest.raises(ValueError, match=r"model\.safetensors: ") as told:
+        load_draft_weights(fresh(settings), folder)
+    assert "\n" not in str(told.value)
+
+
+def spoil(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[dict[str, Tensor]], Any]:
+    return lambda tensors: tensors.update({name: change(tensors[name])})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors: tensors.pop("norm.weight"), r"norm\.weight: missing"),
+        (lambda tensors: tensors.update(strange=torch.ones(1)), "strange: unknown"),
+        (spoil("fc.weight", lambda t: t[:, :64].clone()), r"fc\.weight: is \[32, 64\], this target's draft has \[32, 96\]"),
+        (spoil("lm_head.weight", lambda t: t[:7].clone()), r"lm_head\.weight: is \[7, 32\], this target's draft has \[8, 32\]"),
+        (spoil("fc.weight", lambda t: t.to(torch.int8)), r"fc\.weight: is torch\.int8, weights are torch\.float32"),
+        (spoil("fc.weight", lambda t: t.fill_(torch.nan)), r"fc\.weight: 3072 of its 3072 numbers are NaN"),
+        (lambda tensors: tensors.update({"fc_norm.0.weight": torch.ones(32)}), "unknown; recipe.method.fc_norm says whether"),
+        (
+            spoil("d2t", lambda t: t + torch.eye(8, dtype=torch.int64)[3]),
+            r"t2d: marks 8 tokens, d2t names 8; token 9 is in one",
+        ),
+        (spoil("d2t", lambda t: t.to(torch.int32)), r"d2t: is torch\.int32 \[8\], must be torch\.int64 \[8\]"),
+        (spoil("d2t", lambda t: t[:7].clone()), r"d2t: is torch\.int64 \[7\], must be torch\.int64 \[8\]"),
+        (lambda tensors: tensors.pop("t2d"), r"t2d: is missing, must be torch\.bool of the target's tokens"),
+    ],
+)
+def test_a_strange_tensor_is_named(make: Make, change: Any, message: str) -> None:
+    folder = make()
+    layer = fresh(draft_settings(folder))
+    edit_weights(folder, change)
+    before = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
+    with pytest.raises(ValueError, match=f"^{folder / 'model.safetensors'}: .*{message}"):
+        load_draft_weights(layer, folder)
+    assert all(torch.equal(layer.state_dict()[name], tensor) for name, tensor in before.items())
+
+
+def test_another_vocabulary_is_named_with_both_tokens(make: Make) -> None:
+    folder = make()
+    other = Settings((2, 4, 6), 8, ids=(*IDS[:4], 20, *IDS[5:]), target_vocabulary=97)
+    message = r"d2t: draft token 4 is the target's 17, in this draft's vocabulary it is 20; .*recipe\.method\.vocabulary_from"
+    with pytest.raises(ValueError, match=message):
+        load_draft_weights(fresh(other), folder)
+    with torch.device("meta"):
+        planned = fresh(other)
+    check_draft_state(planned, load_file(folder / "model.safetensors"), "file")  # holds no numbers to compare
+    edit_weights(folder, lambda tensors: (tensors.pop("d2t"), tensors.pop("t2d")))
+    with pytest.raises(ValueError, match=r"model\.safetensors: d2t: is missing, must hold the draft vocabulary's 8 tokens"):
+        load_draft_weights(fresh(other), folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (spoil("d2t", lambda t: t.flip(0)), r"d2t: draft token 1 is the target's 36, must be one of 90 to 96, ascending"),
+        (spoil("d2t", lambda t: t + 1), r"d2t: draft token 7 is the target's 97, must be one of 43 to 96, ascending"),
+        (spoil("d2t", lambda t: t - 1), r"d2t: draft token 0 is the target's -1, must be one of 0 to 96"),
+        (spoil("t2d", lambda t: t.logical_not()), r"t2d: marks 89 tokens, d2t names 8; token 0 is in one of them"),
+        (spoil("t2d", lambda t: t[:-1].clone()), r"t2d: is torch\.bool \[96\], must be torch\.bool \[97\]"),
+        (lambda tensors: tensors.pop("d2t"), r"d2t: is missing, must be torch\.int64 \[8\]"),
+    ],
+)
+def test_a_vocabulary_that_contradicts_itself_is_refused(make: Make, change: Any, message: str) -> None:
+    folder = make()
+    edit_weights(folder, change)
+    with pytest.raises(ValueError, match=f"^{folder / 'model.safetensors'}: {message}"):
+        draft_settings(folder)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"settings": {"vocabulary": "8"}}, r"settings: vocabulary: is '8', must be of the type int \| None"),
+        (
+            {"settings": {"layers": [2, 4.5, 6]}},
+            r"settings: layers: is \[2, 4\.5, 6\], must be of the type tuple\[int, \.\.\.\] \| None",
+        ),
+        ({"settings": {"fc_norm": 1}}, "settings: fc_norm: is 1, must be of the type bool"),
+        ({"settings": {"ids": [1]}}, "settings: ids: unknown to this version"),
+        ({"settings": {"decay": 7}}, r"settings: decay: is 7, must be from 0\.01 to 1"),
+        ({"settings": {"steps": 0}}, "settings: steps: is 0, must be from 1 to 64"),
+        ({"settings": {"sliding_window": 0}}, "settings: sliding_window: is 0, must be from 1 to"),
+        ({"settings": {"layers": [6, 4, 2]}}, r"settings: layers: is \[6, 4, 2\], must be 3 of the target's layers 0 to 8"),
+        ({"settings": {"layers": [2, 4, 9]}}, r"settings: layers: is \[2, 4, 9\], must be 3 of the target's layers 0 to 8"),
+        ({"settings": {"layers": None}}, r"settings: layers: is \[\], must be 3"),
+        (
+            {"settings": {"layers": [2, 4, 7]}},
+            r"eagle_aux_hidden_state_layer_ids: is \[2, 4, 6\], by settings: layers it is \[2, 4, 7\]",
+        ),
+        ({"settings": {"vocabulary": 9}}, "draft_vocab_size: is 8, by settings: vocabulary it is 9"),
+        ({"settings": {"vocabulary": None}}, "draft_vocab_size: is 8, by settings: vocabulary it is 97"),
+        ({"settings": {"norm_output": True}}, "norm_output: is False, by settings: norm_output it is True"),
+        ({"sliding_window": 5}, "sliding_window: is 5, by settings: sliding_window it is None"),
+        ({"target": {"vocab_size": "97"}}, "target: vocab_size: is '97', must be a number"),
+        ({"draft": "glide"}, "draft: is 'glide', this draft is 'eagle3'"),
+    ],
+)
+def test_strange_settings_are_refused(make: Make, fields: dict[str, Any], message: str) -> None:
+    folder = make()
+    edit(folder, **fields)
+    with pytest.raises(ValueError, match=f"^{folder / 'config.json'}: {message}"):
+        draft_settings(folder)
+
+
+def test_all_tokens_and_a_vocabulary_exclude_each_other(make: Make) -> None:
+    folder = make()
+    edit(folder, settings={"vocabulary": None}, draft_vocab_size=97)
+    with pytest.raises(
+        ValueError, match=r"model\.safetensors: d2t, t2d: is there, but by settings: .* all 97 tokens are proposed"
+    ):
+        draft_settings(folder)
+
+
+def test_a_configuration_that_is_none_is_refused(make: Make) -> None:
+    folder = make()
+    layer = fresh(draft_settings(folder))
+    whole = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(whole[:100])
+    for read in (draft_settings, lambda path: load_draft_weights(layer, path)):
+        with pytest.raises(ValueError, match=r"config\.json: line \d+: not valid JSON"):
+            read(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(ValueError, match=f"^{folder}: has no config.json of a draft beside it"):
+        draft_settings(folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))  # a target's, say
+    with pytest.raises(ValueError, match=f"^{folder}: has no config.json of a draft beside it"):
+        draft_settings(folder)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"hidden_size": 64}, "hidden_size: 32, this target has 64"),
+        ({"vocab_size": 98}, "vocab_size: 97, this target has 98"),
+        ({"num_hidden_layers": 10}, "num_hidden_layers: 9, this target has 10"),
+        ({"num_key_value_heads": 1}, "num_key_value_heads: 2, this target has 1"),
+        ({"num_attention_heads": 8}, "num_attention_heads: 4, this target has 8"),
+    ],
+)
+def test_a_draft_for_another_target_is_named_with_both_values(make: Make, other: dict[str, Any], message: str) -> None:
+    folder = make()
+    config = LlamaConfig(**SHAPE | other)
+    for check in (lambda: check_draft_config(folder, config), lambda: check_same_draft(folder, config, Settings())):
+        with pytest.raises(ValueError, match=f"config.json: made for another target: {message}"):
+            check()
+
+
+def test_a_training_begins_with_weights_of_the_same_meaning_alone(make: Make) -> None:
+    folder = make()
+    wanted = eagle3.of(recipe_of(layers=[1, 4, 6], norm_output=True))
+    message = (
+        r"recipe\.method\.layers: this run has \(1, 4, 6\), the draft was trained with \(2, 4, 6\); "
+        r"recipe\.method\.norm_output: this run has True, the draft was trained with False"
+    )
+    with pytest.raises(ValueError, match=message):
+        check_same_draft(folder, TARGET, wanted)
+
+
+def test_a_vocabulary_of_another_target_makes_no_folder(make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = LlamaConfig(**SHAPE)
+    make(config)
+    vocabulary = read_json(tmp_path / "vocabulary.json") | {"size": 200}
+    write_json(tmp_path / "vocabulary.json", vocabulary)
+    options = {"--recipe": "recipe.yaml", "--target": "target.json", "--out": "other", "--vocabulary": "vocabulary.json"}
+    argv = [part for option, name in options.items() for part in (option, str(tmp_path / name))]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["draft", "extract", str(tmp_path / "state.safetensors"), *argv])
+        with pytest.raises(SystemExit, match="--vocabulary: chosen from 200 tokens, this target has 97"):
+            main()
+    assert not (tmp_path / "other").exists()

@@ -1,0 +1,93 @@
+"""A training job's draft vocabulary: which one it takes, how it is told of it, and what it becomes part of."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from longspec.atomic_files import read_json, write_json
+from longspec.config import Config, compose
+from longspec.data.pack.arrow_shards import PackedRows
+from longspec.distributed import Ranks
+from longspec.draft_vocabulary import DraftVocabulary
+from longspec.train.arguments import Job, read_job
+from longspec.train.lifetime.job_status import fingerprint
+from longspec.train.setup import build_trainer, identity_of, read_vocabulary
+from tests.corpus import Corpus
+
+EAGLE3 = ["run=demo-eagle3", "variant=ttt", "recipe.method.vocabulary=3", "recipe.method.layers=[0,1,2]"]
+ONE = Ranks(0, 0, 1)
+
+
+def config_of(*overrides: str) -> Config:
+    composed: Config = compose("train", list(overrides))
+    return composed
+
+
+@pytest.fixture
+def job(tmp_path: Path, target: Path, corpus: Corpus) -> Job:
+    """Of a recipe that wants three tokens, with a file of three that fit."""
+    tokenizer = PackedRows(corpus.packed).manifest["tokenizer"]
+    path = tmp_path / "draft_vocabulary_3.json"
+    DraftVocabulary((1, 4, 9), corpus.build.vocabulary, tokenizer, {"all": 0.5}).write(path)
+    config = config_of(*EAGLE3)
+    return Job(config.recipe, config.runtime, target, corpus.packed, None, tmp_path / "out", vocabulary=path)
+
+
+def test_it_is_part_of_the_identity_where_there_is_one(job: Job) -> None:
+    rows = PackedRows(job.data)
+    vocabulary = read_vocabulary(job, rows)
+    assert vocabulary is not None
+    assert vocabulary.ids == (1, 4, 9)
+    identity = identity_of(job, rows, torch.float32, vocabulary)
+    assert identity["vocabulary"] == vocabulary.hash
+    glide = config_of("run=demo")
+    plain = replace(job, recipe=glide.recipe, vocabulary=None)
+    assert read_vocabulary(plain, rows) is None
+    assert set(identity_of(plain, rows, torch.float32, None)) == set(identity) - {"vocabulary"}
+
+
+def test_another_one_is_another_job(job: Job) -> None:
+    """A job that failed for its vocabulary is not refused once that is mended."""
+    before = fingerprint(job, ONE)
+    assert fingerprint(job, ONE) == before
+    assert job.vocabulary is not None
+    write_json(job.vocabulary, read_json(job.vocabulary) | {"ids": [1, 4, 10]})
+    assert fingerprint(job, ONE) != before
+
+
+def test_one_that_does_not_fit_is_refused(job: Job) -> None:
+    path, rows = job.vocabulary, PackedRows(job.data)
+    assert path is not None
+    whole = read_json(path)
+    for changed, message in (
+        ({"tokenizer": "u"}, f"{path}: tokenizer: u, a vocabulary of another tokenizer than {job.data}"),
+        ({"size": 99}, f"{path}: size: of a target of 99 tokens, "),
+        ({"ids": [1, 4]}, f"{path}: ids: are 2, recipe.method.vocabulary is 3; count it again"),
+        ({"ids": [4, 1, 9]}, f"{path}: ids: must be tokens 0 to"),
+    ):
+        write_json(path, whole | changed)
+        with pytest.raises(ValueError, match=re.escape(message)):
+            read_vocabulary(job, rows)
+    path.write_text("{")
+    with pytest.raises(ValueError, match=re.escape(str(path))):
+        read_vocabulary(job, rows)
+
+
+def test_both_doors_take_it(job: Job, tmp_path: Path) -> None:
+    named = ["-cp", "config", "-cn", "train", *EAGLE3, f"files.target={job.target}", f"files.data={job.data}"]
+    out = tmp_path / "named"
+    read = read_job([*named, f"files.out={out}", f"files.vocabulary={job.vocabulary}"], ONE)
+    assert (read.vocabulary, read.init_weights) == (job.vocabulary, None)
+    frozen = ["--recipe", out / "recipe.yaml", "--runtime", out / "runtime.yaml", "--target", job.target, "--data", job.data]
+    again = read_job([*map(str, frozen), "--vocabulary", str(job.vocabulary), "--out", str(out)], ONE)
+    assert (again.vocabulary, again.recipe) == (job.vocabulary, job.recipe)
+
+
+def test_layers_that_the_target_has_not_are_refused_before_it_is_loaded(job: Job) -> None:
+    """It has two layers; where its size is not known to the plan, its job tells."""
+    device, path = torch.device("cpu"), read_json(job.target)["path"]
+    with pytest.raises(ValueError, match=re.escape("recipe.method.layers: [0, 1, 2]: the target has layers 0 to 1")):
+        build_trainer(job.recipe, job.runtime, path, None, device, torch.float32, read_vocabulary(job, PackedRows(job.data)))

@@ -1,0 +1,227 @@
+"""Runs of two methods in one call: variants by run, and draft vocabularies from their count to whoever reads them."""
+
+import json
+import re
+
+import pytest
+
+from longspec.workflow.checks import unused_variants
+from tests.workflow.planning import FILE, Settings, Workflow
+
+BOTH = ["demo", "demo-eagle3"]
+EAGLE3 = ("demo-eagle3", "ttt")
+SIZE = 512
+RUN = "config/run/demo-eagle3.yaml"
+VOCABULARY = f"results/demo-eagle3/ttt/draft_vocabulary_{SIZE}.json"
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    """The settings, whose numbers of EAGLE-3 do not depend on how the demo is tuned."""
+    settings.edit(RUN, r"^  method: .*$", f"  method: {{layers: [0, 1, 2], vocabulary: {SIZE:04}}}")
+    settings.edit(RUN, rf"vocabulary: {SIZE:04}", f"vocabulary: {SIZE}")
+    return settings
+
+
+def another(settings: Settings, name: str, **method: object) -> None:
+    """A run as demo-eagle3 with some settings of its method, in the variants ttt and short."""
+    (settings.folder / "config/variant/short.yaml").write_text("# @package recipe.draft\nsteps: 2\ndecay: 0.8\n")
+    text = (settings.folder / RUN).read_text().replace("variants: [ttt]", "variants: [short, ttt]")
+    told = json.dumps({"layers": [0, 1, 2], "vocabulary": SIZE} | method)
+    (settings.folder / f"config/run/{name}.yaml").write_text(re.sub(r"(?m)^  method: .*$", f"  method: {told}", text))
+    for path in (settings.folder / "config/run_stage").glob("demo-eagle3_*"):
+        path.with_name(path.name.replace("demo-eagle3", name)).write_text(path.read_text())
+
+
+def test_each_run_has_its_variants(settings: Settings) -> None:
+    plan = settings.plan(runs=BOTH)
+    assert plan.variants == {"demo": ["sinkpi-slicing"], "demo-eagle3": ["ttt"]}
+    assert plan.variant_names == ["sinkpi-slicing", "ttt"]
+    assert {key[:2] for key in plan.configs} == {("demo", "sinkpi-slicing"), EAGLE3}
+    assert plan.all_final_drafts() == [
+        f"results/{run}/{variant}/final_draft/provenance.json" for run, variant in (("demo", "sinkpi-slicing"), EAGLE3)
+    ]
+    assert plan.evaluations("demo-eagle3")[0] == "results/demo-eagle3/ttt/evaluation/untrained.jsonl"
+    assert plan.report_variants("demo-eagle3") == ["--variant ttt=results/demo-eagle3/ttt"]
+    assert plan.recipes_of_first_variant("demo-eagle3")[0] == "results/demo-eagle3/ttt/base/recipe.yaml"
+    assert plan.all_rows("demo") == plan.all_rows("demo-eagle3")
+    assert plan.target("demo") == plan.target("demo-eagle3")
+
+
+def test_chosen_variants_that_no_run_uses_are_told(settings: Settings) -> None:
+    assert unused_variants(settings.plan(runs=BOTH)) == ""
+    told = "variants: base, hard-labels: no chosen run is trained in them: each names its own in its file of config/run/"
+    plan = settings.plan(runs=["demo-eagle3"], variants=["base", "hard-labels"])
+    assert unused_variants(plan) == f"{told}: demo-eagle3 in ttt"
+
+
+def test_runs_are_compared_in_variants_of_one_name_and_then_in_order(settings: Settings) -> None:
+    plan = settings.plan(runs=BOTH)
+    assert plan.compared_variants("demo", "demo-eagle3") == ["--variant sinkpi-slicing=ttt"]
+    another(settings, "other")
+    plan = settings.plan(runs=["demo-eagle3", "other", "demo"], variants=["base", "sinkpi-slicing"])
+    assert plan.compared_variants("demo-eagle3", "other") == ["--variant ttt"]
+    assert plan.compared_variants("demo", "other") == ["--variant base=short", "--variant sinkpi-slicing=ttt"]
+    assert plan.compared_variants("demo", "demo-eagle3") == ["--variant base=ttt"]
+
+
+def test_a_vocabulary_is_counted_on_each_stages_rows(settings: Settings) -> None:
+    plan = settings.plan(runs=BOTH)
+    assert plan.vocabulary(*EAGLE3) == [VOCABULARY]
+    assert plan.vocabulary_option([VOCABULARY]) == ["--vocabulary", VOCABULARY]
+    assert plan.named_rows(*EAGLE3) == [f"{stage}={plan.rows(*EAGLE3, stage)}" for stage in ("base", "long", "longcot")]
+    assert plan.taken_vocabulary(*EAGLE3, str(SIZE)) == []
+    assert plan.drafter_vocabulary(*EAGLE3, "untrained") == plan.drafter_vocabulary(*EAGLE3, "long") == [VOCABULARY]
+    assert plan.drafter_vocabulary(*EAGLE3, "lookup") == []
+    options = plan.report_vocabulary_options("demo-eagle3", plan.report_vocabularies("demo-eagle3"))
+    assert options == ["--vocabulary", f"ttt={VOCABULARY}"]
+    glide = ("demo", "sinkpi-slicing")
+    assert plan.vocabulary(*glide) == plan.drafter_vocabulary(*glide, "long") == plan.report_vocabularies("demo") == []
+    assert plan.vocabulary_option([]) == plan.report_vocabulary_options("demo", []) == plan.taken_option([]) == []
+
+
+def test_all_tokens_need_no_count(settings: Settings) -> None:
+    settings.edit(RUN, f"vocabulary: {SIZE}", "vocabulary: null")
+    plan = settings.plan(runs=["demo-eagle3"])
+    assert plan.vocabulary(*EAGLE3) == plan.drafter_vocabulary(*EAGLE3, "long") == []
+
+
+def test_glide_may_draft_over_a_vocabulary_and_its_training_does_not_know(settings: Settings) -> None:
+    """Neither do the drafts of another method, whose own vocabulary holds, nor the settings of any evaluation."""
+    before = settings.plan(runs=BOTH)
+    settings.edit(str(FILE), r"draft_vocabulary: null", "draft_vocabulary: 100")
+    plan, glide = settings.plan(runs=BOTH), ("demo", "sinkpi-slicing")
+    path = "results/demo/sinkpi-slicing/draft_vocabulary_100.json"
+    assert plan.vocabulary(*glide) == plan.drafter_vocabulary(*glide, "lookup") == []
+    assert plan.drafter_vocabulary(*glide, "untrained") == plan.drafter_vocabulary(*glide, "base") == [path]
+    assert plan.report_vocabularies("demo") == [path]
+    assert plan.taken_vocabulary(*glide, "100") == []
+    assert plan.drafter_vocabulary(*EAGLE3, "base") == [VOCABULARY]
+    assert plan.evaluation_settings() == before.evaluation_settings()
+    assert "draft_vocabulary" not in plan.evaluation_settings()
+
+
+def test_another_runs_vocabulary_is_taken_in_the_variant_of_that_name(settings: Settings) -> None:
+    """Of a run that is not chosen, too; a chain of runs ends where one counts."""
+    another(settings, "lender")
+    another(settings, "borrower", vocabulary_from="lender")
+    another(settings, "last", vocabulary_from="demo")
+    plan = settings.plan(runs=["borrower"])
+    assert (plan.runs, plan.known_runs) == (["borrower"], ["borrower", "lender"])
+    for variant in ("short", "ttt"):
+        taken = plan.taken_vocabulary("borrower", variant, str(SIZE))
+        assert taken == [f"results/lender/{variant}/draft_vocabulary_{SIZE}.json"]
+        assert plan.taken_option(taken) == ["--ids-of", *taken]
+        assert plan.taken_vocabulary("lender", variant, str(SIZE)) == []
+    assert plan.all_final_drafts() == [f"results/borrower/{name}/final_draft/provenance.json" for name in ("short", "ttt")]
+    glide = settings.plan(runs=["last"]).taken_vocabulary("last", "ttt", str(SIZE))
+    assert glide == [f"results/demo/sinkpi-slicing/draft_vocabulary_{SIZE}.json"]
+
+
+LEADS_BACK = "leads back, so that no run counts; set it to null"
+KEY = "run 'demo-eagle3', variant 'ttt': recipe.method.vocabulary_from: "
+WRONG = {
+    "a run that is none": ({"vocabulary_from": "dmo"}, f"{KEY[:-2]}: there is no config/run/dmo.yaml; did you mean 'demo'?"),
+    "itself": ({"vocabulary_from": "demo-eagle3"}, f"{KEY}demo-eagle3 -> demo-eagle3 {LEADS_BACK}"),
+    "a circle": ({"vocabulary_from": "circle"}, f"{KEY}demo-eagle3 -> circle -> demo-eagle3 {LEADS_BACK}"),
+    "another target": (
+        {"vocabulary_from": "published"},
+        f"{KEY}'published' trains for the target 'qwq-32b', this run for 'demo', whose tokens are others; name a run with the",
+    ),
+    "all tokens of another": (
+        {"vocabulary": None, "vocabulary_from": "demo"},
+        "recipe.method.vocabulary_from: recipe.method.vocabulary is null, all tokens are proposed; give both",
+    ),
+    "more tokens than there are": (
+        {"vocabulary": 1024},
+        "run 'demo-eagle3', stage 'base': recipe.method.vocabulary: 1024: the target has 1024 tokens; give fewer, or null",
+    ),
+    "layers that are not there": (
+        {"layers": [0, 1, 3]},
+        "run 'demo-eagle3', stage 'base': recipe.method.layers: [0, 1, 3]: the target has layers 0 to 2",
+    ),
+    "no layers": (
+        {"layers": None},
+        "recipe.method.layers: must be given for a target of 3 layers, such as [0, 1, 2]: the default 2, L // 2 and",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_vocabulary_or_layers_that_do_not_fit_die_at_the_plan(settings: Settings, case: str) -> None:
+    changed, message = WRONG[case]
+    another(settings, "circle", vocabulary_from="demo-eagle3")
+    told = json.dumps({"layers": [0, 1, 2], "vocabulary": SIZE} | changed)
+    settings.edit(RUN, r"^  method: .*$", f"  method: {told}")
+    with pytest.raises(ValueError, match=re.escape(message)):
+        settings.plan(runs=["demo-eagle3"])
+
+
+def test_a_fetched_targets_size_is_known_once_it_is_there(settings: Settings) -> None:
+    settings.edit(RUN, "override /model: demo", "override /model: qwen3-8b")
+    settings.edit(RUN, r"^stages: .*$", "stages: [base]")
+    for path in (settings.folder / "config/run_stage").glob("demo-eagle3_long*"):
+        path.unlink()
+    settings.plan(runs=["demo-eagle3"])
+    folder = settings.folder / "models/qwen3-8b/target"
+    folder.mkdir(parents=True)
+    told = {"model_type": "qwen3", "num_hidden_layers": 36, "vocab_size": 100, "max_position_embeddings": 40960}
+    (folder / "config.json").write_text(json.dumps(told))
+    with pytest.raises(ValueError, match=r"recipe\.method\.vocabulary: 512: the target has 100 tokens"):
+        settings.plan(runs=["demo-eagle3"])
+
+
+def test_a_vocabulary_to_draft_with_must_leave_something_out(settings: Settings) -> None:
+    settings.edit(str(FILE), "draft_vocabulary: null", "draft_vocabulary: 1024")
+    settings.plan(runs=["demo-eagle3"])  # not used
+    told = (
+        "config/workflow.yaml: evaluation.draft_vocabulary: 1024: the target of run 'demo', stage 'base' has 1024 tokens; give"
+    )
+    with pytest.raises(ValueError, match=re.escape(told)):
+        settings.plan(runs=BOTH)
+
+
+def test_stages_of_two_drafts_are_refused(settings: Settings) -> None:
+    with (settings.folder / "config/run_stage/demo-eagle3_long.yaml").open("a") as file:
+        file.write("\n")
+    settings.edit("config/run_stage/demo-eagle3_long.yaml", "^recipe:$", "recipe:\n  method: {vocabulary: 256}")
+    told = (
+        "run 'demo-eagle3', variant 'ttt', stage 'long': recipe.method.vocabulary: 512 -> 256 since stage 'base': all stages "
+        "train one draft; say it once, in config/run/demo-eagle3.yaml"
+    )
+    with pytest.raises(ValueError, match=re.escape(told)):
+        settings.plan(runs=["demo-eagle3"])
+
+
+@pytest.mark.parametrize(
+    ("new", "message"),
+    [
+        ("[tt]", "config/run/demo-eagle3.yaml: variants: there is no config/variant/tt.yaml; did you mean 'ttt'?"),
+        ("[ttt, ttt]", "config/run/demo-eagle3.yaml: variants: must name each variant once; is ['ttt', 'ttt']"),
+        ("ttt", "config/run/demo-eagle3.yaml: variants: must be a list, such as [a, b]"),
+        ("[base]", "run 'demo-eagle3', variant 'base', stage 'base': recipe.draft.anchors: unknown key"),
+    ],
+)
+def test_wrong_variants_of_a_run_are_refused(settings: Settings, new: str, message: str) -> None:
+    settings.edit(RUN, r"^variants: .*$", f"variants: {new}")
+    with pytest.raises(ValueError, match=re.escape(message)):
+        settings.plan(runs=["demo-eagle3"])
+
+
+def test_both_runs_in_one_call(workflow: Workflow) -> None:
+    """They share target, tokenizer, data and rows; the vocabulary is counted once and read by every job that wants it."""
+    workflow.edit(RUN, r"vocabulary: \d+", f"vocabulary: {SIZE - 1}")
+    path = f"results/demo-eagle3/ttt/draft_vocabulary_{SIZE - 1}.json"
+    plan = workflow.plan("--config", "runs=[demo,demo-eagle3]")
+    rules = [job["rule"] for job in plan.values()]
+    assert {rule: rules.count(rule) for rule in ("train_target", "pack", "draft_vocabulary", "train", "evaluate")} == {
+        "train_target": 1, "pack": 5, "draft_vocabulary": 1, "train": 6, "evaluate": 10
+    }  # fmt: skip
+    rows = [f"{name}=data/packed/demo/" for name in ("base", "long", "longcot")]
+    command = plan[path]["command"]
+    assert all(each in command for each in rows)
+    assert f"--size {SIZE - 1}" in command
+    wanting = {output for output, job in plan.items() if path in job.get("input", "") and job["rule"] != "report"}
+    assert wanting == {output for output, job in plan.items() if f"--vocabulary {path}" in job["command"]}
+    assert len(wanting) == 3 + 3 + 4  # trained, extracted, and all evaluated but prompt lookup
+    assert all(output.startswith("results/demo-eagle3/") for output in wanting)
