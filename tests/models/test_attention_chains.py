@@ -43,7 +43,9 @@ class Case:
 
     def ids_BS(self) -> Tensor | None:
         rows = DOCUMENTS[self.documents]
-        return rows and torch.tensor([[number for number, length in row for _ in range(length)] for row in rows])
+        if rows is None:
+            return None
+        return torch.tensor([[number for number, length in row for _ in range(length)] for row in rows])
 
     def visibility(self) -> Visibility:
         return Visibility(window=self.window, document_ids_BT=self.ids_BS())
