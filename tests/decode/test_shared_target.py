@@ -49,7 +49,7 @@ def test_nothing_on_the_target_changes(shape: Any, method: str) -> None:
     assert all(each == before for each in (*during, state(target)))
 
 
-@pytest.mark.parametrize(("family", "method"), zip(SHAPE_OF, METHODS, strict=True))
+@pytest.mark.parametrize(("family", "method"), list(zip(SHAPE_OF, METHODS, strict=True)))
 def test_plain_generate_within_a_callback_writes_its_own_text(family: type, method: str) -> None:
     """Of a left-padded batch, whose mask the attention of draft trees does not read."""
     target = make_target(1, family, **SHAPE_OF[family], **DEPTHS[method])
