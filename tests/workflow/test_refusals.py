@@ -33,7 +33,7 @@ CASES = {
         WORKFLOW,
         r"\bprompts: ",
         "prompt: ",
-        "evaluation.prompt: unknown key; did you mean 'prompts'? Known: new_tokens, prompts, repeats, seed, shapes,",
+        "evaluation.prompt: unknown key; did you mean 'prompts'? Known: draft_vocabulary, new_tokens, prompts, repeats,",
     ),
     "missing file": (
         WORKFLOW,
