@@ -9,6 +9,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from longspec.atomic_files import read_json, write_json
 from longspec.methods.glide.layer import GlideLayer
+from longspec.methods.glide.settings import layer_weights
 from longspec.report import prediction, tables
 from longspec.report.inputs import Variant, parse_settings, read_manifest, read_variant
 from longspec.report.loss_plot import smooth
@@ -29,8 +30,10 @@ def test_the_cost_ratio_counts_the_weights_that_are_read() -> None:
     target = sum(p.numel() for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name)
     head = model.lm_head.weight.numel()
     draft = sum(p.numel() for p in GlideLayer(config).parameters() if p.ndim == 2)
-    assert prediction.cost_ratio(shape) == pytest.approx((draft + head) / target)
-    assert prediction.cost_ratio(shape, with_head=False) == pytest.approx(draft / (target - head))
+    assert layer_weights(shape) == draft
+    assert prediction.cost_ratio(shape, draft, 1.0) == pytest.approx((draft + head) / target)
+    assert prediction.cost_ratio(shape, draft, 0.25) == pytest.approx((draft + head / 4) / target)
+    assert prediction.cost_ratio(shape, draft, 0.25, with_head=False) == pytest.approx(draft / (target - head))
     assert prediction.speed_up(2.0, 4, 0.25) == 1.0
 
 

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from longspec.evaluate.summary import summarize
+from longspec.methods import settings_of
 from longspec.report.estimates import acceptance, difference, ratio_of
 from longspec.report.evaluations import Evaluation, check_pairs
 from longspec.report.gates import count, judge
 from longspec.report.growth_plot import estimates
 from longspec.report.inputs import BASELINES, Settings, Target, Variant
-from longspec.report.prediction import predictions
+from longspec.report.prediction import Shape, predictions
 from longspec.report.samples import all_samples
 
 
@@ -173,6 +174,14 @@ def vocabulary(variant: Variant) -> dict[str, Any] | None:
     return None if held is None else {"size": len(held.ids), "of": held.size, "coverage": held.coverage}
 
 
+def _predicted(variant: Variant, own: Shape, tau: float, settings: Settings) -> list[dict[str, Any]]:
+    """As of predictions, with the draft's own layer, and of the head the rows that it looks at."""
+    layer_weights = settings_of(variant.stages[-1].recipe.method.name).layer_weights
+    held = variant.vocabulary
+    share = 1.0 if held is None else len(held.ids) / held.size
+    return predictions(own, tau, settings.draft_tokens, layer_weights, share)
+
+
 def between_variants(variants: list[Variant], settings: Settings) -> list[dict[str, Any]]:
     """The final draft of every further variant against the first variant's, by task, on the same prompts."""
     rows = []
@@ -212,7 +221,7 @@ def report_numbers(
             "gates": judged,
             "gate_counts": count(judged),
             "vocabulary": vocabulary(variant),
-            "predicted": predictions(target.shape, tau[variant.final]["mean"], settings.draft_tokens),
+            "predicted": _predicted(variant, target.shape, tau[variant.final]["mean"], settings),
         }
         for key, value in values.items():
             parts[key][variant.name] = value

@@ -4,6 +4,7 @@ One round costs gamma draft steps and one step of the target, and yields tau tok
 weights it reads, so a step's cost is the number of parameters it reads.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,15 +62,13 @@ def head_parameters(shape: Shape) -> int:
     return shape.hidden_size * shape.vocab_size
 
 
-def draft_layer_parameters(shape: Shape) -> int:
-    """Weights of the draft: a layer and a cross-attention that has queries and output only."""
-    return layer_parameters(shape) + _attention_parameters(shape)[0]
+def cost_ratio(shape: Shape, layer: int, head_share: float, *, with_head: bool = True) -> float:
+    """Parameters the draft reads per token, over those the target reads; embeddings (a row each) are not counted.
 
-
-def cost_ratio(shape: Shape, *, with_head: bool = True) -> float:
-    """Parameters the draft reads per token, over those the target reads; embeddings (a row each) are not counted."""
+    layer: of the draft's layer; head_share: of the rows of the target's head, those of the draft's.
+    """
     head = head_parameters(shape) if with_head else 0
-    return (draft_layer_parameters(shape) + head) / (shape.num_hidden_layers * layer_parameters(shape) + head)
+    return (layer + head_share * head) / (shape.num_hidden_layers * layer_parameters(shape) + head)
 
 
 def speed_up(tau: float, gamma: int, cost: float) -> float:
@@ -77,19 +76,30 @@ def speed_up(tau: float, gamma: int, cost: float) -> float:
     return tau / (1 + gamma * cost)
 
 
-def predictions(own: Shape, tau: float, gamma: int) -> list[dict[str, Any]]:
-    """One row for the run's own target and each published shape, all at the run's tau and gamma."""
+def predictions(
+    own: Shape, tau: float, gamma: int, layer_weights: Callable[[Shape], int], head_share: float
+) -> list[dict[str, Any]]:
+    """One row for the run's own target and each published shape, all at the run's tau, gamma and head_share.
+
+    layer_weights: of the method, those of its layer beside a target of these sizes.
+    """
+
+    def costs(shape: Shape) -> tuple[float, float]:
+        layer = layer_weights(shape)
+        return cost_ratio(shape, layer, head_share), cost_ratio(shape, layer, head_share, with_head=False)
+
     return [
         {
             "target": shape.name,
             "layers": shape.num_hidden_layers,
             "target_parameters": shape.num_hidden_layers * layer_parameters(shape) + head_parameters(shape),
-            "draft_parameters": draft_layer_parameters(shape) + head_parameters(shape),
-            "cost_ratio": cost_ratio(shape),
-            "cost_ratio_without_head": cost_ratio(shape, with_head=False),
-            "speed_up": speed_up(tau, gamma, cost_ratio(shape)),
-            "speed_up_without_head": speed_up(tau, gamma, cost_ratio(shape, with_head=False)),
+            "draft_parameters": layer_weights(shape) + round(head_share * head_parameters(shape)),
+            "cost_ratio": whole,
+            "cost_ratio_without_head": without_head,
+            "speed_up": speed_up(tau, gamma, whole),
+            "speed_up_without_head": speed_up(tau, gamma, without_head),
             "published": shape.published,
         }
         for shape in (own, *PUBLISHED)
+        for whole, without_head in [costs(shape)]
     ]

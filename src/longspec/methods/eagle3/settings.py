@@ -139,6 +139,16 @@ def told(recipe: Any) -> list[tuple[tuple[str, ...], str, str]]:
     ]
 
 
+def layer_weights(sizes: Any) -> int:
+    """A decoder layer of the target's shape whose queries, keys and values have inputs of twice the width.
+
+    The projection of the target's hidden states is read once a round, and is left out.
+    """
+    queries = sizes.hidden_size * sizes.num_attention_heads * sizes.head_dim
+    keys = sizes.hidden_size * sizes.num_key_value_heads * sizes.head_dim
+    return 3 * queries + 4 * keys + 3 * sizes.hidden_size * sizes.intermediate_size
+
+
 def soft_labels(recipe: Any) -> bool:
     """The target's distribution over the draft vocabulary is learnt."""
     return True
