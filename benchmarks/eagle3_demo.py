@@ -45,9 +45,7 @@ def main() -> None:
         sys.exit(f"{COMPARED}: missing; make it: snakemake compare --config 'runs=[demo,demo-eagle3]'")
     found = figures(read_json(COMPARED))
     ratio, seconds = found["acceptance"]["all"], found["training_seconds"]
-    print(
-        f"{ratio['ratio']:.3f} ({ratio['ratio_low']:.3f} .. {ratio['ratio_high']:.3f}) of GLIDE's acceptance length; bar {BAR}"
-    )
+    print(f"{ratio['ratio']:.3f} ({ratio['ratio_low']:.3f} .. {ratio['ratio_high']:.3f}) of GLIDE's length; bar {BAR}")
     print(f"seconds of training: {seconds}")
     write("eagle3_demo", {"machine": describe(("torch", "transformers")), "bar": BAR, **found})
 
