@@ -26,7 +26,9 @@ from longspec.evaluate.losslessness import compare
 from longspec.evaluate.measure import refuse_fault
 from longspec.evaluate.prompts import Prompt
 from longspec.evaluate.tasks import Setting
+from longspec.methods.glide.settings import Draft
 from tests.corpus import Corpus
+from tests.methods.test_attach import save_draft
 
 SETTINGS = {"prompts": 4, "new_tokens": 8, "temperatures": [0, 0.7], "shapes": [2, [2, 3]], "repeats": 2, "seed": 3}
 TASKS = {"file": {"source": "in.jsonl", "chat": False, "new_tokens": 5}, "held": {"data": "d", "context": [4, 12]}}
@@ -170,6 +172,16 @@ def test_a_glide_draft_proposes_from_a_vocabulary_alone(arguments: Any, corpus: 
     assert (own, other) == (DraftVocabulary(ids, corpus.build.vocabulary, "t", {}).hash, None)
     options.drafter = "lookup"
     assert verb.read_vocabulary(options, target, recipe) is None
+
+
+def test_a_draft_that_the_recipe_did_not_train_is_refused(arguments: Any, tmp_path: Path) -> None:
+    """By key with both values, though its tensors have the layer's shapes; nothing is measured."""
+    save_draft("target", tmp_path / "draft", Draft(window=33, anchors="off", lag_mode="random"))
+    call = [*arguments("base", "d.jsonl"), "--draft", str(tmp_path / "draft")]
+    with pytest.raises(ValueError, match=r"recipe\.draft\.window: this run has 512, the draft was trained with 33; give the"):
+        evaluate(call)
+    save_draft("target", tmp_path / "draft", Draft(anchors="off", lag_mode="fixed"))  # how it was trained is no matter
+    assert len(told(evaluate(call))) == 32
 
 
 def test_a_vocabulary_of_another_target_is_refused(arguments: Any, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from longspec.draft.__main__ import main
 from longspec.methods.draft_files import check_draft_config
 from longspec.methods.eagle3 import settings as eagle3
 from longspec.methods.eagle3.layer import Eagle3Layer
+from longspec.methods.eagle3.method import METHOD
 from longspec.methods.eagle3.settings import Settings
 from longspec.methods.eagle3.weights import (
     check_draft_state,
@@ -344,15 +345,17 @@ def test_a_draft_for_another_target_is_named_with_both_values(make: Make, other:
             check()
 
 
-def test_a_training_begins_with_weights_of_the_same_meaning_alone(make: Make) -> None:
+def test_a_draft_of_another_meaning_is_neither_trained_nor_measured(make: Make) -> None:
     folder = make()
-    wanted = eagle3.of(recipe_of(layers=[1, 4, 6], norm_output=True))
+    wanted = eagle3.of(recipe_of(layers=[1, 4, 6], norm_output=True, sliding_window=9))
     message = (
         r"recipe\.method\.layers: this run has \(1, 4, 6\), the draft was trained with \(2, 4, 6\); "
-        r"recipe\.method\.norm_output: this run has True, the draft was trained with False"
+        r"recipe\.method\.norm_output: this run has True, the draft was trained with False; "
+        r"recipe\.method\.sliding_window: this run has 9, the draft was trained with None; give the draft that"
     )
-    with pytest.raises(ValueError, match=message):
-        check_same_draft(folder, TARGET, wanted)
+    for check in (check_same_draft, METHOD.check_same):
+        with pytest.raises(ValueError, match=message):
+            check(folder, TARGET, wanted)
 
 
 def test_a_vocabulary_of_another_target_makes_no_folder(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,6 +71,7 @@ def make_drafter(options: argparse.Namespace, target: Any, recipe: Any, vocabula
     if options.drafter != UNTRAINED:
         if options.draft is None:
             raise ValueError(f"--drafter {options.drafter} needs --draft, the stage's draft folder")
+        method.check_same(options.draft, target.config, settings)
         method.load(layer, options.draft)
     return method.drafter(target, layer.eval(), settings, None if own else vocabulary)
 

@@ -17,6 +17,7 @@ from longspec.methods.eagle3.settings import Settings
 from longspec.methods.eagle3.trainer import Eagle3Trainer, reads, trainer
 from longspec.methods.eagle3.weights import (
     check_draft_state,
+    check_same_draft,
     config_fields,
     draft_settings,
     load_draft_weights,
@@ -85,6 +86,10 @@ class Eagle3Method:
     def check_state(self, layer: nn.Module, state: dict[str, Tensor], source: object) -> None:
         """The draft vocabulary's tensors may be there or not."""
         check_draft_state(layer, state, source)
+
+    def check_same(self, path: Path, config: Any, settings: Settings) -> None:
+        """Layers, norms and the window must be those that it was trained with."""
+        check_same_draft(path, config, settings)
 
     def load(self, layer: nn.Module, path: Path) -> None:
         """Of the layer's own draft vocabulary alone."""
