@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config
 
 from longspec import jsonl
 from longspec.atomic_files import read_json, write_json, write_text
-from longspec.config import compose_stage, to_yaml
+from longspec.config import compose, compose_stage, to_yaml
 from longspec.decode.autoregressive import Plain
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.evaluate import __main__ as verb
@@ -188,6 +188,20 @@ def test_a_vocabulary_of_another_target_is_refused(arguments: Any, tmp_path: Pat
     DraftVocabulary((3, 5), 7, "t", {"all": 0.5}).write(tmp_path / "v.json")
     with pytest.raises(ValueError, match=r"v\.json: size: is 7, the target's vocab_size is"):
         evaluate([*arguments("untrained", "v.jsonl"), "--vocabulary", str(tmp_path / "v.json")])
+
+
+def test_a_methods_settings_are_part_of_the_identity(arguments: Any) -> None:
+    """Of a method that has some; prompt lookup has none, and GLIDE's identity is as it was."""
+    options, target, glide, section, _ = identity_arguments(arguments("untrained", "m.jsonl"))
+    assert verb.identity_of(options, target, glide, section, None)["shape"] is None
+    found = []
+    for window in (9, 30):
+        recipe = compose("train", ["run=demo-eagle3", "variant=ttt", f"recipe.method.sliding_window={window}"]).recipe
+        found.append(verb.identity_of(options, target, recipe, section, None))
+    assert [each.pop("shape")["sliding_window"] for each in found] == [9, 30]
+    assert found[0] == found[1]
+    options.drafter = "lookup"
+    assert verb.identity_of(options, target, recipe, section, None)["shape"] is None
 
 
 def identity_arguments(call: list[str]) -> tuple[Any, Any, Any, Any, None]:

@@ -106,14 +106,17 @@ def identity_of(
     options: argparse.Namespace, target: Any, recipe: Any, section: tasks.Evaluation, vocabulary: DraftVocabulary | None
 ) -> Identity:
     """The inputs that decide a line of the results, besides its prompt and setting."""
-    device = target.device
+    device, with_recipe = target.device, options.drafter != LOOKUP
+    shape: Any = OmegaConf.to_container(recipe.method) if with_recipe else {}
     return {
         "drafter": options.drafter,
         "draft": sha256_file(options.draft / "model.safetensors") if options.draft else None,
         "target": sha256_file(options.target),
         "seed of fresh weights": recipe.seed if options.drafter == UNTRAINED else None,
-        "method": None if options.drafter == LOOKUP else recipe.method.name,
-        "settings": None if options.drafter == LOOKUP else OmegaConf.to_container(recipe.draft),
+        "method": recipe.method.name if with_recipe else None,
+        # None where it has none, as journals have it that were begun before there was this line.
+        "shape": {name: value for name, value in shape.items() if name != "name"} or None,
+        "settings": OmegaConf.to_container(recipe.draft) if with_recipe else None,
         "vocabulary": None if vocabulary is None else vocabulary.hash,
         "dtype": str(target.dtype),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine(),
