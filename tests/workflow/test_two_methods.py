@@ -128,6 +128,18 @@ WRONG = {
         {"vocabulary_from": "published"},
         f"{KEY}'published' trains for the target 'qwq-32b', this run for 'demo', whose tokens are others; name a run with the",
     ),
+    "a run with another number": (
+        {"vocabulary_from": "larger"},
+        f"{KEY}recipe.method.vocabulary is {SIZE} in this run and {SIZE + 1} in run 'larger', variant 'ttt', which has no such",
+    ),
+    "a run with all tokens": (
+        {"vocabulary_from": "whole"},
+        f"{KEY}recipe.method.vocabulary is {SIZE} in this run and null (all tokens) in run 'whole', variant 'ttt', which has",
+    ),
+    "a run that takes another number": (
+        {"vocabulary": SIZE + 1, "vocabulary_from": "borrower"},
+        f"{KEY}recipe.method.vocabulary is {SIZE + 1} in this run and {SIZE} in run 'borrower', variant 'ttt', which has no",
+    ),
     "all tokens of another": (
         {"vocabulary": None, "vocabulary_from": "demo"},
         "recipe.method.vocabulary_from: recipe.method.vocabulary is null, all tokens are proposed; give both",
@@ -151,6 +163,9 @@ WRONG = {
 def test_a_vocabulary_or_layers_that_do_not_fit_die_at_the_plan(settings: Settings, case: str) -> None:
     changed, message = WRONG[case]
     another(settings, "circle", vocabulary_from="demo-eagle3")
+    another(settings, "larger", vocabulary=SIZE + 1)
+    another(settings, "whole", vocabulary=None)
+    another(settings, "borrower", vocabulary_from="demo")
     told = json.dumps({"layers": [0, 1, 2], "vocabulary": SIZE} | changed)
     settings.edit(RUN, r"^  method: .*$", f"  method: {told}")
     with pytest.raises(ValueError, match=re.escape(message)):
