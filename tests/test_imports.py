@@ -9,7 +9,7 @@ import pytest
 from longspec import methods
 
 # Package -> the packages of ours it may import; each may import itself, and everyone the shared modules.
-SHARED = {"config", "families", "distributed", "atomic_files", "jsonl", "shown", "slurm", "draft_vocabulary"}
+SHARED = {"config", "families", "distributed", "atomic_files", "jsonl", "shown", "slurm", "draft_vocabulary", "tokenizer_files"}
 MAY_IMPORT = {
     "config": {"methods"},
     "families": set(),
@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "atomic_files": set(),
     "jsonl": {"atomic_files"},
     "draft_vocabulary": {"atomic_files"},
+    "tokenizer_files": {"atomic_files"},
     "shown": set(),
     "slurm": set(),
     "demo": set(),
@@ -66,6 +67,7 @@ WITHOUT_TORCH = {
     "shown",
     "slurm",
     "draft_vocabulary",
+    "tokenizer_files",
     "methods",
     "methods.draft_files",
     "train.lifetime.admission",

@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config
 
 from longspec import jsonl
-from longspec.atomic_files import read_json, write_json, write_text
+from longspec.atomic_files import describe_files, read_json, write_json, write_text
 from longspec.config import compose, compose_stage, to_yaml
 from longspec.decode.autoregressive import Plain
 from longspec.draft_vocabulary import DraftVocabulary
@@ -27,6 +27,7 @@ from longspec.evaluate.measure import refuse_fault
 from longspec.evaluate.prompts import Prompt
 from longspec.evaluate.tasks import Setting
 from longspec.methods.glide.settings import Draft
+from longspec.tokenizer_files import tokenizer_files
 from tests.corpus import Corpus
 from tests.methods.test_attach import save_draft
 
@@ -185,9 +186,16 @@ def test_a_draft_that_the_recipe_did_not_train_is_refused(arguments: Any, tmp_pa
 
 
 def test_a_vocabulary_of_another_target_is_refused(arguments: Any, tmp_path: Path) -> None:
+    call = [*arguments("untrained", "v.jsonl"), "--vocabulary", str(tmp_path / "v.json")]
     DraftVocabulary((3, 5), 7, "t", {"all": 0.5}).write(tmp_path / "v.json")
-    with pytest.raises(ValueError, match=r"v\.json: size: is 7, the target's vocab_size is"):
-        evaluate([*arguments("untrained", "v.jsonl"), "--vocabulary", str(tmp_path / "v.json")])
+    with pytest.raises(ValueError, match=r"v\.json: size: of a target of 7 tokens, target_manifest\.json has 275; give the"):
+        evaluate(call)
+    files = describe_files(Path("target"), tokenizer_files(Path("target")))
+    write_json(tmp_path / "manifest.json", read_json(Path("target_manifest.json")) | {"files": files})
+    call[call.index("--target") + 1] = str(tmp_path / "manifest.json")
+    DraftVocabulary((3, 5), 275, "t", {"all": 0.5}).write(tmp_path / "v.json")
+    with pytest.raises(ValueError, match=r"v\.json: tokenizer: t, a vocabulary of another tokenizer than .*/manifest\.json, "):
+        evaluate(call)
 
 
 def test_a_methods_settings_are_part_of_the_identity(arguments: Any) -> None:

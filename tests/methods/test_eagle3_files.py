@@ -360,10 +360,17 @@ def test_a_draft_of_another_meaning_is_neither_trained_nor_measured(make: Make) 
 
 def test_a_vocabulary_of_another_target_makes_no_folder(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make()
-    write_json(tmp_path / "vocabulary.json", read_json(tmp_path / "vocabulary.json") | {"size": 200})
+    whole = read_json(tmp_path / "vocabulary.json")
+    write_json(tmp_path / "vocabulary.json", whole | {"size": 200})
     options = {"--recipe": "recipe.yaml", "--target": "target.json", "--out": "other", "--vocabulary": "vocabulary.json"}
     paths = [part for option, name in options.items() for part in (option, str(tmp_path / name))]
     monkeypatch.setattr("sys.argv", ["draft", "extract", str(tmp_path / "state.safetensors"), *paths])
-    with pytest.raises(SystemExit, match=r"vocabulary\.json: size: of a target of 200 tokens, .*target has 97"):
+    with pytest.raises(SystemExit, match=r"vocabulary\.json: size: of a target of 200 tokens, .*target has 97; give the file"):
+        main()
+    write_json(tmp_path / "vocabulary.json", whole)
+    write_json(tmp_path / "target.json", read_json(tmp_path / "target.json") | {"files": {"tokenizer.json": {"sha256": "0"}}})
+    with pytest.raises(
+        SystemExit, match=r"vocabulary\.json: tokenizer: hash, a vocabulary of another tokenizer than .*target, "
+    ):
         main()
     assert not (tmp_path / "other").exists()

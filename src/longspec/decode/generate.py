@@ -20,6 +20,7 @@ from longspec.decode.speculate import speculate
 from longspec.decode.tree import DEFAULT_SHAPE, Levels
 from longspec.families import check_target
 from longspec.methods.draft_files import check_draft_config, method_of_draft
+from longspec.tokenizer_files import tokenizer_hash_of
 
 WARPS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper)
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
@@ -47,7 +48,11 @@ def load_drafter(target: Any, draft: str | Path, draft_vocabulary: str | Path | 
     check_draft_config(draft, target.config)
     method = methods.method(method_of_draft(draft))
     path = None if draft_vocabulary is None else Path(draft_vocabulary)
-    vocabulary = methods.chosen_vocabulary(method.name, path, target.config.vocab_size)
+    vocabulary = methods.chosen_vocabulary(method.name, path)
+    if vocabulary is not None:
+        folder = target.config.name_or_path
+        tokenizer = tokenizer_hash_of(Path(folder)) if folder else None
+        vocabulary.check_tokens(path, target.config.vocab_size, folder or "the target", tokenizer)
     settings = method.stored_settings(Path(draft))
     layer = method.layer(target.config, settings)
     method.load(layer, Path(draft))

@@ -30,6 +30,7 @@ from longspec.models.precision import resolve_dtype
 from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
 from longspec.states.forward import TargetStates
+from longspec.tokenizer_files import tokenizer_hash
 
 UNTRAINED, LOOKUP = "untrained", "lookup"
 
@@ -53,10 +54,12 @@ def read_vocabulary(options: argparse.Namespace, target: Any, recipe: Any) -> Dr
     if options.drafter == LOOKUP:
         return None
     if not has_own_vocabulary(recipe.method.name):
-        return chosen_vocabulary(recipe.method.name, options.vocabulary, target.config.vocab_size)
-    vocabulary = vocabulary_for(recipe, options.vocabulary)
+        vocabulary = chosen_vocabulary(recipe.method.name, options.vocabulary)
+    else:
+        vocabulary = vocabulary_for(recipe, options.vocabulary)
     if vocabulary is not None:
-        vocabulary.check_tokens(options.vocabulary, target.config.vocab_size, options.target)
+        tokenizer = tokenizer_hash(read_json(options.target)["files"])
+        vocabulary.check_tokens(options.vocabulary, target.config.vocab_size, options.target, tokenizer)
     return vocabulary
 
 

@@ -79,19 +79,16 @@ def has_own_vocabulary(name: str) -> bool:
     return any(field.name == "vocabulary" for field in fields(settings_of(name).Method))
 
 
-def chosen_vocabulary(name: str, path: Path | None, size: int) -> DraftVocabulary | None:
-    """The draft vocabulary that decoding chooses for a draft of this method beside a target of `size` tokens; None: all.
+def chosen_vocabulary(name: str, path: Path | None) -> DraftVocabulary | None:
+    """The draft vocabulary that decoding chooses for a draft of this method; None: all.
 
-    Raises ValueError for a method whose drafts have one of their own, and for the file of another target.
+    Raises ValueError for a method whose drafts have one of their own.
     """
     if path is None:
         return None
     if has_own_vocabulary(name):
         raise ValueError(f"draft_vocabulary: {path}: the head of a draft of {name} has its own tokens; leave it out")
-    found = read_draft_vocabulary(path)
-    if found.size != size:
-        raise ValueError(f"{path}: size: is {found.size}, the target's vocab_size is {size}; give the file of this target")
-    return found
+    return read_draft_vocabulary(path)
 
 
 def soft_labels(recipe: Any) -> bool:
