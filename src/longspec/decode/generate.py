@@ -56,7 +56,7 @@ def load_drafter(target: Any, draft: str | Path, draft_vocabulary: str | Path | 
     settings = method.stored_settings(Path(draft))
     layer = method.layer(target.config, settings)
     method.load(layer, Path(draft))
-    return method.drafter(target, layer.to(target.device, target.dtype).eval(), settings, vocabulary)
+    return methods.drafter(method.name, target, layer.to(target.device, target.dtype).eval(), settings, vocabulary)
 
 
 def generate(

@@ -12,7 +12,7 @@ import transformers
 from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 
-from longspec import jsonl, shown
+from longspec import jsonl, methods, shown
 from longspec.atomic_files import read_json, sha256_file, sha256_text
 from longspec.config import Recipe, load
 from longspec.decode.drafters import Drafter, LookupDrafter
@@ -24,7 +24,7 @@ from longspec.evaluate.measure import KEY, Line, Measurer, key_of
 from longspec.evaluate.prompts import Prompt
 from longspec.evaluate.summary import describe, summarize
 from longspec.families import position_limit
-from longspec.methods import chosen_vocabulary, has_own_vocabulary, method_of, vocabulary_for
+from longspec.methods import decoded_vocabulary, method_of
 from longspec.models.attention import flash
 from longspec.models.precision import resolve_dtype
 from longspec.models.target import load_target
@@ -53,10 +53,7 @@ def read_vocabulary(options: argparse.Namespace, target: Any, recipe: Any) -> Dr
     """The tokens that the drafter proposes; None for all. Raises ValueError for a file that does not fit recipe or target."""
     if options.drafter == LOOKUP:
         return None
-    if not has_own_vocabulary(recipe.method.name):
-        vocabulary = chosen_vocabulary(recipe.method.name, options.vocabulary)
-    else:
-        vocabulary = vocabulary_for(recipe, options.vocabulary)
+    vocabulary = decoded_vocabulary(recipe, options.vocabulary)
     if vocabulary is not None:
         tokenizer = tokenizer_hash(read_json(options.target)["files"])
         vocabulary.check_tokens(options.vocabulary, target.config.vocab_size, options.target, tokenizer)
@@ -67,8 +64,7 @@ def make_drafter(options: argparse.Namespace, target: Any, recipe: Any, vocabula
     """The drafter to measure: prompt lookup, or a draft of trained weights or of fresh ones of the recipe's seed."""
     if options.drafter == LOOKUP:
         return LookupDrafter()
-    own = has_own_vocabulary(recipe.method.name)
-    method, settings = method_of(recipe, vocabulary if own else None)
+    method, settings = method_of(recipe, vocabulary)
     torch.manual_seed(recipe.seed)
     layer = method.fresh_layer(TargetStates(target), settings).to(target.device)
     if options.drafter != UNTRAINED:
@@ -76,7 +72,7 @@ def make_drafter(options: argparse.Namespace, target: Any, recipe: Any, vocabula
             raise ValueError(f"--drafter {options.drafter} needs --draft, the stage's draft folder")
         method.check_same(options.draft, target.config, settings)
         method.load(layer, options.draft)
-    return method.drafter(target, layer.eval(), settings, None if own else vocabulary)
+    return methods.drafter(method.name, target, layer.eval(), settings, vocabulary)
 
 
 def all_prompts(options: argparse.Namespace, section: tasks.Evaluation, tokenizer: Any, positions: int) -> list[Prompt]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from longspec.draft_vocabulary import DraftVocabulary, read_draft_vocabulary
 
 if TYPE_CHECKING:
+    from longspec.decode.drafters import Drafter
     from longspec.methods.contract import Method
 
 
@@ -40,10 +41,22 @@ def layout_of(name: str, layout: str) -> Any:
 
 
 def method_of(recipe: Any, vocabulary: DraftVocabulary | None = None) -> tuple["Method", Any]:
-    """The method that a recipe chooses, and its settings; with the draft vocabulary where weights are trained or read."""
+    """The method that a recipe chooses, and its settings; with the draft vocabulary where weights are trained or read.
+
+    A vocabulary that is no more than chosen for decoding is no part of them: see drafter.
+    """
     name = recipe.method.name
     settings = settings_of(name)
-    return method(name), settings.of(recipe) if vocabulary is None else settings.of(recipe, vocabulary)
+    own = vocabulary is not None and has_own_vocabulary(name)
+    return method(name), settings.of(recipe, vocabulary) if own else settings.of(recipe)
+
+
+def drafter(name: str, target: Any, layer: Any, settings: Any, vocabulary: DraftVocabulary | None = None) -> "Drafter":
+    """The drafter that decodes with a method's layer beside its target.
+
+    vocabulary: the tokens to propose; where the method's drafts have their own these are in the settings already.
+    """
+    return method(name).drafter(target, layer, settings, None if has_own_vocabulary(name) else vocabulary)
 
 
 def vocabulary_size(recipe: Any) -> int | None:
@@ -89,6 +102,12 @@ def chosen_vocabulary(name: str, path: Path | None) -> DraftVocabulary | None:
     if has_own_vocabulary(name):
         raise ValueError(f"draft_vocabulary: {path}: the head of a draft of {name} has its own tokens; leave it out")
     return read_draft_vocabulary(path)
+
+
+def decoded_vocabulary(recipe: Any, path: Path | None) -> DraftVocabulary | None:
+    """The draft vocabulary that a recipe's draft decodes with: its own, or the one that is chosen for it; None: all tokens."""
+    name = recipe.method.name
+    return vocabulary_for(recipe, path) if has_own_vocabulary(name) else chosen_vocabulary(name, path)
 
 
 def soft_labels(recipe: Any) -> bool:

@@ -207,6 +207,6 @@ class Method(Protocol):
     def drafter(self, target: Any, layer: Any, settings: Any, vocabulary: DraftVocabulary | None = None) -> Drafter:
         """The drafter that decodes with a layer beside its target.
 
-        vocabulary: the tokens to propose, which decoding may choose where the settings hold none (methods.chosen_vocabulary).
+        vocabulary: the tokens to propose, which decoding may choose where the settings hold none (methods.drafter).
         """
         ...

@@ -103,7 +103,7 @@ class Eagle3Method:
         self, target: Any, layer: Eagle3Layer, settings: Settings, vocabulary: DraftVocabulary | None = None
     ) -> Eagle3Drafter:
         """Trees and chains, of the tokens that its own head proposes."""
-        assert vocabulary is None, "methods.chosen_vocabulary chooses none for it"
+        assert vocabulary is None, "methods.drafter hands it none"
         return Eagle3Drafter(target, layer, settings)
 
 
