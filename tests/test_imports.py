@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "compare": {"report", "methods"},
     "gates": set(),
     "cluster": {"train", "models", "data", "methods"},
-    "workflow": {"cluster", "data", "evaluate", "methods", "train"},
+    "workflow": {"cluster", "data", "decode", "evaluate", "methods", "train"},
 }
 DOORS = {
     "deepspeed": {"train.engine", "states.partitioned", "draft.deepspeed_checkpoint"},
@@ -70,6 +70,8 @@ WITHOUT_TORCH = {
     "tokenizer_files",
     "methods",
     "methods.draft_files",
+    "decode.levels",
+    "evaluate.tasks",
     "train.lifetime.admission",
 }
 

@@ -10,9 +10,10 @@ from transformers import AutoModelForCausalLM
 from longspec.atomic_files import read_json, write_json
 from longspec.decode.drafters import DraftInput
 from longspec.decode.generate import generate, load_drafter
+from longspec.decode.levels import DEFAULT_SHAPE
 from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import speculate
-from longspec.decode.tree import DEFAULT_SHAPE, TreeBuilder
+from longspec.decode.tree import TreeBuilder
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.evaluate.sample import Recorder
 from longspec.methods import chosen_vocabulary

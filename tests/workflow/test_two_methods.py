@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from longspec.config import yaml_files
 from longspec.workflow.checks import unused_variants
 from tests.workflow.planning import FILE, Settings, Workflow
 
@@ -194,6 +195,30 @@ def test_a_vocabulary_to_draft_with_must_leave_something_out(settings: Settings)
     )
     with pytest.raises(ValueError, match=re.escape(told)):
         settings.plan(runs=BOTH)
+
+
+def test_levels_that_a_vocabulary_cannot_fill_die_at_the_plan(settings: Settings) -> None:
+    """Of the evaluation's for GLIDE, of its own for EAGLE-3, also where the target's size is not known yet."""
+    evaluation = yaml_files.read(FILE)["evaluation"]
+
+    def refused(message: str, runs: list[str], **changed: object) -> None:
+        with pytest.raises(ValueError, match=re.escape(f"config/workflow.yaml: evaluation.shapes: shape {message}")):
+            settings.plan(runs=runs, evaluation=evaluation | changed)
+
+    few = "level 1 has 16 nodes; give 1 to 4, as many as 1 parents can have over a draft vocabulary of 4"
+    told = f"(16, 16): {few} (evaluation.draft_vocabulary of run 'demo', stage 'base')"
+    refused(told, ["demo"], shapes=[4, [16, 16]], draft_vocabulary=4)
+    settings.plan(runs=["demo"], evaluation=evaluation | {"shapes": [4, [4, 16]], "draft_vocabulary": 4})
+    settings.plan(runs=["demo-eagle3"], evaluation=evaluation | {"shapes": [[16, 16]], "draft_vocabulary": 4})  # not used
+    settings.edit(RUN, f"vocabulary: {SIZE}", "vocabulary: 4")
+    told = f"(16, 16): {few} (recipe.method.vocabulary of run 'demo-eagle3', stage 'base')"
+    refused(told, ["demo-eagle3"], shapes=[[16, 16]])
+    settings.edit(RUN, "override /model: demo", "override /model: qwen3-8b")
+    settings.edit(RUN, r"\[0, 1, 2\]", "null")
+    settings.edit(RUN, r"^stages: .*$", "stages: [base]")
+    for path in (settings.folder / "config/run_stage").glob("demo-eagle3_long*"):
+        path.unlink()
+    refused(told, ["demo-eagle3"], shapes=[[16, 16]])
 
 
 def test_stages_of_two_drafts_are_refused(settings: Settings) -> None:

@@ -16,8 +16,8 @@ from transformers.generation.configuration_utils import GenerationMode
 from longspec import methods
 from longspec.decode.checks import check_decodable, check_drafter, check_prompts
 from longspec.decode.drafters import Drafter
+from longspec.decode.levels import DEFAULT_SHAPE, Levels
 from longspec.decode.speculate import speculate
-from longspec.decode.tree import DEFAULT_SHAPE, Levels
 from longspec.families import check_target
 from longspec.methods.draft_files import check_draft_config, method_of_draft
 from longspec.tokenizer_files import tokenizer_hash_of

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from longspec.decode.drafters import DraftInput
+from longspec.decode.levels import Levels
 from longspec.decode.sampling import Sampler
-from longspec.decode.tree import DraftTree, Levels, TreeBuilder, sayable_of
+from longspec.decode.tree import DraftTree, TreeBuilder, sayable_of
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods import settings_of
 from longspec.methods.contract import DraftMemory, DraftOperations, DraftOutput, DraftTrainer
