@@ -44,6 +44,9 @@ def load_drafter(target: Any, draft: str | Path, draft_vocabulary: str | Path | 
     draft_vocabulary: file of the tokens to propose, for drafts that have none of their own; None: all. Raises ValueError for a
     target that is not supported, for a draft that was made for another one, and for a vocabulary that does not fit.
     """
+    if not isinstance(draft_vocabulary, str | Path | None):
+        size = draft_vocabulary if isinstance(draft_vocabulary, int) else "<size>"
+        raise ValueError(f"draft_vocabulary: {draft_vocabulary!r}: give the file's path, of draft_vocabulary_{size}.json")
     check_target(target.config, target.config.name_or_path or "target")
     check_draft_config(draft, target.config)
     method = methods.method(method_of_draft(draft))
