@@ -87,8 +87,12 @@ def test_a_recipe_gets_the_one_that_it_wants(path: Path) -> None:
     assert vocabulary_for(glide, None) is None
     size = eagle3.method.vocabulary
     for recipe, given, message in (
-        (glide, path, f"--vocabulary: {path}: this recipe's draft proposes all of the target's tokens; leave it out"),
-        (eagle3, None, f"--vocabulary: missing; recipe.method.vocabulary is {size}: give draft_vocabulary_{size}.json"),
+        (glide, path, f"{path}: this recipe's draft proposes all of the target's tokens; leave the draft vocabulary out"),
+        (
+            eagle3,
+            None,
+            f"draft vocabulary: missing; recipe.method.vocabulary is {size}: give draft_vocabulary_{size}.json by",
+        ),
         (eagle3, path, f"{path}: ids: are 3, recipe.method.vocabulary is {size}; count it again"),
     ):
         with pytest.raises(ValueError, match=re.escape(message)):

@@ -76,11 +76,14 @@ def vocabulary_for(recipe: Any, path: Path | None) -> DraftVocabulary | None:
     """
     size = vocabulary_size(recipe)
     if size is None and path is not None:
-        raise ValueError(f"--vocabulary: {path}: this recipe's draft proposes all of the target's tokens; leave it out")
+        raise ValueError(f"{path}: this recipe's draft proposes all of the target's tokens; leave the draft vocabulary out")
     if size is None:
         return None
     if path is None:
-        raise ValueError(f"--vocabulary: missing; recipe.method.vocabulary is {size}: give draft_vocabulary_{size}.json")
+        raise ValueError(
+            f"draft vocabulary: missing; recipe.method.vocabulary is {size}: give draft_vocabulary_{size}.json by "
+            "--vocabulary, or by files.vocabulary= where an experiment is named"
+        )
     found = read_draft_vocabulary(path)
     if len(found.ids) != size:
         raise ValueError(f"{path}: ids: are {len(found.ids)}, recipe.method.vocabulary is {size}; count it again")

@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from longspec import methods
 from longspec.config import compose_stage, differences, plain, stages_and_variants
 from longspec.config.checks import BUILT
-from longspec.config.explain import did_you_mean
+from longspec.config.explain import UNKNOWN, did_you_mean
 from longspec.config.names import check_name
 from longspec.decode.levels import levels_of
 from longspec.evaluate.tasks import Task, check_room
@@ -70,7 +70,12 @@ def composed(run: str, variant: str, stage: str, config_dir: Path) -> DictConfig
     try:
         return compose_stage(run, variant, stage, config_dir)
     except ValueError as error:
-        raise ValueError(f"run '{run}', variant '{variant}', stage '{stage}': {error}") from None
+        of_variant = UNKNOWN in str(error) and f"(in variant/{variant}.yaml)" in str(error)
+        fix = (
+            f" config/variant/{variant}.yaml does not fit the run's method; name variants of that method: "
+            f"config/run/{run}.yaml: variants: [...], which is for this run alone"
+        )
+        raise ValueError(f"run '{run}', variant '{variant}', stage '{stage}': {error}{fix if of_variant else ''}") from None
 
 
 def check_models(configs: Mapping[Stage, Any]) -> None:
