@@ -179,7 +179,7 @@ def test_a_draft_that_the_recipe_did_not_train_is_refused(arguments: Any, tmp_pa
     """By key with both values, though its tensors have the layer's shapes; nothing is measured."""
     save_draft("target", tmp_path / "draft", Draft(window=33, anchors="off", lag_mode="random"))
     call = [*arguments("base", "d.jsonl"), "--draft", str(tmp_path / "draft")]
-    with pytest.raises(ValueError, match=r"recipe\.draft\.window: this run has 512, the draft was trained with 33; give the"):
+    with pytest.raises(ValueError, match=r"recipe\.draft\.window: this run has 512, the draft was trained with 33; give one"):
         evaluate(call)
     save_draft("target", tmp_path / "draft", Draft(anchors="off", lag_mode="fixed"))  # how it was trained is no matter
     assert len(told(evaluate(call))) == 32

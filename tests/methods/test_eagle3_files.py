@@ -189,7 +189,7 @@ def test_settings_and_weights_come_back(make: Make) -> None:
         assert layer.state_dict().keys() == state.keys()
         assert all(torch.equal(layer.state_dict()[name], tensor) for name, tensor in state.items())
     check_draft_config(folder, TARGET)
-    check_same_draft(folder, TARGET, eagle3.of(recipe_of(fc_norm=True, norm_output=True)))
+    check_same_draft(folder, TARGET, eagle3.of(recipe_of(sliding_window=64, fc_norm=True, norm_output=True)))
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".safetensors")])
@@ -351,7 +351,7 @@ def test_a_draft_of_another_meaning_is_neither_trained_nor_measured(make: Make) 
     message = (
         r"recipe\.method\.layers: this run has \(1, 4, 6\), the draft was trained with \(2, 4, 6\); "
         r"recipe\.method\.norm_output: this run has True, the draft was trained with False; "
-        r"recipe\.method\.sliding_window: this run has 9, the draft was trained with None; give the draft that"
+        r"recipe\.method\.sliding_window: this run has 9, the draft was trained with None; give one that"
     )
     for check in (check_same_draft, METHOD.check_same):
         with pytest.raises(ValueError, match=message):

@@ -123,7 +123,7 @@ def check_same_settings(path: str | Path, section: str, names: tuple[str, ...], 
         if getattr(own, name) != getattr(stored, name)
     ]
     if wrong:
-        raise ValueError(f"{path}: not the weights of this draft: {'; '.join(wrong)}; give the draft that this recipe trained")
+        raise ValueError(f"{path}: not the weights of this draft: {'; '.join(wrong)}; give one that fits, or its own recipe")
 
 
 def _is_of(value: Any, kind: Any) -> bool:
