@@ -24,10 +24,11 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from longspec.decode.autoregressive import decode_plain
 from longspec.decode.drafters import DraftInput
+from longspec.decode.levels import DEFAULT_SHAPE, Levels
 from longspec.decode.prefill import Prefilled, prefill
 from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import speculate
-from longspec.decode.tree import DEFAULT_SHAPE, NOTHING, DraftTree, Levels
+from longspec.decode.tree import NOTHING, DraftTree
 from longspec.methods.glide.drafter import GlideDrafter
 from longspec.methods.glide.layer import GlideLayer
 

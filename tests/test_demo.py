@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from longspec.decode.generate import load_drafter
+from longspec.decode.levels import DEFAULT_SHAPE
 from longspec.decode.speculate import speculate
-from longspec.decode.tree import DEFAULT_SHAPE
 from longspec.evaluate.held_out_prompts import draw_prompts
 from longspec.evaluate.tasks import HeldOut
 

@@ -1,15 +1,17 @@
 """The file of a draft vocabulary: written and read back, torn and strange ones named."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from longspec.atomic_files import read_json, write_json
+from longspec.atomic_files import describe_files, read_json, sha256_text, write_json
 from longspec.config import compose_stage
 from longspec.draft_vocabulary import DraftVocabulary, read_draft_vocabulary
 from longspec.methods import vocabulary_for
+from longspec.tokenizer_files import tokenizer_hash, tokenizer_hash_of
 
 HELD = DraftVocabulary((0, 3, 7), 8, "t", {"base": 0.75, "all": 0.96})
 
@@ -34,16 +36,16 @@ def test_it_is_read_back_as_it_was(path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"ids": [3, 0]}, "ids: must be tokens 0 to 7 of the target, ascending, each once; remove the file"),
+        ({"ids": [3, 0]}, "ids: must be tokens 0 to 7 of the target, ascending, each once; count it again by python -m"),
         ({"ids": [3, 3]}, "ids: must be tokens 0 to 7"),
         ({"ids": [3, 8]}, "ids: must be tokens 0 to 7"),
         ({"ids": [-1, 3]}, "ids: must be tokens 0 to 7"),
         ({"ids": [True, 3]}, "ids: must be tokens 0 to 7"),
         ({"ids": []}, "ids: must be tokens 0 to 7"),
-        ({"ids": "0 3"}, "ids: not as a draft vocabulary has it; remove the file"),
+        ({"ids": "0 3"}, "ids: not as a draft vocabulary has it; count it again"),
         ({"tokenizer": None}, "tokenizer: not as a draft vocabulary has it"),
         ({"size": "8"}, "size: not as a draft vocabulary has it"),
-        ({"coverage": {"base": 0.5}}, "coverage: must be shares from 0 to 1, that of all rows as 'all'; remove the file"),
+        ({"coverage": {"base": 0.5}}, "coverage: must be shares from 0 to 1, that of all rows as 'all'; count it again"),
         ({"coverage": {"all": 95}}, "coverage: must be shares from 0 to 1"),
     ],
 )
@@ -51,6 +53,27 @@ def test_strange_ones_are_refused(path: Path, changed: dict[str, Any], message: 
     write_json(path, read_json(path) | changed)
     with pytest.raises(ValueError, match=re.escape(f"{path}: {message}")):
         read_draft_vocabulary(path)
+
+
+def test_a_target_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    """Whether its manifest is there or its folder; where neither tells of one, the number of tokens alone is looked at."""
+    for name in ("target", "other"):
+        write_json(tmp_path / name / "tokenizer.json", {"version": name})
+        write_json(tmp_path / name / "config.json", {"vocab_size": 8})
+    own, other = (tokenizer_hash_of(tmp_path / name) for name in ("target", "other"))
+    assert own != other
+    files = describe_files(tmp_path / "target", ["config.json", "tokenizer.json"])
+    assert tokenizer_hash(files) == own == sha256_text(json.dumps({"tokenizer.json": files["tokenizer.json"]}))
+    assert tokenizer_hash({}) is tokenizer_hash_of(tmp_path) is None
+    held = DraftVocabulary((0, 3), 8, str(own), {"all": 1.0})
+    for known in (own, None):
+        held.check_tokens("v.json", 8, "target", known)
+    fix = "give the file that was counted for this target; a file of the workflow's: remove it, which then counts it again"
+    told = f"v.json: tokenizer: {str(own)[:12]}, a vocabulary of another tokenizer than target, {str(other)[:12]}: "
+    with pytest.raises(ValueError, match=re.escape(f"{told}its numbers are other tokens there; {fix}")):
+        held.check_tokens("v.json", 8, "target", other)
+    with pytest.raises(ValueError, match=re.escape(f"v.json: size: of a target of 8 tokens, target has 9; {fix}")):
+        held.check_tokens("v.json", 9, "target", own)
 
 
 def test_a_torn_one_is_refused(path: Path) -> None:
@@ -64,8 +87,12 @@ def test_a_recipe_gets_the_one_that_it_wants(path: Path) -> None:
     assert vocabulary_for(glide, None) is None
     size = eagle3.method.vocabulary
     for recipe, given, message in (
-        (glide, path, f"--vocabulary: {path}: this recipe's draft proposes all of the target's tokens; leave it out"),
-        (eagle3, None, f"--vocabulary: missing; recipe.method.vocabulary is {size}: give draft_vocabulary_{size}.json"),
+        (glide, path, f"{path}: this recipe's draft proposes all of the target's tokens; leave the draft vocabulary out"),
+        (
+            eagle3,
+            None,
+            f"draft vocabulary: missing; recipe.method.vocabulary is {size}: give draft_vocabulary_{size}.json by",
+        ),
         (eagle3, path, f"{path}: ids: are 3, recipe.method.vocabulary is {size}; count it again"),
     ):
         with pytest.raises(ValueError, match=re.escape(message)):

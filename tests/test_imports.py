@@ -9,7 +9,7 @@ import pytest
 from longspec import methods
 
 # Package -> the packages of ours it may import; each may import itself, and everyone the shared modules.
-SHARED = {"config", "families", "distributed", "atomic_files", "jsonl", "shown", "slurm", "draft_vocabulary"}
+SHARED = {"config", "families", "distributed", "atomic_files", "jsonl", "shown", "slurm", "draft_vocabulary", "tokenizer_files"}
 MAY_IMPORT = {
     "config": {"methods"},
     "families": set(),
@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "atomic_files": set(),
     "jsonl": {"atomic_files"},
     "draft_vocabulary": {"atomic_files"},
+    "tokenizer_files": {"atomic_files"},
     "shown": set(),
     "slurm": set(),
     "demo": set(),
@@ -35,7 +36,7 @@ MAY_IMPORT = {
     "compare": {"report", "methods"},
     "gates": set(),
     "cluster": {"train", "models", "data", "methods"},
-    "workflow": {"cluster", "data", "evaluate", "methods", "train"},
+    "workflow": {"cluster", "data", "decode", "evaluate", "methods", "train"},
 }
 DOORS = {
     "deepspeed": {"train.engine", "states.partitioned", "draft.deepspeed_checkpoint"},
@@ -66,8 +67,11 @@ WITHOUT_TORCH = {
     "shown",
     "slurm",
     "draft_vocabulary",
+    "tokenizer_files",
     "methods",
     "methods.draft_files",
+    "decode.levels",
+    "evaluate.tasks",
     "train.lifetime.admission",
 }
 

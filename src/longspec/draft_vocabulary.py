@@ -10,7 +10,8 @@ from pathlib import Path
 
 from longspec.atomic_files import read_json_object, sha256_text, write_json
 
-AGAIN = "remove the file; the workflow counts it again"
+AGAIN = "count it again by python -m longspec.data vocabulary; a file of the workflow's: remove it, which then counts it"
+OTHER = "give the file that was counted for this target; a file of the workflow's: remove it, which then counts it again"
 ALL = "all"  # the rows of every set
 ENOUGH = 0.95  # share of the trained tokens below which a draft often cannot say what comes next
 
@@ -44,22 +45,32 @@ class DraftVocabulary:
             "what it lacks is never proposed; give it more tokens"
         )
 
-    def check_tokens(self, path: object, size: int, source: object) -> None:
-        """Raise ValueError when a target, `source`, has not as many tokens as the one whose tokens these are."""
-        if self.size != size:
-            raise ValueError(f"{path}: size: of a target of {self.size} tokens, {source} has {size}; {AGAIN}")
+    def check_tokens(self, path: object, size: int, source: object, tokenizer: str | None = None) -> None:
+        """Raise ValueError when a target, `source`, is not the one whose tokens these are.
+
+        tokenizer: the hash of the target's, where it is known; the number of tokens says little.
+        """
+        check_size(path, self.size, size, source)
+        if tokenizer is not None:
+            self.check_tokenizer(path, tokenizer, source)
 
     def check_tokenizer(self, path: object, tokenizer: str, source: object) -> None:
         """Raise ValueError when rows or another vocabulary, `source`, are of another tokenizer."""
         if self.tokenizer != tokenizer:
             raise ValueError(
                 f"{path}: tokenizer: {self.tokenizer[:12]}, a vocabulary of another tokenizer than {source}, {tokenizer[:12]}: "
-                "its numbers are other tokens there; count it on these rows"
+                f"its numbers are other tokens there; {OTHER}"
             )
 
     def write(self, path: Path) -> None:
         """Write the file, whole or not at all."""
         write_json(path, {"ids": list(self.ids), "size": self.size, "tokenizer": self.tokenizer, "coverage": self.coverage})
+
+
+def check_size(path: object, own: int, size: int, source: object) -> None:
+    """Raise ValueError when a draft vocabulary was chosen from another number of tokens than a target, `source`, has."""
+    if own != size:
+        raise ValueError(f"{path}: size: of a target of {own} tokens, {source} has {size}; {OTHER}")
 
 
 def read_draft_vocabulary(path: Path) -> DraftVocabulary:

@@ -139,5 +139,12 @@ def test_rows_that_do_not_fit_are_refused(tmp_path: Path, rows: dict[str, Path])
     larger = {"x": write_rows(tmp_path / "d", [([1, 50], [1, 1])], "base")}
     refused(tmp_path, larger, 2, "rows.arrow: holds token 50, the target ends at 11; pack the data again")
     refused(tmp_path, {"all": rows["text"]}, 2, "none of them 'all', which is all rows")
+    shard = tmp_path / "a/000.json"
+    refused(
+        tmp_path, {"x": shard}, 2, f"{shard}: sequence_length: is missing; give the manifest of packed rows, of data/packed"
+    )
     write_json(tmp_path / "target/config.json", {})
     refused(tmp_path, rows, 2, "config.json: vocab_size: is None, must be the number of the target's tokens")
+    write_json(tmp_path / "target.json", {})
+    fix = "must be the target's folder; give its target_manifest.json"
+    refused(tmp_path, rows, 2, f"{tmp_path}/target.json: path: is None, {fix}")

@@ -5,8 +5,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from longspec.decode.drafters import DraftInput, Stateless
+from longspec.decode.levels import Levels
 from longspec.decode.sampling import Sampler
-from longspec.decode.tree import DraftTree, Levels, TreeBuilder, chains
+from longspec.decode.tree import DraftTree, TreeBuilder, chains
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods.eagle3.drafter import Eagle3Drafter
 from longspec.methods.eagle3.layer import Eagle3Layer

@@ -12,10 +12,10 @@ from longspec.decode import cache
 from longspec.decode.autoregressive import decode_plain
 from longspec.decode.cache import LONGEST_AHEAD, compact, empty_cache, tokens_ahead
 from longspec.decode.drafters import DraftInput, LookupDrafter
+from longspec.decode.levels import DEFAULT_SHAPE, levels_of
 from longspec.decode.prefill import prefill
 from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import speculate
-from longspec.decode.tree import DEFAULT_SHAPE, levels_of
 from longspec.decode.verify import verify_tree
 from longspec.evaluate.measure import Measurer
 from longspec.evaluate.prompts import Prompt

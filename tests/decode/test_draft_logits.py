@@ -10,8 +10,9 @@ from torch import Tensor
 from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from longspec.decode.drafters import DraftInput
+from longspec.decode.levels import DEFAULT_SHAPE
 from longspec.decode.sampling import Sampler
-from longspec.decode.tree import DEFAULT_SHAPE, TreeBuilder
+from longspec.decode.tree import TreeBuilder
 from longspec.methods.eagle3.drafter import Eagle3Drafter
 from longspec.methods.eagle3.trainer import Eagle3Trainer
 from longspec.methods.glide.drafter import GlideDrafter

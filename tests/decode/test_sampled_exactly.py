@@ -5,9 +5,10 @@ import torch
 from torch import Tensor
 
 from longspec.decode import verify
+from longspec.decode.levels import DEFAULT_SHAPE
 from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import speculate
-from longspec.decode.tree import DEFAULT_SHAPE, NOTHING, Sayable, TreeBuilder
+from longspec.decode.tree import NOTHING, Sayable, TreeBuilder
 from tests.decode.models import SMALL, make_drafter, make_target
 
 CONTINUATIONS, ROWS, PROMPT, VOCABULARY, CHAIN = 20_000, 2_000, [3, 1, 4], 10, 4

@@ -11,8 +11,8 @@ import torch
 from transformers import MistralConfig, Qwen2Config
 
 from longspec.decode.drafters import LookupDrafter
+from longspec.decode.levels import DEFAULT_SHAPE
 from longspec.decode.speculate import speculate
-from longspec.decode.tree import DEFAULT_SHAPE
 from tests.decode.models import DEPTHS, METHODS, generated, make_drafter, make_target
 
 NEW, TRIALS, SECONDS = 40, 12, 60.0

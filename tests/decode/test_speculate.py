@@ -6,10 +6,10 @@ from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from longspec.decode.autoregressive import decode_plain, near_tie_margin
 from longspec.decode.drafters import LookupDrafter
+from longspec.decode.levels import DEFAULT_SHAPE, levels_of
 from longspec.decode.prefill import prefill
 from longspec.decode.speculate import Row, speculate
 from longspec.decode.stops import Stops
-from longspec.decode.tree import DEFAULT_SHAPE, levels_of
 from longspec.evaluate.losslessness import Comparison, compare
 from tests.decode.models import (
     DEPTHS,

@@ -9,10 +9,11 @@ from torch import Tensor
 from transformers import LlamaConfig, MistralConfig, Qwen2Config
 
 from longspec.decode.drafters import DraftInput, Stateless
+from longspec.decode.levels import Levels
 from longspec.decode.prefill import prefill
 from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import speculate
-from longspec.decode.tree import DraftTree, Levels, TreeBuilder
+from longspec.decode.tree import DraftTree, TreeBuilder
 from tests.decode.models import generated, make_target
 from tests.decode.test_shared_target import state
 from tests.workflow.made_up.method import MadeUpDrafter, MadeUpLayer

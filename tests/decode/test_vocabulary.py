@@ -10,13 +10,15 @@ from transformers import AutoModelForCausalLM
 from longspec.atomic_files import read_json, write_json
 from longspec.decode.drafters import DraftInput
 from longspec.decode.generate import generate, load_drafter
+from longspec.decode.levels import DEFAULT_SHAPE
 from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import speculate
-from longspec.decode.tree import DEFAULT_SHAPE, TreeBuilder
+from longspec.decode.tree import TreeBuilder
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.evaluate.sample import Recorder
 from longspec.methods import chosen_vocabulary
 from longspec.methods.glide.drafter import GlideDrafter
+from longspec.tokenizer_files import tokenizer_hash_of
 from tests.decode.models import DEPTHS, METHODS, generated, make_drafter, make_layer, make_target
 from tests.methods.test_attach import save_draft, save_target
 from tests.targets import VOCABULARY
@@ -96,21 +98,34 @@ def test_a_glide_draft_takes_the_file(folder: Path, monkeypatch: pytest.MonkeyPa
         generate(target, ids_BT, **named | {"shape": (9,)}, **greedy)
     with pytest.raises(ValueError, match=r"draft_vocabulary: .*: the drafter is made already; give it to load_drafter"):
         generate(target, ids_BT, **named | {"draft": drafter}, **greedy)
+    with pytest.raises(ValueError, match=r"draft_vocabulary: 8: give the file's path, of draft_vocabulary_8\.json"):
+        generate(target, ids_BT, **named | {"draft_vocabulary": 8}, **greedy)
 
 
 def test_files_that_do_not_fit_are_named(folder: Path) -> None:
     path = folder / "draft_vocabulary_8.json"
-    assert chosen_vocabulary("glide", None, 5) is None
-    assert chosen_vocabulary("eagle3", None, 5) is None
-    with pytest.raises(
-        ValueError, match=r"draft_vocabulary_8\.json: size: is 97, the target's vocab_size is 61; give the file of"
-    ):
-        chosen_vocabulary("glide", path, 61)
+    assert chosen_vocabulary("glide", None) is None
+    assert chosen_vocabulary("eagle3", None) is None
     with pytest.raises(ValueError, match=r"draft_vocabulary: .*_8\.json: the head of a draft of eagle3 has its own tokens"):
-        chosen_vocabulary("eagle3", path, VOCABULARY)
+        chosen_vocabulary("eagle3", path)
     write_json(path, read_json(path) | {"ids": [3, 2]})
     with pytest.raises(ValueError, match=r"draft_vocabulary_8\.json: ids: must be tokens 0 to 96"):
-        chosen_vocabulary("glide", path, VOCABULARY)
+        chosen_vocabulary("glide", path)
+
+
+def test_a_file_of_another_target_is_refused(folder: Path) -> None:
+    """By its number of tokens, and by the tokenizer that lies in the target's folder."""
+    path, target = folder / "draft_vocabulary_8.json", AutoModelForCausalLM.from_pretrained(folder / "target")
+    write_json(path, read_json(path) | {"size": 98})
+    with pytest.raises(ValueError, match=r"_8\.json: size: of a target of 98 tokens, .*/target has 97; give the file that was"):
+        load_drafter(target, folder / "draft", path)
+    write_json(folder / "target/tokenizer.json", {})
+    for tokenizer in (tokenizer_hash_of(folder / "target"), "other"):
+        write_json(path, read_json(path) | {"size": 97, "tokenizer": tokenizer})
+        if tokenizer != "other":
+            assert load_drafter(target, folder / "draft", path).proposed == len(SAID)
+    with pytest.raises(ValueError, match=r"_8\.json: tokenizer: other, a vocabulary of another tokenizer than .*/target, "):
+        load_drafter(target, folder / "draft", path)
 
 
 def test_top_k_and_top_p_are_of_what_the_draft_says() -> None:

@@ -266,5 +266,5 @@ def test_another_vocabulary_than_the_trained_one_is_refused(tmp_path: Path) -> N
 
 
 def test_an_unwanted_vocabulary_is_refused(extract: Extract, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"--vocabulary: v\.json: this recipe's draft proposes all of the target's tokens"):
+    with pytest.raises(SystemExit, match=r"v\.json: this recipe's draft proposes all of the target's tokens"):
         extract(tmp_path / "state.safetensors", "--vocabulary", "v.json")

@@ -16,8 +16,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config
 
 from longspec import jsonl
-from longspec.atomic_files import read_json, write_json, write_text
-from longspec.config import compose_stage, to_yaml
+from longspec.atomic_files import describe_files, read_json, write_json, write_text
+from longspec.config import compose, compose_stage, to_yaml
 from longspec.decode.autoregressive import Plain
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.evaluate import __main__ as verb
@@ -26,7 +26,10 @@ from longspec.evaluate.losslessness import compare
 from longspec.evaluate.measure import refuse_fault
 from longspec.evaluate.prompts import Prompt
 from longspec.evaluate.tasks import Setting
+from longspec.methods.glide.settings import Draft
+from longspec.tokenizer_files import tokenizer_files
 from tests.corpus import Corpus
+from tests.methods.test_attach import save_draft
 
 SETTINGS = {"prompts": 4, "new_tokens": 8, "temperatures": [0, 0.7], "shapes": [2, [2, 3]], "repeats": 2, "seed": 3}
 TASKS = {"file": {"source": "in.jsonl", "chat": False, "new_tokens": 5}, "held": {"data": "d", "context": [4, 12]}}
@@ -172,10 +175,41 @@ def test_a_glide_draft_proposes_from_a_vocabulary_alone(arguments: Any, corpus: 
     assert verb.read_vocabulary(options, target, recipe) is None
 
 
+def test_a_draft_that_the_recipe_did_not_train_is_refused(arguments: Any, tmp_path: Path) -> None:
+    """By key with both values, though its tensors have the layer's shapes; nothing is measured."""
+    save_draft("target", tmp_path / "draft", Draft(window=33, anchors="off", lag_mode="random"))
+    call = [*arguments("base", "d.jsonl"), "--draft", str(tmp_path / "draft")]
+    with pytest.raises(ValueError, match=r"recipe\.draft\.window: this run has 512, the draft was trained with 33; give one"):
+        evaluate(call)
+    save_draft("target", tmp_path / "draft", Draft(anchors="off", lag_mode="fixed"))  # how it was trained is no matter
+    assert len(told(evaluate(call))) == 32
+
+
 def test_a_vocabulary_of_another_target_is_refused(arguments: Any, tmp_path: Path) -> None:
+    call = [*arguments("untrained", "v.jsonl"), "--vocabulary", str(tmp_path / "v.json")]
     DraftVocabulary((3, 5), 7, "t", {"all": 0.5}).write(tmp_path / "v.json")
-    with pytest.raises(ValueError, match=r"v\.json: size: is 7, the target's vocab_size is"):
-        evaluate([*arguments("untrained", "v.jsonl"), "--vocabulary", str(tmp_path / "v.json")])
+    with pytest.raises(ValueError, match=r"v\.json: size: of a target of 7 tokens, target_manifest\.json has 275; give the"):
+        evaluate(call)
+    files = describe_files(Path("target"), tokenizer_files(Path("target")))
+    write_json(tmp_path / "manifest.json", read_json(Path("target_manifest.json")) | {"files": files})
+    call[call.index("--target") + 1] = str(tmp_path / "manifest.json")
+    DraftVocabulary((3, 5), 275, "t", {"all": 0.5}).write(tmp_path / "v.json")
+    with pytest.raises(ValueError, match=r"v\.json: tokenizer: t, a vocabulary of another tokenizer than .*/manifest\.json, "):
+        evaluate(call)
+
+
+def test_a_methods_settings_are_part_of_the_identity(arguments: Any) -> None:
+    """Of a method that has some; prompt lookup has none, and GLIDE's identity is as it was."""
+    options, target, glide, section, _ = identity_arguments(arguments("untrained", "m.jsonl"))
+    assert verb.identity_of(options, target, glide, section, None)["shape"] is None
+    found = []
+    for window in (9, 30):
+        recipe = compose("train", ["run=demo-eagle3", "variant=ttt", f"recipe.method.sliding_window={window}"]).recipe
+        found.append(verb.identity_of(options, target, recipe, section, None))
+    assert [each.pop("shape")["sliding_window"] for each in found] == [9, 30]
+    assert found[0] == found[1]
+    options.drafter = "lookup"
+    assert verb.identity_of(options, target, recipe, section, None)["shape"] is None
 
 
 def identity_arguments(call: list[str]) -> tuple[Any, Any, Any, Any, None]:

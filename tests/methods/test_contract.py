@@ -247,6 +247,17 @@ def test_its_drafter_reads_what_the_target_has(recipe: Any, trainer: Any, target
         drafter.check(other)
 
 
+def test_a_vocabulary_goes_one_way(recipe: Any, trainer: Any, states: TargetStates) -> None:
+    """Into the settings of a method that is trained on its own, to the drafter of another, whoever hands it on."""
+    vocabulary = DraftVocabulary(IDS, VOCABULARY, "", {})
+    own = methods.has_own_vocabulary(recipe.method.name)
+    method, settings = methods.method_of(recipe, vocabulary)
+    assert (settings == methods.method_of(recipe)[1]) is not own
+    proposes_all = own and recipe.method.vocabulary is None
+    drafter = methods.drafter(method.name, states.target, trainer.draft_model, settings, vocabulary)
+    assert drafter.proposed == (None if proposes_all else len(IDS))
+
+
 def test_soft_labels_are_told(recipe: Any) -> None:
     told = {"hard": False, "soft": True, "mix": True}
     assert methods.soft_labels(recipe) is told[recipe.draft.get("loss", recipe.draft.get("labels", "soft"))]

@@ -311,7 +311,7 @@ def test_weights_of_another_vocabulary_and_broken_ones_are_refused(tmp_path: Pat
     with pytest.raises(ValueError, match=r"^recipe\.method\.vocabulary: 48: the file of the draft vocabulary is missing"):
         trainer(before.states, replace(before.settings, ids=None), file)
     with pytest.raises(
-        ValueError, match=r"^--vocabulary: chosen from 90 tokens, this target has 97; give the draft vocabulary"
+        ValueError, match=r"^--vocabulary: size: of a target of 90 tokens, this target has 97; give the file that was"
     ):
         trainer(before.states, replace(before.settings, target_vocabulary=90), None)
     with pytest.raises(

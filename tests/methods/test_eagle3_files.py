@@ -24,6 +24,7 @@ from longspec.draft.__main__ import main
 from longspec.methods.draft_files import check_draft_config
 from longspec.methods.eagle3 import settings as eagle3
 from longspec.methods.eagle3.layer import Eagle3Layer
+from longspec.methods.eagle3.method import METHOD
 from longspec.methods.eagle3.settings import Settings
 from longspec.methods.eagle3.weights import (
     check_draft_state,
@@ -188,7 +189,7 @@ def test_settings_and_weights_come_back(make: Make) -> None:
         assert layer.state_dict().keys() == state.keys()
         assert all(torch.equal(layer.state_dict()[name], tensor) for name, tensor in state.items())
     check_draft_config(folder, TARGET)
-    check_same_draft(folder, TARGET, eagle3.of(recipe_of(fc_norm=True, norm_output=True)))
+    check_same_draft(folder, TARGET, eagle3.of(recipe_of(sliding_window=64, fc_norm=True, norm_output=True)))
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".safetensors")])
@@ -344,23 +345,32 @@ def test_a_draft_for_another_target_is_named_with_both_values(make: Make, other:
             check()
 
 
-def test_a_training_begins_with_weights_of_the_same_meaning_alone(make: Make) -> None:
+def test_a_draft_of_another_meaning_is_neither_trained_nor_measured(make: Make) -> None:
     folder = make()
-    wanted = eagle3.of(recipe_of(layers=[1, 4, 6], norm_output=True))
+    wanted = eagle3.of(recipe_of(layers=[1, 4, 6], norm_output=True, sliding_window=9))
     message = (
         r"recipe\.method\.layers: this run has \(1, 4, 6\), the draft was trained with \(2, 4, 6\); "
-        r"recipe\.method\.norm_output: this run has True, the draft was trained with False"
+        r"recipe\.method\.norm_output: this run has True, the draft was trained with False; "
+        r"recipe\.method\.sliding_window: this run has 9, the draft was trained with None; give one that"
     )
-    with pytest.raises(ValueError, match=message):
-        check_same_draft(folder, TARGET, wanted)
+    for check in (check_same_draft, METHOD.check_same):
+        with pytest.raises(ValueError, match=message):
+            check(folder, TARGET, wanted)
 
 
 def test_a_vocabulary_of_another_target_makes_no_folder(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make()
-    write_json(tmp_path / "vocabulary.json", read_json(tmp_path / "vocabulary.json") | {"size": 200})
+    whole = read_json(tmp_path / "vocabulary.json")
+    write_json(tmp_path / "vocabulary.json", whole | {"size": 200})
     options = {"--recipe": "recipe.yaml", "--target": "target.json", "--out": "other", "--vocabulary": "vocabulary.json"}
     paths = [part for option, name in options.items() for part in (option, str(tmp_path / name))]
     monkeypatch.setattr("sys.argv", ["draft", "extract", str(tmp_path / "state.safetensors"), *paths])
-    with pytest.raises(SystemExit, match=r"vocabulary\.json: size: of a target of 200 tokens, .*target has 97"):
+    with pytest.raises(SystemExit, match=r"vocabulary\.json: size: of a target of 200 tokens, .*target has 97; give the file"):
+        main()
+    write_json(tmp_path / "vocabulary.json", whole)
+    write_json(tmp_path / "target.json", read_json(tmp_path / "target.json") | {"files": {"tokenizer.json": {"sha256": "0"}}})
+    with pytest.raises(
+        SystemExit, match=r"vocabulary\.json: tokenizer: hash, a vocabulary of another tokenizer than .*target, "
+    ):
         main()
     assert not (tmp_path / "other").exists()

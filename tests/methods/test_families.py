@@ -5,9 +5,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from longspec.decode.autoregressive import decode_plain
+from longspec.decode.levels import DEFAULT_SHAPE
 from longspec.decode.prefill import prefill
 from longspec.decode.speculate import speculate
-from longspec.decode.tree import DEFAULT_SHAPE
 from longspec.methods.glide.attach import attach
 from longspec.methods.glide.drafter import GlideDrafter
 from longspec.methods.glide.settings import Draft

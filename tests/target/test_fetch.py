@@ -9,6 +9,7 @@ import pytest
 
 from longspec.atomic_files import read_json, sha256_file, write_json
 from longspec.target import fetch
+from longspec.tokenizer_files import tokenizer_hash, tokenizer_hash_of
 from tests.corpus import Corpus
 from tests.damaged import INDICES
 
@@ -38,6 +39,7 @@ def test_a_folder_is_pointed_at(folder: Path, tmp_path: Path) -> None:
     assert of_target["files"]["model-2.safetensors"] == {"bytes": 7}
     assert of_target["files"]["config.json"]["sha256"] == sha256_file(folder / "config.json")
     assert set(of_tokenizer["files"]) == {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+    assert tokenizer_hash(of_target["files"]) == tokenizer_hash(of_tokenizer["files"]) == tokenizer_hash_of(folder)
 
 
 def test_a_folder_inside_the_working_directory_is_named_relatively(

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from longspec.config import yaml_files
 from longspec.workflow.checks import unused_variants
 from tests.workflow.planning import FILE, Settings, Workflow
 
@@ -128,6 +129,18 @@ WRONG = {
         {"vocabulary_from": "published"},
         f"{KEY}'published' trains for the target 'qwq-32b', this run for 'demo', whose tokens are others; name a run with the",
     ),
+    "a run with another number": (
+        {"vocabulary_from": "larger"},
+        f"{KEY}recipe.method.vocabulary is {SIZE} in this run and {SIZE + 1} in run 'larger', variant 'ttt', which has no such",
+    ),
+    "a run with all tokens": (
+        {"vocabulary_from": "whole"},
+        f"{KEY}recipe.method.vocabulary is {SIZE} in this run and null (all tokens) in run 'whole', variant 'ttt', which has",
+    ),
+    "a run that takes another number": (
+        {"vocabulary": SIZE + 1, "vocabulary_from": "borrower"},
+        f"{KEY}recipe.method.vocabulary is {SIZE + 1} in this run and {SIZE} in run 'borrower', variant 'ttt', which has no",
+    ),
     "all tokens of another": (
         {"vocabulary": None, "vocabulary_from": "demo"},
         "recipe.method.vocabulary_from: recipe.method.vocabulary is null, all tokens are proposed; give both",
@@ -151,6 +164,9 @@ WRONG = {
 def test_a_vocabulary_or_layers_that_do_not_fit_die_at_the_plan(settings: Settings, case: str) -> None:
     changed, message = WRONG[case]
     another(settings, "circle", vocabulary_from="demo-eagle3")
+    another(settings, "larger", vocabulary=SIZE + 1)
+    another(settings, "whole", vocabulary=None)
+    another(settings, "borrower", vocabulary_from="demo")
     told = json.dumps({"layers": [0, 1, 2], "vocabulary": SIZE} | changed)
     settings.edit(RUN, r"^  method: .*$", f"  method: {told}")
     with pytest.raises(ValueError, match=re.escape(message)):
@@ -181,6 +197,30 @@ def test_a_vocabulary_to_draft_with_must_leave_something_out(settings: Settings)
         settings.plan(runs=BOTH)
 
 
+def test_levels_that_a_vocabulary_cannot_fill_die_at_the_plan(settings: Settings) -> None:
+    """Of the evaluation's for GLIDE, of its own for EAGLE-3, also where the target's size is not known yet."""
+    evaluation = yaml_files.read(FILE)["evaluation"]
+
+    def refused(message: str, runs: list[str], **changed: object) -> None:
+        with pytest.raises(ValueError, match=re.escape(f"config/workflow.yaml: evaluation.shapes: shape {message}")):
+            settings.plan(runs=runs, evaluation=evaluation | changed)
+
+    few = "level 1 has 16 nodes; give 1 to 4, as many as 1 parents can have over a draft vocabulary of 4"
+    told = f"(16, 16): {few} (evaluation.draft_vocabulary of run 'demo', stage 'base')"
+    refused(told, ["demo"], shapes=[4, [16, 16]], draft_vocabulary=4)
+    settings.plan(runs=["demo"], evaluation=evaluation | {"shapes": [4, [4, 16]], "draft_vocabulary": 4})
+    settings.plan(runs=["demo-eagle3"], evaluation=evaluation | {"shapes": [[16, 16]], "draft_vocabulary": 4})  # not used
+    settings.edit(RUN, f"vocabulary: {SIZE}", "vocabulary: 4")
+    told = f"(16, 16): {few} (recipe.method.vocabulary of run 'demo-eagle3', stage 'base')"
+    refused(told, ["demo-eagle3"], shapes=[[16, 16]])
+    settings.edit(RUN, "override /model: demo", "override /model: qwen3-8b")
+    settings.edit(RUN, r"\[0, 1, 2\]", "null")
+    settings.edit(RUN, r"^stages: .*$", "stages: [base]")
+    for path in (settings.folder / "config/run_stage").glob("demo-eagle3_long*"):
+        path.unlink()
+    refused(told, ["demo-eagle3"], shapes=[[16, 16]])
+
+
 def test_stages_of_two_drafts_are_refused(settings: Settings) -> None:
     with (settings.folder / "config/run_stage/demo-eagle3_long.yaml").open("a") as file:
         file.write("\n")
@@ -206,6 +246,15 @@ def test_wrong_variants_of_a_run_are_refused(settings: Settings, new: str, messa
     settings.edit(RUN, r"^variants: .*$", f"variants: {new}")
     with pytest.raises(ValueError, match=re.escape(message)):
         settings.plan(runs=["demo-eagle3"])
+
+
+def test_a_variant_of_another_method_is_told(settings: Settings) -> None:
+    told = re.escape("recipe.draft.steps: unknown key; ") + ".*" + re.escape(
+        "(in variant/ttt.yaml) config/variant/ttt.yaml does not fit the run's method; name variants of that method: "
+        "config/run/demo.yaml: variants: [...], which is for this run alone"
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=f"run 'demo', variant 'ttt', stage 'base': {told}"):
+        settings.plan(runs=["demo"], variants=["ttt"])
 
 
 def test_both_runs_in_one_call(workflow: Workflow) -> None:

@@ -8,6 +8,7 @@ from dataclasses import fields, is_dataclass
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 NO_LIST = "is not a ListConfig"
+UNKNOWN = "unknown key"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -32,6 +33,6 @@ def one_line(error: BaseException) -> str:
 def _fault(error: OmegaConfBaseException) -> str:
     """The message for an error, without the key it is about."""
     if isinstance(error, ConfigKeyError | ConfigAttributeError) and is_dataclass(error.object_type):
-        return f"unknown key; {did_you_mean(str(error.key), [field.name for field in fields(error.object_type)])}"
+        return f"{UNKNOWN}; {did_you_mean(str(error.key), [field.name for field in fields(error.object_type)])}"
     told = str(error.msg or error).partition("\n")[0]
     return "must be a list, such as [a, b]" if NO_LIST in told else told

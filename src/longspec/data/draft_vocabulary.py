@@ -46,9 +46,12 @@ def coverage(counts_V: NDArray[np.int64], ids: tuple[int, ...]) -> float:
 def target_tokens(target: Path) -> int:
     """How many tokens a target has, by its manifest: its embeddings' rows, which may be more than its tokenizer's entries.
 
-    Raises ValueError for a configuration that does not say it.
+    Raises ValueError for a file that is no target's manifest, and for a configuration that does not say it.
     """
-    path = Path(read_json_object(target)["path"]) / "config.json"
+    folder = read_json_object(target).get("path")
+    if not isinstance(folder, str):
+        raise ValueError(f"{target}: path: is {folder!r}, must be the target's folder; give its target_manifest.json")
+    path = Path(folder) / "config.json"
     size = read_json_object(path).get("vocab_size")
     if not isinstance(size, int):
         raise ValueError(f"{path}: vocab_size: is {size!r}, must be the number of the target's tokens; get the target again")

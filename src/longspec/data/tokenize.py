@@ -28,6 +28,7 @@ from longspec.data.chat.segments import Plan
 from longspec.data.chat.special_tokens import LayoutError
 from longspec.data.pack import arrow_shards
 from longspec.data.read.records import RecordError
+from longspec.tokenizer_files import tokenizer_hash
 
 # Records are handed to the tokenizer in groups of about this many bytes: enough to keep all its threads busy.
 GROUP_BYTES = 1 << 20
@@ -48,7 +49,9 @@ def load(manifest_path: Path) -> tuple[Any, str]:
         raise ValueError(f"{manifest['path']}: no fast tokenizer (tokenizer.json); convert it with transformers first")
     if tokenizer.eos_token_id is None:
         raise ValueError(f"{manifest['path']}: the tokenizer has no eos token; set eos_token in tokenizer_config.json")
-    return tokenizer, sha256_text(json.dumps(manifest["files"], sort_keys=True))
+    found = tokenizer_hash(manifest["files"])
+    assert found is not None, "it was loaded from these files"
+    return tokenizer, found
 
 
 def encode(tokenizer: Any, record: dict[str, Any]) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:

@@ -12,8 +12,9 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from longspec.decode.levels import Levels
 from longspec.decode.sampling import Sampler
-from longspec.decode.tree import NOTHING, DraftTree, Levels, chains
+from longspec.decode.tree import NOTHING, DraftTree, chains
 
 
 @dataclass

@@ -16,10 +16,11 @@ from transformers.generation.configuration_utils import GenerationMode
 from longspec import methods
 from longspec.decode.checks import check_decodable, check_drafter, check_prompts
 from longspec.decode.drafters import Drafter
+from longspec.decode.levels import DEFAULT_SHAPE, Levels
 from longspec.decode.speculate import speculate
-from longspec.decode.tree import DEFAULT_SHAPE, Levels
 from longspec.families import check_target
 from longspec.methods.draft_files import check_draft_config, method_of_draft
+from longspec.tokenizer_files import tokenizer_hash_of
 
 WARPS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper)
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
@@ -43,15 +44,22 @@ def load_drafter(target: Any, draft: str | Path, draft_vocabulary: str | Path | 
     draft_vocabulary: file of the tokens to propose, for drafts that have none of their own; None: all. Raises ValueError for a
     target that is not supported, for a draft that was made for another one, and for a vocabulary that does not fit.
     """
+    if not isinstance(draft_vocabulary, str | Path | None):
+        size = draft_vocabulary if isinstance(draft_vocabulary, int) else "<size>"
+        raise ValueError(f"draft_vocabulary: {draft_vocabulary!r}: give the file's path, of draft_vocabulary_{size}.json")
     check_target(target.config, target.config.name_or_path or "target")
     check_draft_config(draft, target.config)
     method = methods.method(method_of_draft(draft))
     path = None if draft_vocabulary is None else Path(draft_vocabulary)
-    vocabulary = methods.chosen_vocabulary(method.name, path, target.config.vocab_size)
+    vocabulary = methods.chosen_vocabulary(method.name, path)
+    if vocabulary is not None:
+        folder = target.config.name_or_path
+        tokenizer = tokenizer_hash_of(Path(folder)) if folder else None
+        vocabulary.check_tokens(path, target.config.vocab_size, folder or "the target", tokenizer)
     settings = method.stored_settings(Path(draft))
     layer = method.layer(target.config, settings)
     method.load(layer, Path(draft))
-    return method.drafter(target, layer.to(target.device, target.dtype).eval(), settings, vocabulary)
+    return methods.drafter(method.name, target, layer.to(target.device, target.dtype).eval(), settings, vocabulary)
 
 
 def generate(

@@ -14,12 +14,13 @@ from torch import Tensor
 from longspec.decode.cache import compact, cut, select, tokens_ahead
 from longspec.decode.checks import check_decodable, check_drafter
 from longspec.decode.drafters import Drafter, DraftInput, alone_with
+from longspec.decode.levels import DEFAULT_SHAPE, Levels, levels_of
 from longspec.decode.prefill import Prefilled, prefill
 from longspec.decode.sampling import Sampler, check_drawn
 from longspec.decode.states import ReadTarget, is_hidden
 from longspec.decode.stops import Stops
 from longspec.decode.timing import Stopwatch
-from longspec.decode.tree import DEFAULT_SHAPE, DraftTree, Levels, levels_of
+from longspec.decode.tree import DraftTree
 from longspec.decode.verify import Acceptance, verify_tree
 from longspec.models.attention.backends import TARGET_ATTENTION
 from longspec.models.attention.tree_visibility import TreeVisibility

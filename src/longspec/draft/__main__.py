@@ -19,13 +19,16 @@ def extract(options: argparse.Namespace) -> None:
     from longspec.draft.weight_sources import read_weights
     from longspec.methods import method_of, vocabulary_for
     from longspec.models.target_config import read_target_config
+    from longspec.tokenizer_files import tokenizer_hash
 
     recipe, out = recipe_and_folder(options.checkpoint, options.recipe, options.out)
     vocabulary = vocabulary_for(recipe, options.vocabulary)
     check_vocabulary(options.checkpoint, options.vocabulary, vocabulary)
-    target = read_json(options.target or target_manifest(recipe.model.name))["path"]
+    manifest = read_json(options.target or target_manifest(recipe.model.name))
+    target = manifest["path"]
     if vocabulary is not None:
-        vocabulary.check_tokens(options.vocabulary, read_target_config(target).vocab_size, target)
+        tokenizer = tokenizer_hash(manifest.get("files", {}))
+        vocabulary.check_tokens(options.vocabulary, read_target_config(target).vocab_size, target, tokenizer)
     state = read_weights(options.checkpoint, trust_pickle=options.trust_pickle)
     method, settings = method_of(recipe, vocabulary)
     method.check_state(empty_layer(target, recipe), state, options.checkpoint)

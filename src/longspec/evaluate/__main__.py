@@ -12,7 +12,7 @@ import transformers
 from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 
-from longspec import jsonl, shown
+from longspec import jsonl, methods, shown
 from longspec.atomic_files import read_json, sha256_file, sha256_text
 from longspec.config import Recipe, load
 from longspec.decode.drafters import Drafter, LookupDrafter
@@ -24,12 +24,13 @@ from longspec.evaluate.measure import KEY, Line, Measurer, key_of
 from longspec.evaluate.prompts import Prompt
 from longspec.evaluate.summary import describe, summarize
 from longspec.families import position_limit
-from longspec.methods import chosen_vocabulary, has_own_vocabulary, method_of, vocabulary_for
+from longspec.methods import decoded_vocabulary, method_of
 from longspec.models.attention import flash
 from longspec.models.precision import resolve_dtype
 from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
 from longspec.states.forward import TargetStates
+from longspec.tokenizer_files import tokenizer_hash
 
 UNTRAINED, LOOKUP = "untrained", "lookup"
 
@@ -52,11 +53,10 @@ def read_vocabulary(options: argparse.Namespace, target: Any, recipe: Any) -> Dr
     """The tokens that the drafter proposes; None for all. Raises ValueError for a file that does not fit recipe or target."""
     if options.drafter == LOOKUP:
         return None
-    if not has_own_vocabulary(recipe.method.name):
-        return chosen_vocabulary(recipe.method.name, options.vocabulary, target.config.vocab_size)
-    vocabulary = vocabulary_for(recipe, options.vocabulary)
+    vocabulary = decoded_vocabulary(recipe, options.vocabulary)
     if vocabulary is not None:
-        vocabulary.check_tokens(options.vocabulary, target.config.vocab_size, options.target)
+        tokenizer = tokenizer_hash(read_json(options.target)["files"])
+        vocabulary.check_tokens(options.vocabulary, target.config.vocab_size, options.target, tokenizer)
     return vocabulary
 
 
@@ -64,15 +64,15 @@ def make_drafter(options: argparse.Namespace, target: Any, recipe: Any, vocabula
     """The drafter to measure: prompt lookup, or a draft of trained weights or of fresh ones of the recipe's seed."""
     if options.drafter == LOOKUP:
         return LookupDrafter()
-    own = has_own_vocabulary(recipe.method.name)
-    method, settings = method_of(recipe, vocabulary if own else None)
+    method, settings = method_of(recipe, vocabulary)
     torch.manual_seed(recipe.seed)
     layer = method.fresh_layer(TargetStates(target), settings).to(target.device)
     if options.drafter != UNTRAINED:
         if options.draft is None:
             raise ValueError(f"--drafter {options.drafter} needs --draft, the stage's draft folder")
+        method.check_same(options.draft, target.config, settings)
         method.load(layer, options.draft)
-    return method.drafter(target, layer.eval(), settings, None if own else vocabulary)
+    return methods.drafter(method.name, target, layer.eval(), settings, vocabulary)
 
 
 def all_prompts(options: argparse.Namespace, section: tasks.Evaluation, tokenizer: Any, positions: int) -> list[Prompt]:
@@ -105,14 +105,17 @@ def identity_of(
     options: argparse.Namespace, target: Any, recipe: Any, section: tasks.Evaluation, vocabulary: DraftVocabulary | None
 ) -> Identity:
     """The inputs that decide a line of the results, besides its prompt and setting."""
-    device = target.device
+    device, with_recipe = target.device, options.drafter != LOOKUP
+    shape: Any = OmegaConf.to_container(recipe.method) if with_recipe else {}
     return {
         "drafter": options.drafter,
         "draft": sha256_file(options.draft / "model.safetensors") if options.draft else None,
         "target": sha256_file(options.target),
         "seed of fresh weights": recipe.seed if options.drafter == UNTRAINED else None,
-        "method": None if options.drafter == LOOKUP else recipe.method.name,
-        "settings": None if options.drafter == LOOKUP else OmegaConf.to_container(recipe.draft),
+        "method": recipe.method.name if with_recipe else None,
+        # None where it has none, as journals have it that were begun before there was this line.
+        "shape": {name: value for name, value in shape.items() if name != "name"} or None,
+        "settings": OmegaConf.to_container(recipe.draft) if with_recipe else None,
         "vocabulary": None if vocabulary is None else vocabulary.hash,
         "dtype": str(target.dtype),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine(),

@@ -10,10 +10,10 @@ from longspec.atomic_files import sha256_text
 from longspec.decode.autoregressive import Plain, decode_plain
 from longspec.decode.cache import tokens_ahead
 from longspec.decode.drafters import Drafter
+from longspec.decode.levels import levels_of
 from longspec.decode.prefill import Prefilled, prefill
 from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import Decoded, speculate
-from longspec.decode.tree import levels_of
 from longspec.evaluate.losslessness import Comparison, compare
 from longspec.evaluate.prompts import Prompt
 from longspec.evaluate.sample import Recorder, sample_of

@@ -5,8 +5,9 @@ from typing import Any
 from torch import Tensor
 
 from longspec.decode.drafters import Drafter, DraftInput
+from longspec.decode.levels import Levels
 from longspec.decode.sampling import Sampler
-from longspec.decode.tree import DraftTree, Levels
+from longspec.decode.tree import DraftTree
 
 BEFORE = 48  # tokens of the prompt that are shown before the text
 LONGEST = 200  # tokens of the text

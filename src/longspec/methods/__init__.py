@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from longspec.draft_vocabulary import DraftVocabulary, read_draft_vocabulary
 
 if TYPE_CHECKING:
+    from longspec.decode.drafters import Drafter
     from longspec.methods.contract import Method
 
 
@@ -40,10 +41,22 @@ def layout_of(name: str, layout: str) -> Any:
 
 
 def method_of(recipe: Any, vocabulary: DraftVocabulary | None = None) -> tuple["Method", Any]:
-    """The method that a recipe chooses, and its settings; with the draft vocabulary where weights are trained or read."""
+    """The method that a recipe chooses, and its settings; with the draft vocabulary where weights are trained or read.
+
+    A vocabulary that is no more than chosen for decoding is no part of them: see drafter.
+    """
     name = recipe.method.name
     settings = settings_of(name)
-    return method(name), settings.of(recipe) if vocabulary is None else settings.of(recipe, vocabulary)
+    own = vocabulary is not None and has_own_vocabulary(name)
+    return method(name), settings.of(recipe, vocabulary) if own else settings.of(recipe)
+
+
+def drafter(name: str, target: Any, layer: Any, settings: Any, vocabulary: DraftVocabulary | None = None) -> "Drafter":
+    """The drafter that decodes with a method's layer beside its target.
+
+    vocabulary: the tokens to propose; where the method's drafts have their own these are in the settings already.
+    """
+    return method(name).drafter(target, layer, settings, None if has_own_vocabulary(name) else vocabulary)
 
 
 def vocabulary_size(recipe: Any) -> int | None:
@@ -63,11 +76,14 @@ def vocabulary_for(recipe: Any, path: Path | None) -> DraftVocabulary | None:
     """
     size = vocabulary_size(recipe)
     if size is None and path is not None:
-        raise ValueError(f"--vocabulary: {path}: this recipe's draft proposes all of the target's tokens; leave it out")
+        raise ValueError(f"{path}: this recipe's draft proposes all of the target's tokens; leave the draft vocabulary out")
     if size is None:
         return None
     if path is None:
-        raise ValueError(f"--vocabulary: missing; recipe.method.vocabulary is {size}: give draft_vocabulary_{size}.json")
+        raise ValueError(
+            f"draft vocabulary: missing; recipe.method.vocabulary is {size}: give draft_vocabulary_{size}.json by "
+            "--vocabulary, or by files.vocabulary= where an experiment is named"
+        )
     found = read_draft_vocabulary(path)
     if len(found.ids) != size:
         raise ValueError(f"{path}: ids: are {len(found.ids)}, recipe.method.vocabulary is {size}; count it again")
@@ -79,19 +95,22 @@ def has_own_vocabulary(name: str) -> bool:
     return any(field.name == "vocabulary" for field in fields(settings_of(name).Method))
 
 
-def chosen_vocabulary(name: str, path: Path | None, size: int) -> DraftVocabulary | None:
-    """The draft vocabulary that decoding chooses for a draft of this method beside a target of `size` tokens; None: all.
+def chosen_vocabulary(name: str, path: Path | None) -> DraftVocabulary | None:
+    """The draft vocabulary that decoding chooses for a draft of this method; None: all.
 
-    Raises ValueError for a method whose drafts have one of their own, and for the file of another target.
+    Raises ValueError for a method whose drafts have one of their own.
     """
     if path is None:
         return None
     if has_own_vocabulary(name):
         raise ValueError(f"draft_vocabulary: {path}: the head of a draft of {name} has its own tokens; leave it out")
-    found = read_draft_vocabulary(path)
-    if found.size != size:
-        raise ValueError(f"{path}: size: is {found.size}, the target's vocab_size is {size}; give the file of this target")
-    return found
+    return read_draft_vocabulary(path)
+
+
+def decoded_vocabulary(recipe: Any, path: Path | None) -> DraftVocabulary | None:
+    """The draft vocabulary that a recipe's draft decodes with: its own, or the one that is chosen for it; None: all tokens."""
+    name = recipe.method.name
+    return vocabulary_for(recipe, path) if has_own_vocabulary(name) else chosen_vocabulary(name, path)
 
 
 def soft_labels(recipe: Any) -> bool:

@@ -185,6 +185,14 @@ class Method(Protocol):
         """Raise ValueError that names each tensor that is missing, unknown, misshapen or no weights; `layer` may hold none."""
         ...
 
+    def check_same(self, path: Path, config: Any, settings: Any) -> None:
+        """Hold a draft folder against the target and the settings that it is decoded with.
+
+        Raises ValueError with the recipe's key and both values where a layer of the same shapes would compute other numbers;
+        files of weights alone say nothing of themselves.
+        """
+        ...
+
     def load(self, layer: nn.Module, path: Path) -> None:
         """Fill a layer from a draft folder or weight file. Raises ValueError as of check_state, and for a damaged file."""
         ...
@@ -199,6 +207,6 @@ class Method(Protocol):
     def drafter(self, target: Any, layer: Any, settings: Any, vocabulary: DraftVocabulary | None = None) -> Drafter:
         """The drafter that decodes with a layer beside its target.
 
-        vocabulary: the tokens to propose, which decoding may choose where the settings hold none (methods.chosen_vocabulary).
+        vocabulary: the tokens to propose, which decoding may choose where the settings hold none (methods.drafter).
         """
         ...

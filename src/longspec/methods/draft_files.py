@@ -115,6 +115,17 @@ def stored_settings(path: str | Path, schema: type[Settings]) -> Settings | None
     return schema(**{name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()})
 
 
+def check_same_settings(path: str | Path, section: str, names: tuple[str, ...], own: Any, stored: Any) -> None:
+    """Raise ValueError with the recipe's keys and both values where a run's settings are not those that a draft holds."""
+    wrong = [
+        f"{section}.{name}: this run has {getattr(own, name)!r}, the draft was trained with {getattr(stored, name)!r}"
+        for name in names
+        if getattr(own, name) != getattr(stored, name)
+    ]
+    if wrong:
+        raise ValueError(f"{path}: not the weights of this draft: {'; '.join(wrong)}; give one that fits, or its own recipe")
+
+
 def _is_of(value: Any, kind: Any) -> bool:
     """Whether a value of a JSON file is of a field's type: a plain one, a tuple, which is a list there, or one of several."""
     if get_origin(kind) is tuple:

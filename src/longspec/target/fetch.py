@@ -8,7 +8,8 @@ from longspec.atomic_files import describe_files, write_json
 from longspec.families import check_target
 from longspec.models.target_config import read_target_config
 from longspec.models.weight_index import read_weight_map
-from longspec.target.manifest import folder_text, tokenizer_files, write_manifest
+from longspec.target.manifest import folder_text, write_manifest
+from longspec.tokenizer_files import tokenizer_files
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 PATTERNS = ["*.json", "*.safetensors", "*.safetensors.index.json", "tokenizer.model", "merges.txt", "*.jinja"]

@@ -5,23 +5,6 @@ from typing import Any
 
 from longspec.atomic_files import describe_files, write_json
 
-# Written by save_pretrained or by the publishers of a model; whichever exist belong to the tokenizer.
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-)
-
-
-def tokenizer_files(folder: Path) -> list[str]:
-    """The names of a folder's tokenizer files."""
-    return [name for name in TOKENIZER_FILES if (folder / name).is_file()]
-
 
 def folder_text(folder: Path) -> str:
     """A folder as manifests write it: relative to the working directory when inside it, else absolute."""

@@ -19,7 +19,8 @@ from longspec.data.batches import global_batch
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.models.attention.backends import TARGET_ATTENTION
 from longspec.target.documents import NO_LABEL, collate
-from longspec.target.manifest import tokenizer_files, write_manifest
+from longspec.target.manifest import write_manifest
+from longspec.tokenizer_files import tokenizer_files
 
 MICRO_TOKENS = 2048  # of one forward: small enough for the caches, measured fastest on CPU
 HELD_IN_BATCHES = 4  # of each phase, for the final loss

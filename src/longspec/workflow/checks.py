@@ -24,7 +24,7 @@ def checked_plan(settings: dict[str, Any], config_dir: Path = CONFIG_DIR) -> Pla
     runs.check_models(configs)
     plan = Plan(settings, stages, variants, configs, _checked_tasks(settings["evaluation"]))
     draft_vocabularies.check_lenders(plan)
-    runs.check_targets(configs, plan.tasks, settings["evaluation"].get("draft_vocabulary"))
+    runs.check_targets(configs, plan.tasks, settings["evaluation"])
     runs.check_mixtures(configs)
     datasets.check_data(plan.datasets_in_use(), settings["data"])
     datasets.check_task_files(plan.tasks, plan.datasets_trained_on(), settings["data"])

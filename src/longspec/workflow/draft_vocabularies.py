@@ -1,6 +1,7 @@
 """Which run counts which draft vocabulary, and who takes it over (recipe.method.vocabulary_from). Raises ValueError."""
 
 from pathlib import Path
+from typing import Any
 
 from longspec import methods
 from longspec.workflow import runs
@@ -39,7 +40,7 @@ def key_of(run: str, variant: str) -> str:
 
 
 def check_lenders(choices: Choices) -> None:
-    """Raise ValueError, with the key, for a run that takes its vocabulary from itself or from a run with another target."""
+    """Raise ValueError, with the key, for a run that takes its vocabulary of a run that has no such tokens, or its own."""
     for run in choices.known_runs:
         for variant in choices.variants[run]:
             passed, at = [run], (run, variant)
@@ -47,10 +48,22 @@ def check_lenders(choices: Choices) -> None:
                 if lent[0] in passed:
                     told = " -> ".join([*passed, lent[0]])
                     raise ValueError(f"{key_of(run, variant)}: {told} leads back, so that no run counts; set it to null")
-                own, other = (choices.first_recipe(*each).model.name for each in (at, lent))
-                if own != other:
-                    raise ValueError(
-                        f"{key_of(*at)}: '{lent[0]}' trains for the target '{other}', this run for '{own}', whose tokens are "
-                        "others; name a run with the same target, or null"
-                    )
+                _check_pair(key_of(*at), choices.first_recipe(*at), lent, choices.first_recipe(*lent))
                 passed, at = [*passed, lent[0]], lent
+
+
+def _check_pair(key: str, recipe: Any, lent: tuple[str, str], lender: Any) -> None:
+    """A run and the one that lends it tokens: of one target, and of one number where the lender's draft is trained on some."""
+    own, other = recipe.model.name, lender.model.name
+    if own != other:
+        raise ValueError(
+            f"{key}: '{lent[0]}' trains for the target '{other}', this run for '{own}', whose tokens are others; name a run "
+            "with the same target, or null"
+        )
+    size, theirs = methods.vocabulary_size(recipe), methods.vocabulary_size(lender)
+    if methods.has_own_vocabulary(lender.method.name) and theirs != size:
+        told = "null (all tokens)" if theirs is None else theirs
+        raise ValueError(
+            f"{key}: recipe.method.vocabulary is {size} in this run and {told} in run '{lent[0]}', variant '{lent[1]}', which "
+            "has no such tokens to lend; give both the same number, or null to count on this run's own rows"
+        )

@@ -12,8 +12,9 @@ from omegaconf import DictConfig
 from longspec import methods
 from longspec.config import compose_stage, differences, plain, stages_and_variants
 from longspec.config.checks import BUILT
-from longspec.config.explain import did_you_mean
+from longspec.config.explain import UNKNOWN, did_you_mean
 from longspec.config.names import check_name
+from longspec.decode.levels import levels_of
 from longspec.evaluate.tasks import Task, check_room
 from longspec.workflow import targets
 from longspec.workflow.choices import Stage
@@ -69,7 +70,12 @@ def composed(run: str, variant: str, stage: str, config_dir: Path) -> DictConfig
     try:
         return compose_stage(run, variant, stage, config_dir)
     except ValueError as error:
-        raise ValueError(f"run '{run}', variant '{variant}', stage '{stage}': {error}") from None
+        of_variant = UNKNOWN in str(error) and f"(in variant/{variant}.yaml)" in str(error)
+        fix = (
+            f" config/variant/{variant}.yaml does not fit the run's method; name variants of that method: "
+            f"config/run/{run}.yaml: variants: [...], which is for this run alone"
+        )
+        raise ValueError(f"run '{run}', variant '{variant}', stage '{stage}': {error}{fix if of_variant else ''}") from None
 
 
 def check_models(configs: Mapping[Stage, Any]) -> None:
@@ -111,12 +117,13 @@ def check_mixtures(configs: Mapping[Stage, Any]) -> None:
             )
 
 
-def check_targets(configs: Mapping[Stage, Any], tasks: Mapping[str, Task], draft_vocabulary: int | None) -> None:
+def check_targets(configs: Mapping[Stage, Any], tasks: Mapping[str, Task], evaluation: Mapping[str, Any]) -> None:
     """Raise ValueError for a target that is there and cannot be used, has no positions for the rows and the prompts, or whose
-    layers or tokens are not as the draft wants them.
+    layers or tokens are not as the draft wants them; and for drafts of a round that the draft's tokens cannot fill.
 
-    draft_vocabulary: tokens that a drafter looks at while it decodes, where its method leaves that to the evaluation.
+    evaluation: the section, whose draft_vocabulary is looked at while decoding where the method leaves that to it.
     """
+    draft_vocabulary = evaluation.get("draft_vocabulary")
     for (run, _, stage), config in configs.items():
         key, model = f"run '{run}', stage '{stage}': recipe", config.recipe.model
         fetched = Path(TARGET.format(model=model.name)).parent / "target"
@@ -125,9 +132,10 @@ def check_targets(configs: Mapping[Stage, Any], tasks: Mapping[str, Task], draft
         if positions is not None:
             targets.check_length(key, config.recipe.data.sequence_length, positions)
             _check_rooms(tasks, positions)
-        size = targets.size_of(model.source, config.build, fetched)
+        size, named = targets.size_of(model.source, config.build, fetched), f"run '{run}', stage '{stage}'"
         if size is not None:
-            _check_fit(f"run '{run}', stage '{stage}'", config.recipe, size, draft_vocabulary)
+            _check_fit(named, config.recipe, size, draft_vocabulary)
+        _check_levels(named, config.recipe, size, draft_vocabulary, evaluation["shapes"])
 
 
 def _check_fit(key: str, recipe: Any, size: tuple[int, int], draft_vocabulary: int | None) -> None:
@@ -142,6 +150,24 @@ def _check_fit(key: str, recipe: Any, size: tuple[int, int], draft_vocabulary: i
             f"config/workflow.yaml: evaluation.draft_vocabulary: {draft_vocabulary}: the target of {key} has {tokens} tokens; "
             "give fewer, or null for all of them"
         )
+
+
+def _check_levels(
+    key: str, recipe: Any, size: tuple[int, int] | None, draft_vocabulary: int | None, shapes: list[int | list[int]]
+) -> None:
+    """A draft has the tokens for every level of every shape. size: as of _check_fit; None: not known yet."""
+    own = methods.has_own_vocabulary(recipe.method.name)
+    proposed = methods.vocabulary_size(recipe) if own else draft_vocabulary
+    tokens = proposed if size is None else size[1]
+    if tokens is None:
+        return
+    for shape in shapes:
+        try:
+            levels_of(shape if isinstance(shape, int) else tuple(shape), tokens, proposed)
+        except ValueError as error:
+            named = "recipe.method.vocabulary" if own else "evaluation.draft_vocabulary"
+            told = "" if proposed is None else f" ({named} of {key})"
+            raise ValueError(f"config/workflow.yaml: evaluation.shapes: {error}{told}") from None
 
 
 def _check_rooms(tasks: Mapping[str, Task], positions: int) -> None:

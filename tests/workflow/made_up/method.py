@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from longspec.decode.drafters import DraftInput
+from longspec.decode.levels import Levels
 from longspec.decode.sampling import Sampler
-from longspec.decode.tree import DraftTree, Levels, TreeBuilder, sayable_of
+from longspec.decode.tree import DraftTree, TreeBuilder, sayable_of
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods import settings_of
 from longspec.methods.contract import DraftMemory, DraftOperations, DraftOutput, DraftTrainer
-from longspec.methods.draft_files import draft_weights_file, stored_settings
+from longspec.methods.draft_files import check_draft_config, draft_weights_file, stored_settings
 from longspec.methods.layer_state import check_state
 from longspec.models.inputs import NO_LABEL
 from longspec.models.losses import linear_cross_entropy, loss_bytes
@@ -180,6 +181,10 @@ class MadeUpMethod:
     def check_state(self, layer: nn.Module, state: dict[str, Tensor], source: object) -> None:
         """Exactly the layer's tensors."""
         check_state(layer, state, source)
+
+    def check_same(self, path: Path, config: Any, settings: Any) -> None:
+        """What labels it was trained on is no matter here."""
+        check_draft_config(path, config)
 
     def load(self, layer: nn.Module, path: Path) -> None:
         """From a draft folder or a weight file."""

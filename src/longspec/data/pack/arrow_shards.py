@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from longspec.atomic_files import check_files, read_json, sha256_file
+from longspec.atomic_files import check_files, read_json, read_json_object, sha256_file
 
 ROWS = "rows.arrow"  # beside the manifest of a packed folder
 DOCUMENT_STARTS, LENGTH, RECORDS, NUM_LABELS, PIECE_STARTS = range(2, 7)  # columns of packed rows, behind ids and mask
@@ -144,14 +144,17 @@ class NumLabels:
 
 
 class PackedRows:
-    """The rows of a packed folder, memory-mapped. Raises ValueError when a file is missing or torn.
+    """The rows of a packed folder, memory-mapped. Raises ValueError when a file is missing or torn, or of another kind.
 
     Opening it reads no more of a large file than of a small one: record batches are opened as their rows are asked for.
     """
 
     def __init__(self, manifest_path: Path) -> None:
         manifest_path = Path(manifest_path)
-        self.manifest: dict[str, Any] = read_json(manifest_path)
+        self.manifest: dict[str, Any] = read_json_object(manifest_path)
+        for name in ("sequence_length", "rows", "tokenizer", "files"):
+            if name not in self.manifest:
+                raise ValueError(f"{manifest_path}: {name}: is missing; give the manifest of packed rows, of data/packed")
         self.data_hash = sha256_file(manifest_path)
         self.sequence_length = int(self.manifest["sequence_length"])
         check_files(manifest_path.parent, self.manifest["files"], hashes=False)

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from longspec.decode.drafters import DraftInput, check_beside
+from longspec.decode.levels import Levels
 from longspec.decode.sampling import Sampler
-from longspec.decode.tree import DraftTree, Levels, Sayable, TreeBuilder
+from longspec.decode.tree import DraftTree, Sayable, TreeBuilder
 from longspec.methods.eagle3.layer import Eagle3Layer, check_vocabulary
 from longspec.methods.eagle3.settings import Settings, layers_of
 from longspec.methods.eagle3.slots import NewestSlots, Slots, WholeText

@@ -17,6 +17,7 @@ from longspec.methods.eagle3.settings import Settings
 from longspec.methods.eagle3.trainer import Eagle3Trainer, reads, trainer
 from longspec.methods.eagle3.weights import (
     check_draft_state,
+    check_same_draft,
     config_fields,
     draft_settings,
     load_draft_weights,
@@ -86,6 +87,10 @@ class Eagle3Method:
         """The draft vocabulary's tensors may be there or not."""
         check_draft_state(layer, state, source)
 
+    def check_same(self, path: Path, config: Any, settings: Settings) -> None:
+        """Layers, norms and the window must be those that it was trained with."""
+        check_same_draft(path, config, settings)
+
     def load(self, layer: nn.Module, path: Path) -> None:
         """Of the layer's own draft vocabulary alone."""
         load_draft_weights(layer, path)
@@ -98,7 +103,7 @@ class Eagle3Method:
         self, target: Any, layer: Eagle3Layer, settings: Settings, vocabulary: DraftVocabulary | None = None
     ) -> Eagle3Drafter:
         """Trees and chains, of the tokens that its own head proposes."""
-        assert vocabulary is None, "methods.chosen_vocabulary chooses none for it"
+        assert vocabulary is None, "methods.drafter hands it none"
         return Eagle3Drafter(target, layer, settings)
 
 

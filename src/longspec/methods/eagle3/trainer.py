@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longspec.draft_vocabulary import check_size
 from longspec.families import position_limit
 from longspec.methods.contract import DraftOutput, DraftTrainer
 from longspec.methods.eagle3.chain_labels import ChainLabels
@@ -171,11 +172,7 @@ def trainer(states: TargetStates, settings: Settings, weights: Path | None) -> E
     """
     check_vocabulary(settings)
     tokens = states.config.vocab_size
-    if settings.target_vocabulary not in (None, tokens):
-        raise ValueError(
-            f"--vocabulary: chosen from {settings.target_vocabulary} tokens, this target has {tokens}; give the draft "
-            "vocabulary that was counted for it"
-        )
+    check_size("--vocabulary", settings.target_vocabulary or tokens, tokens, "this target")
     if weights is None:
         return Eagle3Trainer(states, fresh_layer(states, settings), settings)
     check_same_draft(weights, states.config, settings)

@@ -11,6 +11,7 @@ from longspec.methods.draft_files import (
     AGAIN,
     METHOD,
     check_draft_config,
+    check_same_settings,
     draft_weights_file,
     read_draft_config,
     stored_settings,
@@ -32,7 +33,7 @@ __all__ = [
 
 NAME = "eagle3"
 # What must be one between a draft and the weights it begins with, beside shapes: the numbers mean something else otherwise.
-MEANING = ("layers", "fc_norm", "norm_output")
+MEANING = ("layers", "fc_norm", "norm_output", "sliding_window")
 # Fields that engines read and that the settings tell, too: edited alone, serving and decoding would be of two drafts.
 TWICE = {
     "vocabulary": "draft_vocab_size",
@@ -84,7 +85,7 @@ def load_draft_weights(layer: nn.Module, path: str | Path) -> None:
 
 
 def check_same_draft(path: str | Path, config: Any, settings: Settings) -> None:
-    """Hold a draft folder, which a training begins with, against its target's configuration and its settings.
+    """Hold a draft folder, which a training begins with or which is measured, against its target's configuration and settings.
 
     Raises ValueError that names the field and both values; files of weights alone say nothing of themselves.
     """
@@ -93,13 +94,7 @@ def check_same_draft(path: str | Path, config: Any, settings: Settings) -> None:
         return
     stored = draft_settings(path)
     own = replace(settings, layers=layers_of(settings.layers, config.num_hidden_layers))
-    wrong = [
-        f"recipe.method.{name}: this run has {getattr(own, name)!r}, the draft was trained with {getattr(stored, name)!r}"
-        for name in MEANING
-        if getattr(own, name) != getattr(stored, name)
-    ]
-    if wrong:
-        raise ValueError(f"{path}: not the weights of this draft: {'; '.join(wrong)}")
+    check_same_settings(path, "recipe.method", MEANING, own, stored)
 
 
 def draft_settings(path: str | Path) -> Settings:

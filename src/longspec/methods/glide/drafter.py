@@ -12,8 +12,9 @@ from torch import Tensor
 
 from longspec.decode.cache import pick, slide
 from longspec.decode.drafters import DraftInput, check_beside
+from longspec.decode.levels import Levels
 from longspec.decode.sampling import Sampler
-from longspec.decode.tree import DraftTree, Levels, TreeBuilder, sayable_of
+from longspec.decode.tree import DraftTree, TreeBuilder, sayable_of
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods.glide.layer import GlideLayer
 from longspec.models.attention.tree_visibility import TreeVisibility

@@ -17,7 +17,13 @@ from longspec.methods.glide.families import class_for
 from longspec.methods.glide.layer import GlideLayer, fresh_layer
 from longspec.methods.glide.settings import BLOCKS, Draft
 from longspec.methods.glide.trainer import PUBLISHED, Glide, reads
-from longspec.methods.glide.weights import check_draft_state, draft_settings, load_draft_weights, published_layout
+from longspec.methods.glide.weights import (
+    check_draft_state,
+    check_same_draft,
+    draft_settings,
+    load_draft_weights,
+    published_layout,
+)
 from longspec.states.tensors import StateTensor
 
 
@@ -86,6 +92,10 @@ class GlideMethod:
     def check_state(self, layer: nn.Module, state: dict[str, Tensor], source: object) -> None:
         """The published set has tensors for nothing, which may be there or not."""
         check_draft_state(layer, state, source)
+
+    def check_same(self, path: Path, config: Any, settings: Draft) -> None:
+        """The window and the final norm must be those that it was trained with."""
+        check_same_draft(path, config, settings)
 
     def load(self, layer: nn.Module, path: Path) -> None:
         """Less the tensors that the published set has for nothing."""

@@ -1,11 +1,12 @@
 """GLIDE weights under their published names, and the settings that a draft folder holds."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from longspec.methods.draft_files import draft_weights_file, stored_settings
+from longspec.methods.draft_files import check_draft_config, check_same_settings, draft_weights_file, stored_settings
 from longspec.methods.glide.settings import Draft
 from longspec.methods.layer_state import check_state
 from longspec.models.weight_files import read_tensors
@@ -13,6 +14,9 @@ from longspec.models.weight_files import read_tensors
 FINAL_NORM = "final_layernorm"
 # The published files hold keys and values for the cross attention, which the target's cache replaces: never used.
 UNUSED = ("cross_attn.k_proj.weight", "cross_attn.k_proj.bias", "cross_attn.v_proj.weight", "cross_attn.v_proj.bias")
+
+# What decoding takes of the settings; how it was trained is no matter there, and a later stage may train otherwise.
+DECODED = ("window", "final_norm")
 
 
 def check_draft_state(layer: nn.Module, found: dict[str, Tensor], source: object) -> None:
@@ -35,6 +39,17 @@ def load_draft_weights(layer: nn.Module, path: str | Path) -> None:
 def draft_settings(path: str | Path | None) -> Draft | None:
     """As of stored_settings; None without a path, too."""
     return None if path is None else stored_settings(path, Draft)
+
+
+def check_same_draft(path: str | Path, config: Any, settings: Draft) -> None:
+    """Hold a draft folder against the target and the settings that it is decoded with; weights alone say nothing of themselves.
+
+    Raises ValueError that names the field and both values.
+    """
+    check_draft_config(path, config)
+    stored = draft_settings(path)
+    if stored is not None:
+        check_same_settings(path, "recipe.draft", DECODED, settings, stored)
 
 
 def published_layout(state: dict[str, Tensor]) -> dict[str, Tensor]:

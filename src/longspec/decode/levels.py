@@ -1,0 +1,26 @@
+"""The levels of a draft tree, in numbers alone. No torch: runs are planned with them."""
+
+DEFAULT_SHAPE = (4, 16, 16, 16, 16)  # the published one
+
+Levels = tuple[int, ...]
+
+
+def levels_of(shape: int | Levels, vocabulary: int, proposed: int | None = None) -> Levels:
+    """The sizes of the levels below the root: an int is a chain of so many tokens, a tuple the levels of a tree.
+
+    proposed: how many tokens of the vocabulary the draft can say; None: all. Raises ValueError for sizes that no tree over
+    these has.
+    """
+    levels = (1,) * shape if isinstance(shape, int) else tuple(shape)
+    above, named = 1, "a vocabulary" if proposed is None else "a draft vocabulary"
+    vocabulary = vocabulary if proposed is None else proposed
+    for place, size in enumerate(levels):
+        if not 1 <= size <= above * vocabulary:
+            raise ValueError(
+                f"shape {shape!r}: level {place + 1} has {size} nodes; give 1 to {above * vocabulary}, as many as {above} "
+                f"parents can have over {named} of {vocabulary}"
+            )
+        above = size
+    if not levels:
+        raise ValueError(f"shape {shape!r}: give at least one drafted token, such as 4 (a chain) or {DEFAULT_SHAPE} (a tree)")
+    return levels
