@@ -107,10 +107,10 @@ def check(recipe: Any) -> None:
             f"recipe.draft.steps: chains of {draft.steps} find no place in rows of {recipe.data.sequence_length} tokens "
             "(recipe.data.sequence_length); it must be at least two below"
         )
-    if method.sliding_window is not None and method.sliding_window <= draft.steps:
+    if method.sliding_window is not None and method.sliding_window < draft.steps:
         raise ValueError(
             f"recipe.method.sliding_window: {method.sliding_window} keys hide the text from the last of {draft.steps} steps "
-            "(recipe.draft.steps); it must be above"
+            f"(recipe.draft.steps), which sees {draft.steps - 1} of its own chain; give {draft.steps} or more, or fewer steps"
         )
 
 

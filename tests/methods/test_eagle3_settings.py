@@ -1,0 +1,21 @@
+"""What a recipe may say of an EAGLE-3 draft, at the edges of what is allowed."""
+
+import pytest
+
+from longspec.methods.eagle3 import settings as eagle3
+from longspec.models.attention.visibility import Visibility
+from tests.draft.eagle3_drafts import recipe_of
+
+STEPS = 5  # of recipe_of
+
+
+def test_a_window_shows_the_text_in_every_step() -> None:
+    """As many keys as steps: the last step sees its own chain and the text's newest key, and with one key less no text."""
+    eagle3.check(recipe_of(sliding_window=STEPS))
+    for window, keys in ((STEPS, [1]), (STEPS - 1, [0])):
+        of_last_step = Visibility(window=window - 1 - (STEPS - 1))
+        first, last = of_last_step.bounds_BS(1, 9, "cpu")
+        assert (last - first + 1).flatten().tolist() == keys
+    message = r"recipe\.method\.sliding_window: 4 keys hide the text from the last of 5 steps .*which sees 4 .*give 5"
+    with pytest.raises(ValueError, match=message):
+        eagle3.check(recipe_of(sliding_window=STEPS - 1))
