@@ -77,6 +77,11 @@ def layers_of(layers: tuple[int, ...] | None, target_layers: int) -> tuple[int, 
 
     Raises ValueError, with the key, where these are not three different ones of the target's.
     """
+    if target_layers < AUXILIARY:
+        raise ValueError(
+            f"recipe.method.layers: the target has {target_layers} layers, an EAGLE-3 draft reads {AUXILIARY} different ones: "
+            "there is none for this target; train another method, such as glide"
+        )
     if layers is None and target_layers < FEWEST_LAYERS:
         raise ValueError(
             f"recipe.method.layers: must be given for a target of {target_layers} layers, such as "
