@@ -179,7 +179,17 @@ def test_rotations_and_positions_travel(make: Make, family: Any, rope: dict[str,
 def test_settings_and_weights_come_back(make: Make) -> None:
     folder = make(sliding_window=64, fc_norm=True, norm_output=True)
     settings = draft_settings(folder)
-    expected = Settings((2, 4, 6), 8, 64, True, True, 5, 0.5, IDS, 97)
+    expected = Settings(
+        layers=(2, 4, 6),
+        vocabulary=8,
+        sliding_window=64,
+        fc_norm=True,
+        norm_output=True,
+        steps=5,
+        decay=0.5,
+        ids=IDS,
+        target_vocabulary=97,
+    )
     assert settings == expected
     for path in (folder, folder / "model.safetensors", folder / "draft_model_weights.pth"):
         layer = fresh(settings)
@@ -236,7 +246,7 @@ def test_a_strange_tensor_is_named(make: Make, change: Any, message: str) -> Non
 
 def test_another_vocabulary_is_named_with_both_tokens(make: Make) -> None:
     folder = make()
-    other = Settings((2, 4, 6), 8, ids=(*IDS[:4], 20, *IDS[5:]), target_vocabulary=97)
+    other = Settings(layers=(2, 4, 6), vocabulary=8, ids=(*IDS[:4], 20, *IDS[5:]), target_vocabulary=97)
     message = r"d2t: draft token 4 is the target's 17, in this draft's vocabulary it is 20; .*recipe\.method\.vocabulary_from"
     with pytest.raises(ValueError, match=message):
         load_draft_weights(fresh(other), folder)

@@ -40,3 +40,9 @@ def test_layers_that_are_advised_are_allowed(layers: int) -> None:
         chosen = json.loads(advised[1])
         eagle3.check(recipe_of(layers=chosen))
         assert eagle3.layers_of(tuple(chosen), layers) == tuple(chosen)
+
+
+def test_settings_are_given_by_name() -> None:
+    """Nine values in a row hide which is which."""
+    with pytest.raises(TypeError, match="positional"):
+        eagle3.Settings((0, 1, 2), 8)  # type: ignore[misc]

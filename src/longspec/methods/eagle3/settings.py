@@ -39,7 +39,7 @@ class Draft:
     decay: float = 0.8  # step i is weighted decay^i
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """What METHOD is asked with. ids: of the draft vocabulary, which a file holds; None where the draft proposes all tokens,
     and where nothing is trained or decoded, as in an estimate. target_vocabulary: how many tokens these are chosen from.
@@ -60,15 +60,15 @@ def of(recipe: Any, vocabulary: DraftVocabulary | None = None) -> Settings:
     """The settings that training and decoding need, from a typed recipe and the file of its draft vocabulary."""
     method, draft = recipe.method, recipe.draft
     return Settings(
-        None if method.layers is None else tuple(method.layers),
-        method.vocabulary,
-        method.sliding_window,
-        method.fc_norm,
-        method.norm_output,
-        draft.steps,
-        draft.decay,
-        None if vocabulary is None else vocabulary.ids,
-        None if vocabulary is None else vocabulary.size,
+        layers=None if method.layers is None else tuple(method.layers),
+        vocabulary=method.vocabulary,
+        sliding_window=method.sliding_window,
+        fc_norm=method.fc_norm,
+        norm_output=method.norm_output,
+        steps=draft.steps,
+        decay=draft.decay,
+        ids=None if vocabulary is None else vocabulary.ids,
+        target_vocabulary=None if vocabulary is None else vocabulary.size,
     )
 
 
