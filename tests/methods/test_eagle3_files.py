@@ -258,6 +258,16 @@ def test_another_vocabulary_is_named_with_both_tokens(make: Make) -> None:
         load_draft_weights(fresh(other), folder)
 
 
+def test_a_vocabulary_of_the_token_0_alone_is_held_against_anothers(make: Make) -> None:
+    """Zeros are a vocabulary too: only a layer that was given none is not compared."""
+    zero, other, none = (Settings(layers=(2, 4, 6), vocabulary=1, ids=ids, target_vocabulary=97) for ids in ((0,), (5,), None))
+    state = published_layout(fresh(other).state_dict(), other)
+    with pytest.raises(ValueError, match="d2t: draft token 0 is the target's 5, in this draft's vocabulary it is 0"):
+        check_draft_state(fresh(zero), state, "file")
+    assert fresh(none).ids_V is None
+    check_draft_state(fresh(none), state, "file")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -42,6 +42,7 @@ class Eagle3Drafter:
 
     def __init__(self, target: Any, layer: Eagle3Layer, settings: Settings) -> None:
         check_vocabulary(settings)
+        assert layer.ids_V is not None, "the layer is made of the same settings"
         self.target, self.layer, self.settings = target, layer, settings
         auxiliary = layers_of(settings.layers, target.config.num_hidden_layers)
         self.reads = tuple(f"{HIDDEN}{number}" for number in auxiliary)
@@ -81,8 +82,8 @@ class Eagle3Drafter:
 
     def propose(self, draft_input: DraftInput, levels: Levels, sampler: Sampler) -> DraftTree:
         """A tree of exactly these levels; of the leaves nothing is computed."""
-        size = self.target.config.vocab_size
-        builder = TreeBuilder(draft_input.roots_B, None if self.proposed is None else Sayable(self.layer.ids_V, size))
+        ids_V, size = None if self.proposed is None else self.layer.ids_V, self.target.config.vocab_size
+        builder = TreeBuilder(draft_input.roots_B, None if ids_V is None else Sayable(ids_V, size))
         builder.grow_all(levels, sampler, lambda: self.logits(draft_input, builder))
         tree = builder.tree()
         self.tokens_BS = tree.tokens_BS

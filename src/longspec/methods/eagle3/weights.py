@@ -128,8 +128,8 @@ def draft_settings(path: str | Path) -> Settings:
 def known_ids(layer: nn.Module) -> Tensor | None:
     """The target's tokens that a layer proposes; None for a layer without numbers, and for one that no vocabulary was given."""
     own_V = layer.ids_V
-    assert isinstance(own_V, Tensor)
-    return None if own_V.is_meta or not own_V.any() else own_V.cpu()
+    assert own_V is None or isinstance(own_V, Tensor)
+    return None if own_V is None or own_V.is_meta else own_V.cpu()
 
 
 def _of_this_method(path: str | Path) -> tuple[Path, dict[str, Any]] | None:
