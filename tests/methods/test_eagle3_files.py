@@ -304,12 +304,31 @@ def test_a_vocabulary_that_contradicts_itself_is_refused(make: Make, change: Any
         ({"settings": {"layers": None}}, r"settings: layers: is \[\], must be 3"),
         (
             {"settings": {"layers": [2, 4, 7]}},
-            r"eagle_aux_hidden_state_layer_ids: is \[2, 4, 6\], by settings: layers it is \[2, 4, 7\]",
+            r"eagle_aux_hidden_state_layer_ids: is \[2, 4, 6\], by its settings and target it is \[2, 4, 7\]; eagle_config: ",
         ),
-        ({"settings": {"vocabulary": 9}}, "draft_vocab_size: is 8, by settings: vocabulary it is 9"),
-        ({"settings": {"vocabulary": None}}, "draft_vocab_size: is 8, by settings: vocabulary it is 97"),
-        ({"settings": {"norm_output": True}}, "norm_output: is False, by settings: norm_output it is True"),
-        ({"sliding_window": 5}, "sliding_window: is 5, by settings: sliding_window it is None"),
+        ({"settings": {"vocabulary": 9}}, "draft_vocab_size: is 8, by its settings and target it is 9"),
+        ({"settings": {"vocabulary": None}}, "draft_vocab_size: is 8, by its settings and target it is 97"),
+        ({"settings": {"norm_output": True}}, "norm_output: is False, by its settings and target it is True"),
+        ({"sliding_window": 5}, "sliding_window: is 5, by its settings and target it is left out"),
+        (
+            {"layer_types": ["full_attention"]},
+            r"layer_types: is \['full_attention'\], by its settings and target it is left out",
+        ),
+        (
+            {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 6]}},
+            r"eagle_config: is \{.*\[2, 4, 6\].*\}, by its settings and target it is \{.*\[1, 3, 5\].*\}",
+        ),
+        ({"max_position_embeddings": 2048}, "max_position_embeddings: is 2048, by its settings and target it is 4096"),
+        ({"target": {"max_position_embeddings": 2048}}, "max_position_embeddings: is 4096, by its .* it is 2048"),
+        (
+            {"norm_before_residual": True, "rope_theta": 5.0},
+            r"norm_before_residual: is True, by .* it is False; rope_theta: is 5\.0, by .* it is 10000\.0; make the draft",
+        ),
+        ({"rope_scaling": [2]}, r"rope_scaling: is \[2\], by its settings and target it is None"),
+        ({"torch_dtype": "float32"}, "torch_dtype: is 'float32', by its settings and target it is 'bfloat16'"),
+        ({"target": {"hidden_size": None}}, "target: hidden_size: is None, must be a number of the target's"),
+        ({"target": {"rope_parameters": {}}}, r"target: rope_parameters: is \{\}, must be the target's rotation"),
+        ({"target": {"model_type": [1]}}, r"target: model_type: is \[1\], must be a text"),
         ({"target": {"vocab_size": "97"}}, "target: vocab_size: is '97', must be a number"),
         ({"draft": "glide"}, "draft: is 'glide', this draft is 'eagle3'"),
     ],
@@ -318,6 +337,16 @@ def test_strange_settings_are_refused(make: Make, fields: dict[str, Any], messag
     folder = make()
     edit(folder, **fields)
     with pytest.raises(ValueError, match=f"^{folder / 'config.json'}: {message}"):
+        draft_settings(folder)
+
+
+@pytest.mark.parametrize("name", ["rope_parameters", "norm_before_residual", "bos_token_id", "hidden_act", "architectures"])
+def test_what_engines_are_not_told_is_named(make: Make, name: str) -> None:
+    folder = make()
+    content = read_json(folder / "config.json")
+    del content[name]
+    write_json(folder / "config.json", content)
+    with pytest.raises(ValueError, match=f"^{folder / 'config.json'}: {name}: is missing, "):
         draft_settings(folder)
 
 
