@@ -80,7 +80,7 @@ def layers_of(layers: tuple[int, ...] | None, target_layers: int) -> tuple[int, 
     if target_layers < AUXILIARY:
         raise ValueError(
             f"recipe.method.layers: the target has {target_layers} layers, an EAGLE-3 draft reads {AUXILIARY} different ones: "
-            "there is none for this target; train another method, such as glide"
+            "there is none for this target; train another method"
         )
     if layers is None and target_layers < FEWEST_LAYERS:
         raise ValueError(
