@@ -16,7 +16,7 @@ from torch import Tensor
 
 from longspec.decode.drafters import DraftInput, check_beside
 from longspec.decode.sampling import Sampler
-from longspec.decode.tree import DraftTree, Levels, Sayable, TreeBuilder
+from longspec.decode.tree import DraftToTarget, DraftTree, Levels, TreeBuilder
 from longspec.methods.eagle3.layer import Eagle3Layer, check_vocabulary
 from longspec.methods.eagle3.settings import Settings, layers_of
 from longspec.methods.eagle3.slots import NewestSlots, Slots, WholeText
@@ -83,7 +83,7 @@ class Eagle3Drafter:
     def propose(self, draft_input: DraftInput, levels: Levels, sampler: Sampler) -> DraftTree:
         """A tree of exactly these levels; of the leaves nothing is computed."""
         ids_V, size = None if self.proposed is None else self.layer.ids_V, self.target.config.vocab_size
-        builder = TreeBuilder(draft_input.roots_B, None if ids_V is None else Sayable(ids_V, size))
+        builder = TreeBuilder(draft_input.roots_B, None if ids_V is None else DraftToTarget(ids_V, size))
         builder.grow_all(levels, sampler, lambda: self.logits(draft_input, builder))
         tree = builder.tree()
         self.tokens_BS = tree.tokens_BS

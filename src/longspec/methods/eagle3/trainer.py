@@ -17,14 +17,12 @@ from longspec.methods.eagle3.chain_labels import ChainLabels
 from longspec.methods.eagle3.layer import Eagle3Layer, check_vocabulary, fresh_layer
 from longspec.methods.eagle3.settings import Settings, layers_of
 from longspec.methods.eagle3.weights import check_same_draft, load_draft_weights
-from longspec.models.attention.chains import attend_chains
+from longspec.models.attention.chains import KeysValues, attend_chains
 from longspec.models.attention.visibility import Visibility
 from longspec.models.chain_losses import ChainSums, Teacher, chain_cross_entropy
 from longspec.models.inputs import NO_LABEL, check_ranges, check_shapes
 from longspec.states.forward import TargetStates
 from longspec.states.tensors import COS, EMBEDDED, FINAL, HIDDEN, SIN, StateTensor, final_hidden_states, hidden_states
-
-Pair = tuple[Tensor, Tensor]  # keys after RoPE, values, [B, K, C, D] each
 
 
 def reads(config: Any, settings: Settings) -> tuple[StateTensor, ...]:
@@ -38,7 +36,7 @@ class _Keys:
 
     def __init__(self, settings: Settings, document_ids_BS: Tensor | None, backend: str) -> None:
         self.window, self.document_ids_BS, self.backend = settings.sliding_window, document_ids_BS, backend
-        self.steps: list[Pair] = []  # the first one's are the text's
+        self.steps: list[KeysValues] = []  # the first one's are the text's
 
     def attend(self, q_BNCD: Tensor, k_BKCD: Tensor, v_BKCD: Tensor) -> Tensor:
         """Attention output [B, N, C, D] of the next step, which has fewer chains than the one before."""

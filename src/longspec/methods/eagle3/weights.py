@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 NAME = "eagle3"
-# What must be one between a draft and the weights it begins with, beside shapes: the numbers mean something else otherwise.
+# Settings in which a draft and the weights that its training begins with must agree: shapes do not show the difference.
 MEANING = ("layers", "fc_norm", "norm_output")
 
 
