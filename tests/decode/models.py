@@ -50,7 +50,8 @@ def scattered(layer, scale: float):
 
 def make_eagle3(target, window: int | None = None, ids: tuple[int, ...] | None = None, scale: float = 0.3, **options):
     size = None if ids is None else len(ids)
-    settings = Settings((0, 1, 2), size, window, ids=ids, target_vocabulary=target.config.vocab_size, **options)
+    chosen = {"vocabulary": size, "ids": ids, "target_vocabulary": target.config.vocab_size}
+    settings = Settings(layers=(0, 1, 2), sliding_window=window, **chosen, **options)
     return Eagle3Drafter(target, scattered(Eagle3Layer(target.config, settings), scale), settings)
 
 

@@ -129,7 +129,7 @@ def test_an_eagle3_draft_of_another_target_is_refused() -> None:
     for (target, drafter), message in eagle3_faults():
         with pytest.raises(ValueError, match=message):
             speculate(target, drafter, [[1, 2]], max_new_tokens=3)
-    settings = Settings((0, 1, 2), 8192)
+    settings = Settings(layers=(0, 1, 2), vocabulary=8192)
     with pytest.raises(ValueError, match=r"recipe\.method\.vocabulary: 8192: the file .* is missing; give --vocabulary"):
         Eagle3Drafter(make_target(0, **DEPTHS["eagle3"]), None, settings)  # type: ignore[arg-type]
 

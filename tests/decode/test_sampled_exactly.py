@@ -8,7 +8,7 @@ from longspec.decode import verify
 from longspec.decode.levels import DEFAULT_SHAPE
 from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import speculate
-from longspec.decode.tree import NOTHING, Sayable, TreeBuilder
+from longspec.decode.tree import NOTHING, DraftToTarget, TreeBuilder
 from tests.decode.models import SMALL, make_drafter, make_target
 
 CONTINUATIONS, ROWS, PROMPT, VOCABULARY, CHAIN = 20_000, 2_000, [3, 1, 4], 10, 4
@@ -131,7 +131,7 @@ def renormalised(self, q_BV):
     return RIGHT_OVER_TARGET(self, q_BV) * len(self.ids_V) / self.size
 
 
-RIGHT_OVER_TARGET = Sayable.over_target
+RIGHT_OVER_TARGET = DraftToTarget.over_target
 
 
 @pytest.mark.parametrize(
@@ -141,18 +141,18 @@ def test_a_wrong_distribution_over_a_draft_vocabulary_fails_the_same_test(
     method: str, rule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of chains. Trees are chosen, and their rule asks for no q."""
-    monkeypatch.setattr(Sayable, "over_target", rule)
+    monkeypatch.setattr(DraftToTarget, "over_target", rule)
     assert drawn_p_value(CHAIN, {}, method, SAID) < WRONG
 
 
 def test_tokens_of_a_draft_vocabulary_are_the_targets() -> None:
     """Chosen and drawn: children are target tokens, and q over the target's vocabulary is 0 outside, by enumeration."""
     log_q_BWV = torch.tensor([[[0.5, 0.1, 0.4]], [[0.2, 0.7, 0.1]]]).log()
-    sayable, roots_B = Sayable(torch.tensor([1, 4, 6]), 8), torch.tensor([7, 7])
-    chosen = TreeBuilder(roots_B, sayable)
+    draft_to_target, roots_B = DraftToTarget(torch.tensor([1, 4, 6]), 8), torch.tensor([7, 7])
+    chosen = TreeBuilder(roots_B, draft_to_target)
     chosen.grow(log_q_BWV, 2, None)
     assert chosen.tokens[1].tolist() == [[1, 6], [4, 1]]
-    drawn = TreeBuilder(roots_B, sayable)
+    drawn = TreeBuilder(roots_B, draft_to_target)
     drawn.grow(log_q_BWV, 1, Sampler(1.0))
     wanted_BV = torch.tensor([[0, 0.5, 0, 0, 0.1, 0, 0.4, 0], [0, 0.2, 0, 0, 0.7, 0, 0.1, 0]])
     torch.testing.assert_close(drawn.tree().drawn_BSV[:, 1], wanted_BV)

@@ -128,6 +128,22 @@ def spoil_weights(folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors")
 
 
+def drop(folder: Path, name: str) -> None:
+    content = read_json(folder / "config.json")
+    write_json(folder / "config.json", {each: value for each, value in content.items() if each != name})
+
+
+def change_target(**fields: Any) -> Callable[[Path], None]:
+    """Another model type for the one in the section `target`, or none."""
+
+    def change(folder: Path) -> None:
+        content = read_json(folder / "config.json")
+        del content["target"]["model_type"]
+        write_json(folder / "config.json", content | {"target": content["target"] | fields})
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -140,8 +156,13 @@ def spoil_weights(folder: Path) -> None:
         ),
         (
             lambda folder: write_json(folder / "config.json", read_json(folder / "config.json") | {"hidden_size": "wide"}),
-            r"config\.json: is no configuration of a draft",
+            r"config\.json: hidden_size: is 'wide', by its settings and target it is 32",
         ),
+        (change_target(), r"config\.json: target: model_type: is missing, must be a text"),
+        (change_target(model_type="gpt9"), r"config\.json: target: model_type: is 'gpt9', must be one of llama, mistral"),
+        (change_target(model_type=[1]), r"config\.json: target: model_type: is \[1\], must be a text"),
+        (lambda folder: drop(folder, "rope_parameters"), r"config\.json: rope_parameters: is missing, by its settings"),
+        (lambda folder: drop(folder, "eos_token_id"), r"config\.json: eos_token_id: is missing, must be as the target's"),
     ],
 )
 def test_a_damaged_folder_leaves_nothing(verb: Verb, tmp_path: Path, spoil: Callable[[Path], Any], message: str) -> None:
@@ -151,6 +172,7 @@ def test_a_damaged_folder_leaves_nothing(verb: Verb, tmp_path: Path, spoil: Call
     with pytest.raises(SystemExit, match=message) as told:
         export(verb, folder)
     assert "\n" not in str(told.value)
+    assert str(told.value).count(str(folder)) == 1  # and not one message inside of another
     assert sorted(tmp_path.iterdir()) == before
 
 

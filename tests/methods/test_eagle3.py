@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from longspec.draft.folder import write_draft
+from longspec.methods.eagle3.chain_labels import ChainLabels
 from longspec.methods.eagle3.method import METHOD
 from longspec.methods.eagle3.settings import Settings
 from longspec.methods.eagle3.trainer import Eagle3Trainer, trainer
@@ -128,9 +129,8 @@ def test_a_text_is_as_its_chains_one_by_one(settings: dict[str, Any], every: int
     output = made(ids, labels, num_labels=11)
     sums = [reference.document_sums(plain(made), text_of(made, *row)) for row in zip(ids, labels, strict=True)]
     compare(made, output.loss, reference.weighted(plain(made), sums) / 11)
-    steps, labels_there = made.settings.steps, int((labels[:, 1:] != -100).sum())
     assert int(output.counts["outside_vocabulary"]) == sum(sum(each.reached) - sum(each.inside) for each in sums)
-    assert int(output.counts["past_document"]) == steps * labels_there - sum(sum(each.reached) for each in sums)
+    assert int(output.counts["past_document"]) == sum(sum(each.past_end) for each in sums)
     assert float(output.agreement) == pytest.approx(
         sum(each.agreements[0] for each in sums) / sum(each.reached[0] for each in sums)
     )
@@ -163,10 +163,18 @@ def test_packed_documents_are_as_if_alone(name: str, settings: dict[str, Any], f
     own = [torch.cat([torch.tensor([-100]), document[1:]]) for document in documents]
     sums = [reference.document_sums(plain(made), text_of(made, *each)) for each in zip(documents, own, strict=True)]
     compare(made, output.loss, reference.weighted(plain(made), sums))
-    steps, count = made.settings.steps, sum(length - 1 for length in lengths)
-    assert int(output.counts["past_document"]) == steps * count - sum(sum(each.reached) for each in sums)
-    reached = [max(0, length - 2 - step) for length in lengths for step in range(steps)]
-    assert int(output.counts["past_document"]) == steps * count - sum(reached)
+    assert int(output.counts["past_document"]) == sum(sum(each.past_end) for each in sums)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_predictions_past_a_documents_end_are_counted(steps: int) -> None:
+    """Of a document of n tokens i + 1 in step i, and never more than its n - 1 chains; labels and padding do not matter."""
+    lengths = [9, 1, 2, 3, 14]
+    _, ids, _, numbers = packed_row(lengths, 5)
+    wanted = sum(min(length - 1, step + 1) for length in lengths for step in range(steps))
+    for labels in (ids, torch.full_like(ids, -100)):
+        assert int(ChainLabels.of(labels, numbers, steps).past_document) == wanted
+    assert int(ChainLabels.of(ids.expand(3, -1), None, steps).past_document) == 3 * steps * (steps + 1) // 2  # at the row's end
 
 
 def test_a_neighbour_changes_no_bit_of_a_documents_losses() -> None:

@@ -11,6 +11,7 @@ from longspec.methods.eagle3 import cost
 from longspec.methods.eagle3.settings import Settings
 from longspec.methods.eagle3.trainer import trainer
 from longspec.models import losses
+from longspec.models.attention import text_part
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.train.estimate.memory import parameter_bytes
 from tests.methods.test_eagle3 import CONFIGS, LAYERS, REDUCED, make
@@ -96,6 +97,33 @@ def test_memory_is_within_a_tenth(name: str, dtype: torch.dtype) -> None:
     estimate = cost.memory(config, settings, tokens, dtype, torch.device("cpu"))
     peak = measured(config, settings, tokens, dtype)
     assert peak * 0.9 < estimate.kept + max(estimate.losses, estimate.backward) < peak * 1.1
+
+
+@pytest.mark.parametrize("chosen", [{"steps": 2}, {"steps": 5}, {"steps": 2, "sliding_window": 900}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_memory_without_a_kernel(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, chosen: dict[str, Any]) -> None:
+    """All scores of a block of queries, as on a GPU that has neither flash-attn nor compiled flex_attention."""
+    monkeypatch.setattr(text_part, "KERNEL_DEVICE", "none")
+    config = Qwen2Config(**WIDE | {"vocab_size": 128}, num_hidden_layers=3, tie_word_embeddings=False)
+    settings, cpu = Settings(layers=LAYERS, **chosen), torch.device("cpu")
+    estimate = cost.memory(config, settings, 2048, dtype, cpu)
+    peak = measured(config, settings, 2048, dtype)
+    assert peak * 0.9 < estimate.kept + max(estimate.losses, estimate.backward) < peak * 1.1
+    monkeypatch.undo()
+    assert cost.memory(config, settings, 2048, dtype, cpu).backward < estimate.backward
+
+
+@pytest.mark.parametrize(("fast", "scores"), [("sdpa", True), ("flash_attention_2", False), ("flex_attention", False)])
+def test_memory_of_scores_is_that_of_the_backend(monkeypatch: pytest.MonkeyPatch, fast: str, scores: bool) -> None:
+    """A GPU with a kernel for the text holds none."""
+    monkeypatch.setattr(cost, "fastest", lambda *_: fast)
+    config = Qwen2Config(**WIDE | {"intermediate_size": 16}, num_hidden_layers=3)
+    settings, gpu = Settings(layers=LAYERS, vocabulary=256), torch.device("cuda")
+    monkeypatch.setattr(cost, "chain_bytes", lambda *_: 0)
+    held = [cost.memory(config, settings, tokens, torch.bfloat16, gpu).backward for tokens in (1024, 8192)]
+    monkeypatch.setattr(cost, "block_bytes", lambda *_: 0)
+    bare = [cost.memory(config, settings, tokens, torch.bfloat16, gpu).backward for tokens in (1024, 8192)]
+    assert [one - other > 0 for one, other in zip(held, bare, strict=True)] == [scores] * 2
 
 
 def test_memory_grows_linearly_with_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

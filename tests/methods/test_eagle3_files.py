@@ -180,7 +180,17 @@ def test_rotations_and_positions_travel(make: Make, family: Any, rope: dict[str,
 def test_settings_and_weights_come_back(make: Make) -> None:
     folder = make(sliding_window=64, fc_norm=True, norm_output=True)
     settings = draft_settings(folder)
-    expected = Settings((2, 4, 6), 8, 64, True, True, 5, 0.5, IDS, 97)
+    expected = Settings(
+        layers=(2, 4, 6),
+        vocabulary=8,
+        sliding_window=64,
+        fc_norm=True,
+        norm_output=True,
+        steps=5,
+        decay=0.5,
+        ids=IDS,
+        target_vocabulary=97,
+    )
     assert settings == expected
     for path in (folder, folder / "model.safetensors", folder / "draft_model_weights.pth"):
         layer = fresh(settings)
@@ -237,7 +247,7 @@ def test_a_strange_tensor_is_named(make: Make, change: Any, message: str) -> Non
 
 def test_another_vocabulary_is_named_with_both_tokens(make: Make) -> None:
     folder = make()
-    other = Settings((2, 4, 6), 8, ids=(*IDS[:4], 20, *IDS[5:]), target_vocabulary=97)
+    other = Settings(layers=(2, 4, 6), vocabulary=8, ids=(*IDS[:4], 20, *IDS[5:]), target_vocabulary=97)
     message = r"d2t: draft token 4 is the target's 17, in this draft's vocabulary it is 20; .*recipe\.method\.vocabulary_from"
     with pytest.raises(ValueError, match=message):
         load_draft_weights(fresh(other), folder)
@@ -247,6 +257,16 @@ def test_another_vocabulary_is_named_with_both_tokens(make: Make) -> None:
     edit_weights(folder, lambda tensors: (tensors.pop("d2t"), tensors.pop("t2d")))
     with pytest.raises(ValueError, match=r"model\.safetensors: d2t: is missing, must hold the draft vocabulary's 8 tokens"):
         load_draft_weights(fresh(other), folder)
+
+
+def test_a_vocabulary_of_the_token_0_alone_is_held_against_anothers(make: Make) -> None:
+    """Zeros are a vocabulary too: only a layer that was given none is not compared."""
+    zero, other, none = (Settings(layers=(2, 4, 6), vocabulary=1, ids=ids, target_vocabulary=97) for ids in ((0,), (5,), None))
+    state = published_layout(fresh(other).state_dict(), other)
+    with pytest.raises(ValueError, match="d2t: draft token 0 is the target's 5, in this draft's vocabulary it is 0"):
+        check_draft_state(fresh(zero), state, "file")
+    assert fresh(none).ids_V is None
+    check_draft_state(fresh(none), state, "file")
 
 
 @pytest.mark.parametrize(
@@ -285,12 +305,31 @@ def test_a_vocabulary_that_contradicts_itself_is_refused(make: Make, change: Any
         ({"settings": {"layers": None}}, r"settings: layers: is \[\], must be 3"),
         (
             {"settings": {"layers": [2, 4, 7]}},
-            r"eagle_aux_hidden_state_layer_ids: is \[2, 4, 6\], by settings: layers it is \[2, 4, 7\]",
+            r"eagle_aux_hidden_state_layer_ids: is \[2, 4, 6\], by its settings and target it is \[2, 4, 7\]; eagle_config: ",
         ),
-        ({"settings": {"vocabulary": 9}}, "draft_vocab_size: is 8, by settings: vocabulary it is 9"),
-        ({"settings": {"vocabulary": None}}, "draft_vocab_size: is 8, by settings: vocabulary it is 97"),
-        ({"settings": {"norm_output": True}}, "norm_output: is False, by settings: norm_output it is True"),
-        ({"sliding_window": 5}, "sliding_window: is 5, by settings: sliding_window it is None"),
+        ({"settings": {"vocabulary": 9}}, "draft_vocab_size: is 8, by its settings and target it is 9"),
+        ({"settings": {"vocabulary": None}}, "draft_vocab_size: is 8, by its settings and target it is 97"),
+        ({"settings": {"norm_output": True}}, "norm_output: is False, by its settings and target it is True"),
+        ({"sliding_window": 5}, "sliding_window: is 5, by its settings and target it is left out"),
+        (
+            {"layer_types": ["full_attention"]},
+            r"layer_types: is \['full_attention'\], by its settings and target it is left out",
+        ),
+        (
+            {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 6]}},
+            r"eagle_config: is \{.*\[2, 4, 6\].*\}, by its settings and target it is \{.*\[1, 3, 5\].*\}",
+        ),
+        ({"max_position_embeddings": 2048}, "max_position_embeddings: is 2048, by its settings and target it is 4096"),
+        ({"target": {"max_position_embeddings": 2048}}, "max_position_embeddings: is 4096, by its .* it is 2048"),
+        (
+            {"norm_before_residual": True, "rope_theta": 5.0},
+            r"norm_before_residual: is True, by .* it is False; rope_theta: is 5\.0, by .* it is 10000\.0; make the draft",
+        ),
+        ({"rope_scaling": [2]}, r"rope_scaling: is \[2\], by its settings and target it is None"),
+        ({"torch_dtype": "float32"}, "torch_dtype: is 'float32', by its settings and target it is 'bfloat16'"),
+        ({"target": {"hidden_size": None}}, "target: hidden_size: is None, must be a number of the target's"),
+        ({"target": {"rope_parameters": {}}}, r"target: rope_parameters: is \{\}, must be the target's rotation"),
+        ({"target": {"model_type": [1]}}, r"target: model_type: is \[1\], must be a text"),
         ({"target": {"vocab_size": "97"}}, "target: vocab_size: is '97', must be a number"),
         ({"draft": "glide"}, "draft: is 'glide', this draft is 'eagle3'"),
     ],
@@ -299,6 +338,16 @@ def test_strange_settings_are_refused(make: Make, fields: dict[str, Any], messag
     folder = make()
     edit(folder, **fields)
     with pytest.raises(ValueError, match=f"^{folder / 'config.json'}: {message}"):
+        draft_settings(folder)
+
+
+@pytest.mark.parametrize("name", ["rope_parameters", "norm_before_residual", "bos_token_id", "hidden_act", "architectures"])
+def test_what_engines_are_not_told_is_named(make: Make, name: str) -> None:
+    folder = make()
+    content = read_json(folder / "config.json")
+    del content[name]
+    write_json(folder / "config.json", content)
+    with pytest.raises(ValueError, match=f"^{folder / 'config.json'}: {name}: is missing, "):
         draft_settings(folder)
 
 

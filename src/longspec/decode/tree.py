@@ -18,23 +18,20 @@ NOTHING = -1  # the token of a node that is not there, and the parent of the roo
 
 
 @dataclass(frozen=True)
-class Sayable:
-    """The tokens of the target that a draft can say: its token n is the target's ids_V[n]; `size`, T, are the target's own.
-
-    What it cannot say it says with probability 0.
-    """
+class DraftToTarget:
+    """From the tokens of a draft vocabulary to the target's: token n is the target's ids_V[n], of `size`, T, tokens."""
 
     ids_V: Tensor
     size: int
 
     def over_target(self, q_BV: Tensor) -> Tensor:
-        """A distribution of the draft over the target's vocabulary, [B, T]."""
+        """A distribution over the draft vocabulary as one over the target's, [B, T]: 0 for tokens outside."""
         return q_BV.new_zeros(len(q_BV), self.size).index_copy(1, self.ids_V, q_BV)
 
 
-def sayable_of(vocabulary: DraftVocabulary | None, device: torch.device) -> Sayable | None:
-    """The tokens of a draft vocabulary; None: all of the target's."""
-    return None if vocabulary is None else Sayable(torch.tensor(vocabulary.ids, device=device), vocabulary.size)
+def draft_to_target_of(vocabulary: DraftVocabulary | None, device: torch.device) -> DraftToTarget | None:
+    """That of a draft vocabulary; None where the draft proposes all of the target's tokens."""
+    return None if vocabulary is None else DraftToTarget(torch.tensor(vocabulary.ids, device=device), vocabulary.size)
 
 
 @dataclass
@@ -59,10 +56,13 @@ class DraftTree:
 
 
 class TreeBuilder:
-    """A tree that grows by one level at a time, from its root on. sayable: by the draft; None: all of the target's tokens."""
+    """A tree that grows by one level at a time, from its root on.
 
-    def __init__(self, roots_B: Tensor, sayable: Sayable | None = None) -> None:
-        self.sayable = sayable
+    draft_to_target: of the vocabulary over which the draft's distributions are; None: over the target's own.
+    """
+
+    def __init__(self, roots_B: Tensor, draft_to_target: DraftToTarget | None = None) -> None:
+        self.draft_to_target = draft_to_target
         ones_B11 = torch.ones_like(roots_B, dtype=torch.bool)[:, None, None]
         self.tokens = [roots_B[:, None]]
         self.parents = [torch.full_like(roots_B, NOTHING)[:, None]]
@@ -96,7 +96,7 @@ class TreeBuilder:
         self.sizes.append(size)
 
     def grow(self, log_q_BWV: Tensor, size: int, drawn_by: Sampler | None) -> None:
-        """One more level from what the draft says follows each node of the newest one, over the tokens that it can say.
+        """One more level, from the draft's distributions of the token after each node of the newest one.
 
         drawn_by: draws the next token of chains from it; None: the `size` likeliest children by their paths are chosen.
         """
@@ -106,8 +106,8 @@ class TreeBuilder:
             q_BV = log_q_BWV[:, 0].exp()
             tokens_BC = drawn_by.draw(q_BV)[:, None]
             parents_BC = torch.zeros_like(tokens_BC)
-            self.drawn.append(q_BV if self.sayable is None else self.sayable.over_target(q_BV))
-        self.add(parents_BC, tokens_BC if self.sayable is None else self.sayable.ids_V[tokens_BC])
+            self.drawn.append(q_BV if self.draft_to_target is None else self.draft_to_target.over_target(q_BV))
+        self.add(parents_BC, tokens_BC if self.draft_to_target is None else self.draft_to_target.ids_V[tokens_BC])
 
     def grow_all(self, levels: Levels, sampler: Sampler, logits: Callable[[], Tensor]) -> None:
         """All levels; `logits` says what may follow each node of the newest one, [B, W, V].

@@ -28,8 +28,8 @@ class Teacher:
     ids_V: Tensor | None  # the target's tokens that the draft's are, ascending; None: all of them
     with_loss: bool  # whether the target's own cross entropy is wanted
 
-    def proposed_T(self) -> Tensor | None:
-        """Whether the draft can propose each token of the target; None: it can propose all."""
+    def in_draft_vocabulary_T(self) -> Tensor | None:
+        """Which of the target's tokens are in the draft vocabulary; None: all."""
         if self.ids_V is None:
             return None
         return torch.zeros(len(self.weight_TH), dtype=torch.bool, device=self.ids_V.device).index_fill_(0, self.ids_V, True)
@@ -86,13 +86,13 @@ class _ChunkedChains(torch.autograd.Function):
         gradients = None
         if any(hidden_MH.requires_grad for hidden_MH in hidden):
             gradients = _Gradients([torch.empty_like(each) for each in hidden], torch.zeros_like(weight_VH, dtype=wide))
-        proposed_T, tokens = teacher.proposed_T(), len(teacher.labels_N)
+        in_draft_T, tokens = teacher.in_draft_vocabulary_T(), len(teacher.labels_N)
         chunk = chunk_tokens(len(teacher.weight_TH), len(weight_VH), len(places), device)
         for number, cuts in enumerate(cuts_of_chunks(places, tokens, chunk)):
             part = slice(number * chunk, (number + 1) * chunk)
             place = [each[rows] - part.start for each, rows in zip(places, cuts, strict=True)]
             p_CV, best_C, loss_C = _teacher(teacher, part, wide)
-            inside_C = torch.ones_like(best_C, dtype=wide) if proposed_T is None else proposed_T[best_C].to(wide)
+            inside_C = torch.ones_like(best_C, dtype=wide) if in_draft_T is None else in_draft_T[best_C].to(wide)
             target += loss_C.sum()
             chunk_RH = torch.cat([each[rows] for each, rows in zip(hidden, cuts, strict=True)])
             logits_RV = F.linear(chunk_RH, weight_VH).to(wide)

@@ -92,5 +92,6 @@ def read_tensors(path: Path, wanted: Callable[[str], bool] = lambda _: True) -> 
         found = tensors_by_name(read_pickle(path), path)
         # Else they would go on hanging on the file, which may be replaced.
         return {name: tensor.clone() if wanted(name) else tensor for name, tensor in found.items()}
-    with telling_damage(path), open_safetensors(path) as file:
+    opened = open_safetensors(path)  # which tells of damage itself
+    with telling_damage(path), opened as file:
         return {name: file.get_tensor(name) if wanted(name) else torch.empty(0) for name in file.keys()}  # noqa: SIM118

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from longspec.decode.drafters import DraftInput
 from longspec.decode.levels import Levels
 from longspec.decode.sampling import Sampler
-from longspec.decode.tree import DraftTree, TreeBuilder, sayable_of
+from longspec.decode.tree import DraftTree, TreeBuilder, draft_to_target_of
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods import settings_of
 from longspec.methods.contract import DraftMemory, DraftOperations, DraftOutput, DraftTrainer
@@ -84,7 +84,7 @@ class MadeUpDrafter:
     reads = (FINAL,)
 
     def __init__(self, target: Any, layer: nn.Module, vocabulary: DraftVocabulary | None = None) -> None:
-        self.target, self.layer, self.sayable = target, layer, sayable_of(vocabulary, target.device)
+        self.target, self.layer, self.draft_to_target = target, layer, draft_to_target_of(vocabulary, target.device)
         self.proposed = None if vocabulary is None else len(vocabulary.ids)
         self.newest_BH = torch.empty(0)  # of the token before the root
 
@@ -102,8 +102,8 @@ class MadeUpDrafter:
     def propose(self, draft_input: DraftInput, levels: Levels, sampler: Sampler) -> DraftTree:
         """The first of the levels."""
         logits_BV = self.target.lm_head(self.layer(self.newest_BH))
-        logits_BV = logits_BV if self.sayable is None else logits_BV[:, self.sayable.ids_V]
-        growth = TreeBuilder(draft_input.roots_B, self.sayable)
+        logits_BV = logits_BV if self.draft_to_target is None else logits_BV[:, self.draft_to_target.ids_V]
+        growth = TreeBuilder(draft_input.roots_B, self.draft_to_target)
         growth.grow_all(levels[:1], sampler, lambda: logits_BV[:, None])
         return growth.tree()
 

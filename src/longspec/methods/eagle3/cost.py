@@ -10,8 +10,11 @@ from typing import Any
 
 import torch
 
+from longspec.families import position_limit
 from longspec.methods.contract import DraftMemory, DraftOperations
 from longspec.methods.eagle3.settings import AUXILIARY, Settings
+from longspec.models.attention.backends import SDPA, fastest
+from longspec.models.attention.text_part import block_bytes
 from longspec.models.chain_losses import chain_bytes
 from longspec.models.pairs import causal_pairs
 from longspec.models.target import head_width
@@ -70,7 +73,10 @@ def memory(config: Any, settings: Settings, tokens: int, dtype: torch.dtype, dev
 
     Losses hold the normed rows of all steps kH, the trained tokens of the target H, a chunk of logits, and the gradient of the
     head's weight in float32, with which the backward begins too. That holds another gradient of the rows; in the widest part
-    of a step two of width I and H, or gradients of all steps' keys and values.
+    of a step two of width I and H, or gradients of all steps' keys and values. Where the attention has no kernel (on a GPU with
+    neither flash-attn nor compiled flex_attention, as `runtime.attention: auto` finds here) these may be beside the scores of
+    a block of queries, when what the last step kept behind its attention, 5H, four of width I and two norms, is freed. The
+    keys are those of one row: of all tokens, or of as many as the target has positions.
     """
     element, steps, single = dtype.itemsize, settings.steps, dtype == torch.float32
     hidden, width, ffn = config.hidden_size, head_width(config), config.intermediate_size
@@ -79,9 +85,17 @@ def memory(config: Any, settings: Settings, tokens: int, dtype: torch.dtype, dev
     step += 4 * ((2 if single and not settings.norm_output else 3) * hidden + config.num_attention_heads)
     own = 4 * config.num_attention_heads * steps * (steps - 1) // 2
     kept = steps * step + own + element * hidden * (AUXILIARY * (2 if settings.fc_norm else 1) + 1)
+    window = None if settings.sliding_window is None else settings.sliding_window - 1
+    scores = 0
+    if fastest(device.type, dtype, width, True) == SDPA:
+        row = min(tokens, position_limit(config))
+        scores = block_bytes(config.num_attention_heads, width, row, window, dtype, device)
     proposed = settings.vocabulary or config.vocab_size
     head = 4 * proposed * hidden
     logits = chain_bytes(config.vocab_size, proposed, steps, tokens, dtype, device)
     losses = logits + head + (0 if single else element * proposed * hidden) + (steps + 1) * hidden * element * tokens
-    widest = max(steps * hidden, 2 * ffn + hidden, 2 * steps * key_values + 3 * heads + 2 * hidden)
-    return DraftMemory(kept=kept * tokens, losses=losses, backward=widest * element * tokens + head)
+    attention = element * (2 * steps * key_values + 3 * heads + 2 * hidden)
+    widest = max(element * steps * hidden, element * (2 * ffn + hidden), attention) * tokens
+    behind_attention = element * (4 * ffn + 5 * hidden) + 4 * (2 if single else 3) * hidden
+    widest = max(widest, (attention - behind_attention) * tokens + scores)
+    return DraftMemory(kept=kept * tokens, losses=losses, backward=widest + head)

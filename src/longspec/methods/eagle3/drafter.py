@@ -17,7 +17,7 @@ from torch import Tensor
 from longspec.decode.drafters import DraftInput, check_beside
 from longspec.decode.levels import Levels
 from longspec.decode.sampling import Sampler
-from longspec.decode.tree import DraftTree, Sayable, TreeBuilder
+from longspec.decode.tree import DraftToTarget, DraftTree, TreeBuilder
 from longspec.methods.eagle3.layer import Eagle3Layer, check_vocabulary
 from longspec.methods.eagle3.settings import Settings, layers_of
 from longspec.methods.eagle3.slots import NewestSlots, Slots, WholeText
@@ -43,6 +43,7 @@ class Eagle3Drafter:
 
     def __init__(self, target: Any, layer: Eagle3Layer, settings: Settings) -> None:
         check_vocabulary(settings)
+        assert layer.ids_V is not None, "the layer is made of the same settings"
         self.target, self.layer, self.settings = target, layer, settings
         auxiliary = layers_of(settings.layers, target.config.num_hidden_layers)
         self.reads = tuple(f"{HIDDEN}{number}" for number in auxiliary)
@@ -82,8 +83,8 @@ class Eagle3Drafter:
 
     def propose(self, draft_input: DraftInput, levels: Levels, sampler: Sampler) -> DraftTree:
         """A tree of exactly these levels; of the leaves nothing is computed."""
-        size = self.target.config.vocab_size
-        builder = TreeBuilder(draft_input.roots_B, None if self.proposed is None else Sayable(self.layer.ids_V, size))
+        ids_V, size = None if self.proposed is None else self.layer.ids_V, self.target.config.vocab_size
+        builder = TreeBuilder(draft_input.roots_B, None if ids_V is None else DraftToTarget(ids_V, size))
         builder.grow_all(levels, sampler, lambda: self.logits(draft_input, builder))
         tree = builder.tree()
         self.tokens_BS = tree.tokens_BS

@@ -84,13 +84,14 @@ class DraftHead(nn.Linear):
 
 
 class Eagle3Layer(nn.Module):
-    """The trainable module. `ids_V`, no part of its state dict, are the target's tokens that its head proposes.
+    """The trainable module. `ids_V`, no part of its state dict, are the target's tokens that its head proposes; None where the
+    draft vocabulary was not read: such a layer is for names and shapes alone.
 
     With `fc_norm` each auxiliary hidden state has a norm of its own before the projection; with `norm_output` what is fed back
     is normed as the head reads it (EAGLE-3.1).
     """
 
-    ids_V: Tensor
+    ids_V: Tensor | None
 
     def __init__(self, config: PretrainedConfig, settings: Settings) -> None:
         super().__init__()
@@ -101,11 +102,9 @@ class Eagle3Layer(nn.Module):
         self.midlayer = Midlayer(config)
         self.norm = _norm(config)
         self.lm_head = DraftHead(width, proposed)
-        ids_V = torch.zeros(proposed, dtype=torch.int64)  # of no vocabulary yet: for names and shapes alone
+        ids_V = None if settings.ids is None else torch.tensor(settings.ids)
         if settings.vocabulary is None:
             ids_V = torch.arange(proposed)
-        elif settings.ids is not None:
-            ids_V = torch.tensor(settings.ids)
         self.register_buffer("ids_V", ids_V, persistent=False)
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -142,6 +141,7 @@ def fresh_layer(states: Any, settings: Settings) -> Eagle3Layer:
     """An untrained layer in the target's dtype, whose norm and head start as copies of the target's."""
     check_vocabulary(settings)
     layer = Eagle3Layer(states.config, settings).to(states.head_weight.dtype)
+    assert layer.ids_V is not None
     with states.gather([states.head_weight, states.final_norm_weight]), torch.no_grad():
         layer.norm.weight.copy_(states.final_norm_weight)
         layer.lm_head.weight.copy_(states.head_weight[layer.ids_V.to(states.head_weight.device)])

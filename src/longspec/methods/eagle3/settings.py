@@ -9,7 +9,7 @@ from longspec.draft_vocabulary import DraftVocabulary
 NAMELESS_FILES = False
 TARGETS: dict[str, str] = {}  # no class was published
 AUXILIARY = 3  # hidden states of the target that a draft reads; engines know no other number
-FEWEST_LAYERS = 7  # of a target, for which the default ones are three different ones
+FEWEST_LAYERS = 7  # of a target: with fewer, two of the default layers 2, L // 2 and L - 3 are the same one
 DECIDE_LOSS = ("method.vocabulary", "method.vocabulary_from", "draft.steps", "draft.decay")
 COUNTS = {
     "outside_vocabulary": "no loss: the target prefers a token outside the draft vocabulary",
@@ -39,7 +39,7 @@ class Draft:
     decay: float = 0.8  # step i is weighted decay^i
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """What METHOD is asked with. ids: of the draft vocabulary, which a file holds; None where the draft proposes all tokens,
     and where nothing is trained or decoded, as in an estimate. target_vocabulary: how many tokens these are chosen from.
@@ -60,15 +60,15 @@ def of(recipe: Any, vocabulary: DraftVocabulary | None = None) -> Settings:
     """The settings that training and decoding need, from a typed recipe and the file of its draft vocabulary."""
     method, draft = recipe.method, recipe.draft
     return Settings(
-        None if method.layers is None else tuple(method.layers),
-        method.vocabulary,
-        method.sliding_window,
-        method.fc_norm,
-        method.norm_output,
-        draft.steps,
-        draft.decay,
-        None if vocabulary is None else vocabulary.ids,
-        None if vocabulary is None else vocabulary.size,
+        layers=None if method.layers is None else tuple(method.layers),
+        vocabulary=method.vocabulary,
+        sliding_window=method.sliding_window,
+        fc_norm=method.fc_norm,
+        norm_output=method.norm_output,
+        steps=draft.steps,
+        decay=draft.decay,
+        ids=None if vocabulary is None else vocabulary.ids,
+        target_vocabulary=None if vocabulary is None else vocabulary.size,
     )
 
 
@@ -77,6 +77,11 @@ def layers_of(layers: tuple[int, ...] | None, target_layers: int) -> tuple[int, 
 
     Raises ValueError, with the key, where these are not three different ones of the target's.
     """
+    if target_layers < AUXILIARY:
+        raise ValueError(
+            f"recipe.method.layers: the target has {target_layers} layers, an EAGLE-3 draft reads {AUXILIARY} different ones: "
+            "there is none for this target; train another method"
+        )
     if layers is None and target_layers < FEWEST_LAYERS:
         raise ValueError(
             f"recipe.method.layers: must be given for a target of {target_layers} layers, such as "
@@ -107,10 +112,10 @@ def check(recipe: Any) -> None:
             f"recipe.draft.steps: chains of {draft.steps} find no place in rows of {recipe.data.sequence_length} tokens "
             "(recipe.data.sequence_length); it must be at least two below"
         )
-    if method.sliding_window is not None and method.sliding_window <= draft.steps:
+    if method.sliding_window is not None and method.sliding_window < draft.steps:
         raise ValueError(
             f"recipe.method.sliding_window: {method.sliding_window} keys hide the text from the last of {draft.steps} steps "
-            "(recipe.draft.steps); it must be above"
+            f"(recipe.draft.steps), which sees {draft.steps - 1} of its own chain; give {draft.steps} or more, or fewer steps"
         )
 
 

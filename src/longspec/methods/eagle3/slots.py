@@ -9,21 +9,23 @@ import torch
 from torch import Tensor
 
 from longspec.decode.cache import compact, cut, empty_cache, select, slide
-
-Pair = tuple[Tensor, Tensor]  # keys and values, [B, K, T, D] each
+from longspec.models.attention.chains import KeysValues
 
 
 class Slots(Protocol):
-    """What the drafter asks of them. Row b's slots end at the number of its text's; its key 0 is slot first_B[b]; None: 0."""
+    """What the drafter keeps of the tokens before: keys and values of the text's slots, and of the tree's nodes behind them.
 
-    def extend(self, new: Pair, counts_B: Tensor, lengths: tuple[int, ...], lengths_B: Tensor) -> None:
+    Key 0 of row b is slot first_B[b] of its text, or slot 0 where first_B is None; its last slot is lengths_B[b] - 1.
+    """
+
+    def extend(self, new: KeysValues, counts_B: Tensor, lengths: tuple[int, ...], lengths_B: Tensor) -> None:
         """Forget the tree, and take counts_B[b] of the E new slots in, so that the text has lengths_B[b]."""
 
-    def with_nodes(self, new: Pair) -> Pair:
+    def with_nodes(self, new: KeysValues) -> KeysValues:
         """Take the nodes of a level in; the keys and values of the text and of all levels behind it."""
         ...
 
-    def of_text(self) -> Pair:
+    def of_text(self) -> KeysValues:
         """The keys and values of the text, of a tree without nodes."""
         ...
 
@@ -42,7 +44,7 @@ class WholeText:
         self.cache = empty_cache(1, 0)
         self.longest = 0  # slots of the longest row's text
 
-    def extend(self, new: Pair, counts_B: Tensor, lengths: tuple[int, ...], lengths_B: Tensor) -> None:
+    def extend(self, new: KeysValues, counts_B: Tensor, lengths: tuple[int, ...], lengths_B: Tensor) -> None:
         """Each row's new slots go behind its own former ones."""
         count = new[0].shape[2]
         path_BE = torch.arange(count, device=counts_B.device).expand(len(counts_B), -1)
@@ -52,12 +54,12 @@ class WholeText:
         compact(self.cache, count, path_BE, lengths_B - counts_B, max(lengths))
         self.longest = max(lengths)
 
-    def with_nodes(self, new: Pair) -> Pair:
+    def with_nodes(self, new: KeysValues) -> KeysValues:
         """Nodes go behind the longest row."""
         keys, values = self.cache.update(*new, 0)
         return keys, values
 
-    def of_text(self) -> Pair:
+    def of_text(self) -> KeysValues:
         """Left-aligned."""
         return self.cache.layers[0].keys, self.cache.layers[0].values
 
@@ -75,21 +77,21 @@ class NewestSlots:
 
     def __init__(self, window: int) -> None:
         self.window = window
-        self.text: Pair | None = None
-        self.nodes: list[Pair] = []
+        self.text: KeysValues | None = None
+        self.nodes: list[KeysValues] = []
 
-    def extend(self, new: Pair, counts_B: Tensor, lengths: tuple[int, ...], lengths_B: Tensor) -> None:
+    def extend(self, new: KeysValues, counts_B: Tensor, lengths: tuple[int, ...], lengths_B: Tensor) -> None:
         """The window moves on."""
         empty = (new[0][:, :, :0], new[1][:, :, :0])
         self.text, self.nodes = slide(self.text or empty, new, counts_B, self.window), []
 
-    def with_nodes(self, new: Pair) -> Pair:
+    def with_nodes(self, new: KeysValues) -> KeysValues:
         """Level by level behind the window."""
         self.nodes.append(new)
         keys, values = (torch.cat(parts, dim=2) for parts in zip(self.of_text(), *self.nodes, strict=True))
         return keys, values
 
-    def of_text(self) -> Pair:
+    def of_text(self) -> KeysValues:
         """Right-aligned."""
         assert self.text is not None
         return self.text

@@ -7,6 +7,7 @@ transformer_layer_config as it stands, without LlamaConfig's defaults, so that n
 eagle_aux_hidden_state_layer_ids are inputs of layers (models/utils.py, resolve_target_layer_ids; vLLM hands them on).
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from longspec.methods.draft_files import HUB, draft_weights_file, read_draft_config
+from longspec.families import FAMILIES
+from longspec.methods.draft_files import AGAIN, HUB, draft_weights_file, read_draft_config
 from longspec.methods.eagle3.engine_config import OF_THE_TARGET
 from longspec.methods.eagle3.layer import Eagle3Layer
 from longspec.methods.eagle3.weights import check_draft_state, draft_settings
@@ -56,6 +58,7 @@ OF_THE_DRAFT = (
     "tie_word_embeddings",
     "dtype",
 )
+OPTIONAL = ("layer_types", "sliding_window", "dtype")  # without a window, and of a target that names no dtype
 
 
 def exported(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -70,7 +73,7 @@ def exported(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     source = config["target_source"]
     verifier = {
         "name_or_path": source.removeprefix(HUB) if source.startswith(HUB) else config["target_path"],
-        "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config["target"]["model_type"]]],
+        "architectures": [_class_of(config["target"]["model_type"], file)],
     }
     proposal = {
         "proposal_type": "greedy",
@@ -88,7 +91,19 @@ def exported(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             "proposal_methods": [proposal],
             "verifier": verifier,
         },
-        "transformer_layer_config": {name: config[name] for name in OF_THE_LAYER if name in config},
+        "transformer_layer_config": _taken(config, OF_THE_LAYER),
         "embed_requires_grad": False,
         "target_hidden_size": None,
-    } | {name: config[name] for name in OF_THE_DRAFT if name in config}
+    } | _taken(config, OF_THE_DRAFT)
+
+
+def _taken(config: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """These fields of a configuration that draft_settings has checked; some may not be there."""
+    return {name: config[name] for name in names if name in config or name not in OPTIONAL}
+
+
+def _class_of(model_type: str, file: Path) -> str:
+    """The class of transformers that a target of this type is."""
+    if model_type not in FAMILIES:
+        raise ValueError(f"{file}: target: model_type: is {model_type!r}, must be one of {', '.join(FAMILIES)}; {AGAIN}")
+    return MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]

@@ -18,14 +18,12 @@ from longspec.methods.eagle3.chain_labels import ChainLabels
 from longspec.methods.eagle3.layer import Eagle3Layer, check_vocabulary, fresh_layer
 from longspec.methods.eagle3.settings import Settings, layers_of
 from longspec.methods.eagle3.weights import check_same_draft, load_draft_weights
-from longspec.models.attention.chains import attend_chains
+from longspec.models.attention.chains import KeysValues, attend_chains
 from longspec.models.attention.visibility import Visibility
 from longspec.models.chain_losses import ChainSums, Teacher, chain_cross_entropy
 from longspec.models.inputs import NO_LABEL, check_ranges, check_shapes
 from longspec.states.forward import TargetStates
 from longspec.states.tensors import COS, EMBEDDED, FINAL, HIDDEN, SIN, StateTensor, final_hidden_states, hidden_states
-
-Pair = tuple[Tensor, Tensor]  # keys after RoPE, values, [B, K, C, D] each
 
 
 def reads(config: Any, settings: Settings) -> tuple[StateTensor, ...]:
@@ -39,7 +37,7 @@ class _Keys:
 
     def __init__(self, settings: Settings, document_ids_BS: Tensor | None, backend: str) -> None:
         self.window, self.document_ids_BS, self.backend = settings.sliding_window, document_ids_BS, backend
-        self.steps: list[Pair] = []  # the first one's are the text's
+        self.steps: list[KeysValues] = []  # the first one's are the text's
 
     def attend(self, q_BNCD: Tensor, k_BKCD: Tensor, v_BKCD: Tensor) -> Tensor:
         """Attention output [B, N, C, D] of the next step, which has fewer chains than the one before."""
@@ -53,10 +51,10 @@ class _Keys:
         return attend_chains(q_BNCD, text, own, visibility, q_BNCD.shape[-1] ** -0.5, self.backend)
 
 
-def _chosen(x_BCH: Tensor, slots_M: Tensor) -> Tensor:
+def _chosen(x_BCH: Tensor, chains_M: Tensor) -> Tensor:
     """The rows of these chains, [M, H]; no copy where they are all."""
     x_RH = x_BCH.flatten(0, 1)
-    return x_RH if len(slots_M) == len(x_RH) else x_RH[slots_M]
+    return x_RH if len(chains_M) == len(x_RH) else x_RH[chains_M]
 
 
 class Eagle3Trainer(DraftTrainer):
@@ -83,12 +81,17 @@ class Eagle3Trainer(DraftTrainer):
     ) -> DraftOutput:
         """Loss of all steps, step i weighted decay^i, divided by `num_labels`, None = this call's own number of labels.
 
-        int64 [B, S] each; position_ids rise by one inside a document. The agreement is the first step's. each_step: losses,
-        agreements and the target's loss of each step [steps], without weights, means over what the step measures: the labels
-        that its chains reach, and for the loss those of them that are not outside the vocabulary. An agreement outside the
-        vocabulary is none. counts, of labels summed over the steps: `past_document`, where a chain of so many steps would have
-        begun before the document; `outside_vocabulary`, of the others, where the target's most likely token is none that the
-        draft can propose; both give no loss. Raises ValueError that names what is out of range.
+        int64 [B, S] each; position_ids rise by one inside a document. The agreement is the first step's.
+
+        each_step: loss, target's loss and agreement are [steps], those of each step alone, without its weight. They are means
+        over the labels that the step's chains predict; the loss is a mean over those of them for which the target's most
+        likely token is in the draft vocabulary. Where it is not, draft and target disagree.
+
+        counts: two kinds of predictions without a loss, each summed over all chains and steps. `past_document`: the chain
+        begins in a document and has reached its end, or the row's, so that there is no token to predict.
+        `outside_vocabulary`: there is a label, and the target's most likely token is not in the draft vocabulary.
+
+        Raises ValueError that names what is out of range.
         """
         check_shapes(input_ids, labels=labels, position_ids=position_ids, document_ids=document_ids)
         if num_labels is not None and num_labels <= 0:
@@ -105,47 +108,47 @@ class Eagle3Trainer(DraftTrainer):
         check_rising(position_ids, labels, document_ids)
         names = [tensor.name for tensor in reads(config, self.settings)]
         found = self.states(input_ids, position_ids, document_ids, names, row_numbers)
-        chains = ChainLabels.of(labels, document_ids, self.settings.steps)
-        rows = self._unrolled(found, document_ids, chains)
-        return self._output(self._sums(rows, found[FINAL], chains, with_llm_loss), chains, num_labels, each_step)
+        chain_labels = ChainLabels.of(labels, document_ids, self.settings.steps)
+        rows = self._unrolled(found, document_ids, chain_labels)
+        return self._output(self._sums(rows, found[FINAL], chain_labels, with_llm_loss), chain_labels, num_labels, each_step)
 
-    def _unrolled(self, found: dict[str, Tensor], document_ids_BS: Tensor | None, chains: ChainLabels) -> list[Tensor]:
+    def _unrolled(self, found: dict[str, Tensor], document_ids_BS: Tensor | None, chain_labels: ChainLabels) -> list[Tensor]:
         """Of each step the normed hidden states [M, H] of the chains that have a label."""
         layer, length, rows = self.draft_model, found[EMBEDDED].shape[1], []
         keys = _Keys(self.settings, document_ids_BS, self.states.attention)
         feature_BCH = layer.feature([found[f"{HIDDEN}{number}"][:, : length - 2] for number in self.layers])
-        for step, slots_M in enumerate(chains.slots):
+        for step, chains_M in enumerate(chain_labels.chains):
             count = length - 2 - step  # chains that can have a label: nothing is made behind the row's end
             embedded_BCH = found[EMBEDDED][:, 1 + step : length - 1]
             rope = (found[COS][:, step : step + count], found[SIN][:, step : step + count])
             hidden_BCH = layer.midlayer(embedded_BCH, feature_BCH[:, :count], rope, keys.attend)
             feature_BCH = layer.fed_back(hidden_BCH)
-            rows.append(_chosen(feature_BCH, slots_M) if layer.norm_output else layer.norm(_chosen(hidden_BCH, slots_M)))
+            rows.append(_chosen(feature_BCH, chains_M) if layer.norm_output else layer.norm(_chosen(hidden_BCH, chains_M)))
         return rows
 
-    def _sums(self, rows: list[Tensor], final_BSH: Tensor, chains: ChainLabels, with_llm_loss: bool) -> ChainSums:
+    def _sums(self, rows: list[Tensor], final_BSH: Tensor, chain_labels: ChainLabels, with_llm_loss: bool) -> ChainSums:
         settings, head_weight = self.settings, self.states.head_weight
         weights = [settings.decay**step for step in range(settings.steps)]
         ids_V = None if settings.vocabulary is None else self.draft_model.ids_V
-        teacher_NH = final_BSH.flatten(0, 1)[chains.tokens_N]
+        teacher_NH = final_BSH.flatten(0, 1)[chain_labels.tokens_N]
         with self.states.gather([head_weight]):
-            teacher = Teacher(teacher_NH, head_weight, chains.labels_N, ids_V, with_llm_loss)
-            take = partial(chain_cross_entropy, teacher=teacher, places=chains.places, weights=weights)
+            teacher = Teacher(teacher_NH, head_weight, chain_labels.labels_N, ids_V, with_llm_loss)
+            take = partial(chain_cross_entropy, teacher=teacher, places=chain_labels.places, weights=weights)
             sums: ChainSums = self.draft_model.lm_head(rows, take)
         return sums
 
-    def _output(self, sums: ChainSums, chains: ChainLabels, num_labels: int | None, each_step: bool) -> DraftOutput:
-        labels, device = len(chains.labels_N), sums.losses_K.device
-        reached = [len(places_M) for places_M in chains.places]
+    def _output(self, sums: ChainSums, chain_labels: ChainLabels, num_labels: int | None, each_step: bool) -> DraftOutput:
+        device = sums.losses_K.device
+        reached = [len(places_M) for places_M in chain_labels.places]
         counts = {
             "outside_vocabulary": sum(reached) - sums.inside_K.sum(),
-            "past_document": torch.tensor(len(reached) * labels - sum(reached), device=device),
+            "past_document": chain_labels.past_document,
         }
         if each_step:
             reached_K = torch.tensor(reached, device=device).clamp(min=1)
             llm_loss = None if sums.target_K is None else sums.target_K / reached_K
             return DraftOutput(sums.losses_K / sums.inside_K.clamp(min=1), llm_loss, sums.agreements_K / reached_K, counts)
-        count = max(1, labels)
+        count = max(1, len(chain_labels.labels_N))
         return DraftOutput(
             loss=sums.draft / (count if num_labels is None else num_labels),
             llm_loss=None if sums.target is None else sums.target / count,

@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from longspec.methods.draft_files import AGAIN
+
 D2T, T2D = "d2t", "t2d"
-AGAIN = "make the draft folder again by python -m longspec.draft extract"
 
 
 def vocabulary_tensors(ids: Sequence[int], target_vocabulary: int) -> dict[str, Tensor]:

@@ -17,7 +17,8 @@ from longspec.methods.draft_files import (
     stored_settings,
 )
 from longspec.methods.eagle3.engine_config import config_fields
-from longspec.methods.eagle3.settings import AUXILIARY, RANGES, Settings, layers_of
+from longspec.methods.eagle3.folder_check import check_folder
+from longspec.methods.eagle3.settings import Settings, layers_of
 from longspec.methods.eagle3.vocabulary_tensors import D2T, T2D, ids_of, vocabulary_tensors
 from longspec.methods.layer_state import check_state
 from longspec.models.weight_files import read_tensors
@@ -32,16 +33,8 @@ __all__ = [
 ]
 
 NAME = "eagle3"
-# What must be one between a draft and the weights it begins with, beside shapes: the numbers mean something else otherwise.
+# Settings in which a draft and the recipe that goes on with it must agree: shapes do not show the difference.
 MEANING = ("layers", "fc_norm", "norm_output", "sliding_window")
-# Fields that engines read and that the settings tell, too: edited alone, serving and decoding would be of two drafts.
-TWICE = {
-    "vocabulary": "draft_vocab_size",
-    "layers": "eagle_aux_hidden_state_layer_ids",
-    "fc_norm": "fc_norm",
-    "norm_output": "norm_output",
-    "sliding_window": "sliding_window",
-}
 
 
 def published_layout(state: dict[str, Tensor], settings: Settings) -> dict[str, Tensor]:
@@ -108,7 +101,7 @@ def draft_settings(path: str | Path) -> Settings:
             f"{path}: has no config.json of a draft beside it, and does not tell its settings; give a draft folder"
         )
     file, content = found
-    _check_values(settings, content, file)
+    check_folder(settings, content, file)
     tokens, weights_file = content["target"]["vocab_size"], draft_weights_file(path)
     state = read_tensors(weights_file, lambda name: name in (D2T, T2D))
     if settings.vocabulary not in (None, tokens):
@@ -123,8 +116,8 @@ def draft_settings(path: str | Path) -> Settings:
 def known_ids(layer: nn.Module) -> Tensor | None:
     """The target's tokens that a layer proposes; None for a layer without numbers, and for one that no vocabulary was given."""
     own_V = layer.ids_V
-    assert isinstance(own_V, Tensor)
-    return None if own_V.is_meta or not own_V.any() else own_V.cpu()
+    assert own_V is None or isinstance(own_V, Tensor)
+    return None if own_V is None or own_V.is_meta else own_V.cpu()
 
 
 def _of_this_method(path: str | Path) -> tuple[Path, dict[str, Any]] | None:
@@ -133,28 +126,3 @@ def _of_this_method(path: str | Path) -> tuple[Path, dict[str, Any]] | None:
     if found is not None and found[1][METHOD] != NAME:
         raise ValueError(f"{found[0]}: {METHOD}: is {found[1][METHOD]!r}, this draft is {NAME!r}; give a draft of this method")
     return found
-
-
-def _check_values(settings: Settings, content: dict[str, Any], file: Path) -> None:
-    """Raise ValueError for settings that no draft of this target has, or that engines are told otherwise."""
-    for name in ("num_hidden_layers", "vocab_size"):
-        value = content["target"].get(name)
-        if type(value) is not int or value < 1:
-            raise ValueError(f"{file}: target: {name}: is {value!r}, must be a number of the target's; {AGAIN}")
-    for name, allowed in RANGES.items():
-        value = getattr(settings, name)
-        if value is not None and not allowed.holds(value):
-            raise ValueError(f"{file}: settings: {name}: is {value!r}, must be {allowed}; {AGAIN}")
-    layers, last = list(settings.layers or ()), content["target"]["num_hidden_layers"] - 1
-    if len(layers) != AUXILIARY or layers != sorted({layer for layer in layers if 0 <= layer <= last}):
-        raise ValueError(
-            f"{file}: settings: layers: is {layers}, must be {AUXILIARY} of the target's layers 0 to {last}, ascending; {AGAIN}"
-        )
-    own = {name: getattr(settings, name) for name in TWICE} | {"layers": layers}
-    own["vocabulary"] = own["vocabulary"] or content["target"]["vocab_size"]
-    for name, field in TWICE.items():
-        if content.get(field) != own[name]:
-            raise ValueError(f"{file}: {field}: is {content.get(field)!r}, by settings: {name} it is {own[name]!r}; {AGAIN}")
-    if settings.vocabulary is not None and settings.vocabulary > content["target"]["vocab_size"]:
-        tokens = content["target"]["vocab_size"]
-        raise ValueError(f"{file}: settings: vocabulary: is {settings.vocabulary}, the target has {tokens} tokens; {AGAIN}")

@@ -14,7 +14,7 @@ from longspec.decode.cache import pick, slide
 from longspec.decode.drafters import DraftInput, check_beside
 from longspec.decode.levels import Levels
 from longspec.decode.sampling import Sampler
-from longspec.decode.tree import DraftTree, TreeBuilder, sayable_of
+from longspec.decode.tree import DraftTree, TreeBuilder, draft_to_target_of
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods.glide.layer import GlideLayer
 from longspec.models.attention.tree_visibility import TreeVisibility
@@ -29,9 +29,9 @@ class GlideDrafter:
 
     def __init__(self, target: Any, layer: GlideLayer, window: int, vocabulary: DraftVocabulary | None = None) -> None:
         self.target, self.layer, self.window = target, layer, window
-        self.sayable = sayable_of(vocabulary, target.device)
+        self.draft_to_target = draft_to_target_of(vocabulary, target.device)
         self.proposed = None if vocabulary is None else len(vocabulary.ids)
-        self.head_VH = None if self.sayable is None else target.lm_head.weight.detach()[self.sayable.ids_V]
+        self.head_VH = None if self.draft_to_target is None else target.lm_head.weight.detach()[self.draft_to_target.ids_V]
         last = target.config.num_hidden_layers - 1
         self.reads = (f"{KEYS}{last}", f"{VALUES}{last}")
         self.own: tuple[Tensor, Tensor] | None = None  # [B, K, P, D], right-aligned: the newest tokens before the root
@@ -56,7 +56,7 @@ class GlideDrafter:
 
     def propose(self, draft_input: DraftInput, levels: Levels, sampler: Sampler) -> DraftTree:
         """A tree of exactly these levels."""
-        builder = TreeBuilder(draft_input.roots_B, self.sayable)
+        builder = TreeBuilder(draft_input.roots_B, self.draft_to_target)
         self.tree_own = []
         builder.grow_all(levels, sampler, lambda: self.logits(draft_input, builder))
         self._take_in_level(draft_input, builder)  # the leaves, which may become text too

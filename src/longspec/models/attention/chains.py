@@ -18,7 +18,7 @@ from longspec.models.attention.backends import AUTO, EAGER, FLASH, FLEX, SDPA, f
 from longspec.models.attention.text_part import Gradients, Part, accumulated_in
 from longspec.models.attention.visibility import Visibility
 
-Pairs = list[tuple[Tensor, Tensor]]  # keys and values
+KeysValues = tuple[Tensor, Tensor]  # keys after RoPE and values, [B, K, S, D] each
 # Kernels that hand out the log-sum-exp of the text's part, and whose backward takes another.
 KERNELS: dict[str, tuple[Callable[..., Part], Callable[..., Gradients]]] = {
     SDPA: (text_part.attend, text_part.gradients),
@@ -30,8 +30,8 @@ BLOCK = {"cpu": 2**17, "cuda": 2**25}
 
 def attend_chains(
     q_BNSD: Tensor,
-    text: tuple[Tensor, Tensor],
-    own: Pairs,
+    text: KeysValues,
+    own: list[KeysValues],
     visibility: Visibility,
     scale: float,
     backend: str = AUTO,
@@ -187,7 +187,7 @@ def _dense(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _attend_dense(q_BNSD: Tensor, text: tuple[Tensor, Tensor], own: Pairs, visibility: Visibility, scale: float) -> Tensor:
+def _attend_dense(q_BNSD: Tensor, text: KeysValues, own: list[KeysValues], visibility: Visibility, scale: float) -> Tensor:
     """The reference: one softmax over all scores, in float32 or better."""
     (k_BKSD, v_BKSD), length = text, q_BNSD.shape[2]
     eager.check_size(length, length)

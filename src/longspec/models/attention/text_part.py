@@ -200,3 +200,16 @@ def _scores(q_KGQD: Tensor, k_KLD: Tensor, call: Call, scale: float) -> Tensor:
     """Scores [K, G, Q, L], -inf where a key is hidden; every query sees itself."""
     scores_KGQL = (q_KGQD @ k_KLD[:, None].transpose(2, 3)).to(accumulated_in(q_KGQD)) * scale
     return scores_KGQL.masked_fill_(_is_hidden(call, q_KGQD.device), -torch.inf)
+
+
+def block_bytes(heads: int, width: int, keys: int, window: int | None, dtype: torch.dtype, device: torch.device) -> int:
+    """Bytes of one call's scores in the backward, for a text of so many keys; none where a kernel keeps them to itself.
+
+    Three in float32 at once, weights, their gradient and that of the scores, one more in a narrower dtype of the queries; and
+    the keys or values of the call, repeated for each query head.
+    """
+    if device.type == KERNEL_DEVICE:
+        return 0
+    seen = keys if window is None else min(keys, sdpa.QUERY_BLOCK + window)
+    narrow = 0 if dtype == torch.float32 else dtype.itemsize
+    return heads * seen * (min(keys, sdpa.QUERY_BLOCK) * (12 + narrow) + width * dtype.itemsize)
