@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from longspec.draft.folder import write_draft
+from longspec.draft.folder import TARGET_FIELDS, write_draft
 from longspec.methods.eagle3.chain_labels import ChainLabels
 from longspec.methods.eagle3.method import METHOD
 from longspec.methods.eagle3.settings import Settings
@@ -341,7 +341,7 @@ def test_a_stage_does_not_begin_with_a_draft_that_means_something_else(tmp_path:
     settings = {field.name: getattr(before.settings, field.name) for field in dataclasses.fields(before.settings)}
     stored = {name: value for name, value in settings.items() if name not in ("ids", "target_vocabulary")}
     identity = {"draft": "eagle3", "target_path": "", "target_source": ""}
-    target = {name: getattr(config, name) for name in ("vocab_size", "num_hidden_layers")}
+    target = {name: value for name, value in config.to_dict().items() if name in TARGET_FIELDS}
     write_draft(tmp_path, state, fields | identity | {"settings": stored | fields["settings"], "target": target})
     assert trainer(before.states, before.settings, tmp_path).settings == before.settings
     for name, value in (("layers", (0, 1, 3)), ("norm_output", True)):
