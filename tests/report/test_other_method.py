@@ -27,7 +27,7 @@ def test_its_own_settings_and_counts(tmp_path: Path) -> None:
     rows = {row[0]: row[1:] for row in parser.rows("Setting", "base", "long", "longcot")}
     assert rows["layers read"] == ["0, 1, 2"] * 3
     assert rows["chain"] == [f"{steps} steps, weighted 0.8^i" for steps in (2, 3, 4)]
-    assert rows["attention window, tokens"] == ["none"] * 3
+    assert rows["attention window, tokens"] == ["512"] * 3
     assert "lag" not in rows
     assert rows["no loss: the target prefers a token outside the draft vocabulary"] == [
         "1,400",
