@@ -26,12 +26,12 @@ def step_pairs(length: int, step: int, window: int | None) -> int:
 
 
 def projection_operations(config: Any, settings: Settings, tokens: int) -> float:
-    """Of the features, forward and backward: the target's states get a gradient for the sake of their norms alone."""
+    """Operations of the features, forward and backward: the target's states get a gradient for the sake of their norms alone."""
     return (3 if settings.fc_norm else 2) * 2.0 * tokens * AUXILIARY * config.hidden_size**2
 
 
 def step_operations(config: Any, tokens: int, pairs: float) -> float:
-    """Of one step of the layer, forward and backward.
+    """Operations of one step of the layer, forward and backward.
 
     The backward of a trained product is two of its size (input and weight), of the attention four where the forward has two.
     """

@@ -1,4 +1,4 @@
-"""What config.json of an EAGLE-3 draft says to the engines, which load it as LlamaForCausalLMEagle3.
+"""The fields of an EAGLE-3 draft's config.json for engines, which load it as LlamaForCausalLMEagle3.
 
 Read in vLLM 0.32 (model_executor/models/llama_eagle3.py, v1/worker/gpu_model_runner.py), SGLang 0.5.23
 (srt/models/llama_eagle3.py, model_runner_components/spec_aux_hidden_state.py) and transformers 5.23 (LlamaConfig):

@@ -80,7 +80,7 @@ class Eagle3Method:
         return published_layout(state, settings)
 
     def config_fields(self, config: Any, settings: Settings) -> dict[str, Any]:
-        """What engines read."""
+        """The fields that engines read."""
         return config_fields(config, settings)
 
     def check_state(self, layer: nn.Module, state: dict[str, Tensor], source: object) -> None:
@@ -92,7 +92,7 @@ class Eagle3Method:
         check_same_draft(path, config, settings)
 
     def load(self, layer: nn.Module, path: Path) -> None:
-        """Of the layer's own draft vocabulary alone."""
+        """A drafter over the layer's own draft vocabulary; it takes no other."""
         load_draft_weights(layer, path)
 
     def stored_settings(self, path: Path) -> Settings:
