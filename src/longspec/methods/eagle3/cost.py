@@ -26,7 +26,7 @@ def step_pairs(length: int, step: int, window: int | None) -> int:
 
 
 def projection_operations(config: Any, settings: Settings, tokens: int) -> float:
-    """Operations of the features, forward and backward: the target's states get a gradient for the sake of their norms alone."""
+    """Operations of the features, forward and backward; the target's states get a gradient for their norms alone."""
     return (3 if settings.fc_norm else 2) * 2.0 * tokens * AUXILIARY * config.hidden_size**2
 
 
