@@ -66,7 +66,7 @@ def cuts_of_chunks(places: Sequence[Tensor], tokens: int, chunk: int) -> list[li
 
 @dataclass
 class _Gradients:
-    """What the chunks add up: of each step's hidden states [M, H], and of the head's weight, in float32 or better."""
+    """Gradients that the chunks add up: of each step's hidden states [M, H], and of the head's weight, in float32 or better."""
 
     hidden: list[Tensor]
     weight_VH: Tensor

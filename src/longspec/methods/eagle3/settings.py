@@ -41,8 +41,10 @@ class Draft:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What METHOD is asked with. ids: of the draft vocabulary, which a file holds; None where the draft proposes all tokens,
-    and where nothing is trained or decoded, as in an estimate. target_vocabulary: how many tokens these are chosen from.
+    """The settings that the answers of METHOD depend on.
+
+    ids: of the draft vocabulary, which a file holds; None where the draft proposes all tokens, and where nothing is trained or
+    decoded, as in an estimate. target_vocabulary: how many tokens these are chosen from.
     """
 
     layers: tuple[int, ...] | None = None

@@ -13,7 +13,7 @@ from longspec.models.attention.chains import KeysValues
 
 
 class Slots(Protocol):
-    """What the drafter keeps of the tokens before: keys and values of the text's slots, and of the tree's nodes behind them.
+    """The drafter's own cache: keys and values of the text's slots, and of the tree's nodes behind them.
 
     Key 0 of row b is slot first_B[b] of its text, or slot 0 where first_B is None; its last slot is lengths_B[b] - 1.
     """
@@ -101,6 +101,6 @@ class NewestSlots:
         return lengths_B - self.of_text()[0].shape[2]
 
     def select(self, rows_B: Tensor) -> None:
-        """Of the text; the tree is forgotten."""
+        """Keys and values of the text alone; the tree is forgotten."""
         if self.text is not None:
             self.text, self.nodes = (self.text[0][rows_B], self.text[1][rows_B]), []

@@ -113,7 +113,7 @@ class Eagle3Trainer(DraftTrainer):
         return self._output(self._sums(rows, found[FINAL], chain_labels, with_llm_loss), chain_labels, num_labels, each_step)
 
     def _unrolled(self, found: dict[str, Tensor], document_ids_BS: Tensor | None, chain_labels: ChainLabels) -> list[Tensor]:
-        """Of each step the normed hidden states [M, H] of the chains that have a label."""
+        """For each step the normed hidden states [M, H] of the chains that have a label."""
         layer, length, rows = self.draft_model, found[EMBEDDED].shape[1], []
         keys = _Keys(self.settings, document_ids_BS, self.states.attention)
         feature_BCH = layer.feature([found[f"{HIDDEN}{number}"][:, : length - 2] for number in self.layers])
