@@ -5,7 +5,7 @@
 # make test-long    what `make test` leaves out for its time: repeats of what a test of it shows once, say under another ZeRO stage
 # make test-slurm   tests on a real Slurm that is brought up on this machine: Debian or Ubuntu, root; it installs Slurm's packages
 # make test-serve   the demo's EAGLE-3 draft in an unmodified vLLM, in an environment of its own (.venv-serve, 3.4 GB)
-# make lint    style, types, the workflow's own lint
+# make lint    style, types, the workflow's own lint; notes on rooms and files that have grown large
 # make chaos   after `make demo`: shortened stages of it killed and starved at 30 random moments; the result is kept in benchmarks/results
 #
 # make status     all stages: steps, speed, time left, last checkpoint, Slurm job
@@ -45,10 +45,11 @@ numbers = pathlib.Path("results", os.environ["RUN"], "report.json")
 if numbers.exists():
     report = json.loads(numbers.read_text())
     for variant, drafters in report["overall"].items():
-        print(f"\n{variant}: mean accepted length (tokens in a round, the target's own included), 95 % interval")
+        print(f"\n{variant}: tokens a round, the target's own included, with their 95 % interval; times plain decoding's speed")
         for drafter, tau in drafters.items():
-            interval = "" if tau["low"] is None else "  {low:.2f} .. {high:.2f}".format(**tau)
-            print("  {:12s} {:.2f}{}".format(drafter, tau["mean"], interval))
+            interval = "" if tau["low"] is None else "{low:.2f} .. {high:.2f}".format(**tau)
+            speed = report["speed"][variant][drafter]["speed_up"]["mean"]
+            print("  {:12s} {:.2f}  {:12s}  {:.2f}".format(drafter, tau["mean"], interval, speed))
         print("  greedy output compared: {tokens_compared} tokens, {unexplained} unexplained differences".format(**report["lossless"][variant]))
     print(f"\nReport: {numbers.with_suffix('.html').resolve()}")
 endef
@@ -83,7 +84,7 @@ test-long: .venv/.stamp-dev | $(TMPDIR)
 
 test-slurm: .venv/.stamp-dev | $(TMPDIR)
 	python -m tests.slurm.cluster install
-	trap 'python -m tests.slurm.cluster down' EXIT; python -m pytest -m slurm
+	trap 'python -m tests.slurm.cluster down' EXIT; python -m pytest -m slurm --durations=0
 
 test-serve: serve
 	python -m pytest -m serve
@@ -102,6 +103,7 @@ lint: .venv/.stamp-dev | $(TMPDIR)
 	mypy
 	snakefmt --check Snakefile rules
 	snakemake --lint
+	@python -m tests.sizes
 
 chaos: .venv/.stamp-dev | $(TMPDIR)
 	python -m tests.train.chaos

@@ -20,6 +20,7 @@ Where everything lies (P = results/{run}/{variant}, R = P/{stage}; longspec.work
     P/draft_vocabulary_{size}.json            the tokens that a draft can propose       rules/train.smk
     P/evaluation/{drafter}.jsonl              acceptance and speed
     P/bench/{drafter}.jsonl                   the same of what a run measures apart, `snakemake bench`     rules/bench.smk
+    P/final_stage.json                        which stage is published, where it is chosen
     P/final_draft/                            what is published
     results/{run}/report.html                 the page a person reads
     results/{run}/bench.html                  its page
@@ -83,6 +84,8 @@ onstart:
         )
         if hasattr(workflow.executor_settings, "array_jobs"):  # Slurm's
             check_block(TRAIN)
+            if any(job.rule.name == "train" for job in planned):
+                check_nodes(TRAIN)
         STATES.make_place()
         STATES.hold(
             tuple(job.wildcards[name] for name in ("run", "variant", "stage"))

@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from longspec.data import tokenize
 from longspec.data.pack import packing
 from longspec.data.pack.arrow_shards import PackedRows
+from longspec.data.replay import TrainedRows
 from longspec.distributed import Ranks
 from longspec.train.micro_batches import StepBatches
 
@@ -46,7 +47,7 @@ def rows_of(kind: str, length: int) -> PackedRows:
 
 def read(rows: PackedRows, recipe: Any) -> float:
     """Tokens per second of reading alone, steps far apart so that no order helps."""
-    batches = StepBatches(rows, recipe, recipe.global_batch, Ranks(0, 0, 1), POSITIONS)
+    batches = StepBatches(TrainedRows(rows), recipe, recipe.global_batch, Ranks(0, 0, 1), POSITIONS)
     device, began = torch.device("cpu"), time.perf_counter()
     for step in range(STEPS):
         for numbers in batches.micro_batches(step * 7):

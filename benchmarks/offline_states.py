@@ -43,6 +43,7 @@ from longspec.atomic_files import write_json
 from longspec.config import compose
 from longspec.data import draft_vocabulary
 from longspec.data.pack.arrow_shards import PackedRows
+from longspec.data.replay import TrainedRows
 from longspec.distributed import Ranks
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.families import position_limit
@@ -76,7 +77,7 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.computation = self.job.computation(ONE)
-        self.batches = StepBatches(self.source.packed, self.job.recipe, 1, ONE, position_limit(self.job.config))
+        self.batches = StepBatches(TrainedRows(self.source.packed), self.job.recipe, 1, ONE, position_limit(self.job.config))
 
     def trainer(self, states: Any) -> Any:
         """A fresh draft beside states."""

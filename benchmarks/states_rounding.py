@@ -27,6 +27,7 @@ from longspec.atomic_files import read_json
 from longspec.config import compose
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.pack.held_out_rows import held_out_rows
+from longspec.data.replay import TrainedRows
 from longspec.distributed import Ranks
 from longspec.draft_vocabulary import read_draft_vocabulary
 from longspec.families import position_limit
@@ -71,7 +72,7 @@ def cell(states: TargetStates, name: str, seed: int, dtype: str, steps: int) -> 
     vocabulary = None if size is None else read_draft_vocabulary(VOCABULARY / f"draft_vocabulary_{size}.json")
     method, settings = method_of(recipe, vocabulary)
     rows = PackedRows(ROWS)
-    batches = StepBatches(rows, recipe, recipe.global_batch, Ranks(0, 0, 1), position_limit(states.config))
+    batches = StepBatches(TrainedRows(rows), recipe, recipe.global_batch, Ranks(0, 0, 1), position_limit(states.config))
     tensors = stored_tensors(method.reads(states.config, settings, with_llm_loss=True), dtype, None)
     torch.manual_seed(seed)
     trainer = method.trainer(RoundedStates(states, tensors), settings, None)

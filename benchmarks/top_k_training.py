@@ -21,6 +21,7 @@ from torch import Tensor
 from longspec.config import Recipe, frozen
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.pack.held_out_rows import held_out_rows
+from longspec.data.replay import TrainedRows
 from longspec.distributed import Ranks
 from longspec.draft_vocabulary import read_draft_vocabulary
 from longspec.families import position_limit
@@ -111,7 +112,7 @@ def compare(stage: Path, steps: int) -> dict[str, Any]:
     config = read_target_config(str(TARGET))
     states = TargetStates(load_target(str(TARGET), config, torch.float32, STATES_ATTENTION), attention="sdpa")
     method, settings = method_of(recipe, vocabulary)
-    batches = StepBatches(rows, recipe, recipe.global_batch, Ranks(0, 0, 1), position_limit(config))
+    batches = StepBatches(TrainedRows(rows), recipe, recipe.global_batch, Ranks(0, 0, 1), position_limit(config))
     found: dict[str, Any] = {}
     for k in (None, *COUNTS):
         given = states if k is None else TopStates(states, k, method.learnt(settings))

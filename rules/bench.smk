@@ -35,7 +35,7 @@ rule report_bench:
     input:
         target=asks(BENCH.target),
         raw=asks(BENCH.report_records),
-        packed=asks(BENCH.all_rows),
+        packed=asks(BENCH.trained_rows),
         stages=asks(BENCH.stage_files),
         evaluations=asks(BENCH.evaluations),
         drafts=asks(BENCH.final_drafts),
@@ -51,7 +51,7 @@ rule report_bench:
         run=one_of(BENCH.evaluation_of),
     localrule: True
     params:
-        settings=asks(BENCH.evaluation_settings),
+        settings=asks(BENCH.report_settings),
         gates=BENCH.gates(),
         model=asks_of_input(BENCH.target_folder),
         variants=asks(BENCH.report_variants),

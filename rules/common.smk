@@ -33,7 +33,7 @@ os.environ.update(HF_HUB_OFFLINE="1")
 
 update_config(config, typed_call(workflow.config_settings.config))
 with told_in_one_line():
-    PLAN = checked_plan(config)
+    PLAN = checked_plan(config, arguments=sys.argv[1:])
     if workflow.is_main_process:  # jobs read this file again
         check_prompts(PLAN)
     ANSWERS = AnswersPlan(PLAN)
@@ -50,6 +50,7 @@ if workflow.is_main_process:
     ):
         logger.warning(warning)
 
+HUB_PROMPTS = PLAN.hub_prompts | BENCH.hub_prompts
 ENVMODULES = PLAN.settings.get("envmodules", [])
 
 
@@ -57,6 +58,16 @@ def bench_pages(wildcards):
     """The page of each chosen run. Refused here, since other commands may have runs that measure nothing apart."""
     with told_in_one_line():
         return BENCH.pages()
+
+
+def prompt_source(dataset):
+    """Where prompts of the hub come from."""
+    return HUB_PROMPTS[dataset].source
+
+
+def prompt_revision(dataset):
+    """The branch, tag or commit of them."""
+    return HUB_PROMPTS[dataset].revision
 
 
 def one_of(names):
@@ -71,7 +82,7 @@ wildcard_constraints:
     section="recipe|runtime",
     drafter=one_of(PLAN.drafters),
     model=one_of(PLAN.models),
-    dataset=one_of(PLAN.data),
+    dataset=one_of([*PLAN.data, *HUB_PROMPTS]),
     answering=one_of(ANSWERS.answerings),
     shard=r"\d{3}",
     collation=one_of(CHOICES["data.collation"]),

@@ -23,6 +23,18 @@ rule fetch_data:
         " --out {output:q} > {log:q} 2>&1"
 
 
+use rule fetch_data as fetch_prompts with:
+    log:
+        "logs/fetch_prompts/{dataset}.log",
+    benchmark:
+        "timings/fetch_prompts/{dataset}.tsv"
+    wildcard_constraints:
+        dataset=one_of(HUB_PROMPTS),
+    params:
+        source=asks(prompt_source),
+        revision=asks(prompt_revision),
+
+
 # rejects.jsonl and rejects.raw lie there too, undeclared: a job that fails because of them must leave them to be read.
 rule raw:
     input:

@@ -5,6 +5,7 @@ from longspec.workflow.paths import (
     DRAFT_FILES,
     EVALUATED,
     FINAL_DRAFT,
+    FINAL_STAGE,
     GATES,
     NUMBERS,
     PAGE,
@@ -12,6 +13,11 @@ from longspec.workflow.paths import (
     RECIPE,
     STAGE,
 )
+
+# Before anything runs, and in a dry run.
+if workflow.is_main_process:
+    for line in PLAN.choice_lines():
+        logger.info(line)
 
 
 # Local: compute nodes often have no way to the internet. The files of a draft from the hub lie beside, undeclared.
@@ -121,12 +127,34 @@ rule evaluate:
         " {params.vocabulary:q} --out {output:q} > {log:q} 2>&1"
 
 
+# The stage that is published, of runs that choose it. What it reads is measured anyway; the records that it chooses by are left
+# out of the report.
+rule choose_final_stage:
+    input:
+        evaluations=asks(PLAN.choosing_evaluations),
+        raw=asks(ANSWERS.evaluation_records),
+    output:
+        FINAL_STAGE,
+    log:
+        "logs/choose_final_stage/{run}/{variant}.log",
+    benchmark:
+        "timings/choose_final_stage/{run}/{variant}.tsv"
+    localrule: True
+    params:
+        settings=asks(PLAN.evaluation_settings),
+        raw=asks(ANSWERS.evaluation_options),
+    shell:
+        "python -m longspec.choose --settings {params.settings:q} --raw {params.raw:q}"
+        " --evaluations {input.evaluations:q} --out {output:q} > {log:q} 2>&1"
+
+
 rule assemble_final_draft:
     input:
         target=asks(PLAN.target),
         tokenizer=asks(PLAN.tokenizer),
-        data=asks(PLAN.all_rows),
-        draft=asks(PLAN.last_draft),
+        data=asks(PLAN.trained_rows),
+        draft=asks(PLAN.candidates),
+        choice=asks(PLAN.choice),
         stages=asks(PLAN.stage_files),
         imported=asks(PLAN.imported_config),
     output:
@@ -141,12 +169,12 @@ rule assemble_final_draft:
         "timings/assemble_final_draft/{run}/{variant}.tsv"
     localrule: True
     params:
-        draft=asks_of_input(PLAN.draft_folder),
+        published=asks_of_input(PLAN.published_option),
         stages=asks(PLAN.stage_folders),
         imported=asks_of_input(PLAN.imported_option),
         out=subpath(output[0], parent=True),
     shell:
-        "python -m longspec.draft final --draft {params.draft:q} --stages {params.stages:q}"
+        "python -m longspec.draft final {params.published:q} --stages {params.stages:q}"
         " --target {input.target:q} --tokenizer {input.tokenizer:q} --data {input.data:q}"
         " {params.imported:q} --out {params.out:q} > {log:q} 2>&1"
 
@@ -155,7 +183,7 @@ rule report:
     input:
         target=asks(PLAN.target),
         raw=asks(PLAN.report_records),
-        packed=asks(PLAN.all_rows),
+        packed=asks(PLAN.trained_rows),
         stages=asks(PLAN.stage_files),
         evaluations=asks(PLAN.evaluations),
         drafts=asks(PLAN.final_drafts),
@@ -174,7 +202,7 @@ rule report:
         "timings/report/{run}.tsv"
     localrule: True
     params:
-        settings=asks(PLAN.evaluation_settings),
+        settings=asks(PLAN.report_settings),
         gates=PLAN.gates(),
         model=asks_of_input(PLAN.target_folder),
         variants=asks(PLAN.report_variants),

@@ -1,5 +1,6 @@
 # What a stage's job asks a cluster for (longspec.workflow.resources), by the profile. Without one it has the rule's own.
 
+from longspec.workflow.nodes import check_nodes
 from longspec.workflow.resources import StageNeeds, check_block, gpus_in, limits_of
 
 # set-resources of `train` in the profile
@@ -26,9 +27,10 @@ def stage_ranks(wildcards, input):
 
 
 def estimated_from(wildcards, input):
-    """A stage's name, its configuration, its target and its rows."""
+    """A stage's name, its configuration, its target, its rows and the options that name those that it replays."""
     stage = asked_stage(wildcards)
-    return "-".join(stage), PLAN.configs[stage], input.target, input.data
+    replay = PLAN.replay_options(*stage, input.replayed)
+    return "-".join(stage), PLAN.configs[stage], input.target, input.data, replay
 
 
 def stage_memory(wildcards, input, attempt):

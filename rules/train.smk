@@ -58,6 +58,7 @@ rule train:
         recipe=RECIPE,
         target=asks(PLAN.target),
         data=asks(PLAN.rows),
+        replayed=asks(PLAN.replayed_rows),
         weights=asks(PLAN.previous_weights),
         vocabulary=asks(PLAN.vocabulary),
         states=asks(STATES.states),
@@ -84,11 +85,12 @@ rule train:
         init=asks_of_input(PLAN.init_option),
         vocabulary=asks_of_input(PLAN.vocabulary_option),
         states=asks_of_input(STATES.options),
+        replay=asks_of_input(PLAN.replay_options),
         ranks=stage_ranks,
         out=subpath(output.checkpoint, parent=True),
     shell:
         "exec python -m longspec.cluster launch --nodes {resources.nodes:q} --ranks {params.ranks:q}"
         " --tasks {resources.tasks_per_node:q} --cpus {resources.cpus_per_task:q} --gres={resources.gres:q}"
         " --log {log:q} -- longspec.train --recipe {input.recipe:q} --runtime {params.out:q}/runtime.yaml"
-        " --target {input.target:q} --data {input.data:q} {params.init:q} {params.vocabulary:q}"
+        " --target {input.target:q} --data {input.data:q} {params.replay:q} {params.init:q} {params.vocabulary:q}"
         " {params.states:q} --out {params.out:q} --deadline slurm"

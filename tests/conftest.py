@@ -2,6 +2,7 @@
 
 import signal
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -71,3 +72,14 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
         packed[name] = root / "packed" / name / "manifest.json"
         packing.make([shard], LENGTH, collation, "split", packed[name])
     return Corpus(build, raw, manifest, packed["texts"], packed["answers"])
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are made, and saved empty: their drawing takes four fifths of a page's time, and tests of pages have it."""
+    from matplotlib.figure import Figure
+
+    def savefig(figure: Figure, buffer: TextIO, **_: object) -> None:
+        buffer.write('<svg viewBox="0 0 1 1"></svg>')
+
+    monkeypatch.setattr(Figure, "savefig", savefig)

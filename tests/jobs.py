@@ -17,7 +17,7 @@ from typing import Any
 from longspec.atomic_files import write_text
 from longspec.config import compose, to_yaml
 from longspec.train.metrics import whole_lines
-from tests.warm_jobs import Warm, can_fork, rank_of
+from tests.warm_jobs import popen, rank_of
 
 RECIPE = [
     "run=demo",
@@ -152,8 +152,8 @@ def start(command: list[str], out: Path, *, cold: bool = False) -> subprocess.Po
     lean = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
     environment = os.environ | lean | {"TORCH_EXTENSIONS_DIR": str(out / "extensions")}
     environment = {name: value for name, value in environment.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    popen = Warm if can_fork(command) and not cold else subprocess.Popen
-    return popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    begin = subprocess.Popen if cold else popen
+    return begin(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[str, int]:
@@ -161,9 +161,7 @@ def finish(process: subprocess.Popen[str]) -> tuple[str, int]:
     try:
         text, _ = process.communicate(timeout=300)
     except subprocess.TimeoutExpired:
-        for pid in list(family(process.pid)):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        kill_all(process)
         try:
             text, _ = process.communicate(timeout=10)
         except subprocess.TimeoutExpired as left:  # a process that is no one's child any more holds the pipe
@@ -203,6 +201,15 @@ def ranks_of(process: subprocess.Popen[str]) -> dict[int, int]:
     return found
 
 
-def kill_rank(process: subprocess.Popen[str], rank: int) -> None:
-    """SIGKILL the process of one rank (a child of torchrun)."""
-    os.kill(ranks_of(process)[rank], signal.SIGKILL)
+def kill_rank(process: subprocess.Popen[str], rank: int) -> int:
+    """SIGKILL the process of one rank (a child of torchrun); its id. The others learn of it in some ten seconds."""
+    pid = ranks_of(process)[rank]
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def kill_all(process: subprocess.Popen[str]) -> None:
+    """SIGKILL a launcher and its ranks at once, as a machine that fails does."""
+    for pid in list(family(process.pid)):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

@@ -7,7 +7,7 @@ import pytest
 
 from longspec import chain_length
 from longspec.atomic_files import write_json
-from longspec.chain_length import ChainAcceptance, ChainCosts, best_length, chain_speeds, nearest, pooled, read_acceptance
+from longspec.chain_length import ChainAcceptance, ChainCosts, TreeAcceptance, chain_speeds, nearest, pooled, read_acceptance
 
 
 def geometric(share: float, depth: int) -> ChainAcceptance:
@@ -34,18 +34,7 @@ def test_speed_up_is_that_of_leviathan_where_a_verification_costs_a_plain_step()
     speeds = chain_speeds(geometric(share, 12), costs)
     closed = [(1 - share ** (k + 1)) / ((1 - share) * (k * cost + 1)) for k in range(1, 13)]
     assert [row.speed_up for row in speeds] == pytest.approx(closed, rel=1e-5)
-    assert best_length(speeds) == 1 + closed.index(max(closed)) == 8
-
-
-@pytest.mark.parametrize(("step", "best"), [(0.0, 6), (1.0, 1)])
-def test_drafts_for_nothing_are_as_long_as_known_and_dear_ones_short(step: float, best: int) -> None:
-    costs = ChainCosts(1.0, tuple(1 + step * length for length in range(1, 9)))
-    assert best_length(chain_speeds(geometric(0.5, 6), costs)) == best
-
-
-def test_of_equal_lengths_the_shortest() -> None:
-    costs = ChainCosts(1.0, (1.0, 1.0, 1.0))
-    assert best_length(chain_speeds(ChainAcceptance(0.0, ((1, 2), (0, 1), (0, 0))), costs)) == 1
+    assert closed.index(max(closed)) == 7
 
 
 def test_counts_of_texts_are_added_up() -> None:
@@ -53,8 +42,9 @@ def test_counts_of_texts_are_added_up() -> None:
 
 
 def test_the_nearest_temperature_is_taken() -> None:
-    held = [ChainAcceptance(0.0, ((1, 2),)), ChainAcceptance(1.0, ((1, 3),))]
-    assert [nearest(held, temperature).temperature for temperature in (0.0, 0.4, 0.6, 3.0)] == [0, 0, 1, 1]
+    cold, warm, tree = ChainAcceptance(0.0, ((1, 2),)), ChainAcceptance(1.0, ((1, 3),)), TreeAcceptance(1.0, (2, 2), 5, 3)
+    found = [nearest([cold, warm, tree], temperature) for temperature in (0.0, 0.4, 0.6, 3.0)]
+    assert found == [[cold], [cold], [warm, tree], [warm, tree]]
 
 
 def test_the_file_holds_what_was_written(tmp_path: Path) -> None:
@@ -62,6 +52,11 @@ def test_the_file_holds_what_was_written(tmp_path: Path) -> None:
     assert read_acceptance(tmp_path) == ()
     chain_length.write_acceptance(tmp_path, held)
     assert read_acceptance(tmp_path) == read_acceptance(tmp_path / "model.safetensors") == held
+    tree = TreeAcceptance(0.0, (2, 4, 4), 25, 10)
+    for both in ((*held, tree), (tree,), (*held, tree, TreeAcceptance(0.0, (1, 1), 30, 10, copied=8))):
+        chain_length.write_acceptance(tmp_path, both)
+        assert read_acceptance(tmp_path) == both
+    assert tree.expected_tokens == 2.5
 
 
 @pytest.mark.parametrize(
@@ -74,6 +69,14 @@ def test_the_file_holds_what_was_written(tmp_path: Path) -> None:
         ({"chains": [{"temperature": 0, "positions": []}]}, "chains[0].positions"),
         ({"chains": [{"temperature": 0, "positions": [[1, 2], [3, 2]]}]}, "chains[0].positions"),
         ({"chains": [{"temperature": 0, "positions": [[0.5, 2]]}]}, "chains[0].positions"),
+        ({"chains": [], "trees": 3}, "trees:"),
+        ({"chains": [], "trees": [[2, 4]]}, "trees[0].temperature"),
+        ({"chains": [], "trees": [{"temperature": 0, "levels": [2, 0], "tokens": 3, "rounds": 2}]}, "trees[0].levels"),
+        ({"chains": [], "trees": [{"temperature": 0, "levels": [2], "tokens": 1, "rounds": 2}]}, "trees[0].tokens"),
+        (
+            {"chains": [], "trees": [{"temperature": 0, "levels": [2], "tokens": 3, "rounds": 2, "copied": -1}]},
+            "trees[0].copied",
+        ),
     ],
 )
 def test_a_damaged_file_is_named_with_its_field_and_the_way_out(tmp_path: Path, content: Any, field: str) -> None:

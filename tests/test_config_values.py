@@ -1,6 +1,7 @@
 """Values that are wrong, by key: each is refused with the key, before anything runs and when a frozen file is read."""
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ RECIPE: dict[str, list[Any]] = {
     "global_batch": [0, HUGE],
     "epochs": [0, HUGE],
     "steps": [0, HUGE],
-    "precision": ["fp8"],
+    "precision": ["fp8", "fp16"],
     "data.sequence_length": [0, 1, 10**9],
     "data.name": NAMES,
     "data.collation": ["longest"],
@@ -155,6 +156,31 @@ def test_a_file_that_cannot_be_meant_is_refused_by_name_and_line(experiment: Pat
     with pytest.raises(ValueError, match=message) as refused:
         compose("mine", [], experiment.parent)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "today"),
+    [
+        ("model", r"the target is recipe\.model "),
+        ("model_name_or_path", r"the target is recipe\.model\.source.* files\.target"),
+        ("draft_model_name_or_path", r"the draft to begin with is files\.init_weights"),
+        ("ignore_mismatched_sizes", r"weights that do not fit are always refused"),
+    ],
+)
+def test_a_key_of_the_published_trainer_is_refused_with_todays(experiment: Path, key: str, today: str) -> None:
+    """In the experiment's file, on the command line, and there with a plus, by which Hydra adds any key."""
+    for override in (f"{key}=x", f"+{key}=x") if key != "model" else ("+model.a=x",):  # a group of ours has that name
+        with pytest.raises(ValueError, match=f"^{key}: unknown key, of the published trainer: {today}"):
+            compose("mine", [override], experiment.parent)
+    experiment.write_text(f"{experiment.read_text()}{key}: {{a: x}}\n")
+    with pytest.raises(ValueError, match=f"^{key}: unknown key, of the published trainer: {today}"):
+        compose("mine", [], experiment.parent)
+
+
+@pytest.mark.parametrize("key", ["recipe.optimizer.rl", "recipes", "runtime.deepspeed.stage"])
+def test_a_key_that_is_added_and_read_by_nothing_is_refused(experiment: Path, key: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{re.escape(key)}: unknown key; .*Known: "):
+        compose("mine", [f"+{key}=1"], experiment.parent)
 
 
 def test_hydras_own_settings_count_where_they_are_composed_and_nowhere_else(experiment: Path) -> None:

@@ -2,11 +2,11 @@
 
 import io
 import logging
-import subprocess
 import sys
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ import pytest
 from longspec import shown
 from longspec.draft import __main__ as draft_verb
 from longspec.train.estimate import plan
+from tests.warm_jobs import popen
 
 
 def test_everyday_text_stays_as_it_is() -> None:
@@ -79,7 +80,8 @@ def test_the_last_words_of_a_verb_stay_in_their_line(verb: str, capsys: pytest.C
 
 def test_the_trainer_names_a_file_in_one_line(tmp_path: Path) -> None:
     options = ["--recipe", HOSTILE, "--runtime", "x", "--target", "x", "--data", "x", "--out", str(tmp_path / "out")]
-    done = subprocess.run([sys.executable, "-m", "longspec.train", *options], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("error: a␛[2J␊error: all is well")
-    assert "\x1b" not in done.stdout + done.stderr
+    process = popen([sys.executable, "-m", "longspec.train", *options], stdout=PIPE, stderr=PIPE, text=True)
+    out, errors = process.communicate()
+    assert process.returncode == 1
+    assert errors.splitlines()[-1].startswith("error: a␛[2J␊error: all is well")
+    assert "\x1b" not in out + errors

@@ -1,4 +1,4 @@
-"""Jobs in forks of a process that has imported what a training imports, for itself and for each rank under its torchrun.
+"""Jobs in forks of a process that has imported what a training imports; so are the launchers and ranks that a job starts.
 
 The imports take 5 s, and the tests start hundreds of processes. A job is a child of the tests as any other: it has a process
 id, an environment, a working folder and an output of its own, and may be killed.
@@ -17,8 +17,10 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from functools import cache
+from collections.abc import Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +28,35 @@ PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 15, 36
 LONGEST = 2**17  # bytes of a request: an environment and a command line
 NAME = "longspec rank "
 PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
-# Imported by a job when it knows its method and its target.
+POPEN = subprocess.Popen
+# What starts a job's ranks: the processes that it starts are forks of it. DeepSpeed's ranks know theirs by its command line.
+LAUNCHERS = ("longspec.cluster", "longspec.cluster.torchrun")
+VERBS = ("longspec.evaluate", "longspec.train")
+# Imported by a job when it knows its verb, its method and its target.
 LATE = (
     "deepspeed.module_inject.auto_ep_layer",
+    "longspec.cluster.launch",
+    "longspec.cluster.preflight",
     "longspec.methods.eagle3.method",
     "longspec.methods.glide.method",
     "transformers.models.qwen2.modeling_qwen2",
 )
 
 
-def can_fork(command: list[str]) -> bool:
+def is_pythons(command: Sequence[str]) -> bool:
+    """Whether it is this Python that the command starts."""
+    return command[0] == sys.executable
+
+
+def can_fork(command: Sequence[str]) -> bool:
     """Whether pytest runs and the command is Python's; where there is a GPU none is, since CUDA cannot be used in a fork."""
-    is_ours = "pytest" in sys.modules and command[0] == sys.executable
+    is_ours = "pytest" in sys.modules and is_pythons(command)
     return is_ours and sys.platform == "linux" and not Path("/dev/nvidiactl").exists()
+
+
+def popen(command: Sequence[str], **options: Any) -> POPEN[Any]:
+    """A process of the tests', forked if it can be."""
+    return (Warm if can_fork(command) else POPEN)(command, **options)
 
 
 def rank_of(pid: int) -> int | None:
@@ -47,12 +65,14 @@ def rank_of(pid: int) -> int | None:
     return int(name.removeprefix(NAME)) if name.startswith(NAME) else None
 
 
-class Warm(subprocess.Popen[Any]):
+class Warm(POPEN[Any]):
     """A process that is forked instead of started; otherwise as Popen."""
 
     def _execute_child(self, *positional: Any) -> None:
-        given = inspect.signature(subprocess.Popen._execute_child).bind(self, *positional).arguments  # type: ignore[attr-defined]
-        request = {"command": list(given["args"]), "environment": given["env"], "folder": str(given["cwd"] or Path.cwd())}
+        given = _arguments(self, positional)
+        command, environment = list(given["args"]), os.environ if given["env"] is None else given["env"]
+        request = {"command": command, "environment": dict(environment), "folder": str(given["cwd"] or Path.cwd())}
+        request["session"] = given["start_new_session"]
         outputs = {1: given["c2pwrite"], 2: given["errwrite"]}  # -1 where it has this process's own
         self.pid = self.fork(request, [number if output == -1 else output for number, output in outputs.items()])
         self._child_created = True
@@ -68,17 +88,35 @@ class Warm(subprocess.Popen[Any]):
         return pid
 
 
-class WarmRank(Warm):
-    """A rank of torchrun, forked from it."""
+class Forked(Warm):
+    """A process of Python's that a launcher starts, forked from the launcher; any other is started as ever."""
+
+    def _execute_child(self, *positional: Any) -> None:
+        given = _arguments(self, positional)
+        self._prepare = given["preexec_fn"]
+        start = super()._execute_child if is_pythons(given["args"]) else partial(POPEN._execute_child, self)  # type: ignore[attr-defined]
+        start(*positional)
 
     def fork(self, request: dict[str, Any], outputs: list[int]) -> int:
-        """As above; in the child the rank runs and ends."""
+        """As above; in the child the process runs and ends, by the way through the launcher's stack."""
         if pid := os.fork():
             return pid
-        os.setsid()
+        if request["session"]:
+            os.setsid()
+        if self._prepare is not None:
+            self._prepare()
         _become(request, outputs)
-        _run(request["command"])
+        try:
+            _run(request["command"])
+        except Exception:  # which the launcher would take for its own
+            sys.excepthook(*sys.exc_info())
+            raise SystemExit(1) from None
         raise SystemExit
+
+
+def _arguments(process: POPEN[Any], positional: tuple[Any, ...]) -> dict[str, Any]:
+    """By name what a Popen was made with."""
+    return inspect.signature(POPEN._execute_child).bind(process, *positional).arguments  # type: ignore[attr-defined]
 
 
 def _adopt(orphans: bool) -> None:
@@ -93,7 +131,7 @@ def _server() -> socket.socket:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
     command = [sys.executable, "-m", __name__, str(other.fileno())]
     place, none = Path(__file__).parents[1], subprocess.DEVNULL
-    subprocess.Popen(command, env=environment, pass_fds=[other.fileno()], cwd=place, stdin=none, stdout=none)
+    POPEN(command, env=environment, pass_fds=[other.fileno()], cwd=place, stdin=none, stdout=none)
     other.close()
     return own
 
@@ -101,13 +139,12 @@ def _server() -> socket.socket:
 def _import() -> None:
     import torch.distributed.run
 
-    import longspec.train
-    import longspec.train.__main__
-
     for module in LATE:
         importlib.import_module(module)
-    del sys.modules["longspec.train.__main__"], longspec.train.__main__  # it is run, not imported
-    torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler.Popen = WarmRank
+    for verb in VERBS:
+        program = importlib.import_module(f"{verb}.__main__")
+        del sys.modules[program.__name__], sys.modules[verb].__main__  # it is run, not imported
+    torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler.Popen = Forked
 
 
 def _next_request(requests: socket.socket) -> list[str]:
@@ -127,7 +164,11 @@ def _next_request(requests: socket.socket) -> list[str]:
             requests.send(str(os.getpid()).encode())
             requests.close()
             request = json.loads(message)
+            if request["session"]:
+                os.setsid()
             _become(request, outputs)
+            for descriptor in outputs:
+                os.close(descriptor)
             return request["command"]
         for descriptor in outputs:
             os.close(descriptor)
@@ -137,11 +178,12 @@ def _become(request: dict[str, Any], outputs: list[int]) -> None:
     """Take on the environment, folder and outputs of a process of its own."""
     for number, descriptor in enumerate(outputs, 1):
         os.dup2(descriptor, number)
-    for descriptor in {*outputs} - {1, 2}:
-        os.close(descriptor)
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
+    tempfile.tempdir = None  # which the environment decides anew
+    places = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[1:1] = [place for place in places if place and place not in sys.path]
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -155,6 +197,7 @@ def _run(command: list[str]) -> None:
     if words[0] == "-u":
         sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
         words = words[1:]
+    subprocess.Popen = Forked if words[:1] == ["-m"] and words[1] in LAUNCHERS else POPEN  # type: ignore[misc]
     if words[0] == "-m":
         sys.argv = words[1:]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)

@@ -1,4 +1,4 @@
-"""How long a chain of drafted tokens should be: as its tokens were kept where the draft was evaluated, and as rounds cost here.
+"""How long a chain of drafted tokens should be, or which tree: as tokens were kept in the evaluation, and as rounds cost here.
 
 No torch: reports are made with it too.
 """
@@ -35,6 +35,28 @@ class ChainAcceptance:
 
 
 @dataclass(frozen=True)
+class TreeAcceptance:
+    """Acceptance of a tree with these levels at a temperature: tokens that its rounds brought, the target's own included.
+
+    copied: most tokens of prompt lookup that stood beside it; 0: none did. With them a chain is a tree too.
+    """
+
+    temperature: float
+    levels: tuple[int, ...]
+    tokens: int
+    rounds: int
+    copied: int = 0
+
+    @property
+    def expected_tokens(self) -> float:
+        """Tokens a round."""
+        return self.tokens / self.rounds
+
+
+Acceptance = ChainAcceptance | TreeAcceptance
+
+
+@dataclass(frozen=True)
 class ChainCosts:
     """Seconds of a token by plain decoding, and of a whole round with a chain of 1, 2, ... tokens."""
 
@@ -60,14 +82,15 @@ def chain_speeds(acceptance: ChainAcceptance, costs: ChainCosts) -> list[ChainSp
     ]
 
 
-def best_length(speeds: Sequence[ChainSpeed]) -> int:
-    """The length with the most tokens a second; of equal ones the shortest."""
-    return max(speeds, key=lambda row: (row.speed_up, -row.length)).length
+def nearest(held: Sequence[Acceptance], temperature: float, with_lookup: bool = False) -> list[Acceptance]:
+    """Those at the temperature nearest to this one; at that of the first, of equals.
 
-
-def nearest(held: Sequence[ChainAcceptance], temperature: float) -> ChainAcceptance:
-    """The one at the temperature nearest to this one; the first of equals."""
-    return min(held, key=lambda each: abs(each.temperature - temperature))
+    with_lookup: those of trees that had tokens of prompt lookup beside them, where there are any; else those of a draft alone.
+    """
+    beside = [each for each in held if isinstance(each, TreeAcceptance) and each.copied]
+    held = beside if with_lookup and beside else [each for each in held if each not in beside]
+    found = min(held, key=lambda each: abs(each.temperature - temperature)).temperature
+    return [each for each in held if each.temperature == found]
 
 
 def pooled(temperature: float, lines: Iterable[Sequence[Sequence[int]]]) -> ChainAcceptance:
@@ -76,13 +99,21 @@ def pooled(temperature: float, lines: Iterable[Sequence[Sequence[int]]]) -> Chai
     return ChainAcceptance(temperature, tuple((sum(k for k, _ in pairs), sum(r for _, r in pairs)) for pairs in places))
 
 
-def write_acceptance(folder: Path, held: Sequence[ChainAcceptance]) -> None:
+def write_acceptance(folder: Path, held: Sequence[Acceptance]) -> None:
     """Write the file into a draft's folder, whole or not at all."""
-    chains = [{"temperature": each.temperature, "positions": each.positions} for each in held]
-    write_json(folder / FILE, {"chains": chains})
+    chains = [
+        {"temperature": each.temperature, "positions": each.positions} for each in held if isinstance(each, ChainAcceptance)
+    ]
+    # A field at its default is left out, as files have it that were written before there was that field.
+    trees = [
+        {name: value for name, value in vars(each).items() if name != "copied" or value}
+        for each in held
+        if isinstance(each, TreeAcceptance)
+    ]
+    write_json(folder / FILE, {"chains": chains} | ({"trees": trees} if trees else {}))
 
 
-def read_acceptance(draft: Path) -> tuple[ChainAcceptance, ...]:
+def read_acceptance(draft: Path) -> tuple[Acceptance, ...]:
     """The acceptance that is stored in a draft's folder, or in that of its weight file; empty where there is no file.
 
     Raises ValueError with file, field and fix for another content.
@@ -90,22 +121,45 @@ def read_acceptance(draft: Path) -> tuple[ChainAcceptance, ...]:
     path = (draft if draft.is_dir() else draft.parent) / FILE
     if not path.is_file():
         return ()
-    chains = read_json_object(path).get("chains")
-    if not isinstance(chains, list) or not chains:
+    content = read_json_object(path)
+    chains, trees = content.get("chains"), content.get("trees", [])
+    if not isinstance(trees, list):
+        raise ValueError(f"{path}: trees: must be a list of levels and counts; {AGAIN}")
+    if not isinstance(chains, list) or not chains + trees:
         raise ValueError(f"{path}: chains: must be a list of temperatures and positions; {AGAIN}")
-    return tuple(_chain_of(path, number, entry) for number, entry in enumerate(chains))
+    found: list[Acceptance] = [_chain_of(path, number, entry) for number, entry in enumerate(chains)]
+    return (*found, *(_tree_of(path, number, entry) for number, entry in enumerate(trees)))
 
 
 def _chain_of(path: Path, number: int, entry: Any) -> ChainAcceptance:
     """One entry of the file."""
-    temperature, positions = (entry.get(key) if isinstance(entry, dict) else None for key in ("temperature", "positions"))
-    if isinstance(temperature, bool) or not isinstance(temperature, int | float) or not temperature >= 0:
-        raise ValueError(f"{path}: chains[{number}].temperature: {temperature!r}: must be 0 or more; {AGAIN}")
+    place = f"{path}: chains[{number}]"
+    given, positions = (entry.get(key) if isinstance(entry, dict) else None for key in ("temperature", "positions"))
+    temperature = _temperature(place, given)
     if not isinstance(positions, list) or not positions or not all(_is_pair(pair) for pair in positions):
-        raise ValueError(
-            f"{path}: chains[{number}].positions: must be pairs of counts [kept, all before it kept], kept the lesser; {AGAIN}"
-        )
-    return ChainAcceptance(float(temperature), tuple((kept, reached) for kept, reached in positions))
+        raise ValueError(f"{place}.positions: must be pairs of counts [kept, all before it kept], kept the lesser; {AGAIN}")
+    return ChainAcceptance(temperature, tuple((kept, reached) for kept, reached in positions))
+
+
+def _tree_of(path: Path, number: int, entry: Any) -> TreeAcceptance:
+    """One entry of the file."""
+    place, names = f"{path}: trees[{number}]", ("temperature", "levels", "tokens", "rounds")
+    given, levels, tokens, rounds = (entry.get(key) if isinstance(entry, dict) else None for key in names)
+    copied = entry.get("copied", 0) if isinstance(entry, dict) else 0
+    temperature = _temperature(place, given)
+    if not isinstance(levels, list) or not levels or not all(type(size) is int and size > 0 for size in levels):
+        raise ValueError(f"{place}.levels: must be sizes of levels, such as [2, 4, 4]; {AGAIN}")
+    if type(tokens) is not int or type(rounds) is not int or not 0 < rounds <= tokens:
+        raise ValueError(f"{place}.tokens: must be a count, as `rounds`, and no less than that; {AGAIN}")
+    if type(copied) is not int or copied < 0:
+        raise ValueError(f"{place}.copied: {copied!r}: must be a count; {AGAIN}")
+    return TreeAcceptance(temperature, tuple(levels), tokens, rounds, copied)
+
+
+def _temperature(place: str, temperature: Any) -> float:
+    if isinstance(temperature, bool) or not isinstance(temperature, int | float) or not temperature >= 0:
+        raise ValueError(f"{place}.temperature: {temperature!r}: must be 0 or more; {AGAIN}")
+    return float(temperature)
 
 
 def _is_pair(pair: Any) -> bool:

@@ -8,7 +8,8 @@ import socket
 import sys
 import time
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -48,11 +49,19 @@ class Ranks:
         return self.world_size
 
 
+ALONE = Ranks(0, 0, 1)
+
+
 def find_ranks() -> Ranks:
     """This process's ranks as its launcher says; a process without a launcher is the only one."""
     if "RANK" not in os.environ:
         os.environ.update(PLAIN_PYTHON)
     return Ranks(*(int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")))
+
+
+def launched_ranks() -> Ranks:
+    """This process's ranks; the only one without a launcher, which its own child processes hear nothing of."""
+    return find_ranks() if is_launched() else ALONE
 
 
 def is_launched() -> bool:
@@ -114,3 +123,13 @@ def write_error_file(error: BaseException, ranks: Ranks, *, known: bool) -> None
     message = {"message": text.splitlines()[0], "extraInfo": {"py_callstack": text, "timestamp": str(int(time.time()))}}
     with suppress(OSError):
         Path(path).write_text(json.dumps({"message": message}), encoding="utf-8")
+
+
+@contextmanager
+def told_to_launcher(ranks: Ranks) -> Iterator[None]:
+    """Have torchrun's error file of this rank tell why the block fails, whatever it raises."""
+    try:
+        yield
+    except Exception as error:
+        write_error_file(error, ranks, known=isinstance(error, ValueError))
+        raise

@@ -4,12 +4,14 @@ The first line says what they were made with; lines of anything else are never t
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from longspec import jsonl
-from longspec.distributed import log
+from longspec.distributed import Ranks, log
 
 Identity = dict[str, Any]
 Line = dict[str, Any]
@@ -60,6 +62,39 @@ class Journal:
         """The file is no longer needed."""
         self._handle.close()
         self.path.unlink()
+
+
+class Followed:
+    """A journal as it is for ranks that make the same lines as the one that writes them: they add nothing to it."""
+
+    def __init__(self, path: Path, lines: list[Line]) -> None:
+        self.path, self.lines = path, lines
+
+    def append(self, line: Line) -> None:
+        """Nothing to do."""
+
+    def sync(self) -> None:
+        """Nothing to do."""
+
+    def remove(self) -> None:
+        """Nothing to do."""
+
+
+@contextmanager
+def journal_of(path: Path, identity: Identity, ranks: Ranks, **options: Any) -> Iterator[Journal | Followed]:
+    """The journal of ranks that make the same lines: rank 0 writes it, and all go on from what it held.
+
+    options: as of Journal.
+    """
+    if ranks.world_size == 1:
+        with Journal(path, identity, **options) as journal:
+            yield journal
+        return
+    from longspec.process_group import of_first_rank  # torch, which a single process may do without
+
+    with Journal(path, identity, **options) if ranks.is_main else nullcontext() as written:
+        lines = of_first_rank(lambda: written.lines if written else [], ranks)
+        yield written or Followed(path, lines or [])
 
 
 def _set_aside(path: Path) -> None:

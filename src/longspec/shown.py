@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
+BRIEF = 300  # characters of a text of which the beginning will do
 # Unicode's "default ignorable" characters, drawn as nothing: zero-width ones, marks of direction, fillers. As the inside of a
 # class of a regular expression. The variation selectors are apart: emoji of everyday text end with one.
 _ZERO_WIDTH = (
@@ -32,6 +33,11 @@ def _sign(found: re.Match[str]) -> str:
 def one_line(text: object) -> str:
     """The text as it can be written within one line."""
     return _SIGNS.sub(_sign, str(text))
+
+
+def brief(text: object) -> str:
+    """The beginning of what may be a long text, such as a library's error, within one line."""
+    return one_line(" ".join(str(text).split())[:BRIEF])
 
 
 def lines(text: str) -> str:

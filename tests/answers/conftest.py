@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config
 
 from longspec import jsonl, lease
-from longspec.answers import shard
+from longspec.answers import client, shard
 from longspec.answers.settings import parse
 from longspec.atomic_files import describe_files, read_json, write_json
 from tests.corpus import Corpus
@@ -68,6 +68,12 @@ def write_chats(folder: Path, train: list[dict[str, Any]], held_out: list[dict[s
 def no_other_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody else takes a shard's folder: no job waits to see."""
     monkeypatch.setattr(lease, "SETTLE", 0.0)
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits before a second try."""
+    monkeypatch.setattr(client, "PAUSE", 0.001)
 
 
 @pytest.fixture(scope="session")

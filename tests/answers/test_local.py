@@ -17,6 +17,7 @@ from longspec.atomic_files import read_json, write_json
 from longspec.data.tokenize import make as tokenize
 from longspec.decode.sampling import Sampler
 from tests.answers.conftest import Case, journal_of, turns, write_chats
+from tests.jobs import finish, start, torchrun
 from tests.targets import save_target
 
 
@@ -65,6 +66,21 @@ def test_greedy_answers_are_those_of_generate_for_each_prompt_alone(case: Case, 
             ends.append(end)
     assert not lines
     assert {"answered", "cut", "dropped", "shortened"} == set(ends), "each way to end is compared"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_target_split_over_ranks_gives_the_same_answers(case: Case, tmp_path: Path, temperature: float) -> None:
+    pytest.importorskip("accelerate")
+    case.make(tmp_path / "whole", temperature=temperature)
+    settings = json.dumps({"new_tokens": 12, "temperature": temperature})
+    files = ["--raw", str(case.raw), "--target", str(case.target), "--tokenizer", str(case.tokenizer)]
+    out = ["--settings", settings, "--out", str(tmp_path / "split/shard.json")]
+    text, code = finish(start([*torchrun(2), "-m", "longspec.answers", "shard", *files, *out], tmp_path))
+    assert code == 0, text
+    assert journal_of(tmp_path / "split") == journal_of(tmp_path / "whole")
+    manifests = [read_json(tmp_path / name / "shard.json") for name in ("whole", "split")]
+    assert manifests[0]["files"] == manifests[1]["files"]
 
 
 @pytest.mark.parametrize("name", ["llama3-tied", "mistral-sliding", "qwen3-tied-sliding-first"])

@@ -1,10 +1,13 @@
 """Which questions of a record are asked, and which answers are kept."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from longspec.answers.conversation import ANSWERED, DROPPED, SHORTENED, SKIPPED, Answer, Conversation
+from longspec.data.read.records import to_messages_or_text
+from longspec.data.read.thoughts import MARKS, Marks
 
 SYSTEM, ASKED = {"role": "system", "content": "s"}, {"role": "user", "content": "u"}
 OLD, NEW = {"role": "assistant", "content": "old"}, {"role": "assistant", "content": "new"}
@@ -27,35 +30,69 @@ def test_one_answer_is_asked_for(record: dict[str, Any], history: list[Any], mes
     assert (conversation.end, conversation.line()["messages"]) == (ANSWERED, messages)
 
 
+TOOL = {"type": "function", "function": {"name": "f"}}
+CALL = {"role": "assistant", "tool_calls": [{"name": "f", "arguments": {}}]}
+RESULT = {"role": "tool", "content": "r"}
+
+
 @pytest.mark.parametrize(
     "beside",
-    [
-        {"tools": [{"type": "function", "function": {"name": "f"}}]},
-        {"chat_template_kwargs": {"enable_thinking": False}},
-        {"train_thoughts": False},
-    ],
+    [{"tools": [TOOL]}, {"chat_template_kwargs": {"enable_thinking": False}}, {"train_thoughts": False}],
     ids=lambda beside: next(iter(beside)),
 )
-def test_what_no_answer_would_keep_is_skipped_with_its_name(beside: dict[str, Any]) -> None:
-    conversation = Conversation(("train", 1), {"messages": [ASKED, OLD], **beside}, "keep")
-    assert conversation.end == SKIPPED
-    assert next(iter(beside)) in conversation.reason
+def test_what_a_record_gives_the_template_is_asked_and_kept_with_its_answer(beside: dict[str, Any]) -> None:
+    record = {"messages": [ASKED, OLD], **beside}
+    conversation = Conversation(("train", 1), record, "keep")
+    assert conversation.asked == replace(to_messages_or_text(record), messages=[ASKED])
+    conversation.take(Answer("new", 1, cut=False))
+    line = conversation.line()
+    assert (line["end"], to_messages_or_text(line)) == (ANSWERED, to_messages_or_text(record | {"messages": [ASKED, NEW]}))
 
 
-@pytest.mark.parametrize(("text", "thinks"), [("<think>half", False), ("half", True)])
+@pytest.mark.parametrize("behind", [[RESULT, OLD], [RESULT], [ASKED, OLD]])
+def test_where_tools_are_offered_nothing_is_asked_behind_the_first_answer(behind: list[Any]) -> None:
+    first = CALL if RESULT in behind else OLD
+    conversation = Conversation(("train", 1), {"messages": [ASKED, first, *behind], "tools": [TOOL]}, "keep")
+    conversation.take(Answer('{"name": "f"}', 1, cut=False))
+    assert (conversation.end, conversation.turns) == (SHORTENED, 1)
+    assert conversation.line()["messages"] == [ASKED, {"role": "assistant", "content": '{"name": "f"}'}]
+
+
+def test_calls_of_tools_that_are_not_offered_are_skipped_with_their_name() -> None:
+    conversation = Conversation(("train", 1), {"messages": [ASKED, CALL, RESULT, OLD]}, "keep")
+    assert (conversation.end, conversation.reason) == (SKIPPED, "calls of tools that the record does not offer")
+
+
+@pytest.mark.parametrize("marks", MARKS, ids=lambda marks: marks.opener)
+@pytest.mark.parametrize("is_opened", [False, True])
 @pytest.mark.parametrize("cut", [True, False])
-def test_an_answer_that_ends_inside_its_thought_is_dropped(text: str, thinks: bool, cut: bool) -> None:
+def test_an_answer_that_ends_inside_its_thought_is_dropped(marks: Marks, is_opened: bool, cut: bool) -> None:
     conversation = Conversation(("train", 1), {"messages": [ASKED]}, "keep")
-    conversation.thinks = thinks
-    conversation.take(Answer(text, 1, cut=cut))
+    conversation.opened = marks if is_opened else None
+    conversation.take(Answer("half" if is_opened else f"{marks.opener}half", 1, cut=cut))
     assert (conversation.end, "inside its thought" in conversation.reason) == (DROPPED, True)
 
 
-def test_no_turn_is_asked_behind_a_thought_which_a_template_would_leave_out() -> None:
-    thought = Answer("<think>why</think>new", 3, cut=False)
+def test_a_thought_apart_from_the_text_stands_in_a_field_of_its_own() -> None:
+    conversation = Conversation(("train", 1), {"messages": [ASKED]}, "keep")
+    conversation.opened = MARKS[0]
+    conversation.take(Answer("new", 3, cut=False, thought="why"))
+    assert (conversation.end, conversation.line()["messages"]) == (ANSWERED, [ASKED, NEW | {"reasoning_content": "why"}])
+    torn = Conversation(("train", 1), {"messages": [ASKED]}, "keep")
+    torn.take(Answer("", 3, cut=True, thought="wh"))
+    assert (torn.end, "inside its thought" in torn.reason) == (DROPPED, True)
+
+
+@pytest.mark.parametrize(
+    "thought",
+    [Answer(marks.written("why", "new"), 3, cut=False) for marks in MARKS] + [Answer("new", 3, cut=False, thought="why")],
+    ids=["<think>", "[THINK]", "apart"],
+)
+def test_no_turn_is_asked_behind_a_thought_which_a_template_would_leave_out(thought: Answer) -> None:
     several = Conversation(("train", 1), {"messages": [ASKED, OLD, ASKED, OLD]}, "keep")
     several.take(thought)
-    assert (several.end, several.line()["messages"]) == (SHORTENED, [ASKED, {"role": "assistant", "content": thought.text}])
+    assert (several.end, len(several.line()["messages"])) == (SHORTENED, 2)
+    assert several.line()["messages"][1]["content"] == thought.text
     alone = Conversation(("train", 2), {"messages": [ASKED, OLD, ASKED]}, "keep")
     alone.take(thought)
     assert alone.end == ANSWERED

@@ -6,14 +6,16 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from longspec.cluster.attempt_logs import last_words, new_log
 from longspec.cluster.launch import main
 from tests.slurm.cluster import is_running, until
+from tests.warm_jobs import popen
 
-# What a rank does: its words are seen in the log. No torch in it, so that a start takes torchrun's own time alone.
+# What a rank does: its words are seen in the log.
 RANK = r"""
 import os, signal, sys, time
 from pathlib import Path
@@ -66,9 +68,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def command(folder: Path, way: str, *more: str) -> list[str]:
+def launch(folder: Path, way: str, *more: str, **options: Any) -> "subprocess.Popen[bytes]":
+    """The launcher, started with two ranks of the module."""
     log = f"--log={folder / 'logs/stage.log'}"
-    return [sys.executable, "-m", "longspec.cluster", "launch", "--ranks=2", log, *more, "--", "tried", way]
+    return popen([sys.executable, "-m", "longspec.cluster", "launch", "--ranks=2", log, *more, "--", "tried", way], **options)
 
 
 def pids(folder: Path) -> list[int]:
@@ -79,7 +82,7 @@ def pids(folder: Path) -> list[int]:
 
 @pytest.mark.parametrize(("tasks", "cpus", "threads"), [(1, 2, 1), (1, 5, 2), (8, 8, 32), (1, 1, 1)])
 def test_ranks_share_the_cores_of_all_tasks(folder: Path, tasks: int, cpus: int, threads: int) -> None:
-    subprocess.run(command(folder, "pass", f"--tasks={tasks}", f"--cpus={cpus}"), check=True)
+    assert launch(folder, "pass", f"--tasks={tasks}", f"--cpus={cpus}").wait(60) == 0
     text = (folder / "logs/stage.log").read_text()
     assert sorted(re.findall(r"rank (\d) of 2, (\d+) threads", text)) == [("0", str(threads)), ("1", str(threads))]
 
@@ -92,7 +95,7 @@ def test_a_container_without_srun_starts_the_ranks_itself(folder: Path, monkeypa
     monkeypatch.setenv("PATH", str(bare))
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
     monkeypatch.delenv("SLURM_STEP_ID", raising=False)
-    subprocess.run(command(folder, "pass", "--tasks=8"), check=True)
+    assert launch(folder, "pass", "--tasks=8").wait(60) == 0
     text = (folder / "logs/stage.log").read_text()
     assert "rank 1 of 2" in text
     assert "no srun here" in text
@@ -100,7 +103,7 @@ def test_a_container_without_srun_starts_the_ranks_itself(folder: Path, monkeypa
 
 def test_each_attempt_has_its_log_which_ends_with_the_first_failing_ranks_words(folder: Path) -> None:
     for way in ("fail", "refuse"):
-        assert subprocess.run(command(folder, way)).returncode == 1
+        assert launch(folder, way).wait(60) == 1
         (folder / "logs/stage.log").rename(folder / "logs/link")  # Snakemake removes a job's log before it starts it
         (folder / "logs/link").unlink()
     first, second = sorted((folder / "logs/stage").iterdir())
@@ -114,7 +117,7 @@ def test_each_attempt_has_its_log_which_ends_with_the_first_failing_ranks_words(
 
 def attempt(folder: Path, way: str) -> str:
     """The log of an attempt that ends badly, in which torchrun tells nothing of itself."""
-    assert subprocess.run(command(folder, way)).returncode == 1
+    assert launch(folder, way).wait(60) == 1
     text = (folder / "logs/stage.log").read_text()
     assert not re.search("ChildFailedError|Root Cause|SignalException|torch/distributed/run.py", text), text
     return text
@@ -142,7 +145,7 @@ def test_a_refused_jobs_log_ends_with_the_refusal_and_holds_no_traceback(folder:
 
 
 def test_a_stopped_jobs_log_ends_with_its_step(folder: Path) -> None:
-    process = subprocess.Popen(command(folder, "stop"))
+    process = launch(folder, "stop")
     until(lambda: len(pids(folder)) == 2, 60, "two ranks")
     process.terminate()
     assert process.wait(60) == 1
@@ -176,7 +179,7 @@ def test_without_a_raised_error_the_told_one_is_the_last_word(tmp_path: Path) ->
 @pytest.mark.parametrize(("number", "whole_group"), [(signal.SIGTERM, False), (signal.SIGINT, True)])
 def test_a_signal_reaches_the_ranks_once_and_they_are_waited_for(folder: Path, number: int, whole_group: bool) -> None:
     """To the launcher alone, as `kill` does; to its group, as a terminal's Ctrl-C does."""
-    process = subprocess.Popen(command(folder, "wait"), start_new_session=True)
+    process = launch(folder, "wait", start_new_session=True)
     until(lambda: len(pids(folder)) == 2, 60, "two ranks")
     (os.killpg if whole_group else os.kill)(process.pid, number)
     assert process.wait(60) == 1
@@ -186,7 +189,7 @@ def test_a_signal_reaches_the_ranks_once_and_they_are_waited_for(folder: Path, n
 
 
 def test_no_rank_outlives_a_killed_launcher(folder: Path) -> None:
-    process = subprocess.Popen(command(folder, "wait"))
+    process = launch(folder, "wait")
     until(lambda: len(pids(folder)) == 2, 60, "two ranks")
     process.kill()
     process.wait()

@@ -105,6 +105,7 @@ def test_the_page(folder: Path) -> None:
     assert "<script>1</script>" in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_how_much_sooner_a_run_is_as_low(tmp_path: Path) -> None:
     """Losses on straight lines, which a moving mean leaves straight but at their ends: run a ends at 4.1, the mean of 4.2 to
     4.0; run b falls twice as fast, 10 - 0.2 t, which is below from step 30 on, and once before. Stage base is the same."""
@@ -139,11 +140,12 @@ def test_how_much_sooner_a_run_is_as_low(tmp_path: Path) -> None:
     assert "long: a ends at a smoothed loss of 4.100 after 60 steps; b is as low from step 30 on, 2.00 times as soon." in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_runs_of_other_stages_are_compared_by_their_final_drafts(tmp_path: Path) -> None:
     """Run b ended after stage long: what both have is compared, and the final drafts, which come from unlike stages."""
     arguments = write_runs(tmp_path)
     provenance = read_json(tmp_path / "b/base/final_draft/provenance.json")
-    del provenance["stages"]["longcot"]
+    provenance["order"].remove("longcot")
     write_json(tmp_path / "b/base/final_draft/provenance.json", provenance)
     found = compared(arguments)["variants"]["base"]
     rows = {row["drafter"]: row for row in found["acceptance"] if row["task"] is None}
@@ -153,12 +155,28 @@ def test_runs_of_other_stages_are_compared_by_their_final_drafts(tmp_path: Path)
     assert ["longcot", "trained at all", "yes", "no"] in read_page(tmp_path)[0].rows("Stage", "setting")
 
 
+def test_what_has_chosen_one_runs_stage_is_left_out_of_both(tmp_path: Path) -> None:
+    """Run a published its stage long, chosen by records 1 and 2: of longcot's 19 tokens 15 are left."""
+    arguments = write_runs(tmp_path)
+    path = tmp_path / "a/base/final_draft/provenance.json"
+    write_json(path, read_json(path) | {"final": {"stage": "long", "records": {"stdlib": [1, 2], "puzzles": [0]}}})
+    found = compared(arguments)["variants"]["base"]
+    rows = {row["drafter"]: row for row in found["acceptance"] if row["task"] is None}
+    assert (rows["longcot"]["first"]["mean"], rows["longcot"]["second"]["mean"]) == (15 / 6, 15 / 8)
+    assert rows["longcot"]["first"]["prompts"] == rows["longcot"]["second"]["prompts"] == 3
+    assert next(iter(rows)) == "final draft"
+    assert rows["final draft"]["second"] == rows["longcot"]["second"]
+    assert rows["final draft"]["first"] == rows["long"]["first"]
+    assert "have chosen which stage of a run is published: short: 2 prompts." in read_page(tmp_path)[2]
+
+
 def changed(folder: Path, **changes: Any) -> None:
     path = folder / "b/base/evaluation/lookup.jsonl"
     for other in path.parent.iterdir():
         jsonl.write(other, [row | changes for row in list(jsonl.read(other))])
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_variants_of_two_names_are_compared_and_the_page_says_so(tmp_path: Path) -> None:
     """The second run's is of another method: its drafts and baselines meet the first's, their losses do not."""
     arguments = write_runs(tmp_path)

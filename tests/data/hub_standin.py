@@ -66,75 +66,76 @@ def listing(files: dict[str, bytes], folder: str, recursive: bool) -> list[dict[
     return entries + [{"type": "directory", "path": path, "oid": "0" * 40, "size": 0} for path in sorted(below)]
 
 
-def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+class Handler(BaseHTTPRequestHandler):
+    """One request, answered from `hub`."""
 
-        def log_message(self, *_: Any) -> None:
-            pass
+    protocol_version = "HTTP/1.1"
+    hub: Hub
 
-        def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
-            self.send_response(status)
-            for name, value in ({"Content-Length": str(len(body))} | headers).items():
-                self.send_header(name.replace("_", "-"), value)
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body[: hub.stall_after] if "ETag" in headers else body)
-                if "ETag" in headers and hub.stall_after is not None and len(body) > hub.stall_after:
-                    self.wfile.flush()
-                    time.sleep(60)
+    def log_message(self, *_: Any) -> None:
+        pass
 
-        def refuse(self, status: int, code: str, message: str) -> None:
-            self.answer(status, json.dumps({"error": message}).encode(), X_Error_Code=code, X_Error_Message=message)
+    def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
+        self.send_response(status)
+        for name, value in ({"Content-Length": str(len(body))} | headers).items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body[: self.hub.stall_after] if "ETag" in headers else body)
+            if "ETag" in headers and self.hub.stall_after is not None and len(body) > self.hub.stall_after:
+                self.wfile.flush()
+                time.sleep(60)
 
-        def do_GET(self) -> None:
-            path = unquote(urlsplit(self.path).path)
-            hub.requests.append((self.command, path, self.headers.get("Authorization")))
-            is_api = path.startswith("/api/")
-            parts = path.removeprefix("/api").removeprefix("/datasets").removeprefix("/models").removeprefix("/").split("/")
-            repository = hub.repositories.get("/".join(parts[:2]))
-            if repository is None or (repository.token and self.headers.get("Authorization") != f"Bearer {repository.token}"):
-                # So does the hub: whoever may not see a repository is not told that there is one.
-                self.refuse(401, "RepoNotFound", "Invalid username or password.")
-                return
-            revision = parts[3] if len(parts) > 3 else "main"
-            commit = repository.refs.get(revision, revision)
-            if commit not in repository.commits:
-                self.refuse(404, "RevisionNotFound", f"Invalid rev id: {revision}")
-                return
-            files = repository.commits[commit]
-            if is_api:
-                about: Any = {"id": "/".join(parts[:2]), "sha": commit, "siblings": [], "tags": [], "gated": repository.gated}
-                if parts[2:3] == ["tree"]:
-                    folder = "".join(f"{part}/" for part in parts[4:])
-                    about = listing(files, folder, "recursive=true" in self.path.lower())
-                self.answer(200, json.dumps(about).encode())
-                return
-            self.send_file(repository, files, "/".join(parts[4:]), commit)
+    def refuse(self, status: int, code: str, message: str) -> None:
+        self.answer(status, json.dumps({"error": message}).encode(), X_Error_Code=code, X_Error_Message=message)
 
-        do_HEAD = do_GET
+    def do_GET(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        self.hub.requests.append((self.command, path, self.headers.get("Authorization")))
+        parts = path.removeprefix("/api").removeprefix("/datasets").removeprefix("/models").removeprefix("/").split("/")
+        repository = self.hub.repositories.get("/".join(parts[:2]))
+        if repository is None or (repository.token and self.headers.get("Authorization") != f"Bearer {repository.token}"):
+            # So does the hub: whoever may not see a repository is not told that there is one.
+            self.refuse(401, "RepoNotFound", "Invalid username or password.")
+            return
+        revision = parts[3] if len(parts) > 3 else "main"
+        commit = repository.refs.get(revision, revision)
+        if commit not in repository.commits:
+            self.refuse(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+        elif path.startswith("/api/"):
+            self.send_about(repository, parts, commit)
+        else:
+            self.send_file(repository, "/".join(parts[4:]), commit)
 
-        def send_file(self, repository: Repository, files: dict[str, bytes], name: str, commit: str) -> None:
-            if repository.gated:
-                self.refuse(403, "GatedRepo", "Access to this dataset is restricted.")
-                return
-            if name not in files:
-                self.refuse(404, "EntryNotFound", "Entry not found")
-                return
-            content = files[name]
-            tag = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X_Repo_Commit": commit}
-            if repository.damaged:
-                content = content[: -len(repository.damaged)] + repository.damaged
-            self.answer(200, content, **tag)
+    do_HEAD = do_GET
 
-    return Handler
+    def send_about(self, repository: Repository, parts: list[str], commit: str) -> None:
+        """What the hub's API tells of a commit, or of a folder in it."""
+        about: Any = {"id": "/".join(parts[:2]), "sha": commit, "siblings": [], "tags": [], "gated": repository.gated}
+        if parts[2:3] == ["tree"]:
+            folder = "".join(f"{part}/" for part in parts[4:])
+            about = listing(repository.commits[commit], folder, "recursive=true" in self.path.lower())
+        self.answer(200, json.dumps(about).encode())
+
+    def send_file(self, repository: Repository, name: str, commit: str) -> None:
+        if repository.gated:
+            self.refuse(403, "GatedRepo", "Access to this dataset is restricted.")
+            return
+        if name not in repository.commits[commit]:
+            self.refuse(404, "EntryNotFound", "Entry not found")
+            return
+        content = repository.commits[commit][name]
+        tag = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X_Repo_Commit": commit}
+        if repository.damaged:
+            content = content[: -len(repository.damaged)] + repository.damaged
+        self.answer(200, content, **tag)
 
 
 @contextmanager
 def running() -> Iterator[Hub]:
     """A hub that answers until the block ends."""
     hub = Hub()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler(hub))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("HubHandler", (Handler,), {"hub": hub}))
     server.daemon_threads = True
     hub.address = f"http://127.0.0.1:{server.server_port}"
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -3,14 +3,16 @@
 import subprocess
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
-from longspec.data.batches import global_batch, steps_per_epoch
+from longspec.data.schedule import Schedule, steps_per_epoch
 from longspec.distributed import Ranks
 from longspec.methods.glide.settings import Draft, Method
 from longspec.train.estimate.grad_accum import share_global_batch
@@ -19,9 +21,15 @@ from longspec.train.micro_batches import StepBatches
 DRAFT = OmegaConf.structured(Draft(anchors="off", lag_mode="fixed"))
 
 
+def global_batch(num_rows: int, size: int, seed: int, step: int) -> NDArray[np.int64]:
+    """The rows of a step of a stage that replays none."""
+    return Schedule([num_rows], [1.0], size, seed).batch(step)
+
+
 @pytest.mark.parametrize(("num_rows", "size"), [(7, 7), (64, 8), (65, 8), (1000, 3)])
 def test_epoch_takes_each_row_at_most_once(num_rows: int, size: int) -> None:
     steps = steps_per_epoch(num_rows, size)
+    assert Schedule([num_rows], [1.0], size, 42).steps(7) == 7 * steps
     for epoch in range(3):
         rows = np.concatenate([global_batch(num_rows, size, 42, epoch * steps + step) for step in range(steps)])
         assert len(rows) == len(np.unique(rows)) == num_rows - num_rows % size
@@ -49,11 +57,12 @@ def test_any_epoch_is_a_permutation(num_rows: int, size: int, seed: int, epoch: 
 )
 def test_ranks_share_the_same_global_batch(num_rows: int, world: int, micro: int, seed: int, step: int) -> None:
     """However many processes there are and however many rows each takes at once: together the same rows, none twice."""
-    recipe = SimpleNamespace(global_batch=24, seed=seed, method=Method(), draft=DRAFT)
+    recipe = SimpleNamespace(global_batch=24, seed=seed, method=Method(), draft=DRAFT, data=SimpleNamespace(replay={}))
     largest, accumulation = share_global_batch(24, micro, world)
     shares = []
     for rank in range(world):
-        taken = StepBatches(range(num_rows), recipe, largest, Ranks(rank, rank, world), 1).micro_batches(step)  # type: ignore[arg-type]
+        rows: Any = SimpleNamespace(schedule=lambda _, size, seed: Schedule([num_rows], [1.0], size, seed))
+        taken = StepBatches(rows, recipe, largest, Ranks(rank, rank, world), 1).micro_batches(step)
         assert [len(rows) for rows in taken] == [largest] * accumulation
         shares += [row for rows in taken for row in rows.tolist()]
     assert sorted(shares) == sorted(global_batch(num_rows, 24, seed, step).tolist())
@@ -90,7 +99,7 @@ def test_shuffle_is_pinned() -> None:
 
 def test_another_process_draws_the_same_rows() -> None:
     """No hash seed, no order of imports and no step before decides anything."""
-    code = "from longspec.data.batches import global_batch as g; print(g(1_000_003, 4, 7, 100_000).tolist())"
+    code = "from longspec.data.schedule import Schedule as S; print(S([1_000_003], [1.0], 4, 7).batch(100_000).tolist())"
     for hash_seed in ("1", "2"):
         ran = subprocess.run([sys.executable, "-c", code], env={"PYTHONHASHSEED": hash_seed}, capture_output=True, check=True)
         assert ran.stdout.decode().strip() == str(FAR)

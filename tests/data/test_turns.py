@@ -191,6 +191,23 @@ def test_a_thought_within_the_content_may_be_read_alone_too(tokenizers: dict[str
     assert trained(tokenizers["qwen3-tools"], record) == [["\n\nyes<|im_end|>"]]
 
 
+MAGISTRAL = """{{ bos_token }}[SYSTEM_PROMPT]Think between [THINK] and [/THINK].[/SYSTEM_PROMPT]
+{%- for turn in messages %}{{ '[INST]' + turn.content + '[/INST]' if turn.role == 'user' else turn.content + eos_token }}
+{%- endfor %}"""
+
+
+def test_the_marks_of_magistral_are_a_thought() -> None:
+    tokenizer = families.family("mistral", families.byte_level())
+    tokenizer.chat_template = MAGISTRAL
+    tokenizer.add_special_tokens({"additional_special_tokens": ["[THINK]", "[/THINK]"]})
+    question = {"role": "user", "content": "first"}
+    within = {"messages": [question, {"role": "assistant", "content": "[THINK]hm[/THINK]yes"}]}
+    apart = {"messages": [question, {"role": "assistant", "content": "yes", "reasoning_content": "hm"}]}
+    for record in (within, apart):
+        assert trained(tokenizer, record) == [["[THINK]hm[/THINK]yes</s>"]]
+        assert trained(tokenizer, record | {"train_thoughts": False}) == [["yes</s>"]]
+
+
 def test_thinking_switched_off_is_part_of_the_prompt(tokenizers: dict[str, Any]) -> None:
     tokenizer = tokenizers["qwen3-tools"]
     turns = [{key: value for key, value in message.items() if key != "reasoning_content"} for message in TWICE]

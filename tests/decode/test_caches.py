@@ -153,7 +153,7 @@ def test_nothing_within_a_round_waits_for_a_number(method: str, window, ids, sha
         acceptance = verify_tree(logits_BSV, tree, sampler)
         compact(cache, tree.tokens_BS.shape[1], acceptance.path_BE, lengths_B, 6)
         path_BEH = hidden_BTH[:, :1].expand(-1, acceptance.path_BE.shape[1], -1)
-        drafter.commit(acceptance.path_BE, acceptance.kept_B, dict.fromkeys(drafter.reads, path_BEH))
+        drafter.commit(acceptance.tokens_BE, acceptance.kept_B, dict.fromkeys(drafter.reads, path_BEH))
         drafter.propose(draft_input, shape, sampler)
     assert acceptance.tokens_BE.device.type == "meta"
     with pytest.raises(RuntimeError):
@@ -357,7 +357,9 @@ def test_a_target_on_several_devices_is_refused() -> None:
     start = prefill(target, [[1]])
     assert start.cache.get_seq_length() == 1
     target.hf_device_map = {"model.embed_tokens": 0, "model.layers": 1, "lm_head": "cpu"}
-    with pytest.raises(ValueError, match=r"hf_device_map: .* spread over 0, 1, cpu, .*: load it on one device"):
+    with pytest.raises(
+        ValueError, match=r"hf_device_map: .* spread over 0, 1, cpu layer by layer, .*: load it on one, such as"
+    ):
         speculate(target, LookupDrafter(), [[1]], max_new_tokens=1)
 
 

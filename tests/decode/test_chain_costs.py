@@ -1,4 +1,4 @@
-"""Chains whose length is chosen by the draft's acceptance and by what rounds cost, where no shape is given."""
+"""Chains and trees that are chosen by the draft's acceptance and by what rounds cost, where no shape is given."""
 
 import time
 from pathlib import Path
@@ -9,16 +9,17 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from longspec import chain_length
-from longspec.chain_length import ChainAcceptance, ChainCosts
+from longspec.chain_length import ChainAcceptance, ChainCosts, TreeAcceptance
 from longspec.decode import chain_costs
 from longspec.decode import generate as door
-from longspec.decode.chain_costs import best_chain, measure_costs
+from longspec.decode.chain_costs import best_shape, measure_costs
 from longspec.decode.drafters import DraftInput
 from longspec.decode.generate import generate, load_drafter
 from longspec.decode.levels import DEFAULT_SHAPE, Levels
 from longspec.decode.prefill import prefill
 from longspec.decode.sampling import Sampler
 from longspec.decode.tree import DraftTree
+from longspec.decode.with_lookup import WithLookup
 from tests.decode.models import METHODS, Oracle, generated, make_drafter, make_target
 from tests.methods.test_attach import save_draft, save_target
 
@@ -119,11 +120,48 @@ def test_a_given_shape_and_a_draft_that_was_not_evaluated_measure_nothing(
     assert (shapes, asked) == ([DEFAULT_SHAPE, 4], [])
 
 
+@pytest.mark.parametrize(("tree", "seconds", "best"), [((2, 2), 1.9, (2, 2)), ((2, 2), 2.1, 2), ((9, 9), 1.9, (9, 9))])
+def test_a_tree_is_taken_where_it_brings_more_tokens_a_second(
+    monkeypatch: pytest.MonkeyPatch, tree: Levels, seconds: float, best: Any
+) -> None:
+    """2.8 tokens of a chain of two in 1.4 seconds against 4 of a tree in less or more than 2; a tree of 18 tokens runs too."""
+    target = make_target(5)
+    drafter, start = make_drafter("glide", target), prefill(target, [PROMPT])
+    drafter.acceptance = (ALWAYS, TreeAcceptance(0.0, tree, 40, 10), TreeAcceptance(1.0, (3, 3), 90, 10))
+    assert best_shape(target, drafter, start, 0.0) in (1, 2, 3, tree)  # as measured here, whatever that is
+    given_costs(monkeypatch, 1.0, 1.4, 4.0)
+    monkeypatch.setattr(chain_costs, "_round_seconds", lambda target, drafter, start, shape: seconds)
+    assert best_shape(make_target(5), drafter, start, 0.0) == best
+
+
+def test_with_prompt_lookup_its_own_acceptance_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """3 tokens of a chain of two in 1.4 seconds, 4 of a tree in 1.9 or 1.8; where none was measured, that of drafts alone."""
+    target = make_target(5)
+    drafter, start = make_drafter("glide", target), prefill(target, [PROMPT])
+    alone = (ALWAYS, TreeAcceptance(0.0, (2, 2), 10, 10))
+    beside = (TreeAcceptance(0.0, (1, 1), 30, 10, copied=8), TreeAcceptance(0.0, (2, 2), 40, 10, copied=8))
+    given_costs(monkeypatch, 1.0, 1.4, 4.0)
+    for seconds, held, best in ((1.9, beside, 2), (1.8, beside, (2, 2)), (1.8, (), 2)):
+        monkeypatch.setattr(chain_costs, "_round_seconds", lambda target, drafter, start, shape, seconds=seconds: seconds)
+        drafter.acceptance = (*alone, *held)
+        assert best_shape(make_target(5), WithLookup(drafter, 8), start, 0.0) == best
+        assert best_shape(make_target(5), drafter, start, 0.0) == 2
+
+
+def test_of_equal_shapes_the_one_with_the_fewest_tokens_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = make_target(5)
+    drafter, start = make_drafter("glide", target), prefill(target, [PROMPT])
+    given_costs(monkeypatch, 1.0, 1.0, 1.0)
+    monkeypatch.setattr(chain_costs, "_round_seconds", lambda target, drafter, start, shape: 1.0)
+    drafter.acceptance = (TreeAcceptance(0.0, (2, 2), 15, 10), ChainAcceptance(0.0, ((1, 2), (0, 1), (0, 0))))
+    assert best_shape(target, drafter, start, 0.0) == 1
+
+
 def test_one_known_length_needs_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, target = given_costs(monkeypatch, 1.0), make_target(6)
     drafter = make_drafter("glide", target)
     drafter.acceptance = (ChainAcceptance(0.0, ((1, 2),)),)
-    assert best_chain(target, drafter, prefill(target, [PROMPT]), 0.0) == 1
+    assert best_shape(target, drafter, prefill(target, [PROMPT]), 0.0) == 1
     assert asked == []
 
 

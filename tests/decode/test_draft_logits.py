@@ -153,13 +153,14 @@ def test_draft_logits_in_decoding_are_those_of_training(case: Any, shape, rows) 
         # The text goes on along one path of each row, as far as that row keeps it, and then by another token.
         path_BE = torch.tensor([paths[row][-1] for row in range(len(texts))])
         kept_B, before = torch.tensor(kept[: len(texts)]), [len(text) for text in texts]
+        tokens_BE = tree.tokens_BS.gather(1, path_BE).roll(-1, dims=1)
         texts = [
             text + tree.tokens_BS[row, path_BE[row, 1 : kept[row] + 1]].tolist() + [(row + 31) % 61]
             for row, text in enumerate(texts)
         ]
         places = [list(range(length - 1, len(text) - 1)) for length, text in zip(before, texts, strict=True)]
         padded = case.hidden([*texts, [0] * 9], [*places, list(range(path_BE.shape[1]))])
-        drafter.commit(path_BE, kept_B, {name: hidden_BEH[:-1] for name, hidden_BEH in padded.items()})
+        drafter.commit(tokens_BE, kept_B, {name: hidden_BEH[:-1] for name, hidden_BEH in padded.items()})
         if kept[1] == 0 and len(texts) == len(ROWS):
             drafter.select(torch.tensor([0, 2, 3]))
             texts = [texts[0], texts[2], texts[3]]
@@ -183,7 +184,6 @@ def test_a_texts_own_tokens_give_the_logits_of_chains_unrolled_from_every_token(
         torch.testing.assert_close(torch.stack(logits), wanted, **CLOSE)
         for step, logits_MV in enumerate(trained or ()):
             torch.testing.assert_close(logits[step], logits_MV[length - 2], **CLOSE)  # the root's slot
-        drafter.tokens_BS = builder.tree().tokens_BS
         drafter.commit(torch.zeros(1, 1, dtype=torch.int64), torch.tensor([0]), case.hidden([text], [[length - 1]]))
 
 

@@ -4,14 +4,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from longspec.decode import verify
+from longspec.decode import verify, with_lookup
 from longspec.decode.levels import DEFAULT_SHAPE
 from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import speculate
 from longspec.decode.tree import NOTHING, DraftToTarget, TreeBuilder
+from longspec.decode.with_lookup import WithLookup
 from tests.decode.models import SMALL, make_drafter, make_target
 
 CONTINUATIONS, ROWS, PROMPT, VOCABULARY, CHAIN = 20_000, 2_000, [3, 1, 4], 10, 4
+TREE = DEFAULT_SHAPE[:3]  # what is drafted deeper lies behind the three tokens that are compared
 LEVEL, WRONG = 1e-3, 1e-6  # a right rule fails the test this rarely; a wrong one's p-value must lie below
 WARPS = {"plain": {}, "warped": {"top_k": 6, "top_p": 0.85}}
 SAID = (0, 2, 3, 5, 6, 9)  # a draft vocabulary
@@ -51,9 +53,10 @@ def p_value(counts: Tensor, law: Tensor) -> float:
     return float(torch.special.gammaincc(torch.tensor((len(expected) - 1) / 2, dtype=torch.float64), statistic / 2))
 
 
-def drawn_p_value(shape, warp: dict, method: str = "glide", ids: tuple[int, ...] | None = None) -> float:
+def drawn_p_value(shape, warp: dict, method: str = "glide", ids: tuple[int, ...] | None = None, copied: int = 0) -> float:
     """Of 20,000 continuations."""
     target, drafter = make_pair(method, ids)
+    drafter = WithLookup(drafter, copied) if copied else drafter
     generator = torch.Generator().manual_seed(11)
     counts = torch.zeros(VOCABULARY**3)
     for _ in range(CONTINUATIONS // ROWS):
@@ -65,7 +68,7 @@ def drawn_p_value(shape, warp: dict, method: str = "glide", ids: tuple[int, ...]
 
 
 @pytest.mark.parametrize("warp", WARPS)
-@pytest.mark.parametrize("shape", [CHAIN, DEFAULT_SHAPE, (3, 2)])
+@pytest.mark.parametrize("shape", [CHAIN, TREE, (3, 2)])
 def test_the_first_three_tokens_have_the_targets_joint_law(shape, warp: str) -> None:
     assert drawn_p_value(shape, WARPS[warp]) > LEVEL
 
@@ -76,6 +79,14 @@ def test_the_first_three_tokens_have_the_targets_joint_law(shape, warp: str) -> 
 def test_they_have_it_with_a_draft_vocabulary(method: str, ids, shape, warp: str) -> None:
     """Other tokens come too: the draft says them with probability 0."""
     assert drawn_p_value(shape, WARPS[warp], method, ids) > LEVEL
+
+
+@pytest.mark.parametrize("shape", [CHAIN, (2,), (3, 2)])
+@pytest.mark.parametrize("method", ["glide", "eagle3"])
+def test_they_have_it_with_tokens_of_prompt_lookup(method: str, shape, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copied behind a single token, so that most rows have some."""
+    monkeypatch.setattr(with_lookup, "SHORTEST", 1)
+    assert drawn_p_value(shape, {}, method, copied=2) > LEVEL
 
 
 def by_node_number(logits_BV, tree, node_B, sampler):
@@ -107,7 +118,7 @@ RIGHT_FOR_CHAINS = verify._drawn
 
 @pytest.mark.parametrize(
     ("shape", "rule"),
-    [(CHAIN, by_node_number), (CHAIN, always), (CHAIN, no_residual), (DEFAULT_SHAPE, by_node_number), (DEFAULT_SHAPE, always)],
+    [(CHAIN, by_node_number), (CHAIN, always), (CHAIN, no_residual), (TREE, by_node_number), (TREE, always)],
 )
 def test_a_wrong_rule_fails_the_same_test(shape, rule, monkeypatch: pytest.MonkeyPatch) -> None:
     """So the test can tell."""

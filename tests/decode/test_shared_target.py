@@ -13,6 +13,7 @@ from transformers import MistralConfig, Qwen2Config
 from longspec.decode.drafters import LookupDrafter
 from longspec.decode.levels import DEFAULT_SHAPE
 from longspec.decode.speculate import speculate
+from longspec.decode.with_lookup import WithLookup
 from tests.decode.models import DEPTHS, METHODS, generated, make_drafter, make_target
 
 NEW, TRIALS, SECONDS = 40, 12, 60.0
@@ -51,13 +52,19 @@ def test_nothing_on_the_target_changes(shape: Any, method: str) -> None:
 
 @pytest.mark.parametrize(("family", "method"), list(zip(SHAPE_OF, METHODS, strict=True)))
 def test_plain_generate_within_a_callback_writes_its_own_text(family: type, method: str) -> None:
-    """Of a left-padded batch, whose mask the attention of draft trees does not read."""
+    """Of a left-padded batch, whose mask the attention of draft trees does not read; in the first rounds of a text."""
     target = make_target(1, family, **SHAPE_OF[family], **DEPTHS[method])
     alone, texts, inner = target.generate(**PADDED), [generated(target, prompt, NEW) for prompt in PROMPTS], []
+
+    def generate(*_: Any) -> None:
+        if len(inner) < 5:
+            inner.append(target.generate(**PADDED))
+
     for drafter in (make_drafter(method, target), LookupDrafter()):
-        assert decoded(target, drafter, on_tokens=lambda *_: inner.append(target.generate(**PADDED))) == texts
-    assert len(inner) > 4
-    assert all(torch.equal(text, alone) for text in inner)
+        inner.clear()
+        assert decoded(target, drafter, on_tokens=generate) == texts
+        assert len(inner) == 5
+        assert all(torch.equal(text, alone) for text in inner)
 
 
 def at_once(*works: Callable[[], Any]) -> list[Any]:
@@ -109,6 +116,8 @@ def test_a_drafter_in_two_threads_is_refused_and_then_free() -> None:
             RuntimeError, match=r"draft: this drafter serves a decoding .* give each its own, as by load_drafter"
         ):
             decoded(target, drafter)
+        with pytest.raises(RuntimeError, match="serves a decoding"):
+            decoded(target, WithLookup(drafter, 4))
         end.set()
         thread.join(SECONDS)
         assert first == [texts]

@@ -81,7 +81,7 @@ class Reader(Stateless):
         (number,) = (number for number, known in enumerate(self.texts) if known[: len(text)] == text)
         return number
 
-    def commit(self, path_BE: Tensor, kept_B: Tensor, hidden: dict[str, Tensor]) -> None:
+    def commit(self, tokens_BE: Tensor, kept_B: Tensor, hidden: dict[str, Tensor]) -> None:
         assert hidden.keys() == set(self.reads)
         for row, kept in enumerate(kept_B.tolist()):
             self.kept.append(kept)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from longspec.atomic_files import describe_files, read_json, sha256_file, write_json
-from longspec.config import compose
+from longspec.config import compose, yaml_files
 from longspec.draft.__main__ import main
 from longspec.draft.trained import check_vocabulary
 from longspec.draft_vocabulary import DraftVocabulary
@@ -211,9 +211,9 @@ def test_from_a_finished_stage_of_any_number_of_ranks(state: dict[str, Tensor], 
         extract(tmp_path / "checkpoint.json")
 
 
-@pytest.mark.parametrize("source", ["checkpoint.json", "checkpoints/last"])
+@pytest.mark.parametrize(("source", "draft"), [("checkpoint.json", "draft"), ("checkpoints/last", "draft-last")])
 def test_of_the_workflows_own_checkpoints_nothing_else_is_asked(
-    state: dict[str, Tensor], extract: Extract, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+    state: dict[str, Tensor], extract: Extract, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, draft: str
 ) -> None:
     """`extract` is asked for: it has written the target's configuration. An edit of the recipe comes too late."""
     recipe = OmegaConf.to_container(compose("train", ["run=demo", "recipe.draft.lag=3"]).recipe)
@@ -229,9 +229,14 @@ def test_of_the_workflows_own_checkpoints_nothing_else_is_asked(
     with pytest.raises(SystemExit, match=r"models/demo/target_manifest\.json: no such file here; give --target"):
         main()
     write_json(tmp_path / "models/demo/target_manifest.json", {"path": str(tmp_path / "target")})
+    (tmp_path / "target/tokenizer.json").write_text("{}")
+    (stage / "runtime.yaml").write_text("micro_batch: 3\n")
     main()
-    assert read_json(stage / f"draft-{Path(source).stem}/config.json")["settings"]["lag"] == 3
-    written = load_file(stage / f"draft-{Path(source).stem}/model.safetensors")
+    assert read_json(stage / draft / "config.json")["settings"]["lag"] == 3
+    assert (stage / draft / "tokenizer.json").read_text() == "{}"
+    told = yaml_files.read(stage / draft / "training_config.yaml")["base"]
+    assert (told["recipe"]["draft"]["lag"], told["runtime"]) == (3, {"micro_batch": 3})
+    written = load_file(stage / draft / "model.safetensors")
     assert_equal({name: tensor for name, tensor in written.items() if name not in UNUSED}, state)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from transformers import Qwen2Config
 
@@ -13,6 +14,7 @@ from longspec.chain_length import ChainAcceptance, write_acceptance
 from longspec.config import Recipe as RecipeSchema
 from longspec.config import compose_stage, load, to_yaml
 from longspec.draft.__main__ import main
+from longspec.draft.card import model_card
 from longspec.draft.folder import draft_config, write_draft
 from longspec.methods.glide.families import CLASSES
 from longspec.methods.glide.layer import GlideLayer
@@ -20,6 +22,7 @@ from longspec.methods.glide.weights import published_layout
 from tests.draft.hub_upload import Hub, hub_upload
 
 SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+CONFIG = Qwen2Config(**SHAPE, num_hidden_layers=2, vocab_size=97)
 STAGES = ("base", "long", "longcot")
 Verb = Callable[..., None]
 
@@ -46,7 +49,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 @pytest.fixture
 def final_draft(tmp_path: Path, verb: Verb) -> Path:
     """A final draft folder, put together by the verb from three stages."""
-    config = Qwen2Config(**SHAPE, num_hidden_layers=2, vocab_size=97)
+    config = CONFIG
     config.save_pretrained(tmp_path / "model")
     write_text(tmp_path / "model/tokenizer.json", "{}")
     write_json(tmp_path / "target.json", {"path": str(tmp_path / "model")})
@@ -91,6 +94,39 @@ def test_the_final_folder_lists_its_files(final_draft: Path) -> None:
     assert {"model.safetensors", "draft_model_weights.pth", "tokenizer.json", "training_config.yaml"} < set(names)
     assert provenance["files"] == describe_files(final_draft, names)
     assert provenance["order"] == list(STAGES)
+
+
+def test_the_chosen_stages_draft_is_published_with_what_it_was_trained_by(
+    final_draft: Path, tmp_path: Path, verb: Verb
+) -> None:
+    """Stage long of three: its weights, its training and the one before; provenance tells of all and of the choice."""
+    for stage in STAGES:
+        recipe = load(tmp_path / stage / "recipe.yaml", RecipeSchema)
+        state = {name: torch.full_like(tensor, len(stage)) for name, tensor in GlideLayer(CONFIG).state_dict().items()}
+        write_draft(tmp_path / stage / "draft", published_layout(state), draft_config(str(tmp_path / "model"), recipe))
+        told = read_json(tmp_path / stage / "checkpoint.json")
+        write_json(tmp_path / stage / "checkpoint.json", told | {"versions": {"torch": stage}})
+    figures = {stage: interval(2.0 + len(stage) % 2) for stage in STAGES}
+    choice = {"stage": "long", "why": "best", "figures": figures, "records": {"slimpajama": [1, 4]}}
+    write_json(tmp_path / "final_stage.json", choice)
+    paths = [part for name in ("target", "tokenizer") for part in (f"--{name}", tmp_path / f"{name}.json")]
+    paths += ["--data", tmp_path / "rows.json", "--out", tmp_path / "chosen", "--choice", tmp_path / "final_stage.json"]
+    verb("final", *paths, "--stages", *(tmp_path / stage for stage in STAGES))
+    weights = {stage: (tmp_path / stage / "draft/model.safetensors").read_bytes() for stage in STAGES}
+    assert (tmp_path / "chosen/model.safetensors").read_bytes() == weights["long"] != weights["longcot"]
+    assert read_json(tmp_path / "chosen/config.json")["stage"] == "long"
+    assert list(yaml.safe_load((tmp_path / "chosen/training_config.yaml").read_text())) == ["base", "long"]
+    provenance = read_json(tmp_path / "chosen/provenance.json")
+    assert (provenance["final"], provenance["order"]) == (choice, list(STAGES))
+    assert provenance["versions"] == {"torch": "long"}
+    assert "final" not in read_json(final_draft / "provenance.json")
+    card = model_card(tmp_path / "chosen", "me/draft", "main", None, None)
+    assert "Published is stage long of base, long, longcot" in card
+    assert [line.split(" | ")[0] for line in card.split("## Recipe")[1].splitlines() if " 2048 |" in line] == ["| base"]
+    assert "| longcot |" not in card
+    write_json(tmp_path / "final_stage.json", choice | {"stage": "gone"})
+    with pytest.raises(SystemExit):
+        verb("final", *paths, "--stages", *(tmp_path / stage for stage in STAGES))
 
 
 @pytest.mark.parametrize("private", [False, True])

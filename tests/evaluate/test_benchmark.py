@@ -1,16 +1,22 @@
 """Prompts from files: the benchmarks' own layouts, what is cut, and what is wrong told by file, line and field."""
 
 import json
+import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from longspec.data import presets
+from longspec.data.hub import fetch
+from longspec.data.hub.names import parse
 from longspec.data.tokenize import load
 from longspec.evaluate import tasks
-from longspec.evaluate.benchmark import ROOM, read_prompts
-from longspec.evaluate.prompt_files import read_records
+from longspec.evaluate.benchmark import read_prompts
+from longspec.evaluate.prompt_files import manifest_of, read_records
 from tests.corpus import Corpus
 from tests.terminal import control_characters
 
@@ -20,6 +26,7 @@ LONG = {"context": "C", "input": "I", "answers": ["A", "B"], "length": 3, "all_c
 # A record of each published file, and the prompt that the benchmark makes of it.
 PUBLISHED: dict[str, tuple[dict[str, Any], str, str, int]] = {
     "gsm8k": ({"question": "Q {x}", "answer": "A"}, f"[user]Q {{x}}{ASKED}[assistant]", "A", 9),
+    "aime-2024": ({"problem": "P", "solution": "S", "answer": "4"}, f"[user]P{ASKED}[assistant]", "S", 9),
     "math": ({"problem": "P", "solution": "S", "answer": "4"}, f"[user]P{ASKED}[assistant]", "S", 9),
     "gov-report": (
         LONG,
@@ -77,6 +84,87 @@ def test_a_preset_lays_a_published_record_out(tmp_path: Path, tokenizer: Any, pr
     assert (prompt.reference, prompt.new_tokens, prompt.cut_tokens, prompt.record) == (reference, new_tokens, 0, 0)
 
 
+def place(preset: str, records: list[dict[str, Any]]) -> tuple[tasks.Benchmark, Path]:
+    """A preset's task, and the file of these records that stands in for what is fetched, in the format of its name."""
+    task = tasks.task_of("t", presets.expand("t", {"preset": preset}, presets.TASK), 9)
+    assert isinstance(task, tasks.Benchmark)
+    manifest = manifest_of(task)
+    assert manifest is not None
+    path = manifest.parent / "files" / parse(str(task.source)).file.replace("*", "00000-of-00001")
+    path.parent.mkdir(parents=True)
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(records), path)
+    elif task.member:
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr(task.member, lines)
+    else:
+        path.write_text(lines)
+    return task, path
+
+
+@pytest.mark.parametrize("preset", PUBLISHED)
+def test_a_preset_names_its_files_on_the_hub(
+    tmp_path: Path, tokenizer: Any, preset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Placed by hand, as where there is no network; a commit is named, and the bytes are pinned."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    record, text, reference, new_tokens = PUBLISHED[preset]
+    task, path = place(preset, [record, record])
+    manifest = manifest_of(task)
+    assert task.revision is not None
+    assert re.fullmatch(r"[0-9a-f]{40}", task.revision)
+    with pytest.raises(ValueError, match=r"^evaluation\.tasks\.t\.source: hf:.* must be fetched first: .* --out data/hub/"):
+        read_prompts("t", task, 1, tokenizer, seed=0, positions=4096)
+    fetch.make(str(task.source), task.revision, manifest)
+    made = read_prompts("t", task, 2, tokenizer, seed=0, positions=4096)
+    assert [(tokenizer.decode(prompt.ids), prompt.reference, prompt.new_tokens) for prompt in made] == [
+        (text, reference, new_tokens)
+    ] * 2
+    path.write_bytes(path.read_bytes() + b"\n")
+    with pytest.raises(ValueError, match=r"size|differs|bytes"):
+        read_prompts("t", task, 1, tokenizer, seed=0, positions=4096)
+
+
+def test_a_copy_on_this_machine_takes_the_place_of_a_presets_source() -> None:
+    task = tasks.task_of("t", presets.expand("t", {"preset": "lcc", "source": "in.jsonl"}, presets.TASK), 9)
+    assert isinstance(task, tasks.Benchmark)
+    assert (task.source, task.revision, task.member, manifest_of(task)) == ("in.jsonl", None, "", None)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"source": "hf:o"}, r"evaluation\.tasks\.t\.source: 'hf:o' is no name of a dataset of the hub"),
+        ({"source": "hf:o/n/a.zip"}, r"evaluation\.tasks\.t\.member: missing; hf:o/n/a\.zip is an archive"),
+        ({"source": "hf:o/n/a.jsonl", "member": "b"}, r"evaluation\.tasks\.t\.member: b: hf:o/n/a\.jsonl is no archive"),
+        ({"source": "in.jsonl", "revision": "v1"}, r"evaluation\.tasks\.t\.revision: unknown for a task of a file"),
+        ({"source": "hf:o/n", "lenght": 3}, r"evaluation\.tasks\.t\.lenght: unknown for a task of files of the hub"),
+    ],
+)
+def test_a_source_that_cannot_be_meant_is_refused(keys: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tasks.task_of("t", keys, 9)
+
+
+def test_a_file_of_an_archive_that_is_not_there_or_damaged_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "data.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("data/a.jsonl", '{"x": 1}\n{no json}\n')
+    read = read_records(path, "data/a.jsonl")
+    assert next(read) == (f"{path}/data/a.jsonl: line 1", {"x": 1})
+    with pytest.raises(ValueError, match=r"data\.zip/data/a\.jsonl: line 2: line: is not valid JSON"):
+        next(read)
+    with pytest.raises(ValueError, match=r"data\.zip: has no file data/b\.jsonl; name one that it has"):
+        next(read_records(path, "data/b.jsonl"))
+    whole = path.read_bytes()
+    for spoilt in (whole[:-30], whole.replace(b"no json", b"no jsen"), b""):
+        path.write_bytes(spoilt)
+        with pytest.raises(ValueError, match=r"data\.zip: data/a\.jsonl: .*get it again"):
+            list(read_records(path, "data/a.jsonl"))
+
+
 def test_plain_records_need_no_preset(tmp_path: Path, tokenizer: Any) -> None:
     made = prompts_of(tmp_path, tokenizer, [{"prompt": "a"}, {"prompt": "b", "reference": "r"}], chat=False)
     assert [(tokenizer.decode(prompt.ids), prompt.reference) for prompt in made] == [("a", None), ("b", "r")]
@@ -92,7 +180,7 @@ def test_prompts_are_drawn_without_repetition(tmp_path: Path, tokenizer: Any) ->
     assert [tokenizer.decode(prompt.ids) for prompt in made] == [f"number {n}" for n in numbers]
 
 
-@pytest.mark.parametrize(("positions", "longest"), [(4096, 30), (ROOM + 9 + 1 + 30, 0)])
+@pytest.mark.parametrize(("positions", "longest"), [(4096, 30), (tasks.ROOM + 9 + 1 + 30, 0)])
 def test_a_long_prompt_loses_its_middle(tmp_path: Path, tokenizer: Any, positions: int, longest: int) -> None:
     """By the task's own limit, or by the target's positions, of which the answer and some room are kept free."""
     text = "the red fox meets the lazy dog. " * 40
@@ -133,7 +221,7 @@ def test_what_makes_no_prompt_is_named(tmp_path: Path, tokenizer: Any, records: 
 def test_the_name_of_a_file_of_prompts_stays_in_its_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "a\x1b[2J\n\x9b\u202e.jsonl"
     path.write_bytes(b'{"x": "q"}\r\n')
-    assert len(list(read_records([path]))) == 1
+    assert len(list(read_records(path))) == 1
     said = capfd.readouterr().out
     assert control_characters(said.encode()) == []
     assert said.count("\n") == 1

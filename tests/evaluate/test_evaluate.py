@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from longspec import jsonl
 from longspec.atomic_files import describe_files, read_json, write_json, write_text
 from longspec.config import compose, compose_stage, to_yaml
 from longspec.decode.autoregressive import Plain
+from longspec.decode.with_lookup import WithLookup
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.evaluate import __main__ as verb
 from longspec.evaluate.losslessness import compare
@@ -29,7 +29,9 @@ from longspec.journal import Journal
 from longspec.methods.glide.settings import Draft
 from longspec.tokenizer_files import tokenizer_files
 from tests.corpus import Corpus
+from tests.jobs import finish, start, torchrun
 from tests.methods.test_attach import save_draft
+from tests.warm_jobs import popen
 
 SETTINGS = {"prompts": 4, "new_tokens": 8, "temperatures": [0, 0.7], "shapes": [2, [2, 3]], "repeats": 2, "seed": 3}
 TASKS = {"file": {"source": "in.jsonl", "chat": False, "new_tokens": 5}, "held": {"data": "d", "context": [4, 12]}}
@@ -82,7 +84,7 @@ def evaluate(arguments: list[str]) -> Path:
 def test_a_killed_evaluation_goes_on_where_it_was(arguments: Any, tmp_path: Path, capfd: Any) -> None:
     """SIGKILL in the middle, the last line torn: 2 tasks x 4 prompts x 4 settings in the end, as undisturbed."""
     call = arguments("untrained", "killed.jsonl", repeats=8)  # so that there is time to kill it
-    process = subprocess.Popen([sys.executable, "-m", "longspec.evaluate", *call])
+    process = popen([sys.executable, "-m", "longspec.evaluate", *call])
     journal = tmp_path / "killed.unfinished.jsonl"
     while process.poll() is None and not (journal.exists() and journal.read_bytes().count(b"\n") > 3):
         time.sleep(0.01)
@@ -101,6 +103,18 @@ def test_a_killed_evaluation_goes_on_where_it_was(arguments: Any, tmp_path: Path
     assert lines == told(evaluate(arguments("untrained", "undisturbed.jsonl")))
     reused = [json.loads(line)["seconds_plain"] for line in kept[1:-1]]
     assert [line["seconds_plain"] for line in jsonl.read(out)][: len(reused)] == reused
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", ["untrained", "lookup"])
+def test_a_target_split_over_ranks_is_measured_as_a_whole_one(arguments: Any, tmp_path: Path, drafter: str) -> None:
+    pytest.importorskip("accelerate")
+    whole = evaluate(arguments(drafter, "whole.jsonl", repeats=1, prompts=2))
+    call = arguments(drafter, "split.jsonl", repeats=1, prompts=2)
+    text, code = finish(start([*torchrun(2), "-m", "longspec.evaluate", *call], Path.cwd()))
+    assert code == 0, text
+    assert told(tmp_path / "split.jsonl") == told(whole)
+    assert not (tmp_path / "split.unfinished.jsonl").exists()
 
 
 def test_lines_tell_what_was_decoded(arguments: Any) -> None:
@@ -171,6 +185,23 @@ def test_a_glide_draft_proposes_from_a_vocabulary_alone(arguments: Any, corpus: 
     assert (own, other) == (DraftVocabulary(ids, corpus.build.vocabulary, "t", {}).hash, None)
     options.drafter = "lookup"
     assert verb.read_vocabulary(options, target, recipe) is None
+
+
+def test_a_draft_is_measured_with_prompt_lookup_beside_it(arguments: Any, tmp_path: Path) -> None:
+    """Greedy text stays the target's own; the draft is what its folder says, whatever the recipe's stage was trained with."""
+    save_draft("target", tmp_path / "draft", Draft(window=33, anchors="off", lag_mode="fixed"))
+    few: dict[str, Any] = {"prompts": 3, "temperatures": [0], "shapes": [1, [2, 4]], "repeats": 1}
+    draft = ["--draft", str(tmp_path / "draft")]
+    call = [*arguments("with-lookup", "both.jsonl", **few, with_lookup=5), *draft]
+    lines = told(evaluate(call))
+    assert [line["drafter"] for line in lines] == ["with-lookup"] * 12
+    assert all(line["mismatches"] == line["near_ties"] for line in lines)
+    options = verb.read_arguments(call)
+    target, recipe = AutoModelForCausalLM.from_pretrained("target", dtype=torch.float32), verb.load(options.recipe, verb.Recipe)
+    drafter: Any = verb.make_drafter(options, target, recipe, None, 5)
+    assert (type(drafter), drafter.copied, drafter.drafter.window) == (WithLookup, 5, 33)
+    with pytest.raises(ValueError, match=r"--drafter with-lookup: evaluation\.with_lookup: null: give a number of tokens"):
+        evaluate([*arguments("with-lookup", "none.jsonl", **few), *draft])
 
 
 def test_a_draft_that_the_recipe_did_not_train_is_refused(arguments: Any, tmp_path: Path) -> None:

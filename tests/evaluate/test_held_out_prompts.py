@@ -11,6 +11,7 @@ from longspec.data.tokenize import encode, load
 from longspec.evaluate.held_out_prompts import ROOM_AFTER, draw_prompts
 from longspec.evaluate.tasks import HeldOut
 from tests.corpus import Corpus
+from tests.data.families import byte_level, family
 
 CONTEXT = (8, 30)
 TASK = HeldOut("d", CONTEXT, 24)
@@ -113,9 +114,24 @@ def test_whole_questions_of_no_such_length_are_named(tmp_path: Path, tokenizer: 
     text = write_raw(tmp_path / "text", texts(30))
     with pytest.raises(ValueError, match=r"no question has 1 to 999 tokens"):
         draw_prompts("far", HeldOut("d", (1, 999), 24, whole_questions=True), text, 4, tokenizer, seed=1)
-    (tmp_path / "thoughts").mkdir()
-    thoughts = write_raw(
-        tmp_path / "thoughts", [chat | {"chat_template_kwargs": {"enable_thinking": False}} for chat in chats(30)]
-    )
-    with pytest.raises(ValueError, match=r"records hold no question that can be asked whole, such as: thoughts or tools: "):
-        draw_prompts("far", HeldOut("d", (1, 999), 24, whole_questions=True), thoughts, 4, tokenizer, seed=1)
+    (tmp_path / "odd").mkdir()
+    odd = write_raw(tmp_path / "odd", [chat | {"chat_template_kwargs": {"enable_thinking": False}} for chat in chats(30)])
+    told = r"no question that can be asked whole, such as: chat_template_kwargs\.enable_thinking: .* does not ask for it"
+    with pytest.raises(ValueError, match=told):
+        draw_prompts("far", HeldOut("d", (1, 999), 24, whole_questions=True), odd, 4, tokenizer, seed=1)
+
+
+def test_whole_questions_have_the_tools_and_template_arguments_of_their_records(tmp_path: Path) -> None:
+    """The prompt is that of transformers' own chat template; a question behind a thought is left out."""
+    tokenizer = family("qwen3-tools", byte_level())
+    beside = {"tools": [{"type": "function", "function": {"name": "sum"}}], "chat_template_kwargs": {"enable_thinking": False}}
+    thought = {"role": "assistant", "content": "yes", "reasoning_content": "hm"}
+    questions = [[{"role": "user", "content": f"{each} {n}"} for each in ("first", "then")] for n in range(20)]
+    records = [{"messages": [first, thought, then, thought], **beside} for first, then in questions]
+    manifest, task = write_raw(tmp_path, records), HeldOut("d", (1, 999), 24, whole_questions=True)
+    held_out = [json.loads(line)["messages"] for line in (manifest.parent / "held_out.jsonl").read_text().splitlines()]
+    given = {"tools": beside["tools"], "enable_thinking": False, "add_generation_prompt": True}
+    expected = [tokenizer.apply_chat_template(messages[:1], **given)["input_ids"] for messages in held_out]
+    assert 0 < len(expected) < 20
+    found = {prompt.record: prompt.ids for prompt in draw_prompts("d", task, manifest, 20, tokenizer, seed=1)}
+    assert [found[line] for line in range(len(expected))] == expected

@@ -32,7 +32,9 @@ def recorded(*proposals: tuple[list[int], list[int]]) -> Recorder:
         tokens, parents = next(trees)
         return SimpleNamespace(tokens_BS=torch.tensor([tokens]), parents_BS=torch.tensor([parents]))
 
-    drafter = SimpleNamespace(reads=(), proposed=None, acceptance=(), begin=lambda prompts, hidden: None, propose=propose)
+    drafter = SimpleNamespace(
+        reads=(), proposed=None, copied=0, acceptance=(), begin=lambda prompts, hidden: None, propose=propose
+    )
     recorder = Recorder(drafter)  # type: ignore[arg-type]
     recorder.begin([[1]], {})
     for _ in proposals:

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -23,6 +22,7 @@ from longspec.evaluate.tasks import Setting, check_interpreter, parse
 from longspec.serve.protocol import Answer
 from tests.evaluate.stand_in import VERSIONS
 from tests.evaluate.test_evaluate import arguments, evaluate, folder, told
+from tests.warm_jobs import popen
 
 __all__ = ["arguments", "folder"]  # fixtures
 CHAINS = {"engine": "vllm", "shapes": [2, 3], "repeats": 1}
@@ -220,7 +220,7 @@ def test_told_to_end_it_ends_vllm_and_leaves_nothing_behind(arguments: Any, tmp_
     script.chmod(0o755)
     call = [*arguments("lookup", "v.jsonl", **CHAINS), "--serve-python", str(script)]
     environment = os.environ | {"TMPDIR": str(temporary)}
-    with subprocess.Popen([sys.executable, "-m", "longspec.evaluate", *map(str, call)], env=environment) as job:
+    with popen([sys.executable, "-m", "longspec.evaluate", *map(str, call)], env=environment) as job:
         while not number.exists() or not number.read_text().strip():
             assert job.poll() is None
             time.sleep(0.1)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 
 from longspec.atomic_files import read_json, write_json
-from longspec.config import Model, Recipe
+from longspec.config import Model, Recipe, compose
 from longspec.decode.generate import load_drafter
 from longspec.draft.folder import draft_config, write_draft
 from longspec.methods.draft_files import target_and_draft
@@ -270,6 +270,21 @@ def test_damaged_weights_of_a_target_are_named_in_one_line(tmp_path: Path, name:
     with pytest.raises(ValueError, match=rf"^{re.escape(str(path))}: (is empty|is damaged).* again$") as refusal:
         attach(target)
     assert "\n" not in str(refusal.value)
+
+
+def test_hydra_calls_the_class_of_an_experiment_as_published(tmp_path: Path, root: Path) -> None:
+    """hydra.utils.call(cfg.model, path, state_dict=...), with names as in a training checkpoint and without their prefix."""
+    target_path = save_target("qwen2", tmp_path / "target")
+    model = compose("qwq_glide_8gpu_slim6b", [], root / "config/exp").recipe.model
+    wanted = save_draft(target_path, tmp_path / "draft", PUBLISHED)
+    state = dict(wanted.draft_model.state_dict())
+    for named in (state, {f"draft_model.{name}": tensor for name, tensor in state.items()}):
+        assert same_loss(hydra.utils.call(model, target_path, state_dict=named, dtype=torch.float32), wanted)
+    cut = state | {"mlp.up_proj.weight": state["mlp.up_proj.weight"][:-1]}
+    with pytest.raises(Exception, match=r"state_dict: .*mlp\.up_proj\.weight: is \["):
+        hydra.utils.call(model, target_path, state_dict=cut, dtype=torch.float32)
+    with pytest.raises(Exception, match="ignore_mismatched_sizes: weights that do not fit are always refused; leave it out"):
+        hydra.utils.call(model, target_path, state_dict=cut, dtype=torch.float32, ignore_mismatched_sizes=True)
 
 
 SPOILED: dict[str, tuple[Any, str]] = {

@@ -6,6 +6,7 @@ from omegaconf import OmegaConf
 
 from longspec.config import Recipe
 from longspec.data.pack.arrow_shards import PackedRows
+from longspec.data.replay import TrainedRows
 from longspec.distributed import Ranks
 from longspec.methods.glide.draws import RowDraw, draw_row, shift_positions
 from longspec.methods.glide.settings import Draft, Method
@@ -59,7 +60,7 @@ def test_a_row_draws_the_same_on_any_rank_and_in_any_micro_batch(corpus: Corpus)
     def drawn(world_size: int, micro_batch: int, step: int) -> dict[int, tuple[list[int], int]]:
         found = {}
         for rank in range(world_size):
-            batches = StepBatches(rows, recipe, micro_batch, Ranks(rank, rank, world_size), 40960)
+            batches = StepBatches(TrainedRows(rows), recipe, micro_batch, Ranks(rank, rank, world_size), 40960)
             for numbers in batches.micro_batches(step):
                 batch = batches.load(step, numbers, torch.device("cpu"))
                 assert batch.row_numbers.tolist() == numbers.tolist()

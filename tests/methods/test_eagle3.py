@@ -230,6 +230,21 @@ def test_the_targets_loss_is_transformers_own() -> None:
     assert made(ids, ids, with_llm_loss=False).llm_loss is None
 
 
+def test_an_identity_start_reads_the_target_at_its_last_auxiliary_layer() -> None:
+    """Token t's hidden states there, through the target's own norm and head, are the untrained draft's guess of token t + 2."""
+    torch.manual_seed(3)
+    target = AutoModelForCausalLM.from_config(CONFIGS["llama"], attn_implementation=STATES_ATTENTION, dtype=torch.float64)
+    states = TargetStates(target.requires_grad_(False).eval(), attention="eager")
+    ids = torch.randint(0, VOCABULARY, (2, 20))
+    found = trainer(states, Settings(layers=LAYERS, steps=3, start="identity"), None)(ids, ids, each_step=True).loss
+    output = target(ids, output_hidden_states=True, attention_backend="eager")
+    guess = target.lm_head(target.model.norm(output.hidden_states[LAYERS[-1]])).log_softmax(-1)
+    teacher = output.logits.softmax(-1)
+    for step in range(3):  # the draft's own hidden states are fed back as they are
+        wanted = -(teacher[:, 1 + step : -1] * guess[:, : -2 - step]).sum(-1).mean()
+        torch.testing.assert_close(found[step], wanted, rtol=1e-6, atol=0)
+
+
 def test_splits_of_a_global_batch_train_alike() -> None:
     """Rows with few labels and many: 1 x 4, 2 x 2 and 4 x 1 add up to the same loss and gradient."""
     made = make(steps=3, **REDUCED)
@@ -341,8 +356,11 @@ def test_a_stage_does_not_begin_with_a_draft_that_means_something_else(tmp_path:
     state = {name: tensor.clone() for name, tensor in before.draft_model.state_dict().items()}
     config = before.states.config
     fields = METHOD.config_fields(config, before.settings)
-    settings = {field.name: getattr(before.settings, field.name) for field in dataclasses.fields(before.settings)}
-    stored = {name: value for name, value in settings.items() if name not in ("ids", "target_vocabulary")}
+    stored = {
+        field.name: getattr(before.settings, field.name)
+        for field in dataclasses.fields(before.settings)
+        if field.metadata.get("stored", True)
+    }
     identity = {"draft": "eagle3", "target_path": "", "target_source": ""}
     target = {name: value for name, value in config.to_dict().items() if name in TARGET_FIELDS}
     write_draft(tmp_path, state, fields | identity | {"settings": stored | fields["settings"], "target": target})

@@ -54,7 +54,7 @@ def test_the_whole_is_its_parts(window: int | None) -> None:
             for query in range(length):
                 text = [key for key in range(query + 1) if window is None or query + step - key < window]
                 pairs[step] += len(text) + step
-    counted = cost.operations(config, settings, 50, [9, 20, 9], 30)
+    counted = cost.operations(config, settings, 50, [9, 20, 9], 30, with_llm_loss=True)
     projection = cost.projection_operations(config, settings, 50)
     assert counted.draft == projection + sum(cost.step_operations(config, 50, each) for each in pairs)
     assert counted.head == cost.head_operations(config, settings, 30, 4 * 30)

@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 
 from longspec import jsonl
-from longspec.chain_length import FILE, ChainAcceptance, read_acceptance
-from longspec.evaluate.tasks import Setting
+from longspec.chain_length import FILE, ChainAcceptance, TreeAcceptance, read_acceptance
+from longspec.evaluate.tasks import Setting, parse
 from longspec.report.chain_lengths import expected_speeds, longest_chains, store_acceptance
-from longspec.report.inputs import parse_settings, read_variant
+from longspec.report.inputs import read_variant
 from tests.report.synthetic_run import SETTINGS, write_variant
 from tests.report.test_numbers import TINY, report, write_tiny
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 TASKS = {name: SETTINGS["tasks"][name] for name in ("short", "cot")}
 TWO: dict[str, Any] = SETTINGS | {"prompts": 3, "shapes": [2], "tasks": TASKS}
 POSITIONS = [[8, 10], [4, 8]]  # 1.8 tokens a round with chains of one, 2.2 with chains of two
@@ -37,7 +38,7 @@ def test_expected_speeds_are_those_of_the_tasks_by_their_plain_time(tmp_path: Pa
     tokens = {"short": 0, "cot": 0}
     for row in rows:
         tokens[row["task"]] += row["new_tokens"]
-    settings = parse_settings(TWO)
+    settings = parse(TWO)
     found = expected_speeds(read_variant("base", tmp_path, settings), settings)
     plain = tokens["short"] + 3 * tokens["cot"]
     by_hand = [plain / (tokens["short"] / 2 + 3 * tokens["cot"] / speed) for speed in (1.0, 0.5)]
@@ -49,14 +50,14 @@ def test_expected_speeds_are_those_of_the_tasks_by_their_plain_time(tmp_path: Pa
 def test_a_task_without_costs_leaves_the_line_out(tmp_path: Path) -> None:
     """As evaluations have it that were made before costs were measured."""
     written(tmp_path, {"short": {"plain": 1.0, "rounds": [1.0, 1.0]}})
-    settings = parse_settings(TWO)
+    settings = parse(TWO)
     assert expected_speeds(read_variant("base", tmp_path, settings), settings) is None
 
 
 @pytest.mark.parametrize("costs", [3, {"plain": 1.0}, {"plain": 1.0, "rounds": [1.0]}, {"plain": 0, "rounds": [1.0, 1.0]}])
 def test_strange_costs_are_named(tmp_path: Path, costs: Any) -> None:
     path = written(tmp_path, {"short": costs})
-    settings = parse_settings(TWO)
+    settings = parse(TWO)
     with pytest.raises(ValueError, match=r"task short, prompt 0: seconds_by_chain: .*rule evaluate") as error:
         expected_speeds(read_variant("base", tmp_path, settings), settings)
     assert str(error.value).startswith(str(path))
@@ -82,11 +83,14 @@ def test_the_longest_chain_of_each_temperature_tells_of_all_shorter_ones(tmp_pat
     assert longest_chains(settings) == [Setting(0.0, 5), Setting(0.7, 3)]
 
 
-def test_trees_alone_leave_nothing_beside_the_draft(tmp_path: Path) -> None:
+def test_trees_leave_their_tokens_and_rounds_beside_the_draft(tmp_path: Path) -> None:
+    """The tiny run's final draft brings these tokens in five rounds; no line of chains is told."""
     write_tiny(tmp_path, shape=[1, 1])
-    settings = parse_settings(TINY | {"shapes": [[1, 1]]})
+    settings = parse(TINY | {"shapes": [[1, 1]]})
     folder = tmp_path / "results/base"
     variant = read_variant("base", folder, settings)
     store_acceptance(folder, variant, settings)
     assert expected_speeds(variant, settings) is None
-    assert not (folder / "final_draft" / FILE).exists()
+    lines = jsonl.read(folder / f"evaluation/{variant.final}.jsonl")
+    rounds = [kept for line in lines for kept in line["accepted"]]
+    assert read_acceptance(folder / "final_draft") == (TreeAcceptance(0.0, (1, 1), sum(rounds) + len(rounds), len(rounds)),)

@@ -14,6 +14,7 @@ from tests.report.synthetic_run import SETTINGS, positions, write_run
 from tests.report.test_numbers import report
 from tests.report.test_page import read_page
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 TASKS = {"short": {"data": "stdlib", "context": [1, 9]}, "long": {"data": "stdlib-long", "context": [1, 9]}}
 TINY = SETTINGS | {"prompts": 10, "shapes": [3], "tasks": TASKS}
 # Drafted tokens kept in the one round of a prompt: in 0-1k, then in 2-4k.
@@ -157,7 +158,7 @@ def test_a_gate_of_which_one_row_is_judged_is_no_gate_that_judges_nothing(tmp_pa
 def test_one_stage_alone_has_nothing_to_forget(tmp_path: Path) -> None:
     arguments = write(tmp_path)
     path = tmp_path / "results/base/final_draft/provenance.json"
-    write_json(path, read_json(path) | {"stages": {"base": {}}})
+    write_json(path, read_json(path) | {"order": ["base"]})
     arguments[arguments.index("--gates") + 1] = '{"forgetting": 0.3, "context": null}'
     counts = report(arguments)["gate_counts"]["base"]
     row = {"gate": "forgetting", "why": "there is no stage before it", "fix": "set gates.forgetting to null"}

@@ -10,6 +10,7 @@ from tests.report.synthetic_run import make_eagle3
 from tests.report.test_numbers import report, write_tiny
 from tests.report.test_page import read_page
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 HIGH = {"base": 0.99, "long": 0.98, "longcot": 0.97, "all": 0.984}
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from longspec import jsonl
 from longspec.atomic_files import write_json
-from tests.report.synthetic_run import SETTINGS, write_run
+from tests.report.synthetic_run import SETTINGS, STAGES, write_run
 from tests.report.test_numbers import TINY, report, write_tiny
 
 VOID = {"meta", "br", "hr", "img", "input", "link", "col", "source", "wbr"}
@@ -195,7 +195,7 @@ def test_names_are_escaped(tmp_path: Path) -> None:
         jsonl.write(path, [row | {"task": task} for row in list(jsonl.read(path))])
     arguments[arguments.index("--variant") + 1] = f"{name}={folder}"
     arguments[arguments.index("--settings") + 1] = json.dumps(SETTINGS | {"tasks": {task: short}})
-    provenance = {"stages": {"base": {}, "long": {}, "longcot": {}}, "<s>key": "<script>alert(1)</script>"}
+    provenance = {"order": STAGES, "<s>key": "<script>alert(1)</script>"}
     write_json(folder / "final_draft" / "provenance.json", provenance)
     report(arguments)
     parser, source, text = read_page(tmp_path)
@@ -277,3 +277,11 @@ def test_steps_without_a_loss_are_counted(tmp_path: Path) -> None:
     jsonl.write(path, rows)
     report(arguments)
     assert "Steps without a finite loss, left out: base, long: 1." in read_page(tmp_path)[2]
+
+
+def test_the_same_files_give_the_same_bytes(tmp_path: Path) -> None:
+    arguments = write_tiny(tmp_path)
+    report(arguments)
+    first = [(tmp_path / name).read_bytes() for name in ("report.json", "report.html")]
+    report(arguments)
+    assert first == [(tmp_path / name).read_bytes() for name in ("report.json", "report.html")]

@@ -1,5 +1,7 @@
 """Cost ratios against a real model's parameters; tables, label placing and smoothing against plain expectations."""
 
+import copy
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,12 +10,13 @@ import pytest
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from longspec.atomic_files import read_json, write_json
+from longspec.evaluate.tasks import parse
 from longspec.methods.glide.layer import GlideLayer
 from longspec.methods.glide.settings import layer_weights
 from longspec.report import prediction, tables
-from longspec.report.inputs import Variant, parse_settings, read_manifest, read_variant
-from longspec.report.loss_plot import smooth
+from longspec.report.inputs import Variant, read_manifest, read_variant
 from longspec.report.style import spread
+from longspec.report.training_curves import smooth
 from tests.report.synthetic_run import MODEL, SETTINGS, write_data, write_variant
 
 
@@ -55,7 +58,7 @@ def variant(tmp_path_factory: pytest.TempPathFactory) -> Variant:
     """The demo's published variant."""
     folder = tmp_path_factory.mktemp("variant")
     write_variant(folder, "sinkpi-slicing", SETTINGS)
-    return read_variant("sinkpi-slicing", folder, parse_settings(SETTINGS))
+    return read_variant("sinkpi-slicing", folder, parse(SETTINGS))
 
 
 def test_the_recipe_table_marks_what_changes(variant: Variant) -> None:
@@ -74,7 +77,7 @@ def test_the_recipe_table_marks_what_changes(variant: Variant) -> None:
 
 def test_the_data_tables_add_up(variant: Variant, tmp_path: Path) -> None:
     raw, packed = write_data(tmp_path)
-    tasks = parse_settings(SETTINGS).tasks
+    tasks = parse(SETTINGS).tasks
     rows = tables.raw_table([read_manifest(path, "raw") for path in raw], [variant], tasks)
     assert [(row["name"], row["trains"], row["measures"]) for row in rows][1] == ("stdlib-long", ["long"], ["long"])
     found = tables.packed_table([read_manifest(path, "pack") for path in packed], [variant])
@@ -123,3 +126,22 @@ def test_smoothing_invents_nothing_at_the_ends() -> None:
 def test_flattening_keeps_every_leaf() -> None:
     nested = {"a": {"b": 1, "c": [1, 2]}, "d": [{"e": None}], "f": SimpleNamespace}
     assert tables.flatten(nested) == {"a.b": 1, "a.c": "1, 2", "d.1.e": None, "f": SimpleNamespace}
+
+
+def test_shares_of_replayed_tokens_are_those_that_were_counted(tmp_path: Path, variant: Variant) -> None:
+    """Told from the metrics, whatever the recipe asked for; without any there is no such row. Replayed rows name the stage."""
+    assert "labels replayed" not in dict(tables.recipe_table(variant)["measured"])
+    *before, last = variant.stages
+    counted = [{"replayed_labels": {"base": 810, "long": 1620 * (number % 2)}} for number in range(len(last.metrics))]
+    metrics = [row | each for row, each in zip(last.metrics, counted, strict=True)]
+    recipe = copy.deepcopy(last.recipe)
+    recipe._set_flag("readonly", False)
+    recipe.data.replay = {"base": 0.3, "long": 0.3}
+    changed = replace(variant, stages=[*before, replace(last, metrics=metrics, recipe=recipe)])
+    told = dict(tables.recipe_table(changed)["measured"])["labels replayed"]
+    assert told == ["none", "none", "base 10.0%, long 10.0%"]
+    _, packed = write_data(tmp_path)
+    content = read_json(packed[0]) | {"collation": "longcot", "sequence_length": 2048}
+    write_json(packed[0], content)
+    rows = tables.packed_table([read_manifest(packed[0], "pack")], [changed])
+    assert rows[0]["stages"] == ["longcot"]

@@ -11,6 +11,7 @@ from longspec.report.samples import visible
 from tests.report.test_numbers import TINY, report, write_tiny
 from tests.report.test_page import read_page
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 TOKENS = [
     {"text": "x", "depth": 0, "rejected": []},
     {"text": "<script>", "depth": 1, "rejected": []},

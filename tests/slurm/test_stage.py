@@ -113,12 +113,10 @@ def tell_the_shell_alone(submitted: Submitted, process: "subprocess.Popen[str]")
     assert "taken over" not in second, "the first has given the folder back"
 
 
-def test_of_a_batch_step_slurm_tells_the_shell_alone(submitted: Submitted) -> None:
-    tell_the_shell_alone(submitted, submitted.start())
-
-
 def test_two_nodes_of_two_ranks_learn_as_one_process_does(prepared: Submitted, submitted: Submitted, cluster: Cluster) -> None:
-    """Told to end as above, and with a scheduler that is away for a while, which is waited for."""
+    """Told to end as above, which is one command on one node and on two, and with a scheduler that is away for a while, which
+    is waited for.
+    """
     alone = prepared.copy(submitted.folder.parent / "alone")
     for copy in (alone, submitted):
         copy.edit("config/run_stage/demo_base.yaml", r"steps: \d+", "steps: 20")

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from longspec.atomic_files import read_json
 from longspec.states.holds import hold, needed_by, release
 
 
@@ -19,31 +18,29 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_last_stage_removes_them(folder: Path, tmp_path: Path) -> None:
-    note = tmp_path / "results/removed_states.json"
-    release(folder, "one_ttt_base", note)
+def test_the_last_stage_removes_them(folder: Path) -> None:
+    note = release(folder, "one_ttt_base")
     assert (folder / "0-of-1/rows-000000-000063.safetensors").exists()
-    assert read_json(note) == {"states": str(folder), "still_needed_by": ["two_ttt_base"]}
-    release(folder, "two_ttt_base", note)
+    assert note == {"states": str(folder), "still_needed_by": ["two_ttt_base"]}
+    note = release(folder, "two_ttt_base")
     assert list(folder.parent.iterdir()) == []
-    assert read_json(note)["still_needed_by"] == []
+    assert note["still_needed_by"] == []
 
 
-def test_a_stage_that_is_released_twice_removes_nothing_of_others(folder: Path, tmp_path: Path) -> None:
+def test_a_stage_that_is_released_twice_removes_nothing_of_others(folder: Path) -> None:
     """Its first try may have been killed before its note was there."""
     for _ in range(2):
-        release(folder, "one_ttt_base", tmp_path / "note.json")
+        release(folder, "one_ttt_base")
     assert needed_by(folder) == ["two_ttt_base"]
     assert (folder / "0-of-1").is_dir()
 
 
 def test_states_that_are_gone_are_released_too(tmp_path: Path) -> None:
-    release(tmp_path / "demo/rows/hidden", "one_ttt_base", tmp_path / "note.json")
-    assert (tmp_path / "note.json").is_file()
+    assert release(tmp_path / "demo/rows/hidden", "one_ttt_base")["still_needed_by"] == []
 
 
-def test_what_a_killed_removal_has_left_goes_with_the_next(folder: Path, tmp_path: Path) -> None:
+def test_what_a_killed_removal_has_left_goes_with_the_next(folder: Path) -> None:
     folder.rename(folder.with_name("hidden.removed-4711"))
     hold(folder, "one_ttt_base")
-    release(folder, "one_ttt_base", tmp_path / "note.json")
+    release(folder, "one_ttt_base")
     assert list(folder.parent.iterdir()) == []

@@ -16,6 +16,7 @@ from transformers import Qwen2Config
 from longspec.atomic_files import read_json
 from longspec.config import differences
 from longspec.data.pack.arrow_shards import PackedRows
+from longspec.data.replay import TrainedRows
 from longspec.distributed import Ranks
 from longspec.draft_vocabulary import read_draft_vocabulary
 from longspec.methods import method_of
@@ -24,6 +25,7 @@ from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
 from longspec.states.load import load_states
 from longspec.states.stored.job import check_same, checked_config
+from longspec.states.stored.joint_rows import JointRows
 from longspec.states.stored.reader import StoredRows
 from longspec.states.stored.stored_states import StoredStates, held_out_number, load_without_layers
 from longspec.train.micro_batches import StepBatches
@@ -65,7 +67,7 @@ def offline(stored: Stored, held_out: Path | None = None, shards: int = 1) -> An
 def results(stored: Stored, trainer: Any, *, micro_batch: int = 2, steps: int = 2, **more: Any) -> list[tuple[Tensor, ...]]:
     """Loss, target's loss, agreement and gradients of some micro batches."""
     rows, recipe = PackedRows(stored.data), stored.config.recipe
-    batches, found = StepBatches(rows, recipe, micro_batch, ONE, 400), []
+    batches, found = StepBatches(TrainedRows(rows), recipe, micro_batch, ONE, 400), []
     for step in range(steps):
         batch = batches.load(step, batches.micro_batches(step)[0], CPU)
         output = trainer(**batch.arguments, num_labels=100, **more)
@@ -285,3 +287,18 @@ def test_what_states_hang_on(tmp_path: Path, sources: Sources) -> None:
     content = read_draft_vocabulary(sources.vocabulary)
     replace(content, ids=tuple(range(40))).write(other.vocabulary)
     assert [line.split(":")[0] for line in differences(declared(eagle3), declared(other))] == ["vocabulary"]
+
+
+def test_rows_of_several_sources_are_read_as_numbered_through(sources: Sources, tmp_path: Path) -> None:
+    """Also those of a source whose rows are partly left out."""
+    stored = sources.glide(tmp_path)
+    one, other = StoredRows(stored.manifest()), StoredRows(stored.manifest())
+    other.left_out = {2: "why"}
+    count = one.declaration.num_rows
+    joint = JointRows([one, other])
+    assert joint.left_out == {count + 2: "why"}
+    found, wanted = joint.read([count + 1, 3, count + 2], pinned=False), one.read([1, 3, 2], pinned=False)
+    for name, tensor in wanted.items():
+        assert torch.equal(found[name][:2], tensor[:2])
+        assert tensor[2].any()
+        assert not found[name][2].any()

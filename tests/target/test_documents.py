@@ -7,7 +7,8 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
 from longspec.data.pack.arrow_shards import PackedRows, Row
-from longspec.target.documents import NO_LABEL, collate
+from longspec.models.inputs import NO_LABEL
+from longspec.target.documents import collate
 from longspec.target.train import new_model, summed_loss
 from tests.corpus import Corpus
 

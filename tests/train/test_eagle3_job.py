@@ -11,7 +11,7 @@ from transformers import Qwen2Config
 from longspec.atomic_files import read_json, write_json
 from longspec.draft_vocabulary import DraftVocabulary
 from tests.corpus import Corpus, sentences
-from tests.jobs import EAGLE3, PLAIN, Job, finish, kill_rank, torchrun
+from tests.jobs import EAGLE3, PLAIN, Job, finish, kill_all, torchrun
 from tests.states.test_partitioned import WIDE, save
 from tests.train.test_held_out_estimate import make_packed
 from tests.train.test_job import assert_same, weights
@@ -103,7 +103,7 @@ def test_a_killed_job_goes_on_bit_by_bit(make: Callable[..., Job], setting: tupl
     whole.run()
     process = killed.start()
     killed.wait_for(6, process)
-    kill_rank(process, 1)
+    kill_all(process)
     assert finish(process)[1] != 0
     assert killed.step() < 12
     assert re.search(r"starting at step (4|8)\b", killed.run())

@@ -1,6 +1,5 @@
 """Stored states from the command line: a stage that reads them trains as one beside its target, killed or not."""
 
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,7 +93,7 @@ def test_a_stage_from_stored_states(tmp_path: Path, target: Path, packed: Path) 
     told = again.refusal()
     assert "torn, or its checksum differs; build it again, which computes what is damaged: python -m longspec.states " in told
     cure = told.split("computes what is damaged: ")[1].splitlines()[0].split()
-    assert subprocess.run([sys.executable, *cure[1:]], check=False, capture_output=True).returncode == 0
+    assert finish(start([sys.executable, *cure[1:]], job.out))[1] == 0
     assert file.read_bytes() == content
     again.run()
     assert_same(beside, again)

@@ -10,6 +10,7 @@ from transformers import Qwen2Config
 
 from longspec.config import Runtime, compose
 from longspec.data.pack.arrow_shards import PackedRows
+from longspec.data.replay import TrainedRows
 from longspec.distributed import Ranks
 from longspec.methods import method_of
 from longspec.train.estimate import flops
@@ -73,7 +74,7 @@ def test_a_rows_numbers(corpus: Corpus) -> None:
     config = Qwen2Config(hidden_size=32, intermediate_size=48, num_hidden_layers=2, **heads)
     rows, recipe = PackedRows(corpus.answers), compose("train", ["run=demo", "recipe.global_batch=6"]).recipe
     ranks, runtime = Ranks(0, 0, 2), OmegaConf.structured(Runtime(peak_tflops=2.0))
-    batches = StepBatches(rows, recipe, 1, ranks, 4096)
+    batches = StepBatches(TrainedRows(rows), recipe, 1, ranks, 4096)
     meter = Meter(batches, States(config), runtime, ranks, torch.device("cpu"), torch.float32, Unwatched())
     row = meter.numbers({"step": 3, "tokens": 600, "seconds": 1.5, "agreement": 0.5})
     numbers = [int(number) for number in batches.row_numbers(2)]

@@ -23,6 +23,7 @@ from longspec.distributed import Ranks
 from longspec.train import trackers as services
 from longspec.train import tracking
 from longspec.train.tracking import Trackers, chosen, scalars
+from tests.warm_jobs import popen
 
 MAIN = Ranks(0, 0, 1)
 Curves = dict[str, list[tuple[int, float]]]
@@ -113,16 +114,10 @@ def test_a_killed_and_resumed_run_is_one_curve_and_stays_offline(
     out.mkdir(parents=True)
     for number, (arguments, code) in enumerate([("0 12 8", -9), ("8 15 0", -9), ("8 20 0", 0)], start=1):
         command = [sys.executable, "-m", "tests.train.tracked", str(out), *arguments.split(), str(number)]
-        ended = subprocess.run(
-            [*command, *(["kill"] if code else [])],
-            env=environment,
-            cwd=root,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert ended.returncode == code, ended.stdout + ended.stderr
+        outputs: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        ended = popen([*command, *(["kill"] if code else [])], env=environment, cwd=root, **outputs)
+        text, _ = ended.communicate(timeout=120)
+        assert ended.returncode == code, text
     assert asked == []
     expected = {
         "train/loss": [(step, step + (0.1 if step <= 8 else 0.3)) for step in range(1, 21)],

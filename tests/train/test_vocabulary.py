@@ -10,6 +10,7 @@ import torch
 from longspec.atomic_files import read_json, write_json
 from longspec.config import Config, compose
 from longspec.data.pack.arrow_shards import PackedRows
+from longspec.data.replay import TrainedRows
 from longspec.distributed import Ranks
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.train.arguments import Job, read_job
@@ -37,7 +38,7 @@ def job(tmp_path: Path, target: Path, corpus: Corpus) -> Job:
 
 
 def test_it_is_part_of_the_identity_where_there_is_one(job: Job) -> None:
-    rows = PackedRows(job.data)
+    rows = TrainedRows(PackedRows(job.data))
     vocabulary = read_vocabulary(job, rows)
     assert vocabulary is not None
     assert vocabulary.ids == (1, 4, 9)
@@ -59,7 +60,7 @@ def test_another_one_is_another_job(job: Job) -> None:
 
 
 def test_one_that_does_not_fit_is_refused(job: Job) -> None:
-    path, rows = job.vocabulary, PackedRows(job.data)
+    path, rows = job.vocabulary, TrainedRows(PackedRows(job.data))
     assert path is not None
     whole = read_json(path)
     for changed, message in (
@@ -88,6 +89,6 @@ def test_both_doors_take_it(job: Job, tmp_path: Path) -> None:
 
 def test_layers_that_the_target_has_not_are_refused_before_it_is_loaded(job: Job) -> None:
     """It has two layers; where its size is not known to the plan, its job tells."""
-    device, path = torch.device("cpu"), read_json(job.target)["path"]
+    device, path, rows = torch.device("cpu"), read_json(job.target)["path"], TrainedRows(PackedRows(job.data))
     with pytest.raises(ValueError, match=r"recipe\.method\.layers: the target has 2 layers, an EAGLE-3 draft reads 3"):
-        build_trainer(job.recipe, job.runtime, path, None, device, torch.float32, read_vocabulary(job, PackedRows(job.data)))
+        build_trainer(job.recipe, job.runtime, path, None, device, torch.float32, read_vocabulary(job, rows))

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from longspec.workflow.answers import AnswersPlan
+from longspec.workflow.bench import bench_of
 from tests.workflow.planning import FILE, Settings
 
 QUESTIONS = "  asked: {source: questions, records: 20, held_out: 0.1, shards: 1}\n  puzzles:"
@@ -38,6 +39,48 @@ def test_answered_questions_are_trained_on(asked: Settings) -> None:
     plan = asked.plan(runs=["demo"])
     assert json.loads(plan.raw_settings("asked")) == {"source": "questions", "records": 20, "held_out": 0.1}
     assert AnswersPlan(plan).records("demo", "asked").startswith("data/answers/demo/asked/greedy-8-")
+
+
+def test_whole_questions_of_data_that_no_stage_trains_on_are_answered_by_nobody(asked: Settings) -> None:
+    asked.edit(str(FILE), r"(asked: .*), shards: 1\}", r"\1, shards: 1, regenerate: {new_tokens: 8}}")
+    asked.edit(str(FILE), r"^    cot: \{.*\}", WHOLE)
+    answers = AnswersPlan(asked.plan(runs=["demo"]))
+    assert "data/raw/asked/manifest.json" in answers.evaluation_records("demo")
+    assert answers.lines() == []
+    asked.edit(str(FILE), r"^(    cot: \{.*\})", rf"\1\n{WHOLE.replace('cot', 'parts').replace('true', 'false')}")
+    answers = AnswersPlan(asked.plan(runs=["demo"]))
+    assert answers.records("demo", "asked") in answers.evaluation_records("demo")
+    assert len(answers.lines()) == 1, "parts of answers are wanted"
+
+
+def test_whole_questions_of_data_that_another_run_trains_on_are_raw_all_the_same(asked: Settings) -> None:
+    """Else what a run is measured on would hang on the runs beside it."""
+    asked.edit(str(FILE), r"(asked: .*), shards: 1\}", r"\1, shards: 1, regenerate: {new_tokens: 8}}")
+    asked.edit(str(FILE), r"^    cot: \{.*\}", WHOLE)
+    asked.edit("config/run_stage/demo_longcot.yaml", "name: puzzles", "name: asked")
+    answers = AnswersPlan(asked.plan(runs=["demo", "demo-eagle3"]))
+    own, raw = answers.records("demo", "asked"), "data/raw/asked/manifest.json"
+    assert own in answers.evaluation_records("demo")
+    assert raw in answers.evaluation_records("demo-eagle3")
+    assert own.startswith("data/answers/")
+
+
+def bench(asked: Settings, whole: str) -> None:
+    """Measure the questions apart."""
+    task = f"far: {{data: asked, context: [16, 512], whole_questions: {whole}}}"
+    asked.edit("config/run/demo.yaml", r"^stages:", f"evaluation:\n  bench: {{tasks: {{{task}}}}}\nstages:")
+
+
+@pytest.mark.parametrize("regenerated", [False, True])
+def test_what_is_measured_apart_is_refused_where_it_has_questions_alone(asked: Settings, regenerated: bool) -> None:
+    if regenerated:
+        asked.edit(str(FILE), r"(asked: .*), shards: 1\}", r"\1, shards: 1, regenerate: {new_tokens: 8}}")
+    bench(asked, "false")
+    told = r"^config/run/demo\.yaml: evaluation\.(bench\.)?tasks\.far: .*data\.asked .*; add whole_questions: true$"
+    with pytest.raises(ValueError, match=told):
+        bench_of(asked.plan(runs=["demo"]))
+    asked.edit("config/run/demo.yaml", "whole_questions: false", "whole_questions: true")
+    assert bench_of(asked.plan(runs=["demo"])).bench_records("demo") == ["data/raw/asked/manifest.json"]
 
 
 def test_training_on_questions_alone_is_refused(asked: Settings) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from longspec.answers.settings import folder_name, parse
 from longspec.workflow.answers import AnswersPlan
 from longspec.workflow.retries import PAUSE, Retries, RetryPolicy
 from tests.workflow.planning import FILE, Copied, Settings, Workflow, build_all
@@ -34,11 +35,15 @@ def test_only_what_decides_answers_names_their_folder(settings: Settings) -> Non
     regenerate(settings)
     first = AnswersPlan(settings.plan()).folder("demo", "own")
     assert re.fullmatch(FOLDER, first)
+
+    def named(**more: object) -> str:
+        return f"data/answers/demo/own/{folder_name(parse('own', {'new_tokens': 256, **more}))}"
+
     same: list[dict[str, object]] = [{"batch": 3}, {"max_failed": 0.5, "temperature": 0}, {"cut": "keep", "top_p": 1.0}]
-    assert {planned(settings, **more).folder("demo", "own") for more in same} == {first}
+    assert {named(**more) for more in same} == {first}
     server = {"engine": "endpoint", "endpoint": "http://one:8000/v1"}
-    endpoint = planned(settings, **server).folder("demo", "own")
-    moved = planned(settings, **server | {"endpoint": "https://two/v1", "requests": 7, "timeout": 5}).folder("demo", "own")
+    endpoint = named(**server)
+    moved = named(**server | {"endpoint": "https://two/v1", "requests": 7, "timeout": 5})
     assert moved == endpoint != first
     others: list[dict[str, object]] = [
         {"temperature": 0.7},
@@ -48,7 +53,7 @@ def test_only_what_decides_answers_names_their_folder(settings: Settings) -> Non
         {"top_p": 0.9},
     ]
     others += [{"new_tokens": 512}, {"longest_prompt": 64}]
-    assert len({planned(settings, **more).folder("demo", "own") for more in others} | {first}) == len(others) + 1
+    assert len({named(**more) for more in others} | {first}) == len(others) + 1
 
 
 def test_a_dataset_without_it_is_tokenized_and_measured_as_ever(settings: Settings) -> None:

@@ -1,5 +1,6 @@
 """docs/code.md: what it names is there, and what it tells to write does what it says."""
 
+import ast
 import re
 import shlex
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from tests.workflow.planning import Workflow
 
 PLACES = ("", "src/longspec/")
+WORD = re.compile(r"[\w.-]+")
 
 
 @pytest.fixture
@@ -26,6 +28,36 @@ def test_every_path_is_there(root: Path, guide: str) -> None:
 def test_every_room_is_told_of(root: Path, guide: str) -> None:
     rooms = {path.parent.name for path in (root / "src/longspec").glob("*/__init__.py")}
     assert set(re.findall(r"^\| `(\w+)` \|", guide, re.MULTILINE)) == rooms
+
+
+def place(root: Path, path: str) -> Path:
+    """The file that the guide names by a path."""
+    (found,) = [root / folder / path for folder in PLACES if (root / folder / path).exists()]
+    return found
+
+
+def defined(file: Path) -> set[str]:
+    """Functions and classes of a Python file, methods with their class and without; rules and keys of another file."""
+    text = file.read_text()
+    if file.suffix != ".py":
+        return set(re.findall(r"^(?:rule )?([\w-]+):", text, re.MULTILINE))
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    outer = [node for node in ast.parse(text).body if isinstance(node, kinds)]
+    inner = [(each.name, node.name) for each in outer for node in each.body if isinstance(node, kinds)]
+    return {node.name for node in outer} | {name for _, name in inner} | {".".join(names) for names in inner}
+
+
+def test_each_question_is_answered_where_the_guide_says(root: Path, guide: str) -> None:
+    """The functions are in the files, and the other names on the way there are in one of these."""
+    rows = re.findall(r"^\| ([^|]+\?) \| ([^|]+) \| ([^|]+) \|$", guide, re.MULTILINE)
+    assert len(rows) == 8
+    for question, places, way in rows:
+        answers = [(path, name) for path, names in re.findall(r"`([^`]+)` \(([^)]+)\)", places) for name in WORD.findall(names)]
+        assert answers, question
+        named = answers + [(path, name) for name, path in re.findall(r"`([\w-]+)` in `([^`]+)`", way)]
+        assert [(path, name) for path, name in named if name not in defined(place(root, path))] == [], question
+        text = "".join(place(root, path).read_text() for path in re.findall(r"`([\w/]+\.(?:py|smk))`", places + way))
+        assert [word for word in re.findall(r"`(\w+)`", way) if word not in text] == [], question
 
 
 def files_to_write(guide: str) -> list[tuple[str, str]]:

@@ -19,6 +19,7 @@ from tests.workflow.running import SMALL_TARGET, build, kill_in, resumed_at, shr
 
 MADE_UP = Path(__file__).parent / "made_up"
 RESULTS = "results/made-up/made-up"
+DATA = {"short": "stdlib", "long": "stdlib-long", "cot": "puzzles"}
 GOAL = ("final_draft", "--config", "runs=[made-up]")
 # Greedy text of the target by itself and with its draft, and the card that push would upload.
 USE = """
@@ -69,6 +70,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Workflow:
     """Killed in its second stage, and gone on with."""
     workflow = with_made_up(tmp_path_factory.mktemp("made-up"), root)
     shrink(workflow, SMALL_TARGET)
+    workflow.edit("config/workflow.yaml", r"\bprompts: 6\b", "prompts: 8")  # two records of each task choose the stage
     kill_in(workflow, f"{RESULTS}/long", *GOAL)
     build(workflow, *GOAL)
     return workflow
@@ -106,12 +108,32 @@ def test_estimates_report_and_gates(finished: Workflow) -> None:
     results = finished.folder / "results/made-up"
     numbers = json.loads((results / "report.json").read_text())
     lines = [json.loads(line) for line in (finished.folder / RESULTS / "evaluation/long.jsonl").read_text().splitlines()]
-    measured = sum(line["new_tokens"] for line in lines) / sum(line["rounds"] for line in lines)
+    records = numbers["final"]["made-up"]["records"]
+    told = [line for line in lines if line["record"] not in records[DATA[line["task"]]]]
+    measured = sum(line["new_tokens"] for line in told) / sum(line["rounds"] for line in told)
     assert numbers["overall"]["made-up"]["long"]["mean"] == pytest.approx(measured)
     assert 1 <= measured <= 2, "a round brings one drafted token at most"
     assert numbers["lossless"]["made-up"]["unexplained"] == 0
     assert "soft labels" in (results / "report.html").read_text()
     assert (results / "gates.json").is_file()
+
+
+@pytest.mark.slow
+def test_the_stage_with_the_highest_acceptance_on_other_records_is_published(finished: Workflow) -> None:
+    choice = json.loads((finished.folder / RESULTS / "final_stage.json").read_text())
+    means = {}
+    for stage in ("base", "long"):
+        lines = [
+            json.loads(line) for line in (finished.folder / RESULTS / f"evaluation/{stage}.jsonl").read_text().splitlines()
+        ]
+        apart = [line for line in lines if line["record"] in choice["records"][DATA[line["task"]]]]
+        assert len({(line["task"], line["record"]) for line in apart}) >= 5
+        means[stage] = sum(line["new_tokens"] for line in apart) / sum(line["rounds"] for line in apart)
+    assert {stage: figure["mean"] for stage, figure in choice["figures"].items()} == pytest.approx(means)
+    assert choice["stage"] == ("base" if means["base"] > means["long"] else "long")
+    folder = finished.folder / RESULTS / "final_draft"
+    assert weights(folder) == weights(finished.folder / RESULTS / choice["stage"] / "draft")
+    assert json.loads((folder / "provenance.json").read_text())["final"] == choice
 
 
 @pytest.mark.slow

@@ -29,7 +29,45 @@ def test_a_stage_starts_from_the_draft_of_the_one_before(settings: Settings) -> 
         weights = plan.previous_weights(*VARIANT, stage)
         assert weights == [f"{P}/{before}/draft/model.safetensors"]
         assert plan.init_option(weights) == ["--init-weights", *weights]
-    assert plan.last_draft(*VARIANT)[0] == f"{P}/longcot/draft/model.safetensors"
+
+
+def test_the_best_stage_is_published_or_the_last_as_the_run_says(settings: Settings) -> None:
+    plan = settings.plan()
+    assert plan.choice(*VARIANT) == [f"{P}/final_stage.json"]
+    assert plan.choosing_evaluations(*VARIANT) == [f"{P}/evaluation/{stage}.jsonl" for stage in plan.stages["demo"]]
+    drafts = plan.candidates(*VARIANT)
+    assert [path for path in drafts if path.endswith("model.safetensors")] == [
+        f"{P}/{stage}/draft/model.safetensors" for stage in plan.stages["demo"]
+    ]
+    assert plan.published_option(plan.choice(*VARIANT), drafts) == ["--choice", f"{P}/final_stage.json"]
+    for run, variant, stage in (("published", "sinkpi-slicing", "longcot"), ("smollm2-eagle3", "ttt", "answers")):
+        last, folder = settings.plan(runs=[run]), f"results/{run}/{variant}/{stage}/draft"
+        assert last.choice(run, variant) == last.choice_lines() == []  # one stage alone leaves nothing to choose
+        assert [path for path in last.candidates(run, variant) if not path.startswith(folder)] == []
+        assert last.published_option([], last.candidates(run, variant)) == ["--draft", Path(folder)]
+
+
+def test_what_a_run_says_of_its_final_stage_is_checked(settings: Settings) -> None:
+    settings.edit("config/run/demo.yaml", "^stages:", "final: lats\nstages:")
+    with pytest.raises(
+        ValueError, match=r"^config/run/demo\.yaml: final: 'lats' is unknown; did you mean 'last'\? Known: best, last"
+    ):
+        settings.plan()
+    settings.edit("config/run/demo.yaml", "lats", "last")
+    settings.edit("config/run_stage/demo_long.yaml", "^recipe:", "final: best\nrecipe:")
+    with pytest.raises(ValueError, match=r"^config/run/demo\.yaml: final: last, but best with stage 'long': a run has one;"):
+        settings.plan()
+
+
+def test_a_choice_needs_a_task_of_held_out_records(settings: Settings) -> None:
+    settings.edit(str(FILE), r"^    (short|cot): .*\n", "")
+    settings.edit(str(FILE), r"\blong: \{data.*\}", "math: {preset: math}")
+    with pytest.raises(
+        ValueError, match=r"^config/run/demo\.yaml: final: best: .* set it to last, or add one to .*: \{data: stdlib,"
+    ):
+        settings.plan()
+    settings.edit("config/run/demo.yaml", "^stages:", "final: last\nstages:")
+    assert settings.plan().choice(*VARIANT) == []
 
 
 def test_a_stage_reads_the_rows_its_recipe_names(settings: Settings) -> None:
@@ -46,7 +84,7 @@ def test_baselines_and_every_stage_are_evaluated(settings: Settings) -> None:
     plan = settings.plan()
     names = ("untrained", "lookup", "base", "long", "longcot")
     assert plan.evaluations("demo") == [f"{P}/evaluation/{name}.jsonl" for name in names]
-    assert plan.drafters == list(names)
+    assert plan.drafters == [*names, "with-lookup"]
     for name in names:
         weights = plan.drafter_weights(*VARIANT, name)
         options = plan.drafter_options(name, weights)
@@ -57,6 +95,23 @@ def test_baselines_and_every_stage_are_evaluated(settings: Settings) -> None:
             assert weights == [f"{P}/{name}/draft/model.safetensors", f"{P}/{name}/draft/config.json"]
             assert options == ["--drafter", name, "--draft", Path(f"{P}/{name}/draft")]
             assert plan.drafter_recipe(*VARIANT, name) == f"{P}/{name}/recipe.yaml"
+
+
+def test_the_published_draft_is_measured_with_prompt_lookup_where_that_is_asked_for(settings: Settings) -> None:
+    """What the other drafters are measured by stays as it is, so that nothing of theirs is measured again."""
+    before = settings.plan()
+    settings.edit(str(FILE), r"^  engine: longspec", "  with_lookup: 8\n  engine: longspec")
+    plan = settings.plan()
+    assert plan.evaluations("demo") == [*before.evaluations("demo"), f"{P}/evaluation/with-lookup.jsonl"]
+    assert plan.evaluation_settings("demo", "base") == plan.evaluation_settings("demo") == before.report_settings("demo")
+    assert json.loads(plan.report_settings("demo")) == json.loads(before.report_settings("demo")) | {"with_lookup": 8}
+    assert json.loads(plan.evaluation_settings("demo", "with-lookup"))["with_lookup"] == 8
+    weights = plan.drafter_weights(*VARIANT, "with-lookup")
+    assert weights == [f"{P}/final_draft/model.safetensors", f"{P}/final_draft/config.json"]
+    assert plan.drafter_options("with-lookup", weights) == ["--drafter", "with-lookup", "--draft", Path(f"{P}/final_draft")]
+    settings.edit(str(FILE), r"^  with_lookup: 8", "  with_lookup: 0")
+    with pytest.raises(ValueError, match=r"evaluation\.with_lookup: 0 is less than the minimum of 1"):
+        settings.plan()
 
 
 def test_a_benchmarks_file_is_read_by_the_evaluation_alone(settings: Settings) -> None:

@@ -10,6 +10,7 @@ from longspec.workflow.checks import forgetting_warning
 from tests.workflow.planning import Settings, Workflow
 
 WORKFLOW = "config/workflow.yaml"
+PUBLISHED = "config/run/published.yaml"
 LONGCOT = "config/run_stage/demo_longcot.yaml"
 
 SCHEMA = {
@@ -135,7 +136,7 @@ CASES = {
         WORKFLOW,
         r"\bcot: \{.*\}",
         "cot: {preset: gsm8, source: a.jsonl}",
-        "evaluation.tasks.cot.preset: there is no config/evaluation/gsm8.yaml; did you mean 'gsm8k'? Known: gov-report,",
+        "evaluation.tasks.cot.preset: there is no config/evaluation/gsm8.yaml; did you mean 'gsm8k'? Known: aime-2024, ",
     ),
     "a template without a field": (
         WORKFLOW,
@@ -293,7 +294,8 @@ CASES = {
         "config/run/demo.yaml",
         "long, longcot",
         "lookup, imported",
-        "config/run/demo.yaml: stages: lookup, imported: untrained, lookup and imported are drafters that no stage trains",
+        "config/run/demo.yaml: stages: lookup, imported: untrained, lookup, imported and with-lookup are drafters that no stage"
+        " trains; give the stage another name",
     ),
     "unknown recipe key": (
         LONGCOT,
@@ -398,13 +400,15 @@ def test_numbers_for_a_stage_the_run_has_not(settings: Settings) -> None:
 
 
 def test_data_that_may_be_forgotten_unseen_is_told(settings: Settings) -> None:
-    """The published run trains on slimpajama, long-data and longcot; the tasks measure the demo's data."""
+    """The published run trains on slimpajama, long-data and longcot."""
     told = "gates.forgetting cannot judge what is forgotten of "
     assert forgetting_warning(settings.plan()) == ""
+    assert forgetting_warning(settings.plan(runs=["published"])) == ""
+    settings.edit(PUBLISHED, r"^    (general|long): \{data.*\n", "")
     warning = forgetting_warning(settings.plan(runs=["published"]))
     assert warning.startswith(f"{told}slimpajama, long-data: no task measures it.")
     assert "own: {data: slimpajama, context: [64, 448]}" in warning
-    settings.edit(WORKFLOW, r"^  tasks:$", "  tasks:\n    own: {data: slimpajama, context: [64, 448]}")
+    settings.edit(PUBLISHED, r"^  tasks:$", "  tasks:\n    own: {data: slimpajama, context: [64, 448]}")
     assert forgetting_warning(settings.plan(runs=["published"])).startswith(f"{told}long-data: no task measures it.")
     settings.edit(WORKFLOW, r"\bforgetting: \S+", "forgetting: null")
     assert forgetting_warning(settings.plan(runs=["published"])) == ""
@@ -429,6 +433,7 @@ def test_a_built_target_needs_a_phase(settings: Settings) -> None:
 def test_snakemake_warns_when_it_plans_and_a_job_is_silent(workflow: Workflow) -> None:
     told = "gates.forgetting cannot judge what is forgotten of slimpajama, long-data"
     workflow.edit(WORKFLOW, r"^runs: \[.*?\]", "runs: [published]")
+    workflow.edit(PUBLISHED, r"^    (general|long): \{data.*\n", "")
     recipe = "results/published/sinkpi-slicing/base/recipe.yaml"
     assert workflow.output("--cores=1", recipe).count(told) == 1
     assert told not in workflow.output("-n", "final_draft", "--mode=subprocess")
@@ -446,6 +451,10 @@ def test_drafts_that_vllm_does_not_load_and_trees_are_refused(settings: Settings
     settings.edit(WORKFLOW, r"^  serve_python: \S+", "  serve_python: /bin/sh")
     section = json.loads(settings.plan(runs=["demo-eagle3"]).evaluation_settings("demo-eagle3"))
     assert (section["engine"], section["serve_python"]) == ("vllm", "/bin/sh")
+    settings.edit(WORKFLOW, r"^  engine: vllm", "  engine: vllm\n  with_lookup: 8")
+    with pytest.raises(ValueError, match=r"evaluation\.with_lookup: 8: vLLM drafts by one means alone; give null, or"):
+        settings.plan(runs=["demo-eagle3"])
+    settings.edit(WORKFLOW, r"^  with_lookup: 8", "  with_lookup: null")
     settings.edit(WORKFLOW, r"^  shapes: \[4\]", "  shapes: [3, [4, 16]]")
     with pytest.raises(ValueError, match=r"evaluation\.shapes: tree 4-16: vLLM drafts chains alone; give a number of tokens"):
         settings.plan(runs=["demo-eagle3"])

@@ -10,7 +10,8 @@ from tests.workflow.planning import Workflow, build_all, copy_to
 from tests.workflow.test_bench import add_bench
 
 P = "results/demo/sinkpi-slicing"
-AFTER_ALL_STAGES = {f"{P}/final_draft/model.safetensors", "results/demo/report.html", "results/demo/gates.json"}
+AFTER_ALL_STAGES = {f"{P}/final_stage.json", f"{P}/final_draft/model.safetensors"}
+AFTER_ALL_STAGES |= {"results/demo/report.html", "results/demo/gates.json"}
 
 
 def stage_outputs(stage: str) -> set[str]:
@@ -18,17 +19,17 @@ def stage_outputs(stage: str) -> set[str]:
     return {f"{P}/{stage}/checkpoint.json", f"{P}/{stage}/draft/model.safetensors", f"{P}/evaluation/{stage}.jsonl"}
 
 
-def test_nothing_runs_again_without_a_change(built: Workflow) -> None:
-    assert built.plan() == {}
-
-
-def test_comments_new_files_and_commands_run_nothing_again(built: Workflow) -> None:
+def test_what_decides_no_weights_runs_nothing_again(built: Workflow) -> None:
+    """Comments, new files, a command's wording, the runtime section and another machine, all at once."""
     built.edit("config/stage/long.yaml", "^recipe:", "# a remark\nrecipe:")
     built.edit("config/workflow.yaml", "^runs:", "# a remark\nruns:")
     (built.folder / "config/run/another.yaml").write_text("# @package _global_\n")
     (built.folder / "config/exp/another.yaml").write_text("# @package _global_\n")
     built.edit("rules/draft.smk", r" > \{log:q\} 2>&1", " &> {log:q}")
-    assert built.plan() == {}
+    built.edit("config/run_stage/demo_long.yaml", r"\bsave_every: \d+", "save_every: 77, log_every: 5")
+    built.edit("rules/train.smk", r"runtime=\w+", 'runtime="77m"')
+    resources = ["train:ranks=2", "train:cpus_per_task=16", "train:mem_mb=1000"]
+    assert built.plan("--cores=8", "--set-threads", "train=4", "--set-resources", *resources) == {}
 
 
 def test_what_is_measured_apart_runs_when_it_is_asked_for_alone(built: Workflow) -> None:
@@ -41,19 +42,8 @@ def test_what_is_measured_apart_runs_when_it_is_asked_for_alone(built: Workflow)
     assert "--evaluations bench" in told
 
 
-def test_another_machine_runs_nothing_again(built: Workflow) -> None:
-    built.edit("rules/train.smk", r"runtime=\w+", 'runtime="77m"')
-    resources = ["train:ranks=2", "train:cpus_per_task=16", "train:mem_mb=1000"]
-    assert built.plan("--cores=8", "--set-threads", "train=4", "--set-resources", *resources) == {}
-
-
-def test_the_runtime_section_trains_nothing_again(built: Workflow) -> None:
-    built.edit("config/run_stage/demo_long.yaml", r"\bsave_every: \d+", "save_every: 77, log_every: 5")
-    assert built.plan() == {}
-
-
 def test_a_changed_runtime_section_does_not_hide_an_unfinished_stage(built: Workflow) -> None:
-    """Nor does it change what is written down of the finished ones; the training itself fails here, on empty files."""
+    """Nor does it change what is written down of the finished ones; the training itself fails here."""
     runtimes = {stage: built.folder / P / stage / "runtime.yaml" for stage in ("base", "long")}
     for path in runtimes.values():
         path.write_text("as it was\n")
@@ -86,6 +76,7 @@ def test_a_changed_tokenizer_does_the_data_again(built: Workflow) -> None:
         "train": 3,
         "extract": 3,
         "evaluate": 5,
+        "choose_final_stage": 1,
         "assemble_final_draft": 1,
         "report": 1,
         "check_gates": 1,
@@ -146,7 +137,26 @@ def test_another_revision_is_fetched(from_files: Workflow) -> None:
 
 def test_the_evaluation_settings_measure_again_and_train_nothing(built: Workflow) -> None:
     built.edit("config/workflow.yaml", r"\bprompts: \d+", "prompts: 77")
-    assert {job["rule"] for job in built.plan().values()} == {"evaluate", "report", "check_gates"}
+    after = {"choose_final_stage", "assemble_final_draft", "report", "check_gates"}
+    assert {job["rule"] for job in built.plan().values()} == {"evaluate", *after}
+
+
+def test_a_run_that_came_before_the_choice_is_chosen_and_told_anew(built: Workflow) -> None:
+    """Nothing is trained or measured for it; what it was recorded with is what `final: last` has, with which nothing runs."""
+    built.edit("config/run/demo.yaml", "^stages:", "final: last\nstages:")
+    jobs = built.plan()
+    assert {job["rule"] for job in jobs.values()} == {"assemble_final_draft", "report", "check_gates"}
+    assert f"final --draft {P}/longcot/draft --stages" in jobs[f"{P}/final_draft/model.safetensors"]["command"]
+    (built.folder / P / "final_stage.json").unlink()
+    built.output("--touch", "--forceall", "--cores=1", "--quiet")
+    assert built.plan() == {}
+    built.edit("config/run/demo.yaml", "^final: last\n", "")
+    planned = built.plan()
+    assert set(planned) == AFTER_ALL_STAGES
+    measured = [f"{P}/evaluation/{stage}.jsonl" for stage in ("base", "long", "longcot")]
+    assert f"--evaluations {' '.join(measured)} --out {P}/final_stage.json" in planned[f"{P}/final_stage.json"]["command"]
+    assert f"final --choice {P}/final_stage.json --stages {P}/base" in planned[f"{P}/final_draft/model.safetensors"]["command"]
+    assert "the draft of the best stage of base, long, longcot is published" in built.output("-n", "final_draft")
 
 
 def test_a_second_variant_shares_data_and_target(built: Workflow) -> None:

@@ -50,6 +50,9 @@ def test_limits_are_those_of_the_profile_or_the_rules_own() -> None:
 def test_a_block_that_the_command_line_took_away_is_missed() -> None:
     check_block({})
     check_block({"slurm_partition": "gpu", "ranks": "8"})
+    check_block({"ranks": "8", "gres": "gpu:h100:8"})
+    with pytest.raises(ValueError, match=r"^set-resources: train: ranks: 8 processes .* gres: gpu:h100:4 asks for 4 GPUs"):
+        check_block({"ranks": "8", "gres": "gpu:h100:4"})
     with pytest.raises(ValueError, match=r"^--set-resources train:slurm_partition=\.\.\. takes the place of all"):
         check_block({"slurm_partition": "h100"})
 
@@ -86,8 +89,8 @@ def test_without_an_estimate_the_limits_are_asked_for(config: Any, files: tuple[
         (StageNeeds(Limits(1, 8, 900_000, 240, tflops=0), True, pytest.fail), files[0]),
         (StageNeeds(LIMITS, True, pytest.fail), "nowhere.json"),
     ):
-        assert needs.memory("a", config, target, files[1], 1) == 900_000
-        assert needs.minutes("a", config, target, files[1], 1) == 240
+        assert needs.memory("a", config, target, files[1], [], 1) == 900_000
+        assert needs.minutes("a", config, target, files[1], [], 1) == 240
     assert not asked.exists()
 
 
@@ -95,22 +98,22 @@ def test_an_estimate_is_made_once_and_grows_with_the_tries_up_to_the_limits(
     config: Any, files: tuple[str, str], asked: Path
 ) -> None:
     needs = StageNeeds(LIMITS, True, pytest.fail)
-    assert [needs.memory("a", config, *files, attempt) for attempt in (1, 2, 1000)] == [5000, 10_000, 900_000]
-    assert [needs.minutes("a", config, *files, attempt) for attempt in (1, 2, 1000)] == [11, 22, 240]
+    assert [needs.memory("a", config, *files, [], attempt) for attempt in (1, 2, 1000)] == [5000, 10_000, 900_000]
+    assert [needs.minutes("a", config, *files, [], attempt) for attempt in (1, 2, 1000)] == [11, 22, 240]
     [line] = asked.read_text().splitlines()
     assert f"--target {files[0]} --data {files[1]} --recipe " in line
     assert line.endswith("--ranks 4 --node-gpus 4 --longest-job 240 --flops 400000000000000.0")  # a batch of four rows
-    needs.memory("another", config, *files, 1)
+    needs.memory("another", config, *files, [], 1)
     Path(files[1]).write_text("other rows")
-    needs.memory("a", config, *files, 1)
+    needs.memory("a", config, *files, [], 1)
     assert len(asked.read_text().splitlines()) == 3
 
 
 def test_a_stage_that_needs_more_than_a_node_has_says_so(config: Any, files: tuple[str, str], asked: Path) -> None:
     told: list[str] = []
     needs = StageNeeds(Limits(1, 8, 4000, 240, 400), True, told.append)
-    assert needs.memory("a", config, *files, 1) == 4000
-    needs.minutes("a", config, *files, 1)
+    assert needs.memory("a", config, *files, [], 1) == 4000
+    needs.minutes("a", config, *files, [], 1)
     assert len(told) == 1
     assert told[0].startswith("a needs 5000 MB of each node by its estimate, the profile has node_mem: 4000")
 
@@ -120,5 +123,5 @@ def test_an_estimate_that_fails_leaves_the_limits(config: Any, files: tuple[str,
     told: list[str] = []
     monkeypatch.setattr(resources, "ESTIMATE", [sys.executable, "-c", "import sys; sys.exit('first\\nlast')"])
     needs = StageNeeds(LIMITS, True, told.append)
-    assert (needs.memory("a", config, *files, 1), needs.minutes("a", config, *files, 1)) == (900_000, 240)
+    assert (needs.memory("a", config, *files, [], 1), needs.minutes("a", config, *files, [], 1)) == (900_000, 240)
     assert told == ["a: its job asks for node_mem and longest_job, an estimate failed: last"]

@@ -20,7 +20,7 @@ DATA = "smollm2-questions"
 def test_both_share_answers_and_rows_and_each_stores_its_own_states(workflow: Workflow) -> None:
     jobs = workflow.plan("--config", f"runs=[{','.join(RUNS)}]")
     rules = [fields["rule"] for fields in jobs.values()]
-    wanted = {"raw": 1, "answer": 2, "merge_answers": 1, "tokenize": 2, "pack": 1, "train": 2, "evaluate": 6}
+    wanted = {"raw": 1, "answer": 2, "merge_answers": 1, "tokenize": 2, "pack": 1, "train": 2, "evaluate": 8}
     assert {rule: rules.count(rule) for rule in wanted} == wanted
     assert rules.count("build_states") == 4
     assert not [path for path in jobs if "stdlib" in path or "puzzles" in path or "gsm8k" in path or "smollm2-long" in path]
@@ -49,12 +49,13 @@ def test_a_run_trains_answers_alone_and_measures_whole_questions(settings: Setti
     plan = settings.plan(runs=[run])
     recipe = plan.configs[run, variant, "answers"].recipe
     assert plan.rows(run, variant, "answers").endswith(f"/{DATA}-long-1536-split/manifest.json")  # answers alone
-    assert (recipe.epochs, recipe.precision, recipe.states.source) == (3, "fastest", "offline")
+    assert (recipe.epochs, recipe.precision, recipe.states.source) == (7, "fastest", "offline")
     assert StatesPlan(plan).declarations
     evaluation = plan.evaluation_of[run]
     assert plan.vocabulary_while_drafting(run, variant) == [f"results/{run}/{variant}/draft_vocabulary_8192.json"]
     depth = recipe.draft.lag if run == "smollm2-glide" else recipe.draft.steps
-    assert evaluation.section["shapes"] == [depth]  # chains as long as those that were trained
+    tree, chain = evaluation.section["shapes"]
+    assert (len(tree), chain) == (depth, depth)  # as deep as was trained
     bench = bench_of(plan)
     for tasks, data in ((evaluation.tasks, DATA), (bench.evaluation_of[run].tasks, "smollm2-long")):
         assert all(isinstance(task, HeldOut) and task.whole_questions and task.data == data for task in tasks.values())

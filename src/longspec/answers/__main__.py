@@ -1,4 +1,4 @@
-"""Conversations answered anew by the target itself: `python -m longspec.answers --help`; docs/answers.md has the whole story.
+"""Conversations answered anew by the target itself; docs/answers.md has the whole story.
 
 A killed job is started again by the same command and goes on where it was.
 """
@@ -10,30 +10,33 @@ import sys
 from pathlib import Path
 
 from longspec import shown
-from longspec.distributed import end_at_once, log
+from longspec.command_line import add_verb
+from longspec.distributed import Ranks, end_at_once, launched_ranks, log, told_to_launcher
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     top = argparse.ArgumentParser(prog="python -m longspec.answers", description=__doc__)
     verbs = top.add_subparsers(dest="verb", required=True)
-    verb = verbs.add_parser("shard", help="the answers to one shard of a dataset's records")
+    verb = add_verb(verbs, "shard", "write the target's answers to one shard of a dataset's records")
     verb.add_argument("--raw", required=True, type=Path, help="manifest.json of the raw records")
     verb.add_argument("--target", required=True, type=Path, help="target_manifest.json")
     verb.add_argument("--tokenizer", required=True, type=Path, help="tokenizer_manifest.json")
     verb.add_argument("--settings", required=True, type=json.loads, help="data.<name>.regenerate of workflow.yaml, as JSON")
     verb.add_argument("--runtime", type=json.loads, default={}, help="those of its keys that decide no answer, as JSON")
     verb.add_argument("--shard", type=int, default=0, help="this shard, from 0")
-    verb.add_argument("--num-shards", type=int, default=1)
+    verb.add_argument("--num-shards", type=int, default=1, help="of how many; default: 1")
     verb.add_argument("--out", required=True, type=Path, help="the manifest to write, the answers beside it")
-    verb = verbs.add_parser("merge", help="the answers of all shards, to tokenize in the place of raw records")
-    verb.add_argument("shards", type=Path, nargs="+", help="the manifest of each")
+    verb = add_verb(
+        verbs, "merge", "join the answers of all shards into a dataset, to tokenize in the place of the raw records"
+    )
+    verb.add_argument("shards", type=Path, nargs="+", help="the manifest of each shard")
     verb.add_argument("--raw", required=True, type=Path, help="manifest.json of the raw records")
-    verb.add_argument("--out", required=True, type=Path, help="the manifest to write")
+    verb.add_argument("--out", required=True, type=Path, help="the manifest to write, the records beside it")
     return top
 
 
-def run(arguments: argparse.Namespace) -> str:
+def run(arguments: argparse.Namespace, ranks: Ranks) -> str:
     """Do one verb; what to say of it."""
     from longspec.answers import merge
 
@@ -44,18 +47,20 @@ def run(arguments: argparse.Namespace) -> str:
     name = json.loads(arguments.raw.read_bytes())["name"] if arguments.raw.is_file() else arguments.raw.parent.name
     chosen = settings.parse(name, arguments.settings | arguments.runtime)
     part = (arguments.shard, arguments.num_shards)
-    return merge.told(shard.make(arguments.raw, arguments.target, arguments.tokenizer, chosen, part, arguments.out))
+    return merge.told(shard.make(arguments.raw, arguments.target, arguments.tokenizer, chosen, part, arguments.out, ranks))
 
 
 def main() -> None:
     """Run one verb; what is wrong with what a user gave is one line."""
     shown.start_logging("%(levelname)s %(name)s: %(message)s")
-    # Told to end, it ends the server that it has started.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
-    arguments, code = parser().parse_args(), 0
+    arguments, code, ranks = parser().parse_args(), 0, launched_ranks()
+    if ranks.world_size == 1:
+        # Told to end, it ends the server that it has started.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
-        log(f"{arguments.out}: {run(arguments)}")
+        with told_to_launcher(ranks):
+            log(f"{arguments.out}: {run(arguments, ranks)}", ranks)
     except ValueError as error:
         print(shown.error(error), file=sys.stderr, flush=True)
         code = 1

@@ -10,15 +10,18 @@ import urllib.request
 from threading import Event
 from typing import Any
 
-from longspec.answers.conversation import Answer, Messages
+from longspec.answers.conversation import Answer
 from longspec.answers.settings import Regenerate
+from longspec.data.read.conversations import Chat
+from longspec.distributed import log
 
 KEY = "OPENAI_API_KEY"  # the environment variable of the server's key
 PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds before the second try, and before any
 AGAIN = {408, 409, 425, 429, 500, 502, 503, 504}
 HOPELESS = {401, 403, 404, 405}  # what one request gets all get
 BROKEN = (urllib.error.URLError, http.client.HTTPException, OSError, ValueError)  # no answer, or none that can be read
-FINISHED, CUT = "stop", "length"
+FINISHED, CUT, CALLED = "stop", "length", "tool_calls"
+THOUGHTS = ("reasoning_content", "reasoning")  # under which servers put a thought apart from the content
 
 
 class FailedError(Exception):
@@ -27,6 +30,10 @@ class FailedError(Exception):
 
 class HopelessError(ValueError):
     """No request will have one."""
+
+
+class OtherPromptError(HopelessError):
+    """The server lays questions out otherwise than the target's chat template does."""
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -45,6 +52,7 @@ class Client:
         proxies = [urllib.request.ProxyHandler({})] if own else []
         self._open = urllib.request.build_opener(_NoRedirect, *proxies).open
         self.model = settings.served_model or ""
+        self._is_compared = True
 
     def find_model(self) -> str:
         """Ask for the name of the served model, which is then asked. Raises ValueError where it is not the only one."""
@@ -62,27 +70,49 @@ class Client:
         self.model = wanted or names[0]
         return self.model
 
-    def ask(self, messages: Messages, seed: int) -> Answer:
-        """The answer to a conversation. Raises FailedError, HopelessError."""
-        body: dict[str, Any] = {"model": self.model, "messages": messages, "max_tokens": self.settings.new_tokens}
+    def ask(self, chat: Chat, seed: int, length: int) -> Answer:
+        """The answer to a conversation, which the target's chat template lays out in so many tokens.
+
+        Raises FailedError, HopelessError.
+        """
+        told = self.send("chat/completions", self._body(chat, seed))
+        try:
+            choice, usage = told["choices"][0], told.get("usage") or {}
+            message, finish = choice["message"], choice["finish_reason"]
+            text, tokens, read = message["content"], usage.get("completion_tokens") or 0, usage.get("prompt_tokens")
+            thought = next((message[name] for name in THOUGHTS if message.get(name)), "")
+        except (KeyError, IndexError, TypeError, AttributeError):
+            raise FailedError(f"no answer of a chat: {_short(json.dumps(told))}") from None
+        self._compare(read, length)
+        if finish not in (FINISHED, CUT, CALLED):
+            raise FailedError(f"finish_reason {finish!r}")
+        fault = "it calls a tool, which the server keeps apart" if message.get("tool_calls") else ""
+        return Answer(text if isinstance(text, str) else "", int(tokens), cut=finish == CUT, fault=fault, thought=str(thought))
+
+    def _body(self, chat: Chat, seed: int) -> dict[str, Any]:
+        body: dict[str, Any] = {"model": self.model, "messages": chat.messages, "max_tokens": self.settings.new_tokens}
         body |= {"temperature": self.settings.temperature, "top_p": self.settings.top_p}
         if self.settings.temperature:
             body["seed"] = seed
-        told = self.send("chat/completions", body)
-        try:
-            choice = told["choices"][0]
-            message, finish = choice["message"], choice["finish_reason"]
-            text, tokens = message["content"], (told.get("usage") or {}).get("completion_tokens") or 0
-        except (KeyError, IndexError, TypeError, AttributeError):
-            raise FailedError(f"no answer of a chat: {_short(json.dumps(told))}") from None
-        if message.get("reasoning_content") or message.get("reasoning"):
-            raise HopelessError(
-                f"{self.address}: keeps the reasoning apart from the answer, where it would be lost; start the server without "
-                "its reasoning parser"
+        if chat.tools:
+            body |= {"tools": chat.tools, "tool_choice": "none"}  # laid out, and a call in the answer stays text
+        if chat.template_arguments:
+            body["chat_template_kwargs"] = chat.template_arguments
+        return body
+
+    def _compare(self, read: Any, length: int) -> None:
+        """Raise OtherPromptError where the server has read a question in another number of tokens than the target would."""
+        if isinstance(read, int) and read != length:
+            raise OtherPromptError(
+                f"{self.address}: has read a question as {read} tokens (usage.prompt_tokens), which the target's own chat "
+                f"template lays out in {length}: it serves another model, or lays questions out otherwise; correct "
+                "regenerate.endpoint, server or served_model, or serve the target's folder with the chat template that is in it"
             )
-        if finish not in (FINISHED, CUT):
-            raise FailedError(f"finish_reason {finish!r}")
-        return Answer(text if isinstance(text, str) else "", int(tokens), cut=finish == CUT)
+        if not isinstance(read, int) and self._is_compared:
+            self._is_compared = False
+            log(
+                f"{self.address}: tells no usage.prompt_tokens, so nobody sees whether it lays questions out as the target does"
+            )
 
     def send(self, path: str, body: dict[str, Any] | None) -> Any:
         """The server's answer to a POST of `body`, or to a GET without one; asked again where that may help."""

@@ -2,13 +2,15 @@
 
 import hashlib
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 from longspec.answers.settings import DROP
-from longspec.data.read.conversations import CLOSER, OPENER
-from longspec.data.read.records import RecordError, Text, check_text, to_messages_or_text
+from longspec.data.read.conversations import Chat
+from longspec.data.read.record_checks import RecordError, check_characters, check_text
+from longspec.data.read.records import Text, to_messages_or_text
+from longspec.data.read.thoughts import Marks, closes_one, opened_at_start
 
 Messages = list[dict[str, Any]]
 Key = tuple[str, int]  # the file of the raw records, train or held_out, and the line in it, from 1
@@ -24,17 +26,22 @@ TAKEN = (ANSWERED, SHORTENED, CUT)  # those that have an answer
 TOO_LONG = "cut by new_tokens"
 OPEN_THOUGHT = "ends inside its thought, behind which a template lays out no answer"
 THOUGHT_LEFT_OUT = "a turn behind an answer with a thought, which templates leave out of what they show of earlier turns"
+TOOLS_OFFERED = "a turn behind an answer to which tools were offered: what tools said belongs to the old answers"
 SEEDS = 2**31  # what all servers take
 
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer of the target: its text, its tokens, whether the limit of new tokens ended it, and its fault, if any."""
+    """An answer of the target: its text, its tokens, whether the limit of new tokens ended it, and its fault, if any.
+
+    thought: what it thought before, where that comes apart from the text.
+    """
 
     text: str
     tokens: int
     cut: bool
     fault: str = ""
+    thought: str = ""
 
 
 class Conversation:
@@ -44,16 +51,22 @@ class Conversation:
         """cut: whether an answer that the limit ended is kept. Raises RecordError for a record in no known format."""
         self.key, self._cut = key, cut
         self.history: Messages = []
-        self.thinks = False  # the next answer begins inside a thought, which its prompt has opened
+        self.opened: Marks | None = None  # those of the thought in which the next answer begins, since its prompt has opened it
         self.end, self.reason, self.answers, self.tokens = "", "", 0, 0
-        messages = _messages(record)
-        if isinstance(messages, str):
-            self._left: deque[dict[str, Any]] = deque()
-            self.refuse(messages)
+        self._left: deque[dict[str, Any]] = deque()
+        self._chat = Chat([])
+        chat = _to_answer(record)
+        if isinstance(chat, str):
+            self.refuse(chat)
         else:
-            self.turns = sum(message["role"] == "assistant" for message in messages)
-            self._left = deque(messages)
+            self._chat, self._left = replace(chat, messages=[]), deque(chat.messages)
+            self.turns = 1 if chat.tools else sum(message["role"] == "assistant" for message in chat.messages)
             self._go_on()
+
+    @property
+    def asked(self) -> Chat:
+        """What the target is asked to go on with: all that is said so far, with the record's tools and template arguments."""
+        return replace(self._chat, messages=self.history)
 
     def seed(self, seed: int) -> int:
         """The seed of the next answer: by the settings' seed, record and turn alone, whoever is answered beside it."""
@@ -71,8 +84,8 @@ class Conversation:
         """Go on with the answer to the last question. A conversation ends with an answer that is torn or no text."""
         self.tokens += answer.tokens
         text = answer.text.rstrip("\ufffd") if answer.cut else answer.text  # half a character at a torn end is no text
-        fault = answer.fault or _fault(text)
-        if CLOSER not in text and (self.thinks or text.lstrip().startswith(OPENER)):
+        fault = answer.fault or _fault(text, answer.thought)
+        if not answer.fault and self._thinks_on(text, answer.thought):
             fault = OPEN_THOUGHT
         if answer.cut and self._cut == DROP:
             fault = TOO_LONG
@@ -80,14 +93,24 @@ class Conversation:
             self._stop(fault, DROPPED)
             return
         self._left.popleft()
-        self.history.append({"role": "assistant", "content": text})
+        thought = {"reasoning_content": answer.thought} if answer.thought else {}
+        self.history.append({"role": "assistant", "content": text, **thought})
         self.answers += 1
         if answer.cut:
             self.end, self.reason = CUT, TOO_LONG
-        elif CLOSER in text and any(message["role"] == "assistant" for message in self._left):
+        elif self._chat.tools and self._left:
+            self._stop(TOOLS_OFFERED, DROPPED)
+        elif (thought or closes_one(text)) and any(message["role"] == "assistant" for message in self._left):
             self._stop(THOUGHT_LEFT_OUT, DROPPED)
         else:
             self._go_on()
+
+    def _thinks_on(self, text: str, thought: str) -> bool:
+        """Whether an answer ends before its thought does."""
+        if thought:
+            return not text.strip()
+        opened = self.opened or opened_at_start(text)
+        return opened is not None and opened.closer not in text
 
     def refuse(self, reason: str) -> None:
         """End where the next question cannot be asked."""
@@ -107,33 +130,38 @@ class Conversation:
         """The record as it stands in the journal."""
         told: dict[str, Any] = {"record": list(self.key), "end": self.end}
         told |= {"reason": self.reason, "answers": self.answers, "tokens": self.tokens}
-        return told | ({"messages": self.history} if self.end in TAKEN else {})
+        return told | (record_of(self.asked) if self.end in TAKEN else {})
 
 
-def _messages(record: dict[str, Any]) -> Messages | str:
-    """The messages of a record, or why nobody can answer them anew. Raises RecordError."""
+def record_of(chat: Chat) -> dict[str, Any]:
+    """A record that is read as this conversation."""
+    beside = {"tools": chat.tools, "chat_template_kwargs": chat.template_arguments}
+    told = {"messages": chat.messages} | {name: value for name, value in beside.items() if value}
+    return told if chat.train_thoughts else told | {"train_thoughts": False}
+
+
+def _to_answer(record: dict[str, Any]) -> Chat | str:
+    """The conversation of a record, or why nobody can answer it anew. Raises RecordError."""
     document = to_messages_or_text(record, unanswered=True)
     if isinstance(document, Text):
         return "running text, which asks nothing"
-    if document.tools:
-        return "tools, which are not offered to the target"
-    if document.template_arguments or not document.train_thoughts:
-        return "chat_template_kwargs or train_thoughts, which no answer keeps"
     messages: Messages = list(document.messages)
     roles = [message["role"] for message in messages]
     if "assistant" not in roles:
         messages.append({"role": "assistant", "content": ""})  # a place for the answer to questions alone
-    if set(roles) - {"system", "user", "assistant"} or any(message.get("tool_calls") for message in messages):
-        return "tools: what they said belongs to the old answers"
+    calls = "tool" in roles or any(message.get("tool_calls") for message in messages)
+    if calls and not document.tools:
+        return "calls of tools that the record does not offer"
     if any(pair == ("assistant", "assistant") for pair in pairwise(roles)):
         return "two answers in a row"
-    return messages
+    return replace(document, messages=messages)
 
 
-def _fault(text: str) -> str:
-    """The reason why a text can be no answer of a record; empty for none."""
+def _fault(text: str, thought: str) -> str:
+    """The reason why a text with the thought before it can be no answer of a record; empty for none."""
     try:
         check_text(text, "it")
+        check_characters(thought, "it")
     except RecordError as error:
         return f"the answer {error.reason}"
     return ""

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longspec.decode.cache import empty_cache, select, tokens_ahead
+from longspec.decode.cache import select, target_cache, tokens_ahead
 from longspec.decode.sampling import Sampler
+from longspec.models.tensor_parallel import group_of, of_first_rank
 
 
 @torch.inference_mode()
@@ -25,11 +26,11 @@ def decode(
     rows, found = list(range(len(prompts))), [[] for _ in prompts]  # type: list[int], list[list[int]]
     ids_BS, mask_BT = _left_padded(prompts, target.device)
     positions_BS = (mask_BT.cumsum(-1) - 1).clamp_min(0)
-    cache = empty_cache(target.config.num_hidden_layers, tokens_ahead(new_tokens))
+    cache = target_cache(target, tokens_ahead(new_tokens))
     for count in range(1, new_tokens + 1):
         place = {"attention_mask": mask_BT, "position_ids": positions_BS}
         logits_BV = target(ids_BS, **place, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
-        tokens = _chosen(logits_BV, [samplers[row] for row in rows])
+        tokens = of_first_rank(_chosen(logits_BV, [samplers[row] for row in rows]), group_of(target)).tolist()
         for row, token in zip(rows, tokens, strict=True):
             found[row].append(token)
         going = [at for at, token in enumerate(tokens) if token not in ends]
@@ -53,14 +54,14 @@ def _left_padded(prompts: list[list[int]], device: torch.device) -> tuple[Tensor
     return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
 
 
-def _chosen(logits_BV: Tensor, samplers: list[Sampler]) -> list[int]:
-    """The next token of each row."""
+def _chosen(logits_BV: Tensor, samplers: list[Sampler]) -> Tensor:
+    """The next token of each row, int64 [B]."""
     if not logits_BV.amax(-1).isfinite().all():
         raise ValueError(
             "the target's logits hold inf or NaN, so that there is no next token; set data.<name>.regenerate.precision to "
             "fp32, or look at the target's weights"
         )
     if samplers[0].greedy:
-        return logits_BV.argmax(-1).tolist()
+        return logits_BV.argmax(-1)
     p_BV = samplers[0].log_probabilities(logits_BV).exp()
-    return [int(sampler.draw_own(p_BV[row : row + 1])) for row, sampler in enumerate(samplers)]
+    return torch.cat([sampler.draw_own(p_BV[row : row + 1]) for row, sampler in enumerate(samplers)])

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from longspec.answers.conversation import Answer, Conversation, Key
+from longspec.answers.conversation import Conversation, Key
 from longspec.answers.decoding import decode
 from longspec.answers.questions import Asker
 from longspec.answers.settings import Regenerate
 from longspec.decode.sampling import Sampler
+from longspec.distributed import Ranks
+from longspec.models.placement import place_target
 from longspec.models.precision import resolve_dtype
-from longspec.models.target import load_target
-from longspec.models.target_config import read_target_config
 
 BATCH_TOKENS = 2**16  # of prompts and answers with their padding, in the cache at a time; one row may have more
 
@@ -38,10 +38,8 @@ def batches(conversations: list[Conversation], lengths: dict[Key, int], settings
 class LocalTarget:
     """A loaded target that answers batches."""
 
-    def __init__(self, path: Path, settings: Regenerate, asker: Asker) -> None:
-        dtype = resolve_dtype(settings.precision)
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.target: Any = load_target(str(path), read_target_config(path), dtype).to(device)
+    def __init__(self, path: Path, settings: Regenerate, asker: Asker, ranks: Ranks) -> None:
+        self.target: Any = place_target(str(path), resolve_dtype(settings.precision), ranks)
         self.settings, self.asker = settings, asker
 
     def answer(self, batch: list[Conversation]) -> None:
@@ -55,7 +53,7 @@ class LocalTarget:
             samplers = [self._sampler(each) for each, _ in asked]
             found = decode(self.target, rows, self.settings.new_tokens, self.asker.ends, samplers)
             for (each, _), tokens in zip(asked, found, strict=True):
-                each.take(self._answer(tokens))
+                each.take(self.asker.answer(tokens))
 
     def _sampler(self, conversation: Conversation) -> Sampler:
         """The random numbers of one answer."""
@@ -64,20 +62,24 @@ class LocalTarget:
         generator = torch.Generator(self.target.device).manual_seed(conversation.seed(self.settings.seed))
         return Sampler(self.settings.temperature, 0, self.settings.top_p, generator)
 
-    def _answer(self, tokens: list[int]) -> Answer:
-        ended = tokens[-1] in self.asker.ends
-        text, fault = self.asker.text(tokens[:-1] if ended else tokens)
-        return Answer(text, len(tokens), cut=not ended, fault=fault)
-
 
 def answered(
-    conversations: list[Conversation], lengths: dict[Key, int], done: set[Key], path: Path, settings: Regenerate, asker: Asker
+    conversations: list[Conversation],
+    lengths: dict[Key, int],
+    done: set[Key],
+    path: Path,
+    settings: Regenerate,
+    asker: Asker,
+    ranks: Ranks,
 ) -> Iterator[list[Conversation]]:
-    """Those that are not done yet, a batch at a time. lengths: of first prompts; the target is loaded for the first batch."""
+    """Those that are not done yet, a batch at a time; every rank yields the same.
+
+    lengths: of first prompts; ranks: that have joined to hold the target together, which is loaded for the first batch.
+    """
     target = None
     for batch in batches(conversations, lengths, settings):
         if all(each.key in done for each in batch):
             continue
-        target = target or LocalTarget(path, settings, asker)
+        target = target or LocalTarget(path, settings, asker, ranks)
         target.answer(batch)
         yield [each for each in batch if each.key not in done]

@@ -1,6 +1,6 @@
 """The answers of all shards as a folder like that of raw records, which `tokenize` and evaluations read in its place.
 
-train.jsonl, held_out.jsonl    {"messages": [...], "line": of the raw file}, in the raw order
+train.jsonl, held_out.jsonl    {"messages": [...], "line": of the raw file}, tools and template arguments too; in the raw order
 manifest.json                  written last: the counts of all shards added up
 """
 
@@ -12,10 +12,11 @@ from typing import Any
 
 from longspec import jsonl
 from longspec.answers.conversation import ENDS, FAILED, TAKEN
-from longspec.answers.names import JOURNAL
+from longspec.answers.names import JOURNAL, SERVED
 from longspec.answers.shard import FILES
 from longspec.answers.tally import SHOWN
 from longspec.atomic_files import check_files, describe_files, read_json, sha256_file, write_json
+from longspec.data.read.conversations import BESIDE
 
 Place = tuple[int, Path, int]  # a record's line in the raw file, the journal that has its answers, where its line begins there
 
@@ -41,7 +42,8 @@ def _records(places: list[Place]) -> Iterator[dict[str, Any]]:
     try:
         for number, path, place in places:
             handles[path].seek(place)
-            yield {"messages": json.loads(handles[path].readline())["messages"], "line": number}
+            line = json.loads(handles[path].readline())
+            yield {name: line[name] for name in ("messages", *BESIDE) if name in line} | {"line": number}
     finally:
         for handle in handles.values():
             handle.close()
@@ -52,9 +54,12 @@ def _checked(shards: list[Path], raw: Path) -> list[dict[str, Any]]:
     manifests = [read_json(path) for path in shards]
     first, of_raw = manifests[0], sha256_file(raw)
     for path, manifest in zip(shards, manifests, strict=True):
-        for key in ("dataset", "settings", "raw", "target", "tokenizer", "num_shards"):
-            if manifest[key] != first[key]:
-                raise ValueError(f"{path}: {key}: is {manifest[key]}, of {shards[0]} {first[key]}; answer both shards alike")
+        for key in ("dataset", "settings", "raw", "target", "tokenizer", "num_shards", SERVED):
+            if manifest.get(key) != first.get(key):
+                raise ValueError(
+                    f"{path}: {key}: is {manifest.get(key)}, of {shards[0]} {first.get(key)}; answer both shards alike: remove "
+                    "the one that is not as it should be, and run the same command again"
+                )
         if manifest["raw"] != of_raw:
             raise ValueError(f"{path}: answers other records than those of {raw}; answer the shard again")
         check_files(path.parent, manifest["files"])

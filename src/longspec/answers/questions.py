@@ -4,15 +4,17 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from longspec.answers.conversation import Conversation, Key
+from longspec.answers import channels
+from longspec.answers.conversation import Answer, Conversation, Key
 from longspec.answers.settings import Regenerate
 from longspec.atomic_files import read_json_object
 from longspec.data.chat.encoding import Encoder
 from longspec.data.chat.special_tokens import REASONING, LayoutError, special_names
-from longspec.data.read.conversations import OPENER
+from longspec.data.read.conversations import Chat
+from longspec.data.read.thoughts import opened_at_end
 
 TOGETHER = 1024  # questions whose tokens are held in memory at a time
-OPENER_TOKENS = 8  # more than <think> and a line's end have in any vocabulary
+OPENER_TOKENS = 8  # more than a mark such as <think> and a line's end have in any vocabulary
 TORN = "\ufffd"  # what bytes that are no character are decoded to
 
 
@@ -39,11 +41,12 @@ class Asker:
         self.ends = ends_of(tokenizer, target, self._encoder)
         names = [name for name in special_names(tokenizer) if name not in REASONING]
         self._special = dict(zip(tokenizer.convert_tokens_to_ids(names), names, strict=True))
+        self._in_channels = channels.writes_channels(self._encoder.template.template, self._encoder.special)
 
     def prompts(self, conversations: Sequence[Conversation]) -> list[list[int] | None]:
         """The token ids of each one's next question; None where it cannot be asked, which ends the conversation."""
         found: list[list[int] | None] = []
-        for each, made in zip(conversations, self._encoder.requests([each.history for each in conversations]), strict=True):
+        for each, made in zip(conversations, self._encoder.requests([each.asked for each in conversations]), strict=True):
             found.append(None)
             if isinstance(made, LayoutError):
                 each.refuse(str(made))
@@ -51,7 +54,7 @@ class Asker:
                 each.refuse(f"a prompt of more than {self.longest} tokens")
             else:
                 found[-1] = made
-                each.thinks = self.tokenizer.decode(made[-OPENER_TOKENS:]).rstrip().endswith(OPENER)
+                each.opened = opened_at_end(self.tokenizer.decode(made[-OPENER_TOKENS:]))
         return found
 
     def first_lengths(self, conversations: Sequence[Conversation]) -> dict[Key, int]:
@@ -63,16 +66,26 @@ class Asker:
             lengths |= {each.key: len(prompt) for each, prompt in prompts if prompt is not None}
         return lengths
 
-    def text(self, tokens: list[int]) -> tuple[str, str]:
-        """The text of an answer's tokens, less the one that ends it, and what keeps it from being one; empty for nothing.
+    def sent_length(self, chat: Chat) -> int:
+        """The tokens that a server of the target makes of a conversation. Raises LayoutError when the template refuses it."""
+        return len(self._encoder.as_sent(chat))
 
-        Its last character may be torn: half of one is what a limit of tokens may leave.
-        """
-        control = next((self._special[token] for token in tokens if token in self._special), None)
-        text = self.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        if control is not None:
-            return text, f"the answer holds the special token {control}"
-        return text, "the answer holds bytes that are no text" if TORN in text.rstrip(TORN) else ""
+    def answer(self, tokens: list[int]) -> Answer:
+        """The answer that these tokens are. Its last character may be torn: half of one is what a limit of tokens may leave."""
+        ended = tokens[-1] in self.ends
+        said = tokens[:-1] if ended else tokens
+        if self._in_channels:
+            text, thought, fault = channels.read(said, self._special, self._decode)
+        else:
+            control = next((self._special[token] for token in said if token in self._special), None)
+            text, thought = self._decode(said), ""
+            fault = f"the answer holds the special token {control}" if control is not None else ""
+        if not fault and (TORN in text.rstrip(TORN) or TORN in thought):
+            fault = "the answer holds bytes that are no text"
+        return Answer(text, len(tokens), cut=not ended, fault=fault, thought=thought)
+
+    def _decode(self, tokens: list[int]) -> str:
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def ends_of(tokenizer: Any, target: Path, encoder: Encoder) -> Collection[int]:

@@ -6,6 +6,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from longspec.answers.client import Client, FailedError
 from longspec.answers.conversation import Conversation
 from longspec.answers.questions import Asker
+from longspec.data.chat.special_tokens import LayoutError
 
 
 def answered(conversations: list[Conversation], client: Client, asker: Asker) -> Iterator[list[Conversation]]:
@@ -30,10 +31,13 @@ def answered(conversations: list[Conversation], client: Client, asker: Asker) ->
 def _answer(conversation: Conversation, client: Client, asker: Asker) -> Conversation:
     """Ask turn by turn, to the end."""
     while not conversation.end:
-        if asker.prompts([conversation])[0] is None:  # as many tokens as the server will see, near enough
+        if asker.prompts([conversation])[0] is None:
             continue
         try:
-            conversation.take(client.ask(conversation.history, conversation.seed(client.settings.seed)))
+            seed, length = conversation.seed(client.settings.seed), asker.sent_length(conversation.asked)
+            conversation.take(client.ask(conversation.asked, seed, length))
+        except LayoutError as error:
+            conversation.refuse(str(error))
         except FailedError as error:
             conversation.fail(str(error))
     return conversation

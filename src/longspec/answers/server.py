@@ -1,5 +1,6 @@
 """A server of the target that the job starts itself, and ends with itself."""
 
+import errno
 import os
 import shlex
 import signal
@@ -17,35 +18,72 @@ from longspec.distributed import die_with_parent, log
 # As longspec.serve.engine asks of vLLM: nothing is reported, and nothing is asked of a network.
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 LOOK = 1.0  # seconds between two looks whether it answers
+PORTS = 3  # on which a server is tried before it must be something else that ends it
 ENDING = 20.0  # that it has for its own way out
 
 
-def free_port() -> int:
-    """A port that nobody listens on at this moment."""
+@contextmanager
+def claimed_port() -> Iterator[int]:
+    """A port that nobody listens on now, and that no other job of ours on this machine takes while the block lasts.
+
+    Some servers, vLLM among them, listen on a port where another one of theirs listens already: each is then asked by turns.
+    """
+    while True:
+        port = _free_port()
+        # A name that the system knows as long as the socket lives, in the network namespace to which the port belongs.
+        with socket.socket(socket.AF_UNIX) as claim:
+            try:
+                claim.bind(f"\0longspec-answers-port-{port}")
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                continue
+            yield port
+            return
+
+
+def _free_port() -> int:
     with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
+        listening.bind(("", 0))
         return int(listening.getsockname()[1])
+
+
+def _is_taken(port: int) -> bool:
+    """Whether somebody holds a port, be it only to connect from it; connections that are closed do not count."""
+    with socket.socket() as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind(("", port))
+        except OSError:
+            return True
+    return False
 
 
 @contextmanager
 def started(command: str, target: Path, minutes: float, output: Path) -> Iterator[str]:
     """The address of a server that answers, for the length of a block; what it prints stands in `output`.
 
-    Raises ValueError for one that ends, within the block too, or gives no sign of life for so many minutes.
+    One that ends since somebody took its port is started again on another. Raises ValueError for one that ends otherwise,
+    within the block too, or gives no sign of life for so many minutes.
     """
-    port = free_port()
-    words = [word.replace("{model}", str(target)).replace("{port}", str(port)) for word in shlex.split(command)]
-    log(f"starting {shlex.join(words)}; it writes to {output}")
-    process = _start(words, output)
-    try:
-        _wait(process, f"http://127.0.0.1:{port}/v1", minutes, output)
-        yield f"http://127.0.0.1:{port}/v1"
-    except Exception:
-        if process.poll() is not None:
-            raise ValueError(_ended(process, output)) from None
-        raise
-    finally:
-        _end(process)
+    for number in range(PORTS):
+        with claimed_port() as port:
+            words = [word.replace("{model}", str(target)).replace("{port}", str(port)) for word in shlex.split(command)]
+            log(f"starting {shlex.join(words)}; it writes to {output}")
+            process = _start(words, output)
+            try:
+                if _answers(process, f"http://127.0.0.1:{port}/v1", minutes, output):
+                    yield f"http://127.0.0.1:{port}/v1"
+                    return
+            except Exception:
+                if process.poll() is not None:
+                    raise ValueError(_ended(process, output)) from None
+                raise
+            finally:
+                _end(process)
+            if number == PORTS - 1 or not _is_taken(port):
+                raise ValueError(_ended(process, output))
+            log(f"port {port} was taken before the server listened there; starting it again on another")
 
 
 def _start(words: list[str], output: Path) -> subprocess.Popen[bytes]:
@@ -64,18 +102,18 @@ def _start(words: list[str], output: Path) -> subprocess.Popen[bytes]:
             raise ValueError(f"regenerate.server: {words[0]} cannot be started on this machine: {error.strerror}") from error
 
 
-def _wait(process: subprocess.Popen[bytes], address: str, minutes: float, output: Path) -> None:
-    """Return when the server answers."""
+def _answers(process: subprocess.Popen[bytes], address: str, minutes: float, output: Path) -> bool:
+    """Wait until the server answers; False for one that ends before it does."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     began = time.monotonic()
     while process.poll() is None:
         with suppress(urllib.error.URLError, OSError), opener.open(f"{address}/models", timeout=LOOK * 5):
             log(f"{address}: answers after {time.monotonic() - began:.0f} s")
-            return
+            return True
         if time.monotonic() - began > 60 * minutes:
             raise ValueError(f"{output}: the server does not answer after {minutes:g} minutes; raise regenerate.server_minutes")
         time.sleep(LOOK)
-    raise ValueError(_ended(process, output))
+    return False
 
 
 def _ended(process: subprocess.Popen[bytes], output: Path) -> str:

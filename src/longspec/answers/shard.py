@@ -15,16 +15,16 @@ from typing import Any
 from longspec import jsonl
 from longspec.answers import client, served, server
 from longspec.answers.conversation import FAILED, Conversation, Key
-from longspec.answers.names import JOURNAL, PRINTED
+from longspec.answers.names import JOURNAL, PRINTED, SERVED
 from longspec.answers.questions import Asker
 from longspec.answers.settings import ENDPOINT, Regenerate, deciding
 from longspec.answers.tally import Tally
 from longspec.atomic_files import check_files, describe_files, read_json, sha256_file, write_json
 from longspec.data.read.records import RecordError
 from longspec.data.tokenize import load
-from longspec.distributed import log
+from longspec.distributed import ALONE, Ranks, log
 from longspec.families import position_limit
-from longspec.journal import Journal
+from longspec.journal import Followed, Journal, journal_of
 from longspec.lease import acquire
 from longspec.models.target_config import read_target_config
 
@@ -47,46 +47,93 @@ def read(raw: Path, shard: int, num_shards: int, cut: str) -> list[Conversation]
     return found
 
 
-def make(raw: Path, target: Path, tokenizer: Path, settings: Regenerate, part: tuple[int, int], out: Path) -> dict[str, Any]:
+def make(
+    raw: Path,
+    target: Path,
+    tokenizer: Path,
+    settings: Regenerate,
+    part: tuple[int, int],
+    out: Path,
+    ranks: Ranks = ALONE,
+) -> dict[str, Any]:
     """Answer the shard `part` of (shard, number of shards); its manifest, which `out` then holds.
 
-    raw, target, tokenizer: their manifests. Raises ValueError for files that are not those of the manifests, and when too many
-    records failed: the next job goes on with these. Answers by other settings, or of another target, are left out by name.
+    raw, target, tokenizer: their manifests; ranks: that hold the target together, of which the first one writes. Raises
+    ValueError for files that are not those of the manifests, and when too many records failed: the next job goes on with these.
+    Answers by other settings, of another target, or by a server that serves another model, are left out by name.
     """
     shard, num_shards = part
     if not 0 <= shard < num_shards:
         raise ValueError(f"--shard: must lie in 0..{num_shards - 1}, is {shard}")
+    if ranks.world_size > 1:
+        if settings.engine == ENDPOINT:
+            raise ValueError(f"engine: {ENDPOINT}: asks a server, and was started on {ranks.world_size} ranks; start one")
+        from longspec.models.placement import join_ranks
+
+        join_ranks(ranks)
     told = read_json(raw)
     check_files(raw.parent, told["files"], hashes=shard == 0)
     folder = Path(read_json(target)["path"])
     made_with = {"dataset": told["name"], "settings": json.loads(deciding(settings)), "raw": sha256_file(raw)}
     made_with |= {"target": sha256_file(target), "tokenizer": sha256_file(tokenizer), "num_shards": num_shards}
+    endpoint = _endpoint(settings)
+    made_with |= {SERVED: endpoint.model} if endpoint else {}
     positions = position_limit(read_target_config(folder))
     asker = Asker(load(tokenizer)[0], folder, positions, settings, f"data.{told['name']}.regenerate")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    lease = acquire(out.parent)
-    try:
-        out.unlink(missing_ok=True)  # it must not stand beside a journal that grows
-        conversations = read(raw, shard, num_shards, settings.cut)
-        with Journal(out.parent / JOURNAL, made_with | {"shard": shard}, f"{told['name']}'s answers", aside=True) as journal:
-            tally = _answer(conversations, journal, folder, settings, asker)
-        manifest = made_with | {"shard": shard} | tally.describe() | {"files": describe_files(out.parent, [JOURNAL])}
-        write_json(out, manifest)
-    finally:
-        lease.release()
+    conversations = read(raw, shard, num_shards, settings.cut)
+    with _alone_in(out, ranks):
+        identity, of = made_with | {"shard": shard}, f"{told['name']}'s answers"
+        with journal_of(out.parent / JOURNAL, identity, ranks, of=of, aside=True) as journal:
+            tally = _answer(conversations, journal, folder, settings, asker, endpoint, ranks)
+        manifest = identity | tally.describe()
+        if ranks.is_main:
+            manifest |= {"files": describe_files(out.parent, [JOURNAL])}
+            write_json(out, manifest)
     return manifest
 
 
-def _answer(conversations: list[Conversation], journal: Journal, target: Path, settings: Regenerate, asker: Asker) -> Tally:
+@contextmanager
+def _alone_in(out: Path, ranks: Ranks) -> Iterator[None]:
+    """Within the block no other job writes beside `out`, which is removed: it must not stand beside a journal that grows."""
+    if not ranks.is_main:
+        yield
+        return
+    out.parent.mkdir(parents=True, exist_ok=True)
+    lease = acquire(out.parent)
+    try:
+        out.unlink(missing_ok=True)
+        yield
+    finally:
+        lease.release()
+
+
+def _endpoint(settings: Regenerate) -> client.Client | None:
+    """The running server to ask, which has told what it serves; None where this job computes, or starts a server."""
+    if settings.endpoint is None:
+        return None
+    found = client.Client(settings.endpoint, settings)
+    found.find_model()
+    return found
+
+
+def _answer(
+    conversations: list[Conversation],
+    journal: Journal | Followed,
+    target: Path,
+    settings: Regenerate,
+    asker: Asker,
+    endpoint: client.Client | None,
+    ranks: Ranks,
+) -> Tally:
     """A line of the journal for each conversation that did not fail."""
     done = {(str(line["record"][0]), int(line["record"][1])) for line in journal.lines or []}
     tally = Tally(len(conversations), journal.lines or [])
     lengths = asker.first_lengths([each for each in conversations if not each.end])
     ended = [each for each in conversations if each.end and each.key not in done]
     going = [each for each in conversations if not each.end]
-    log(f"{len(conversations):,} records, {len(done):,} of them done; {len(going):,} ask something")
+    log(f"{len(conversations):,} records, {len(done):,} of them done; {len(going):,} ask something", ranks)
     synced = time.monotonic()
-    with _engine(going, lengths, done, target, settings, asker, journal.path.with_name(PRINTED)) as answered:
+    with _engine(going, lengths, done, target, settings, asker, endpoint, journal.path, ranks) as answered:
         for together in chain([ended], answered):
             for each in together:
                 if each.end != FAILED:
@@ -97,7 +144,8 @@ def _answer(conversations: list[Conversation], journal: Journal, target: Path, s
                 journal.sync()
                 synced = time.monotonic()
     journal.sync()
-    tally.tell()
+    if ranks.is_main:
+        tally.tell()
     return tally
 
 
@@ -109,28 +157,35 @@ def _engine(
     target: Path,
     settings: Regenerate,
     asker: Asker,
-    printed: Path,
+    endpoint: client.Client | None,
+    journal: Path,
+    ranks: Ranks,
 ) -> Iterator[Iterator[list[Conversation]]]:
     """The conversations as the chosen engine ends them; a server of the job's own lives as long as the block."""
     left = [each for each in going if each.key not in done]
     if settings.engine != ENDPOINT:
         from longspec.answers import local  # torch, which no server needs
 
-        yield local.answered(going, lengths, done, target, settings, asker)
+        yield local.answered(going, lengths, done, target, settings, asker, ranks)
     elif not left:
         yield iter(())
-    elif settings.server is not None:
-        with (
-            server.started(settings.server, target, settings.server_minutes, printed) as address,
-            closing(_asked(left, client.Client(address, settings, own=True), asker)) as answered,
-        ):
+    elif endpoint is not None:
+        with closing(_asked(left, endpoint, asker, journal)) as answered:
             yield answered
     else:
-        assert settings.endpoint is not None
-        with closing(_asked(left, client.Client(settings.endpoint, settings), asker)) as answered:
-            yield answered
+        assert settings.server is not None
+        with server.started(settings.server, target, settings.server_minutes, journal.with_name(PRINTED)) as address:
+            own = client.Client(address, settings, own=True)
+            own.find_model()
+            with closing(_asked(left, own, asker, journal)) as answered:
+                yield answered
 
 
-def _asked(left: list[Conversation], asked: client.Client, asker: Asker) -> Generator[list[Conversation], None, None]:
-    log(f"{asked.address}: asking {asked.find_model()}, {asked.settings.requests} at a time")
-    yield from served.answered(left, asked, asker)
+def _asked(
+    left: list[Conversation], asked: client.Client, asker: Asker, journal: Path
+) -> Generator[list[Conversation], None, None]:
+    log(f"{asked.address}: asking {asked.model}, {asked.settings.requests} at a time")
+    try:
+        yield from served.answered(left, asked, asker)
+    except client.OtherPromptError as error:
+        raise ValueError(f"{error}; remove {journal} if answers by that server stand in it") from None

@@ -34,7 +34,7 @@ MODULE = [sys.executable, "-m", "longspec.cluster.torchrun"]
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m longspec.cluster launch", description=__doc__.split("\n")[0])
-    parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument("--nodes", type=int, default=1, help="of how many the job is; default: 1")
     parser.add_argument("--ranks", type=int, required=True, help="processes on each node, one for each GPU")
     parser.add_argument("--cpus", type=int, default=1, help="cores of one of the Slurm job's tasks")
     parser.add_argument("--tasks", type=int, default=1, help="the Slurm job's tasks on each node, which share them")

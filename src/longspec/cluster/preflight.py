@@ -1,7 +1,7 @@
-"""`python -m longspec.cluster preflight`: check within a minute, on an allocated node or several, what a job of days needs.
+"""Check within a minute, on an allocated node or several, what a job of days needs.
 
-Every rank of a launcher runs it; without one it is the only rank. All checks run, whatever the others found; rank 0 prints
-the table. With 1 it ends when a check failed.
+Every rank of a launcher runs it; without one it is the only rank. All checks run, whatever the others found, each on all
+ranks at once; rank 0 prints what they found. With 1 it ends when a check failed.
 """
 
 import argparse
@@ -9,20 +9,15 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
 import torch
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from longspec.atomic_files import write_json
-from longspec.cluster import preflight_compute, preflight_job, preflight_node
-from longspec.cluster.preflight_ranks import FAIL, OK, WARN, Facts, Finding, Place, UnreadableTargetError, meet, open_store
+from longspec.cluster import preflight_job, preflight_node
+from longspec.cluster.preflight_ranks import FAIL, NETWORK, OK, WARN, Finding, Place, UnreadableTargetError, meet, open_store
 from longspec.config import ConfigError, Recipe, Runtime, load
 from longspec.distributed import Ranks, end_at_once, find_ranks
 from longspec.shown import one_line
@@ -36,11 +31,10 @@ CHECKS: dict[str, Check] = {
     "clock": preflight_node.clock,
     "limits": preflight_node.limits,
     "gpus": preflight_node.gpus,
-    "optimizer": preflight_compute.optimizer,
+    "optimizer": preflight_node.optimizer,
     "collective": preflight_node.collective,
-    "bf16": preflight_compute.bf16,
-    "attention": preflight_compute.attention_of,
-    "loss": preflight_compute.loss,
+    "attention": preflight_node.attention,
+    "loss": preflight_node.loss,
     "memory": preflight_job.memory,
     "disk": preflight_job.disk,
     "shared folder": preflight_job.shared_folder,
@@ -102,26 +96,24 @@ def limited(check: Check, place: Place, seconds: float) -> Finding | None:
     thread = Thread(target=run, daemon=True)
     thread.start()
     thread.join(max(0.0, seconds))
-    return found[0] if found else Finding(FAIL, f"no end after {seconds:.0f} s", "see whether a file system or a device hangs")
+    if found:
+        return found[0]
+    return Finding(FAIL, f"no end after {seconds:.0f} s", f"see which hangs, a file system, a device or the network: {NETWORK}")
 
 
-def run_checks(place: Place, until: float, checks: dict[str, Check]) -> None:
-    """Run all checks, and show rank 0 after each what was found so far. Raises Told, with the others shown as not done."""
-    found: dict[str, Any] = {}
-    name = next(iter(checks))
-    try:
-        for name, check in checks.items():
-            place.tell("findings", found | {name: asdict(Finding(FAIL, "not done", "see this node and the rank's log"))})
-            finding = limited(check, place, min(1.5 * place.seconds, until - time.monotonic()))
-            if finding is not None:
-                found[name] = asdict(finding)
-    except Told:
-        # The check that was stopped counts as failed: other ranks may have crashed in it, or wait for this one.
-        later = dict.fromkeys(list(checks)[list(checks).index(name) + 1 :], asdict(Finding(WARN, "told to stop before it")))
-        place.tell("findings", {name: asdict(Finding(FAIL, "told to stop in it"))} | later | found)
-        raise
-    place.tell("findings", found)
-    place.tell("done", True)
+def checked(place: Place, name: str, until: float) -> None:
+    """Run a check, and tell rank 0 what it found here."""
+    finding = limited(CHECKS[name], place, min(1.5 * place.seconds, until - time.monotonic()))
+    place.tell(f"found {name}", finding and asdict(finding))
+
+
+def gathered(place: Place, name: str, seconds: float) -> Finding:
+    """Rank 0: what all ranks have found in a check. One that tells nothing in time has failed, and takes part in no other."""
+    told = place.hear(f"found {name}", place.facts.keys() - place.gone, seconds)
+    findings = {rank: Finding(**finding) for rank, finding in told.items() if finding}
+    silent = place.facts.keys() - place.gone - told.keys()
+    place.gone |= silent
+    return merged(place, findings | dict.fromkeys(silent, Finding(FAIL, "not done", "see this node and the rank's log")))
 
 
 def merged(place: Place, findings: dict[int, Finding]) -> Finding:
@@ -139,88 +131,79 @@ def merged(place: Place, findings: dict[int, Finding]) -> Finding:
     return Finding(worst, found, "; ".join(dict.fromkeys(finding.fix for finding in same if finding.fix)))
 
 
-def collect(place: Place, seconds: float) -> dict[str, Finding]:
-    """All ranks' findings, check by check; what a rank has not done in time is a finding too."""
-    place.hear("done", place.facts, seconds)
-    told = place.hear("findings", place.facts, 0)
-    of_ranks = {rank: {name: Finding(**finding) for name, finding in found.items()} for rank, found in told.items()}
-    found = {}
-    for name in CHECKS:
-        findings = {rank: by_name[name] for rank, by_name in of_ranks.items() if name in by_name}
-        if findings:
-            found[name] = merged(place, findings)
-    return found
-
-
 def summary(findings: dict[str, Finding]) -> str:
     """The last line."""
     counts = {level: sum(finding.level == level for finding in findings.values()) for level in (OK, WARN, FAIL)}
     return f"preflight: {counts[OK]} ok, {counts[WARN]} warnings, {counts[FAIL]} failed"
 
 
-def show(findings: dict[str, Finding]) -> None:
-    """Print the table: for a terminal, or as plain lines."""
-    if sys.stdout.isatty():
-        table, colours = Table(box=None, header_style="bold"), {OK: "green", WARN: "yellow", FAIL: "bold red"}
-        for column in ("check", "", "found"):
-            table.add_column(column)
-        for name, finding in findings.items():
-            fix = f"\n[bold]do:[/bold] {escape(finding.fix)}" if finding.fix else ""
-            level = f"[{colours[finding.level]}]{finding.level}"
-            table.add_row(name, level, escape(finding.found) + fix)
-        Console().print(table)
-    else:
-        for name, finding in findings.items():
-            print(f"{finding.level:4s}  {name:13s}  {finding.found}")
-            if finding.fix:
-                print(f"{'':4s}  {'':13s}  do: {finding.fix}")
-    print(summary(findings), flush=True)
+def show(name: str, finding: Finding) -> None:
+    """Print what a check found."""
+    print(f"{finding.level:4s}  {name:13s}  {finding.found}")
+    if finding.fix:
+        print(f"{'':4s}  {'':13s}  do: {finding.fix}")
+    sys.stdout.flush()
 
 
-def report_of(place: Place, findings: dict[str, Finding]) -> dict[str, Any]:
-    """The report's content."""
-    checks = [{"name": name} | asdict(finding) for name, finding in findings.items()]
-    facts = {str(rank): asdict(facts) for rank, facts in place.facts.items()}
-    return {"summary": summary(findings), "checks": checks, "world_size": place.ranks.world_size, "ranks": facts}
-
-
-def lead(place: Place, report: Path | None, until: float) -> int:
-    """Rank 0: check, gather, print; the exit code."""
+def checked_by_all(place: Place, until: float) -> dict[str, Finding]:
+    """Rank 0: run all checks together with the other ranks, and print what is found; SIGTERM ends them early."""
 
     def told(*_: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Slurm and the launcher may both send it
         raise Told
 
     signal.signal(signal.SIGTERM, told)
-    ended: dict[str, Finding] = {}
+    findings: dict[str, Finding] = {}
+    name = next(iter(CHECKS))
     try:
-        meet(place)
-        run_checks(place, until, CHECKS)
-        findings = collect(place, min(place.seconds, max(0.0, until - time.monotonic())))
+        for name in CHECKS:
+            place.tell(f"begin {name}", sorted(place.gone))
+            checked(place, name, until)
+            findings[name] = gathered(place, name, max(place.seconds / 4, min(2 * place.seconds, until - time.monotonic())))
+            show(name, findings[name])
     except Told:
-        place.facts = place.facts or {0: Facts("this node", time.time(), {}, 0)}
-        findings = collect(place, 0)
+        # Ranks may have crashed in this check, or wait in it for one that has.
+        if not place.hear(f"found {name}", [0], 0):
+            place.tell(f"found {name}", asdict(Finding(FAIL, "told to stop in it")))
+        findings[name] = gathered(place, name, 0)
         fix = "see the log for a rank that crashed, and whether the job's time was over"
-        ended["end"] = Finding(FAIL, "told to stop (SIGTERM) before all checks were done", fix)
-    findings |= ended
+        findings["end"] = Finding(FAIL, f"told to stop (SIGTERM) in the check of {name}", fix)
+        show(name, findings[name])
+        show("end", findings["end"])
+    return findings
+
+
+def lead(place: Place, report: Path | None, until: float) -> int:
+    """Rank 0: check, print, write the report; the exit code."""
+    meet(place)
+    facts = {str(rank): asdict(found) for rank, found in place.facts.items()}
+    try:
+        findings = checked_by_all(place, until)
+    finally:
+        preflight_job.remove_shown(place)
     if report is not None:
+        checks = [{"name": name} | asdict(finding) for name, finding in findings.items()]
+        told = {"summary": summary(findings), "checks": checks, "world_size": place.ranks.world_size, "ranks": facts}
         try:
-            write_json(report, report_of(place, findings))
+            write_json(report, told)
         except OSError as error:
             findings["report"] = Finding(FAIL, f"{report}: {error}", "give --report a folder that can be written")
-    show(findings)
-    place.tell("over", True)
+            show("report", findings["report"])
+    print(summary(findings), flush=True)
     return int(any(finding.level == FAIL for finding in findings.values()))
 
 
 def follow(place: Place, until: float) -> int:
-    """Another rank: check, and stay until rank 0 has printed, since a launcher ends all ranks when one ends with an error."""
+    """Another rank: each check together with rank 0, which prints. Ends with 0, since what is wrong is rank 0's to say."""
     meet(place)
     if 0 not in place.facts:
         raise ValueError(f"rank 0 did not come within {place.seconds:.0f} s, so nobody gathers what the ranks find")
-    run_checks(place, until, CHECKS)
-    with suppress(torch.distributed.DistError):  # the store went with rank 0
-        place.hear("over", [0], until + place.seconds - time.monotonic())
+    for name in CHECKS:
+        begun = place.hear(f"begin {name}", [0], 4 * place.seconds)
+        if 0 not in begun or place.ranks.rank in begun[0]:
+            break  # rank 0 is gone, or counts this one as gone
+        place.gone = set(begun[0])
+        checked(place, name, until)
     return 0
 
 

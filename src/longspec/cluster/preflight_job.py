@@ -1,6 +1,5 @@
 """Preflight checks of one job: memory, disk, the target and its tokenizer, and the services it reports to."""
 
-import json
 import os
 import secrets
 import shutil
@@ -17,6 +16,7 @@ from longspec.data.chat.chat_template import ChatTemplate
 from longspec.data.chat.special_tokens import LayoutError
 from longspec.families import check_family
 from longspec.models.precision import resolve_dtype
+from longspec.models.weight_files import open_safetensors
 from longspec.models.weight_index import weight_files
 from longspec.train.estimate.grad_accum import share_global_batch, sharing_ranks
 from longspec.train.estimate.memory import GPU_OVERHEAD, Setup, estimate, peak, setup_of
@@ -28,6 +28,7 @@ HASHED = 64 * 2**20  # files below it are hashed
 WRITTEN = 64 * 2**20  # bytes of the test file
 INODES = 10_000
 CONNECT = 5.0  # seconds
+SHOWN = "shown file"  # its path and the token that it repeats, in the store
 OFFLINE = "set runtime.tracker_mode=offline, upload later with python -m longspec.cluster sync"
 CHAT = [
     {"role": "user", "content": "What is 2 + 2?"},
@@ -72,22 +73,17 @@ def memory(place: Place) -> Finding | None:
 
 
 def disk(place: Place) -> Finding | None:
-    """Is there room for all stages, and can be written?"""
+    """Is there room for all stages, and can be written? The file that is written stays for shared_folder to look at."""
     if not place.ranks.is_main:
         return None
-    path, began = place.out / f".preflight-{secrets.token_hex(4)}", time.perf_counter()
+    token, began = secrets.token_hex(32), time.perf_counter()
+    path = place.out.absolute() / f".preflight-{token[:8]}"
     fix = f"give the run a folder that can be written, with room (quota, df -h {place.out})"
-    content = secrets.token_hex(32) * (WRITTEN // 64)
     try:
-        write_text(path, content)
-        same = path.read_text() == content
+        write_text(path, token * (WRITTEN // len(token)))
     except OSError as error:
         return Finding(FAIL, f"a file of {gib(WRITTEN)} cannot be written: {error}", fix)
-    finally:
-        if path.is_file():
-            path.unlink()
-    if not same:
-        return Finding(FAIL, f"{path}: reads back other than written", fix)
+    place.tell(SHOWN, [str(path), token])
     speed = f"wrote {gib(WRITTEN)} at {WRITTEN / 1e6 / (time.perf_counter() - began):.0f} MB/s"
     free, inodes = shutil.disk_usage(place.out).free, os.statvfs(place.out)
     from longspec.train.estimate.plan import disk_bytes  # with it comes DeepSpeed
@@ -101,56 +97,34 @@ def disk(place: Place) -> Finding | None:
 
 
 def shared_folder(place: Place) -> Finding | None:
-    """Does each node see what rank 0 writes, and can it write there too?"""
-    if place.ranks.is_main:
-        return _show_file(place)
-    return _see_file(place) if place.is_first_of_node else None
+    """Does each node see what rank 0 has written, and can it write there too?
 
-
-def _show_file(place: Place) -> Finding:
-    """Write a file, wait until each node has looked, remove it."""
-    path, text = place.out / f".preflight-{secrets.token_hex(4)}", secrets.token_hex(16)
-    first = {facts.host: rank for rank, facts in sorted(place.facts.items(), reverse=True)}
-    others = [rank for rank in first.values() if rank != 0]
-    try:
-        write_text(path, text)
-        place.tell("file", [str(path.absolute()), text])
-        unheard = set(others) - place.hear("seen", others, place.seconds).keys()
-    except OSError as error:
-        place.tell("file", ["", ""])
-        return Finding(FAIL, f"{path.parent} cannot be written: {error}", "give the run a folder that can be written")
-    finally:
-        if path.is_file():
-            path.unlink()
-    if unheard:
-        found = f"{place.names(sorted(unheard))} did not look for {path} within {place.seconds:.0f} s"
-        return Finding(FAIL, found, "see whether the file system hangs there")
-    return Finding(OK, f"{place.out}, seen from {', '.join(first)}")
-
-
-def _see_file(place: Place) -> Finding | None:
-    """Look for rank 0's file for as long as a file system of a network may keep an old listing, and write one beside it."""
-    shown = place.hear("file", [0], place.seconds)
+    It looks for as long as a file system of a network may keep an old listing.
+    """
+    if not place.is_first_of_node:
+        return None
+    shown = place.hear(SHOWN, [0], 0)
     if not shown:
-        return Finding(FAIL, f"rank 0 has written no file within {place.seconds:.0f} s", "see whether the file system hangs")
-    name, text = shown[0]
-    if not name:
-        return None  # rank 0 reports why
-    path, until = Path(name), time.monotonic() + place.seconds / 2
-    try:
-        while not (path.parent.is_dir() and path in path.parent.iterdir()):
-            if time.monotonic() > until:
-                found = f"{path}, which rank 0 wrote, is not there after {place.seconds / 2:.0f} s"
-                return Finding(FAIL, found, "place the run on a file system that all nodes share")
-            time.sleep(POLL)
-        if path.read_text() != text:
-            return Finding(FAIL, f"{path} reads other than rank 0 wrote it", "see the file system's cache settings")
-        own = path.with_name(f"{path.name}-{place.ranks.rank}")
-        write_text(own, text)
-        own.unlink()
-    finally:
-        place.tell("seen", True)
-    return Finding(OK, str(place.out))
+        return Finding(WARN, "not checked: rank 0 has written no file, see the check of the disk")
+    (name, token), until = shown[0], time.monotonic() + place.seconds / 2
+    path = Path(name)
+    while not (path.parent.is_dir() and path in path.parent.iterdir()):
+        if time.monotonic() > until:
+            found = f"{path}, which rank 0 wrote, is not there after {place.seconds / 2:.0f} s"
+            return Finding(FAIL, found, "place the run on a file system that all nodes share")
+        time.sleep(POLL)
+    if path.read_text() != token * (WRITTEN // len(token)):
+        return Finding(FAIL, f"{path} reads other than rank 0 wrote it", "see the file system's cache settings")
+    own = path.with_name(f"{path.name}-{place.ranks.rank}")
+    write_text(own, token)
+    own.unlink()
+    return Finding(OK, f"{place.out}, seen from {', '.join(dict.fromkeys(facts.host for facts in place.facts.values()))}")
+
+
+def remove_shown(place: Place) -> None:
+    """Remove the file that the check of the disk has written."""
+    for name, _ in place.hear(SHOWN, [0], 0).values():
+        Path(name).unlink(missing_ok=True)
 
 
 def target(place: Place) -> Finding | None:
@@ -165,25 +139,11 @@ def target(place: Place) -> Finding | None:
     weights = [folder / name for name in weight_files(folder)]
     for path in weights:
         if path.suffix == ".safetensors":
-            check_whole(path)
+            open_safetensors(path)
     check_family(read_json(folder / "config.json").get("model_type"), folder / "config.json")
     config, size = place.config, sum(path.stat().st_size for path in weights)
     hashed = f"{sum('sha256' in file for file in small.values())} small files hashed"
     return Finding(OK, f"{config.model_type}, {len(weights)} weight files of {gib(size)} whole, {hashed}")
-
-
-def check_whole(path: Path) -> None:
-    """Hold a .safetensors file against its own header. Raises ValueError when its end is missing."""
-    with path.open("rb") as handle:
-        length = int.from_bytes(handle.read(8), "little")
-        head = handle.read(length) if length <= path.stat().st_size else b""
-    try:
-        tensors = json.loads(head)
-    except ValueError as error:
-        raise ValueError(f"{path}: no whole header; download it again") from error
-    end = 8 + length + max((entry["data_offsets"][1] for name, entry in tensors.items() if name != "__metadata__"), default=0)
-    if path.stat().st_size != end:
-        raise ValueError(f"{path}: {path.stat().st_size} bytes, its header says {end}; download it again")
 
 
 def tokenizer(place: Place) -> Finding | None:

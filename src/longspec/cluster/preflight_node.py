@@ -1,4 +1,4 @@
-"""Preflight checks of the nodes: whether all ranks came and are alike, their limits, GPUs, and sums over all of them."""
+"""Preflight checks of the nodes: whether all ranks came and are alike, and what they can compute, each and together."""
 
 import importlib
 import os
@@ -6,12 +6,18 @@ import resource
 import shutil
 import time
 from pathlib import Path
-from threading import Thread
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from longspec.cluster.preflight_ranks import FAIL, OK, WARN, Finding, Place
+from longspec import methods
+from longspec.cluster.preflight_ranks import FAIL, NETWORK, OK, WARN, Finding, Place
+from longspec.models.attention import backends, flash
+from longspec.models.attention.visibility import Visibility
+from longspec.models.losses import fused_loss, linear_cross_entropy
+from longspec.models.precision import resolve_dtype
+from longspec.models.target import head_width
 from longspec.train.estimate.memory import GIB
 from longspec.train.estimate.memory_check import gib
 
@@ -20,6 +26,8 @@ FILES, SHARED_MEMORY = 4096, GIB
 EXACT = 1000  # elements whose sum is checked
 BYTES_GPU, BYTES_CPU = 256 * 2**20, 4 * 2**20  # of the measured all-reduce
 REPEATS = 3
+TRAIN = "pip install -c constraints.txt -e '.[train]'"
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 3e-2}
 
 
 def ranks(place: Place) -> Finding | None:
@@ -107,34 +115,13 @@ def gpus(place: Place) -> Finding:
 
 
 def collective(place: Place) -> Finding:
-    """Do all ranks add up as they will when they train? Names those that do not."""
+    """Do all ranks add up as they will when they train? One that hangs is ended as every check is."""
     if place.missing:
         return Finding(WARN, "not run: ranks are missing")
-    ended: list[Finding] = []
-    errors: list[Exception] = []
-
-    def run() -> None:
-        try:
-            ended.append(_all_reduce(place))
-        except Exception as error:
-            errors.append(error)
-
-    until = time.monotonic() + place.seconds
-    place.tell("begun", True)
-    behind = set(place.facts) - place.hear("begun", place.facts, place.seconds).keys()
-    if behind:
-        return Finding(FAIL, f"{place.names(sorted(behind))} did not begin it within {place.seconds:.0f} s", "see its log")
-    thread = Thread(target=run, daemon=True)  # NCCL waits without an end for a rank that does not answer
-    thread.start()
-    thread.join(max(place.seconds / 4, until - time.monotonic()))
-    if ended:
-        place.tell("summed", True)
-        return ended[0]
-    behind = set(place.facts) - place.hear("summed", place.facts, 0).keys() - ({place.ranks.rank} if errors else set())
-    fix = "NCCL_DEBUG=INFO tells the way that is taken; name the network with NCCL_SOCKET_IFNAME (GLOO_SOCKET_IFNAME on CPUs)"
-    if errors:
-        return Finding(FAIL, f"{type(errors[0]).__name__}: {errors[0]}", fix)
-    return Finding(FAIL, f"not done after {place.seconds:.0f} s by {place.names(sorted(behind))}", fix)
+    try:
+        return _all_reduce(place)
+    except RuntimeError as error:
+        return Finding(FAIL, f"{type(error).__name__}: {error}", NETWORK)
 
 
 def _all_reduce(place: Place) -> Finding:
@@ -161,3 +148,81 @@ def _all_reduce(place: Place) -> Finding:
     moved = 2 * (world_size - 1) / world_size * size / seconds / 1e9
     speed = f"{size >> 20} MiB in {seconds * 1e3:.1f} ms" + (f", bus {moved:.2f} GB/s" if world_size > 1 else "")
     return Finding(OK, f"{dist.get_backend()} over {world_size} ranks, sums exact; {speed}")
+
+
+def optimizer(place: Place) -> Finding:
+    """Does DeepSpeed import, does the optimizer run where it will stand, and can be compiled what must be?"""
+    try:
+        engine = importlib.import_module("longspec.train.engine")
+    except ImportError as error:
+        return Finding(FAIL, f"DeepSpeed does not import: {error}", TRAIN)
+    wishes = {runtime.deepspeed.offload_optimizer for runtime in place.runtimes}
+    for device in {torch.device("cpu") if wish != "none" else place.device for wish in wishes}:
+        weight = torch.ones(8, device=device, requires_grad=True)
+        weight.grad = torch.ones_like(weight)
+        torch.optim.AdamW([weight], lr=0.5, fused=True).step()  # the one that engine.deepspeed_config asks for
+        assert bool((weight < 1).all()), f"torch's fused AdamW does nothing on a {device}"
+    if "nvme" in wishes:
+        return _nvme(place, engine)
+    return Finding(OK, f"DeepSpeed, torch's fused AdamW (offload: {', '.join(sorted(wishes))}); nothing to compile")
+
+
+def _nvme(place: Place, engine: Any) -> Finding:
+    """Can DeepSpeed's operator for disks be compiled, and is the disk's folder there?"""
+    lacks = [name for name in ("c++", "ninja") if shutil.which(os.environ.get("CXX", name) if name == "c++" else name) is None]
+    if not engine.deepspeed.ops.__compatible_ops__.get("async_io", False):
+        lacks.append("libaio with its headers")
+    folders = [Path(runtime.deepspeed.nvme_path) for runtime in place.runtimes if runtime.deepspeed.nvme_path]
+    lacks += [f"a folder {folder} that can be written" for folder in folders if not os.access(folder, os.W_OK)]
+    if lacks:
+        fix = "install or make it on the nodes, or set runtime.deepspeed.offload_optimizer: cpu"
+        return Finding(FAIL, f"offload_optimizer: nvme lacks {', '.join(lacks)}", fix)
+    return Finding(OK, f"DeepSpeed compiles its operator for {', '.join(map(str, folders))} when the job starts")
+
+
+def _result(backend: str, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Attention by a backend, and its gradients."""
+    q_BNSD, k_BKTD, v_BKTD = leaves = [tensor.detach().requires_grad_() for tensor in tensors]
+    result = backends.attend(q_BNSD, k_BKTD, v_BKTD, Visibility(window=100), q_BNSD.shape[-1] ** -0.5, backend)
+    return [result.detach(), *torch.autograd.grad(result.float().square().sum(), leaves)]
+
+
+def _attention_by(place: Place, wanted: str, precision: str) -> Finding:
+    """Which backend a setting resolves to, and whether its output in the stage's dtype is sdpa's in float32."""
+    dtype, width = resolve_dtype(precision), head_width(place.config)
+    backend = backends.choose(wanted, place.device, dtype, width)
+    torch.manual_seed(0)
+    tensors = [torch.randn(1, heads, 256, width, device=place.device, dtype=dtype) for heads in (4, 2, 2)]
+    pairs = zip(_result(backend, tensors), _result(backends.SDPA, [each.float() for each in tensors]), strict=True)
+    off = max(float((own.float() - exact).norm() / exact.norm()) for own, exact in pairs)
+    found = f"{wanted} is {backend}, off by {off:.1e} in {dtype}".replace("torch.", "")
+    if off > TOLERANCE[dtype]:
+        return Finding(FAIL, found, f"set runtime.attention: sdpa or recipe.precision: fp32; flash-attn anew: {flash.INSTALL}")
+    return Finding(OK, found)
+
+
+def attention(place: Place) -> Finding:
+    """Which backend each stage's attention takes, and whether it computes in the stage's dtype."""
+    kinds = dict.fromkeys((runtime.attention, recipe.precision) for recipe, runtime in place.stages)
+    findings = [_attention_by(place, *kind) for kind in kinds]
+    wrong = [finding for finding in findings if finding.level == FAIL]
+    return wrong[0] if wrong else Finding(OK, "; ".join(dict.fromkeys(finding.found for finding in findings)))
+
+
+def loss(place: Place) -> Finding:
+    """Is Liger's fused loss there where it would be taken, and does it compute?"""
+    hard = [recipe.stage for recipe in place.recipes if not methods.soft_labels(recipe)]
+    if place.device.type != "cuda" or not hard:
+        return Finding(OK, "chunked; Liger is for hard labels on GPUs")
+    if fused_loss("cuda") is None:
+        found = f"Liger is not installed; {', '.join(hard)} take the chunked loss, which is slower"
+        return Finding(WARN, found, flash.INSTALL)
+    torch.manual_seed(0)
+    dtype = resolve_dtype(place.recipes[0].precision)
+    hidden, weight = (torch.randn(rows, 64, device=place.device, dtype=dtype) for rows in (32, 128))
+    labels = torch.arange(32, device=place.device)
+    expected = torch.nn.functional.cross_entropy((hidden @ weight.T).float(), labels, reduction="sum")
+    off = float((linear_cross_entropy(hidden, None, weight, labels, "hard").draft - expected).abs() / expected)
+    if off > TOLERANCE[torch.bfloat16]:
+        return Finding(FAIL, f"Liger's loss is off by {off:.1e}", "pip uninstall liger-kernel: the chunked loss is taken then")
+    return Finding(OK, f"Liger, off by {off:.1e}")

@@ -29,6 +29,7 @@ from longspec.train.estimate.memory_check import memory_of
 OK, WARN, FAIL = "ok", "warn", "fail"
 POLL = 0.05  # seconds
 NAMED = 8  # of more ranks the others are counted
+NETWORK = "NCCL_DEBUG=INFO tells the way that is taken; name the network with NCCL_SOCKET_IFNAME (GLOO_SOCKET_IFNAME on CPUs)"
 VERSIONS_OF = ("longspec", "torch", "transformers", "deepspeed", "tokenizers", "numpy", "flash-attn", "liger-kernel")
 
 
@@ -73,6 +74,7 @@ class Place:
     out: Path
     gpus_expected: int = 0
     facts: dict[int, Facts] = field(default_factory=dict)  # of the ranks that came
+    gone: set[int] = field(default_factory=set)  # ranks that came, and told nothing in a check
 
     @property
     def stages(self) -> list[tuple[Any, Any]]:
@@ -81,8 +83,8 @@ class Place:
 
     @property
     def missing(self) -> list[int]:
-        """The ranks that did not come."""
-        return [rank for rank in range(self.ranks.world_size) if rank not in self.facts]
+        """The ranks that did not come, or are gone."""
+        return [rank for rank in range(self.ranks.world_size) if rank not in self.facts or rank in self.gone]
 
     @property
     def neighbours(self) -> list[int]:

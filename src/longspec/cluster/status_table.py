@@ -1,4 +1,4 @@
-"""A table of all stages below a results folder: state, steps, speed, time left, last checkpoint, attempts and Slurm job."""
+"""Print a table of all stages below a folder: state, steps, speed, time left, last checkpoint, attempts and Slurm job."""
 
 import argparse
 import json
@@ -214,7 +214,7 @@ def show(results: Path, console: Console, *, as_json: bool) -> None:
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m longspec.cluster status", description=__doc__)
-    parser.add_argument("--results", type=Path, default=Path("results"), help="default: %(default)s")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="the folder; default: %(default)s")
     parser.add_argument("--json", action="store_true", help="one JSON object a stage instead of the table")
     parser.add_argument("--watch", type=float, metavar="SECONDS", help="again and again, until Ctrl-C")
     return parser

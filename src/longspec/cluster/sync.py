@@ -91,7 +91,7 @@ def upload(tracker: Tracker, folder: Path, options: argparse.Namespace) -> None:
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m longspec.cluster sync", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--results", type=Path, default=Path("results"), help="default: %(default)s")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="the folder; default: %(default)s")
     parser.add_argument("--dry-run", action="store_true", help="say what would be uploaded")
     parser.add_argument("--project", help="another project than runtime.tracker_project")
     parser.add_argument("--owner", help="whose project: W&B's entity, SwanLab's workspace")

@@ -8,12 +8,12 @@ from omegaconf import OmegaConf
 from longspec import methods
 from longspec.compare.pairs import Pair
 from longspec.config import plain
+from longspec.evaluate.tasks import Settings
 from longspec.report.estimates import acceptance, difference
-from longspec.report.growth_plot import estimates
-from longspec.report.inputs import Settings, Stage, Variant
-from longspec.report.loss_plot import curves, smooth
-from longspec.report.numbers import by_context, by_position, by_task, lossless, overall, speed, speed_by_task
+from longspec.report.inputs import Stage
+from longspec.report.numbers import by_part, figures_of
 from longspec.report.tables import flatten
+from longspec.report.training_curves import curves, smooth
 
 Row = dict[str, Any]
 # Settings: which draft's loss it is, on which text, and how much of it in a step; the method names those of its own.
@@ -26,11 +26,8 @@ def acceptances(pair: Pair, settings: Settings) -> list[Row]:
     rows = []
     for name, (first, second) in pair.drafters.items():
         for task in (*settings.tasks, None):
-            chosen_P = np.ones(len(first["task"]), bool) if task is None else first.of_task(task)
-            both = {
-                "first": acceptance(first, chosen_P, settings.seed),
-                "second": acceptance(second, chosen_P, settings.seed),
-            }
+            chosen_P = first.of_task(task)
+            both = {key: acceptance(one, chosen_P, settings.seed) for key, one in (("first", first), ("second", second))}
             found = difference(second, first, chosen_P, settings.seed)
             rows.append({"drafter": name, "task": task} | both | {key: found[key] for key in ("difference", "low", "high")})
     return rows
@@ -39,24 +36,20 @@ def acceptances(pair: Pair, settings: Settings) -> list[Row]:
 def recipe_differences(pair: Pair) -> list[Row]:
     """The settings in which a stage's recipe differs between the runs; a stage of one run alone is a row without key."""
     first, second = ({stage.name: stage for stage in run.stages} for run in pair.runs)
-    rows = []
+    rows: list[Row] = []
     for name in dict.fromkeys([*first, *second]):
         if name not in first or name not in second:
             rows.append({"stage": name, "key": None, "first": name in first, "second": name in second})
-            continue
-        for key, one, other in differing(_recipe(first[name]), _recipe(second[name])):
-            rows.append({"stage": name, "key": key, "first": one, "second": other})
+        else:
+            rows += [{"stage": name} | row for row in differing(plain(first[name].recipe), plain(second[name].recipe))]
     return rows
 
 
-def _recipe(stage: Stage) -> Row:
-    return flatten(plain(stage.recipe))
-
-
-def differing(first: Row, second: Row) -> list[tuple[str, Any, Any]]:
-    """Key and both values wherever they differ; None for a key that one has not."""
-    keys = dict.fromkeys([*first, *second])
-    return [(key, first.get(key), second.get(key)) for key in keys if first.get(key) != second.get(key)]
+def differing(first: Any, second: Any) -> list[Row]:
+    """Dotted key and both values wherever two nested mappings differ; None for a key that one has not."""
+    one, other = flatten(first), flatten(second)
+    keys = [key for key in dict.fromkeys([*one, *other]) if one.get(key) != other.get(key)]
+    return [{"key": key, "first": one.get(key), "second": other.get(key)} for key in keys]
 
 
 def training(pair: Pair) -> list[Row]:
@@ -65,16 +58,14 @@ def training(pair: Pair) -> list[Row]:
 
 
 def _trained(stage: Stage) -> Row:
-    part, ends = max(1, len(stage.metrics) // 12), {}
-    for key, name, rows in (
-        ("first_loss", "loss", stage.metrics[:part]),
-        ("loss", "loss", stage.metrics[-part:]),
-        ("llm_loss", "llm_loss", stage.metrics[-part:]),
-    ):
+    def mean(name: str, rows: list[Row]) -> float | None:
         finite = [row[name] for row in rows if np.isfinite(row[name])]
-        ends[key] = float(np.mean(finite)) if finite else None
-    sums = {name: sum(row[name] for row in stage.metrics) for name in ("tokens", "labels")}
-    return {"steps": len(stage.metrics), **sums, "seconds": stage.seconds, **ends}
+        return float(np.mean(finite)) if finite else None
+
+    part = max(1, len(stage.metrics) // 12)
+    first, last = stage.metrics[:part], stage.metrics[-part:]
+    ends = {"first_loss": mean("loss", first), "loss": mean("loss", last), "llm_loss": mean("llm_loss", last)}
+    return {"steps": len(stage.metrics)} | {name: stage.total(name) for name in ("tokens", "labels", "seconds")} | ends
 
 
 def sooner(pair: Pair) -> list[Row]:
@@ -84,11 +75,10 @@ def sooner(pair: Pair) -> list[Row]:
     a run has no finite loss, and where the recipes' losses ask different things or come from other steps.
     """
     rows = []
-    for name in pair.stages:
-        stages = {run.name: next(s for s in run.stages if s.name == name) for run in pair.runs}
-        found = {run: curves(stage)[:2] for run, stage in stages.items()}
+    for name, stages in pair.stages.items():
         row: Row = {"stage": name} | dict.fromkeys(("loss", "higher", "steps", "lower", "step", "times"))
-        asked = [_decides_loss(stage.recipe) for stage in stages.values()]
+        found = {run.name: curves(stage)[:2] for run, stage in zip(pair.runs, stages, strict=True)}
+        asked = [_decides_loss(stage.recipe) for stage in stages]
         if asked[0] == asked[1] and all(len(loss_T) for _, loss_T in found.values()):
             smoothed = {run: smooth(loss_T) for run, (_, loss_T) in found.items()}
             lower, higher = sorted(smoothed, key=lambda run: float(smoothed[run][-1]))
@@ -108,33 +98,22 @@ def _decides_loss(recipe: Any) -> list[Any]:
 
 def provenance_differences(pair: Pair) -> list[Row]:
     """Keys whose values differ between the final drafts' provenance, without those of the stages."""
-    rows = differing(*(flatten(run.provenance) for run in pair.runs))
-    return [{"key": key, "first": one, "second": other} for key, one, other in rows if not key.startswith(HIDDEN)]
-
-
-def _by_run(run: Variant, settings: Settings) -> Row:
-    return {
-        "variants": by_task(run, settings),
-        "overall": overall(run, settings),
-        "by_context": by_context(run, settings),
-        "by_position": by_position(run, settings),
-        "speed": speed(run, settings),
-        "speed_by_task": speed_by_task(run, settings),
-        "lossless": lossless(run),
-    }
+    first, second = pair.runs
+    return [row for row in differing(first.provenance, second.provenance) if not row["key"].startswith(HIDDEN)]
 
 
 def compare_numbers(pairs: list[Pair], settings: Settings) -> Row:
     """All numbers that the page shows, which are the content of its JSON file. Figures of one run stand by its name."""
-    compared = {}
-    for pair in pairs:
-        parts: Row = {}
-        for run in pair.runs:
-            for key, value in _by_run(run, settings).items():
-                parts.setdefault(key, {})[run.name] = value
-        parts |= {"acceptance": acceptances(pair, settings), "finals": pair.finals}
-        parts |= {"training": training(pair), "sooner": sooner(pair)}
-        parts["training_estimates"] = {run.name: {stage.name: estimates(stage) for stage in run.stages} for run in pair.runs}
-        parts |= {"recipe_differences": recipe_differences(pair), "provenance_differences": provenance_differences(pair)}
-        compared[pair.variant] = parts
+    compared = {
+        pair.variant: by_part({run.name: figures_of(run, settings) for run in pair.runs})
+        | {
+            "acceptance": acceptances(pair, settings),
+            "finals": pair.finals,
+            "training": training(pair),
+            "sooner": sooner(pair),
+            "recipe_differences": recipe_differences(pair),
+            "provenance_differences": provenance_differences(pair),
+        }
+        for pair in pairs
+    }
     return {"runs": [run.name for run in pairs[0].runs], "variants": compared}

@@ -4,19 +4,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from longspec.config.names import BASELINES
+from longspec.evaluate.tasks import Settings
 from longspec.report.evaluations import Evaluation, check_pairs
-from longspec.report.inputs import Settings, Variant, read_variant
+from longspec.report.inputs import Stage, Variant, read_variant, records_that_chose
 
 FINAL = "final draft"
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Variants of the first and the second run, mostly of one name; each `Variant` here is named after its run."""
+    """Variants of the first and the second run, mostly of one name; in `runs` each is named after its run."""
 
     variants: tuple[str, str]
-    first: Variant
-    second: Variant
+    runs: tuple[Variant, Variant]
 
     @property
     def variant(self) -> str:
@@ -26,40 +26,29 @@ class Pair:
     @property
     def mixed(self) -> str:
         """A sentence for a pair of two names; empty for one."""
-        one, other = self.variants
-        if one == other:
+        if len(set(self.variants)) == 1:
             return ""
-        runs = f"{one} of {self.first.name} is compared with {other} of {self.second.name}"
-        return f"{runs}: the runs share no variant of these names."
-
-    @property
-    def runs(self) -> tuple[Variant, Variant]:
-        return self.first, self.second
+        one, other = (f"{variant} of {run.name}" for variant, run in zip(self.variants, self.runs, strict=True))
+        return f"{one} is compared with {other}: the runs share no variant of these names."
 
     @property
     def drafters(self) -> dict[str, tuple[Evaluation, Evaluation]]:
         """Evaluations to compare, by name: the final drafts, then the other drafters that both runs have, baselines last."""
-        first, second = self.first.evaluations, self.second.evaluations
-        found = {self.finals: (first[self.first.final], second[self.second.final])}
-        names = [*self.stages, *BASELINES]
-        return found | {name: (first[name], second[name]) for name in names}
+        first, second = self.runs
+        found = {self.finals: (first.evaluations[first.final], second.evaluations[second.final])}
+        return found | {name: (first.evaluations[name], second.evaluations[name]) for name in (*self.stages, *BASELINES)}
 
     @property
     def finals(self) -> str:
         """The name under which the final drafts are compared: their stage's, or another where these differ."""
-        return self.first.final if self.first.final == self.second.final else FINAL
+        first, second = self.runs
+        return first.final if first.final == second.final else FINAL
 
     @property
-    def stages(self) -> list[str]:
-        """The stages that both runs have."""
-        names = [stage.name for stage in self.second.stages]
-        return [stage.name for stage in self.first.stages if stage.name in names]
-
-
-def variants_of(text: str) -> tuple[str, str]:
-    """NAME for both runs, or FIRST=SECOND."""
-    first, _, second = text.partition("=")
-    return first, second or first
+    def stages(self) -> dict[str, tuple[Stage, Stage]]:
+        """The stages that both runs have, by name."""
+        first, second = ({stage.name: stage for stage in run.stages} for run in self.runs)
+        return {name: (stage, second[name]) for name, stage in first.items() if name in second}
 
 
 def read_pair(variants: tuple[str, str], runs: list[tuple[str, Path]], settings: Settings) -> Pair:
@@ -73,11 +62,13 @@ def read_pair(variants: tuple[str, str], runs: list[tuple[str, Path]], settings:
                 f"--run {name}: there is no folder {folder}; correct the name, or train the run: "
                 f"snakemake final_draft --config 'runs=[{name}]'"
             )
+    folders = [folder / variant for variant, (_, folder) in zip(variants, runs, strict=True)]
+    records = records_that_chose(folders)
     first, second = (
-        replace(read_variant(variant, folder / variant, settings), name=name)
-        for variant, (name, folder) in zip(variants, runs, strict=True)
+        replace(read_variant(folder.name, folder, settings, records=records), name=name)
+        for name, folder in zip(names, folders, strict=True)
     )
-    pair = Pair(variants, first, second)
+    pair = Pair(variants, (first, second))
     for one, other in pair.drafters.values():
         check_pairs(one, other)
     return pair

@@ -18,7 +18,7 @@ from longspec.config.names import (
     is_repository,
     wheel_source,
 )
-from longspec.config.ranges import BUILD, PHASE, RECIPE, RUNTIME, check_choices, check_number, check_numbers
+from longspec.config.ranges import BUILD, PHASE, RECIPE, REPLAYED, RUNTIME, check_choices, check_number, check_numbers
 from longspec.config.schema import Build, Recipe, Runtime, States
 from longspec.config.target_class import check_class
 
@@ -103,6 +103,25 @@ def check_recipe(recipe: DictConfig) -> None:
         raise ValueError(f"recipe.optimizer.betas: AdamW has two, such as [0.9, 0.95]; there are {len(recipe.optimizer.betas)}")
     methods.settings_of(recipe.method.name).check(recipe)
     check_states(recipe)
+    check_replay(recipe)
+
+
+def check_replay(recipe: DictConfig) -> None:
+    """Raise ValueError, with the key, for shares of replayed stages that are none, or leave the stage no token of its own.
+
+    Whether these stages are earlier ones of the run: longspec.workflow.replays.
+    """
+    key, replay = "recipe.data.replay", recipe.data.replay
+    for stage, share in replay.items():
+        check_name(key, stage)
+        if stage == recipe.stage:
+            raise ValueError(f"{key}.{stage}: is this stage itself; name earlier stages of the run alone")
+        check_number(f"{key}.{stage}", share, REPLAYED)
+    if sum(replay.values()) >= 1:
+        raise ValueError(
+            f"{key}: the shares of {', '.join(replay)} are {sum(replay.values()):g} together; leave some of 1 to the stage's "
+            "own data"
+        )
 
 
 def check_states(recipe: DictConfig) -> None:

@@ -1,5 +1,6 @@
 """Hydra: from names of files in config/ to one checked configuration."""
 
+from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from longspec import methods
 from longspec.config import yaml_files
 from longspec.config.checks import CHECKS
-from longspec.config.explain import one_line
+from longspec.config.explain import one_line, unknown_key
 from longspec.config.schema import Build, Config, Recipe, Runtime
 from longspec.config.target_class import name_class
 
@@ -43,6 +44,7 @@ def compose(name: str, overrides: list[str], config_dir: Path = CONFIG_DIR) -> D
     Raises ValueError with the key, and the file where one is at fault.
     """
     config = _composed(name, overrides, config_dir)
+    _refuse_added(config)
     name_class(config.recipe)
     try:
         for section in ("recipe", "runtime", "build", "evaluation"):
@@ -73,6 +75,17 @@ def _composed(name: str, overrides: list[str], config_dir: Path) -> DictConfig:
     for path in files:
         _refuse_hydra(path)
     return config
+
+
+def _refuse_added(section: DictConfig, place: str = "") -> None:
+    """Raise ValueError for a key that no section has: `+key=value` adds any, and nothing would read it."""
+    schema = OmegaConf.get_type(section)
+    for key in map(str, section):
+        if is_dataclass(schema) and key not in {field.name for field in fields(schema)}:
+            raise ValueError(f"{place}{key}: {unknown_key(key, schema)}")
+        below = section._get_node(key)
+        if isinstance(below, DictConfig) and not (below._is_none() or below._is_missing()):
+            _refuse_added(below, f"{place}{key}.")
 
 
 def _any_says_hydra(folders: list[Path]) -> bool:

@@ -9,6 +9,14 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 NO_LIST = "is not a ListConfig"
 UNKNOWN = "unknown key"
+# Keys of the published trainer's experiment files: where the same is said here.
+PUBLISHED = {
+    "model": "the target is recipe.model (or model=<a file of config/model/>)",
+    "model_name_or_path": "the target is recipe.model.source, such as hf:<owner>/<repository> or a folder, and "
+    "files.target names its target_manifest.json",
+    "draft_model_name_or_path": "the draft to begin with is files.init_weights, a draft folder or a file of weights",
+    "ignore_mismatched_sizes": "weights that do not fit are always refused, by the names of their tensors; remove the key",
+}
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -33,6 +41,13 @@ def one_line(error: BaseException) -> str:
 def _fault(error: OmegaConfBaseException) -> str:
     """The message for an error, without the key it is about."""
     if isinstance(error, ConfigKeyError | ConfigAttributeError) and is_dataclass(error.object_type):
-        return f"{UNKNOWN}; {did_you_mean(str(error.key), [field.name for field in fields(error.object_type)])}"
+        return unknown_key(str(error.key), error.object_type)
     told = str(error.msg or error).partition("\n")[0]
     return "must be a list, such as [a, b]" if NO_LIST in told else told
+
+
+def unknown_key(name: str, schema: type) -> str:
+    """What is wrong with a key that a section has not, and which it has; schema: the section's dataclass."""
+    if name in PUBLISHED:
+        return f"{UNKNOWN}, of the published trainer: {PUBLISHED[name]}"
+    return f"{UNKNOWN}; {did_you_mean(name, [field.name for field in fields(schema)])}"

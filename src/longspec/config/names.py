@@ -6,6 +6,8 @@ have fixed names, beside which those of stages stand.
 import re
 from typing import NamedTuple
 
+from longspec.atomic_files import sha256_text
+
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,99}")
 IS_NAME = "letters, digits, dots and hyphens, the first a letter or a digit, 100 at most"
 
@@ -14,6 +16,8 @@ BASELINES = (UNTRAINED, LOOKUP)  # drafters that are made without training
 # The draft made elsewhere with which a run's first stage begins (recipe.init): as a drafter, as its folder, and in the
 # config.json of a draft the field that tells where it came from.
 IMPORTED = "imported"
+WITH_LOOKUP = "with-lookup"  # the published draft with prompt lookup beside it (evaluation.with_lookup)
+FINAL = "final"  # of a final draft's provenance.json the field that tells how its stage was chosen, where one was
 
 HUB_PREFIX = "hf:"
 REVISION = re.compile(r"[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
@@ -59,6 +63,12 @@ def hub_source(text: str) -> tuple[str, str | None]:
     if not text.startswith(HUB_PREFIX) or not is_repository(repository) or (at and not REVISION.fullmatch(revision)):
         raise ValueError(f"{text!r} is no repository of the hub; give {HUB_PREFIX}<owner>/<repository>[@revision]")
     return repository, revision or None
+
+
+def readable_name(source: str, revision: str | None = None) -> str:
+    """A name for what a source brings: readable, and another one for each source and revision."""
+    readable = re.sub(r"[^A-Za-z0-9.-]+", "-", source.removeprefix(HUB_PREFIX)).strip("-.")[-60:]
+    return f"{readable}-{sha256_text(source if revision is None else f'{source}@{revision}')[:8]}"
 
 
 def is_repository(text: str) -> bool:

@@ -6,7 +6,7 @@ Not a number (.nan) and infinity (.inf) lie in no range.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -31,6 +31,7 @@ class Range:
 
 MANY = 10**9
 SHARE = Range(0, 1)
+REPLAYED = Range(0, 1, open_low=True, open_high=True)  # of recipe.data.replay, each share
 TOKENS = Range(1, 2**24)  # of a row, a window, a batch: no target has so many positions
 COUNT = Range(1, MANY)
 SIZE = Range(1, 2**20)  # of a layer of a small target
@@ -90,7 +91,7 @@ def number_fields(schema: type, prefix: str = "") -> dict[str, bool]:
         kind = hints[field.name]
         if is_dataclass(kind):
             found |= number_fields(kind, f"{prefix}{field.name}.")  # type: ignore[arg-type]
-        elif {int, float} & {kind, *get_args(kind)}:
+        elif get_origin(kind) is not dict and {int, float} & {kind, *get_args(kind)}:
             found[prefix + field.name] = type(None) in get_args(kind)
     return found
 

@@ -33,6 +33,8 @@ class Data:
     sequence_length: int = MISSING  # tokens in a row
     collation: str = MISSING  # base | long-nomask: every token is trained; long | longcot: answers only
     overlong: str = "split"  # split | truncate documents longer than a row
+    # Shares of the trained tokens that are those of earlier stages' data, by the stages' names, such as {base: 0.2}.
+    replay: dict[str, float] = field(default_factory=dict, metadata=LATER)
 
 
 @dataclass
@@ -108,6 +110,7 @@ class Runtime:
     tracker_run: str | None = None  # the run's name there; null: the last parts of the stage's folder
     peak_tflops: float | None = None  # of one GPU, for its share used; null: its data sheet, else measured at the start
     deepspeed: DeepSpeed = field(default_factory=DeepSpeed)
+    extract_at_end: bool = field(default=False, metadata=LATER)  # true: the finished stage's draft is written to its draft/
 
 
 @dataclass
@@ -139,6 +142,8 @@ class Files:
     vocabulary: str | None = None  # draft_vocabulary_{size}.json, where recipe.method.vocabulary is a number
     states: str | None = None  # manifest.json of stored states, where recipe.states.source is offline
     held_out_states: str | None = None  # and shard.json of those of the held-out rows, where these are measured
+    replay: dict[str, str] = field(default_factory=dict)  # manifests of packed rows by the stages of recipe.data.replay
+    replay_states: dict[str, str] = field(default_factory=dict)  # and of their stored states
     out: str = MISSING
 
 
@@ -148,6 +153,9 @@ class Config:
 
     stages: list[str] = field(default_factory=list)  # of the run, in order
     variants: list[str] = field(default_factory=list)  # in which the run is trained; none: as config/workflow.yaml says
+    final: str = (
+        "best"  # best: the stage that is published is chosen by acceptance, docs/evaluation.md | last: it is the last one
+    )
     evaluation: dict[str, Any] = field(default_factory=dict)  # keys of this section that the run has of its own
     recipe: Recipe = field(default_factory=Recipe)
     runtime: Runtime = field(default_factory=Runtime)

@@ -1,4 +1,4 @@
-"""The verbs of the data phase: fetch, raw, tokenize, pack, vocabulary, inspect."""
+"""From the records of a dataset to packed rows of tokens."""
 
 import argparse
 import json
@@ -10,6 +10,7 @@ from rich.console import Console
 from tqdm import tqdm
 
 from longspec import shown
+from longspec.command_line import add_verb
 from longspec.data import draft_vocabulary, inspection, raw, tokenize
 from longspec.data.hub import fetch
 from longspec.data.layout_tally import BEYOND
@@ -20,34 +21,38 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     top = argparse.ArgumentParser(prog="python -m longspec.data", description=__doc__)
     verbs = top.add_subparsers(dest="verb", required=True)
-    verb = verbs.add_parser("fetch", help="the files of a dataset of the hub, pinned; HF_TOKEN opens closed ones")
+    verb = add_verb(verbs, "fetch", "fetch a dataset's files from the hub, pinned to a commit; HF_TOKEN opens closed ones")
     verb.add_argument("--source", required=True, help="hf:<owner>/<repository>[:config][:split] or hf:.../<file>")
     verb.add_argument("--revision", default="main", help="a branch, a tag or a commit")
     verb.add_argument("--out", required=True, type=Path, help="the manifest to write, the files beside it")
-    verb = verbs.add_parser("raw", help="validated records of one dataset, held-out ones apart")
-    verb.add_argument("--name", required=True)
+    verb = add_verb(verbs, "raw", "read and check the records of one dataset, the held-out ones apart")
+    verb.add_argument("--name", required=True, help="the dataset's name")
     verb.add_argument("--settings", required=True, type=json.loads, help="the dataset's entry of workflow.yaml, as JSON")
     verb.add_argument("--fetched", type=Path, help="of a source on the hub: the manifest that fetch wrote")
-    verb.add_argument("--out", required=True, type=Path, help="the manifest to write")
-    verb = verbs.add_parser("tokenize", help="one shard of a raw folder as token ids")
+    verb.add_argument("--out", required=True, type=Path, help="the manifest to write, the records beside it")
+    verb = add_verb(verbs, "tokenize", "write one shard of a raw folder as token ids")
     verb.add_argument("--raw", required=True, type=Path, help="the raw folder's manifest")
     verb.add_argument("--tokenizer", required=True, type=Path, help="a tokenizer manifest")
     verb.add_argument("--shard", type=int, default=0, help="this shard, from 0")
-    verb.add_argument("--num-shards", type=int, default=1)
-    verb.add_argument("--out", required=True, type=Path, help="the manifest to write")
-    verb = verbs.add_parser("pack", help="rows of one length from all token shards of a dataset")
+    verb.add_argument("--num-shards", type=int, default=1, help="of how many; default: 1")
+    verb.add_argument("--out", required=True, type=Path, help="the manifest to write, the token ids beside it")
+    verb = add_verb(verbs, "pack", "make rows of one length from all token shards of a dataset")
     verb.add_argument("--tokens", required=True, nargs="+", type=Path, help="the shards' manifests")
     verb.add_argument("--length", required=True, type=int, help="tokens in a row")
-    verb.add_argument("--collation", required=True, choices=list(packing.COLLATIONS))
-    verb.add_argument("--overlong", default="split", choices=bin_packing.OVERLONG)
-    verb.add_argument("--out", required=True, type=Path, help="the manifest to write")
-    verb = verbs.add_parser("vocabulary", help="the tokens that a draft can propose: the most frequent ones of all rows")
+    verb.add_argument(
+        "--collation", required=True, choices=list(packing.COLLATIONS), help="long and longcot train answers alone"
+    )
+    verb.add_argument(
+        "--overlong", default="split", choices=bin_packing.OVERLONG, help="what becomes of documents longer than a row"
+    )
+    verb.add_argument("--out", required=True, type=Path, help="the manifest to write, the rows beside it")
+    verb = add_verb(verbs, "vocabulary", "choose the tokens that a draft can propose: the most frequent ones of all rows")
     verb.add_argument("--packed", required=True, nargs="+", metavar="NAME=MANIFEST", help="the rows of each stage")
     verb.add_argument("--target", required=True, type=Path, help="the target's manifest, for its number of tokens")
     verb.add_argument("--size", required=True, type=int, help="how many tokens")
     verb.add_argument("--ids-of", type=Path, help="another vocabulary: its tokens are taken over")
     verb.add_argument("--out", required=True, type=Path, help="the file to write")
-    verb = verbs.add_parser("inspect", help="a row decoded, with its documents, trained tokens and where they come from")
+    verb = add_verb(verbs, "inspect", "print a row decoded, with its documents, its trained tokens and where they come from")
     verb.add_argument("manifest", type=Path, help="of packed rows or of a token shard")
     verb.add_argument("--row", type=int, default=0, help="of packed rows; of a token shard the document")
     verb.add_argument("--tokenizer", type=Path, help="the tokenizer's manifest, where it lies elsewhere than the tokens' says")

@@ -22,6 +22,7 @@ class Kind:
 
 DATA = Kind("data", CONFIG_DIR / "data", "source")
 TASK = Kind("evaluation.tasks", CONFIG_DIR / "evaluation", "template")
+OF_SOURCE = ("revision", "member")
 # A secret has no place in a configuration: it would be copied to logs, manifests and reports.
 SECRETS = ("token", "tokens", "hftoken", "authtoken", "useauthtoken", "accesstoken", "apitoken", "apikey", "password", "secret")
 
@@ -43,8 +44,8 @@ def expand_all(entries: Any, kind: Kind) -> Any:
 def expand(name: str, settings: dict[str, Any], kind: Kind = DATA) -> dict[str, Any]:
     """The settings of entry `name` with those of its preset beneath them; without a preset they come back as they are.
 
-    A preset's `revision` is of its source alone: it goes when the settings name another source, such as a copy on this
-    machine. Raises ValueError for an unknown or malformed preset, and for a key that holds a token.
+    A preset's `revision` and `member` are of its source alone: they go when the settings name another source, such as a copy on
+    this machine. Raises ValueError for an unknown or malformed preset, and for a key that holds a token.
     """
     key = f"{kind.section}.{name}"
     refuse_secrets(settings, f"{key}.")
@@ -62,5 +63,5 @@ def expand(name: str, settings: dict[str, Any], kind: Kind = DATA) -> dict[str, 
         raise ValueError(f"{path}: must be a mapping with the key {kind.needs}, and name no other preset")
     refuse_secrets(beneath, f"{path}: ")
     if "source" in own:
-        beneath = {key: value for key, value in beneath.items() if key != "revision"}
+        beneath = {key: value for key, value in beneath.items() if key not in OF_SOURCE}
     return beneath | own

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from longspec import jsonl
-from longspec.atomic_files import check_files, describe_files, read_json, write_json
+from longspec.atomic_files import describe_files, write_json
 from longspec.config.names import HUB_PREFIX
 from longspec.data.align import pipeline
+from longspec.data.hub.fetched import MANIFEST, read_fetched
 from longspec.data.read import source_files, split_records
 from longspec.data.read.items import Item, Note
 from longspec.data.read.records import FIELDS
+from longspec.data.read.source_files import ARCHIVE
 from longspec.data.read.split_records import UNANSWERED
 from longspec.demo import puzzles, questions, stdlib
 
@@ -90,6 +92,10 @@ def complete(name: str, settings: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"data.{name}.max_line_mb: must be above 0, is {whole['max_line_mb']}")
     if whole.get("as", "") not in ("", "code"):
         raise ValueError(f"data.{name}.as: {whole['as']!r} is unknown; only 'code'")
+    if is_hub(source) and str(source).endswith(ARCHIVE):
+        raise ValueError(
+            f"data.{name}.source: {source} is an archive, of which tasks of evaluation read a `member`; give files"
+        )
     pipeline.parse(name, whole.get("align", []))
     return whole
 
@@ -103,18 +109,8 @@ def origin_of(name: str, settings: dict[str, Any], fetched: Path | None) -> Orig
                 f"data.{name}: {fetched} is given, but the source {source} is none of the hub's; leave --fetched out"
             )
         return Origin([] if is_made(source) else source_files.files_of(source), {})
-    if fetched is None:
-        manifest_path = f"data/hub/{name}/manifest.json"
-        raise ValueError(
-            f"data.{name}.source: {source} must be fetched first: python -m longspec.data fetch --source {source} "
-            f"--revision {settings['revision']} --out {manifest_path}; then give this verb --fetched {manifest_path}"
-        )
-    manifest = read_json(fetched)
-    for key in ("source", "revision"):
-        if manifest.get(key) != settings[key]:
-            raise ValueError(f"{fetched}: {key}: is {manifest.get(key)}, but data.{name}.{key} is {settings[key]}; fetch again")
-    check_files(fetched.parent, manifest["files"])
-    files = [fetched.parent / file for file in sorted(manifest["files"])]
+    path = fetched or Path(MANIFEST.format(dataset=name))
+    files, manifest = read_fetched(path, f"data.{name}", source, settings["revision"])
     return Origin(files, {"repository": manifest["repository"], "commit": manifest["commit"]})
 
 

@@ -15,6 +15,7 @@ from longspec.decode.prefill import Prefilled
 from longspec.decode.sampling import Sampler, check_drawn
 from longspec.decode.stops import Stops
 from longspec.decode.timing import Stopwatch
+from longspec.models.tensor_parallel import group_of, of_first_rank
 
 # Two logits closer than this many roundings of the dtype, at the logits' size, may swap when the same numbers are summed
 # in another order (one token at a time or several): a near-tie. Half precision rounds its products in float32, so only
@@ -47,11 +48,11 @@ def decode_plain(
     """
     if len(start.prompts) != 1:
         raise ValueError(f"prompts: plain decoding takes one, not {len(start.prompts)}; decode them one by one")
-    sampler, stops, decoded = sampler or Sampler(), Stops(eos), Plain()
+    sampler, stops, decoded, group = sampler or Sampler(), Stops(eos), Plain(), group_of(target)
     with start.lent(tokens_ahead(max_new_tokens)) as lent:
         clock, logits_V = Stopwatch(target.device), lent.logits_BV[0]
         while True:
-            token = int(sampler.choose(logits_V[None]))
+            token = int(of_first_rank(sampler.choose(logits_V[None]), group))
             check_drawn([token])
             decoded.ids.append(token)
             decoded.logits.append(logits_V)

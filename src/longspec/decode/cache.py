@@ -4,11 +4,14 @@ Shapes: B rows, T cached tokens of the longest row, S nodes of a tree, E tokens 
 heads, D head width.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
+
+from longspec.models.tensor_parallel import Group, all_heads, group_of, own_heads, splits_heads
 
 ROOM = 1 / 8  # of the length, made ahead when a layer's room is used up
 LONGEST_AHEAD = 4096  # tokens of a text for which room is made at once
@@ -47,7 +50,12 @@ class RoomyLayer(DynamicLayer):
         self.keys, self.values = keys.narrow(2, 0, count), values.narrow(2, 0, count)
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Add tokens; all keys and values."""
+        """Add the tokens of a forward; all keys and values that its attention is to see."""
+        self.add(key_states, value_states)
+        return self.keys, self.values
+
+    def add(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Add tokens."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         count = self.keys.shape[2]
@@ -57,7 +65,30 @@ class RoomyLayer(DynamicLayer):
         for room, new in zip(self.room, (key_states, value_states), strict=True):
             room[:, :, count:total] = new
         self.end_at(total)
-        return self.keys, self.values
+
+    def empty(self, ahead: int) -> "RoomyLayer":
+        """An empty layer of this kind."""
+        return RoomyLayer(ahead)
+
+
+class AllHeadsLayer(RoomyLayer):
+    """A layer of which a rank's attention sees its own heads, and a drafter reads all: new tokens are gathered as they come.
+
+    group: the ranks that hold the target together.
+    """
+
+    def __init__(self, ahead: int, group: Group) -> None:
+        super().__init__(ahead)
+        self.group = group
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Add the tokens of a forward, of this rank's heads; the keys and values of these heads."""
+        self.add(all_heads(key_states, self.group), all_heads(value_states, self.group))
+        return own_heads(self.keys, self.group), own_heads(self.values, self.group)
+
+    def empty(self, ahead: int) -> RoomyLayer:
+        """An empty layer of this kind."""
+        return AllHeadsLayer(ahead, self.group)
 
 
 def _roomy(x_BKTD: Tensor, total: int) -> Tensor:
@@ -70,6 +101,20 @@ def _roomy(x_BKTD: Tensor, total: int) -> Tensor:
 def empty_cache(layers: int, ahead: int) -> Cache:
     """A cache for a text and `ahead` tokens behind it. No layer slides: one that does could not take back rejected tokens."""
     return Cache(layers=[RoomyLayer(ahead) for _ in range(layers)])
+
+
+def target_cache(target: Any, ahead: int, read: Collection[int] = ()) -> Cache:
+    """An empty cache of a target. read: the layers whose keys and values a drafter reads."""
+    cache, group = empty_cache(target.config.num_hidden_layers, ahead), group_of(target)
+    if group is not None and splits_heads(target):
+        for layer in read:
+            cache.layers[layer] = AllHeadsLayer(ahead, group)
+    return cache
+
+
+def is_whole(target: Any, cache: Cache, layer: int) -> bool:
+    """Whether a layer holds the keys and values of all heads."""
+    return isinstance(cache.layers[layer], AllHeadsLayer) or not splits_heads(target)
 
 
 def cut(cache: Cache, longest: int) -> None:
@@ -99,8 +144,8 @@ def select(cache: Cache, rows_B: Tensor, longest: int, ahead: int) -> None:
     one layer is held twice at a time.
     """
     for number, layer in enumerate(cache.layers):
-        chosen = RoomyLayer(ahead)
-        chosen.update(layer.keys[:, :, :longest][rows_B], layer.values[:, :, :longest][rows_B])
+        chosen = layer.empty(ahead)
+        chosen.add(layer.keys[:, :, :longest][rows_B], layer.values[:, :, :longest][rows_B])
         cache.layers[number] = chosen
 
 

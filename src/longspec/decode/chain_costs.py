@@ -1,4 +1,4 @@
-"""What rounds with chains of each length cost on this machine, and which length is best by it.
+"""What rounds with chains of each length and with trees cost on this machine, and which of these shapes is best by it.
 
 Shapes: B rows.
 """
@@ -11,40 +11,75 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from longspec.chain_length import LONGEST, ChainCosts, best_length, chain_speeds, nearest
+from longspec.chain_length import LONGEST, Acceptance, ChainAcceptance, ChainCosts, nearest
 from longspec.decode.drafters import Drafter
+from longspec.decode.levels import Levels
 from longspec.decode.prefill import Prefilled
 from longspec.decode.speculate import speculate
+from longspec.models.tensor_parallel import group_of, of_first_rank
 
 ROUNDS = 2  # timed at once, behind one that takes the prompts in
 REPEATS = 2  # of the whole; the least of all times counts, for whatever else runs on the machine only adds to them
-NODES = (ROUNDS + 1) * (LONGEST + 1)  # most tokens that a measurement puts behind the prompts
 
-_known: WeakKeyDictionary[Any, dict[Hashable, ChainCosts]] = WeakKeyDictionary()  # by target, for this process
+# Seconds of a round with each shape, by target, for this process.
+_known: WeakKeyDictionary[Any, dict[Hashable, dict[int | Levels, float]]] = WeakKeyDictionary()
+
+
+def nodes_of(drafter: Drafter) -> int:
+    """Most tokens that a measurement puts behind the prompts."""
+    return (ROUNDS + 1) * (LONGEST + drafter.copied + 1)
 
 
 class _EnoughError(Exception):
     """Ends a decoding whose rounds were timed."""
 
 
-def best_chain(target: Any, drafter: Drafter, start: Prefilled, temperature: float) -> int:
-    """The length of chains that should decode these prompts soonest, by the drafter's acceptance and by costs.
+def best_shape(target: Any, drafter: Drafter, start: Prefilled, temperature: float) -> int | Levels:
+    """The chain or tree that should decode these prompts soonest, by the drafter's acceptance and by costs.
 
     The costs are measured when a target and a draft first meet, and again for texts twice as long and for another number of
-    rows or threads.
+    rows or threads. Of equal shapes the one with the fewest tokens.
     """
-    acceptance = nearest(drafter.acceptance, temperature)
-    longest = min(len(acceptance.positions), LONGEST)
-    if longest == 1:
-        return 1
+    tokens = _tokens_a_round(nearest(drafter.acceptance, temperature, drafter.copied > 0))
+    if len(tokens) == 1:
+        return next(iter(tokens))
     length = max(map(len, start.prompts)).bit_length()
     machine = (str(target.device), target.dtype, torch.get_num_threads(), len(start.prompts), length)
     # Drafters come and go with each call that names a folder: a draft is known by its acceptance, counts of its own.
-    key = (type(drafter), drafter.proposed, drafter.acceptance, machine)
+    key = (type(drafter), drafter.proposed, drafter.copied, drafter.acceptance, machine)
     costs = _known.setdefault(target, {})
     if key not in costs:
-        costs[key] = measure_costs(target, drafter, start, longest)
-    return best_length(chain_speeds(acceptance, costs[key]))
+        costs[key] = _seconds_a_round(target, drafter, start, list(tokens))
+    shapes = list(tokens)
+    best = max(range(len(shapes)), key=lambda at: (tokens[shapes[at]] / costs[key][shapes[at]], -_nodes(shapes[at])))
+    # Ranks that hold the target together have each taken their own times.
+    return shapes[int(of_first_rank(torch.tensor([best], device=target.device), group_of(target)))]
+
+
+def _tokens_a_round(held: list[Acceptance]) -> dict[int | Levels, float]:
+    """What a round with each shape should bring: chains of all lengths up to the longest that was evaluated, and trees."""
+    tokens: dict[int | Levels, float] = {}
+    for each in held:
+        if isinstance(each, ChainAcceptance):
+            tokens |= dict(enumerate(each.expected_tokens()[:LONGEST], 1))
+        else:
+            is_chain = all(size == 1 for size in each.levels) and each.copied
+            tokens[len(each.levels) if is_chain else each.levels] = each.expected_tokens
+    return tokens
+
+
+def _seconds_a_round(target: Any, drafter: Drafter, start: Prefilled, shapes: list[int | Levels]) -> dict[int | Levels, float]:
+    """The least time of a round with each shape."""
+    chains = measure_costs(target, drafter, start, max((shape for shape in shapes if isinstance(shape, int)), default=0))
+    seconds: dict[int | Levels, float] = dict(enumerate(chains.rounds, 1))
+    for shape in shapes:
+        if not isinstance(shape, int):
+            seconds[shape] = min(_round_seconds(target, drafter, start, shape) for _ in range(REPEATS))
+    return seconds
+
+
+def _nodes(shape: int | Levels) -> int:
+    return shape if isinstance(shape, int) else sum(shape)
 
 
 @torch.inference_mode()
@@ -72,8 +107,9 @@ def _plain_seconds(target: Any, start: Prefilled) -> float:
         return _least(marks)
 
 
-def _round_seconds(target: Any, drafter: Drafter, start: Prefilled, length: int) -> float:
-    """The least time of a round with chains of this length, between two looks of the host at new tokens."""
+@torch.inference_mode()
+def _round_seconds(target: Any, drafter: Drafter, start: Prefilled, shape: int | Levels) -> float:
+    """The least time of a round with this shape, between two looks of the host at new tokens."""
     marks: list[float] = []
 
     def mark(row: int, tokens: list[int]) -> None:
@@ -83,7 +119,7 @@ def _round_seconds(target: Any, drafter: Drafter, start: Prefilled, length: int)
             raise _EnoughError
 
     try:
-        speculate(target, drafter, start, max_new_tokens=NODES + 2, shape=length, on_tokens=mark)
+        speculate(target, drafter, start, max_new_tokens=nodes_of(drafter) + 2, shape=shape, on_tokens=mark)
     except _EnoughError:
         return _least(marks)
     raise AssertionError("so many tokens take more rounds")

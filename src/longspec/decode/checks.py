@@ -4,6 +4,7 @@ from typing import Any
 
 from longspec.decode.drafters import Drafter
 from longspec.families import check_target
+from longspec.models.tensor_parallel import check_splits, group_of
 
 
 def check_decodable(target: Any) -> None:
@@ -12,9 +13,11 @@ def check_decodable(target: Any) -> None:
     devices = sorted({str(device) for device in getattr(target, "hf_device_map", {}).values()})
     if len(devices) > 1:
         raise ValueError(
-            f"hf_device_map: the target is spread over {', '.join(devices)}, decoding needs it on one: load it on one device, "
-            "such as by device_map={'': 0}"
+            f"hf_device_map: the target is spread over {', '.join(devices)} layer by layer, decoding needs it on one: load "
+            "it on one, such as by device_map={'': 0}, or split it over ranks (docs/large-targets.md)"
         )
+    if (group := group_of(target)) is not None:
+        check_splits(target.config, group.size(), target.config.name_or_path or "target")
     if target.device.type == "meta":
         raise ValueError("target: its weights are on meta, where there are no numbers: load it on a CPU or a GPU")
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from longspec.chain_length import ChainAcceptance
+from longspec.chain_length import Acceptance
 from longspec.decode.levels import Levels
 from longspec.decode.sampling import Sampler
 from longspec.decode.tree import NOTHING, DraftTree, chains
@@ -40,13 +40,15 @@ class Drafter(Protocol):
 
     reads: names of the tensors of the target that it wants: keys and values come with every draft input; hidden states, which
     the target makes once, come with the tokens that they belong to, at the start and after each verification. proposed: how
-    many of the target's tokens it can propose; None: all. acceptance: how its chains were kept where it was evaluated; empty:
-    unknown.
+    many of the target's tokens it can propose; None: all. copied: most tokens that its trees hold beside the levels that they
+    were asked for, one below the other. acceptance: how its chains and trees were kept where it was
+    evaluated; empty: unknown.
     """
 
     reads: tuple[str, ...]
     proposed: int | None
-    acceptance: tuple[ChainAcceptance, ...]
+    copied: int
+    acceptance: tuple[Acceptance, ...]
 
     def check(self, target: Any) -> None:
         """Raise ValueError where it cannot draft for this target."""
@@ -58,8 +60,11 @@ class Drafter(Protocol):
         """A tree for each row, of `levels` or fewer of them."""
         ...
 
-    def commit(self, path_BE: Tensor, kept_B: Tensor, hidden: dict[str, Tensor]) -> None:
-        """Take nodes path_BE[b, : kept_B[b] + 1] of the last tree into the text; `hidden` [B, E, H] are the path's states."""
+    def commit(self, tokens_BE: Tensor, kept_B: Tensor, hidden: dict[str, Tensor]) -> None:
+        """Take tokens_BE[b, : kept_B[b] + 1] into the text: the kept ones behind the root, then the target's own, the new root.
+
+        The kept ones need not be of the tree that was proposed. `hidden` [B, E, H] are the states of the old root and of them.
+        """
 
     def select(self, rows_B: Tensor) -> None:
         """Go on with these rows alone."""
@@ -75,6 +80,8 @@ def alone_with(drafter: Drafter) -> Iterator[None]:
 
     Raises RuntimeError while it serves another.
     """
+    while hasattr(drafter, "drafter"):  # one around another, which has the state
+        drafter = drafter.drafter
     with _guard:
         if id(drafter) in _serving:
             raise RuntimeError(
@@ -107,7 +114,8 @@ class Stateless:
 
     reads: tuple[str, ...] = ()
     proposed: int | None = None
-    acceptance: tuple[ChainAcceptance, ...] = ()
+    copied: int = 0
+    acceptance: tuple[Acceptance, ...] = ()
 
     def check(self, target: Any) -> None:
         """Any target will do."""
@@ -115,7 +123,7 @@ class Stateless:
     def begin(self, prompts: list[list[int]], hidden: dict[str, Tensor]) -> None:
         """Nothing to do."""
 
-    def commit(self, path_BE: Tensor, kept_B: Tensor, hidden: dict[str, Tensor]) -> None:
+    def commit(self, tokens_BE: Tensor, kept_B: Tensor, hidden: dict[str, Tensor]) -> None:
         """Nothing to do."""
 
     def select(self, rows_B: Tensor) -> None:
@@ -139,9 +147,9 @@ class Followers:
                 self.known.setdefault(gram, place)
         self.behind = len(text)
 
-    def of(self, text: list[int], count: int) -> list[int]:
-        """Up to `count` tokens that followed the longest n-gram at the text's end; none where all are new."""
-        for size in range(min(self.longest, len(text) - 1), 0, -1):
+    def of(self, text: list[int], count: int, shortest: int = 1) -> list[int]:
+        """Up to `count` tokens that followed the longest n-gram at the text's end, of `shortest` tokens or more; else none."""
+        for size in range(min(self.longest, len(text) - 1), shortest - 1, -1):
             place = self.known.get(tuple(text[-size:]))
             if place is not None:
                 return text[place : place + count]

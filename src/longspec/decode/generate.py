@@ -16,12 +16,13 @@ from transformers.generation.configuration_utils import GenerationMode
 from longspec import methods
 from longspec.chain_length import read_acceptance
 from longspec.decode.cache import tokens_ahead
-from longspec.decode.chain_costs import NODES, best_chain
+from longspec.decode.chain_costs import best_shape, nodes_of
 from longspec.decode.checks import check_decodable, check_drafter, check_prompts
 from longspec.decode.drafters import Drafter
 from longspec.decode.levels import DEFAULT_SHAPE, Levels
 from longspec.decode.prefill import Prefilled, prefill
 from longspec.decode.speculate import speculate
+from longspec.decode.with_lookup import WithLookup
 from longspec.families import check_target
 from longspec.methods.draft_files import check_draft_config, method_of_draft
 from longspec.tokenizer_files import tokenizer_hash_of
@@ -77,6 +78,7 @@ def generate(
     draft: str | Path | Drafter,
     shape: int | Levels | None = None,
     draft_vocabulary: str | Path | None = None,
+    prompt_lookup_num_tokens: int | None = None,
     generator: torch.Generator | None = None,
     tokenizer: Any = None,
     streamer: Any = None,
@@ -86,12 +88,13 @@ def generate(
     """Return int64 [B, T + new tokens] as `model.generate(inputs, generation_config, **arguments)` does, but sooner.
 
     draft: a draft folder, a weight file, or a drafter as of load_drafter, which is read once. shape: tokens of a chain (int) or
-    the levels of a tree; None: chains as long as pay best by the draft's measured acceptance and by what rounds cost here, and
-    the default tree for a draft that was not evaluated. draft_vocabulary: as of load_drafter. inputs or input_ids int64 [B, T];
-    attention_mask [B, T] marks padding, on either side. Settings come from `arguments`, else generation_config, else the
-    model's own, and may be: max_new_tokens, do_sample, temperature, top_k, top_p, eos_token_id, pad_token_id, stop_strings with
-    tokenizer, num_return_sequences; streamer for one row. Sampled texts have generate's distribution, by draws of their own.
-    Raises ValueError that names any other setting: none is passed over.
+    the levels of a tree; None: the chain or evaluated tree that pays best by the draft's measured acceptance and by what rounds
+    cost here, and the default tree for a draft that was not evaluated. draft_vocabulary: as of load_drafter.
+    prompt_lookup_num_tokens: most tokens that each round copies from the text, beside those that are drafted. inputs or
+    input_ids int64 [B, T]; attention_mask [B, T] marks padding, on either side. Settings come from `arguments`, else
+    generation_config, else the model's own, and may be: max_new_tokens, do_sample, temperature, top_k, top_p, eos_token_id,
+    pad_token_id, stop_strings with tokenizer, num_return_sequences; streamer for one row. Sampled texts have generate's
+    distribution, by draws of their own. Raises ValueError that names any other setting: none is passed over.
     """
     if synced_gpus:
         raise ValueError("synced_gpus: targets that are spread over ranks by ZeRO-3 or FSDP are not supported; load it whole")
@@ -101,7 +104,8 @@ def generate(
     _refuse(model, config, {name: value for name, value in rest.items() if name not in TEXT and value is not None})
     texts = _without_padding(given, rest.get("attention_mask"), config)
     prompts = [text for text in texts for _ in range(config.num_return_sequences)]
-    drafter = _drafter(model, draft, draft_vocabulary)  # and what else may be refused, before anything is streamed
+    # What may be refused is refused before anything is streamed.
+    drafter = _drafter(model, draft, draft_vocabulary, prompt_lookup_num_tokens)
     check_prompts(prompts, model.config.vocab_size)
     if streamer is not None:
         if len(prompts) > 1:
@@ -138,15 +142,15 @@ def _ids(inputs: Tensor | None, input_ids: Tensor | None) -> Tensor:
     return given
 
 
-def _drafter(model: Any, draft: Any, draft_vocabulary: str | Path | None) -> Drafter:
-    """The drafter, held against a model that is held against what can be decoded."""
+def _drafter(model: Any, draft: Any, draft_vocabulary: str | Path | None, copied: int | None) -> Drafter:
+    """The drafter, held against a model that is held against what can be decoded. copied: tokens of prompt lookup beside it."""
     check_decodable(model)
     is_ready = not isinstance(draft, str | Path)
     if is_ready and draft_vocabulary is not None:
         raise ValueError(f"draft_vocabulary: {draft_vocabulary}: the drafter is made already; give it to load_drafter")
     drafter = draft if is_ready else load_drafter(model, draft, draft_vocabulary)
     check_drafter(drafter, model)
-    return drafter
+    return drafter if copied is None else WithLookup(drafter, copied)
 
 
 def _start(
@@ -155,8 +159,8 @@ def _start(
     """Where decoding starts, and the shape that is best there."""
     if not drafter.acceptance:
         return prompts, DEFAULT_SHAPE
-    start = prefill(model, prompts, tokens_ahead(config.max_new_tokens, NODES), drafter.reads)
-    return start, best_chain(model, drafter, start, sampling_settings(config)["temperature"])
+    start = prefill(model, prompts, tokens_ahead(config.max_new_tokens, nodes_of(drafter)), drafter.reads)
+    return start, best_shape(model, drafter, start, sampling_settings(config)["temperature"])
 
 
 def _refuse(model: Any, config: GenerationConfig, strange: dict[str, Any]) -> None:
@@ -165,6 +169,8 @@ def _refuse(model: Any, config: GenerationConfig, strange: dict[str, Any]) -> No
         raise ValueError(f"{', '.join(sorted(strange))}: not taken when decoding with a draft; leave it out")
     if config.max_new_tokens is None:
         raise ValueError("max_new_tokens: say how many tokens there may be")
+    if config.prompt_lookup_num_tokens:
+        raise ValueError("prompt_lookup_num_tokens: stands in the generation config; give it as an argument, and None there")
     mode = config.get_generation_mode()
     if mode not in MODES:
         raise ValueError(f"{mode.value}: not done with a draft; give do_sample=True or False, and no beams")

@@ -2,6 +2,8 @@
 
 DEFAULT_SHAPE = (4, 16, 16, 16, 16)  # the published one
 
+MOST_COPIED = 64  # tokens of prompt lookup beside a draft's: few of a longer copy are kept, and all cost a forward their place
+
 Levels = tuple[int, ...]
 
 

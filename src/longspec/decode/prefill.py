@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers.cache_utils import Cache
 
-from longspec.decode.cache import empty_cache, restore
+from longspec.decode.cache import restore, target_cache
 from longspec.decode.checks import check_decodable, check_prompts
 from longspec.decode.states import ReadTarget
+from longspec.models.tensor_parallel import check_alike
 
 
 @dataclass
@@ -59,25 +60,25 @@ def prefill(target: Any, prompts: list[list[int]], ahead: int = 0, reads: tuple[
     """The prompts' own forwards, one for all prompts of a length, by the target's own attention.
 
     ahead: how many tokens a decoding will add, where that is known; room made later copies the cache. reads: of a drafter,
-    whose hidden states are kept. Raises ValueError as of
-    check_decodable and check_prompts.
+    whose hidden states are kept, and its keys and values with all heads. Raises ValueError as of check_decodable and
+    check_prompts.
     """
     check_decodable(target)
     check_prompts(prompts, target.config.vocab_size)
+    check_alike(target, prompts)
     rows_of: dict[int, list[int]] = {}
     for row, prompt in enumerate(prompts):
         rows_of.setdefault(len(prompt), []).append(row)
-    layers, parts = target.config.num_hidden_layers, []
-    read = ReadTarget(target, target.config._attn_implementation, reads)
+    parts, read = [], ReadTarget(target, target.config._attn_implementation, reads)
     for rows in rows_of.values():
-        cache = empty_cache(layers, ahead if len(rows_of) == 1 else 0)
+        cache = target_cache(target, ahead if len(rows_of) == 1 else 0, read.cached_layers)
         ids_BS = torch.tensor([prompts[row] for row in rows], device=target.device)
         logits_BV = read.model(ids_BS, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
         parts.append((cache, logits_BV, dict(read.hidden)))
     if len(parts) == 1:
         return Prefilled(prompts, *parts[0])
     order = [row for rows in rows_of.values() for row in rows]
-    whole, longest = empty_cache(layers, ahead), max(map(len, prompts))
+    whole, longest = target_cache(target, ahead, read.cached_layers), max(map(len, prompts))
     _side_by_side([cache for cache, _, _ in parts], order, whole)
     hidden = {
         name: _sorted([pad(part[name], (0, 0, 0, longest - part[name].shape[1])) for _, _, part in parts], order)
@@ -100,4 +101,4 @@ def _side_by_side(caches: list[Cache], order: list[int], whole: Cache) -> None:
             _sorted([pad(x, (0, 0, 0, longest - x.shape[2])) for x in same], order)
             for same in zip(*((part.keys, part.values) for part in parts), strict=True)
         )
-        layer.update(keys, values)
+        layer.add(keys, values)

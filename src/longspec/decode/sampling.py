@@ -9,24 +9,32 @@ import torch
 from torch import Tensor
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from longspec.models.tensor_parallel import Group, of_first_rank
+
 NO_TOKEN = -1  # drawn where there is no distribution to draw from; the host raises when it would become text
 
 
 class Sampler:
     """How the target's tokens are drawn. The warps are transformers' own, in its order: temperature, top-k, top-p.
 
-    temperature 0 is greedy; top_k 0 and top_p 1 leave all tokens in. Raises ValueError for values out of range.
+    temperature 0 is greedy; top_k 0 and top_p 1 leave all tokens in; group: the ranks that hold the target together. Raises
+    ValueError for values out of range.
     """
 
     def __init__(
-        self, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, generator: torch.Generator | None = None
+        self,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        generator: torch.Generator | None = None,
+        group: Group | None = None,
     ) -> None:
         if temperature < 0 or top_k < 0 or not 0 < top_p <= 1:
             raise ValueError(
                 f"temperature {temperature}, top_k {top_k}, top_p {top_p}: give temperature >= 0 (0 = greedy), top_k >= 0 "
                 "(0 = off) and 0 < top_p <= 1 (1 = off)"
             )
-        self.temperature, self.generator = temperature, generator
+        self.temperature, self.generator, self.group = temperature, generator, group
         warps = [(TemperatureLogitsWarper, temperature, 1.0), (TopKLogitsWarper, top_k, 0), (TopPLogitsWarper, top_p, 1.0)]
         self.warps = [] if self.greedy else [kind(value) for kind, value, off in warps if value != off]
 
@@ -57,6 +65,10 @@ class Sampler:
     def choose(self, logits_NV: Tensor) -> Tensor:
         """The target's own next token, int64 [N]; when sampling NO_TOKEN where the logits make no distribution."""
         return logits_NV.argmax(-1) if self.greedy else self.draw_own(self.log_probabilities(logits_NV).exp())
+
+    def agreed(self, chosen: Tensor) -> Tensor:
+        """What rank 0 has chosen: the others' logits may differ in their last bits, and their draws then altogether."""
+        return of_first_rank(chosen, self.group)
 
 
 def check_drawn(tokens: Collection[int]) -> None:

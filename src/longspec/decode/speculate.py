@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longspec.decode.cache import compact, cut, select, tokens_ahead
+from longspec.decode.cache import compact, cut, is_whole, select, tokens_ahead
 from longspec.decode.checks import check_decodable, check_drafter
 from longspec.decode.drafters import Drafter, DraftInput, alone_with
 from longspec.decode.levels import DEFAULT_SHAPE, Levels, levels_of
@@ -24,6 +24,8 @@ from longspec.decode.tree import DraftTree
 from longspec.decode.verify import Acceptance, verify_tree
 from longspec.models.attention.backends import TARGET_ATTENTION
 from longspec.models.attention.tree_visibility import TreeVisibility
+from longspec.models.tensor_parallel import check_alike, group_of
+from longspec.states.tensors import layer_of
 
 STOP, LENGTH = "stop", "length"
 OnTokens = Callable[[int, list[int]], None]
@@ -105,11 +107,13 @@ def speculate(
     """
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens: must be 1 or more, is {max_new_tokens}")
-    sampler, stops = Sampler(temperature, top_k, top_p, generator), Stops(eos, stop_strings, tokenizer)
+    sampler, stops = Sampler(temperature, top_k, top_p, generator, group_of(target)), Stops(eos, stop_strings, tokenizer)
     check_decodable(target)
     check_drafter(drafter, target)
     levels = levels_of(shape, target.config.vocab_size, drafter.proposed)
-    nodes = sum(levels)
+    texts = prompts.prompts if isinstance(prompts, Prefilled) else prompts
+    check_alike(target, [texts, levels, drafter.copied, max_new_tokens, temperature, top_k, top_p])
+    nodes = sum(levels) + drafter.copied
     ahead = tokens_ahead(max_new_tokens, nodes)
     with alone_with(drafter), _started(target, prompts, ahead, drafter.reads) as start:
         clock, read = Stopwatch(target.device), ReadTarget(target, TARGET_ATTENTION, drafter.reads)
@@ -120,7 +124,7 @@ def speculate(
             clock.mark("draft")
             logits_BSV = run.forward(tree)
             clock.mark("target")
-            run.take(verify_tree(logits_BSV, tree, sampler), tree)
+            run.take(verify_tree(logits_BSV, tree, sampler).agreed(sampler), tree)
             clock.mark("rest")
     seconds = clock.seconds()
     return Decoded(run.texts.rows, sum(seconds.values()), seconds["draft"], seconds["target"])
@@ -132,12 +136,17 @@ def _started(
     """Where decoding starts, with room for `ahead` tokens. Raises ValueError for a start without what the drafter reads."""
     if not isinstance(prompts, Prefilled):
         return nullcontext(prefill(target, prompts, ahead, reads))
-    missing = [name for name in reads if is_hidden(name) and name not in prompts.hidden]
+    missing = [name for name in reads if not _is_read(name, target, prompts)]
     if missing:
         raise ValueError(
             f"prompts: were prefilled without {', '.join(missing)}, which the drafter reads: prefill(..., drafter.reads)"
         )
     return prompts.lent(ahead)
+
+
+def _is_read(name: str, target: Any, start: Prefilled) -> bool:
+    """Whether the prompts' forward has kept this tensor of the target."""
+    return name in start.hidden if is_hidden(name) else is_whole(target, start.cache, layer_of(name))
 
 
 class _Texts:
@@ -177,7 +186,7 @@ class _Run:
         self.cache, self.nodes = start.cache, nodes
         self.lengths = [len(prompt) for prompt in start.prompts]
         self.lengths_B = torch.tensor(self.lengths, device=start.logits_BV.device)
-        self.roots_B = sampler.choose(start.logits_BV)
+        self.roots_B = sampler.agreed(sampler.choose(start.logits_BV))
         drafter.begin(start.prompts, start.hidden)
         for number, token in enumerate(self.roots_B.tolist()):
             check_drawn([token])
@@ -201,7 +210,7 @@ class _Run:
         ).logits
 
     def take(self, acceptance: Acceptance, tree: DraftTree) -> None:
-        """The kept path becomes text; caches follow. The round's one transfer to the host is here."""
+        """The kept path becomes text; caches follow. The round's transfer to the host is here."""
         kept_and_tokens = torch.cat([acceptance.kept_B[:, None], acceptance.tokens_BE], dim=1).tolist()
         before_B = self.lengths_B
         is_in_place = tree.is_chain and len(set(self.lengths)) == 1  # the path lies behind each row's text already
@@ -211,7 +220,7 @@ class _Run:
             cut(self.cache, max(self.lengths))
         else:
             compact(self.cache, tree.tokens_BS.shape[1], acceptance.path_BE, before_B, max(self.lengths))
-        self.drafter.commit(acceptance.path_BE, acceptance.kept_B, self.read.hidden_of(acceptance.path_BE))
+        self.drafter.commit(acceptance.tokens_BE, acceptance.kept_B, self.read.hidden_of(acceptance.path_BE))
         self.roots_B = acceptance.tokens_BE.gather(1, acceptance.kept_B[:, None])[:, 0]
         for number, (kept, *tokens) in zip(self.texts.active, kept_and_tokens, strict=True):
             check_drawn(tokens[: kept + 1])

@@ -28,6 +28,7 @@ class ReadTarget:
         self.model, self.hidden = twin_with(target, attention), dict[str, Tensor]()
         self._names = [name for name in reads if is_hidden(name)]
         self._cached = [name for name in reads if not is_hidden(name)]
+        self.cached_layers = layers_of(self._cached, KEYS) | layers_of(self._cached, VALUES)
         if self._names:
             keep_hidden(self.model, layers_of(self._names, HIDDEN), self._keep)
 

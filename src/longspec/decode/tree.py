@@ -1,4 +1,4 @@
-"""Draft trees: nodes level by level, each level of one size, the root being the newest token of the text.
+"""Draft trees: nodes level by level, each level of one size, the root being the newest token of the text; then one branch.
 
 Shapes: B rows, S nodes with the root, W nodes of a level, C nodes of the next level, D depth, V vocabulary, T the target's
 vocabulary where the draft's is a part of it.
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from longspec.decode.levels import Levels
@@ -54,6 +55,26 @@ class DraftTree:
         """Whether every level is one node, so that node n is the parent of node n + 1."""
         return self.tokens_BS.shape[1] == self.depth + 1
 
+    def with_branch(self, parents_BL: Tensor, tokens_BL: Tensor, first_depth: int) -> "DraftTree":
+        """This tree and L more nodes, the first of them `first_depth` below the root and each one deeper than the one before.
+
+        parents_BL: nodes of the new tree, each before its child.
+        """
+        old, count = self.tokens_BS.shape[1], tokens_BL.shape[1]
+        seen_BSS = F.pad(self.seen_BSS, (0, count, 0, count))
+        rows_B = torch.arange(len(seen_BSS), device=seen_BSS.device)
+        for node, parents_B in enumerate(parents_BL.unbind(1), old):
+            seen_BSS[:, node] = seen_BSS[rows_B, parents_B]
+            seen_BSS[:, node, node] = True
+        last_depth = first_depth + count - 1
+        return DraftTree(
+            torch.cat([self.tokens_BS, tokens_BL], dim=1),
+            torch.cat([self.parents_BS, parents_BL], dim=1),
+            seen_BSS,
+            torch.cat([self.depths_S, torch.arange(first_depth, last_depth + 1, device=self.depths_S.device)]),
+            max(self.depth, last_depth),
+        )
+
 
 class TreeBuilder:
     """A tree that grows by one level at a time, from its root on.
@@ -95,10 +116,13 @@ class TreeBuilder:
         self.seen_BSS = torch.cat([left_BTS, right_BTC], dim=2)
         self.sizes.append(size)
 
-    def grow(self, log_q_BWV: Tensor, size: int, drawn_by: Sampler | None) -> None:
+    def grow(
+        self, log_q_BWV: Tensor, size: int, drawn_by: Sampler | None, agreed: Callable[[Tensor], Tensor] = lambda x: x
+    ) -> None:
         """One more level, from the draft's distributions of the token after each node of the newest one.
 
         drawn_by: draws the next token of chains from it; None: the `size` likeliest children by their paths are chosen.
+        agreed: of what several ranks have chosen, what all go on with.
         """
         if drawn_by is None:
             parents_BC, tokens_BC, self.scores_BW = best_children(log_q_BWV, self.scores_BW, size)
@@ -107,6 +131,7 @@ class TreeBuilder:
             tokens_BC = drawn_by.draw(q_BV)[:, None]
             parents_BC = torch.zeros_like(tokens_BC)
             self.drawn.append(q_BV if self.draft_to_target is None else self.draft_to_target.over_target(q_BV))
+        parents_BC, tokens_BC = agreed(torch.stack([parents_BC, tokens_BC])).unbind()
         self._add_drafted(parents_BC, tokens_BC)
 
     def _add_drafted(self, parents_BC: Tensor, tokens_BC: Tensor) -> None:
@@ -123,11 +148,11 @@ class TreeBuilder:
         drawn_by = sampler if is_chain and not sampler.greedy else None
         for size in levels:
             if is_chain and sampler.greedy:
-                tokens_B1 = logits()[:, 0].argmax(-1, keepdim=True)
+                tokens_B1 = sampler.agreed(logits()[:, 0].argmax(-1, keepdim=True))
                 self._add_drafted(torch.zeros_like(tokens_B1), tokens_B1)
                 continue
             log_q_NV = sampler.log_probabilities(logits().flatten(0, 1))
-            self.grow(log_q_NV.unflatten(0, (-1, self.sizes[-1])), size, drawn_by)
+            self.grow(log_q_NV.unflatten(0, (-1, self.sizes[-1])), size, drawn_by, sampler.agreed)
 
     def tree(self) -> DraftTree:
         """The tree as grown so far."""

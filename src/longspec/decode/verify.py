@@ -23,6 +23,12 @@ class Acceptance:
     kept_B: Tensor
     tokens_BE: Tensor
 
+    def agreed(self, sampler: Sampler) -> "Acceptance":
+        """That of rank 0, for all ranks that hold the target."""
+        parts = (self.path_BE, self.kept_B[:, None], self.tokens_BE)
+        path_BE, kept_B1, tokens_BE = sampler.agreed(torch.cat(parts, dim=1)).split([part.shape[1] for part in parts], dim=1)
+        return Acceptance(path_BE, kept_B1[:, 0], tokens_BE)
+
 
 def verify_tree(logits_BSV: Tensor, tree: DraftTree, sampler: Sampler) -> Acceptance:
     """Walk down from the root by the rule that fits how the tree was made, without a word to the host.

@@ -1,4 +1,4 @@
-"""Draft folders: `python -m longspec.draft extract | import | fetch | final | export | push --help`."""
+"""Draft folders: made of checkpoints or of drafts from elsewhere, assembled, laid out otherwise, uploaded."""
 
 import argparse
 import shutil
@@ -16,19 +16,19 @@ from longspec.atomic_files import (
     read_json,
     read_json_object,
     write_json,
-    write_text,
 )
+from longspec.command_line import add_verb
 from longspec.distributed import log
 
 
 def extract(options: argparse.Namespace) -> None:
     """A checkpoint or a state dict -> its draft folder, on one CPU, without loading the target."""
     from longspec.draft.folder import draft_config, empty_layer, write_draft
-    from longspec.draft.trained import check_vocabulary, recipe_and_folder, target_manifest
+    from longspec.draft.trained import check_vocabulary, recipe_and_folder, target_manifest, training_of
     from longspec.draft.weight_sources import read_weights
     from longspec.methods import method_of, vocabulary_for
     from longspec.models.target_config import read_target_config
-    from longspec.tokenizer_files import tokenizer_hash
+    from longspec.tokenizer_files import tokenizer_files, tokenizer_hash
 
     recipe, out = recipe_and_folder(options.checkpoint, options.recipe, options.out)
     vocabulary = vocabulary_for(recipe, options.vocabulary)
@@ -42,8 +42,10 @@ def extract(options: argparse.Namespace) -> None:
     method, settings = method_of(recipe, vocabulary)
     method.check_state(empty_layer(target, recipe), state, options.checkpoint)
     config = draft_config(target, recipe, vocabulary)
-    write_draft(out, method.published(state, settings), config)
-    log(f"{out}: {len(state)} tensors, {config['num_parameters']} parameters")
+    training = training_of(options.checkpoint, recipe)
+    write_draft(out, method.published(state, settings), config, tokenizer=Path(target), training=training)
+    without = "" if tokenizer_files(Path(target)) else f"; no tokenizer, since {target} has none"
+    log(f"{out}: {len(state)} tensors, {config['num_parameters']} parameters{without}")
 
 
 def fetch(options: argparse.Namespace) -> None:
@@ -75,21 +77,25 @@ def import_(options: argparse.Namespace) -> None:
 
 
 def final(options: argparse.Namespace) -> None:
-    """The last stage's draft with tokenizer, training configuration and provenance."""
-    from longspec.config.names import IMPORTED
-    from longspec.draft.provenance import provenance
+    """The published stage's draft with tokenizer, training configuration and provenance."""
+    from longspec.config.names import FINAL, IMPORTED
+    from longspec.draft.provenance import provenance, published
+    from longspec.draft.trained import write_training_config
 
     tokenizer = Path(read_json(options.tokenizer)["path"])
+    draft, trained_by = (options.draft, options.stages) if options.choice is None else published(options.choice, options.stages)
     configurations = {}
-    for folder in options.stages:
+    for folder in trained_by:
         sections = {name: yaml.safe_load((folder / f"{name}.yaml").read_text()) for name in ("recipe", "runtime")}
         configurations[folder.name] = sections
     with new_folder(options.out) as beside:
-        shutil.copytree(options.draft, beside, dirs_exist_ok=True)
+        shutil.copytree(draft, beside, dirs_exist_ok=True)
         for name in read_json(options.tokenizer)["files"]:
             shutil.copy(tokenizer / name, beside / name)
-        write_text(beside / "training_config.yaml", yaml.safe_dump(configurations, sort_keys=True))
-        content = provenance(options.stages, options.target, options.tokenizer, options.data)
+        write_training_config(beside, configurations)
+        content = provenance(options.stages, trained_by[-1].name, options.target, options.tokenizer, options.data)
+        if options.choice is not None:
+            content[FINAL] = read_json(options.choice)
         if options.imported is not None:
             content[IMPORTED] = read_json(options.imported)[IMPORTED]
         files = describe_files(beside, files_below(beside))
@@ -118,24 +124,24 @@ def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m longspec.draft", description=__doc__)
     verbs = parser.add_subparsers(required=True)
-    verb = verbs.add_parser("extract", help=extract.__doc__)
+    verb = add_verb(verbs, "extract", str(extract.__doc__))
     verb.set_defaults(run=extract)
     sources = "a stage's checkpoint.json or a slot of its checkpoints/; a DeepSpeed checkpoint; a state dict's file or index"
     verb.add_argument("checkpoint", type=Path, help=sources)
     verb.add_argument("--recipe", type=Path, help="recipe.yaml of the draft; default: the one that the checkpoint holds")
     verb.add_argument("--target", type=Path, help="default: models/{recipe.model.name}/target_manifest.json")
     verb.add_argument("--vocabulary", type=Path, help="its draft_vocabulary_{size}.json, where it has one")
-    verb.add_argument("--out", type=Path, help="the folder to make; default: draft-{checkpoint's name} in its stage's folder")
+    verb.add_argument("--out", type=Path, help="the folder to make; default, in the stage's folder: draft, or draft-{slot}")
     trust = (
         "for a DeepSpeed checkpoint that asks for more than tensors and the types that DeepSpeed itself saves: read it all the "
         "same. Its files are Python pickles, and run whatever code they hold: only for files whose maker you trust"
     )
     verb.add_argument("--trust-pickle", action="store_true", help=trust)
-    verb = verbs.add_parser("fetch", help=fetch.__doc__)
+    verb = add_verb(verbs, "fetch", str(fetch.__doc__))
     verb.set_defaults(run=fetch)
     verb.add_argument("--source", required=True, help="hf:owner/name[@revision] or a folder")
     verb.add_argument("--out", type=Path, required=True, help="the manifest to write")
-    verb = verbs.add_parser("import", help=import_.__doc__)
+    verb = add_verb(verbs, "import", str(import_.__doc__))
     verb.set_defaults(run=import_)
     verb.add_argument("source", help="a draft's folder, hf:owner/name[@revision], or a manifest that `fetch` wrote")
     verb.add_argument("--target", type=Path, required=True, help="the target's folder or its target_manifest.json")
@@ -143,21 +149,23 @@ def main() -> None:
     layers = "layers of the target whose inputs it reads, for a draft whose config.json does not say it beyond doubt"
     verb.add_argument("--layers", type=int, nargs=3, help=layers)
     verb.add_argument("--out", type=Path, required=True, help="the folder to make")
-    verb = verbs.add_parser("final", help=final.__doc__)
+    verb = add_verb(verbs, "final", str(final.__doc__))
     verb.set_defaults(run=final)
-    verb.add_argument("--draft", type=Path, required=True, help="draft folder of the last stage")
+    which = verb.add_mutually_exclusive_group(required=True)
+    which.add_argument("--draft", type=Path, help="draft folder of the last stage, where that is published")
+    which.add_argument("--choice", type=Path, help="final_stage.json, which names the stage that is published")
     verb.add_argument("--stages", type=Path, nargs="+", required=True, help="folders of all stages, in order")
     verb.add_argument("--tokenizer", type=Path, required=True, help="tokenizer_manifest.json")
     verb.add_argument("--data", type=Path, nargs="+", required=True, help="manifests of the packed rows")
     verb.add_argument("--target", type=Path, required=True, help="target_manifest.json")
     verb.add_argument("--imported", type=Path, help="config.json of the imported draft that the first stage began with")
     verb.add_argument("--out", type=Path, required=True, help="the folder to make")
-    verb = verbs.add_parser("export", help=export.__doc__)
+    verb = add_verb(verbs, "export", str(export.__doc__))
     verb.set_defaults(run=export)
     verb.add_argument("folder", type=Path, help="final_draft folder, or the draft of a stage")
     verb.add_argument("--layout", required=True, help="such as speculators")
     verb.add_argument("--out", type=Path, required=True, help="the folder to make, which must not be there")
-    verb = verbs.add_parser("push", help=push.__doc__, description=f"{push.__doc__} The token is read from HF_TOKEN.")
+    verb = add_verb(verbs, "push", f"{push.__doc__} The token is read from HF_TOKEN.")
     verb.set_defaults(run=push)
     verb.add_argument("folder", type=Path, help="final_draft folder")
     verb.add_argument("--repo", required=True, help="owner/name of the repository; made if it is not there")

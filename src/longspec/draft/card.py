@@ -20,6 +20,7 @@ def model_card(folder: Path, repository: str, revision: str, report: Path | None
     stages = [
         {"name": name, "recipe": training[name]["recipe"], "training": provenance["stages"][name]}
         for name in provenance["order"]
+        if name in training  # those after the published one have not trained it
     ]
     model = stages[-1]["recipe"]["model"]
     module, cls, _ = (config["model_target"] or "..").rsplit(".", 2)

@@ -1,5 +1,6 @@
 """The draft folder: weights under the published names, config.json, and how transformers decodes with it."""
 
+import shutil
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ from torch import Tensor, nn
 
 from longspec.atomic_files import new_folder, write_json
 from longspec.draft.custom_generate import write_custom_generate
+from longspec.draft.trained import write_training_config
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods import method_of
 from longspec.methods.contract import Method
 from longspec.methods.draft_files import CONFIG, METHOD, PTH, SAFETENSORS
 from longspec.models.target_config import read_target_config
+from longspec.tokenizer_files import tokenizer_files
 
 VOCABULARY = "draft_vocabulary.json"
 TARGET_FIELDS = (
@@ -73,9 +76,18 @@ def _is_stored(field: Field[Any], settings: Any) -> bool:
 
 
 def write_draft(
-    folder: Path, published: dict[str, Tensor], config: dict[str, Any], vocabulary: DraftVocabulary | None = None
+    folder: Path,
+    published: dict[str, Tensor],
+    config: dict[str, Any],
+    vocabulary: DraftVocabulary | None = None,
+    tokenizer: Path | None = None,
+    training: dict[str, Any] | None = None,
 ) -> None:
-    """A draft folder from the tensors that it is to hold, whole or not at all; vocabulary: its tokens, a file beside them."""
+    """A draft folder from the tensors that it is to hold, whole or not at all.
+
+    vocabulary: its tokens, a file beside them; tokenizer: a folder whose tokenizer is copied; training: by its stage the
+    sections that it was trained by.
+    """
     with new_folder(folder) as beside:
         save_file(published, beside / SAFETENSORS, metadata={"format": "pt"})
         torch.save(published, beside / PTH)
@@ -83,3 +95,8 @@ def write_draft(
         write_custom_generate(beside)
         if vocabulary is not None:
             vocabulary.write(beside / VOCABULARY)
+        if tokenizer is not None:
+            for name in tokenizer_files(tokenizer):
+                shutil.copy(tokenizer / name, beside / name)
+        if training is not None:
+            write_training_config(beside, training)

@@ -11,6 +11,7 @@ from typing import Any
 
 from longspec import chain_length
 from longspec.atomic_files import check_files, files_below, read_json
+from longspec.shown import brief
 
 CARD = "README.md"
 REQUIRED = ("config.json", "model.safetensors", "training_config.yaml", "provenance.json")
@@ -74,7 +75,7 @@ def push(folder: Path, card: str, repository: str, revision: str, *, private: bo
 def _reason(error: Any) -> str:
     """Why the hub refuses an upload."""
     status = getattr(getattr(error, "response", None), "status_code", None)
-    text = " ".join(str(error).split())[:300]
+    text = brief(error)
     if status == 401:
         return f"the hub does not accept HF_TOKEN; make a new one ({text})"
     if status == 403:

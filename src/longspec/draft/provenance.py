@@ -22,12 +22,27 @@ def git_commit() -> str:
     return described.stdout.strip() or "unknown"
 
 
-def provenance(stage_folders: list[Path], target: Path, tokenizer: Path, data: list[Path]) -> dict[str, Any]:
-    """provenance.json: code, versions, hashes of everything that went in, and how each stage was trained."""
+def published(choice: Path, stage_folders: list[Path]) -> tuple[Path, list[Path]]:
+    """The draft folder of the stage that a choice names, and the stages that have trained it, in order.
+
+    Raises ValueError, with file and key, for a stage that is none of them.
+    """
+    stage, names = read_json(choice)["stage"], [folder.name for folder in stage_folders]
+    if stage not in names:
+        raise ValueError(f"{choice}: stage: {stage!r} is none of {', '.join(names)}; make it again (rule choose_final_stage)")
+    trained_by = stage_folders[: names.index(stage) + 1]
+    return trained_by[-1] / "draft", trained_by
+
+
+def provenance(stage_folders: list[Path], stage: str, target: Path, tokenizer: Path, data: list[Path]) -> dict[str, Any]:
+    """provenance.json: code, versions, hashes of everything that went in, and how each stage was trained.
+
+    stage: the published one, whose training had these versions.
+    """
     checkpoints = {folder.name: read_json(folder / "checkpoint.json") for folder in stage_folders}
     return {
         "git_commit": git_commit(),
-        "versions": checkpoints[stage_folders[-1].name]["versions"],
+        "versions": checkpoints[stage]["versions"],
         "recipes": {folder.name: sha256_file(folder / "recipe.yaml") for folder in stage_folders},
         "data": {str(path): sha256_file(path) for path in data},
         "target": {str(target): sha256_file(target)},

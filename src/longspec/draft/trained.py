@@ -3,11 +3,15 @@
 from pathlib import Path
 from typing import Any
 
-from longspec.atomic_files import read_json_object
-from longspec.config import Recipe, load, plain, typed
+import yaml
+
+from longspec.atomic_files import read_json_object, write_text
+from longspec.config import Recipe, load, plain, typed, yaml_files
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.train.checkpoint.checkpoint_dir import MANIFEST, read_manifest
 from longspec.train.lifetime.admission import refuse_other_recipe
+
+CHECKPOINT, RUNTIME = "checkpoint.json", "runtime.yaml"  # in a stage's folder
 
 
 def recipe_and_folder(checkpoint: Path, recipe_path: Path | None, out: Path | None) -> tuple[Any, Path]:
@@ -23,7 +27,21 @@ def recipe_and_folder(checkpoint: Path, recipe_path: Path | None, out: Path | No
     recipe = own if recipe_path is None else load(recipe_path, Recipe)
     if own is not None and recipe_path is not None:
         refuse_other_recipe(checkpoint, plain(own), recipe_path, plain(recipe))
-    return recipe, out or stage / f"draft-{checkpoint.stem}"
+    return recipe, out or stage / ("draft" if checkpoint.name == CHECKPOINT else f"draft-{checkpoint.name}")
+
+
+def training_of(checkpoint: Path, recipe: Any) -> dict[str, Any]:
+    """By its stage the sections that a draft was trained by; `runtime` where the checkpoint is of a stage's folder."""
+    identity, stage = _of_ours(checkpoint)
+    sections: dict[str, Any] = {"recipe": plain(recipe)}
+    if identity is not None and (stage / RUNTIME).is_file():
+        sections["runtime"] = yaml_files.read(stage / RUNTIME)
+    return {recipe.stage: sections}
+
+
+def write_training_config(folder: Path, training: dict[str, Any]) -> None:
+    """training_config.yaml of a draft folder: by stage the sections `recipe` and `runtime`."""
+    write_text(folder / "training_config.yaml", yaml.safe_dump(training, sort_keys=True))
 
 
 def check_vocabulary(checkpoint: Path, path: Path | None, vocabulary: DraftVocabulary | None) -> None:
@@ -38,7 +56,7 @@ def check_vocabulary(checkpoint: Path, path: Path | None, vocabulary: DraftVocab
 
 def _of_ours(checkpoint: Path) -> tuple[dict[str, Any] | None, Path]:
     """Identity and stage's folder of a stage's checkpoint.json or of a slot; no identity for other sources."""
-    if checkpoint.name == "checkpoint.json":
+    if checkpoint.name == CHECKPOINT:
         content, stage = read_json_object(checkpoint), checkpoint.absolute().parent
     elif (checkpoint / MANIFEST).is_file():
         content, stage = read_manifest(checkpoint), checkpoint.absolute().parents[1]

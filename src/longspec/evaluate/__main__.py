@@ -1,4 +1,4 @@
-"""Measure a drafter on prompts: acceptance, speed, losslessness. `python -m longspec.evaluate --help`."""
+"""Measure a drafter on prompts: acceptance, speed, losslessness."""
 
 import argparse
 import json
@@ -18,10 +18,13 @@ from transformers import AutoTokenizer
 
 from longspec import jsonl, methods, shown
 from longspec.atomic_files import read_json, sha256_file, sha256_text
+from longspec.command_line import named_path
 from longspec.config import Recipe, load
-from longspec.config.names import LOOKUP, UNTRAINED
+from longspec.config.names import BASELINES, LOOKUP, UNTRAINED, WITH_LOOKUP
 from longspec.decode.drafters import Drafter, LookupDrafter
-from longspec.distributed import log
+from longspec.decode.generate import load_drafter
+from longspec.decode.with_lookup import WithLookup
+from longspec.distributed import ALONE, Ranks, end_at_once, launched_ranks, log, told_to_launcher
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.evaluate import benchmark, held_out_prompts, served, served_process, tasks
 from longspec.evaluate.measure import Line, Measurer, Work, key_of, key_text
@@ -29,12 +32,12 @@ from longspec.evaluate.prompts import Prompt
 from longspec.evaluate.served_lines import PLAIN, ServedMeasurer
 from longspec.evaluate.summary import describe, summarize
 from longspec.families import position_limit
-from longspec.journal import Identity, Journal, unfinished
+from longspec.journal import Followed, Identity, Journal, journal_of, unfinished
 from longspec.methods import decoded_vocabulary, method_of
 from longspec.models.attention import flash
+from longspec.models.placement import join_ranks, place_target
 from longspec.models.precision import resolve_dtype
-from longspec.models.target import load_target
-from longspec.models.target_config import read_target_config
+from longspec.process_group import own_device
 from longspec.states.forward import TargetStates
 from longspec.tokenizer_files import tokenizer_hash
 
@@ -44,9 +47,11 @@ def read_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m longspec.evaluate", description=__doc__)
     parser.add_argument("--settings", type=json.loads, required=True, help="JSON of workflow.yaml: evaluation")
     parser.add_argument("--target", type=Path, required=True, help="target_manifest.json")
-    parser.add_argument("--raw", nargs="*", default=[], metavar="NAME=MANIFEST", help="raw manifests of the tasks' data")
-    parser.add_argument("--drafter", required=True, help=f"{UNTRAINED} | {LOOKUP} | a stage's name")
-    parser.add_argument("--draft", type=Path, help="the stage's draft folder")
+    parser.add_argument(
+        "--raw", nargs="*", default=[], type=named_path, metavar="NAME=MANIFEST", help="raw manifests of the tasks' data"
+    )
+    parser.add_argument("--drafter", required=True, help=f"{UNTRAINED} | {LOOKUP} | {WITH_LOOKUP} | a stage's name")
+    parser.add_argument("--draft", type=Path, help="the draft's folder")
     parser.add_argument("--recipe", type=Path, required=True, help="the stage's recipe.yaml (its draft settings and seed)")
     parser.add_argument("--vocabulary", type=Path, help="tokens that the draft can propose, or is to; default: all")
     parser.add_argument("--engine", choices=(tasks.OURS, tasks.VLLM), help="what decodes; default: the settings' `engine`")
@@ -54,6 +59,8 @@ def read_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--serve-python", metavar="PATH", help=python)
     parser.add_argument("--out", type=Path, required=True, help="JSON lines, one a prompt, temperature and shape")
     options = parser.parse_args(arguments)
+    if options.drafter not in BASELINES and options.draft is None:
+        parser.error(f"--drafter {options.drafter} needs --draft, the draft's folder")
     named = {"engine": options.engine, "serve_python": options.serve_python}
     options.settings |= {name: value for name, value in named.items() if value is not None}
     return options
@@ -70,24 +77,28 @@ def read_vocabulary(options: argparse.Namespace, target: Any, recipe: Any) -> Dr
     return vocabulary
 
 
-def make_drafter(options: argparse.Namespace, target: Any, recipe: Any, vocabulary: DraftVocabulary | None) -> Drafter:
-    """The drafter to measure: prompt lookup, or a draft of trained weights or of fresh ones of the recipe's seed."""
+def make_drafter(
+    options: argparse.Namespace, target: Any, recipe: Any, vocabulary: DraftVocabulary | None, copied: int | None = None
+) -> Drafter:
+    """The drafter to measure: prompt lookup, a draft of trained weights or of fresh ones of the recipe's seed, or both beside.
+
+    copied: most tokens of prompt lookup beside a draft; None is refused by a ValueError where they are asked for.
+    """
     if options.drafter == LOOKUP:
         return LookupDrafter()
+    if options.drafter == WITH_LOOKUP:
+        if copied is None:
+            raise ValueError(f"--drafter {WITH_LOOKUP}: evaluation.with_lookup: null: give a number of tokens, such as 8")
+        # Its own settings, which are those of whichever stage is published.
+        is_own = methods.has_own_vocabulary(recipe.method.name)
+        return WithLookup(load_drafter(target, options.draft, None if is_own else options.vocabulary), copied)
     method, settings = method_of(recipe, vocabulary)
     torch.manual_seed(recipe.seed)
     layer = method.fresh_layer(TargetStates(target), settings).to(target.device)
     if options.drafter != UNTRAINED:
-        check_named(options)
         method.check_same(options.draft, target.config, settings)
         method.load(layer, options.draft)
     return methods.drafter(method.name, target, layer.eval(), settings, vocabulary)
-
-
-def check_named(options: argparse.Namespace) -> None:
-    """Raise ValueError for a stage's drafter without a folder."""
-    if options.draft is None:
-        raise ValueError(f"--drafter {options.drafter} needs --draft, the stage's draft folder")
 
 
 def served_drafter(
@@ -98,13 +109,12 @@ def served_drafter(
         return nullcontext(served.Drafted(served.NGRAM))
     if options.drafter == UNTRAINED:
         return served.fresh_draft(target, recipe, vocabulary)
-    check_named(options)
     return nullcontext(served.trained_draft(options.draft, target, recipe, vocabulary))
 
 
-def all_prompts(options: argparse.Namespace, section: tasks.Evaluation, tokenizer: Any, positions: int) -> list[Prompt]:
+def all_prompts(options: argparse.Namespace, section: tasks.Settings, tokenizer: Any, positions: int) -> list[Prompt]:
     """The prompts of every task."""
-    raw, prompts = dict(entry.split("=", 1) for entry in options.raw), []
+    raw, prompts = dict(options.raw), []
     for name, task in section.tasks.items():
         if isinstance(task, tasks.Benchmark):
             prompts += benchmark.read_prompts(name, task, section.prompts, tokenizer, section.seed, positions)
@@ -112,7 +122,7 @@ def all_prompts(options: argparse.Namespace, section: tasks.Evaluation, tokenize
         if task.data not in raw:
             raise ValueError(f"--raw: the manifest of {task.data} is missing, which evaluation.tasks.{name}.data needs")
         tasks.check_room(name, task, positions)
-        prompts += held_out_prompts.draw_prompts(name, task, Path(raw[task.data]), section.prompts, tokenizer, section.seed)
+        prompts += held_out_prompts.draw_prompts(name, task, raw[task.data], section.prompts, tokenizer, section.seed)
     return prompts
 
 
@@ -129,7 +139,7 @@ def code_hash() -> str:
 
 
 def identity_of(
-    options: argparse.Namespace, target: Any, recipe: Any, section: tasks.Evaluation, vocabulary: DraftVocabulary | None
+    options: argparse.Namespace, target: Any, recipe: Any, section: tasks.Settings, vocabulary: DraftVocabulary | None
 ) -> Identity:
     """The inputs that decide a line of the results, besides its prompt and setting."""
     device, with_recipe = target.device, options.drafter != LOOKUP
@@ -153,10 +163,10 @@ def identity_of(
         "code": code_hash(),
         "repeats": section.repeats,
         "seed": section.seed,
-    }
+    } | ({"copied tokens": section.with_lookup} if options.drafter == WITH_LOOKUP else {})
 
 
-def measure_all(journal: Journal, measurer: Measurer | ServedMeasurer, all_work: Work) -> list[Line]:
+def measure_all(journal: Journal | Followed, measurer: Measurer | ServedMeasurer, all_work: Work) -> list[Line]:
     """A line for each prompt and setting, in their order: those of the journal, and the others measured now."""
     done = {key_text(line): line for line in journal.lines or [] if PLAIN not in line}
     left_out = len(done.keys() - all_work.keys())
@@ -172,7 +182,7 @@ def measurer_of(
     options: argparse.Namespace,
     target: Any,
     recipe: Any,
-    section: tasks.Evaluation,
+    section: tasks.Settings,
     vocabulary: DraftVocabulary | None,
     tokenizer: Any,
 ) -> Iterator[Measurer | ServedMeasurer]:
@@ -182,8 +192,8 @@ def measurer_of(
     """
     eos = ends_of_text(target, tokenizer)
     if section.engine == tasks.OURS:
-        drafter = make_drafter(options, target, recipe, vocabulary)
-        is_trained = options.drafter not in (UNTRAINED, LOOKUP)
+        drafter = make_drafter(options, target, recipe, vocabulary, section.with_lookup)
+        is_trained = options.drafter not in (*BASELINES, WITH_LOOKUP)
         yield Measurer(target, tokenizer, drafter, eos, section.repeats, section.seed, with_costs=is_trained)
         return
     with served_drafter(options, target, recipe, vocabulary) as drafted:
@@ -191,8 +201,12 @@ def measurer_of(
         yield ServedMeasurer(ask, tokenizer, sorted(eos), target.dtype, section.seed)
 
 
-def evaluate(options: argparse.Namespace) -> None:
-    """Measure one drafter on all tasks and write its lines. Raises ValueError when greedy text is not the target's own."""
+def evaluate(options: argparse.Namespace, ranks: Ranks = ALONE) -> None:
+    """Measure one drafter on all tasks and write its lines.
+
+    ranks: that hold the target together; each decodes all, and the first one writes. Raises ValueError when greedy text is not
+    the target's own.
+    """
     path, recipe = read_json(options.target)["path"], load(options.recipe, Recipe)
     section = tasks.parse(options.settings)
     in_vllm = section.engine == tasks.VLLM
@@ -200,32 +214,41 @@ def evaluate(options: argparse.Namespace) -> None:
         dtype = resolve_dtype(recipe.precision)
     else:
         dtype = resolve_dtype(section.precision, "evaluation.precision")
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = own_device(ranks)
+    if in_vllm and ranks.world_size > 1:
+        raise ValueError(f"evaluation.engine: vllm: was started on {ranks.world_size} ranks; start one, without torchrun")
+    join_ranks(ranks)
     if in_vllm:
         engine: dict[str, Any] = {"engine": served_process.versions(section.serve_python)}
         target: Any = served.served_target(path, dtype, device)
     else:
-        engine, target = {}, load_target(path, read_target_config(path), dtype).to(device)
+        engine, target = {"ranks": ranks.world_size} if ranks.world_size > 1 else {}, place_target(path, dtype, ranks)
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     vocabulary = read_vocabulary(options, target, recipe)
     with measurer_of(options, target, recipe, section, vocabulary, tokenizer) as measurer:
         prompts = all_prompts(options, section, tokenizer, position_limit(target.config))
         by = engine.get("engine", device)
-        log(f"{options.drafter}: {len(prompts)} prompts, {len(section.settings)} settings, {dtype}, {by}")
+        log(f"{options.drafter}: {len(prompts)} prompts, {len(section.settings)} settings, {dtype}, {by}", ranks)
         work = {key_text(key_of(*item)): item for item in product(prompts, section.settings)}
-        with Journal(unfinished(options.out), engine | identity_of(options, target, recipe, section, vocabulary)) as journal:
+        identity = engine | identity_of(options, target, recipe, section, vocabulary)
+        with journal_of(unfinished(options.out), identity, ranks) as journal:
             lines = measure_all(journal, measurer, work)
-            jsonl.write(options.out, ({"drafter": options.drafter, **line} for line in lines))
+            if ranks.is_main:
+                jsonl.write(options.out, ({"drafter": options.drafter, **line} for line in lines))
             journal.remove()
-    log(describe(summarize(lines)))
+    log(describe(summarize(lines)), ranks)
 
 
 def main() -> None:
-    """Run the evaluation; a user's mistake is reported in one line."""
-    # Told to end, it ends vLLM and removes what it wrote for it, as after an error.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    with shown.ending_for_mistakes():
-        evaluate(read_arguments())
+    """Run the evaluation, or one rank of it; a user's mistake is reported in one line."""
+    ranks = launched_ranks()
+    if ranks.world_size == 1:
+        # Told to end, it ends vLLM and removes what it wrote for it, as after an error.
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    with shown.ending_for_mistakes(), told_to_launcher(ranks):
+        evaluate(read_arguments(), ranks)
+    if ranks.world_size > 1:
+        end_at_once(0)
 
 
 if __name__ == "__main__":

@@ -8,12 +8,11 @@ from longspec.data.align.align_base import found
 from longspec.data.align.fields import compose
 from longspec.data.chat.encoding import Encoder
 from longspec.data.chat.special_tokens import LayoutError
-from longspec.data.read import source_files
 from longspec.data.read.record_checks import RecordError, check_characters
 from longspec.distributed import log
-from longspec.evaluate.prompt_files import read_records
+from longspec.evaluate.prompt_files import files_of, read_records
 from longspec.evaluate.prompts import Prompt
-from longspec.evaluate.tasks import ROOM, Benchmark
+from longspec.evaluate.tasks import Benchmark, check_room
 
 
 def read_prompts(name: str, task: Benchmark, count: int, tokenizer: Any, seed: int, positions: int) -> list[Prompt]:
@@ -22,20 +21,15 @@ def read_prompts(name: str, task: Benchmark, count: int, tokenizer: Any, seed: i
     As in LongBench a prompt that is too long is cut in its middle before the chat template is laid around it. Raises ValueError
     with file, line and field for a record that makes no prompt, and when the target's positions hold no prompt.
     """
-    records = list(read_records(source_files.files_of(task.source)))
+    records = [record for path in files_of(name, task) for record in read_records(path, task.member)]
     if not records:
         raise ValueError(f"{task.source}: holds no record, but evaluation.tasks.{name} needs prompts")
     drawn = sorted(np.random.default_rng([seed, *name.encode()]).permutation(len(records))[:count].tolist())
     if len(records) < count:
         log(f"{name}: {len(records)} records, fewer than the {count} prompts asked for; all are taken")
     encoder, lay_out = Encoder(tokenizer), compose(to="prompt", template=task.template, optional=[])
-    room = positions - task.new_tokens - ROOM - len(encoder.prompt("x", chat=task.chat))
+    room = check_room(name, task, positions, len(encoder.prompt("x", chat=task.chat)))
     longest = min(task.longest or room, room)
-    if longest < 2:
-        raise ValueError(
-            f"evaluation.tasks.{name}.new_tokens: {task.new_tokens} leave no room for a prompt in the target's {positions} "
-            "positions; lower it"
-        )
     prompts = []
     for number, record in enumerate(drawn):
         place, fields = records[record]

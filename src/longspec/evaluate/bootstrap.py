@@ -5,25 +5,16 @@ that is drawn, not the round or the prompt: the rounds of one prompt, and prompt
 independent of each other.
 """
 
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 
 import numpy as np
 import numpy.typing as npt
 
 RESAMPLES = 10_000
-LEVEL = 0.95
+LEVEL = 0.95  # of every interval
 
 FloatArray = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A figure with its interval, in the figure's own unit."""
-
-    mean: float
-    low: float
-    high: float
+Sums = tuple[npt.ArrayLike, npt.ArrayLike]  # over [N] and under [N], of one ratio
 
 
 def sums_by_record(
@@ -55,54 +46,24 @@ def _draws(stratum_N: tuple[int, ...], seed: int, resamples: int) -> FloatArray:
     return counts_RN
 
 
-def _interval(mean: float, statistic_R: FloatArray, level: float) -> Estimate:
-    """The percentile interval of a resampled statistic, beside the value of the whole sample."""
-    low, high = np.quantile(statistic_R, [(1 - level) / 2, (1 + level) / 2])
-    return Estimate(float(mean), float(low), float(high))
+def estimate(*ratios: Sums, seed: int, strata_N: npt.ArrayLike | None = None, resamples: int = RESAMPLES) -> dict[str, float]:
+    """`mean`, sum(over) / sum(under) over records, and the ends of its interval, `low` and `high`.
 
-
-def _ratio_R(counts_RN: FloatArray, over_N: FloatArray, under_N: FloatArray) -> FloatArray:
-    """The ratio of sums in each resample. Raises ValueError for a record with no denominator: resamples could hold no other."""
-    if not np.all(under_N > 0):
-        raise ValueError(f"{np.sum(under_N <= 0)} of {len(under_N)} records have nothing to divide by; leave them out")
-    return np.asarray(counts_RN @ over_N / (counts_RN @ under_N))
-
-
-def ratio(
-    over_N: npt.ArrayLike,
-    under_N: npt.ArrayLike,
-    *,
-    seed: int,
-    strata_N: npt.ArrayLike | None = None,
-    level: float = LEVEL,
-    resamples: int = RESAMPLES,
-) -> Estimate:
-    """sum(over) / sum(under) over records, with its interval. Raises ValueError without records or a record's denominator."""
-    over_N, under_N = np.asarray(over_N, float), np.asarray(under_N, float)
-    if len(over_N) == 0:
+    Of two ratios it is the first less the second, of the same records, drawn together. strata_N: the task of each record.
+    Raises ValueError without records, for two ratios of unlike numbers of them, and for a record with nothing to divide by: a
+    resample could hold no other.
+    """
+    pairs = [(np.asarray(over_N, float), np.asarray(under_N, float)) for over_N, under_N in ratios]
+    records = len(pairs[0][0])
+    if records == 0:
         raise ValueError("a ratio over 0 records has nothing to divide by; evaluate more prompts")
-    strata_N = np.zeros(len(over_N), int) if strata_N is None else np.asarray(strata_N)
-    counts_RN = draws(strata_N, seed, resamples)
-    return _interval(over_N.sum() / under_N.sum(), _ratio_R(counts_RN, over_N, under_N), level)
-
-
-def paired_difference(
-    new: tuple[npt.ArrayLike, npt.ArrayLike],
-    old: tuple[npt.ArrayLike, npt.ArrayLike],
-    *,
-    seed: int,
-    strata_N: npt.ArrayLike | None = None,
-    level: float = LEVEL,
-    resamples: int = RESAMPLES,
-) -> Estimate:
-    """Ratio of `new` minus ratio of `old`, each (over [N], under [N]) of the same records, drawn together."""
-    (new_over_N, new_under_N), (old_over_N, old_under_N) = (
-        (np.asarray(over, float), np.asarray(under, float)) for over, under in (new, old)
-    )
-    if len(new_over_N) != len(old_over_N) or len(new_over_N) == 0:
-        raise ValueError(f"{len(new_over_N)} and {len(old_over_N)} records are no pairs; evaluate both on the same")
-    strata_N = np.zeros(len(new_over_N), int) if strata_N is None else np.asarray(strata_N)
-    counts_RN = draws(strata_N, seed, resamples)
-    mean = new_over_N.sum() / new_under_N.sum() - old_over_N.sum() / old_under_N.sum()
-    difference_R = _ratio_R(counts_RN, new_over_N, new_under_N) - _ratio_R(counts_RN, old_over_N, old_under_N)
-    return _interval(mean, difference_R, level)
+    for over_N, under_N in pairs:
+        if len(over_N) != records:
+            raise ValueError(f"{records} and {len(over_N)} records are no pairs; evaluate both on the same")
+        if not np.all(under_N > 0):
+            raise ValueError(f"{np.sum(under_N <= 0)} of {records} records have nothing to divide by; leave them out")
+    counts_RN = draws(np.zeros(records, int) if strata_N is None else np.asarray(strata_N), seed, resamples)
+    mean = reduce(np.subtract, [over_N.sum() / under_N.sum() for over_N, under_N in pairs])
+    statistic_R = reduce(np.subtract, [counts_RN @ over_N / (counts_RN @ under_N) for over_N, under_N in pairs])
+    low, high = np.quantile(statistic_R, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return {"mean": float(mean), "low": float(low), "high": float(high)}

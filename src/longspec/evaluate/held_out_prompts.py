@@ -1,5 +1,6 @@
 """Held-out prompts: stretches of held-out records, of a length drawn per prompt, or whole questions."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,17 +62,18 @@ def _tell_refused(path: Path, refused: int) -> None:
         log(f"{path}: {refused} held-out records left out: they cannot be laid out")
 
 
-def _questions(record: dict[str, Any]) -> list[list[dict[str, Any]]]:
+def _questions(record: dict[str, Any]) -> list[Chat]:
     """The parts of a conversation that end with a question: what the target is given when it is asked. None of other text.
 
-    Raises LayoutError for a conversation with thoughts or tools.
+    They have the record's tools and template arguments. Questions behind a thought or a call of a tool are left out.
     """
     document = to_messages_or_text(record, unanswered=True)
-    if isinstance(document, Chat) and not document.is_plain:
-        raise LayoutError("thoughts or tools: a whole question is of a plain conversation")
-    messages: list[dict[str, Any]] = list(document.messages) if isinstance(document, Chat) else []
-    roles = [message["role"] for message in messages] + ["assistant"]  # the answer to the last one
-    return [messages[: end + 1] for end in range(len(messages)) if roles[end : end + 2] == ["user", "assistant"]]
+    if not isinstance(document, Chat):
+        return []
+    roles = [message["role"] for message in document.messages] + ["assistant"]  # the answer to the last one
+    ends = [end for end in range(1, len(roles)) if roles[end - 1 : end + 1] == ["user", "assistant"]]
+    asked = [replace(document, messages=document.messages[:end]) for end in ends]
+    return [chat for chat in asked if Chat(chat.messages).is_plain]
 
 
 def _draw_questions(
@@ -81,10 +83,7 @@ def _draw_questions(
     path, encoder = raw_manifest.parent / "held_out.jsonl", Encoder(tokenizer)
     candidates, refused = [], []
     for line, record in enumerate(jsonl.read(path)):
-        try:
-            asked = encoder.requests(_questions(record))
-        except LayoutError as error:
-            asked = [error]
+        asked = encoder.requests(_questions(record))
         if asked and all(isinstance(ids, LayoutError) for ids in asked):
             refused.append(str(asked[0]))
         fitting = [ids for ids in asked if not isinstance(ids, LayoutError) and task.context[0] <= len(ids) <= task.context[1]]

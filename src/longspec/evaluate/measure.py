@@ -16,12 +16,12 @@ from longspec.decode.drafters import Drafter
 from longspec.decode.levels import levels_of
 from longspec.decode.prefill import Prefilled, prefill
 from longspec.decode.sampling import Sampler
-from longspec.decode.speculate import Decoded, speculate
+from longspec.decode.speculate import Decoded, Row, speculate
 from longspec.evaluate.losslessness import Comparison, compare
 from longspec.evaluate.prompts import Prompt
 from longspec.evaluate.sample import Recorder, sample_of
 from longspec.evaluate.tasks import Setting
-from longspec.journal import Journal
+from longspec.journal import Followed, Journal
 
 Line = dict[str, Any]
 Work = dict[str, tuple[Prompt, Setting]]  # by key_text
@@ -44,7 +44,7 @@ class Measurer:
     seed: int
     with_costs: bool = False
 
-    def lines(self, work: Work, journal: Journal) -> dict[str, Line]:
+    def lines(self, work: Work, journal: Journal | Followed) -> dict[str, Line]:
         """A line for each prompt and setting, by its key; in the journal as soon as it is measured."""
         for setting in {setting: None for _, setting in work.values()}:  # its first times are those of a cold start
             self.line(next(prompt for prompt, other in work.values() if other == setting), setting)
@@ -62,7 +62,8 @@ class Measurer:
         Raises ValueError when greedy output is not the target's own up to near-ties.
         """
         levels = levels_of(setting.shape, self.target.config.vocab_size, self.drafter.proposed)
-        start = prefill(self.target, [prompt.ids], tokens_ahead(prompt.new_tokens + 1, sum(levels)), self.drafter.reads)
+        ahead = tokens_ahead(prompt.new_tokens + 1, sum(levels) + self.drafter.copied)
+        start = prefill(self.target, [prompt.ids], ahead, self.drafter.reads)
         recorder = Recorder(self.drafter)
         plain, decoded = self._pair(start, prompt, setting, 0, recorder)
         (fast,) = decoded.rows
@@ -75,25 +76,12 @@ class Measurer:
         # All speculative times are of the one repeat with the median total, so that draft and target time add up to it.
         decoded = sorted((decoded for _, decoded in runs), key=lambda run: run.seconds)[(self.repeats - 1) // 2]
         plain = sorted((plain for plain, _ in runs), key=lambda run: run.seconds)[(self.repeats - 1) // 2]
-        line = {
-            **key_of(prompt, setting),
-            "record": prompt.record,
-            "context_tokens": len(prompt.ids),
-            "cut_tokens": prompt.cut_tokens,
-            "new_tokens": fast.new_tokens,
-            "rounds": fast.rounds,
-            "accepted": fast.accepted,
-            "positions": fast.position_acceptance(setting.depth),
-            "acceptance_length": fast.new_tokens / max(1, fast.rounds),
-            **vars(verdict),
-            # Scaled to as many tokens: the last speculative round may bring more than were asked for.
-            "seconds_plain": plain.seconds / max(1, len(plain.ids) - 1) * fast.new_tokens,
+        seconds = {
             "seconds_speculative": decoded.seconds,
             "seconds_draft": decoded.seconds_draft,
             "seconds_target": decoded.seconds_target,
-            "tokens": fast.ids,
-            "reference": prompt.reference,
         }
+        line = line_of(prompt, setting, fast, verdict, plain.seconds / max(1, len(plain.ids) - 1), seconds)
         if prompt.number == 0:
             line["sample"] = sample_of(self.tokenizer, prompt.ids, fast.ids, fast.accepted, recorder)
             if self.with_costs and setting.temperature == 0 and isinstance(setting.shape, int):
@@ -133,6 +121,27 @@ def key_of(prompt: Prompt, setting: Setting) -> Line:
     """The fields of KEY."""
     shape = setting.shape if isinstance(setting.shape, int) else list(setting.shape)
     return dict(zip(KEY, (prompt.task, prompt.number, setting.temperature, shape, prompt.hash), strict=True))
+
+
+def line_of(prompt: Prompt, setting: Setting, row: Row, verdict: Comparison, plain: float, seconds: dict[str, Any]) -> Line:
+    """A line of the results. plain: seconds of a token by plain decoding; seconds: the fields that tell of the speculative."""
+    return {
+        **key_of(prompt, setting),
+        "record": prompt.record,
+        "context_tokens": len(prompt.ids),
+        "cut_tokens": prompt.cut_tokens,
+        "new_tokens": row.new_tokens,
+        "rounds": row.rounds,
+        "accepted": row.accepted,
+        "positions": row.position_acceptance(setting.depth),
+        "acceptance_length": row.new_tokens / max(1, row.rounds),
+        **vars(verdict),
+        # Scaled to as many tokens: the last speculative round may bring more than were asked for.
+        "seconds_plain": plain * row.new_tokens,
+        **seconds,
+        "tokens": row.ids,
+        "reference": prompt.reference,
+    }
 
 
 def key_text(line: Line) -> str:

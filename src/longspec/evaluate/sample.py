@@ -21,7 +21,7 @@ class Recorder:
     """A drafter whose proposals are kept. They stay on the device until the text is done, so that no time is taken for them."""
 
     def __init__(self, drafter: Drafter) -> None:
-        self.drafter, self.reads, self.proposed = drafter, drafter.reads, drafter.proposed
+        self.drafter, self.reads, self.proposed, self.copied = drafter, drafter.reads, drafter.proposed, drafter.copied
         self.acceptance = drafter.acceptance
         self.proposals: list[tuple[Tensor, Tensor]] = []
 
@@ -40,9 +40,9 @@ class Recorder:
         self.proposals.append((tree.tokens_BS, tree.parents_BS))
         return tree
 
-    def commit(self, path_BE: Tensor, kept_B: Tensor, hidden: dict[str, Tensor]) -> None:
+    def commit(self, tokens_BE: Tensor, kept_B: Tensor, hidden: dict[str, Tensor]) -> None:
         """Hand the kept tokens on to the drafter."""
-        self.drafter.commit(path_BE, kept_B, hidden)
+        self.drafter.commit(tokens_BE, kept_B, hidden)
 
     def select(self, rows_B: Tensor) -> None:
         """Have the drafter go on with these rows alone."""

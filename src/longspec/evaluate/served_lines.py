@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from statistics import median_low
 from typing import Any
 
 import torch
@@ -10,11 +11,11 @@ from longspec.atomic_files import sha256_text
 from longspec.decode.autoregressive import Plain, near_tie_margin
 from longspec.decode.speculate import LENGTH, STOP, Row
 from longspec.evaluate.losslessness import Comparison, judge
-from longspec.evaluate.measure import Line, Work, key_of, key_text, refuse_fault
+from longspec.evaluate.measure import Line, Work, key_of, key_text, line_of, refuse_fault
 from longspec.evaluate.prompts import Prompt
 from longspec.evaluate.sample import sample_of
 from longspec.evaluate.tasks import VLLM, Setting
-from longspec.journal import Journal
+from longspec.journal import Followed, Journal
 from longspec.serve.protocol import Answer, Request, answer_of
 
 # Two logits of float32 that lie closer than this are a tie: kernels sum in another order for one token than for several.
@@ -34,7 +35,7 @@ class ServedMeasurer:
     dtype: torch.dtype
     seed: int
 
-    def lines(self, work: Work, journal: Journal) -> dict[str, Line]:
+    def lines(self, work: Work, journal: Journal | Followed) -> dict[str, Line]:
         """A line for each prompt and setting, by its key; in the journal as soon as it is measured, as texts without draft are.
 
         vLLM is started once without draft, then once for each number of drafted tokens, where there is something to ask. Raises
@@ -50,14 +51,14 @@ class ServedMeasurer:
                 journal.append(found[answer.id])
         return found
 
-    def _plain(self, work: Work, journal: Journal) -> dict[str, Answer]:
+    def _plain(self, work: Work, journal: Journal | Followed) -> dict[str, Answer]:
         """The texts without draft, by their keys."""
         known = {key_text(line): answer_of(line[PLAIN]) for line in journal.lines or [] if PLAIN in line}
         missing = {key: item for item in work.values() if (key := _plain_key(*item)) not in known}
         requests = [self._request(key, *item, best=BEST) for key, item in missing.items()]
         for answer in self.ask(None, requests) if requests else ():
             known[answer.id] = answer
-            journal.append({**_plain_fields(*missing[answer.id]), PLAIN: asdict(answer)})
+            journal.append({**key_of(*missing[answer.id]), "shape": None, PLAIN: asdict(answer)})
         return known
 
     def _request(self, key: str, prompt: Prompt, setting: Setting, best: int) -> Request:
@@ -74,26 +75,9 @@ class ServedMeasurer:
         row = self._ended(uncut, answer)
         verdict = compare(plain, answer, self.dtype) if setting.temperature == 0 else Comparison(0, 0, 0)
         refuse_fault(prompt, setting, verdict, Plain(plain.tokens), answer.tokens)
-        line = {
-            **key_of(prompt, setting),
-            "engine": VLLM,
-            "record": prompt.record,
-            "context_tokens": len(prompt.ids),
-            "cut_tokens": prompt.cut_tokens,
-            "new_tokens": row.new_tokens,
-            "rounds": row.rounds,
-            "accepted": row.accepted,
-            "positions": row.position_acceptance(setting.shape),
-            "acceptance_length": row.new_tokens / max(1, row.rounds),
-            **vars(verdict),
-            # Scaled to as many tokens: the last speculative round may bring more than were asked for.
-            "seconds_plain": _median(plain.seconds) / max(1, len(plain.tokens) - 1) * row.new_tokens,
-            "seconds_speculative": _median(answer.seconds),
-            "seconds_draft": None,
-            "seconds_target": None,
-            "tokens": answer.tokens,
-            "reference": prompt.reference,
-        }
+        seconds = {"seconds_speculative": median_low(answer.seconds), "seconds_draft": None, "seconds_target": None}
+        plain_seconds = median_low(plain.seconds) / max(1, len(plain.tokens) - 1)
+        line = line_of(prompt, setting, row, verdict, plain_seconds, seconds) | {"engine": VLLM}
         if prompt.number == 0:
             line["sample"] = sample_of(self.tokenizer, prompt.ids, answer.tokens, row.accepted, None)
         return line
@@ -149,15 +133,6 @@ def compare(plain: Answer, answer: Answer, dtype: torch.dtype) -> Comparison:
     return judge(plain.tokens, answer.tokens, gap)
 
 
-def _plain_fields(prompt: Prompt, setting: Setting) -> Line:
-    """The fields of KEY of a text without draft, which has no shape."""
-    return key_of(prompt, setting) | {"shape": None}
-
-
 def _plain_key(prompt: Prompt, setting: Setting) -> str:
-    return key_text(_plain_fields(prompt, setting))
-
-
-def _median(seconds: list[float]) -> float:
-    """The lower of two."""
-    return sorted(seconds)[(len(seconds) - 1) // 2]
+    """As of key_text, of a text without draft, which has no shape."""
+    return key_text(key_of(prompt, setting) | {"shape": None})

@@ -70,38 +70,26 @@ def _row(bucket: int, lines: list[Line]) -> Row:
 
 def describe(rows: list[Row]) -> str:
     """The rows as a table of text."""
-    head = [
-        "task",
-        "temperature",
-        "shape",
-        "context",
-        "prompts",
-        "accepted",
-        "by position",
-        "tokens/s",
-        "plain",
-        "speed-up",
-        "draft",
-    ]
-    cells = [head, *(_cells(row) for row in rows)]
+    told = [_cells(row) for row in rows]
+    cells = [list(told[0]), *(list(row.values()) for row in told)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells)
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: Row) -> dict[str, str]:
     def shown(value: float | None, form: str) -> str:
         return "-" if value is None else format(value, form)
 
-    return [
-        row["task"],
-        f"{row['temperature']:g}",
-        shape_name(row["shape"]),
-        row["context"],
-        str(row["prompts"]),
-        shown(row["acceptance_length"], ".2f"),
-        " ".join(shown(share, ".2f") for share in row["position_acceptance"]),
-        shown(row["tokens_per_second"], ".1f"),
-        shown(row["tokens_per_second_plain"], ".1f"),
-        shown(row["speed_up"], ".2f"),
-        shown(row["draft_share"], ".0%"),
-    ]
+    return {
+        "task": row["task"],
+        "temperature": f"{row['temperature']:g}",
+        "shape": shape_name(row["shape"]),
+        "context": row["context"],
+        "prompts": str(row["prompts"]),
+        "accepted": shown(row["acceptance_length"], ".2f"),
+        "by position": " ".join(shown(share, ".2f") for share in row["position_acceptance"]),
+        "tokens/s": shown(row["tokens_per_second"], ".1f"),
+        "plain": shown(row["tokens_per_second_plain"], ".1f"),
+        "speed-up": shown(row["speed_up"], ".2f"),
+        "draft": shown(row["draft_share"], ".0%"),
+    }

@@ -9,8 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from longspec.config.names import WITH_LOOKUP
 from longspec.data.align.fields import compose
+from longspec.data.hub.names import parse as parse_hub
+from longspec.data.raw import is_hub
 from longspec.data.read.record_checks import RecordError
+from longspec.data.read.source_files import ARCHIVE
+from longspec.decode.levels import MOST_COPIED
 
 Shape = int | tuple[int, ...]
 OURS, VLLM = "longspec", "vllm"  # engines
@@ -50,11 +55,18 @@ class HeldOut:
     new_tokens: int
     whole_questions: bool = False
 
+    @property
+    def origin(self) -> str:
+        """The dataset that the prompts come from."""
+        return self.data
+
 
 @dataclass(frozen=True)
 class Benchmark:
     """Prompts from a file's records.
 
+    source: files of this machine, or hf:<name>; revision: of the latter, None for the former; member: the file to read in a zip
+    archive of the hub.
     template: the prompt's text with the fields in braces; chat: laid out by the target's chat template; reference: the field of
     an answer to read beside the target's, "" for none; longest: prompts of more tokens are cut in their middle, 0: as long as
     the target's positions allow.
@@ -66,28 +78,54 @@ class Benchmark:
     reference: str
     longest: int
     new_tokens: int
+    revision: str | None = None
+    member: str = ""
+
+    @property
+    def origin(self) -> str:
+        """The files that the prompts come from."""
+        return self.source if isinstance(self.source, str) else ", ".join(self.source)
 
 
 Task = HeldOut | Benchmark
 HELD_OUT: dict[str, Any] = {"data": None, "context": None, "whole_questions": False}
 BENCHMARK: dict[str, Any] = {"source": None, "template": "{prompt}", "chat": True, "reference": "reference", "longest": 0}
+OF_HUB: dict[str, Any] = {"revision": "main", "member": ""}
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """The whole section. engine: the program that decodes; serve_python: the interpreter of vLLM's own environment.
+class Settings:
+    """The whole section. settings: the first is the main one, that reports show throughout; new_tokens: where a task has none.
 
-    precision: that of target and draft while they are measured; None: that of the recipe.
+    engine: the program that decodes; serve_python: the interpreter of vLLM's own environment.
+    precision: that of target and draft while they are measured; None: that of the recipe. with_lookup: most tokens that
+    prompt lookup puts beside the published draft's, which is then measured so too; None: it is not.
     """
 
     prompts: int
     repeats: int
     seed: int
     settings: list[Setting]
+    new_tokens: int
     tasks: dict[str, Task]
     engine: str = OURS
     serve_python: str = SERVE_PYTHON
     precision: str | None = None
+    with_lookup: int | None = None
+
+    @property
+    def data(self) -> dict[str, str]:
+        """By name the dataset of each task of held-out records."""
+        return {name: task.data for name, task in self.tasks.items() if isinstance(task, HeldOut)}
+
+    def copied_by(self, drafter: str) -> int:
+        """Most tokens that a drafter copies by prompt lookup beside those that it drafts."""
+        return (self.with_lookup or 0) if drafter == WITH_LOOKUP else 0
+
+    @property
+    def draft_tokens(self) -> int:
+        """The drafted tokens of a round of the main setting, one below the other."""
+        return self.settings[0].depth
 
 
 def shape_name(shape: Any) -> str:
@@ -95,8 +133,11 @@ def shape_name(shape: Any) -> str:
     return f"chain of {shape}" if isinstance(shape, int) else f"tree {'-'.join(map(str, shape))}"
 
 
-def parse(section: dict[str, Any]) -> Evaluation:
+def parse(section: dict[str, Any]) -> Settings:
     """The checked section. Raises ValueError with the key that is unknown, missing or wrong."""
+    for key in ("prompts", "repeats", "seed", "new_tokens", "temperatures", "shapes", "tasks"):
+        if section.get(key) in (None, [], {}):
+            raise ValueError(f"evaluation.{key}: missing or empty; give it as config/workflow.yaml does")
     shapes: list[Shape] = [shape if isinstance(shape, int) else tuple(shape) for shape in section["shapes"]]
     settings = [Setting(float(temperature), shape) for temperature in section["temperatures"] for shape in shapes]
     for setting in settings:
@@ -111,7 +152,15 @@ def parse(section: dict[str, Any]) -> Evaluation:
     precision = section.get("precision")
     if precision not in (None, *PRECISIONS):
         raise ValueError(f"evaluation.precision: {precision!r} is unknown; choose {', '.join(PRECISIONS)}, or leave it out")
-    return Evaluation(section["prompts"], section["repeats"], section["seed"], settings, tasks, engine, python, precision)
+    copied = section.get("with_lookup")
+    if copied is not None and (type(copied) is not int or not 1 <= copied <= MOST_COPIED):
+        raise ValueError(f"evaluation.with_lookup: {copied!r}: give a number of tokens, 1 to {MOST_COPIED}, such as 8, or null")
+    if copied is not None and engine == VLLM:
+        raise ValueError(
+            f"evaluation.with_lookup: {copied}: vLLM drafts by one means alone; give null, or evaluation.engine: {OURS}"
+        )
+    prompts, repeats, seed, new_tokens = (section[key] for key in ("prompts", "repeats", "seed", "new_tokens"))
+    return Settings(prompts, repeats, seed, settings, new_tokens, tasks, engine, python, precision, copied)
 
 
 def check_engine(engine: str, settings: list[Setting]) -> None:
@@ -144,11 +193,11 @@ def task_of(name: str, settings: dict[str, Any], new_tokens: int) -> Task:
             f"{key}: give either data and context (held-out records of the run's own data) or source (a file of prompts), "
             f"not {'both' if 'data' in settings else 'neither'}"
         )
-    defaults = HELD_OUT if "data" in settings else BENCHMARK
+    defaults = HELD_OUT if "data" in settings else BENCHMARK | (OF_HUB if is_hub(settings["source"]) else {})
     known = {**defaults, "new_tokens": new_tokens}
     for given in settings:
         if given not in known:
-            kind = "held-out records" if "data" in settings else "a file"
+            kind = "held-out records" if "data" in settings else "files of the hub" if is_hub(settings["source"]) else "a file"
             raise ValueError(f"{key}.{given}: unknown for a task of {kind}; known: {', '.join(known)}")
     whole = known | settings
     if "data" in settings:
@@ -162,12 +211,29 @@ def task_of(name: str, settings: dict[str, Any], new_tokens: int) -> Task:
         compose(to="prompt", template=whole["template"], optional=[])
     except RecordError as error:
         raise ValueError(f"{key}.{error.field}: {error.reason}") from error
+    if is_hub(whole["source"]):
+        _check_hub(key, whole["source"], whole["member"])
     return Benchmark(**whole)
 
 
-def check_room(name: str, task: Task, positions: int) -> None:
-    """Raise ValueError, with the key, for a task that a target of so many positions cannot read and answer."""
-    longest = positions - task.new_tokens - ROOM
+def _check_hub(key: str, source: str, member: str) -> None:
+    """Raise ValueError, with the key, for no name of the hub, and for an archive without a member or the reverse."""
+    try:
+        parse_hub(source)
+    except ValueError as error:
+        raise ValueError(f"{key}.source: {error}") from None
+    if source.endswith(ARCHIVE) and not member:
+        raise ValueError(f"{key}.member: missing; {source} is an archive: name the file in it to read")
+    if member and not source.endswith(ARCHIVE):
+        raise ValueError(f"{key}.member: {member}: {source} is no archive ({ARCHIVE}); remove the key")
+
+
+def check_room(name: str, task: Task, positions: int, layout: int = 0) -> int:
+    """The most tokens of a task's prompt beside a target of so many positions and the chat template's `layout` tokens.
+
+    Raises ValueError, with the key, where there is no room for a prompt and its answer, or for prompts as long as asked for.
+    """
+    longest = positions - task.new_tokens - ROOM - layout
     if longest < 2:
         raise ValueError(
             f"evaluation.tasks.{name}.new_tokens: {task.new_tokens} leave no room for a prompt in the target's {positions} "
@@ -178,3 +244,4 @@ def check_room(name: str, task: Task, positions: int) -> None:
             f"evaluation.tasks.{name}.context: prompts of {task.context[1]} tokens and what follows them do not fit the "
             f"target's {positions} positions; {longest} is the most"
         )
+    return longest

@@ -1,4 +1,4 @@
-"""Ends with an error when a draft is not good enough by the gates that its report tells. `python -m longspec.gates --help`."""
+"""Print how a draft stands against its run's gates; end with an error, and write nothing, when one of them failed."""
 
 import argparse
 from pathlib import Path

@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers.distributed import DistributedConfig
 
 from longspec.families import check_target
+from longspec.models.tensor_parallel import check_splits
 from longspec.models.weight_files import open_safetensors
 
 
@@ -25,17 +27,28 @@ def without_layers(config: PretrainedConfig) -> Any:
     return without
 
 
-def load_target(path: str, config: PretrainedConfig, dtype: torch.dtype, attention: str | None = None) -> Any:
+def load_target(
+    path: str,
+    config: PretrainedConfig,
+    dtype: torch.dtype,
+    attention: str | None = None,
+    split: DistributedConfig | None = None,
+) -> Any:
     """The frozen target of a folder or a hub name, on the CPU, as `config` says, which stays as it is.
 
-    `attention` is the name of a registered implementation; None: transformers chooses. Raises ValueError for a target that is
-    not supported, and for a damaged file of weights.
+    `attention` is the name of a registered implementation; None: transformers chooses. split: over the ranks of the process
+    group, as of tensor_parallel.split_over, each part on its rank's own device. Raises ValueError for a target that is not
+    supported, or cannot be split so, and for a damaged file of weights.
     """
     check_target(config, f"{path}/config.json")
     for file in sorted(Path(path).glob("*.safetensors")):  # of a hub name there are none: the hub's client checks what it loads
         open_safetensors(file)
+    spread: dict[str, Any] = {}
+    if split is not None:
+        check_splits(config, split.tp_size, f"{path}/config.json")
+        spread = {"distributed_config": split}
     # from_pretrained casts the weights and leaves RoPE's inv_freq in float32, which .to(dtype) would not.
     target = AutoModelForCausalLM.from_pretrained(
-        path, config=deepcopy(config), dtype=dtype, attn_implementation=attention, trust_remote_code=False
+        path, config=deepcopy(config), dtype=dtype, attn_implementation=attention, trust_remote_code=False, **spread
     )
     return target.requires_grad_(False).eval()

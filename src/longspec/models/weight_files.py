@@ -16,18 +16,12 @@ from safetensors import safe_open
 from torch import Tensor
 
 from longspec.models.weight_index import INDEX, read_weight_map, weight_files
+from longspec.shown import brief
 
 SAFETENSORS_SUFFIX = ".safetensors"
 TENSORS_ALONE = "save its tensors alone: torch.save(model.state_dict(), file), or as .safetensors"
-LONGEST = 300  # characters of a library's own words
 WANTED = re.compile(r"GLOBAL (\S+)")  # how torch names what a pickle asks for
 REFUSED = re.compile(r"WeightsUnpickler error:\s*([^\n]+)")
-
-
-def one_line(text: object) -> str:
-    """A library's words without line breaks and control characters, the beginning of them."""
-    line = " ".join(str(text).split())[:LONGEST]
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
 
 
 @contextmanager
@@ -37,7 +31,7 @@ def telling_damage(path: Path, wrong: str = "is damaged or no file of weights") 
         yield
     except Exception as error:
         raise ValueError(
-            f"{path}: {wrong} ({type(error).__name__}: {one_line(error)}); save, copy or download it again"
+            f"{path}: {wrong} ({type(error).__name__}: {brief(error)}); save, copy or download it again"
         ) from error
 
 
@@ -71,7 +65,7 @@ def read_pickle(path: Path, *, trust: bool = False, advice: str = TENSORS_ALONE)
     # Random bytes look like a wish too.
     wanted, refused = WANTED.search(str(refusal)), REFUSED.search(str(refusal))
     reason = f"wants {wanted[1]}" if wanted else refused[1] if refused else refusal
-    raise ValueError(f"{path}: holds more than tensors, or is damaged ({one_line(reason)}); {advice}") from refusal
+    raise ValueError(f"{path}: holds more than tensors, or is damaged ({brief(reason)}); {advice}") from refusal
 
 
 def tensors_by_name(content: Any, path: Path) -> dict[str, Tensor]:

@@ -1,13 +1,15 @@
 """`python -m longspec.report`: one self-contained HTML page about a run, and its numbers as JSON beside it."""
 
 import argparse
+import json
 from pathlib import Path
 
 from longspec import shown
+from longspec.command_line import named_path
+from longspec.evaluate.tasks import parse
 from longspec.report.chain_lengths import store_acceptance
-from longspec.report.inputs import parse_settings, read_manifest, read_target, read_variant
+from longspec.report.inputs import read_manifest, read_target, read_variant, records_that_chose
 from longspec.report.numbers import report_numbers
-from longspec.report.options import json_value, named_folder
 from longspec.report.page import render, write_page
 
 EVALUATIONS = "evaluation"  # the folder of what a run measures of itself; others are measured apart
@@ -17,11 +19,11 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """The verb's arguments."""
     parser = argparse.ArgumentParser(prog="python -m longspec.report", description=__doc__)
     parser.add_argument("--run", required=True, help="the run's name")
-    parser.add_argument("--variant", required=True, action="append", type=named_folder, help="NAME=FOLDER; repeat it")
-    parser.add_argument("--vocabulary", default=[], action="append", type=named_folder, help="NAME=FILE, of a variant")
+    parser.add_argument("--variant", required=True, action="append", type=named_path, help="NAME=FOLDER; repeat it")
+    parser.add_argument("--vocabulary", default=[], action="append", type=named_path, help="NAME=FILE, of a variant")
     parser.add_argument("--evaluations", default=EVALUATIONS, metavar="NAME", help="folder of the measurements in a variant's")
-    parser.add_argument("--settings", required=True, type=json_value, help="the evaluation section as JSON")
-    parser.add_argument("--gates", required=True, type=json_value, help="the gates section as JSON")
+    parser.add_argument("--settings", required=True, type=json.loads, help="the evaluation section as JSON")
+    parser.add_argument("--gates", required=True, type=json.loads, help="the gates section as JSON")
     parser.add_argument("--model-dir", required=True, type=Path, help="folder of target_manifest.json")
     parser.add_argument("--raw", required=True, nargs="+", type=Path, help="manifests of raw datasets")
     parser.add_argument("--packed", required=True, nargs="+", type=Path, help="manifests of packed rows")
@@ -31,11 +33,12 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def make_report(options: argparse.Namespace) -> None:
     """Read everything, then write the drafts' acceptance beside them, the numbers and the page."""
-    settings = parse_settings(options.settings)
+    settings = parse(options.settings)
     target = read_target(options.model_dir)
     vocabularies = dict(options.vocabulary)
+    records = records_that_chose(folder for _, folder in options.variant)
     variants = [
-        read_variant(name, folder, settings, vocabularies.pop(name, None), options.evaluations)
+        read_variant(name, folder, settings, vocabularies.pop(name, None), options.evaluations, records)
         for name, folder in options.variant
     ]
     if vocabularies:

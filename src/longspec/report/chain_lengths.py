@@ -1,29 +1,46 @@
 """What chains of other lengths would bring: from the acceptance by position and the costs of rounds that were measured."""
 
+from collections.abc import Iterator
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from longspec.chain_length import LONGEST, ChainAcceptance, ChainCosts, chain_speeds, pooled, write_acceptance
-from longspec.evaluate.tasks import Setting
-from longspec.report.inputs import Settings, Variant
+from longspec.chain_length import LONGEST, Acceptance, ChainCosts, TreeAcceptance, chain_speeds, pooled, write_acceptance
+from longspec.config.names import WITH_LOOKUP
+from longspec.evaluate.tasks import Setting, Settings
+from longspec.report.inputs import Variant
 
 Line = dict[str, Any]
 
 
 def longest_chains(settings: list[Setting]) -> list[Setting]:
-    """Of each temperature the longest chain that was measured, which tells of all shorter ones; trees say nothing of them."""
+    """Of each temperature the longest chain that was measured, which tells of all shorter ones."""
     chains = [setting for setting in settings if isinstance(setting.shape, int)]
     by_temperature = groupby(sorted(chains, key=lambda setting: (setting.temperature, -setting.depth)), lambda s: s.temperature)
     return [next(held) for _, held in by_temperature]
 
 
 def store_acceptance(folder: Path, variant: Variant, settings: Settings) -> None:
-    """Leave in the final draft's folder how often its chains were kept; nothing where none were measured."""
-    held = [_acceptance(_lines(variant, setting), setting) for setting in longest_chains(settings.settings)]
+    """Leave in the final draft's folder how often its chains were kept, and what rounds with each tree brought."""
+    held: list[Acceptance] = []
+    for setting in longest_chains(settings.settings):
+        held.append(pooled(setting.temperature, [line["positions"] for line in _lines(variant, setting)]))
+    held += _trees(variant, [setting for setting in settings.settings if isinstance(setting.shape, tuple)])
+    if WITH_LOOKUP in variant.evaluations:
+        held += _trees(variant, settings.settings, WITH_LOOKUP, settings.with_lookup or 0)
     if held:
         write_acceptance(folder / "final_draft", held)
+
+
+def _trees(variant: Variant, settings: list[Setting], drafter: str = "", copied: int = 0) -> Iterator[TreeAcceptance]:
+    """What a drafter's rounds brought at these settings; "": the final draft."""
+    for setting in settings:
+        lines = _lines(variant, setting, drafter)
+        tokens, rounds = (sum(line[name] for line in lines) for name in ("new_tokens", "rounds"))
+        levels = (1,) * setting.shape if isinstance(setting.shape, int) else setting.shape
+        if rounds:
+            yield TreeAcceptance(setting.temperature, levels, tokens, rounds, copied)
 
 
 def expected_speeds(variant: Variant, settings: Settings) -> dict[str, Any] | None:
@@ -41,20 +58,17 @@ def expected_speeds(variant: Variant, settings: Settings) -> dict[str, Any] | No
             return None
         tokens = sum(line["new_tokens"] for line in lines)
         plain += tokens * costs.plain
-        for place, row in enumerate(chain_speeds(_acceptance(lines, greedy), costs)):
+        for place, row in enumerate(chain_speeds(pooled(0, [line["positions"] for line in lines]), costs)):
             rows[place] += tokens * row.seconds / row.tokens
     by_length = [{"length": length, "speed_up": plain / seconds} for length, seconds in enumerate(rows, 1)]
     return {"by_length": by_length, "best": max(by_length, key=itemgetter("speed_up"))["length"]}
 
 
-def _lines(variant: Variant, setting: Setting) -> list[Line]:
-    """The final draft's lines at a setting, task by task."""
-    lines = variant.evaluations[variant.final].lines
-    return [line for line in lines if (line["temperature"], line["shape"]) == (setting.temperature, setting.shape)]
-
-
-def _acceptance(lines: list[Line], setting: Setting) -> ChainAcceptance:
-    return pooled(setting.temperature, [line["positions"] for line in lines])
+def _lines(variant: Variant, setting: Setting, drafter: str = "") -> list[Line]:
+    """The lines of a drafter ("": the final draft) at a setting, task by task."""
+    lines = variant.evaluations[drafter or variant.final].lines
+    shape = setting.shape if isinstance(setting.shape, int) else list(setting.shape)
+    return [line for line in lines if (line["temperature"], line["shape"]) == (setting.temperature, shape)]
 
 
 def _costs(variant: Variant, line: Line) -> ChainCosts:

@@ -3,12 +3,11 @@
 Acceptance length = sum(new tokens) / sum(rounds) over prompts; intervals are over records. Suffixes: P prompts, N records.
 """
 
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from longspec.evaluate.bootstrap import paired_difference, ratio, sums_by_record
+from longspec.evaluate.bootstrap import estimate, sums_by_record
 from longspec.report.evaluations import Array, Evaluation
 
 FEWEST = 5  # records for an interval: resampling fewer says little
@@ -25,11 +24,16 @@ def drafted(chosen_P: Array, *found: Evaluation) -> Array:
 
 def ratio_of(found: Evaluation, over: str, under: str, chosen_P: Array, seed: int) -> dict[str, Any]:
     """Ratio of two columns' sums over the chosen prompts, [P] boolean; no interval below FEWEST records."""
-    inside_P = drafted(chosen_P, found)
-    tasks_N, (over_N, under_N) = sums_by_record(*(found[name][inside_P] for name in ("task", "record", over, under)))
-    if len(tasks_N) < FEWEST:
-        return {"mean": float(over_N.sum() / under_N.sum()), "low": None, "high": None}
-    return asdict(ratio(over_N, under_N, seed=seed, strata_N=tasks_N))
+    return _estimate([(found, over, under)], chosen_P, seed)
+
+
+def _estimate(ratios: list[tuple[Evaluation, str, str]], chosen_P: Array, seed: int) -> dict[str, Any]:
+    """One ratio of sums, or the first less the second."""
+    inside_P = drafted(chosen_P, *(found for found, _, _ in ratios))
+    first, columns = ratios[0][0], [found[name][inside_P] for found, *names in ratios for name in names]
+    tasks_N, sums = sums_by_record(first["task"][inside_P], first["record"][inside_P], *columns)
+    found: dict[str, Any] = estimate(*zip(sums[::2], sums[1::2], strict=True), seed=seed, strata_N=tasks_N)
+    return found if len(tasks_N) >= FEWEST else found | {"low": None, "high": None}
 
 
 def acceptance(found: Evaluation, chosen_P: Array, seed: int) -> dict[str, Any]:
@@ -42,12 +46,6 @@ def acceptance(found: Evaluation, chosen_P: Array, seed: int) -> dict[str, Any]:
 
 def difference(new: Evaluation, old: Evaluation, chosen_P: Array, seed: int) -> dict[str, Any]:
     """Paired difference in acceptance length; `improved`: its whole interval lies above 0."""
-    inside_P = drafted(chosen_P, new, old)
-    columns = [found[name][inside_P] for found in (new, old) for name in ("new_tokens", "rounds")]
-    tasks_N, sums = sums_by_record(new["task"][inside_P], new["record"][inside_P], *columns)
-    new_N, new_rounds_N, old_N, old_rounds_N = sums
-    if len(tasks_N) < FEWEST:
-        mean = float(new_N.sum() / new_rounds_N.sum() - old_N.sum() / old_rounds_N.sum())
-        return {"difference": mean, "low": None, "high": None, "improved": None}
-    estimate = paired_difference((new_N, new_rounds_N), (old_N, old_rounds_N), seed=seed, strata_N=tasks_N)
-    return {"difference": estimate.mean, "low": estimate.low, "high": estimate.high, "improved": estimate.low > 0}
+    found = _estimate([(one, "new_tokens", "rounds") for one in (new, old)], chosen_P, seed)
+    improved = None if found["low"] is None else found["low"] > 0
+    return {"difference": found["mean"], "low": found["low"], "high": found["high"], "improved": improved}

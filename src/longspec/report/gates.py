@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 
 from longspec.evaluate.summary import bucket_name, bucket_of
+from longspec.evaluate.tasks import Settings
 from longspec.report.estimates import FEWEST, acceptance
 from longspec.report.evaluations import Array, Evaluation
-from longspec.report.inputs import Settings, Stage, Variant
+from longspec.report.inputs import Stage, Variant
 
 Row = dict[str, Any]
 
@@ -53,13 +54,13 @@ def _unjudged(gate: str, task: str | None, what: str, limit: float, why: str, fi
 
 
 def _judged(gate: str, task: str, what: str, limit: float, before: Row, after: Row) -> Row:
-    lost = 1 - after["mean"] / before["mean"]
+    lost, why, fix = 1 - after["mean"] / before["mean"], "", ""
     fewest = min(before["documents"], after["documents"])
-    row: Row = {"gate": gate, "task": task, "what": what, "limit": limit, "why": "", "fix": ""}
     if fewest < FEWEST:
-        row["why"] = f"{fewest} {'record is' if fewest == 1 else 'records are'} too few to judge by; {FEWEST} are needed"
-        row["fix"] = f"give evaluation.tasks.{task} prompts from more records (evaluation.prompts, held_out of its data)"
-    return row | {"before": before, "after": after, "lost": lost, "passed": None if row["why"] else lost <= limit}
+        why = f"{fewest} {'record is' if fewest == 1 else 'records are'} too few to judge by; {FEWEST} are needed"
+        fix = f"give evaluation.tasks.{task} prompts from more records (evaluation.prompts, held_out of its data)"
+    row = _unjudged(gate, task, what, limit, why, fix)
+    return row | {"before": before, "after": after, "lost": lost, "passed": None if why else lost <= limit}
 
 
 def _forgetting(variant: Variant, settings: Settings, limit: float) -> Iterator[Row]:
@@ -68,7 +69,7 @@ def _forgetting(variant: Variant, settings: Settings, limit: float) -> Iterator[
         yield _unjudged("forgetting", None, variant.final, limit, "there is no stage before it")
     for before, stage in _earlier(variant.stages):
         old, new = variant.evaluations[before.name], variant.evaluations[stage.name]
-        own = [task for task, data in settings.tasks.items() if data == before.data]
+        own = [name for name, task in settings.tasks.items() if task.origin == before.data]
         what = f"{stage.name} after {before.name}, on {before.data}"
         if stage.data == before.data:
             yield _unjudged("forgetting", None, what, limit, f"both stages train on {before.data}")

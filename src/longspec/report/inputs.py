@@ -1,42 +1,23 @@
 """Reads and checks the inputs of the report: stages, evaluations, manifests, provenance."""
 
 import math
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from longspec import jsonl, methods
-from longspec.atomic_files import read_json, sha256_file
+from longspec.atomic_files import read_json_object, sha256_file
 from longspec.config import Recipe, load
-from longspec.config.names import BASELINES, IMPORTED, UNTRAINED
+from longspec.config.names import BASELINES, FINAL, IMPORTED, UNTRAINED, WITH_LOOKUP
 from longspec.draft_vocabulary import DraftVocabulary, read_draft_vocabulary
-from longspec.evaluate.tasks import HeldOut, Setting, parse
+from longspec.evaluate.tasks import Settings
 from longspec.report import evaluations
 from longspec.report.evaluations import Evaluation
-from longspec.report.order import stage_order
 from longspec.report.prediction import Shape, shape_of
 
 TARGET_RULE = "train_target or fetch_target"
 METRICS = ("step", "loss", "llm_loss", "lr", "tokens", "labels", "seconds", "skipped")
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The `evaluation` section of config/workflow.yaml, as far as the page needs it."""
-
-    settings: list[Setting]  # the first is the one that the page shows throughout
-    seed: int
-    prompts: int
-    new_tokens: int
-    tasks: dict[str, str]  # task -> the dataset or the file its prompts come from
-    held_out: bool  # whether all prompts come from held-out records
-    engine: str  # what has decoded
-    precision: str | None = None  # None: that of the recipes
-
-    @property
-    def draft_tokens(self) -> int:
-        """The drafted tokens of a round, one below the other."""
-        return self.settings[0].depth
 
 
 @dataclass(frozen=True)
@@ -51,9 +32,9 @@ class Stage:
     def data(self) -> str:
         return str(self.recipe.data.name)
 
-    @property
-    def seconds(self) -> float:
-        return float(sum(row["seconds"] for row in self.metrics))
+    def total(self, name: str) -> Any:
+        """The sum of a number over all steps."""
+        return sum(row[name] for row in self.metrics)
 
 
 @dataclass(frozen=True)
@@ -62,23 +43,24 @@ class Variant:
 
     name: str
     stages: list[Stage]
-    evaluations: dict[str, Evaluation]  # the baselines, then the stages in order
+    evaluations: dict[str, Evaluation]  # the baselines, the stages in order, the final draft with lookup where it was measured
     provenance: dict[str, Any]
+    final: str  # the stage that is published
     vocabulary: DraftVocabulary | None = None  # None: the draft proposes all of the target's tokens
+
+    @property
+    def stage_names(self) -> list[str]:
+        return [stage.name for stage in self.stages]
 
     @property
     def baselines(self) -> tuple[str, ...]:
         """The drafters that no stage has trained."""
-        return baselines_of(self.stages)
+        return tuple(name for name in (*BASELINES, IMPORTED) if name in self.evaluations)
 
     @property
     def beginning(self) -> str:
         """The draft that the first stage is measured against: the one that it begins with."""
         return IMPORTED if IMPORTED in self.baselines else UNTRAINED
-
-    @property
-    def final(self) -> str:
-        return self.stages[-1].name
 
 
 @dataclass(frozen=True)
@@ -103,28 +85,7 @@ def require(path: Path, rule: str) -> Path:
 
 def read_manifest(path: Path, rule: str) -> Manifest:
     """A JSON object with its path, for errors that name it. Raises ValueError when it is missing or no object."""
-    content = read_json(require(path, rule))
-    if not isinstance(content, dict):
-        raise ValueError(f"{path}: holds no JSON object; make the file again (rule {rule})")
-    return Manifest(path, content)
-
-
-def parse_settings(section: Any) -> Settings:
-    """The evaluation settings. Raises ValueError with the key that is missing."""
-    try:
-        parsed = parse(section)
-    except KeyError as error:
-        raise ValueError(f"--settings: {error}: missing; give config/workflow.yaml's evaluation section") from error
-    if not parsed.tasks:
-        raise ValueError("--settings: tasks: empty; name at least one task in config/workflow.yaml")
-    tasks = {name: task.data if isinstance(task, HeldOut) else _files(task.source) for name, task in parsed.tasks.items()}
-    held_out = all(isinstance(task, HeldOut) for task in parsed.tasks.values())
-    new_tokens = int(section["new_tokens"])
-    return Settings(parsed.settings, parsed.seed, parsed.prompts, new_tokens, tasks, held_out, parsed.engine, parsed.precision)
-
-
-def _files(source: str | list[str]) -> str:
-    return source if isinstance(source, str) else ", ".join(source)
+    return Manifest(path, read_json_object(require(path, rule)))
 
 
 def read_stage(folder: Path) -> Stage:
@@ -144,49 +105,52 @@ def read_stage(folder: Path) -> Stage:
     return Stage(folder.name, recipe, metrics)
 
 
-def stage_names(folder: Path, provenance: Manifest) -> list[str]:
-    """The stages that the final draft's provenance names, in the order in which they were trained."""
-    names = list(provenance["stages"])
-    if not names:
-        raise ValueError(f"{provenance.path}: stages: names none; make it again (rule assemble_final_draft)")
-    started_from = {}
-    for name in names:
-        checkpoint = read_manifest(folder / name / "checkpoint.json", "train")
-        started_from[name] = checkpoint["identity"].get("init_weights")
-        require(folder / name / "draft" / "model.safetensors", "extract")
-    return stage_order(folder, started_from)
+def read_provenance(folder: Path) -> Manifest:
+    """What the final draft in a variant's folder says of its making."""
+    return read_manifest(folder / "final_draft" / "provenance.json", "assemble_final_draft")
 
 
-def baselines_of(stages: list[Stage]) -> tuple[str, ...]:
-    """Names of the drafters that no stage has trained, of a run with these stages."""
-    return BASELINES if stages[0].recipe.init is None else (*BASELINES, IMPORTED)
+def records_that_chose(folders: Iterable[Path]) -> dict[str, set[int]]:
+    """By dataset the records that have chosen the published stage of one of these variants, given by their folders."""
+    found: dict[str, set[int]] = {}
+    for folder in folders:
+        for data, lines in read_provenance(folder).content.get(FINAL, {}).get("records", {}).items():
+            found.setdefault(data, set()).update(lines)
+    return found
 
 
 def read_variant(
-    name: str, folder: Path, settings: Settings, vocabulary: Path | None = None, measured: str = "evaluation"
+    name: str,
+    folder: Path,
+    settings: Settings,
+    vocabulary: Path | None = None,
+    measured: str = "evaluation",
+    records: Mapping[str, Collection[int]] | None = None,
 ) -> Variant:
     """All of a variant's files; `vocabulary`: that of its draft, where it has one; measured: the folder of its measurements.
 
-    Raises ValueError for the first that is missing or does not fit.
+    records: by dataset those that are not told. Raises ValueError for the first file that is missing or does not fit.
     """
-    provenance = read_manifest(folder / "final_draft" / "provenance.json", "assemble_final_draft")
-    stages = [read_stage(folder / stage) for stage in stage_names(folder, provenance)]
+    provenance = read_provenance(folder)
+    stages = [read_stage(folder / stage) for stage in provenance["order"]]
+    left_out = {task: (records or {}).get(data, ()) for task, data in settings.data.items()}
+    baselines = BASELINES if stages[0].recipe.init is None else (*BASELINES, IMPORTED)
+    beside = [] if settings.with_lookup is None else [WITH_LOOKUP]
     drafters = {}
-    for drafter in (*baselines_of(stages), *(stage.name for stage in stages)):
+    for drafter in (*baselines, *(stage.name for stage in stages), *beside):
         path = require(folder / measured / f"{drafter}.jsonl", "evaluate")
-        drafters[drafter] = evaluations.read(path, drafter, list(settings.tasks), settings.settings, settings.engine)
+        drafters[drafter] = evaluations.read(path, drafter, settings, left_out)
         evaluations.check_pairs(drafters[UNTRAINED], drafters[drafter])
     held = None if vocabulary is None else read_draft_vocabulary(require(vocabulary, "draft_vocabulary"))
-    return Variant(name, stages, drafters, provenance.content, held)
+    final = provenance.content.get(FINAL, {"stage": stages[-1].name})["stage"]
+    return Variant(name, stages, drafters, provenance.content, final, held)
 
 
 @dataclass(frozen=True)
 class Target:
     """The target LLM of the run."""
 
-    name: str
     shape: Shape
-    family: str
     manifest_hash: str
     source: str
 
@@ -196,4 +160,4 @@ def read_target(model_dir: Path) -> Target:
     manifest = read_manifest(model_dir / "target_manifest.json", TARGET_RULE)
     config = read_manifest(Path(manifest["path"]) / "config.json", TARGET_RULE)
     shape = shape_of(model_dir.name, config.content, str(config.path))
-    return Target(model_dir.name, shape, str(config["model_type"]), sha256_file(manifest.path), str(manifest["source"]))
+    return Target(shape, sha256_file(manifest.path), str(manifest["source"]))

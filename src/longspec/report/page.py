@@ -10,12 +10,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from longspec import methods
 from longspec.atomic_files import write_json, write_text
 from longspec.config.names import UNTRAINED
-from longspec.evaluate.tasks import shape_name
-from longspec.report import growth_plot, loss_plot, plots, tables
-from longspec.report.inputs import Manifest, Settings, Target, Variant
-from longspec.report.prediction import head_parameters, layer_parameters
+from longspec.evaluate.tasks import Settings, shape_name
+from longspec.report import plots, tables, training_curves
+from longspec.report.inputs import Manifest, Target, Variant
 from longspec.report.samples import all_samples, visible
-from longspec.report.style import STAGES
+from longspec.report.style import STAGES, Series, drafter_colour
 
 
 def compact(count: float) -> str:
@@ -28,13 +27,8 @@ def compact(count: float) -> str:
 
 def environment() -> Environment:
     """Jinja2 with autoescape on and undefined names an error."""
-    made = Environment(
-        loader=PackageLoader("longspec.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    loader = PackageLoader("longspec", ".")
+    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     made.filters.update(
         {
             "count": lambda value: f"{value:,}",
@@ -58,32 +52,40 @@ def environment() -> Environment:
 
 def figures(variants: list[Variant], numbers: dict[str, Any], settings: Settings) -> dict[str, Any]:
     """All SVG elements; those of one variant by its name."""
-    context_scale, position_scale = plots.context_limits(numbers), plots.position_limits(numbers)
-    loss_scales = loss_plot.limits(variants)
-    return {
-        "acceptance": plots.acceptance(variants, numbers, settings),
-        "speed": plots.speed(variants, numbers, settings),
-        "context": {v.name: plots.by_context(v, numbers, settings, context_scale) for v in variants},
-        "position": {v.name: plots.by_position(v, numbers, settings, position_scale) for v in variants},
-        "growth": {v.name: growth_plot.growth(v) for v in variants},
-        "loss": {v.name: loss_plot.losses(v, loss_scales) for v in variants},
+
+    def drafters(part: str, v: Variant) -> list[Series]:
+        found = numbers[part][v.name].items()
+        return [Series(values, plots.drafter_name(name), drafter_colour(name, v.stage_names)) for name, values in found]
+
+    def stages(v: Variant, label: str) -> list[list[Series]]:
+        return [[Series(stage, label, drafter_colour(stage.name, v.stage_names))] for stage in v.stages]
+
+    return {kind: plots.by_drafter(kind, variants, numbers, settings) for kind in plots.BY_DRAFTER} | {
+        "context": plots.by_context({v.name: drafters("by_context", v) for v in variants}, settings),
+        "position": plots.by_position({v.name: drafters("by_position", v) for v in variants}, settings),
+        "growth": {v.name: training_curves.growth(v.name, stages(v, "")) for v in variants},
+        "loss": training_curves.losses({v.name: stages(v, "draft") for v in variants}),
     }
 
 
 def unfinished(variants: list[Variant]) -> list[str]:
     """A line for each stage with steps whose loss is not a finite number: they are left out of the curves."""
-    found = [(v.name, stage.name, len(stage.metrics) - len(loss_plot.curves(stage)[0])) for v in variants for stage in v.stages]
+    found = [
+        (v.name, stage.name, len(stage.metrics) - len(training_curves.curves(stage)[0])) for v in variants for stage in v.stages
+    ]
     return [f"{variant}, {stage}: {count:,}" for variant, stage, count in found if count]
 
 
 def short_of_prompts(numbers: dict[str, Any], settings: Settings) -> list[str]:
-    """A line for each task that has fewer prompts than the settings ask for."""
-    first = next(iter(numbers["variants"].values()))[UNTRAINED]
-    return [
-        f"{task}: {found['prompts']} of {settings.prompts}"
-        for task, found in first.items()
-        if found["prompts"] < settings.prompts
-    ]
+    """A line for each task that has fewer prompts than the settings ask for, those counted that are measured and not told."""
+    first, left_out = next(iter(numbers["variants"].values()))[UNTRAINED], next(iter(numbers["left_out"].values()))
+    measured = {task: found["prompts"] + left_out.get(task, 0) for task, found in first.items()}
+    return [f"{task}: {count} of {settings.prompts}" for task, count in measured.items() if count < settings.prompts]
+
+
+def left_out(variant: Variant) -> list[str]:
+    """A line for each task with prompts that are measured and not told; they are the same of all variants."""
+    return [f"{task}: {count} prompts" for task, count in variant.evaluations[variant.final].left_out.items()]
 
 
 def render(
@@ -95,29 +97,25 @@ def render(
     packed: list[Manifest],
 ) -> str:
     """The whole page as HTML text."""
-    shape = target.shape
-    return (
-        environment()
-        .get_template("page.html.j2")
-        .render(
-            run=numbers["run"],
-            variants=variants,
-            numbers=numbers,
-            settings=settings,
-            target=target,
-            target_parameters=shape.num_hidden_layers * layer_parameters(shape) + head_parameters(shape),
-            longest_bar=max(0.001, *(f["mean"] - 1 for found in numbers["overall"].values() for f in found.values())),
-            figures=figures(variants, numbers, settings),
-            samples={v.name: all_samples(v.evaluations, settings) for v in variants},
-            unfinished=unfinished(variants),
-            short_of_prompts=short_of_prompts(numbers, settings),
-            soft=any(methods.soft_labels(stage.recipe) for v in variants for stage in v.stages),
-            raw=tables.raw_table(raw, variants, settings.tasks),
-            faults=tables.faults_table(raw),
-            packed=tables.packed_table(packed, variants),
-            recipes={v.name: tables.recipe_table(v) for v in variants},
-            provenance={v.name: tables.provenance_table(v, target) for v in variants},
-        )
+    page = environment().get_template("report/page.html.j2")
+    return page.render(
+        run=numbers["run"],
+        variants=variants,
+        numbers=numbers,
+        settings=settings,
+        target=target,
+        longest_bar=max(0.001, *(f["mean"] - 1 for found in numbers["overall"].values() for f in found.values())),
+        figures=figures(variants, numbers, settings),
+        samples={v.name: all_samples(v.evaluations, settings) for v in variants},
+        unfinished=unfinished(variants),
+        short_of_prompts=short_of_prompts(numbers, settings),
+        left_out=left_out(variants[0]),
+        soft=any(methods.soft_labels(stage.recipe) for v in variants for stage in v.stages),
+        raw=tables.raw_table(raw, variants, settings.tasks),
+        faults=tables.faults_table(raw),
+        packed=tables.packed_table(packed, variants),
+        recipes={v.name: tables.recipe_table(v) for v in variants},
+        provenance={v.name: tables.provenance_table(v, target) for v in variants},
     )
 
 

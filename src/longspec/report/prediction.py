@@ -4,9 +4,10 @@ One round costs gamma draft steps and one step of the target, and yields tau tok
 weights it reads, so a step's cost is the number of parameters it reads.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from longspec.methods import settings_of
 
 
 @dataclass(frozen=True)
@@ -65,13 +66,19 @@ def head_parameters(shape: Shape) -> int:
     return shape.hidden_size * shape.vocab_size
 
 
+def target_parameters(shape: Shape) -> int:
+    """Weights that the target reads for every token; embeddings (a row each) are not counted."""
+    return shape.num_hidden_layers * layer_parameters(shape) + head_parameters(shape)
+
+
 def cost_ratio(shape: Shape, layer: int, head_share: float, *, with_head: bool = True) -> float:
-    """Parameters the draft reads per token, over those the target reads; embeddings (a row each) are not counted.
+    """Parameters the draft reads per token, over those the target reads.
 
     layer: of the draft's layer; head_share: of the rows of the target's head, those of the draft's.
     """
-    head = head_parameters(shape) if with_head else 0
-    return (layer + head_share * head) / (shape.num_hidden_layers * layer_parameters(shape) + head)
+    head = head_parameters(shape)
+    draft, target = layer + head_share * head, target_parameters(shape)
+    return draft / target if with_head else layer / (target - head)
 
 
 def speed_up(tau: float, gamma: int, cost: float) -> float:
@@ -79,30 +86,27 @@ def speed_up(tau: float, gamma: int, cost: float) -> float:
     return tau / (1 + gamma * cost)
 
 
-def predictions(
-    own: Shape, tau: float, gamma: int, layer_weights: Callable[[Shape], int], head_share: float
-) -> list[dict[str, Any]]:
+def predictions(own: Shape, tau: float, gamma: int, method: Any, head_share: float) -> list[dict[str, Any]]:
     """One row for the run's own target and each published shape, all at the run's tau, gamma and head_share.
 
-    layer_weights: of the method, those of its layer beside a target of these sizes.
+    method: the recipe's section, which decides the draft's layer beside the own target; published shapes have its defaults.
     """
-
-    def costs(shape: Shape) -> tuple[float, float]:
-        layer = layer_weights(shape)
-        return cost_ratio(shape, layer, head_share), cost_ratio(shape, layer, head_share, with_head=False)
-
-    return [
-        {
-            "target": shape.name,
-            "layers": shape.num_hidden_layers,
-            "target_parameters": shape.num_hidden_layers * layer_parameters(shape) + head_parameters(shape),
-            "draft_parameters": layer_weights(shape) + round(head_share * head_parameters(shape)),
-            "cost_ratio": whole,
-            "cost_ratio_without_head": without_head,
-            "speed_up": speed_up(tau, gamma, whole),
-            "speed_up_without_head": speed_up(tau, gamma, without_head),
-            "published": shape.published,
-        }
-        for shape in (own, *PUBLISHED)
-        for whole, without_head in [costs(shape)]
-    ]
+    layer_weights = settings_of(method.name).layer_weights
+    rows = []
+    for shape in (own, *PUBLISHED):
+        layer = layer_weights(shape, None if shape.published else method)
+        whole, without_head = (cost_ratio(shape, layer, head_share, with_head=counted) for counted in (True, False))
+        rows.append(
+            {
+                "target": shape.name,
+                "layers": shape.num_hidden_layers,
+                "target_parameters": target_parameters(shape),
+                "draft_parameters": layer + round(head_share * head_parameters(shape)),
+                "cost_ratio": whole,
+                "cost_ratio_without_head": without_head,
+                "speed_up": speed_up(tau, gamma, whole),
+                "speed_up_without_head": speed_up(tau, gamma, without_head),
+                "published": shape.published,
+            }
+        )
+    return rows

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from longspec import shown
-from longspec.evaluate.tasks import OURS
+from longspec.evaluate.tasks import OURS, Settings
 from longspec.report.evaluations import Evaluation
-from longspec.report.inputs import Settings
 
 
 def visible(text: str) -> str:
@@ -43,34 +42,31 @@ class Sample:
         return {"tokens": len(told), "kept": kept, "rejections": None if None in told else sum(map(bool, told))}
 
 
-def samples_of(found: Evaluation, settings: Settings) -> list[Sample]:
-    """The samples of the main setting, in the order of the tasks; a task without one is left out.
+def all_samples(evaluations: dict[str, Evaluation], settings: Settings) -> dict[str, list[Sample]]:
+    """drafter -> its samples of the main setting, in the order of the tasks; a task or a drafter without one is left out.
 
     Raises ValueError with file, task and field for one of another form.
     """
-    made = []
-    for task in settings.tasks:
-        for row in found.lines[: len(found["task"])]:  # those of the main setting are first
-            if row["task"] == task and "sample" in row:
-                place = f"{found.path}: task {task}, prompt {row['prompt']}: sample"
-                made.append(Sample(task, row["context_tokens"], *_checked(place, row["sample"], settings)))
-    return made
+    found: dict[str, list[Sample]] = {}
+    for drafter, one in evaluations.items():
+        deepest = max(settings.draft_tokens, settings.copied_by(drafter))
+        for row in one.lines[: len(one["task"])]:  # those of the main setting are first
+            if "sample" in row:
+                place = f"{one.path}: task {row['task']}, prompt {row['prompt']}: sample"
+                sample = Sample(row["task"], row["context_tokens"], *_checked(place, row["sample"], deepest, settings))
+                found.setdefault(drafter, []).append(sample)
+    return found
 
 
-def _checked(place: str, sample: Any, settings: Settings) -> tuple[str, list[dict[str, Any]]]:
-    depth, untold = settings.draft_tokens, settings.engine != OURS
+def _checked(place: str, sample: Any, deepest: int, settings: Settings) -> tuple[str, list[dict[str, Any]]]:
+    untold = settings.engine != OURS
     fix = "evaluate this drafter again (rule evaluate)"
     if not isinstance(sample, dict) or not isinstance(sample.get("before"), str) or not isinstance(sample.get("tokens"), list):
         raise ValueError(f"{place}: must hold a text `before` and a list `tokens`; {fix}")
     for number, token in enumerate(sample["tokens"], 1):
-        good = isinstance(token, dict) and isinstance(token.get("text"), str) and token.get("depth") in range(depth + 1)
+        good = isinstance(token, dict) and isinstance(token.get("text"), str) and token.get("depth") in range(deepest + 1)
         if good and untold and token.get("rejected", "") is None:
             continue
         if not good or not isinstance(token.get("rejected"), list) or not all(isinstance(t, str) for t in token["rejected"]):
-            raise ValueError(f"{place}: token {number}: must have a text, a depth of 0..{depth} and rejected texts; {fix}")
+            raise ValueError(f"{place}: token {number}: must have a text, a depth of 0..{deepest} and rejected texts; {fix}")
     return sample["before"], sample["tokens"]
-
-
-def all_samples(evaluations: dict[str, Evaluation], settings: Settings) -> dict[str, list[Sample]]:
-    """drafter -> its samples, for those that have any."""
-    return {drafter: samples for drafter, found in evaluations.items() if (samples := samples_of(found, settings))}

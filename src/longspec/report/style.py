@@ -8,6 +8,8 @@ import io
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import matplotlib
 from markupsafe import Markup
@@ -25,6 +27,7 @@ VARIABLES = {
     "#050505": "untrained",
     "#060606": "lookup",
     "#060607": "imported",
+    "#060608": "with-lookup",
     "#070701": "stage-1",
     "#070702": "stage-2",
     "#070703": "stage-3",
@@ -34,6 +37,8 @@ VARIABLES = {
 COLOUR = {name: placeholder for placeholder, name in VARIABLES.items()}
 STAGES = 5  # colours for stages; further ones begin again
 MARKERS = ("o", "s", "D", "^", "v")
+DASHED = (0, (4, 2))
+LABEL_HEIGHT = 0.2  # inches of a line of text
 
 SETTINGS = {
     "svg.fonttype": "none",
@@ -66,6 +71,17 @@ SETTINGS = {
 }
 
 
+@dataclass(frozen=True)
+class Series:
+    """One line of a figure: what it shows, the label at its end, and its look."""
+
+    values: Any
+    label: str
+    colour: str
+    line: Any = "-"
+    marker: str = "o"
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
     """The look, for the figures drawn inside the block."""
@@ -85,6 +101,25 @@ def panels(widths: list[float], height: float, *, common: bool = True) -> tuple[
     figure = Figure(figsize=(WIDTH, height), layout=ConstrainedLayoutEngine(w_pad=0.08, wspace=0.03))
     axes = figure.subplots(1, len(widths), sharey=common, squeeze=False, width_ratios=widths)
     return figure, list(axes[0])
+
+
+def bare(axes: Axes, grid: Literal["x", "y"] = "y") -> None:
+    """Leave a panel's grid along one axis, and no line at its left."""
+    axes.grid(axis=grid)
+    axes.spines["left"].set_visible(False)
+
+
+def label_ends(axes: Axes, ends: list[tuple[str, float, str]]) -> None:
+    """Write (text, value, colour) of each series right of a panel where it ends, apart where texts would overlap."""
+    low, high = axes.get_ylim()
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    heights = spread([value for _, value, _ in ends], (high - low) * LABEL_HEIGHT / figure.get_figheight())
+    for (text, _, colour), height in zip(ends, heights, strict=True):
+        axes.annotate(
+            text, (1, height), (5, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
+            color=colour, va="center", fontsize=8.5,
+        )  # fmt: skip
 
 
 def spread(wanted: list[float], gap: float) -> list[float]:

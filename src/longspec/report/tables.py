@@ -1,9 +1,13 @@
 """Rows for the page's tables of data, recipes and provenance."""
 
+from collections import Counter
+from collections.abc import Mapping
+from operator import ne
 from typing import Any
 
 from longspec import methods
 from longspec.config import plain
+from longspec.evaluate.tasks import Task
 from longspec.report.inputs import Manifest, Stage, Target, Variant
 
 # The recipe's main keys as the page calls them. Those of its method follow, then others that differ between stages by their
@@ -49,29 +53,35 @@ def recipe_table(variant: Variant) -> dict[str, Any]:
         rows.append(("begins with", [variant.stages[0].recipe.init, *("the stage before" for _ in variant.stages[1:])]))
     rows += [(row[0][1], [text for _, _, text in row]) for row in own]
     rows += [(key, [_shown(recipe.get(key)) for recipe in recipes]) for key in differing if key not in covered]
+    counts = {"tokens": "tokens trained on", "labels": "labels", **method.COUNTS}
     measured = [
         ("optimizer steps", [f"{len(stage.metrics):,}" for stage in variant.stages]),
-        ("tokens trained on", [f"{sum(row['tokens'] for row in stage.metrics):,}" for stage in variant.stages]),
-        ("labels", [f"{sum(row['labels'] for row in stage.metrics):,}" for stage in variant.stages]),
-        *(
-            (title, [f"{sum(row[name] for row in stage.metrics):,}" for stage in variant.stages])
-            for name, title in method.COUNTS.items()
-        ),
-        ("training seconds", [f"{stage.seconds:,.0f}" for stage in variant.stages]),
+        *((title, [f"{stage.total(name):,}" for stage in variant.stages]) for name, title in counts.items()),
+        *_replayed(variant.stages),
+        ("training seconds", [f"{stage.total('seconds'):,.0f}" for stage in variant.stages]),
         ("steps skipped", [f"{stage.metrics[-1]['skipped']:,}" for stage in variant.stages]),
     ]
     return {
         "stages": [stage.name for stage in variant.stages],
-        "settings": [(name, _marked(cells)) for name, cells in rows],
+        "settings": [(name, list(zip(cells, map(ne, cells, [cells[0], *cells]), strict=True))) for name, cells in rows],
         "measured": measured,
     }
 
 
-def _marked(cells: list[str]) -> list[tuple[str, bool]]:
-    return [(cell, number > 0 and cell != cells[number - 1]) for number, cell in enumerate(cells)]
+def _replayed(stages: list[Stage]) -> list[tuple[str, list[str]]]:
+    """The shares of the trained tokens that were those of earlier stages, as counted step by step; no row where none was."""
+    cells = []
+    for stage in stages:
+        counts = Counter[str]()
+        for row in stage.metrics:
+            counts.update(row.get("replayed_labels", {}))
+        cells.append(
+            ", ".join(f"{name} {count / stage.total('labels'):.1%}" for name, count in sorted(counts.items())) or "none"
+        )
+    return [("labels replayed", cells)] if set(cells) != {"none"} else []
 
 
-def raw_table(raw: list[Manifest], variants: list[Variant], tasks: dict[str, str]) -> list[dict[str, Any]]:
+def raw_table(raw: list[Manifest], variants: list[Variant], tasks: Mapping[str, Task]) -> list[dict[str, Any]]:
     """Where the records of each dataset went. Raises ValueError when they do not add up."""
     rows = []
     for manifest in raw:
@@ -79,10 +89,9 @@ def raw_table(raw: list[Manifest], variants: list[Variant], tasks: dict[str, str
         parts = {key: int(records.get(key, -1)) for key in (*SORTED, "read", "made")}
         if min(parts.values()) < 0 or parts["read"] + parts["made"] != sum(parts[key] for key in SORTED):
             raise ValueError(f"{manifest.path}: records: {records} do not add up; make the dataset again (rule raw)")
-        stages = {stage.name: None for variant in variants for stage in variant.stages if stage.data == name}
-        rows.append(
-            {"name": name, "trains": list(stages), "measures": [task for task, data in tasks.items() if data == name]} | parts
-        )
+        trains = dict.fromkeys(stage.name for variant in variants for stage in variant.stages if stage.data == name)
+        measures = [key for key, task in tasks.items() if task.origin == name]
+        rows.append({"name": name, "trains": list(trains), "measures": measures} | parts)
     return rows
 
 
@@ -103,10 +112,11 @@ def faults_table(raw: list[Manifest]) -> list[dict[str, Any]]:
     return rows
 
 
-def packed_kind(stage: Stage) -> tuple[str, str, int, str]:
-    """Which rows a stage trains on."""
+def packed_kinds(stage: Stage, variant: Variant) -> list[tuple[str, str, int, str]]:
+    """Which rows a stage trains on: its own, then those that it replays."""
     data = stage.recipe.data
-    return data.name, data.collation, data.sequence_length, data.overlong
+    datasets = [data.name, *(other.data for other in variant.stages if other.name in data.replay)]
+    return [(dataset, data.collation, data.sequence_length, data.overlong) for dataset in datasets]
 
 
 def packed_table(packed: list[Manifest], variants: list[Variant]) -> list[dict[str, Any]]:
@@ -124,10 +134,10 @@ def packed_table(packed: list[Manifest], variants: list[Variant]) -> list[dict[s
     )
     rows = []
     for manifest in packed:
-        row = {name: manifest[name] for name in (*names, "labels")} | {"name": manifest["dataset"]}
+        row = {name: manifest[name] for name in (*names, "skipped", "labels")} | {"name": manifest["dataset"]}
         kind = (row["name"], row["collation"], row["sequence_length"], row["overlong"])
-        stages = [stage for variant in variants for stage in variant.stages]
-        row["stages"] = list(dict.fromkeys(stage.name for stage in stages if packed_kind(stage) == kind))
+        trained = [stage.name for variant in variants for stage in variant.stages if kind in packed_kinds(stage, variant)]
+        row["stages"] = list(dict.fromkeys(trained))
         rows.append(row)
     return rows
 

@@ -1,4 +1,4 @@
-"""Decode the requests of a job with vLLM; runs in vLLM's own environment. `python -m longspec.serve --help`."""
+"""Decode the requests of a job with vLLM, in vLLM's own environment; prints a line of JSON for each answer."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""The target's states, computed once and stored: `python -m longspec.states --help`; docs/states.md has the whole story.
+"""The target's states, computed once and stored; docs/states.md has the whole story.
 
 A killed builder is started again by the same command and goes on where it was.
 """
@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from longspec.atomic_files import write_json
+from longspec.command_line import add_verb
 from longspec.config import PARTITIONED, ConfigError, Recipe, Runtime, load
 from longspec.distributed import end_at_once, find_ranks, log, write_error_file
 from longspec.shown import one_line
@@ -20,25 +22,28 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m longspec.states", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
-    for verb, purpose in (("build", "the states of a shard of packed rows"), ("held-out", "those of held-out rows")):
-        builder = verbs.add_parser(verb, help=purpose)
+    for verb, purpose in (
+        ("build", "store the states of a shard of packed rows"),
+        ("held-out", "store the states of held-out rows"),
+    ):
+        builder = add_verb(verbs, verb, purpose)
         builder.add_argument("--recipe", type=Path, required=True, help="recipe.yaml of a stage that reads them")
         builder.add_argument("--runtime", type=Path, required=True, help="runtime.yaml: micro batch, target, attention")
         builder.add_argument("--target", type=Path, required=True, help="target_manifest.json")
         builder.add_argument("--data", type=Path, required=True, help="manifest.json of the packed rows")
         builder.add_argument("--vocabulary", type=Path, help="draft_vocabulary_{size}.json, for recipe.states.top_k")
-        builder.add_argument("--out", type=Path, required=True, help="folder of the shard")
+        builder.add_argument("--out", type=Path, required=True, help="the shard's folder, which gets shard.json and the states")
         if verb == "build":
             builder.add_argument("--shard", type=int, required=True, help="number of this one, from 0")
-            builder.add_argument("--num-shards", type=int, required=True)
-    merging = verbs.add_parser("merge", help="write the manifest of all shards")
-    merging.add_argument("shards", type=Path, nargs="+", help="shard.json of each")
-    merging.add_argument("--out", type=Path, required=True, help="manifest.json")
-    removing = verbs.add_parser("remove", help="remove states when no stage needs them any more")
-    removing.add_argument("--folder", type=Path, required=True, help="of the states")
+            builder.add_argument("--num-shards", type=int, required=True, help="of how many")
+    merging = add_verb(verbs, "merge", "write the manifest of all shards")
+    merging.add_argument("shards", type=Path, nargs="+", help="shard.json of each shard")
+    merging.add_argument("--out", type=Path, required=True, help="the manifest to write, manifest.json")
+    removing = add_verb(verbs, "remove", "remove states when no stage needs them any more")
+    removing.add_argument("--folder", type=Path, required=True, nargs="+", help="of the stored states; one or several")
     removing.add_argument("--reader", required=True, help="the stage that is trained: {run}_{variant}_{stage}")
-    removing.add_argument("--out", type=Path, required=True, help="removed_states.json")
-    checking = verbs.add_parser("check", help="read everything, and name what is damaged")
+    removing.add_argument("--out", type=Path, required=True, help="the record to write, removed_states.json")
+    checking = add_verb(verbs, "check", "read everything and print what is damaged; ends with 1 if something is")
     checking.add_argument("manifests", type=Path, nargs="+", help="manifest.json or shard.json")
     return parser
 
@@ -94,7 +99,7 @@ def main() -> None:
         elif options.verb == "check":
             code = check(options.manifests)
         elif options.verb == "remove":
-            release(options.folder, options.reader, options.out)
+            write_json(options.out, {"released": [release(folder, options.reader) for folder in options.folder]})
         else:
             build_shard(options)
     except (*ConfigError, OSError) as error:

@@ -15,8 +15,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from longspec.models.attention.backends import AUTO, target_attention
 from longspec.models.attention.visibility import Visibility
+from longspec.models.tensor_parallel import Group, all_heads, group_of, splits_heads
 from longspec.states.frozen_target import FrozenTarget
-from longspec.states.tensors import EMBEDDED, FINAL, HIDDEN, KEYS, VALUES, check_names, layers_of
+from longspec.states.tensors import EMBEDDED, FINAL, HIDDEN, KEYS, VALUES, check_names, layer_of, layers_of
 
 Gather = Callable[[list[nn.Parameter]], AbstractContextManager[Any]]
 Cached = tuple[Tensor, Tensor]  # keys after RoPE, values, [B, K, S, D] each
@@ -30,6 +31,7 @@ class _Pass:
     length: int  # S
     cut: int | None  # the layer that ends with its keys and values; None: no layer
     visibility: Visibility  # of all S tokens
+    parts: Group | None  # the ranks that have some of the heads each; None: this one has all
     kept: dict[int, Cached] = field(default_factory=dict)  # layer -> room for all S tokens
     hidden: dict[int, Tensor] = field(default_factory=dict)  # layer -> its input, all S tokens
     start: int = 0  # of the chunk that runs now
@@ -65,10 +67,11 @@ class _Pass:
 
     def state(self, name: str) -> Tensor:
         """One of the tensors of a layer that were asked for, over all S tokens."""
-        kind, _, layer = name.partition(".")
-        if f"{kind}." == HIDDEN:
-            return self.hidden[int(layer)]
-        return self.kept[int(layer)][0 if f"{kind}." == KEYS else 1]
+        layer = layer_of(name)
+        if name.startswith(HIDDEN):
+            return self.hidden[layer]
+        x_BKSD = self.kept[layer][0 if name.startswith(KEYS) else 1]
+        return x_BKSD if self.parts is None else all_heads(x_BKSD, self.parts)
 
 
 def states_attention(
@@ -211,7 +214,8 @@ class TargetStates(FrozenTarget):
         found = self.inputs(input_ids_BS, position_ids_BS)
         depth = Depth.of(names, self.config.num_hidden_layers)
         cut = depth.whole_layers if depth.then_keys else None
-        states = _Pass(names, length, cut, Visibility(document_ids_BT=document_ids_BS))
+        parts = group_of(self.target) if splits_heads(self.target) else None
+        states = _Pass(names, length, cut, Visibility(document_ids_BT=document_ids_BS), parts)
         chunks = []
         with _only(model, depth), _inputs_kept(model, states):
             for start in range(0, length, self.chunk or length):

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from longspec.models.rotation import rotations
+from longspec.models.tensor_parallel import whole
 from longspec.states.tensors import COS, EMBEDDED, SIN
 
 
@@ -23,8 +24,10 @@ class FrozenTarget(nn.Module):
 
     @property
     def head_weight(self) -> nn.Parameter:
-        """The weight [V, H] of the head."""
-        return self.target.lm_head.weight
+        """The weight [V, H] of the head; of one that is split over ranks, which all ask for it then, a new tensor each time."""
+        weight: nn.Parameter = self.target.lm_head.weight
+        held = whole(weight)
+        return weight if held is weight else nn.Parameter(held, requires_grad=False)
 
     @property
     def final_norm_weight(self) -> nn.Parameter:

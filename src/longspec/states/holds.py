@@ -10,8 +10,9 @@ import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from longspec.atomic_files import fsync_path, write_json
+from longspec.atomic_files import fsync_path
 
 NEEDED = "needed"
 REMOVED = ".removed"  # a folder's last name
@@ -28,8 +29,8 @@ def needed_by(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / NEEDED).glob("*"))
 
 
-def release(folder: Path, reader: str, note: Path) -> None:
-    """This stage is trained: remove the folder when no other one needs it, and write down what became of it."""
+def release(folder: Path, reader: str) -> dict[str, Any]:
+    """This stage is trained: remove the folder when no other one needs it. Returns a note of what became of it."""
     (folder / NEEDED / reader).unlink(missing_ok=True)
     readers, last = needed_by(folder), folder.with_name(f"{folder.name}{REMOVED}-{os.getpid()}")
     if not readers:
@@ -39,4 +40,4 @@ def release(folder: Path, reader: str, note: Path) -> None:
     # Also what a killed one left.
     for path in folder.parent.glob(f"{folder.name}{REMOVED}-*"):
         shutil.rmtree(path, ignore_errors=True)
-    write_json(note, {"states": str(folder), "still_needed_by": readers})
+    return {"states": str(folder), "still_needed_by": readers}

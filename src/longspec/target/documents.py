@@ -10,8 +10,7 @@ import torch
 
 from longspec.data.pack.arrow_shards import Row
 from longspec.models.attention.visibility import Visibility
-
-NO_LABEL = -100
+from longspec.models.inputs import NO_LABEL
 
 
 class Batch(NamedTuple):

@@ -15,10 +15,11 @@ from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 from longspec.atomic_files import new_folder
 from longspec.config import Build
 from longspec.data import tokenize
-from longspec.data.batches import global_batch
 from longspec.data.pack.arrow_shards import PackedRows
+from longspec.data.schedule import Schedule
 from longspec.models.attention.backends import TARGET_ATTENTION
-from longspec.target.documents import NO_LABEL, collate
+from longspec.models.inputs import NO_LABEL
+from longspec.target.documents import collate
 from longspec.target.manifest import write_manifest
 from longspec.tokenizer_files import tokenizer_files
 
@@ -37,7 +38,7 @@ class Phase:
 
     dataset: str
     rows: PackedRows
-    rows_per_step: int
+    schedule: Schedule  # which of them each of its steps trains
     steps: int
 
     @property
@@ -45,17 +46,17 @@ class Phase:
         """Name of the phase in the log and the manifest."""
         return f"{self.dataset}-{self.rows.sequence_length}"
 
-    def batch(self, step: int, seed: int) -> list[Any]:
+    def batch(self, step: int) -> list[Any]:
         """The rows of its 0-based step."""
-        return [self.rows[row] for row in global_batch(len(self.rows), self.rows_per_step, seed, step)]
+        return [self.rows[row] for row in self.schedule.batch(step)]
 
 
-def open_phases(mixture: list[dict[str, Any]], data: list[Path], tokenizer_hash: str) -> list[Phase]:
+def open_phases(build: Build, data: list[Path], tokenizer_hash: str) -> list[Phase]:
     """The mixture's entries, each with the packed rows of its dataset and length.
 
     Raises ValueError when the rows of an entry are not given, or were made with another tokenizer.
     """
-    if not mixture:
+    if not build.mixture:
         raise ValueError("build.mixture: is empty; name at least one {dataset, sequence_length, rows, steps}")
     packed = {}
     for path in data:
@@ -64,12 +65,13 @@ def open_phases(mixture: list[dict[str, Any]], data: list[Path], tokenizer_hash:
             raise ValueError(f"{path}: tokenizer: another one made these rows; tokenize and pack the data again")
         packed[rows.manifest["dataset"], rows.sequence_length] = rows
     phases = []
-    for number, entry in enumerate(mixture):
+    for number, entry in enumerate(build.mixture):
         key = entry["dataset"], entry["sequence_length"]
         if key not in packed:
             given = ", ".join(f"{dataset} at {length}" for dataset, length in packed)
             raise ValueError(f"build.mixture[{number}]: no packed rows of {key[0]} at {key[1]}; --data gave {given}")
-        phases.append(Phase(entry["dataset"], packed[key], entry["rows"], entry["steps"]))
+        rows = packed[key]
+        phases.append(Phase(entry["dataset"], rows, Schedule([len(rows)], [1.0], entry["rows"], build.seed), entry["steps"]))
     return phases
 
 
@@ -154,9 +156,9 @@ def train_step(model: Qwen2ForCausalLM, optimizer: torch.optim.Optimizer, rows: 
 
 
 @torch.no_grad()
-def held_in_loss(model: Qwen2ForCausalLM, phase: Phase, seed: int) -> float:
+def held_in_loss(model: Qwen2ForCausalLM, phase: Phase) -> float:
     """Mean loss over the first batches the phase trained on."""
-    rows = [row for step in range(min(HELD_IN_BATCHES, phase.steps)) for row in phase.batch(step, seed)]
+    rows = [row for step in range(min(HELD_IN_BATCHES, phase.steps)) for row in phase.batch(step)]
     return sum(summed_loss(model, micro).item() for micro in micro_batches(rows)) / count_labels(rows)
 
 
@@ -180,19 +182,19 @@ def fit(model: Qwen2ForCausalLM, build: Build, phases: list[Phase]) -> dict[str,
         phase = phases[number]
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(build, step, len(order))
-        loss = train_step(model, optimizer, phase.batch(done[number], build.seed))
+        loss = train_step(model, optimizer, phase.batch(done[number]))
         if not math.isfinite(loss):
             raise ValueError(f"step {step + 1}: the loss is {loss}; lower build.lr (now {build.lr})")
         done[number] += 1
         recent.setdefault(phase.name, []).append(loss)
-        tokens += phase.rows_per_step * phase.rows.sequence_length
+        tokens += phase.schedule.global_batch_size * phase.rows.sequence_length
         if (step + 1) % LOG_EVERY == 0 or step + 1 == len(order):
             losses = " ".join(f"{name} {sum(values) / len(values):.3f}" for name, values in sorted(recent.items()))
             speed = tokens / (time.perf_counter() - since)
             _log.info("step %d/%d  loss %s  %.0f tokens/s", step + 1, len(order), losses, speed)
             recent, tokens, since = {}, 0, time.perf_counter()
     model.eval()
-    return {phase.name: held_in_loss(model, phase, build.seed) for phase in phases}
+    return {phase.name: held_in_loss(model, phase) for phase in phases}
 
 
 def save(model: Qwen2ForCausalLM, tokenizer: Path, folder: Path) -> list[str]:
@@ -214,7 +216,7 @@ def make(build: Build, tokenizer_manifest: Path, data: list[Path], out: Path) ->
     tokenizer, tokenizer_hash = tokenize.load(tokenizer_manifest)
     if len(tokenizer) != build.vocabulary:
         raise ValueError(f"build.vocabulary: {build.vocabulary}, but {tokenizer_manifest} holds {len(tokenizer)} entries")
-    phases = open_phases(build.mixture, data, tokenizer_hash)
+    phases = open_phases(build, data, tokenizer_hash)
     # So that each run with the same number of threads gives the same weights.
     torch.use_deterministic_algorithms(True)
     started = time.perf_counter()
@@ -224,9 +226,9 @@ def make(build: Build, tokenizer_manifest: Path, data: list[Path], out: Path) ->
         "loss": {name: round(value, 4) for name, value in loss.items()},
         "parameters": sum(p.numel() for p in model.parameters()),
         "steps": sum(phase.steps for phase in phases),
-        "seconds": round(time.perf_counter() - started, 1),
     }
+    seconds = round(time.perf_counter() - started, 1)
     out.unlink(missing_ok=True)  # it must not stand beside another target's files
     folder = out.parent / "target"
     write_manifest(out, folder, "build", save(model, Path(tokenizer.name_or_path), folder), **trained)
-    return trained
+    return trained | {"seconds": seconds}  # not in the manifest: of the same target that is the same, whenever it is made

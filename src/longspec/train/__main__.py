@@ -27,6 +27,7 @@ from longspec.distributed import Ranks, end_at_once, find_ranks, log, write_erro
 from longspec.families import position_limit
 from longspec.lease import Fence, Lease, acquire
 from longspec.methods import measures_target
+from longspec.models.inputs import NO_LABEL
 from longspec.models.precision import resolve_dtype
 from longspec.train import finished
 from longspec.train.arguments import Job, read_job
@@ -81,7 +82,7 @@ def train_step(
         batch = batches.load(step, row_numbers, engine.device)
         meter.states.prefetch(row_numbers)
         meter.states.prefetch(batches.next_micro_batch(step, place))
-        labels = (batch.labels[:, 1:] != -100).sum()
+        labels = (batch.labels[:, 1:] != NO_LABEL).sum()
         output = engine(**batch.arguments, num_labels=num_labels, with_llm_loss=measured)
         phases.now(DRAFT)  # still; a mark for the watchdog: in the backward ranks wait for each other
         # DeepSpeed divides by the accumulation steps and the replicas; the loss is already a share of the global mean.
@@ -104,6 +105,7 @@ def train_step(
         "labels": num_labels,
         "tokens": batches.recipe.global_batch * batches.rows.sequence_length,
         **{name: int(count) for name, count in zip(counts, counted, strict=True)},
+        **({"replayed_labels": batches.replayed_labels(step)} if batches.rows.replayed else {}),
         **({"left_out_rows": batches.num_left_out(step)} if batches.recipe.states.source == OFFLINE else {}),
     }
 
@@ -127,7 +129,7 @@ def train(job: Job, ranks: Ranks, device: torch.device, life: Lifetime) -> None:
         steps, dtype = total_steps(job, rows), resolve_dtype(job.recipe.precision)
         micro_batch, accumulation = share_global_batch(job.recipe.global_batch, job.runtime.micro_batch, ranks.replicas)
         chosen(job.runtime)
-        held_out = HeldOut(rows, job.recipe, job.runtime, ranks, steps)
+        held_out = HeldOut(rows.own, job.recipe, job.runtime, ranks, steps)
         stored = open_stored(job, rows, held_out.rows, dtype, vocabulary)
         folder, identity = job.out / CHECKPOINTS, identity_of(job, rows, dtype, vocabulary, stored)
         refuse_changed(folder, identity)
@@ -238,6 +240,8 @@ def run(job: Job, ranks: Ranks, lease: Lease | None) -> int:
         seconds = job.runtime.watchdog_seconds
         with Watchdog(store.clone(), ranks, seconds, lambda reason: status.write("failed", reason), stop.asked) as watchdog:
             train(job, ranks, device, Lifetime(fence, status, watchdog, stop))
+        if status.step == status.steps and ranks.is_main and job.runtime.extract_at_end:
+            finished.extract_draft(job)
     except BaseException as error:
         status.fail(error)
         raise

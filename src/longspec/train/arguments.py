@@ -1,19 +1,33 @@
 """The trainer's two doors: frozen files, or a Hydra experiment by name that is frozen first."""
 
 import argparse
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from longspec.atomic_files import write_text
+from longspec.command_line import WIDE, named_path
 from longspec.config import Recipe, Runtime, compose, load, to_yaml
 from longspec.distributed import Ranks, log
 from longspec.train.lifetime.deadline import slurm_deadline
 
+USAGE = """%(prog)s --recipe FILE --runtime FILE --target FILE --data FILE --out DIR ...
+       %(prog)s -cp DIR -cn NAME [KEY=VALUE ...]
+       %(prog)s plan --help    will it fit, and how long will it take?"""
+DESCRIPTION = (
+    "Train one stage of a draft. Into its folder go checkpoints/, status.json and metrics.jsonl, and with the last step "
+    "checkpoint.json; an experiment is first frozen there. A killed job is started again by the same command and goes on from "
+    "its last checkpoint."
+)
 RECIPE, RUNTIME = "recipe.yaml", "runtime.yaml"
 SLURM = "slurm"
+MULTIRUN = (
+    "--multirun: a call trains one experiment; a shell's loop trains several, each in a folder of its own: for seed in 1 2; do "
+    "python -m longspec.train -cp config/exp -cn NAME recipe.seed=$seed files.out=results/NAME-$seed; done"
+)
 
 
 @dataclass
@@ -30,37 +44,58 @@ class Job:
     vocabulary: Path | None = None
     states: Path | None = None
     held_out_states: Path | None = None
+    replay: Mapping[str, Path] = field(default_factory=dict)  # packed rows of recipe.data.replay, by their stages
+    replay_states: Mapping[str, Path] = field(default_factory=dict)  # and their stored states
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line of `python -m longspec.train`."""
-    parser = argparse.ArgumentParser(prog="python -m longspec.train", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m longspec.train", usage=USAGE, description=DESCRIPTION, formatter_class=WIDE
+    )
     frozen = parser.add_argument_group("from frozen files, as the workflow starts it")
-    frozen.add_argument("--recipe", type=Path, help="recipe.yaml: what decides the weights")
-    frozen.add_argument("--runtime", type=Path, help="runtime.yaml: what does not")
-    frozen.add_argument("--target", type=Path, help="target_manifest.json")
-    frozen.add_argument("--data", type=Path, help="manifest.json of the packed rows")
-    frozen.add_argument("--init-weights", type=Path, help="draft weights or a draft folder to start from; default: fresh")
-    frozen.add_argument("--vocabulary", type=Path, help="draft_vocabulary_{size}.json, where the recipe wants one")
-    frozen.add_argument("--states", type=Path, help="manifest.json of stored states, where recipe.states.source is offline")
-    frozen.add_argument("--held-out-states", type=Path, help="and shard.json of the held-out rows', where these are measured")
-    frozen.add_argument("--out", type=Path, help="folder for checkpoints and results")
-    deadline = "end of this job's time, in seconds since 1970; it saves and stops before; `slurm`: of the Slurm job"
-    parser.add_argument("--deadline", help=deadline)
+    for name, purpose in (
+        ("--recipe", "recipe.yaml: what decides the weights"),
+        ("--runtime", "runtime.yaml: what does not"),
+        ("--target", "target_manifest.json"),
+        ("--data", "manifest.json of the packed rows"),
+        ("--init-weights", "draft weights or a draft folder to begin with; default: fresh"),
+        ("--vocabulary", "draft_vocabulary_{size}.json, where the recipe wants one"),
+        ("--states", "manifest.json of stored states, where the recipe wants them"),
+        ("--held-out-states", "manifest of the held-out rows' stored states"),
+    ):
+        frozen.add_argument(name, type=Path, metavar="FILE", help=purpose)
+    for name, purpose in (
+        ("--replay", "packed rows of each stage that recipe.data.replay names"),
+        ("--replay-states", "their stored states, where the recipe wants them"),
+    ):
+        frozen.add_argument(name, type=named_path, nargs="+", default=[], metavar="STAGE=MANIFEST", help=purpose)
+    frozen.add_argument("--out", type=Path, metavar="DIR", help="the stage's folder")
+    deadline = "save and stop by then: seconds since 1970, or `slurm`"
+    parser.add_argument("--deadline", metavar="TIME", help=deadline)
     named = parser.add_argument_group("by experiment name, by hand")
-    named.add_argument("-cp", "--config-path", type=Path, help="folder of the experiment, e.g. config/exp")
-    named.add_argument("-cn", "--config-name", help="experiment: a file's name in that folder")
-    named.add_argument("overrides", nargs="*", help="Hydra overrides, e.g. files.target=... recipe.seed=1")
+    named.add_argument("-cp", "--config-path", type=Path, metavar="DIR", help="folder of the experiment, e.g. config/exp")
+    named.add_argument("-cn", "--config-name", metavar="NAME", help="experiment: a file's name in that folder")
+    named.add_argument("--cfg", choices=["job"], help="print the experiment's whole configuration and end")
+    named.add_argument("-m", "--multirun", action="store_true", help=argparse.SUPPRESS)  # Hydra's; refused with a way to do it
+    named.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides, e.g. files.target=... recipe.seed=1")
     parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # added by the `deepspeed` launcher, which also sets LOCAL_RANK
     return parser
 
 
 def read_job(argv: list[str] | None, ranks: Ranks) -> Job:
-    """Read the command line; an experiment by name is first frozen into its output folder."""
-    options = parser().parse_args(argv)
+    """Read the command line; an experiment by name is first frozen into its output folder.
+
+    Raises SystemExit once `--cfg job` has been answered.
+    """
+    options = parser().parse_intermixed_args(argv)  # Hydra, too, takes overrides anywhere
     options.deadline = _deadline(options.deadline, ranks)
+    if options.multirun:
+        raise ValueError(MULTIRUN)
     if options.config_name:
         return _freeze_experiment(options, ranks)
+    if options.cfg:
+        raise ValueError("--cfg: shows an experiment; name it: -cp config/exp -cn NAME")
     missing = [f"--{name}" for name in ("recipe", "runtime", "target", "data", "out") if getattr(options, name) is None]
     if missing:
         raise ValueError(f"missing {', '.join(missing)}; or name an experiment: -cp config/exp -cn NAME")
@@ -68,11 +103,19 @@ def read_job(argv: list[str] | None, ranks: Ranks) -> Job:
         raise ValueError(f"{' '.join(options.overrides)}: overrides go with -cn; frozen files are not overridden")
     recipe, runtime = load(options.recipe, Recipe), load(options.runtime, Runtime)
     files = (options.target, options.data, options.init_weights, options.out)
-    return _checked(Job(recipe, runtime, *files, options.deadline, options.vocabulary, options.states, options.held_out_states))
+    given = (options.deadline, options.vocabulary, options.states, options.held_out_states)
+    return _checked(Job(recipe, runtime, *files, *given, dict(options.replay), dict(options.replay_states)))
 
 
 def _checked(job: Job) -> Job:
-    """Raises ValueError for a recipe that begins with a draft made elsewhere where no weights are given."""
+    """Raises ValueError for weights to begin with that are not there, and where recipe.init wants some that are not given."""
+    if job.init_weights is not None and not job.init_weights.exists():
+        stage = (job.init_weights.parent if job.init_weights.suffix else job.init_weights).parent
+        raise ValueError(
+            f"{job.init_weights}: no such draft to begin with (--init-weights, files.init_weights=); train the stage before "
+            "this one, with runtime.extract_at_end=true, or make the draft of its last checkpoint: python -m longspec.draft "
+            f"extract {stage}/checkpoint.json"
+        )
     if job.recipe.init is not None and job.init_weights is None:
         raise ValueError(
             f"recipe.init: {job.recipe.init}: no weights to begin with; import it by python -m longspec.draft import, and give "
@@ -101,6 +144,10 @@ def _freeze_experiment(options: argparse.Namespace, ranks: Ranks) -> Job:
     if options.config_path is None:
         raise ValueError("-cn needs -cp, the folder of the experiment, e.g. -cp config/exp")
     config = compose(options.config_name, options.overrides, options.config_path)
+    if options.cfg:
+        if ranks.is_main:
+            print(OmegaConf.to_yaml(config, resolve=True), end="")
+        raise SystemExit(0)
     files = config.files
     unset = [f"files.{name}=..." for name in ("target", "data", "out") if OmegaConf.is_missing(files, name)]
     if unset:
@@ -112,6 +159,7 @@ def _freeze_experiment(options: argparse.Namespace, ranks: Ranks) -> Job:
         log(f"frozen: {out / RECIPE}, {out / RUNTIME}")
     # Every rank composes the same text; none has to wait for rank 0's file.
     names = ("init_weights", "vocabulary", "states", "held_out_states")
-    init_weights, *others = (None if files[name] is None else Path(files[name]) for name in names)
-    given = (Path(files.target), Path(files.data), init_weights, out)
-    return _checked(Job(config.recipe, config.runtime, *given, options.deadline, *others))
+    weights, vocabulary, states, held_out = (None if files[name] is None else Path(files[name]) for name in names)
+    given = (Path(files.target), Path(files.data), weights, out, options.deadline, vocabulary, states, held_out)
+    replay, replay_states = ({name: Path(path) for name, path in files[key].items()} for key in ("replay", "replay_states"))
+    return _checked(Job(config.recipe, config.runtime, *given, replay, replay_states))

@@ -2,7 +2,6 @@
 
 import math
 import os
-import sys
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -13,6 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from longspec.config import Recipe, Runtime
 from longspec.distributed import Ranks
+from longspec.process_group import join
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -27,26 +27,18 @@ FLOAT32_SUMS = "runtime.deepspeed.offload_optimizer=none (ZeRO-1, 2) or runtime.
 
 
 def boot(ranks: Ranks, timeout_minutes: int) -> tuple[torch.device, Any]:
-    """Join the process group (nccl on GPUs, gloo on CPUs); this rank's device and the launcher's store.
+    """Join the process group, DeepSpeed too; this rank's device and the launcher's store.
 
     Nothing is compiled.
     """
-    on_gpu = torch.cuda.is_available()
     # DeepSpeed calls torch's collectives by their old names: seven warnings in every step would bury the log.
     warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
-    if not on_gpu:
+    if not torch.cuda.is_available():
         # DeepSpeed would compile a shared-memory operator that serves inference only, and hang on a stale lock.
         deepspeed.ops.__compatible_ops__ = {}
-    device = torch.device("cuda", ranks.local_rank) if on_gpu else torch.device("cpu")
-    if on_gpu:
-        torch.cuda.set_device(device)
-    if sys.platform == "linux" and os.environ["MASTER_ADDR"] in ("localhost", "127.0.0.1"):
-        # Else gloo looks for the address of this machine's name, which laptops and containers often cannot resolve.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    backend, timeout = "nccl" if on_gpu else "gloo", timedelta(minutes=timeout_minutes)
-    store, rank, world_size = next(iter(dist.rendezvous("env://", timeout=timeout)))
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
-    deepspeed.init_distributed(dist_backend=backend, timeout=timeout, verbose=False)
+    device, store = join(ranks, timeout_minutes)
+    timeout = timedelta(minutes=timeout_minutes)
+    deepspeed.init_distributed(dist_backend=dist.get_backend(), timeout=timeout, verbose=False)
     return device, store
 
 

@@ -1,6 +1,8 @@
-"""checkpoint.json, by which a stage is finished: where its last checkpoint is, of what it was trained, in which time."""
+"""The end of a stage: checkpoint.json (where its last checkpoint is, of what it was trained, in which time), and its draft."""
 
 import platform
+import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from longspec.train.arguments import Job
 from longspec.train.checkpoint import checkpoint_dir
 from longspec.train.lifetime.lifetime import Lifetime
 
+CHECKPOINT, DRAFT = "checkpoint.json", "draft"
 VERSIONS_OF = ("longspec", "torch", "transformers", "deepspeed", "numpy", "pyarrow", "tokenizers")
 
 
@@ -34,5 +37,19 @@ def publish(job: Job, folder: Path, ranks: Ranks, times: dict[str, float], steps
         "versions": {"python": platform.python_version()} | {name: version(name) for name in VERSIONS_OF},
     }
     life.check_owner()
-    write_json(job.out / "checkpoint.json", content)
-    log(f"done: {job.out / 'checkpoint.json'}")
+    write_json(job.out / CHECKPOINT, content)
+    log(f"done: {job.out / CHECKPOINT}")
+
+
+def extract_draft(job: Job) -> None:
+    """Write the finished stage's draft folder beside its checkpoint.json, by the verb that a person would type.
+
+    A process of its own: making drafts is no part of training. Raises ValueError with the verb's own words where it fails.
+    """
+    options = [job.out / CHECKPOINT, "--target", job.target, "--out", job.out / DRAFT]
+    options += [] if job.vocabulary is None else ["--vocabulary", job.vocabulary]
+    command = [sys.executable, "-m", "longspec.draft", "extract", *map(str, options)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise ValueError(f"runtime.extract_at_end: {done.stderr.strip()}; mend it, then: {' '.join(command)}")
+    log(done.stdout.strip())

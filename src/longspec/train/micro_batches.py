@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from longspec.config import Recipe
-from longspec.data.batches import global_batch
-from longspec.data.pack.arrow_shards import PackedRows
+from longspec.data.replay import TrainedRows
 from longspec.distributed import Ranks
 from longspec.methods import method_of
 from longspec.models.inputs import NO_LABEL
@@ -39,7 +38,7 @@ class StepBatches:
 
     def __init__(
         self,
-        rows: PackedRows,
+        rows: TrainedRows,
         recipe: Recipe,
         micro_batch: int,
         ranks: Ranks,
@@ -49,16 +48,22 @@ class StepBatches:
         """left_out: rows without stored states, which keep their places in the global batches and have no labels."""
         self.rows, self.recipe, self.micro_batch, self.ranks = rows, recipe, micro_batch, ranks
         self.target_positions, self.left_out = target_positions, left_out
+        self.schedule = rows.schedule(recipe.data.replay, recipe.global_batch, recipe.seed)
         self.method, self.settings = method_of(recipe)
 
     def row_numbers(self, step: int) -> np.ndarray:
         """Row numbers of the whole global batch of 0-based `step`."""
-        return global_batch(len(self.rows), self.recipe.global_batch, self.recipe.seed, step)
+        return self.schedule.batch(step)
 
     def num_labels(self, step: int) -> int:
         """Trained tokens of the whole global batch."""
         numbers = self.row_numbers(step)
         return int(self.rows.num_labels_R[numbers[~self._are_left_out(numbers)]].sum())
+
+    def replayed_labels(self, step: int) -> dict[str, int]:
+        """Trained tokens of the whole global batch that are replayed, by the stages that they are of."""
+        numbers = self.row_numbers(step)
+        return self.rows.labels_by_name(numbers[~self._are_left_out(numbers)])
 
     def num_left_out(self, step: int) -> int:
         """Rows of the whole global batch that are left out."""

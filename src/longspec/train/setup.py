@@ -1,5 +1,6 @@
 """Sets up a training job before its first step: rows, number of steps, target and draft, and the identity of all these."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,8 @@ import torch
 
 from longspec.atomic_files import read_json, sha256_file
 from longspec.config import OFFLINE, plain
-from longspec.data.batches import steps_per_epoch
 from longspec.data.pack.arrow_shards import PackedRows
+from longspec.data.replay import TrainedRows, open_replayed
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods import method_of, vocabulary_for
 from longspec.methods.draft_files import draft_weights_file
@@ -19,6 +20,7 @@ from longspec.models.target_config import read_target_config
 from longspec.states.load import load_states
 from longspec.states.stored.declaration import declare, target_hash
 from longspec.states.stored.job import check_same, checked_config
+from longspec.states.stored.joint_rows import JointRows
 from longspec.states.stored.reader import StoredRows
 from longspec.states.stored.rows import HeldOutSource, RowSource, TrainingRows
 from longspec.states.stored.stored_states import StoredStates
@@ -27,14 +29,23 @@ from longspec.train.arguments import Job
 
 @dataclass(frozen=True)
 class StoredInputs:
-    """The stored states that a job reads; `held_out` None: none are measured."""
+    """The stored states that a job reads: of its own rows, of replayed ones by their stages, and of held-out ones.
 
-    rows: StoredRows
+    held_out: None where nothing is measured on them.
+    """
+
+    own: StoredRows
+    replayed: dict[str, StoredRows]
     held_out: StoredRows | None
+
+    @property
+    def rows(self) -> StoredRows | JointRows:
+        """The states of all trained rows, numbered as TrainedRows numbers these."""
+        return JointRows([self.own, *self.replayed.values()]) if self.replayed else self.own
 
 
 def identity_of(
-    job: Job, rows: PackedRows, dtype: torch.dtype, vocabulary: DraftVocabulary | None, stored: StoredInputs | None = None
+    job: Job, rows: TrainedRows, dtype: torch.dtype, vocabulary: DraftVocabulary | None, stored: StoredInputs | None = None
 ) -> dict[str, Any]:
     """The identity of a training job: a checkpoint must have the same one to be resumed from.
 
@@ -43,20 +54,28 @@ def identity_of(
     weights = None if job.init_weights is None else sha256_file(draft_weights_file(job.init_weights))
     found = {
         "recipe": plain(job.recipe),
-        "data": rows.data_hash,
+        "data": rows.own.data_hash,
         "target": target_hash(job.target),
         "init_weights": weights,
         "dtype": str(dtype),
     }
     if vocabulary is not None:
         found["vocabulary"] = vocabulary.hash
+    if rows.replayed:
+        found["replayed"] = {name: each.data_hash for name, each in rows.replayed.items()}
     if stored is not None:
-        left_out = {str(row): why for row, why in stored.rows.left_out.items()}
-        found["states"] = {"declaration": stored.rows.declaration.hash, "left_out": left_out}
+        found["states"] = _identity_of_states(stored.own)
+        if stored.replayed:
+            found["replayed_states"] = {name: _identity_of_states(each) for name, each in stored.replayed.items()}
     return found
 
 
-def read_vocabulary(job: Job, rows: PackedRows) -> DraftVocabulary | None:
+def _identity_of_states(stored: StoredRows) -> dict[str, Any]:
+    """The identity of stored states: what they were made of, and the rows that are left out."""
+    return {"declaration": stored.declaration.hash, "left_out": {str(row): why for row, why in stored.left_out.items()}}
+
+
+def read_vocabulary(job: Job, rows: TrainedRows) -> DraftVocabulary | None:
     """The job's draft vocabulary; None where its draft proposes all tokens.
 
     Raises ValueError for a file that is missing, unwanted, torn, of another size, or of another tokenizer or target.
@@ -64,21 +83,23 @@ def read_vocabulary(job: Job, rows: PackedRows) -> DraftVocabulary | None:
     vocabulary = vocabulary_for(job.recipe, job.vocabulary)
     if vocabulary is not None:
         assert job.vocabulary is not None
-        vocabulary.check_tokenizer(job.vocabulary, rows.manifest["tokenizer"], job.data)
+        vocabulary.check_tokenizer(job.vocabulary, rows.own.manifest["tokenizer"], job.data)
         target = read_json(job.target)["path"]
         vocabulary.check_tokens(job.vocabulary, read_target_config(target).vocab_size, target)
     return vocabulary
 
 
 def open_stored(
-    job: Job, rows: PackedRows, held_out: list[Any], dtype: torch.dtype, vocabulary: DraftVocabulary | None
+    job: Job, rows: TrainedRows, held_out: list[Any], dtype: torch.dtype, vocabulary: DraftVocabulary | None
 ) -> StoredInputs | None:
     """The stored states that the job trains on, and those of its held-out rows; None where it trains online.
 
     Raises ValueError for files that are missing, unwanted, damaged, or hold other states than this job would compute.
     """
     if job.recipe.states.source != OFFLINE:
-        for option, path in (("--states", job.states), ("--held-out-states", job.held_out_states)):
+        given = [("--states", job.states), ("--held-out-states", job.held_out_states)]
+        given += [(f"--replay-states {name}", path) for name, path in job.replay_states.items()]
+        for option, path in given:
             if path is not None:
                 raise ValueError(f"{option} {path}: recipe.states.source is {job.recipe.states.source}; set it to {OFFLINE}")
         return None
@@ -91,15 +112,17 @@ def open_stored(
         check_same(stored, declare(job.recipe, config, job.target, source, dtype, vocabulary))
         return stored
 
-    of_rows = opened(job.states, TrainingRows(rows))
+    check_replay(job, job.replay_states, "--replay-states", "the manifest.json of its stored states")
+    own = opened(job.states, TrainingRows(rows.own))
+    replayed = {name: opened(job.replay_states[name], TrainingRows(each)) for name, each in rows.replayed.items()}
     if not held_out:
-        return StoredInputs(of_rows, None)
+        return StoredInputs(own, replayed, None)
     if job.held_out_states is None:
         raise ValueError(
             "--held-out-states: missing; runtime.held_out_every measures on held-out rows: give the shard.json of python -m "
             "longspec.states held-out, or set it to 0"
         )
-    return StoredInputs(of_rows, opened(job.held_out_states, HeldOutSource(rows, held_out)))
+    return StoredInputs(own, replayed, opened(job.held_out_states, HeldOutSource(rows.own, held_out)))
 
 
 def build_trainer(
@@ -129,17 +152,30 @@ def build_trainer(
     return method.trainer(states, settings, init_weights).to(device)
 
 
-def open_rows(job: Job) -> PackedRows:
-    """The packed rows. Raises ValueError when they were packed in another way than the recipe says."""
+def open_rows(job: Job) -> TrainedRows:
+    """The packed rows, with those that are replayed. Raises ValueError when some were packed otherwise than the recipe says."""
     rows = PackedRows(job.data)
     for name in ("sequence_length", "collation", "overlong"):
         packed, wanted = rows.manifest[name], job.recipe.data[name]
         if packed != wanted:
             raise ValueError(f"{job.data}: {name}: packed with {packed}, recipe.data.{name} is {wanted}; pack the data again")
-    return rows
+    check_replay(job, job.replay, "--replay", "the manifest.json of its rows, packed like the stage's own")
+    return TrainedRows(rows, open_replayed(job.replay, rows))
 
 
-def total_steps(job: Job, rows: PackedRows) -> int:
+def check_replay(job: Job, given: Mapping[str, Path], option: str, what: str) -> None:
+    """Raise ValueError unless files are given for each stage that recipe.data.replay names, and for no other."""
+    wanted = job.recipe.data.replay
+    for name in wanted:
+        if name not in given:
+            raise ValueError(f"{option}: recipe.data.replay names {name}; give {option} {name}=PATH, {what}")
+    for name, path in given.items():
+        if name not in wanted:
+            raise ValueError(f"{option}: {name}={path}: recipe.data.replay does not name {name}; leave it out")
+
+
+def total_steps(job: Job, rows: TrainedRows) -> int:
     """Optimizer steps of the whole stage. Raises ValueError when the data does not fill one global batch."""
-    per_epoch = steps_per_epoch(len(rows), job.recipe.global_batch)
-    return job.recipe.steps or per_epoch * job.recipe.epochs
+    recipe = job.recipe
+    schedule = rows.schedule(recipe.data.replay, recipe.global_batch, recipe.seed)
+    return recipe.steps or schedule.steps(recipe.epochs)

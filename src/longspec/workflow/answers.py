@@ -4,6 +4,7 @@ A folder of answers has three names, which are wildcards: model, dataset, and an
 """
 
 import json
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from longspec.answers.names import JOURNAL
 from longspec.answers.settings import parse
 from longspec.cluster.retry_policy import measured_lines
 from longspec.data.raw import complete
+from longspec.evaluate.tasks import HeldOut
 from longspec.workflow import paths
 from longspec.workflow.choices import Choices
 
@@ -96,8 +98,21 @@ class AnswersPlan:
         return list(self._evaluated(run).values())
 
     def _evaluated(self, run: str) -> dict[str, str]:
-        model = self.choices.model_of(run)
-        return {name: self.records(model, name) for name in self.choices.evaluation_data(run)}
+        return self.drawn_from(run, self.choices.evaluation_data(run), self._read(run))
+
+    def drawn_from(self, run: str, datasets: Iterable[str], read: Collection[str] = ()) -> dict[str, str]:
+        """By dataset, the manifest of what a run's prompts are drawn from.
+
+        That is the target's answers where the run trains on them, and of the datasets in `read`; else the raw records.
+        """
+        model, answered = self.choices.model_of(run), {*self.choices.trained_on_by(run), *read}
+        return {name: self.records(model, name) if name in answered else paths.RAW.format(dataset=name) for name in datasets}
+
+    def _read(self, run: str) -> list[str]:
+        """The datasets of whose answers a run's prompts may have parts; questions that are asked whole need none."""
+        measured = self.choices.evaluation_of.get(run)
+        tasks = [] if measured is None else measured.tasks.values()
+        return sorted({task.data for task in tasks if isinstance(task, HeldOut) and not task.whole_questions})
 
     # Settings.
 
@@ -118,7 +133,7 @@ class AnswersPlan:
     def _wanted(self) -> list[tuple[str, str]]:
         """Each target with each dataset that it answers."""
         pairs = [(config.recipe.model.name, config.recipe.data.name) for config in self.choices.configs.values()]
-        pairs += [(self.choices.model_of(run), name) for run in self.choices.runs for name in self.choices.evaluation_data(run)]
+        pairs += [(self.choices.model_of(run), name) for run in self.choices.runs for name in self._read(run)]
         return [pair for pair in dict.fromkeys(pairs) if pair[1] in self.chosen]
 
     def _line(self, model: str, dataset: str) -> str:

@@ -1,21 +1,14 @@
 """Runs that begin with a draft made elsewhere (recipe.init): where its files lie, and that it is there."""
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from longspec import methods
-from longspec.atomic_files import read_json_object, sha256_text
+from longspec.atomic_files import read_json_object
 from longspec.config.names import HUB_PREFIX
 from longspec.methods.draft_files import METHOD
 from longspec.workflow.choices import Choices, Stage
-
-
-def draft_name(source: str) -> str:
-    """The name of a draft's files in this workflow: readable, and another one for each source."""
-    readable = re.sub(r"[^A-Za-z0-9.-]+", "-", source.removeprefix(HUB_PREFIX)).strip("-.")[-60:]
-    return f"{readable}-{sha256_text(source)[:8]}"
 
 
 def folder_of(source: str) -> Path | None:

@@ -22,8 +22,7 @@ class Bench(Plan):
 
     def _records(self, run: str) -> dict[str, str]:
         """By dataset: the target's answers where the run trains on them, else the raw records: none is answered for this."""
-        trained = AnswersPlan(replace(self, evaluation_of={}))
-        return {name: trained.records(self.model_of(run), name) for name in self.evaluation_data(run)}
+        return AnswersPlan(replace(self, evaluation_of={})).drawn_from(run, self.evaluation_data(run))
 
     def pages(self) -> list[str]:
         """The page of each of these runs. Raises ValueError where none of the chosen runs has one."""
@@ -45,6 +44,7 @@ def bench_of(plan: Plan) -> Bench:
     runs.check_targets(of_these, apart)
     datasets.check_data(bench.datasets_in_use(), plan.data)
     answered.check_answered(bench)
+    answered.check_apart(bench)
     for each in apart.values():
         datasets.check_task_files(each.tasks, plan.datasets_trained_on(), plan.data, each.file_of("bench"))
     return bench

@@ -4,6 +4,8 @@ What can be wrong is found here, before there is a graph: an error inside a func
 goes unseen whenever the job's output already exists. Each message names the key and the fix.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,18 @@ from longspec.data import presets
 from longspec.evaluate import tasks
 from longspec.workflow import answered, beginnings, datasets, draft_vocabularies, evaluations, runs
 from longspec.workflow.answers import AnswersPlan
+from longspec.workflow.asked_targets import asked_targets
+from longspec.workflow.finals import check_finals
 from longspec.workflow.plan import Plan
+from longspec.workflow.replays import check_replays
 from longspec.workflow.settings import check_values
 
 
-def checked_plan(settings: dict[str, Any], config_dir: Path = CONFIG_DIR) -> Plan:
-    """All choices of the settings, composed. Raises ValueError for the first that is wrong."""
+def checked_plan(settings: dict[str, Any], config_dir: Path = CONFIG_DIR, arguments: Sequence[str] = ()) -> Plan:
+    """All choices of the settings, composed. Raises ValueError for the first that is wrong.
+
+    arguments: of the call, which may name files of targets that no chosen run uses.
+    """
     settings = _checked_settings(settings)
     for name in settings["variants"]:
         runs.check_choice("variants", name, "variant", config_dir)
@@ -26,6 +34,9 @@ def checked_plan(settings: dict[str, Any], config_dir: Path = CONFIG_DIR) -> Pla
     runs.check_models(configs)
     measured = {run: evaluations.of_run(run, configs, settings) for run in settings["runs"]}
     plan = Plan(settings, stages, variants, configs, measured)
+    plan = replace(plan, asked=asked_targets(arguments, plan.models, config_dir))
+    check_replays(plan)
+    check_finals(plan)
     beginnings.check_beginnings(plan)
     draft_vocabularies.check_lenders(plan)
     _check_engines(plan)

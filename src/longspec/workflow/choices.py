@@ -1,11 +1,11 @@
 """All that is chosen: runs, their variants, stages and targets, datasets and tasks, and which of them is used for what."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from longspec import methods
 from longspec.config.checks import BUILT
-from longspec.config.names import BASELINES, IMPORTED, WHEEL_PREFIX, is_gguf
+from longspec.config.names import BASELINES, IMPORTED, WHEEL_PREFIX, WITH_LOOKUP, is_gguf
 from longspec.data.raw import is_hub
 from longspec.evaluate.tasks import HeldOut
 from longspec.workflow.evaluations import RunEvaluation
@@ -16,7 +16,8 @@ Stage = tuple[str, str, str]  # run, variant, stage
 @dataclass(frozen=True)
 class Choices:
     """settings: of config/workflow.yaml, presets laid out; stages, variants: of each run, in order; configs: the composed
-    configurations by (run, variant, stage); evaluation_of: how each chosen run is measured.
+    configurations by (run, variant, stage); evaluation_of: how each chosen run is measured; asked: by its name a configuration
+    of each target that the call names and no run uses.
 
     Beside the chosen runs stand those that lend one their draft vocabulary, in the variants that it is taken of.
     """
@@ -26,6 +27,7 @@ class Choices:
     variants: dict[str, list[str]]
     configs: dict[Stage, Any]
     evaluation_of: dict[str, RunEvaluation]
+    asked: dict[str, Any] = field(default_factory=dict)
 
     # Names, which become the wildcards' values.
 
@@ -55,14 +57,14 @@ class Choices:
 
     @property
     def drafters(self) -> list[str]:
-        """Names of everything that is evaluated in some run: the baselines and every stage."""
+        """Names of everything that may be evaluated: baselines, every stage, the published draft with prompt lookup."""
         imported = [IMPORTED] if self.beginnings else []
-        return list(dict.fromkeys([*BASELINES, *imported, *self.stage_names]))
+        return list(dict.fromkeys([*BASELINES, *imported, *self.stage_names, WITH_LOOKUP]))
 
     @property
     def models(self) -> dict[str, Any]:
         """By its target's name, a configuration in which it stands."""
-        return {config.recipe.model.name: config for config in self.configs.values()}
+        return self.asked | {config.recipe.model.name: config for config in self.configs.values()}
 
     @property
     def built(self) -> list[str]:
@@ -102,6 +104,10 @@ class Choices:
         variants = self.variants[run] if variant is None else [variant]
         return [(run, each, stage) for each in variants for stage in self.stages[run]]
 
+    def measured_beside(self, run: str) -> list[str]:
+        """The published draft with prompt lookup, where a run measures it so too."""
+        return [WITH_LOOKUP] if self.evaluation_of[run].section.get("with_lookup") is not None else []
+
     def configs_of(self, run: str, variant: str | None) -> list[Any]:
         """The configurations of these stages."""
         return [self.configs[stage] for stage in self.stages_of(run, variant)]
@@ -136,6 +142,11 @@ class Choices:
 
     # Which datasets are used for what.
 
+    def replayed_data(self, run: str, variant: str, stage: str) -> dict[str, str]:
+        """The datasets that a stage replays, by the earlier stages that they are of, in the order of their names."""
+        names = sorted(self.configs[run, variant, stage].recipe.data.replay)
+        return {name: self.configs[run, variant, name].recipe.data.name for name in names}
+
     def mixture(self, model: str) -> list[Any]:
         """The phases of training of a target; none of a fetched one."""
         return self.models[model].build.mixture if model in self.built else []
@@ -158,6 +169,10 @@ class Choices:
         """Every dataset that a stage or a built target trains on."""
         phases = [phase["dataset"] for model in self.built for phase in self.mixture(model)]
         return {config.recipe.data.name for config in self.configs.values()} | set(phases)
+
+    def trained_on_by(self, run: str) -> set[str]:
+        """The datasets that a run's stages train on."""
+        return {config.recipe.data.name for config in self.configs_of(run, None)}
 
     def datasets_in_order(self, run: str) -> list[list[str]]:
         """For each variant of a run, the datasets of its stages in order."""

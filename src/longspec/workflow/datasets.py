@@ -25,9 +25,12 @@ def origins(source: str | list[str]) -> list[str]:
 
 
 def prompt_files(name: str, task: Benchmark, file: str = FILE) -> list[Path]:
-    """The files of a task's prompts. Raises ValueError when one is not there; file: where the task stands."""
+    """The files of a task's prompts on this machine; none for those of the hub, which are known once they are fetched.
+
+    file: where the task stands. Raises ValueError when one is not there.
+    """
     try:
-        return _files(task.source)
+        return [] if is_hub(task.source) else _files(task.source)
     except ValueError as error:
         raise ValueError(f"{file}: evaluation.tasks.{name}.source: {error} (seen from {Path.cwd()})") from None
 
@@ -77,9 +80,11 @@ def _check_held_out(used: Iterable[str], data: Mapping[str, Any]) -> None:
 
 def check_task_files(tasks: Mapping[str, Task], trained: Iterable[str], data: Mapping[str, Any], file: str) -> None:
     """Raise ValueError for a file of prompts that is trained on: it would measure no new text. file: where the tasks stand."""
+    trained = list(trained)
     trained_on = {origin: name for name in trained for origin in origins(data[name]["source"])}
     for name, task in tasks.items():
         if isinstance(task, Benchmark):
+            _check_not_trained(f"{file}: evaluation.tasks.{name}.source", task.source, trained, data)
             for path in prompt_files(name, task, file):
                 dataset = trained_on.get(str(path.resolve()))
                 if dataset is not None:
@@ -87,6 +92,23 @@ def check_task_files(tasks: Mapping[str, Task], trained: Iterable[str], data: Ma
                         f"{file}: evaluation.tasks.{name}.source: {path} is trained on, as data.{dataset};"
                         f" give other prompts, or its held-out records: {name}: {{data: {dataset}, context: [64, 1024]}}"
                     )
+
+
+def _check_not_trained(key: str, source: str | list[str], trained: Iterable[str], data: Mapping[str, Any]) -> None:
+    """A task of the hub is of another repository than what is trained on, or both name their part of it, and not the same."""
+    if not is_hub(source):
+        return
+    asked = names.parse(str(source))
+    for dataset in trained:
+        if not is_hub(data[dataset]["source"]):
+            continue
+        found = names.parse(data[dataset]["source"])
+        parts = [(each.parts, each.file) for each in (asked, found)]
+        if found.repository == asked.repository and (((), "") in parts or parts[0] == parts[1]):
+            raise ValueError(
+                f"{key}: {source} is trained on, as data.{dataset} ({found.text}); give another split or file of the"
+                f" repository, for both, or other prompts"
+            )
 
 
 def check_prompts(tasks: Mapping[str, Task], file: str) -> None:

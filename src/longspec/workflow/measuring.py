@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from longspec.config import differences
-from longspec.config.names import BASELINES
+from longspec.config.names import BASELINES, WITH_LOOKUP
+from longspec.evaluate.prompt_files import manifest_of
 from longspec.evaluate.tasks import OURS, SERVE_PYTHON, Benchmark
 from longspec.workflow import paths
 from longspec.workflow.choices import Choices
@@ -17,29 +18,49 @@ class MeasuringPlan(Choices):
 
     evaluated = paths.EVALUATED  # where measurements lie
 
-    def evaluation_settings(self, run: str) -> str:
+    def evaluation_settings(self, run: str, drafter: str | None = None) -> str:
         """A run's evaluation section as canonical JSON, less `bench`, and the draft vocabulary, of which a job has the file.
+
+        drafter: the one that is measured by it; `with_lookup` is told to WITH_LOOKUP alone, so that the others' figures hold
+        whatever it is.
 
         The engine stands in it where it is not this project's own, so that what was measured before there was a choice holds.
         """
         section = self.evaluation_of[run].section
         left_out = {"draft_vocabulary", "bench"}
         left_out |= {"engine", "serve_python"} if section.get("engine", OURS) == OURS else set()
+        left_out |= set() if drafter == WITH_LOOKUP else {"with_lookup"}
         return json.dumps({key: value for key, value in section.items() if key not in left_out}, sort_keys=True)
+
+    def report_settings(self, run: str) -> str:
+        """The whole section, by which a report is made."""
+        return self.evaluation_settings(run, WITH_LOOKUP)
 
     def gates(self) -> str:
         """The gates as canonical JSON."""
         return json.dumps(self.settings["gates"], sort_keys=True)
 
     def task_files(self, run: str) -> list[Any]:
-        """The files of a run's tasks whose prompts are not held-out records."""
+        """The files of a run's tasks whose prompts are not held-out records; of the hub the manifests of what is fetched."""
         tasks = self.evaluation_of[run].tasks
-        return sorted(
-            {path for name, task in tasks.items() if isinstance(task, Benchmark) for path in prompt_files(name, task)}
-        )
+        found: set[Any] = set()
+        for name, task in tasks.items():
+            if isinstance(task, Benchmark):
+                manifest = manifest_of(task)
+                found |= set(prompt_files(name, task)) if manifest is None else {manifest}
+        return sorted(found)
+
+    @property
+    def hub_prompts(self) -> dict[str, Benchmark]:
+        """The tasks whose prompts are fetched from the hub, by the names of their folders in data/hub/."""
+        tasks = [task for each in self.evaluation_of.values() for task in each.tasks.values() if isinstance(task, Benchmark)]
+        return {manifest.parent.name: task for task in tasks if (manifest := manifest_of(task)) is not None}
 
     def drafter_recipe(self, run: str, variant: str, drafter: str) -> str:
-        """The recipe that shapes a drafter: its own stage's, or the first stage's for the baselines."""
+        """The recipe that shapes a drafter: its own stage's, or the first stage's for those of no stage.
+
+        The published draft has settings of its own beside its weights.
+        """
         stages = self.stages[run]
         return f"{paths.stage_folder(run, variant, drafter if drafter in stages else stages[0])}/recipe.yaml"
 
@@ -47,7 +68,10 @@ class MeasuringPlan(Choices):
         """The files of a drafter; none for the baselines."""
         if drafter in BASELINES:
             return []
-        return [f"{paths.stage_folder(run, variant, drafter)}/draft/{name}" for name in ("model.safetensors", "config.json")]
+        folder = f"{paths.stage_folder(run, variant, drafter)}/draft"
+        if drafter == WITH_LOOKUP:
+            folder = paths.FINAL_DRAFT.format(run=run, variant=variant)
+        return [f"{folder}/{name}" for name in ("model.safetensors", "config.json")]
 
     def drafter_options(self, drafter: str, draft: list[str]) -> list[Any]:
         """The evaluation's options that name the drafter. draft: its files, none for a baseline."""
@@ -63,11 +87,13 @@ class MeasuringPlan(Choices):
         return Path(target).parent
 
     def evaluations(self, run: str) -> list[str]:
-        """The measurements a report compares: baselines, the draft that is begun with, every stage, for every variant."""
+        """The measurements a report compares, for every variant: baselines, the draft that is begun with, every stage, and the
+        published draft with prompt lookup.
+        """
         return [
             self.evaluated.format(run=run, variant=variant, drafter=drafter)
             for variant in self.variants[run]
-            for drafter in [*BASELINES, *self.begun_with(run, variant), *self.stages[run]]
+            for drafter in [*BASELINES, *self.begun_with(run, variant), *self.stages[run], *self.measured_beside(run)]
         ]
 
     def report_records(self, run: str) -> list[str]:

@@ -1,8 +1,9 @@
 """Where everything lies: the patterns of all files that rules make. A name in braces is a wildcard."""
 
 from longspec.config.names import IMPORTED
+from longspec.data.hub.fetched import MANIFEST
 
-HUB = "data/hub/{dataset}/manifest.json"
+HUB = MANIFEST
 RAW = "data/raw/{dataset}/manifest.json"
 ANSWERS = "data/answers/{model}/{dataset}/{answering}"  # a target's own
 TOKENS = "data/tokens/{model}/{dataset}/{shard}.json"
@@ -23,6 +24,7 @@ REMOVED_STATES = f"{STAGE}/removed_states.json"
 EVALUATED = "results/{run}/{variant}/evaluation/{drafter}.jsonl"
 BENCHED = "results/{run}/{variant}/bench/{drafter}.jsonl"
 BENCH_PAGE = "results/{run}/bench.html"
+FINAL_STAGE = "results/{run}/{variant}/final_stage.json"
 FINAL_DRAFT = "results/{run}/{variant}/final_draft"
 PREFLIGHT = "results/{run}/preflight.json"
 PAGE = "results/{run}/report.html"

@@ -1,4 +1,5 @@
-"""The plan answers each rule's questions about a job: its files and its settings; those of measured drafts in measuring.py.
+"""The plan answers each rule's questions about a job: its files and its settings; those of rows and of measured drafts in
+rows.py and measuring.py.
 
 Arguments have the names of wildcards and hold what these hold. `longspec.workflow.checks.checked_plan` makes a plan.
 """
@@ -9,18 +10,18 @@ from typing import Any
 
 from longspec import methods
 from longspec.config import to_yaml
-from longspec.config.names import LOOKUP
+from longspec.config.names import LOOKUP, readable_name
 from longspec.data.raw import AFTER, complete, is_hub, is_made
 from longspec.data.read import source_files
 from longspec.data.read.split_records import UNANSWERED
 from longspec.workflow import beginnings, paths
-from longspec.workflow.measuring import MeasuringPlan
+from longspec.workflow.rows import RowsPlan
 
 
-class Plan(MeasuringPlan):
+class Plan(RowsPlan):
     """The choices, with an answer to each question of a rule."""
 
-    # Records, tokens, rows.
+    # Records, tokens.
 
     def source(self, dataset: str) -> Any:
         """Where a dataset comes from, as its entry says."""
@@ -57,21 +58,6 @@ class Plan(MeasuringPlan):
         """The manifests of all token shards of a dataset."""
         names = [f"{shard:03d}" for shard in range(self.shards(dataset))]
         return [paths.TOKENS.format(model=model, dataset=dataset, shard=name) for name in names]
-
-    def rows(self, run: str, variant: str, stage: str) -> str:
-        """The manifest of the rows that a stage trains on."""
-        recipe = self.configs[run, variant, stage].recipe
-        return paths.PACKED.format(
-            model=recipe.model.name,
-            dataset=recipe.data.name,
-            collation=recipe.data.collation,
-            length=recipe.data.sequence_length,
-            overlong=recipe.data.overlong,
-        )
-
-    def all_rows(self, run: str, variant: str | None = None) -> list[str]:
-        """The manifests of all rows that a run trains on, or one variant of it."""
-        return sorted({self.rows(*stage) for stage in self.stages_of(run, variant)})
 
     # Draft vocabularies.
 
@@ -178,7 +164,7 @@ class Plan(MeasuringPlan):
 
     def draft_source(self, draft: str) -> str:
         """The source of a draft by its name here: hf:<owner>/<repository>[@revision] or a folder."""
-        return next(source for source in self.beginnings if beginnings.draft_name(source) == draft)
+        return next(source for source in self.beginnings if readable_name(source) == draft)
 
     def draft_files(self, draft: str) -> list[str]:
         """The files of a draft that lies on this machine; none for one of the hub."""
@@ -187,7 +173,7 @@ class Plan(MeasuringPlan):
     @property
     def begun_drafts(self) -> list[str]:
         """The names here of all drafts that runs begin with."""
-        return [beginnings.draft_name(source) for source in self.beginnings]
+        return [readable_name(source) for source in self.beginnings]
 
     @property
     def begun_runs(self) -> list[str]:
@@ -197,7 +183,7 @@ class Plan(MeasuringPlan):
     def fetched_draft(self, run: str, variant: str) -> list[str]:
         """The manifest of the draft that a run begins with; none for a run that begins anew."""
         source = self.init(run, variant)
-        return [] if source is None else [paths.PUBLISHED.format(draft=beginnings.draft_name(source))]
+        return [] if source is None else [paths.PUBLISHED.format(draft=readable_name(source))]
 
     def first_recipe_file(self, run: str, variant: str) -> str:
         """The recipe of a run's first stage."""
@@ -235,11 +221,6 @@ class Plan(MeasuringPlan):
     def init_option(self, weights: list[str]) -> list[str]:
         """The trainer's option that names them."""
         return ["--init-weights", *weights] if weights else []
-
-    def last_draft(self, run: str, variant: str) -> list[str]:
-        """The extracted draft of a run's last stage."""
-        folder = paths.stage_folder(run, variant, self.stages[run][-1])
-        return [f"{folder}/draft/{name}" for name in paths.DRAFT_FILES]
 
     def recipes_of_first_variant(self, run: str) -> list[str]:
         """The recipes of all stages of one variant; the others ask the same of a machine."""

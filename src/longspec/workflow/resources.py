@@ -45,11 +45,19 @@ def limits_of(block: Mapping[str, str]) -> Limits:
 
 
 def check_block(block: Mapping[str, str]) -> None:
-    """Raise ValueError for a profile's block of `train` whose place the command line has taken, with a GPU's job in it."""
+    """Raise ValueError for a profile's block of `train` whose place the command line has taken, with a GPU's job in it, and
+    for one with more processes than GPUs on a node.
+    """
     if block and "ranks" not in block:
         raise ValueError(
             f"--set-resources train:{next(iter(block))}=... takes the place of all that the profile sets for train, GPUs "
             "included. Change profiles/slurm/profile.yaml instead, or give a folder with another one: --workflow-profile"
+        )
+    ranks, gpus = int(block.get("ranks", 0)), gpus_in(block.get("gres", ""))
+    if gpus and ranks > gpus:
+        raise ValueError(
+            f"set-resources: train: ranks: {ranks} processes on each node, one a GPU, but gres: {block['gres']} asks for "
+            f"{gpus} GPUs; set ranks to {gpus}, or gres to as many"
         )
 
 
@@ -74,30 +82,31 @@ class StageNeeds:
         """Processes on each node."""
         return sharing_ranks(config.recipe.global_batch, self.limits.nodes, self.limits.ranks)
 
-    def memory(self, name: str, config: Any, target: str, rows: str, attempt: int) -> int:
-        """MB of each node; more in each try."""
-        needs = self._estimate(name, config, target, rows)
+    def memory(self, name: str, config: Any, target: str, rows: str, replay: list[str], attempt: int) -> int:
+        """MB of each node; more in each try. replay: the plan's options that name the rows that a stage replays."""
+        needs = self._estimate(name, config, target, rows, replay)
         return self.limits.node_mem if needs is None else min(self.limits.node_mem, needs["memory_mb"] * attempt)
 
-    def minutes(self, name: str, config: Any, target: str, rows: str, attempt: int) -> int:
+    def minutes(self, name: str, config: Any, target: str, rows: str, replay: list[str], attempt: int) -> int:
         """Minutes of one job, more in each try; a longer stage goes on in the next."""
-        needs = self._estimate(name, config, target, rows)
+        needs = self._estimate(name, config, target, rows, replay)
         return self.limits.longest_job if needs is None else min(self.limits.longest_job, needs["minutes"] * attempt)
 
-    def _estimate(self, name: str, config: Any, target: str, rows: str) -> dict[str, int] | None:
+    def _estimate(self, name: str, config: Any, target: str, rows: str, replay: list[str]) -> dict[str, int] | None:
         """None where no estimate is wanted, there is nothing to estimate from yet, or it fails: then the limits stand."""
-        files = [Path(target), Path(rows)]
+        replayed = [option.partition("=")[2] for option in replay[1:]]
+        files = [Path(path) for path in (target, rows, *replayed)]
         if not self.estimating or not all(path.is_file() for path in files):
             return None
         key = (name, *(path.stat().st_mtime_ns for path in files))
         if key not in self.estimates:
-            self.estimates[key] = self._fresh_estimate(name, config, target, rows)
+            self.estimates[key] = self._fresh_estimate(name, config, target, rows, replay)
         return self.estimates[key]
 
-    def _fresh_estimate(self, name: str, config: Any, target: str, rows: str) -> dict[str, int] | None:
+    def _fresh_estimate(self, name: str, config: Any, target: str, rows: str, replay: list[str]) -> dict[str, int] | None:
         limits, ranks = self.limits, self.ranks(config)
         with tempfile.TemporaryDirectory() as folder:
-            command: list[Any] = [*ESTIMATE, "--target", target, "--data", rows]
+            command: list[Any] = [*ESTIMATE, "--target", target, "--data", rows, *replay]
             for section in ("recipe", "runtime"):
                 Path(folder, section).write_text(to_yaml(config[section]))
                 command += [f"--{section}", f"{folder}/{section}"]

@@ -13,7 +13,7 @@ from longspec import methods
 from longspec.config import compose_stage, differences, plain, stages_and_variants
 from longspec.config.checks import BUILT
 from longspec.config.explain import UNKNOWN, did_you_mean
-from longspec.config.names import BASELINES, IMPORTED, check_name
+from longspec.config.names import BASELINES, IMPORTED, WITH_LOOKUP, check_name
 from longspec.decode.levels import levels_of
 from longspec.evaluate.tasks import check_room
 from longspec.workflow import targets
@@ -56,8 +56,8 @@ def stages_and_variants_of(run: str, otherwise: list[str], config_dir: Path, nam
         raise ValueError(f"{key}: stages: must name at least one stage, each once; is {stages}")
     if len(variants) != len(set(variants)):
         raise ValueError(f"{key}: variants: must name each variant once; is {variants}")
-    if taken := [name for name in stages if name in (*BASELINES, IMPORTED)]:
-        told = f"{', '.join(BASELINES)} and {IMPORTED} are drafters that no stage trains"
+    if taken := [name for name in stages if name in (*BASELINES, IMPORTED, WITH_LOOKUP)]:
+        told = f"{', '.join((*BASELINES, IMPORTED))} and {WITH_LOOKUP} are drafters that no stage trains"
         raise ValueError(f"{key}: stages: {', '.join(taken)}: {told}; give the stage another name")
     for group, names in (("stage", stages), ("variant", variants)):
         for name in names:

@@ -4,6 +4,7 @@ A folder of them has three names, which are wildcards: model, rows (its packed r
 them and is known when a run is planned). Stages whose folders have the same names share them.
 """
 
+import copy
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from longspec import methods
-from longspec.atomic_files import fsync_path
 from longspec.config import OFFLINE, to_yaml, yaml_files
 from longspec.states.folder_name import folder_name
 from longspec.states.holds import hold, needed_by
@@ -19,22 +19,34 @@ from longspec.workflow import paths
 from longspec.workflow.choices import Stage
 from longspec.workflow.plan import Plan
 from longspec.workflow.runtimes import freeze_runtime
+from longspec.workflow.states_place import StatesPlace
 
 Folder = tuple[str, str, str]  # model, rows, declaration
-ROOT = Path("data/states")
-PLACE = "states_folder"  # of config/workflow.yaml
 
 
-class StatesPlan:
+class StatesPlan(StatesPlace):
     """What the rules ask of stored states; of stages that are trained online every answer is empty."""
 
     def __init__(self, plan: Plan) -> None:
+        super().__init__(plan.settings)
         self.plan = plan
         self.readers: dict[Folder, list[Stage]] = {}
+        self._folders_of: dict[Stage, list[Folder]] = {}  # of a stage's own rows, then of those that it replays
+        self._datasets: dict[Folder, str] = {}
         for stage, config in plan.configs.items():
             if config.recipe.states.source == OFFLINE:
-                self.readers.setdefault(self._names(*stage), []).append(stage)
-        self._folder_of = {stage: folder for folder, stages in self.readers.items() for stage in stages}
+                self._read(stage)
+
+    def _read(self, stage: Stage) -> None:
+        """Note the folders that a stage reads."""
+        recipe, decides = self.plan.configs[stage].recipe, self._declaration(stage)
+        manifests = [self.plan.rows(*stage), *self.plan.replayed_rows(*stage)]
+        datasets = [recipe.data.name, *self.plan.replayed_data(*stage).values()]
+        folders = [(recipe.model.name, Path(manifest).parent.name, decides) for manifest in manifests]
+        self._folders_of[stage] = folders
+        self._datasets |= dict(zip(folders, datasets, strict=True))
+        for folder in dict.fromkeys(folders):
+            self.readers.setdefault(folder, []).append(stage)
 
     @property
     def rows(self) -> list[str]:
@@ -46,10 +58,9 @@ class StatesPlan:
         """The last names of all folders."""
         return sorted({declaration for _, _, declaration in self.readers})
 
-    def _names(self, run: str, variant: str, stage: str) -> Folder:
-        recipe = self.plan.configs[run, variant, stage].recipe
-        rows = Path(self.plan.rows(run, variant, stage)).parent.name
-        return recipe.model.name, rows, folder_name(recipe, self._vocabulary(run, variant))
+    def _declaration(self, stage: Stage) -> str:
+        run, variant, _ = stage
+        return folder_name(self.plan.configs[stage].recipe, self._vocabulary(run, variant))
 
     def _vocabulary(self, run: str, variant: str) -> str | None:
         """The draft vocabulary's file; of a run that takes it over the file that was counted, so that both share."""
@@ -69,10 +80,20 @@ class StatesPlan:
 
     def shards(self, model: str, rows: str, declaration: str) -> list[str]:
         """The manifests of all shards: as many as the dataset is tokenized in."""
-        stage = self.readers[model, rows, declaration][0]
-        number = self.plan.shards(self.plan.configs[stage].recipe.data.name)
+        number = self.plan.shards(self._datasets[model, rows, declaration])
         folder = paths.STATES.format(model=model, rows=rows, declaration=declaration)
         return [f"{folder}/{part}-of-{number}/shard.json" for part in range(number)]
+
+    def config_of(self, names: Folder) -> Any:
+        """The configuration of a stage that reads a folder, as if its rows were the stage's own, to estimate by."""
+        stage = self.readers[names][0]
+        config, place = self.plan.configs[stage], self._folders_of[stage].index(names)
+        if place:
+            config = copy.deepcopy(config)
+            OmegaConf.set_readonly(config, False)
+            name = list(self.plan.replayed_data(*stage))[place - 1]
+            config.recipe.data.replay = {name: 1 - config.recipe.data.replay[name]}  # all rows but these
+        return config
 
     def freeze(self, names: Folder, out: str, held_out: str | None = None) -> None:
         """Write recipe and runtime for a job that builds them, before it starts; both are no input of it.
@@ -96,7 +117,7 @@ class StatesPlan:
         Not those that are trained and whose states are gone: where another stage has the same ones made again, Snakemake would
         train them again.
         """
-        return ["/".join(stage) for stage in self._folder_of if not self._is_cut_off(stage)]
+        return ["/".join(stage) for stage in self._folders_of if not self._is_cut_off(stage)]
 
     def forget_removed(self) -> None:
         """Remove the copies of contents.json, below, whose states are gone, of stages that would have them made again.
@@ -104,45 +125,58 @@ class StatesPlan:
         Snakemake makes an input that is there not again because what it was made of is gone: it would train without states.
         """
         for linked in self.linked:
-            if not Path(self.contents(linked)[0]).is_file():
+            run, variant, name = linked.split("/")
+            if not self._are_there((run, variant, name)):
                 Path(paths.STAGE_STATES.format(linked=linked)).unlink(missing_ok=True)
 
     def _is_cut_off(self, stage: Stage) -> bool:
-        of_stage, folder = _stage_folder(stage), Path(self._folder(stage))
+        of_stage = _stage_folder(stage)
         recipe = of_stage / "recipe.yaml"
         return (
             (of_stage / "checkpoint.json").is_file()
             and (of_stage / "states.json").is_file()
             and recipe.is_file()
             and recipe.read_text() == to_yaml(self.plan.configs[stage].recipe)
-            and not (folder / "contents.json").is_file()
-            and reader(stage) not in needed_by(folder)
+            and not self._are_there(stage)
+            and not any(reader(stage) in needed_by(folder) for folder in self._folders(stage))
         )
 
+    def _are_there(self, stage: Stage) -> bool:
+        return all((folder / "contents.json").is_file() for folder in self._folders(stage))
+
     def contents(self, linked: str) -> list[str]:
-        """The contents.json of the states that a stage is trained on, then of those of its held-out rows, if it measures any.
+        """The contents.json of the states that a stage is trained on, of those of its held-out rows, if it measures any, and
+        of those of the rows that it replays.
 
         linked: the stage's run, variant and name, with slashes between them.
         """
         run, variant, name = linked.split("/")
-        folder, number = self._folder((run, variant, name)), self._held_out_rows((run, variant, name))
-        return [f"{folder}/contents.json", *([f"{folder}/held-out-{number}/contents.json"] if number else [])]
+        own, *replayed = self._folders((run, variant, name))
+        number = self._held_out_rows((run, variant, name))
+        held_out = [own / f"held-out-{number}"] if number else []
+        return [f"{folder}/contents.json" for folder in (own, *held_out, *replayed)]
 
     def states(self, run: str, variant: str, stage: str) -> list[str]:
         """The stage's own copy of that; none of a stage that is trained online."""
-        offline = (run, variant, stage) in self._folder_of
+        offline = (run, variant, stage) in self._folders_of
         return [paths.STAGE_STATES.format(linked=f"{run}/{variant}/{stage}")] if offline else []
 
     def options(self, run: str, variant: str, stage: str, states: list[str]) -> list[str]:
         """The trainer's options that name these states."""
-        options = ("--states", "--held-out-states")
-        contents = self.contents(f"{run}/{variant}/{stage}") if states else []
+        if not states:
+            return []
+        contents = self.contents(f"{run}/{variant}/{stage}")
+        names = list(self.plan.replayed_data(run, variant, stage))
         found = [str(Path(path).with_name("manifest.json")) for path in contents]
-        return [word for pair in zip(options, found, strict=False) for word in pair]
+        of_stage, replayed = found[: len(found) - len(names)], found[len(found) - len(names) :]
+        options = [word for pair in zip(("--states", "--held-out-states"), of_stage, strict=False) for word in pair]
+        named = [f"{name}={path}" for name, path in zip(names, replayed, strict=True)]
+        return [*options, "--replay-states", *named] if named else options
 
-    def _folder(self, stage: Stage) -> str:
-        model, rows, declaration = self._folder_of[stage]
-        return paths.STATES.format(model=model, rows=rows, declaration=declaration)
+    def _folders(self, stage: Stage) -> list[Path]:
+        """The folders that a stage reads, that of its own rows first."""
+        named = [dict(zip(("model", "rows", "declaration"), names, strict=True)) for names in self._folders_of[stage]]
+        return [Path(paths.STATES.format(**names)) for names in named]
 
     def _held_out_rows(self, stage: Stage) -> int:
         """The number of held-out rows that a stage measures on; for a finished one that of its frozen runtime, since `runtime`
@@ -167,7 +201,7 @@ class StatesPlan:
         Raises ValueError for a trained stage that is to be trained again, and whose states this plan does not make.
         """
         gone = []
-        for stage in sorted(set(stages) & self._folder_of.keys()):
+        for stage in sorted(set(stages) & self._folders_of.keys()):
             path, planned, wanted = _stage_folder(stage), self._held_out_rows(stage), self._wanted_rows(stage)
             if planned != wanted:
                 raise ValueError(
@@ -175,7 +209,8 @@ class StatesPlan:
                     f"runtime.held_out_every) is {wanted} now, was {planned}; remove {path}/checkpoint.json and start again"
                 )
             gone += [str(path)] if self._is_cut_off(stage) else []
-            hold(Path(self._folder(stage)), reader(stage))
+            for folder in self._folders(stage):
+                hold(folder, reader(stage))
         if gone:
             raise ValueError(
                 f"{', '.join(sorted(gone))}: must be trained again, and the stored states were removed; start the same command "
@@ -186,45 +221,13 @@ class StatesPlan:
         """The notes of all stages of the chosen runs that their states are needed no more; none with keep_states."""
         if self.plan.settings.get("keep_states"):
             return []
-        stages = [stage for run in self.plan.runs for stage in self.plan.stages_of(run, None) if stage in self._folder_of]
+        stages = [stage for run in self.plan.runs for stage in self.plan.stages_of(run, None) if stage in self._folders_of]
         return [paths.REMOVED_STATES.format(run=run, variant=variant, stage=stage) for run, variant, stage in stages]
 
     def removal_options(self, run: str, variant: str, stage: str, checkpoint: str) -> list[str]:
         """How a stage says that it needs its states no more. checkpoint: its input; so Snakemake does not record the answer."""
-        return ["--folder", self._folder((run, variant, stage)), "--reader", reader((run, variant, stage))]
-
-    # The disk.
-
-    @property
-    def _configured(self) -> Path | None:
-        configured = self.plan.settings.get(PLACE)
-        return None if configured is None or not self.readers else Path(configured).expanduser().absolute()
-
-    @property
-    def disk(self) -> Path:
-        """The folder on whose disk states are stored, or the first one above it that is there."""
-        wanted = (self._configured or ROOT).resolve()
-        return next(path for path in (wanted, *wanted.parents) if path.is_dir())
-
-    def check_place(self) -> None:
-        """Raise ValueError where data/states cannot become a link to the configured folder, since it is something else."""
-        configured = self._configured
-        if configured is None or (not ROOT.is_symlink() and not ROOT.exists()) or ROOT.resolve() == configured.resolve():
-            return
-        is_link = ROOT.is_symlink()
-        there = f"a link to {ROOT.readlink()}" if is_link else "a folder"
-        fix = f"rm {ROOT}" if is_link else f"mv {ROOT}/* {configured}/ && rmdir {ROOT}, or rm -r {ROOT}"
-        raise ValueError(f"config/workflow.yaml: {PLACE}: {configured}: {ROOT} is {there} already; change that first: {fix}")
-
-    def make_place(self) -> None:
-        """Make data/states a link to the configured folder: paths, which Snakemake records, stay when the disk changes."""
-        configured = self._configured
-        if configured is None or ROOT.is_symlink():
-            return
-        configured.mkdir(parents=True, exist_ok=True)
-        ROOT.parent.mkdir(parents=True, exist_ok=True)
-        ROOT.symlink_to(configured)
-        fsync_path(ROOT.parent)
+        folders = [str(folder) for folder in dict.fromkeys(self._folders((run, variant, stage)))]
+        return ["--folder", *folders, "--reader", reader((run, variant, stage))]
 
 
 def reader(stage: Stage) -> str:

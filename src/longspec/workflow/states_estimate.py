@@ -36,7 +36,7 @@ def _figures(states: StatesPlan, names: Folder, limits: Limits) -> list[str]:
     missing = [path for path in needed if not Path(path).is_file()]
     if missing:
         return [f"  disk and hours can be told when {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} there"]
-    config = states.plan.configs[states.readers[names][0]]
+    config = states.config_of(names)
     rate = limits.nodes * limits.ranks * limits.tflops * 1e12 or CORE * (os.cpu_count() or 1)
     with tempfile.TemporaryDirectory() as folder:
         command = [*PLAN, "--states-only", "--target", needed[0], "--data", needed[1], "--ranks", "1"]

@@ -28,6 +28,7 @@ from safetensors.torch import save_file
 
 from longspec.config import compose
 from longspec.data.pack.arrow_shards import PackedRows
+from longspec.data.replay import TrainedRows
 from longspec.distributed import Ranks, end_at_once, find_ranks
 from longspec.models.precision import resolve_dtype
 from longspec.train import engine as engines
@@ -73,7 +74,7 @@ def build(case: dict[str, Any], plan: dict[str, Any], ranks: Ranks) -> tuple[Any
     engine = build_engine(trainer, recipe, runtime, share, TOTAL, dtype)
     rows = PackedRows(Path(plan["data"]))
     held_out = HeldOut(rows, recipe, runtime, ranks, case["steps"])
-    return engine, StepBatches(rows, recipe, share[0], ranks, 400), held_out
+    return engine, StepBatches(TrainedRows(rows), recipe, share[0], ranks, 400), held_out
 
 
 def train_step(engine: Any, batches: StepBatches, step: int, ranks: Ranks, *, poison: bool) -> float:
@@ -109,8 +110,17 @@ def trouble(kind: str, folder: Path, ranks: Ranks) -> Iterator[None]:
 
 
 def keep_weights(engine: Any, path: Path) -> None:
-    weights = zero_state.whole_weights(engine)
-    if weights is not None:
+    """Put the float32 weights of all ranks together; rank 0 writes them."""
+    mine = [(part.name, part.start, part.kinds["fp32"].clone()) for part in zero_state.owned(engine)]
+    weights: dict[str, torch.Tensor] = {}
+    for name, shape in zero_state.shapes(engine).items():
+        whole = torch.zeros(shape, device=engine.device).flatten()
+        for _, start, part in (each for each in mine if each[0] == name):
+            whole[start : start + part.numel()] = part.to(whole.device)
+        # Added as whole numbers: every element is zero but on one rank, and so keeps all its bits, -0.0 among them.
+        dist.reduce(bits := whole.view(torch.int32), dst=0)
+        weights[name] = bits.view(torch.float32).view(shape).cpu()
+    if dist.get_rank() == 0:
         save_file(weights, path)
 
 

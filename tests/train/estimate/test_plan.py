@@ -1,5 +1,6 @@
 """`plan`: figures against hand-made ones, no weights needed, and an answer for every mistake."""
 
+import copy
 import json
 import math
 import re
@@ -102,7 +103,7 @@ def test_packed_data_are_counted(folder: Path, corpus: Corpus, monkeypatch: pyte
     assert rows == Rows(len(data), flops.document_lengths(data, range(len(data))), labels, len(data))
     made = plan.plan_stage(TARGET, recipe, runtime, rows, 2, torch.device("cpu"))
     assert made.steps == len(data) // 4
-    head = cost.operations(TARGET, method_of(recipe)[1], 0, [], rows.labels, with_teacher=True).head
+    head = cost.operations(TARGET, method_of(recipe)[1], 0, [], rows.labels, with_llm_loss=True).head
     assert made.operations.head == pytest.approx(head * 4 / len(data))
 
 
@@ -197,3 +198,20 @@ def test_a_stage_of_eagle3_is_planned_without_its_vocabularys_file(folder: Path,
     parameters = 3 * hidden**2 + attention + 3 * hidden * ffn + 4 * hidden + 100 * hidden
     assert f"draft {parameters:,} parameters" in told
     assert f"time: {operations_of_a_step(folder):.3g} operations a step" in told
+
+
+def test_a_stage_that_replays_others_takes_the_more_steps(folder: Path) -> None:
+    """Its own rows are seen as often as without; their number and the operations are counted by hand."""
+    recipe, runtime = frozen(folder)
+    recipe = copy.deepcopy(recipe)
+    recipe._set_flag("readonly", False)
+    full, tenth = Rows(400, [LENGTH], 40, 1), Rows(100, [LENGTH], 4, 1)
+    alone = plan.plan_stage(TARGET, recipe, runtime, full, 1, torch.device("cpu"))
+    recipe.data.replay = {"base": 0.5}
+    equal, sparse = (
+        plan.plan_stage(TARGET, recipe, runtime, full, 1, torch.device("cpu"), replayed) for replayed in ({}, {"base": tenth})
+    )
+    assert (alone.steps, equal.steps, sparse.steps) == (100, 200, 1101)  # of 4,404 rows 400 are own ones
+    assert equal.operations.total == pytest.approx(alone.operations.total)
+    of_ten = plan.plan_stage(TARGET, frozen(folder)[0], runtime, tenth, 1, torch.device("cpu")).operations
+    assert sparse.operations.total == pytest.approx((alone.operations.total + 10 * of_ten.total) / 11)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.jobs import Job, MakeJob, finish, kill_rank, start
+from tests.train.lifetime.test_watchdog import named
 
 pytestmark = pytest.mark.slow
 RAISING = """
@@ -76,10 +77,14 @@ def test_a_crashed_jobs_log_ends_with_the_crashed_ranks_traceback(
     assert "raising.py" in "".join(end)
 
 
-def test_a_killed_ranks_job_names_it_in_the_last_line(make_job: MakeJob) -> None:
-    job = make_job("job", ["recipe.steps=400"])
+def test_a_killed_ranks_job_names_it_in_the_last_line_and_in_its_status(make_job: MakeJob) -> None:
+    job = make_job("job", ["recipe.steps=2000"])
     process = launch(job)
     job.wait_for(2, process)
-    kill_rank(process, 1)
+    pid = kill_rank(process, 1)
     text = ended(job, process)
-    assert re.fullmatch(r"error: rank 1 on \S+ \(pid \d+\) was killed by SIGKILL", text.splitlines()[-1])
+    assert re.fullmatch(rf"error: rank 1 on \S+ \(pid {pid}\) was killed by SIGKILL", text.splitlines()[-1])
+    found = job.status()
+    assert found["state"] == "failed"
+    assert found["reason"].startswith(f"no sign of life for 10 s: {named(1, pid)} in ")
+    assert found["step"] >= 2

@@ -24,33 +24,35 @@ def named(rank: int, pid: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("rank", "place", "where"),
+    "hangs",
     [
-        (1, "data", "data"),
-        # Phases of a step are told apart in one way: data's is the example.
-        pytest.param(1, "forward", "draft", marks=pytest.mark.long),
-        pytest.param(0, "backward", "draft", marks=pytest.mark.long),
-        pytest.param(0, "metrics", "other", marks=pytest.mark.long),
-        (1, "write", "checkpoint, after prepare"),
+        # Phases of a step are told apart in one way: data's is the example. Two jobs wait beside each other.
+        [(1, "data", "data"), (1, "write", "checkpoint, after prepare")],
+        pytest.param([(1, "forward", "draft"), (0, "backward", "draft"), (0, "metrics", "other")], marks=pytest.mark.long),
     ],
 )
-def test_a_rank_whose_main_thread_hangs_is_named(make_job: MakeJob, rank: int, place: str, where: str) -> None:
+def test_a_rank_whose_main_thread_hangs_is_named(make_job: MakeJob, hangs: list[tuple[int, str, str]]) -> None:
     """While all its other threads go on."""
-    job = make_job("job", ONE_MICRO_BATCH, torchrun(2))
+    started = [hanging(make_job(place, ONE_MICRO_BATCH, torchrun(2)), rank, place) for rank, place, _ in hangs]
+    for (rank, _, where), (job, process, pid) in zip(hangs, started, strict=True):
+        text, code = finish(process)
+        assert code != 0
+        found = job.status()
+        assert (found["state"], found["deterministic"]) == ("failed", False)
+        reason = f"no progress for 8 s (runtime.watchdog_seconds): {named(rank, pid)} in {where}, for which the others wait"
+        assert found["reason"] == reason
+        assert f"error: {reason}" in text
+        assert "hanging.py" in text.split("most recent call first")[-1]  # where it hangs
+
+
+def hanging(job: Job, rank: int, place: str) -> tuple[Job, subprocess.Popen[str], int]:
+    """A job that has done four steps, one rank of which hangs at a place of a later one; that rank's process id."""
     job.freeze()
     command = job.command()
     at = command.index("longspec.train")
     process = start([*command[:at], "tests.train.lifetime.hanging", str(rank), place, *command[at + 1 :]], job.out)
     job.wait_for(4, process)
-    pid = ranks_of(process)[rank]
-    text, code = finish(process)
-    assert code != 0
-    found = job.status()
-    assert (found["state"], found["deterministic"]) == ("failed", False)
-    reason = f"no progress for 8 s (runtime.watchdog_seconds): {named(rank, pid)} in {where}, for which the others wait"
-    assert found["reason"] == reason
-    assert f"error: {reason}" in text
-    assert "hanging.py" in text.split("most recent call first")[-1]  # where it hangs
+    return job, process, ranks_of(process)[rank]
 
 
 def test_a_stopped_rank_is_named(make_job: MakeJob) -> None:
@@ -61,11 +63,11 @@ def test_a_stopped_rank_is_named(make_job: MakeJob) -> None:
     hung = ranks_of(process)[1]
     os.kill(hung, signal.SIGSTOP)
     began = time.monotonic()
-    _, code = finish(process)
-    assert code != 0
+    job.wait_until(lambda: job.status()["state"] == "failed", process)
     assert time.monotonic() - began < 120  # the collectives' own limit is 30 minutes
+    os.kill(hung, signal.SIGKILL)  # as torchrun does 30 s after it has asked it to end
+    assert finish(process)[1] != 0
     found = job.status()
-    assert found["state"] == "failed"
     assert "no progress for 8 s" in found["reason"]
     assert named(1, hung) in found["reason"]
     assert "rank 0" not in found["reason"]
@@ -91,18 +93,38 @@ def test_of_ranks_that_came_equally_far_the_silent_one_is_named() -> None:
         assert ("for which the others wait" in cause.reason) is silent
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_rank_is_named_by_one_that_lives(make_job: MakeJob, rank: int) -> None:
+@pytest.mark.parametrize(("state", "limit"), [("troubled", 10), ("asked", 20), ("well", 180)])
+def test_how_long_a_silent_rank_is_waited_for(state: str, limit: int) -> None:
+    """Driven by hand: after an error, when asked to stop, and when nothing says that something is wrong."""
+    store = HashStore()
+    first, _ = (Watchdog(store, Ranks(rank, rank, 2), 4, lambda reason: None, lambda: state == "asked") for rank in (0, 1))
+    if state == "troubled":
+        first._troubled.set()
+    first._look()
+    for _ in range(limit):
+        assert first._gone() is None
+        first._beat()
+        first._look()
+    first._beat()
+    first._look()
+    cause = first._gone()
+    assert cause is not None
+    assert cause.culprits == [1]
+    assert cause.reason.startswith(f"no sign of life for {limit} s: rank 1 (")
+
+
+def test_a_killed_rank_0_is_named_by_one_that_lives(make_job: MakeJob) -> None:
+    """test_attempt_ends.py kills rank 1."""
     job = make_job("job", ["recipe.steps=2000"], torchrun(2))
     process = job.start()
     job.wait_for(5, process)
-    pid = ranks_of(process)[rank]
+    pid = ranks_of(process)[0]
     os.kill(pid, signal.SIGKILL)
     text, code = finish(process)
     assert code != 0
     found = job.status()
     assert found["state"] == "failed", text[-3000:]
-    assert found["reason"].startswith(f"no sign of life for 10 s: {named(rank, pid)} in ")
+    assert found["reason"].startswith(f"no sign of life for 10 s: {named(0, pid)} in ")
     assert found["step"] >= 5
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from longspec.chain_length import ChainAcceptance
+from longspec.chain_length import Acceptance
 from longspec.decode.drafters import DraftInput
 from longspec.decode.levels import Levels
 from longspec.decode.sampling import Sampler
@@ -86,8 +86,8 @@ class MadeUpDrafter:
 
     def __init__(self, target: Any, layer: nn.Module, vocabulary: DraftVocabulary | None = None) -> None:
         self.target, self.layer, self.draft_to_target = target, layer, draft_to_target_of(vocabulary, target.device)
-        self.proposed = None if vocabulary is None else len(vocabulary.ids)
-        self.acceptance: tuple[ChainAcceptance, ...] = ()
+        self.proposed, self.copied = None if vocabulary is None else len(vocabulary.ids), 0
+        self.acceptance: tuple[Acceptance, ...] = ()
         self.newest_BH = torch.empty(0)  # of the token before the root
 
     def check(self, target: Any) -> None:
@@ -109,8 +109,8 @@ class MadeUpDrafter:
         growth.grow_all(levels[:1], sampler, lambda: logits_BV[:, None])
         return growth.tree()
 
-    def commit(self, path_BE: Tensor, kept_B: Tensor, hidden: dict[str, Tensor]) -> None:
-        """The last node that became text."""
+    def commit(self, tokens_BE: Tensor, kept_B: Tensor, hidden: dict[str, Tensor]) -> None:
+        """The last token that became text."""
         self.newest_BH = hidden[FINAL][torch.arange(len(kept_B), device=kept_B.device), kept_B]
 
     def select(self, rows_B: Tensor) -> None:

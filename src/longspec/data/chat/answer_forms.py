@@ -11,6 +11,7 @@ from jinja2 import TemplateError
 from longspec.data.chat.answer_spans import up_to_token
 from longspec.data.chat.chat_template import ChatTemplate
 from longspec.data.chat.special_tokens import LayoutError, unused_characters
+from longspec.data.read.thoughts import MARKS, THINK, Marks
 
 Message = dict[str, Any]
 EMPTY_THOUGHT = re.compile(r"\s*(<think>)?\s*</think>\s*")
@@ -47,7 +48,7 @@ class Written:
 class AnswerForm:
     """How a template is to be given an answer, and where it writes the thought of it."""
 
-    in_content: bool = False  # it reads the thought at the beginning of the content, between <think> and </think>
+    in_content: Marks | None = None  # between which it reads the thought at the beginning of the content
     lost_thought: bool = False  # it writes no thought, not even the last answer's
     calls_as_text: bool = False  # it reads arguments of calls as JSON text
     no_content: bool = False  # it takes an empty content beside calls for an answer of its own
@@ -57,7 +58,7 @@ class AnswerForm:
         """The message as the template reads it."""
         made = dict(message)
         if self.in_content:
-            made["content"] = f"<think>\n{made.pop('reasoning_content')}\n</think>\n\n{made['content']}"
+            made["content"] = self.in_content.written(made.pop("reasoning_content"), made["content"])
         if self.calls_as_text:
             made["tool_calls"] = [call | {"function": _as_text(call["function"])} for call in made["tool_calls"]]
         if self.no_content:
@@ -109,10 +110,10 @@ def _form_of_kind(template: ChatTemplate, kind: tuple[bool, bool, int], argument
         AnswerForm(in_content, False, as_text, no_content)
         for as_text in ((False, True) if calls else (False,))
         for no_content in ((False, True) if calls and not content and not thought else (False,))
-        for in_content in ((False, True) if thought and "</think>" in template.template else (False,))
+        for in_content in (None, *(marks for marks in MARKS if thought and marks.closer in template.template))
     ]
     # Where it never writes the thought, but knows </think>, the thought is put before what it writes.
-    forms += [replace(form, in_content=False, lost_thought=True) for form in forms if form.in_content]
+    forms += [replace(form, in_content=None, lost_thought=True) for form in forms if form.in_content == THINK]
     forms += [replace(form, no_content=True) for form in forms if form.lost_thought and calls and not content]
     faults = []
     for form in forms:

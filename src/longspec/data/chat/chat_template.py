@@ -15,7 +15,7 @@ Where the template marks what is generated ({% generation %}) that is taken; els
 
 import logging
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -80,6 +80,10 @@ class ChatTemplate:
         words = {name: tuple(word) if isinstance(word, list) else word for name, word in tokenizer.special_tokens_map.items()}
         added = {token.content for token in tokenizer.added_tokens_decoder.values()} | set(tokenizer.all_special_tokens)
         return cls(template, tuple(sorted(words.items())), tuple(sorted(added)))
+
+    def of_today(self) -> "ChatTemplate":
+        """The template as a server has it, which tells the day on which it is asked."""
+        return replace(self, template=self.template.removeprefix(_DAY_MACRO))
 
     def render(
         self,

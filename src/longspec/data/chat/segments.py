@@ -4,11 +4,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from jinja2 import TemplateError
-
 from longspec.data.chat import special_tokens, turns
 from longspec.data.chat.chat_template import ChatTemplate, Conversation
-from longspec.data.chat.special_tokens import LayoutError
+from longspec.data.read.conversations import Chat
 from longspec.data.read.records import Text, to_messages_or_text
 
 
@@ -51,9 +49,8 @@ def plan(record: dict[str, Any], template: ChatTemplate, special: tuple[str, ...
     if document.is_plain:
         messages, names = special_tokens.hide(document.messages, special)
         return [_cut(template.lay_out(messages), names)]
-    [*messages, beside], names = special_tokens.hide([*document.messages, {"tools": document.tools}], special)
-    laid_out = turns.lay_out(template, replace(document, messages=messages, tools=beside["tools"]))
-    plans = [_cut(conversation, names) for conversation in laid_out]
+    hidden, names = _hidden(document, special)
+    plans = [_cut(conversation, names) for conversation in turns.lay_out(template, hidden)]
     return [replace(each, closes_record=False) for each in plans[:-1]] + plans[-1:]
 
 
@@ -73,20 +70,23 @@ def request(text: str, template: ChatTemplate | None, special: tuple[str, ...]) 
     """
     if template is None:
         return Plan([Piece(text, literal=True, opens=True)], None)
-    return request_for([{"role": "user", "content": text}], template, special)
+    return request_for(Chat([{"role": "user", "content": text}]), template, special)
 
 
-def request_for(messages: list[dict[str, Any]], template: ChatTemplate, special: tuple[str, ...]) -> Plan:
+def request_for(chat: Chat, template: ChatTemplate, special: tuple[str, ...]) -> Plan:
     """How a conversation so far is given to the target: with the template's request for an answer behind it.
 
     Raises LayoutError when the template refuses it.
     """
-    hidden, names = special_tokens.hide(messages, special)
-    try:
-        rendered, _ = template.render(hidden, ask=True)
-    except TemplateError as error:
-        raise LayoutError(f"the chat template refuses it: {error}") from error
+    hidden, names = _hidden(chat, special)
+    rendered = turns.request(template, hidden)
     return Plan([Piece(piece, is_name) for piece, is_name in special_tokens.pieces(rendered, names)], None)
+
+
+def _hidden(chat: Chat, special: tuple[str, ...]) -> tuple[Chat, dict[str, str]]:
+    """A conversation and its tools, special tokens' names in them hidden as by special_tokens.hide."""
+    [*messages, beside], names = special_tokens.hide([*chat.messages, {"tools": chat.tools}], special)
+    return replace(chat, messages=messages, tools=beside["tools"]), names
 
 
 def cut_at_answers(made: Plan) -> Plan:

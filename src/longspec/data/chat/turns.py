@@ -52,6 +52,15 @@ def lay_out(template: ChatTemplate, chat: Chat) -> list[Conversation]:
     return documents
 
 
+def request(template: ChatTemplate, chat: Chat) -> str:
+    """The text with which the target is asked to go on with a conversation. Raises LayoutError when the template refuses it."""
+    asked = Asked(template, chat.tools, json.dumps(chat.template_arguments))
+    _check_arguments(template, chat)
+    if chat.tools:
+        _check_tools(asked, chat.tools, chat.messages)
+    return asked.render(chat.messages, True)
+
+
 def _add(documents: list[Conversation], turn: _Turn) -> None:
     """Put an answer behind the last document, or begin one with it."""
     answers, as_served = [], turn.as_served

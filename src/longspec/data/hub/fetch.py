@@ -15,7 +15,7 @@ from typing import Any
 from longspec.atomic_files import describe_files, fsync_path, read_json, sha256_file, write_json
 from longspec.data.hub.names import CARD, Source, check_complete, choose, parse
 from longspec.data.hub.remote import Remote, UnavailableError, download, look_up, page
-from longspec.data.read.source_files import kind_of
+from longspec.data.read.source_files import ARCHIVE, kind_of
 
 LOG = logging.getLogger(__name__)
 BY_HAND = "placed by hand"
@@ -152,6 +152,12 @@ def _how_to_place(task: Task, names: list[str]) -> str:
     return f"place {listed}{more}, from the same paths of {address}"
 
 
+def _check_kind(name: str) -> None:
+    """Refuse a file that nothing reads, before it comes."""
+    if not name.endswith(ARCHIVE):
+        kind_of(Path(name))
+
+
 def _from_hand(task: Task, missing: list[str], names: list[str], fault: UnavailableError) -> dict[str, Any]:
     """The manifest of files that are there although the hub is not. Raises ValueError that says what to place where."""
     refusal = f"{task.source.text}: {fault}; {_how_to_place(task, missing or names)}, then run the same command again"
@@ -171,7 +177,7 @@ def _from_hand(task: Task, missing: list[str], names: list[str], fault: Unavaila
     if not chosen:
         raise ValueError(refusal) from fault
     for name in chosen:
-        kind_of(Path(name))
+        _check_kind(name)
     LOG.warning("%s: %s; taking what was placed by hand: %s", task.source.text, fault, ", ".join(chosen))
     return task.write(BY_HAND, describe_files(task.out.parent, [f"{FILES}/{name}" for name in chosen]))
 
@@ -196,7 +202,7 @@ def make(text: str, revision: str, out: Path, progress: Callable[[int], Any] | N
             download(task.source.repository, commit, {CARD: remote[CARD]}, task.incoming)
         names = choose(task.source, sorted(remote), card.read_text(encoding="utf-8") if card.is_file() else "")
         for name in names:
-            kind_of(Path(name))
+            _check_kind(name)
         return _bring(task, commit, {name: remote[name] for name in names}, progress)
     except UnavailableError as fault:
         return _from_hand(task, missing, names, fault)

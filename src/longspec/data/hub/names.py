@@ -7,7 +7,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from longspec.config.names import HUB_PREFIX, is_repository
-from longspec.data.hub.remote import UnavailableError, one_line
+from longspec.data.hub.remote import UnavailableError
+from longspec.shown import brief
 
 FORMS = "hf:<owner>/<repository>[:config][:split] or hf:<owner>/<repository>/<file>, the file with * ? [...] if there are many"
 CARD = "README.md"
@@ -55,7 +56,7 @@ def _split_files(source: Source, names: list[str], card: str) -> list[str]:
             known = config is None or config in configs
             builder = load_dataset_builder(str(root), config, cache_dir=f"{folder}/cache") if known else None
         except (ValueError, OSError) as error:
-            raise UnavailableError(f"its files cannot be told apart ({one_line(error)})".replace(str(root), ".")) from error
+            raise UnavailableError(f"its files cannot be told apart ({brief(error)})".replace(str(root), ".")) from error
         if builder is None:
             raise UnavailableError(f"it has no config '{config}'; its configs: {', '.join(sorted(configs))}")
         splits = builder.config.data_files or {}

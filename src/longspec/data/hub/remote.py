@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from longspec.atomic_files import sha256_file
+from longspec.shown import brief
 
 LOG = logging.getLogger(__name__)
 CONNECTIONS = 4
@@ -45,11 +46,6 @@ def page(repository: str) -> str:
     return f"{os.environ.get('HF_ENDPOINT') or 'https://huggingface.co'}/datasets/{repository}"
 
 
-def one_line(error: BaseException) -> str:
-    """An error's text on one line of bounded length."""
-    return " ".join(str(error).split())[:300]
-
-
 def _reason(error: Exception, revision: str) -> str:
     """Why the hub does not give what it is asked for."""
     from huggingface_hub import errors
@@ -65,8 +61,8 @@ def _reason(error: Exception, revision: str) -> str:
     if isinstance(error, errors.RepositoryNotFoundError):
         return "there is no such dataset repository, or it is closed and HF_TOKEN is not set or opens others"
     if isinstance(error, errors.HfHubHTTPError):
-        return f"the hub refuses ({one_line(error)})"
-    return f"no answer from the hub ({type(error).__name__}: {one_line(error)})"
+        return f"the hub refuses ({brief(error)})"
+    return f"no answer from the hub ({type(error).__name__}: {brief(error)})"
 
 
 def _api() -> Any:

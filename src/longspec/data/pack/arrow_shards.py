@@ -5,7 +5,7 @@ Suffixes: S tokens of a row, R rows, N tokens of several documents, D documents.
 
 import mmap
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -133,12 +133,13 @@ class Row:
 class NumLabels:
     """How many labels each row holds, read from the file where it is asked for."""
 
-    def __init__(self, rows: "PackedRows") -> None:
-        self._rows = rows
+    def __init__(self, find: Callable[[int], tuple[pa.RecordBatch, int]]) -> None:
+        """find: the record batch that holds a row, and the row's place in it."""
+        self._find = find
 
     def __getitem__(self, rows: NDArray[np.int64] | int) -> NDArray[np.int32]:
         """Number of labels of each of these rows."""
-        places = [self._rows.find(int(row)) for row in np.atleast_1d(rows)]
+        places = [self._find(int(row)) for row in np.atleast_1d(rows)]
         found = np.array([batch.column(NUM_LABELS)[place].as_py() for batch, place in places], dtype=np.int32)
         return found if np.ndim(rows) else found[0]
 
@@ -167,7 +168,7 @@ class PackedRows:
         self._length = self._rows_of_batch * (count - 1) + self._batch(count - 1).num_rows if count else 0
         if len(self) != self.manifest["rows"]:
             raise ValueError(f"{self.path}: {len(self)} rows, its manifest says {self.manifest['rows']}; pack again")
-        self.num_labels_R = NumLabels(self)
+        self.num_labels_R = NumLabels(self.find)
 
     def __len__(self) -> int:
         return self._length

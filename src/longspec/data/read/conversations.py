@@ -8,6 +8,7 @@ message (after system messages), since some templates refuse another and nothing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from longspec.data.read import thoughts
 from longspec.data.read.record_checks import UNANSWERED_FIX, RecordError, check_characters, check_text, kind, says_nothing
 from longspec.data.read.tool_calls import read_calls, read_template_arguments, read_tools
 
@@ -27,7 +28,6 @@ ROLES = {
     "function": "tool",
     "observation": "tool",
 }
-OPENER, CLOSER = "<think>", "</think>"  # of a thought that is written inside the content
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # names of a message's reasoning; the first is ours
 CALLS = ("tool_calls", "function_call")  # the second for one call, as OpenAI wrote it first
 UNREAD = ("refusal", "audio", "images")  # fields of a message that say something which nobody lays out
@@ -168,10 +168,9 @@ def with_beside(record: dict[str, Any], chat: Chat) -> Chat:
 
 def _thought_apart(message: dict[str, Any]) -> dict[str, Any]:
     """A message with the thought that begins its content (<think> ... </think>) in a field of its own."""
-    thought, mark, content = message["content"].partition(CLOSER)
-    opened = thought.lstrip().startswith(OPENER)
-    if message["role"] != "assistant" or not mark or "reasoning_content" in message or (OPENER in thought and not opened):
+    found = None if message["role"] != "assistant" or "reasoning_content" in message else thoughts.apart(message["content"])
+    if found is None:
         return message
-    thought = thought.lstrip().removeprefix(OPENER).strip("\n")
-    apart = message | {"content": content.lstrip("\n")}
+    thought, said = found
+    apart = message | {"content": said}
     return apart if says_nothing(thought) else apart | {"reasoning_content": thought}

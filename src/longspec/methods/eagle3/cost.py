@@ -49,11 +49,19 @@ def head_operations(config: Any, settings: Settings, labels: int, rows: int) -> 
 
 
 def operations(
-    config: Any, settings: Settings, tokens: int, documents: Iterable[int], labels: int, *, top_k: int | None = None
+    config: Any,
+    settings: Settings,
+    tokens: int,
+    documents: Iterable[int],
+    labels: int,
+    *,
+    with_llm_loss: bool,
+    top_k: int | None = None,
 ) -> DraftOperations:
     """All steps and the heads' products, as if every token began a chain and every label ended one in each step.
 
-    Those at a text's end and beginning, which do not, are a few for each document. With top_k the target's logits are not made.
+    Those at a text's end and beginning, which do not, are a few for each document. With top_k the target's logits are not
+    made; else they are anyway, so that the target's own loss costs no product.
     """
     steps, pairs = range(settings.steps), [0.0] * settings.steps
     for length, times in Counter(documents).items():

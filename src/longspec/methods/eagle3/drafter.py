@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longspec.chain_length import ChainAcceptance
+from longspec.chain_length import Acceptance
 from longspec.decode.drafters import DraftInput, check_beside
 from longspec.decode.levels import Levels
 from longspec.decode.sampling import Sampler
@@ -49,11 +49,10 @@ class Eagle3Drafter:
         self.target, self.layer, self.settings = target, layer, settings
         auxiliary = layers_of(settings.layers, target.config.num_hidden_layers)
         self.reads = tuple(f"{HIDDEN}{number}" for number in auxiliary)
-        self.proposed = settings.vocabulary
-        self.acceptance: tuple[ChainAcceptance, ...] = ()
+        self.proposed, self.copied = settings.vocabulary, 0
+        self.acceptance: tuple[Acceptance, ...] = ()
         self.slots: Slots = WholeText()
         self.accepted: Accepted | None = None
-        self.tokens_BS: Tensor | None = None  # of the tree last proposed
         self.hidden_BWH: Tensor | None = None  # of the level last asked
 
     def check(self, target: Any) -> None:
@@ -89,9 +88,7 @@ class Eagle3Drafter:
         ids_V, size = None if self.proposed is None else self.layer.ids_V, self.target.config.vocab_size
         builder = TreeBuilder(draft_input.roots_B, None if ids_V is None else DraftToTarget(ids_V, size))
         builder.grow_all(levels, sampler, lambda: self.logits(draft_input, builder))
-        tree = builder.tree()
-        self.tokens_BS = tree.tokens_BS
-        return tree
+        return builder.tree()
 
     def logits(self, draft_input: DraftInput, builder: TreeBuilder) -> Tensor:
         """The draft's logits of the token after each node of the newest level, [B, W, V].
@@ -110,11 +107,9 @@ class Eagle3Drafter:
         self.hidden_BWH = self.layer.midlayer(embedded_BWH, feature_BWH, rope, attend_own)
         return self.layer.logits(self.hidden_BWH)
 
-    def commit(self, path_BE: Tensor, kept_B: Tensor, hidden: dict[str, Tensor]) -> None:
-        """The path's tokens, each behind the target's hidden states of the one before; the rest of the tree is forgotten."""
-        assert self.tokens_BS is not None
-        following_BE = self.tokens_BS.gather(1, path_BE).roll(-1, dims=1)
-        self.accepted = Accepted(following_BE, self.layer.feature([hidden[name] for name in self.reads]), kept_B + 1)
+    def commit(self, tokens_BE: Tensor, kept_B: Tensor, hidden: dict[str, Tensor]) -> None:
+        """The new tokens, each behind the target's hidden states of the one before; the tree is forgotten."""
+        self.accepted = Accepted(tokens_BE, self.layer.feature([hidden[name] for name in self.reads]), kept_B + 1)
 
     def select(self, rows_B: Tensor) -> None:
         """Go on with these rows alone."""

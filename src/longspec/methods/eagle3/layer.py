@@ -155,11 +155,20 @@ def check_vocabulary(settings: Settings) -> None:
 
 
 def fresh_layer(states: Any, settings: Settings) -> Eagle3Layer:
-    """An untrained layer in the target's dtype, whose norm and head start as copies of the target's."""
+    """An untrained layer in the target's dtype, whose norm and head start as copies of the target's.
+
+    settings.start "identity": its hidden states are the inputs of the last auxiliary layer as they are, so that head and norm
+    begin with what they read in the target; attention and feed-forward layer add nothing yet.
+    """
     check_vocabulary(settings)
     layer = Eagle3Layer(states.config, settings).to(states.head_weight.dtype)
     assert layer.ids_V is not None
     with states.gather([states.head_weight, states.final_norm_weight]), torch.no_grad():
         layer.norm.weight.copy_(states.final_norm_weight)
         layer.lm_head.weight.copy_(states.head_weight[layer.ids_V.to(states.head_weight.device)])
+        if settings.start == "identity":
+            width = layer.fc.out_features
+            layer.fc.weight.zero_()[:, -width:].fill_diagonal_(1)
+            layer.midlayer.self_attn.o_proj.weight.zero_()
+            layer.midlayer.mlp.down_proj.weight.zero_()
     return layer

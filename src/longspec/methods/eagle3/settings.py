@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from longspec import families
-from longspec.config.ranges import SIZE, TOKENS, Range, check_numbers
+from longspec.config.ranges import SIZE, TOKENS, Range, check_choices, check_numbers
 from longspec.config.schema import LATER
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods.eagle3.rope_parameters import check_rope
@@ -46,6 +46,7 @@ RANGES = {
     "steps": Range(1, 64),
     "decay": Range(0.01, 1),
 }
+STARTS = ("random", "identity")
 FRACTIONS = ("rms_norm_eps", "decay")  # of these numbers, those that need not be whole
 
 
@@ -79,6 +80,7 @@ class Draft:
 
     steps: int = 7  # of a chain, each fed with the draft's own hidden state of the step before
     decay: float = 0.8  # step i is weighted decay^i
+    start: str = field(default="random", metadata=LATER)  # of an untrained layer; identity: it hands its last input through
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +106,7 @@ class Settings:
     rope_parameters: dict[str, Any] | None = field(default=None, metadata=LATER)
     steps: int = 7
     decay: float = 0.8
+    start: str = field(default="random", metadata={"stored": False})
     ids: tuple[int, ...] | None = field(default=None, metadata={"stored": False})
     target_vocabulary: int | None = field(default=None, metadata={"stored": False})
 
@@ -119,6 +122,7 @@ def of(recipe: Any, vocabulary: DraftVocabulary | None = None) -> Settings:
         rope_parameters=None if method.rope_parameters is None else dict(method.rope_parameters),
         steps=draft.steps,
         decay=draft.decay,
+        start=draft.start,
         ids=None if vocabulary is None else vocabulary.ids,
         target_vocabulary=None if vocabulary is None else vocabulary.size,
     )
@@ -150,6 +154,7 @@ def check(recipe: Any) -> None:
     method, draft = recipe.method, recipe.draft
     check_numbers(method, Method, "recipe.method", RANGES)
     check_numbers(draft, Draft, "recipe.draft", RANGES)
+    check_choices(draft, "recipe.draft", {"start": STARTS})
     if method.layers is not None:
         layers = list(method.layers)
         if len(layers) != AUXILIARY or layers != sorted(set(layers)) or layers[0] < 0:

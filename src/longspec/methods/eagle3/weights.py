@@ -16,21 +16,11 @@ from longspec.methods.draft_files import (
     read_draft_config,
     stored_settings,
 )
-from longspec.methods.eagle3.engine_config import config_fields
 from longspec.methods.eagle3.folder_check import check_folder
 from longspec.methods.eagle3.settings import MEANING, NAME, Settings, layers_of
 from longspec.methods.eagle3.vocabulary_tensors import D2T, T2D, ids_of, vocabulary_tensors
 from longspec.methods.layer_state import check_state
 from longspec.models.weight_files import read_tensors
-
-__all__ = [
-    "check_draft_state",
-    "check_same_draft",
-    "config_fields",
-    "draft_settings",
-    "load_draft_weights",
-    "published_layout",
-]
 
 NORMS_BEFORE_FC = {
     "fc_norm": "; recipe.method.fc_norm says whether there are norms before fc",

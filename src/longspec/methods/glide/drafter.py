@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longspec.chain_length import ChainAcceptance
-from longspec.decode.cache import pick, slide
+from longspec.chain_length import Acceptance
+from longspec.decode.cache import slide
 from longspec.decode.drafters import DraftInput, check_beside
 from longspec.decode.levels import Levels
 from longspec.decode.sampling import Sampler
@@ -20,6 +20,7 @@ from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods.glide.layer import GlideLayer
 from longspec.models.attention.tree_visibility import TreeVisibility
 from longspec.models.rotation import rotations
+from longspec.models.tensor_parallel import whole
 from longspec.states.tensors import KEYS, VALUES
 
 
@@ -32,13 +33,16 @@ class GlideDrafter:
     def __init__(self, target: Any, layer: GlideLayer, window: int, vocabulary: DraftVocabulary | None = None) -> None:
         self.target, self.layer, self.window = target, layer, window
         self.draft_to_target = draft_to_target_of(vocabulary, target.device)
-        self.proposed = None if vocabulary is None else len(vocabulary.ids)
-        self.acceptance: tuple[ChainAcceptance, ...] = ()
-        self.head_VH = None if self.draft_to_target is None else target.lm_head.weight.detach()[self.draft_to_target.ids_V]
+        self.proposed, self.copied = None if vocabulary is None else len(vocabulary.ids), 0
+        self.acceptance: tuple[Acceptance, ...] = ()
+        self.head_VH: Tensor | None = None
+        if self.draft_to_target is not None:
+            self.head_VH = whole(target.lm_head.weight.detach())[self.draft_to_target.ids_V]
         last = target.config.num_hidden_layers - 1
         self.reads = (f"{KEYS}{last}", f"{VALUES}{last}")
         self.own: tuple[Tensor, Tensor] | None = None  # [B, K, P, D], right-aligned: the newest tokens before the root
         self.tree_own: list[tuple[Tensor, Tensor]] = []  # of the tree last proposed, level by level
+        self.root: tuple[Tensor, Tensor] | None = None  # below which it stands: tokens and positions, [B] each
 
     def check(self, target: Any) -> None:
         """Raise ValueError for another target than its own, and for a layer that does not stand beside it."""
@@ -58,11 +62,10 @@ class GlideDrafter:
         _, self.own = self._take_in(torch.tensor(newest, device=device), positions_BW)[1:]
 
     def propose(self, draft_input: DraftInput, levels: Levels, sampler: Sampler) -> DraftTree:
-        """A tree of exactly these levels."""
+        """A tree of exactly these levels; of the leaves nothing is computed."""
         builder = TreeBuilder(draft_input.roots_B, self.draft_to_target)
-        self.tree_own = []
+        self.tree_own, self.root = [], (draft_input.roots_B, draft_input.lengths_B)
         builder.grow_all(levels, sampler, lambda: self.logits(draft_input, builder))
-        self._take_in_level(draft_input, builder)  # the leaves, which may become text too
         return builder.tree()
 
     def logits(self, draft_input: DraftInput, builder: TreeBuilder) -> Tensor:
@@ -91,11 +94,15 @@ class GlideDrafter:
         hidden_BWH = self.layer(embedded_BWH, rope, own, cached, own_visibility, target_visibility)
         return self.target.lm_head(hidden_BWH) if self.head_VH is None else F.linear(hidden_BWH, self.head_VH)
 
-    def commit(self, path_BE: Tensor, kept_B: Tensor, hidden: dict[str, Tensor]) -> None:
-        """The window moves on over the nodes that became text; the rest of the tree is forgotten."""
+    def commit(self, tokens_BE: Tensor, kept_B: Tensor, hidden: dict[str, Tensor]) -> None:
+        """The window moves on over the root and the drafted tokens that became text; the tree is forgotten."""
         assert self.own is not None
-        keys, values = (pick(torch.cat(levels, dim=2), path_BE) for levels in zip(*self.tree_own, strict=True))
-        self.own = slide(self.own, (keys, values), kept_B + 1, self.window)
+        assert self.root is not None
+        roots_B, lengths_B = self.root
+        text_BE = torch.cat([roots_B[:, None], tokens_BE[:, :-1]], dim=1).clamp_min(0)  # -1 stands behind the kept ones alone
+        positions_BE = lengths_B[:, None] + torch.arange(text_BE.shape[1], device=text_BE.device)
+        _, _, new = self._take_in(text_BE, positions_BE)
+        self.own = slide(self.own, new, kept_B + 1, self.window)
         self.tree_own = []
 
     def select(self, rows_B: Tensor) -> None:

@@ -1,15 +1,15 @@
 """GLIDE as the house's draft method `glide`."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from longspec.draft_vocabulary import DraftVocabulary
-from longspec.methods.contract import Distribution, DraftMemory, DraftOperations
+from longspec.methods.contract import Distribution
 from longspec.methods.glide import cost
 from longspec.methods.glide.drafter import GlideDrafter
 from longspec.methods.glide.draws import draw_row, shift_positions
@@ -24,17 +24,18 @@ from longspec.methods.glide.weights import (
     load_draft_weights,
     published_layout,
 )
-from longspec.states.tensors import StateTensor
 
 
 class GlideMethod:
     """The contract's answers (methods/contract.py)."""
 
     name = "glide"
-
-    def reads(self, config: Any, settings: Draft, *, with_llm_loss: bool) -> tuple[StateTensor, ...]:
-        """The last layer's keys and values; the final hidden states for soft labels and for the target's own loss."""
-        return reads(config, settings, with_llm_loss=with_llm_loss)
+    reads = staticmethod(reads)
+    memory = staticmethod(cost.memory)
+    operations = staticmethod(cost.operations)
+    check_state = staticmethod(check_draft_state)
+    check_same = staticmethod(check_same_draft)
+    load = staticmethod(load_draft_weights)
 
     def learnt(self, settings: Draft) -> Distribution | None:
         """Over all tokens, for soft labels."""
@@ -74,27 +75,6 @@ class GlideMethod:
         """The lag that hides least."""
         return {"lag": BLOCKS if settings.lag_mode == BLOCKS else 1}
 
-    def memory(
-        self, config: Any, settings: Draft, tokens: int, dtype: torch.dtype, device: torch.device, *, top_k: int | None = None
-    ) -> DraftMemory:
-        """See cost.py."""
-        return cost.memory(config, settings, tokens, dtype, device, top_k=top_k)
-
-    def operations(
-        self,
-        config: Any,
-        settings: Draft,
-        tokens: int,
-        documents: Iterable[int],
-        labels: int,
-        *,
-        with_llm_loss: bool,
-        top_k: int | None = None,
-    ) -> DraftOperations:
-        """See cost.py."""
-        with_teacher = top_k is None and (settings.loss != "hard" or with_llm_loss)
-        return cost.operations(config, settings, tokens, documents, labels, with_teacher=with_teacher)
-
     def published(self, state: dict[str, Tensor], settings: Draft) -> dict[str, Tensor]:
         """The published set of names."""
         return published_layout(state)
@@ -102,18 +82,6 @@ class GlideMethod:
     def config_fields(self, config: Any, settings: Draft) -> dict[str, Any]:
         """None: other readers of GLIDE drafts read weights alone."""
         return {}
-
-    def check_state(self, layer: nn.Module, state: dict[str, Tensor], source: object) -> None:
-        """The published set has tensors for nothing, which may be there or not."""
-        check_draft_state(layer, state, source)
-
-    def check_same(self, path: Path, config: Any, settings: Draft) -> None:
-        """The window and the final norm must be those that it was trained with."""
-        check_same_draft(path, config, settings)
-
-    def load(self, layer: nn.Module, path: Path) -> None:
-        """Less the tensors that the published set has for nothing."""
-        load_draft_weights(layer, path)
 
     def stored_settings(self, path: Path) -> Draft:
         """Published weights are of the variant that was published."""

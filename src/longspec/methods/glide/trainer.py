@@ -3,19 +3,20 @@
 Shapes: B batch, S tokens, H hidden width, K key/value heads, D head width.
 """
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
+from longspec.config.schema import Model
 from longspec.families import position_limit
 from longspec.methods.contract import DraftOutput, DraftTrainer
-from longspec.methods.draft_files import check_draft_config, target_and_draft
+from longspec.methods.draft_files import TRAINING_PREFIX, check_draft_config, target_and_draft
 from longspec.methods.glide.layer import GlideLayer, fresh_layer
 from longspec.methods.glide.settings import BLOCKS, Draft
-from longspec.methods.glide.weights import draft_settings, load_draft_weights
+from longspec.methods.glide.weights import draft_settings, load_draft_state, load_draft_weights
 from longspec.models.attention.backends import AUTO, check_backend
 from longspec.models.attention.visibility import Visibility
 from longspec.models.inputs import NO_LABEL, check_ranges, check_shapes, lag_per_row
@@ -30,6 +31,7 @@ from longspec.states.tensors import COS, EMBEDDED, FINAL, SIN, StateTensor, fina
 
 # The variant of published weights, which carry no settings.
 PUBLISHED = Draft(anchors="random", lag_mode="random", lag=4, loss="hard")
+RECIPE_MODEL = {field.name for field in fields(Model)}
 
 
 def reads(config: Any, settings: Draft, *, with_llm_loss: bool) -> tuple[StateTensor, ...]:
@@ -91,13 +93,22 @@ class Glide(DraftTrainer):
             load_draft_weights(self.draft_model, glide_path)
 
     @classmethod
-    def from_pretrained(cls, target_model_path: str, **arguments: Any) -> "Glide":
+    def from_pretrained(cls, target_model_path: str, state_dict: dict[str, Tensor] | None = None, **arguments: Any) -> "Glide":
         """Build from a target's folder or hub name, or from a draft folder and the target it names.
 
-        Arguments as of the constructor.
+        state_dict: the draft's weights, their names with or without the prefix `draft_model.`; other arguments as of the
+        constructor. Those of a recipe's section `model` are taken and say nothing, so that Hydra may call it with that
+        section. Raises ValueError for weights that do not fit, with the tensors' names.
         """
-        target_model_path, glide_path = target_and_draft(target_model_path, arguments.pop("glide_path", None))
-        return cls(read_target_config(target_model_path), target_model_path, glide_path, **arguments)
+        if "ignore_mismatched_sizes" in arguments:
+            raise ValueError("ignore_mismatched_sizes: weights that do not fit are always refused; leave it out")
+        own = {name: value for name, value in arguments.items() if name not in RECIPE_MODEL}
+        target_model_path, glide_path = target_and_draft(target_model_path, own.pop("glide_path", None))
+        glide = cls(read_target_config(target_model_path), target_model_path, glide_path, **own)
+        if state_dict is not None:
+            named = {name.removeprefix(TRAINING_PREFIX): tensor for name, tensor in state_dict.items()}
+            load_draft_state(glide.draft_model, named, "state_dict")
+        return glide
 
     @property
     def target(self) -> Any:

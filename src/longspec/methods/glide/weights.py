@@ -31,8 +31,12 @@ def check_draft_state(layer: nn.Module, found: dict[str, Tensor], source: object
 def load_draft_weights(layer: nn.Module, path: str | Path) -> None:
     """Fill a draft layer from what draft_weights_file takes. Raises ValueError as of check_draft_state."""
     path = draft_weights_file(path)
-    found = read_tensors(path)
-    check_draft_state(layer, found, path)
+    load_draft_state(layer, read_tensors(path), path)
+
+
+def load_draft_state(layer: nn.Module, found: dict[str, Tensor], source: object) -> None:
+    """Fill a draft layer from tensors by their published names. Raises ValueError as of check_draft_state."""
+    check_draft_state(layer, found, source)
     layer.load_state_dict({name: tensor for name, tensor in found.items() if name not in UNUSED})
 
 

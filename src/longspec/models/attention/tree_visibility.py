@@ -3,16 +3,16 @@
 Shapes: B rows, S queries (nodes), P prefix keys, L tree keys, T = P + L keys.
 """
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from longspec.models.attention.visibility import Remembering
+
 
 @dataclass(frozen=True)
-class TreeVisibility:
+class TreeVisibility(Remembering):
     """Which keys each node sees (LongSpec 3.3): its row's prefix and, of the tree, what `tree_BSL` marks.
 
     The keys are P of the prefix and then L of the tree. Prefix key t of row b stands at position first_B[b] + t and is there
@@ -28,13 +28,6 @@ class TreeVisibility:
     key_depths_L: Tensor
     first_B: Tensor | None = None
     window: int | None = None
-    _made: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """The result of `make`, cached by key from the first call on: one mask serves all layers of a forward."""
-        if key not in self._made:
-            self._made[key] = make()
-        return self._made[key]
 
     def windowed(self, window: int) -> "TreeVisibility":
         """A copy of this visibility with another window."""

@@ -34,7 +34,20 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Visibility:
+class Remembering:
+    """What keeps the masks that backends make of it: those of a forward serve all its layers."""
+
+    _made: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """The result of `make`, cached by key from the first call on."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+
+@dataclass(frozen=True)
+class Visibility(Remembering):
     """Query i sees key j when j <= i - lag, i - j <= window, and both lie in one document.
 
     `lag_B` (int64, 0 or more) hides the newest keys, as the target's cache does while drafting. `lag_blocks` = n instead
@@ -46,13 +59,6 @@ class Visibility:
     lag_B: Tensor | None = None
     lag_blocks: int | None = None
     document_ids_BT: Tensor | None = None  # PADDING marks padding
-    _made: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """The result of `make`, cached by key from the first call on: masks serve all layers of one forward."""
-        if key not in self._made:
-            self._made[key] = make()
-        return self._made[key]
 
     def windowed(self, window: int | None) -> "Visibility":
         """A copy of this visibility with another window."""

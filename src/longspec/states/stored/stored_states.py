@@ -15,6 +15,7 @@ from transformers.utils import logging
 from longspec.models.target import load_target, without_layers
 from longspec.states.frozen_target import FrozenTarget
 from longspec.states.stored.encoding import decode
+from longspec.states.stored.joint_rows import JointRows
 from longspec.states.stored.reader import StoredRows
 
 
@@ -43,7 +44,13 @@ class StoredStates(FrozenTarget):
     partitioned = False
 
     def __init__(
-        self, path: str, config: Any, dtype: torch.dtype, attention: str, rows: StoredRows, held_out: StoredRows | None = None
+        self,
+        path: str,
+        config: Any,
+        dtype: torch.dtype,
+        attention: str,
+        rows: StoredRows | JointRows,
+        held_out: StoredRows | None = None,
     ) -> None:
         super().__init__(load_without_layers(path, config, dtype))
         self.config, self.attention, self.rows, self.held_out = config, attention, rows, held_out
@@ -65,7 +72,8 @@ class StoredStates(FrozenTarget):
             self._coming[numbers] = self._pool.submit(self._read, numbers)
 
     def _read(self, numbers: tuple[int, ...]) -> dict[str, Tensor]:
-        source, rows = self.rows, list(numbers)
+        source: StoredRows | JointRows = self.rows
+        rows = list(numbers)
         if numbers[0] < 0:
             if self.held_out is None:
                 raise ValueError("--held-out-states: missing; give the shard.json of python -m longspec.states held-out")

@@ -158,20 +158,3 @@ def after_writing(engine: Any, step: float) -> None:
     elif hasattr(optimizer, "fp32_groups"):
         for low, master in _low_and_master(optimizer):
             low.data.copy_(master.data)
-
-
-def whole_weights(engine: Any) -> dict[str, Tensor] | None:
-    """The float32 weights on the CPU of rank 0, None on the others. Called by all ranks; needs room for one more parameter."""
-    own: dict[str, list[Fragment]] = {}
-    weights: dict[str, Tensor] = {}
-    for fragment in owned(engine):
-        copy = {"fp32": fragment.kinds["fp32"].clone()}
-        own.setdefault(fragment.name, []).append(Fragment(fragment.name, fragment.start, copy))
-    for name, shape in shapes(engine).items():
-        whole = torch.zeros(shape, device=engine.device).flatten()
-        for fragment in own.get(name, []):
-            whole[fragment.start : fragment.start + fragment.numel] = fragment.kinds["fp32"].to(whole.device)
-        # Added as whole numbers: every element is zero but on one rank, and so keeps all its bits, -0.0 among them.
-        dist.reduce(bits := whole.view(torch.int32), dst=0)
-        weights[name] = bits.view(torch.float32).view(shape).cpu()
-    return weights if dist.get_rank() == 0 else None

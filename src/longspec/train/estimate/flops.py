@@ -16,6 +16,7 @@ import torch
 
 from longspec.config import OFFLINE, States
 from longspec.data.pack.arrow_shards import DOCUMENT_STARTS, LENGTH, PackedRows
+from longspec.data.replay import TrainedRows
 from longspec.methods.contract import Method
 from longspec.models.pairs import causal_pairs
 from longspec.models.target import head_width
@@ -49,6 +50,10 @@ class Operations:
     def total(self) -> float:
         """The sum of all three."""
         return self.target + self.draft + self.head
+
+    def plus(self, other: "Operations", times: float) -> "Operations":
+        """These operations and `times` as many of the other."""
+        return Operations(self.target + times * other.target, self.draft + times * other.draft, self.head + times * other.head)
 
 
 def layer_windows(config: Any) -> list[int | None]:
@@ -105,7 +110,7 @@ def operations(
     return Operations(target_operations(config, tokens, pairs, depth), drafted.draft, drafted.head)
 
 
-def document_lengths(rows: PackedRows, row_numbers: Iterable[int]) -> list[int]:
+def document_lengths(rows: PackedRows | TrainedRows, row_numbers: Iterable[int]) -> list[int]:
     """The lengths of the documents in these rows, padding left out."""
     lengths: list[int] = []
     for number in row_numbers:

@@ -1,11 +1,12 @@
-"""`python -m longspec.train plan`: will a recipe fit, how long will it take, what will it leave on the disk?
+"""Print whether each stage fits, how long it will take and what it will leave on the disk; ends with 1 if one does not fit.
 
-From the configurations and the target's config.json alone; no weights are loaded or fetched.
+All is told by the configurations and the target's config.json; no weights are loaded or fetched.
 """
 
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,15 @@ import numpy as np
 import torch
 
 from longspec.atomic_files import read_json
+from longspec.command_line import WIDE
 from longspec.config import OFFLINE, PARTITIONED, ConfigError, Recipe, Runtime, compose, load
-from longspec.data.batches import steps_per_epoch
 from longspec.data.pack.arrow_shards import PackedRows
+from longspec.data.schedule import Schedule, chances
 from longspec.families import check_target
 from longspec.methods import measures_target
 from longspec.models.target_config import read_target_config
 from longspec.shown import one_line
+from longspec.train.arguments import named_path
 from longspec.train.checkpoint.zero_state import KINDS
 from longspec.train.estimate import flops
 from longspec.train.estimate.grad_accum import share_global_batch
@@ -33,6 +36,8 @@ SAMPLE = 256  # rows that stand for all when documents are counted
 SLOTS_WHILE_SAVING = 3  # of checkpoints: last, last_2 and the one being written
 CHECKPOINT_BYTES = 4 * len(KINDS)  # a parameter: float32 weights and moments
 DRAFT_FILES = 2  # .safetensors and .pth, in float32
+USAGE = """%(prog)s --recipe FILE ... --runtime FILE ... --target TARGET --ranks N
+       %(prog)s -cp DIR -cn NAME ... --target TARGET --ranks N"""
 
 
 @dataclass(frozen=True)
@@ -94,27 +99,56 @@ def disk_bytes(setup: Setup) -> int:
     return SLOTS_WHILE_SAVING * CHECKPOINT_BYTES * setup.draft_parameters + draft
 
 
-def plan_stage(config: Any, recipe: Recipe, runtime: Runtime, rows: Rows, world_size: int, device: torch.device) -> Plan:
-    """The plan of one stage. Raises ValueError when the data or the ranks do not fit the global batch."""
-    steps = recipe.steps or steps_per_epoch(rows.number, recipe.global_batch) * recipe.epochs
+def sources_of(recipe: Recipe, rows: Rows, replayed: Mapping[str, Rows]) -> list[tuple[Rows, float]]:
+    """A stage's own rows and those that it replays, each with its chance to be a row of a global batch.
+
+    Stages whose rows are not given are counted with rows as full of trained tokens as the own.
+    """
+    names = sorted(recipe.data.replay)
+    sources = [rows, *(replayed.get(name, rows) for name in names)]
+    shares = [1 - sum(recipe.data.replay.values()), *(recipe.data.replay[name] for name in names)]
+    if not names:
+        return [(rows, 1.0)]
+    counted = [each.sampled for each in sources], [max(1, each.labels) for each in sources]
+    return list(zip(sources, chances(*counted, shares), strict=True))
+
+
+def plan_stage(
+    config: Any,
+    recipe: Recipe,
+    runtime: Runtime,
+    rows: Rows,
+    world_size: int,
+    device: torch.device,
+    replayed: Mapping[str, Rows] | None = None,
+) -> Plan:
+    """The plan of one stage; replayed: rows by the earlier stages that they are of, as far as they are known.
+
+    Raises ValueError when the data or the ranks do not fit the global batch.
+    """
+    sources = sources_of(recipe, rows, replayed or {})
+    schedule = Schedule([each.number for each, _ in sources], [chance for _, chance in sources], recipe.global_batch, 0)
+    steps = recipe.steps or schedule.steps(recipe.epochs)
     micro_batch, accumulation = share_global_batch(recipe.global_batch, runtime.micro_batch, world_size)
     wide = recipe.precision == "fp32" or (recipe.precision == "auto" and device.type == "cpu")
     dtype = torch.float32 if wide else torch.bfloat16
     setup = setup_of(config, recipe, runtime, micro_batch, world_size, dtype, device)
-    sampled = flops.operations(
-        config,
-        setup.method,
-        setup.settings,
-        rows.sampled * recipe.data.sequence_length,
-        rows.documents,
-        rows.labels,
-        recipe.states,
-        with_llm_loss=measures_target(recipe, runtime),
-    )
-    share = recipe.global_batch / rows.sampled
-    operations = flops.Operations(sampled.target * share, sampled.draft * share, sampled.head * share)
+    operations = flops.Operations(0, 0, 0)
+    for each, chance in sources:
+        sampled = flops.operations(
+            config,
+            setup.method,
+            setup.settings,
+            each.sampled * recipe.data.sequence_length,
+            each.documents,
+            each.labels,
+            recipe.states,
+            with_llm_loss=measures_target(recipe, runtime),
+        )
+        operations = operations.plus(sampled, chance * recipe.global_batch / each.sampled)
     offline = recipe.states.source == OFFLINE and rows.are_all
-    stored = stored_plan(config, recipe, runtime, rows, steps) if offline else None
+    epochs = steps * recipe.global_batch * sources[0][1] / rows.number
+    stored = stored_plan(config, recipe, runtime, rows, epochs) if offline else None
     return Plan(setup, steps, accumulation, operations, disk_bytes(setup), stored)
 
 
@@ -131,10 +165,12 @@ def stage_lines(recipe: Recipe, plan: Plan, rate: float) -> list[str]:
     """Batches, memory, time and disk of one stage."""
     setup, each = plan.setup, plan.operations
     tokens = recipe.global_batch * setup.sequence_length
+    replayed = ", ".join(f"{share:.0%} of {name}" for name, share in sorted(recipe.data.replay.items()))
     lines = [
         f"stage {recipe.stage}: {plan.steps} steps of {recipe.global_batch} rows of {setup.sequence_length} tokens ({tokens:,} "
         f"tokens); {setup.world_size} ranks x {plan.accumulation} micro batches of {setup.micro_batch} rows; "
         f"ZeRO-{setup.zero_stage}, optimizer offload {setup.offload}, target {setup.target}, {setup.dtype}",
+        *([f"  replayed: {replayed} of the trained tokens"] if replayed else []),
         f"  draft {setup.draft_parameters:,} parameters; target {gib(setup.target_bytes)}",
         table(setup),
         f"  time: {each.total:.3g} operations a step (target {each.target / each.total:.0%}, draft "
@@ -166,29 +202,34 @@ def slurm_line(needs: Needs) -> str:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m longspec.train plan", description=__doc__)
-    add = parser.add_argument
-    add("--recipe", type=Path, nargs="+", help="recipe.yaml of each stage")
-    add("--runtime", type=Path, nargs="+", help="runtime.yaml of each stage")
-    add("-cp", "--config-path", type=Path, help="or by name: the experiments' folder, e.g. config/exp")
-    add("-cn", "--config-name", nargs="+", help="and the experiment of each stage")
-    add("--target", required=True, help="the target's folder, its target_manifest.json, or its name on the hub")
-    add("--data", type=Path, nargs="+", help="manifest.json of each stage's packed rows")
-    add("--rows", type=int, nargs="+", help="or the number of each stage's rows; with recipe.steps neither is needed")
-    add("--ranks", type=int, required=True, help="processes, one for each GPU")
-    add("--device", choices=("cuda", "cpu"), default="cuda")
-    add("--gpu-memory-gib", type=float, default=80.0, help="memory of the device of one rank")
-    add("--node-gpus", type=int, default=8, help="GPUs of a node, for the resources that are told for Slurm")
-    add("--json", action="store_true", help="print what the Slurm jobs of each stage need, as JSON, and nothing else")
-    add("--states-folder", type=Path, default=Path("data/states"), help="where stored states are to lie")
-    add("--states-only", action="store_true", help="print what stored states cost and save, and nothing else")
-    add("--longest-job", type=int, default=240, help="minutes of a Slurm job at most; a longer stage goes on in the next")
-    add(
-        "--flops",
-        type=float,
-        default=400e12,
-        help="operations a second one rank reaches (`mfu` in metrics.jsonl)",
+    parser = argparse.ArgumentParser(
+        prog="python -m longspec.train plan", usage=USAGE, description=__doc__, formatter_class=WIDE
     )
+    add = parser.add_argument
+    add("--recipe", type=Path, nargs="+", metavar="FILE", help="recipe.yaml of each stage")
+    add("--runtime", type=Path, nargs="+", metavar="FILE", help="runtime.yaml of each stage")
+    add("-cp", "--config-path", type=Path, metavar="DIR", help="or by name: the experiments' folder, e.g. config/exp")
+    add("-cn", "--config-name", nargs="+", metavar="NAME", help="each stage's experiment")
+    add("--target", required=True, help="its folder, its target_manifest.json or its name on the hub")
+    add("--data", type=Path, nargs="+", metavar="FILE", help="manifest.json of each stage's packed rows")
+    add("--rows", type=int, nargs="+", metavar="N", help="or how many; with recipe.steps neither is needed")
+    replay = "and of rows that one stage replays; without it they count as its own"
+    add("--replay", type=named_path, nargs="+", default=[], metavar="STAGE=MANIFEST", help=replay)
+    add("--ranks", type=int, required=True, metavar="N", help="processes, one for each GPU")
+    add("--device", choices=("cuda", "cpu"), default="cuda", help="default: %(default)s")
+    add("--gpu-memory-gib", type=float, default=80.0, metavar="GIB", help="memory of one rank's device; default: %(default)g")
+    add("--node-gpus", type=int, default=8, metavar="N", help="GPUs of a Slurm node; default: %(default)d")
+    add("--json", action="store_true", help="print only what each stage's Slurm jobs need, as JSON")
+    add(
+        "--states-folder",
+        type=Path,
+        default=Path("data/states"),
+        metavar="DIR",
+        help="where stored states are to lie; default: %(default)s",
+    )
+    add("--states-only", action="store_true", help="print only what stored states cost and save")
+    add("--longest-job", type=int, default=240, metavar="MINUTES", help="of the longest Slurm job; default: %(default)d")
+    add("--flops", type=float, default=400e12, help="operations a second of one rank; default: %(default)g")
     return parser
 
 
@@ -229,8 +270,11 @@ def main(argv: list[str]) -> int:
     try:
         stages, config = read_stages(options), read_target(options.target)
         rows = read_rows(options, [recipe for recipe, _ in stages])
+        replayed = {name: counted_rows(path) for name, path in options.replay}
+        if replayed and len(stages) > 1:
+            raise ValueError(f"--replay: is of one stage, these are {len(stages)}; plan the one that replays by itself")
         for (recipe, runtime), rows_of_stage in zip(stages, rows, strict=True):
-            plan = plan_stage(config, recipe, runtime, rows_of_stage, options.ranks, device)
+            plan = plan_stage(config, recipe, runtime, rows_of_stage, options.ranks, device, replayed)
             lines, fits = fit_lines(plan, available)
             needs = needs_of(plan.setup, plan.hours(options.flops), options.node_gpus, options.longest_job)
             jobs.append(asdict(needs))

@@ -45,7 +45,7 @@ class StoredPlan:
         return None if saved <= 0 else math.floor(self.target / saved) + 1
 
 
-def stored_plan(config: Any, recipe: Recipe, runtime: Runtime, counted: Any, steps: int) -> StoredPlan:
+def stored_plan(config: Any, recipe: Recipe, runtime: Runtime, counted: Any, epochs: float) -> StoredPlan:
     """The figures of a stage with recipe.states.source offline; counted: its rows, as of plan.Rows."""
     method, settings = method_of(recipe)
     length, share = recipe.data.sequence_length, counted.number / counted.sampled
@@ -70,7 +70,7 @@ def stored_plan(config: Any, recipe: Recipe, runtime: Runtime, counted: Any, ste
         disk=disk,
         target=online.target * share,
         draft=(offline.draft + offline.head) * share,
-        epochs=steps * recipe.global_batch / counted.number,
+        epochs=epochs,
     )
 
 

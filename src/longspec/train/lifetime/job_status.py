@@ -54,12 +54,13 @@ def _device() -> list[Any]:
 
 def fingerprint(job: Job, ranks: Ranks) -> str:
     """A hash of what decides whether a job fails in the same way again: settings, inputs, code, packages, GPU."""
-    inputs = [job.target, job.data, *([] if job.vocabulary is None else [job.vocabulary])]
+    inputs = [job.target, job.data, *job.replay.values(), *([] if job.vocabulary is None else [job.vocabulary])]
     if job.target.is_file():
         inputs.append(Path(read_json(job.target)["path"]) / "config.json")
     if job.init_weights is not None:
         inputs.append(draft_weights_file(job.init_weights))
-    manifests = [path for path in (job.states, job.held_out_states) if path is not None and path.exists()]
+    stored = (job.states, job.held_out_states, *job.replay_states.values())
+    manifests = [path for path in stored if path is not None and path.exists()]
     shards = [shard for path in manifests for shard in sorted(path.parent.glob("*/shard.json"))]
     times = [(path, path.stat()) for path in (*manifests, *shards)]
     sources = sorted(Path(longspec.__file__).parent.rglob("*.py"))

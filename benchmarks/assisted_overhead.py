@@ -1,4 +1,4 @@
-"""What a round costs beside the models, ours and transformers' own: python benchmarks/decoding_overhead.py [target's folder]
+"""What a round costs beside the models, ours and transformers' own: python benchmarks/assisted_overhead.py [target's folder]
 
 Four ways to decode the same prompts greedily, in turns in one process, each by its `generate`:
 
@@ -103,7 +103,7 @@ def make(folder: str, inside: Inside) -> dict[str, Function]:
     drafter = GlideDrafter(target, GlideLayer(target.config).eval(), WINDOW)
     inside.watch_model(target, is_round=True)
     inside.watch_model(assistant)
-    for name in ("logits", "_take_in_level", "begin"):
+    for name in ("logits", "_take_in", "begin"):
         inside.watch_call(drafter, name)
     lookup = LookupDrafter(NGRAM)
     settings: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
@@ -160,7 +160,7 @@ def main() -> None:
     holds["same text"] = all(each == texts["plain"] for each in texts.values())
     shape = {"prompt": PROMPT, "prompts": PROMPTS, "tokens": NEW, "chain": CHAIN, "threads": torch.get_num_threads()}
     machine.write(
-        "decoding_overhead", {"machine": description, "settings": shape, "ways": found, "ratios": ratios, "holds": holds}
+        "assisted_overhead", {"machine": description, "settings": shape, "ways": found, "ratios": ratios, "holds": holds}
     )
     for name, row in found.items():
         print(name, row)

@@ -1,0 +1,168 @@
+"""Drafts for SmolLM2-135M-Instruct against transformers' own decoding: python benchmarks/real_llm.py [run ...]
+
+After `make smollm2` (default run: smollm2-eagle3; several runs: each one's draft). Whole questions on held-out modules, other
+draws than the report's, greedy, one at a time on two threads, each way by its `generate`, in turns in one process:
+
+* plain: transformers' `generate`
+* transformers' prompt lookup (`prompt_lookup_num_tokens`), and ours
+* each run's final draft, by the shape that our `generate` chooses, alone and with prompt lookup beside it
+
+Seconds are of whole calls, the prompt's forward included, the median of 3 repeats; speed: tokens a second over those of plain
+decoding. acceptance_length: tokens for each forward of the target after the prompt's. In bfloat16 where the processor has
+instructions for it, where texts may part at a near-tie, and in float32, where every token is held against plain decoding:
+a difference that is no near-tie is a fault. Bars: of the best draft acceptance >= 2.0 and speed >= 1.4 in bfloat16.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import machine
+import torch
+from transformers import AutoTokenizer
+
+from longspec.atomic_files import read_json
+from longspec.decode.autoregressive import near_tie_margin
+from longspec.decode.drafters import LookupDrafter
+from longspec.decode.generate import generate, load_drafter
+from longspec.evaluate.held_out_prompts import draw_prompts
+from longspec.evaluate.losslessness import judge
+from longspec.evaluate.tasks import HeldOut
+from longspec.models.precision import resolve_dtype
+from longspec.models.target import load_target
+from longspec.models.target_config import read_target_config
+
+TARGET = Path("models/smollm2-135m/target_manifest.json")
+QUESTIONS = Path("data/raw/smollm2-questions/manifest.json")
+PROMPTS, CONTEXT, NEW, REPEATS, SEED, THREADS, LOOKUP, BESIDE = 8, (16, 1280), 96, 3, 1, 2, 10, 8
+LEAST_ACCEPTANCE, LEAST_SPEED = 2.0, 1.4
+Way = Callable[..., torch.Tensor]
+
+
+def make_ways(target: Any, drafts: dict[str, Path], end: int) -> dict[str, Way]:
+    """Each way to decode, from a prompt [1, T] to prompt and text."""
+    settings: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": end}
+    drafters = {name: load_drafter(target, folder) for name, folder in drafts.items()}
+    lookup = LookupDrafter()
+
+    def drafting(drafter: Any, shape: int | None, copied: int | None = None) -> Way:
+        return lambda **ids: generate(target, **ids, draft=drafter, shape=shape, prompt_lookup_num_tokens=copied, **settings)
+
+    return {
+        "plain": lambda **ids: target.generate(**ids, **settings),
+        "transformers' lookup": lambda **ids: target.generate(**ids, prompt_lookup_num_tokens=LOOKUP, **settings),
+        "our lookup": drafting(lookup, LOOKUP),
+        **{name: drafting(drafter, None) for name, drafter in drafters.items()},
+        **{f"{name} and our lookup": drafting(drafter, None, BESIDE) for name, drafter in drafters.items()},
+    }
+
+
+class Forwards:
+    """How many forwards a target has made."""
+
+    def __init__(self, target: Any) -> None:
+        self.count = 0
+        target.register_forward_pre_hook(self._add)
+
+    def _add(self, *_: Any) -> None:
+        self.count += 1
+
+
+def call(way: Way, forwards: Forwards, ids_BT: torch.Tensor) -> dict[str, Any]:
+    """One call: its tokens after the prompt, forwards after the prompt's, seconds."""
+    forwards.count, began = 0, time.perf_counter()
+    text_BT = way(input_ids=ids_BT, attention_mask=torch.ones_like(ids_BT))
+    seconds = time.perf_counter() - began
+    return {"text": text_BT[0, ids_BT.shape[1] :].tolist(), "rounds": forwards.count - 1, "seconds": seconds}
+
+
+def told(calls: list[list[dict[str, Any]]]) -> dict[str, float]:
+    """Figures of a way, from each prompt's repeats."""
+    tokens = sum(len(repeats[0]["text"]) for repeats in calls)
+    rounds = sum(repeats[0]["rounds"] for repeats in calls)
+    seconds = sum(median(each["seconds"] for each in repeats) for repeats in calls)
+    return {
+        "tokens": tokens,
+        "acceptance_length": round((tokens - len(calls)) / rounds, 3),
+        "tokens_a_second": round(tokens / seconds, 2),
+    }
+
+
+def measure(dtype: torch.dtype, drafts: dict[str, Path], repeats: int) -> dict[str, Any]:
+    """All ways in a dtype, and how their texts compare with plain decoding's."""
+    path = read_json(TARGET)["path"]
+    target: Any = load_target(path, read_target_config(path), dtype)
+    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    prompts = draw_prompts("held out", HeldOut("", CONTEXT, NEW, whole_questions=True), QUESTIONS, PROMPTS, tokenizer, SEED)
+    prompts_BT = [torch.tensor([prompt.ids]) for prompt in prompts]
+    ways, forwards = make_ways(target, drafts, tokenizer.eos_token_id), Forwards(target)
+    for way in ways.values():  # warm; drafts measure what rounds cost here
+        call(way, forwards, prompts_BT[0])
+    calls: dict[str, list[list[dict[str, Any]]]] = {name: [[] for _ in prompts] for name in ways}
+    for repeat in range(repeats):
+        for number, ids_BT in enumerate(prompts_BT):
+            for name in list(ways) if repeat % 2 else list(ways)[::-1]:
+                calls[name][number].append(call(ways[name], forwards, ids_BT))
+    rows = {name: told(each) for name, each in calls.items()}
+    for name, row in rows.items():
+        row["speed"] = round(row["tokens_a_second"] / rows["plain"]["tokens_a_second"], 3)
+        row |= differences(target, prompts_BT, calls["plain"], calls[name])
+        print(dtype, name, row, flush=True)
+    return rows
+
+
+def differences(target: Any, prompts_BT: list[torch.Tensor], plain: list[Any], other: list[Any]) -> dict[str, Any]:
+    """Tokens held against plain decoding's, up to the first difference of each prompt, and what the differences are."""
+    verdicts = []
+    for ids_BT, (left, *_), (right, *_) in zip(prompts_BT, plain, other, strict=True):
+
+        def gap(place: int, own: int, its: int, ids_BT: torch.Tensor = ids_BT, text: list[int] = left["text"]) -> Any:
+            logits_V = target(torch.cat([ids_BT, torch.tensor([text[:place]], dtype=torch.long)], dim=1)).logits[0, -1]
+            return float(logits_V[own].float() - logits_V[its].float()), near_tie_margin(logits_V)
+
+        verdicts.append(judge(left["text"], right["text"], gap))
+    return {
+        "compared": sum(each.tokens_compared for each in verdicts),
+        "differences": sum(each.mismatches for each in verdicts),
+        "near_ties": sum(each.near_ties for each in verdicts),
+        "margins": [[each.margin, each.margin_allowed] for each in verdicts if each.mismatches],
+    }
+
+
+def final_draft(run: str) -> Path:
+    """The folder of a run's final draft, which must be there."""
+    found = sorted(Path("results", run).glob("*/final_draft"))
+    if len(found) != 1:
+        sys.exit(f"results/{run}: {len(found)} final drafts; `make smollm2 SMOLLM2={run}` makes one")
+    return found[0]
+
+
+@torch.inference_mode()
+def main() -> None:
+    """Measure, hold against the bars, write."""
+    torch.set_num_threads(THREADS)
+    drafts = {run: final_draft(run) for run in sys.argv[1:] or ["smollm2-eagle3"]}
+    description = machine.describe(("torch", "transformers"))
+    fastest = resolve_dtype("fastest")
+    found = {str(fastest): measure(fastest, drafts, REPEATS)}
+    if fastest != torch.float32:
+        found[str(torch.float32)] = measure(torch.float32, drafts, 1)
+    ours = [each for run in drafts for each in (run, f"{run} and our lookup")]
+    best = max((found[str(fastest)][name] for name in ours), key=lambda row: row["speed"])
+    exact = found[str(torch.float32)]
+    holds = {
+        "acceptance": best["acceptance_length"] >= LEAST_ACCEPTANCE,
+        "speed": best["speed"] >= LEAST_SPEED,
+        "same tokens": all(exact[name]["differences"] == exact[name]["near_ties"] for name in ours),
+    }
+    shape = {"prompts": PROMPTS, "context": CONTEXT, "tokens": NEW, "repeats": REPEATS, "threads": THREADS, "lookup": LOOKUP}
+    machine.write("real_llm", {"machine": description, "settings": shape, "ways": found, "holds": holds})
+    print(json.dumps(holds))
+
+
+if __name__ == "__main__":
+    main()

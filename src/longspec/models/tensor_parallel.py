@@ -1,0 +1,111 @@
+"""A target whose matrices are split over a job's ranks by transformers' own plan (tensor parallelism).
+
+Each rank holds some heads of every layer and some columns of every product; after a layer each has the whole hidden states, and
+after the head all logits. Rank 0 decides which token is drawn, so that no last bit parts the ranks' texts.
+
+Shapes: B rows, K key/value heads, T tokens, D head width.
+"""
+
+import json
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from transformers import PretrainedConfig
+from transformers.distributed import DistributedConfig
+from transformers.distributed.tensor_parallel import get_kv_heads_per_rank
+from transformers.utils import is_accelerate_available
+
+from longspec.atomic_files import sha256_text
+
+Group = Any  # torch.distributed.ProcessGroup, which torch types as another class when it is built without
+
+
+def check_splits(config: PretrainedConfig, ranks: int, path: object) -> None:
+    """Raise ValueError for a target that cannot be split over so many ranks, and where the package that loads it is missing.
+
+    Its family must have a plan for its layers, and its key/value heads must be a multiple of the ranks where the plan splits
+    them: a head is never divided.
+    """
+    if not is_accelerate_available():
+        raise ValueError(f"{path}: transformers splits a target over ranks by the package accelerate: pip install accelerate")
+    plan, heads = config.base_model_tp_plan, config.num_key_value_heads
+    if not plan:
+        raise ValueError(
+            f"{path}: model_type {config.model_type!r}: transformers has no plan to split its layers over ranks; start one rank"
+        )
+    if get_kv_heads_per_rank(plan, heads, ranks) is None:
+        fitting = ", ".join(str(size) for size in range(1, heads + 1) if heads % size == 0)
+        raise ValueError(
+            f"{path}: num_key_value_heads: {heads} heads cannot be split over {ranks} ranks; start {fitting} of them"
+        )
+
+
+def split_over(ranks: int) -> DistributedConfig:
+    """What from_pretrained is told to load a rank's part alone, onto the rank's device."""
+    return DistributedConfig(tp_size=ranks, tp_plan="auto")
+
+
+def group_of(target: Any) -> Group | None:
+    """The ranks that hold a target together; None where one holds it all."""
+    if (getattr(target, "_tp_size", None) or 1) == 1:
+        return None
+    return target._device_mesh["tp"].get_group()
+
+
+def splits_heads(target: Any) -> bool:
+    """Whether each rank has some of the key/value heads alone; where the plan gathers them each has all."""
+    group, heads = group_of(target), target.config.num_key_value_heads
+    if group is None:
+        return False
+    return get_kv_heads_per_rank(target.config.base_model_tp_plan, heads, group.size()) != heads
+
+
+def of_ranks(x: Tensor, group: Group) -> list[Tensor]:
+    """The tensors of all ranks, in their order; they have one shape."""
+    parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(group.size())]
+    dist.all_gather(parts, x.contiguous(), group=group)
+    return parts
+
+
+def all_heads(x_BKTD: Tensor, group: Group) -> Tensor:
+    """The heads of all ranks, of a tensor with each rank's own."""
+    return torch.cat(of_ranks(x_BKTD, group), dim=1)
+
+
+def own_heads(x_BKTD: Tensor, group: Group) -> Tensor:
+    """This rank's heads out of those of all ranks."""
+    own = x_BKTD.shape[1] // group.size()
+    return x_BKTD.narrow(1, group.rank() * own, own)
+
+
+def of_first_rank(x: Tensor, group: Group | None) -> Tensor:
+    """Rank 0's numbers, on every rank."""
+    if group is None:
+        return x
+    found = x.contiguous().clone()
+    dist.broadcast(found, group=group, group_src=0)
+    return found
+
+
+def check_alike(target: Any, asked: object) -> None:
+    """Raise ValueError on all ranks that hold a target together where they are not asked for the same: one would wait for ever.
+
+    asked: what JSON can tell.
+    """
+    if (group := group_of(target)) is None:
+        return
+    own = torch.tensor([int(sha256_text(json.dumps(asked))[:15], 16)], device=target.device)
+    first, *rest = torch.cat(of_ranks(own, group)).tolist()
+    others = [rank for rank, told in enumerate(rest, 1) if told != first]
+    if others:
+        raise ValueError(
+            f"prompts, settings: those of rank {others[0]} are not rank 0's; all ranks that hold a target call decoding alike"
+        )
+
+
+def whole(weight: Tensor) -> Tensor:
+    """A weight with all ranks' parts, as a new tensor where it is split."""
+    return weight.full_tensor() if isinstance(weight, DTensor) else weight

@@ -1,0 +1,43 @@
+"""The process group of a job's ranks: nccl on GPUs, gloo on CPUs."""
+
+import os
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+
+from longspec.distributed import Ranks
+
+Value = TypeVar("Value")
+
+
+def own_device(ranks: Ranks) -> torch.device:
+    """This rank's GPU; the CPU where there are none."""
+    return torch.device("cuda", ranks.local_rank) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def join(ranks: Ranks, timeout_minutes: int) -> tuple[torch.device, Any]:
+    """Join the process group; this rank's device, which is then torch's own, and the launcher's store."""
+    device = own_device(ranks)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if sys.platform == "linux" and os.environ["MASTER_ADDR"] in ("localhost", "127.0.0.1"):
+        # Else gloo looks for the address of this machine's name, which laptops and containers often cannot resolve.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    timeout = timedelta(minutes=timeout_minutes)
+    store, rank, world_size = next(iter(dist.rendezvous("env://", timeout=timeout)))
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    return device, store
+
+
+def of_first_rank(make: Callable[[], Value], ranks: Ranks) -> Value:
+    """What rank 0 makes, on every rank; the others wait for it."""
+    if ranks.world_size == 1:
+        return make()
+    held = [make() if ranks.is_main else None]
+    dist.broadcast_object_list(held)
+    return cast(Value, held[0])

@@ -1,0 +1,106 @@
+"""A server for tests, which replies to chats as a function says, and keeps what it was asked."""
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from tests.answers.conftest import Case
+
+Reply = tuple[int, Any]  # status and body
+
+
+def said(text: str, finish: str = "stop", **more: Any) -> Reply:
+    """A server's answer."""
+    choice = {"message": {"role": "assistant", "content": text, **more}, "finish_reason": finish}
+    return 200, {"choices": [choice], "usage": {"completion_tokens": 3}}
+
+
+def echo(body: dict[str, Any], number: int) -> Reply:
+    """The last question, and how many messages came before it."""
+    return said(f"{body['messages'][-1]['content']} after {len(body['messages']) - 1}")
+
+
+class Server(ThreadingHTTPServer):
+    """Replies as `reply` says, by the request and how often the same one came before; keeps what it was asked."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, reply: Callable[[dict[str, Any], int], Reply], name: str) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.name = name  # of the model
+        self.reply, self.seen, self.asked, self.keys = reply, Counter[str](), [], set()  # type: ignore[var-annotated]
+        self.now = self.most = 0
+        self.lock, self.retry_after, self.location = threading.Lock(), "", ""
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self.server.keys.add(self.headers.get("Authorization"))
+        found = (200, {"data": [{"id": self.server.name}]}) if self.path == "/v1/models" else (404, {})
+        self._send((302, {}) if self.server.location else found)
+
+    def do_POST(self) -> None:
+        text = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        server, body = self.server, json.loads(text)
+        with server.lock:
+            number = server.seen[text]
+            server.seen[text] += 1
+            server.asked.append(body)
+            server.keys.add(self.headers.get("Authorization"))
+            server.now += 1
+            server.most = max(server.most, server.now)
+        try:
+            self._send(server.reply(body, number))
+        except OSError:  # nobody waits for it any more
+            pass
+        finally:
+            with server.lock:
+                server.now -= 1
+
+    def _send(self, reply: Reply) -> None:
+        status, body = reply
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        if self.server.retry_after:
+            self.send_header("Retry-After", self.server.retry_after)
+        if self.server.location:
+            self.send_header("Location", self.server.location)
+        self.end_headers()
+        self.wfile.write(data)
+
+
+@contextmanager
+def serving(reply: Callable[[dict[str, Any], int], Reply], name: str = "the-target") -> Iterator[Server]:
+    """A server for the length of a block."""
+    server = Server(reply, name)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def ask(case: Case, out: Path, server: Server, **settings: Any) -> dict[str, Any]:
+    """The manifest of a shard that this server answers."""
+    return case.make(out, engine="endpoint", endpoint=server.address, **{"requests": 4, **settings})
+
+
+def question(body: dict[str, Any]) -> str:
+    return body["messages"][-1]["content"]

@@ -1,0 +1,109 @@
+"""Servers that a job starts itself: their ports, their ends."""
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longspec.answers import server as own_server
+from tests.answers.conftest import Case, journal_of
+from tests.warm_jobs import popen
+
+STAND_IN = Path(__file__).with_name("stand_in.py")
+
+
+@pytest.fixture(autouse=True)
+def frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a server answers is seen at once."""
+    monkeypatch.setattr(own_server, "LOOK", 0.1)
+
+
+def command(*words: str) -> str:
+    """A server of the job's own."""
+    return " ".join([sys.executable, str(STAND_IN), "{model}", "{port}", *words])
+
+
+def test_the_job_starts_its_server_and_ends_it(case: Case, tmp_path: Path) -> None:
+    made = case.make(tmp_path, engine="endpoint", server=command(str(tmp_path / "pid")), requests=2)
+    assert made["ends"]["answered"] == 14
+    assert journal_of(tmp_path)["train", 2]["messages"][1]["content"] == f"by {case.folder}"
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_a_server_that_ends_is_told_with_its_last_words(case: Case, tmp_path: Path) -> None:
+    for when in ("at-once", "later"):
+        with pytest.raises(ValueError, match=r"ended with exit code 7: no memory; all it printed: .*server\.log"):
+            case.make(tmp_path, engine="endpoint", server=command(str(tmp_path / "pid"), when), tries=2)
+
+
+def test_a_port_that_somebody_takes_first_is_left_for_another(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    start, ports = own_server._start, []
+
+    def raced(words: list[str], output: Path) -> Any:
+        ports.append(int(words[3]))
+        if len(ports) == 1:
+            taker.bind(("127.0.0.1", ports[0]))
+        return start(words, output)
+
+    monkeypatch.setattr(own_server, "_start", raced)
+    with socket.socket() as taker:
+        made = case.make(tmp_path, engine="endpoint", server=command(str(tmp_path / "pid")), requests=2)
+    assert made["ends"]["answered"] == 14
+    assert len(set(ports)) == 2
+    assert f"port {ports[0]} was taken" in capfd.readouterr().out
+
+
+def test_two_jobs_of_one_machine_take_no_port_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where the system would give it out again: servers may share a port, and answer by turns."""
+    with own_server.claimed_port() as first:
+        given = iter([first, first + 1])
+        monkeypatch.setattr(own_server, "_free_port", lambda: next(given))
+        with own_server.claimed_port() as second:
+            assert second == first + 1
+
+
+def test_a_program_that_this_machine_has_not_is_named(case: Case, tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"regenerate\.server: no-such-program cannot be started on this machine: No such file"
+    ):
+        case.make(tmp_path, engine="endpoint", server="no-such-program {model} {port}")
+
+
+@pytest.mark.slow
+def test_a_job_that_is_told_to_end_ends_its_server(case: Case, tmp_path: Path) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        pid = tmp_path / f"pid-{number}"
+        settings = {"new_tokens": 12, "engine": "endpoint", "server": command(str(pid), "stalls")}
+        arguments = [
+            "--raw",
+            case.raw,
+            "--target",
+            case.target,
+            "--tokenizer",
+            case.tokenizer,
+            "--out",
+            tmp_path / "shard.json",
+        ]
+        job = [sys.executable, "-m", "longspec.answers", "shard", *map(str, arguments), "--settings", json.dumps(settings)]
+        process = popen(job)
+        deadline = time.monotonic() + 60
+        while not (asked := pid.with_suffix(".asked")).exists():
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(number)
+        assert process.wait(30) != 0
+        asked.unlink()
+        server = int(pid.read_text())
+        while Path(f"/proc/{server}").exists() and "Z" not in Path(f"/proc/{server}/stat").read_text().split()[2]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)

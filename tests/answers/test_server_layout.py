@@ -1,0 +1,110 @@
+"""What a server is sent, and whether it reads that as the target would: prompts, tools, the name of what it serves."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from longspec import jsonl
+from longspec.answers.merge import merge
+from longspec.atomic_files import describe_files, read_json, write_json
+from tests.answers.chat_server import Reply, ask, echo, question, said, serving
+from tests.answers.conftest import Case, journal_of, turns, write_chats
+
+
+def templated(case: Case, raw: Path, before: str, folder: Path) -> Case:
+    """The case with other records, and a chat template that writes something before each conversation."""
+    tokenizer = AutoTokenizer.from_pretrained(read_json(case.tokenizer)["path"])
+    tokenizer.chat_template = before + tokenizer.chat_template
+    tokenizer.save_pretrained(folder / "tokenizer")
+    told = read_json(case.tokenizer) | {"path": str(folder / "tokenizer")}
+    told["files"] = describe_files(folder / "tokenizer", [path.name for path in (folder / "tokenizer").iterdir()])
+    write_json(folder / "tokenizer_manifest.json", told)
+    return Case(raw, case.target, folder / "tokenizer_manifest.json")
+
+
+def lays_out(case: Case, before: str = "") -> Callable[[dict[str, Any], int], Reply]:
+    """Replies of a server with the target's chat template behind `before`, which tells the tokens that it has read."""
+    tokenizer = AutoTokenizer.from_pretrained(read_json(case.tokenizer)["path"])
+    tokenizer.chat_template = before + tokenizer.chat_template
+
+    def reply(body: dict[str, Any], number: int) -> Reply:
+        status, told = echo(body, number)
+        ids = tokenizer.apply_chat_template(body["messages"], add_generation_prompt=True)["input_ids"]
+        return status, told | {"usage": told["usage"] | {"prompt_tokens": len(ids)}}
+
+    return reply
+
+
+def test_tools_and_template_arguments_are_sent_and_a_call_that_is_kept_apart_is_dropped_by_name(
+    case: Case, tmp_path: Path
+) -> None:
+    tool = {"type": "function", "function": {"name": "sum"}}
+    offered = [turns(each) | {"tools": [tool], "chat_template_kwargs": {"terse": True}} for each in ("why?", "who?")]
+    raw = write_chats(tmp_path / "chats", [*offered, turns("what?")], [])
+    template = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{{ terse }}"
+    replies = {"who?": said(None, "tool_calls", tool_calls=[{"function": {"name": "sum", "arguments": "{}"}}])}
+    with serving(lambda body, number: replies.get(question(body)) or echo(body, number)) as server:
+        made = ask(templated(case, raw, template, tmp_path), tmp_path / "out", server)
+    beside = {"tools": [tool], "tool_choice": "none", "chat_template_kwargs": {"terse": True}}
+    sent = {question(body): {key: value for key, value in body.items() if key in beside} for body in server.asked}
+    assert sent == {"why?": beside, "who?": beside, "what?": {}}
+    assert made["reasons"]["dropped"] == {"it calls a tool, which the server keeps apart": 1}
+    merge([tmp_path / "out/shard.json"], raw, tmp_path / "merged/manifest.json")
+    [first, second] = jsonl.read(tmp_path / "merged/train.jsonl")
+    assert {key: first.get(key) for key in ("tools", "chat_template_kwargs", "line")} == {
+        "tools": [tool],
+        "chat_template_kwargs": {"terse": True},
+        "line": 1,
+    }
+    assert second.keys() == {"messages", "line"}
+
+
+def test_a_server_that_lays_questions_out_otherwise_ends_the_job_at_its_first_answer(case: Case, tmp_path: Path) -> None:
+    with (
+        serving(lays_out(case, "a system's word")) as server,
+        pytest.raises(
+            ValueError, match=r"has read a question as \d+ tokens .* lays out in \d+: .*; remove .*/journal\.jsonl if answers"
+        ),
+    ):
+        ask(case, tmp_path, server)
+    assert journal_of(tmp_path) == {}
+    (tmp_path / "journal.jsonl").unlink()  # the advice
+    raw = write_chats(tmp_path / "chats", [turns("why?"), turns("what is <|im_end|> for?", "and <|im_start|>?")], [])
+    with serving(lays_out(case)) as server:
+        assert ask(Case(raw, case.target, case.tokenizer), tmp_path, server)["ends"]["answered"] == 2
+
+
+def test_answers_of_another_model_are_left_out_and_those_of_a_server_that_moved_are_not(
+    case: Case, tmp_path: Path, capfd: Any
+) -> None:
+    def until(count: int) -> Callable[[dict[str, Any], int], Reply]:
+        left = iter(range(count))
+        return lambda body, number: (401, {}) if next(left, None) is None else lays_out(case)(body, number)
+
+    for name, lines in (("wrong", 0), ("the-target", 0), ("the-target", 3)):
+        with serving(until(3), name) as server, pytest.raises(ValueError, match="HTTP 401"):
+            ask(case, tmp_path, server, requests=1)
+        told = capfd.readouterr().out
+        assert ("served_model: wrong then, the-target now" in told) is (name == "the-target" and not lines)
+    with serving(echo) as server:
+        made = ask(case, tmp_path, server)
+    assert (made["served_model"], made["ends"]["answered"]) == ("the-target", 14)
+    [aside] = tmp_path.glob("journal.*.jsonl")
+    assert '"served_model":"wrong"' in aside.read_text().replace(" ", "")
+
+
+def test_shards_answered_by_servers_of_two_models_are_not_merged(case: Case, tmp_path: Path) -> None:
+    for number, name in enumerate(("wrong", "the-target")):
+        with serving(echo, name) as server:
+            case.make(tmp_path / str(number), (number, 2), engine="endpoint", endpoint=server.address)
+    shards = [tmp_path / f"{number}/shard.json" for number in (0, 1)]
+    told = r"1/shard\.json: served_model: is the-target, of .*0/shard\.json wrong; .* remove the one that is not as it should"
+    with pytest.raises(ValueError, match=told):
+        merge(shards, case.raw, tmp_path / "merged/manifest.json")
+    shards[0].unlink()  # the advice
+    with serving(echo) as server:
+        case.make(tmp_path / "0", (0, 2), engine="endpoint", endpoint=server.address)
+    merge(shards, case.raw, tmp_path / "merged/manifest.json")

@@ -1,0 +1,80 @@
+"""Replayed rows beside a stage's own: each row is found where it lies, and what cannot be replayed is refused."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from longspec.atomic_files import read_json, write_json
+from longspec.config import compose
+from longspec.data.pack.arrow_shards import PackedRows
+from longspec.data.replay import TrainedRows, open_replayed
+from longspec.distributed import Ranks
+from longspec.train.micro_batches import StepBatches
+from tests.corpus import Corpus
+from tests.jobs import RECIPE
+
+CPU = torch.device("cpu")
+
+
+def test_rows_are_numbered_through_and_counted_by_their_stages(corpus: Corpus) -> None:
+    own, other = PackedRows(corpus.answers), PackedRows(corpus.packed)
+    rows = TrainedRows(own, {"long": own, "base": other})
+    parts = [own, other, own]  # by the names of the stages
+    assert len(rows) == sum(map(len, parts))
+    number = 0
+    for part in parts:
+        for place in range(len(part)):
+            assert rows[number].input_ids_S.tolist() == part[place].input_ids_S.tolist()
+            assert rows.num_labels_R[number] == part[place].loss_mask_S.sum()
+            number += 1
+    with pytest.raises(IndexError):
+        rows[number]
+    of_all = rows.labels_by_name(np.arange(len(rows)))
+    assert of_all == {"base": other.manifest["labels"], "long": own.manifest["labels"]}
+
+
+def test_trained_tokens_come_in_the_shares_asked_for(corpus: Corpus) -> None:
+    """Rows of answers hold fewer labels than whole texts, and come the more often."""
+    own = PackedRows(corpus.answers)
+    rows = TrainedRows(own, {"base": PackedRows(corpus.packed)})
+    schedule = rows.schedule({"base": 0.4}, 4, 7)
+    seen = np.concatenate([schedule.batch(step) for step in range(3000)])
+    counted = rows.labels_by_name(seen)["base"] / sum(rows.num_labels_R[int(row)] for row in seen)
+    assert counted == pytest.approx(0.4, abs=0.005)
+
+
+def test_rows_packed_otherwise_or_of_another_tokenizer_are_refused(corpus: Corpus, tmp_path: Path) -> None:
+    own = PackedRows(corpus.answers)
+    with pytest.raises(ValueError, match=re.escape(f"{corpus.packed}: collation: packed with base, the stage's own rows with")):
+        open_replayed({"base": corpus.packed}, own)
+    for name in ("rows.arrow", "manifest.json"):
+        (tmp_path / name).write_bytes((corpus.answers.parent / name).read_bytes())
+    copy = tmp_path / "manifest.json"
+    whole = read_json(copy)
+    write_json(copy, whole | {"tokenizer": "u"})
+    with pytest.raises(ValueError, match=re.escape(f"{tmp_path / 'rows.arrow'}: another tokenizer made these rows")):
+        TrainedRows(own, open_replayed({"base": copy}, own))
+    write_json(copy, whole | {"labels": 0})
+    with pytest.raises(ValueError, match=r"no token of it is trained .* leave its stage out of recipe\.data\.replay"):
+        TrainedRows(own, open_replayed({"base": copy}, own)).schedule({"base": 0.5}, 1, 0)
+
+
+def test_ranks_share_a_batch_of_several_sources(corpus: Corpus) -> None:
+    """Together the rows of the schedule, each drawn for by its number, however many ranks there are and whichever has it."""
+    recipe = compose("train", [*RECIPE, "recipe.stage=later", "+recipe.data.replay={base: 0.4}"]).recipe
+    rows = TrainedRows(PackedRows(corpus.packed), {"base": PackedRows(corpus.packed)})
+    whole = StepBatches(rows, recipe, 4, Ranks(0, 0, 1), 400)
+    for step in (0, 5, 1000):
+        (numbers,) = whole.micro_batches(step)
+        alone = whole.load(step, numbers, CPU)
+        for ranks in (2, 4):
+            for rank in range(ranks):
+                share = StepBatches(rows, recipe, 1, Ranks(rank, rank, ranks), 400)
+                for row in np.concatenate(share.micro_batches(step)):
+                    found, place = share.load(step, np.array([row]), CPU), numbers.tolist().index(row)
+                    assert torch.equal(found.position_ids[0], alone.position_ids[place])
+                    assert torch.equal(found.labels[0], alone.labels[place])
+                    assert found.draws["lag"][0] == alone.draws["lag"][place]

@@ -1,0 +1,80 @@
+"""The schedule of a stage that replays others: shares, passes over each source, and that a step needs none before it."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from longspec.data.schedule import Schedule, chances
+
+SOURCES = st.lists(st.tuples(st.integers(1, 60), st.floats(0.01, 1)), min_size=1, max_size=4)
+
+
+@given(sources=SOURCES, size=st.integers(1, 20), seed=st.integers(0, 2**63 - 1), first=st.integers(0, 10**6))
+def test_every_source_keeps_to_its_chance_and_is_used_up_before_it_repeats(
+    sources: list[tuple[int, float]], size: int, seed: int, first: int
+) -> None:
+    """Counted row by row over stretches of steps, against the plain definition."""
+    num_rows = [size + sources[0][0], *(rows for rows, _ in sources[1:])]
+    weights = [weight for _, weight in sources]
+    wanted = [weight / sum(weights) for weight in weights]
+    schedule, edges = Schedule(num_rows, wanted, size, seed), np.cumsum([0, *num_rows])
+    for step in (0, first):
+        taken = [schedule.taken(step * size), schedule.taken((step + 1) * size)]
+        rows = schedule.batch(step)
+        assert len(rows) == size
+        found = Counter(np.searchsorted(edges, rows, side="right") - 1)
+        assert [found[source] for source in range(len(num_rows))] == [b - a for a, b in zip(*taken, strict=True)]
+        for counts, total in zip(taken, (step * size, (step + 1) * size), strict=True):
+            assert sum(counts) == total
+            assert all(abs(count - chance * total) <= 2 for count, chance in zip(counts, wanted, strict=True))
+    in_order = np.concatenate([schedule.batch(step) for step in range(60)])
+    for source, rows in enumerate(num_rows):
+        own = in_order[(in_order >= edges[source]) & (in_order < edges[source + 1])].tolist()
+        whole = rows if source else rows // size * size
+        for start in range(0, len(own), whole):
+            assert len(set(own[start : start + whole])) == len(own[start : start + whole])
+    other = Schedule(num_rows, wanted, size, seed)
+    assert other.batch(first).tolist() == schedule.batch(first).tolist()
+
+
+@given(rows=st.integers(1, 200), size=st.integers(1, 16), epochs=st.integers(1, 5), share=st.floats(0.01, 0.99))
+def test_steps_pass_over_the_own_rows_so_many_times(rows: int, size: int, epochs: int, share: float) -> None:
+    rows += size
+    schedule = Schedule([rows, 50], [1 - share, share], size, 3)
+    own, steps = rows // size * size * epochs, schedule.steps(epochs)
+    assert schedule.taken(steps * size)[0] <= own < schedule.taken((steps + 1) * size)[0]
+
+
+def test_shares_are_of_trained_tokens() -> None:
+    """Rows of which an eighth is trained come eight times as often as full ones for the same share."""
+    wanted = chances([100, 10], [100 * 64, 10 * 8], [0.5, 0.5])
+    assert wanted == pytest.approx([1 / 9, 8 / 9])
+    rows = np.concatenate([Schedule([100, 10], wanted, 4, 0).batch(step) for step in range(900)])
+    trained = np.where(rows < 100, 64, 8)
+    assert trained[rows >= 100].sum() / trained.sum() == pytest.approx(0.5, abs=0.002)
+
+
+def test_the_second_pass_has_another_order_than_the_first_and_than_another_source() -> None:
+    schedule = Schedule([40, 40], [0.5, 0.5], 4, 0)
+    rows = np.concatenate([schedule.batch(step) for step in range(40)])
+    own, other = rows[rows < 40], rows[rows >= 40] - 40
+    assert own[:40].tolist() != own[40:].tolist()
+    assert other[:40].tolist() != other[40:].tolist()
+    assert own[:40].tolist() != other[:40].tolist()
+
+
+def test_the_rows_are_pinned() -> None:
+    """A resumed run must meet the rows of the run it continues, also after an upgrade of numpy."""
+    schedule = Schedule([10, 6, 3], [0.5, 0.3, 0.2], 5, 42)
+    assert [schedule.batch(step).tolist() for step in (0, 1, 7)] == PINNED
+
+
+PINNED = [[4, 8, 1, 15, 18], [9, 3, 14, 12, 17], [4, 7, 12, 14, 18]]
+
+
+def test_own_rows_that_fill_no_batch_are_refused() -> None:
+    with pytest.raises(ValueError, match="global_batch: 8 rows in a step do not fit 5"):
+        Schedule([5, 100], [0.5, 0.5], 8, 0)

@@ -1,0 +1,105 @@
+"""Run by torchrun: what is decoded with a target that is split over the ranks, and what drafts read of it.
+
+Arguments: a folder for the results, what the ranks' random numbers differ by, and folders of targets.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from longspec.answers.decoding import decode
+from longspec.chain_length import ChainAcceptance, TreeAcceptance
+from longspec.decode.autoregressive import decode_plain
+from longspec.decode.drafters import LookupDrafter
+from longspec.decode.generate import generate
+from longspec.decode.prefill import prefill
+from longspec.decode.sampling import Sampler
+from longspec.decode.speculate import speculate
+from longspec.distributed import end_at_once, find_ranks
+from longspec.models.target import load_target
+from longspec.models.target_config import read_target_config
+from longspec.models.tensor_parallel import split_over
+from longspec.process_group import join
+from longspec.states.forward import STATES_ATTENTION, TargetStates
+from tests.decode.models import METHODS, make_drafter
+
+PROMPTS = [[3, 1, 4, 1, 5, 9, 2], [6, 5, 3], [8, 9, 7, 9, 3, 2, 3, 8, 4]]
+SHAPES = (4, (2, 3, 2))
+NEW = 12
+
+
+def generator(seed: int = 11) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def texts(target: Any, apart: int = 0, shapes: tuple[Any, ...] = SHAPES) -> dict[str, Any]:
+    """Texts by every way to decode, and how much was accepted. apart: what this rank's random numbers differ by."""
+    found: dict[str, Any] = {}
+    for method in METHODS:
+        torch.manual_seed(5)
+        drafter = make_drafter(method, target, ids=(0, 2, 3, 4, 5, 7, 8, 9) if method == "glide" else None)
+        start = prefill(target, PROMPTS, 8, drafter.reads)
+        for shape in shapes:
+            for temperature in (0.0, 0.9):
+                for name, given in (("prompts", PROMPTS), ("prefilled", start)):
+                    options = {"shape": shape, "temperature": temperature, "eos": 10, "max_new_tokens": NEW}
+                    decoded = speculate(target, drafter, given, **options, generator=generator(11 + apart))
+                    key = f"{method} {shape} {temperature} {name}"
+                    found[key] = [(row.ids, row.accepted) for row in decoded.rows]
+        drafter.acceptance = (ChainAcceptance(0.0, ((9, 10), (8, 9), (7, 8))), TreeAcceptance(0.0, (2, 3), 30, 10))
+        generated = generate(target, torch.tensor(PROMPTS[:1]), draft=drafter, max_new_tokens=NEW, do_sample=False)
+        found[f"{method} generate"] = generated.tolist()  # in the shape that costs least, by times that each rank took itself
+    start = prefill(target, PROMPTS[:1])
+    sampler = Sampler(0.9, generator=generator(11 + apart))
+    found["plain"] = decode_plain(target, start, NEW, None, sampler).ids
+    samplers = [Sampler(0.9, generator=generator(row + apart)) for row in range(len(PROMPTS))]
+    found["answers"] = decode(target, PROMPTS, NEW, [10], samplers)
+    return found
+
+
+def states(path: str, ranks: int) -> dict[str, torch.Tensor]:
+    """What drafts read of a forward over whole rows, whole and in chunks, and the head."""
+    split = None if ranks == 1 else split_over(ranks)
+    target = load_target(path, read_target_config(path), torch.float64, STATES_ATTENTION, split)
+    last = target.config.num_hidden_layers - 1
+    names = [f"keys.{last}", f"values.{last}", "hidden.1", "final"]
+    ids_BS = torch.tensor([PROMPTS[0], PROMPTS[2][:7]])
+    positions_BS = torch.arange(7).expand(2, -1)
+    found = {}
+    for chunk in (None, 3):
+        of = TargetStates(target, chunk)
+        for wanted in (names, names[:1]):
+            told = of(ids_BS, positions_BS, None, wanted)
+            found |= {f"{name} {chunk} {len(wanted)}": tensor for name, tensor in told.items()}
+    return found | {"head": of.head_weight}
+
+
+def refusal(target: Any, rank: int) -> str:
+    """What is said where each rank is asked for another text."""
+    try:
+        speculate(target, LookupDrafter(), [[3, rank]], max_new_tokens=2)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def main(folder: str, apart: int, paths: list[str]) -> None:
+    """Of several targets trees alone are decoded."""
+    ranks, told, read = find_ranks(), {}, {}
+    join(ranks, timeout_minutes=2)
+    for path in paths:
+        target = load_target(path, read_target_config(path), torch.float64, split=split_over(ranks.world_size))
+        own = sum(parameter.to_local().numel() for parameter in target.parameters() if hasattr(parameter, "to_local"))
+        found = texts(target, apart * ranks.rank, SHAPES if len(paths) == 1 else SHAPES[1:])
+        told[path] = {"texts": found, "split": own, "refusal": refusal(target, ranks.rank)}
+        read[path] = states(path, ranks.world_size)
+    Path(folder, f"{ranks.rank}.json").write_text(json.dumps(told))
+    torch.save(read, Path(folder, f"{ranks.rank}.pt"))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])
+    end_at_once(0)

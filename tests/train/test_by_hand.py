@@ -1,0 +1,102 @@
+"""The published progression by hand: experiments by their names, each of which begins with the draft of the one before."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from longspec.atomic_files import read_json, sha256_file, write_json
+from longspec.config import compose
+from longspec.data import tokenize
+from longspec.data.pack import packing
+from longspec.distributed import Ranks
+from longspec.train.arguments import read_job
+from tests.corpus import Corpus, questions, write_raw
+from tests.jobs import finish, start
+
+ONE = Ranks(0, 0, 1)
+LENGTH = 48
+BASE = "qwq_glide_8gpu_slim6b_sinkpi-slicing"
+LONG = f"{BASE}_longv2-32k-zero3_5e-6-ligce-nomask"
+SMALL = [f"recipe.data.sequence_length={LENGTH}", "recipe.global_batch=4", "recipe.steps=2", "recipe.optimizer.lr=1e-2"]
+ROWS = [("slimpajama", "base", "split"), ("long-data", "long-nomask", "truncate"), ("longcot", "longcot", "truncate")]
+
+
+def command(root: Path, name: str, *more: str) -> list[str]:
+    return ["-cp", str(root / "config/exp"), "-cn", name, *SMALL, *more]
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, target: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, with target and rows where the workflow leaves them."""
+    shutil.copytree(target.parent / "target", tmp_path / "models/qwq-32b/target")
+    for path in corpus.tokenizer.parent.glob("tokenizer/*"):
+        shutil.copy(path, tmp_path / "models/qwq-32b/target")
+    write_json(
+        tmp_path / "models/qwq-32b/target_manifest.json", {"path": "models/qwq-32b/target", "source": "test", "files": {}}
+    )
+    shard = tmp_path / "tokens/000.json"
+    tokenize.make(write_raw(tmp_path / "raw", questions(60)), corpus.tokenizer, 0, 1, shard)
+    for dataset, collation, overlong in ROWS:
+        packed = tmp_path / f"data/packed/qwq-32b/{dataset}-{collation}-{LENGTH}-{overlong}/manifest.json"
+        packing.make([shard], LENGTH, collation, overlong, packed)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_each_stage_finds_the_draft_of_the_one_before_and_no_path_is_typed(workplace: Path, root: Path) -> None:
+    for name, stage in ((BASE, "base"), (LONG, "long")):
+        out = workplace / "results" / name
+        text, code = finish(start([sys.executable, "-m", "longspec.train", *command(root, name)], out))
+        assert code == 0, text
+        draft = out / "draft"
+        sections = yaml.safe_load((draft / "training_config.yaml").read_text())
+        assert sections == {stage: {each: yaml.safe_load((out / f"{each}.yaml").read_text()) for each in ("recipe", "runtime")}}
+        assert (draft / "tokenizer.json").read_bytes() == (workplace / "models/qwq-32b/target/tokenizer.json").read_bytes()
+    begun = [read_json(workplace / "results" / name / "checkpoint.json")["identity"]["init_weights"] for name in (BASE, LONG)]
+    assert begun == [None, sha256_file(workplace / "results" / BASE / "draft/model.safetensors")]
+
+
+def test_every_published_experiment_begins_where_another_ends(root: Path) -> None:
+    """The stage before it, in the same variant; of stage 3 straight after stage 1 that is stage 1."""
+    known = {path.stem: compose(path.stem, [], root / "config/exp") for path in (root / "config/exp").glob("qwq*.yaml")}
+    ends = {f"{config.files.out}/draft/model.safetensors": name for name, config in known.items()}
+    assert len(ends) == len(known) == 7
+    for name, config in known.items():
+        assert config.recipe.draft.loss == "hard"
+        assert config.runtime.extract_at_end
+        if config.recipe.stage == "base":
+            assert config.files.init_weights is None
+            continue
+        before = known[ends[config.files.init_weights]]
+        assert name.startswith(ends[config.files.init_weights])
+        assert before.recipe.draft == config.recipe.draft
+
+
+def test_without_the_draft_before_it_the_error_says_how_it_is_made(workplace: Path, root: Path) -> None:
+    told = rf"results/{BASE}/draft/model\.safetensors: no such draft .*extract results/{BASE}/checkpoint\.json$"
+    with pytest.raises(ValueError, match=told):
+        read_job(command(root, LONG), ONE)
+
+
+def test_the_whole_configuration_is_shown(root: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as end:
+        read_job(command(root, LONG, "--cfg", "job", f"files.out={tmp_path}/out"), ONE)
+    assert end.value.code == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert (shown["recipe"]["stage"], shown["recipe"]["data"]["sequence_length"], shown["recipe"]["draft"]["loss"]) == (
+        "long",
+        LENGTH,
+        "hard",
+    )
+    assert shown["files"]["target"] == "models/qwq-32b/target_manifest.json"
+    assert not (tmp_path / "out").exists()
+
+
+def test_hydras_multirun_is_refused_with_a_loop(root: Path) -> None:
+    for option in ("--multirun", "-m"):
+        with pytest.raises(ValueError, match=r"^--multirun: .* for seed in 1 2; do python -m longspec\.train .*; done$"):
+            read_job(command(root, BASE, option, "recipe.seed=1,2"), ONE)

@@ -1,0 +1,96 @@
+"""Replayed stages in the plan and in the graph: who reads what, what is refused, and that other runs plan as before."""
+
+from pathlib import Path
+
+import pytest
+
+from longspec.config import CONFIG_DIR, compose_stage, to_yaml
+from longspec.workflow.states import StatesPlan
+from tests.workflow.planning import Settings, Workflow, copy_to
+
+RUN = ("demo", "sinkpi-slicing")
+PACKED = "data/packed/demo/{}-longcot-2048-split/manifest.json"
+
+
+def stage_file(folder: Path, shares: str) -> None:
+    """A third stage of its own that replays."""
+    (folder / "config/run_stage/demo_longcot.yaml").write_text(
+        "# @package _global_\nrecipe:\n  data: {name: puzzles, sequence_length: 2048, overlong: split, "
+        f"replay: {shares}}}\n  global_batch: 2\n  steps: 80\nruntime: {{held_out_every: 80}}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("shares", "message"),
+    [
+        ("{basis: 0.2}", r"recipe\.data\.replay\.basis: the run has no such stage; .* did you mean 'base'\?"),
+        ("{longcot: 0.2}", r"recipe\.data\.replay\.longcot: is this stage itself; name earlier stages"),
+        ("{base: 1}", r"recipe\.data\.replay\.base: must be a number above 0 to below 1, is 1"),
+        ("{base: -0.1}", r"recipe\.data\.replay\.base: must be a number above 0 to below 1, is -0\.1"),
+        ("{base: 0.5, long: 0.5}", r"recipe\.data\.replay: the shares of base, long are 1 together; leave some"),
+        ("{base: much}", r"recipe\.data\.replay\.base: Value 'much' .* could not be converted to Float"),
+        ("0.3", r"recipe\.data\.replay: "),
+    ],
+)
+def test_what_cannot_be_replayed_dies_at_the_plan(settings: Settings, shares: str, message: str) -> None:
+    stage_file(settings.folder, shares)
+    with pytest.raises(ValueError, match=message):
+        settings.plan()
+
+
+def test_a_later_stage_is_refused(settings: Settings) -> None:
+    path = settings.folder / "config/run_stage/demo_base.yaml"
+    path.write_text(path.read_text().replace("sequence_length: 512}", "sequence_length: 512, replay: {long: 0.1}}"))
+    with pytest.raises(ValueError, match=r"stage 'base': recipe\.data\.replay\.long: comes later in the run"):
+        settings.plan()
+
+
+def test_earlier_data_are_packed_like_the_stages_own(settings: Settings) -> None:
+    before = settings.plan()
+    assert before.replayed_rows(*RUN, "longcot") == before.replay_options(*RUN, "longcot", []) == []
+    assert before.trained_rows("demo") == before.all_rows("demo")
+    stage_file(settings.folder, "{long: 0.2, base: 0.3}")
+    plan = settings.plan()
+    replayed = [PACKED.format("stdlib"), PACKED.format("stdlib-long")]
+    assert plan.replayed_rows(*RUN, "longcot") == replayed
+    named = [f"base={replayed[0]}", f"long={replayed[1]}"]
+    assert plan.replay_options(*RUN, "longcot", replayed) == ["--replay", *named]
+    assert plan.replayed_rows(*RUN, "long") == []
+    assert plan.trained_rows("demo") == sorted([*plan.all_rows("demo"), *replayed])
+
+
+def test_the_default_is_not_written_into_the_frozen_recipe() -> None:
+    """So that no finished stage is trained again."""
+    assert "replay" not in to_yaml(compose_stage("demo", "sinkpi-slicing", "longcot", CONFIG_DIR).recipe)
+
+
+def test_states_of_replayed_rows_are_stored_read_and_removed_with_the_stages_own(settings: Settings) -> None:
+    run = ("demo-offline", "sinkpi-slicing", "longcot")
+    stage_file(settings.folder, "{long: 0.2, base: 0.3}")
+    states = StatesPlan(settings.plan(runs=["demo-offline"]))
+    folders = {names[1]: f"data/states/{'/'.join(names)}" for names, stages in states.readers.items() if run in stages}
+    own, base, long = (folders[f"{name}-longcot-2048-split"] for name in ("puzzles", "stdlib", "stdlib-long"))
+    contents = states.contents("/".join(run))
+    assert contents == [f"{folder}/contents.json" for folder in (own, f"{own}/held-out-1", base, long)]
+    assert states.options(*run, ["states.json"]) == [
+        "--states", f"{own}/manifest.json", "--held-out-states", f"{own}/held-out-1/manifest.json",
+        "--replay-states", f"base={base}/manifest.json", f"long={long}/manifest.json",
+    ]  # fmt: skip
+    assert states.removal_options(*run, "checkpoint.json") == ["--folder", own, base, long, "--reader", "_".join(run)]
+    names = tuple(base.split("/")[2:])
+    assert len(states.shards(*names)) == 2
+
+
+@pytest.fixture
+def copy(tmp_path: Path, root: Path) -> Workflow:
+    return copy_to(tmp_path, root)
+
+
+def test_the_stage_waits_for_its_replayed_rows_and_is_told_of_them(copy: Workflow) -> None:
+    stage_file(copy.folder, "{long: 0.2, base: 0.3}")
+    plan = copy.plan()
+    packs = [path for path, job in plan.items() if job["rule"] == "pack"]
+    assert {PACKED.format("stdlib"), PACKED.format("stdlib-long")} <= set(packs)
+    train = plan["results/demo/sinkpi-slicing/longcot/checkpoint.json"]["command"]
+    assert f"--replay base={PACKED.format('stdlib')} long={PACKED.format('stdlib-long')} " in train
+    assert "--replay" not in plan["results/demo/sinkpi-slicing/long/checkpoint.json"]["command"]
