@@ -26,6 +26,7 @@ one. Kept in benchmarks/results/offline_states_{name}.json.
 """
 
 import argparse
+import itertools
 import shutil
 import sys
 import time
@@ -34,6 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -54,6 +56,7 @@ from longspec.states.stored.reader import StoredRows
 from longspec.states.stored.rows import TrainingRows
 from longspec.states.stored.stored_states import StoredStates
 from longspec.train.micro_batches import StepBatches
+from longspec.train.read_ahead import ReadAhead
 
 BUILDING, STEP, EPOCHS = 0.85, 1.3, 0.75
 ONE = Ranks(0, 0, 1)
@@ -62,6 +65,14 @@ METHODS = {
     "glide": ["run=demo", "stage=long", "recipe.draft.anchors=off"],
     "eagle3": ["run=demo-eagle3", "stage=long", "recipe.method.vocabulary_from=null"],
 }
+
+
+class RowByRow(StepBatches):
+    """Step r trains row r."""
+
+    def micro_batches(self, step: int) -> list[np.ndarray]:
+        """The row's number."""
+        return [np.array([step])]
 
 
 @dataclass
@@ -77,7 +88,7 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.computation = self.job.computation(ONE)
-        self.batches = StepBatches(TrainedRows(self.source.packed), self.job.recipe, 1, ONE, position_limit(self.job.config))
+        self.batches = RowByRow(TrainedRows(self.source.packed), self.job.recipe, 1, ONE, position_limit(self.job.config))
 
     def trainer(self, states: Any) -> Any:
         """A fresh draft beside states."""
@@ -103,15 +114,13 @@ class Bench:
         )
 
     def steps(self, trainer: Any) -> Callable[[], None]:
-        """A training step of each row, from the trainer's states, which are read ahead where they are stored."""
+        """A training step of each row, which is read ahead, as the trainer's states are where they are stored."""
         optimizer = torch.optim.AdamW(trainer.parameters(), lr=1e-5, fused=True)
+        reader = ReadAhead(self.batches, trainer.states, itertools.cycle(self.rows), self.device)
 
         def run() -> None:
-            for row in self.rows:
-                batch = self.batches.load(row, torch.tensor([row]).numpy(), self.device)
-                trainer.states.prefetch([row])
-                trainer.states.prefetch([row + 1 if row + 1 in self.rows else self.rows.start])
-                trainer(**batch.arguments, num_labels=2048).loss.backward()
+            for _ in self.rows:
+                trainer(**reader.take().arguments, num_labels=2048).loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
             self.wait()
@@ -131,7 +140,7 @@ class InMemory(torch.nn.Module):
         super().__init__()
         self.states, self.found = states, {}
         for row in bench.rows:
-            batch = bench.batches.load(row, torch.tensor([row]).numpy(), bench.device)
+            batch = bench.batches.load(row, np.array([row])).to(bench.device)
             self.found[row] = states(batch.input_ids, batch.position_ids, batch.document_ids, [], batch.row_numbers)
 
     def __getattr__(self, name: str) -> Any:

@@ -78,7 +78,7 @@ def train(trainer: DraftTrainer, recipe: Any, batches: StepBatches, steps: int) 
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = adam.lr * learning_rate_factor(step, steps, warmup)
-        batch = batches.load(step, batches.row_numbers(step), torch.device("cpu"))
+        batch = batches.load(step, batches.row_numbers(step))
         optimizer.zero_grad()
         trainer(**batch.arguments, num_labels=batches.num_labels(step)).loss.backward()
         torch.nn.utils.clip_grad_norm_(trainer.parameters(), adam.clip)

@@ -21,7 +21,7 @@ STAGE = "results/demo/sinkpi-slicing/longcot"
 STOPPED_AFTER, REPEATS = 40, 5  # steps, resumed starts
 BEGAN = "LONGSPEC_BENCHMARK_BEGAN"
 # Parts of a start: functions of the trainer, by the name under which their times are added up.
-DATA, IMPORTS = "open the data, read the first batch", "imports"
+DATA, IMPORTS = "open the data, wait for the first batch", "imports"
 PARTS = {
     "boot": "process group",
     "open_rows": DATA,
@@ -63,7 +63,7 @@ def resume() -> None:
     for name, part in PARTS.items():
         owner = trainer.save_load if name == "load" else trainer
         setattr(owner, name, timed(part, getattr(owner, name)))
-    trainer.StepBatches.load = timed(DATA, trainer.StepBatches.load)  # type: ignore[method-assign]
+    trainer.ReadAhead.take = timed(DATA, trainer.ReadAhead.take)  # type: ignore[method-assign]
     trainer.train_step = first_step  # type: ignore[assignment]
     trainer.main()
 

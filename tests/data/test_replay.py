@@ -16,8 +16,6 @@ from longspec.train.micro_batches import StepBatches
 from tests.corpus import Corpus
 from tests.jobs import RECIPE
 
-CPU = torch.device("cpu")
-
 
 def test_rows_are_numbered_through_and_counted_by_their_stages(corpus: Corpus) -> None:
     own, other = PackedRows(corpus.answers), PackedRows(corpus.packed)
@@ -69,12 +67,12 @@ def test_ranks_share_a_batch_of_several_sources(corpus: Corpus) -> None:
     whole = StepBatches(rows, recipe, 4, Ranks(0, 0, 1), 400)
     for step in (0, 5, 1000):
         (numbers,) = whole.micro_batches(step)
-        alone = whole.load(step, numbers, CPU)
+        alone = whole.load(step, numbers)
         for ranks in (2, 4):
             for rank in range(ranks):
                 share = StepBatches(rows, recipe, 1, Ranks(rank, rank, ranks), 400)
                 for row in np.concatenate(share.micro_batches(step)):
-                    found, place = share.load(step, np.array([row]), CPU), numbers.tolist().index(row)
+                    found, place = share.load(step, np.array([row])), numbers.tolist().index(row)
                     assert torch.equal(found.position_ids[0], alone.position_ids[place])
                     assert torch.equal(found.labels[0], alone.labels[place])
                     assert found.draws["lag"][0] == alone.draws["lag"][place]

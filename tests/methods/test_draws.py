@@ -1,7 +1,6 @@
 """Random draws: a function of (seed, step, row), with the published ranges."""
 
 import numpy as np
-import torch
 from omegaconf import OmegaConf
 
 from longspec.config import Recipe
@@ -62,7 +61,7 @@ def test_a_row_draws_the_same_on_any_rank_and_in_any_micro_batch(corpus: Corpus)
         for rank in range(world_size):
             batches = StepBatches(TrainedRows(rows), recipe, micro_batch, Ranks(rank, rank, world_size), 40960)
             for numbers in batches.micro_batches(step):
-                batch = batches.load(step, numbers, torch.device("cpu"))
+                batch = batches.load(step, numbers)
                 assert batch.row_numbers.tolist() == numbers.tolist()
                 for place, number in enumerate(numbers):
                     found[int(number)] = (batch.position_ids[place].tolist(), int(batch.arguments["lag"][place]))

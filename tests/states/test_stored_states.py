@@ -69,7 +69,7 @@ def results(stored: Stored, trainer: Any, *, micro_batch: int = 2, steps: int = 
     rows, recipe = PackedRows(stored.data), stored.config.recipe
     batches, found = StepBatches(TrainedRows(rows), recipe, micro_batch, ONE, 400), []
     for step in range(steps):
-        batch = batches.load(step, batches.micro_batches(step)[0], CPU)
+        batch = batches.load(step, batches.micro_batches(step)[0])
         output = trainer(**batch.arguments, num_labels=100, **more)
         gradients = torch.autograd.grad(output.loss, list(trainer.draft_model.parameters()))
         flat = torch.cat([gradient.flatten() for gradient in gradients])
@@ -241,10 +241,8 @@ def test_damage_is_named_where_it_is_read(tmp_path: Path, sources: Sources) -> N
     for damaged, told in ((bytes(len(content)), "torn, or its checksum differs"), (content[:3000], "torn, or its checksum")):
         path.write_bytes(damaged)
         for ahead in (True, False):
-            if ahead:
-                states.prefetch([2])
             with pytest.raises(ValueError, match=rf"{path}: row 2: [\w.]+: {told}.*; build it again.*: build --shard 0"):
-                states(*arguments)
+                states.prefetch([2]) if ahead else states(*arguments)
     path.unlink()
     with pytest.raises(ValueError, match=rf"{path}: is missing; build it again"):
         states(*arguments)

@@ -89,6 +89,7 @@ def test_a_rows_numbers(corpus: Corpus) -> None:
     assert row["tokens_per_second"] == 400.0
     assert row["expected_tokens"] == expected_tokens(0.5, recipe.draft.lag)
     assert tuple(row["phases"]) == PHASES
+    assert row["data_seconds"] == row["phases"][DATA]
     assert row["peak_rss_bytes"] > 2**20
 
 

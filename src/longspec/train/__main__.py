@@ -47,6 +47,7 @@ from longspec.train.metrics import Metrics, whole_lines
 from longspec.train.micro_batches import StepBatches
 from longspec.train.names import CHECKPOINTS
 from longspec.train.phases import DATA, DRAFT, HELD_OUT, OPTIMIZER, OTHER, SAVE
+from longspec.train.read_ahead import ReadAhead
 from longspec.train.setup import build_trainer, identity_of, open_rows, open_stored, read_vocabulary, total_steps
 from longspec.train.throughput import Meter
 from longspec.train.tracking import Trackers, chosen
@@ -63,25 +64,24 @@ def reduced_sums(values: list[torch.Tensor], device: torch.device) -> list[float
 
 
 def train_step(
-    engine: Any, batches: StepBatches, step: int, accumulation: int, life: Lifetime, meter: Meter, skips: SkippedSteps
+    engine: Any, reader: ReadAhead, step: int, accumulation: int, life: Lifetime, meter: Meter, skips: SkippedSteps
 ) -> dict[str, Any] | None:
     """One optimizer step over this rank's share of the global batch; losses are means over the global batch's labels.
 
     What was not asked for (runtime.log_target_loss) or not measured is None.
     None when the job is to stop: the partial accumulation is dropped, and nothing has changed since the step before.
     """
-    num_labels, phases = max(1, batches.num_labels(step)), meter.phases  # answers may all lie in other rows
+    batches, phases = reader.batches, meter.phases
+    num_labels = max(1, batches.num_labels(step))  # answers may all lie in other rows
     sums = [torch.zeros((), device=engine.device) for _ in range(3)]
     counts: dict[str, torch.Tensor] = {}
     losses, skipped = [], engine.skipped_steps
     measured = measures_target(batches.recipe, meter.runtime)
-    for place, row_numbers in enumerate(batches.micro_batches(step)):
+    for _ in range(accumulation):
         if life.must_stop():
             return None
         phases.now(DATA)
-        batch = batches.load(step, row_numbers, engine.device)
-        meter.states.prefetch(row_numbers)
-        meter.states.prefetch(batches.next_micro_batch(step, place))
+        batch = reader.take()
         labels = (batch.labels[:, 1:] != NO_LABEL).sum()
         output = engine(**batch.arguments, num_labels=num_labels, with_llm_loss=measured)
         phases.now(DRAFT)  # still; a mark for the watchdog: in the backward ranks wait for each other
@@ -89,7 +89,7 @@ def train_step(
         engine.backward(output.loss * (accumulation * batches.ranks.replicas))
         phases.now(OPTIMIZER)
         engine.step()
-        losses.append((row_numbers, output.loss.detach()))
+        losses.append((batch.row_numbers, output.loss.detach()))
         sums[0] += output.loss.detach()
         for total, mean in zip(sums[1:], (output.llm_loss, output.agreement), strict=True):
             if mean is not None:
@@ -160,11 +160,11 @@ def train(job: Job, ranks: Ranks, device: torch.device, life: Lifetime) -> None:
     bar = tqdm(total=steps, initial=step, disable=not (ranks.is_main and sys.stderr.isatty()))
     skips = SkippedSteps(job.out / "skipped.jsonl", ranks, job.runtime.max_skipped_in_a_row, life)
     saved = step
-    with trackers:
+    with trackers, ReadAhead(batches, trainer.states, range(step, steps), device) as reader:
         while step < steps:
             began = time.perf_counter()
             lr = engine.get_lr()[0]
-            numbers = train_step(engine, batches, step, accumulation, life, meter, skips)
+            numbers = train_step(engine, reader, step, accumulation, life, meter, skips)
             if numbers is not None:
                 step += 1
                 tokens_seen += int(numbers["tokens"])

@@ -73,7 +73,7 @@ class HeldOut:
         if number >= len(self.rows) or place in self.left_out:
             is_label_1S = torch.zeros_like(is_label_1S)
         labels_1S = input_ids_1S.masked_fill(~is_label_1S, NO_LABEL)
-        numbers_1 = torch.tensor([held_out_number(place)], device=engine.device)
+        numbers_1 = torch.tensor([held_out_number(place)])
         output = engine(input_ids=input_ids_1S, labels=labels_1S, row_numbers=numbers_1, **self.arguments)
         count = is_label_1S.sum()
         return torch.cat([output.agreement, output.loss[:1], torch.ones_like(output.loss[:1])]).float() * count

@@ -1,8 +1,8 @@
 """One rank's share of each optimizer step's global batch, as tensors."""
 
-from collections.abc import Collection
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -17,7 +17,10 @@ from longspec.models.inputs import NO_LABEL
 
 @dataclass
 class MicroBatch:
-    """Arguments of one forward: int64 tensors [B, S], the rows' numbers [B], and what the method draws for them."""
+    """Arguments of one forward: int64 tensors [B, S], the rows' numbers [B], and what the method draws for them.
+
+    The numbers stay on the host: they find stored states, and asking a GPU for them would wait for all that it has to do.
+    """
 
     input_ids: Tensor
     labels: Tensor
@@ -31,6 +34,20 @@ class MicroBatch:
         """The tensors and draws as arguments by name."""
         own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "draws"}
         return own | self.draws
+
+    def pinned(self) -> Self:
+        """With the tensors in pinned memory, from which a GPU copies by itself."""
+        return self._each(Tensor.pin_memory)
+
+    def to(self, device: torch.device) -> Self:
+        """With the tensors on a device; nothing waits for a copy from pinned memory."""
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        def changed(values: dict[str, Any]) -> dict[str, Any]:
+            return {name: change(value) if isinstance(value, Tensor) else value for name, value in values.items()}
+
+        return replace(self, **changed(vars(self)) | {"row_numbers": self.row_numbers, "draws": changed(self.draws)})
 
 
 class StepBatches:
@@ -77,20 +94,15 @@ class StepBatches:
         share = self.row_numbers(step)[self.ranks.replica :: self.ranks.replicas]
         return [share[start : start + self.micro_batch] for start in range(0, len(share), self.micro_batch)]
 
-    def next_micro_batch(self, step: int, place: int) -> np.ndarray:
-        """Row numbers of the micro batch after that of this place in a step, which may be the next step's first."""
-        later = self.micro_batches(step)[place + 1 :]
-        return (later or self.micro_batches(step + 1))[0]
-
-    def load(self, step: int, row_numbers: np.ndarray, device: torch.device) -> MicroBatch:
-        """Read rows and make their random draws, which depend on (seed, step, row) alone."""
+    def load(self, step: int, row_numbers: np.ndarray) -> MicroBatch:
+        """Read rows to the host and make their random draws, which depend on (seed, step, row) alone."""
         numbers = [int(number) for number in row_numbers]
         rows = [self.rows[number] for number in numbers]
         plain = [(number, row.position_ids_S) for number, row in zip(numbers, rows, strict=True)]
         positions, draws = self.method.draws(self.settings, self.recipe.seed, step, plain, self.target_positions)
 
         def tensor(arrays: list[np.ndarray]) -> Tensor:
-            return torch.from_numpy(np.stack(arrays).astype(np.int64)).to(device)
+            return torch.from_numpy(np.stack(arrays).astype(np.int64))
 
         # Trailing padding needs no mask: causality hides it from every token before it.
         packed = any(row.document_ids_S.max() > 0 for row in rows)
@@ -103,6 +115,6 @@ class StepBatches:
             labels=tensor(labels),
             position_ids=tensor(positions),
             document_ids=tensor([row.document_ids_S for row in rows]) if packed else None,
-            row_numbers=torch.tensor(numbers, device=device),
-            draws={name: value.to(device) if isinstance(value, Tensor) else value for name, value in draws.items()},
+            row_numbers=torch.tensor(numbers),
+            draws=draws,
         )

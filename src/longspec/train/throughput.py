@@ -11,7 +11,7 @@ from longspec.methods import measures_target
 from longspec.train.estimate import flops
 from longspec.train.lifetime.lifetime import Unwatched
 from longspec.train.micro_batches import StepBatches
-from longspec.train.phases import Phases
+from longspec.train.phases import DATA, Phases
 
 
 def expected_tokens(agreement: float | None, drafted: int) -> float | None:
@@ -70,14 +70,15 @@ class Meter:
         """Numbers to be added to a step's row, which holds step (counted from 1), tokens, seconds and agreement; for rank 0.
 
         `flops` and `mfu` count the model's own operations; `phases` are seconds of this rank since the row before, so a
-        save shows in the row after it.
+        save shows in the row after it. `data_seconds`: of them, those in which batches were waited for.
         """
-        operations = self.operations(row["step"] - 1).total
+        operations, phases = self.operations(row["step"] - 1).total, self.phases.take()
         return {
             "tokens_per_second": row["tokens"] / row["seconds"],
             "flops": operations,
             "mfu": operations / row["seconds"] / self.peak,
             "expected_tokens": expected_tokens(row["agreement"], self.batches.method.drafted_steps(self.batches.settings)),
             **peak_memory(self.device),
-            "phases": self.phases.take(),
+            "data_seconds": phases[DATA],
+            "phases": phases,
         }

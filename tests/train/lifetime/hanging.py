@@ -1,4 +1,4 @@
-"""The trainer with one rank whose main thread hangs: `python -m tests.train.lifetime.hanging RANK PLACE OPTIONS`."""
+"""The trainer with one rank that hangs in a place: `python -m tests.train.lifetime.hanging RANK PLACE OPTIONS`."""
 
 import sys
 import threading

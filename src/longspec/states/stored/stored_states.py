@@ -4,7 +4,6 @@ Shapes: B rows, S tokens.
 """
 
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -54,8 +53,7 @@ class StoredStates(FrozenTarget):
     ) -> None:
         super().__init__(load_without_layers(path, config, dtype))
         self.config, self.attention, self.rows, self.held_out = config, attention, rows, held_out
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="stored states")
-        self._coming: dict[tuple[int, ...], Future[dict[str, Tensor]]] = {}
+        self._ahead: dict[tuple[int, ...], dict[str, Tensor]] = {}
 
     def gather(self, _: list[nn.Parameter]) -> AbstractContextManager[Any]:
         """Nothing is partitioned."""
@@ -66,10 +64,13 @@ class StoredStates(FrozenTarget):
         self.target.to(device)
 
     def prefetch(self, row_numbers: Sequence[int]) -> None:
-        """Begin to read the rows of the forward after the next one."""
+        """Read the rows of a forward to come; another thread may, while the forward before it runs.
+
+        Raises ValueError for rows whose states are damaged or not there.
+        """
         numbers = tuple(int(number) for number in row_numbers)
-        if numbers not in self._coming:
-            self._coming[numbers] = self._pool.submit(self._read, numbers)
+        if numbers not in self._ahead:
+            self._ahead[numbers] = self._read(numbers)
 
     def _read(self, numbers: tuple[int, ...]) -> dict[str, Tensor]:
         source: StoredRows | JointRows = self.rows
@@ -96,8 +97,7 @@ class StoredStates(FrozenTarget):
         if row_numbers_B is None:
             raise ValueError("row_numbers: must be given where the target's states are stored")
         numbers = tuple(row_numbers_B.tolist())
-        coming = self._coming.pop(numbers, None)
-        encoded = self._read(numbers) if coming is None else coming.result()
+        encoded = self._ahead.pop(numbers, None) or self._read(numbers)
         device, dtype = self.head_weight.device, self.head_weight.dtype
         encoded = {name: tensor.to(device, non_blocking=True) for name, tensor in encoded.items()}
         source = self.held_out if numbers[0] < 0 else self.rows

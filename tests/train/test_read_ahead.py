@@ -1,0 +1,152 @@
+"""Batches that are read in the background: which, when, and how it ends. Readers are held and let go by events."""
+
+import threading
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from longspec.config import compose
+from longspec.data.pack.arrow_shards import PackedRows
+from longspec.data.replay import TrainedRows
+from longspec.distributed import Ranks
+from longspec.train.micro_batches import MicroBatch, StepBatches
+from longspec.train.read_ahead import ReadAhead
+from tests.corpus import Corpus
+from tests.jobs import RECIPE, MakeJob, finish, start
+
+CPU = torch.device("cpu")
+PATIENCE = 60.0  # seconds after which a test fails rather than hangs
+
+
+class Held:
+    """Stands in for packed rows and for stored states: a read begins when it is asked for, and ends when it is let go."""
+
+    def __init__(self, fails_in: int | None = None) -> None:
+        self.begun, self.let_go = (tuple(threading.Event() for _ in range(9)) for _ in range(2))
+        self.reads: list[int] = []
+        self.states_of: list[int] = []
+        self.fails_in = fails_in
+
+    def micro_batches(self, step: int) -> list[np.ndarray]:
+        """Two of one row each."""
+        return [np.array([2 * step]), np.array([2 * step + 1])]
+
+    def load(self, step: int, row_numbers: np.ndarray) -> MicroBatch:
+        row = int(row_numbers[0])
+        self.reads.append(row)
+        self.begun[row].set()
+        assert self.let_go[row].wait(PATIENCE)
+        if row == self.fails_in:
+            raise ValueError(f"rows.arrow: row {row}: torn")
+        ids_11 = torch.tensor([[row]])
+        return MicroBatch(ids_11, ids_11, ids_11, None, torch.tensor([row]), {"step": step})
+
+    def prefetch(self, row_numbers: Sequence[int]) -> None:
+        assert threads() == [threading.current_thread().name]
+        self.states_of += [int(row) for row in row_numbers]
+
+
+def reader_of(held: Held, steps: range) -> ReadAhead:
+    return ReadAhead(held, held, steps, CPU)  # type: ignore[arg-type]
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("read ahead")]
+
+
+def test_one_batch_is_read_while_the_one_before_computes_and_no_more() -> None:
+    held = Held()
+    with reader_of(held, range(1, 4)) as reader:
+        for row in range(2, 8):
+            assert held.begun[row].wait(PATIENCE)  # before it is asked for: the loop computes
+            assert held.reads == list(range(2, row + 1))
+            held.let_go[row].set()
+            batch = reader.take()
+            assert (batch.input_ids.tolist(), batch.draws) == ([[row]], {"step": row // 2})
+            assert held.states_of == held.reads[: len(held.states_of)]
+    assert held.reads == held.states_of == [2, 3, 4, 5, 6, 7]  # nothing behind the last step
+    assert not threads()
+
+
+def test_an_error_of_the_thread_is_raised_by_the_batch_that_it_befell() -> None:
+    held = Held(fails_in=1)
+    for event in held.let_go:
+        event.set()
+    reader = reader_of(held, range(2))
+    with pytest.raises(ValueError, match=r"rows\.arrow: row 1: torn"), reader:  # noqa: PT012 - the first must not raise
+        assert reader.take().row_numbers.tolist() == [0]
+        assert held.begun[1].wait(PATIENCE)
+        reader.take()
+    assert held.reads == [0, 1]
+    assert not threads()
+
+
+def test_nothing_is_left_when_the_loop_ends_before_its_last_step() -> None:
+    """As when the job is to stop, while a batch is being read."""
+    held = Held()
+    held.let_go[0].set()
+    with reader_of(held, range(4)) as reader:
+        reader.take()
+        assert held.begun[1].wait(PATIENCE)
+        threading.Timer(0.05, held.let_go[1].set).start()  # after the block has begun to end, most likely
+    assert held.reads == [0, 1]
+    assert not threads()
+
+
+@pytest.mark.parametrize("first", [0, 5])
+def test_batches_are_those_of_a_reader_without_a_thread(corpus: Corpus, first: int) -> None:
+    """Of a rank of two, from the first step and in the midst; the row numbers stay on the host as they are."""
+    recipe = compose("train", RECIPE).recipe
+    rows = TrainedRows(PackedRows(corpus.packed))
+    batches = StepBatches(rows, recipe, 1, Ranks(1, 1, 2), 400)
+    steps = range(first, first + 3)
+    wanted = [batches.load(step, numbers) for step in steps for numbers in batches.micro_batches(step)]
+    with ReadAhead(batches, SimpleNamespace(prefetch=lambda _: None), steps, CPU) as reader:
+        found = [reader.take() for _ in wanted]
+    assert len(found) == 6
+    for one, other in zip(wanted, found, strict=True):
+        assert one.draws.keys() == other.draws.keys() == {"lag"}
+        assert torch.equal(one.draws["lag"], other.draws["lag"])
+        left, right = one.arguments, other.arguments
+        for name in ("input_ids", "labels", "position_ids", "row_numbers"):
+            assert torch.equal(left[name], right[name])
+        assert (left["document_ids"] is None) == (right["document_ids"] is None)
+
+
+@pytest.mark.slow
+def test_a_job_reads_the_next_batch_while_a_step_computes(make_job: MakeJob) -> None:
+    """Each forward but the last waits until the batch after its own was read: a job that reads none ahead never ends."""
+    job = make_job("job", ["recipe.steps=3", "runtime.save_every=3"])
+    program = job.out.parent / "waiting.py"
+    program.write_text(
+        "import threading\n"
+        "from longspec.train import __main__ as trainer\n"
+        "load, build = trainer.StepBatches.load, trainer.build_engine\n"
+        "read = [threading.Event() for _ in range(12)]\n"
+        "reads, forwards = iter(read), iter(read[1:])\n"
+        "def loading(*arguments):\n"
+        "    batch = load(*arguments)\n"
+        "    next(reads).set()\n"
+        "    return batch\n"
+        "def built(*arguments):\n"
+        "    engine = build(*arguments)\n"
+        "    forward = engine.module.forward\n"
+        "    def waiting(*arguments, **named):\n"
+        "        later = next(forwards, None)\n"
+        f"        assert later is None or later.wait({PATIENCE}), 'the next batch was not read ahead'\n"
+        "        return forward(*arguments, **named)\n"
+        "    engine.module.forward = waiting\n"
+        "    return engine\n"
+        "trainer.StepBatches.load, trainer.build_engine = loading, built\n"
+        "trainer.main()\n"
+    )
+    job.freeze()
+    command = job.command()
+    at = command.index("-m")
+    text, code = finish(start([*command[:at], str(program), *command[at + 2 :]], job.out))
+    assert code == 0, text
+    assert [row["step"] for row in job.rows()] == [1, 2, 3]
+    assert all(row["data_seconds"] == row["phases"]["data"] for row in job.rows())
