@@ -84,8 +84,8 @@ onstart:
         )
         if hasattr(workflow.executor_settings, "array_jobs"):  # Slurm's
             check_block(TRAIN)
-            if any(job.rule.name == "train" for job in planned):
-                check_nodes(TRAIN)
+            for name in sorted({job.rule.name for job in planned}):
+                check_nodes(name, block_of(name))
         STATES.make_place()
         STATES.hold(
             tuple(job.wildcards[name] for name in ("run", "variant", "stage"))

@@ -161,6 +161,7 @@ def test_a_file_that_cannot_be_meant_is_refused_by_name_and_line(experiment: Pat
 @pytest.mark.parametrize(
     ("key", "today"),
     [
+        ("fp16", r"recipe\.precision says bf16, fp32 or auto; nothing is trained in fp16"),
         ("model", r"the target is recipe\.model "),
         ("model_name_or_path", r"the target is recipe\.model\.source.* files\.target"),
         ("draft_model_name_or_path", r"the draft to begin with is files\.init_weights"),
@@ -181,6 +182,18 @@ def test_a_key_of_the_published_trainer_is_refused_with_todays(experiment: Path,
 def test_a_key_that_is_added_and_read_by_nothing_is_refused(experiment: Path, key: str) -> None:
     with pytest.raises(ValueError, match=rf"^{re.escape(key)}: unknown key; .*Known: "):
         compose("mine", [f"+{key}=1"], experiment.parent)
+
+
+@pytest.mark.parametrize("override", ["hydra.run.dir=x", "++hydra.job.chdir=true", "hydra/launcher=slurm"])
+def test_hydras_own_settings_are_refused_on_the_command_line(experiment: Path, override: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{re.escape(override)}: Hydra's own settings have no effect here"):
+        compose("mine", [override], experiment.parent)
+
+
+def test_an_experiment_that_is_not_there_is_told_with_those_that_are(experiment: Path) -> None:
+    folder = experiment.parent
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(folder))}: has no file mime\.yaml; did you mean 'mine'\? Known: "):
+        compose("mime", [], folder)
 
 
 def test_hydras_own_settings_count_where_they_are_composed_and_nowhere_else(experiment: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a stage's job asks for is held against the nodes of its partition, as sinfo tells of them."""
+"""What a rule's jobs ask for is held against the nodes of their partition, as sinfo tells of them."""
 
 import re
 
@@ -47,10 +47,11 @@ def test_what_no_partition_can_give_is_refused_with_the_numbers(change: dict[str
         questions.append(command)
         return SINFO
 
-    check_nodes(BLOCK, sinfo)
+    check_nodes("train", BLOCK, sinfo)
     assert "--partition=gpu" in questions[0]
     with pytest.raises(ValueError, match=re.escape(asked)) as refused:
-        check_nodes(BLOCK | change, sinfo)
+        check_nodes("evaluate", BLOCK | change, sinfo)
+    assert str(refused.value).startswith("set-resources: evaluate: a job asks for ")
     assert "They have: gpu:a100:4,nvme:1, 515000 MB; gpu:h100:8" in str(refused.value)
 
 
@@ -61,5 +62,5 @@ def test_where_slurm_says_nothing_of_its_nodes_nothing_is_judged(said: str | Non
             raise NoAnswerError("there is no sinfo on the PATH")
         return said
 
-    check_nodes(BLOCK, sinfo)
-    check_nodes({}, sinfo)
+    check_nodes("train", BLOCK, sinfo)
+    check_nodes("raw", {}, sinfo)

@@ -78,6 +78,19 @@ def test_a_block_that_the_command_line_took_away_is_missed(slurm: Path, built: W
     assert not slurm.exists()
 
 
+def test_gpus_that_no_node_has_end_the_call_before_a_job_is_sent(slurm: Path, built: Workflow) -> None:
+    """Those of a rule whose jobs come days later, too."""
+    sinfo = Path(os.environ["PATH"].split(os.pathsep)[0]) / "sinfo"
+    sinfo.write_text("#!/bin/sh\necho 'a1|gpu:h100:8|1031000'\n")
+    block = r"(evaluate: &measuring\n.*\n    gres: \"'gpu:)1"
+    built.edit("profiles/slurm/profile.yaml", block, r"\1b200:1")
+    built.edit("profiles/slurm/profile.yaml", r"gpu:8", "gpu:h100:8")
+    done = built.call("--profile", "slurm", "final_draft", "--retries", "0", *SHORT)
+    assert done.returncode == 1
+    assert "set-resources: evaluate: a job asks for 1 node(s) with gpu:b200:1 and 120000 MB" in done.stdout + done.stderr
+    assert not slurm.exists()
+
+
 def test_modules_are_loaded(slurm: Path, built: Workflow) -> None:
     modules = ["--software-deployment-method", "env-modules", "--config", "envmodules=[cuda/12.4]"]
     done = built.call(f"{STAGE}/checkpoint.json", "--cores=1", *modules)

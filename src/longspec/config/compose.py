@@ -1,5 +1,6 @@
 """Hydra: from names of files in config/ to one checked configuration."""
 
+import re
 from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -9,7 +10,7 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -17,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from longspec import methods
 from longspec.config import yaml_files
 from longspec.config.checks import CHECKS
-from longspec.config.explain import one_line, unknown_key
+from longspec.config.explain import did_you_mean, one_line, unknown_key
 from longspec.config.schema import Build, Config, Recipe, Runtime
 from longspec.config.target_class import name_class
 
@@ -43,6 +44,7 @@ def compose(name: str, overrides: list[str], config_dir: Path = CONFIG_DIR) -> D
 
     Raises ValueError with the key, and the file where one is at fault.
     """
+    _refuse_hydras_own(overrides)
     config = _composed(name, overrides, config_dir)
     _refuse_added(config)
     name_class(config.recipe)
@@ -68,6 +70,9 @@ def _composed(name: str, overrides: list[str], config_dir: Path) -> DictConfig:
             config = hydra_compose(name, overrides=overrides)
             files = _files(name, overrides, folders) if _any_says_hydra(folders) else []
     except REFUSED as error:
+        if isinstance(error, MissingConfigException) and error.missing_cfg_file == name:
+            known = [path.stem for path in config_dir.glob("[!_]*.yaml")]
+            raise ValueError(f"{config_dir}: has no file {name}.yaml; {did_you_mean(name, known)}") from error
         if isinstance(error, yaml.YAMLError | UnicodeDecodeError):
             for path in sorted(path for folder in folders for path in folder.rglob("*.yaml")):
                 yaml_files.read(path)  # the one at fault raises, with its name and the line
@@ -86,6 +91,13 @@ def _refuse_added(section: DictConfig, place: str = "") -> None:
         below = section._get_node(key)
         if isinstance(below, DictConfig) and not (below._is_none() or below._is_missing()):
             _refuse_added(below, f"{place}{key}.")
+
+
+def _refuse_hydras_own(overrides: list[str]) -> None:
+    """Raise ValueError for Hydra's own settings on the command line, as _refuse_hydra does for those of a file."""
+    for override in overrides:
+        if re.match(r"[+~]*hydra[./@=]", override):
+            raise ValueError(f"{override}: Hydra's own settings have no effect here; remove it (files.out=... is the folder)")
 
 
 def _any_says_hydra(folders: list[Path]) -> bool:

@@ -11,6 +11,7 @@ NO_LIST = "is not a ListConfig"
 UNKNOWN = "unknown key"
 # Keys of the published trainer's experiment files: where the same is said here.
 PUBLISHED = {
+    "fp16": "recipe.precision says bf16, fp32 or auto; nothing is trained in fp16",
     "model": "the target is recipe.model (or model=<a file of config/model/>)",
     "model_name_or_path": "the target is recipe.model.source, such as hf:<owner>/<repository> or a folder, and "
     "files.target names its target_manifest.json",

@@ -1,4 +1,4 @@
-"""Whether the partition that stages are sent to has nodes as the profile asks for, by what Slurm says of them."""
+"""Whether the partition that a rule's jobs are sent to has nodes as the profile asks for, by what Slurm says of them."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -30,10 +30,10 @@ class Node:
         return f"{self.gres}, {self.memory} MB"
 
 
-def check_nodes(block: Mapping[str, str], answer_of: Callable[[list[str]], str] = slurm.answer_of) -> None:
-    """Raise ValueError, with the numbers, where the partition of a stage's jobs has too few nodes with such GPUs and memory.
+def check_nodes(rule: str, block: Mapping[str, str], answer_of: Callable[[list[str]], str] = slurm.answer_of) -> None:
+    """Raise ValueError, with the numbers, where the partition of a rule's jobs has too few nodes with such GPUs and memory.
 
-    block: the profile's set-resources of `train`. Where Slurm gives no answer nothing is judged: it will refuse the job itself.
+    block: the profile's set-resources of the rule. Where Slurm gives no answer nothing is judged: it will refuse the job.
     """
     partition = block.get("slurm_partition", "").strip("'\"")
     if not partition:
@@ -50,9 +50,9 @@ def check_nodes(block: Mapping[str, str], answer_of: Callable[[list[str]], str] 
     if nodes and len(fitting) < number:
         kinds = sorted({str(node) for node in nodes.values()})
         raise ValueError(
-            f"set-resources: train: a job asks for {number} node(s) with {gres or 'no GPU'} and {wanted} MB each; of the "
+            f"set-resources: {rule}: a job asks for {number} node(s) with {gres or 'no GPU'} and {wanted} MB each; of the "
             f"{len(nodes)} of partition {partition} {len(fitting)} have that. They have: {'; '.join(kinds)}. Change gres, "
-            f"node_mem, nodes or slurm_partition in {FILE}"
+            f"the memory, nodes or slurm_partition in {FILE}"
         )
 
 
