@@ -116,6 +116,19 @@ def test_batches_are_those_of_a_reader_without_a_thread(corpus: Corpus, first: i
         assert (left["document_ids"] is None) == (right["document_ids"] is None)
 
 
+@pytest.mark.gpu
+def test_a_gpu_copies_batches_from_pinned_memory(corpus: Corpus) -> None:
+    """With the draws, and the same values; the rows' numbers are left on the host."""
+    batches = StepBatches(TrainedRows(PackedRows(corpus.packed)), compose("train", RECIPE).recipe, 2, Ranks(0, 0, 1), 400)
+    wanted = batches.load(0, batches.micro_batches(0)[0])
+    assert wanted.pinned().input_ids.is_pinned()
+    with ReadAhead(batches, Held(), range(1), torch.device("cuda")) as reader:
+        found = reader.take()
+    assert (found.input_ids.device.type, found.row_numbers.device.type) == ("cuda", "cpu")
+    for name, value in wanted.arguments.items():
+        assert value is None or torch.equal(found.arguments[name].cpu(), value)
+
+
 @pytest.mark.slow
 def test_a_job_reads_the_next_batch_while_a_step_computes(make_job: MakeJob) -> None:
     """Each forward but the last waits until the batch after its own was read: a job that reads none ahead never ends."""
