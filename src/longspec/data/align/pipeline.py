@@ -91,14 +91,14 @@ def _step(name: str, settings: Any, where: str, tally: Tally) -> Step:
     return SETTINGS[name](**arguments, tally=tally) if name in TALLIED else SETTINGS[name](**arguments)
 
 
-def _known(name: str) -> dict[str, Parameter]:
+def settings_of(name: str) -> dict[str, Parameter]:
     """The settings of an aligner, each with its type and default."""
     return {each.rstrip("_"): found for each, found in signature(SETTINGS[name]).parameters.items() if each != "tally"}
 
 
 def _checked(name: str, settings: dict[str, Any], where: str) -> dict[str, Any]:
     """The settings as arguments of the aligner's function."""
-    known = _known(name)
+    known = settings_of(name)
     for key, value in settings.items():
         if key not in known:
             raise ValueError(f"{where}.{key}: unknown; known: {', '.join(known)}")
@@ -123,7 +123,7 @@ def fields_read(steps: list[dict[str, Any]]) -> set[str]:
         elif name == "select":
             read |= set(settings)
         elif name in SETTINGS:
-            known = _known(name)
+            known = settings_of(name)
             given = [settings.get(key, known[key].default) for key in ("field", "to") if key in known]
             read |= {field for value in given for field in (value if isinstance(value, list) else [value]) if field}
             read |= set(fields.units_of(settings["template"])) if name == "compose" else set()
