@@ -20,8 +20,7 @@ from longspec.atomic_files import (
     write_json,
 )
 from longspec.data.chat import chat_template
-from longspec.data.chat.encoding import Encoded, Encoder, by_record
-from longspec.data.chat.segments import Plan
+from longspec.data.chat.encoding import Encoded, Encoder, Planned, documents_of
 from longspec.data.chat.special_tokens import LayoutError
 from longspec.data.layout_tally import Tally, line_number
 from longspec.data.pack import arrow_shards
@@ -59,8 +58,7 @@ def encode(tokenizer: Any, record: dict[str, Any]) -> tuple[NDArray[np.int32], N
     known format, LayoutError for a conversation that the chat template cannot lay out; both are ValueErrors.
     """
     encoder = Encoder(tokenizer)
-    plans = encoder.plan([record])
-    [documents] = by_record(plans, encoder.encode(plans))
+    [documents] = encoder.encode(encoder.plan([record]))
     if isinstance(documents, LayoutError):
         raise documents
     return documents[-1].ids, documents[-1].answer_mask
@@ -101,7 +99,7 @@ def _groups(path: Path, shard: int, num_shards: int) -> Iterator[Group]:
         yield group
 
 
-def _plan(encoder: Encoder, path: Path, group: Group) -> list[Plan | LayoutError]:
+def _plan(encoder: Encoder, path: Path, group: Group) -> list[Planned]:
     """The group's plans. Raises ValueError with the line of a record that fits no format."""
     try:
         return encoder.plan([record for _, record in group])
@@ -118,16 +116,16 @@ def _encoded(
     encoder: Encoder, path: Path, groups: Iterator[Group]
 ) -> Iterator[tuple[Group, list[list[Encoded] | LayoutError]]]:
     """Each group with its records' documents. While the tokenizer works on one, the next is read and the last one written."""
-    waiting: tuple[Group, list[Plan | LayoutError], Future[list[list[Any]]]] | None = None
+    waiting: tuple[Group, list[Planned], Future[list[list[Any]]]] | None = None
     with ThreadPoolExecutor(1) as pool:
         for group in groups:
             plans = _plan(encoder, path, group)
-            coming = group, plans, pool.submit(encoder.run, plans)
+            coming = group, plans, pool.submit(encoder.run, documents_of(plans))
             if waiting is not None:
-                yield waiting[0], by_record(waiting[1], encoder.finish(waiting[1], waiting[2].result()))
+                yield waiting[0], encoder.finish(waiting[1], waiting[2].result())
             waiting = coming
         if waiting is not None:
-            yield waiting[0], by_record(waiting[1], encoder.finish(waiting[1], waiting[2].result()))
+            yield waiting[0], encoder.finish(waiting[1], waiting[2].result())
 
 
 def _write(
