@@ -61,12 +61,10 @@ class Shown:
 
 
 def _count(number: int, name: str) -> str:
-    """A number with its noun."""
     return f"{number:,} {name}{'' if number == 1 else 's'}"
 
 
 def _facts(manifest: dict[str, Any]) -> dict[str, str]:
-    """The lines on a manifest's whole content."""
     facts = {"documents": f"{manifest['documents']:,} in {manifest['tokens']:,} tokens"}
     if "rows" in manifest:
         trained = manifest["labels"] / manifest["tokens"]
@@ -103,7 +101,6 @@ def _fill(rows: PackedRows) -> dict[str, int]:
 
 
 def _packed(path: Path, number: int) -> Shown:
-    """One row of a packed folder."""
     rows = PackedRows(path)
     if not 0 <= number < len(rows):
         raise ValueError(f"--row: must lie in 0..{len(rows) - 1}, is {number}")
@@ -129,7 +126,6 @@ def _packed(path: Path, number: int) -> Shown:
 
 
 def _tokens(path: Path, number: int) -> Shown:
-    """One document of a token shard."""
     shards = TokenShards([path])
     manifest, count = shards.manifests[0], len(shards.lengths_D)
     if not 0 <= number < count:
@@ -204,7 +200,6 @@ def _decoded(ids: list[int], tokenizer: Any, special: set[int]) -> Iterator[tupl
 
 
 def _text(piece: Piece, tokenizer: Any, full: bool, colour: bool) -> Text:
-    """A piece decoded."""
     text, special = Text(), set(tokenizer.convert_tokens_to_ids(list(special_names(tokenizer))))
     for trained, ids in _runs(piece, full):
         if trained is None:
@@ -223,7 +218,6 @@ def _text(piece: Piece, tokenizer: Any, full: bool, colour: bool) -> Text:
 
 
 def _bars(console: Console, title: str, counts: dict[str, int]) -> None:
-    """A histogram of horizontal bars."""
     table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1), show_header=False)
     for justify in ("right", "right", "right", "left"):
         table.add_column(justify=justify, no_wrap=True)

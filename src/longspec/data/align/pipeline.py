@@ -97,7 +97,6 @@ def settings_of(name: str) -> dict[str, Parameter]:
 
 
 def _checked(name: str, settings: dict[str, Any], where: str) -> dict[str, Any]:
-    """The settings as arguments of the aligner's function."""
     known = settings_of(name)
     for key, value in settings.items():
         if key not in known:

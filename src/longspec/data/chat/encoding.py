@@ -32,7 +32,6 @@ class Encoded:
 
 
 def _ids(encodings: list[Any]) -> list[int]:
-    """The token ids of a document's pieces in a row."""
     return list(chain.from_iterable(encoding.ids for encoding in encodings))
 
 
@@ -83,7 +82,6 @@ class Encoder:
         return encodings
 
     def _long(self, text: str, opens: bool) -> windows.Tokens:
-        """The tokens of a long piece."""
         tokens = windows.tokenize(lambda stretch: self._backend.encode(stretch, add_special_tokens=False), text)
         return windows.framed(tokens, self._backend.encode("x"), len(text)) if opens else tokens
 

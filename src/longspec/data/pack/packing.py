@@ -50,7 +50,6 @@ def _row_batch(shards: TokenShards, placed: Placed, rows: range, shape: tuple[in
 
 
 def _ranges(rows: int, sequence_length: int) -> Iterator[range]:
-    """All rows in stretches of about BATCH_TOKENS."""
     step = max(1, BATCH_TOKENS // sequence_length)
     for start in range(0, rows, step):
         yield range(start, min(rows, start + step))
@@ -80,7 +79,6 @@ def _check_shards(shards: TokenShards, paths: list[Path]) -> None:
 
 
 def _describe_shards(shards: TokenShards, paths: list[Path]) -> dict[str, Any]:
-    """Where the rows come from, for the manifest."""
     manifests = shards.manifests
     keys = ("shard", "documents", "tokens", "files")
     told = [

@@ -92,7 +92,6 @@ class Rejects:
         return start, self._written - start
 
     def _count(self, row: dict[str, Any]) -> None:
-        """Faults that differ in numbers alone are of one kind."""
         field, reason = row["field"], row["reason"]
         key = (_NUMBER.sub("\0", field), _NUMBER.sub("\0", reason))
         if key not in self._reasons and len(self._reasons) >= MOST_REASONS:

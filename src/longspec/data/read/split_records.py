@@ -69,8 +69,6 @@ def _outcomes(item: Item, steps: list[pipeline.Aligner]) -> Iterator[Record | Re
 
 
 class _Sorter:
-    """Writes each outcome to its place, and counts."""
-
     def __init__(self, held_out: float, writers: dict[str, jsonlines.Writer], rejects: Rejects) -> None:
         self._held_out, self._writers, self._rejects = held_out, writers, rejects
         self.counts = dict.fromkeys((*KEPT, "filtered"), 0)
