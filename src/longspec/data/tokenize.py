@@ -1,7 +1,7 @@
 """Records as token ids and answer masks, and the `tokenize` verb: one shard of a raw folder to Arrow."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from longspec.atomic_files import (
     sha256_text,
     write_json,
 )
+from longspec.data import Progress
 from longspec.data.chat import chat_template
 from longspec.data.chat.encoding import Encoded, Encoder, Planned, documents_of
 from longspec.data.chat.special_tokens import LayoutError
@@ -101,15 +102,13 @@ def _groups(path: Path, shard: int, num_shards: int) -> Iterator[Group]:
 
 def _plan(encoder: Encoder, path: Path, group: Group) -> list[Planned]:
     """The group's plans. Raises ValueError with the line of a record that fits no format."""
-    try:
-        return encoder.plan([record for _, record in group])
-    except RecordError as fault:
-        for place, record in group:
-            try:
-                encoder.plan([record])
-            except RecordError as error:
-                raise ValueError(f"{path}: line {line_number(path, place)}: {error}; make the file again") from fault
-        raise
+    plans = []
+    for place, record in group:
+        try:
+            plans += encoder.plan([record])
+        except RecordError as error:
+            raise ValueError(f"{path}: line {line_number(path, place)}: {error}; make the file again") from error
+    return plans
 
 
 def _encoded(
@@ -128,13 +127,7 @@ def _encoded(
             yield waiting[0], encoder.finish(waiting[1], waiting[2].result())
 
 
-def _write(
-    encoder: Encoder,
-    train: Path,
-    part: tuple[int, int],
-    writer: arrow_shards.TokenWriter,
-    progress: Callable[[int], None] | None,
-) -> Tally:
+def _write(encoder: Encoder, train: Path, part: tuple[int, int], writer: arrow_shards.TokenWriter, progress: Progress) -> Tally:
     """Every record of the shard, `part` of (shard, num_shards), as documents, or counted as skipped."""
     tally = Tally()
     for group, records in _encoded(encoder, train, _groups(train, *part)):
@@ -153,12 +146,7 @@ def _write(
 
 
 def make(
-    raw: Path,
-    tokenizer_manifest: Path,
-    shard: int,
-    num_shards: int,
-    out: Path,
-    progress: Callable[[int], None] | None = None,
+    raw: Path, tokenizer_manifest: Path, shard: int, num_shards: int, out: Path, progress: Progress = None
 ) -> dict[str, Any]:
     """Write a token shard beside its manifest `out`; returns the manifest.
 
