@@ -101,7 +101,6 @@ WITHOUT_TORCH = {
     "tokenizer_files",
     "methods",
     "methods.draft_files",
-    "answers.names",
     "answers.settings",
     "decode.levels",
     "evaluate.tasks",

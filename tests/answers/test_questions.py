@@ -29,8 +29,8 @@ def asker(tokenizer: Any) -> Asker:
 def trained(tokenizer: Any, record: dict[str, Any]) -> list[int]:
     """The tokens of a record's answer as it is trained."""
     encoder = Encoder(tokenizer)
-    [document] = encoder.encode(encoder.plan([record]))
-    return document.ids[document.answer_mask == 1].tolist()  # type: ignore[union-attr]
+    [[document]] = encoder.encode(encoder.plan([record]))
+    return document.ids[document.answer_mask == 1].tolist()
 
 
 @pytest.mark.parametrize("thought", ["I add 🙂.", ""])

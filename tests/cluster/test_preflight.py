@@ -27,7 +27,7 @@ from longspec.config import Recipe, Runtime, compose, load, to_yaml, typed
 from longspec.data.chat.chat_template import CHATML
 from longspec.distributed import Ranks
 from longspec.models.attention import flash
-from longspec.target.manifest import write_manifest
+from longspec.target.fetch import write_manifest
 from longspec.tokenizer_files import tokenizer_files
 from longspec.train import tracking
 from longspec.train.estimate.memory import estimate, peak

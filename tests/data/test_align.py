@@ -350,5 +350,5 @@ def test_every_aligner_and_setting_is_documented(root: Path) -> None:
     lines = (root / "docs" / "records.md").read_text(encoding="utf-8").splitlines()
     told = {line.split("`")[1]: line for line in lines if line.startswith("| `")}
     for name in pipeline.KNOWN:
-        known = pipeline.SETTINGS[name][1] if name in pipeline.SETTINGS else ()
+        known = pipeline.settings_of(name) if name in pipeline.SETTINGS else ()
         assert [setting for setting in known if f"`{setting}`" not in told[name]] == [], name

@@ -45,10 +45,10 @@ def messages(turns: list[tuple[str, str]]) -> list[dict[str, str]]:
 
 def encoded(tokenizer: Any, turns: list[tuple[str, str]]) -> Encoded:
     encoder = Encoder(tokenizer)
-    document = encoder.encode(encoder.plan([{"messages": messages(turns)}]))[0]
-    if isinstance(document, LayoutError):
-        raise document
-    return document
+    [documents] = encoder.encode(encoder.plan([{"messages": messages(turns)}]))
+    if isinstance(documents, LayoutError):
+        raise documents
+    return documents[0]
 
 
 def trained(tokenizer: Any, document: Encoded) -> list[str]:
@@ -293,11 +293,8 @@ def test_published_records_through_a_template(tokenizers: dict[str, Any]) -> Non
         {"conversations": [{"from": "human", "value": "p"}, {"from": "gpt", "value": "a"}]},
     ]
     encoder = Encoder(tokenizer)
-    documents = encoder.encode(encoder.plan(records))
-    first = documents[0]
-    assert isinstance(first, Encoded)
-    for document in documents[1:]:
-        assert isinstance(document, Encoded)
+    [first], *others = encoder.encode(encoder.plan(records))
+    for [document] in others:
         assert (document.ids == first.ids).all()
         assert (document.answer_mask == first.answer_mask).all()
 

@@ -17,6 +17,7 @@ from longspec.atomic_files import check_files, describe_files, write_json
 from longspec.data import raw
 from longspec.data.read import source_files, split_records
 from longspec.data.read.conversations import Chat
+from longspec.data.read.items import Item
 from longspec.data.read.records import to_messages_or_text
 from longspec.demo import stdlib
 from tests.terminal import control_characters
@@ -408,14 +409,13 @@ def test_what_killed_jobs_left_is_removed_by_the_next(tmp_path: Path) -> None:
 def test_a_record_that_went_nowhere_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text("".join(json.dumps(record) + "\n" for record in GOOD))
-    put, seen = split_records._Sorter.put, []
+    outcomes_of, seen = split_records._outcomes, []
 
-    def forget_the_third(sorter: Any, *arguments: Any) -> None:
-        seen.append(arguments)
-        if len(seen) != 3:
-            put(sorter, *arguments)
+    def forget_the_third(item: Item, steps: Any) -> Any:
+        seen.append(item)
+        return outcomes_of(item, steps) if len(seen) != 3 else iter(())
 
-    monkeypatch.setattr(split_records._Sorter, "put", forget_the_third)
+    monkeypatch.setattr(split_records, "_outcomes", forget_the_third)
     with pytest.raises(RuntimeError, match=r"data\.d: not all records are accounted for: .*'train': 7.*'read': 8"):
         raw.make("d", {"source": str(source), "held_out": 0}, tmp_path / RAW)
     assert not (tmp_path / RAW).exists()

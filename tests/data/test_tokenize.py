@@ -14,7 +14,7 @@ import pytest
 from longspec.atomic_files import describe_files, read_json, sha256_file, sha256_text, write_json
 from longspec.data import raw, tokenize
 from longspec.data.chat.chat_template import CHATML
-from longspec.data.chat.encoding import Encoded, Encoder
+from longspec.data.chat.encoding import Encoder
 from longspec.data.pack import packing
 from longspec.data.pack.arrow_shards import PackedRows
 from tests.corpus import write_raw
@@ -80,8 +80,7 @@ def test_names_of_special_tokens_in_messages_stay_text(tokenizer: Any) -> None:
 def test_batch_equals_one_by_one(tokenizer: Any) -> None:
     records: list[dict[str, Any]] = [{"text": "plain <|im_end|>"}, {"problem": "p", "qwq": "q"}, {"source": "s", "target": "t"}]
     encoder = Encoder(tokenizer)
-    for document, record in zip(encoder.encode(encoder.plan(records)), records, strict=True):
-        assert isinstance(document, Encoded)
+    for [document], record in zip(encoder.encode(encoder.plan(records)), records, strict=True):
         alone_ids, alone_mask = tokenize.encode(tokenizer, record)
         assert document.ids.tolist() == alone_ids.tolist()
         assert document.answer_mask.tolist() == alone_mask.tolist()

@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from longspec.data.chat.encoding import Encoded, Encoder, by_record
+from longspec.data.chat import encoding
+from longspec.data.chat.encoding import Encoded, Encoder, documents_of
+from longspec.data.chat.segments import Plan
 from longspec.data.chat.special_tokens import LayoutError
 from tests.data import families
 from tests.data.agent_families import AGENTS
@@ -55,8 +57,7 @@ def stretches(tokenizer: Any, document: Encoded, kind: int = 1) -> list[str]:
 
 def encoded(tokenizer: Any, record: Record) -> list[Encoded]:
     encoder = Encoder(tokenizer)
-    plans = encoder.plan([record])
-    [documents] = by_record(plans, encoder.encode(plans))
+    [documents] = encoder.encode(encoder.plan([record]))
     if isinstance(documents, LayoutError):
         raise documents
     return documents
@@ -300,15 +301,20 @@ def test_what_cannot_be_laid_out_exactly_is_refused(tokenizers: dict[str, Any], 
         encoded(tokenizers[name], record)
 
 
-def test_one_refused_document_refuses_its_record(tokenizers: dict[str, Any]) -> None:
+def test_one_refused_document_refuses_its_record(tokenizers: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = Encoder(tokenizers["qwen3-tools"])
-    plans = encoder.plan([{"messages": TWICE}, {"text": "t"}])
-    documents = encoder.encode(plans)
-    assert len(documents) == 3
-    documents[0] = LayoutError("no")
-    records = by_record(plans, documents)
-    assert records[0] is documents[0]
-    assert records[1] == [documents[2]]
+    records = [{"messages": TWICE}, {"text": "t"}]
+    planned = encoder.plan(records)
+    first = documents_of(planned)[0].text()
+
+    def refusing_the_first(_: Any, plans: list[Plan], *__: Any) -> list[Any]:
+        return [None if made.text() == first else [] for made in plans]
+
+    monkeypatch.setattr(encoding, "verified", refusing_the_first)
+    refused, kept = encoder.encode(planned)
+    assert isinstance(refused, LayoutError)
+    assert len(planned[0]) == 2
+    assert len(kept) == 1
 
 
 WORDS = [

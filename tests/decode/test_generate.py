@@ -15,7 +15,7 @@ from longspec.config import Model, Recipe
 from longspec.decode import speculate
 from longspec.decode.drafters import LookupDrafter
 from longspec.decode.generate import generate, load_drafter
-from longspec.draft.custom_generate import FILE
+from longspec.draft.folder import GENERATE as FILE
 from longspec.draft.folder import draft_config, write_draft
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods.eagle3 import settings as eagle3

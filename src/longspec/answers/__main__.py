@@ -51,7 +51,6 @@ def run(arguments: argparse.Namespace, ranks: Ranks) -> str:
 
 
 def main() -> None:
-    """Run one verb; what is wrong with what a user gave is one line."""
     shown.start_logging("%(levelname)s %(name)s: %(message)s")
     arguments, code, ranks = parser().parse_args(), 0, launched_ranks()
     if ranks.world_size == 1:

@@ -4,7 +4,6 @@ import http.client
 import json
 import os
 import random
-import re
 import urllib.error
 import urllib.request
 from threading import Event
@@ -14,6 +13,7 @@ from longspec.answers.conversation import Answer
 from longspec.answers.settings import Regenerate
 from longspec.data.read.conversations import Chat
 from longspec.distributed import log
+from longspec.shown import brief
 
 KEY = "OPENAI_API_KEY"  # the environment variable of the server's key
 PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds before the second try, and before any
@@ -82,7 +82,7 @@ class Client:
             text, tokens, read = message["content"], usage.get("completion_tokens") or 0, usage.get("prompt_tokens")
             thought = next((message[name] for name in THOUGHTS if message.get(name)), "")
         except (KeyError, IndexError, TypeError, AttributeError):
-            raise FailedError(f"no answer of a chat: {_short(json.dumps(told))}") from None
+            raise FailedError(f"no answer of a chat: {brief(json.dumps(told))}") from None
         self._compare(read, length)
         if finish not in (FINISHED, CUT, CALLED):
             raise FailedError(f"finish_reason {finish!r}")
@@ -133,7 +133,7 @@ class Client:
                 if error.code not in AGAIN:
                     raise FailedError(reason) from None
             except BROKEN as error:
-                reason, wish = f"{type(error).__name__}: {_short(str(getattr(error, 'reason', error)))}", None
+                reason, wish = f"{type(error).__name__}: {brief(getattr(error, 'reason', error))}", None
         raise FailedError(f"{reason} ({self.settings.tries} tries)")
 
     def _request(self, path: str, body: dict[str, Any] | None) -> urllib.request.Request:
@@ -152,10 +152,6 @@ class Client:
             raise FailedError("the job ends")
 
 
-def _short(text: str) -> str:
-    return re.sub(r"\s+", " ", text)[:200]
-
-
 def _words(error: urllib.error.HTTPError) -> str:
     """A status with the server's own words."""
     try:
@@ -168,4 +164,4 @@ def _words(error: urllib.error.HTTPError) -> str:
         text = inner.get("message", text) if isinstance(inner, dict) else str(inner)
     except (ValueError, AttributeError):
         pass
-    return f"HTTP {error.code}: {_short(text or str(error.reason))}"
+    return f"HTTP {error.code}: {brief(text or error.reason)}"

@@ -56,7 +56,6 @@ class LocalTarget:
                 each.take(self.asker.answer(tokens))
 
     def _sampler(self, conversation: Conversation) -> Sampler:
-        """The random numbers of one answer."""
         if self.settings.temperature == 0:
             return Sampler()
         generator = torch.Generator(self.target.device).manual_seed(conversation.seed(self.settings.seed))

@@ -12,7 +12,7 @@ from typing import Any
 
 from longspec import jsonl
 from longspec.answers.conversation import ENDS, FAILED, TAKEN
-from longspec.answers.names import JOURNAL, SERVED
+from longspec.answers.settings import JOURNAL, SERVED
 from longspec.answers.shard import FILES
 from longspec.answers.tally import SHOWN
 from longspec.atomic_files import check_files, describe_files, read_json, sha256_file, write_json
@@ -37,7 +37,6 @@ def _places(journals: list[Path]) -> dict[str, list[Place]]:
 
 
 def _records(places: list[Place]) -> Iterator[dict[str, Any]]:
-    """The answered records at these places."""
     handles = {path: path.open("rb") for path in {path for _, path, _ in places}}
     try:
         for number, path, place in places:
@@ -69,7 +68,6 @@ def _checked(shards: list[Path], raw: Path) -> list[dict[str, Any]]:
 
 
 def _added(manifests: list[dict[str, Any]]) -> dict[str, Any]:
-    """The counts of all shards."""
     ends: Counter[str] = Counter()
     reasons: dict[str, Counter[str]] = {end: Counter() for end in ENDS}
     for manifest in manifests:

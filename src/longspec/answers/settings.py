@@ -12,6 +12,9 @@ from longspec.config.explain import did_you_mean
 LOCAL, ENDPOINT = "transformers", "endpoint"
 KEEP, DROP = "keep", "drop"
 HASH_LETTERS = 8
+# In a shard's folder: a line for each record that is done; what the server prints that the job has started; the key under which
+# a shard says what its server calls the model that answered.
+JOURNAL, PRINTED, SERVED = "journal.jsonl", "server.log", "served_model"
 # Keys that make no other answers: how they are come by. All others name the folder of the answers.
 RUNTIME = ("max_failed", "batch", "endpoint", "server", "server_minutes", "requests", "tries", "timeout")
 ONLY = {

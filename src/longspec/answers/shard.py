@@ -15,9 +15,8 @@ from typing import Any
 from longspec import jsonl
 from longspec.answers import client, served, server
 from longspec.answers.conversation import FAILED, Conversation, Key
-from longspec.answers.names import JOURNAL, PRINTED, SERVED
 from longspec.answers.questions import Asker
-from longspec.answers.settings import ENDPOINT, Regenerate, deciding
+from longspec.answers.settings import ENDPOINT, JOURNAL, PRINTED, SERVED, Regenerate, deciding
 from longspec.answers.tally import Tally
 from longspec.atomic_files import check_files, describe_files, read_json, sha256_file, write_json
 from longspec.data.read.records import RecordError

@@ -73,7 +73,6 @@ class Tally:
 
 
 def _duration(seconds: float) -> str:
-    """A time in hours and minutes, below a minute in seconds."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     hours, minutes = divmod(round(seconds / 60), 60)

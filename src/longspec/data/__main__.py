@@ -10,7 +10,7 @@ from rich.console import Console
 from tqdm import tqdm
 
 from longspec import shown
-from longspec.command_line import add_verb
+from longspec.command_line import add_verb, named_path
 from longspec.data import draft_vocabulary, inspection, raw, tokenize
 from longspec.data.hub import fetch
 from longspec.data.layout_tally import BEYOND
@@ -47,7 +47,9 @@ def parser() -> argparse.ArgumentParser:
     )
     verb.add_argument("--out", required=True, type=Path, help="the manifest to write, the rows beside it")
     verb = add_verb(verbs, "vocabulary", "choose the tokens that a draft can propose: the most frequent ones of all rows")
-    verb.add_argument("--packed", required=True, nargs="+", metavar="NAME=MANIFEST", help="the rows of each stage")
+    verb.add_argument(
+        "--packed", required=True, nargs="+", type=named_path, metavar="NAME=MANIFEST", help="the rows of each stage"
+    )
     verb.add_argument("--target", required=True, type=Path, help="the target's manifest, for its number of tokens")
     verb.add_argument("--size", required=True, type=int, help="how many tokens")
     verb.add_argument("--ids-of", type=Path, help="another vocabulary: its tokens are taken over")
@@ -78,8 +80,8 @@ def run(arguments: argparse.Namespace, progress: Any) -> dict[str, Any]:
         made = tokenize.make(arguments.raw, arguments.tokenizer, arguments.shard, arguments.num_shards, arguments.out, progress)
         return {key: made[key] for key in ("documents", "skipped", *BEYOND, "tokens", "answer_tokens") if key in made}
     if arguments.verb == "vocabulary":
-        packed = draft_vocabulary.named_manifests(arguments.packed)
-        return draft_vocabulary.make(packed, arguments.target, arguments.size, arguments.ids_of, arguments.out, progress)
+        packed, target = arguments.packed, arguments.target
+        return draft_vocabulary.make(packed, target, arguments.size, arguments.ids_of, arguments.out, progress)
     made = packing.make(arguments.tokens, arguments.length, arguments.collation, arguments.overlong, arguments.out, progress)
     return {key: made[key] for key in ("rows", "documents", "pieces", "tokens", "cut_tokens", "padding_share", "labels")}
 

@@ -3,7 +3,6 @@
 Rows are read a record batch at a time; what is held are counts of the target's tokens. V: tokens of the target.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longspec.atomic_files import read_json_object
+from longspec.data import Progress
 from longspec.data.pack.arrow_shards import PackedRows, view
 from longspec.draft_vocabulary import ALL, DraftVocabulary, read_draft_vocabulary
 
 IDS, MASK = range(2)  # columns of packed rows
-
-Progress = Callable[[int], None] | None
 
 
 def trained_tokens(rows: PackedRows, size: int, progress: Progress = None) -> NDArray[np.int64]:
@@ -58,19 +56,8 @@ def target_tokens(target: Path) -> int:
     return size
 
 
-def named_manifests(texts: list[str]) -> dict[str, Path]:
-    """Sets of rows by name, from NAME=MANIFEST. Raises ValueError for another form and for a name that stands twice."""
-    found: dict[str, Path] = {}
-    for text in texts:
-        name, equals, path = text.partition("=")
-        if not (name and equals and path) or name in found or name == ALL:
-            raise ValueError(f"--packed: {text!r}: give NAME=MANIFEST, each name once, none of them '{ALL}', which is all rows")
-        found[name] = Path(path)
-    return found
-
-
 def make(
-    packed: dict[str, Path], target: Path, count: int, ids_of: Path | None, out: Path, progress: Progress = None
+    packed: list[tuple[str, Path]], target: Path, count: int, ids_of: Path | None, out: Path, progress: Progress = None
 ) -> dict[str, Any]:
     """Write the `count` most frequent of all trained tokens, or those of another file, and what they cover of these rows.
 
@@ -82,7 +69,9 @@ def make(
         raise ValueError(
             f"--size: {count}: the target has {size} tokens; give fewer, or count none: recipe.method.vocabulary: null"
         )
-    rows = {name: PackedRows(path) for name, path in packed.items()}
+    rows = {name: PackedRows(path) for name, path in packed}
+    if len(rows) < len(packed) or ALL in rows:
+        raise ValueError(f"--packed: give NAME=MANIFEST, each name once, none of them '{ALL}', which is all rows")
     tokenizers = {name: each.manifest["tokenizer"] for name, each in rows.items()}
     if len(set(tokenizers.values())) > 1:
         raise ValueError(f"--packed: {', '.join(tokenizers)}: rows of different tokenizers; pack all of them for one target")
@@ -92,7 +81,7 @@ def make(
         ids = most_frequent(total_V, count)
     else:
         taken = read_draft_vocabulary(ids_of, counted=False)
-        taken.check_tokenizer(ids_of, tokenizer, next(iter(packed.values())))
+        taken.check_tokenizer(ids_of, tokenizer, packed[0][1])
         taken.check_tokens(ids_of, size, target)
         if len(taken.ids) != count:
             raise ValueError(f"{ids_of}: ids: are {len(taken.ids)}, --size is {count}; give the file of that size")

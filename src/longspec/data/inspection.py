@@ -32,7 +32,8 @@ SPECIAL, SPECIAL_OPEN, SPECIAL_CLOSE = "reverse", "‹", "›"
 TYPED = {ord(mark): f"<U+{ord(mark):04X}>" for mark in (OPEN, CLOSE, SPECIAL_OPEN, SPECIAL_CLOSE)}
 HEAD, TAIL = 160, 80  # tokens of a document that are shown at its beginning and its end
 BAR = 40  # characters of the longest bar
-FILLED = ((0.5, "below 50 %"), (0.75, "50 to 75 %"), (0.9, "75 to 90 %"), (0.99, "90 to 99 %"), (1.0, "99 to 100 %"))
+# Classes of rows by the share at which each begins.
+FILLED = {"below 50 %": 0, "50 to 75 %": 0.5, "75 to 90 %": 0.75, "90 to 99 %": 0.9, "99 to 100 %": 0.99, "full": 1}
 
 
 @dataclass(frozen=True)
@@ -60,12 +61,10 @@ class Shown:
 
 
 def _count(number: int, name: str) -> str:
-    """A number with its noun."""
     return f"{number:,} {name}{'' if number == 1 else 's'}"
 
 
 def _facts(manifest: dict[str, Any]) -> dict[str, str]:
-    """The lines on a manifest's whole content."""
     facts = {"documents": f"{manifest['documents']:,} in {manifest['tokens']:,} tokens"}
     if "rows" in manifest:
         trained = manifest["labels"] / manifest["tokens"]
@@ -95,32 +94,24 @@ def _facts(manifest: dict[str, Any]) -> dict[str, str]:
 
 
 def _fill(rows: PackedRows) -> dict[str, int]:
-    """The number of rows in each class of FILLED, and of those without padding; classes without rows are left out."""
-    counts = {name: 0 for _, name in FILLED} | {"full": 0}
-    for batch in rows.batches():
-        share_R = view(batch.column(LENGTH)) / rows.sequence_length
-        counts["full"] += int((share_R == 1).sum())
-        below = 0
-        for edge, name in FILLED:
-            until = int((share_R < edge).sum())
-            counts[name], below = counts[name] + until - below, until
-    return {name: count for name, count in counts.items() if count}
+    """The number of rows in each class of FILLED; classes without rows are left out."""
+    length_R = np.concatenate([view(batch.column(LENGTH)) for batch in rows.batches()])
+    counts, _ = np.histogram(length_R / rows.sequence_length, [*FILLED.values(), np.inf])
+    return {name: count for name, count in zip(FILLED, counts.tolist(), strict=True) if count}
 
 
 def _packed(path: Path, number: int) -> Shown:
-    """One row of a packed folder."""
     rows = PackedRows(path)
     if not 0 <= number < len(rows):
         raise ValueError(f"--row: must lie in 0..{len(rows) - 1}, is {number}")
     row, (batch, place) = rows[number], rows.find(number)
-    begins = batch.column(DOCUMENT_STARTS)[place].as_py()
-    ends = [*begins[1:], batch.column(LENGTH)[place].as_py()]
-    starts = batch.column(PIECE_STARTS)[place].as_py()
+    begins, length, starts = (batch.column(each)[place].as_py() for each in (DOCUMENT_STARTS, LENGTH, PIECE_STARTS))
+    ends = [*begins[1:], length]
     pieces = [
         Piece(row.input_ids_S[begin:end], row.loss_mask_S[begin:end], record, start)
         for begin, end, record, start in zip(begins, ends, row.records, starts, strict=True)
     ]
-    heading = f"row {number:,}: {_count(len(pieces), 'document')}, {ends[-1]:,} tokens, {int(row.loss_mask_S.sum()):,} trained"
+    heading = f"row {number:,}: {_count(len(pieces), 'document')}, {length:,} tokens, {int(row.loss_mask_S.sum()):,} trained"
     manifest = rows.manifest
     return Shown(
         title=f"{manifest['dataset']}, packed",
@@ -129,13 +120,12 @@ def _packed(path: Path, number: int) -> Shown:
         fill=_fill(rows),
         heading=heading,
         pieces=pieces,
-        padding=rows.sequence_length - ends[-1],
+        padding=rows.sequence_length - length,
         origin=read_json(Path(manifest["shards"][0]["path"])),
     )
 
 
 def _tokens(path: Path, number: int) -> Shown:
-    """One document of a token shard."""
     shards = TokenShards([path])
     manifest, count = shards.manifests[0], len(shards.lengths_D)
     if not 0 <= number < count:
@@ -210,7 +200,6 @@ def _decoded(ids: list[int], tokenizer: Any, special: set[int]) -> Iterator[tupl
 
 
 def _text(piece: Piece, tokenizer: Any, full: bool, colour: bool) -> Text:
-    """A piece decoded."""
     text, special = Text(), set(tokenizer.convert_tokens_to_ids(list(special_names(tokenizer))))
     for trained, ids in _runs(piece, full):
         if trained is None:
@@ -229,20 +218,21 @@ def _text(piece: Piece, tokenizer: Any, full: bool, colour: bool) -> Text:
 
 
 def _bars(console: Console, title: str, counts: dict[str, int]) -> None:
-    """A histogram of horizontal bars."""
     table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1), show_header=False)
     for justify in ("right", "right", "right", "left"):
         table.add_column(justify=justify, no_wrap=True)
     total, most = sum(counts.values()), max(counts.values(), default=1)
+    mark = "█" if console.encoding.startswith("utf") else "#"
     for name, count in counts.items():
-        bar = (
-            "█" * max(1, round(BAR * count / most))
-            if console.encoding.startswith("utf")
-            else "#" * max(1, round(BAR * count / most))
-        )
+        bar = mark * max(1, round(BAR * count / most))
         table.add_row(name, f"{count:,}", f"{count / total:.1%}", Text(bar, style=FRAME))
     console.print(table)
     console.print()
+
+
+def _title(console: Console, text: str) -> None:
+    console.print()
+    console.print(Rule(Text(text, style=FRAME), style=FRAME, align="left", characters="╌"))
 
 
 def show(shown: Shown, tokenizer: Any, full: bool, console: Console) -> None:
@@ -264,12 +254,8 @@ def show(shown: Shown, tokenizer: Any, full: bool, console: Console) -> None:
     for number, piece in enumerate(shown.pieces, 1):
         last = piece.start + len(piece.ids_N) - 1
         where = f"its tokens {piece.start:,} to {last:,}, {int(piece.trained_N.sum()):,} trained"
-        console.print()
-        console.print(Rule(Text(f"document {number}: {where}", style=FRAME), style=FRAME, align="left", characters="╌"))
+        _title(console, f"document {number}: {where}")
         console.print(Text(one_line(_origin_of(piece, shown.origin)), style="dim"))
         console.print(_text(piece, tokenizer, full, colour), soft_wrap=True)
     if shown.padding:
-        console.print()
-        console.print(
-            Rule(Text(f"padding: {_count(shown.padding, 'token')}", style=FRAME), style=FRAME, align="left", characters="╌")
-        )
+        _title(console, f"padding: {_count(shown.padding, 'token')}")

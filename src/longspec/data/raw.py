@@ -1,16 +1,16 @@
 """The `raw` verb: reads a source into validated records, held-out ones apart, and counts every record."""
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from longspec import jsonl
 from longspec.atomic_files import describe_files, write_json
 from longspec.config.names import HUB_PREFIX
+from longspec.data import Progress
 from longspec.data.align import pipeline
-from longspec.data.hub.fetched import MANIFEST, read_fetched
+from longspec.data.hub.fetch import MANIFEST, read_fetched
 from longspec.data.read import source_files, split_records
 from longspec.data.read.items import Item, Note
 from longspec.data.read.records import FIELDS
@@ -20,26 +20,16 @@ from longspec.demo import puzzles, questions, stdlib
 
 AFTER = ("shards", "regenerate")  # keys of what is done with the records: `tokenize` and longspec.answers read them
 # The settings each kind of source knows, with their defaults (None: must be given).
-STDLIB: dict[str, Any] = {"min_characters": 0, "as": "", "held_out": 0.06}
-PUZZLES: dict[str, Any] = {"records": None, "seed": 0, "held_out": 0.06}
 QUESTIONS: dict[str, Any] = {"records": None, "seed": 0, "min_characters": 0, "max_characters": 4000}
 FILE: dict[str, Any] = {"held_out": 0.02, "align": [], "max_rejected": 0.01, "max_line_mb": 32}
 HUB: dict[str, Any] = {"revision": "main", **FILE}
 MADE: dict[str, dict[str, Any]] = {
-    "stdlib": STDLIB,
-    "puzzles": PUZZLES,
+    "stdlib": {"min_characters": 0, "as": "", "held_out": 0.06},
+    "puzzles": {"records": None, "seed": 0, "held_out": 0.06},
     "questions": {**QUESTIONS, "held_out": 0.06, UNANSWERED: True},
 }
 SHARES_AND_SIZES = dict.fromkeys(("held_out", "max_rejected", "max_line_mb"), float)
 TYPES = {UNANSWERED: bool, "as": str, "revision": str, "align": list, **SHARES_AND_SIZES}
-
-
-@dataclass(frozen=True)
-class Origin:
-    """The files a dataset is read from, and for one of the hub which commit they are of."""
-
-    files: list[Path]
-    told: dict[str, Any]
 
 
 def is_made(source: Any) -> bool:
@@ -100,18 +90,21 @@ def complete(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     return whole
 
 
-def origin_of(name: str, settings: dict[str, Any], fetched: Path | None) -> Origin:
-    """A dataset's origin. Raises ValueError for files that are missing or not those of the fetched manifest."""
+def origin_of(name: str, settings: dict[str, Any], fetched: Path | None) -> tuple[list[Path], dict[str, str]]:
+    """The files a dataset is read from, and for one of the hub which commit they are of.
+
+    Raises ValueError for files that are missing or not those of the fetched manifest.
+    """
     source = settings["source"]
     if not is_hub(source):
         if fetched is not None:
             raise ValueError(
                 f"data.{name}: {fetched} is given, but the source {source} is none of the hub's; leave --fetched out"
             )
-        return Origin([] if is_made(source) else source_files.files_of(source), {})
+        return [] if is_made(source) else source_files.files_of(source), {}
     path = fetched or Path(MANIFEST.format(dataset=name))
     files, manifest = read_fetched(path, f"data.{name}", source, settings["revision"])
-    return Origin(files, {"repository": manifest["repository"], "commit": manifest["commit"]})
+    return files, {"repository": manifest["repository"], "commit": manifest["commit"]}
 
 
 def read(settings: dict[str, Any], files: list[Path]) -> Iterator[Item | Note]:
@@ -133,11 +126,7 @@ def read(settings: dict[str, Any], files: list[Path]) -> Iterator[Item | Note]:
 
 
 def make(
-    name: str,
-    settings: dict[str, Any],
-    out: Path,
-    progress: Callable[[int], None] | None = None,
-    fetched: Path | None = None,
+    name: str, settings: dict[str, Any], out: Path, progress: Progress = None, fetched: Path | None = None
 ) -> dict[str, Any]:
     """Write the raw folder of a dataset, its manifest `out` last; returns the manifest. `fetched`: what `fetch` wrote.
 
@@ -145,19 +134,16 @@ def make(
     of the last two the folder then holds the rejects alone.
     """
     settings = complete(name, settings)
-    origin = origin_of(name, settings, fetched)
+    files, origin = origin_of(name, settings, fetched)
     out.parent.mkdir(parents=True, exist_ok=True)
-    done = split_records.sort(name, settings, read(settings, origin.files), out, progress)
+    done = split_records.sort(name, settings, read(settings, files), out, progress)
     manifest = {
         "name": name,
         "settings": settings,
-        "origin": origin.told,
-        "inputs": {str(path): path.stat().st_size for path in origin.files},
+        "origin": origin,
+        "inputs": {str(path): path.stat().st_size for path in files},
         "files": describe_files(out.parent, split_records.OUTPUTS),
-        "records": done.records,
-        "rejects": done.rejects,
-        "notes": done.notes,
-        "align": done.align,
+        **done,
     }
     write_json(out, manifest)
     return manifest

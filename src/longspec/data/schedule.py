@@ -79,7 +79,6 @@ class Schedule:
         return np.concatenate([self._rows_of(source, *place) for source, place in enumerate(zip(starts, counts, strict=True))])
 
     def _rows_of(self, source: int, start: int, count: int) -> NDArray[np.int64]:
-        """Row numbers [count] from a source's place `start` on."""
         epochs_N, places_N = np.divmod(np.arange(start, start + count), self.rows_an_epoch[source])
         rows_N = np.empty(count, dtype=np.int64)
         for epoch in np.unique(epochs_N).tolist():

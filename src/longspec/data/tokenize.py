@@ -1,7 +1,7 @@
 """Records as token ids and answer masks, and the `tokenize` verb: one shard of a raw folder to Arrow."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ from longspec.atomic_files import (
     sha256_text,
     write_json,
 )
+from longspec.data import Progress
 from longspec.data.chat import chat_template
-from longspec.data.chat.encoding import Encoded, Encoder, by_record
-from longspec.data.chat.segments import Plan
+from longspec.data.chat.encoding import Encoded, Encoder, Planned, documents_of
 from longspec.data.chat.special_tokens import LayoutError
 from longspec.data.layout_tally import Tally, line_number
 from longspec.data.pack import arrow_shards
@@ -59,8 +59,7 @@ def encode(tokenizer: Any, record: dict[str, Any]) -> tuple[NDArray[np.int32], N
     known format, LayoutError for a conversation that the chat template cannot lay out; both are ValueErrors.
     """
     encoder = Encoder(tokenizer)
-    plans = encoder.plan([record])
-    [documents] = by_record(plans, encoder.encode(plans))
+    [documents] = encoder.encode(encoder.plan([record]))
     if isinstance(documents, LayoutError):
         raise documents
     return documents[-1].ids, documents[-1].answer_mask
@@ -101,42 +100,34 @@ def _groups(path: Path, shard: int, num_shards: int) -> Iterator[Group]:
         yield group
 
 
-def _plan(encoder: Encoder, path: Path, group: Group) -> list[Plan | LayoutError]:
+def _plan(encoder: Encoder, path: Path, group: Group) -> list[Planned]:
     """The group's plans. Raises ValueError with the line of a record that fits no format."""
-    try:
-        return encoder.plan([record for _, record in group])
-    except RecordError as fault:
-        for place, record in group:
-            try:
-                encoder.plan([record])
-            except RecordError as error:
-                raise ValueError(f"{path}: line {line_number(path, place)}: {error}; make the file again") from fault
-        raise
+    plans = []
+    for place, record in group:
+        try:
+            plans += encoder.plan([record])
+        except RecordError as error:
+            raise ValueError(f"{path}: line {line_number(path, place)}: {error}; make the file again") from error
+    return plans
 
 
 def _encoded(
     encoder: Encoder, path: Path, groups: Iterator[Group]
 ) -> Iterator[tuple[Group, list[list[Encoded] | LayoutError]]]:
     """Each group with its records' documents. While the tokenizer works on one, the next is read and the last one written."""
-    waiting: tuple[Group, list[Plan | LayoutError], Future[list[list[Any]]]] | None = None
+    waiting: tuple[Group, list[Planned], Future[list[list[Any]]]] | None = None
     with ThreadPoolExecutor(1) as pool:
         for group in groups:
             plans = _plan(encoder, path, group)
-            coming = group, plans, pool.submit(encoder.run, plans)
+            coming = group, plans, pool.submit(encoder.run, documents_of(plans))
             if waiting is not None:
-                yield waiting[0], by_record(waiting[1], encoder.finish(waiting[1], waiting[2].result()))
+                yield waiting[0], encoder.finish(waiting[1], waiting[2].result())
             waiting = coming
         if waiting is not None:
-            yield waiting[0], by_record(waiting[1], encoder.finish(waiting[1], waiting[2].result()))
+            yield waiting[0], encoder.finish(waiting[1], waiting[2].result())
 
 
-def _write(
-    encoder: Encoder,
-    train: Path,
-    part: tuple[int, int],
-    writer: arrow_shards.TokenWriter,
-    progress: Callable[[int], None] | None,
-) -> Tally:
+def _write(encoder: Encoder, train: Path, part: tuple[int, int], writer: arrow_shards.TokenWriter, progress: Progress) -> Tally:
     """Every record of the shard, `part` of (shard, num_shards), as documents, or counted as skipped."""
     tally = Tally()
     for group, records in _encoded(encoder, train, _groups(train, *part)):
@@ -155,12 +146,7 @@ def _write(
 
 
 def make(
-    raw: Path,
-    tokenizer_manifest: Path,
-    shard: int,
-    num_shards: int,
-    out: Path,
-    progress: Callable[[int], None] | None = None,
+    raw: Path, tokenizer_manifest: Path, shard: int, num_shards: int, out: Path, progress: Progress = None
 ) -> dict[str, Any]:
     """Write a token shard beside its manifest `out`; returns the manifest.
 

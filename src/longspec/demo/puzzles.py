@@ -48,7 +48,6 @@ def _value(a: int, b: int, operator: str) -> int:
 
 
 def _moves(terms: list[Term]) -> list[Move]:
-    """Every step from these terms."""
     moves = []
     for i in range(len(terms)):
         for j in range(i):
@@ -61,7 +60,6 @@ def _moves(terms: list[Term]) -> list[Move]:
 
 
 def _make(terms: list[Term], move: Move) -> Term:
-    """The term that a step makes."""
     value, high, low, operator = move
     a, b = terms[high], terms[low]
     left, right = (f"({term.expression})" if term.equations else term.expression for term in (a, b))
@@ -71,7 +69,6 @@ def _make(terms: list[Term], move: Move) -> Term:
 
 
 def _after(terms: list[Term], move: Move, made: Term) -> list[Term]:
-    """The terms in hand after a step."""
     return [term for k, term in enumerate(terms) if k not in move[1:3]] + [made]
 
 

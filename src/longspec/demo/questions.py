@@ -78,7 +78,6 @@ def _drawn(subjects: Iterator[Subject], rng: random.Random) -> list[Subject]:
 
 
 def _askable(task: Task, subjects: list[Subject]) -> list[Subject]:
-    """The subjects that have what the wordings of a task need."""
     needed = [part for part in (task.about, "other") if any(f"{{{part}}}" in wording for wording in task.wordings)]
     return [each for each in subjects if each.unit.kind in task.kinds and all(each.parts[part] for part in needed)]
 

@@ -6,21 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-LEFT_OUT_FOLDERS = frozenset(
-    {
-        "site-packages",
-        "dist-packages",
-        "test",
-        "tests",
-        "idlelib",
-        "lib2to3",
-        "turtledemo",
-        "encodings",
-        "pydoc_data",
-        "ensurepip",
-        "__pycache__",
-    }
-)
+LEFT_OUT_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "ensurepip", "pydoc_data", "encodings"}
+LEFT_OUT_FOLDERS |= {"test", "tests", "idlelib", "lib2to3", "turtledemo"}
 # Tables without a generator's notice in their first lines.
 GENERATED_FILES = frozenset({"html/entities.py"})
 GENERATED_NOTICE = re.compile(r"\b(auto-?|automatically )?generated (by|and used by|from)\b|automatically generated", re.I)

@@ -34,9 +34,8 @@ def extract(options: argparse.Namespace) -> None:
     vocabulary = vocabulary_for(recipe, options.vocabulary)
     check_vocabulary(options.checkpoint, options.vocabulary, vocabulary)
     manifest = read_json(options.target or target_manifest(recipe.model.name))
-    target = manifest["path"]
+    target, tokenizer = manifest["path"], tokenizer_hash(manifest.get("files", {}))
     if vocabulary is not None:
-        tokenizer = tokenizer_hash(manifest.get("files", {}))
         vocabulary.check_tokens(options.vocabulary, read_target_config(target).vocab_size, target, tokenizer)
     state = read_weights(options.checkpoint, trust_pickle=options.trust_pickle)
     method, settings = method_of(recipe, vocabulary)
@@ -105,10 +104,27 @@ def final(options: argparse.Namespace) -> None:
 
 def export(options: argparse.Namespace) -> None:
     """A draft folder in another program's layout. What engines load as it is needs none: it is the folder itself."""
-    from longspec.draft.export import export_draft
+    from safetensors.torch import save_file
 
-    names = export_draft(options.folder, options.layout, options.out)
-    log(f"{options.out}: {', '.join(names)}")
+    from longspec import methods
+    from longspec.methods.draft_files import CONFIG, METHOD, SAFETENSORS, read_draft_config
+
+    folder, layout, out = options.folder, options.layout, options.out
+    if out.exists():
+        raise ValueError(f"--out: {out}: is there already; give another name, or remove it")
+    found = read_draft_config(folder) if folder.is_dir() else None
+    if found is None:
+        raise ValueError(f"{folder}: not a draft folder: has no {CONFIG} with the field {METHOD}")
+    file, content = found
+    layouts = methods.layouts_of(content[METHOD])
+    if layout not in layouts:
+        told = f"it has {', '.join(layouts)}" if layouts else "it has none"
+        raise ValueError(f"--layout: {layout}: {file}: {METHOD}: drafts of {content[METHOD]!r} have no such layout; {told}")
+    tensors, config = methods.layout_of(content[METHOD], layout).exported(folder)
+    with new_folder(out) as beside:
+        save_file(tensors, beside / SAFETENSORS, metadata={"format": "pt"})
+        write_json(beside / CONFIG, config)
+    log(f"{out}: {', '.join(files_below(out))}")
 
 
 def push(options: argparse.Namespace) -> None:
@@ -121,7 +137,6 @@ def push(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m longspec.draft", description=__doc__)
     verbs = parser.add_subparsers(required=True)
     verb = add_verb(verbs, "extract", str(extract.__doc__))

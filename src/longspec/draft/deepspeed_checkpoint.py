@@ -94,7 +94,6 @@ def _folder_of_tag(folder: Path) -> Path:
 
 
 def _optimizer_files(folder: Path) -> dict[int, Path]:
-    """The files of the optimizer by rank."""
     matches = [(OPTIMIZER_STATES.fullmatch(path.name), path) for path in folder.iterdir()]
     return {int(match[2]): path for match, path in matches if match}
 

@@ -9,8 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from longspec.atomic_files import new_folder, write_json
-from longspec.draft.custom_generate import write_custom_generate
+from longspec.atomic_files import new_folder, write_json, write_text
 from longspec.draft.trained import write_training_config
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods import method_of
@@ -20,6 +19,23 @@ from longspec.models.target_config import read_target_config
 from longspec.tokenizer_files import tokenizer_files
 
 VOCABULARY = "draft_vocabulary.json"
+# By which transformers' generate decodes with the draft: it copies the file to a cache of its own and runs it there, without a
+# word of the folder it came from.
+GENERATE = "custom_generate/generate.py"
+# transformers reports a missing import as a missing package of that name; imports in a `try` it leaves alone.
+GENERATE_CODE = '''\
+"""target.generate(..., custom_generate=folder, trust_remote_code=True, draft=folder): decoding with this draft."""
+
+try:
+    from longspec.decode.generate import generate
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"{error}: decoding with this draft is done by the code that trained it; install longspec from its repository "
+        "(pip install .)"
+    ) from error
+
+__all__ = ["generate"]
+'''
 TARGET_FIELDS = (
     "model_type",
     "hidden_size",
@@ -92,7 +108,7 @@ def write_draft(
         save_file(published, beside / SAFETENSORS, metadata={"format": "pt"})
         torch.save(published, beside / PTH)
         write_json(beside / CONFIG, config)
-        write_custom_generate(beside)
+        write_text(beside / GENERATE, GENERATE_CODE)
         if vocabulary is not None:
             vocabulary.write(beside / VOCABULARY)
         if tokenizer is not None:

@@ -73,7 +73,6 @@ def push(folder: Path, card: str, repository: str, revision: str, *, private: bo
 
 
 def _reason(error: Any) -> str:
-    """Why the hub refuses an upload."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     text = brief(error)
     if status == 401:

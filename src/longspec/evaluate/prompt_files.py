@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from longspec.config.names import readable_name
-from longspec.data.hub.fetched import MANIFEST, read_fetched
+from longspec.data.hub.fetch import MANIFEST, read_fetched
 from longspec.data.read import source_files
 from longspec.data.read.items import Note
 from longspec.distributed import log

@@ -42,7 +42,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    """Run one verb."""
     arguments = parser().parse_args()
     shown.start_logging("%(asctime)s %(message)s")
     if arguments.verb == "tokenizer":

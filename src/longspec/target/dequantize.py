@@ -114,7 +114,6 @@ def _check_names(path: Path, held: set[str], names: dict[str, str], tied: bool) 
 
 
 def _dequantized(path: Path, tensor: Any) -> np.ndarray:
-    """A tensor in float32."""
     try:
         with np.errstate(all="ignore"):  # what is not finite is told below
             weights = dequantize(tensor.data, tensor.tensor_type)

@@ -8,10 +8,20 @@ from longspec.families import check_target
 from longspec.models import hub_snapshot
 from longspec.models.target_config import read_target_config
 from longspec.models.weight_index import weight_files
-from longspec.target.manifest import folder_text, write_manifest
 from longspec.tokenizer_files import tokenizer_files
 
 PATTERNS = ["*.json", "*.safetensors", "*.safetensors.index.json", "tokenizer.model", "merges.txt", "*.jinja"]
+
+
+def folder_text(folder: Path) -> str:
+    """A folder as manifests write it: relative to the working directory when inside it, else absolute."""
+    whole, here = folder.resolve(), Path.cwd()
+    return str(whole.relative_to(here)) if whole.is_relative_to(here) else str(whole)
+
+
+def write_manifest(path: Path, folder: Path, source: str, names: list[str], **more: Any) -> None:
+    """Write the manifest of a folder of which `names` are the files that count, with their hashes."""
+    write_json(path, {"path": folder_text(folder), "source": source, "files": describe_files(folder, names), **more})
 
 
 def check_folder(folder: Path) -> tuple[list[str], list[str]]:
@@ -45,7 +55,6 @@ def download(repository: str, folder: Path) -> str:
 
 
 def _snapshot(repository: str, folder: Path, patterns: list[str], revision: str | None = None) -> str:
-    """Files of a hub repository, and the commit they are of."""
     try:
         return hub_snapshot.download(repository, folder, patterns, revision)
     except ValueError as error:

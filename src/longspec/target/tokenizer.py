@@ -15,7 +15,7 @@ from longspec.atomic_files import check_files, new_folder, read_json
 from longspec.config import Build
 from longspec.data.chat.chat_template import CHATML
 from longspec.data.read.records import Text, to_messages_or_text
-from longspec.target.manifest import write_manifest
+from longspec.target.fetch import write_manifest
 from longspec.tokenizer_files import tokenizer_files
 
 END_OF_TEXT = "<|endoftext|>"

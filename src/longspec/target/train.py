@@ -1,4 +1,7 @@
-"""Trains a small Qwen2 target from scratch on packed rows: all kinds of text to the end, the same weights every time."""
+"""Trains a small Qwen2 target from scratch on packed rows: all kinds of text to the end, the same weights every time.
+
+Suffixes: B rows, S tokens, V vocabulary.
+"""
 
 import logging
 import math
@@ -6,8 +9,9 @@ import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
@@ -15,12 +19,12 @@ from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 from longspec.atomic_files import new_folder
 from longspec.config import Build
 from longspec.data import tokenize
-from longspec.data.pack.arrow_shards import PackedRows
+from longspec.data.pack.arrow_shards import PackedRows, Row
 from longspec.data.schedule import Schedule
 from longspec.models.attention.backends import TARGET_ATTENTION
+from longspec.models.attention.visibility import Visibility
 from longspec.models.inputs import NO_LABEL
-from longspec.target.documents import collate
-from longspec.target.manifest import write_manifest
+from longspec.target.fetch import write_manifest
 from longspec.tokenizer_files import tokenizer_files
 
 MICRO_TOKENS = 2048  # of one forward: small enough for the caches, measured fastest on CPU
@@ -30,6 +34,29 @@ WEIGHT_DECAY = 0.1
 CLIP = 1.0
 
 _log = logging.getLogger(__name__)
+
+
+class Batch(NamedTuple):
+    """Rows ready for the model; labels stand at the place that predicts them."""
+
+    input_ids_BS: torch.Tensor
+    labels_BS: torch.Tensor
+    position_ids_BS: torch.Tensor
+    visibility: Visibility  # which tokens a token attends to
+
+
+def collate(rows: list[Row]) -> Batch:
+    """Rows of one length as a batch; a document's first token and padding are nobody's label."""
+    input_ids_BS = torch.from_numpy(np.stack([row.input_ids_S for row in rows])).long()
+    loss_mask_BS = torch.from_numpy(np.stack([row.loss_mask_S for row in rows])).bool()
+    position_ids_BS = torch.from_numpy(np.stack([row.position_ids_S for row in rows])).long()
+    labels_BS = torch.full_like(input_ids_BS, NO_LABEL)
+    labels_BS[:, :-1] = input_ids_BS[:, 1:].masked_fill(~loss_mask_BS[:, 1:], NO_LABEL)
+    document_ids_BS = torch.from_numpy(np.stack([row.document_ids_S for row in rows])).long()
+    # One document to each row, without padding, needs no ids: the rows then share their calls.
+    alike = bool((document_ids_BS == document_ids_BS[:, :1]).all())
+    visibility = Visibility(document_ids_BT=None if alike else document_ids_BS)
+    return Batch(input_ids_BS, labels_BS, position_ids_BS, visibility)
 
 
 @dataclass

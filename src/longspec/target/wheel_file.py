@@ -13,7 +13,7 @@ from pathlib import Path
 
 from longspec.atomic_files import describe_files, new_file, remove, sha256_file, write_json
 from longspec.config.names import GGUF_SUFFIX, WheelFile, wheel_source
-from longspec.target.manifest import folder_text
+from longspec.target.fetch import folder_text
 
 
 def make(source: str, sha256: str, out: Path) -> None:

@@ -9,8 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from longspec.answers import settings as answer_settings
-from longspec.answers.names import JOURNAL
-from longspec.answers.settings import parse
+from longspec.answers.settings import JOURNAL, parse
 from longspec.cluster.retry_policy import measured_lines
 from longspec.data.raw import complete
 from longspec.evaluate.tasks import HeldOut

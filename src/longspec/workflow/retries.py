@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from longspec.answers.names import JOURNAL
+from longspec.answers.settings import JOURNAL
 from longspec.cluster.retry_policy import begun, fruitful_tries, measured_lines, reason_to_give_up
 from longspec.journal import unfinished
 from longspec.workflow.states import stored_rows

@@ -7,6 +7,7 @@ from typing import Any
 
 from longspec.data.align.align_base import Record, Step, found, refuse_taken, required
 from longspec.data.read.record_checks import RecordError, check_characters, kind, says_nothing
+from longspec.data.read.tool_calls import read_template_arguments
 
 
 def rename(names: dict[str, Any]) -> Step:
@@ -52,7 +53,7 @@ def set_constants(values: dict[str, Any]) -> Step:
     return lambda record: record | values
 
 
-def add_id(prefix: str, field: str, by: str) -> Step:
+def add_id(prefix: str = "", field: str = "id", by: str = "number") -> Step:
     """Name each record `<prefix>-<number>` by a running number from 0, or `<prefix>-<hash>` by its content (`by: hash`)."""
     if by not in ("number", "hash"):
         raise RecordError("by", f"must be number or hash, is {by!r}")
@@ -70,13 +71,22 @@ def add_id(prefix: str, field: str, by: str) -> Step:
     return step
 
 
-def compose(to: str, template: str, optional: list[Any]) -> Step:
+def lay_out(chat_template_kwargs: dict[str, Any] | None = None, train_thoughts: bool | None = None) -> Step:
+    """What the chat template is given, in place of a record's own, and whether thoughts are trained or read alone."""
+    given: Record = {"chat_template_kwargs": read_template_arguments(chat_template_kwargs)} if chat_template_kwargs else {}
+    given |= {} if train_thoughts is None else {"train_thoughts": train_thoughts}
+    if not given:
+        raise RecordError("train_thoughts", "is not given, nor is chat_template_kwargs; give one of them")
+    return lambda record: record | given
+
+
+def compose(to: str, template: str, optional: list[Any] | None = None) -> Step:
     """A text from a template of named units, such as "{title}\\n\\n{body}"; a brace that is text is written twice.
 
     A unit is a text or a number. A missing or empty one is a fault, unless it is `optional`: then the white space before it
     goes with it.
     """
-    parts, units = _parts(template), set(units_of(template))
+    parts, units, optional = _parts(template), set(units_of(template)), optional or []
     for name in optional:
         if name not in units:
             raise RecordError("optional", f"{name!r} is no unit of the template; its units: {', '.join(sorted(units))}")
@@ -122,12 +132,24 @@ def _unit(record: Record, name: str, optional: bool) -> str:
     return text
 
 
-def keep_where(field: str, present: bool | None, **limits: Any) -> Step:
+def keep_where(
+    field: str,
+    present: bool | None = None,
+    equals: str | int | float | bool | None = None,
+    in_: list[Any] | None = None,
+    not_in: list[Any] | None = None,
+    min: int | float | None = None,
+    max: int | float | None = None,
+    min_characters: int | None = None,
+    max_characters: int | None = None,
+) -> Step:
     """Keep the records whose field meets all conditions; the others are filtered out, and counted.
 
     equals, in, not_in: the value; min, max: of a number; min_characters, max_characters: of a text; present: whether it is
     there, neither null nor empty. A record without the field, or of the wrong type, is a fault unless `present` is asked.
     """
+    limits = {"equals": equals, "in": in_, "not_in": not_in, "min": min, "max": max}
+    limits |= {"min_characters": min_characters, "max_characters": max_characters}
     conditions = {name: limit for name, limit in limits.items() if limit is not None}
     if (present is not None) == bool(conditions):
         raise RecordError("field", "needs a condition; `present` stands alone")

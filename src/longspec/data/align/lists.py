@@ -9,7 +9,7 @@ from longspec.data.read.record_checks import RecordError, check_characters, kind
 STARTS = ("assistant", "system", "user")  # roles that a conversation may be made to start at
 
 
-def flatten(field: str | list[Any], to: str | None, merge: bool) -> Step:
+def flatten(field: str | list[Any], to: str | None = None, merge: bool = False) -> Step:
     """A list becomes one record per element; the other fields are kept in each.
 
     The element stands in the field itself, or in `to`; with `merge` it is an object whose fields join the record's.
@@ -44,7 +44,7 @@ def _merged(rest: Record, element: Any) -> Record | RecordError:
     return RecordError(min(both), "stands in the record and in the element") if both else rest | element
 
 
-def join(field: str, to: str | None, between: str) -> Step:
+def join(field: str, to: str | None = None, between: str = "\n") -> Step:
     """A list of texts becomes one text, in the field itself or in `to`."""
 
     def step(record: Record) -> Record:
@@ -56,8 +56,9 @@ def join(field: str, to: str | None, between: str) -> Step:
     return step
 
 
-def alternate(field: str, to: str, roles: list[Any]) -> Step:
+def alternate(field: str, to: str = "messages", roles: list[Any] | None = None) -> Step:
     """A list of texts, spoken by the roles in turn, becomes a conversation (UltraChat's `data`)."""
+    roles = ["user", "assistant"] if roles is None else roles
     if not roles or not all(role in ROLES for role in roles):
         raise RecordError("roles", f"must be roles such as [user, assistant], is {roles!r}; known: {', '.join(ROLES)}")
 
@@ -70,7 +71,7 @@ def alternate(field: str, to: str, roles: list[Any]) -> Step:
     return step
 
 
-def start_at(field: str, role: str, tally: Tally) -> Step:
+def start_at(field: str, tally: Tally, role: str = "user") -> Step:
     """Leave out what a conversation says before the first message of a role; system messages stay."""
     if role not in STARTS:
         raise RecordError("role", f"must be one of {', '.join(STARTS)}, is {role!r}")

@@ -12,66 +12,25 @@ with the field at fault. A field that is read may stand deeper: `meta.title`, `a
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from inspect import Parameter, signature
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin
 
-from longspec.data.align import chat_layout, fields, lists, tool_tags
+from longspec.data.align import fields, lists, tool_tags
 from longspec.data.align.align_base import Many, Record, Step, Tally
 from longspec.data.read.record_checks import RecordError
 
-REQUIRED = object()
-TEXT, LIST, NUMBER = (str,), (list,), (int, float)
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One setting of an aligner: the types it may have, and its default."""
-
-    kinds: tuple[type, ...]
-    default: Any = REQUIRED
-
-
-# Aligners whose settings are arguments of a function.
-SETTINGS: dict[str, tuple[Callable[..., Step], dict[str, Setting]]] = {
-    "add_id": (
-        fields.add_id,
-        {"prefix": Setting(TEXT, ""), "field": Setting(TEXT, "id"), "by": Setting(TEXT, "number")},
-    ),
-    "compose": (
-        fields.compose,
-        {"to": Setting(TEXT), "template": Setting(TEXT), "optional": Setting(LIST, [])},
-    ),
-    "filter": (
-        fields.keep_where,
-        {
-            "field": Setting(TEXT),
-            "present": Setting((bool,), None),
-            "equals": Setting((str, int, float, bool), None),
-            "in": Setting(LIST, None),
-            "not_in": Setting(LIST, None),
-            "min": Setting(NUMBER, None),
-            "max": Setting(NUMBER, None),
-            "min_characters": Setting((int,), None),
-            "max_characters": Setting((int,), None),
-        },
-    ),
-    "flatten": (
-        lists.flatten,
-        {"field": Setting((str, list)), "to": Setting(TEXT, None), "merge": Setting((bool,), False)},
-    ),
-    "join": (
-        lists.join,
-        {"field": Setting(TEXT), "to": Setting(TEXT, None), "between": Setting(TEXT, "\n")},
-    ),
-    "alternate": (
-        lists.alternate,
-        {"field": Setting(TEXT), "to": Setting(TEXT, "messages"), "roles": Setting(LIST, ["user", "assistant"])},
-    ),
-    "lay_out": (
-        chat_layout.lay_out,
-        {"chat_template_kwargs": Setting((dict,), None), "train_thoughts": Setting((bool,), None)},
-    ),
-    "read_tool_tags": (tool_tags.read_tool_tags, {"field": Setting(TEXT)}),
-    "start_at": (lists.start_at, {"field": Setting(TEXT), "role": Setting(TEXT, "user")}),
+# Aligners whose settings are arguments of a function, which tells their types and defaults; `in_` is written `in`.
+SETTINGS: dict[str, Callable[..., Step]] = {
+    "add_id": fields.add_id,
+    "compose": fields.compose,
+    "filter": fields.keep_where,
+    "flatten": lists.flatten,
+    "join": lists.join,
+    "alternate": lists.alternate,
+    "lay_out": fields.lay_out,
+    "read_tool_tags": tool_tags.read_tool_tags,
+    "start_at": lists.start_at,
 }
 TALLIED = ("start_at",)  # say themselves what they did
 MADE, FLATTENED, FILTERED = "records made", "lists flattened", "records filtered out"
@@ -128,23 +87,29 @@ def _step(name: str, settings: Any, where: str, tally: Tally) -> Step:
         raise ValueError(f"{where}: must be a mapping, is {settings!r}")
     if name in MAPPINGS:
         return MAPPINGS[name](settings)
-    make, known = SETTINGS[name]
-    arguments = _checked(known, settings, where)
-    return make(**arguments, tally=tally) if name in TALLIED else make(**arguments)
+    arguments = _checked(name, settings, where)
+    return SETTINGS[name](**arguments, tally=tally) if name in TALLIED else SETTINGS[name](**arguments)
 
 
-def _checked(known: dict[str, Setting], settings: dict[str, Any], where: str) -> dict[str, Any]:
-    """The settings with their defaults."""
+def settings_of(name: str) -> dict[str, Parameter]:
+    """The settings of an aligner, each with its type and default."""
+    return {each.rstrip("_"): found for each, found in signature(SETTINGS[name]).parameters.items() if each != "tally"}
+
+
+def _checked(name: str, settings: dict[str, Any], where: str) -> dict[str, Any]:
+    known = settings_of(name)
     for key, value in settings.items():
         if key not in known:
             raise ValueError(f"{where}.{key}: unknown; known: {', '.join(known)}")
-        kinds = known[key].kinds
+        told = known[key].annotation
+        kinds = tuple(get_origin(kind) or kind for kind in (get_args(told) if isinstance(told, UnionType) else [told]))
+        kinds = tuple(kind for kind in kinds if kind is not NoneType)
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             raise ValueError(f"{where}.{key}: must be {' or '.join(kind.__name__ for kind in kinds)}, is {value!r}")
     for key, setting in known.items():
-        if key not in settings and setting.default is REQUIRED:
+        if key not in settings and setting.default is Parameter.empty:
             raise ValueError(f"{where}.{key}: must be given; known: {', '.join(known)}")
-    return {key: settings.get(key, setting.default) for key, setting in known.items()}
+    return {known[key].name: value for key, value in settings.items()}
 
 
 def fields_read(steps: list[dict[str, Any]]) -> set[str]:
@@ -157,7 +122,7 @@ def fields_read(steps: list[dict[str, Any]]) -> set[str]:
         elif name == "select":
             read |= set(settings)
         elif name in SETTINGS:
-            known = SETTINGS[name][1]
+            known = settings_of(name)
             given = [settings.get(key, known[key].default) for key in ("field", "to") if key in known]
             read |= {field for value in given for field in (value if isinstance(value, list) else [value]) if field}
             read |= set(fields.units_of(settings["template"])) if name == "compose" else set()

@@ -52,7 +52,6 @@ def _try(render: Render, messages: Messages, ask: bool) -> str | None:
 
 
 def _shared(one: str, other: str) -> str:
-    """The beginning that two texts share."""
     if other.startswith(one):
         return one
     return one[: next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(other))]

@@ -132,7 +132,6 @@ class ChatTemplate:
         return Conversation(text, spans, answers[-1].as_served, sum(not answer.whole for answer in answers))
 
     def _answers(self, messages: Messages, ask: bool) -> tuple[str, list[Answer]]:
-        """The rendered text and its answers in order."""
         text, marked = self.render(messages, ask)
         bones = _skeleton(self, tuple(message["role"] for message in messages), ask)
         numbers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]

@@ -1,9 +1,10 @@
 """Records as token ids and answer masks: the mask comes from places in the text, and is verified by decoding."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,9 @@ from longspec.data.chat.segments import Plan, cut_at_answers, plan, request, req
 from longspec.data.chat.special_tokens import LayoutError
 from longspec.data.chat.verification import verified
 from longspec.data.read.conversations import Chat
+
+Planned = list[Plan] | LayoutError  # a record's documents, or why it cannot be laid out
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -27,32 +31,13 @@ class Encoded:
     left_out: int = 0
 
 
-def _refusal(encodings: list[Any]) -> LayoutError | None:
-    """The LayoutError in place of the first piece that could not be tokenized; None where there is none."""
-    return next((encoding for encoding in encodings if isinstance(encoding, LayoutError)), None)
-
-
 def _ids(encodings: list[Any]) -> list[int]:
-    """The token ids of a document's pieces in a row."""
-    if len(encodings) == 1:
-        return encodings[0].ids
-    return [token for encoding in encodings for token in encoding.ids]
+    return list(chain.from_iterable(encoding.ids for encoding in encodings))
 
 
-def by_record(plans: list[Plan | LayoutError], documents: list[Encoded | LayoutError]) -> list[list[Encoded] | LayoutError]:
-    """The documents of each record; the LayoutError of one document stands for its whole record."""
-    records: list[list[Encoded] | LayoutError] = []
-    whole: list[Encoded] = []
-    fault: LayoutError | None = None
-    for made, document in zip(plans, documents, strict=True):
-        if isinstance(document, LayoutError):
-            fault = fault or document
-        else:
-            whole.append(document)
-        if isinstance(made, LayoutError) or made.closes_record:
-            records.append(fault or whole)
-            whole, fault = [], None
-    return records
+def documents_of(planned: Sequence[Planned]) -> list[Plan]:
+    """The documents of all records that are laid out."""
+    return [made for plans in planned if not isinstance(plans, LayoutError) for made in plans]
 
 
 class Encoder:
@@ -69,28 +54,20 @@ class Encoder:
         self._backend.no_padding()
         self._lock = Lock()  # whether names of special tokens are text is a setting of the backend
 
-    def plan(self, records: list[dict[str, Any]]) -> list[Plan | LayoutError]:
+    def plan(self, records: list[dict[str, Any]]) -> list[Planned]:
         """The plans of each record's documents, or why its conversation cannot be laid out. Raises RecordError."""
-        plans: list[Plan | LayoutError] = []
-        for record in records:
-            try:
-                plans += plan(record, self.template, self.special)
-            except LayoutError as error:
-                plans.append(error)
-        return plans
+        return [_or_refusal(plan, record, self.template, self.special) for record in records]
 
-    def run(self, plans: Sequence[Plan | LayoutError]) -> list[list[Any]]:
-        """The backend's encodings of each plan's pieces, on all of its threads; none for a LayoutError.
+    def run(self, plans: Sequence[Plan]) -> list[list[Any]]:
+        """The backend's encodings of each plan's pieces, on all of its threads; of a piece that is too long windows.Tokens.
 
-        Character offsets take time and are made only where a mask needs them. A piece that is too long for the backend to
-        take whole has windows.Tokens for its encoding, or the LayoutError that says why it has none.
+        Character offsets take time and are made only where a mask needs them.
         """
-        encodings: list[list[Any]] = [[None] * (len(made.pieces) if isinstance(made, Plan) else 0) for made in plans]
+        encodings: list[list[Any]] = [[None] * len(made.pieces) for made in plans]
         chosen: dict[tuple[bool, bool, bool], list[tuple[int, int, str]]] = {}
         for i, made in enumerate(plans):
-            for j, piece in enumerate(made.pieces if isinstance(made, Plan) else []):
-                key = piece.literal, piece.opens, made.answers is not None  # type: ignore[union-attr]
-                chosen.setdefault(key, []).append((i, j, piece.text))
+            for j, piece in enumerate(made.pieces):
+                chosen.setdefault((piece.literal, piece.opens, made.answers is not None), []).append((i, j, piece.text))
         with self._lock:
             for (as_text, opens, offsets), those in sorted(chosen.items()):
                 pieces = [piece for piece in those if len(piece[2]) <= windows.WINDOW]
@@ -104,42 +81,26 @@ class Encoder:
             self._backend.encode_special_tokens = False
         return encodings
 
-    def _long(self, text: str, opens: bool) -> windows.Tokens | LayoutError:
-        """The tokens of a long piece."""
-        try:
-            tokens = windows.tokenize(lambda stretch: self._backend.encode(stretch, add_special_tokens=False), text)
-        except LayoutError as error:
-            return error
+    def _long(self, text: str, opens: bool) -> windows.Tokens:
+        tokens = windows.tokenize(lambda stretch: self._backend.encode(stretch, add_special_tokens=False), text)
         return windows.framed(tokens, self._backend.encode("x"), len(text)) if opens else tokens
 
-    def finish(self, plans: list[Plan | LayoutError], encodings: list[list[Any]]) -> list[Encoded | LayoutError]:
-        """The documents of plans that were run; a LayoutError stays one."""
-        results: list[Encoded | LayoutError] = []
-        for made, parts in zip(plans, encodings, strict=True):
-            refusal = made if isinstance(made, LayoutError) else _refusal(parts)
-            if refusal is not None:
-                results.append(refusal)
-            elif made.answers is None:  # type: ignore[union-attr]
-                results.append(self._close(_ids(parts), None, made))  # type: ignore[arg-type]
-            else:
-                results.append(LayoutError("its tokens do not decode to its answers"))
-        masked = [
-            i
-            for i, made in enumerate(plans)
-            if isinstance(made, Plan) and made.answers is not None and _refusal(encodings[i]) is None
-        ]
-        again = self._mask(masked, [plans[i] for i in masked], [encodings[i] for i in masked], results)  # type: ignore[misc]
+    def finish(self, planned: Sequence[Planned], encodings: list[list[Any]]) -> list[list[Encoded] | LayoutError]:
+        """The documents of each record, of which `documents_of` were run; one LayoutError stands for its whole record."""
+        plans = documents_of(planned)
+        documents = self._documents(plans, encodings)
         # A token reaches over an answer's edge there, so the text is cut: when served the request ends there, and the model
         # never writes such a token. All others are tokenized in one piece, as the template's text is when served.
-        cut = {i: cut_at_answers(plans[i]) for i in again}  # type: ignore[arg-type]
-        made_anew = zip(cut, self.run(list(cut.values())), strict=True)
-        whole = {i: parts for i, parts in made_anew if _refusal(parts) is None}
-        self._mask(list(whole), [cut[i] for i in whole], list(whole.values()), results)
-        return results
+        again = [i for i, document in enumerate(documents) if document is None]
+        cut = [cut_at_answers(plans[i]) for i in again]
+        for i, document in zip(again, self._documents(cut, self.run(cut)), strict=True):
+            documents[i] = document
+        left = iter(documents)
+        return [each if isinstance(each, LayoutError) else _whole([next(left) for _ in each]) for each in planned]
 
-    def encode(self, plans: list[Plan | LayoutError]) -> list[Encoded | LayoutError]:
-        """The documents of several plans at once."""
-        return self.finish(plans, self.run(plans))
+    def encode(self, planned: Sequence[Planned]) -> list[list[Encoded] | LayoutError]:
+        """The documents of several records at once."""
+        return self.finish(planned, self.run(documents_of(planned)))
 
     def prompt(self, text: str, *, chat: bool) -> list[int]:
         """The token ids of a prompt, laid out by the chat template or as it is. Raises LayoutError."""
@@ -153,44 +114,44 @@ class Encoder:
         return self._ids_of(request_for(chat, self.template.of_today(), ()))
 
     def _ids_of(self, made: Plan) -> list[int]:
-        [encodings] = self.run([made])
-        refusal = _refusal(encodings)
-        if refusal is not None:
-            raise refusal
-        return _ids(encodings)
+        return _ids(self.run([made])[0])
 
     def requests(self, conversations: Sequence[Chat]) -> list[list[int] | LayoutError]:
         """The token ids with which the target is asked to go on with each conversation; a LayoutError where that is refused."""
-        plans: list[Plan | LayoutError] = []
-        for chat in conversations:
-            try:
-                plans.append(request_for(chat, self.template, self.special))
-            except LayoutError as error:
-                plans.append(error)
-        made = zip(plans, self.run(plans), strict=True)
-        refused = [(parts, plan if isinstance(plan, LayoutError) else _refusal(parts)) for plan, parts in made]
-        return [_ids(parts) if refusal is None else refusal for parts, refusal in refused]
+        asked = [_or_refusal(request_for, chat, self.template, self.special) for chat in conversations]
+        made = iter(self.run([each for each in asked if not isinstance(each, LayoutError)]))
+        return [each if isinstance(each, LayoutError) else _ids(next(made)) for each in asked]
 
-    def _mask(
-        self, places: list[int], plans: list[Plan], encodings: list[list[Any]], results: list[Encoded | LayoutError]
-    ) -> list[int]:
-        """Put documents of which only answers are trained into their places; those where decoding finds another text."""
+    def _documents(self, plans: list[Plan], encodings: list[list[Any]]) -> list[Encoded | None]:
+        """The documents; None for one in which decoding finds another text than its answers."""
         ids = [_ids(parts) for parts in encodings]
         found = verified(self.tokenizer, plans, encodings, ids)
-        for i, made, tokens, ranges in zip(places, plans, ids, found, strict=True):
-            if ranges is not None:
-                results[i] = self._close(tokens, ranges, made)
-        return [i for i, ranges in zip(places, found, strict=True) if ranges is None]
+        of_each = zip(plans, ids, found, strict=True)
+        return [None if ranges is None else self._close(tokens, ranges, made) for made, tokens, ranges in of_each]
 
-    def _close(self, tokens: list[int], ranges: list[tuple[int, int]] | None, made: Plan) -> Encoded:
-        """The document closed with eos; `ranges`: the tokens of its answers, None for all."""
+    def _close(self, tokens: list[int], ranges: list[tuple[int, int]], made: Plan) -> Encoded:
+        """The document closed with eos; `ranges`: the tokens of its answers."""
         last, at = (tokens[-1], len(tokens) - 1) if tokens else (None, 0)
         if last != self.eos:
             tokens.append(self.eos)
-        mask = np.zeros(len(tokens), dtype=np.uint8) if ranges is not None else np.ones(len(tokens), dtype=np.uint8)
-        for start, end in ranges or []:
+        mask = np.full(len(tokens), made.answers is None, dtype=np.uint8)
+        for start, end in ranges:
             mask[start:end] = 1
-        if ranges is not None and last != self.eos:
+        if made.answers is not None and last != self.eos:
             # A document learns to end, but not a second time after an answer's own end token, nor after a question.
             mask[-1] = mask[at] and last not in self._special_ids
         return Encoded(np.array(tokens, dtype=np.int32), mask, made.as_served, made.shortened, made.left_out)
+
+
+def _or_refusal(make: Callable[..., Made], *arguments: Any) -> Made | LayoutError:
+    """The result of a call, or the LayoutError that it raises."""
+    try:
+        return make(*arguments)
+    except LayoutError as error:
+        return error
+
+
+def _whole(documents: list[Encoded | None]) -> list[Encoded] | LayoutError:
+    """A record's documents, if all of them are there."""
+    whole = [document for document in documents if document is not None]
+    return whole if len(whole) == len(documents) else LayoutError("its tokens do not decode to its answers")

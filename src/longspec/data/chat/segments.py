@@ -29,7 +29,6 @@ class Plan:
     as_served: bool = True
     shortened: int = 0
     left_out: int = 0  # messages of the record that stand in no document of it
-    closes_record: bool = True  # the last document of its record
 
     def text(self) -> str:
         """The whole document."""
@@ -50,8 +49,7 @@ def plan(record: dict[str, Any], template: ChatTemplate, special: tuple[str, ...
         messages, names = special_tokens.hide(document.messages, special)
         return [_cut(template.lay_out(messages), names)]
     hidden, names = _hidden(document, special)
-    plans = [_cut(conversation, names) for conversation in turns.lay_out(template, hidden)]
-    return [replace(each, closes_record=False) for each in plans[:-1]] + plans[-1:]
+    return [_cut(conversation, names) for conversation in turns.lay_out(template, hidden)]
 
 
 def _cut(laid_out: Conversation, names: dict[str, str]) -> Plan:

@@ -51,7 +51,6 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:
-    """The value with each of its texts changed."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):

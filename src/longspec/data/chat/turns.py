@@ -133,7 +133,6 @@ def _forms_of(value: Any) -> list[str]:
 
 
 def _leaves(value: Any) -> list[Any]:
-    """The names and values in a call's arguments."""
     if isinstance(value, dict):
         return [leaf for key, part in value.items() for leaf in (key, *_leaves(part))]
     if isinstance(value, list):

@@ -13,13 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from longspec.data.chat.special_tokens import LayoutError
-
 WINDOW = 1 << 20  # characters; a longer text is cut
 UNSURE = 512  # tokens at a window's end that are made anew by the next window
 SHARED = 256  # tokens before these, at the end of which two windows must agree
 AGREED = 64  # so many of them
-UNCUT = f"it holds over {WINDOW} characters that cannot be tokenized in parts: no token ends clearly where others do"
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,7 @@ def _taken_over(tokens: Tokens, cut: int, following: Tokens) -> int | None:
 def tokenize(encode: Callable[[str], Any], text: str) -> Tokens:
     """The tokens of a text of any length; `encode` gives the backend's encoding of a stretch, nothing added.
 
-    Raises LayoutError when two windows cannot be made to agree: the text is then no text that can be tokenized in parts.
+    Where two windows cannot be made to agree, no token ends clearly where others do, and the text is tokenized whole.
     """
     found: list[Tokens] = []
     start, first = 0, 0  # of the window in the text, and of what is taken of it in tokens
@@ -90,12 +87,12 @@ def tokenize(encode: Callable[[str], Any], text: str) -> Tokens:
         cut = _clear_cut(tokens, len(tokens) - UNSURE)
         back = None if cut is None else _clear_cut(tokens, cut - SHARED)
         if cut is None or back is None or cut <= first:
-            raise LayoutError(UNCUT)
+            return _tokens(encode(text), 0)
         start = int(tokens.starts_N[back])
         following = _tokens(encode(text[start : start + WINDOW]), start)
         taken = _taken_over(tokens, cut, following)
         if taken is None:
-            raise LayoutError(UNCUT)
+            return _tokens(encode(text), 0)
         found.append(_part(tokens, first, cut))
         tokens, first = following, taken
     found.append(_part(tokens, first))

@@ -7,12 +7,12 @@ data/hub/{dataset}/.incoming/      a download under way; the next fetch goes on 
 
 import logging
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from longspec.atomic_files import describe_files, fsync_path, read_json, sha256_file, write_json
+from longspec.atomic_files import check_files, describe_files, fsync_path, read_json, sha256_file, write_json
+from longspec.data import Progress
 from longspec.data.hub.names import CARD, Source, check_complete, choose, parse
 from longspec.data.hub.remote import Remote, UnavailableError, download, look_up, page
 from longspec.data.read.source_files import ARCHIVE, kind_of
@@ -20,6 +20,7 @@ from longspec.data.read.source_files import ARCHIVE, kind_of
 LOG = logging.getLogger(__name__)
 BY_HAND = "placed by hand"
 FILES = "files"
+MANIFEST = "data/hub/{dataset}/manifest.json"
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ def _check_incoming(task: Task, names: list[str]) -> None:
             raise _other_bytes(task, [name])
 
 
-def _bring(task: Task, commit: str, files: dict[str, Remote], progress: Callable[[int], Any] | None) -> dict[str, Any]:
+def _bring(task: Task, commit: str, files: dict[str, Remote], progress: Progress) -> dict[str, Any]:
     """Download what is not there, all of it before the first file takes its place; the manifest."""
     wanted = {name: remote for name, remote in files.items() if not _is_standing(task, name, remote, commit)}
     if wanted:
@@ -182,7 +183,7 @@ def _from_hand(task: Task, missing: list[str], names: list[str], fault: Unavaila
     return task.write(BY_HAND, describe_files(task.out.parent, [f"{FILES}/{name}" for name in chosen]))
 
 
-def make(text: str, revision: str, out: Path, progress: Callable[[int], Any] | None = None) -> dict[str, Any]:
+def make(text: str, revision: str, out: Path, progress: Progress = None) -> dict[str, Any]:
     """Have the files of an hf: name beside the manifest `out`, at the commit the manifest keeps; returns the manifest.
 
     Raises ValueError for what differs from the kept manifest, and, when the hub cannot be used and no files were placed by
@@ -206,3 +207,22 @@ def make(text: str, revision: str, out: Path, progress: Callable[[int], Any] | N
         return _bring(task, commit, {name: remote[name] for name in names}, progress)
     except UnavailableError as fault:
         return _from_hand(task, missing, names, fault)
+
+
+def read_fetched(path: Path, key: str, source: str, revision: str) -> tuple[list[Path], dict[str, Any]]:
+    """The files of a manifest, and the manifest.
+
+    key: of the entry that names the source, for errors. Raises ValueError for a manifest that is missing or of another source
+    or revision, and for a file that is missing or has other bytes.
+    """
+    if not path.is_file():
+        raise ValueError(
+            f"{key}.source: {source} must be fetched first: python -m longspec.data fetch --source {source} "
+            f"--revision {revision} --out {path}"
+        )
+    manifest = read_json(path)
+    for name, wanted in (("source", source), ("revision", revision)):
+        if manifest.get(name) != wanted:
+            raise ValueError(f"{path}: {name}: is {manifest.get(name)}, but {key}.{name} is {wanted}; fetch again")
+    check_files(path.parent, manifest["files"])
+    return [path.parent / file for file in sorted(manifest["files"])], manifest

@@ -5,13 +5,13 @@ import hashlib
 import logging
 import os
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from longspec.atomic_files import sha256_file
+from longspec.data import Progress
 from longspec.shown import brief
 
 LOG = logging.getLogger(__name__)
@@ -96,9 +96,7 @@ def look_up(repository: str, revision: str) -> tuple[str, dict[str, Remote]]:
     return commit, files
 
 
-def download(
-    repository: str, commit: str, files: dict[str, Remote], folder: Path, progress: Callable[[int], Any] | None = None
-) -> None:
+def download(repository: str, commit: str, files: dict[str, Remote], folder: Path, progress: Progress = None) -> None:
     """Bring files into `folder` and check their bytes; those that an earlier, killed download completed are kept."""
     api = _api()
     from huggingface_hub.errors import HTTPError

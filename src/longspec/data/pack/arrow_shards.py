@@ -80,7 +80,6 @@ class TokenWriter:
 
 
 def _open(path: Path) -> pa.ipc.RecordBatchFileReader:
-    """A memory-mapped Arrow file."""
     return pa.ipc.open_file(pa.memory_map(str(path)))
 
 
@@ -138,7 +137,6 @@ class NumLabels:
         self._find = find
 
     def __getitem__(self, rows: NDArray[np.int64] | int) -> NDArray[np.int32]:
-        """Number of labels of each of these rows."""
         places = [self._find(int(row)) for row in np.atleast_1d(rows)]
         found = np.array([batch.column(NUM_LABELS)[place].as_py() for batch, place in places], dtype=np.int32)
         return found if np.ndim(rows) else found[0]

@@ -3,7 +3,7 @@
 Only the lengths of the documents are held in memory; their tokens are copied from one memory-mapped file to the next.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from longspec.atomic_files import describe_files, new_file, remove_strays, sha256_file, write_json
+from longspec.data import Progress
 from longspec.data.layout_tally import BEYOND
 from longspec.data.pack.arrow_shards import NUM_LABELS, ROWS, TokenShards, lists, row_schema, view
 from longspec.data.pack.bin_packing import SHORTEST, Placed, histogram, place
@@ -50,7 +51,6 @@ def _row_batch(shards: TokenShards, placed: Placed, rows: range, shape: tuple[in
 
 
 def _ranges(rows: int, sequence_length: int) -> Iterator[range]:
-    """All rows in stretches of about BATCH_TOKENS."""
     step = max(1, BATCH_TOKENS // sequence_length)
     for start in range(0, rows, step):
         yield range(start, min(rows, start + step))
@@ -80,7 +80,6 @@ def _check_shards(shards: TokenShards, paths: list[Path]) -> None:
 
 
 def _describe_shards(shards: TokenShards, paths: list[Path]) -> dict[str, Any]:
-    """Where the rows come from, for the manifest."""
     manifests = shards.manifests
     keys = ("shard", "documents", "tokens", "files")
     told = [
@@ -99,9 +98,7 @@ def _describe_shards(shards: TokenShards, paths: list[Path]) -> dict[str, Any]:
     }
 
 
-def _write(
-    shards: TokenShards, placed: Placed, recipe: dict[str, Any], out: Path, progress: Callable[[int], None] | None
-) -> int:
+def _write(shards: TokenShards, placed: Placed, recipe: dict[str, Any], out: Path, progress: Progress) -> int:
     """Write rows.arrow beside `out`; the number of labels in it."""
     labels, length = 0, recipe["sequence_length"]
     shape = length, shards.manifests[0]["eos"]
@@ -120,12 +117,7 @@ def _write(
 
 
 def make(
-    tokens: list[Path],
-    sequence_length: int,
-    collation: str,
-    overlong: str,
-    out: Path,
-    progress: Callable[[int], None] | None = None,
+    tokens: list[Path], sequence_length: int, collation: str, overlong: str, out: Path, progress: Progress = None
 ) -> dict[str, Any]:
     """Write rows.arrow beside the manifest `out`; returns the manifest. Raises ValueError when there is no row."""
     if collation not in COLLATIONS:

@@ -105,48 +105,41 @@ class JsonText:
 
     def pieces(self) -> Iterator[Piece]:
         """The values' bytes, without the commas between them."""
-        if self._skip_space() == b"[":
-            self._at += 1
-            yield from self._array()
-            if self._skip_space():
-                raise ValueError(f"{self._place()}: text after the end of the array; JSON Lines belong in a .jsonl file")
+        if self._skip_space() != b"[":
+            while first := self._skip_space():
+                self._number += 1
+                if first != b"{":
+                    raise ValueError(f"{self._place()}: neither an array of objects nor objects one after another")
+                yield from self._value(in_array=False)
             return
-        while first := self._skip_space():
-            self._number += 1
-            if first != b"{":
-                raise ValueError(f"{self._place()}: neither an array of objects nor objects one after another")
-            yield from self._value(in_array=False)
-
-    def _array(self) -> Iterator[Piece]:
-        """The values up to the array's closing bracket, which is passed."""
-        if self._skip_space() == b"]":
-            self._at += 1
-            return
-        while True:
+        self._at += 1
+        ended = self._skip_space() == b"]"
+        self._at += ended
+        while not ended:
             self._number += 1
             self._skip_space()
             yield from self._value(in_array=True)
+            ended = self._buffer[self._at : self._at + 1] == b"]"
             self._at += 1
-            if self._buffer[self._at - 1 : self._at] == b"]":
-                return
+        if self._skip_space():
+            raise ValueError(f"{self._place()}: text after the end of the array; JSON Lines belong in a .jsonl file")
 
     def _value(self, in_array: bool) -> Iterator[Piece]:
         """One value: up to the comma or bracket behind it in an array, else through its closing bracket."""
-        start, depth = self._at, 0
+        start, depth, in_string = self._at, 0, False
         while True:
-            pattern = _BETWEEN_VALUES if in_array and depth == 0 else _INSIDE_VALUE
+            pattern = _INSIDE_STRING if in_string else _BETWEEN_VALUES if in_array and depth == 0 else _INSIDE_VALUE
             self._at = _end(pattern, self._buffer, self._at)
             mark = self._buffer[self._at : self._at + 1]
-            if not mark:
+            if mark in (b"", b"\\"):  # the stretch ends here, perhaps between a backslash and what it escapes
                 yield self._buffer[start:], False
-                self._next_of_value()
-                start = 0
+                if not self._more():
+                    raise ValueError(f"{self._place()}: the file ends inside this record; it was cut off, get it again")
+                start, self._at = 0, len(mark)
                 continue
             self._at += 1
             if mark == b'"':
-                for piece in self._string(start):
-                    yield piece, False
-                    start = 0
+                in_string = not in_string
             elif mark in b"{[":
                 depth += 1
             elif depth == 0 and mark == b"}":  # opened nowhere: part of a broken value
@@ -160,21 +153,3 @@ class JsonText:
                 if depth == 0 and not in_array:
                     yield self._buffer[start : self._at], True
                     return
-
-    def _next_of_value(self) -> None:
-        if not self._more():
-            raise ValueError(f"{self._place()}: the file ends inside this record; it was cut off, get it again")
-
-    def _string(self, start: int) -> Iterator[bytes]:
-        """Pass a string of which the opening quote is read; what the file's next stretch replaces is given out first."""
-        while True:
-            self._at = _end(_INSIDE_STRING, self._buffer, self._at)
-            if self._buffer[self._at : self._at + 1] == b'"':
-                self._at += 1
-                return
-            # The stretch ends here, perhaps between a backslash and what it escapes.
-            escapes = self._at < len(self._buffer)
-            yield self._buffer[start:]
-            start = 0
-            self._next_of_value()
-            self._at = int(escapes)

@@ -66,8 +66,6 @@ def _rows(batch: Any, limit: int) -> Iterator[dict[str, Any] | Any]:
 
 
 class _Maker:
-    """Makes the items of one file."""
-
     def __init__(self, file: str, limit: int, is_asked: Callable[[str], bool]) -> None:
         self._file, self._limit, self._is_asked = file, limit, is_asked
         self._beyond: set[str] = set()  # columns that are read though JSON has not their type

@@ -18,7 +18,8 @@ LONGEST = 300  # characters of a reason: it may quote the record
 MOST_REASONS = 1000  # counted one by one; the rest counts as other reasons
 SHOWN = 20  # reasons in a manifest
 OTHERS = ("", "other reasons")  # field and reason of all that are not counted one by one
-_NUMBER = re.compile(r"0x[0-9a-f]+|U\+[0-9A-F]+|\d+")
+NOT_SHARED = "\udfff"  # a number of several faults; no text that is written down holds it
+_NUMBER = re.compile(rf"0x[0-9a-f]+|U\+[0-9A-F]+|\d+|{NOT_SHARED}")
 
 
 def _short(text: str) -> str:
@@ -27,29 +28,10 @@ def _short(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-class _Alike:
-    """Faults whose field and reason differ in numbers alone; a number that they do not share is shown as N."""
-
-    def __init__(self, field: str, reason: str, file: str, line: int) -> None:
-        self.count = 0
-        self._texts, self._first = (field, reason), {"file": file, "line": line}
-        self._numbers: list[str | None] = list(_numbers_of(field, reason))
-
-    def add(self, field: str, reason: str) -> None:
-        """Count one more."""
-        self.count += 1
-        pairs = zip(self._numbers, _numbers_of(field, reason), strict=True)
-        self._numbers = [mine if mine == other else None for mine, other in pairs]
-
-    def told(self) -> dict[str, Any]:
-        """Field and reason, how many there are, and the place of the first."""
-        numbers = iter(self._numbers)
-        field, reason = (_NUMBER.sub(lambda _: next(numbers) or "N", text) for text in self._texts)
-        return {"field": field, "reason": reason, "count": self.count, **self._first}
-
-
-def _numbers_of(field: str, reason: str) -> list[str]:
-    return [*_NUMBER.findall(field), *_NUMBER.findall(reason)]
+def _shared(one: str, other: str) -> str:
+    """A text of which another differs in numbers alone, with NOT_SHARED in place of those."""
+    numbers = iter(_NUMBER.findall(other))
+    return _NUMBER.sub(lambda mine: mine[0] if mine[0] == next(numbers) else NOT_SHARED, one)
 
 
 class Rejects:
@@ -60,7 +42,7 @@ class Rejects:
         self._item: Item | None = None
         self._place = (0, 0)  # of its original bytes: offset and length
         self._written, self._ends_line = 0, True
-        self._reasons: dict[tuple[str, str], _Alike] = {}
+        self._reasons: dict[tuple[str, str], dict[str, Any]] = {}  # faults that differ in numbers alone are of one kind
         self.rejected = 0
         self.notes: list[dict[str, Any]] = []
 
@@ -92,22 +74,26 @@ class Rejects:
         return start, self._written - start
 
     def _count(self, row: dict[str, Any]) -> None:
-        """Faults that differ in numbers alone are of one kind."""
         field, reason = row["field"], row["reason"]
         key = (_NUMBER.sub("\0", field), _NUMBER.sub("\0", reason))
         if key not in self._reasons and len(self._reasons) >= MOST_REASONS:
             key = field, reason = OTHERS
-        self._reasons.setdefault(key, _Alike(field, reason, row["file"], row["line"])).add(field, reason)
+        first = {"field": field, "reason": reason, "count": 0, "file": row["file"], "line": row["line"]}
+        alike = self._reasons.setdefault(key, first)
+        alike |= {"field": _shared(alike["field"], field), "reason": _shared(alike["reason"], reason)}
+        alike["count"] += 1
 
     def summary(self) -> list[dict[str, Any]]:
-        """The reasons by frequency, each with the place of its first record; the rarest in one row."""
-        ordered = [alike.told() for alike in sorted(self._reasons.values(), key=lambda alike: -alike.count)]
-        rest = ordered[SHOWN:]
-        if rest:
+        """The reasons by frequency, each with the place of its first record; the rarest in one row.
+
+        A number that not all faults of a kind share is shown as N.
+        """
+        ordered = sorted(self._reasons.values(), key=lambda alike: -alike["count"])
+        told = [row | {name: row[name].replace(NOT_SHARED, "N") for name in ("field", "reason")} for row in ordered]
+        if rest := told[SHOWN:]:
             count = sum(reason["count"] for reason in rest)
-            other = rest[0] | {"field": OTHERS[0], "reason": OTHERS[1], "count": count}
-            ordered[SHOWN:] = [other]
-        return ordered
+            told[SHOWN:] = [rest[0] | {"field": OTHERS[0], "reason": OTHERS[1], "count": count}]
+        return told
 
 
 @contextmanager

@@ -137,8 +137,6 @@ def _begins_with_object_line(handle: io.BufferedReader) -> bool:
 
 
 class _Maker:
-    """Makes items of one file's elements."""
-
     def __init__(self, notes: Notes, limit: int) -> None:
         self._notes, self._limit = notes, limit
         self._parser = jsonl.Parser()
@@ -159,7 +157,6 @@ class _Maker:
 
 
 def _lines(handle: io.BufferedReader, notes: Notes, limit: int) -> Iterator[Item]:
-    """The records of JSON Lines."""
     maker = _Maker(notes, limit)
     number = records = 0
     for number, element in enumerate(gather(line_pieces(handle), limit), 1):
@@ -177,7 +174,6 @@ def _lines(handle: io.BufferedReader, notes: Notes, limit: int) -> Iterator[Item
 
 
 def _values(handle: io.BufferedReader, notes: Notes, limit: int) -> Iterator[Item]:
-    """The records of an array, or objects one after another."""
     maker = _Maker(notes, limit)
     if handle.peek(len(BOM)).startswith(BOM):
         handle.read(len(BOM))

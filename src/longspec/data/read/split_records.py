@@ -5,9 +5,8 @@ A dataset of which too much is rejected is refused: its rejects are left to look
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import jsonlines
 
 from longspec import jsonl
 from longspec.atomic_files import new_file, remove_strays
+from longspec.data import Progress
 from longspec.data.align import pipeline
 from longspec.data.align.align_base import Record
 from longspec.data.read.items import Item, Note
@@ -33,32 +33,12 @@ class RefusedError(ManyLinesError):
     """A dataset that was read whole and is not to be gone on with."""
 
 
-@dataclass(frozen=True)
-class Sorted:
-    """How many records went where, and why; `align`: what each step did."""
-
-    records: dict[str, int]
-    rejects: list[dict[str, Any]]
-    notes: list[dict[str, Any]]
-    align: dict[str, dict[str, int]]
-
-
 def is_held_out(key: bytes, share: float) -> bool:
     """Whether a record is kept from training: by its key alone, so the same in every dataset.
 
     What a flatten step makes of one record has one key: it stays together.
     """
     return int.from_bytes(hashlib.sha256(key).digest()[:8], "big") < share * 2**64
-
-
-def _format(unanswered: bool) -> pipeline.Aligner:
-    """The last step: a record stays as it is, and is in a known format."""
-
-    def check(record: Record) -> Record:
-        to_messages_or_text(record, unanswered)
-        return record
-
-    return pipeline.Aligner("format", check)
 
 
 def _outcomes(item: Item, steps: list[pipeline.Aligner]) -> Iterator[Record | RecordError | None]:
@@ -68,28 +48,13 @@ def _outcomes(item: Item, steps: list[pipeline.Aligner]) -> Iterator[Record | Re
     return iter([None]) if item.record is None else pipeline.apply(steps, item.record)
 
 
-class _Sorter:
-    """Writes each outcome to its place, and counts."""
-
-    def __init__(self, held_out: float, writers: dict[str, jsonlines.Writer], rejects: Rejects) -> None:
-        self._held_out, self._writers, self._rejects = held_out, writers, rejects
-        self.counts = dict.fromkeys((*KEPT, "filtered"), 0)
-
-    def put(self, item: Item, outcome: Record | RecordError | None) -> None:
-        """Write one outcome of an item."""
-        if outcome is None:
-            self.counts["filtered"] += 1
-            return
-        if isinstance(outcome, RecordError):
-            self._rejects.add(item, outcome)
-            return
-        place = "held_out" if is_held_out(item.key, self._held_out) else "train"
-        try:
-            self._writers[place].write(outcome)
-        except (ValueError, TypeError, RecursionError) as error:  # of the encoder, before anything is written
-            self._rejects.add(item, RecordError(_unwritable(outcome), f"JSON cannot hold it: {error}"))
-        else:
-            self.counts[place] += 1
+def _written(outcome: Record, writer: jsonlines.Writer) -> RecordError | None:
+    """Write a record; the fault of one that JSON cannot hold."""
+    try:
+        writer.write(outcome)
+    except (ValueError, TypeError, RecursionError) as error:  # of the encoder, before anything is written
+        return RecordError(_unwritable(outcome), f"JSON cannot hold it: {error}")
+    return None
 
 
 def _unwritable(record: Record) -> str:
@@ -103,14 +68,11 @@ def _unwritable(record: Record) -> str:
 
 
 def sort(
-    name: str,
-    settings: dict[str, Any],
-    items: Iterable[Item | Note],
-    out: Path,
-    progress: Callable[[int], None] | None = None,
-) -> Sorted:
+    name: str, settings: dict[str, Any], items: Iterable[Item | Note], out: Path, progress: Progress = None
+) -> dict[str, Any]:
     """Write OUTPUTS beside the manifest `out`, which is removed then: it tells of other files.
 
+    Returns for the manifest how many records went where, why (`rejects`, `notes`), and what each step of `align` did.
     Raises RefusedError when too many records are rejected or none is left to train on; the rejects alone are there then.
     """
     folder, refused = out.parent, None
@@ -128,40 +90,49 @@ def sort(
 
 
 def _write(
-    name: str,
-    settings: dict[str, Any],
-    items: Iterable[Item | Note],
-    out: Path,
-    rejects: Rejects,
-    progress: Callable[[int], None] | None,
-) -> Sorted:
+    name: str, settings: dict[str, Any], items: Iterable[Item | Note], out: Path, rejects: Rejects, progress: Progress
+) -> dict[str, Any]:
     """Sort everything into the files of `KEPT`, which appear when it is done."""
     aligners = pipeline.parse(name, settings.get("align", []))
-    steps = [*aligners, _format(settings.get(UNANSWERED, False))]
+
+    def check(record: Record) -> Record:
+        to_messages_or_text(record, settings.get(UNANSWERED, False))
+        return record
+
+    steps = [*aligners, pipeline.Aligner("format", check)]
+    counts, read = dict.fromkeys((*KEPT, "filtered"), 0), 0
     with ExitStack() as stack:
         writers = {}
         for place, file in KEPT.items():
             beside = stack.enter_context(new_file(out.parent / file))
             writers[place] = stack.enter_context(jsonlines.open(beside, mode="w", dumps=jsonl.encode))
-        sorter = _Sorter(settings["held_out"], writers, rejects)
-        read = 0
         for item in items:
             if isinstance(item, Note):
                 rejects.note(item)
                 continue
             read += 1
+            place = "held_out" if is_held_out(item.key, settings["held_out"]) else "train"
             for outcome in _outcomes(item, steps):
-                sorter.put(item, outcome)
+                fault = outcome if isinstance(outcome, RecordError | None) else _written(outcome, writers[place])
+                if fault:
+                    rejects.add(item, fault)
+                else:
+                    counts["filtered" if outcome is None else place] += 1
             if progress:
                 progress(1)
         made = sum(each.tally[pipeline.MADE] - each.tally[pipeline.FLATTENED] for each in aligners)
-        records = {**sorter.counts, "rejected": rejects.rejected, "read": read, "made": made}
-        if read + made != sum(sorter.counts.values()) + rejects.rejected:
+        records = {**counts, "rejected": rejects.rejected, "read": read, "made": made}
+        if read + made != sum(counts.values()) + rejects.rejected:
             raise RuntimeError(f"data.{name}: not all records are accounted for: {records}; this is a fault of longspec")
         _refuse(name, settings, out.parent, records, rejects)
         # From here on the folder changes: a manifest of the old files must not stand beside new ones.
         out.unlink(missing_ok=True)
-    return Sorted(records, rejects.summary(), rejects.notes, {each.key: dict(each.tally) for each in aligners})
+    return {
+        "records": records,
+        "rejects": rejects.summary(),
+        "notes": rejects.notes,
+        "align": {each.key: dict(each.tally) for each in aligners},
+    }
 
 
 def _refuse(name: str, settings: dict[str, Any], folder: Path, records: dict[str, int], rejects: Rejects) -> None:

@@ -8,8 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from longspec.data.pack.arrow_shards import PackedRows, Row
 from longspec.models.inputs import NO_LABEL
-from longspec.target.documents import collate
-from longspec.target.train import new_model, summed_loss
+from longspec.target.train import collate, new_model, summed_loss
 from tests.corpus import Corpus
 
 
