@@ -41,7 +41,8 @@ def drafts(path: str, states: TargetStates) -> dict[str, Any]:
         draft = Draft(window=7, loss=loss, final_norm=True)
         found[f"glide {loss}"] = attach(path, dtype=torch.float64, draft=draft, states=states, attention="sdpa")
     torch.manual_seed(0)
-    settings = Settings(layers=(0, 1, 2), vocabulary=5, ids=(0, 2, 3, 7, 9), target_vocabulary=states.config.vocab_size, steps=3)
+    vocabulary = {"vocabulary": 5, "ids": (0, 2, 3, 7, 9), "target_vocabulary": states.config.vocab_size}
+    settings = Settings(layers=(0, 1, 2), steps=3, **vocabulary)
     found["eagle3"] = trainer(states, settings, None)
     return found
 

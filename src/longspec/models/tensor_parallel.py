@@ -1,7 +1,7 @@
 """A target whose matrices are split over a job's ranks by transformers' own plan (tensor parallelism).
 
 Each rank holds some heads of every layer and some columns of every product; after a layer each has the whole hidden states, and
-after the head all logits. While decoding, rank 0 decides which token is drawn, so that no last bit parts the ranks' texts; while
+after the head all logits. In decoding, rank 0 decides which token is drawn, so that no last bit parts the ranks' texts; in
 training, each rank has rows of its own, which all of them take through the target.
 
 Shapes: B rows, S tokens of a row, K key/value heads, T tokens, D head width.
@@ -45,11 +45,11 @@ def check_splits(config: PretrainedConfig, ranks: int, path: object) -> None:
 
 
 def heads_of_rank(config: PretrainedConfig, ranks: int) -> int | None:
-    """How many of the key/value heads each of so many ranks has: all, where the plan gathers them; None: they cannot be shared."""
+    """Key/value heads of each of so many ranks: all, where the plan gathers them; None: they cannot share the target."""
     plan: dict[str, str] = config.base_model_tp_plan or {}
     if not plan and ranks > 1:
         return None
-    return get_kv_heads_per_rank(plan, config.num_key_value_heads, ranks)  # type: ignore[return-value]  # of a number
+    return get_kv_heads_per_rank(plan, config.num_key_value_heads, ranks)
 
 
 def split_over(ranks: int) -> DistributedConfig:
