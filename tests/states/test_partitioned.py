@@ -122,7 +122,8 @@ def test_hard_labels_without_the_targets_loss_train_the_same_draft(tmp_path: Pat
 
 
 def test_unknown_kinds_of_targets_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"runtime\.target: 'split' is unknown; choose one of replicated, partitioned"):
+    known = "replicated, partitioned, tensor_parallel"
+    with pytest.raises(ValueError, match=rf"runtime\.target: 'split' is unknown; choose one of {known}"):
         compose("train", ["run=demo", "runtime.target=split"])
     with pytest.raises(ValueError, match=r"runtime\.target_chunk: must be a number from 1 to 16777216, or null, is 0"):
         compose("train", ["run=demo", "runtime.target_chunk=0"])

@@ -3,7 +3,17 @@
 Snakemake imports this room: no torch here.
 """
 
-from longspec.config.checks import ATTENTION, CHOICES, OFFLINE, OFFLOADS, PARTITIONED, REPLICATED, TRACKERS, check_trackers
+from longspec.config.checks import (
+    ATTENTION,
+    CHOICES,
+    OFFLINE,
+    OFFLOADS,
+    PARTITIONED,
+    REPLICATED,
+    TENSOR_PARALLEL,
+    TRACKERS,
+    check_trackers,
+)
 from longspec.config.compose import CONFIG_DIR, ConfigError, compose, compose_stage, stages_and_variants, stages_of
 from longspec.config.frozen import differences, load, plain, to_yaml, typed
 from longspec.config.schema import LATER, Build, Config, Data, DeepSpeed, Files, Model, Optimizer, Recipe, Runtime, States
@@ -17,6 +27,7 @@ __all__ = [
     "OFFLOADS",
     "PARTITIONED",
     "REPLICATED",
+    "TENSOR_PARALLEL",
     "TRACKERS",
     "Build",
     "Config",

@@ -30,12 +30,12 @@ CHOICES = {
     "states.source": ("online", OFFLINE),
     "states.dtype": ("bfloat16", "float8", "float32"),
 }
-REPLICATED, PARTITIONED = "replicated", "partitioned"
+REPLICATED, PARTITIONED, TENSOR_PARALLEL = "replicated", "partitioned", "tensor_parallel"
 TRACKERS = ("tensorboard", "wandb", "swanlab")
 OFFLOADS = ("none", "cpu", "nvme")
 ATTENTION = ("auto", "flash_attention_2", "flex_attention", "sdpa", "eager")
 CHOICES_RUNTIME = {
-    "target": (REPLICATED, PARTITIONED),
+    "target": (REPLICATED, PARTITIONED, TENSOR_PARALLEL),
     "attention": ATTENTION,
     "tracker_mode": ("online", "offline"),
     "deepspeed.offload_optimizer": OFFLOADS,

@@ -95,7 +95,9 @@ class Runtime:
     attention: str = "auto"  # auto: the fastest that is there | flash_attention_2 | flex_attention | sdpa | eager (small tests)
     save_every: int = 200  # optimizer steps
     log_every: int = 1
-    target: str = "replicated"  # replicated: whole on every GPU | partitioned: over them all by ZeRO-3, gathered layer by layer
+    # replicated: whole on every GPU | partitioned: over them all by ZeRO-3, gathered layer by layer | tensor_parallel: by
+    # heads and columns of each layer, so that all GPUs together take each one's rows through the target
+    target: str = "replicated"
     target_chunk: int | None = None  # tokens in one forward of the target; null: whole rows
     held_out_every: int = 0  # optimizer steps between estimates of acceptance on held-out text; 0: none
     held_out_rows: int = 1  # rows of it

@@ -1,9 +1,10 @@
 """A target whose matrices are split over a job's ranks by transformers' own plan (tensor parallelism).
 
 Each rank holds some heads of every layer and some columns of every product; after a layer each has the whole hidden states, and
-after the head all logits. Rank 0 decides which token is drawn, so that no last bit parts the ranks' texts.
+after the head all logits. In decoding, rank 0 decides which token is drawn, so that no last bit parts the ranks' texts; in
+training, each rank has rows of its own, which all of them take through the target.
 
-Shapes: B rows, K key/value heads, T tokens, D head width.
+Shapes: B rows, S tokens of a row, K key/value heads, T tokens, D head width.
 """
 
 import json
@@ -31,16 +32,24 @@ def check_splits(config: PretrainedConfig, ranks: int, path: object) -> None:
     """
     if not is_accelerate_available():
         raise ValueError(f"{path}: transformers splits a target over ranks by the package accelerate: pip install accelerate")
-    plan, heads = config.base_model_tp_plan, config.num_key_value_heads
-    if not plan:
+    heads = config.num_key_value_heads
+    if not config.base_model_tp_plan:
         raise ValueError(
             f"{path}: model_type {config.model_type!r}: transformers has no plan to split its layers over ranks; start one rank"
         )
-    if get_kv_heads_per_rank(plan, heads, ranks) is None:
+    if heads_of_rank(config, ranks) is None:
         fitting = ", ".join(str(size) for size in range(1, heads + 1) if heads % size == 0)
         raise ValueError(
             f"{path}: num_key_value_heads: {heads} heads cannot be split over {ranks} ranks; start {fitting} of them"
         )
+
+
+def heads_of_rank(config: PretrainedConfig, ranks: int) -> int | None:
+    """Key/value heads of each of so many ranks: all, where the plan gathers them; None: they cannot share the target."""
+    plan: dict[str, str] = config.base_model_tp_plan or {}
+    if not plan and ranks > 1:
+        return None
+    return get_kv_heads_per_rank(plan, config.num_key_value_heads, ranks)
 
 
 def split_over(ranks: int) -> DistributedConfig:
@@ -57,10 +66,8 @@ def group_of(target: Any) -> Group | None:
 
 def splits_heads(target: Any) -> bool:
     """Whether each rank has some of the key/value heads alone; where the plan gathers them each has all."""
-    group, heads = group_of(target), target.config.num_key_value_heads
-    if group is None:
-        return False
-    return get_kv_heads_per_rank(target.config.base_model_tp_plan, heads, group.size()) != heads
+    group = group_of(target)
+    return group is not None and heads_of_rank(target.config, group.size()) != target.config.num_key_value_heads
 
 
 def of_ranks(x: Tensor, group: Group) -> list[Tensor]:
@@ -73,6 +80,23 @@ def of_ranks(x: Tensor, group: Group) -> list[Tensor]:
 def all_heads(x_BKTD: Tensor, group: Group) -> Tensor:
     """The heads of all ranks, of a tensor with each rank's own."""
     return torch.cat(of_ranks(x_BKTD, group), dim=1)
+
+
+def all_heads_at(x_BKTD: Tensor, group: Group, rank: int) -> Tensor:
+    """The heads of all ranks, on one rank alone; the others keep their own."""
+    own = x_BKTD.contiguous()
+    parts = [torch.empty_like(own) for _ in range(group.size())] if group.rank() == rank else None
+    dist.gather(own, parts, group=group, group_dst=rank)
+    return own if parts is None else torch.cat(parts, dim=1)
+
+
+def rows_of_ranks(
+    input_ids_BS: Tensor, position_ids_BS: Tensor, document_ids_BS: Tensor | None, group: Group
+) -> list[tuple[Tensor, Tensor, Tensor | None]]:
+    """Tokens, positions and documents (None: one a row) of the rows that each rank gives, in the ranks' order; of one shape."""
+    one = torch.full_like(input_ids_BS, -1) if document_ids_BS is None else document_ids_BS
+    found = [given.unbind() for given in of_ranks(torch.stack([input_ids_BS, position_ids_BS, one]), group)]
+    return [(ids, positions, None if documents[0, 0] < 0 else documents) for ids, positions, documents in found]
 
 
 def own_heads(x_BKTD: Tensor, group: Group) -> Tensor:

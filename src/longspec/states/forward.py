@@ -15,7 +15,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from longspec.models.attention.backends import AUTO, target_attention
 from longspec.models.attention.visibility import Visibility
-from longspec.models.tensor_parallel import Group, all_heads, group_of, splits_heads
+from longspec.models.tensor_parallel import Group, all_heads_at, group_of, rows_of_ranks, splits_heads
 from longspec.states.frozen_target import FrozenTarget
 from longspec.states.tensors import EMBEDDED, FINAL, HIDDEN, KEYS, VALUES, check_names, layer_of, layers_of
 
@@ -32,6 +32,7 @@ class _Pass:
     cut: int | None  # the layer that ends with its keys and values; None: no layer
     visibility: Visibility  # of all S tokens
     parts: Group | None  # the ranks that have some of the heads each; None: this one has all
+    owner: int  # the one of them whose rows these are, which gets all heads
     kept: dict[int, Cached] = field(default_factory=dict)  # layer -> room for all S tokens
     hidden: dict[int, Tensor] = field(default_factory=dict)  # layer -> its input, all S tokens
     start: int = 0  # of the chunk that runs now
@@ -71,7 +72,7 @@ class _Pass:
         if name.startswith(HIDDEN):
             return self.hidden[layer]
         x_BKSD = self.kept[layer][0 if name.startswith(KEYS) else 1]
-        return x_BKSD if self.parts is None else all_heads(x_BKSD, self.parts)
+        return x_BKSD if self.parts is None else all_heads_at(x_BKSD, self.parts, self.owner)
 
 
 def states_attention(
@@ -187,8 +188,8 @@ class TargetStates(FrozenTarget):
         return self.target.config
 
     def follow(self, device: torch.device) -> None:
-        """Move the target to its draft's device, unless an engine has partitioned it."""
-        if not self.partitioned:
+        """Move the target to its draft's device, unless it is in parts, which lie where they belong."""
+        if not self.partitioned and group_of(self.target) is None:
             self.target.to(device)
 
     def prefetch(self, row_numbers: Sequence[int]) -> None:
@@ -208,14 +209,35 @@ class TargetStates(FrozenTarget):
         They are constants to a gradient, and may be saved for the backward of what is trained on them. row_numbers_B: the
         rows' numbers in the packed data, by which stored states are found; a forward needs none. Raises ValueError for a name
         that the target has no tensor of.
+
+        The ranks that hold a target together call it at once, each with rows of its own, of one shape, and get the states of
+        these. One rank's rows run after another's: what lives at once is that of one rank's rows, however many ranks there are.
         """
         check_names(names, self.config.num_hidden_layers)
+        group, own = group_of(self.target), {}
+        if group is None:
+            return self._states_of(input_ids_BS, position_ids_BS, document_ids_BS, names)
+        for rank, rows in enumerate(rows_of_ranks(input_ids_BS, position_ids_BS, document_ids_BS, group)):
+            found = self._states_of(*rows, names, rank)
+            if rank == group.rank():
+                own = found
+        return own
+
+    def _states_of(
+        self,
+        input_ids_BS: Tensor,
+        position_ids_BS: Tensor,
+        document_ids_BS: Tensor | None,
+        names: Sequence[str],
+        owner: int = 0,
+    ) -> dict[str, Tensor]:
+        """One pass of the target; of one that is split over ranks, the rank `owner` alone gets all heads."""
         model, length = self.target.model, input_ids_BS.shape[1]
         found = self.inputs(input_ids_BS, position_ids_BS)
         depth = Depth.of(names, self.config.num_hidden_layers)
         cut = depth.whole_layers if depth.then_keys else None
         parts = group_of(self.target) if splits_heads(self.target) else None
-        states = _Pass(names, length, cut, Visibility(document_ids_BT=document_ids_BS), parts)
+        states = _Pass(names, length, cut, Visibility(document_ids_BT=document_ids_BS), parts, owner)
         chunks = []
         with _only(model, depth), _inputs_kept(model, states):
             for start in range(0, length, self.chunk or length):

@@ -6,6 +6,7 @@ Shapes: B batch, S tokens of a row, R rotary width, V vocabulary, H hidden width
 from typing import Any
 
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from longspec.models.rotation import rotations
 from longspec.models.tensor_parallel import whole
@@ -21,13 +22,17 @@ class FrozenTarget(nn.Module):
     def __init__(self, target: Any) -> None:
         super().__init__()
         self.target = target
+        self._whole_heads: list[nn.Parameter] = []  # out of reach of what moves and counts a module's parameters
 
     @property
     def head_weight(self) -> nn.Parameter:
-        """The weight [V, H] of the head; of one that is split over ranks, which all ask for it then, a new tensor each time."""
+        """The weight [V, H] of the head. Where it is split over ranks they all ask for it; its whole is made once and kept."""
         weight: nn.Parameter = self.target.lm_head.weight
-        held = whole(weight)
-        return weight if held is weight else nn.Parameter(held, requires_grad=False)
+        if not isinstance(weight, DTensor):
+            return weight
+        if not self._whole_heads:
+            self._whole_heads.append(nn.Parameter(whole(weight), requires_grad=False))
+        return self._whole_heads[0]
 
     @property
     def final_norm_weight(self) -> nn.Parameter:

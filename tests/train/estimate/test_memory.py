@@ -33,9 +33,11 @@ from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.states.tensors import final_hidden_states, hidden_states
 from longspec.train.estimate import memory
 from longspec.train.estimate.memory import ALWAYS, BUCKET, DRAFT, OPTIMIZER, TARGET, Setup
+from tests.jobs import finish, start, torchrun
 from tests.train.estimate.held import CASES
 
 CPU = torch.device("cpu")
+SPLIT = "tensor_parallel"
 
 
 class LiveBytes(TorchDispatchMode):
@@ -226,8 +228,36 @@ def test_a_partitioned_target_is_shared_and_gathered_by_the_layer() -> None:
     assert items["target layer, gathered", TARGET] == max(layer, 512 * 128 * 2)
 
 
-@pytest.mark.parametrize(("target", "fits"), [("partitioned", True), ("replicated", False)])
-def test_a_70b_target_fits_8_gpus_of_80_gib_when_it_is_partitioned(target: str, fits: bool) -> None:
+def test_a_target_split_over_ranks_is_shared_but_for_its_head() -> None:
+    config = LlamaConfig(**WIDE | {"num_key_value_heads": 4}, num_hidden_layers=2, tie_word_embeddings=False)
+    alone = setup_of(config, 64, torch.bfloat16)
+    split = {(item.name, item.phase): item.bytes for item in memory.target_items(replace(alone, world_size=4, target=SPLIT))}
+    whole = {(item.name, item.phase): item.bytes for item in memory.target_items(alone)}
+    assert split.pop(("target weights", ALWAYS)) == -(-whole.pop(("target weights", ALWAYS)) // 4)
+    assert split.pop(("target head, whole", ALWAYS)) == 512 * 128 * 2
+    assert split.pop(("target activations", TARGET)) < 0.7 * whole.pop(("target activations", TARGET))
+    assert split.pop(("kept of another rank's rows", TARGET)) == split["kept of the target", TARGET]
+    assert split == whole
+    of_one = memory.estimate(replace(alone, target=SPLIT))
+    assert of_one == memory.estimate(alone)
+
+
+@pytest.mark.slow
+def test_the_forward_of_a_target_split_over_ranks_is_within_a_fifth(root: Path, tmp_path: Path) -> None:
+    """Whole rows and chunks, on both of two ranks."""
+    pytest.importorskip("accelerate")  # transformers loads the parts by it
+    config = Qwen2Config(**WIDE | {"num_key_value_heads": 4}, num_hidden_layers=4, tie_word_embeddings=False)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "target")
+    program = str(root / "tests/train/estimate/split_memory.py")
+    text, code = finish(start([*torchrun(2), program, str(tmp_path), str(tmp_path / "target")], tmp_path))
+    assert code == 0, text
+    for rank in range(2):
+        for estimated, measured in json.loads((tmp_path / f"{rank}.json").read_text()):
+            assert measured * 0.95 < estimated < measured * 1.25
+
+
+@pytest.mark.parametrize(("target", "fits"), [("partitioned", True), (SPLIT, True), ("replicated", False)])
+def test_a_70b_target_fits_8_gpus_of_80_gib_when_they_share_it(target: str, fits: bool) -> None:
     """Llama-3.1-70B's shape, rows of 32k tokens, soft labels, ZeRO-3: by the estimate, with room to spare."""
     shape = {"hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64, "num_key_value_heads": 8}
     config = LlamaConfig(**shape, num_hidden_layers=80, vocab_size=128256, tie_word_embeddings=False)

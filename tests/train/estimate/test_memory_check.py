@@ -111,6 +111,8 @@ def test_the_message_names_the_largest_and_switches_with_what_they_save() -> Non
     partitioned = memory.peak(memory.estimate(large(target="partitioned")))
     assert options["runtime.target: partitioned"] == partitioned
     assert f"runtime.target: partitioned (then {memory_check.gib(partitioned)})" in text
+    split = memory.peak(memory.estimate(large(target="tensor_parallel")))
+    assert options["runtime.target: tensor_parallel"] == split
     # It would bring a bucket of 1.86 GiB along, which ZeRO-1 in bf16 has not, to save 0.3 GiB.
     offloaded = memory.estimate(large(deepspeed=DeepSpeed(offload_optimizer="cpu")))
     assert memory.peak(offloaded) > memory.peak(memory.estimate(setup))
@@ -118,6 +120,18 @@ def test_the_message_names_the_largest_and_switches_with_what_they_save() -> Non
     one = replace(setup, micro_batch=1)
     assert options["runtime.micro_batch: 1"] == memory.peak(memory.estimate(one))
     assert list(options.values()) == sorted(options.values())
+
+
+def test_no_target_is_split_over_ranks_that_cannot_share_its_heads() -> None:
+    """Eight heads, three ranks."""
+    setup = replace(large(), world_size=3)
+    options = dict(memory_check.alternatives(setup))
+    assert "runtime.target: partitioned" in options
+    assert "runtime.target: tensor_parallel" not in options
+    assert "16 processes" not in dict(memory_check.alternatives(replace(large(), target="tensor_parallel")))
+    settings = OmegaConf.structured(Runtime(target="tensor_parallel"))
+    with pytest.raises(ValueError, match=r"runtime\.target: tensor_parallel: .*8 heads cannot be split over 16 ranks"):
+        memory.setup_of(EIGHT_BILLION, recipe_of(), settings, 1, 16, torch.bfloat16, torch.device("cuda"))
 
 
 def test_switches_that_would_not_help_are_not_named() -> None:

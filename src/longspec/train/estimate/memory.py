@@ -11,13 +11,15 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from longspec.config import OFFLINE, PARTITIONED, REPLICATED, Recipe, Runtime
+from longspec.config import OFFLINE, PARTITIONED, REPLICATED, TENSOR_PARALLEL, Recipe, Runtime
 from longspec.methods import measures_target, method_of
 from longspec.methods.contract import Method
 from longspec.models.attention.backends import SDPA, fastest
 from longspec.models.attention.sdpa import QUERY_BLOCK
 from longspec.models.sparse_teacher import TOP_BYTES
 from longspec.models.target import head_width, without_layers
+from longspec.models.tensor_parallel import heads_of_rank
+from longspec.states.load import check_ranks
 from longspec.states.stored.declaration import StoredTensor, bytes_a_token, stored_tensors
 from longspec.states.tensors import FINAL, KEYS, VALUES, StateTensor
 from longspec.train.estimate.feed_forward import widest_elements
@@ -65,6 +67,11 @@ class Setup:
         return self.micro_batch * self.sequence_length
 
     @property
+    def parts(self) -> int:
+        """Ranks that the target's products are split over."""
+        return self.world_size if self.target == TENSOR_PARALLEL else 1
+
+    @property
     def feed_forward(self) -> int:
         """Elements a token of the widest feed-forward part among the target's layers."""
         return max(widest_elements(self.config, layer) for layer in range(self.config.num_hidden_layers))
@@ -88,10 +95,15 @@ def parameter_bytes(module: nn.Module) -> int:
 def setup_of(
     config: Any, recipe: Recipe, runtime: Runtime, micro_batch: int, world_size: int, dtype: torch.dtype, device: torch.device
 ) -> Setup:
-    """Read both configurations; the models are built on the meta device, without memory."""
+    """Read both configurations; the models are built on the meta device, without memory.
+
+    Raises ValueError for a target that is to be split over ranks that cannot share it.
+    """
     (method, settings), states = method_of(recipe), recipe.states
     reads = method.reads(config, settings, with_llm_loss=measures_target(recipe, runtime))
     offline = states.source == OFFLINE
+    if not offline:
+        check_ranks(config, runtime, world_size)
     with torch.device("meta"):
         target = AutoModelForCausalLM.from_config(without_layers(config) if offline else config, dtype=dtype)
         layer = method.layer(config, settings)
@@ -157,24 +169,32 @@ def target_items(setup: Setup) -> list[Item]:
     beside 5ND for the rotations; this for the tokens of one chunk. Kept for the draft: see draft_items; the last layer's keys
     and values and the final hidden states are made after the last rotation. With chunks, keys and values of all layers are kept
     until the last one, 2KDL, and the hidden states once more, H.
+
+    Split over ranks, a rank has its part of weights, of heads where the plan splits them, and of the feed-forward part. The
+    draft's head is whole beside them, and the rows of another rank may be under way when what its own left is there already.
     """
     config, element, tokens = setup.config, setup.element, setup.tokens
     width = head_width(config)
-    heads, key_values = config.num_attention_heads * width, config.num_key_value_heads * width
-    partitioned = setup.target == PARTITIONED
+    partitioned, parts = setup.target == PARTITIONED, setup.parts
+    key_value_heads = heads_of_rank(config, parts) or config.num_key_value_heads
+    key_values = key_value_heads * width
+    heads = config.num_attention_heads * width * key_value_heads // config.num_key_value_heads
     at_once = min(setup.target_chunk or setup.sequence_length, setup.sequence_length) * setup.micro_batch
     last = config.num_hidden_layers - 1
     late = sum(tensor.elements for tensor in setup.reads if tensor.name in (FINAL, f"{KEYS}{last}", f"{VALUES}{last}"))
     rotating = 3 * config.hidden_size + 5 * heads + 2 * key_values - late
-    widest = max(4 * config.hidden_size + setup.feed_forward, rotating)
+    widest = max(4 * config.hidden_size + setup.feed_forward // parts, rotating)
     weights = setup.target_bytes
     items = [
-        Item("target weights", -(-weights // setup.world_size) if partitioned else weights),
+        Item("target weights", -(-weights // (setup.world_size if partitioned else parts))),
         Item("target activations", widest * at_once * element, TARGET),
         Item("kept of the target", kept_of_target(setup) * tokens * element, TARGET),
     ]
     if partitioned:
         items.append(Item("target layer, gathered", setup.largest_gather, TARGET))
+    elif parts > 1:
+        items.append(Item("target head, whole", config.vocab_size * config.hidden_size * element))
+        items.append(Item("kept of another rank's rows", kept_of_target(setup) * tokens * element, TARGET))
     elif setup.device.type == "cuda":
         items.append(Item("target while it is loaded", weights, on_host=True))
     if config.model_type == "gpt_oss" and setup.device.type == "cuda" and fastest("cuda", setup.dtype, width, False) == SDPA:

@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
-from longspec.config import PARTITIONED, Recipe, Runtime
+from longspec.config import PARTITIONED, TENSOR_PARALLEL, Recipe, Runtime
 from longspec.distributed import Ranks, log
 from longspec.methods import measures_target
+from longspec.models.tensor_parallel import heads_of_rank
 from longspec.train.estimate.memory import BUCKET, GIB, GPU_OVERHEAD, OPTIMIZER, Item, Setup, estimate, peak, setup_of
 
 CHUNK = 4096  # what is proposed for runtime.target_chunk
@@ -38,6 +39,7 @@ def alternatives(setup: Setup) -> list[tuple[str, int]]:
     changes: dict[str, dict[str, Any]] = {
         "runtime.micro_batch: 1": {"micro_batch": 1},
         f"runtime.target: {PARTITIONED}": {"target": PARTITIONED},
+        f"runtime.target: {TENSOR_PARALLEL}": {"target": TENSOR_PARALLEL},
         f"runtime.target_chunk: {CHUNK}": {"target_chunk": CHUNK},
         "runtime.target_chunk: null": {"target_chunk": None},
         "runtime.deepspeed.zero_stage: 3": {"zero_stage": 3},
@@ -46,7 +48,9 @@ def alternatives(setup: Setup) -> list[tuple[str, int]]:
         f"{2 * setup.world_size} processes": {"world_size": 2 * setup.world_size},
     }
     now = peak(estimate(setup))
-    tried = [(text, peak(estimate(replace(setup, **change)))) for text, change in changes.items()]
+    changed = [(text, replace(setup, **change)) for text, change in changes.items()]
+    possible = [(text, then) for text, then in changed if then.parts == 1 or heads_of_rank(then.config, then.parts)]
+    tried = [(text, peak(estimate(then))) for text, then in possible]
     return sorted([(text, then) for text, then in tried if then < 0.99 * now], key=lambda pair: pair[1])
 
 

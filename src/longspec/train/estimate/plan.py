@@ -152,6 +152,16 @@ def plan_stage(
     return Plan(setup, steps, accumulation, operations, disk_bytes(setup), stored)
 
 
+def added_up(setup: Setup) -> int:
+    """Bytes that a rank receives in a micro batch for the sums over the ranks of a split target.
+
+    Two in a layer and that of the embeddings, [T, H] each, for the rows of every rank; of a sum over R ranks each receives
+    2 (R - 1) / R times its size, as of one gather of weights (R - 1) / R.
+    """
+    sums = 2 * setup.config.num_hidden_layers + 1
+    return 2 * (setup.parts - 1) * sums * setup.tokens * setup.config.hidden_size * setup.element
+
+
 def fit_lines(plan: Plan, available: int) -> tuple[list[str], bool]:
     """Whether the stage fits, and what to change when it does not."""
     needed = peak(estimate(plan.setup))
@@ -180,6 +190,8 @@ def stage_lines(recipe: Recipe, plan: Plan, rate: float) -> list[str]:
     ]
     if setup.target == PARTITIONED:
         lines.append(f"  each micro batch gathers {gib(setup.target_bytes)} of weights, which the time above leaves out")
+    if setup.parts > 1:
+        lines.append(f"  each micro batch adds up {gib(added_up(setup))} of hidden states, which the time above leaves out")
     return lines
 
 

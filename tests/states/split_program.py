@@ -1,0 +1,111 @@
+"""Run by torchrun: losses and gradients beside a target that is split over the ranks, and beside a whole one.
+
+Arguments: a folder, in which each rank writes its JSON file, and target folders.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from torch.distributed.tensor import DTensor
+
+from longspec.config import Runtime
+from longspec.distributed import end_at_once, find_ranks
+from longspec.methods.eagle3.settings import Settings
+from longspec.methods.eagle3.trainer import trainer
+from longspec.methods.glide.attach import attach
+from longspec.methods.glide.settings import Draft
+from longspec.models.target_config import read_target_config
+from longspec.states.forward import TargetStates
+from longspec.states.load import load_states
+from longspec.train.engine import boot
+
+LENGTHS = (9, 1, 12)  # of the documents of packed rows
+SIZE, ROWS = sum(LENGTHS), 2
+ANCHORS, OFFSET = 4, 60  # of positions as anchors have them
+
+
+def loaded(path: str, kind: str) -> TargetStates:
+    runtime = OmegaConf.structured(Runtime(target=kind, attention="sdpa"))
+    return load_states(path, read_target_config(path), runtime, torch.device("cpu"), torch.float64)
+
+
+def drafts(path: str, states: TargetStates) -> dict[str, Any]:
+    """The same fresh drafts beside any kind of target."""
+    found: dict[str, Any] = {}
+    for loss in ("soft", "hard"):
+        torch.manual_seed(0)
+        draft = Draft(window=7, loss=loss, final_norm=True)
+        found[f"glide {loss}"] = attach(path, dtype=torch.float64, draft=draft, states=states, attention="sdpa")
+    torch.manual_seed(0)
+    vocabulary = {"vocabulary": 5, "ids": (0, 2, 3, 7, 9), "target_vocabulary": states.config.vocab_size}
+    settings = Settings(layers=(0, 1, 2), steps=3, **vocabulary)
+    found["eagle3"] = trainer(states, settings, None)
+    return found
+
+
+def rows_of(rank: int, vocabulary: int) -> tuple[dict[str, torch.Tensor | None], torch.Tensor]:
+    """The rows of a rank, packed on every second one, and their lags."""
+    generator = torch.Generator().manual_seed(100 + rank)
+    ids = torch.randint(0, vocabulary, (ROWS, SIZE), generator=generator)
+    positions = torch.arange(SIZE).repeat(ROWS, 1)
+    documents = None
+    if rank % 2:
+        lengths = torch.tensor(LENGTHS)
+        documents = torch.repeat_interleave(torch.arange(len(LENGTHS)), lengths).repeat(ROWS, 1)
+        positions = torch.cat([torch.arange(length) for length in LENGTHS]).repeat(ROWS, 1)
+    labels = ids.masked_fill(torch.rand(ids.shape, generator=generator) < 0.3, -100)
+    lags = torch.randint(1, 5, (ROWS,), generator=generator)
+    return {"input_ids": ids, "labels": labels, "position_ids": positions, "document_ids": documents}, lags
+
+
+def step(draft: Any, name: str, rank: int, with_llm_loss: bool) -> dict[str, torch.Tensor]:
+    """Losses and gradients of this rank's rows."""
+    arguments, lags = rows_of(rank, draft.states.config.vocab_size)
+    if name.startswith("glide"):
+        arguments["lag"] = lags
+        positions = arguments["position_ids"]
+        assert positions is not None
+        arguments["position_ids"] = positions + (positions >= ANCHORS) * (OFFSET + rank)
+    output = draft(**arguments, num_labels=17, with_llm_loss=with_llm_loss)
+    output.loss.backward()
+    found = {key: value.grad.clone() for key, value in draft.named_parameters()}
+    draft.zero_grad(set_to_none=True)
+    found |= {"loss": output.loss.detach()}
+    return found | ({} if output.llm_loss is None else {"llm_loss": output.llm_loss, "agreement": output.agreement})
+
+
+def compare(path: str, rank: int) -> dict[str, Any]:
+    """The largest relative difference from a whole target by cases, and how much of the target is held."""
+    by_kind, held = {}, {}
+    for kind in ("replicated", "tensor_parallel"):
+        states, found = loaded(path, kind), {}
+        for name, draft in drafts(path, states).items():
+            for chunk, with_llm_loss in ((None, True), (8, False)):
+                states.chunk = chunk
+                found[f"{name} {chunk}"] = step(draft, name, rank, with_llm_loss)
+        parts = [p.to_local() if isinstance(p, DTensor) else p for p in states.target.parameters()]
+        by_kind[kind], held[kind] = found, sum(part.numel() for part in parts)
+    (whole, split), differences = by_kind.values(), {}
+    for case, wanted in whole.items():
+        assert split[case].keys() == wanted.keys()
+        apart = [(split[case][key] - value).norm() / value.norm().clamp(min=1e-6) for key, value in wanted.items()]
+        differences[case] = float(max(apart))
+    losses = {case: float(found["loss"]) for case, found in whole.items()}
+    return {"differences": differences, "losses": losses, "held": held}
+
+
+def main() -> None:
+    ranks = find_ranks()
+    boot(ranks, 5)
+    torch.set_num_threads(1)
+    out, *paths = sys.argv[1:]
+    Path(out, f"{ranks.rank}.json").write_text(json.dumps([compare(path, ranks.rank) for path in paths]))
+    end_at_once(0)
+
+
+if __name__ == "__main__":
+    main()
