@@ -59,10 +59,11 @@ container: "longspec.sif"
 
 include: "rules/array.smk"
 include: "rules/common.smk"
+include: "rules/needs.smk"
+include: "rules/ranks.smk"
 include: "rules/data.smk"
 include: "rules/answers.smk"
 include: "rules/target.smk"
-include: "rules/needs.smk"
 include: "rules/states.smk"
 include: "rules/train.smk"
 include: "rules/preflight.smk"
@@ -84,6 +85,8 @@ onstart:
         )
         if hasattr(workflow.executor_settings, "array_jobs"):  # Slurm's
             check_block(TRAIN)
+            for name, block in DECODING.items():
+                check_whole(name, block)
             if any(job.rule.name == "train" for job in planned):
                 check_nodes(TRAIN)
         STATES.make_place()

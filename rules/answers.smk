@@ -30,15 +30,18 @@ rule answer:
         *ENVMODULES,
     threads: 2
     resources:
+        ranks=asks(RANKS.of_answers),
         cpus_per_task=job_threads,
+        gres=asks(RANKS.gpus_of_answers),
         mem_mb=8000,
         runtime="4h",
     params:
         settings=asks(ANSWERS.settings),
         runtime=asks_of_input(ANSWERS.runtime),
+        start=start_ranks,
     shell:
         "OMP_NUM_THREADS={resources.cpus_per_task:q} MKL_NUM_THREADS={resources.cpus_per_task:q}"
-        " python -m longspec.answers shard --raw {input.raw:q} --target {input.target:q} --tokenizer {input.tokenizer:q}"
+        " {params.start:q} longspec.answers shard --raw {input.raw:q} --target {input.target:q} --tokenizer {input.tokenizer:q}"
         " --settings {params.settings:q} --runtime {params.runtime:q}"
         " --shard {wildcards.part:q} --num-shards {wildcards.parts:q} --out {output:q} > {log:q} 2>&1"
 

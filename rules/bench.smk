@@ -24,11 +24,18 @@ use rule evaluate as evaluate_bench with:
         "timings/evaluate_bench/{run}/{variant}/{drafter}.tsv"
     wildcard_constraints:
         run=one_of(BENCH.evaluation_of),
+    resources:
+        ranks=asks(RANKS.of_bench),
+        cpus_per_task=job_threads,
+        gres=asks(RANKS.gpus_of_bench),
+        mem_mb=8000,
+        runtime="4h",
     params:
         settings=asks(BENCH.evaluation_settings),
         raw=asks(BENCH.bench_options),
         drafter=asks_of_input(BENCH.drafter_options),
         vocabulary=asks_of_input(BENCH.vocabulary_option),
+        start=start_ranks,
 
 
 rule report_bench:

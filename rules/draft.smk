@@ -112,7 +112,9 @@ rule evaluate:
         *ENVMODULES,
     threads: 1
     resources:
+        ranks=asks(RANKS.of_run),
         cpus_per_task=job_threads,
+        gres=asks(RANKS.gpus_of_run),
         mem_mb=8000,
         runtime="4h",
     params:
@@ -120,9 +122,10 @@ rule evaluate:
         raw=asks(ANSWERS.evaluation_options),
         drafter=asks_of_input(PLAN.drafter_options),
         vocabulary=asks_of_input(PLAN.vocabulary_option),
+        start=start_ranks,
     shell:
         "OMP_NUM_THREADS={resources.cpus_per_task:q} MKL_NUM_THREADS={resources.cpus_per_task:q}"
-        " python -m longspec.evaluate --settings {params.settings:q}"
+        " {params.start:q} longspec.evaluate --settings {params.settings:q}"
         " --target {input.target:q} --raw {params.raw:q} {params.drafter:q} --recipe {input.recipe:q}"
         " {params.vocabulary:q} --out {output:q} > {log:q} 2>&1"
 

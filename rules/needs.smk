@@ -3,13 +3,14 @@
 from longspec.workflow.nodes import check_nodes
 from longspec.workflow.resources import StageNeeds, check_block, gpus_in, limits_of
 
-# set-resources of `train` in the profile
-TRAIN = {
-    name: str(value.raw)
-    for name, value in workflow.resource_settings._parsed_overwrite_resources.get(
-        "train", {}
-    ).items()
-}
+
+def resources_of(rule):
+    """set-resources of a rule in the profile."""
+    given = workflow.resource_settings._parsed_overwrite_resources.get(rule, {})
+    return {name: str(value.raw) for name, value in given.items()}
+
+
+TRAIN = resources_of("train")
 with told_in_one_line():
     LIMITS = limits_of(TRAIN)
 NEEDS = StageNeeds(LIMITS, workflow.is_main_process, logger.warning)

@@ -12,6 +12,7 @@ from longspec.config.explain import did_you_mean
 LOCAL, ENDPOINT = "transformers", "endpoint"
 KEEP, DROP = "keep", "drop"
 HASH_LETTERS = 8
+BATCH_TOKENS = 2**16  # of prompts and answers with their padding, in the cache at a time; one row may have more
 # Keys that make no other answers: how they are come by. All others name the folder of the answers.
 RUNTIME = ("max_failed", "batch", "endpoint", "server", "server_minutes", "requests", "tries", "timeout")
 ONLY = {

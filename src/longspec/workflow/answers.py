@@ -45,7 +45,7 @@ class AnswersPlan:
                     )
 
         for name in self.asked:
-            models = {model for model, dataset in self._wanted() if dataset == name}
+            models = {model for model, dataset in self.wanted() if dataset == name}
             if len(models) > 1:
                 raise ValueError(
                     f"data.{name}.{KEY}.endpoint: one server would answer as {' and as '.join(sorted(models))}; choose runs of "
@@ -114,6 +114,12 @@ class AnswersPlan:
         tasks = [] if measured is None else measured.tasks.values()
         return sorted({task.data for task in tasks if isinstance(task, HeldOut) and not task.whole_questions})
 
+    def wanted(self) -> list[tuple[str, str]]:
+        """Each target with each dataset that it answers."""
+        pairs = [(config.recipe.model.name, config.recipe.data.name) for config in self.choices.configs.values()]
+        pairs += [(self.choices.model_of(run), name) for run in self.choices.runs for name in self._read(run)]
+        return [pair for pair in dict.fromkeys(pairs) if pair[1] in self.chosen]
+
     # Settings.
 
     def settings(self, dataset: str) -> str:
@@ -128,13 +134,7 @@ class AnswersPlan:
 
     def lines(self) -> list[str]:
         """A line for each folder of answers that is still to be made."""
-        return [self._line(*pair) for pair in self._wanted() if not Path(self.records(*pair)).is_file()]
-
-    def _wanted(self) -> list[tuple[str, str]]:
-        """Each target with each dataset that it answers."""
-        pairs = [(config.recipe.model.name, config.recipe.data.name) for config in self.choices.configs.values()]
-        pairs += [(self.choices.model_of(run), name) for run in self.choices.runs for name in self._read(run)]
-        return [pair for pair in dict.fromkeys(pairs) if pair[1] in self.chosen]
+        return [self._line(*pair) for pair in self.wanted() if not Path(self.records(*pair)).is_file()]
 
     def _line(self, model: str, dataset: str) -> str:
         settings, shards = self.chosen[dataset], self.shards(model, dataset)
