@@ -1,7 +1,7 @@
 # Answers by the target itself to a dataset's questions (data.<name>.regenerate), in the place of those it came with.
 
 from longspec.workflow.paths import ANSWERS as ANSWERS_FOLDER
-from longspec.workflow.paths import RAW, TARGET, TOKENIZER
+from longspec.workflow.paths import RAW, TOKENIZER
 
 # Before anything runs, and in a dry run.
 if workflow.is_main_process:
@@ -14,7 +14,7 @@ if workflow.is_main_process:
 rule answer:
     input:
         raw=RAW,
-        target=TARGET,
+        target=judged(RANKS.judge_answers, ANSWERS.target),
         tokenizer=TOKENIZER,
     output:
         f"{ANSWERS_FOLDER}/{{part}}-of-{{parts}}/shard.json",

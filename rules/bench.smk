@@ -10,7 +10,7 @@ rule bench:
 
 use rule evaluate as evaluate_bench with:
     input:
-        target=asks(BENCH.target),
+        target=judged(RANKS.judge_bench, BENCH.target),
         recipe=asks(BENCH.drafter_recipe),
         draft=asks(BENCH.drafter_weights),
         vocabulary=asks(BENCH.drafter_vocabulary),

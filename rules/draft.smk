@@ -96,7 +96,7 @@ rule extract:
 # output, undeclared, and the next one goes on from there.
 rule evaluate:
     input:
-        target=asks(PLAN.target),
+        target=judged(RANKS.judge_run, PLAN.target),
         recipe=asks(PLAN.drafter_recipe),
         draft=asks(PLAN.drafter_weights),
         vocabulary=asks(PLAN.drafter_vocabulary),

@@ -14,8 +14,19 @@ with told_in_one_line():
         {name: machine_of(name, block, TRAIN) for name, block in DECODING.items()},
         logger.warning,
     )
-    if workflow.is_main_process:
-        RANKS.check()
+
+
+def judged(judge, target):
+    """A target's manifest, of a job that decodes with it: a job of the plan that cannot be ends the call, in a dry run too."""
+    ask_judge, ask_target = asks(judge), asks(target)
+
+    def answer(wildcards):
+        if workflow.is_main_process:
+            with told_in_one_line():
+                ask_judge(wildcards)
+        return ask_target(wildcards)
+
+    return answer
 
 
 # With `input` among its arguments Snakemake does not take it for a setting whose change measures or answers anew.

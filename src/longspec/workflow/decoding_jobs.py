@@ -13,10 +13,10 @@ from longspec.answers.settings import BATCH_TOKENS, ENDPOINT, Regenerate
 from longspec.evaluate.tasks import OURS, ROOM, HeldOut, parse
 from longspec.workflow import paths
 from longspec.workflow.answers import AnswersPlan
-from longspec.workflow.choices import Choices
 from longspec.workflow.decoding_memory import Decoding, Target, read_target
 from longspec.workflow.decoding_ranks import Machine, ranks_of
 from longspec.workflow.evaluations import RunEvaluation
+from longspec.workflow.plan import Plan
 from longspec.workflow.targets import folder_of
 
 
@@ -24,32 +24,30 @@ class DecodingJobs:
     """What the rules ask of the jobs that decode with a target. `warn` is told what a person should know, once."""
 
     def __init__(
-        self, plan: Choices, bench: Choices, answers: AnswersPlan, machines: Mapping[str, Machine], warn: Callable[[str], None]
+        self, plan: Plan, bench: Plan, answers: AnswersPlan, machines: Mapping[str, Machine], warn: Callable[[str], None]
     ) -> None:
-        self.plan, self.answers, self.machines, self.warn = plan, answers, machines, warn
-        self.measured = {"evaluate": plan, "evaluate_bench": bench}
+        self.plan, self.bench, self.answers, self.machines, self.warn = plan, bench, answers, machines, warn
         self.told: set[str] = set()
-
-    def check(self) -> None:
-        """Raise ValueError for a run, or answers, whose target no number of ranks holds, or the chosen one cannot share.
-
-        Targets that are not there yet are judged when they are.
-        """
-        for rule, plan in self.measured.items():
-            for run in plan.evaluation_of:
-                self._of_run(rule, run)
-        for model, dataset in self.answers.wanted():
-            self._of_answers(model, dataset)
 
     # Evaluations.
 
+    def judge_run(self, run: str, variant: str, drafter: str) -> None:
+        """Raise ValueError for an evaluation still to be made, whose target no number of ranks holds, or the chosen one cannot
+        share. A target that is not there yet is judged when it is.
+        """
+        self._judge(self.plan, "evaluate", run, variant, drafter)
+
+    def judge_bench(self, run: str, variant: str, drafter: str) -> None:
+        """Raise ValueError as judge_run, of what a run measures apart."""
+        self._judge(self.bench, "evaluate_bench", run, variant, drafter)
+
     def of_run(self, run: str) -> int:
         """Ranks of each of a run's evaluations."""
-        return self._told(lambda: self._of_run("evaluate", run), "evaluate")
+        return self._told(lambda: self._of_run(self.plan, "evaluate", run), "evaluate")
 
     def of_bench(self, run: str) -> int:
         """Ranks of each of those that a run measures apart."""
-        return self._told(lambda: self._of_run("evaluate_bench", run), "evaluate_bench")
+        return self._told(lambda: self._of_run(self.bench, "evaluate_bench", run), "evaluate_bench")
 
     def gpus_of_run(self, run: str) -> str:
         """GPUs of each of a run's evaluations, in Slurm's words."""
@@ -59,22 +57,30 @@ class DecodingJobs:
         """GPUs of each of those that a run measures apart."""
         return self.machines["evaluate_bench"].asked(self.of_bench(run))
 
-    def _of_run(self, rule: str, run: str) -> int:
-        plan, machine = self.measured[rule], self.machines[rule]
-        evaluation, what = plan.evaluation_of[run], f"run '{run}': {rule}"
-        if evaluation.section.get("engine", OURS) != OURS:
+    def _judge(self, plan: Plan, rule: str, run: str, variant: str, drafter: str) -> None:
+        if not Path(plan.evaluated.format(run=run, variant=variant, drafter=drafter)).is_file():
+            self._of_run(plan, rule, run)
+
+    def _of_run(self, plan: Plan, rule: str, run: str) -> int:
+        machine, evaluation, what = self.machines[rule], plan.evaluation_of[run], f"run '{run}': {rule}"
+        if (engine := evaluation.section.get("engine", OURS)) != OURS:
             if machine.ranks > 1:
                 raise ValueError(
-                    f"set-resources: {rule}: ranks: {machine.ranks}: {what}: evaluation.engine: "
-                    f"{evaluation.section['engine']} is one process; remove ranks, or take evaluation.engine: {OURS}"
+                    f"set-resources: {rule}: ranks: {machine.ranks}: {what}: evaluation.engine: {engine} is one process; "
+                    f"remove ranks, or take evaluation.engine: {OURS}"
                 )
             return 1
         configs = plan.configs_of(run, None)
-        target = _target(configs[0])
+        target = _target(configs[0], machine)
         decodings = [] if target is None else [_evaluated(evaluation, config.recipe, target) for config in configs]
         return ranks_of(what, target, decodings, machine)
 
     # Answers.
+
+    def judge_answers(self, model: str, dataset: str) -> None:
+        """Raise ValueError as judge_run, of answers that are still to be made."""
+        if dataset in self.answers.computed and not Path(self.answers.records(model, dataset)).is_file():
+            self._of_answers(model, dataset)
 
     def of_answers(self, model: str, dataset: str) -> int:
         """Ranks of each job of a target's answers to a dataset."""
@@ -93,9 +99,10 @@ class DecodingJobs:
         settings = self.answers.chosen[dataset]
         if settings.engine == ENDPOINT:
             return 1
-        target = _target(self.plan.models[model])
+        machine = self.machines["answer"]
+        target = _target(self.plan.models[model], machine)
         decodings = [] if target is None else [_answered(settings, target)]
-        return ranks_of(f"answers by {model} to {dataset}", target, decodings, self.machines["answer"])
+        return ranks_of(f"answers by {model} to {dataset}", target, decodings, machine)
 
     def _told(self, ranks: Callable[[], int], rule: str) -> int:
         """The ranks; where there are none, since the target has come while jobs run, a warning and the most."""
@@ -108,8 +115,10 @@ class DecodingJobs:
             return self.machines[rule].ranks or max(1, self.machines[rule].gpus)
 
 
-def _target(config: Any) -> Target | None:
-    """The target of a stage's configuration, if it is there."""
+def _target(config: Any, machine: Machine) -> Target | None:
+    """The target of a stage's configuration, if it is there, and if anything is to be judged by it."""
+    if not machine.ranks and not machine.gpu_mem:
+        return None
     model = config.recipe.model
     manifest = Path(paths.TARGET.format(model=model.name))
     made = manifest.parent / "target"

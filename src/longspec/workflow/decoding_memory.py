@@ -18,6 +18,8 @@ from longspec.workflow.targets import settings_of
 OVERHEAD = 2 * 2**30  # a CUDA context, NCCL's buffers, gaps in the allocator's memory: a round guess, as while training
 STORED_IN = {"float32": 4, "float64": 8}  # bytes of an element by config.json's dtype; those of the others have two
 EXPERT_DEFAULTS = {"mlp_only_layers": [], "decoder_sparse_step": 1}  # transformers' own, of keys that may be missing
+SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+NEEDED = {"model_type", "max_position_embeddings", *SIZES}  # keys of config.json
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class Decoding:
 def read_target(folder: Path) -> Target | None:
     """A target's figures; None where it is not there, or not whole."""
     content = settings_of(folder)
-    if content is None:
+    if content is None or not content.keys() >= NEEDED:
         return None
     try:
         files = [name for name in weight_files(folder) if not name.endswith(INDEX)]
