@@ -38,10 +38,9 @@ rule answer:
     params:
         settings=asks(ANSWERS.settings),
         runtime=asks_of_input(ANSWERS.runtime),
-        start=start_ranks,
     shell:
-        "OMP_NUM_THREADS={resources.cpus_per_task:q} MKL_NUM_THREADS={resources.cpus_per_task:q}"
-        " {params.start:q} longspec.answers shard --raw {input.raw:q} --target {input.target:q} --tokenizer {input.tokenizer:q}"
+        "python -m longspec.cluster launch --plain --ranks {resources.ranks:q} --cpus {resources.cpus_per_task:q}"
+        " -- longspec.answers shard --raw {input.raw:q} --target {input.target:q} --tokenizer {input.tokenizer:q}"
         " --settings {params.settings:q} --runtime {params.runtime:q}"
         " --shard {wildcards.part:q} --num-shards {wildcards.parts:q} --out {output:q} > {log:q} 2>&1"
 

@@ -35,7 +35,6 @@ use rule evaluate as evaluate_bench with:
         raw=asks(BENCH.bench_options),
         drafter=asks_of_input(BENCH.drafter_options),
         vocabulary=asks_of_input(BENCH.vocabulary_option),
-        start=start_ranks,
 
 
 rule report_bench:

@@ -122,10 +122,9 @@ rule evaluate:
         raw=asks(ANSWERS.evaluation_options),
         drafter=asks_of_input(PLAN.drafter_options),
         vocabulary=asks_of_input(PLAN.vocabulary_option),
-        start=start_ranks,
     shell:
-        "OMP_NUM_THREADS={resources.cpus_per_task:q} MKL_NUM_THREADS={resources.cpus_per_task:q}"
-        " {params.start:q} longspec.evaluate --settings {params.settings:q}"
+        "python -m longspec.cluster launch --plain --ranks {resources.ranks:q} --cpus {resources.cpus_per_task:q}"
+        " -- longspec.evaluate --settings {params.settings:q}"
         " --target {input.target:q} --raw {params.raw:q} {params.drafter:q} --recipe {input.recipe:q}"
         " {params.vocabulary:q} --out {output:q} > {log:q} 2>&1"
 

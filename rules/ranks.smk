@@ -1,7 +1,7 @@
 # On how many ranks the jobs that decode with a target do so (longspec.workflow.decoding_jobs), by the profile.
 
 from longspec.workflow.decoding_jobs import DecodingJobs
-from longspec.workflow.decoding_ranks import check_whole, machine_of, start_of
+from longspec.workflow.decoding_ranks import check_whole, machine_of
 
 DECODING = {
     name: resources_of(name) for name in ("evaluate", "evaluate_bench", "answer")
@@ -27,9 +27,3 @@ def judged(judge, target):
         return ask_target(wildcards)
 
     return answer
-
-
-# With `input` among its arguments Snakemake does not take it for a setting whose change measures or answers anew.
-def start_ranks(wildcards, input, resources):
-    """The words before the module of a job that decodes."""
-    return start_of(resources.ranks, resources.cpus_per_task)

@@ -24,7 +24,7 @@ from transformers import (
 from longspec.families import FAMILIES
 from longspec.models.tensor_parallel import check_splits
 from longspec.workflow.decoding_memory import OVERHEAD, Decoding, Target, rank_bytes, read_target, target_of
-from longspec.workflow.decoding_ranks import Machine, check_whole, machine_of, ranks_of, start_of
+from longspec.workflow.decoding_ranks import Machine, check_whole, machine_of, ranks_of
 
 QWQ: dict[str, Any] = {
     "model_type": "qwen2",
@@ -223,8 +223,3 @@ def test_a_block_that_the_command_line_took_away_is_missed() -> None:
         ValueError, match=r"^--set-resources evaluate:ranks=\.\.\. takes the place of all that the profile sets"
     ):
         check_whole("evaluate", {"ranks": "2"})
-
-
-def test_one_rank_is_started_plainly() -> None:
-    assert start_of(1, 8) == ["python", "-m"]
-    assert start_of(2, 8) == ["python", "-m", "longspec.cluster", "launch", "--ranks", "2", "--cpus", "8", "--"]

@@ -66,13 +66,6 @@ def check_whole(rule: str, block: Mapping[str, str]) -> None:
         )
 
 
-def start_of(ranks: int, cpus: int) -> list[str]:
-    """What stands before a module that is started on so many ranks of one machine, which share the cores."""
-    if ranks == 1:
-        return ["python", "-m"]
-    return ["python", "-m", "longspec.cluster", "launch", "--ranks", str(ranks), "--cpus", str(cpus), "--"]
-
-
 def ranks_of(what: str, target: Target | None, decodings: Iterable[Decoding], machine: Machine) -> int:
     """The fewest ranks that hold the target and each of the decodings; one where there is nothing to estimate from.
 
