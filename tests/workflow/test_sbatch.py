@@ -78,6 +78,23 @@ def test_a_block_that_the_command_line_took_away_is_missed(slurm: Path, built: W
     assert not slurm.exists()
 
 
+def test_an_evaluation_on_two_ranks_asks_for_two_gpus(slurm: Path, built: Workflow) -> None:
+    """As the profile says by hand; on the command line that would take the place of all else that it says."""
+    evaluated = "results/demo/sinkpi-slicing/evaluation/lookup.jsonl"
+    (built.folder / evaluated).unlink()
+    (built.folder / f"{STAGE}/checkpoint.json").touch()
+    built.edit("profiles/slurm/profile.yaml", r"^    gpu_mem: 80000 .*MB of one GPU.*$", "    ranks: 2")
+    command = [evaluated, "--profile", "slurm", "--retries", "0", "--rerun-triggers", "input", *SHORT]
+    refused = built.call(*command, "--set-resources", "evaluate:ranks=2")
+    assert "--set-resources evaluate:ranks=... takes the place of all that the profile sets" in refused.stdout + refused.stderr
+    assert not slurm.exists()
+    done = built.call(*command)
+    words = asked(slurm)
+    assert {"--gres=gpu:2", "--cpus-per-task=8"} <= set(words)
+    assert dict(pairwise(words))["-p"] == "gpu"
+    assert "longspec.cluster launch --plain --ranks 2 --cpus 8 -- longspec.evaluate " in done.stdout + done.stderr
+
+
 def test_modules_are_loaded(slurm: Path, built: Workflow) -> None:
     modules = ["--software-deployment-method", "env-modules", "--config", "envmodules=[cuda/12.4]"]
     done = built.call(f"{STAGE}/checkpoint.json", "--cores=1", *modules)
