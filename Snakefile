@@ -59,10 +59,11 @@ container: "longspec.sif"
 
 include: "rules/array.smk"
 include: "rules/common.smk"
+include: "rules/needs.smk"
+include: "rules/ranks.smk"
 include: "rules/data.smk"
 include: "rules/answers.smk"
 include: "rules/target.smk"
-include: "rules/needs.smk"
 include: "rules/states.smk"
 include: "rules/train.smk"
 include: "rules/preflight.smk"
@@ -84,8 +85,10 @@ onstart:
         )
         if hasattr(workflow.executor_settings, "array_jobs"):  # Slurm's
             check_block(TRAIN)
+            for name, block in DECODING.items():
+                check_whole(name, block)
             for name in sorted({job.rule.name for job in planned}):
-                check_nodes(name, block_of(name))
+                check_nodes(name, resources_of(name))
         STATES.make_place()
         STATES.hold(
             tuple(job.wildcards[name] for name in ("run", "variant", "stage"))

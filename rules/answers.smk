@@ -1,7 +1,7 @@
 # Answers by the target itself to a dataset's questions (data.<name>.regenerate), in the place of those it came with.
 
 from longspec.workflow.paths import ANSWERS as ANSWERS_FOLDER
-from longspec.workflow.paths import RAW, TARGET, TOKENIZER
+from longspec.workflow.paths import RAW, TOKENIZER
 
 # Before anything runs, and in a dry run.
 if workflow.is_main_process:
@@ -14,7 +14,7 @@ if workflow.is_main_process:
 rule answer:
     input:
         raw=RAW,
-        target=TARGET,
+        target=judged(RANKS.judge_answers, ANSWERS.target),
         tokenizer=TOKENIZER,
     output:
         f"{ANSWERS_FOLDER}/{{part}}-of-{{parts}}/shard.json",
@@ -30,15 +30,17 @@ rule answer:
         *ENVMODULES,
     threads: 2
     resources:
+        ranks=asks(RANKS.of_answers),
         cpus_per_task=job_threads,
+        gres=asks(RANKS.gpus_of_answers),
         mem_mb=8000,
         runtime="4h",
     params:
         settings=asks(ANSWERS.settings),
         runtime=asks_of_input(ANSWERS.runtime),
     shell:
-        "OMP_NUM_THREADS={resources.cpus_per_task:q} MKL_NUM_THREADS={resources.cpus_per_task:q}"
-        " python -m longspec.answers shard --raw {input.raw:q} --target {input.target:q} --tokenizer {input.tokenizer:q}"
+        "python -m longspec.cluster launch --plain --ranks {resources.ranks:q} --cpus {resources.cpus_per_task:q}"
+        " -- longspec.answers shard --raw {input.raw:q} --target {input.target:q} --tokenizer {input.tokenizer:q}"
         " --settings {params.settings:q} --runtime {params.runtime:q}"
         " --shard {wildcards.part:q} --num-shards {wildcards.parts:q} --out {output:q} > {log:q} 2>&1"
 

@@ -10,7 +10,7 @@ rule bench:
 
 use rule evaluate as evaluate_bench with:
     input:
-        target=asks(BENCH.target),
+        target=judged(RANKS.judge_bench, BENCH.target),
         recipe=asks(BENCH.drafter_recipe),
         draft=asks(BENCH.drafter_weights),
         vocabulary=asks(BENCH.drafter_vocabulary),
@@ -24,6 +24,12 @@ use rule evaluate as evaluate_bench with:
         "timings/evaluate_bench/{run}/{variant}/{drafter}.tsv"
     wildcard_constraints:
         run=one_of(BENCH.evaluation_of),
+    resources:
+        ranks=asks(RANKS.of_bench),
+        cpus_per_task=job_threads,
+        gres=asks(RANKS.gpus_of_bench),
+        mem_mb=8000,
+        runtime="4h",
     params:
         settings=asks(BENCH.evaluation_settings),
         raw=asks(BENCH.bench_options),

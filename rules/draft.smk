@@ -96,7 +96,7 @@ rule extract:
 # output, undeclared, and the next one goes on from there.
 rule evaluate:
     input:
-        target=asks(PLAN.target),
+        target=judged(RANKS.judge_run, PLAN.target),
         recipe=asks(PLAN.drafter_recipe),
         draft=asks(PLAN.drafter_weights),
         vocabulary=asks(PLAN.drafter_vocabulary),
@@ -112,7 +112,9 @@ rule evaluate:
         *ENVMODULES,
     threads: 1
     resources:
+        ranks=asks(RANKS.of_run),
         cpus_per_task=job_threads,
+        gres=asks(RANKS.gpus_of_run),
         mem_mb=8000,
         runtime="4h",
     params:
@@ -121,8 +123,8 @@ rule evaluate:
         drafter=asks_of_input(PLAN.drafter_options),
         vocabulary=asks_of_input(PLAN.vocabulary_option),
     shell:
-        "OMP_NUM_THREADS={resources.cpus_per_task:q} MKL_NUM_THREADS={resources.cpus_per_task:q}"
-        " python -m longspec.evaluate --settings {params.settings:q}"
+        "python -m longspec.cluster launch --plain --ranks {resources.ranks:q} --cpus {resources.cpus_per_task:q}"
+        " -- longspec.evaluate --settings {params.settings:q}"
         " --target {input.target:q} --raw {params.raw:q} {params.drafter:q} --recipe {input.recipe:q}"
         " {params.vocabulary:q} --out {output:q} > {log:q} 2>&1"
 

@@ -4,13 +4,13 @@ from longspec.workflow.nodes import check_nodes
 from longspec.workflow.resources import StageNeeds, check_block, gpus_in, limits_of
 
 
-def block_of(rule):
-    """The profile's set-resources of a rule."""
-    blocks = workflow.resource_settings._parsed_overwrite_resources
-    return {name: str(value.raw) for name, value in blocks.get(rule, {}).items()}
+def resources_of(rule):
+    """set-resources of a rule in the profile."""
+    given = workflow.resource_settings._parsed_overwrite_resources.get(rule, {})
+    return {name: str(value.raw) for name, value in given.items()}
 
 
-TRAIN = block_of("train")
+TRAIN = resources_of("train")
 with told_in_one_line():
     LIMITS = limits_of(TRAIN)
 NEEDS = StageNeeds(LIMITS, workflow.is_main_process, logger.warning)

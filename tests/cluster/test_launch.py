@@ -87,6 +87,19 @@ def test_ranks_share_the_cores_of_all_tasks(folder: Path, tasks: int, cpus: int,
     assert sorted(re.findall(r"rank (\d) of 2, (\d+) threads", text)) == [("0", str(threads)), ("1", str(threads))]
 
 
+def test_one_plain_rank_is_the_process_itself(folder: Path) -> None:
+    """Which has its threads and no launcher's variables; several ranks are started as ever."""
+    (folder / "told.py").write_text("import os; print(os.getpid(), os.environ['OMP_NUM_THREADS'], os.environ.get('RANK'))\n")
+    command = [sys.executable, "-m", "longspec.cluster", "launch", "--plain", "--cpus=3"]
+    process = subprocess.Popen([*command, "--ranks=1", "--", "told"], stdout=subprocess.PIPE, text=True)
+    printed, _ = process.communicate(timeout=60)
+    assert (process.returncode, printed) == (0, f"{process.pid} 3 None\n")
+    refused = subprocess.run([*command, "--ranks=1"], capture_output=True, text=True, timeout=60)
+    assert (refused.returncode, refused.stderr) == (1, "error: nothing to start: ... -- MODULE ARGUMENTS\n")
+    assert launch(folder, "pass", "--plain").wait(120) == 0
+    assert "rank 1 of 2" in (folder / "logs/stage.log").read_text()
+
+
 def test_a_container_without_srun_starts_the_ranks_itself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bare = folder / "bin"
     bare.mkdir()

@@ -82,13 +82,29 @@ def test_gpus_that_no_node_has_end_the_call_before_a_job_is_sent(slurm: Path, bu
     """Those of a rule whose jobs come days later, too."""
     sinfo = Path(os.environ["PATH"].split(os.pathsep)[0]) / "sinfo"
     sinfo.write_text("#!/bin/sh\necho 'a1|gpu:h100:8|1031000'\n")
-    block = r"(evaluate: &measuring\n.*\n    gres: \"'gpu:)1"
-    built.edit("profiles/slurm/profile.yaml", block, r"\1b200:1")
+    built.edit("profiles/slurm/profile.yaml", r"^    gpu_mem: 80000 .*MB of one GPU.*$", "    gres: \"'gpu:b200:1'\"")
     built.edit("profiles/slurm/profile.yaml", r"gpu:8", "gpu:h100:8")
     done = built.call("--profile", "slurm", "final_draft", "--retries", "0", *SHORT)
     assert done.returncode == 1
     assert "set-resources: evaluate: a job asks for 1 node(s) with gpu:b200:1 and 120000 MB" in done.stdout + done.stderr
     assert not slurm.exists()
+
+
+def test_an_evaluation_on_two_ranks_asks_for_two_gpus(slurm: Path, built: Workflow) -> None:
+    """As the profile says by hand; on the command line that would take the place of all else that it says."""
+    evaluated = "results/demo/sinkpi-slicing/evaluation/lookup.jsonl"
+    (built.folder / evaluated).unlink()
+    (built.folder / f"{STAGE}/checkpoint.json").touch()
+    built.edit("profiles/slurm/profile.yaml", r"^    gpu_mem: 80000 .*MB of one GPU.*$", "    ranks: 2")
+    command = [evaluated, "--profile", "slurm", "--retries", "0", "--rerun-triggers", "input", *SHORT]
+    refused = built.call(*command, "--set-resources", "evaluate:ranks=2")
+    assert "--set-resources evaluate:ranks=... takes the place of all that the profile sets" in refused.stdout + refused.stderr
+    assert not slurm.exists()
+    done = built.call(*command)
+    words = asked(slurm)
+    assert {"--gres=gpu:2", "--cpus-per-task=8"} <= set(words)
+    assert dict(pairwise(words))["-p"] == "gpu"
+    assert "longspec.cluster launch --plain --ranks 2 --cpus 8 -- longspec.evaluate " in done.stdout + done.stderr
 
 
 def test_modules_are_loaded(slurm: Path, built: Workflow) -> None:

@@ -10,13 +10,11 @@ import torch
 from longspec.answers.conversation import Conversation, Key
 from longspec.answers.decoding import decode
 from longspec.answers.questions import Asker
-from longspec.answers.settings import Regenerate
+from longspec.answers.settings import BATCH_TOKENS, Regenerate
 from longspec.decode.sampling import Sampler
 from longspec.distributed import Ranks
 from longspec.models.placement import place_target
 from longspec.models.precision import resolve_dtype
-
-BATCH_TOKENS = 2**16  # of prompts and answers with their padding, in the cache at a time; one row may have more
 
 
 def batches(conversations: list[Conversation], lengths: dict[Key, int], settings: Regenerate) -> list[list[Conversation]]:

@@ -12,6 +12,7 @@ from longspec.config.explain import did_you_mean
 LOCAL, ENDPOINT = "transformers", "endpoint"
 KEEP, DROP = "keep", "drop"
 HASH_LETTERS = 8
+BATCH_TOKENS = 2**16  # of prompts and answers with their padding, in the cache at a time; one row may have more
 # In a shard's folder: a line for each record that is done; what the server prints that the job has started; the key under which
 # a shard says what its server calls the model that answered.
 JOURNAL, PRINTED, SERVED = "journal.jsonl", "server.log", "served_model"

@@ -40,6 +40,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--tasks", type=int, default=1, help="the Slurm job's tasks on each node, which share them")
     parser.add_argument("--gres", default="", help="the GPUs of each node as Slurm was asked for them, such as gpu:8")
     parser.add_argument("--log", type=Path, help="becomes a link to this attempt's log; default: the terminal")
+    parser.add_argument("--plain", action="store_true", help="one rank is started as any program, without torchrun")
     parser.add_argument("module", nargs=argparse.REMAINDER, help="-- module and its arguments")
     return parser
 
@@ -107,6 +108,12 @@ def checked(options: argparse.Namespace) -> list[str]:
     return module
 
 
+def environment(options: argparse.Namespace) -> dict[str, str]:
+    """This process's environment with the threads of each rank."""
+    threads = str(max(1, options.cpus * options.tasks // options.ranks))
+    return os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+
+
 def start(command: list[str], output: TextIO, environment: dict[str, str]) -> "subprocess.Popen[bytes]":
     """The launcher below, which hears of each signal once.
 
@@ -137,7 +144,6 @@ def run(options: argparse.Namespace, log: Path | None, output: TextIO) -> int:
     """One attempt, from its first line to the failing rank's last words."""
     module = checked(options)
     errors = log.with_suffix(".errors") if log else None
-    threads = str(max(1, options.cpus * options.tasks // options.ranks))
     command = [*torchrun(options, errors), "-m", *module]
     warning = ""
     if options.nodes > 1 or (is_batch_step(options) and shutil.which("srun")):
@@ -150,8 +156,7 @@ def run(options: argparse.Namespace, log: Path | None, output: TextIO) -> int:
     if options.tasks > options.ranks:
         output.write(f"{options.ranks} processes share the cores of {options.tasks} tasks on each node\n")
     output.flush()
-    environment = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-    code = start(command, output, environment).wait()
+    code = start(command, output, environment(options)).wait()
     if log and errors:
         if code:
             append_last_words(output, log, errors)
@@ -163,6 +168,9 @@ def main(argv: list[str]) -> int:
     """Start the ranks and wait for them; 0 when all have ended well."""
     options = parser().parse_args(argv)
     try:
+        if options.plain and options.ranks * options.nodes == 1:
+            command = [sys.executable, "-m", *checked(options)]
+            os.execve(sys.executable, command, environment(options))
         log = new_log(options.log) if options.log else None
         with log.open("a", encoding="utf-8") if log else nullcontext(sys.stdout) as output:
             try:
@@ -170,6 +178,6 @@ def main(argv: list[str]) -> int:
             except ValueError as error:
                 for place in (output, sys.stderr) if log else (sys.stderr,):
                     print(f"error: {one_line(error)}", file=place)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
     return 1

@@ -44,7 +44,7 @@ class AnswersPlan:
                     )
 
         for name in self.asked:
-            models = {model for model, dataset in self._wanted() if dataset == name}
+            models = {model for model, dataset in self.wanted() if dataset == name}
             if len(models) > 1:
                 raise ValueError(
                     f"data.{name}.{KEY}.endpoint: one server would answer as {' and as '.join(sorted(models))}; choose runs of "
@@ -73,6 +73,10 @@ class AnswersPlan:
         return settings.engine == answer_settings.ENDPOINT and not settings.starts_server
 
     # Files.
+
+    def target(self, model: str) -> str:
+        """The manifest of the target that answers."""
+        return paths.TARGET.format(model=model)
 
     def records(self, model: str, dataset: str) -> str:
         """The manifest of the records that a target's tokens are made of: its own answers, or the raw ones."""
@@ -113,6 +117,12 @@ class AnswersPlan:
         tasks = [] if measured is None else measured.tasks.values()
         return sorted({task.data for task in tasks if isinstance(task, HeldOut) and not task.whole_questions})
 
+    def wanted(self) -> list[tuple[str, str]]:
+        """Each target with each dataset that it answers."""
+        pairs = [(config.recipe.model.name, config.recipe.data.name) for config in self.choices.configs.values()]
+        pairs += [(self.choices.model_of(run), name) for run in self.choices.runs for name in self._read(run)]
+        return [pair for pair in dict.fromkeys(pairs) if pair[1] in self.chosen]
+
     # Settings.
 
     def settings(self, dataset: str) -> str:
@@ -127,13 +137,7 @@ class AnswersPlan:
 
     def lines(self) -> list[str]:
         """A line for each folder of answers that is still to be made."""
-        return [self._line(*pair) for pair in self._wanted() if not Path(self.records(*pair)).is_file()]
-
-    def _wanted(self) -> list[tuple[str, str]]:
-        """Each target with each dataset that it answers."""
-        pairs = [(config.recipe.model.name, config.recipe.data.name) for config in self.choices.configs.values()]
-        pairs += [(self.choices.model_of(run), name) for run in self.choices.runs for name in self._read(run)]
-        return [pair for pair in dict.fromkeys(pairs) if pair[1] in self.chosen]
+        return [self._line(*pair) for pair in self.wanted() if not Path(self.records(*pair)).is_file()]
 
     def _line(self, model: str, dataset: str) -> str:
         settings, shards = self.chosen[dataset], self.shards(model, dataset)

@@ -1,0 +1,179 @@
+"""The jobs that decode with a target, evaluations and answers: what each decodes at most, and on how many ranks.
+
+All drafters of a run are measured on as many, so that their times can be compared.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from longspec import methods
+from longspec.answers.settings import BATCH_TOKENS, ENDPOINT, Regenerate
+from longspec.evaluate.tasks import OURS, ROOM, HeldOut, parse
+from longspec.workflow import paths
+from longspec.workflow.answers import AnswersPlan
+from longspec.workflow.decoding_memory import Decoding, Target, read_target
+from longspec.workflow.decoding_ranks import Machine, ranks_of
+from longspec.workflow.evaluations import RunEvaluation
+from longspec.workflow.plan import Plan
+from longspec.workflow.targets import folder_of
+
+
+class DecodingJobs:
+    """What the rules ask of the jobs that decode with a target. `warn` is told what a person should know, once."""
+
+    def __init__(
+        self, plan: Plan, bench: Plan, answers: AnswersPlan, machines: Mapping[str, Machine], warn: Callable[[str], None]
+    ) -> None:
+        self.plan, self.bench, self.answers, self.machines, self.warn = plan, bench, answers, machines, warn
+        self.told: set[str] = set()
+
+    # Evaluations.
+
+    def judge_run(self, run: str, variant: str, drafter: str) -> None:
+        """Raise ValueError for an evaluation still to be made, whose target no number of ranks holds, or the chosen one cannot
+        share. A target that is not there yet is judged when it is.
+        """
+        self._judge(self.plan, "evaluate", run, variant, drafter)
+
+    def judge_bench(self, run: str, variant: str, drafter: str) -> None:
+        """Raise ValueError as judge_run, of what a run measures apart."""
+        self._judge(self.bench, "evaluate_bench", run, variant, drafter)
+
+    def of_run(self, run: str) -> int:
+        """Ranks of each of a run's evaluations."""
+        return self._told(lambda: self._of_run(self.plan, "evaluate", run), "evaluate")
+
+    def of_bench(self, run: str) -> int:
+        """Ranks of each of those that a run measures apart."""
+        return self._told(lambda: self._of_run(self.bench, "evaluate_bench", run), "evaluate_bench")
+
+    def gpus_of_run(self, run: str) -> str:
+        """GPUs of each of a run's evaluations, in Slurm's words."""
+        return self.machines["evaluate"].asked(self.of_run(run))
+
+    def gpus_of_bench(self, run: str) -> str:
+        """GPUs of each of those that a run measures apart."""
+        return self.machines["evaluate_bench"].asked(self.of_bench(run))
+
+    def _judge(self, plan: Plan, rule: str, run: str, variant: str, drafter: str) -> None:
+        if not Path(plan.evaluated.format(run=run, variant=variant, drafter=drafter)).is_file():
+            self._of_run(plan, rule, run)
+
+    def _of_run(self, plan: Plan, rule: str, run: str) -> int:
+        machine, evaluation, what = self.machines[rule], plan.evaluation_of[run], f"run '{run}': {rule}"
+        if (engine := evaluation.section.get("engine", OURS)) != OURS:
+            if machine.ranks > 1:
+                raise ValueError(
+                    f"set-resources: {rule}: ranks: {machine.ranks}: {what}: evaluation.engine: {engine} is one process; "
+                    f"remove ranks, or take evaluation.engine: {OURS}"
+                )
+            return 1
+        configs = plan.configs_of(run, None)
+        target = _target(configs[0], machine)
+        decodings = [] if target is None else [_evaluated(evaluation, config.recipe, target) for config in configs]
+        return ranks_of(what, target, decodings, machine)
+
+    # Answers.
+
+    def judge_answers(self, model: str, dataset: str) -> None:
+        """Raise ValueError as judge_run, of answers that are still to be made."""
+        if dataset in self.answers.computed and not Path(self.answers.records(model, dataset)).is_file():
+            self._of_answers(model, dataset)
+
+    def of_answers(self, model: str, dataset: str) -> int:
+        """Ranks of each job of a target's answers to a dataset."""
+        if dataset not in self.answers.computed:
+            return 1
+        return self._told(lambda: self._of_answers(model, dataset), "answer")
+
+    def gpus_of_answers(self, dataset: str) -> str:
+        """Their GPUs, in Slurm's words: the most of all, since jobs of an array ask for the same; "" to ask a server."""
+        if dataset not in self.answers.computed:
+            return ""
+        ranks = [self.of_answers(*pair) for pair in self.answers.wanted() if pair[1] in self.answers.computed]
+        return self.machines["answer"].asked(max(ranks, default=1))
+
+    def _of_answers(self, model: str, dataset: str) -> int:
+        settings = self.answers.chosen[dataset]
+        if settings.engine == ENDPOINT:
+            return 1
+        machine = self.machines["answer"]
+        target = _target(self.plan.models[model], machine)
+        decodings = [] if target is None else [_answered(settings, target)]
+        return ranks_of(f"answers by {model} to {dataset}", target, decodings, machine)
+
+    def _told(self, ranks: Callable[[], int], rule: str) -> int:
+        """The ranks; where there are none, since the target has come while jobs run, a warning and the most."""
+        try:
+            return ranks()
+        except ValueError as error:
+            if str(error) not in self.told:
+                self.told.add(str(error))
+                self.warn(str(error))
+            return self.machines[rule].ranks or max(1, self.machines[rule].gpus)
+
+
+def _target(config: Any, machine: Machine) -> Target | None:
+    """The target of a stage's configuration, if it is there, and if anything is to be judged by it."""
+    if not machine.ranks and not machine.gpu_mem:
+        return None
+    model = config.recipe.model
+    manifest = Path(paths.TARGET.format(model=model.name))
+    made = manifest.parent / "target"
+    folder = folder_of(model.source, made) or made
+    return None if folder == made and not manifest.is_file() else _read(folder, _age(folder))
+
+
+def _age(folder: Path) -> int:
+    file = folder / "config.json"
+    return file.stat().st_mtime_ns if file.is_file() else 0
+
+
+@cache
+def _read(folder: Path, age: int) -> Target | None:
+    return read_target(folder)
+
+
+def _evaluated(evaluation: RunEvaluation, recipe: Any, target: Target) -> Decoding:
+    """The longest prompt of a run's tasks, decoded with a draft of this recipe. Prompts without a bound have the target's."""
+    section, size = parse(evaluation.section), target.config.vocab_size
+    nodes = 1 + max(each.shape if isinstance(each.shape, int) else sum(each.shape) for each in section.settings)
+    nodes += section.with_lookup or 0
+    prompts = []
+    for task in section.tasks.values():
+        longest = task.context[1] if isinstance(task, HeldOut) else task.longest
+        prompts.append(min(longest or target.positions, target.positions - task.new_tokens))
+    texts = [prompt + task.new_tokens for prompt, task in zip(prompts, section.tasks.values(), strict=True)]
+    proposed = methods.vocabulary_size(recipe) or evaluation.section.get("draft_vocabulary")
+    has_head = methods.has_own_vocabulary(recipe.method.name) or proposed is not None
+    layer = methods.settings_of(recipe.method.name).layer_weights(target.config, recipe.method)
+    head, projection = (proposed or size) if has_head else 0, 3 * target.config.hidden_size
+    return Decoding(
+        tokens=max(texts) + ROOM + nodes,
+        forward=max(prompts),
+        logits=max(task.new_tokens for task in section.tasks.values()),
+        nodes=nodes,
+        draft=layer + (head + projection) * target.config.hidden_size,
+        element=_element(section.precision or recipe.precision),
+    )
+
+
+def _answered(settings: Regenerate, target: Target) -> Decoding:
+    """The largest batch. One of several rows has a mask; longer prompts are answered by themselves, without one."""
+    prompt, new = settings.longest_prompt or target.positions - settings.new_tokens, settings.new_tokens
+    side_by_side = max(0, min(prompt, BATCH_TOKENS // 2 - new))
+    rows = min(settings.batch, BATCH_TOKENS // (side_by_side + new))
+    return Decoding(
+        tokens=max(prompt + new, min(settings.batch * (prompt + new), BATCH_TOKENS)),
+        forward=max(prompt, min(settings.batch * prompt, BATCH_TOKENS)),
+        masked=rows * side_by_side**2 if rows > 1 else 0,
+        nodes=settings.batch,
+        element=_element(settings.precision),
+    )
+
+
+def _element(precision: str) -> int:
+    """Bytes of an element on a GPU; `auto` is bfloat16 there."""
+    return 4 if precision == "fp32" else 2
