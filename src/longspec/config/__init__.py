@@ -3,7 +3,19 @@
 Snakemake imports this room: no torch here.
 """
 
-from longspec.config.checks import ATTENTION, CHOICES, OFFLINE, OFFLOADS, PARTITIONED, REPLICATED, TRACKERS, check_trackers
+from longspec.config.checks import (
+    ATTENTION,
+    CHOICES,
+    LINEAR,
+    MUON,
+    OFFLINE,
+    OFFLOADS,
+    PARTITIONED,
+    REPLICATED,
+    TRACKERS,
+    check_optimizer,
+    check_trackers,
+)
 from longspec.config.compose import CONFIG_DIR, ConfigError, compose, compose_stage, stages_and_variants, stages_of
 from longspec.config.frozen import differences, load, plain, to_yaml, typed
 from longspec.config.schema import LATER, Build, Config, Data, DeepSpeed, Files, Model, Optimizer, Recipe, Runtime, States
@@ -13,6 +25,8 @@ __all__ = [
     "CHOICES",
     "CONFIG_DIR",
     "LATER",
+    "LINEAR",
+    "MUON",
     "OFFLINE",
     "OFFLOADS",
     "PARTITIONED",
@@ -29,6 +43,7 @@ __all__ = [
     "Recipe",
     "Runtime",
     "States",
+    "check_optimizer",
     "check_trackers",
     "compose",
     "compose_stage",
