@@ -39,20 +39,17 @@ class WorkflowCopy:
                 (self.folder / part).parent.mkdir(parents=True, exist_ok=True)
                 (self.folder / "half").rename(self.folder / part)
 
-    def add_run(
-        self, name: str, run: str, stages: Sequence[str], recipe: Mapping[str, Any], defaults: Sequence[Any] = (), **own: Any
-    ) -> str:
-        """Write a run that takes over `run` and sets these values of the recipe in each of these stages; its name.
+    def add_run(self, name: str, run: str, stages: Sequence[str], **values: Mapping[str, Any]) -> str:
+        """Write a run of the first stages of another; its name.
 
-        defaults: further lines of each stage's defaults list; own: keys of the run's file, such as stages.
+        values: by section, recipe or runtime, what is set in each of these stages.
         """
         config = self.folder / "config"
-        _write(config / f"run/{name}.yaml", {"defaults": [run], **own})
+        _write(config / f"run/{name}.yaml", {"defaults": [run], "stages": list(stages)})
         for stage in stages:
             same = f"{run}_{stage}"
             known = [same] if (config / f"run_stage/{same}.yaml").is_file() else []
-            values = {"defaults": [*known, *defaults], "recipe": dict(recipe)}
-            _write(config / f"run_stage/{name}_{stage}.yaml", values)
+            _write(config / f"run_stage/{name}_{stage}.yaml", {"defaults": known, **values})
         return name
 
     def make(self, *arguments: str) -> None:
