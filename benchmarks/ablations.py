@@ -8,57 +8,31 @@ ends. Killed, it goes on; another target or other data want an empty .cache/benc
 
 import argparse
 import json
-import os
-import shutil
 import statistics
-import subprocess
 import sys
 from typing import Any
 
 import machine
+from workflow_copy import WorkflowCopy
+
+from longspec.config import stages_of
 
 REFERENCE = "ablation-reference"
 LEFT_OUT = {"anchor-offset positions": "ablation-plain-positions", "random lag": "ablation-lag-1"}
 VARIANT = "sinkpi-slicing"
-CODE = ("Snakefile", "rules", "config", "profiles", "src")
 BUILT = ("models/demo", "data")
-COPY = machine.WORK / "ablations"
-
-
-def copy_workflow() -> None:
-    """The code as it is now; target and data, once."""
-    for part in CODE:
-        copy = shutil.copytree if (machine.ROOT / part).is_dir() else shutil.copy2
-        shutil.rmtree(COPY / part, ignore_errors=True)
-        COPY.mkdir(parents=True, exist_ok=True)
-        copy(machine.ROOT / part, COPY / part)
-    for part in BUILT:
-        if not (machine.ROOT / part).exists():
-            sys.exit(f"error: {part} is not there; run `make demo` first")
-        if not (COPY / part).exists():
-            shutil.copytree(machine.ROOT / part, COPY / "half", dirs_exist_ok=True)
-            (COPY / part).parent.mkdir(exist_ok=True)
-            (COPY / "half").rename(COPY / part)
+COPY = WorkflowCopy(machine.WORK / "ablations")
 
 
 def add_seed(run: str, seed: int) -> str:
     """A run that differs from `run` in its seed alone; its name."""
-    name, config = f"{run}-seed-{seed}", COPY / "config"
-    header = "# @package _global_\ndefaults:\n  - "
-    (config / f"run/{name}.yaml").write_text(f"{header}{run}\nrecipe: {{seed: {seed}}}\n")
-    for path in (config / "run_stage").glob(f"{run}_*.yaml"):
-        stage = path.stem.removeprefix(f"{run}_")
-        (config / f"run_stage/{name}_{stage}.yaml").write_text(f"{header}{path.stem}\n")
-    return name
+    return COPY.add_run(f"{run}-seed-{seed}", run, stages_of(run), recipe={"seed": seed})
 
 
 def compare(without: str, whole: str) -> dict[str, Any]:
     """What `snakemake compare` finds of two runs, of which those not there are trained."""
-    command, runs = ["snakemake", "compare"], ["--config", f"runs=[{without},{whole}]"]
-    environment = os.environ | {"PYTHONPATH": str(COPY / "src")}
-    for more in (["--unlock"], []):  # a killed Snakemake leaves its lock
-        subprocess.run([*command, *more, *runs], cwd=COPY, env=environment, check=True)
-    numbers: dict[str, Any] = json.loads((COPY / f"results/compare/{without}_{whole}.json").read_text())
+    COPY.make("compare", "--config", f"runs=[{without},{whole}]")
+    numbers: dict[str, Any] = json.loads((COPY.folder / f"results/compare/{without}_{whole}.json").read_text())
     return numbers["variants"][VARIANT]
 
 
@@ -103,7 +77,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", nargs="+", type=int, default=[42, 43, 44])
     seeds = parser.parse_args().seeds
-    copy_workflow()
+    if missing := [part for part in BUILT if not (machine.ROOT / part).exists()]:
+        sys.exit(f"error: {missing[0]} is not there; run `make demo` first")
+    COPY.refresh()
+    COPY.take(BUILT)
     told = {}
     for name, run in LEFT_OUT.items():
         pairs = [(add_seed(run, seed), add_seed(REFERENCE, seed)) for seed in seeds]

@@ -10,7 +10,7 @@ task. Of `today` every stage's draft is measured.
 
 A cell is a way and a seed, and a line of .cache/benchmarks/forgetting.jsonl as soon as it is done: started again, the same
 command goes on behind the last one. Told are the differences to the best single stage of `today` of the same seed: their mean
-over the seeds, with its 95 % interval (Student's t) from three seeds on.
+over the seeds, with its 95 % interval (Student's t).
 """
 
 import argparse
@@ -18,12 +18,12 @@ import json
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
 import machine
 import torch
 import yaml
+from cells import fill, over_seeds
 from safetensors.torch import load_file, save_file
 from top_k_training import train
 from transformers import AutoTokenizer
@@ -54,7 +54,6 @@ CELLS = machine.WORK / "forgetting.jsonl"
 CHAIN, PROMPTS_AT_ONCE = 4, 8
 AVERAGE = "average"  # of a way: weights of the stages whose drafts the final draft is the mean of
 LAST_TWO = {"long": 0.5, "longcot": 0.5}
-T_975 = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571}  # of Student's t by degrees of freedom
 
 
 def replaying(base: float, long: float, rate: float = 1e-4, more: Sequence[str] = ()) -> dict[str, Any]:
@@ -211,10 +210,7 @@ def summary(cells: list[dict[str, Any]]) -> dict[str, Any]:
         of_way = [each for each in cells if each["way"] == name and each["seed"] in best]
         for key in ("all", *prompts()) if of_way else ():
             each = [found["tokens_a_round"][key] - best[found["seed"]][key] for found in of_way]
-            told.setdefault(name, {})[key] = {"mean": mean(each), "each": each}
-            if len(each) - 1 in T_975:
-                half = T_975[len(each) - 1] * stdev(each) / len(each) ** 0.5
-                told[name][key]["interval"] = [mean(each) - half, mean(each) + half]
+            told.setdefault(name, {})[key] = over_seeds(each)
     return told
 
 
@@ -225,15 +221,8 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     options = parser.parse_args()
     torch.set_num_threads(1)
-    CELLS.parent.mkdir(parents=True, exist_ok=True)
     wanted = [{"way": name, "seed": seed, "changes": WAYS[name]} for seed in options.seeds for name in options.ways]
-    for which in wanted:
-        if any(which.items() <= each.items() for each in whole_lines(CELLS)):
-            continue
-        made = which | cell(which["way"], which["seed"])
-        print(json.dumps(made), flush=True)
-        with CELLS.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(made) + "\n")
+    fill(CELLS, wanted, lambda which: cell(which["way"], which["seed"]))
     cells = whole_lines(CELLS)
     told = {"machine": machine.describe(("torch", "transformers")), "chain": CHAIN}
     machine.write("forgetting", told | {"differences": summary(cells), "cells": cells})

@@ -78,7 +78,7 @@ def test_a_published_experiment_has_its_published_figures(name: str) -> None:
     assert recipe.model.name == "qwq-32b"
     assert recipe.model._target_ == "longspec.train.models.qwen2_glide.Qwen2Glide.from_pretrained"
     optimizer = {"lr": lr, "betas": [0.9, 0.95], "eps": 1e-6, "weight_decay": 0.1, "warmup_ratio": 0.1, "clip": 1.0}
-    assert recipe.optimizer == optimizer
+    assert recipe.optimizer == optimizer | {"name": "adamw", "schedule": "cosine"}
     assert recipe.global_batch == micro_batch * accumulation * GPUS
     assert (runtime.micro_batch, runtime.save_every) == (micro_batch, 200)
     assert runtime.deepspeed == {"zero_stage": zero, "offload_optimizer": "cpu", "nvme_path": None}
@@ -145,7 +145,7 @@ def test_a_frozen_recipe_of_another_version_is_refused_by_name(tmp_path: Path) -
         ("runtime.deepspeed.zero_stage=4", r"runtime\.deepspeed\.zero_stage: must be a number from 0 to 3, is 4"),
         (
             "recipe.optimizer.rate=1",
-            r"recipe\.optimizer\.rate: unknown key; Known: betas, clip, eps, lr, warmup_ratio, weight_decay\.",
+            r"recipe\.optimizer\.rate: unknown key; Known: betas, clip, eps, lr, name, schedule, warmup_ratio, weight_decay\.",
         ),
         ("stages=base", r"^stages: must be a list, such as \[a, b\]"),
     ],
@@ -228,6 +228,8 @@ NEWER = {  # than these texts
     *("llama3.1-8b-eagle3", "qwen3-8b-eagle3", "qwen3-30b-a3b-eagle3", "llama3.3-70b-eagle3"),
     *("demo-offline", "demo-eagle3-offline", "llama3.1-8b-eagle3-offline"),
     *("smollm2-glide", "smollm2-eagle3", "smollm2-eagle3-gsm8k"),
+    *("glide-vs-eagle3", "demo-glide", "demo-eagle3-window"),
+    *("smollm2-glide-vs-eagle3", "smollm2-eagle3-window"),
 }
 
 

@@ -6,12 +6,15 @@ Snakemake imports this room: no torch here.
 from longspec.config.checks import (
     ATTENTION,
     CHOICES,
+    LINEAR,
+    MUON,
     OFFLINE,
     OFFLOADS,
     PARTITIONED,
     REPLICATED,
     TENSOR_PARALLEL,
     TRACKERS,
+    check_optimizer,
     check_trackers,
 )
 from longspec.config.compose import CONFIG_DIR, ConfigError, compose, compose_stage, stages_and_variants, stages_of
@@ -23,6 +26,8 @@ __all__ = [
     "CHOICES",
     "CONFIG_DIR",
     "LATER",
+    "LINEAR",
+    "MUON",
     "OFFLINE",
     "OFFLOADS",
     "PARTITIONED",
@@ -40,6 +45,7 @@ __all__ = [
     "Recipe",
     "Runtime",
     "States",
+    "check_optimizer",
     "check_trackers",
     "compose",
     "compose_stage",

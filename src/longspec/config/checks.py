@@ -23,10 +23,13 @@ from longspec.config.schema import Build, Recipe, Runtime, States
 from longspec.config.target_class import check_class
 
 OFFLINE = "offline"  # recipe.states.source
+MUON, LINEAR = "muon", "linear"  # of recipe.optimizer: name, schedule
 CHOICES = {
     "data.collation": ("base", "long", "long-nomask", "longcot"),
     "data.overlong": ("split", "truncate"),
     "precision": ("auto", "fastest", "bf16", "fp32"),
+    "optimizer.name": ("adamw", MUON),
+    "optimizer.schedule": ("cosine", LINEAR),
     "states.source": ("online", OFFLINE),
     "states.dtype": ("bfloat16", "float8", "float32"),
 }
@@ -163,6 +166,16 @@ def check_deepspeed(deepspeed: DictConfig) -> None:
         raise ValueError("runtime.deepspeed.nvme_path: offload_optimizer is nvme; name a folder on a fast local disk")
     if offload != "nvme" and path:
         raise ValueError(f"runtime.deepspeed.nvme_path: not used, since offload_optimizer is {offload}; set it to null")
+
+
+def check_optimizer(recipe: Any, runtime: Any) -> None:
+    """Raise ValueError, with the keys, where DeepSpeed shards what the recipe's optimizer must see whole."""
+    stage = runtime.deepspeed.zero_stage
+    if recipe.optimizer.name == MUON and stage != 0:
+        raise ValueError(
+            f"recipe.optimizer.name: {MUON} orthogonalises whole matrices, which ZeRO-{stage} lays end to end and cuts into "
+            "shares; set runtime.deepspeed.zero_stage to 0 and offload_optimizer to none, or the name to adamw"
+        )
 
 
 def check_runtime(runtime: DictConfig) -> None:

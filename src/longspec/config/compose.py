@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from longspec import methods
 from longspec.config import yaml_files
-from longspec.config.checks import CHECKS
+from longspec.config.checks import CHECKS, check_optimizer
 from longspec.config.explain import did_you_mean, one_line, unknown_key
 from longspec.config.schema import Build, Config, Recipe, Runtime
 from longspec.config.target_class import name_class
@@ -55,6 +55,7 @@ def compose(name: str, overrides: list[str], config_dir: Path = CONFIG_DIR) -> D
         raise ValueError(one_line(error)) from error
     for schema, section in ((Recipe, config.recipe), (Runtime, config.runtime), (Build, config.build)):
         CHECKS[schema](section)
+    check_optimizer(config.recipe, config.runtime)
     OmegaConf.set_readonly(config, True)
     return config
 

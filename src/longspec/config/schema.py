@@ -39,7 +39,7 @@ class Data:
 
 @dataclass
 class Optimizer:
-    """AdamW, linear warm-up, cosine to a ten-thousandth of the rate (train.engine.COSINE_FLOOR)."""
+    """How a step changes the weights: linear warm-up, then down to a ten-thousandth of the rate (train.engine.FLOOR)."""
 
     lr: float = MISSING
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
@@ -47,6 +47,8 @@ class Optimizer:
     weight_decay: float = 0.1
     warmup_ratio: float = 0.1
     clip: float = 1.0  # the gradient's norm at most; 0: not clipped
+    name: str = field(default="adamw", metadata=LATER)  # adamw | muon: matrices by Muon, all else by AdamW; ZeRO-0 alone
+    schedule: str = field(default="cosine", metadata=LATER)  # the way down: cosine | linear
 
 
 @dataclass

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from longspec.config import Recipe, Runtime
+from longspec.config import LINEAR, MUON, Recipe, Runtime, check_optimizer
 from longspec.distributed import Ranks
 from longspec.process_group import join
+from longspec.train.muon import MuonForMatrices
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -22,7 +23,7 @@ import deepspeed.ops
 import torch.distributed as dist
 
 # The published scheduler's floor, as a share of the learning rate.
-COSINE_FLOOR = 1e-4
+FLOOR = 1e-4
 FLOAT32_SUMS = "runtime.deepspeed.offload_optimizer=none (ZeRO-1, 2) or runtime.deepspeed.zero_stage=3 adds them up in float32"
 
 
@@ -49,20 +50,21 @@ def control_group(ranks: Ranks, timeout_minutes: int) -> Any:
     return dist.new_group(backend="gloo", timeout=timedelta(minutes=timeout_minutes))
 
 
-def learning_rate_factor(step: int, total_steps: int, warmup_steps: int) -> float:
-    """Share of the learning rate at 0-based `step`: linear warm-up that starts above zero, then cosine to the floor."""
+def learning_rate_factor(step: int, total_steps: int, warmup_steps: int, schedule: str = "cosine") -> float:
+    """Share of the learning rate at 0-based `step`: linear warm-up that starts above zero, then `schedule` to the floor."""
     if step < warmup_steps:
         return (step + 1) / warmup_steps
-    progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
-    return COSINE_FLOOR + (1 - COSINE_FLOOR) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+    progress = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
+    left = 1 - progress if schedule == LINEAR else 0.5 * (1 + math.cos(math.pi * progress))
+    return FLOOR + (1 - FLOOR) * left
 
 
 def scheduler_factory(recipe: Recipe, total_steps: int) -> Callable[[torch.optim.Optimizer], LambdaLR]:
     """Returns a function from optimizer to schedule for DeepSpeed, whose own warm-up schedulers begin with steps at rate 0."""
-    warmup_steps = round(recipe.optimizer.warmup_ratio * total_steps)
+    warmup_steps, schedule = round(recipe.optimizer.warmup_ratio * total_steps), recipe.optimizer.schedule
 
     def build(optimizer: torch.optim.Optimizer) -> LambdaLR:
-        return LambdaLR(optimizer, lambda step: learning_rate_factor(step, total_steps, warmup_steps))
+        return LambdaLR(optimizer, lambda step: learning_rate_factor(step, total_steps, warmup_steps, schedule))
 
     return build
 
@@ -89,38 +91,38 @@ def deepspeed_config(
         # Else ZeRO-3 replaces torch's linear for the whole process and rounds bf16 otherwise than ZeRO-1.
         zero["memory_efficient_linear"] = False
     accumulated_in = {"grad_accum_dtype": "fp32"} if dtype == torch.bfloat16 and sums_in_float32(runtime) else {}
-    adam = recipe.optimizer
     return {
         "train_micro_batch_size_per_gpu": micro_batch,
         "gradient_accumulation_steps": accumulation,
-        "gradient_clipping": adam.clip,
+        "gradient_clipping": recipe.optimizer.clip,
         # Without the immediate update ZeRO-1's optimizer for bfloat16 loses one micro batch's gradient of each step.
         "bf16": {"enabled": dtype == torch.bfloat16, "immediate_grad_update": True},
         "data_types": accumulated_in,
         "zero_optimization": zero,
-        "optimizer": {
-            "type": "AdamW",
-            # torch's own fused AdamW: nothing to compile, and it resumes bit by bit.
-            "params": {
-                "lr": adam.lr,
-                "betas": list(adam.betas),
-                "eps": adam.eps,
-                "weight_decay": adam.weight_decay,
-                "torch_adam": True,
-                "fused": True,
-            },
-        },
+        **({} if recipe.optimizer.name == MUON else {"optimizer": adamw_config(recipe)}),
         "steps_per_print": 10**9,
         "wall_clock_breakdown": False,
     }
 
 
+def adamw_config(recipe: Recipe) -> dict[str, Any]:
+    """DeepSpeed's section `optimizer`: torch's own fused AdamW, of which nothing is compiled, and which resumes bit by bit."""
+    adam = recipe.optimizer
+    settings = {"lr": adam.lr, "betas": list(adam.betas), "eps": adam.eps, "weight_decay": adam.weight_decay}
+    return {"type": "AdamW", "params": {**settings, "torch_adam": True, "fused": True}}
+
+
 def build_engine(
     module: torch.nn.Module, recipe: Recipe, runtime: Runtime, share: tuple[int, int], total_steps: int, dtype: torch.dtype
 ) -> Any:
-    """The DeepSpeed engine over the module's trainable parameters; `share` as of share_global_batch."""
+    """The DeepSpeed engine over the module's trainable parameters; `share` as of share_global_batch.
+
+    Raises ValueError for an optimizer that the ZeRO stage cannot have.
+    """
+    check_optimizer(recipe, runtime)
     engine, _, _, _ = deepspeed.initialize(
         model=module,
+        optimizer=MuonForMatrices.of(module, recipe) if recipe.optimizer.name == MUON else None,
         model_parameters=[parameter for parameter in module.parameters() if parameter.requires_grad],
         config=deepspeed_config(recipe, runtime, *share, dtype),
         lr_scheduler=scheduler_factory(recipe, total_steps),

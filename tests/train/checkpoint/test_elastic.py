@@ -89,6 +89,20 @@ def test_the_same_ranks_go_on_bit_by_bit(two_ranks: Path, setting: tuple[int, st
     assert resumed["found"] == {"step": SAVE_AT, "trackers": {"wandb": "abc"}, "world_size": 2, "zero_stage": setting[0]}
 
 
+def test_muon_goes_on_bit_by_bit(folder: Path, target: Path, corpus: Corpus) -> None:
+    cases: list[dict[str, Any]] = []
+    for precision in ("fp32", "bf16"):
+        case = {"name": f"muon-{precision}", "steps": STEPS, "save_at": SAVE_AT}
+        cases.append(case | {"overrides": [*overrides(0, "none", precision), "recipe.optimizer.name=muon"]})
+        cases.append(cases[-1] | {"name": f"muon-{precision}-on", "save_at": None, "go_on": case["name"]})
+    launch(folder, target, corpus, 2, cases)
+    for precision in ("fp32", "bf16"):
+        (straight, weights), (resumed, again) = (read(folder, f"muon-{precision}{suffix}") for suffix in ("", "-on"))
+        assert straight["losses"]["0"] > straight["losses"][str(STEPS - 1)] + 0.5
+        assert {step: straight["losses"][step] for step in resumed["losses"]} == resumed["losses"]
+        assert all(torch.equal(weights[name], tensor) for name, tensor in again.items())
+
+
 @pytest.mark.parametrize("suffix", ["", "-on"])
 @pytest.mark.parametrize("setting", [setting for setting in SETTINGS if setting[0] == 3])
 def test_zero3_really_shares_the_parameters(two_ranks: Path, setting: tuple[int, str, str], suffix: str) -> None:

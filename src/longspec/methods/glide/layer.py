@@ -10,6 +10,8 @@ from transformers import PretrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 
+from longspec.methods.glide.settings import RANDOM, Draft
+from longspec.methods.glide.start import copy_target
 from longspec.models.attention.backends import AUTO, attend
 from longspec.models.attention.tree_visibility import TreeVisibility
 from longspec.models.attention.visibility import Visibility
@@ -94,10 +96,15 @@ class GlideLayer(nn.Module):
         return self.final_layernorm(hidden_BSH)
 
 
-def fresh_layer(states: Any, *, final_norm: bool) -> GlideLayer:
-    """An untrained draft layer in the target's dtype. A final norm starts as the target's own, which the head expects."""
-    layer = GlideLayer(states.config, final_norm=final_norm).to(states.head_weight.dtype)
-    if final_norm:
+def fresh_layer(states: Any, settings: Draft) -> GlideLayer:
+    """An untrained draft layer in the target's dtype. A final norm starts as the target's own, which the head expects.
+
+    Raises ValueError where settings.start copies a layer of the target that has other parts than the draft's.
+    """
+    layer = GlideLayer(states.config, final_norm=settings.final_norm).to(states.head_weight.dtype)
+    if settings.start != RANDOM:
+        copy_target(layer, states, settings.start)
+    if settings.final_norm:
         with states.gather([states.final_norm_weight]):
             layer.final_layernorm.load_state_dict({"weight": states.final_norm_weight})
     return layer

@@ -46,8 +46,8 @@ class GlideMethod:
         return GlideLayer(config, final_norm=settings.final_norm)
 
     def fresh_layer(self, states: Any, settings: Draft) -> GlideLayer:
-        """A layer whose final norm, where it has one, is the target's."""
-        return fresh_layer(states, final_norm=settings.final_norm)
+        """A random layer or a copy of one of the target's; a final norm, where it has one, is the target's."""
+        return fresh_layer(states, settings)
 
     def trainer(self, states: Any, settings: Draft, weights: Path | None) -> Glide:
         """The class of the target's family."""

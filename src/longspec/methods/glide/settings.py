@@ -1,19 +1,22 @@
 """The recipe's settings of a GLIDE draft (LongSpec, arXiv 2502.17421). Imports no torch: runs are planned with it."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from omegaconf import MISSING
 
 from longspec.config.ranges import TOKENS, Range, check_choices, check_numbers
+from longspec.config.schema import LATER
 
 BLOCKS = "blocks"
+RANDOM, LAST, MIDDLE = "random", "last", "middle"
 NAMELESS_FILES = True  # draft_model_weights.pth, as published, comes without a configuration
 VLLM_METHOD: str | None = None  # no engine loads what reads the target's own keys and values
 CHOICES = {
     "anchors": ("off", "fixed", "random"),
     "lag_mode": ("random", "fixed", BLOCKS),
     "loss": ("hard", "soft", "mix"),
+    "start": (RANDOM, LAST, MIDDLE),
 }
 RANGES = {
     "window": TOKENS,
@@ -60,6 +63,8 @@ class Draft:
     final_norm: bool = False  # a trained norm between the draft and the target's head; published: none
     loss: str = "soft"  # hard: the next token; soft: the target's distribution; mix: their mean
     temperature: float = 1.0  # of the soft labels
+    # Of an untrained layer: random | last, middle: the target's layer of that place, copied.
+    start: str = field(default=RANDOM, metadata=LATER | {"stored": False})
 
 
 def of(recipe: Any) -> Draft:
@@ -87,6 +92,11 @@ def fits(recipe: Any, layers: int, vocabulary: int) -> None:
 def check_offline(recipe: Any) -> None:
     """Anchor-offset positions, drawn anew in each step, change what every layer of the target computes."""
     draft, length = recipe.draft, recipe.data.sequence_length
+    if draft.start != RANDOM:
+        raise ValueError(
+            f"recipe.draft.start: {draft.start}: copies a layer of the target, which is not there where its states are stored; "
+            f"set it to {RANDOM}, or recipe.states.source to online"
+        )
     if draft.anchors != "off" and length <= draft.anchors_up_to:
         raise ValueError(
             f"recipe.draft.anchors: {draft.anchors}: positions of rows of {length} tokens (recipe.data.sequence_length) are "

@@ -87,7 +87,7 @@ class Glide(DraftTrainer):
             check_backend(attention)
             target = load_target(target_model_path, config, dtype or resolve_dtype("auto"), STATES_ATTENTION)
             states = TargetStates(target, attention=attention)
-        super().__init__(states, fresh_layer(states, final_norm=settings.final_norm))
+        super().__init__(states, fresh_layer(states, settings))
         self.config, self.draft_settings = config, settings
         if glide_path is not None:
             load_draft_weights(self.draft_model, glide_path)

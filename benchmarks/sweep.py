@@ -1,0 +1,153 @@
+"""What lets the demo's draft learn faster: its recipe with one setting changed at a time, and several seeds.
+
+    python benchmarks/sweep.py --seeds 42                             every setting of both methods (after `make demo`)
+    python benchmarks/sweep.py --method glide --settings 'rate 2e-2' 'linear' --seeds 42 43 44
+    python benchmarks/sweep.py --stages base long                     more than the first stage
+
+Snakemake trains and measures each in a copy of the workflow, .cache/benchmarks/sweep. A cell is a method, a setting and a seed,
+and a line of benchmarks/results/sweep.jsonl as soon as it is done: started again, the same command goes on behind the last
+one, and within a cell from the last checkpoint or prompt. benchmarks/results/sweep.json has for each setting the tokens a
+round of the last of these stages, and the differences to `today` of the same seed.
+
+A setting is a row of SETTINGS: values of the recipe, in every stage that is trained. Another idea is another row.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks import machine
+from benchmarks.cells import Cell, fill, over_seeds
+from benchmarks.methods import length, measured, trained
+from benchmarks.workflow_copy import WorkflowCopy
+from longspec import jsonl
+from longspec.atomic_files import sha256_text
+from longspec.config import compose_stage, to_yaml
+
+TODAY = "today"
+CELLS = machine.RESULTS / "sweep.jsonl"
+COPY = WorkflowCopy(machine.WORK / "sweep")
+RUNS = {"glide": ("demo", "sinkpi-slicing"), "eagle3": ("demo-eagle3", "ttt")}
+ZERO0 = {"deepspeed": {"zero_stage": 0, "offload_optimizer": "none"}}  # Muon wants whole matrices
+
+
+def optimizer(**values: Any) -> dict[str, Any]:
+    """A setting of recipe.optimizer."""
+    return {"optimizer": values}
+
+
+def draft(**values: Any) -> dict[str, Any]:
+    """A setting of recipe.draft."""
+    return {"draft": values}
+
+
+BOTH = {
+    TODAY: {},
+    **{f"rate {rate:g}": optimizer(lr=rate) for rate in (3e-3, 2e-2, 3e-2)},
+    **{f"warm-up {share:g}": optimizer(warmup_ratio=share) for share in (0.02, 0.3)},
+    "linear": optimizer(schedule="linear"),
+    "linear, rate 0.02": optimizer(schedule="linear", lr=2e-2),
+    "Muon": optimizer(name="muon"),
+    **{f"Muon, rate {rate:g}": optimizer(name="muon", lr=rate) for rate in (3e-3, 2e-2)},
+}
+SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
+    "glide": BOTH
+    | {f"temperature {value:g}": draft(temperature=value) for value in (0.7, 1.5)}
+    | {f"lags 1 to {lag}": draft(lag=lag) for lag in (2, 6)}  # today: 1 to 4, as a chain of four tokens sees them
+    | {"lag 1 alone": draft(lag=1, lag_mode="fixed")}
+    | {f"start {place}": draft(start=place) for place in ("last", "middle")},
+    "eagle3": BOTH
+    | {f"weights {decay:g}^i": draft(decay=decay) for decay in (0.5, 1.0)}  # of a chain's positions; today: 0.8
+    | {f"chains of {steps}": draft(steps=steps) for steps in (1, 4)}  # today: 2 in the first stage
+    | {"start identity": draft(start="identity")},
+}
+
+
+def run_of(method: str, setting: str, seed: int, stages: Sequence[str]) -> str:
+    """The name of a run with one setting and seed, which is written into the copy."""
+    recipe = {"seed": seed} | SETTINGS[method][setting]
+    runtime = ZERO0 if recipe.get("optimizer", {}).get("name") == "muon" else {}
+    name = "-".join(["sweep", method, *re.findall(r"[A-Za-z0-9.]+", setting), "to", stages[-1], "seed", str(seed)])
+    return COPY.add_run(name, RUNS[method][0], stages, recipe=recipe, runtime=runtime)
+
+
+def identity(method: str, setting: str, seed: int, stages: Sequence[str]) -> Cell:
+    """The fields that a cell is known by; `decided_by`: a hash of the recipes."""
+    run, variant = run_of(method, setting, seed, stages), RUNS[method][1]
+    recipes = [to_yaml(compose_stage(run, variant, stage, COPY.folder / "config").recipe) for stage in stages]
+    decided = sha256_text(json.dumps(recipes))[:16]
+    return {"method": method, "setting": setting, "seed": seed, "stages": list(stages), "decided_by": decided}
+
+
+def make_cell(which: Cell, cores: str) -> Cell:
+    """Train a setting from a seed, and read how its last stage drafts."""
+    stages, variant = which["stages"], RUNS[which["method"]][1]
+    run = run_of(which["method"], which["setting"], which["seed"], stages)
+    made = f"results/{run}/{variant}/evaluation/{stages[-1]}.jsonl"
+    COPY.make(made, "--cores", cores, "--config", f"runs=[{run}]")
+    rows = measured(list(jsonl.read(COPY.folder / made)))
+    steps = {stage: list(jsonl.read(COPY.folder / f"results/{run}/{variant}/{stage}/metrics.jsonl")) for stage in stages}
+    return {
+        "cores": cores,
+        "tokens_a_round": {"all": length(rows)} | {row["task"]: length([row]) for row in rows},
+        "training": {stage: trained(held) | {"last_loss": held[-1]["loss"]} for stage, held in steps.items()},
+    }
+
+
+def table(cells: Sequence[Cell]) -> dict[str, Any]:
+    """By method and setting, tokens a round and their difference to today's of the same seeds; the best setting first."""
+    told: dict[str, Any] = {}
+    for method in SETTINGS:
+        of_method = [cell for cell in cells if cell["method"] == method]
+        today = {cell["seed"]: cell["tokens_a_round"] for cell in of_method if cell["setting"] == TODAY}
+        rows = {}
+        for setting in SETTINGS[method]:
+            found = {cell["seed"]: cell["tokens_a_round"] for cell in of_method if cell["setting"] == setting}
+            paired = [seed for seed in found if seed in today]
+            rows[setting] = {
+                task: over_seeds([lengths[task] for lengths in found.values()])
+                | ({"to today": over_seeds([found[seed][task] - today[seed][task] for seed in paired])} if paired else {})
+                for task in next(iter(found.values()), {})
+            }
+        told[method] = dict(sorted(((s, row) for s, row in rows.items() if row), key=lambda item: -item[1]["all"]["mean"]))
+    return told
+
+
+def main() -> None:
+    """Make the cells that are missing, and the table of all that are there."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--method", choices=list(SETTINGS), nargs="+", default=list(SETTINGS))
+    parser.add_argument("--settings", nargs="+", help="of SETTINGS; today's are made in any case")
+    parser.add_argument("--stages", nargs="+", default=["base"], help="the first ones of the demo's")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[42])
+    parser.add_argument("--cores", default="all", help="as of snakemake")
+    options = parser.parse_args()
+    known = {setting for method in options.method for setting in SETTINGS[method]}
+    if unknown := set(options.settings or ()) - known:
+        sys.exit(f"error: --settings: {', '.join(sorted(unknown))}: known: {', '.join(sorted(known))}")
+    COPY.refresh()
+    COPY.take(["models/demo", "data"])
+    chosen = [(method, setting) for method in options.method for setting in SETTINGS[method]]
+    if options.settings:
+        chosen = [(method, setting) for method, setting in chosen if setting in (TODAY, *options.settings)]
+    wanted = [identity(method, setting, seed, options.stages) for seed in options.seeds for method, setting in chosen]
+    fill(CELLS, wanted, lambda which: make_cell(which, options.cores))
+    cells = [cell for cell in jsonl.read(CELLS) if cell["stages"] == options.stages and is_current(cell)]
+    told = {"machine": machine.describe(("torch", "transformers", "deepspeed")), "stages": options.stages}
+    machine.write("sweep", told | {"methods": table(cells)})
+
+
+def is_current(cell: Cell) -> bool:
+    """Whether a cell was made of what its setting is now."""
+    names = ("method", "setting", "seed", "stages")
+    known = cell["setting"] in SETTINGS[cell["method"]]
+    return known and identity(*(cell[name] for name in names)).items() <= cell.items()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""A copy of the workflow in which a benchmark trains runs of its own: those of the checkout stay as they are."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.machine import ROOT
+
+CODE = ("Snakefile", "rules", "config", "profiles", "src")
+
+
+@dataclass(frozen=True)
+class WorkflowCopy:
+    """The folder it lies in; what has been trained there stays."""
+
+    folder: Path
+
+    def refresh(self) -> None:
+        """Take over the code and the configuration as they are now; runs that were added are gone."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for part in CODE:
+            copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy2
+            shutil.rmtree(self.folder / part, ignore_errors=True)
+            copy(ROOT / part, self.folder / part)
+
+    def take(self, parts: Sequence[str]) -> None:
+        """Copy folders that jobs have made in the checkout, each once, with their times, by which Snakemake knows them."""
+        for part in parts:
+            if (ROOT / part).is_dir() and not (self.folder / part).exists():
+                shutil.copytree(ROOT / part, self.folder / "half", dirs_exist_ok=True)
+                (self.folder / part).parent.mkdir(parents=True, exist_ok=True)
+                (self.folder / "half").rename(self.folder / part)
+
+    def add_run(self, name: str, run: str, stages: Sequence[str], **values: Mapping[str, Any]) -> str:
+        """Write a run of the first stages of another; its name.
+
+        values: by section, recipe or runtime, what is set in each of these stages.
+        """
+        config = self.folder / "config"
+        _write(config / f"run/{name}.yaml", {"defaults": [run], "stages": list(stages)})
+        for stage in stages:
+            same = f"{run}_{stage}"
+            known = [same] if (config / f"run_stage/{same}.yaml").is_file() else []
+            _write(config / f"run_stage/{name}_{stage}.yaml", {"defaults": known, **values})
+        return name
+
+    def make(self, *arguments: str) -> None:
+        """Call Snakemake there. Raises subprocess.CalledProcessError where it fails."""
+        environment = os.environ | {"PYTHONPATH": str(self.folder / "src")}
+        for more in (["--unlock"], []):  # a killed Snakemake leaves its lock
+            subprocess.run(["snakemake", *arguments, *more], cwd=self.folder, env=environment, check=True)
+
+
+def _write(path: Path, values: Mapping[str, Any]) -> None:
+    path.write_text(f"# @package _global_\n{yaml.safe_dump(dict(values), sort_keys=False)}")
