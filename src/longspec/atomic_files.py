@@ -169,5 +169,5 @@ def check_files(folder: Path, files: dict[str, dict[str, Any]], *, hashes: bool 
 def checked_folder(manifest: Path) -> str:
     """The folder that a manifest names as its `path`. Raises ValueError as check_files for what was changed in it since."""
     content = read_json(manifest)
-    check_files(Path(content["path"]), content["files"], newer_than=manifest)
+    check_files(Path(content["path"]), content.get("files", {}), newer_than=manifest)
     return str(content["path"])

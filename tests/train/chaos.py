@@ -1,4 +1,4 @@
-"""Three stages disturbed at seeded random moments, compared with the same stages undisturbed: `make chaos`.
+"""Three stages disturbed at seeded random moments, compared with the same stages undisturbed: `make chaos-stages`.
 
     python -m tests.train.chaos --moments 30 --out benchmarks/results/chaos.json      (where `make demo` is done)
 

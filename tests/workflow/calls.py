@@ -3,20 +3,25 @@
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests import warm_jobs
 from tests.workflow.small_run import GOAL
+from tests.workflow.warm_python import KEEPER, SERVER
 
+ENTER = ("--user", "--mount", "--preserve-credentials")
 MARK = "LONGSPEC_CHAOS"  # in the environment of all processes of one place
 OPTIONS = ("--cores", "2", "--set-resources", "train:ranks=2")
 PATIENCE = 300  # seconds for a call that was struck to end
+TOLD = re.compile(r"^(?:\S+: )?error: |; have it made again after: ")  # what is wrong, by a job or by the plan
 NAMED = re.compile(r"longspec\.(?!cluster launch)(\w+)(?: ([a-z-]+))?")
 
 
@@ -29,9 +34,15 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def tree(pid: int) -> list[int]:
-    """A process and all its descendants."""
-    return [pid, *(each for child in children(pid) for each in tree(child))]
+def tree(pid: int, warm: Path) -> list[int]:
+    """A process and all its descendants; the fork that a process stands for is one."""
+    return [pid, *(each for child in [*children(pid), *forks(pid, warm)] for each in tree(child, warm))]
+
+
+def forks(pid: int, warm: Path) -> list[int]:
+    """The fork that a process stands for, if it stands for one."""
+    file = warm / "forks" / str(pid)
+    return [int(file.read_text())] if file.exists() and file.read_text() else []
 
 
 def read(pid: int, name: str) -> str:
@@ -62,25 +73,46 @@ class Place:
     folder: Path  # as its processes name it
     seen: Path  # as this process does
     said: Path  # all that the last call has printed
+    warm: Path  # the folder of warm_python
     keeper: int | None = None
 
+    def inside(self, *command: str) -> list[str]:
+        """A command in the folder, on the place's own disk."""
+        disk = [] if self.keeper is None else ["nsenter", f"--target={self.keeper}", *ENTER]
+        return [*disk, "env", "-C", str(self.folder), *command]
+
     def command(self, *arguments: str) -> list[str]:
-        """Snakemake, on the place's own disk."""
-        inside = [] if self.keeper is None else [f"--target={self.keeper}", "--user", "--mount", "--preserve-credentials"]
-        enter = ["nsenter", *inside, "env", "-C", str(self.folder)] if inside else []
-        return [*enter, sys.executable, "-m", "snakemake", *GOAL, *OPTIONS, *arguments]
+        """Snakemake as a user types it."""
+        return self.inside(str(self.warm / "bin/python"), "-m", "snakemake", *GOAL, *OPTIONS, *arguments)
+
+    @contextmanager
+    def warmed(self, root: Path) -> Iterator[None]:
+        """Within the block there is a warm python. root: of the repository."""
+        shutil.rmtree(self.warm, ignore_errors=True)
+        environment = self.environment() | {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
+        environment["PYTHONPATH"] += f"{os.pathsep}{root}"
+        command = self.inside(sys.executable, "-m", "tests.workflow.warm_python", str(self.warm))
+        with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+            assert server.stdin is not None
+            assert server.stdout is not None
+            assert any(line == b"ready\n" for line in server.stdout), "it ends while it imports"
+            try:
+                yield
+            finally:
+                self.end()
+                server.stdin.close()
 
     def environment(self) -> dict[str, str]:
         """A user's, with the copy's own source."""
         kept = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "PYTHONPATH")}
-        return kept | {"PYTHONPATH": str(self.folder / "src"), MARK: str(self.folder), "COLUMNS": "200"}
+        own = {"PYTHONPATH": str(self.folder / "src"), MARK: str(self.folder), "BASH_ENV": str(self.warm / "path.sh")}
+        return kept | own | {"COLUMNS": "200"}
 
     def call(self) -> "Call":
         """Start Snakemake as a user does, in a process group of its own as of a terminal."""
         with self.said.open("w") as output:
             process = subprocess.Popen(
                 self.command(),
-                cwd=self.seen if self.keeper is None else "/",
                 env=self.environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -93,7 +125,6 @@ class Place:
         """What a short call of Snakemake prints, which must end well."""
         done = subprocess.run(
             self.command(*arguments),
-            cwd=self.seen if self.keeper is None else "/",
             env=self.environment(),
             capture_output=True,
             text=True,
@@ -106,7 +137,8 @@ class Place:
         """All processes of the place, orphans too."""
         mark = f"{MARK}={self.folder}\0"
         pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
-        return sorted(pid for pid in pids if mark in read(pid, "environ"))
+        found = [pid for pid in pids if mark in read(pid, "environ")]
+        return sorted(pid for pid in found if read(pid, "comm").strip() not in (SERVER, KEEPER))
 
     def wait_for_orphans(self) -> None:
         """Until no process of the place is left."""
@@ -130,6 +162,11 @@ class Call:
     current: int = 0  # the job that it was waited for
 
     @property
+    def snakemake(self) -> int:
+        """The process that is Snakemake; 0 before it is there."""
+        return next(iter(forks(self.process.pid, self.place.warm)), 0)
+
+    @property
     def code(self) -> int:
         """How it has ended."""
         assert self.process.returncode is not None
@@ -142,7 +179,7 @@ class Call:
         """
         seen: set[int] = set()
         while self.process.poll() is None:
-            for pid in children(self.process.pid):
+            for pid in children(self.snakemake):
                 name = job_name(pid)
                 if name and pid not in seen:
                     seen.add(pid)
@@ -166,7 +203,7 @@ class Call:
         times: dict[str, float] = {}
         while self.process.poll() is None:
             now = time.monotonic()
-            for pid in children(self.process.pid):
+            for pid in children(self.snakemake):
                 if name := job_name(pid):
                     _, since = began.setdefault(pid, (name, now))
                     times[name] = max(times.get(name, 0.0), now - since)
@@ -175,18 +212,17 @@ class Call:
 
     def ranks(self) -> list[int]:
         """The processes that are a rank of the job."""
-        found = [pid for pid in tree(self.current) if "\0RANK=" in read(pid, "environ")]
-        return [pid for pid in found if "longspec.train" in read(pid, "cmdline")]
+        return [pid for pid in tree(self.current, self.place.warm) if read(pid, "comm").startswith(warm_jobs.NAME)]
 
     def strike(self, kind: str, draw: random.Random) -> str:
         """Send the signal that a kind says, to whom it says; the victim."""
-        of_job = tree(self.current)[1:]  # without the shell
+        of_job = tree(self.current, self.place.warm)[1:]  # without the shell
         strikes: dict[str, Callable[[], list[int]]] = {
-            "SIGKILL to a process": lambda: [draw.choice(tree(self.current))],
+            "SIGKILL to a process": lambda: [draw.choice(tree(self.current, self.place.warm))],
             "SIGKILL to a job": lambda: of_job,
             "SIGKILL to everything": self.place.processes,
-            "SIGKILL to Snakemake": lambda: [self.process.pid],
-            "SIGTERM to Snakemake": lambda: [self.process.pid],
+            "SIGKILL to Snakemake": lambda: [self.snakemake],
+            "SIGTERM to Snakemake": lambda: [self.snakemake],
             "vanished rank": lambda: [draw.choice(self.ranks() or [self.current])],
         }
         number = getattr(signal, kind.split()[0], signal.SIGKILL)
@@ -214,7 +250,7 @@ class Call:
 
     def errors(self) -> list[str]:
         """The lines in which jobs, or the plan, tell what is wrong."""
-        return [line for line in self.text().splitlines() if re.match(r"(?:\S+: )?error: ", line)]
+        return [line for line in self.text().splitlines() if TOLD.search(line)]
 
     def refused(self) -> str:
         """These lines in one text."""

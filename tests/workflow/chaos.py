@@ -14,6 +14,7 @@ import argparse
 import json
 import random
 import re
+import shlex
 import shutil
 import sys
 import time
@@ -24,9 +25,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from longspec.atomic_files import remove
+from longspec.atomic_files import remove, sha256_file, sha256_text, write_json
 from tests.train.chaos import fill, small_disk
 from tests.workflow.calls import Call, Place
+from tests.workflow.planning import PARTS, SOURCES
 from tests.workflow.same_files import differing, kept_files
 from tests.workflow.small_run import INPUT, RUN, small_run
 
@@ -49,7 +51,10 @@ CHANGES = {
 KINDS = (*STRIKES, *DAMAGES, *DAMAGES, *CHANGES)  # damages twice, since there are more files than signals
 GROUPS = ("data/raw", "data/tokens", "data/packed", "data/states", "models", "results/*/*/*/checkpoints", "results/*/*/*/draft")
 GROUPS += ("results/*/*/evaluation", "results/*/*/final_draft", "results/*/*/*", "results/*/*", "results/*")
-NOT_DERIVED = re.compile(r"/(\.lock|lease\.json|status\.json|needed/.*|\..*\.tmp)$")  # what jobs tell one another
+# What jobs tell one another, and lines of a job that is not done.
+NOT_DERIVED = re.compile(
+    r"/(\.lock|lease\.json|status\.json|needed/.*|\..*\.tmp|checkpoints/metrics\.jsonl|.*unfinished\.jsonl)$"
+)
 MOST = 40  # calls of a round
 
 
@@ -201,14 +206,16 @@ class Round:
         if "another job is writing here" in told:
             self.place.wait_for_orphans()
             return
-        for advised in re.findall(r"\brm (?:-r )?([^\s,;)]+)", told):
-            if (self.place.seen / advised).exists():
-                remove(self.place.seen / advised)
+        for advised in re.findall(r"\brm (?:-r )?([^;)\n]+)", told):
+            for path in filter(Path.exists, (self.place.seen / word for word in shlex.split(advised))):
+                remove(path)
                 followed = True
         for name, (moment, _) in self.damaged.items():
-            if name in told and not followed:
-                (self.place.seen / name).unlink(missing_ok=True)
-                moment.outcome, followed = f"refused: {told[:300]}", True
+            if name in told:
+                moment.outcome = f"refused: {told[:300]}"
+                if not followed:
+                    (self.place.seen / name).unlink(missing_ok=True)
+                    followed = True
         if self.moments and not followed:
             raise DisturbedError(f"round {self.number}: the same call does not go on, and advises nothing:\n{text[-6000:]}")
         if not followed:
@@ -236,24 +243,41 @@ def place_for(folder: Path, root: Path, megabytes: int) -> Iterator[Place]:
     folder.mkdir(parents=True)
     said = folder.with_name(f"{folder.name}.txt")
     with small_disk(folder, megabytes) as disk:
-        place = Place(folder.resolve(), disk or folder, said, int(disk.parts[2]) if disk else None)
+        place = Place(folder.resolve(), disk or folder, said, warm_folder(folder), int(disk.parts[2]) if disk else None)
         small_run(place.seen, root)
-        try:
+        with place.warmed(root):
             yield place
-        finally:
-            place.end()
+
+
+def warm_folder(folder: Path) -> Path:
+    """Beside a place, under a short name: a socket's path holds 107 characters."""
+    return folder.resolve().with_name(f"warm-{folder.name}")
 
 
 def undisturbed(folder: Path, root: Path) -> tuple[dict[str, str], dict[str, float]]:
     """The files of a run that nobody disturbs, and the seconds that its jobs take."""
+    known = folder.with_name("undisturbed.json")
+    if known.exists() and (told := json.loads(known.read_text()))["code"] == code_hash(root):
+        return told["files"], told["seconds"]
+    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     small_run(folder, root)
-    place = Place(folder.resolve(), folder, folder.with_name("undisturbed.txt"))
-    call = place.call()
-    times = call.watch()
+    place = Place(folder.resolve(), folder, folder.with_name("undisturbed.txt"), warm_folder(folder))
+    with place.warmed(root):
+        call = place.call()
+        times = call.watch()
     if call.code:
         raise DisturbedError(f"the run fails without a disturbance:\n{call.text()[-6000:]}")
-    return kept_files(folder), times
+    files = kept_files(folder)
+    write_json(known, {"code": code_hash(root), "files": files, "seconds": times})
+    return files, times
+
+
+def code_hash(root: Path) -> str:
+    """The hash of all that decides what a run is."""
+    files = [path for part in PARTS for path in [root / part, *(root / part).rglob("*")] if path.is_file()]
+    files += [*sorted((root / SOURCES).rglob("*.py")), Path(__file__).with_name("small_run.py")]
+    return sha256_text("".join(sha256_file(path) for path in sorted(files)))
 
 
 def whole_rounds(out: Path) -> list[dict[str, Any]]:
@@ -283,10 +307,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/chaos_graph.jsonl"))
     options = parser.parse_args()
     root = Path(__file__).parents[2]
-    shutil.rmtree(options.scratch, ignore_errors=True)
     lines = whole_rounds(options.out)
     expected, times = undisturbed(options.scratch / "undisturbed", root)
-    first = {"seed": options.seed, "in_a_round": options.in_a_round, "undisturbed": expected}
+    first = {"seed": options.seed, "in_a_round": options.in_a_round, "code": code_hash(root)}
     if lines and lines[0] != first:
         raise SystemExit(f"error: {options.out}: of another seed or another state of the code; remove it to begin anew")
     options.out.write_text("".join(json.dumps(line) + "\n" for line in lines or [first]))
