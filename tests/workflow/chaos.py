@@ -300,7 +300,7 @@ def main() -> None:
     """Go on with a result until it has so many moments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--moments", type=int, default=300)
-    parser.add_argument("--in-a-round", type=int, default=10, help="at most so many moments before a run is let end")
+    parser.add_argument("--in-a-round", type=int, default=8, help="at most so many moments before a run is let end")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--megabytes", type=int, default=256, help="size of the disk of a round")
     parser.add_argument("--scratch", type=Path, default=Path(".cache/chaos-graph"))
