@@ -6,7 +6,8 @@
 # make test-slurm   tests on a real Slurm that is brought up on this machine: Debian or Ubuntu, root; it installs Slurm's packages
 # make test-serve   the demo's EAGLE-3 draft in an unmodified vLLM, in an environment of its own (.venv-serve, 3.4 GB)
 # make lint    style, types, the workflow's own lint; notes on rooms and files that have grown large
-# make chaos   after `make demo`: shortened stages of it killed and starved at 30 random moments; the result is kept in benchmarks/results
+# make chaos MOMENTS=300   a small run of the whole graph, killed, starved and damaged at so many random moments; a second call goes on
+# make chaos-stages        after `make demo`: shortened stages of it killed and starved at 30 random moments, and where each went on
 #
 # make status     all stages: steps, speed, time left, last checkpoint, Slurm job
 # make preflight  on the cluster's nodes, in minutes: what a job of days needs
@@ -55,7 +56,7 @@ if numbers.exists():
 endef
 export FIGURES
 
-.PHONY: demo smollm2 smollm2-bench test test-long test-slurm test-serve serve quick lint chaos status preflight resume sync
+.PHONY: demo smollm2 smollm2-bench test test-long test-slurm test-serve serve quick lint chaos chaos-stages status preflight resume sync
 .DELETE_ON_ERROR:
 
 demo: .venv/.stamp-train | $(TMPDIR)
@@ -105,7 +106,13 @@ lint: .venv/.stamp-dev | $(TMPDIR)
 	snakemake --lint
 	@python -m tests.sizes
 
+# Both keep their result in benchmarks/results.
+MOMENTS ?= 300
+
 chaos: .venv/.stamp-dev | $(TMPDIR)
+	python -m tests.workflow.chaos --moments $(MOMENTS)
+
+chaos-stages: .venv/.stamp-dev | $(TMPDIR)
 	python -m tests.train.chaos
 
 # Jobs inherit the environment: on a cluster's nodes what is only for a moment belongs on the node's own disk.

@@ -71,12 +71,15 @@ include: "rules/draft.smk"
 include: "rules/bench.smk"
 include: "rules/compare.smk"
 include: "rules/retries.smk"
+include: "rules/seals.smk"
 
 
 # Before the first job of a call, in the Snakemake that controls it alone, and not in a dry run.
 onstart:
     planned = list(workflow.dag.needrun_jobs())
     with told_in_one_line():
+        if not workflow.touch:  # which is to take what is there
+            SEALS.check(finished_inputs(planned))
         check_arrays(
             getattr(workflow.executor_settings, "array_jobs", None),
             [job.rule.name for job in planned],

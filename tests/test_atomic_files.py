@@ -10,7 +10,16 @@ from threading import Thread
 
 import pytest
 
-from longspec.atomic_files import check_files, describe_files, new_file, new_folder, read_json, remove_strays, write_json
+from longspec.atomic_files import (
+    check_files,
+    checked_folder,
+    describe_files,
+    new_file,
+    new_folder,
+    read_json,
+    remove_strays,
+    write_json,
+)
 
 
 def write_half(beside: AbstractContextManager[Path], inside: str) -> None:
@@ -98,6 +107,21 @@ def test_files_are_held_against_their_manifest(tmp_path: Path) -> None:
     (tmp_path / "x").unlink()
     with pytest.raises(ValueError, match="missing"):
         check_files(tmp_path, files)
+
+
+def test_a_file_that_was_written_after_its_manifest_is_hashed(tmp_path: Path) -> None:
+    """A large one is compared by size alone otherwise: here one whose content has changed, under its old time."""
+    (tmp_path / "x").write_bytes(b"1234")
+    manifest = tmp_path / "manifest.json"
+    write_json(manifest, {"path": str(tmp_path), "files": describe_files(tmp_path, ["x"])})
+    (tmp_path / "x").write_bytes(b"1235")
+    os.utime(tmp_path / "x", (1, 1))
+    assert checked_folder(manifest) == str(tmp_path)
+    os.utime(tmp_path / "x")
+    with pytest.raises(ValueError, match="x: its SHA-256 differs"):
+        checked_folder(manifest)
+    (tmp_path / "x").write_bytes(b"1234")
+    assert checked_folder(manifest) == str(tmp_path)
 
 
 def test_json_errors_name_the_file(tmp_path: Path) -> None:

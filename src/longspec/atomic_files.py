@@ -147,14 +147,27 @@ def describe_files(folder: Path, names: list[str]) -> dict[str, dict[str, Any]]:
     return {name: {"bytes": (folder / name).stat().st_size, "sha256": sha256_file(folder / name)} for name in sorted(names)}
 
 
-def check_files(folder: Path, files: dict[str, dict[str, Any]], *, hashes: bool = True) -> None:
-    """Hold a folder against a manifest's files. Raises ValueError that names the first file that differs."""
+def check_files(folder: Path, files: dict[str, dict[str, Any]], *, hashes: bool = True, newer_than: Path | None = None) -> None:
+    """Hold a folder against a manifest's files. Raises ValueError that names the first file that differs.
+
+    newer_than: their manifest, where files are too large to be hashed each time: those that were written after it alone are.
+    """
+    since = newer_than.stat().st_mtime_ns if newer_than else None
     for name, expected in files.items():
         path = folder / name
         if not path.is_file():
             raise ValueError(f"{path}: missing, though its manifest lists it; make it again")
         if path.stat().st_size != expected["bytes"]:
             raise ValueError(f"{path}: {path.stat().st_size} bytes, its manifest says {expected['bytes']}; torn or edited")
+        if since is not None and path.stat().st_mtime_ns <= since:
+            continue
         # A fetched target's weights are listed without a hash: 60 GB are not read twice.
         if hashes and "sha256" in expected and sha256_file(path) != expected["sha256"]:
             raise ValueError(f"{path}: its SHA-256 differs from its manifest's; corrupt or edited")
+
+
+def checked_folder(manifest: Path) -> str:
+    """The folder that a manifest names as its `path`. Raises ValueError as check_files for what was changed in it since."""
+    content = read_json(manifest)
+    check_files(Path(content["path"]), content.get("files", {}), newer_than=manifest)
+    return str(content["path"])

@@ -264,3 +264,22 @@ def test_torn_rows_are_refused(tmp_path: Path) -> None:
         handle.truncate(path.stat().st_size - 8)
     with pytest.raises(ValueError, match=r"rows\.arrow: .* torn"):
         PackedRows(path.parent / "manifest.json")
+
+
+def flip(path: Path) -> None:
+    """Another value in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_changed_rows_and_shards_are_refused(tmp_path: Path) -> None:
+    """A flipped bit leaves a file's size; it would train, or pack, another token."""
+    rows, _ = packed(tmp_path, "base", "split")
+    flip(rows.path)
+    with pytest.raises(ValueError, match=r"rows\.arrow: its SHA-256 differs"):
+        PackedRows(rows.path.parent / "manifest.json")
+    tokens, _ = write_shards(tmp_path / "changed", LENGTHS)
+    flip(tokens[1].with_suffix(".arrow"))
+    with pytest.raises(ValueError, match=r"001\.arrow: its SHA-256 differs"):
+        packing.make(tokens, 16, "base", "split", tmp_path / "out" / "manifest.json")

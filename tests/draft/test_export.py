@@ -10,7 +10,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, Qwen3Config
 
-from longspec.atomic_files import files_below, read_json, write_json, write_text
+from longspec.atomic_files import describe_files, files_below, read_json, write_json, write_text
 from longspec.config import compose, load, to_yaml
 from longspec.config.schema import Recipe
 from longspec.draft.__main__ import main
@@ -194,7 +194,10 @@ def final_draft(verb: Verb, folder: Path, **method: Any) -> Path:
     times = {"training_seconds": 1.0, "world_size": 1, "zero_stage": 1, "versions": {}}
     write_json(folder / "base/checkpoint.json", {"step": 100, "tokens_seen": 10**6} | times)
     write_text(folder / "target/tokenizer.json", "{}")
-    write_json(folder / "tokenizer.json", {"path": str(folder / "target"), "files": {"tokenizer.json": {}}})
+    write_json(
+        folder / "tokenizer.json",
+        {"path": str(folder / "target"), "files": describe_files(folder / "target", ["tokenizer.json"])},
+    )
     inputs = {"--target": "target.json", "--tokenizer": "tokenizer.json", "--data": "vocabulary.json", "--stages": "base"}
     paths = [part for option, name in inputs.items() for part in (option, folder / name)]
     verb("final", "--draft", draft, *paths, "--out", folder / "final_draft")

@@ -1,4 +1,4 @@
-"""Three stages disturbed at seeded random moments, compared with the same stages undisturbed: `make chaos`.
+"""Three stages disturbed at seeded random moments, compared with the same stages undisturbed: `make chaos-stages`.
 
     python -m tests.train.chaos --moments 30 --out benchmarks/results/chaos.json      (where `make demo` is done)
 
@@ -64,8 +64,8 @@ class Moment:
 
 
 @contextmanager
-def small_disk(folder: Path) -> Iterator[Path | None]:
-    """The path of a file system of its own of DISK_MB, mounted on `folder`; None where this user may mount none.
+def small_disk(folder: Path, megabytes: int = DISK_MB) -> Iterator[Path | None]:
+    """The path of a file system of its own, mounted on `folder`; None where this user may mount none.
 
     It is mounted in a namespace for which no rights are needed, seen from outside through a process in it, and gone with it.
     """
@@ -74,7 +74,7 @@ def small_disk(folder: Path) -> Iterator[Path | None]:
         yield None
         return
     mount = 'mount -t tmpfs -o size="$0"m tmpfs "$1" && echo mounted && exec cat'
-    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, str(DISK_MB), str(folder.resolve())]
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, str(megabytes), str(folder.resolve())]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as keeper:
         assert keeper.stdin is not None
         assert keeper.stdout is not None

@@ -1,4 +1,4 @@
-"""The short version of `make chaos`: two chained tiny stages on two ranks, disturbed at seeded random moments."""
+"""The short version of `make chaos-stages`: two chained tiny stages on two ranks, disturbed at seeded random moments."""
 
 import random
 from pathlib import Path

@@ -18,7 +18,7 @@ from longspec.answers.conversation import FAILED, Conversation, Key
 from longspec.answers.questions import Asker
 from longspec.answers.settings import ENDPOINT, JOURNAL, PRINTED, SERVED, Regenerate, deciding
 from longspec.answers.tally import Tally
-from longspec.atomic_files import check_files, describe_files, read_json, sha256_file, write_json
+from longspec.atomic_files import check_files, checked_folder, describe_files, read_json, sha256_file, write_json
 from longspec.data.read.records import RecordError
 from longspec.data.tokenize import load
 from longspec.distributed import ALONE, Ranks, log
@@ -71,8 +71,8 @@ def make(
 
         join_ranks(ranks)
     told = read_json(raw)
-    check_files(raw.parent, told["files"], hashes=shard == 0)
-    folder = Path(read_json(target)["path"])
+    check_files(raw.parent, told["files"], newer_than=raw if shard else None)
+    folder = Path(checked_folder(target))
     made_with = {"dataset": told["name"], "settings": json.loads(deciding(settings)), "raw": sha256_file(raw)}
     made_with |= {"target": sha256_file(target), "tokenizer": sha256_file(tokenizer), "num_shards": num_shards}
     endpoint = _endpoint(settings)

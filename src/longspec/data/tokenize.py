@@ -152,12 +152,12 @@ def make(
 
     A shard is a stretch of the file's bytes, and no other is read. Raises ValueError when too many of its conversations
     have no layout, and for files that are not those of the raw manifest: every shard compares their sizes, the first one
-    their hashes too, so that a large file is hashed once, not once a shard.
+    their hashes too, so that a large file is hashed once, not once a shard; one that was written after the manifest, by each.
     """
     if not 0 <= shard < num_shards:
         raise ValueError(f"--shard: must lie in 0..{num_shards - 1}, is {shard}")
     raw_manifest = read_json(raw)
-    check_files(raw.parent, raw_manifest["files"], hashes=shard == 0)
+    check_files(raw.parent, raw_manifest["files"], newer_than=raw if shard else None)
     tokenizer, tokenizer_hash = load(tokenizer_manifest)
     train, arrow = raw.parent / "train.jsonl", out.with_suffix(".arrow")
     remove_strays(arrow, out)

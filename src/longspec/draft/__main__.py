@@ -10,6 +10,7 @@ import yaml
 from longspec import shown
 from longspec.atomic_files import (
     check_files,
+    checked_folder,
     describe_files,
     files_below,
     new_folder,
@@ -33,8 +34,8 @@ def extract(options: argparse.Namespace) -> None:
     recipe, out = recipe_and_folder(options.checkpoint, options.recipe, options.out)
     vocabulary = vocabulary_for(recipe, options.vocabulary)
     check_vocabulary(options.checkpoint, options.vocabulary, vocabulary)
-    manifest = read_json(options.target or target_manifest(recipe.model.name))
-    target, tokenizer = manifest["path"], tokenizer_hash(manifest.get("files", {}))
+    of_target = options.target or target_manifest(recipe.model.name)
+    target, tokenizer = checked_folder(of_target), tokenizer_hash(read_json(of_target).get("files", {}))
     if vocabulary is not None:
         vocabulary.check_tokens(options.vocabulary, read_target_config(target).vocab_size, target, tokenizer)
     state = read_weights(options.checkpoint, trust_pickle=options.trust_pickle)
@@ -81,7 +82,7 @@ def final(options: argparse.Namespace) -> None:
     from longspec.draft.provenance import provenance, published
     from longspec.draft.trained import write_training_config
 
-    tokenizer = Path(read_json(options.tokenizer)["path"])
+    tokenizer = Path(checked_folder(options.tokenizer))
     draft, trained_by = (options.draft, options.stages) if options.choice is None else published(options.choice, options.stages)
     configurations = {}
     for folder in trained_by:

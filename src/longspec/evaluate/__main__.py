@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 
 from longspec import jsonl, methods, shown
-from longspec.atomic_files import read_json, sha256_file, sha256_text
+from longspec.atomic_files import checked_folder, read_json, sha256_file, sha256_text
 from longspec.command_line import named_path
 from longspec.config import Recipe, load
 from longspec.config.names import BASELINES, LOOKUP, UNTRAINED, WITH_LOOKUP
@@ -207,7 +207,7 @@ def evaluate(options: argparse.Namespace, ranks: Ranks = ALONE) -> None:
     ranks: that hold the target together; each decodes all, and the first one writes. Raises ValueError when greedy text is not
     the target's own.
     """
-    path, recipe = read_json(options.target)["path"], load(options.recipe, Recipe)
+    path, recipe = checked_folder(options.target), load(options.recipe, Recipe)
     section = tasks.parse(options.settings)
     in_vllm = section.engine == tasks.VLLM
     if section.precision is None:

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from longspec.atomic_files import read_json
+from longspec.atomic_files import checked_folder
 from longspec.config import OFFLINE, ConfigError
 from longspec.distributed import Ranks, end_at_once, find_ranks, log, write_error_file
 from longspec.families import position_limit
@@ -133,7 +133,7 @@ def train(job: Job, ranks: Ranks, device: torch.device, life: Lifetime) -> None:
         stored = open_stored(job, rows, held_out.rows, dtype, vocabulary)
         folder, identity = job.out / CHECKPOINTS, identity_of(job, rows, dtype, vocabulary, stored)
         refuse_changed(folder, identity)
-        target_path = read_json(job.target)["path"]
+        target_path = checked_folder(job.target)
         trainer = build_trainer(job.recipe, job.runtime, target_path, job.init_weights, device, dtype, vocabulary, stored)
         check_memory(trainer, job.recipe, job.runtime, micro_batch, ranks, device, dtype)
     if accumulation > 1 and dtype == torch.bfloat16 and not sums_in_float32(job.runtime):

@@ -91,7 +91,7 @@ class TokenShards:
         self._maps = []
         batches = []
         for path, manifest in zip(manifest_paths, self.manifests, strict=True):
-            check_files(path.parent, manifest["files"], hashes=False)
+            check_files(path.parent, manifest["files"], newer_than=path)
             with path.with_suffix(".arrow").open("rb") as handle:
                 self._maps.append(mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ))
             reader = pa.ipc.open_file(pa.py_buffer(self._maps[-1]))
@@ -143,9 +143,10 @@ class NumLabels:
 
 
 class PackedRows:
-    """The rows of a packed folder, memory-mapped. Raises ValueError when a file is missing or torn, or of another kind.
+    """The rows of a packed folder, memory-mapped. Raises ValueError when a file is missing, torn, changed, or of another kind.
 
-    Opening it reads no more of a large file than of a small one: record batches are opened as their rows are asked for.
+    Opening it reads no more of a large file than of a small one, unless it was written after its manifest: record batches are
+    opened as their rows are asked for.
     """
 
     def __init__(self, manifest_path: Path) -> None:
@@ -156,7 +157,7 @@ class PackedRows:
                 raise ValueError(f"{manifest_path}: {name}: is missing; give the manifest of packed rows, of data/packed")
         self.data_hash = sha256_file(manifest_path)
         self.sequence_length = int(self.manifest["sequence_length"])
-        check_files(manifest_path.parent, self.manifest["files"], hashes=False)
+        check_files(manifest_path.parent, self.manifest["files"], newer_than=manifest_path)
         self.path = manifest_path.parent / ROWS
         self._reader = _open(self.path)
         count = self._reader.num_record_batches

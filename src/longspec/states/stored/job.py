@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from longspec.atomic_files import read_json
+from longspec.atomic_files import checked_folder
 from longspec.config import OFFLINE, differences
 from longspec.distributed import Ranks
 from longspec.draft_vocabulary import DraftVocabulary
@@ -60,7 +60,7 @@ def open_job(
     """The job that builds the states of a recipe's rows. Raises ValueError for what does not fit, with the key."""
     if recipe.states.source != OFFLINE:
         raise ValueError(f"recipe.states.source: is {recipe.states.source}: this stage reads no stored states; set {OFFLINE}")
-    path = read_json(target)["path"]
+    path = checked_folder(target)
     config = checked_config(path, recipe)
     vocabulary = None
     if recipe.states.top_k is not None:

@@ -1,0 +1,344 @@
+"""A whole run disturbed at seeded random moments, compared with the same run undisturbed: `make chaos MOMENTS=300`.
+
+    python -m tests.workflow.chaos --moments 300 --out benchmarks/results/chaos_graph.jsonl
+
+A round begins with nothing and goes to the run's end through several moments. At each, some jobs have been let pass, and one is
+in the midst of its work; then a disturbance (KINDS) comes, Snakemake ends, and is called again as before. What its messages
+advise is done: unlocking, removing a file that is refused by name. A damaged file is remade, refused, or not read any more. In
+the end all files are those of the undisturbed run (same_files.py); else this ends with an error, and the round's folder stays.
+
+Each moment is a line of the result, kept when its round has ended, and a round has a line too. The next call goes on after it.
+"""
+
+import argparse
+import json
+import random
+import re
+import shlex
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from longspec.atomic_files import remove, sha256_file, sha256_text, write_json
+from tests.train.chaos import fill, small_disk
+from tests.workflow.calls import Call, Place
+from tests.workflow.planning import PARTS, SOURCES
+from tests.workflow.same_files import differing, kept_files
+from tests.workflow.small_run import INPUT, RUN, small_run
+
+STRIKES = (
+    "SIGKILL to a process",
+    "SIGKILL to a job",
+    "SIGKILL to everything",
+    "SIGKILL to Snakemake",
+    "SIGTERM to Snakemake",
+    "SIGTERM to the group",
+    "SIGINT to the group",
+    "vanished rank",
+    "full disk",
+)
+CUT, FLIPPED = DAMAGES = ("cut", "flipped bit")
+CHANGES = {
+    "changed input": (INPUT, r"\A", '{"text": "a line more"}\n'),
+    "changed recipe": (f"config/run/{RUN}.yaml", "1.0e-2", "2.0e-2"),
+}
+KINDS = (*STRIKES, *DAMAGES, *DAMAGES, *CHANGES)  # damages twice, since there are more files than signals
+GROUPS = ("data/raw", "data/tokens", "data/packed", "data/states", "models", "results/*/*/*/checkpoints", "results/*/*/*/draft")
+GROUPS += ("results/*/*/evaluation", "results/*/*/final_draft", "results/*/*/*", "results/*/*", "results/*")
+# What jobs tell one another, and lines of a job that is not done.
+NOT_DERIVED = re.compile(
+    r"/(\.lock|lease\.json|status\.json|needed/.*|\..*\.tmp|checkpoints/metrics\.jsonl|.*unfinished\.jsonl)$"
+)
+MOST = 40  # calls of a round
+
+
+class DisturbedError(AssertionError):
+    """Something that must not be: another result, a file refused without its name, a run that does not go on."""
+
+
+@dataclass
+class Moment:
+    """One disturbance and what came of it."""
+
+    round: int
+    kind: str
+    passed: int  # jobs that are let pass in the call
+    share: float  # of the time that the next job takes, after which it comes
+    job: str = ""  # the one that it came in
+    victim: str = ""
+    outcome: str = ""
+    seconds: float = 0.0
+
+    @property
+    def file(self) -> str:
+        """The damaged file."""
+        return self.victim.partition(" at ")[0] if self.kind in DAMAGES else ""
+
+
+@dataclass
+class Round:
+    """A run on its way through its moments."""
+
+    place: Place
+    draw: random.Random
+    times: dict[str, float]
+    number: int
+    kinds: tuple[str, ...]
+    moments: list[Moment] = field(default_factory=list)
+    damaged: dict[str, tuple[Moment, bytes]] = field(default_factory=dict)
+
+    def run(self, most: int) -> None:
+        """Call Snakemake until it has ended well, with at most so many disturbances."""
+        for _ in range(MOST):
+            if self.disturbed_call() if len(self.moments) < most else self.quiet_call():
+                return
+        raise DisturbedError(f"round {self.number}: not at its end after {MOST} calls")
+
+    def disturbed_call(self) -> bool:
+        """One call with a disturbance; whether the run came to its end before that."""
+        began = time.monotonic()
+        moment = Moment(
+            self.number, self.draw.choice(self.kinds), self.draw.choice((0, 0, 1, 2, 3)), round(self.draw.random(), 3)
+        )
+        call = self.place.call()
+        moment.job = call.wait_for(moment.passed, moment.share, self.times, ranks=moment.kind == "vanished rank")
+        if not moment.job:
+            return self.has_ended(call)
+        with self.strike(call, moment):
+            call.finish()
+        if call.code and moment.kind in CHANGES:
+            self.changed_call(moment)
+        elif moment.kind in DAMAGES:
+            self.damage(moment)
+        moment.seconds = round(time.monotonic() - began, 1)
+        self.moments.append(moment)
+        print(asdict(moment), file=sys.stderr, flush=True)
+        self.after(call, moment)
+        return False
+
+    def after(self, call: Call, moment: Moment) -> None:
+        """What the struck call told is heeded where it tells of a damaged file; all else is the disturbance's."""
+        for name in list(self.damaged):
+            if name in call.refused() and self.damaged[name][0] is not moment:
+                self.follow(call)
+                return
+
+    @contextmanager
+    def strike(self, call: Call, moment: Moment) -> Iterator[None]:
+        """Do to a call what a kind does to it; what lasts ends with the block."""
+        if moment.kind == "full disk":
+            filler = fill(self.place.seen)
+            moment.victim = "disk"
+            yield
+            filler.unlink()
+        else:
+            moment.victim = call.strike(moment.kind if moment.kind in STRIKES else "SIGINT to the group", self.draw)
+            yield
+
+    def damage(self, moment: Moment) -> None:
+        """Cut a file that is there, or flip a bit in it."""
+        there = {group: self.files_of(group) for group in GROUPS}
+        group = self.draw.choice([group for group, files in there.items() if files] or [""])
+        if not group:
+            moment.outcome = "no file was there yet"
+            return
+        path = self.draw.choice(there[group])
+        content = bytearray(path.read_bytes())
+        at = self.draw.randrange(len(content))
+        if moment.kind == CUT:
+            del content[at:]
+        else:
+            content[at] ^= 1 << self.draw.randrange(8)
+        path.write_bytes(content)
+        name = path.relative_to(self.place.seen).as_posix()
+        moment.victim = f"{name} at byte {at}"
+        self.damaged[name] = moment, bytes(content)
+
+    def files_of(self, group: str) -> list[Path]:
+        """Files of a group that hold something."""
+        levels = "*" if group.endswith("*") else "**/*"
+        found = [path for folder in self.place.seen.glob(group) for path in folder.glob(levels)]
+        names = {path: path.relative_to(self.place.seen).as_posix() for path in found if path.is_file() and path.stat().st_size}
+        return sorted(path for path, name in names.items() if not NOT_DERIVED.search(name) and name not in self.damaged)
+
+    def changed_call(self, moment: Moment) -> None:
+        """Change what a user may change, see that the plan has it, call, and take the change back."""
+        name, pattern, new = CHANGES[moment.kind]
+        path = self.place.seen / name
+        before = path.read_text()
+        path.write_text(re.sub(pattern, new, before, count=1))
+        moment.victim = name
+        planned = self.place.output("-n")
+        if "Nothing to be done" in planned:
+            raise DisturbedError(f"round {self.number}: nothing is done again after a change of {name}")
+        call = self.place.call()
+        call.wait_for(self.draw.choice((1, 2, 3, 4)), self.draw.random(), self.times)
+        call.strike("SIGINT to the group", self.draw)
+        call.finish()
+        moment.outcome = "; ".join(call.errors()) or ("done again" if call.code == 0 else "stopped while it was done again")
+        path.write_text(before)
+
+    def quiet_call(self) -> bool:
+        """One call without a disturbance; whether it came to its end."""
+        call = self.place.call()
+        call.finish()
+        return self.has_ended(call)
+
+    def has_ended(self, call: Call) -> bool:
+        """Whether a call that nobody struck came to the run's end; else its advice is followed."""
+        call.finish()
+        if call.code:
+            self.follow(call)
+        return call.code == 0
+
+    def follow(self, call: Call) -> None:
+        """Do what the messages of a call that failed advise. Raises DisturbedError where they advise nothing known."""
+        text, told, followed = call.text(), call.refused(), False
+        if "--unlock" in text and "LockException" in text:
+            self.place.output("--unlock")
+            return
+        if "another job is writing here" in told:
+            self.place.wait_for_orphans()
+            return
+        for advised in re.findall(r"\brm (?:-r )?([^;)\n]+)", told):
+            for path in filter(Path.exists, (self.place.seen / word for word in shlex.split(advised))):
+                remove(path)
+                followed = True
+        for name, (moment, _) in self.damaged.items():
+            if name in told:
+                moment.outcome = f"refused: {told[:300]}"
+                if not followed:
+                    (self.place.seen / name).unlink(missing_ok=True)
+                    followed = True
+        if self.moments and not followed:
+            raise DisturbedError(f"round {self.number}: the same call does not go on, and advises nothing:\n{text[-6000:]}")
+        if not followed:
+            raise DisturbedError(f"round {self.number}: the run fails without a disturbance:\n{text[-6000:]}")
+
+    def check(self, expected: dict[str, str]) -> None:
+        """Hold the run's files against the undisturbed ones, and say what became of each damaged file."""
+        left = {}
+        for name, (moment, content) in self.damaged.items():
+            path = self.place.seen / name
+            if path.is_file() and path.read_bytes() == content:
+                left[name] = moment
+                moment.outcome = moment.outcome or "not read any more"
+            elif not moment.outcome:
+                moment.outcome = "remade" if path.is_file() else "removed, since it is needed no more"
+        other = [name for name in differing(expected, kept_files(self.place.seen)) if name not in left]
+        if other:
+            raise DisturbedError(f"round {self.number}: not as undisturbed: {', '.join(other)}")
+
+
+@contextmanager
+def place_for(folder: Path, root: Path, megabytes: int) -> Iterator[Place]:
+    """A copy of the workflow with the small run, on a disk of its own where one may be mounted."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    said = folder.with_name(f"{folder.name}.txt")
+    with small_disk(folder, megabytes) as disk:
+        place = Place(folder.resolve(), disk or folder, said, warm_folder(folder), int(disk.parts[2]) if disk else None)
+        small_run(place.seen, root)
+        with place.warmed(root):
+            yield place
+
+
+def warm_folder(folder: Path) -> Path:
+    """Beside a place, under a short name: a socket's path holds 107 characters."""
+    return folder.resolve().with_name(f"warm-{folder.name}")
+
+
+def undisturbed(folder: Path, root: Path) -> tuple[dict[str, str], dict[str, float]]:
+    """The files of a run that nobody disturbs, and the seconds that its jobs take."""
+    known = folder.with_name("undisturbed.json")
+    if known.exists() and (told := json.loads(known.read_text()))["code"] == code_hash(root):
+        return told["files"], told["seconds"]
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    small_run(folder, root)
+    place = Place(folder.resolve(), folder, folder.with_name("undisturbed.txt"), warm_folder(folder))
+    with place.warmed(root):
+        call = place.call()
+        times = call.watch()
+    if call.code:
+        raise DisturbedError(f"the run fails without a disturbance:\n{call.text()[-6000:]}")
+    files = kept_files(folder)
+    write_json(known, {"code": code_hash(root), "files": files, "seconds": times})
+    return files, times
+
+
+def code_hash(root: Path) -> str:
+    """The hash of all that decides what a run is."""
+    files = [path for part in PARTS for path in [root / part, *(root / part).rglob("*")] if path.is_file()]
+    files += [*sorted((root / SOURCES).rglob("*.py")), Path(__file__).with_name("small_run.py")]
+    return sha256_text("".join(sha256_file(path) for path in sorted(files)))
+
+
+def whole_rounds(out: Path) -> list[dict[str, Any]]:
+    """The lines of a result's rounds that have ended, and its first line."""
+    lines = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    ended = {line["round"] for line in lines if "end" in line}
+    return [line for line in lines if line.get("round") is None or line["round"] in ended]
+
+
+def summary(lines: list[dict[str, Any]]) -> str:
+    """How often each kind came, and with which outcomes."""
+    kinds: dict[str, Counter[str]] = {}
+    for line in lines:
+        if "kind" in line:
+            kinds.setdefault(line["kind"], Counter())[line["outcome"].partition(":")[0]] += 1
+    return "\n".join(f"{kind}: {dict(outcomes)}" for kind, outcomes in sorted(kinds.items()))
+
+
+def main() -> None:
+    """Go on with a result until it has so many moments."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--moments", type=int, default=300)
+    parser.add_argument("--in-a-round", type=int, default=8, help="at most so many moments before a run is let end")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--megabytes", type=int, default=256, help="size of the disk of a round")
+    parser.add_argument("--scratch", type=Path, default=Path(".cache/chaos-graph"))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/chaos_graph.jsonl"))
+    options = parser.parse_args()
+    root = Path(__file__).parents[2]
+    lines = whole_rounds(options.out)
+    expected, times = undisturbed(options.scratch / "undisturbed", root)
+    first = {"seed": options.seed, "in_a_round": options.in_a_round, "code": code_hash(root)}
+    if lines and lines[0] != first:
+        raise SystemExit(f"error: {options.out}: of another seed or another state of the code; remove it to begin anew")
+    options.out.write_text("".join(json.dumps(line) + "\n" for line in lines or [first]))
+
+    def tell(line: dict[str, Any]) -> None:
+        with options.out.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        print(line, file=sys.stderr, flush=True)
+
+    done = sum("kind" in line for line in lines)
+    number = max((line["round"] + 1 for line in lines[1:]), default=0)
+    while done < options.moments:
+        began = time.monotonic()
+        with place_for(options.scratch / f"round-{number}", root, options.megabytes) as place:
+            kinds = tuple(kind for kind in KINDS if kind != "full disk" or place.keeper)
+            current = Round(place, random.Random(f"{options.seed} {number}"), times, number, kinds)
+            try:
+                current.run(min(options.in_a_round, options.moments - done))
+                current.check(expected)
+            except AssertionError:
+                shutil.copytree(place.seen, options.scratch / f"failed-{number}", symlinks=True)
+                raise
+        for moment in current.moments:
+            tell(asdict(moment))
+        tell({"round": number, "end": "as undisturbed", "seconds": round(time.monotonic() - began, 1)})
+        done += len(current.moments)
+        number += 1
+    print(summary(whole_rounds(options.out)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+"""The short version of `make chaos`: a run of the whole graph through six moments."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.workflow.chaos import KINDS, Round, place_for, undisturbed
+
+MOMENTS = 6
+
+
+@pytest.mark.long  # minutes; each kind of end, and each kind of damage, has a test of its own
+@pytest.mark.slow
+def test_a_disturbed_run_ends_in_the_same_files(tmp_path: Path, root: Path) -> None:
+    expected, times = undisturbed(tmp_path / "undisturbed", root)
+    with place_for(tmp_path / "round", root, 256) as place:
+        kinds = tuple(kind for kind in KINDS if kind != "full disk" or place.keeper)
+        disturbed = Round(place, random.Random(0), times, 0, kinds)
+        disturbed.run(MOMENTS)
+        disturbed.check(expected)
+    assert len(disturbed.moments) == MOMENTS
+    assert all(moment.victim for moment in disturbed.moments)
