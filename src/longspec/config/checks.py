@@ -33,7 +33,7 @@ CHOICES = {
 REPLICATED, PARTITIONED = "replicated", "partitioned"
 TRACKERS = ("tensorboard", "wandb", "swanlab")
 OFFLOADS = ("none", "cpu", "nvme")
-ATTENTION = ("auto", "flash_attention_2", "flex_attention", "sdpa", "eager")
+ATTENTION = ("auto", "flash_attention_2", "flex_attention", "sdpa")
 CHOICES_RUNTIME = {
     "target": (REPLICATED, PARTITIONED),
     "attention": ATTENTION,
