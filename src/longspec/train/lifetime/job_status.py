@@ -1,6 +1,6 @@
 """status.json: how a training job stands or ended.
 
-    {"state": "running" | "done" | "stopped" | "failed", "step", "steps", "progress", "reason", "deterministic"}
+    {"state": "running" | "done" | "stopped" | "failed", "step", "steps", "reason", "deterministic"}
 
 Exit codes do not survive the launchers in between (torchrun returns 1 whatever its workers return): this file does.
 """
@@ -36,24 +36,20 @@ class Status:
     def __init__(self, out: Path, ranks: Ranks, fence: Fence | None = None) -> None:
         """fence: asked before each write, and ends this process when another job writes there."""
         self.out, self.ranks, self.fence = out, ranks, fence
-        self.began_at: int | None = None
         self.step, self.steps = 0, 0
 
     def at(self, step: int, steps: int) -> None:
         """Note the step that is done, of how many."""
-        if self.began_at is None:
-            self.began_at = step
         self.step, self.steps = step, steps
 
     def write(self, state: str, reason: str = "", deterministic: bool = False) -> None:
-        """Write the file: `progress` counts the steps of this attempt. A full disk is a warning and ends no job."""
+        """Write the file. A full disk is a warning and ends no job."""
         content = {
             "state": state,
             "reason": reason,
             "deterministic": deterministic,
             "step": self.step,
             "steps": self.steps,
-            "progress": self.step - (self.began_at or 0),
         }
         try:
             if self.fence is not None:
