@@ -10,11 +10,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from longspec import methods
 from longspec.cluster.preflight_ranks import FAIL, NETWORK, OK, WARN, Finding, Place
 from longspec.models.attention import backends, flash
 from longspec.models.attention.visibility import Visibility
-from longspec.models.losses import fused_loss
 from longspec.models.precision import resolve_dtype
 from longspec.models.target import head_width
 from longspec.train.estimate.memory import GIB
@@ -23,7 +21,6 @@ from longspec.train.estimate.memory_check import gib
 FILES, SHARED_MEMORY = 4096, GIB
 EXACT = 1000  # elements whose sum is checked
 BYTES = {"cuda": 256 * 2**20, "cpu": 4 * 2**20}  # of the measured all-reduce
-TRAIN = "pip install -c constraints.txt -e '.[train]'"
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 3e-2}
 
 
@@ -124,20 +121,6 @@ def _all_reduce(place: Place) -> Finding:
     return Finding(OK, f"{dist.get_backend()} over {world_size} ranks, sums exact; {speed}")
 
 
-def optimizer(place: Place) -> Finding:
-    """Does DeepSpeed import, and does the optimizer run where it will stand? A disk's operator is compiled by the job."""
-    try:
-        importlib.import_module("longspec.train.engine")
-    except ImportError as error:
-        return Finding(FAIL, f"DeepSpeed does not import: {error}", TRAIN)
-    wishes = {runtime.deepspeed.offload_optimizer for runtime in place.runtimes}
-    for device in {torch.device("cpu") if wish != "none" else place.device for wish in wishes}:
-        weight = torch.ones(8, device=device, requires_grad=True)
-        weight.grad = torch.ones_like(weight)
-        torch.optim.AdamW([weight], lr=0.5, fused=True).step()  # the one that engine.deepspeed_config asks for
-    return Finding(OK, f"DeepSpeed, torch's fused AdamW (offload: {', '.join(sorted(wishes))})")
-
-
 def _result(backend: str, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Attention by a backend, and its gradients."""
     q_BNSD, k_BKTD, v_BKTD = leaves = [tensor.detach().requires_grad_() for tensor in tensors]
@@ -160,14 +143,3 @@ def attention(place: Place) -> Finding:
             fix = f"set runtime.attention: sdpa or recipe.precision: fp32; flash-attn anew: {flash.INSTALL}"
             return Finding(FAIL, found[-1], fix)
     return Finding(OK, "; ".join(found))
-
-
-def loss(place: Place) -> Finding:
-    """Is Liger's fused loss there where it would be taken?"""
-    hard = [recipe.stage for recipe in place.recipes if not methods.soft_labels(recipe)]
-    if place.device.type != "cuda" or not hard:
-        return Finding(OK, "chunked; Liger is for hard labels on GPUs")
-    if fused_loss("cuda") is None:
-        found = f"Liger is not installed; {', '.join(hard)} take the chunked loss, which is slower"
-        return Finding(WARN, found, flash.INSTALL)
-    return Finding(OK, f"Liger, for {', '.join(hard)}")
