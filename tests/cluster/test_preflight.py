@@ -32,6 +32,7 @@ from longspec.tokenizer_files import tokenizer_files
 from longspec.train import tracking
 from longspec.train.estimate.memory import estimate, peak
 from tests.corpus import Corpus
+from tests.eager import attend
 from tests.jobs import RECIPE, free_port, torchrun
 from tests.warm_jobs import popen
 from tests.workflow.planning import Workflow, copy_to
@@ -84,8 +85,8 @@ def place_in(tmp_path: Path, job: Path) -> MakePlace:
         recipe = typed(to_yaml(config.recipe), Recipe, folder / "recipe.yaml")
         runtime = typed(to_yaml(config.runtime), Runtime, folder / "runtime.yaml")
         files = {name: folder / f"{name}_manifest.json" for name in ("target", "tokenizer")}
-        facts = {0: Facts("here", time.time(), {"torch": "1"}, 0, host_memory=host_memory())}
-        place = Place(Ranks(0, 0, 1), Store(), 5.0, [recipe], [runtime], out=folder / "out", facts=facts, **files)
+        facts = {0: Facts("here", {"torch": "1"}, 0, host_memory=host_memory())}
+        place = Place(Ranks(0, 0, 1), 5.0, [recipe], [runtime], out=folder / "out", store=Store(), facts=facts, **files)
         return replace(place, **changed)
 
     return make
@@ -169,7 +170,7 @@ def test_a_rank_that_never_comes_is_named_in_time(job: Path, tmp_path: Path) -> 
     assert levels["collective"] == WARN
     assert levels["target"] == OK
     assert ended(third)[0] == 0
-    assert time.monotonic() - began < (1 + preflight.WHOLE) * seconds  # and not torch's own half an hour
+    assert time.monotonic() - began < 6 * seconds  # and not torch's own half an hour
 
 
 CRASHING = """
@@ -181,13 +182,15 @@ runpy.run_module("longspec.cluster", run_name="__main__")
 
 
 def test_a_rank_that_dies_in_a_check_is_named(job: Path, tmp_path: Path) -> None:
-    """A crash, as of a library that was built for another GPU: torchrun then ends rank 0, which tells what it knows."""
+    """A crash, as of a library that was built for another GPU: the launcher names the rank, the table the check before."""
     (tmp_path / "crashing.py").write_text(CRASHING)
-    options: dict[str, Any] = {"launcher": torchrun(2), "module": "crashing", "PYTHONPATH": str(tmp_path)}
-    code, text, _ = ended(start(job, tmp_path / "out", "--seconds=15", **options))
+    launcher = [sys.executable, "-m", "longspec.cluster.torchrun", "--nproc-per-node=2", "--standalone"]
+    places = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    options: dict[str, Any] = {"launcher": launcher, "module": "crashing", "PYTHONPATH": places}
+    code, text, levels = ended(start(job, tmp_path / "out", "--seconds=15", **options))
     assert code == 1
-    assert re.search(r"^fail +attention +.*rank 1 \(.*\): not done$", text, re.MULTILINE), text
-    assert re.search(r"preflight: \d+ ok, \d+ warnings, 2 failed", text)
+    assert re.search(r"^error: rank 1 on .* was killed by SIGABRT$", text, re.MULTILINE), text
+    assert list(levels)[-1] == "collective"
 
 
 def test_sums_that_fail(place_in: MakePlace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,14 +213,13 @@ def of_two(place_in: MakePlace, monkeypatch: pytest.MonkeyPatch) -> Place:
     """Rank 0 of two, with three checks of which each is well here."""
     names = ("limits", "attention", "loss")
     monkeypatch.setattr(preflight, "CHECKS", {name: lambda _: Finding(OK, "well") for name in names})
-    monkeypatch.setattr(preflight.signal, "signal", lambda *_: None)
-    facts = {rank: Facts(f"n{rank}", 0.0, {}, 0) for rank in (0, 1)}
+    facts = {rank: Facts(f"n{rank}", {}, 0) for rank in (0, 1)}
     return place_in(seconds=0.2, ranks=Ranks(0, 0, 2), facts=facts)
 
 
 def test_a_rank_that_tells_nothing_is_named_and_counted_out(of_two: Place) -> None:
     answered(of_two, 1, "limits", Finding(WARN, "few"))
-    findings = preflight.checked_by_all(of_two, time.monotonic() + 60)
+    findings = preflight.checked_by_all(of_two)
     assert findings["limits"] == Finding(WARN, "rank 1 (n1): few")
     assert findings["attention"].found == "rank 1 (n1): not done"
     assert findings["loss"] == Finding(OK, "well")  # of all ranks that are left
@@ -225,30 +227,12 @@ def test_a_rank_that_tells_nothing_is_named_and_counted_out(of_two: Place) -> No
     assert of_two.hear("begin loss", [0], 0) == {0: [1]}
 
 
-def test_what_rank_0_leaves_undone_when_it_is_ended_is_not_taken_for_the_others_fault(
-    of_two: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rank 1 crashed in a check; the launcher ends rank 0 in the same one."""
-
-    def told(_: Place, name: str, until: float) -> None:
-        raise preflight.Told
-
-    monkeypatch.setattr(preflight, "checked", told)
-    findings = preflight.checked_by_all(of_two, time.monotonic() + 60)
-    assert findings["limits"].found == "rank 0 (n0): told to stop in it; rank 1 (n1): not done"
-    assert findings["end"].found == "told to stop (SIGTERM) in the check of limits"
-    assert len(findings) == 2
-
-
-def test_ranks_of_other_versions_and_clocks(place_in: MakePlace) -> None:
+def test_ranks_of_other_versions(place_in: MakePlace) -> None:
     place = place_in()
-    place.facts[1] = replace(place.facts[0], host="n2", versions={"torch": "2"}, time=time.time() + 60)
+    place.facts[1] = replace(place.facts[0], host="n2", versions={"torch": "2"})
     versions = found("versions", place)
     assert versions.level == FAIL
     assert versions.found == "torch 1 on rank 0 (here); 2 on rank 1 (n2)"
-    clock = found("clock", place)
-    assert clock.level == WARN
-    assert "60 s from rank 0's: rank 1 (n2)" in clock.found
 
 
 def test_gpus_that_are_missing(place_in: MakePlace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,27 +286,16 @@ def test_a_backend_that_computes_something_else(place_in: MakePlace, monkeypatch
         finding = found("attention", place)
         assert finding.level == FAIL
         assert finding.found.startswith("auto is flash_attention_2, off by 3.0e+00 in ")  # of the gradients
-        monkeypatch.setitem(backends.BACKENDS, backends.FLASH, backends.BACKENDS[backends.EAGER])
+        monkeypatch.setitem(backends.BACKENDS, backends.FLASH, attend)
         assert found("attention", place).level == OK
 
 
 def test_deepspeed_that_does_not_import(place_in: MakePlace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "longspec.train.engine", raising=False)
     monkeypatch.setitem(sys.modules, "deepspeed", None)
-    finding = found("optimizer", place_in())
+    finding = found("collective", place_in())
     assert finding.level == FAIL
     assert "deepspeed" in finding.found
-    assert finding.fix == "pip install -c constraints.txt -e '.[train]'"
-
-
-def test_an_operator_that_cannot_be_compiled(place_in: MakePlace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    settings = ["runtime.deepspeed.offload_optimizer=nvme", "runtime.deepspeed.zero_stage=3"]
-    monkeypatch.setenv("PATH", str(tmp_path))
-    finding = found("optimizer", place_in(*settings, f"runtime.deepspeed.nvme_path={tmp_path / 'none'}"))
-    assert finding.level == FAIL
-    assert "lacks c++, ninja, " in finding.found
-    assert f"a folder {tmp_path / 'none'} that can be written" in finding.found
-    assert "offload_optimizer: cpu" in finding.fix
 
 
 def test_a_stage_that_does_not_fit(place_in: MakePlace) -> None:

@@ -34,7 +34,7 @@ class Made:
         (self.folder / "recipe.yaml").write_text("stage: x\n")
 
     def told(self, state: str, step: int, steps: int, reason: str = "", *, hopeless: bool = False) -> "Made":
-        writer = Status(self.folder, Ranks(0, 0, 1), "print")
+        writer = Status(self.folder, Ranks(0, 0, 1))
         writer.at(step, steps)
         writer.write(state, reason, hopeless)
         return self

@@ -36,6 +36,7 @@ from tests.draft.published_drafts import (
     speculators,
     tensors,
 )
+from tests.eager import EAGER
 from tests.methods import eagle3_reference as reference
 from tests.reference import rms_norm
 
@@ -105,7 +106,7 @@ def chain_logits(target: Any, found: dict[str, Tensor], ids_S: Tensor, start: in
 def trainer_of(folder: Path, target: Any) -> Any:
     """The draft as a stage begins with it."""
     target.set_attn_implementation(STATES_ATTENTION)
-    states = TargetStates(target.requires_grad_(False), attention="eager")
+    states = TargetStates(target.requires_grad_(False), attention=EAGER)
     return METHOD.trainer(states, METHOD.stored_settings(folder), folder)
 
 

@@ -22,6 +22,7 @@ from longspec.methods.eagle3.trainer import Eagle3Trainer, trainer
 from longspec.methods.eagle3.weights import published_layout
 from longspec.models import losses
 from longspec.states.forward import STATES_ATTENTION, TargetStates
+from tests.eager import EAGER
 from tests.methods import eagle3_reference as reference
 from tests.targets import SHAPES, VOCABULARY
 
@@ -48,7 +49,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(losses, "chunk_tokens", lambda *_: 5)
 
 
-def make(name: str = "llama", dtype: torch.dtype = torch.float64, attention: str = "eager", **settings: Any) -> Eagle3Trainer:
+def make(name: str = "llama", dtype: torch.dtype = torch.float64, attention: str = EAGER, **settings: Any) -> Eagle3Trainer:
     torch.manual_seed(3)
     target = AutoModelForCausalLM.from_config((CONFIGS | FOUR)[name], attn_implementation=STATES_ATTENTION, dtype=dtype)
     states = TargetStates(target.requires_grad_(False).eval(), attention=attention)
@@ -78,7 +79,7 @@ def text_of(made: Eagle3Trainer, ids_S: Tensor, labels_S: Tensor) -> reference.T
     """A document's hidden states as transformers itself gives them."""
     target = made.states.target
     with torch.no_grad():
-        out = target.model(ids_S[None], output_hidden_states=True, attention_backend="eager")
+        out = target.model(ids_S[None], output_hidden_states=True, attention_backend=EAGER)
     embedded_SH = out.hidden_states[0][0]
 
     def rope(position: int) -> tuple[Tensor, Tensor]:
@@ -152,7 +153,7 @@ def packed_row(lengths: list[int], padding: int) -> tuple[list[Tensor], Tensor, 
 @pytest.mark.parametrize(
     "settings", [{"steps": 7, **REDUCED}, {"steps": 4, "sliding_window": 6, "fc_norm": True}, {"steps": 3, "norm_output": True}]
 )
-@pytest.mark.parametrize(("first_masked", "attention"), [(True, "eager"), (False, "sdpa")])
+@pytest.mark.parametrize(("first_masked", "attention"), [(True, EAGER), (False, "sdpa")])
 def test_packed_documents_are_as_if_alone(name: str, settings: dict[str, Any], first_masked: bool, attention: str) -> None:
     """Documents shorter and longer than a chain, and padding; whether or not each one's first label is masked already."""
     made = make(name, attention=attention, **settings)
@@ -225,7 +226,7 @@ def test_each_step_is_measured_by_itself() -> None:
 def test_the_targets_loss_is_transformers_own() -> None:
     made = make(steps=2, **REDUCED)
     ids = torch.randint(0, VOCABULARY, (2, 20))
-    wanted = made.states.target(ids, labels=ids, attention_backend="eager").loss
+    wanted = made.states.target(ids, labels=ids, attention_backend=EAGER).loss
     torch.testing.assert_close(made(ids, ids).llm_loss, wanted.double(), rtol=1e-6, atol=0)
     assert made(ids, ids, with_llm_loss=False).llm_loss is None
 
@@ -234,10 +235,10 @@ def test_an_identity_start_reads_the_target_at_its_last_auxiliary_layer() -> Non
     """Token t's hidden states there, through the target's own norm and head, are the untrained draft's guess of token t + 2."""
     torch.manual_seed(3)
     target = AutoModelForCausalLM.from_config(CONFIGS["llama"], attn_implementation=STATES_ATTENTION, dtype=torch.float64)
-    states = TargetStates(target.requires_grad_(False).eval(), attention="eager")
+    states = TargetStates(target.requires_grad_(False).eval(), attention=EAGER)
     ids = torch.randint(0, VOCABULARY, (2, 20))
     found = trainer(states, Settings(layers=LAYERS, steps=3, start="identity"), None)(ids, ids, each_step=True).loss
-    output = target(ids, output_hidden_states=True, attention_backend="eager")
+    output = target(ids, output_hidden_states=True, attention_backend=EAGER)
     guess = target.lm_head(target.model.norm(output.hidden_states[LAYERS[-1]])).log_softmax(-1)
     teacher = output.logits.softmax(-1)
     for step in range(3):  # the draft's own hidden states are fed back as they are

@@ -25,10 +25,11 @@ from longspec.methods.eagle3.settings import Settings
 from longspec.methods.eagle3.shape import layer_config
 from longspec.methods.eagle3.trainer import trainer
 from longspec.models.attention import flash, flex, sdpa
-from longspec.models.attention.backends import EAGER, FLASH, FLEX, SDPA
+from longspec.models.attention.backends import FLASH, FLEX, SDPA
 from longspec.models.target import load_target
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from tests.draft.eagle3_drafts import recipe_of
+from tests.eager import EAGER
 from tests.models import flash_stand_in
 from tests.targets import EAGLE3_TARGETS, VOCABULARY, save_target
 

@@ -24,11 +24,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from longspec.methods.eagle3.settings import Settings
 from longspec.methods.eagle3.trainer import Eagle3Trainer, trainer
 from longspec.states.forward import STATES_ATTENTION, TargetStates
+from tests.eager import EAGER
 
 FILE = Path(__file__).parents[1] / "golden/eagle3/speculators.safetensors"
 DRAFTS = ("reduced", "norms")
 DOCUMENTS = ("0", "1")
-pytestmark = [pytest.mark.parametrize("draft", DRAFTS), pytest.mark.parametrize("attention", ["eager", "sdpa"])]
+pytestmark = [pytest.mark.parametrize("draft", DRAFTS), pytest.mark.parametrize("attention", [EAGER, "sdpa"])]
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def logits_of(made: Eagle3Trainer, ids_S: Tensor) -> list[Tensor]:
 
 def teacher_of(made: Eagle3Trainer, ids_S: Tensor) -> tuple[Tensor, Tensor]:
     """Of each token [S]: entropy of the next one over the draft vocabulary, and whether the likeliest one lies in it."""
-    logits_ST = made.states.target(ids_S[None], attention_backend="eager").logits[0]
+    logits_ST = made.states.target(ids_S[None], attention_backend=EAGER).logits[0]
     ids_V = made.draft_model.ids_V
     p_SV = logits_ST[:, ids_V].softmax(-1)
     return -(p_SV * p_SV.log()).sum(-1), torch.isin(logits_ST.argmax(-1), ids_V)

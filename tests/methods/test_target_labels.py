@@ -15,6 +15,7 @@ from longspec.methods.glide.settings import Draft
 from longspec.models.top_tokens import top_k_of
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.states.tensors import BEST_TOKEN, FINAL, LOG_SUM_EXP, NEXT_LOG_PROB, TOP_LOG_PROBS, TOP_TOKENS
+from tests.eager import EAGER
 from tests.targets import SHAPES, TARGETS, VOCABULARY
 
 B, S = 2, 24
@@ -34,7 +35,7 @@ class TopStates(TargetStates):
     """Of a target, as stored states with top_k hand them out; in float32, so that nothing is rounded."""
 
     def __init__(self, states: TargetStates, k: int, distribution: Any) -> None:
-        super().__init__(states.target, attention="eager")
+        super().__init__(states.target, attention=EAGER)
         self.k, self.distribution = k, distribution
 
     def forward(self, input_ids_BS: Tensor, *arguments: Any) -> dict[str, Tensor]:
@@ -54,7 +55,7 @@ def states() -> TargetStates:
     torch.manual_seed(5)
     config = type(TARGETS["qwen2"])(**SHAPES | {"num_hidden_layers": 3})
     target = AutoModelForCausalLM.from_config(config, attn_implementation=STATES_ATTENTION)
-    return TargetStates(target.requires_grad_(False).eval(), attention="eager")
+    return TargetStates(target.requires_grad_(False).eval(), attention=EAGER)
 
 
 def pair(states: TargetStates, name: str, k: int) -> tuple[DraftTrainer, DraftTrainer]:

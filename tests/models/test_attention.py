@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
 from longspec.models.attention import flash, flex, sdpa
-from longspec.models.attention.backends import EAGER, FLASH, FLEX, SDPA, attend
+from longspec.models.attention.backends import FLASH, FLEX, SDPA, attend
 from longspec.models.attention.visibility import Visibility
+from tests.eager import EAGER
 from tests.models.flash_stand_in import flash_attn_varlen_func
 from tests.reference import attention
 

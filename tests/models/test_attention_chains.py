@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
 from longspec.models.attention import chains, flash, flex, sdpa, text_part
-from longspec.models.attention.backends import AUTO, EAGER, FLASH, FLEX, SDPA
+from longspec.models.attention.backends import AUTO, FLASH, FLEX, SDPA
 from longspec.models.attention.chains import attend_chains
 from longspec.models.attention.visibility import Visibility
+from tests.eager import EAGER
 from tests.models.flash_stand_in import _flash_attn_varlen_backward, _flash_attn_varlen_forward
 from tests.models.test_attention_memory import Largest
 
@@ -179,12 +180,6 @@ def test_flex_refuses_a_gradient_on_a_cpu() -> None:
         everything[0].requires_grad_()
         with pytest.raises(ValueError, match=r"runtime.attention: flex_attention has no backward on a CPU.*set auto or sdpa"):
             attend(Case(steps=steps), everything, FLEX)
-
-
-def test_eager_refuses_long_texts() -> None:
-    q = torch.empty(1, 1, 8193, 1)
-    with pytest.raises(ValueError, match=r"eager would hold a mask of 8193 x 8193.*set auto or sdpa"):
-        attend_chains(q, (q, q), [], Visibility(), SCALE, EAGER)
 
 
 @pytest.mark.parametrize("backend", [AUTO, *TRAINS])

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from longspec.models.attention import flash
-from longspec.models.attention.backends import EAGER, FLASH, FLEX, SDPA, attend
+from longspec.models.attention.backends import FLASH, FLEX, SDPA, attend
 from longspec.models.attention.visibility import Visibility
+from tests.eager import EAGER
 from tests.models.flash_stand_in import flash_attn_varlen_func
 
 ON_GPU = [pytest.param(name, marks=pytest.mark.gpu) for name in (FLASH, FLEX, SDPA)]

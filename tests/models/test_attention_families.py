@@ -17,7 +17,8 @@ from longspec.methods.glide.families import LlamaGlide, Qwen2Glide
 from longspec.methods.glide.settings import BLOCKS, Draft
 from longspec.methods.glide.trainer import Glide
 from longspec.models.attention import flash, flex, sdpa
-from longspec.models.attention.backends import EAGER, FLASH, FLEX, SDPA
+from longspec.models.attention.backends import FLASH, FLEX, SDPA
+from tests.eager import EAGER
 from tests.models.flash_stand_in import flash_attn_varlen_func
 from tests.targets import last_states
 

@@ -12,9 +12,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from longspec.models.attention import eager, flash, flex, sdpa
-from longspec.models.attention.backends import EAGER, FLASH, SDPA, attend
+from longspec.models.attention import flash, flex, sdpa
+from longspec.models.attention.backends import FLASH, SDPA, attend
 from longspec.models.attention.visibility import Visibility
+from tests.eager import EAGER
 from tests.models.test_attention import DOCUMENTS, LAGS, LENGTH, Case
 
 ROW = 8192
@@ -99,12 +100,6 @@ def test_flash_plan_holds_nothing_of_the_square(monkeypatch: pytest.MonkeyPatch)
             attend(q, k, v, visibility, 1.0, FLASH)
         assert largest.elements <= q.numel()
     assert len(seen) == 3 + 2 * 4  # one call each, and one for each place in a block of 4
-
-
-def test_eager_refuses_long_rows() -> None:
-    q = torch.empty(1, 1, eager.LARGEST + 1, 1)
-    with pytest.raises(ValueError, match=r"eager would hold a mask of 8193 x 8193.*set auto or sdpa"):
-        attend(q, q, q, Visibility(), 1.0, EAGER)
 
 
 @pytest.mark.parametrize("queries", [LENGTH, 30])

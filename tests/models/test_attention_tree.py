@@ -6,8 +6,9 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
 from longspec.models.attention import flash, flex, tree
-from longspec.models.attention.backends import EAGER, FLASH, FLEX, SDPA, attend
+from longspec.models.attention.backends import FLASH, FLEX, SDPA, attend
 from longspec.models.attention.tree_visibility import TreeVisibility
+from tests.eager import EAGER
 from tests.models.flash_stand_in import flash_attn_with_kvcache
 
 HEADS, GROUPS, WIDTH, SCALE = 2, 3, 16, 0.3

@@ -14,7 +14,6 @@ from longspec.data.replay import TrainedRows
 from longspec.distributed import Ranks
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.train.arguments import Job, read_job
-from longspec.train.lifetime.job_status import fingerprint
 from longspec.train.setup import build_trainer, identity_of, read_vocabulary
 from tests.corpus import Corpus
 
@@ -48,15 +47,6 @@ def test_it_is_part_of_the_identity_where_there_is_one(job: Job) -> None:
     plain = replace(job, recipe=glide.recipe, vocabulary=None)
     assert read_vocabulary(plain, rows) is None
     assert set(identity_of(plain, rows, torch.float32, None)) == set(identity) - {"vocabulary"}
-
-
-def test_another_one_is_another_job(job: Job) -> None:
-    """A job that failed for its vocabulary is not refused once that is mended."""
-    before = fingerprint(job, ONE)
-    assert fingerprint(job, ONE) == before
-    assert job.vocabulary is not None
-    write_json(job.vocabulary, read_json(job.vocabulary) | {"ids": [1, 4, 10]})
-    assert fingerprint(job, ONE) != before
 
 
 def test_one_that_does_not_fit_is_refused(job: Job) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from longspec.atomic_files import read_json, write_json
 from longspec.distributed import stat_of
+from longspec.lease import BOOT_ID
 
 NOTE = Path(".snakemake/controller.json")
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def _began(pid: int) -> str:

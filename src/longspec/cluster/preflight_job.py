@@ -26,9 +26,8 @@ from longspec.train.tracking import chosen
 
 HASHED = 64 * 2**20  # files below it are hashed
 WRITTEN = 64 * 2**20  # bytes of the test file
-INODES = 10_000
 CONNECT = 5.0  # seconds
-SHOWN = "shown file"  # its path and the token that it repeats, in the store
+SHOWN = ".preflight-"  # the test file's name, before the beginning of the token that it repeats
 OFFLINE = "set runtime.tracker_mode=offline, upload later with python -m longspec.cluster sync"
 CHAT = [
     {"role": "user", "content": "What is 2 + 2?"},
@@ -77,22 +76,18 @@ def disk(place: Place) -> Finding | None:
     if not place.ranks.is_main:
         return None
     token, began = secrets.token_hex(32), time.perf_counter()
-    path = place.out.absolute() / f".preflight-{token[:8]}"
     fix = f"give the run a folder that can be written, with room (quota, df -h {place.out})"
     try:
-        write_text(path, token * (WRITTEN // len(token)))
+        write_text(place.out / f"{SHOWN}{token[:8]}", token * (WRITTEN // len(token)))
     except OSError as error:
         return Finding(FAIL, f"a file of {gib(WRITTEN)} cannot be written: {error}", fix)
-    place.tell(SHOWN, [str(path), token])
+    place.tell(SHOWN, token)
     speed = f"wrote {gib(WRITTEN)} at {WRITTEN / 1e6 / (time.perf_counter() - began):.0f} MB/s"
-    free, inodes = shutil.disk_usage(place.out).free, os.statvfs(place.out)
     from longspec.train.estimate.plan import disk_bytes  # with it comes DeepSpeed
 
-    needed = sum(map(disk_bytes, setups(place).values()))
+    free, needed = shutil.disk_usage(place.out).free, sum(map(disk_bytes, setups(place).values()))
     if free < needed:
         return Finding(FAIL, f"{gib(free)} free at {place.out}, the stages leave up to {gib(needed)}", fix)
-    if inodes.f_files and inodes.f_favail < INODES:
-        return Finding(WARN, f"{inodes.f_favail} inodes are left at {place.out}", "remove files: every step's shards need some")
     return Finding(OK, f"{gib(free)} free, the stages leave up to {gib(needed)}; {speed}")
 
 
@@ -106,8 +101,8 @@ def shared_folder(place: Place) -> Finding | None:
     shown = place.hear(SHOWN, [0], 0)
     if not shown:
         return Finding(WARN, "not checked: rank 0 has written no file, see the check of the disk")
-    (name, token), until = shown[0], time.monotonic() + place.seconds / 2
-    path = Path(name)
+    token, until = shown[0], time.monotonic() + place.seconds / 2
+    path = place.out.absolute() / f"{SHOWN}{token[:8]}"
     while not (path.parent.is_dir() and path in path.parent.iterdir()):
         if time.monotonic() > until:
             found = f"{path}, which rank 0 wrote, is not there after {place.seconds / 2:.0f} s"
@@ -123,8 +118,8 @@ def shared_folder(place: Place) -> Finding | None:
 
 def remove_shown(place: Place) -> None:
     """Remove the file that the check of the disk has written."""
-    for name, _ in place.hear(SHOWN, [0], 0).values():
-        Path(name).unlink(missing_ok=True)
+    for token in place.hear(SHOWN, [0], 0).values():
+        (place.out / f"{SHOWN}{token[:8]}").unlink(missing_ok=True)
 
 
 def target(place: Place) -> Finding | None:
@@ -141,9 +136,8 @@ def target(place: Place) -> Finding | None:
         if path.suffix == ".safetensors":
             open_safetensors(path)
     check_family(read_json(folder / "config.json").get("model_type"), folder / "config.json")
-    config, size = place.config, sum(path.stat().st_size for path in weights)
-    hashed = f"{sum('sha256' in file for file in small.values())} small files hashed"
-    return Finding(OK, f"{config.model_type}, {len(weights)} weight files of {gib(size)} whole, {hashed}")
+    size = gib(sum(path.stat().st_size for path in weights))
+    return Finding(OK, f"{place.config.model_type}, {len(weights)} weight files of {size} whole, {len(small)} files hashed")
 
 
 def tokenizer(place: Place) -> Finding | None:
@@ -181,11 +175,9 @@ def trackers(place: Place) -> Finding | None:
     """Are the services' packages here, and in online mode a key and a way to the server? Nothing is sent."""
     if not place.ranks.is_main:
         return None
-    found = []
-    for name, mode in dict.fromkeys((name, runtime.tracker_mode) for runtime in place.runtimes for name in chosen(runtime)):
-        found.append(f"{name} {mode}")
-        address = server_of(name) if mode == "online" else None
-        if address is None:
+    used = dict.fromkeys((name, runtime.tracker_mode) for runtime in place.runtimes for name in chosen(runtime))
+    for name, mode in used:
+        if mode != "online" or (address := server_of(name)) is None:
             continue
         try:
             check_key(name)
@@ -194,7 +186,7 @@ def trackers(place: Place) -> Finding | None:
             return Finding(FAIL, str(error), OFFLINE)
         except OSError as error:
             return Finding(FAIL, f"{name}: {address} cannot be reached from this node: {error}", OFFLINE)
-    return Finding(OK, ", ".join(found) or "none; metrics.jsonl has every step")
+    return Finding(OK, ", ".join(map(" ".join, used)) or "none; metrics.jsonl has every step")
 
 
 def connect(address: str) -> None:

@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -51,7 +51,6 @@ class Facts:
     """Facts about a rank that all others get; memory in bytes."""
 
     host: str
-    time: float  # all take it at the same moment
     versions: dict[str, str]
     gpus: int  # that it sees
     gpu: str = ""  # the name of its own
@@ -65,7 +64,6 @@ class Place:
     """This rank, the ranks that came, and what the job to come is made of."""
 
     ranks: Ranks
-    store: Any
     seconds: float  # the longest wait for other ranks, and for one check
     recipes: list[Any]
     runtimes: list[Any]
@@ -73,6 +71,7 @@ class Place:
     tokenizer: Path
     out: Path
     gpus_expected: int = 0
+    store: Any = None
     facts: dict[int, Facts] = field(default_factory=dict)  # of the ranks that came
     gone: set[int] = field(default_factory=set)  # ranks that came, and told nothing in a check
 
@@ -152,10 +151,10 @@ def open_store(ranks: Ranks, seconds: float) -> Any:
 
 def meet(place: Place) -> None:
     """Wait for all ranks, and learn the facts of those that came."""
-    place.tell("came", True)
-    came = place.hear("came", range(place.ranks.world_size), place.seconds)
-    place.tell("facts", asdict(own_facts(place.ranks, time.time())))
-    place.facts = {rank: Facts(**facts) for rank, facts in place.hear("facts", sorted(came), place.seconds).items()}
+    place.store = open_store(place.ranks, place.seconds)
+    place.tell("facts", asdict(own_facts(place.ranks)))
+    told = place.hear("facts", range(place.ranks.world_size), place.seconds)
+    place.facts = {rank: Facts(**facts) for rank, facts in sorted(told.items())}
 
 
 def installed(package: str) -> str:
@@ -166,16 +165,15 @@ def installed(package: str) -> str:
         return "not installed"
 
 
-def own_facts(ranks: Ranks, now: float) -> Facts:
+def own_facts(ranks: Ranks) -> Facts:
     """This rank's facts."""
     versions = {"python": platform.python_version()} | {package: installed(package) for package in VERSIONS_OF}
-    facts = {"host": socket.gethostname(), "time": now, "versions": versions, "host_memory": host_memory()}
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    found = Facts(socket.gethostname(), versions, gpus, host_memory=host_memory())
     if ranks.local_rank >= gpus:
-        return Facts(gpus=gpus, **facts)  # type: ignore[arg-type]
+        return found
     free, total = torch.cuda.mem_get_info(ranks.local_rank)
-    name = torch.cuda.get_device_name(ranks.local_rank)
-    return Facts(gpus=gpus, gpu=name, memory=total, free=free, **facts)  # type: ignore[arg-type]
+    return replace(found, gpu=torch.cuda.get_device_name(ranks.local_rank), memory=total, free=free)
 
 
 def host_memory() -> int:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,14 +11,13 @@ from statistics import median
 from typing import Any
 
 from longspec import lease as leases
-from longspec.atomic_files import read_json
+from longspec.atomic_files import read_json_object
 from longspec.config import ConfigError, stages_of
 from longspec.train.checkpoint import checkpoint_dir
 from longspec.train.names import STATUS
 
 DEPTH = 3  # results/{run}/{variant}/{stage}; experiments started by hand lie less deep
 TAIL_BYTES, TAIL_ROWS = 2**16, 20
-ATTEMPT = re.compile(r"attempt-(\d+).*\.log")
 
 
 @dataclass(frozen=True)
@@ -105,17 +103,11 @@ def read(folder: Path, name: str, results: Path) -> Stage:
 
 
 def _object(path: Path, troubles: list[str]) -> dict[str, Any]:
-    if not path.exists():
-        return {}
     try:
-        content = read_json(path)
+        return read_json_object(path) if path.exists() else {}
     except (ValueError, OSError) as error:
         troubles.append(str(error) if str(path) in str(error) else f"{path}: {error}")
         return {}
-    if not isinstance(content, dict):
-        troubles.append(f"{path}: holds {type(content).__name__} instead of an object")
-        return {}
-    return content
 
 
 def read_lease(folder: Path) -> Lease | None:
@@ -179,7 +171,7 @@ def _read_checkpoint(stage: Stage) -> None:
 
 def _read_attempts(stage: Stage, folder: Path) -> None:
     """How many attempts there were, and the newest one's log."""
-    logs = {int(found[1]): path for path in folder.glob("attempt-*") if (found := ATTEMPT.fullmatch(path.name))}
+    logs = sorted(folder.glob("attempt-*.log"))
     stage.attempts = len(logs)
     link = folder.with_name(f"{folder.name}.log")
-    stage.log = logs[max(logs)] if logs else link if link.is_file() else None
+    stage.log = logs[-1] if logs else link if link.is_file() else None

@@ -36,7 +36,7 @@ CHOICES = {
 REPLICATED, PARTITIONED, TENSOR_PARALLEL = "replicated", "partitioned", "tensor_parallel"
 TRACKERS = ("tensorboard", "wandb", "swanlab")
 OFFLOADS = ("none", "cpu", "nvme")
-ATTENTION = ("auto", "flash_attention_2", "flex_attention", "sdpa", "eager")
+ATTENTION = ("auto", "flash_attention_2", "flex_attention", "sdpa")
 CHOICES_RUNTIME = {
     "target": (REPLICATED, PARTITIONED, TENSOR_PARALLEL),
     "attention": ATTENTION,

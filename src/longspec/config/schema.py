@@ -94,7 +94,7 @@ class Runtime:
     """Settings of a stage that leave its weights as they are: speed, memory, logging."""
 
     micro_batch: int = 1  # rows in one forward of one rank, at most
-    attention: str = "auto"  # auto: the fastest that is there | flash_attention_2 | flex_attention | sdpa | eager (small tests)
+    attention: str = "auto"  # auto: the fastest that is there | flash_attention_2 | flex_attention | sdpa
     save_every: int = 200  # optimizer steps
     log_every: int = 1
     # replicated: whole on every GPU | partitioned: over them all by ZeRO-3, gathered layer by layer | tensor_parallel: by

@@ -49,16 +49,10 @@ def shape_of(name: str, config: dict[str, Any], path: str) -> Shape:
     return Shape(name, values.get("model_type", ""), **{key: values[key] for key in fields}, expert_width=expert_width)
 
 
-def _attention_parameters(shape: Shape) -> tuple[int, int]:
-    """Weights of one attention's (query and output, key and value) projections."""
-    queries = shape.hidden_size * shape.num_attention_heads * shape.head_dim
-    keys = shape.hidden_size * shape.num_key_value_heads * shape.head_dim
-    return 2 * queries, 2 * keys
-
-
 def layer_parameters(shape: Shape) -> int:
     """Weights of one decoder layer that a token reads, norms, biases and routers (below 0.1 %) left out."""
-    return sum(_attention_parameters(shape)) + 3 * shape.hidden_size * (shape.expert_width or shape.intermediate_size)
+    attention = 2 * shape.head_dim * (shape.num_attention_heads + shape.num_key_value_heads)
+    return shape.hidden_size * (attention + 3 * (shape.expert_width or shape.intermediate_size))
 
 
 def head_parameters(shape: Shape) -> int:

@@ -18,24 +18,10 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 WIDTH = 9.6  # inches; the page scales every figure to its own width
-# Placeholder -> CSS variable. The placeholders occur nowhere else in matplotlib's output.
-VARIABLES = {
-    "#010101": "ink",
-    "#020202": "muted",
-    "#030303": "line",
-    "#040404": "paper",
-    "#050505": "untrained",
-    "#060606": "lookup",
-    "#060607": "imported",
-    "#060608": "with-lookup",
-    "#070701": "stage-1",
-    "#070702": "stage-2",
-    "#070703": "stage-3",
-    "#070704": "stage-4",
-    "#070705": "stage-5",
-}
-COLOUR = {name: placeholder for placeholder, name in VARIABLES.items()}
 STAGES = 5  # colours for stages; further ones begin again
+NAMES = ("ink", "muted", "line", "paper", "untrained", "lookup", "imported", "with-lookup")
+# Each CSS variable's placeholder, which occurs nowhere else in matplotlib's output.
+COLOUR = {name: f"#0{n:x}0101" for n, name in enumerate([*NAMES, *(f"stage-{n + 1}" for n in range(STAGES))])}
 MARKERS = ("o", "s", "D", "^", "v")
 DASHED = (0, (4, 2))
 LABEL_HEIGHT = 0.2  # inches of a line of text
@@ -155,6 +141,6 @@ def to_svg(figure: Figure, name: str, description: str) -> Markup:
     text = re.sub(r"^<svg[^>]*>", lambda _: f"<svg {opening.group()}{label}>", text, count=1)
     used = set(re.findall(r"#([\w.-]+)", text))
     text = re.sub(r' id="([^"]*)"', lambda match: match.group() if match.group(1) in used else "", text)
-    for placeholder, variable in VARIABLES.items():
+    for variable, placeholder in COLOUR.items():
         text = text.replace(placeholder, f"var(--{variable})")
     return Markup(text)

@@ -20,6 +20,7 @@ RECIPE_ROWS = {
     "global_batch": "global batch, rows",
 }
 HIDDEN = ("stage", "init")
+PACKED = ("rows", "sequence_length", "collation", "overlong", "tokens", "labels", "documents", "padding_share", "skipped")
 SORTED = ("train", "held_out", "rejected", "filtered")  # where a record can go
 
 
@@ -121,20 +122,9 @@ def packed_kinds(stage: Stage, variant: Variant) -> list[tuple[str, str, int, st
 
 def packed_table(packed: list[Manifest], variants: list[Variant]) -> list[dict[str, Any]]:
     """The rows made from each dataset, and the stages that train on them."""
-    names = (
-        "rows",
-        "sequence_length",
-        "collation",
-        "overlong",
-        "tokens",
-        "documents",
-        "cut_tokens",
-        "padding_share",
-        "skipped",
-    )
     rows = []
     for manifest in packed:
-        row = {name: manifest[name] for name in (*names, "skipped", "labels")} | {"name": manifest["dataset"]}
+        row = {name: manifest[name] for name in (*PACKED, "cut_tokens")} | {"name": manifest["dataset"]}
         kind = (row["name"], row["collation"], row["sequence_length"], row["overlong"])
         trained = [stage.name for variant in variants for stage in variant.stages if kind in packed_kinds(stage, variant)]
         row["stages"] = list(dict.fromkeys(trained))

@@ -37,8 +37,8 @@ from longspec.train.estimate import plan
 from longspec.train.estimate.grad_accum import share_global_batch
 from longspec.train.estimate.memory_check import check_memory
 from longspec.train.held_out_estimate import HeldOut
-from longspec.train.lifetime.admission import refuse_changed, refuse_repetition
-from longspec.train.lifetime.job_status import Status, fingerprint, non_retryable
+from longspec.train.lifetime.admission import refuse_changed
+from longspec.train.lifetime.job_status import Status, non_retryable
 from longspec.train.lifetime.lifetime import Lifetime
 from longspec.train.lifetime.nonfinite import SkippedSteps
 from longspec.train.lifetime.preemption import Stop
@@ -224,9 +224,7 @@ def fence_of(job: Job, lease: Lease | None, control: Any) -> Fence:
 
 def run(job: Job, ranks: Ranks, lease: Lease | None) -> int:
     """Train, and leave in status.json how it ended; the exit code. Rank 0 holds the lease."""
-    job_fingerprint = fingerprint(job, ranks)
-    refuse_repetition(job.out, job_fingerprint)
-    status = Status(job.out, ranks, job_fingerprint, lease)
+    status = Status(job.out, ranks, lease)
     if ranks.is_main:
         status.write("running")
     try:
@@ -236,7 +234,7 @@ def run(job: Job, ranks: Ranks, lease: Lease | None) -> int:
         stop = Stop(job.deadline, job.runtime.stop_margin_seconds, control)
         fence = fence_of(job, lease, control)
         if lease is None:  # this rank may have to write for another one
-            status = Status(job.out, ranks, job_fingerprint, fence)
+            status = Status(job.out, ranks, fence)
         seconds = job.runtime.watchdog_seconds
         with Watchdog(store.clone(), ranks, seconds, lambda reason: status.write("failed", reason), stop.asked) as watchdog:
             train(job, ranks, device, Lifetime(fence, status, watchdog, stop))

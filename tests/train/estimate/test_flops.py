@@ -25,6 +25,7 @@ from longspec.models.attention.visibility import Visibility
 from longspec.states.forward import STATES_ATTENTION, Depth, TargetStates
 from longspec.train.estimate import flops
 from tests.corpus import Corpus
+from tests.eager import EAGER
 from tests.models.test_pairs import seen
 
 SHAPES = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -46,7 +47,7 @@ def every_pair(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def glide_of(config: PretrainedConfig, draft: Draft) -> Glide:
     target = AutoModelForCausalLM.from_config(config, attn_implementation=STATES_ATTENTION).requires_grad_(False).eval()
-    return class_for(config.model_type)(config, "", draft=draft, states=TargetStates(target, attention="eager"))
+    return class_for(config.model_type)(config, "", draft=draft, states=TargetStates(target, attention=EAGER))
 
 
 def measured(config: PretrainedConfig, draft: Draft, labels: torch.Tensor, *, with_llm_loss: bool) -> int:

@@ -120,7 +120,7 @@ def test_steps_that_are_not_finite_are_skipped_and_their_rows_named(
 
 
 def test_too_many_skipped_steps_in_a_row_end_the_job_for_good(make_job: MakeJob, poisoned: tuple[Path, int, set[int]]) -> None:
-    """And a restart with the same settings, data and code says so without training."""
+    """And say so to whoever would start it again."""
     job = make_job("job", ["runtime.max_skipped_in_a_row=2"])
     job.run()
     job.overrides += ["recipe.seed=4"]
@@ -134,9 +134,6 @@ def test_too_many_skipped_steps_in_a_row_end_the_job_for_good(make_job: MakeJob,
     assert "3 steps in a row skipped" in job.refusal()
     found = job.status()
     assert (found["state"], found["deterministic"]) == ("failed", True)
-    again = job.refusal()
-    assert "so it failed before" in again
-    assert "step 1 skipped" not in again
     job.overrides += ["runtime.max_skipped_in_a_row=3"]
     assert "4 steps in a row skipped" in job.refusal()
 

@@ -14,24 +14,22 @@ from torch import Tensor
 from torch.utils._triton import has_triton
 from transformers import AttentionInterface
 
-from longspec.models.attention import eager, flash, flex, sdpa, sinks, tree
+from longspec.models.attention import flash, flex, sdpa, sinks, tree
 from longspec.models.attention.tree_visibility import TreeVisibility
 from longspec.models.attention.visibility import Visibility
 
 _log = logging.getLogger(__name__)
 
-AUTO, FLASH, FLEX, SDPA, EAGER = "auto", "flash_attention_2", "flex_attention", "sdpa", "eager"
+AUTO, FLASH, FLEX, SDPA = "auto", "flash_attention_2", "flex_attention", "sdpa"
 BACKENDS: dict[str, Callable[[Tensor, Tensor, Tensor, Visibility, float], Tensor]] = {
     FLASH: flash.attend,
     FLEX: flex.attend,
     SDPA: sdpa.attend,
-    EAGER: eager.attend,
 }
 TREE_BACKENDS: dict[str, tree.Backend] = {
     FLASH: tree.attend_flash,
     FLEX: flex.attend_tree,
     SDPA: tree.attend_fused,
-    EAGER: tree.attend_masked,
 }
 
 
@@ -130,10 +128,7 @@ def fastest(device: str, dtype: torch.dtype, head_width: int, training: bool) ->
     elif training and not (compiled := _not_compiled(head_width)):
         backend, why = FLEX, f"flash-attn is not installed ({flash.INSTALL}) or does not take {dtype}"
     else:
-        backend, why = (
-            SDPA,
-            f"flex_attention: {compiled}" if training else "for lengths that change",
-        )
+        backend, why = SDPA, f"flex_attention: {compiled}" if training else "for lengths that change"
     _log.info("attention: auto is %s (%s)", backend, why)
     return backend
 

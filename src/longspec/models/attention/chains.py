@@ -8,22 +8,17 @@ Shapes: B rows, N query heads, K key/value heads, G = N / K, S chains, J own key
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from longspec.models.attention import eager, flash, flex, text_part
-from longspec.models.attention.backends import AUTO, EAGER, FLASH, FLEX, SDPA, fastest
-from longspec.models.attention.text_part import Gradients, Part, accumulated_in
+from longspec.models.attention import flash, flex, text_part
+from longspec.models.attention.backends import AUTO, FLASH, FLEX, SDPA, fastest
 from longspec.models.attention.visibility import Visibility
 
 KeysValues = tuple[Tensor, Tensor]  # keys after RoPE and values, [B, K, S, D] each
-# Kernels that hand out the log-sum-exp of the text's part, and whose backward takes another.
-KERNELS: dict[str, tuple[Callable[..., Part], Callable[..., Gradients]]] = {
-    SDPA: (text_part.attend, text_part.gradients),
-    FLASH: (flash.attend_text, flash.text_gradients),
-}
 # Elements of the queries that own keys are merged with at a time: on a CPU what its caches hold, on a GPU what occupies it.
 BLOCK = {"cpu": 2**17, "cuda": 2**25}
 
@@ -39,21 +34,14 @@ def attend_chains(
     """Attention output [B, N, S, D] of one step: a softmax over text keys and the chain's own together; zeros for padding.
 
     text: keys and values of the text's first S tokens; own: of steps 1 to i; [B, K, S, D] each. Raises ValueError for flex with
-    a gradient on a CPU, and for eager above its LARGEST tokens.
+    a gradient on a CPU.
     """
     q_BNSD, k_BKSD, v_BKSD = (_dense(x) for x in (q_BNSD, *text))
     of_chain = [_dense(x) for pair in own for x in pair]
     if backend == AUTO:
         training = flex.needs_gradient(q_BNSD, k_BKSD, v_BKSD, *of_chain)
         backend = fastest(q_BNSD.device.type, q_BNSD.dtype, q_BNSD.shape[-1], training)
-    if backend == EAGER:
-        return _attend_dense(q_BNSD, (k_BKSD, v_BKSD), own, visibility, scale)
-    if backend == FLEX and not own:
-        return flex.attend(q_BNSD, k_BKSD, v_BKSD, visibility, scale)
-    if backend == FLEX:
-        seen_BNSD, lse_BNS = flex.attend_text(q_BNSD, k_BKSD, v_BKSD, visibility, scale)
-        return _Merge.apply(seen_BNSD, lse_BNS, scale, q_BNSD, *of_chain)
-    return _Attend.apply(visibility, scale, KERNELS[backend], q_BNSD, k_BKSD, v_BKSD, *of_chain)
+    return CHAINS[backend](visibility, scale, q_BNSD, k_BKSD, v_BKSD, *of_chain)
 
 
 class _Attend(torch.autograd.Function):
@@ -187,24 +175,20 @@ def _dense(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _attend_dense(q_BNSD: Tensor, text: KeysValues, own: list[KeysValues], visibility: Visibility, scale: float) -> Tensor:
-    """The reference: one softmax over all scores, in float32 or better."""
-    (k_BKSD, v_BKSD), length = text, q_BNSD.shape[2]
-    eager.check_size(length, length)
-    first_BS, last_BS = visibility.bounds_BS(length, length, q_BNSD.device)
-    j_S = torch.arange(length, device=q_BNSD.device)
-    seen_BSS = (j_S >= first_BS[..., None]) & (j_S <= last_BS[..., None])
-    seen_BST = torch.cat([seen_BSS, seen_BSS.any(-1, keepdim=True).expand(-1, -1, len(own))], dim=-1)[:, None, None]
-    q_BKGSD = q_BNSD.unflatten(1, (k_BKSD.shape[1], -1))
-    scores = [
-        q_BKGSD @ k_BKSD[:, :, None].transpose(-1, -2),
-        *((q_BKGSD * k[:, :, None]).sum(-1, keepdim=True) for k, _ in own),
-    ]
-    scores_BKGST = torch.cat(scores, dim=-1).to(accumulated_in(q_BNSD)) * scale
-    # Finite, so that padding makes no NaN; its weights are then cleared.
-    hidden = torch.finfo(scores_BKGST.dtype).min
-    weights_BKGST = scores_BKGST.masked_fill(~seen_BST, hidden).softmax(-1).masked_fill(~seen_BST, 0.0).to(v_BKSD.dtype)
-    out_BKGSD = weights_BKGST[..., :length] @ v_BKSD[:, :, None]
-    for step, (_, v) in enumerate(own):
-        out_BKGSD = out_BKGSD + weights_BKGST[..., length + step, None] * v[:, :, None]
-    return out_BKGSD.flatten(1, 2)
+def _attend_by(kernels: Any, visibility: Visibility, scale: float, *everything: Tensor) -> Tensor:
+    """By kernels that hand out the log-sum-exp of the text's part, and whose backward takes another."""
+    return _Attend.apply(visibility, scale, kernels, *everything)
+
+
+def _attend_flex(visibility: Visibility, scale: float, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *own: Tensor) -> Tensor:
+    """By flex_attention, which has a backward of its own for both."""
+    if not own:
+        return flex.attend(q_BNSD, k_BKSD, v_BKSD, visibility, scale)
+    return _Merge.apply(*flex.attend_text(q_BNSD, k_BKSD, v_BKSD, visibility, scale), scale, q_BNSD, *own)
+
+
+CHAINS: dict[str, Callable[..., Tensor]] = {
+    SDPA: partial(_attend_by, (text_part.attend, text_part.gradients)),
+    FLASH: partial(_attend_by, (flash.attend_text, flash.text_gradients)),
+    FLEX: _attend_flex,
+}

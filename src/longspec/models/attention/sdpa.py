@@ -96,17 +96,14 @@ def _attend_in_blocks(
 
 def _attend_growing(q_BNQD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, lag_blocks: int | None, scale: float) -> Tensor:
     """One block without a window. Its mask, as long as the keys, is not kept for a backward pass but made again there."""
-    if torch.is_grad_enabled():
-        return checkpoint(
-            _attend_block, q_BNQD, k_BKLD, v_BKLD, lag_blocks, scale, use_reentrant=False, preserve_rng_state=False
-        )
-    return _attend_block(q_BNQD, k_BKLD, v_BKLD, lag_blocks, scale)
 
+    def attend(q_BNQD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor) -> Tensor:
+        shape = q_BNQD.shape[2], k_BKLD.shape[2], q_BNQD.shape[1] // k_BKLD.shape[1]
+        return _attend_masked(q_BNQD, k_BKLD, v_BKLD, _mask(shape, None, lag_blocks, 0, q_BNQD), scale)
 
-def _attend_block(q_BNQD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, lag_blocks: int | None, scale: float) -> Tensor:
-    """One block without a window, whose mask is kept for a backward pass."""
-    shape = q_BNQD.shape[2], k_BKLD.shape[2], q_BNQD.shape[1] // k_BKLD.shape[1]
-    return _attend_masked(q_BNQD, k_BKLD, v_BKLD, _mask(shape, None, lag_blocks, 0, q_BNQD), scale)
+    if not torch.is_grad_enabled():
+        return attend(q_BNQD, k_BKLD, v_BKLD)
+    return checkpoint(attend, q_BNQD, k_BKLD, v_BKLD, use_reentrant=False, preserve_rng_state=False)
 
 
 def _mask(

@@ -10,7 +10,7 @@ Shapes: B rows, N query heads, K key/value heads, G = N / K, S queries, T keys, 
 import torch
 from torch import Tensor
 
-from longspec.models.attention import eager, flash, flex, sdpa
+from longspec.models.attention import flash, flex, sdpa
 from longspec.models.attention.text_part import FUSED, KERNEL_DEVICE, Part, accumulated_in
 from longspec.models.attention.tree_visibility import TreeVisibility
 from longspec.models.attention.visibility import Segment, Visibility
@@ -79,26 +79,9 @@ def attend_tree(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Tree
     return seen, lse
 
 
-def attend_eager(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visibility, scale: float) -> Part:
-    """Output and log-sum-exp of all keys at once: the reference. Raises ValueError above eager's LARGEST tokens."""
-    queries, keys = q_BNSD.shape[2], k_BKTD.shape[2]
-    eager.check_size(queries, keys)
-    first_BS, last_BS = visibility.bounds_BS(queries, keys, q_BNSD.device)
-    j_T = torch.arange(keys, device=q_BNSD.device)
-    seen_B1ST = ((j_T >= first_BS[..., None]) & (j_T <= last_BS[..., None]))[:, None]
-    groups = q_BNSD.shape[1] // k_BKTD.shape[1]
-    keys_BNTD, values_BNTD = (x.repeat_interleave(groups, 1) for x in (k_BKTD, v_BKTD))
-    scores_BNST = (q_BNSD @ keys_BNTD.transpose(-1, -2)).to(accumulated_in(q_BNSD)) * scale
-    scores_BNST = scores_BNST.masked_fill(~seen_B1ST, -torch.inf)
-    lse_BNS = scores_BNST.logsumexp(-1)
-    weights_BNST = (scores_BNST - lse_BNS[..., None]).exp().masked_fill(~seen_B1ST, 0.0)
-    return weights_BNST.to(v_BKTD.dtype) @ values_BNTD, lse_BNS
-
-
 # By the names of backends.py; flash-attn and flex_attention hand out the log-sum-exp of their kernels.
 PARTS = {
     "flash_attention_2": flash.attend_text,
     "flex_attention": flex.attend_text,
     "sdpa": attend_blocks,
-    "eager": attend_eager,
 }

@@ -14,10 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from longspec.models.attention import flash
+from longspec.models.attention.text_part import FUSED
 from longspec.models.attention.tree_visibility import TreeVisibility
 
-# The kernel that torch's own function calls on a CPU; only a direct call returns its log-sum-exp.
-FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 Part = tuple[Tensor, Tensor]  # output [B, K, Q, D] over some keys, and the log-sum-exp of their scores [B, K, Q]
 Attend = Callable[[Tensor, Tensor], Part]
 Backend = Callable[[Tensor, Tensor, Tensor, TreeVisibility, float], Tensor]
@@ -43,7 +42,7 @@ def attend(
 
 
 def attend_masked(q_BKQD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: TreeVisibility, scale: float) -> Tensor:
-    """One call with a mask over all keys, [B, K, Q, D]: the reference, and the way of windows."""
+    """One call with a mask over all keys, [B, K, Q, D]: the way of windows."""
     prefix = k_BKTD.shape[2] - visibility.tree_BSL.shape[2]
     groups = q_BKQD.shape[2] // visibility.query_depths_S.shape[0]
 

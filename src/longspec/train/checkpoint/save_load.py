@@ -5,7 +5,6 @@ written before the other ranks have finished, and stage 0 leaves out the float32
 each save and load: what fails on one fails on all, with the same message.
 """
 
-import hashlib
 import json
 import os
 import random
@@ -58,17 +57,6 @@ def restore_random_state(text: str) -> None:
     np.random.set_state(tuple(state["numpy"]))
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers), gauss))
-
-
-def seed_new_rank(step: int, rank: int) -> None:
-    """Random states of a rank that no checkpoint knows: a function of step and rank, so that resuming twice gives the same.
-
-    Nothing in the training consumes them today: its draws are keyed by seed, step and row.
-    """
-    seed = int.from_bytes(hashlib.sha256(f"{step}/{rank}".encode()).digest()[:4])
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
 
 
 def _gather(value: Any, ranks: Ranks) -> list[Any]:
@@ -227,9 +215,7 @@ def _read(engine: Any, slot: Path, manifest: dict[str, Any], ranks: Ranks) -> No
         for kind, tensor in fragment.kinds.items():
             shards.fill(tensor, kind, fragment.name, fragment.start)
     saved = shards.random_state(ranks.rank)
-    if saved is None:
-        seed_new_rank(manifest["step"], ranks.rank)
-    else:
+    if saved is not None:  # of a rank that is new nothing is known; the training's draws are keyed by seed, step and row
         restore_random_state(saved)
 
 

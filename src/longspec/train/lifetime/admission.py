@@ -1,20 +1,18 @@
 """May this job go on? Whatever in a stage's folder speaks against it is judged here. No torch: rules and reports ask too.
 
 checkpoints of another recipe, data, target, initial weights or dtype       refuse_changed, find_resumable
-status.json, in which this very job failed for a reason that stays          refuse_repetition, non_retryable_reason
+status.json, in which a job failed for a reason that stays                  non_retryable_reason
 a recipe beside a checkpoint that was trained by another one                refuse_other_recipe
 """
 
-import json
-import os
 from pathlib import Path
 from typing import Any
 
-from longspec.atomic_files import read_json, sha256_file, sha256_text
+from longspec.atomic_files import read_json, sha256_file
 from longspec.config import differences
 from longspec.distributed import log
 from longspec.train.checkpoint.checkpoint_dir import MANIFEST, SLOTS, find_slot, read_manifest
-from longspec.train.names import CHECKPOINTS, STATUS
+from longspec.train.names import STATUS
 
 
 class NonRetryableError(ValueError):
@@ -61,32 +59,6 @@ def find_resumable(folder: Path, identity: dict[str, Any]) -> tuple[str, dict[st
     folder.rename(aside)
     log(f"training anew, since {'; '.join(changed)}; the finished stage's checkpoints are kept in {aside}")
     return None
-
-
-def with_checkpoints(out: Path, job_fingerprint: str) -> str:
-    """A job's fingerprint together with what the checkpoints in its folder were made with, as status.json holds it.
-
-    Whoever removes them, as a refusal advises, has made another job of it. They are looked at when a job begins and when it
-    ends: a job that failed after its own first checkpoint is known again by that one.
-    """
-    manifest = newest_manifest(out / CHECKPOINTS)
-    return sha256_text(json.dumps([job_fingerprint, manifest and manifest["identity"]], sort_keys=True))
-
-
-def refuse_repetition(out: Path, job_fingerprint: str) -> None:
-    """Raise NonRetryableError when this very job failed before for a reason that has not gone away."""
-    path = out / STATUS
-    if not path.is_file():
-        return
-    status = read_json(path)
-    if status["state"] != "failed" or not status.get("deterministic"):
-        return
-    if status.get("fingerprint") == with_checkpoints(out, job_fingerprint):
-        os.utime(path)  # said again now: whoever would start the job anew may know by the file's time
-        raise NonRetryableError(
-            f"{status['reason']} (so it failed before, and settings, data and code are the same: not tried again; to try "
-            f"all the same: rm {path})"
-        )
 
 
 def non_retryable_reason(out: Path, since: float) -> str:

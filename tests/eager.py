@@ -1,0 +1,71 @@
+"""The reference of all attention: explicit masks and one softmax over all scores, under the name of a backend, "eager".
+
+Shapes: B rows, N query heads, K key/value heads, G = N / K, S queries, T keys, D head width.
+"""
+
+import torch
+from torch import Tensor
+
+from longspec.models.attention import backends, chains, sinks, tree
+from longspec.models.attention.text_part import accumulated_in
+from longspec.models.attention.visibility import Visibility
+
+EAGER = "eager"
+
+
+def _seen_BST(visibility: Visibility, queries: int, keys: int, device: torch.device) -> Tensor:
+    """Which keys each query sees."""
+    first_BS, last_BS = visibility.bounds_BS(queries, keys, device)
+    j_T = torch.arange(keys, device=device)
+    return (j_T >= first_BS[..., None]) & (j_T <= last_BS[..., None])
+
+
+def attend(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visibility, scale: float) -> Tensor:
+    """Attention output [B, N, S, D], the softmax in float32 or better."""
+    seen_B11ST = _seen_BST(visibility, q_BNSD.shape[2], k_BKTD.shape[2], q_BNSD.device)[:, None, None]
+    q_BKGSD = q_BNSD.unflatten(1, (k_BKTD.shape[1], -1))
+    scores_BKGST = (q_BKGSD @ k_BKTD[:, :, None].transpose(-1, -2) * scale).to(accumulated_in(q_BNSD))
+    return (_weights(scores_BKGST, seen_B11ST).to(v_BKTD.dtype) @ v_BKTD[:, :, None]).flatten(1, 2)
+
+
+def _weights(scores: Tensor, seen: Tensor) -> Tensor:
+    """A softmax; finite where a query sees nothing, whose weights are then cleared."""
+    return scores.masked_fill(~seen, torch.finfo(scores.dtype).min).softmax(-1).masked_fill(~seen, 0.0)
+
+
+def attend_chains(
+    visibility: Visibility, scale: float, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *of_chain: Tensor
+) -> Tensor:
+    """One softmax over the text's keys and the chain's own."""
+    length, own = q_BNSD.shape[2], list(zip(of_chain[::2], of_chain[1::2], strict=True))
+    seen_BSS = _seen_BST(visibility, length, length, q_BNSD.device)
+    seen_BST = torch.cat([seen_BSS, seen_BSS.any(-1, keepdim=True).expand(-1, -1, len(own))], dim=-1)[:, None, None]
+    q_BKGSD = q_BNSD.unflatten(1, (k_BKSD.shape[1], -1))
+    scores = [
+        q_BKGSD @ k_BKSD[:, :, None].transpose(-1, -2),
+        *((q_BKGSD * k[:, :, None]).sum(-1, keepdim=True) for k, _ in own),
+    ]
+    scores_BKGST = torch.cat(scores, dim=-1).to(accumulated_in(q_BNSD)) * scale
+    weights_BKGST = _weights(scores_BKGST, seen_BST).to(v_BKSD.dtype)
+    out_BKGSD = weights_BKGST[..., :length] @ v_BKSD[:, :, None]
+    for step, (_, v) in enumerate(own):
+        out_BKGSD = out_BKGSD + weights_BKGST[..., length + step, None] * v[:, :, None]
+    return out_BKGSD.flatten(1, 2)
+
+
+def attend_sinks(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visibility, scale: float) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp of all keys at once."""
+    seen_B1ST = _seen_BST(visibility, q_BNSD.shape[2], k_BKTD.shape[2], q_BNSD.device)[:, None]
+    groups = q_BNSD.shape[1] // k_BKTD.shape[1]
+    keys_BNTD, values_BNTD = (x.repeat_interleave(groups, 1) for x in (k_BKTD, v_BKTD))
+    scores_BNST = (q_BNSD @ keys_BNTD.transpose(-1, -2)).to(accumulated_in(q_BNSD)) * scale
+    scores_BNST = scores_BNST.masked_fill(~seen_B1ST, -torch.inf)
+    lse_BNS = scores_BNST.logsumexp(-1)
+    weights_BNST = (scores_BNST - lse_BNS[..., None]).exp().masked_fill(~seen_B1ST, 0.0)
+    return weights_BNST.to(v_BKTD.dtype) @ values_BNTD, lse_BNS
+
+
+backends.BACKENDS[EAGER] = attend
+backends.TREE_BACKENDS[EAGER] = tree.attend_masked
+chains.CHAINS[EAGER] = attend_chains
+sinks.PARTS[EAGER] = attend_sinks
