@@ -130,6 +130,7 @@ def test_ranks_share_a_shard_also_of_a_partitioned_target(tmp_path: Path, target
     assert files[0] == files[1]
 
 
+@pytest.mark.long  # its states are those of test_split_over_ranks.py, and shared by the ranks as those of the test above
 def test_ranks_share_a_shard_of_a_target_that_is_split_over_them(tmp_path: Path, target: Path, packed: Path) -> None:
     """Its sums are rounded otherwise than those of one process."""
     pytest.importorskip("accelerate")  # transformers loads the parts by it
