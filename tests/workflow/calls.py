@@ -22,7 +22,7 @@ MARK = "LONGSPEC_CHAOS"  # in the environment of all processes of one place
 OPTIONS = ("--cores", "2", "--set-resources", "train:ranks=2")
 PATIENCE = 300  # seconds for a call that was struck to end
 TOLD = re.compile(r"^(?:\S+: )?error: |; have it made again after: ")  # what is wrong, by a job or by the plan
-NAMED = re.compile(r"longspec\.(?!cluster launch)(\w+)(?: ([a-z-]+))?")
+NAMED = re.compile(r"longspec\.(?!cluster launch|train plan)(\w+)(?: ([a-z-]+))?")
 
 
 def children(pid: int) -> list[int]:

@@ -10,7 +10,7 @@ from longspec.atomic_files import sha256_file, sha256_text
 FOLDERS = ("data", "models", "results")
 # Written for one process or one machine, or of the time that things took.
 LEFT_OUT = re.compile(r"/checkpoints|/(\.lock|lease\.json|status\.json|report\.html|[^/]*\.tmp)$|/\.")
-# manifest_sha256: of a checkpoint's manifest, which has times in it; its weights are in the draft. best: the fastest chain.
+# manifest_sha256: of a checkpoint's manifest, which has times in it; its weights are in the draft. best: of chain lengths.
 TIMES = re.compile(
     r"seconds|speed|per_second|_s$|time|memory|versions|commit|rss|draft_share|mfu|phases|manifest_sha256|^best$"
 )
