@@ -65,6 +65,9 @@ def replaying(base: float, long: float, rate: float = 1e-4, more: Sequence[str] 
 # the third 112 steps of 4 rows in the place of 80 of 2, or 74 of 2 rows as long as the second stage's.
 SHORT_STEPS, LONG_STEPS = ("recipe.global_batch=4", "recipe.steps=112"), ("recipe.data.sequence_length=4096", "recipe.steps=74")
 
+# The third stage's rows at positions as far as the longest prompts.
+ANCHORS = ("recipe.draft.anchors_up_to=2048", "recipe.draft.max_position=4096")
+
 
 def shifted(base: float, long: float, rate: float, more: Sequence[str] = SHORT_STEPS) -> dict[str, Any]:
     """Three quarters of the second stage's time given to a third that replays."""
@@ -85,6 +88,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "shifted, replay 0.85": shifted(0.3, 0.55, 5e-3),
     "shifted, replay 0.92": shifted(0.22, 0.7, 8e-3),
     "shifted, replay 0.80, rows of 4096": shifted(0.3, 0.5, 5e-3, LONG_STEPS),
+    "shifted, replay 0.85, anchors": shifted(0.3, 0.55, 5e-3, (*SHORT_STEPS, *ANCHORS)),
+    "more shifted, replay 0.85, anchors": {"base": ["recipe.steps=200"]}
+    | shifted(0.25, 0.6, 5e-3, ("recipe.global_batch=4", "recipe.steps=152", *ANCHORS)),
 }
 
 
