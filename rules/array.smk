@@ -9,7 +9,7 @@
 import os
 import sys
 
-from longspec.workflow.arrays import check_arrays, own_command
+from longspec.workflow.jobs.arrays import check_arrays, own_command
 
 own = own_command(sys.argv, os.environ)
 if own is not None:

@@ -18,7 +18,7 @@ from longspec.workflow.checks import (
     forgetting_warning,
     unused_variants,
 )
-from longspec.workflow.settings import typed_call
+from longspec.workflow.settings.workflow_file import typed_call
 from longspec.workflow.states import StatesPlan
 
 # Jobs run the interpreter that runs Snakemake, also when its environment is not activated.

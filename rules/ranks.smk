@@ -1,7 +1,7 @@
-# On how many ranks the jobs that decode with a target do so (longspec.workflow.decoding_jobs), by the profile.
+# On how many ranks the jobs that decode with a target do so (longspec.workflow.jobs.decoding_jobs), by the profile.
 
-from longspec.workflow.decoding_jobs import DecodingJobs
-from longspec.workflow.decoding_ranks import check_whole, machine_of
+from longspec.workflow.jobs.decoding_jobs import DecodingJobs
+from longspec.workflow.jobs.decoding_ranks import check_whole, machine_of
 
 DECODING = {
     name: resources_of(name) for name in ("evaluate", "evaluate_bench", "answer")

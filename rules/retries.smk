@@ -1,5 +1,5 @@
 # Which jobs have ended and which are tried again, where Snakemake (9.27) or its Slurm executor (2.8.0) would get it wrong:
-# three of their functions are replaced, and longspec.workflow.retries decides.
+# three of their functions are replaced, and longspec.workflow.jobs.retries decides.
 
 import time
 from pathlib import Path
@@ -7,7 +7,7 @@ from pathlib import Path
 import snakemake_executor_plugin_slurm
 from snakemake.jobs import Job
 
-from longspec.workflow.retries import KnownStates, RetryPolicy
+from longspec.workflow.jobs.retries import KnownStates, RetryPolicy
 
 known_states = KnownStates()
 policy = RetryPolicy(time.time())

@@ -1,9 +1,9 @@
-# What a job has written is sealed when it ends, and looked at before other jobs read it (longspec.workflow.seals). Snakemake (9.27)
-# calls no code of a workflow's at the end of a job: one of its functions is replaced.
+# What a job has written is sealed when it ends, and looked at before other jobs read it (longspec.workflow.jobs.seals).
+# Snakemake (9.27) calls no code of a workflow at the end of a job: one of its functions is replaced.
 
 from snakemake.persistence import PersistenceBase
 
-from longspec.workflow.seals import Seals
+from longspec.workflow.jobs.seals import Seals
 
 SEALS = Seals()
 recorded = PersistenceBase.finished

@@ -14,7 +14,7 @@ from typing import Any
 from longspec.config import yaml_files
 from longspec.workflow.checks import check_prompts, checked_plan
 from longspec.workflow.plan import Plan
-from longspec.workflow.settings import check_text
+from longspec.workflow.settings.workflow_file import check_text
 from tests.workflow.warm import snakemake
 
 FILE = Path("config/workflow.yaml")

@@ -8,7 +8,7 @@ import pytest
 
 from longspec.answers.settings import folder_name, parse
 from longspec.workflow.answers import AnswersPlan
-from longspec.workflow.retries import PAUSE, Retries, RetryPolicy
+from longspec.workflow.jobs.retries import PAUSE, Retries, RetryPolicy
 from tests.workflow.planning import FILE, Copied, Settings, Workflow, build_all
 
 WORKFLOW = str(FILE)

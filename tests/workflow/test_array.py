@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from longspec.workflow.arrays import check_arrays, own_command
+from longspec.workflow.jobs.arrays import check_arrays, own_command
 from tests.workflow.planning import Workflow
 
 OPTION = "--slurm-jobstep-array-execs"

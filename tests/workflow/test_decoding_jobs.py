@@ -8,9 +8,9 @@ import pytest
 
 from longspec.workflow.answers import AnswersPlan
 from longspec.workflow.bench import bench_of
-from longspec.workflow.decoding_jobs import DecodingJobs
-from longspec.workflow.decoding_memory import Decoding, rank_bytes, target_of
-from longspec.workflow.decoding_ranks import Machine
+from longspec.workflow.jobs.decoding_jobs import DecodingJobs
+from longspec.workflow.jobs.decoding_memory import Decoding, rank_bytes, target_of
+from longspec.workflow.jobs.decoding_ranks import Machine
 from longspec.workflow.plan import Plan
 from tests.workflow.planning import FILE, Settings
 

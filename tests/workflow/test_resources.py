@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from longspec.config import compose_stage
-from longspec.workflow import resources
-from longspec.workflow.resources import Limits, StageNeeds, check_block, gpus_in, limits_of
+from longspec.workflow.jobs import resources
+from longspec.workflow.jobs.resources import Limits, StageNeeds, check_block, gpus_in, limits_of
 
 LIMITS = Limits(nodes=1, ranks=8, node_mem=900_000, longest_job=240, tflops=400)
 

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from longspec.journal import unfinished
-from longspec.workflow.retries import PAUSE, KnownStates, Retries, RetryPolicy
+from longspec.workflow.jobs.retries import PAUSE, KnownStates, Retries, RetryPolicy
 
 
 def test_states_are_told_in_words_the_executor_knows() -> None:

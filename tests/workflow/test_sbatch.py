@@ -157,7 +157,7 @@ def test_an_evaluation_that_measures_more_is_tried_again(slurm: Path, built: Wor
     evaluated.unlink()
     (built.folder / f"{STAGE}/checkpoint.json").touch()
     (built.folder / "probe.smk").write_text(
-        'include: "Snakefile"\nfrom longspec.workflow import retries\nretries.TRIES_OF_OTHERS = 0\n'
+        'include: "Snakefile"\nfrom longspec.workflow.jobs import retries\nretries.TRIES_OF_OTHERS = 0\n'
     )
     sbatch = Path(os.environ["PATH"].split(os.pathsep)[0]) / "sbatch"
     unfinished = evaluated.with_suffix(".unfinished.jsonl")

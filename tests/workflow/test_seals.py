@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from longspec.workflow.seals import LARGEST, Seals
+from longspec.workflow.jobs.seals import LARGEST, Seals
 from tests.workflow.planning import Workflow
 
 RECIPE = "results/demo/sinkpi-slicing/base/recipe.yaml"

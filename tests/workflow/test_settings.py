@@ -14,7 +14,7 @@ from longspec.config import CONFIG_DIR, yaml_files
 from longspec.data import presets
 from longspec.data.raw import complete
 from longspec.evaluate import tasks
-from longspec.workflow.settings import check_text, check_values, typed_call
+from longspec.workflow.settings.workflow_file import check_text, check_values, typed_call
 
 NAN, INF, HUGE = math.nan, math.inf, 10**12
 NAMES = ["x$(touch INJECTED)", "../x", "a b", ".a", "-rf", "", "a\n", "a_b", "x" * 101, 1, None]

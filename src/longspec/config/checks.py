@@ -48,7 +48,7 @@ SOURCES = f"{BUILT}, {HUB_PREFIX}<owner>/<repository>, the folder of a transform
 
 
 def check_model(model: DictConfig) -> None:
-    """Raise ValueError, with the key, for a model that is none. Whether a folder is there: longspec.workflow.targets."""
+    """Raise ValueError, with the key, for a model that is none. Whether a folder is there: workflow.settings.targets."""
     check_name("recipe.model.name", model.name)
     source = model.source
     named = source.startswith(HUB_PREFIX) and is_repository(source.removeprefix(HUB_PREFIX))
@@ -79,7 +79,7 @@ def _check_hash(source: str, sha256: str | None) -> None:
 
 
 def check_init(init: str | None) -> None:
-    """Raise ValueError, with the key, for what names no draft. Whether a folder is there: longspec.workflow.beginnings."""
+    """Raise ValueError, with the key, for what names no draft. Whether a folder is there: workflow.settings.beginnings."""
     if init is None:
         return
     if not init.strip() or "\0" in init:
@@ -112,7 +112,7 @@ def check_recipe(recipe: DictConfig) -> None:
 def check_replay(recipe: DictConfig) -> None:
     """Raise ValueError, with the key, for shares of replayed stages that are none, or leave the stage no token of its own.
 
-    Whether these stages are earlier ones of the run: longspec.workflow.replays.
+    Whether these stages are earlier ones of the run: longspec.workflow.settings.replays.
     """
     key, replay = "recipe.data.replay", recipe.data.replay
     for stage, share in replay.items():

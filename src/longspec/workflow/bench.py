@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
-from longspec.workflow import answered, datasets, evaluations, paths, runs
+from longspec.workflow import paths
 from longspec.workflow.answers import AnswersPlan
 from longspec.workflow.plan import Plan
+from longspec.workflow.settings import answered, datasets, evaluations, runs
 
 
 class Bench(Plan):

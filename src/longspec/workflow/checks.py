@@ -13,13 +13,13 @@ from longspec import methods
 from longspec.config import CONFIG_DIR
 from longspec.data import presets
 from longspec.evaluate import tasks
-from longspec.workflow import answered, beginnings, datasets, draft_vocabularies, evaluations, runs
 from longspec.workflow.answers import AnswersPlan
-from longspec.workflow.asked_targets import asked_targets
 from longspec.workflow.finals import check_finals
 from longspec.workflow.plan import Plan
-from longspec.workflow.replays import check_replays
-from longspec.workflow.settings import check_values
+from longspec.workflow.settings import answered, beginnings, datasets, draft_vocabularies, evaluations, runs
+from longspec.workflow.settings.asked_targets import asked_targets
+from longspec.workflow.settings.replays import check_replays
+from longspec.workflow.settings.workflow_file import check_values
 
 
 def checked_plan(settings: dict[str, Any], config_dir: Path = CONFIG_DIR, arguments: Sequence[str] = ()) -> Plan:

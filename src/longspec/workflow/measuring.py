@@ -10,7 +10,7 @@ from longspec.evaluate.prompt_files import manifest_of
 from longspec.evaluate.tasks import OURS, SERVE_PYTHON, Benchmark
 from longspec.workflow import paths
 from longspec.workflow.choices import Choices
-from longspec.workflow.datasets import prompt_files
+from longspec.workflow.settings.datasets import prompt_files
 
 
 class MeasuringPlan(Choices):

@@ -14,8 +14,9 @@ from longspec.config.names import LOOKUP, readable_name
 from longspec.data.raw import AFTER, complete, is_hub, is_made
 from longspec.data.read import source_files
 from longspec.data.read.split_records import UNANSWERED
-from longspec.workflow import beginnings, paths
+from longspec.workflow import paths
 from longspec.workflow.rows import RowsPlan
+from longspec.workflow.settings import beginnings
 
 
 class Plan(RowsPlan):

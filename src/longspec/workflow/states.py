@@ -17,8 +17,8 @@ from longspec.states.folder_name import folder_name
 from longspec.states.holds import hold, needed_by
 from longspec.workflow import paths
 from longspec.workflow.choices import Stage
+from longspec.workflow.jobs.runtimes import freeze_runtime
 from longspec.workflow.plan import Plan
-from longspec.workflow.runtimes import freeze_runtime
 from longspec.workflow.states_place import StatesPlace
 
 Folder = tuple[str, str, str]  # model, rows, declaration

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from longspec.config import to_yaml
 from longspec.workflow import paths
-from longspec.workflow.resources import Limits
+from longspec.workflow.jobs.resources import Limits
 from longspec.workflow.states import Folder, StatesPlan
 
 PLAN = [sys.executable, "-m", "longspec.train", "plan"]

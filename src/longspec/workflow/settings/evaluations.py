@@ -8,8 +8,8 @@ from omegaconf import OmegaConf
 
 from longspec.data import presets
 from longspec.evaluate import tasks
-from longspec.workflow import datasets
-from longspec.workflow.settings import check_values
+from longspec.workflow.settings import datasets
+from longspec.workflow.settings.workflow_file import check_values
 
 
 @dataclass(frozen=True)

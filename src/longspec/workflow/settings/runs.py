@@ -16,10 +16,10 @@ from longspec.config.explain import UNKNOWN, did_you_mean
 from longspec.config.names import BASELINES, IMPORTED, WITH_LOOKUP, check_name
 from longspec.decode.levels import levels_of
 from longspec.evaluate.tasks import check_room
-from longspec.workflow import targets
 from longspec.workflow.choices import Stage
-from longspec.workflow.evaluations import RunEvaluation
 from longspec.workflow.paths import TARGET
+from longspec.workflow.settings import targets
+from longspec.workflow.settings.evaluations import RunEvaluation
 
 HEADER = "# @package _global_"
 

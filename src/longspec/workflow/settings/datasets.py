@@ -10,7 +10,7 @@ from longspec.data.hub import names
 from longspec.data.raw import complete, is_hub, is_made
 from longspec.data.read import source_files
 from longspec.evaluate.tasks import Benchmark, Task
-from longspec.workflow.files import check_fields, check_paths
+from longspec.workflow.settings.files import check_fields, check_paths
 
 FILE = "config/workflow.yaml"
 

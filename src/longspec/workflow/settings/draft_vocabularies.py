@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from longspec import methods
-from longspec.workflow import runs
 from longspec.workflow.choices import Choices, Stage
+from longspec.workflow.settings import runs
 
 Names = dict[str, list[str]]  # by run
 

@@ -13,11 +13,11 @@ from longspec.answers.settings import BATCH_TOKENS, ENDPOINT, Regenerate
 from longspec.evaluate.tasks import OURS, ROOM, HeldOut, parse
 from longspec.workflow import paths
 from longspec.workflow.answers import AnswersPlan
-from longspec.workflow.decoding_memory import Decoding, Target, read_target
-from longspec.workflow.decoding_ranks import Machine, ranks_of
-from longspec.workflow.evaluations import RunEvaluation
+from longspec.workflow.jobs.decoding_memory import Decoding, Target, read_target
+from longspec.workflow.jobs.decoding_ranks import Machine, ranks_of
 from longspec.workflow.plan import Plan
-from longspec.workflow.targets import folder_of
+from longspec.workflow.settings.evaluations import RunEvaluation
+from longspec.workflow.settings.targets import folder_of
 
 
 class DecodingJobs:

@@ -2,7 +2,7 @@
 
 from longspec.evaluate.tasks import HeldOut
 from longspec.workflow.choices import Choices
-from longspec.workflow.datasets import FILE
+from longspec.workflow.settings.datasets import FILE
 
 
 def check_answered(plan: Choices) -> None:

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from longspec.workflow.decoding_memory import Decoding, Target, rank_bytes
-from longspec.workflow.resources import GPUS, gpus_in
+from longspec.workflow.jobs.decoding_memory import Decoding, Target, rank_bytes
+from longspec.workflow.jobs.resources import GPUS, gpus_in
 
 OF_DECODING = ("gres", "gpu_mem", "ranks")  # keys of set-resources that are read here
 

@@ -13,7 +13,7 @@ from typing import Any
 from longspec.families import UNSPLIT, WHOLE_FEED_FORWARD, WHOLE_HEADS, position_limit
 from longspec.models.weight_index import INDEX, weight_files
 from longspec.train.estimate.feed_forward import experts_of, widest_elements
-from longspec.workflow.targets import settings_of
+from longspec.workflow.settings.targets import settings_of
 
 OVERHEAD = 2 * 2**30  # a CUDA context, NCCL's buffers, gaps in the allocator's memory: a round guess, as while training
 STORED_IN = {"float32": 4, "float64": 8}  # bytes of an element by config.json's dtype; those of the others have two
