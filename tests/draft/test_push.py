@@ -53,7 +53,8 @@ def final_draft(tmp_path: Path, verb: Verb) -> Path:
     config.save_pretrained(tmp_path / "model")
     write_text(tmp_path / "model/tokenizer.json", "{}")
     write_json(tmp_path / "target.json", {"path": str(tmp_path / "model")})
-    write_json(tmp_path / "tokenizer.json", {"path": str(tmp_path / "model"), "files": {"tokenizer.json": {}}})
+    tokenizer = describe_files(tmp_path / "model", ["tokenizer.json"])
+    write_json(tmp_path / "tokenizer.json", {"path": str(tmp_path / "model"), "files": tokenizer})
     write_json(tmp_path / "rows.json", {"rows": 1})
     for number, stage in enumerate(STAGES):
         composed = compose_stage("published", "sinkpi-slicing", stage)

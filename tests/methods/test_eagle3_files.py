@@ -19,7 +19,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from longspec.atomic_files import read_json, write_json
+from longspec.atomic_files import describe_files, read_json, write_json, write_text
 from longspec.config.names import IMPORTED
 from longspec.draft.__main__ import main
 from longspec.methods.draft_files import check_draft_config
@@ -438,7 +438,10 @@ def test_a_vocabulary_of_another_target_makes_no_folder(make: Make, tmp_path: Pa
     with pytest.raises(SystemExit, match=r"vocabulary\.json: size: of a target of 200 tokens, .*target has 97; give the file"):
         main()
     write_json(tmp_path / "vocabulary.json", whole)
-    write_json(tmp_path / "target.json", read_json(tmp_path / "target.json") | {"files": {"tokenizer.json": {"sha256": "0"}}})
+    target = read_json(tmp_path / "target.json")
+    write_text(Path(target["path"]) / "tokenizer.json", "another")
+    files = describe_files(Path(target["path"]), ["tokenizer.json"])
+    write_json(tmp_path / "target.json", target | {"files": files})
     with pytest.raises(
         SystemExit, match=r"vocabulary\.json: tokenizer: hash, a vocabulary of another tokenizer than .*target, "
     ):

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from longspec.atomic_files import read_json, write_json
+from longspec.atomic_files import describe_files, read_json, write_json
 from longspec.config import compose
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.pack.held_out_rows import held_out_rows
@@ -83,7 +83,7 @@ def save_target(folder: Path, config: Any) -> Path:
 
     torch.manual_seed(7)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder / "target")
-    files = {"model.safetensors": {"bytes": 0, "sha256": str(config.hidden_size)}}
+    files = describe_files(folder / "target", ["model.safetensors"])
     write_json(folder / "target_manifest.json", {"path": str(folder / "target"), "source": "test", "files": files})
     return folder / "target_manifest.json"
 

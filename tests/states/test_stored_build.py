@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from longspec.atomic_files import read_json, write_json
+from longspec.atomic_files import describe_files, read_json, write_json
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.lease import acquire
 from longspec.states import __main__ as verbs
@@ -116,7 +116,8 @@ def test_another_target_makes_all_rows_anew_and_is_not_mixed_up(glide: Stored, t
     glide.build(0, 2)
     old = glide.build(1, 2)
     other = tmp_path / "target.json"
-    write_json(other, read_json(glide.target) | {"files": {"changed": {}}})
+    manifest = read_json(glide.target)
+    write_json(other, manifest | {"files": describe_files(Path(manifest["path"]), ["config.json", "model.safetensors"])})
     glide.target, glide.batches = other, 0
     new = glide.build(0, 2)
     assert glide.batches >= len(read_shards(new)[0].rows) / 2
