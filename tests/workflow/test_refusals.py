@@ -282,7 +282,7 @@ CASES = {
         WORKFLOW,
         r"^variants: \[.*?\]",
         "variants: [sinkpi]",
-        "variants: there is no config/variant/sinkpi.yaml; did you mean 'sinkpi-slicing'? Known: base, hard-labels,",
+        "variants: there is no config/variant/sinkpi.yaml; did you mean 'sinkpi-slicing'? Known: base, demo-",
     ),
     "unknown stage": (
         "config/run/demo.yaml",
@@ -302,7 +302,7 @@ CASES = {
         r"\blr:",
         "learning_rate:",
         "run 'demo', variant 'sinkpi-slicing', stage 'longcot': recipe.optimizer.learning_rate: unknown key; Known: betas,"
-        " clip, eps, lr, warmup_ratio, weight_decay. (in run_stage/demo_longcot.yaml)",
+        " clip, eps, lr, name, schedule, warmup_ratio, weight_decay. (in run_stage/demo_longcot.yaml)",
     ),
     "wrong recipe type": (
         LONGCOT,

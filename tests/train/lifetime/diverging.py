@@ -14,16 +14,16 @@ STEPS, SMALL = (5, 6), 5e-3
 train_step = program.train_step
 
 
-def diverging_step(engine: Any, batches: Any, step: int, *rest: Any) -> Any:
+def diverging_step(engine: Any, reader: Any, step: int, *rest: Any) -> Any:
     backward = engine.backward
-    factor = float("nan") if step + 1 in STEPS and batches.recipe.optimizer.lr > SMALL else 1.0
+    factor = float("nan") if step + 1 in STEPS and reader.batches.recipe.optimizer.lr > SMALL else 1.0
 
     def spoiled(loss: torch.Tensor) -> None:
         backward(loss * factor)
 
     engine.backward = spoiled
     try:
-        return train_step(engine, batches, step, *rest)
+        return train_step(engine, reader, step, *rest)
     finally:
         engine.backward = backward
 
