@@ -1,4 +1,4 @@
-"""What command lines of several verbs or many options share. Needs no other module."""
+"""Pieces of command lines that several verbs share. Needs no other module."""
 
 from argparse import ArgumentParser, ArgumentTypeError, HelpFormatter
 from functools import partial

@@ -15,7 +15,7 @@ def writes_channels(template: str, special: tuple[str, ...]) -> bool:
 
 
 def read(tokens: list[int], special: dict[int, str], decode: Callable[[list[int]], str]) -> tuple[str, str, str]:
-    """What is said, the thought before it, and what keeps this from being an answer; each empty where there is none.
+    """An answer read: its text, the thought before it, and the fault that makes it no answer; each empty where there is none.
 
     tokens: those of an answer, less the one that ends it; one that ends within its thought says nothing. special: the names of
     special tokens.

@@ -65,7 +65,7 @@ class Conversation:
 
     @property
     def asked(self) -> Chat:
-        """What the target is asked to go on with: all that is said so far, with the record's tools and template arguments."""
+        """The conversation that the target is to continue: all messages so far, the record's tools and template arguments."""
         return replace(self._chat, messages=self.history)
 
     def seed(self, seed: int) -> int:

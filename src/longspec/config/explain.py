@@ -48,7 +48,7 @@ def _fault(error: OmegaConfBaseException) -> str:
 
 
 def unknown_key(name: str, schema: type) -> str:
-    """What is wrong with a key that a section has not, and which it has; schema: the section's dataclass."""
+    """The message for an unknown key of a section, with the known ones; schema: the section's dataclass."""
     if name in PUBLISHED:
         return f"{UNKNOWN}, of the published trainer: {PUBLISHED[name]}"
     return f"{UNKNOWN}; {did_you_mean(name, [field.name for field in fields(schema)])}"

@@ -72,7 +72,7 @@ def add_id(prefix: str = "", field: str = "id", by: str = "number") -> Step:
 
 
 def lay_out(chat_template_kwargs: dict[str, Any] | None = None, train_thoughts: bool | None = None) -> Step:
-    """What the chat template is given, in place of a record's own, and whether thoughts are trained or read alone."""
+    """Arguments of the chat template in place of a record's own, and whether thoughts are trained or only read."""
     given: Record = {"chat_template_kwargs": read_template_arguments(chat_template_kwargs)} if chat_template_kwargs else {}
     given |= {} if train_thoughts is None else {"train_thoughts": train_thoughts}
     if not given:
