@@ -6,6 +6,7 @@ id, an environment, a working folder and an output of its own, and may be killed
     python -m tests.warm_jobs DESCRIPTOR        the process that is forked; a request comes through the socket
 """
 
+import atexit
 import ctypes
 import gc
 import importlib
@@ -18,16 +19,18 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 15, 36
 LONGEST = 2**17  # bytes of a request: an environment and a command line
 NAME = "longspec rank "
 PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 POPEN = subprocess.Popen
 # What starts a job's ranks: the processes that it starts are forks of it. DeepSpeed's ranks know theirs by its command line.
 LAUNCHERS = ("longspec.cluster", "longspec.cluster.torchrun")
@@ -98,20 +101,22 @@ class Forked(Warm):
         start(*positional)
 
     def fork(self, request: dict[str, Any], outputs: list[int]) -> int:
-        """As above; in the child the process runs and ends, by the way through the launcher's stack."""
+        """As above; in the child the process runs and ends, and nothing of the launcher's stack runs in it.
+
+        Else torchrun's `finally` would speak to the store through the socket that the child shares with the launcher, and
+        a signal before the child has handlers of its own would be torchrun's: the launcher then waits for ever.
+        """
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         if pid := os.fork():
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
             return pid
         if request["session"]:
             os.setsid()
         if self._prepare is not None:
             self._prepare()
         _become(request, outputs)
-        try:
-            _run(request["command"])
-        except Exception:  # which the launcher would take for its own
-            sys.excepthook(*sys.exc_info())
-            raise SystemExit(1) from None
-        raise SystemExit
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        return _end(_code_of(request["command"]))
 
 
 def _arguments(process: POPEN[Any], positional: tuple[Any, ...]) -> dict[str, Any]:
@@ -189,6 +194,30 @@ def _become(request: dict[str, Any], outputs: list[int]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     name = NAME + os.environ["RANK"] if "RANK" in os.environ else "longspec job"
     ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode())
+
+
+def _code_of(command: list[str]) -> int:
+    """Run the command; the exit code that Python would end with, its last words written as Python writes them."""
+    try:
+        _run(command)
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    else:
+        return 0
+    return 1
+
+
+def _end(code: int) -> NoReturn:
+    """End as the interpreter does, from whatever depth: threads waited for, exit functions run, outputs written."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for output in (sys.stdout, sys.stderr):
+        output.flush()
+    os._exit(code)
 
 
 def _run(command: list[str]) -> None:
