@@ -21,6 +21,7 @@ tokens.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from longspec.models.target import head_width
@@ -41,10 +42,7 @@ class StateTensor:
     @property
     def elements(self) -> int:
         """Elements of one token."""
-        count = 1
-        for size in self.token_shape:
-            count *= size
-        return count
+        return prod(self.token_shape)
 
 
 def keys_and_values(config: Any, layer: int) -> tuple[StateTensor, StateTensor]:

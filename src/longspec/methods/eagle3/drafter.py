@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longspec.chain_length import Acceptance
-from longspec.decode.drafters import DraftInput, check_beside
+from longspec.decode.drafters import Drafter, DraftInput, check_beside
 from longspec.decode.levels import Levels
 from longspec.decode.sampling import Sampler
 from longspec.decode.tree import DraftToTarget, DraftTree, TreeBuilder
@@ -37,7 +36,7 @@ class Accepted:
     counts_B: Tensor
 
 
-class Eagle3Drafter:
+class Eagle3Drafter(Drafter):
     """Proposes by an EAGLE-3 layer beside its target. Chains are drawn from the draft when sampling, trees are its beams.
 
     Raises ValueError for settings whose draft vocabulary was not read.
@@ -49,8 +48,7 @@ class Eagle3Drafter:
         self.target, self.layer, self.settings = target, layer, settings
         auxiliary = layers_of(settings.layers, target.config.num_hidden_layers)
         self.reads = tuple(f"{HIDDEN}{number}" for number in auxiliary)
-        self.proposed, self.copied = settings.vocabulary, 0
-        self.acceptance: tuple[Acceptance, ...] = ()
+        self.proposed = settings.vocabulary
         self.slots: Slots = WholeText()
         self.accepted: Accepted | None = None
         self.hidden_BWH: Tensor | None = None  # of the level last asked

@@ -3,8 +3,6 @@
 Shapes: B rows, E slots that become text at once, W nodes of a level, T keys, K key/value heads, D head width.
 """
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
@@ -12,40 +10,18 @@ from longspec.decode.cache import compact, cut, empty_cache, select, slide
 from longspec.models.attention.chains import KeysValues
 
 
-class Slots(Protocol):
-    """The drafter's own cache: keys and values of the text's slots, and of the tree's nodes behind them.
-
-    Key 0 of row b is slot first_B[b] of its text, or slot 0 where first_B is None; its last slot is lengths_B[b] - 1.
-    """
-
-    def extend(self, new: KeysValues, counts_B: Tensor, lengths: tuple[int, ...], lengths_B: Tensor) -> None:
-        """Forget the tree, and take counts_B[b] of the E new slots in, so that the text has lengths_B[b]."""
-
-    def with_nodes(self, new: KeysValues) -> KeysValues:
-        """Take the nodes of a level in; the keys and values of the text and of all levels behind it."""
-        ...
-
-    def of_text(self) -> KeysValues:
-        """The keys and values of the text, of a tree without nodes."""
-        ...
-
-    def first_B(self, lengths_B: Tensor) -> Tensor | None:
-        """The slot of each row's key 0."""
-        ...
-
-    def select(self, rows_B: Tensor) -> None:
-        """Go on with these rows alone, which may be before any text was taken in."""
-
-
 class WholeText:
-    """All slots of the text, left-aligned, in a cache that grows in place: neither text nor tree is copied by a round."""
+    """All slots of the text, left-aligned, in a cache that grows in place: neither text nor tree is copied by a round.
+
+    Key 0 of every row is slot 0 of its text, whose last slot is lengths_B[b] - 1.
+    """
 
     def __init__(self) -> None:
         self.cache = empty_cache(1, 0)
         self.longest = 0  # slots of the longest row's text
 
     def extend(self, new: KeysValues, counts_B: Tensor, lengths: tuple[int, ...], lengths_B: Tensor) -> None:
-        """Each row's new slots go behind its own former ones."""
+        """Forget the tree, and put counts_B[b] of the E new slots behind the former ones, so that the text has lengths_B[b]."""
         count = new[0].shape[2]
         path_BE = torch.arange(count, device=counts_B.device).expand(len(counts_B), -1)
         if self.longest:
@@ -55,16 +31,16 @@ class WholeText:
         self.longest = max(lengths)
 
     def with_nodes(self, new: KeysValues) -> KeysValues:
-        """Nodes go behind the longest row."""
+        """Take the nodes of a level in, behind the longest row; the keys and values of the text and of all levels."""
         keys, values = self.cache.update(*new, 0)
         return keys, values
 
     def of_text(self) -> KeysValues:
-        """Left-aligned."""
+        """The keys and values of the text, of a tree without nodes."""
         return self.cache.layers[0].keys, self.cache.layers[0].values
 
     def first_B(self, lengths_B: Tensor) -> None:
-        """Every row begins with its text."""
+        """The slot of each row's key 0; None: 0."""
 
     def select(self, rows_B: Tensor) -> None:
         """Cut to the text; how long it is in the rows that are left, the next round says."""
@@ -73,7 +49,7 @@ class WholeText:
 
 
 class NewestSlots:
-    """The text's newest slots, as many as a window has, right-aligned."""
+    """The text's newest slots, as many as a window has, right-aligned. Its methods do what those of WholeText do."""
 
     def __init__(self, window: int) -> None:
         self.window = window
@@ -97,10 +73,13 @@ class NewestSlots:
         return self.text
 
     def first_B(self, lengths_B: Tensor) -> Tensor:
-        """Below 0 where a row's text is shorter than what is held of the longest."""
+        """The slot of each row's key 0: below 0 where a row's text is shorter than what is held of the longest."""
         return lengths_B - self.of_text()[0].shape[2]
 
     def select(self, rows_B: Tensor) -> None:
         """Keys and values of the text alone; the tree is forgotten."""
         if self.text is not None:
             self.text, self.nodes = (self.text[0][rows_B], self.text[1][rows_B]), []
+
+
+Slots = WholeText | NewestSlots

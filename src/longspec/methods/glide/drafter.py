@@ -10,9 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longspec.chain_length import Acceptance
 from longspec.decode.cache import slide
-from longspec.decode.drafters import DraftInput, check_beside
+from longspec.decode.drafters import Drafter, DraftInput, check_beside
 from longspec.decode.levels import Levels
 from longspec.decode.sampling import Sampler
 from longspec.decode.tree import DraftTree, TreeBuilder, draft_to_target_of
@@ -24,7 +23,7 @@ from longspec.models.tensor_parallel import whole
 from longspec.states.tensors import KEYS, VALUES
 
 
-class GlideDrafter:
+class GlideDrafter(Drafter):
     """Proposes by a draft layer beside its target. Chains are drawn from the draft when sampling, trees are its beams.
 
     vocabulary: the tokens to propose, for whose rows alone the target's head is then asked; None: all.
@@ -33,10 +32,9 @@ class GlideDrafter:
     def __init__(self, target: Any, layer: GlideLayer, window: int, vocabulary: DraftVocabulary | None = None) -> None:
         self.target, self.layer, self.window = target, layer, window
         self.draft_to_target = draft_to_target_of(vocabulary, target.device)
-        self.proposed, self.copied = None if vocabulary is None else len(vocabulary.ids), 0
-        self.acceptance: tuple[Acceptance, ...] = ()
         self.head_VH: Tensor | None = None
         if self.draft_to_target is not None:
+            self.proposed = len(self.draft_to_target.ids_V)
             self.head_VH = whole(target.lm_head.weight.detach())[self.draft_to_target.ids_V]
         last = target.config.num_hidden_layers - 1
         self.reads = (f"{KEYS}{last}", f"{VALUES}{last}")

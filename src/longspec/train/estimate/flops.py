@@ -21,8 +21,8 @@ from longspec.methods.contract import Method
 from longspec.models.pairs import causal_pairs
 from longspec.models.target import head_width
 from longspec.states.forward import Depth
+from longspec.stopwatch import Stopwatch
 from longspec.train.estimate.feed_forward import layer_products
-from longspec.train.phases import Phases
 
 # Dense bf16 tensor-core FLOP/s from the makers' data sheets, by a part of the device's name. The first match counts, so
 # a name comes before those that it contains: "H100 PCIe" before "H100".
@@ -129,10 +129,10 @@ def measured_peak(device: torch.device, dtype: torch.dtype) -> float:
     left = torch.randn((side, side), generator=torch.Generator(device).manual_seed(0), dtype=dtype, device=device)
     best = float("inf")
     for _ in range(4):
-        phases = Phases(device)
-        phases.take()
+        clock = Stopwatch(device)
         left @ left
-        best = min(best, sum(phases.take().values()))
+        clock.mark("product")
+        best = min(best, clock.take()["product"])
     return 2.0 * side**3 / best
 
 
