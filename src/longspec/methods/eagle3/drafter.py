@@ -8,8 +8,7 @@ Shapes: B rows, E tokens taken in at once, W nodes of a level, S nodes of a tree
 heads, D head width, V draft vocabulary.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,8 +26,7 @@ from longspec.models.rotation import rotations
 from longspec.states.tensors import HIDDEN
 
 
-@dataclass
-class Accepted:
+class Accepted(NamedTuple):
     """Text whose slots are not taken in yet: tokens_BE[b, : counts_B[b]] behind features, the last of them still unknown."""
 
     tokens_BE: Tensor
@@ -112,8 +110,7 @@ class Eagle3Drafter(Drafter):
     def select(self, rows_B: Tensor) -> None:
         """Go on with these rows alone."""
         assert self.accepted is not None
-        old = self.accepted
-        self.accepted = Accepted(old.tokens_BE[rows_B], old.feature_BEH[rows_B], old.counts_B[rows_B])
+        self.accepted = Accepted(*(x[rows_B] for x in self.accepted))
         self.slots.select(rows_B)
 
     def _take_in_text(self, draft_input: DraftInput) -> Tensor:

@@ -74,8 +74,7 @@ class Fields:
 
     def layers(self) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
         """The auxiliary layers, by their inputs and by their outputs; None where the file does not say it so."""
-        inputs, outputs = self._numbers(self.top.get(LAYER_IDS)), self._numbers(self.eagle.get(LAYER_IDS))
-        return inputs, outputs
+        return self._numbers(self.top.get(LAYER_IDS)), self._numbers(self.eagle.get(LAYER_IDS))
 
     def _numbers(self, value: Any) -> tuple[int, ...] | None:
         if value in (None, []):

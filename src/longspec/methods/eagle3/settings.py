@@ -61,9 +61,8 @@ class Method:
     sliding_window: int | None = None  # keys its self attention sees, the query's own among them; null: all
     fc_norm: bool = False  # EAGLE-3.1: each auxiliary hidden state has a norm before the projection
     norm_output: bool = False  # EAGLE-3.1: what the draft feeds back is normed
-    norm_before_residual: bool = field(
-        default=False, metadata=LATER
-    )  # the layer adds to the normed feature, not to the feature
+    # The layer adds to the normed feature, not to the feature.
+    norm_before_residual: bool = field(default=False, metadata=LATER)
     norm_before_fc: bool = field(default=False, metadata=LATER)  # one norm over all auxiliary states side by side
     # The layer's shape, where it is not the target's; null: the target's.
     intermediate_size: int | None = field(default=None, metadata=LATER)

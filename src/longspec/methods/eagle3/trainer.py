@@ -21,7 +21,7 @@ from longspec.methods.eagle3.weights import check_same_draft, load_draft_weights
 from longspec.models.attention.chains import KeysValues, attend_chains
 from longspec.models.attention.visibility import Visibility
 from longspec.models.chain_losses import ChainSums, DenseTeacher, Teacher, chain_cross_entropy
-from longspec.models.inputs import NO_LABEL, check_ranges, check_shapes
+from longspec.models.inputs import NO_LABEL, check_inputs, check_ranges
 from longspec.states.forward import TargetStates
 from longspec.states.target_labels import sparse_teacher
 from longspec.states.tensors import COS, EMBEDDED, FINAL, HIDDEN, SIN, StateTensor, final_hidden_states, hidden_states
@@ -94,17 +94,13 @@ class Eagle3Trainer(DraftTrainer):
 
         Raises ValueError that names what is out of range.
         """
-        check_shapes(input_ids, labels=labels, position_ids=position_ids, document_ids=document_ids)
-        if num_labels is not None and num_labels <= 0:
-            raise ValueError(f"num_labels: must be above 0, is {num_labels}")
+        position_ids = check_inputs(input_ids, position_ids, num_labels, labels=labels, document_ids=document_ids)
         if input_ids.shape[1] < self.settings.steps + 2:
             raise ValueError(
                 f"input_ids: chains of {self.settings.steps} (recipe.draft.steps) find no place in rows of "
                 f"{input_ids.shape[1]} tokens"
             )
         config = self.states.config
-        if position_ids is None:
-            position_ids = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
         check_ranges(input_ids, labels, position_ids, None, config.vocab_size, position_limit(config))
         check_rising(position_ids, labels, document_ids)
         names = [tensor.name for tensor in reads(config, self.settings)]

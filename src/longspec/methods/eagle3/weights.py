@@ -7,15 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from longspec.methods.draft_files import (
-    METHOD,
-    again,
-    check_draft_config,
-    check_same_settings,
-    draft_weights_file,
-    read_draft_config,
-    stored_settings,
-)
+from longspec.methods import draft_files
+from longspec.methods.draft_files import METHOD, again, draft_weights_file
 from longspec.methods.eagle3.folder_check import check_folder
 from longspec.methods.eagle3.settings import MEANING, NAME, Settings, layers_of
 from longspec.methods.eagle3.vocabulary_tensors import D2T, T2D, ids_of, vocabulary_tensors
@@ -79,12 +72,12 @@ def check_same_draft(path: str | Path, config: Any, settings: Settings) -> None:
 
     Raises ValueError that names the field and both values; files of weights alone say nothing of themselves.
     """
-    check_draft_config(path, config)
+    draft_files.check_draft_config(path, config)
     if _of_this_method(path) is None:
         return
     stored = draft_settings(path)
     own = replace(settings, layers=layers_of(settings.layers, config.num_hidden_layers))
-    check_same_settings(path, "recipe.method", MEANING, own, stored)
+    draft_files.check_same_settings(path, "recipe.method", MEANING, own, stored)
 
 
 def draft_settings(path: str | Path) -> Settings:
@@ -92,7 +85,7 @@ def draft_settings(path: str | Path) -> Settings:
 
     Raises ValueError with file, key and both values where they are strange, or at odds with what engines read.
     """
-    found, settings = _of_this_method(path), stored_settings(path, Settings)
+    found, settings = _of_this_method(path), draft_files.stored_settings(path, Settings)
     if found is None or settings is None:
         raise ValueError(
             f"{path}: has no config.json of a draft beside it, and does not tell its settings; give a draft folder"
@@ -121,7 +114,7 @@ def known_ids(layer: nn.Module) -> Tensor | None:
 
 def _of_this_method(path: str | Path) -> tuple[Path, dict[str, Any]] | None:
     """Path and content of the config.json beside a draft's weights, None without. Raises ValueError for another method's."""
-    found = read_draft_config(path)
+    found = draft_files.read_draft_config(path)
     if found is not None and found[1][METHOD] != NAME:
         raise ValueError(f"{found[0]}: {METHOD}: is {found[1][METHOD]!r}, this draft is {NAME!r}; give a draft of this method")
     return found

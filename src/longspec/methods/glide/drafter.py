@@ -71,7 +71,9 @@ class GlideDrafter(Drafter):
 
         A node at depth d sees all of the target's cache, which ends d + 1 tokens before it: the lag d + 1 of training.
         """
-        embedded_BWH, rope = self._take_in_level(draft_input, builder)
+        positions_B1 = draft_input.lengths_B[:, None] + (len(builder.sizes) - 1)
+        embedded_BWH, rope, new = self._take_in(builder.tokens[-1], positions_B1.expand_as(builder.tokens[-1]))
+        self.tree_own.append(new)
         size, depths_S = builder.sizes[-1], builder.depths_S
         assert self.own is not None
         own_visibility = TreeVisibility(
@@ -87,8 +89,7 @@ class GlideDrafter(Drafter):
         target_visibility = TreeVisibility(draft_input.lengths, draft_input.lengths_B, nothing_BW0, depths_W, depths_W[:0])
         keys, values = zip(self.own, *self.tree_own, strict=True)
         own = (torch.cat(keys, dim=2), torch.cat(values, dim=2))
-        keys_BKTD, values_BKTD = (draft_input.cached[name] for name in self.reads)
-        cached = (keys_BKTD, values_BKTD)
+        cached = (draft_input.cached[self.reads[0]], draft_input.cached[self.reads[1]])
         hidden_BWH = self.layer(embedded_BWH, rope, own, cached, own_visibility, target_visibility)
         return self.target.lm_head(hidden_BWH) if self.head_VH is None else F.linear(hidden_BWH, self.head_VH)
 
@@ -107,13 +108,6 @@ class GlideDrafter(Drafter):
         """Go on with these rows alone."""
         assert self.own is not None
         self.own = (self.own[0][rows_B], self.own[1][rows_B])
-
-    def _take_in_level(self, draft_input: DraftInput, builder: TreeBuilder) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Add the newest level's keys and values; its embeddings [B, W, H] and rotations."""
-        positions_B1 = draft_input.lengths_B[:, None] + (len(builder.sizes) - 1)
-        embedded_BWH, rope, own = self._take_in(builder.tokens[-1], positions_B1.expand_as(builder.tokens[-1]))
-        self.tree_own.append(own)
-        return embedded_BWH, rope
 
     def _take_in(self, tokens_BW: Tensor, positions_BW: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """Embeddings [B, W, H], rotations, and the draft's own keys and values [B, K, W, D]."""

@@ -10,20 +10,13 @@ from torch import Tensor
 
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods.contract import Distribution
-from longspec.methods.glide import cost
+from longspec.methods.glide import cost, weights
 from longspec.methods.glide.drafter import GlideDrafter
 from longspec.methods.glide.draws import draw_row, shift_positions
 from longspec.methods.glide.families import class_for
 from longspec.methods.glide.layer import GlideLayer, fresh_layer
 from longspec.methods.glide.settings import BLOCKS, Draft
 from longspec.methods.glide.trainer import PUBLISHED, Glide, reads
-from longspec.methods.glide.weights import (
-    check_draft_state,
-    check_same_draft,
-    draft_settings,
-    load_draft_weights,
-    published_layout,
-)
 
 
 class GlideMethod:
@@ -33,9 +26,10 @@ class GlideMethod:
     reads = staticmethod(reads)
     memory = staticmethod(cost.memory)
     operations = staticmethod(cost.operations)
-    check_state = staticmethod(check_draft_state)
-    check_same = staticmethod(check_same_draft)
-    load = staticmethod(load_draft_weights)
+    check_state = staticmethod(weights.check_draft_state)
+    check_same = staticmethod(weights.check_same_draft)
+    load = staticmethod(weights.load_draft_weights)
+    fresh_layer = staticmethod(fresh_layer)
 
     def learnt(self, settings: Draft) -> Distribution | None:
         """Over all tokens, for soft labels."""
@@ -45,13 +39,9 @@ class GlideMethod:
         """One decoder layer."""
         return GlideLayer(config, final_norm=settings.final_norm)
 
-    def fresh_layer(self, states: Any, settings: Draft) -> GlideLayer:
-        """A random layer or a copy of one of the target's; a final norm, where it has one, is the target's."""
-        return fresh_layer(states, settings)
-
-    def trainer(self, states: Any, settings: Draft, weights: Path | None) -> Glide:
+    def trainer(self, states: Any, settings: Draft, start: Path | None) -> Glide:
         """The class of the target's family."""
-        path = None if weights is None else str(weights)
+        path = None if start is None else str(start)
         return class_for(states.config.model_type)(states.config, "", path, draft=settings, states=states)
 
     def draws(
@@ -77,7 +67,7 @@ class GlideMethod:
 
     def published(self, state: dict[str, Tensor], settings: Draft) -> dict[str, Tensor]:
         """The published set of names."""
-        return published_layout(state)
+        return weights.published_layout(state)
 
     def config_fields(self, config: Any, settings: Draft) -> dict[str, Any]:
         """None: other readers of GLIDE drafts read weights alone."""
@@ -85,7 +75,7 @@ class GlideMethod:
 
     def stored_settings(self, path: Path) -> Draft:
         """Published weights are of the variant that was published."""
-        return draft_settings(path) or PUBLISHED
+        return weights.draft_settings(path) or PUBLISHED
 
     def drafter(
         self, target: Any, layer: GlideLayer, settings: Draft, vocabulary: DraftVocabulary | None = None
