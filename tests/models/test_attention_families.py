@@ -49,7 +49,7 @@ DOCUMENTS = ((23, 1, 31, 5), (11, 40, 6, 3))
 def small_blocks_and_stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sdpa, "QUERY_BLOCK", 16)
     monkeypatch.setattr(flash, "kernel", lambda: flash_attn_varlen_func)
-    monkeypatch.setattr(flex, "compiled", lambda: flex_attention)
+    monkeypatch.setattr(flex, "compiled", lambda dynamic: flex_attention)
     monkeypatch.setattr("torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
 
 

@@ -95,11 +95,6 @@ class ChainSums(NamedTuple):  # engines look for tensors in tuples
     target: Tensor | None
 
 
-def chunk_tokens(target_vocabulary: int, vocabulary: int, steps: int, device: torch.device) -> int:
-    """Tokens whose logits are made at once: of the target, and of every step of the draft."""
-    return losses.chunk_tokens(target_vocabulary + steps * vocabulary, device)
-
-
 def cuts_of_chunks(places: Sequence[Tensor], tokens: int, chunk: int) -> list[list[slice]]:
     """For each chunk the rows of each step, of places int64 [M] ascending. One transfer from the device."""
     edges = torch.arange(0, tokens + chunk, chunk, device=places[0].device)
@@ -129,7 +124,8 @@ class _ChunkedChains(torch.autograd.Function):
         gradients = None
         if any(hidden_MH.requires_grad for hidden_MH in hidden):
             gradients = _Gradients([torch.empty_like(each) for each in hidden], torch.zeros_like(weight_VH, dtype=wide))
-        chunk = chunk_tokens(teacher.target_vocabulary, len(weight_VH), len(places), device)
+        # The logits of the target and of every step of the draft are made at once.
+        chunk = losses.chunk_tokens(teacher.target_vocabulary + len(places) * len(weight_VH), device)
         for number, cuts in enumerate(cuts_of_chunks(places, len(teacher), chunk)):
             part = slice(number * chunk, (number + 1) * chunk)
             place = [each[rows] - part.start for each, rows in zip(places, cuts, strict=True)]
@@ -213,8 +209,8 @@ def chain_bytes(
     """
     narrow = 0 if dtype == torch.float32 else dtype.itemsize
     if sparse:
-        chunk = min(tokens, chunk_tokens(0, vocabulary, steps, device))
+        chunk = min(tokens, losses.chunk_tokens(steps * vocabulary, device))
         return chunk * vocabulary * (4 * steps + max(4, narrow * steps))
-    chunk = min(tokens, chunk_tokens(target_vocabulary, vocabulary, steps, device))
+    chunk = min(tokens, losses.chunk_tokens(target_vocabulary + steps * vocabulary, device))
     of_target = (8 + narrow) * target_vocabulary
     return chunk * max(of_target, vocabulary * (4 + 4 * steps + max(12, narrow * steps)))

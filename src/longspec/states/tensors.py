@@ -30,6 +30,7 @@ EMBEDDED, COS, SIN, FINAL = "embedded", "cos", "sin", "final"
 KEYS, VALUES, HIDDEN = "keys.", "values.", "hidden."
 TOP_TOKENS, TOP_LOG_PROBS, LOG_SUM_EXP = "top_tokens", "top_log_probs", "log_sum_exp"
 BEST_TOKEN, NEXT_LOG_PROB = "best_token", "next_log_prob"
+TOP = (TOP_TOKENS, TOP_LOG_PROBS, LOG_SUM_EXP, BEST_TOKEN, NEXT_LOG_PROB)
 
 
 @dataclass(frozen=True)

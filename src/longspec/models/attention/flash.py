@@ -8,7 +8,6 @@ flash-attn aligns causality at the ends of queries and keys, so a lag is a matte
 and first queries.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -43,33 +42,13 @@ def is_installed() -> bool:
     return find_spec("flash_attn") is not None
 
 
-def kernel() -> Callable[..., Any]:
-    """flash-attn's function for texts one after another. Raises ValueError with the line that installs it."""
-    _check_installed()
-    from flash_attn import flash_attn_varlen_func
-
-    return flash_attn_varlen_func
-
-
-def cache_kernel() -> Callable[..., Any]:
-    """flash-attn's function for few queries and a cache. Raises ValueError with the line that installs it."""
-    _check_installed()
-    from flash_attn import flash_attn_with_kvcache
-
-    return flash_attn_with_kvcache
-
-
-def text_kernels() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The forward and the backward of flash-attn's function for texts. Raises ValueError with the line that installs it."""
-    _check_installed()
-    from flash_attn.flash_attn_interface import _flash_attn_varlen_backward, _flash_attn_varlen_forward
-
-    return _flash_attn_varlen_forward, _flash_attn_varlen_backward
-
-
-def _check_installed() -> None:
+def package() -> Any:
+    """flash-attn's own module of functions. Raises ValueError with the line that installs it."""
     if not is_installed():
         raise ValueError(f"runtime.attention: flash_attention_2 is not installed: {INSTALL}")
+    from flash_attn import flash_attn_interface
+
+    return flash_attn_interface
 
 
 def attend_cached(q_BKQD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, lengths_B: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -77,7 +56,7 @@ def attend_cached(q_BKQD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, lengths_B: Ten
 
     Of rows of length 0 neither means anything.
     """
-    seen_BQKD, log_sum_BKQ, *_ = cache_kernel()(
+    seen_BQKD, log_sum_BKQ, *_ = package().flash_attn_with_kvcache(
         *(x.transpose(1, 2) for x in (q_BKQD, k_BKTD, v_BKTD)),
         cache_seqlens=lengths_B,
         softmax_scale=scale,
@@ -128,7 +107,7 @@ def _attend_by_blocks(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility
 
 def _attend_segments(q_PND: Tensor, k_PKD: Tensor, v_PKD: Tensor, call: Call, scale: float) -> Tensor:
     """One call of the kernel, [P, N, D]."""
-    return kernel()(
+    return package().flash_attn_varlen_func(
         q_PND if call.queries_P is None else q_PND[call.queries_P],
         k_PKD if call.keys_P is None else k_PKD[call.keys_P],
         v_PKD if call.keys_P is None else v_PKD[call.keys_P],
@@ -155,7 +134,7 @@ def attend_text(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visi
         return torch.zeros_like(q_BNSD), lse_BNS
     (call,) = calls  # without a lag there is one window
     texts = *_taken(call.queries_P, q_BNSD), *_taken(call.keys_P, k_BKTD, v_BKTD)
-    seen_PND, lse_NP, *_ = text_kernels()[0](*texts, **_arguments(call, scale))
+    seen_PND, lse_NP, *_ = package()._flash_attn_varlen_forward(*texts, **_arguments(call, scale))
     seen_PND = _put_back(seen_PND[..., :width], call, 0, rows * tokens, 0.0)
     lse_NP = _put_back(lse_NP, call, 1, rows * tokens, -torch.inf)
     return seen_PND.unflatten(0, (rows, tokens)).transpose(1, 2), lse_NP.unflatten(1, (rows, tokens)).transpose(0, 1)
@@ -182,7 +161,9 @@ def text_gradients(
     lse_NP = (lse_NP if call.queries_P is None else lse_NP[:, call.queries_P]).contiguous()
     parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q_PND, k_PKD, v_PKD)]
     tensors = grad_PND, q_PND, k_PKD, v_PKD, seen_PND, lse_NP, *parts
-    text_kernels()[1](*tensors, **_arguments(call, scale), softcap=0.0, alibi_slopes=None, deterministic=True)
+    package()._flash_attn_varlen_backward(
+        *tensors, **_arguments(call, scale), softcap=0.0, alibi_slopes=None, deterministic=True
+    )
     of_q, of_k, of_v = (
         _put_back(part[..., :width], call, 0, rows * tokens, 0.0).unflatten(0, (rows, tokens)).transpose(1, 2) for part in parts
     )

@@ -14,16 +14,7 @@ from torch import Tensor
 from longspec.methods.contract import Distribution
 from longspec.models.top_tokens import top_k_of
 from longspec.states.stored.declaration import SCALE, StoredTensor
-from longspec.states.tensors import (
-    BEST_TOKEN,
-    FINAL,
-    KEYS,
-    LOG_SUM_EXP,
-    NEXT_LOG_PROB,
-    TOP_LOG_PROBS,
-    TOP_TOKENS,
-    VALUES,
-)
+from longspec.states.tensors import FINAL, KEYS, TOP, VALUES
 
 DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn,
@@ -33,7 +24,6 @@ DTYPES = {
     "I32": torch.int32,
 }
 FLOAT8_MAX = torch.finfo(torch.float8_e4m3fn).max
-TOP = (TOP_TOKENS, TOP_LOG_PROBS, LOG_SUM_EXP, BEST_TOKEN, NEXT_LOG_PROB)
 LEAST_SCALE = torch.finfo(torch.float32).tiny
 
 
