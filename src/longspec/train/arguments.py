@@ -23,6 +23,7 @@ DESCRIPTION = (
     "its last checkpoint."
 )
 RECIPE, RUNTIME = "recipe.yaml", "runtime.yaml"
+PATHS = ("target", "data", "out", "init_weights", "vocabulary", "states", "held_out_states")  # of a Job
 SLURM = "slurm"
 MULTIRUN = (
     "--multirun: a call trains one experiment; a shell's loop trains several, each in a folder of its own: for seed in 1 2; do "
@@ -102,9 +103,9 @@ def read_job(argv: list[str] | None, ranks: Ranks) -> Job:
     if options.overrides:
         raise ValueError(f"{' '.join(options.overrides)}: overrides go with -cn; frozen files are not overridden")
     recipe, runtime = load(options.recipe, Recipe), load(options.runtime, Runtime)
-    files = (options.target, options.data, options.init_weights, options.out)
-    given = (options.deadline, options.vocabulary, options.states, options.held_out_states)
-    return _checked(Job(recipe, runtime, *files, *given, dict(options.replay), dict(options.replay_states)))
+    given: dict[str, Any] = {name: getattr(options, name) for name in PATHS}
+    given |= {"replay": dict(options.replay), "replay_states": dict(options.replay_states)}
+    return _checked(Job(recipe, runtime, deadline=options.deadline, **given))
 
 
 def _checked(job: Job) -> Job:
@@ -158,8 +159,6 @@ def _freeze_experiment(options: argparse.Namespace, ranks: Ranks) -> Job:
         write_text(out / RUNTIME, to_yaml(config.runtime))
         log(f"frozen: {out / RECIPE}, {out / RUNTIME}")
     # Every rank composes the same text; none has to wait for rank 0's file.
-    names = ("init_weights", "vocabulary", "states", "held_out_states")
-    weights, vocabulary, states, held_out = (None if files[name] is None else Path(files[name]) for name in names)
-    given = (Path(files.target), Path(files.data), weights, out, options.deadline, vocabulary, states, held_out)
-    replay, replay_states = ({name: Path(path) for name, path in files[key].items()} for key in ("replay", "replay_states"))
-    return _checked(Job(config.recipe, config.runtime, *given, replay, replay_states))
+    given: dict[str, Any] = {name: None if files[name] is None else Path(files[name]) for name in PATHS}
+    given |= {key: {name: Path(path) for name, path in files[key].items()} for key in ("replay", "replay_states")}
+    return _checked(Job(config.recipe, config.runtime, deadline=options.deadline, **given))

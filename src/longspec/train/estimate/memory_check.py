@@ -86,11 +86,6 @@ def to_come(items: list[Item]) -> int:
     return sum(item.bytes for item in items if item.name in (OPTIMIZER, BUCKET) and not item.on_host)
 
 
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether torch ran out of memory, of a GPU's or of the host's."""
-    return isinstance(error, torch.OutOfMemoryError) or CPU_ALLOCATOR in str(error)
-
-
 def dry_batch(trainer: Any, setup: Setup, *, with_llm_loss: bool) -> None:
     """A forward and backward of the largest micro batch there can be, before DeepSpeed has the draft; nothing is left of it.
 
@@ -103,16 +98,12 @@ def dry_batch(trainer: Any, setup: Setup, *, with_llm_loss: bool) -> None:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             later = torch.empty(to_come(estimate(setup)) if device.type == "cuda" else 0, dtype=torch.uint8, device=device)
             ids = torch.arange(shape[1], device=device).expand(shape).contiguous() % setup.config.vocab_size
-            one_text = torch.zeros_like(ids)
-            heaviest = setup.method.heaviest(setup.settings)
-            named = {
-                "document_ids": one_text,
-                "row_numbers": torch.zeros_like(ids[:, 0]),
-            }  # where states are stored, of any row
-            trainer(ids, ids, with_llm_loss=with_llm_loss, **named, **heaviest).loss.backward()
+            named = setup.method.heaviest(setup.settings) | {"document_ids": torch.zeros_like(ids)}
+            named["row_numbers"] = torch.zeros_like(ids[:, 0])  # where states are stored, of any row
+            trainer(ids, ids, with_llm_loss=with_llm_loss, **named).loss.backward()
             del later
     except RuntimeError as error:
-        if not is_out_of_memory(error):
+        if not isinstance(error, torch.OutOfMemoryError) and CPU_ALLOCATOR not in str(error):
             raise
         reason = explain_out_of_memory(setup, memory_of(device))
         if others > GPU_OVERHEAD:  # may be gone in the next attempt

@@ -135,16 +135,9 @@ def plan_stage(
     setup = setup_of(config, recipe, runtime, micro_batch, world_size, dtype, device)
     operations = flops.Operations(0, 0, 0)
     for each, chance in sources:
-        sampled = flops.operations(
-            config,
-            setup.method,
-            setup.settings,
-            each.sampled * recipe.data.sequence_length,
-            each.documents,
-            each.labels,
-            recipe.states,
-            with_llm_loss=measures_target(recipe, runtime),
-        )
+        counted = (each.sampled * recipe.data.sequence_length, each.documents, each.labels, recipe.states)
+        with_loss = measures_target(recipe, runtime)
+        sampled = flops.operations(config, setup.method, setup.settings, *counted, with_llm_loss=with_loss)
         operations = operations.plus(sampled, chance * recipe.global_batch / each.sampled)
     offline = recipe.states.source == OFFLINE and rows.are_all
     epochs = steps * recipe.global_batch * sources[0][1] / rows.number
@@ -195,15 +188,6 @@ def stage_lines(recipe: Recipe, plan: Plan, rate: float) -> list[str]:
     return lines
 
 
-def states_lines(recipe: Recipe, plan: Plan, folder: Path, rate: float) -> list[str]:
-    """Lines that tell the disk and time of a stage's stored states; empty for a stage that is trained online."""
-    if recipe.states.source != OFFLINE:
-        return []
-    if plan.stored is None:
-        return ["  stored states: their disk and hours are told with --data or --rows"]
-    return stored_lines(plan.stored, recipe, folder, rate * plan.setup.world_size)
-
-
 def slurm_line(needs: Needs) -> str:
     """The Slurm resources to write into the profile's block for a stage, and how many jobs it will take."""
     return (
@@ -232,13 +216,8 @@ def parser() -> argparse.ArgumentParser:
     add("--gpu-memory-gib", type=float, default=80.0, metavar="GIB", help="memory of one rank's device; default: %(default)g")
     add("--node-gpus", type=int, default=8, metavar="N", help="GPUs of a Slurm node; default: %(default)d")
     add("--json", action="store_true", help="print only what each stage's Slurm jobs need, as JSON")
-    add(
-        "--states-folder",
-        type=Path,
-        default=Path("data/states"),
-        metavar="DIR",
-        help="where stored states are to lie; default: %(default)s",
-    )
+    place = "where stored states are to lie; default: %(default)s"
+    add("--states-folder", type=Path, default=Path("data/states"), metavar="DIR", help=place)
     add("--states-only", action="store_true", help="print only what stored states cost and save")
     add("--longest-job", type=int, default=240, metavar="MINUTES", help="of the longest Slurm job; default: %(default)d")
     add("--flops", type=float, default=400e12, help="operations a second of one rank; default: %(default)g")
@@ -290,7 +269,8 @@ def main(argv: list[str]) -> int:
             lines, fits = fit_lines(plan, available)
             needs = needs_of(plan.setup, plan.hours(options.flops), options.node_gpus, options.longest_job)
             jobs.append(asdict(needs))
-            of_states = states_lines(recipe, plan, options.states_folder, options.flops)
+            rate = options.flops * options.ranks
+            of_states = stored_lines(plan.stored, recipe, options.states_folder, rate)
             if options.states_only:
                 print("\n".join([f"stage {recipe.stage}:", *of_states]))
             elif not options.json:
