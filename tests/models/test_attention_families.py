@@ -13,9 +13,8 @@ from torch.nn.attention.flex_attention import flex_attention
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
 from longspec.methods.glide.attach import attach
-from longspec.methods.glide.families import LlamaGlide, Qwen2Glide
 from longspec.methods.glide.settings import BLOCKS, Draft
-from longspec.methods.glide.trainer import Glide
+from longspec.methods.glide.trainer import Glide, LlamaGlide, Qwen2Glide
 from longspec.models.attention import flash, flex, sdpa
 from longspec.models.attention.backends import FLASH, FLEX, SDPA
 from tests.eager import EAGER

@@ -235,23 +235,19 @@ def told(recipe: Any) -> list[tuple[tuple[str, ...], str, str]]:
     size = "all of the target's" if method.vocabulary is None else f"{method.vocabulary:,}"
     lender = "" if method.vocabulary_from is None else f", of {method.vocabulary_from}"
     window = "none" if method.sliding_window is None else str(method.sliding_window)
-    return [
+    rows: list[tuple[tuple[str, ...], str, str]] = [
         (("method.layers",), "layers read", layers),
         (("method.vocabulary", "method.vocabulary_from"), "draft vocabulary, tokens", f"{size}{lender}"),
         (("draft.steps", "draft.decay"), "chain", f"{draft.steps} steps, weighted {draft.decay:g}^i"),
         (("method.sliding_window",), "attention window, tokens", window),
-        *_told_of_its_own(method),
     ]
-
-
-def _told_of_its_own(method: Any) -> list[tuple[tuple[str, ...], str, str]]:
-    """A row where the layer is not shaped and normed as ours by default: drafts that were begun elsewhere seldom are."""
+    # Drafts that were begun elsewhere are seldom shaped and normed as ours by default.
     own = {name: method[name] for name in ("norm_before_residual", "norm_before_fc", *SHAPE)}
     values = {name: value for name, value in own.items() if value not in (None, False)}
-    if not values:
-        return []
-    told = ", ".join(name if value is True else f"{name} {value}" for name, value in values.items())
-    return [(tuple(f"method.{name}" for name in values), "of its own", told)]
+    if values:
+        words = ", ".join(name if value is True else f"{name} {value}" for name, value in values.items())
+        rows.append((tuple(f"method.{name}" for name in values), "of its own", words))
+    return rows
 
 
 def layer_weights(sizes: Any, method: Any = None) -> int:

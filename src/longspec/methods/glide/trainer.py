@@ -1,5 +1,7 @@
 """GLIDE in training (LongSpec, arXiv 2502.17421, section 3): a draft layer beside a frozen target, and its loss.
 
+There is a class for each family of targets, called `(config, target_model_path, glide_path=None, dtype=None)`.
+
 Shapes: B batch, S tokens, H hidden width, K key/value heads, D head width.
 """
 
@@ -68,7 +70,7 @@ def _lag_per_row(lag: int | Tensor | str | None, input_ids: Tensor) -> Tensor | 
 
 
 class Glide(DraftTrainer):
-    """A frozen target and its trainable draft."""
+    """A frozen target, `.model` and `.lm_head`, and its trainable `.draft_model`."""
 
     families: ClassVar[tuple[str, ...]] = ()
     states: TargetStates
@@ -218,3 +220,42 @@ class Glide(DraftTrainer):
             llm_loss=sums.target / count if sums.target is not None and with_llm_loss else None,
             agreement=sums.agreements / count if sums.agreements is not None else None,
         )
+
+
+class LlamaGlide(Glide):
+    """GLIDE beside a Llama target."""
+
+    families = ("llama",)
+
+
+class MistralGlide(Glide):
+    """GLIDE beside a Mistral target.
+
+    The cross attention sees all of the target's keys, also where the target's own last layer slides a window over them.
+    """
+
+    families = ("mistral",)
+
+
+class Qwen2Glide(Glide):
+    """GLIDE beside a Qwen2 target (QwQ, Qwen2.5)."""
+
+    families = ("qwen2",)
+
+
+class Qwen3Glide(Glide):
+    """GLIDE beside a Qwen3 target, dense or of experts.
+
+    The target's keys come with its own key norm; the draft has the published layer, without norms of queries and keys and with
+    a dense MLP of the target's `intermediate_size`.
+    """
+
+    families = ("qwen3", "qwen3_moe")
+
+
+CLASSES: tuple[type[Glide], ...] = (LlamaGlide, MistralGlide, Qwen2Glide, Qwen3Glide)
+
+
+def class_for(model_type: str) -> type[Glide]:
+    """The class for a target of this model type, one of longspec.families."""
+    return next(cls for cls in CLASSES if model_type in cls.families)
