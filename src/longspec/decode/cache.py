@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
-from longspec.models.tensor_parallel import Group, all_heads, group_of, own_heads, splits_heads
+from longspec.models.tensor_parallel import Group, group_of, of_ranks, own_heads, splits_heads
 
 ROOM = 1 / 8  # of the length, made ahead when a layer's room is used up
 LONGEST_AHEAD = 4096  # tokens of a text for which room is made at once
@@ -83,7 +83,7 @@ class AllHeadsLayer(RoomyLayer):
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Add the tokens of a forward, of this rank's heads; the keys and values of these heads."""
-        self.add(all_heads(key_states, self.group), all_heads(value_states, self.group))
+        self.add(*(torch.cat(of_ranks(x_BKTD, self.group), dim=1) for x_BKTD in (key_states, value_states)))
         return own_heads(self.keys, self.group), own_heads(self.values, self.group)
 
     def empty(self, ahead: int) -> RoomyLayer:

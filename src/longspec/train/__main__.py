@@ -56,13 +56,6 @@ from longspec.train.tracking import Trackers, chosen
 FRESH: dict[str, Any] = {"step": 0, "tokens_seen": 0, "seconds": 0.0, "saving": 0.0}
 
 
-def reduced_sums(values: list[torch.Tensor], device: torch.device) -> list[float]:
-    """Sums over all ranks."""
-    sums = torch.stack([value.detach().float() for value in values]).to(device)
-    dist.all_reduce(sums)
-    return sums.tolist()
-
-
 def train_step(
     engine: Any, reader: ReadAhead, step: int, accumulation: int, life: Lifetime, meter: Meter, skips: SkippedSteps
 ) -> dict[str, Any] | None:
@@ -96,7 +89,9 @@ def train_step(
                 total += mean * labels
         counts = {name: counts.get(name, 0) + count for name, count in output.counts.items()}
     phases.now(OTHER)
-    loss, target_sum, agreement_sum, *counted = reduced_sums([*sums, *counts.values()], engine.device)
+    all_sums = torch.stack([value.detach().float() for value in (*sums, *counts.values())]).to(engine.device)
+    dist.all_reduce(all_sums)
+    loss, target_sum, agreement_sum, *counted = all_sums.tolist()
     skips.check_step(step + 1, losses, skipped=engine.skipped_steps > skipped)
     return {
         "loss": loss,
@@ -214,14 +209,6 @@ def train(job: Job, ranks: Ranks, device: torch.device, life: Lifetime) -> None:
         finished.publish(job, folder, ranks, {"training_seconds": seconds, "saving_seconds": saving}, steps, life)
 
 
-def fence_of(job: Job, lease: Lease | None, control: Any) -> Fence:
-    """The fence of rank 0's lease, on every rank."""
-    holder = [lease.holder if lease else ""]
-    if control is not None:
-        dist.broadcast_object_list(holder, src=0, group=control)
-    return lease or Fence(job.out, holder[0])
-
-
 def run(job: Job, ranks: Ranks, lease: Lease | None) -> int:
     """Train, and leave in status.json how it ended; the exit code. Rank 0 holds the lease."""
     status = Status(job.out, ranks, lease)
@@ -232,7 +219,10 @@ def run(job: Job, ranks: Ranks, lease: Lease | None) -> int:
         # Not before: a signal ends at once a rank that still waits for the others to come.
         control = control_group(ranks, job.runtime.timeout_minutes)
         stop = Stop(job.deadline, job.runtime.stop_margin_seconds, control)
-        fence = fence_of(job, lease, control)
+        holder = [lease.holder if lease else ""]
+        if control is not None:
+            dist.broadcast_object_list(holder, src=0, group=control)
+        fence = lease or Fence(job.out, holder[0])  # of rank 0's lease, on every rank
         if lease is None:  # this rank may have to write for another one
             status = Status(job.out, ranks, fence)
         seconds = job.runtime.watchdog_seconds

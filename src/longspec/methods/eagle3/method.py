@@ -13,7 +13,6 @@ from longspec.methods.eagle3.engine_config import config_fields
 from longspec.methods.eagle3.layer import Eagle3Layer, fresh_layer
 from longspec.methods.eagle3.settings import Settings
 from longspec.methods.eagle3.trainer import reads, trainer
-from longspec.states.tensors import StateTensor
 
 
 class Eagle3Method:
@@ -21,6 +20,7 @@ class Eagle3Method:
 
     name = "eagle3"
     layer = Eagle3Layer
+    reads = staticmethod(reads)
     fresh_layer = staticmethod(fresh_layer)
     trainer = staticmethod(trainer)
     memory = staticmethod(cost.memory)
@@ -31,10 +31,6 @@ class Eagle3Method:
     check_same = staticmethod(weights.check_same_draft)
     load = staticmethod(weights.load_draft_weights)
     stored_settings = staticmethod(weights.draft_settings)
-
-    def reads(self, config: Any, settings: Settings, *, with_llm_loss: bool) -> tuple[StateTensor, ...]:
-        """Three auxiliary hidden states, and the final ones, which make the labels."""
-        return reads(config, settings)
 
     def learnt(self, settings: Settings) -> Distribution:
         """Over the draft vocabulary; which tokens these are is known where its file was read."""

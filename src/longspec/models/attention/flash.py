@@ -34,7 +34,7 @@ class Call:
     key_edges: Tensor
     longest_query: int
     longest_key: int
-    window: int | None
+    window: tuple[int, int]  # keys that a query sees before and behind its own; (-1, -1): no window
 
 
 def is_installed() -> bool:
@@ -111,14 +111,8 @@ def _attend_segments(q_PND: Tensor, k_PKD: Tensor, v_PKD: Tensor, call: Call, sc
         q_PND if call.queries_P is None else q_PND[call.queries_P],
         k_PKD if call.keys_P is None else k_PKD[call.keys_P],
         v_PKD if call.keys_P is None else v_PKD[call.keys_P],
-        cu_seqlens_q=call.query_edges,
-        cu_seqlens_k=call.key_edges,
-        max_seqlen_q=call.longest_query,
-        max_seqlen_k=call.longest_key,
-        dropout_p=0.0,
-        softmax_scale=scale,
-        causal=True,
-        window_size=(-1, -1) if call.window is None else (call.window, 0),
+        **_arguments(call, scale),
+        window_size=call.window,
         deterministic=True,  # else its backward adds up in any order, and a resumed run is not the uninterrupted one
     )
 
@@ -134,7 +128,7 @@ def attend_text(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visi
         return torch.zeros_like(q_BNSD), lse_BNS
     (call,) = calls  # without a lag there is one window
     texts = *_taken(call.queries_P, q_BNSD), *_taken(call.keys_P, k_BKTD, v_BKTD)
-    seen_PND, lse_NP, *_ = package()._flash_attn_varlen_forward(*texts, **_arguments(call, scale))
+    seen_PND, lse_NP, *_ = package()._flash_attn_varlen_forward(*texts, **_halves_arguments(call, scale))
     seen_PND = _put_back(seen_PND[..., :width], call, 0, rows * tokens, 0.0)
     lse_NP = _put_back(lse_NP, call, 1, rows * tokens, -torch.inf)
     return seen_PND.unflatten(0, (rows, tokens)).transpose(1, 2), lse_NP.unflatten(1, (rows, tokens)).transpose(0, 1)
@@ -162,7 +156,7 @@ def text_gradients(
     parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q_PND, k_PKD, v_PKD)]
     tensors = grad_PND, q_PND, k_PKD, v_PKD, seen_PND, lse_NP, *parts
     package()._flash_attn_varlen_backward(
-        *tensors, **_arguments(call, scale), softcap=0.0, alibi_slopes=None, deterministic=True
+        *tensors, **_halves_arguments(call, scale), softcap=0.0, alibi_slopes=None, deterministic=True
     )
     of_q, of_k, of_v = (
         _put_back(part[..., :width], call, 0, rows * tokens, 0.0).unflatten(0, (rows, tokens)).transpose(1, 2) for part in parts
@@ -171,7 +165,7 @@ def text_gradients(
 
 
 def _arguments(call: Call, scale: float) -> dict[str, Any]:
-    """Arguments that the two halves of the kernel have in common."""
+    """Arguments that the kernel and its two halves have in common."""
     return {
         "cu_seqlens_q": call.query_edges,
         "cu_seqlens_k": call.key_edges,
@@ -180,9 +174,12 @@ def _arguments(call: Call, scale: float) -> dict[str, Any]:
         "dropout_p": 0.0,
         "softmax_scale": scale,
         "causal": True,
-        "window_size_left": -1 if call.window is None else call.window,
-        "window_size_right": -1 if call.window is None else 0,
     }
+
+
+def _halves_arguments(call: Call, scale: float) -> dict[str, Any]:
+    """Arguments that the two halves have in common."""
+    return _arguments(call, scale) | {"window_size_left": call.window[0], "window_size_right": call.window[1]}
 
 
 def _taken(chosen_P: Tensor | None, *tensors: Tensor) -> list[Tensor]:
@@ -223,7 +220,8 @@ def _plan(segments: list[list[Segment]], rows: int, queries: int, keys: int, dev
         key_spans = [(row * keys + part.key_start, row * keys + part.key_stop) for row, part in parts]
         queries_P, query_edges, longest_query = _gathered(query_spans, rows * queries, device)
         keys_P, key_edges, longest_key = _gathered(key_spans, rows * keys, device)
-        calls.append(Call(queries_P, keys_P, query_edges, key_edges, longest_query, longest_key, window))
+        both = (-1, -1) if window is None else (window, 0)
+        calls.append(Call(queries_P, keys_P, query_edges, key_edges, longest_query, longest_key, both))
     return calls
 
 

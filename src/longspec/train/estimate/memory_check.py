@@ -73,14 +73,6 @@ def memory_of(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def held_by_others(device: torch.device) -> int:
-    """Bytes of a GPU that this process did not take, contexts of CUDA included; 0 of a machine's main memory."""
-    if device.type != "cuda":
-        return 0
-    free, total = torch.cuda.mem_get_info(device)
-    return total - free - torch.cuda.memory_reserved(device)
-
-
 def to_come(items: list[Item]) -> int:
     """Bytes on the device that DeepSpeed will hold beside a draft and its gradients."""
     return sum(item.bytes for item in items if item.name in (OPTIMIZER, BUCKET) and not item.on_host)
@@ -93,7 +85,10 @@ def dry_batch(trainer: Any, setup: Setup, *, with_llm_loss: bool) -> None:
     RuntimeError when other processes hold a part of the GPU.
     """
     device, shape = setup.device, (setup.micro_batch, setup.sequence_length)
-    others = held_by_others(device)
+    others = 0  # bytes of a GPU that this process did not take, contexts of CUDA included
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        others = total - free - torch.cuda.memory_reserved(device)
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             later = torch.empty(to_come(estimate(setup)) if device.type == "cuda" else 0, dtype=torch.uint8, device=device)

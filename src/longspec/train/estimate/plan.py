@@ -5,6 +5,7 @@ All is told by the configurations and the target's config.json; no weights are l
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -29,13 +30,15 @@ from longspec.train.estimate import flops
 from longspec.train.estimate.grad_accum import share_global_batch
 from longspec.train.estimate.memory import GIB, Setup, estimate, peak, setup_of
 from longspec.train.estimate.memory_check import alternatives, gib, table
-from longspec.train.estimate.slurm_resources import Needs, needs_of
 from longspec.train.estimate.stored_states import StoredPlan, stored_lines, stored_plan
 
 SAMPLE = 256  # rows that stand for all when documents are counted
 SLOTS_WHILE_SAVING = 3  # of checkpoints: last, last_2 and the one being written
 CHECKPOINT_BYTES = 4 * len(KINDS)  # a parameter: float32 weights and moments
 DRAFT_FILES = 2  # .safetensors and .pth, in float32
+# Time of a job beside training: start, dry batch, resuming; and a factor, since the estimated speed is not exact.
+START_MINUTES, TIME_MARGIN = 10, 1.25
+RANK_BYTES = 6 * GIB  # of a process with torch, CUDA's libraries and its batches, on the host: a round guess
 USAGE = """%(prog)s --recipe FILE ... --runtime FILE ... --target TARGET --ranks N
        %(prog)s -cp DIR -cn NAME ... --target TARGET --ranks N"""
 
@@ -186,6 +189,39 @@ def stage_lines(recipe: Recipe, plan: Plan, rate: float) -> list[str]:
     if setup.parts > 1:
         lines.append(f"  each micro batch adds up {gib(added_up(setup))} of hidden states, which the time above leaves out")
     return lines
+
+
+@dataclass(frozen=True)
+class Needs:
+    """One job of a stage, and how many of them the stage takes. Memory is a node's, in MB as Slurm counts."""
+
+    nodes: int
+    ranks: int
+    memory_mb: int
+    minutes: int
+    jobs: int
+
+
+def needs_of(setup: Setup, hours: float, node_gpus: int, longest: int) -> Needs:
+    """Needs of a stage of `hours` on nodes of `node_gpus` GPUs in jobs of at most `longest` minutes.
+
+    Memory is the host's part of the estimate for the node's ranks, and what each process needs besides. Raises ValueError when
+    a job is not longer than its start.
+    """
+    if node_gpus < 1 or longest <= START_MINUTES:
+        raise ValueError(
+            f"nodes must have at least one GPU ({node_gpus}) and jobs more than {START_MINUTES} minutes ({longest})"
+        )
+    ranks = min(node_gpus, setup.world_size)
+    on_host = peak(estimate(setup), on_host=setup.device.type == "cuda")
+    minutes = 60 * hours * TIME_MARGIN + START_MINUTES
+    return Needs(
+        nodes=-(-setup.world_size // ranks),
+        ranks=ranks,
+        memory_mb=ranks * (on_host + RANK_BYTES) // 10**6,
+        minutes=min(longest, math.ceil(minutes)),
+        jobs=max(1, math.ceil((minutes - START_MINUTES) / (longest - START_MINUTES))),
+    )
 
 
 def slurm_line(needs: Needs) -> str:
