@@ -168,10 +168,7 @@ def slide(own: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], counts_B: Tens
     """
     old, width = own[0].shape[2], min(window, own[0].shape[2] + new[0].shape[2])
     place_BP = (old + counts_B - width)[:, None] + torch.arange(width, device=counts_B.device)
-    keys, values = (pick(torch.cat(both, dim=2), place_BP.clamp_min(0)) for both in zip(own, new, strict=True))
+    place_B1P1 = place_BP.clamp_min(0)[:, None, :, None]
+    both = (torch.cat(parts, dim=2) for parts in zip(own, new, strict=True))
+    keys, values = (x.gather(2, place_B1P1.expand(-1, x.shape[1], -1, x.shape[3])) for x in both)
     return keys, values
-
-
-def pick(x_BKTD: Tensor, place_BP: Tensor) -> Tensor:
-    """The named tokens of each row, [B, K, P, D]."""
-    return x_BKTD.gather(2, place_BP[:, None, :, None].expand(-1, x_BKTD.shape[1], -1, x_BKTD.shape[3]))

@@ -78,8 +78,3 @@ def with_top_tokens(
     parts = (top.tokens_Nk, top.log_probs_Nk, top.log_sum_exp_N, top.best_N, top.next_log_prob_N)
     shape = final_BSH.shape[:2]
     return found | {name: part.unflatten(0, shape) for name, part in zip(TOP, parts, strict=True)}
-
-
-def finite_rows(found: dict[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
-    """For each of a forward's tensors which rows [B] hold finite numbers alone."""
-    return {name: found[name].flatten(1).isfinite().all(1) for name in names}

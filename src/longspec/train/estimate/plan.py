@@ -8,7 +8,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -191,22 +191,11 @@ def stage_lines(recipe: Recipe, plan: Plan, rate: float) -> list[str]:
     return lines
 
 
-@dataclass(frozen=True)
-class Needs:
-    """One job of a stage, and how many of them the stage takes. Memory is a node's, in MB as Slurm counts."""
+def needs_of(setup: Setup, hours: float, node_gpus: int, longest: int) -> dict[str, int]:
+    """Needs of one job of a stage of `hours`, on nodes of `node_gpus` GPUs in at most `longest` minutes, and how many it takes.
 
-    nodes: int
-    ranks: int
-    memory_mb: int
-    minutes: int
-    jobs: int
-
-
-def needs_of(setup: Setup, hours: float, node_gpus: int, longest: int) -> Needs:
-    """Needs of a stage of `hours` on nodes of `node_gpus` GPUs in jobs of at most `longest` minutes.
-
-    Memory is the host's part of the estimate for the node's ranks, and what each process needs besides. Raises ValueError when
-    a job is not longer than its start.
+    memory_mb, of a node, in MB as Slurm counts, is the host's part of the estimate for its ranks, and what each process needs
+    besides. Raises ValueError when a job is not longer than its start.
     """
     if node_gpus < 1 or longest <= START_MINUTES:
         raise ValueError(
@@ -215,20 +204,20 @@ def needs_of(setup: Setup, hours: float, node_gpus: int, longest: int) -> Needs:
     ranks = min(node_gpus, setup.world_size)
     on_host = peak(estimate(setup), on_host=setup.device.type == "cuda")
     minutes = 60 * hours * TIME_MARGIN + START_MINUTES
-    return Needs(
-        nodes=-(-setup.world_size // ranks),
-        ranks=ranks,
-        memory_mb=ranks * (on_host + RANK_BYTES) // 10**6,
-        minutes=min(longest, math.ceil(minutes)),
-        jobs=max(1, math.ceil((minutes - START_MINUTES) / (longest - START_MINUTES))),
-    )
+    return {
+        "nodes": -(-setup.world_size // ranks),
+        "ranks": ranks,
+        "memory_mb": ranks * (on_host + RANK_BYTES) // 10**6,
+        "minutes": min(longest, math.ceil(minutes)),
+        "jobs": max(1, math.ceil((minutes - START_MINUTES) / (longest - START_MINUTES))),
+    }
 
 
-def slurm_line(needs: Needs) -> str:
+def slurm_line(needs: dict[str, int]) -> str:
     """The Slurm resources to write into the profile's block for a stage, and how many jobs it will take."""
     return (
-        f"  Slurm: nodes: {needs.nodes}, ranks: {needs.ranks}, tasks_per_node: {needs.ranks}, mem_mb: {needs.memory_mb}, "
-        f"runtime: {needs.minutes} ({needs.jobs} {'job' if needs.jobs == 1 else 'jobs'} of it)"
+        "  Slurm: nodes: {nodes}, ranks: {ranks}, tasks_per_node: {ranks}, mem_mb: {memory_mb}, "
+        "runtime: {minutes} ({jobs} {word} of it)".format(word="job" if needs["jobs"] == 1 else "jobs", **needs)
     )
 
 
@@ -304,7 +293,7 @@ def main(argv: list[str]) -> int:
             plan = plan_stage(config, recipe, runtime, rows_of_stage, options.ranks, device, replayed)
             lines, fits = fit_lines(plan, available)
             needs = needs_of(plan.setup, plan.hours(options.flops), options.node_gpus, options.longest_job)
-            jobs.append(asdict(needs))
+            jobs.append(needs)
             rate = options.flops * options.ranks
             of_states = stored_lines(plan.stored, recipe, options.states_folder, rate)
             if options.states_only:
