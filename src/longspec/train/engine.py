@@ -28,10 +28,7 @@ FLOAT32_SUMS = "runtime.deepspeed.offload_optimizer=none (ZeRO-1, 2) or runtime.
 
 
 def boot(ranks: Ranks, timeout_minutes: int) -> tuple[torch.device, Any]:
-    """Join the process group, DeepSpeed too; this rank's device and the launcher's store.
-
-    Nothing is compiled.
-    """
+    """Join the process group, DeepSpeed too; this rank's device and the launcher's store. Nothing is compiled."""
     # DeepSpeed calls torch's collectives by their old names: seven warnings in every step would bury the log.
     warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
     if not torch.cuda.is_available():

@@ -255,14 +255,10 @@ def layer_weights(sizes: Any, method: Any = None) -> int:
 
     The projection of the target's hidden states is read once a round, and is left out.
     """
-    own = {name: None if method is None else method[name] for name in SHAPE}
-    heads, key_values, width, inner = (
-        own[name] or default
-        for name, default in (
-            *((name, getattr(sizes, name)) for name in ("num_attention_heads", "num_key_value_heads", "head_dim")),
-            ("intermediate_size", ffn_width(sizes)),
-        )
-    )
+    names = ("num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size")
+    of_target = (sizes.num_attention_heads, sizes.num_key_value_heads, sizes.head_dim, ffn_width(sizes))
+    own = [None if method is None else method[name] for name in names]
+    heads, key_values, width, inner = (mine or default for mine, default in zip(own, of_target, strict=True))
     return sizes.hidden_size * (width * (3 * heads + 4 * key_values) + 3 * inner)
 
 

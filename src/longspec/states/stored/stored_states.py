@@ -39,8 +39,6 @@ class StoredStates(FrozenTarget):
     labels.
     """
 
-    partitioned = False
-
     def __init__(
         self,
         path: str,
