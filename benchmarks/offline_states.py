@@ -55,8 +55,7 @@ from longspec.states.stored.job import StatesJob, open_job
 from longspec.states.stored.reader import StoredRows
 from longspec.states.stored.rows import TrainingRows
 from longspec.states.stored.stored_states import StoredStates
-from longspec.train.micro_batches import StepBatches
-from longspec.train.read_ahead import ReadAhead
+from longspec.train.micro_batches import ReadAhead, StepBatches
 
 BUILDING, STEP, EPOCHS = 0.85, 1.3, 0.75
 ONE = Ranks(0, 0, 1)

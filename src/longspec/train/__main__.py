@@ -44,10 +44,9 @@ from longspec.train.lifetime.nonfinite import SkippedSteps
 from longspec.train.lifetime.preemption import Stop
 from longspec.train.lifetime.watchdog import Watchdog
 from longspec.train.metrics import Metrics, whole_lines
-from longspec.train.micro_batches import StepBatches
+from longspec.train.micro_batches import ReadAhead, StepBatches
 from longspec.train.names import CHECKPOINTS
 from longspec.train.phases import DATA, DRAFT, HELD_OUT, OPTIMIZER, OTHER, SAVE
-from longspec.train.read_ahead import ReadAhead
 from longspec.train.setup import build_trainer, identity_of, open_rows, open_stored, read_vocabulary, total_steps
 from longspec.train.throughput import Meter
 from longspec.train.tracking import Trackers, chosen
