@@ -119,7 +119,15 @@ def save(
     def commit() -> None:
         if ranks.is_main:
             files = {shard_name(rank): entry for rank, entry in enumerate(written)}
-            content = state | _engine_state(engine) | {"world_size": ranks.world_size, "files": files}
+            content = state | {
+                "zero_stage": engine.zero_optimization_stage(),
+                "shapes": zero_state.shapes(engine),
+                "optimizer_step": zero_state.optimizer_step(engine),
+                "scheduler": engine.lr_scheduler.state_dict(),
+                "counters": {name: getattr(engine, name) for name in COUNTERS},
+                "world_size": ranks.world_size,
+                "files": files,
+            }
             manifest = beside / checkpoint_dir.MANIFEST
             manifest.write_text(json.dumps(checkpoint_dir.seal(content), indent=2, sort_keys=True), encoding="utf-8")
             fsync_path(manifest)
@@ -151,17 +159,6 @@ def _give_up(folder: Path, beside: Path, reason: str, needed: int, ranks: Ranks)
         ]
     dist.broadcast_object_list(answer, src=0)
     raise SaveError(answer[0])
-
-
-def _engine_state(engine: Any) -> dict[str, Any]:
-    """The engine's part of the manifest."""
-    return {
-        "zero_stage": engine.zero_optimization_stage(),
-        "shapes": zero_state.shapes(engine),
-        "optimizer_step": zero_state.optimizer_step(engine),
-        "scheduler": engine.lr_scheduler.state_dict(),
-        "counters": {name: getattr(engine, name) for name in COUNTERS},
-    }
 
 
 def load(engine: Any, folder: Path, identity: dict[str, Any], ranks: Ranks) -> dict[str, Any] | None:
