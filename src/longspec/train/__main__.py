@@ -109,12 +109,6 @@ def shown(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
-def gradient_norm(engine: Any) -> float | None:
-    """The norm of the step's gradient before clipping; None where DeepSpeed measures none (ZeRO-0 in float32)."""
-    norm = engine.get_global_grad_norm()
-    return None if norm is None else float(norm)
-
-
 def train(job: Job, ranks: Ranks, device: torch.device, life: Lifetime) -> None:
     """The whole stage, from its start or its last checkpoint to its last step or a request to stop."""
     with non_retryable():
@@ -167,7 +161,8 @@ def train(job: Job, ranks: Ranks, device: torch.device, life: Lifetime) -> None:
                 life.status.at(step, steps)
                 with meter.phases.whole(HELD_OUT):
                     estimated = held_out.estimate(engine, step, life)
-                row = {"step": step, **numbers, "lr": lr, "grad_norm": gradient_norm(engine)}
+                norm = engine.get_global_grad_norm()  # before clipping; None where DeepSpeed measures none (ZeRO-0 in float32)
+                row = {"step": step, **numbers, "lr": lr, "grad_norm": None if norm is None else float(norm)}
                 row |= {"tokens_seen": tokens_seen, "seconds": elapsed, "skipped": engine.skipped_steps}
                 row |= {} if estimated is None else {"held_out": estimated}
                 if metrics is not None:
