@@ -107,7 +107,7 @@ class Bench:
         """Build the states anew."""
         shutil.rmtree(folder, ignore_errors=True)
         told = {"command": "benchmarks/offline_states.py"}
-        micro_batch = self.job.micro_batch
+        micro_batch = self.job.runtime.micro_batch
         return StoredRows(
             build(folder, self.source, self.job.declaration, rows, lambda: self.computation, micro_batch, ONE, told)
         )
