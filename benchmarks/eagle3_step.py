@@ -34,7 +34,7 @@ from longspec.methods.eagle3.settings import Settings
 from longspec.methods.eagle3.trainer import Eagle3Trainer
 from longspec.models.attention import backends
 from longspec.models.attention.visibility import Visibility
-from longspec.models.chain_losses import chunk_tokens
+from longspec.models.losses import chunk_tokens
 from longspec.models.target import head_width
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.states.tensors import COS, EMBEDDED, FINAL, HIDDEN, SIN
@@ -105,7 +105,7 @@ def products(config: Any, settings: Settings, length: int, device: torch.device)
         widths = ((2 * hidden, heads), *((2 * hidden, key_values),) * 2, (heads, hidden), *((hidden, ffn),) * 2, (ffn, hidden))
         made += [Product(length - 2 - step, *pair, True, True) for pair in widths]
     proposed = settings.vocabulary or config.vocab_size
-    chunk = chunk_tokens(config.vocab_size, proposed, steps, device)
+    chunk = chunk_tokens(config.vocab_size + steps * proposed, device)
     for start in range(0, length - 1, chunk):
         tokens = min(chunk, length - 1 - start)
         made.append(Product(tokens, hidden, config.vocab_size, False, False))

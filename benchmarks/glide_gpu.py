@@ -25,10 +25,9 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from longspec.methods.glide.families import Qwen2Glide
 from longspec.methods.glide.method import METHOD
 from longspec.methods.glide.settings import Draft
-from longspec.methods.glide.trainer import Glide
+from longspec.methods.glide.trainer import Glide, Qwen2Glide
 from longspec.models.attention.backends import SDPA, choose
 from longspec.models.losses import fused_loss
 from longspec.models.target import head_width

@@ -24,9 +24,8 @@ from transformers import AutoModelForCausalLM, DynamicCache, Qwen2Config
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.peak import best, measure
-from longspec.methods.glide.families import Qwen2Glide
 from longspec.methods.glide.settings import Draft
-from longspec.methods.glide.trainer import Glide
+from longspec.methods.glide.trainer import Glide, Qwen2Glide
 from longspec.models.attention.visibility import Visibility
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 

@@ -55,8 +55,7 @@ from longspec.states.stored.job import StatesJob, open_job
 from longspec.states.stored.reader import StoredRows
 from longspec.states.stored.rows import TrainingRows
 from longspec.states.stored.stored_states import StoredStates
-from longspec.train.micro_batches import StepBatches
-from longspec.train.read_ahead import ReadAhead
+from longspec.train.micro_batches import ReadAhead, StepBatches
 
 BUILDING, STEP, EPOCHS = 0.85, 1.3, 0.75
 ONE = Ranks(0, 0, 1)
@@ -108,7 +107,7 @@ class Bench:
         """Build the states anew."""
         shutil.rmtree(folder, ignore_errors=True)
         told = {"command": "benchmarks/offline_states.py"}
-        micro_batch = self.job.micro_batch
+        micro_batch = self.job.runtime.micro_batch
         return StoredRows(
             build(folder, self.source, self.job.declaration, rows, lambda: self.computation, micro_batch, ONE, told)
         )

@@ -28,8 +28,8 @@ from longspec.config import (
 )
 from longspec.data.pack import bin_packing, packing
 from longspec.families import REFUSED
-from longspec.methods.glide.families import CLASSES
 from longspec.methods.glide.settings import FAMILIES, Draft
+from longspec.methods.glide.trainer import CLASSES
 
 NAME = "qwq_glide_8gpu_slim6b"
 LONG = "_longv2-32k-zero3_5e-6-ligce-nomask"

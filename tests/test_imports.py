@@ -27,6 +27,7 @@ SHARED = {
     "lease",
     "journal",
     "process_group",
+    "stopwatch",
 }
 MAY_IMPORT = {
     "config": {"methods"},
@@ -40,6 +41,7 @@ MAY_IMPORT = {
     "lease": set(),
     "journal": set(),
     "process_group": set(),
+    "stopwatch": set(),
     "shown": set(),
     "command_line": set(),
     "slurm": set(),

@@ -9,9 +9,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qw
 
 from longspec.data.pack import packing
 from longspec.data.pack.arrow_shards import PackedRows, Row
-from longspec.methods.glide.families import LlamaGlide, Qwen2Glide
 from longspec.methods.glide.settings import Draft
-from longspec.methods.glide.trainer import Glide
+from longspec.methods.glide.trainer import Glide, LlamaGlide, Qwen2Glide
 from tests.data.test_pack import write_shards
 
 FAMILIES: dict[str, tuple[type[PretrainedConfig], type[Glide]]] = {

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from longspec.decode.drafters import DraftInput, Stateless
+from longspec.decode.drafters import Drafter, DraftInput
 from longspec.decode.levels import Levels
 from longspec.decode.sampling import Sampler
 from longspec.decode.tree import DraftTree, TreeBuilder, chains
@@ -69,7 +69,7 @@ def generated(target, prompt: list[int], count: int, **options) -> list[int]:
     return target.generate(ids_BS, max_new_tokens=count, **whole | options)[0, len(prompt) :].tolist()
 
 
-class Oracle(Stateless):
+class Oracle(Drafter):
     """Knows each row's whole text; a wrong one proposes the next token of the vocabulary instead."""
 
     def __init__(self, texts: list[list[int]], wrong: bool = False) -> None:
@@ -83,7 +83,7 @@ class Oracle(Stateless):
         return chains(draft_input.roots_B, torch.tensor(ahead))
 
 
-class Itself(Stateless):
+class Itself(Drafter):
     """Drafts by the target, warped alike, or with the target's likeliest tokens struck out (`avoid`)."""
 
     def __init__(self, target, avoid: bool = False) -> None:

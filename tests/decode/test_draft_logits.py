@@ -16,8 +16,8 @@ from longspec.decode.tree import TreeBuilder
 from longspec.methods.eagle3.drafter import Eagle3Drafter
 from longspec.methods.eagle3.trainer import Eagle3Trainer
 from longspec.methods.glide.drafter import GlideDrafter
-from longspec.methods.glide.families import Qwen2Glide
 from longspec.methods.glide.settings import Draft
+from longspec.methods.glide.trainer import Qwen2Glide
 from longspec.models.attention.visibility import Visibility
 from longspec.states.forward import TargetStates
 from tests.decode.eagle3_reference import chain_logits, own_states

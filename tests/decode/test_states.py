@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, MistralConfig, Qwen2Config
 
-from longspec.decode.drafters import DraftInput, Stateless
+from longspec.decode.drafters import Drafter, DraftInput
 from longspec.decode.levels import Levels
 from longspec.decode.prefill import prefill
 from longspec.decode.sampling import Sampler
@@ -29,7 +29,7 @@ def own_states(target: Any, text: list[int]) -> dict[str, Tensor]:
     return {name: hidden[-1 if name == "final" else int(name.removeprefix("hidden."))][0] for name in READS}
 
 
-class Reader(Stateless):
+class Reader(Drafter):
     """Knows each row's whole text, says some of it, and holds what it is handed against transformers' own in each round.
 
     The true path ends at a random level, and lies at random places of the levels of a tree.

@@ -8,7 +8,7 @@ from transformers import LlamaConfig, Qwen2Config
 
 from longspec.chain_length import ChainAcceptance
 from longspec.decode import with_lookup
-from longspec.decode.drafters import DraftInput, Followers, Stateless
+from longspec.decode.drafters import Drafter, DraftInput, Followers
 from longspec.decode.generate import generate
 from longspec.decode.levels import MOST_COPIED, Levels
 from longspec.decode.sampling import Sampler
@@ -82,7 +82,7 @@ def test_a_draft_proposes_alike_whatever_brought_the_text(method: str) -> None:
     assert torch.equal(found.parents_BS, wanted.parents_BS)
 
 
-class Fixed(Stateless):
+class Fixed(Drafter):
     """Proposes trees that are given."""
 
     def __init__(self, tree: DraftTree) -> None:

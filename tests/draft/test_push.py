@@ -16,8 +16,8 @@ from longspec.config import compose_stage, load, to_yaml
 from longspec.draft.__main__ import main
 from longspec.draft.card import model_card
 from longspec.draft.folder import draft_config, write_draft
-from longspec.methods.glide.families import CLASSES
 from longspec.methods.glide.layer import GlideLayer
+from longspec.methods.glide.trainer import CLASSES
 from longspec.methods.glide.weights import published_layout
 from tests.draft.hub_upload import Hub, hub_upload
 

@@ -20,9 +20,8 @@ from longspec.decode.generate import load_drafter
 from longspec.draft.folder import draft_config, write_draft
 from longspec.methods.draft_files import target_and_draft
 from longspec.methods.glide.attach import attach
-from longspec.methods.glide.families import LlamaGlide, MistralGlide, Qwen2Glide, Qwen3Glide, class_for
 from longspec.methods.glide.settings import TARGETS, Draft, Method
-from longspec.methods.glide.trainer import PUBLISHED, Glide
+from longspec.methods.glide.trainer import PUBLISHED, Glide, LlamaGlide, MistralGlide, Qwen2Glide, Qwen3Glide, class_for
 from longspec.methods.glide.weights import published_layout
 from tests.damaged import FILES
 from tests.targets import VOCABULARY, save_target

@@ -7,7 +7,7 @@ from longspec.config import Recipe
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.replay import TrainedRows
 from longspec.distributed import Ranks
-from longspec.methods.glide.draws import RowDraw, draw_row, shift_positions
+from longspec.methods.glide.method import RowDraw, draw_row, shift_positions
 from longspec.methods.glide.settings import Draft, Method
 from longspec.train.micro_batches import StepBatches
 from tests.corpus import Corpus

@@ -15,10 +15,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from longspec.draft.folder import TARGET_FIELDS, write_draft
-from longspec.methods.eagle3.chain_labels import ChainLabels
 from longspec.methods.eagle3.method import METHOD
 from longspec.methods.eagle3.settings import Settings
-from longspec.methods.eagle3.trainer import Eagle3Trainer, trainer
+from longspec.methods.eagle3.trainer import ChainLabels, Eagle3Trainer, trainer
 from longspec.methods.eagle3.weights import published_layout
 from longspec.models import losses
 from longspec.states.forward import STATES_ATTENTION, TargetStates

@@ -104,10 +104,8 @@ def test_sinks_are_in_the_softmax_of_every_backend(
     backend: str, chunk: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sdpa, "QUERY_BLOCK", 8)
-    monkeypatch.setattr(
-        flash, "text_kernels", lambda: (flash_stand_in._flash_attn_varlen_forward, flash_stand_in._flash_attn_varlen_backward)
-    )
-    monkeypatch.setattr(flex, "compiled", lambda: flex_attention)
+    monkeypatch.setattr(flash, "package", lambda: flash_stand_in)
+    monkeypatch.setattr(flex, "compiled", lambda dynamic: flex_attention)
     monkeypatch.setattr("torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
     path = save_target("gpt_oss", tmp_path, EAGLE3_TARGETS)
     check_states(path, states_of(path, backend, chunk))

@@ -9,10 +9,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from longspec.methods.glide.attach import attach
-from longspec.methods.glide.draws import RowDraw, shift_positions
-from longspec.methods.glide.families import LlamaGlide, Qwen2Glide
+from longspec.methods.glide.method import RowDraw, shift_positions
 from longspec.methods.glide.settings import Draft
-from longspec.methods.glide.trainer import Glide
+from longspec.methods.glide.trainer import Glide, LlamaGlide, Qwen2Glide
 from tests.reference import draft_hidden
 from tests.targets import VOCABULARY
 

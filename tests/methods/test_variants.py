@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from longspec.methods.glide.attach import attach
-from longspec.methods.glide.draws import draw_row, shift_positions
+from longspec.methods.glide.method import draw_row, shift_positions
 from longspec.methods.glide.settings import BLOCKS, CHOICES, Draft
 from longspec.methods.glide.trainer import Glide
 from tests.targets import TARGETS, VOCABULARY

@@ -15,7 +15,7 @@ from longspec.models.attention import flash, flex, sdpa
 from longspec.models.attention.backends import FLASH, FLEX, SDPA, attend
 from longspec.models.attention.visibility import Visibility
 from tests.eager import EAGER
-from tests.models.flash_stand_in import flash_attn_varlen_func
+from tests.models import flash_stand_in
 from tests.reference import attention
 
 LENGTH = 70
@@ -120,8 +120,8 @@ def small_blocks_and_stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks smaller than the rows, flash-attn's stand-in, and flex_attention without its minute of compiling."""
     monkeypatch.setattr(sdpa, "QUERY_BLOCK", 16)
     monkeypatch.setattr(flex, "BLOCK", 16)
-    monkeypatch.setattr(flash, "kernel", lambda: flash_attn_varlen_func)
-    monkeypatch.setattr(flex, "compiled", lambda: flex_attention)
+    monkeypatch.setattr(flash, "package", lambda: flash_stand_in)
+    monkeypatch.setattr(flex, "compiled", lambda dynamic: flex_attention)
     monkeypatch.setattr("torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
 
 

@@ -17,7 +17,7 @@ from longspec.models.attention.backends import AUTO, FLASH, FLEX, SDPA
 from longspec.models.attention.chains import attend_chains
 from longspec.models.attention.visibility import Visibility
 from tests.eager import EAGER
-from tests.models.flash_stand_in import _flash_attn_varlen_backward, _flash_attn_varlen_forward
+from tests.models import flash_stand_in
 from tests.models.test_attention_memory import Largest
 
 LENGTH, WIDTH, SCALE = 41, 12, 0.4
@@ -112,8 +112,8 @@ def small_blocks_and_stand_ins(monkeypatch: pytest.MonkeyPatch, request: pytest.
     """Blocks smaller than the rows, flash-attn's stand-ins, flex_attention uncompiled, and sdpa as on a GPU where asked for."""
     monkeypatch.setattr(sdpa, "QUERY_BLOCK", 8)
     monkeypatch.setattr(chains, "BLOCK", {"cpu": 2 * 4 * WIDTH * 16})
-    monkeypatch.setattr(flash, "text_kernels", lambda: (_flash_attn_varlen_forward, _flash_attn_varlen_backward))
-    monkeypatch.setattr(flex, "compiled", lambda: flex_attention)
+    monkeypatch.setattr(flash, "package", lambda: flash_stand_in)
+    monkeypatch.setattr(flex, "compiled", lambda dynamic: flex_attention)
     monkeypatch.setattr("torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
     if getattr(request.node, "callspec", None) and request.node.callspec.params.get("backend") == PLAIN:
         monkeypatch.setattr(text_part, "KERNEL_DEVICE", "none")

@@ -21,6 +21,7 @@ from longspec.models.attention.backends import (
     fastest_for_trees,
 )
 from longspec.models.attention.visibility import Visibility
+from tests.models import flash_stand_in
 from tests.models.flash_stand_in import flash_attn_varlen_func
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -35,7 +36,7 @@ def forgotten_choices() -> None:
 def install(monkeypatch: pytest.MonkeyPatch, *, flash: bool, triton: bool) -> None:
     module = "longspec.models.attention.flash"
     monkeypatch.setattr(f"{module}.find_spec", lambda name: object() if flash else None)
-    monkeypatch.setattr(f"{module}.kernel", lambda: flash_attn_varlen_func) if flash else None
+    monkeypatch.setattr(f"{module}.package", lambda: flash_stand_in) if flash else None
     monkeypatch.setattr(backends, "has_triton", lambda: triton)
 
 

@@ -13,9 +13,8 @@ from torch.nn.attention.flex_attention import flex_attention
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
 from longspec.methods.glide.attach import attach
-from longspec.methods.glide.families import LlamaGlide, Qwen2Glide
 from longspec.methods.glide.settings import BLOCKS, Draft
-from longspec.methods.glide.trainer import Glide
+from longspec.methods.glide.trainer import Glide, LlamaGlide, Qwen2Glide
 from longspec.models.attention import flash, flex, sdpa
 from longspec.models.attention.backends import FLASH, FLEX, SDPA
 from tests.eager import EAGER
@@ -49,7 +48,7 @@ DOCUMENTS = ((23, 1, 31, 5), (11, 40, 6, 3))
 def small_blocks_and_stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sdpa, "QUERY_BLOCK", 16)
     monkeypatch.setattr(flash, "kernel", lambda: flash_attn_varlen_func)
-    monkeypatch.setattr(flex, "compiled", lambda: flex_attention)
+    monkeypatch.setattr(flex, "compiled", lambda dynamic: flex_attention)
     monkeypatch.setattr("torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
 
 

@@ -9,6 +9,7 @@ from longspec.models.attention import flash, flex, tree
 from longspec.models.attention.backends import FLASH, FLEX, SDPA, attend
 from longspec.models.attention.tree_visibility import TreeVisibility
 from tests.eager import EAGER
+from tests.models import flash_stand_in
 from tests.models.flash_stand_in import flash_attn_with_kvcache
 
 HEADS, GROUPS, WIDTH, SCALE = 2, 3, 16, 0.3
@@ -56,8 +57,8 @@ def by_hand(q: Tensor, k: Tensor, v: Tensor, visibility: TreeVisibility) -> Tens
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """flash-attn's stand-in, and flex_attention uncompiled."""
-    monkeypatch.setattr(flash, "cache_kernel", lambda: flash_attn_with_kvcache)
-    monkeypatch.setattr(flex, "compiled_for_lengths", lambda: flex_attention)
+    monkeypatch.setattr(flash, "package", lambda: flash_stand_in)
+    monkeypatch.setattr(flex, "compiled", lambda dynamic: flex_attention)
     monkeypatch.setattr("torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
 
 
@@ -113,7 +114,7 @@ def test_the_stand_in_of_the_cache_kernel_is_flash_attn() -> None:
     settings = {"softmax_scale": SCALE, "return_softmax_lse": True}
     arguments = [x.transpose(1, 2) for x in (q, k, v)]
     lengths_B = visibility.lengths_B.to(torch.int32)
-    seen, log_sums, *_ = flash.cache_kernel()(*arguments, cache_seqlens=lengths_B, **settings)
+    seen, log_sums, *_ = flash.package().flash_attn_with_kvcache(*arguments, cache_seqlens=lengths_B, **settings)
     wanted, wanted_log_sums = flash_attn_with_kvcache(*(x.cpu() for x in arguments), cache_seqlens=lengths_B.cpu(), **settings)
     torch.testing.assert_close(seen.cpu(), wanted, atol=2e-2, rtol=2e-2)
     there = visibility.lengths_B.cpu() > 0

@@ -7,7 +7,7 @@ import torch
 
 from longspec.families import check_target, position_limit
 from longspec.methods.glide.attach import attach
-from longspec.methods.glide.families import LlamaGlide, Qwen2Glide
+from longspec.methods.glide.trainer import LlamaGlide, Qwen2Glide
 from tests.targets import TARGETS, save_target
 
 IDS = torch.arange(12).reshape(2, 6)

@@ -65,7 +65,7 @@ class Stored:
         job, out = self.job(source), self.folder / ("held-out" if held_out else f"{shard}-of-{num_shards}")
         rows = rows_of_shard(len(source), shard, num_shards)
         told = {"shard": shard, "num_shards": num_shards, "command": f"build --shard {shard}"}
-        return build(out, source, job.declaration, rows, lambda: self.computation(job), job.micro_batch, ONE, told)
+        return build(out, source, job.declaration, rows, lambda: self.computation(job), job.runtime.micro_batch, ONE, told)
 
     def manifest(self, num_shards: int = 1) -> Path:
         paths = [self.build(shard, num_shards) for shard in range(num_shards)]

@@ -38,7 +38,7 @@ def write(folder: Path, rows: list[int], of: Declaration = SMALL) -> ChunkWriter
     chunk.find()
     chunk.open()
     for row in rows:
-        chunk.count(chunk.write({row: drawn(chunk.layout, row)}))
+        chunk.count(chunk.write(row, drawn(chunk.layout, row)))
     return chunk
 
 
@@ -127,7 +127,7 @@ def test_a_journal_that_a_kill_left_beside_a_whole_chunk_goes(tmp_path: Path) ->
 
 def test_a_row_whose_line_is_missing_counts_for_nothing(tmp_path: Path) -> None:
     chunk = write(tmp_path, [64])
-    chunk.write({65: drawn(chunk.layout, 65)})
+    chunk.write(65, drawn(chunk.layout, 65))
     chunk.close()
     assert missing(tmp_path) == [65, 66, 67, 68, 69]
     journal = chunk.journal.read_bytes()
@@ -200,7 +200,7 @@ def test_rows_of_other_states_count_for_nothing(tmp_path: Path, leave: Callable[
 
 def test_a_row_that_is_left_out_is_there(tmp_path: Path) -> None:
     chunk = write(tmp_path, [64, 65])
-    chunk.count([chunk.layout.left_out(66, "not finite: final")])
+    chunk.count(chunk.layout.left_out(66, "not finite: final"))
     chunk.close()
     assert missing(tmp_path) == [67, 68, 69]
     chunk.journal.write_text(chunk.journal.read_text().replace('"row": 66', '"row": 67'))

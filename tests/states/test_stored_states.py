@@ -25,8 +25,7 @@ from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
 from longspec.states.load import load_states
 from longspec.states.stored.job import check_same, checked_config
-from longspec.states.stored.joint_rows import JointRows
-from longspec.states.stored.reader import StoredRows
+from longspec.states.stored.reader import JointRows, StoredRows
 from longspec.states.stored.stored_states import StoredStates, held_out_number, load_without_layers
 from longspec.train.micro_batches import StepBatches
 from tests.states.conftest import Sources

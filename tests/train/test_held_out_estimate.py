@@ -15,7 +15,7 @@ from longspec.data import tokenize
 from longspec.data.pack import packing
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.pack.held_out_rows import held_out_rows
-from longspec.methods.glide.families import Qwen2Glide
+from longspec.methods.glide.trainer import Qwen2Glide
 from tests.corpus import LENGTH, Corpus, questions, sentences, write_raw
 from tests.jobs import RECIPE, finish, start, torchrun
 from tests.train.checkpoint.test_elastic import name_of, overrides

@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-from longspec.train import phases
+from longspec import stopwatch
 from longspec.train.phases import DATA, DRAFT, HELD_OUT, OPTIMIZER, OTHER, PHASES, SAVE, TARGET, Phases
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     time = [100.0]
-    monkeypatch.setattr(phases.time, "perf_counter", lambda: time[0])
+    monkeypatch.setattr(stopwatch.time, "perf_counter", lambda: time[0])
     return time
 
 

@@ -12,8 +12,7 @@ from longspec.config import compose
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.replay import TrainedRows
 from longspec.distributed import Ranks
-from longspec.train.micro_batches import MicroBatch, StepBatches
-from longspec.train.read_ahead import ReadAhead
+from longspec.train.micro_batches import MicroBatch, ReadAhead, StepBatches
 from tests.corpus import Corpus
 from tests.jobs import RECIPE, MakeJob, finish, start
 

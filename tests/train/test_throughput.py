@@ -114,5 +114,5 @@ def test_other_ranks_measure_nothing_and_keep_nothing(corpus: Corpus) -> None:
     for _ in range(100):
         meter.phases.now(DATA)
         states()
-    assert len(meter.phases._marks) == 1  # nobody takes them there
+    assert len(meter.phases._clock.marks) == 1  # nobody takes them there
     assert life.places == [DATA, TARGET, DRAFT] * 100  # the watchdog hears of them there too

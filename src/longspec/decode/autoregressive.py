@@ -14,8 +14,8 @@ from longspec.decode.cache import tokens_ahead
 from longspec.decode.prefill import Prefilled
 from longspec.decode.sampling import Sampler, check_drawn
 from longspec.decode.stops import Stops
-from longspec.decode.timing import Stopwatch
 from longspec.models.tensor_parallel import group_of, of_first_rank
+from longspec.stopwatch import Stopwatch
 
 # Two logits closer than this many roundings of the dtype, at the logits' size, may swap when the same numbers are summed
 # in another order (one token at a time or several): a near-tie. Half precision rounds its products in float32, so only
@@ -61,5 +61,5 @@ def decode_plain(
             last_BS = torch.tensor([decoded.ids[-1:]], device=target.device)
             logits_V = target(last_BS, past_key_values=lent.cache, use_cache=True).logits[0, -1]
         clock.mark("plain")
-    decoded.seconds = clock.seconds()["plain"]
+    decoded.seconds = clock.take()["plain"]
     return decoded

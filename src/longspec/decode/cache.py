@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
-from longspec.models.tensor_parallel import Group, all_heads, group_of, own_heads, splits_heads
+from longspec.models.tensor_parallel import Group, group_of, of_ranks, own_heads, splits_heads
 
 ROOM = 1 / 8  # of the length, made ahead when a layer's room is used up
 LONGEST_AHEAD = 4096  # tokens of a text for which room is made at once
@@ -83,7 +83,7 @@ class AllHeadsLayer(RoomyLayer):
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Add the tokens of a forward, of this rank's heads; the keys and values of these heads."""
-        self.add(all_heads(key_states, self.group), all_heads(value_states, self.group))
+        self.add(*(torch.cat(of_ranks(x_BKTD, self.group), dim=1) for x_BKTD in (key_states, value_states)))
         return own_heads(self.keys, self.group), own_heads(self.values, self.group)
 
     def empty(self, ahead: int) -> RoomyLayer:
@@ -168,10 +168,7 @@ def slide(own: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], counts_B: Tens
     """
     old, width = own[0].shape[2], min(window, own[0].shape[2] + new[0].shape[2])
     place_BP = (old + counts_B - width)[:, None] + torch.arange(width, device=counts_B.device)
-    keys, values = (pick(torch.cat(both, dim=2), place_BP.clamp_min(0)) for both in zip(own, new, strict=True))
+    place_B1P1 = place_BP.clamp_min(0)[:, None, :, None]
+    both = (torch.cat(parts, dim=2) for parts in zip(own, new, strict=True))
+    keys, values = (x.gather(2, place_B1P1.expand(-1, x.shape[1], -1, x.shape[3])) for x in both)
     return keys, values
-
-
-def pick(x_BKTD: Tensor, place_BP: Tensor) -> Tensor:
-    """The named tokens of each row, [B, K, P, D]."""
-    return x_BKTD.gather(2, place_BP[:, None, :, None].expand(-1, x_BKTD.shape[1], -1, x_BKTD.shape[3]))

@@ -51,7 +51,8 @@ def best_shape(target: Any, drafter: Drafter, start: Prefilled, temperature: flo
     if key not in costs:
         costs[key] = _seconds_a_round(target, drafter, start, list(tokens))
     shapes = list(tokens)
-    best = max(range(len(shapes)), key=lambda at: (tokens[shapes[at]] / costs[key][shapes[at]], -_nodes(shapes[at])))
+    nodes = [shape if isinstance(shape, int) else sum(shape) for shape in shapes]
+    best = max(range(len(shapes)), key=lambda at: (tokens[shapes[at]] / costs[key][shapes[at]], -nodes[at]))
     # Ranks that hold the target together have each taken their own times.
     return shapes[int(of_first_rank(torch.tensor([best], device=target.device), group_of(target)))]
 
@@ -76,10 +77,6 @@ def _seconds_a_round(target: Any, drafter: Drafter, start: Prefilled, shapes: li
         if not isinstance(shape, int):
             seconds[shape] = min(_round_seconds(target, drafter, start, shape) for _ in range(REPEATS))
     return seconds
-
-
-def _nodes(shape: int | Levels) -> int:
-    return shape if isinstance(shape, int) else sum(shape)
 
 
 @torch.inference_mode()

@@ -41,30 +41,31 @@ class Drafter(Protocol):
     reads: names of the tensors of the target that it wants: keys and values come with every draft input; hidden states, which
     the target makes once, come with the tokens that they belong to, at the start and after each verification. proposed: how
     many of the target's tokens it can propose; None: all. copied: most tokens that its trees hold beside the levels that they
-    were asked for, one below the other. acceptance: how its chains and trees were kept where it was
-    evaluated; empty: unknown.
+    were asked for, one below the other. acceptance: how its chains and trees were kept where it was evaluated; empty: unknown.
+    A class that inherits from this one does nothing where it does not say what.
     """
 
-    reads: tuple[str, ...]
-    proposed: int | None
-    copied: int
-    acceptance: tuple[Acceptance, ...]
+    reads: tuple[str, ...] = ()
+    proposed: int | None = None
+    copied: int = 0
+    acceptance: tuple[Acceptance, ...] = ()
 
     def check(self, target: Any) -> None:
         """Raise ValueError where it cannot draft for this target."""
+        return
 
     def begin(self, prompts: list[list[int]], hidden: dict[str, Tensor]) -> None:
         """New texts, one a row; `hidden` states of their tokens [B, T, H], left-aligned."""
 
     def propose(self, draft_input: DraftInput, levels: Levels, sampler: Sampler) -> DraftTree:
         """A tree for each row, of `levels` or fewer of them."""
-        ...
 
     def commit(self, tokens_BE: Tensor, kept_B: Tensor, hidden: dict[str, Tensor]) -> None:
         """Take tokens_BE[b, : kept_B[b] + 1] into the text: the kept ones behind the root, then the target's own, the new root.
 
         The kept ones need not be of the tree that was proposed. `hidden` [B, E, H] are the states of the old root and of them.
         """
+        return
 
     def select(self, rows_B: Tensor) -> None:
         """Go on with these rows alone."""
@@ -109,27 +110,6 @@ def check_beside(own: Any, target: Any, weight: Tensor) -> None:
         )
 
 
-class Stateless:
-    """A drafter that needs nothing but the draft_input."""
-
-    reads: tuple[str, ...] = ()
-    proposed: int | None = None
-    copied: int = 0
-    acceptance: tuple[Acceptance, ...] = ()
-
-    def check(self, target: Any) -> None:
-        """Any target will do."""
-
-    def begin(self, prompts: list[list[int]], hidden: dict[str, Tensor]) -> None:
-        """Nothing to do."""
-
-    def commit(self, tokens_BE: Tensor, kept_B: Tensor, hidden: dict[str, Tensor]) -> None:
-        """Nothing to do."""
-
-    def select(self, rows_B: Tensor) -> None:
-        """Nothing to do."""
-
-
 class Followers:
     """For each n-gram of up to `longest` tokens of a growing text, the place behind its first occurrence."""
 
@@ -156,7 +136,7 @@ class Followers:
         return []
 
 
-class LookupDrafter(Stateless):
+class LookupDrafter(Drafter):
     """Prompt lookup: what followed the newest n-gram where it first stood in the text, as transformers' own generator says."""
 
     def __init__(self, max_ngram: int = 3) -> None:

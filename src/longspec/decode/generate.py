@@ -3,7 +3,6 @@
 Shapes: B rows, T tokens of the padded prompts.
 """
 
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +111,7 @@ def generate(
             raise ValueError(f"streamer: streams one text, these are {len(prompts)}; call once for each")
         streamer.put(given.cpu())
     start, chosen = _start(model, drafter, prompts, config) if shape is None else (prompts, shape)
+    stops = config.stop_strings
     decoded = speculate(
         model,
         drafter,
@@ -120,7 +120,7 @@ def generate(
         shape=chosen,
         **sampling_settings(config),
         eos=config._eos_token_tensor,
-        stop_strings=_listed(config.stop_strings),
+        stop_strings=[stops] if isinstance(stops, str) else stops or (),
         tokenizer=tokenizer,
         on_tokens=None if streamer is None else lambda _, tokens: streamer.put(torch.tensor(tokens)),
         generator=generator,
@@ -214,10 +214,6 @@ def _without_padding(ids_BT: Tensor, attention_mask_BT: Tensor | None, config: G
     if attention_mask_BT.shape != ids_BT.shape:
         raise ValueError(f"attention_mask: is {list(attention_mask_BT.shape)}, the ids are {list(ids_BT.shape)}")
     return [ids_T[mask_T.bool()].tolist() for ids_T, mask_T in zip(ids_BT, attention_mask_BT, strict=True)]
-
-
-def _listed(strings: str | Collection[str] | None) -> list[str]:
-    return [strings] if isinstance(strings, str) else list(strings or ())
 
 
 def _padding(config: GenerationConfig, lengths: set[int]) -> int:

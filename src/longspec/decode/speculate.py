@@ -19,13 +19,13 @@ from longspec.decode.prefill import Prefilled, prefill
 from longspec.decode.sampling import Sampler, check_drawn
 from longspec.decode.states import ReadTarget, is_hidden
 from longspec.decode.stops import Stops
-from longspec.decode.timing import Stopwatch
 from longspec.decode.tree import DraftTree
 from longspec.decode.verify import Acceptance, verify_tree
 from longspec.models.attention.backends import TARGET_ATTENTION
 from longspec.models.attention.tree_visibility import TreeVisibility
 from longspec.models.tensor_parallel import check_alike, group_of
 from longspec.states.tensors import layer_of
+from longspec.stopwatch import Stopwatch
 
 STOP, LENGTH = "stop", "length"
 OnTokens = Callable[[int, list[int]], None]
@@ -126,7 +126,7 @@ def speculate(
             clock.mark("target")
             run.take(verify_tree(logits_BSV, tree, sampler).agreed(sampler), tree)
             clock.mark("rest")
-    seconds = clock.seconds()
+    seconds = clock.take()
     return Decoded(run.texts.rows, sum(seconds.values()), seconds["draft"], seconds["target"])
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from longspec.models.attention.twin import keep_hidden, twin_with
-from longspec.states.tensors import FINAL, HIDDEN, KEYS, VALUES, check_names, layers_of
+from longspec.states.tensors import FINAL, HIDDEN, KEYS, VALUES, check_names, layer_of, layers_of
 
 
 def is_hidden(name: str) -> bool:
@@ -39,11 +39,8 @@ class ReadTarget:
 
     def cached(self, cache: Cache) -> dict[str, Tensor]:
         """The keys and values that are read, out of the target's cache."""
-        found = {}
-        for kind in (KEYS, VALUES):
-            for layer in layers_of(self._cached, kind):
-                found[f"{kind}{layer}"] = cache.layers[layer].keys if kind == KEYS else cache.layers[layer].values
-        return found
+        layers = {name: cache.layers[layer_of(name)] for name in self._cached}
+        return {name: layer.keys if name.startswith(KEYS) else layer.values for name, layer in layers.items()}
 
     def hidden_of(self, path_BE: Tensor) -> dict[str, Tensor]:
         """The hidden states of these tokens of the last forward, [B, E, H]."""

@@ -16,7 +16,7 @@ from longspec.decode.tree import NOTHING, DraftTree
 SHORTEST, LONGEST = 2, 3  # n-grams that are looked up: of a single token what followed it elsewhere seldom follows again
 
 
-class WithLookup:
+class WithLookup(Drafter):
     """Another drafter, with up to `tokens` tokens beside its tree that followed the text's newest ones where they first stood.
 
     Chains of which every token was drawn from the draft's distribution, when sampling, stay alone: the rule that keeps them

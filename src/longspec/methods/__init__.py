@@ -166,11 +166,6 @@ def check_drafts_for(name: str, model_type: str, key: str) -> None:
     )
 
 
-def of_nameless_files() -> str:
-    """The method whose weights were published as files without a configuration."""
-    return next(name for name in names() if settings_of(name).NAMELESS_FILES)
-
-
 def check_family_named(recipe: Any, model_type: str, path: str) -> None:
     """Raise ValueError when a target's model type is not the one that a typed recipe names, as family or by its class, or when
     its method has no drafts for it.

@@ -141,26 +141,21 @@ class Method(Protocol):
 
         Where `learnt` is not None, the states may hand out the likeliest tokens (states/tensors.py) in the place of `final`.
         """
-        ...
 
     def learnt(self, settings: Any) -> Distribution | None:
         """The distribution of the target for which alone `final` is read; None: it is not read, or for other things too."""
-        ...
 
     def layer(self, config: Any, settings: Any) -> nn.Module:
         """The module that is trained, with fresh weights; on the meta device for its names and shapes alone."""
-        ...
 
     def fresh_layer(self, states: Any, settings: Any) -> nn.Module:
         """The module as a stage without earlier weights begins with it: some parts may start as copies of the target's."""
-        ...
 
     def trainer(self, states: Any, settings: Any, weights: Path | None) -> Any:
         """A DraftTrainer beside loaded states, fresh or from a draft folder or weight file.
 
         Raises ValueError for weights that do not fit.
         """
-        ...
 
     def draws(
         self, settings: Any, seed: int, step: int, rows: Sequence[tuple[int, np.ndarray]], target_positions: int
@@ -169,25 +164,20 @@ class Method(Protocol):
 
         rows: (number in the data, plain positions). A function of (seed, step, row number) alone, never of a rank.
         """
-        ...
 
     def drafted_steps(self, settings: Any) -> int:
         """The length in tokens of the longest chain that training unrolls."""
-        ...
 
     def each_step(self, settings: Any) -> dict[str, Any]:
         """Arguments of a forward that measures each of these steps; its losses are [steps]."""
-        ...
 
     def heaviest(self, settings: Any) -> dict[str, Any]:
         """Arguments of the forward that takes most memory."""
-        ...
 
     def memory(
         self, config: Any, settings: Any, tokens: int, dtype: torch.dtype, device: torch.device, *, top_k: int | None = None
     ) -> DraftMemory:
         """Memory of a micro batch of so many tokens; top_k: so many likeliest tokens take the place of `final`."""
-        ...
 
     def operations(
         self,
@@ -201,22 +191,18 @@ class Method(Protocol):
         top_k: int | None = None,
     ) -> DraftOperations:
         """Operations of so many tokens in documents of these lengths, of which `labels` are trained; top_k as of memory."""
-        ...
 
     def published(self, state: dict[str, Tensor], settings: Any) -> dict[str, Tensor]:
         """A layer's state dict as a draft folder holds it, with what else other readers expect beside it."""
-        ...
 
     def config_fields(self, config: Any, settings: Any) -> dict[str, Any]:
         """Further fields of a draft folder's config.json, by which other readers know the draft.
 
         Those below `settings` replace the stored settings of their names: what the target decides is written out.
         """
-        ...
 
     def check_state(self, layer: nn.Module, state: dict[str, Tensor], source: object) -> None:
         """Raise ValueError that names each tensor that is missing, unknown, misshapen or no weights; `layer` may hold none."""
-        ...
 
     def check_same(self, path: Path, config: Any, settings: Any) -> None:
         """Hold a draft folder against the target and the settings that it is decoded with.
@@ -224,22 +210,18 @@ class Method(Protocol):
         Raises ValueError with the recipe's key and both values where a layer of the same shapes would compute other numbers;
         files of weights alone say nothing of themselves.
         """
-        ...
 
     def load(self, layer: nn.Module, path: Path) -> None:
         """Fill a layer from a draft folder or weight file. Raises ValueError as of check_state, and for a damaged file."""
-        ...
 
     def stored_settings(self, path: Path) -> Any:
         """The settings that a draft folder holds, or those of published weight files, which say nothing of themselves.
 
         Raises ValueError for strange ones.
         """
-        ...
 
     def drafter(self, target: Any, layer: Any, settings: Any, vocabulary: DraftVocabulary | None = None) -> Drafter:
         """The drafter that decodes with a layer beside its target.
 
         vocabulary: the tokens to propose, which decoding may choose where the settings hold none (methods.drafter).
         """
-        ...

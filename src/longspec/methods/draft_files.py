@@ -96,7 +96,9 @@ def check_draft_config(path: str | Path, config: Any) -> None:
 def method_of_draft(path: str | Path) -> str:
     """The method that a draft folder names, or the one whose published weight files say nothing of themselves."""
     found = read_draft_config(path)
-    return methods.of_nameless_files() if found is None else str(found[1][METHOD])
+    if found is None:
+        return next(name for name in methods.names() if methods.settings_of(name).NAMELESS_FILES)
+    return str(found[1][METHOD])
 
 
 def stored_settings(path: str | Path, schema: type[Settings]) -> Settings | None:

@@ -95,11 +95,6 @@ class ChainSums(NamedTuple):  # engines look for tensors in tuples
     target: Tensor | None
 
 
-def chunk_tokens(target_vocabulary: int, vocabulary: int, steps: int, device: torch.device) -> int:
-    """Tokens whose logits are made at once: of the target, and of every step of the draft."""
-    return losses.chunk_tokens(target_vocabulary + steps * vocabulary, device)
-
-
 def cuts_of_chunks(places: Sequence[Tensor], tokens: int, chunk: int) -> list[list[slice]]:
     """For each chunk the rows of each step, of places int64 [M] ascending. One transfer from the device."""
     edges = torch.arange(0, tokens + chunk, chunk, device=places[0].device)
@@ -107,12 +102,8 @@ def cuts_of_chunks(places: Sequence[Tensor], tokens: int, chunk: int) -> list[li
     return [[slice(cut[number], cut[number + 1]) for cut in cuts] for number in range(len(edges) - 1)]
 
 
-@dataclass
-class _Gradients:
-    """Gradients that the chunks add up: of each step's hidden states [M, H], and of the head's weight, in float32 or better."""
-
-    hidden: list[Tensor]
-    weight_VH: Tensor
+# Gradients that the chunks add up: of each step's hidden states [M, H], and of the head's weight, in float32 or better.
+_Gradients = tuple[list[Tensor], Tensor]
 
 
 class _ChunkedChains(torch.autograd.Function):
@@ -126,10 +117,11 @@ class _ChunkedChains(torch.autograd.Function):
         wide, device = torch.promote_types(weight_VH.dtype, torch.float32), weight_VH.device
         sums_4K = torch.zeros(4, len(places), dtype=wide, device=device)
         target = torch.zeros((), dtype=wide, device=device)
-        gradients = None
+        gradients: _Gradients | None = None
         if any(hidden_MH.requires_grad for hidden_MH in hidden):
-            gradients = _Gradients([torch.empty_like(each) for each in hidden], torch.zeros_like(weight_VH, dtype=wide))
-        chunk = chunk_tokens(teacher.target_vocabulary, len(weight_VH), len(places), device)
+            gradients = [torch.empty_like(each) for each in hidden], torch.zeros_like(weight_VH, dtype=wide)
+        # The logits of the target and of every step of the draft are made at once.
+        chunk = losses.chunk_tokens(teacher.target_vocabulary + len(places) * len(weight_VH), device)
         for number, cuts in enumerate(cuts_of_chunks(places, len(teacher), chunk)):
             part = slice(number * chunk, (number + 1) * chunk)
             place = [each[rows] - part.start for each, rows in zip(places, cuts, strict=True)]
@@ -144,7 +136,7 @@ class _ChunkedChains(torch.autograd.Function):
             del labels, logits_RV, logits_MV  # before the next chunk's are made
         ctx.dtype = weight_VH.dtype
         if gradients is not None:
-            ctx.save_for_backward(gradients.weight_VH, *gradients.hidden)
+            ctx.save_for_backward(gradients[1], *gradients[0])
         total = (sums_4K[0] * torch.tensor(weights, dtype=wide, device=device)).sum()
         ctx.mark_non_differentiable(sums_4K, target)
         return total, sums_4K, target
@@ -171,13 +163,13 @@ def _add_gradients(
     gradients: _Gradients, gradient_RV: Tensor, chunk_RH: Tensor, weight_VH: Tensor, cuts: Sequence[slice]
 ) -> None:
     """Write a chunk's gradients of hidden states, and add that of the weight."""
-    counts = [rows.stop - rows.start for rows in cuts]
-    for grad_MH, rows, part in zip(gradients.hidden, cuts, (gradient_RV @ weight_VH).split(counts), strict=True):
+    (hidden, grad_VH), counts = gradients, [rows.stop - rows.start for rows in cuts]
+    for grad_MH, rows, part in zip(hidden, cuts, (gradient_RV @ weight_VH).split(counts), strict=True):
         grad_MH[rows] = part
-    if gradients.weight_VH.dtype == weight_VH.dtype:
-        torch.addmm(gradients.weight_VH, gradient_RV.T, chunk_RH, out=gradients.weight_VH)
+    if grad_VH.dtype == weight_VH.dtype:
+        torch.addmm(grad_VH, gradient_RV.T, chunk_RH, out=grad_VH)
     else:
-        gradients.weight_VH += gradient_RV.T @ chunk_RH
+        grad_VH += gradient_RV.T @ chunk_RH
 
 
 def chain_cross_entropy(
@@ -213,8 +205,8 @@ def chain_bytes(
     """
     narrow = 0 if dtype == torch.float32 else dtype.itemsize
     if sparse:
-        chunk = min(tokens, chunk_tokens(0, vocabulary, steps, device))
+        chunk = min(tokens, losses.chunk_tokens(steps * vocabulary, device))
         return chunk * vocabulary * (4 * steps + max(4, narrow * steps))
-    chunk = min(tokens, chunk_tokens(target_vocabulary, vocabulary, steps, device))
+    chunk = min(tokens, losses.chunk_tokens(target_vocabulary + steps * vocabulary, device))
     of_target = (8 + narrow) * target_vocabulary
     return chunk * max(of_target, vocabulary * (4 + 4 * steps + max(12, narrow * steps)))

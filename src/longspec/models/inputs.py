@@ -6,8 +6,14 @@ from torch import Tensor
 NO_LABEL = -100
 
 
-def check_shapes(input_ids: Tensor, **others: Tensor | None) -> None:
-    """input_ids must be int64 [B, S], and the others like it or None. Raises ValueError."""
+def check_inputs(
+    input_ids: Tensor, position_ids: Tensor | None, num_labels: int | Tensor | None, **others: Tensor | None
+) -> Tensor:
+    """The positions [B, S], plain ones for None.
+
+    Raises ValueError unless input_ids is int64 [B, S], all others are like it or None, and num_labels is None or above 0.
+    """
+    others["position_ids"] = position_ids
     for name, tensor in {"input_ids": input_ids, **others}.items():
         if tensor is None:
             continue
@@ -18,18 +24,11 @@ def check_shapes(input_ids: Tensor, **others: Tensor | None) -> None:
             raise ValueError(f"{name}: must be {wanted}, is {list(tensor.shape)}")
     if input_ids.numel() == 0:
         raise ValueError(f"input_ids: holds no token, is {list(input_ids.shape)}")
-
-
-def lag_per_row(lag: int | Tensor | None, input_ids: Tensor) -> Tensor:
-    """The lag as int64 [B]; None = 1. Raises ValueError for a tensor of another shape or dtype."""
-    batch = input_ids.shape[0]
-    if not isinstance(lag, Tensor):
-        lag = torch.full((batch,), 1 if lag is None else lag)
-    if lag.dtype != torch.int64:
-        raise ValueError(f"lag: must be int64, is {lag.dtype}")
-    if lag.shape != (batch,):
-        raise ValueError(f"lag: must hold one number for each of the {batch} rows, is of shape {list(lag.shape)}")
-    return lag.to(input_ids.device)
+    if num_labels is not None and num_labels <= 0:
+        raise ValueError(f"num_labels: must be above 0, is {num_labels}")
+    return (
+        torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids) if position_ids is None else position_ids
+    )
 
 
 def check_ranges(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -50,26 +50,9 @@ def loss_bytes(vocabulary: int, tokens: int, device: torch.device, *, sparse: bo
     return min(tokens, chunk) * vocabulary * 4 * (alive + (before if tokens > chunk else 0))
 
 
-class _Labels(Protocol):
-    """Labels of a chunk of C tokens, made of the target's full logits or of a SparseTeacher's likeliest tokens."""
-
-    @property
-    def best_N(self) -> Tensor:
-        """The most likely next tokens."""
-        ...
-
-    def own_loss(self) -> Tensor:
-        """The target's summed cross entropy with the next tokens."""
-        ...
-
-    def soft_loss(self, logits_CV: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """Summed -sum_v p(v) log q(v), both at the temperature, and its gradient with respect to logits / temperature."""
-        ...
-
-
 @dataclass(frozen=True)
 class _DenseLabels:
-    """Labels made of the target's full logits [C, V]."""
+    """Labels made of the target's full logits [C, V], with the face of a SparseTeacher."""
 
     teacher_CV: Tensor
     next_C: Tensor
@@ -79,14 +62,19 @@ class _DenseLabels:
         return self.teacher_CV.argmax(-1)
 
     def own_loss(self) -> Tensor:
+        """The target's summed cross entropy with the next tokens."""
         return F.cross_entropy(self.teacher_CV, self.next_C, reduction="sum")
 
     def soft_loss(self, logits_CV: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """Summed -sum_v p(v) log q(v), both at the temperature, and its gradient with respect to logits / temperature."""
         at_one = temperature == 1  # spares two copies of the chunk
         p_CV = (self.teacher_CV if at_one else self.teacher_CV / temperature).softmax(-1)
         log_q_CV = (logits_CV if at_one else logits_CV / temperature).log_softmax(-1)
         loss = -torch.dot(p_CV.flatten(), log_q_CV.flatten())
         return loss, log_q_CV.exp_().sub_(p_CV)
+
+
+_Labels = _DenseLabels | SparseTeacher
 
 
 def _labels(teacher: Tensor | SparseTeacher, part: slice, weight_VH: Tensor, next_N: Tensor) -> _Labels:

@@ -14,11 +14,6 @@ def resolve_dtype(precision: str, key: str = "recipe.precision") -> torch.dtype:
         raise ValueError(f"{key}: bf16, but this GPU has no bfloat16; set it to fp32")
     if precision == "fp32":
         return torch.float32
-    has_bf16 |= precision == "fastest" and not torch.cuda.is_available() and _processor_has_bf16()
+    if precision == "fastest" and not torch.cuda.is_available():  # else products of bfloat16 are slower than those of float32
+        has_bf16 = any(torch.cpu.get_capabilities().get(name, False) for name in ("avx512_bf16", "amx_bf16"))
     return torch.bfloat16 if precision == "bf16" or has_bf16 else torch.float32
-
-
-def _processor_has_bf16() -> bool:
-    """Whether products of bfloat16 have instructions here; without them they are slower than those of float32."""
-    has = torch.cpu.get_capabilities()
-    return any(has.get(name, False) for name in ("avx512_bf16", "amx_bf16"))

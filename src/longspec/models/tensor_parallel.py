@@ -77,11 +77,6 @@ def of_ranks(x: Tensor, group: Group) -> list[Tensor]:
     return parts
 
 
-def all_heads(x_BKTD: Tensor, group: Group) -> Tensor:
-    """The heads of all ranks, of a tensor with each rank's own."""
-    return torch.cat(of_ranks(x_BKTD, group), dim=1)
-
-
 def all_heads_at(x_BKTD: Tensor, group: Group, rank: int) -> Tensor:
     """The heads of all ranks, on one rank alone; the others keep their own."""
     own = x_BKTD.contiguous()

@@ -70,13 +70,12 @@ def read_pickle(path: Path, *, trust: bool = False, advice: str = TENSORS_ALONE)
 
 def tensors_by_name(content: Any, path: Path) -> dict[str, Tensor]:
     """The content read from `path` as a state dict. Raises ValueError when it is none."""
-    if not isinstance(content, dict) or not all(isinstance(name, str) and _is_plain(t) for name, t in content.items()):
+    if not isinstance(content, dict) or not all(
+        isinstance(name, str) and isinstance(value, Tensor) and value.layout is torch.strided and value.device.type == "cpu"
+        for name, value in content.items()
+    ):
         raise ValueError(f"{path}: not a state dict of tensors by name; {TENSORS_ALONE}")
     return dict(content)
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.layout is torch.strided and value.device.type == "cpu"
 
 
 def read_tensors(path: Path, wanted: Callable[[str], bool] = lambda _: True) -> dict[str, Tensor]:

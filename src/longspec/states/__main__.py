@@ -74,7 +74,7 @@ def build_shard(options: argparse.Namespace) -> None:
     job = open_job(recipe, runtime, options.target, source, options.vocabulary, device)
     told: dict[str, Any] = {"shard": options.shard, "num_shards": options.num_shards}
     told |= {"command": shlex.join(["python", "-m", "longspec.states", *sys.argv[1:]])}
-    path = build(options.out, source, job.declaration, rows, lambda: job.computation(ranks), job.micro_batch, ranks, told)
+    path = build(options.out, source, job.declaration, rows, lambda: job.computation(ranks), runtime.micro_batch, ranks, told)
     if options.verb == "held-out" and ranks.is_main:
         merge([path], path.with_name(MANIFEST))
     log(f"done: {path}", ranks)

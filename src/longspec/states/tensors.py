@@ -21,6 +21,7 @@ tokens.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from longspec.models.target import head_width
@@ -29,6 +30,7 @@ EMBEDDED, COS, SIN, FINAL = "embedded", "cos", "sin", "final"
 KEYS, VALUES, HIDDEN = "keys.", "values.", "hidden."
 TOP_TOKENS, TOP_LOG_PROBS, LOG_SUM_EXP = "top_tokens", "top_log_probs", "log_sum_exp"
 BEST_TOKEN, NEXT_LOG_PROB = "best_token", "next_log_prob"
+TOP = (TOP_TOKENS, TOP_LOG_PROBS, LOG_SUM_EXP, BEST_TOKEN, NEXT_LOG_PROB)
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,7 @@ class StateTensor:
     @property
     def elements(self) -> int:
         """Elements of one token."""
-        count = 1
-        for size in self.token_shape:
-            count *= size
-        return count
+        return prod(self.token_shape)
 
 
 def keys_and_values(config: Any, layer: int) -> tuple[StateTensor, StateTensor]:

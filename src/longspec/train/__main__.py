@@ -44,23 +44,15 @@ from longspec.train.lifetime.nonfinite import SkippedSteps
 from longspec.train.lifetime.preemption import Stop
 from longspec.train.lifetime.watchdog import Watchdog
 from longspec.train.metrics import Metrics, whole_lines
-from longspec.train.micro_batches import StepBatches
+from longspec.train.micro_batches import ReadAhead, StepBatches
 from longspec.train.names import CHECKPOINTS
 from longspec.train.phases import DATA, DRAFT, HELD_OUT, OPTIMIZER, OTHER, SAVE
-from longspec.train.read_ahead import ReadAhead
 from longspec.train.setup import build_trainer, identity_of, open_rows, open_stored, read_vocabulary, total_steps
 from longspec.train.throughput import Meter
 from longspec.train.tracking import Trackers, chosen
 
 # Progress of a stage that has no checkpoint yet.
 FRESH: dict[str, Any] = {"step": 0, "tokens_seen": 0, "seconds": 0.0, "saving": 0.0}
-
-
-def reduced_sums(values: list[torch.Tensor], device: torch.device) -> list[float]:
-    """Sums over all ranks."""
-    sums = torch.stack([value.detach().float() for value in values]).to(device)
-    dist.all_reduce(sums)
-    return sums.tolist()
 
 
 def train_step(
@@ -96,7 +88,9 @@ def train_step(
                 total += mean * labels
         counts = {name: counts.get(name, 0) + count for name, count in output.counts.items()}
     phases.now(OTHER)
-    loss, target_sum, agreement_sum, *counted = reduced_sums([*sums, *counts.values()], engine.device)
+    all_sums = torch.stack([value.detach().float() for value in (*sums, *counts.values())]).to(engine.device)
+    dist.all_reduce(all_sums)
+    loss, target_sum, agreement_sum, *counted = all_sums.tolist()
     skips.check_step(step + 1, losses, skipped=engine.skipped_steps > skipped)
     return {
         "loss": loss,
@@ -113,12 +107,6 @@ def train_step(
 def shown(value: float | None) -> str:
     """A number of the log; a dash for what was not measured."""
     return "-" if value is None else f"{value:.4f}"
-
-
-def gradient_norm(engine: Any) -> float | None:
-    """The norm of the step's gradient before clipping; None where DeepSpeed measures none (ZeRO-0 in float32)."""
-    norm = engine.get_global_grad_norm()
-    return None if norm is None else float(norm)
 
 
 def train(job: Job, ranks: Ranks, device: torch.device, life: Lifetime) -> None:
@@ -173,7 +161,8 @@ def train(job: Job, ranks: Ranks, device: torch.device, life: Lifetime) -> None:
                 life.status.at(step, steps)
                 with meter.phases.whole(HELD_OUT):
                     estimated = held_out.estimate(engine, step, life)
-                row = {"step": step, **numbers, "lr": lr, "grad_norm": gradient_norm(engine)}
+                norm = engine.get_global_grad_norm()  # before clipping; None where DeepSpeed measures none (ZeRO-0 in float32)
+                row = {"step": step, **numbers, "lr": lr, "grad_norm": None if norm is None else float(norm)}
                 row |= {"tokens_seen": tokens_seen, "seconds": elapsed, "skipped": engine.skipped_steps}
                 row |= {} if estimated is None else {"held_out": estimated}
                 if metrics is not None:
@@ -214,14 +203,6 @@ def train(job: Job, ranks: Ranks, device: torch.device, life: Lifetime) -> None:
         finished.publish(job, folder, ranks, {"training_seconds": seconds, "saving_seconds": saving}, steps, life)
 
 
-def fence_of(job: Job, lease: Lease | None, control: Any) -> Fence:
-    """The fence of rank 0's lease, on every rank."""
-    holder = [lease.holder if lease else ""]
-    if control is not None:
-        dist.broadcast_object_list(holder, src=0, group=control)
-    return lease or Fence(job.out, holder[0])
-
-
 def run(job: Job, ranks: Ranks, lease: Lease | None) -> int:
     """Train, and leave in status.json how it ended; the exit code. Rank 0 holds the lease."""
     status = Status(job.out, ranks, lease)
@@ -232,7 +213,10 @@ def run(job: Job, ranks: Ranks, lease: Lease | None) -> int:
         # Not before: a signal ends at once a rank that still waits for the others to come.
         control = control_group(ranks, job.runtime.timeout_minutes)
         stop = Stop(job.deadline, job.runtime.stop_margin_seconds, control)
-        fence = fence_of(job, lease, control)
+        holder = [lease.holder if lease else ""]
+        if control is not None:
+            dist.broadcast_object_list(holder, src=0, group=control)
+        fence = lease or Fence(job.out, holder[0])  # of rank 0's lease, on every rank
         if lease is None:  # this rank may have to write for another one
             status = Status(job.out, ranks, fence)
         seconds = job.runtime.watchdog_seconds

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from longspec.atomic_files import write_text
 from longspec.command_line import WIDE, named_path
 from longspec.config import Recipe, Runtime, compose, load, to_yaml
 from longspec.distributed import Ranks, log
-from longspec.train.lifetime.deadline import slurm_deadline
+from longspec.slurm import PAUSE, NoAnswerError, ask_patiently, own_job, squeue
 
 USAGE = """%(prog)s --recipe FILE --runtime FILE --target FILE --data FILE --out DIR ...
        %(prog)s -cp DIR -cn NAME [KEY=VALUE ...]
@@ -23,7 +24,8 @@ DESCRIPTION = (
     "its last checkpoint."
 )
 RECIPE, RUNTIME = "recipe.yaml", "runtime.yaml"
-SLURM = "slurm"
+PATHS = ("target", "data", "out", "init_weights", "vocabulary", "states", "held_out_states")  # of a Job
+SLURM, NO_LIMIT = "slurm", ("N/A", "NONE", "Unknown", "UNLIMITED")  # of a job's end, as squeue tells it
 MULTIRUN = (
     "--multirun: a call trains one experiment; a shell's loop trains several, each in a folder of its own: for seed in 1 2; do "
     "python -m longspec.train -cp config/exp -cn NAME recipe.seed=$seed files.out=results/NAME-$seed; done"
@@ -102,9 +104,9 @@ def read_job(argv: list[str] | None, ranks: Ranks) -> Job:
     if options.overrides:
         raise ValueError(f"{' '.join(options.overrides)}: overrides go with -cn; frozen files are not overridden")
     recipe, runtime = load(options.recipe, Recipe), load(options.runtime, Runtime)
-    files = (options.target, options.data, options.init_weights, options.out)
-    given = (options.deadline, options.vocabulary, options.states, options.held_out_states)
-    return _checked(Job(recipe, runtime, *files, *given, dict(options.replay), dict(options.replay_states)))
+    given: dict[str, Any] = {name: getattr(options, name) for name in PATHS}
+    given |= {"replay": dict(options.replay), "replay_states": dict(options.replay_states)}
+    return _checked(Job(recipe, runtime, deadline=options.deadline, **given))
 
 
 def _checked(job: Job) -> Job:
@@ -140,6 +142,35 @@ def _deadline(text: str | None, ranks: Ranks) -> float | None:
     return end
 
 
+def slurm_deadline(pause: float = PAUSE) -> tuple[float | None, str]:
+    """When this process's Slurm job ends, in seconds since 1970, and what to write into the log about it.
+
+    None outside of a Slurm job, in one without a time limit, and when squeue gives no answer: then the job trains until
+    Slurm ends it, and loses what it did after its last checkpoint.
+    """
+    job = own_job()
+    if job is None:
+        return None, ""
+    try:
+        end = ask_patiently(lambda: _end_of(job), pause)
+    except NoAnswerError as error:
+        return None, f"the end of Slurm job {job} is unknown, so it is not stopped before: {error}"
+    if end is None:
+        return None, f"Slurm job {job} has no time limit"
+    return end.timestamp(), f"Slurm job {job} ends at {end:%H:%M:%S on %d %B}; the stage saves and stops before"
+
+
+def _end_of(job: str) -> datetime | None:
+    """In this machine's time zone; None for a job without a time limit. Raises NoAnswerError."""
+    answer = squeue("--jobs", job, "--format", "%e").strip()
+    if answer in NO_LIMIT:
+        return None
+    try:
+        return datetime.fromisoformat(answer)
+    except ValueError:
+        raise NoAnswerError(f"squeue tells no end of it but {answer or 'nothing'}") from None
+
+
 def _freeze_experiment(options: argparse.Namespace, ranks: Ranks) -> Job:
     if options.config_path is None:
         raise ValueError("-cn needs -cp, the folder of the experiment, e.g. -cp config/exp")
@@ -158,8 +189,6 @@ def _freeze_experiment(options: argparse.Namespace, ranks: Ranks) -> Job:
         write_text(out / RUNTIME, to_yaml(config.runtime))
         log(f"frozen: {out / RECIPE}, {out / RUNTIME}")
     # Every rank composes the same text; none has to wait for rank 0's file.
-    names = ("init_weights", "vocabulary", "states", "held_out_states")
-    weights, vocabulary, states, held_out = (None if files[name] is None else Path(files[name]) for name in names)
-    given = (Path(files.target), Path(files.data), weights, out, options.deadline, vocabulary, states, held_out)
-    replay, replay_states = ({name: Path(path) for name, path in files[key].items()} for key in ("replay", "replay_states"))
-    return _checked(Job(config.recipe, config.runtime, *given, replay, replay_states))
+    given: dict[str, Any] = {name: None if files[name] is None else Path(files[name]) for name in PATHS}
+    given |= {key: {name: Path(path) for name, path in files[key].items()} for key in ("replay", "replay_states")}
+    return _checked(Job(config.recipe, config.runtime, deadline=options.deadline, **given))

@@ -28,10 +28,7 @@ FLOAT32_SUMS = "runtime.deepspeed.offload_optimizer=none (ZeRO-1, 2) or runtime.
 
 
 def boot(ranks: Ranks, timeout_minutes: int) -> tuple[torch.device, Any]:
-    """Join the process group, DeepSpeed too; this rank's device and the launcher's store.
-
-    Nothing is compiled.
-    """
+    """Join the process group, DeepSpeed too; this rank's device and the launcher's store. Nothing is compiled."""
     # DeepSpeed calls torch's collectives by their old names: seven warnings in every step would bury the log.
     warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
     if not torch.cuda.is_available():
@@ -90,6 +87,10 @@ def deepspeed_config(
     if zero["stage"] == 3:
         # Else ZeRO-3 replaces torch's linear for the whole process and rounds bf16 otherwise than ZeRO-1.
         zero["memory_efficient_linear"] = False
+    adam = recipe.optimizer
+    # Torch's own fused AdamW, of which nothing is compiled, and which resumes bit by bit.
+    of_torch = {"lr": adam.lr, "betas": list(adam.betas), "eps": adam.eps, "weight_decay": adam.weight_decay}
+    of_torch |= {"torch_adam": True, "fused": True}
     accumulated_in = {"grad_accum_dtype": "fp32"} if dtype == torch.bfloat16 and sums_in_float32(runtime) else {}
     return {
         "train_micro_batch_size_per_gpu": micro_batch,
@@ -99,17 +100,10 @@ def deepspeed_config(
         "bf16": {"enabled": dtype == torch.bfloat16, "immediate_grad_update": True},
         "data_types": accumulated_in,
         "zero_optimization": zero,
-        **({} if recipe.optimizer.name == MUON else {"optimizer": adamw_config(recipe)}),
+        **({} if recipe.optimizer.name == MUON else {"optimizer": {"type": "AdamW", "params": of_torch}}),
         "steps_per_print": 10**9,
         "wall_clock_breakdown": False,
     }
-
-
-def adamw_config(recipe: Recipe) -> dict[str, Any]:
-    """DeepSpeed's section `optimizer`: torch's own fused AdamW, of which nothing is compiled, and which resumes bit by bit."""
-    adam = recipe.optimizer
-    settings = {"lr": adam.lr, "betas": list(adam.betas), "eps": adam.eps, "weight_decay": adam.weight_decay}
-    return {"type": "AdamW", "params": {**settings, "torch_adam": True, "fused": True}}
 
 
 def build_engine(

@@ -1,12 +1,12 @@
 """Where a step's time goes: data, the target's forward, the draft's forward and backward, the optimizer, saving."""
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import nn
+
+from longspec.stopwatch import Stopwatch
 
 PHASES = ("data", "target_forward", "draft", "optimizer", "save", "held_out", "other")
 DATA, TARGET, DRAFT, OPTIMIZER, SAVE, HELD_OUT, OTHER = PHASES
@@ -21,22 +21,16 @@ class Phases:
 
     def __init__(self, device: torch.device, *, on: bool = True, passed: Callable[[str], None] = lambda phase: None) -> None:
         """`on`: whether anybody will take the times; else nothing is kept. `passed` hears of every phase that begins."""
-        self.on, self.on_gpu, self.passed = on, device.type == "cuda", passed
+        self.on, self.passed = on, passed
         self._whole = False  # whether what runs is one phase, whatever its parts are
-        self._marks: list[tuple[str, Any]] = [(OTHER, self._moment())]
-
-    def _moment(self) -> Any:
-        if not self.on_gpu:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+        self._clock, self._phase = Stopwatch(device), OTHER
 
     def now(self, phase: str) -> None:
         """Begin a phase, one of PHASES; the time until the next call counts as its own."""
         self.passed(phase)
         if self.on and not self._whole:
-            self._marks.append((phase, self._moment()))
+            self._clock.mark(self._phase)
+            self._phase = phase
 
     @contextmanager
     def whole(self, phase: str) -> Iterator[None]:
@@ -56,11 +50,5 @@ class Phases:
 
     def take(self) -> dict[str, float]:
         """Seconds of each phase since the last call; the phase that runs goes on. Waits for the GPU to come this far."""
-        self._marks.append((self._marks[-1][0], self._moment()))
-        if self.on_gpu:
-            self._marks[-1][1].synchronize()
-        seconds = dict.fromkeys(PHASES, 0.0)
-        for (phase, began), (_, ended) in zip(self._marks, self._marks[1:], strict=False):
-            seconds[phase] += began.elapsed_time(ended) / 1000 if self.on_gpu else ended - began
-        self._marks = self._marks[-1:]
-        return seconds
+        self._clock.mark(self._phase)
+        return dict.fromkeys(PHASES, 0.0) | self._clock.take()

@@ -20,8 +20,7 @@ from longspec.models.target_config import read_target_config
 from longspec.states.load import load_states
 from longspec.states.stored.declaration import declare, target_hash
 from longspec.states.stored.job import check_same, checked_config
-from longspec.states.stored.joint_rows import JointRows
-from longspec.states.stored.reader import StoredRows
+from longspec.states.stored.reader import JointRows, StoredRows
 from longspec.states.stored.rows import HeldOutSource, RowSource, TrainingRows
 from longspec.states.stored.stored_states import StoredStates
 from longspec.train.arguments import Job

@@ -47,7 +47,7 @@ class Meter:
         life: Unwatched,
     ) -> None:
         self.batches, self.states, self.runtime, self.device = batches, states, runtime, device
-        self.peak, self.peak_from = 0.0, ""
+        self.peak = 0.0
         if ranks.is_main:
             rate, why = flops.peak(device, dtype, runtime.peak_tflops)
             self.peak = rate * ranks.world_size

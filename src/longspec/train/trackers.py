@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -36,23 +36,11 @@ class NoKeyError(ValueError):
     """A service whose key is not on this machine."""
 
 
-class Tracker(Protocol):
-    """One service. `known` is the last step it holds."""
-
-    known: int
-
-    def log(self, step: int, numbers: dict[str, float]) -> None:
-        """One step's numbers; steps come in order."""
-
-    def replayed(self) -> None:
-        """Called once the tracker has been sent the whole record of earlier steps."""
-
-    def finish(self, *, failed: bool) -> None:
-        """Hand over what is left and close."""
-
-
 class TensorBoard:
-    """Event files; one more in the same folder for each start of the job, which takes back the steps after the resumed one."""
+    """Event files; one more in the same folder for each start of the job, which takes back the steps after the resumed one.
+
+    known, of every tracker: the last step that it holds. Steps come in order.
+    """
 
     def __init__(self, run: Run) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -69,7 +57,7 @@ class TensorBoard:
         self.writer.flush()
 
     def replayed(self) -> None:
-        """Nothing to do: older files of the run hold its first steps."""
+        """Called once the whole record of earlier steps was sent; here older files of the run hold its first steps."""
 
     def finish(self, *, failed: bool) -> None:
         """Close the file."""
@@ -198,6 +186,7 @@ def server_of(name: str) -> str | None:
     return None
 
 
+Tracker = TensorBoard | WandB | SwanLab
 TRACKERS: dict[str, Callable[[Run], Tracker]] = {"tensorboard": TensorBoard, "wandb": WandB, "swanlab": SwanLab}
 
 

@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from longspec.config import Runtime, compose
 from longspec.distributed import end_at_once, find_ranks
-from longspec.methods.glide.families import Qwen2Glide
 from longspec.methods.glide.settings import Draft
+from longspec.methods.glide.trainer import Qwen2Glide
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.train.engine import boot, build_engine
 

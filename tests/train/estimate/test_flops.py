@@ -17,10 +17,9 @@ from transformers import (
 
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.methods.glide import cost
-from longspec.methods.glide.families import class_for
 from longspec.methods.glide.method import METHOD
 from longspec.methods.glide.settings import Draft
-from longspec.methods.glide.trainer import Glide
+from longspec.methods.glide.trainer import Glide, class_for
 from longspec.models.attention.visibility import Visibility
 from longspec.states.forward import STATES_ATTENTION, Depth, TargetStates
 from longspec.train.estimate import flops

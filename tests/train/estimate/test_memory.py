@@ -26,9 +26,8 @@ from transformers import (
 )
 
 from longspec.config import Runtime, compose
-from longspec.methods.glide.families import class_for
 from longspec.methods.glide.settings import Draft
-from longspec.methods.glide.trainer import Glide
+from longspec.methods.glide.trainer import Glide, class_for
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.states.tensors import final_hidden_states, hidden_states
 from longspec.train.estimate import memory

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from longspec.distributed import Ranks
-from longspec.train.arguments import read_job
-from longspec.train.lifetime.deadline import slurm_deadline
+from longspec.train.arguments import read_job, slurm_deadline
 
 LATER = "2031-05-06T07:08:09"
 

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from longspec.chain_length import Acceptance
-from longspec.decode.drafters import DraftInput
+from longspec.decode.drafters import Drafter, DraftInput
 from longspec.decode.levels import Levels
 from longspec.decode.sampling import Sampler
 from longspec.decode.tree import DraftTree, TreeBuilder, draft_to_target_of
@@ -79,15 +78,14 @@ class MadeUpTrainer(DraftTrainer):
         return DraftOutput(loss, llm_loss if with_llm_loss else None, agreement, counts)
 
 
-class MadeUpDrafter:
+class MadeUpDrafter(Drafter):
     """One level of drafted tokens, of which the state before the root says which are likely."""
 
     reads = (FINAL,)
 
     def __init__(self, target: Any, layer: nn.Module, vocabulary: DraftVocabulary | None = None) -> None:
         self.target, self.layer, self.draft_to_target = target, layer, draft_to_target_of(vocabulary, target.device)
-        self.proposed, self.copied = None if vocabulary is None else len(vocabulary.ids), 0
-        self.acceptance: tuple[Acceptance, ...] = ()
+        self.proposed = None if vocabulary is None else len(vocabulary.ids)
         self.newest_BH = torch.empty(0)  # of the token before the root
 
     def check(self, target: Any) -> None:

@@ -22,11 +22,6 @@ from longspec.models.sparse_teacher import TOP_BYTES
 from longspec.models.target import head_width
 
 
-def step_pairs(length: int, step: int, window: int | None) -> int:
-    """Pairs of query and key in one step of a document: the text's as the window shows them, and the chain's own."""
-    return causal_pairs(length, None if window is None else window - 1 - step) + step * length
-
-
 def projection_operations(config: Any, settings: Settings, tokens: int) -> float:
     """Operations of the features, forward and backward; the target's states get a gradient for their norms alone."""
     return (3 if settings.fc_norm or settings.norm_before_fc else 2) * 2.0 * tokens * AUXILIARY * config.hidden_size**2
@@ -66,7 +61,8 @@ def operations(
     steps, pairs = range(settings.steps), [0.0] * settings.steps
     for length, times in Counter(documents).items():
         for step in steps:
-            pairs[step] += times * step_pairs(length, step, settings.sliding_window)
+            window = None if settings.sliding_window is None else settings.sliding_window - 1 - step
+            pairs[step] += times * (causal_pairs(length, window) + step * length)  # the text's, and the chain's own
     return DraftOperations(
         draft=projection_operations(config, settings, tokens)
         + sum(step_operations(layer_config(config, settings), tokens, pairs[step]) for step in steps),

@@ -60,14 +60,9 @@ def config_fields(config: Any, settings: Settings) -> dict[str, Any]:
         fields |= dict.fromkeys(("dtype", "torch_dtype"), str(config.dtype).removeprefix("torch."))
     if settings.sliding_window is not None:
         fields |= {"layer_types": ["sliding_attention"], "sliding_window": settings.sliding_window}
-    return fields | _rope(dict(config.rope_parameters))
-
-
-def _rope(rope: dict[str, Any]) -> dict[str, Any]:
-    """Rotation and its scaling, in the older form and the newer one."""
+    # Rotation and its scaling, in the newer form and the older one.
+    rope = dict(config.rope_parameters)
     scaling = {name: value for name, value in rope.items() if name != "rope_theta"}
-    return {
-        "rope_parameters": rope,
-        "rope_theta": rope["rope_theta"],
-        "rope_scaling": None if rope["rope_type"] == DEFAULT_ROPE else scaling,
-    } | {name: rope[name] for name in (PARTIAL,) if name in rope}
+    fields |= {"rope_parameters": rope, "rope_theta": rope["rope_theta"]}
+    fields["rope_scaling"] = None if rope["rope_type"] == DEFAULT_ROPE else scaling
+    return fields | {name: rope[name] for name in (PARTIAL,) if name in rope}

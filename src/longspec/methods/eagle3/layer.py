@@ -82,9 +82,6 @@ class Midlayer(nn.Module):
 class DraftHead(nn.Linear):
     """The draft's own head. Its weight may be whole within its forward alone, so losses over the weight are taken there."""
 
-    def __init__(self, width: int, proposed: int) -> None:
-        super().__init__(width, proposed, bias=False)
-
     def forward(self, hidden: Any, take: Take | None = None) -> Any:
         """Logits of hidden states [..., H]; or what `take` makes of the weight and of hidden states."""
         return super().forward(hidden) if take is None else take(self.weight, hidden)
@@ -116,7 +113,7 @@ class Eagle3Layer(nn.Module):
         self.fc = nn.Linear(AUXILIARY * width, width, bias=False)
         self.midlayer = Midlayer(config, settings.norm_before_residual)
         self.norm = _norm(config)
-        self.lm_head = DraftHead(width, proposed)
+        self.lm_head = DraftHead(width, proposed, bias=False)
         ids_V = None if settings.ids is None else torch.tensor(settings.ids)
         if settings.vocabulary is None:
             ids_V = torch.arange(proposed)

@@ -7,20 +7,12 @@ import numpy as np
 
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods.contract import Distribution
-from longspec.methods.eagle3 import cost
+from longspec.methods.eagle3 import cost, weights
 from longspec.methods.eagle3.drafter import Eagle3Drafter
 from longspec.methods.eagle3.engine_config import config_fields
 from longspec.methods.eagle3.layer import Eagle3Layer, fresh_layer
 from longspec.methods.eagle3.settings import Settings
 from longspec.methods.eagle3.trainer import reads, trainer
-from longspec.methods.eagle3.weights import (
-    check_draft_state,
-    check_same_draft,
-    draft_settings,
-    load_draft_weights,
-    published_layout,
-)
-from longspec.states.tensors import StateTensor
 
 
 class Eagle3Method:
@@ -28,20 +20,17 @@ class Eagle3Method:
 
     name = "eagle3"
     layer = Eagle3Layer
+    reads = staticmethod(reads)
     fresh_layer = staticmethod(fresh_layer)
     trainer = staticmethod(trainer)
     memory = staticmethod(cost.memory)
     operations = staticmethod(cost.operations)
-    published = staticmethod(published_layout)
+    published = staticmethod(weights.published_layout)
     config_fields = staticmethod(config_fields)
-    check_state = staticmethod(check_draft_state)
-    check_same = staticmethod(check_same_draft)
-    load = staticmethod(load_draft_weights)
-    stored_settings = staticmethod(draft_settings)
-
-    def reads(self, config: Any, settings: Settings, *, with_llm_loss: bool) -> tuple[StateTensor, ...]:
-        """Three auxiliary hidden states, and the final ones, which make the labels."""
-        return reads(config, settings)
+    check_state = staticmethod(weights.check_draft_state)
+    check_same = staticmethod(weights.check_same_draft)
+    load = staticmethod(weights.load_draft_weights)
+    stored_settings = staticmethod(weights.draft_settings)
 
     def learnt(self, settings: Settings) -> Distribution:
         """Over the draft vocabulary; which tokens these are is known where its file was read."""

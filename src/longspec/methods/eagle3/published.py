@@ -59,7 +59,12 @@ def read_published(
         target_vocabulary=None if ids is None else target.vocab_size,
     )
     check_values(vars(settings), str(file), ELSEWHERE)
-    _warn_of_positions(layer, target, file)
+    own, wanted = layer.max_position_embeddings, target.max_position_embeddings
+    if own < wanted:
+        log(
+            f"warning: {file}: max_position_embeddings: is {own}, the target has {wanted}: it was hardly trained on longer "
+            f"texts, and its acceptance falls beyond {own} tokens; train it on rows that are as long as the texts to be drafted"
+        )
     return state, settings
 
 
@@ -159,12 +164,3 @@ def _shape(layer: LlamaConfig, target: Any, file: Path) -> dict[str, Any]:
     beside = {name: getattr(default, name) for name in SHAPE if name != "head_dim"} | {"head_dim": head_width(target)}
     beside[ROPE] = {name: value for name, value in dict(target.rope_parameters).items() if value is not None}
     return {name: value for name, value in own.items() if value != beside[name]}
-
-
-def _warn_of_positions(layer: LlamaConfig, target: Any, file: Path) -> None:
-    own, wanted = layer.max_position_embeddings, target.max_position_embeddings
-    if own < wanted:
-        log(
-            f"warning: {file}: max_position_embeddings: is {own}, the target has {wanted}: it was hardly trained on longer "
-            f"texts, and its acceptance falls beyond {own} tokens; train it on rows that are as long as the texts to be drafted"
-        )

@@ -53,8 +53,11 @@ class Fields:
     def _section(self, name: str) -> dict[str, Any]:
         found = self.top.get(name) or {}
         if not isinstance(found, dict):
-            raise ValueError(f"{self.file}: {name}: is {found!r}, must be an object; correct a copy of the folder")
+            raise self._strange(name, found, "an object")
         return found
+
+    def _strange(self, name: str, value: Any, wanted: str) -> ValueError:
+        return ValueError(f"{self.file}: {name}: is {value!r}, must be {wanted}; correct a copy of the folder")
 
     def of_llama(self) -> dict[str, Any]:
         """Those that LlamaConfig takes; what is missing has its defaults there."""
@@ -69,39 +72,32 @@ class Fields:
             log(f"{self.file}: {name}: missing; taken for true, as vLLM does in this layout")
             return True
         if value not in (None, True, False):
-            raise ValueError(f"{self.file}: {name}: is {value!r}, must be true or false; correct a copy of the folder")
+            raise self._strange(name, value, "true or false")
         return bool(value)
 
     def layers(self) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
         """The auxiliary layers, by their inputs and by their outputs; None where the file does not say it so."""
-        inputs, outputs = self._numbers(self.top.get(LAYER_IDS)), self._numbers(self.eagle.get(LAYER_IDS))
-        return inputs, outputs
+        return self._numbers(self.top.get(LAYER_IDS)), self._numbers(self.eagle.get(LAYER_IDS))
 
     def _numbers(self, value: Any) -> tuple[int, ...] | None:
         if value in (None, []):
             return None
         if not isinstance(value, list) or any(type(each) is not int for each in value):
-            raise ValueError(f"{self.file}: {LAYER_IDS}: is {value!r}, must be numbers of layers; correct a copy of the folder")
+            raise self._strange(LAYER_IDS, value, "numbers of layers")
         return tuple(value)
 
     def sliding_window(self) -> int | None:
         """The keys that the layer's attention sees, where layer_types says that it slides, as vLLM has it; None: all."""
         types = self.layer.get("layer_types") or []
         if not isinstance(types, list) or any(each not in LAYER_TYPES for each in types):
-            raise ValueError(
-                f"{self.file}: layer_types: is {types!r}, must be a list of {' or '.join(LAYER_TYPES)}; "
-                "correct a copy of the folder"
-            )
+            raise self._strange("layer_types", types, f"a list of {' or '.join(LAYER_TYPES)}")
         return self.layer.get("sliding_window") if types[:1] == [SLIDING] else None
 
     def steps(self) -> int:
         """The tokens of a chain that it was trained for: what `speculators` proposes, else the default."""
         proposals = self._section("speculators_config").get("proposal_methods") or [{}]
         if not isinstance(proposals, list) or not isinstance(proposals[0], dict):
-            raise ValueError(
-                f"{self.file}: speculators_config.proposal_methods: is {proposals!r}, must be a list of objects; "
-                "correct a copy of the folder"
-            )
+            raise self._strange("speculators_config.proposal_methods", proposals, "a list of objects")
         steps, most = proposals[0].get("speculative_tokens"), int(RANGES["steps"].high)
         if type(steps) is int and steps > most:
             log(f"{self.file}: speculative_tokens: is {steps}; taken for {most}, the longest chain that is trained")

@@ -61,9 +61,8 @@ class Method:
     sliding_window: int | None = None  # keys its self attention sees, the query's own among them; null: all
     fc_norm: bool = False  # EAGLE-3.1: each auxiliary hidden state has a norm before the projection
     norm_output: bool = False  # EAGLE-3.1: what the draft feeds back is normed
-    norm_before_residual: bool = field(
-        default=False, metadata=LATER
-    )  # the layer adds to the normed feature, not to the feature
+    # The layer adds to the normed feature, not to the feature.
+    norm_before_residual: bool = field(default=False, metadata=LATER)
     norm_before_fc: bool = field(default=False, metadata=LATER)  # one norm over all auxiliary states side by side
     # The layer's shape, where it is not the target's; null: the target's.
     intermediate_size: int | None = field(default=None, metadata=LATER)
@@ -236,23 +235,19 @@ def told(recipe: Any) -> list[tuple[tuple[str, ...], str, str]]:
     size = "all of the target's" if method.vocabulary is None else f"{method.vocabulary:,}"
     lender = "" if method.vocabulary_from is None else f", of {method.vocabulary_from}"
     window = "none" if method.sliding_window is None else str(method.sliding_window)
-    return [
+    rows: list[tuple[tuple[str, ...], str, str]] = [
         (("method.layers",), "layers read", layers),
         (("method.vocabulary", "method.vocabulary_from"), "draft vocabulary, tokens", f"{size}{lender}"),
         (("draft.steps", "draft.decay"), "chain", f"{draft.steps} steps, weighted {draft.decay:g}^i"),
         (("method.sliding_window",), "attention window, tokens", window),
-        *_told_of_its_own(method),
     ]
-
-
-def _told_of_its_own(method: Any) -> list[tuple[tuple[str, ...], str, str]]:
-    """A row where the layer is not shaped and normed as ours by default: drafts that were begun elsewhere seldom are."""
+    # Drafts that were begun elsewhere are seldom shaped and normed as ours by default.
     own = {name: method[name] for name in ("norm_before_residual", "norm_before_fc", *SHAPE)}
     values = {name: value for name, value in own.items() if value not in (None, False)}
-    if not values:
-        return []
-    told = ", ".join(name if value is True else f"{name} {value}" for name, value in values.items())
-    return [(tuple(f"method.{name}" for name in values), "of its own", told)]
+    if values:
+        words = ", ".join(name if value is True else f"{name} {value}" for name, value in values.items())
+        rows.append((tuple(f"method.{name}" for name in values), "of its own", words))
+    return rows
 
 
 def layer_weights(sizes: Any, method: Any = None) -> int:
@@ -260,14 +255,10 @@ def layer_weights(sizes: Any, method: Any = None) -> int:
 
     The projection of the target's hidden states is read once a round, and is left out.
     """
-    own = {name: None if method is None else method[name] for name in SHAPE}
-    heads, key_values, width, inner = (
-        own[name] or default
-        for name, default in (
-            *((name, getattr(sizes, name)) for name in ("num_attention_heads", "num_key_value_heads", "head_dim")),
-            ("intermediate_size", ffn_width(sizes)),
-        )
-    )
+    names = ("num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size")
+    of_target = (sizes.num_attention_heads, sizes.num_key_value_heads, sizes.head_dim, ffn_width(sizes))
+    own = [None if method is None else method[name] for name in names]
+    heads, key_values, width, inner = (mine or default for mine, default in zip(own, of_target, strict=True))
     return sizes.hidden_size * (width * (3 * heads + 4 * key_values) + 3 * inner)
 
 

@@ -9,14 +9,9 @@ from longspec.methods.eagle3.settings import SHAPE, Settings, ffn_width
 from longspec.models.target import head_width
 
 
-def own_shape(settings: Settings) -> dict[str, Any]:
-    """The parts of the shape that are not the target's, by the names of transformers' configurations."""
-    return {name: getattr(settings, name) for name in SHAPE if getattr(settings, name) is not None}
-
-
 def layer_config(config: Any, settings: Settings) -> Any:
     """The target's configuration with the layer's own shape in it; the target's own where the draft has none."""
-    own = own_shape(settings)
+    own = {name: getattr(settings, name) for name in SHAPE if getattr(settings, name) is not None}
     if ffn_width(config) != config.intermediate_size:
         own = {"intermediate_size": ffn_width(config)} | own
     if not own:

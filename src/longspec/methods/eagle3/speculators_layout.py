@@ -70,10 +70,14 @@ def exported(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         layer = Eagle3Layer(LlamaConfig(**{name: config[name] for name in SHAPES}), settings)
     tensors = read_tensors(weights_file)
     check_draft_state(layer, tensors, weights_file, config)
-    source = config["target_source"]
+    source, model_type = config["target_source"], config["target"]["model_type"]
+    if model_type not in FAMILIES:
+        raise ValueError(
+            f"{file}: target: model_type: is {model_type!r}, must be one of {', '.join(FAMILIES)}; {again(config)}"
+        )
     verifier = {
         "name_or_path": source.removeprefix(HUB) if source.startswith(HUB) else config["target_path"],
-        "architectures": [_class_of(config, file)],
+        "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]],
     }
     proposal = {
         "proposal_type": "greedy",
@@ -100,13 +104,3 @@ def exported(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def _taken(config: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """These fields of a configuration that draft_settings has checked; some may not be there."""
     return {name: config[name] for name in names if name in config or name not in OPTIONAL}
-
-
-def _class_of(config: dict[str, Any], file: Path) -> str:
-    """The class of transformers that the target is. Raises ValueError for a type that no target has."""
-    model_type = config["target"]["model_type"]
-    if model_type not in FAMILIES:
-        raise ValueError(
-            f"{file}: target: model_type: is {model_type!r}, must be one of {', '.join(FAMILIES)}; {again(config)}"
-        )
-    return MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]

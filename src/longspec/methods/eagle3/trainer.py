@@ -1,9 +1,10 @@
 """EAGLE-3 in training (arXiv 2503.01840, section 3.2): chains unrolled from every token of a text beside a frozen target.
 
-Shapes: B rows, S tokens, C chains of a step, M of them with a label, H hidden width, N query heads, K key/value heads,
-D head width.
+Shapes: B rows, S tokens, C chains of a step, N tokens whose next one is trained, M of them that a step's chains reach, H hidden
+width, N query heads, K key/value heads, D head width.
 """
 
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,23 +15,76 @@ from torch import Tensor
 from longspec.draft_vocabulary import check_size
 from longspec.families import position_limit
 from longspec.methods.contract import DraftOutput, DraftTrainer
-from longspec.methods.eagle3.chain_labels import ChainLabels
 from longspec.methods.eagle3.layer import Eagle3Layer, check_vocabulary, fresh_layer
 from longspec.methods.eagle3.settings import Settings, layers_of
 from longspec.methods.eagle3.weights import check_same_draft, load_draft_weights
 from longspec.models.attention.chains import KeysValues, attend_chains
-from longspec.models.attention.visibility import Visibility
+from longspec.models.attention.visibility import PADDING, Visibility, document_starts
 from longspec.models.chain_losses import ChainSums, DenseTeacher, Teacher, chain_cross_entropy
-from longspec.models.inputs import NO_LABEL, check_ranges, check_shapes
+from longspec.models.inputs import NO_LABEL, check_inputs, check_ranges
 from longspec.states.forward import TargetStates
 from longspec.states.target_labels import sparse_teacher
 from longspec.states.tensors import COS, EMBEDDED, FINAL, HIDDEN, SIN, StateTensor, final_hidden_states, hidden_states
 
 
-def reads(config: Any, settings: Settings) -> tuple[StateTensor, ...]:
-    """The inputs of the three auxiliary layers, and the final hidden states for the labels."""
+def reads(config: Any, settings: Settings, *, with_llm_loss: bool) -> tuple[StateTensor, ...]:
+    """The inputs of the three auxiliary layers, and the final hidden states, which the labels are made of in any case."""
     layers = layers_of(settings.layers, config.num_hidden_layers)
     return (*(hidden_states(config, layer) for layer in layers), final_hidden_states(config))
+
+
+@dataclass(frozen=True)
+class ChainLabels:
+    """Which chains of a text have a label in which step.
+
+    A chain begins at every token t whose next one is in its document; in step i it predicts token t + 2 + i, by the target's
+    distribution after token t + 1 + i. Rows without document ids are one document each.
+
+    tokens_N: of the B * S tokens those whose next one is trained and in their document; labels_N: that next one.
+
+    For each step, int64 [M]: chains, of the B * (S - 2 - step) that can have a label, those that predict one of these; places:
+    which of the N. past_document: how many predictions, over all chains and steps, would be of a token past the end of the
+    document in which the chain begins.
+    """
+
+    tokens_N: Tensor
+    labels_N: Tensor
+    chains: list[Tensor]
+    places: list[Tensor]
+    past_document: Tensor
+
+    @classmethod
+    def of(cls, labels_BS: Tensor, document_ids_BS: Tensor | None, steps: int) -> "ChainLabels":
+        """Those of rows with at least steps + 2 tokens."""
+        next_BS, starts_BS = labels_BS[:, 1:], None
+        if document_ids_BS is not None:
+            starts_BS = document_starts(document_ids_BS)
+            next_BS = next_BS.masked_fill(starts_BS[:, 1:] != starts_BS[:, :-1], NO_LABEL)
+        trained_BS = next_BS != NO_LABEL
+        places_BS = trained_BS.flatten().cumsum(0).view_as(trained_BS) - 1
+        chains, places = [], []
+        for step in range(steps):
+            reached = trained_BS[:, 1 + step :]
+            if starts_BS is not None:
+                reached = reached & (starts_BS[:, 1 + step : -1] == starts_BS[:, : -2 - step])
+            chains.append(reached.flatten().nonzero()[:, 0])
+            places.append(places_BS[:, 1 + step :][reached])
+        last = torch.zeros_like(trained_BS[:, :1])
+        tokens_N = torch.cat([trained_BS, last], dim=1).flatten().nonzero()[:, 0]
+        return cls(tokens_N, next_BS[trained_BS], chains, places, _count_past_document(labels_BS, document_ids_BS, steps))
+
+
+def _count_past_document(labels_BS: Tensor, document_ids_BS: Tensor | None, steps: int) -> Tensor:
+    """Predictions past a document's end: in step i of a document of n tokens, min(n - 1, i + 1) of its n - 1 chains."""
+    if document_ids_BS is None:
+        document_ids_BS = torch.zeros_like(labels_BS)
+    is_text_BS, starts_BS = document_ids_BS != PADDING, document_starts(document_ids_BS)
+
+    def within(distance: int) -> Tensor:
+        """Tokens with another one so far behind them in their document."""
+        return ((starts_BS[:, distance:] == starts_BS[:, :-distance]) & is_text_BS[:, distance:]).sum()
+
+    return steps * within(1) - torch.stack([within(2 + step) for step in range(steps)]).sum()
 
 
 class _Keys:
@@ -94,20 +148,16 @@ class Eagle3Trainer(DraftTrainer):
 
         Raises ValueError that names what is out of range.
         """
-        check_shapes(input_ids, labels=labels, position_ids=position_ids, document_ids=document_ids)
-        if num_labels is not None and num_labels <= 0:
-            raise ValueError(f"num_labels: must be above 0, is {num_labels}")
+        position_ids = check_inputs(input_ids, position_ids, num_labels, labels=labels, document_ids=document_ids)
         if input_ids.shape[1] < self.settings.steps + 2:
             raise ValueError(
                 f"input_ids: chains of {self.settings.steps} (recipe.draft.steps) find no place in rows of "
                 f"{input_ids.shape[1]} tokens"
             )
         config = self.states.config
-        if position_ids is None:
-            position_ids = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
         check_ranges(input_ids, labels, position_ids, None, config.vocab_size, position_limit(config))
         check_rising(position_ids, labels, document_ids)
-        names = [tensor.name for tensor in reads(config, self.settings)]
+        names = [tensor.name for tensor in reads(config, self.settings, with_llm_loss=with_llm_loss)]
         found = self.states(input_ids, position_ids, document_ids, names, row_numbers)
         chain_labels = ChainLabels.of(labels, document_ids, self.settings.steps)
         rows = self._unrolled(found, position_ids, document_ids, chain_labels)

@@ -42,13 +42,14 @@ def ids_of(
             raise ValueError(f"{source}: {name}: {told}, must be {dtype} {wanted}; {advice}")
     target_vocabulary = len(found[T2D])
     ids_V = found[D2T] + torch.arange(vocabulary)
-    wrong = _not_ascending(ids_V.tolist(), target_vocabulary)
-    if wrong:
-        token, lowest = wrong[0]
-        raise ValueError(
-            f"{source}: {D2T}: draft token {token} is the target's {int(ids_V[token])}, must be one of {lowest} to "
-            f"{target_vocabulary - 1}, ascending; {advice}"
-        )
+    lowest = 0
+    for token, own in enumerate(ids_V.tolist()):
+        if not lowest <= own < target_vocabulary:
+            raise ValueError(
+                f"{source}: {D2T}: draft token {token} is the target's {own}, must be one of {lowest} to "
+                f"{target_vocabulary - 1}, ascending; {advice}"
+            )
+        lowest = own + 1
     marked_V = found[T2D].nonzero().flatten()
     if not torch.equal(marked_V, ids_V):
         only = sorted(set(marked_V.tolist()) ^ set(ids_V.tolist()))[0]
@@ -56,9 +57,3 @@ def ids_of(
             f"{source}: {T2D}: marks {len(marked_V)} tokens, {D2T} names {vocabulary}; token {only} is in one of them; {advice}"
         )
     return tuple(ids_V.tolist())
-
-
-def _not_ascending(ids: list[int], target_vocabulary: int) -> list[tuple[int, int]]:
-    """Draft tokens that stand for no token of the target or for one of those before, with the lowest they could have."""
-    lowest = [0, *(one + 1 for one in ids[:-1])]
-    return [(n, low) for n, (one, low) in enumerate(zip(ids, lowest, strict=True)) if not low <= one < target_vocabulary]

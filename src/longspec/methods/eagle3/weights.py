@@ -2,22 +2,16 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from longspec.methods.draft_files import (
-    METHOD,
-    again,
-    check_draft_config,
-    check_same_settings,
-    draft_weights_file,
-    read_draft_config,
-    stored_settings,
-)
-from longspec.methods.eagle3.folder_check import check_folder
-from longspec.methods.eagle3.settings import MEANING, NAME, Settings, layers_of
+from longspec.methods import draft_files
+from longspec.methods.draft_files import METHOD, again, draft_weights_file
+from longspec.methods.eagle3.engine_config import config_fields
+from longspec.methods.eagle3.settings import AUXILIARY, MEANING, NAME, SHAPE, Settings, check_shape, check_values, layers_of
 from longspec.methods.eagle3.vocabulary_tensors import D2T, T2D, ids_of, vocabulary_tensors
 from longspec.methods.layer_state import check_state
 from longspec.models.weight_files import read_tensors
@@ -26,6 +20,20 @@ NORMS_BEFORE_FC = {
     "fc_norm": "; recipe.method.fc_norm says whether there are norms before fc",
     "input_norm": "; recipe.method.norm_before_fc says whether there is one norm before fc",
 }
+
+
+COUNTS = (
+    "num_hidden_layers",
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+)
+# Of the target, and no part of the section `target`: they are taken as the file has them.
+NOT_STORED = ("hidden_act", "bos_token_id", "eos_token_id")
+MAY_BE_LEFT_OUT = ("layer_types", "sliding_window", "partial_rotary_factor")  # by config_fields, where there is none
 
 
 def published_layout(state: dict[str, Tensor], settings: Settings) -> dict[str, Tensor]:
@@ -79,12 +87,12 @@ def check_same_draft(path: str | Path, config: Any, settings: Settings) -> None:
 
     Raises ValueError that names the field and both values; files of weights alone say nothing of themselves.
     """
-    check_draft_config(path, config)
+    draft_files.check_draft_config(path, config)
     if _of_this_method(path) is None:
         return
     stored = draft_settings(path)
     own = replace(settings, layers=layers_of(settings.layers, config.num_hidden_layers))
-    check_same_settings(path, "recipe.method", MEANING, own, stored)
+    draft_files.check_same_settings(path, "recipe.method", MEANING, own, stored)
 
 
 def draft_settings(path: str | Path) -> Settings:
@@ -92,7 +100,7 @@ def draft_settings(path: str | Path) -> Settings:
 
     Raises ValueError with file, key and both values where they are strange, or at odds with what engines read.
     """
-    found, settings = _of_this_method(path), stored_settings(path, Settings)
+    found, settings = _of_this_method(path), draft_files.stored_settings(path, Settings)
     if found is None or settings is None:
         raise ValueError(
             f"{path}: has no config.json of a draft beside it, and does not tell its settings; give a draft folder"
@@ -121,7 +129,62 @@ def known_ids(layer: nn.Module) -> Tensor | None:
 
 def _of_this_method(path: str | Path) -> tuple[Path, dict[str, Any]] | None:
     """Path and content of the config.json beside a draft's weights, None without. Raises ValueError for another method's."""
-    found = read_draft_config(path)
+    found = draft_files.read_draft_config(path)
     if found is not None and found[1][METHOD] != NAME:
         raise ValueError(f"{found[0]}: {METHOD}: is {found[1][METHOD]!r}, this draft is {NAME!r}; give a draft of this method")
     return found
+
+
+def check_folder(settings: Settings, content: dict[str, Any], file: Path) -> None:
+    """Hold a draft folder's config.json against itself: engines read one part of it and decoding here another.
+
+    Raises ValueError for settings that no draft of the folder's target has, and for each field at odds with them.
+    """
+    target = _target(content, file)
+    _check_settings(settings, target, file, again(content))
+    wanted = config_fields(target, settings)
+    del wanted["settings"]
+    wrong = [
+        f"{name}: {_told(content, name, 'missing')}, by its settings and target it {_told(wanted, name, 'left out')}"
+        for name in (*wanted, *(name for name in MAY_BE_LEFT_OUT if name not in wanted))
+        if (name in content) != (name in wanted) or content.get(name) != wanted.get(name)
+    ]
+    if wrong:
+        raise ValueError(f"{file}: {'; '.join(wrong)}; {again(content)}")
+
+
+def _told(fields: dict[str, Any], name: str, absent: str) -> str:
+    return f"is {fields[name]!r}" if name in fields else f"is {absent}"
+
+
+def _target(content: dict[str, Any], file: Path) -> Any:
+    """The folder's own target, as far as config_fields asks. Raises ValueError for a field that no target has so."""
+    target = content["target"]
+    rope = target.get("rope_parameters")
+    for name, fits, kind in (
+        ("model_type", isinstance(target.get("model_type"), str), "a text"),
+        *((name, type(target.get(name)) is int and target[name] >= 1, "a number of the target's") for name in COUNTS),
+        ("rms_norm_eps", isinstance(target.get("rms_norm_eps"), int | float), "a number of the target's"),
+        ("rope_parameters", isinstance(rope, dict) and {"rope_theta", "rope_type"} <= rope.keys(), "the target's rotation"),
+    ):
+        if not fits:
+            raise ValueError(f"{file}: target: {name}: {_told(target, name, 'missing')}, must be {kind}; {again(content)}")
+    missing = [name for name in NOT_STORED if name not in content]
+    if missing:
+        raise ValueError(f"{file}: {', '.join(missing)}: is missing, must be as the target's; {again(content)}")
+    beside = {name: content[name] for name in NOT_STORED}
+    return SimpleNamespace(**{"head_dim": None} | target | beside | {"dtype": content.get("dtype")})
+
+
+def _check_settings(settings: Settings, target: Any, file: Path, advice: str) -> None:
+    check_values(vars(settings), f"{file}: settings", advice)
+    check_shape({name: getattr(settings, name) for name in SHAPE}, f"{file}: settings")
+    layers, last = list(settings.layers or ()), target.num_hidden_layers - 1
+    if len(layers) != AUXILIARY or layers != sorted({layer for layer in layers if 0 <= layer <= last}):
+        raise ValueError(
+            f"{file}: settings: layers: is {layers}, must be {AUXILIARY} of the target's layers 0 to {last}, ascending; "
+            f"{advice}"
+        )
+    if settings.vocabulary is not None and settings.vocabulary > target.vocab_size:
+        told = f"is {settings.vocabulary}, the target has {target.vocab_size} tokens"
+        raise ValueError(f"{file}: settings: vocabulary: {told}; {advice}")

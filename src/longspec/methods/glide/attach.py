@@ -5,8 +5,7 @@ from typing import Any
 from longspec import methods
 from longspec.families import check_target
 from longspec.methods.draft_files import target_and_draft
-from longspec.methods.glide.families import class_for
-from longspec.methods.glide.trainer import Glide
+from longspec.methods.glide.trainer import Glide, class_for
 from longspec.models.target_config import read_target_config
 
 

@@ -10,9 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longspec.chain_length import Acceptance
 from longspec.decode.cache import slide
-from longspec.decode.drafters import DraftInput, check_beside
+from longspec.decode.drafters import Drafter, DraftInput, check_beside
 from longspec.decode.levels import Levels
 from longspec.decode.sampling import Sampler
 from longspec.decode.tree import DraftTree, TreeBuilder, draft_to_target_of
@@ -24,7 +23,7 @@ from longspec.models.tensor_parallel import whole
 from longspec.states.tensors import KEYS, VALUES
 
 
-class GlideDrafter:
+class GlideDrafter(Drafter):
     """Proposes by a draft layer beside its target. Chains are drawn from the draft when sampling, trees are its beams.
 
     vocabulary: the tokens to propose, for whose rows alone the target's head is then asked; None: all.
@@ -33,10 +32,9 @@ class GlideDrafter:
     def __init__(self, target: Any, layer: GlideLayer, window: int, vocabulary: DraftVocabulary | None = None) -> None:
         self.target, self.layer, self.window = target, layer, window
         self.draft_to_target = draft_to_target_of(vocabulary, target.device)
-        self.proposed, self.copied = None if vocabulary is None else len(vocabulary.ids), 0
-        self.acceptance: tuple[Acceptance, ...] = ()
         self.head_VH: Tensor | None = None
         if self.draft_to_target is not None:
+            self.proposed = len(self.draft_to_target.ids_V)
             self.head_VH = whole(target.lm_head.weight.detach())[self.draft_to_target.ids_V]
         last = target.config.num_hidden_layers - 1
         self.reads = (f"{KEYS}{last}", f"{VALUES}{last}")
@@ -73,7 +71,9 @@ class GlideDrafter:
 
         A node at depth d sees all of the target's cache, which ends d + 1 tokens before it: the lag d + 1 of training.
         """
-        embedded_BWH, rope = self._take_in_level(draft_input, builder)
+        positions_B1 = draft_input.lengths_B[:, None] + (len(builder.sizes) - 1)
+        embedded_BWH, rope, new = self._take_in(builder.tokens[-1], positions_B1.expand_as(builder.tokens[-1]))
+        self.tree_own.append(new)
         size, depths_S = builder.sizes[-1], builder.depths_S
         assert self.own is not None
         own_visibility = TreeVisibility(
@@ -89,8 +89,7 @@ class GlideDrafter:
         target_visibility = TreeVisibility(draft_input.lengths, draft_input.lengths_B, nothing_BW0, depths_W, depths_W[:0])
         keys, values = zip(self.own, *self.tree_own, strict=True)
         own = (torch.cat(keys, dim=2), torch.cat(values, dim=2))
-        keys_BKTD, values_BKTD = (draft_input.cached[name] for name in self.reads)
-        cached = (keys_BKTD, values_BKTD)
+        cached = (draft_input.cached[self.reads[0]], draft_input.cached[self.reads[1]])
         hidden_BWH = self.layer(embedded_BWH, rope, own, cached, own_visibility, target_visibility)
         return self.target.lm_head(hidden_BWH) if self.head_VH is None else F.linear(hidden_BWH, self.head_VH)
 
@@ -109,13 +108,6 @@ class GlideDrafter:
         """Go on with these rows alone."""
         assert self.own is not None
         self.own = (self.own[0][rows_B], self.own[1][rows_B])
-
-    def _take_in_level(self, draft_input: DraftInput, builder: TreeBuilder) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Add the newest level's keys and values; its embeddings [B, W, H] and rotations."""
-        positions_B1 = draft_input.lengths_B[:, None] + (len(builder.sizes) - 1)
-        embedded_BWH, rope, own = self._take_in(builder.tokens[-1], positions_B1.expand_as(builder.tokens[-1]))
-        self.tree_own.append(own)
-        return embedded_BWH, rope
 
     def _take_in(self, tokens_BW: Tensor, positions_BW: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """Embeddings [B, W, H], rotations, and the draft's own keys and values [B, K, W, D]."""

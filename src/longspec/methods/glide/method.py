@@ -1,6 +1,10 @@
-"""GLIDE as the house's draft method `glide`."""
+"""GLIDE as the house's draft method `glide`, and the random draws of its training: a function of (seed, step, row) alone.
+
+Shapes: S tokens of one row.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +14,46 @@ from torch import Tensor
 
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods.contract import Distribution
-from longspec.methods.glide import cost
+from longspec.methods.glide import cost, weights
 from longspec.methods.glide.drafter import GlideDrafter
-from longspec.methods.glide.draws import draw_row, shift_positions
-from longspec.methods.glide.families import class_for
 from longspec.methods.glide.layer import GlideLayer, fresh_layer
 from longspec.methods.glide.settings import BLOCKS, Draft
-from longspec.methods.glide.trainer import PUBLISHED, Glide, reads
-from longspec.methods.glide.weights import (
-    check_draft_state,
-    check_same_draft,
-    draft_settings,
-    load_draft_weights,
-    published_layout,
-)
+from longspec.methods.glide.trainer import PUBLISHED, Glide, class_for, reads
+
+# The published code keeps this many positions free at the end of the target's range.
+RESERVED_POSITIONS = 1000
+
+
+@dataclass(frozen=True)
+class RowDraw:
+    """Values drawn for one row in one step."""
+
+    anchors: int
+    offset: int
+    lag: int
+
+
+def draw_row(draft: Draft, seed: int, step: int, row: int, length: int, target_positions: int) -> RowDraw:
+    """Anchors, offset and lag of one row (LongSpec 3.1, 3.2 and the published limits).
+
+    length: tokens of the row; target_positions: the target's max_position_embeddings. Rows longer than `anchors_up_to` and
+    targets too short for an offset keep plain positions (offset 0).
+    """
+    generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, step, row])))
+    anchors = int(generator.integers(0, draft.anchor_tokens + 1))
+    limit = min(draft.max_position, target_positions - RESERVED_POSITIONS) - length
+    offset = int(generator.integers(0, max(limit, 0) + 1))
+    lag = int(generator.integers(1, draft.lag + 1))
+    if draft.anchors == "fixed":
+        anchors = draft.anchor_tokens
+    if draft.anchors == "off" or length > draft.anchors_up_to:
+        anchors = offset = 0
+    return RowDraw(anchors, offset, draft.lag if draft.lag_mode == "fixed" else lag)
+
+
+def shift_positions(position_ids_S: np.ndarray, draw: RowDraw) -> np.ndarray:
+    """Anchor-offset positions: each document's first `anchors` tokens stay, all later ones move by `offset`."""
+    return np.where(position_ids_S >= draw.anchors, position_ids_S + draw.offset, position_ids_S)
 
 
 class GlideMethod:
@@ -33,9 +63,10 @@ class GlideMethod:
     reads = staticmethod(reads)
     memory = staticmethod(cost.memory)
     operations = staticmethod(cost.operations)
-    check_state = staticmethod(check_draft_state)
-    check_same = staticmethod(check_same_draft)
-    load = staticmethod(load_draft_weights)
+    check_state = staticmethod(weights.check_draft_state)
+    check_same = staticmethod(weights.check_same_draft)
+    load = staticmethod(weights.load_draft_weights)
+    fresh_layer = staticmethod(fresh_layer)
 
     def learnt(self, settings: Draft) -> Distribution | None:
         """Over all tokens, for soft labels."""
@@ -45,13 +76,9 @@ class GlideMethod:
         """One decoder layer."""
         return GlideLayer(config, final_norm=settings.final_norm)
 
-    def fresh_layer(self, states: Any, settings: Draft) -> GlideLayer:
-        """A random layer or a copy of one of the target's; a final norm, where it has one, is the target's."""
-        return fresh_layer(states, settings)
-
-    def trainer(self, states: Any, settings: Draft, weights: Path | None) -> Glide:
+    def trainer(self, states: Any, settings: Draft, start: Path | None) -> Glide:
         """The class of the target's family."""
-        path = None if weights is None else str(weights)
+        path = None if start is None else str(start)
         return class_for(states.config.model_type)(states.config, "", path, draft=settings, states=states)
 
     def draws(
@@ -77,7 +104,7 @@ class GlideMethod:
 
     def published(self, state: dict[str, Tensor], settings: Draft) -> dict[str, Tensor]:
         """The published set of names."""
-        return published_layout(state)
+        return weights.published_layout(state)
 
     def config_fields(self, config: Any, settings: Draft) -> dict[str, Any]:
         """None: other readers of GLIDE drafts read weights alone."""
@@ -85,7 +112,7 @@ class GlideMethod:
 
     def stored_settings(self, path: Path) -> Draft:
         """Published weights are of the variant that was published."""
-        return draft_settings(path) or PUBLISHED
+        return weights.draft_settings(path) or PUBLISHED
 
     def drafter(
         self, target: Any, layer: GlideLayer, settings: Draft, vocabulary: DraftVocabulary | None = None

@@ -1,5 +1,7 @@
 """GLIDE in training (LongSpec, arXiv 2502.17421, section 3): a draft layer beside a frozen target, and its loss.
 
+There is a class for each family of targets, called `(config, target_model_path, glide_path=None, dtype=None)`.
+
 Shapes: B batch, S tokens, H hidden width, K key/value heads, D head width.
 """
 
@@ -19,7 +21,7 @@ from longspec.methods.glide.settings import BLOCKS, Draft
 from longspec.methods.glide.weights import draft_settings, load_draft_state, load_draft_weights
 from longspec.models.attention.backends import AUTO, check_backend
 from longspec.models.attention.visibility import Visibility
-from longspec.models.inputs import NO_LABEL, check_ranges, check_shapes, lag_per_row
+from longspec.models.inputs import NO_LABEL, check_inputs, check_ranges
 from longspec.models.losses import linear_cross_entropy
 from longspec.models.precision import resolve_dtype
 from longspec.models.sparse_teacher import SparseTeacher
@@ -51,8 +53,24 @@ def _stacked(outputs: list[DraftOutput]) -> DraftOutput:
     return DraftOutput(torch.stack([output.loss for output in outputs]), llm_loss, agreement)
 
 
+def _lag_per_row(lag: int | Tensor | str | None, input_ids: Tensor) -> Tensor | None:
+    """The lag as int64 [B], None = 1; None for blocks. Raises ValueError for another word, and another shape or dtype."""
+    batch = input_ids.shape[0]
+    if isinstance(lag, str):
+        if lag != BLOCKS:
+            raise ValueError(f"lag: {lag!r} is unknown; give an int, a tensor [B] or {BLOCKS!r}")
+        return None
+    if not isinstance(lag, Tensor):
+        lag = torch.full((batch,), 1 if lag is None else lag)
+    if lag.dtype != torch.int64:
+        raise ValueError(f"lag: must be int64, is {lag.dtype}")
+    if lag.shape != (batch,):
+        raise ValueError(f"lag: must hold one number for each of the {batch} rows, is of shape {list(lag.shape)}")
+    return lag.to(input_ids.device)
+
+
 class Glide(DraftTrainer):
-    """A frozen target and its trainable draft."""
+    """A frozen target, `.model` and `.lm_head`, and its trainable `.draft_model`."""
 
     families: ClassVar[tuple[str, ...]] = ()
     states: TargetStates
@@ -145,12 +163,8 @@ class Glide(DraftTrainer):
         too. Hard labels without it end the target's forward after its last layer's keys and values; row_numbers [B]: of the
         rows in the packed data, by which stored states are found. Raises ValueError that names what is out of range.
         """
-        check_shapes(input_ids, labels=labels, position_ids=position_ids, document_ids=document_ids)
-        if num_labels is not None and num_labels <= 0:
-            raise ValueError(f"num_labels: must be above 0, is {num_labels}")
-        if position_ids is None:
-            position_ids = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
-        lags = [self._lag(each, input_ids) for each in (lag if isinstance(lag, tuple) else (lag,))]
+        position_ids = check_inputs(input_ids, position_ids, num_labels, labels=labels, document_ids=document_ids)
+        lags = [_lag_per_row(each, input_ids) for each in (lag if isinstance(lag, tuple) else (lag,))]
         for lag_B in lags:
             check_ranges(input_ids, labels, position_ids, lag_B, self.config.vocab_size, position_limit(self.config))
         wanted = [tensor.name for tensor in reads(self.config, self.draft_settings, with_llm_loss=with_llm_loss)]
@@ -159,7 +173,7 @@ class Glide(DraftTrainer):
         next_labels = labels[:, 1:]
         if document_ids is not None:  # a document's last token says nothing of the next one's first
             next_labels = next_labels.masked_fill(document_ids[:, 1:] != document_ids[:, :-1], NO_LABEL)
-        outputs = []
+        outputs, blocks = [], self.draft_settings.block
         for lag_B in lags:
             hidden_BSH = self.draft_model(
                 found[EMBEDDED],
@@ -167,24 +181,11 @@ class Glide(DraftTrainer):
                 self.draft_model.own_keys_values(found[EMBEDDED], rope),
                 cached,
                 Visibility(window=self.draft_settings.window, document_ids_BT=document_ids),
-                self._target_visibility(lag_B, document_ids),
+                Visibility(lag_B=lag_B, lag_blocks=blocks if lag_B is None else None, document_ids_BT=document_ids),
                 self.states.attention,
             )
             outputs.append(self._losses(hidden_BSH, found, next_labels, num_labels, with_llm_loss))
         return _stacked(outputs) if isinstance(lag, tuple) else outputs[0]
-
-    def _lag(self, lag: int | Tensor | str | None, input_ids: Tensor) -> Tensor | None:
-        """The lag of each row, [B]; None for blocks."""
-        if not isinstance(lag, str):
-            return lag_per_row(lag, input_ids)
-        if lag != BLOCKS:
-            raise ValueError(f"lag: {lag!r} is unknown; give an int, a tensor [B] or {BLOCKS!r}")
-        return None
-
-    def _target_visibility(self, lag_B: Tensor | None, document_ids: Tensor | None) -> Visibility:
-        if lag_B is None:
-            return Visibility(lag_blocks=self.draft_settings.block, document_ids_BT=document_ids)
-        return Visibility(lag_B=lag_B, document_ids_BT=document_ids)
 
     def _losses(
         self,
@@ -219,3 +220,42 @@ class Glide(DraftTrainer):
             llm_loss=sums.target / count if sums.target is not None and with_llm_loss else None,
             agreement=sums.agreements / count if sums.agreements is not None else None,
         )
+
+
+class LlamaGlide(Glide):
+    """GLIDE beside a Llama target."""
+
+    families = ("llama",)
+
+
+class MistralGlide(Glide):
+    """GLIDE beside a Mistral target.
+
+    The cross attention sees all of the target's keys, also where the target's own last layer slides a window over them.
+    """
+
+    families = ("mistral",)
+
+
+class Qwen2Glide(Glide):
+    """GLIDE beside a Qwen2 target (QwQ, Qwen2.5)."""
+
+    families = ("qwen2",)
+
+
+class Qwen3Glide(Glide):
+    """GLIDE beside a Qwen3 target, dense or of experts.
+
+    The target's keys come with its own key norm; the draft has the published layer, without norms of queries and keys and with
+    a dense MLP of the target's `intermediate_size`.
+    """
+
+    families = ("qwen3", "qwen3_moe")
+
+
+CLASSES: tuple[type[Glide], ...] = (LlamaGlide, MistralGlide, Qwen2Glide, Qwen3Glide)
+
+
+def class_for(model_type: str) -> type[Glide]:
+    """The class for a target of this model type, one of longspec.families."""
+    return next(cls for cls in CLASSES if model_type in cls.families)

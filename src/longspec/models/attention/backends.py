@@ -78,7 +78,7 @@ def check_backend(name: str) -> None:
     if name not in (AUTO, *BACKENDS):
         raise ValueError(f"runtime.attention: {name!r} is unknown; choose one of {', '.join([AUTO, *BACKENDS])}")
     if name == FLASH:
-        flash.kernel()
+        flash.package()
 
 
 def choose(wanted: str, device: torch.device, dtype: torch.dtype, head_width: int) -> str:

@@ -8,7 +8,6 @@ flash-attn aligns causality at the ends of queries and keys, so a lag is a matte
 and first queries.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -35,7 +34,7 @@ class Call:
     key_edges: Tensor
     longest_query: int
     longest_key: int
-    window: int | None
+    window: tuple[int, int]  # keys that a query sees before and behind its own; (-1, -1): no window
 
 
 def is_installed() -> bool:
@@ -43,33 +42,13 @@ def is_installed() -> bool:
     return find_spec("flash_attn") is not None
 
 
-def kernel() -> Callable[..., Any]:
-    """flash-attn's function for texts one after another. Raises ValueError with the line that installs it."""
-    _check_installed()
-    from flash_attn import flash_attn_varlen_func
-
-    return flash_attn_varlen_func
-
-
-def cache_kernel() -> Callable[..., Any]:
-    """flash-attn's function for few queries and a cache. Raises ValueError with the line that installs it."""
-    _check_installed()
-    from flash_attn import flash_attn_with_kvcache
-
-    return flash_attn_with_kvcache
-
-
-def text_kernels() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The forward and the backward of flash-attn's function for texts. Raises ValueError with the line that installs it."""
-    _check_installed()
-    from flash_attn.flash_attn_interface import _flash_attn_varlen_backward, _flash_attn_varlen_forward
-
-    return _flash_attn_varlen_forward, _flash_attn_varlen_backward
-
-
-def _check_installed() -> None:
+def package() -> Any:
+    """flash-attn's own module of functions. Raises ValueError with the line that installs it."""
     if not is_installed():
         raise ValueError(f"runtime.attention: flash_attention_2 is not installed: {INSTALL}")
+    from flash_attn import flash_attn_interface
+
+    return flash_attn_interface
 
 
 def attend_cached(q_BKQD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, lengths_B: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -77,7 +56,7 @@ def attend_cached(q_BKQD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, lengths_B: Ten
 
     Of rows of length 0 neither means anything.
     """
-    seen_BQKD, log_sum_BKQ, *_ = cache_kernel()(
+    seen_BQKD, log_sum_BKQ, *_ = package().flash_attn_with_kvcache(
         *(x.transpose(1, 2) for x in (q_BKQD, k_BKTD, v_BKTD)),
         cache_seqlens=lengths_B,
         softmax_scale=scale,
@@ -128,18 +107,12 @@ def _attend_by_blocks(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility
 
 def _attend_segments(q_PND: Tensor, k_PKD: Tensor, v_PKD: Tensor, call: Call, scale: float) -> Tensor:
     """One call of the kernel, [P, N, D]."""
-    return kernel()(
+    return package().flash_attn_varlen_func(
         q_PND if call.queries_P is None else q_PND[call.queries_P],
         k_PKD if call.keys_P is None else k_PKD[call.keys_P],
         v_PKD if call.keys_P is None else v_PKD[call.keys_P],
-        cu_seqlens_q=call.query_edges,
-        cu_seqlens_k=call.key_edges,
-        max_seqlen_q=call.longest_query,
-        max_seqlen_k=call.longest_key,
-        dropout_p=0.0,
-        softmax_scale=scale,
-        causal=True,
-        window_size=(-1, -1) if call.window is None else (call.window, 0),
+        **_arguments(call, scale),
+        window_size=call.window,
         deterministic=True,  # else its backward adds up in any order, and a resumed run is not the uninterrupted one
     )
 
@@ -155,7 +128,7 @@ def attend_text(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visi
         return torch.zeros_like(q_BNSD), lse_BNS
     (call,) = calls  # without a lag there is one window
     texts = *_taken(call.queries_P, q_BNSD), *_taken(call.keys_P, k_BKTD, v_BKTD)
-    seen_PND, lse_NP, *_ = text_kernels()[0](*texts, **_arguments(call, scale))
+    seen_PND, lse_NP, *_ = package()._flash_attn_varlen_forward(*texts, **_halves_arguments(call, scale))
     seen_PND = _put_back(seen_PND[..., :width], call, 0, rows * tokens, 0.0)
     lse_NP = _put_back(lse_NP, call, 1, rows * tokens, -torch.inf)
     return seen_PND.unflatten(0, (rows, tokens)).transpose(1, 2), lse_NP.unflatten(1, (rows, tokens)).transpose(0, 1)
@@ -182,7 +155,9 @@ def text_gradients(
     lse_NP = (lse_NP if call.queries_P is None else lse_NP[:, call.queries_P]).contiguous()
     parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q_PND, k_PKD, v_PKD)]
     tensors = grad_PND, q_PND, k_PKD, v_PKD, seen_PND, lse_NP, *parts
-    text_kernels()[1](*tensors, **_arguments(call, scale), softcap=0.0, alibi_slopes=None, deterministic=True)
+    package()._flash_attn_varlen_backward(
+        *tensors, **_halves_arguments(call, scale), softcap=0.0, alibi_slopes=None, deterministic=True
+    )
     of_q, of_k, of_v = (
         _put_back(part[..., :width], call, 0, rows * tokens, 0.0).unflatten(0, (rows, tokens)).transpose(1, 2) for part in parts
     )
@@ -190,7 +165,7 @@ def text_gradients(
 
 
 def _arguments(call: Call, scale: float) -> dict[str, Any]:
-    """Arguments that the two halves of the kernel have in common."""
+    """Arguments that the kernel and its two halves have in common."""
     return {
         "cu_seqlens_q": call.query_edges,
         "cu_seqlens_k": call.key_edges,
@@ -199,9 +174,12 @@ def _arguments(call: Call, scale: float) -> dict[str, Any]:
         "dropout_p": 0.0,
         "softmax_scale": scale,
         "causal": True,
-        "window_size_left": -1 if call.window is None else call.window,
-        "window_size_right": -1 if call.window is None else 0,
     }
+
+
+def _halves_arguments(call: Call, scale: float) -> dict[str, Any]:
+    """Arguments that the two halves have in common."""
+    return _arguments(call, scale) | {"window_size_left": call.window[0], "window_size_right": call.window[1]}
 
 
 def _taken(chosen_P: Tensor | None, *tensors: Tensor) -> list[Tensor]:
@@ -242,7 +220,8 @@ def _plan(segments: list[list[Segment]], rows: int, queries: int, keys: int, dev
         key_spans = [(row * keys + part.key_start, row * keys + part.key_stop) for row, part in parts]
         queries_P, query_edges, longest_query = _gathered(query_spans, rows * queries, device)
         keys_P, key_edges, longest_key = _gathered(key_spans, rows * keys, device)
-        calls.append(Call(queries_P, keys_P, query_edges, key_edges, longest_query, longest_key, window))
+        both = (-1, -1) if window is None else (window, 0)
+        calls.append(Call(queries_P, keys_P, query_edges, key_edges, longest_query, longest_key, both))
     return calls
 
 

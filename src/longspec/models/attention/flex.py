@@ -22,18 +22,13 @@ NO_BACKWARD = "runtime.attention: flex_attention has no backward on a CPU, so no
 
 
 @cache
-def compiled() -> Callable[..., Any]:
+def compiled(dynamic: bool) -> Callable[..., Any]:
     """flex_attention as a fused kernel for each shape; uncompiled it would hold all scores: failing to compile is an error.
 
-    A kernel for every shape (`dynamic`) does not compile on a CPU, where its mask takes indices the generated code lacks.
+    dynamic: one kernel for all shapes, since in decoding each call has another number of keys. On GPUs alone: on a CPU it does
+    not compile, where its mask takes indices the generated code lacks.
     """
-    return torch.compile(flex_attention, fullgraph=True, dynamic=False, recompile_limit=SHAPES)  # type: ignore[call-overload]
-
-
-@cache
-def compiled_for_lengths() -> Callable[..., Any]:
-    """flex_attention as one kernel for all shapes, on GPUs alone: in decoding each call has another number of keys."""
-    return torch.compile(flex_attention, fullgraph=True, dynamic=True, recompile_limit=SHAPES)  # type: ignore[call-overload]
+    return torch.compile(flex_attention, fullgraph=True, dynamic=dynamic, recompile_limit=SHAPES)  # type: ignore[call-overload]
 
 
 def needs_gradient(*tensors: Tensor) -> bool:
@@ -43,7 +38,7 @@ def needs_gradient(*tensors: Tensor) -> bool:
 
 def attend(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visibility, scale: float) -> Tensor:
     """Attention output [B, N, S, D]. Raises ValueError for a gradient on a CPU."""
-    return compiled()(q_BNSD, k_BKTD, v_BKTD, **_arguments(q_BNSD, k_BKTD, v_BKTD, visibility, scale))
+    return compiled(dynamic=False)(q_BNSD, k_BKTD, v_BKTD, **_arguments(q_BNSD, k_BKTD, v_BKTD, visibility, scale))
 
 
 def attend_text(q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, visibility: Visibility, scale: float) -> tuple[Tensor, Tensor]:
@@ -52,7 +47,7 @@ def attend_text(q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, visibility: Visi
     They are 0 and -inf for a query that sees no key. Raises ValueError for a gradient on a CPU.
     """
     arguments = _arguments(q_BNSD, k_BKSD, v_BKSD, visibility, scale)
-    seen_BNSD, beside = compiled()(q_BNSD, k_BKSD, v_BKSD, **arguments, return_aux=AuxRequest(lse=True))
+    seen_BNSD, beside = compiled(dynamic=False)(q_BNSD, k_BKSD, v_BKSD, **arguments, return_aux=AuxRequest(lse=True))
     return seen_BNSD, beside.lse
 
 
@@ -96,7 +91,7 @@ def attend_tree(q_BKQD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Tree
     """
     keys, queries = k_BKTD.shape[2], q_BKQD.shape[2]
     mask = visibility.once(("flex", keys, queries), lambda: tree_block_mask(visibility, queries, keys))
-    return compiled_for_lengths()(q_BKQD, k_BKTD, v_BKTD, block_mask=mask, scale=scale)
+    return compiled(dynamic=True)(q_BKQD, k_BKTD, v_BKTD, block_mask=mask, scale=scale)
 
 
 def tree_block_mask(visibility: TreeVisibility, queries: int, keys: int) -> BlockMask:

@@ -82,13 +82,13 @@ class ShardWriter:
             chunk = self._chunk_of(row)
             reason = part.reason(place)
             if reason is not None:
-                lines = [chunk.layout.left_out(row, reason)]
+                line = chunk.layout.left_out(row, reason)
                 log(f"WARNING row {row}: {reason}; it is left out of training")
             else:
-                lines = chunk.write({row: part.row(place)})
+                line = chunk.write(row, part.row(place))
                 if row in again:
-                    self._compare(chunk, lines[0], again[row])
-            chunk.count(lines)
+                    self._compare(chunk, line, again[row])
+            chunk.count(line)
             self.missing.discard(row)
             if not chunk.missing:
                 chunk.finish()

@@ -192,14 +192,11 @@ class ChunkWriter:
         while text:
             text = text[os.write(self._journal, text) :]
 
-    def write(self, rows: dict[int, Sequence[Data]]) -> list[Line]:
-        """Put rows, one buffer a tensor, in their places; the lines to be handed to `count`, until when they are not there."""
-        lines = []
-        for row, buffers in rows.items():
-            for tensor, buffer in enumerate(buffers):
-                write_at(self._part, buffer, self.layout.place(tensor, row))
-            lines.append({ROW: row, ROW_SUMS: [self.layout.checksum(buffer) for buffer in buffers]})
-        return lines
+    def write(self, row: int, buffers: Sequence[Data]) -> Line:
+        """Put a row, one buffer a tensor, in its place; the line to be handed to `count`, until when it is not there."""
+        for tensor, buffer in enumerate(buffers):
+            write_at(self._part, buffer, self.layout.place(tensor, row))
+        return {ROW: row, ROW_SUMS: [self.layout.checksum(buffer) for buffer in buffers]}
 
     def read_back(self, line: Line) -> list[bytearray]:
         """A written row. Raises OSError when it is not what was written."""
@@ -209,12 +206,11 @@ class ChunkWriter:
             raise OSError(f"{self.part}: row {line[ROW]}: {wrong} is not read as it was written")
         return buffers
 
-    def count(self, lines: Iterable[Line]) -> None:
-        """Say of written rows, and of rows that are left out, that they are there."""
+    def count(self, line: Line) -> None:
+        """Say of a row that was written, or is left out, that it is there."""
         self.check()
-        lines = list(lines)
-        self._write_down(lines)
-        self.lines |= {line[ROW]: line for line in lines}
+        self._write_down([line])
+        self.lines[line[ROW]] = line
 
     def finish(self) -> None:
         """Give the chunk its name, all rows being there."""

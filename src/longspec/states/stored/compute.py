@@ -14,7 +14,7 @@ from torch import Tensor
 from longspec.distributed import Ranks
 from longspec.methods.contract import Distribution
 from longspec.states.stored.declaration import Declaration
-from longspec.states.stored.encoding import encode, finite_rows, with_top_tokens
+from longspec.states.stored.encoding import encode, with_top_tokens
 from longspec.states.stored.rows import RowBatch
 from longspec.states.tensors import FINAL, TOP_TOKENS
 
@@ -64,7 +64,7 @@ class Computation:
             for tensor in (batch.input_ids_BS, batch.position_ids_BS, batch.document_ids_BS)
         )
         found = self.states(ids, positions, documents, self.names)
-        finite = finite_rows(found, self.names)
+        finite = {name: found[name].flatten(1).isfinite().all(1) for name in self.names}
         if self.top_k is not None:
             assert self.learnt is not None
             assert ids is not None

@@ -14,21 +14,14 @@ from longspec.atomic_files import read_json, sha256_text
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods import method_of
 from longspec.states.stored.rows import RowSource
-from longspec.states.tensors import (
-    BEST_TOKEN,
-    FINAL,
-    LOG_SUM_EXP,
-    NEXT_LOG_PROB,
-    TOP_LOG_PROBS,
-    TOP_TOKENS,
-    StateTensor,
-)
+from longspec.states.tensors import FINAL, TOP, StateTensor
 
 FLOAT8 = "float8"  # of recipe.states.dtype
 WORDS = {"bfloat16": "BF16", FLOAT8: "F8_E4M3", "float32": "F32"}  # as safetensors names them
 SIZES = {"F8_E4M3": 1, "BF16": 2, "F16": 2, "F32": 4, "I32": 4}  # bytes of an element
 SCALE = ".scale"
-OF_TOP_TOKENS = {LOG_SUM_EXP: "F32", BEST_TOKEN: "I32", NEXT_LOG_PROB: "F32"}  # beside the likeliest tokens, one a token
+# Of TOP, in its order. float16: log-probabilities lie mostly between -64 and 0, where it is at most 0.016 off, bfloat16 0.13.
+TOP_DTYPES = ("I32", "F16", "F32", "I32", "F32")
 
 
 @dataclass(frozen=True)
@@ -59,9 +52,8 @@ def stored_tensors(reads: Sequence[StateTensor], dtype: str, top_k: int | None) 
         if dtype == FLOAT8:
             found.append(StoredTensor(tensor.name + SCALE, "F32", tensor.token_shape[:-1]))
     if top_k is not None and FINAL in [tensor.name for tensor in reads]:
-        # float16: log-probabilities lie mostly between -64 and 0, where it is at most 0.016 off, bfloat16 0.13.
-        found += [StoredTensor(TOP_TOKENS, "I32", (top_k,)), StoredTensor(TOP_LOG_PROBS, "F16", (top_k,))]
-        found += [StoredTensor(name, dtype, ()) for name, dtype in OF_TOP_TOKENS.items()]
+        shapes: tuple[tuple[int, ...], ...] = ((top_k,), (top_k,), (), (), ())
+        found += map(StoredTensor, TOP, TOP_DTYPES, shapes)
     return tuple(sorted(found, key=lambda tensor: tensor.name))
 
 

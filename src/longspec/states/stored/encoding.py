@@ -14,16 +14,7 @@ from torch import Tensor
 from longspec.methods.contract import Distribution
 from longspec.models.top_tokens import top_k_of
 from longspec.states.stored.declaration import SCALE, StoredTensor
-from longspec.states.tensors import (
-    BEST_TOKEN,
-    FINAL,
-    KEYS,
-    LOG_SUM_EXP,
-    NEXT_LOG_PROB,
-    TOP_LOG_PROBS,
-    TOP_TOKENS,
-    VALUES,
-)
+from longspec.states.tensors import FINAL, KEYS, TOP, VALUES
 
 DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn,
@@ -33,7 +24,6 @@ DTYPES = {
     "I32": torch.int32,
 }
 FLOAT8_MAX = torch.finfo(torch.float8_e4m3fn).max
-TOP = (TOP_TOKENS, TOP_LOG_PROBS, LOG_SUM_EXP, BEST_TOKEN, NEXT_LOG_PROB)
 LEAST_SCALE = torch.finfo(torch.float32).tiny
 
 
@@ -88,8 +78,3 @@ def with_top_tokens(
     parts = (top.tokens_Nk, top.log_probs_Nk, top.log_sum_exp_N, top.best_N, top.next_log_prob_N)
     shape = final_BSH.shape[:2]
     return found | {name: part.unflatten(0, shape) for name, part in zip(TOP, parts, strict=True)}
-
-
-def finite_rows(found: dict[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
-    """For each of a forward's tensors which rows [B] hold finite numbers alone."""
-    return {name: found[name].flatten(1).isfinite().all(1) for name in names}

@@ -33,11 +33,6 @@ class StatesJob:
     dtype: torch.dtype
     device: torch.device
 
-    @property
-    def micro_batch(self) -> int:
-        """Rows of one forward of one rank."""
-        return int(self.runtime.micro_batch)
-
     def computation(self, ranks: Ranks) -> Computation:
         """Load the target."""
         states = load_states(self.target_path, self.config, self.runtime, self.device, self.dtype)

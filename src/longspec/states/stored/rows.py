@@ -6,7 +6,6 @@ Shapes: B rows, S tokens.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -29,29 +28,12 @@ class RowBatch:
     is_text_BS: Tensor
 
 
-class RowSource(Protocol):
-    """Rows by their numbers from 0."""
-
-    hash: str  # of all that the rows are
-    tokenizer: str
-    sequence_length: int
-    held_out: bool
-
-    def __len__(self) -> int:
-        """How many rows there are."""
-        ...
-
-    def batch(self, numbers: Sequence[int]) -> RowBatch:
-        """Some rows with plain positions, as training hands them to the target."""
-        ...
-
-
 def _stacked(arrays: list[np.ndarray]) -> Tensor:
     return torch.from_numpy(np.stack(arrays).astype(np.int64))
 
 
 class TrainingRows:
-    """The rows that a stage trains on."""
+    """The rows that a stage trains on, by their numbers from 0. hash: of all that the rows are."""
 
     held_out = False
 
@@ -63,7 +45,7 @@ class TrainingRows:
         return len(self.packed)
 
     def batch(self, numbers: Sequence[int]) -> RowBatch:
-        """See RowSource."""
+        """Some rows with plain positions, as training hands them to the target."""
         rows = [self.packed[number] for number in numbers]
         documents_BS = _stacked([row.document_ids_S for row in rows])
         several = bool((documents_BS > 0).any())
@@ -74,7 +56,7 @@ class TrainingRows:
 
 
 class HeldOutSource:
-    """The held-out rows that acceptance is estimated on while a stage trains."""
+    """The held-out rows that acceptance is estimated on while a stage trains; a face like that of TrainingRows."""
 
     held_out = True
 
@@ -87,7 +69,10 @@ class HeldOutSource:
         return len(self.rows)
 
     def batch(self, numbers: Sequence[int]) -> RowBatch:
-        """See RowSource."""
+        """Some rows, as the estimate hands them to the target."""
         input_ids_BS = _stacked([self.rows[number].input_ids_S for number in numbers])
         positions_BS = torch.arange(self.sequence_length).expand_as(input_ids_BS)
         return RowBatch(input_ids_BS, positions_BS, None, torch.ones_like(input_ids_BS).bool())
+
+
+RowSource = TrainingRows | HeldOutSource

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from longspec.atomic_files import sha256_text
 from longspec.states.stored.declaration import SCALE, Declaration
-from longspec.states.stored.encoding import DTYPES, TOP, value_of
-from longspec.states.tensors import BEST_TOKEN, TOP_TOKENS
+from longspec.states.stored.encoding import DTYPES, value_of
+from longspec.states.tensors import BEST_TOKEN, TOP, TOP_TOKENS
 
 ONE_IN = 256
 # Largest relative difference, in the norm of a whole row's tensor. A forward of one row and one of several multiply matrices of

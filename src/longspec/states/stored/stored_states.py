@@ -14,8 +14,7 @@ from transformers.utils import logging
 from longspec.models.target import load_target, without_layers
 from longspec.states.frozen_target import FrozenTarget
 from longspec.states.stored.encoding import decode
-from longspec.states.stored.joint_rows import JointRows
-from longspec.states.stored.reader import StoredRows
+from longspec.states.stored.reader import JointRows, StoredRows
 
 
 def held_out_number(row: int) -> int:
@@ -39,8 +38,6 @@ class StoredStates(FrozenTarget):
     config: of the whole target; attention: the draft's backend. Rows that were left out have states of zeros, and must have no
     labels.
     """
-
-    partitioned = False
 
     def __init__(
         self,

@@ -81,10 +81,6 @@ class Shards:
                 self.pieces.setdefault((kind, name), []).append((int(start), piece.get_shape()[0], piece))
         return file
 
-    def names(self, kind: str) -> set[str]:
-        """The parameters of which there is anything."""
-        return {name for own_kind, name in self.pieces if own_kind == kind}
-
     def fill(self, out: Tensor, kind: str, name: str, start: int) -> None:
         """Copy `out.numel()` elements from `start` on into a flat tensor. Raises ValueError that names what is missing."""
         wanted, end = start, start + out.numel()
@@ -99,12 +95,6 @@ class Shards:
         if wanted < end:
             raise ValueError(f"{self.folder}: {kind} of {name}: elements {wanted} to {end} are in none of its files")
 
-    def whole(self, kind: str, name: str, shape: list[int]) -> Tensor:
-        """One tensor put together."""
-        tensor = torch.empty(shape, dtype=torch.float32)
-        self.fill(tensor.view(-1), kind, name, 0)
-        return tensor
-
     def random_state(self, rank: int) -> str | None:
         """Random states that the given rank has left, None when there was no such rank."""
         return self.files[rank].metadata()[RANDOM] if rank < len(self.files) else None
@@ -113,7 +103,10 @@ class Shards:
 def whole_tensors(folder: Path, names: Iterable[str], shapes: dict[str, list[int]], kind: str) -> dict[str, Tensor]:
     """All parameters of one kind. Raises ValueError that names a missing or an unexpected one."""
     shards = Shards(folder, names)
-    strangers = sorted(shards.names(kind) - shapes.keys())
+    strangers = sorted({name for own_kind, name in shards.pieces if own_kind == kind} - shapes.keys())
     if strangers:
         raise ValueError(f"{folder}: {', '.join(strangers)}: unexpected, its manifest does not list them")
-    return {name: shards.whole(kind, name, shape) for name, shape in shapes.items()}
+    found = {name: torch.empty(shape, dtype=torch.float32) for name, shape in shapes.items()}
+    for name, tensor in found.items():
+        shards.fill(tensor.view(-1), kind, name, 0)
+    return found

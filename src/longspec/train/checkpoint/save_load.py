@@ -6,7 +6,6 @@ each save and load: what fails on one fails on all, with the same message.
 """
 
 import json
-import os
 import random
 import secrets
 import shutil
@@ -120,8 +119,21 @@ def save(
     def commit() -> None:
         if ranks.is_main:
             files = {shard_name(rank): entry for rank, entry in enumerate(written)}
-            content = state | _engine_state(engine) | {"world_size": ranks.world_size, "files": files}
-            _commit(folder, beside, content, life)
+            content = state | {
+                "zero_stage": engine.zero_optimization_stage(),
+                "shapes": zero_state.shapes(engine),
+                "optimizer_step": zero_state.optimizer_step(engine),
+                "scheduler": engine.lr_scheduler.state_dict(),
+                "counters": {name: getattr(engine, name) for name in COUNTERS},
+                "world_size": ranks.world_size,
+                "files": files,
+            }
+            manifest = beside / checkpoint_dir.MANIFEST
+            manifest.write_text(json.dumps(checkpoint_dir.seal(content), indent=2, sort_keys=True), encoding="utf-8")
+            fsync_path(manifest)
+            fsync_path(beside)
+            life.check_owner()
+            checkpoint_dir.rotate(folder, beside)
 
     written: list[Any] = []
     for work in (prepare, write, commit):
@@ -131,17 +143,6 @@ def save(
         if work is write:
             written = answers
     return needed - RESERVE
-
-
-def _commit(folder: Path, beside: Path, content: dict[str, Any], life: Unwatched) -> None:
-    """Write the manifest, flushed to the disk, and give the folder its final name."""
-    with (beside / checkpoint_dir.MANIFEST).open("w", encoding="utf-8") as handle:
-        json.dump(checkpoint_dir.seal(content), handle, indent=2, sort_keys=True)
-        handle.flush()
-        os.fsync(handle.fileno())
-    fsync_path(beside)
-    life.check_owner()
-    checkpoint_dir.rotate(folder, beside)
 
 
 def _give_up(folder: Path, beside: Path, reason: str, needed: int, ranks: Ranks) -> None:
@@ -158,17 +159,6 @@ def _give_up(folder: Path, beside: Path, reason: str, needed: int, ranks: Ranks)
         ]
     dist.broadcast_object_list(answer, src=0)
     raise SaveError(answer[0])
-
-
-def _engine_state(engine: Any) -> dict[str, Any]:
-    """The engine's part of the manifest."""
-    return {
-        "zero_stage": engine.zero_optimization_stage(),
-        "shapes": zero_state.shapes(engine),
-        "optimizer_step": zero_state.optimizer_step(engine),
-        "scheduler": engine.lr_scheduler.state_dict(),
-        "counters": {name: getattr(engine, name) for name in COUNTERS},
-    }
 
 
 def load(engine: Any, folder: Path, identity: dict[str, Any], ranks: Ranks) -> dict[str, Any] | None:
@@ -198,7 +188,11 @@ def load(engine: Any, folder: Path, identity: dict[str, Any], ranks: Ranks) -> d
     if fault:
         raise ValueError(fault)
     zero_state.after_writing(engine, manifest["optimizer_step"])
-    _restore_engine_state(engine, manifest)
+    for counter in COUNTERS:
+        setattr(engine, counter, manifest["counters"][counter])
+    engine.lr_scheduler.load_state_dict(manifest["scheduler"])
+    for group, rate in zip(engine.optimizer.param_groups, engine.lr_scheduler.get_last_lr(), strict=True):
+        group["lr"] = rate
     before = (manifest["world_size"], manifest["zero_stage"])
     if before != (ranks.world_size, engine.zero_optimization_stage()):
         log(f"going on from a checkpoint of {before[0]} processes with ZeRO-{before[1]}", ranks)
@@ -217,14 +211,6 @@ def _read(engine: Any, slot: Path, manifest: dict[str, Any], ranks: Ranks) -> No
     saved = shards.random_state(ranks.rank)
     if saved is not None:  # of a rank that is new nothing is known; the training's draws are keyed by seed, step and row
         restore_random_state(saved)
-
-
-def _restore_engine_state(engine: Any, manifest: dict[str, Any]) -> None:
-    for name in COUNTERS:
-        setattr(engine, name, manifest["counters"][name])
-    engine.lr_scheduler.load_state_dict(manifest["scheduler"])
-    for group, rate in zip(engine.optimizer.param_groups, engine.lr_scheduler.get_last_lr(), strict=True):
-        group["lr"] = rate
 
 
 def draft_state_dict(slot: Path) -> dict[str, Tensor]:

@@ -21,8 +21,8 @@ from longspec.methods.contract import Method
 from longspec.models.pairs import causal_pairs
 from longspec.models.target import head_width
 from longspec.states.forward import Depth
+from longspec.stopwatch import Stopwatch
 from longspec.train.estimate.feed_forward import layer_products
-from longspec.train.phases import Phases
 
 # Dense bf16 tensor-core FLOP/s from the makers' data sheets, by a part of the device's name. The first match counts, so
 # a name comes before those that it contains: "H100 PCIe" before "H100".
@@ -56,16 +56,13 @@ class Operations:
         return Operations(self.target + times * other.target, self.draft + times * other.draft, self.head + times * other.head)
 
 
-def layer_windows(config: Any) -> list[int | None]:
-    """The attention window of each of the target's layers: how many keys before its own a query sees; None for all."""
-    size = getattr(config, "sliding_window", None)
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
-    return [size - 1 if size is not None and kind == "sliding_attention" else None for kind in kinds]
-
-
 def target_pairs(documents: Iterable[int], config: Any, layers: int) -> float:
     """Pairs of query and key that see each other in the first `layers` layers, in documents of so many tokens each."""
-    windows, pairs = layer_windows(config)[:layers], 0.0
+    size = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    # How many keys before its own a query sees; None: all.
+    windows = [size - 1 if size is not None and kind == "sliding_attention" else None for kind in kinds[:layers]]
+    pairs = 0.0
     for length, times in Counter(documents).items():
         pairs += times * sum(windows.count(window) * causal_pairs(length, window) for window in set(windows))
     return pairs
@@ -129,10 +126,10 @@ def measured_peak(device: torch.device, dtype: torch.dtype) -> float:
     left = torch.randn((side, side), generator=torch.Generator(device).manual_seed(0), dtype=dtype, device=device)
     best = float("inf")
     for _ in range(4):
-        phases = Phases(device)
-        phases.take()
+        clock = Stopwatch(device)
         left @ left
-        best = min(best, sum(phases.take().values()))
+        clock.mark("product")
+        best = min(best, clock.take()["product"])
     return 2.0 * side**3 / best
 
 

@@ -238,13 +238,10 @@ def draft_items(setup: Setup) -> list[Item]:
     items = [
         Item("kept of the target", kept_of_target(setup) * tokens * element, DRAFT),
         Item("draft activations", draft.kept, DRAFT),
-        # The two are never alive together.
-        Item(
-            "logits and their gradient" if draft.losses > draft.backward else "draft backward",
-            max(draft.losses, draft.backward),
-            DRAFT,
-        ),
     ]
+    # The two are never alive together.
+    widest = "logits and their gradient" if draft.losses > draft.backward else "draft backward"
+    items.append(Item(widest, max(draft.losses, draft.backward), DRAFT))
     if setup.target == PARTITIONED:
         items.append(Item("target head, gathered", config.vocab_size * config.hidden_size * element, DRAFT))
     return items

@@ -73,22 +73,9 @@ def memory_of(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def held_by_others(device: torch.device) -> int:
-    """Bytes of a GPU that this process did not take, contexts of CUDA included; 0 of a machine's main memory."""
-    if device.type != "cuda":
-        return 0
-    free, total = torch.cuda.mem_get_info(device)
-    return total - free - torch.cuda.memory_reserved(device)
-
-
 def to_come(items: list[Item]) -> int:
     """Bytes on the device that DeepSpeed will hold beside a draft and its gradients."""
     return sum(item.bytes for item in items if item.name in (OPTIMIZER, BUCKET) and not item.on_host)
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether torch ran out of memory, of a GPU's or of the host's."""
-    return isinstance(error, torch.OutOfMemoryError) or CPU_ALLOCATOR in str(error)
 
 
 def dry_batch(trainer: Any, setup: Setup, *, with_llm_loss: bool) -> None:
@@ -98,21 +85,20 @@ def dry_batch(trainer: Any, setup: Setup, *, with_llm_loss: bool) -> None:
     RuntimeError when other processes hold a part of the GPU.
     """
     device, shape = setup.device, (setup.micro_batch, setup.sequence_length)
-    others = held_by_others(device)
+    others = 0  # bytes of a GPU that this process did not take, contexts of CUDA included
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        others = total - free - torch.cuda.memory_reserved(device)
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             later = torch.empty(to_come(estimate(setup)) if device.type == "cuda" else 0, dtype=torch.uint8, device=device)
             ids = torch.arange(shape[1], device=device).expand(shape).contiguous() % setup.config.vocab_size
-            one_text = torch.zeros_like(ids)
-            heaviest = setup.method.heaviest(setup.settings)
-            named = {
-                "document_ids": one_text,
-                "row_numbers": torch.zeros_like(ids[:, 0]),
-            }  # where states are stored, of any row
-            trainer(ids, ids, with_llm_loss=with_llm_loss, **named, **heaviest).loss.backward()
+            named = setup.method.heaviest(setup.settings) | {"document_ids": torch.zeros_like(ids)}
+            named["row_numbers"] = torch.zeros_like(ids[:, 0])  # where states are stored, of any row
+            trainer(ids, ids, with_llm_loss=with_llm_loss, **named).loss.backward()
             del later
     except RuntimeError as error:
-        if not is_out_of_memory(error):
+        if not isinstance(error, torch.OutOfMemoryError) and CPU_ALLOCATOR not in str(error):
             raise
         reason = explain_out_of_memory(setup, memory_of(device))
         if others > GPU_OVERHEAD:  # may be gone in the next attempt

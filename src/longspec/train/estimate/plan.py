@@ -5,9 +5,10 @@ All is told by the configurations and the target's config.json; no weights are l
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,15 @@ from longspec.train.estimate import flops
 from longspec.train.estimate.grad_accum import share_global_batch
 from longspec.train.estimate.memory import GIB, Setup, estimate, peak, setup_of
 from longspec.train.estimate.memory_check import alternatives, gib, table
-from longspec.train.estimate.slurm_resources import Needs, needs_of
 from longspec.train.estimate.stored_states import StoredPlan, stored_lines, stored_plan
 
 SAMPLE = 256  # rows that stand for all when documents are counted
 SLOTS_WHILE_SAVING = 3  # of checkpoints: last, last_2 and the one being written
 CHECKPOINT_BYTES = 4 * len(KINDS)  # a parameter: float32 weights and moments
 DRAFT_FILES = 2  # .safetensors and .pth, in float32
+# Time of a job beside training: start, dry batch, resuming; and a factor, since the estimated speed is not exact.
+START_MINUTES, TIME_MARGIN = 10, 1.25
+RANK_BYTES = 6 * GIB  # of a process with torch, CUDA's libraries and its batches, on the host: a round guess
 USAGE = """%(prog)s --recipe FILE ... --runtime FILE ... --target TARGET --ranks N
        %(prog)s -cp DIR -cn NAME ... --target TARGET --ranks N"""
 
@@ -135,16 +138,9 @@ def plan_stage(
     setup = setup_of(config, recipe, runtime, micro_batch, world_size, dtype, device)
     operations = flops.Operations(0, 0, 0)
     for each, chance in sources:
-        sampled = flops.operations(
-            config,
-            setup.method,
-            setup.settings,
-            each.sampled * recipe.data.sequence_length,
-            each.documents,
-            each.labels,
-            recipe.states,
-            with_llm_loss=measures_target(recipe, runtime),
-        )
+        counted = (each.sampled * recipe.data.sequence_length, each.documents, each.labels, recipe.states)
+        with_loss = measures_target(recipe, runtime)
+        sampled = flops.operations(config, setup.method, setup.settings, *counted, with_llm_loss=with_loss)
         operations = operations.plus(sampled, chance * recipe.global_batch / each.sampled)
     offline = recipe.states.source == OFFLINE and rows.are_all
     epochs = steps * recipe.global_batch * sources[0][1] / rows.number
@@ -195,20 +191,33 @@ def stage_lines(recipe: Recipe, plan: Plan, rate: float) -> list[str]:
     return lines
 
 
-def states_lines(recipe: Recipe, plan: Plan, folder: Path, rate: float) -> list[str]:
-    """Lines that tell the disk and time of a stage's stored states; empty for a stage that is trained online."""
-    if recipe.states.source != OFFLINE:
-        return []
-    if plan.stored is None:
-        return ["  stored states: their disk and hours are told with --data or --rows"]
-    return stored_lines(plan.stored, recipe, folder, rate * plan.setup.world_size)
+def needs_of(setup: Setup, hours: float, node_gpus: int, longest: int) -> dict[str, int]:
+    """Needs of one job of a stage of `hours`, on nodes of `node_gpus` GPUs in at most `longest` minutes, and how many it takes.
+
+    memory_mb, of a node, in MB as Slurm counts, is the host's part of the estimate for its ranks, and what each process needs
+    besides. Raises ValueError when a job is not longer than its start.
+    """
+    if node_gpus < 1 or longest <= START_MINUTES:
+        raise ValueError(
+            f"nodes must have at least one GPU ({node_gpus}) and jobs more than {START_MINUTES} minutes ({longest})"
+        )
+    ranks = min(node_gpus, setup.world_size)
+    on_host = peak(estimate(setup), on_host=setup.device.type == "cuda")
+    minutes = 60 * hours * TIME_MARGIN + START_MINUTES
+    return {
+        "nodes": -(-setup.world_size // ranks),
+        "ranks": ranks,
+        "memory_mb": ranks * (on_host + RANK_BYTES) // 10**6,
+        "minutes": min(longest, math.ceil(minutes)),
+        "jobs": max(1, math.ceil((minutes - START_MINUTES) / (longest - START_MINUTES))),
+    }
 
 
-def slurm_line(needs: Needs) -> str:
+def slurm_line(needs: dict[str, int]) -> str:
     """The Slurm resources to write into the profile's block for a stage, and how many jobs it will take."""
     return (
-        f"  Slurm: nodes: {needs.nodes}, ranks: {needs.ranks}, tasks_per_node: {needs.ranks}, mem_mb: {needs.memory_mb}, "
-        f"runtime: {needs.minutes} ({needs.jobs} {'job' if needs.jobs == 1 else 'jobs'} of it)"
+        "  Slurm: nodes: {nodes}, ranks: {ranks}, tasks_per_node: {ranks}, mem_mb: {memory_mb}, "
+        "runtime: {minutes} ({jobs} {word} of it)".format(word="job" if needs["jobs"] == 1 else "jobs", **needs)
     )
 
 
@@ -232,13 +241,8 @@ def parser() -> argparse.ArgumentParser:
     add("--gpu-memory-gib", type=float, default=80.0, metavar="GIB", help="memory of one rank's device; default: %(default)g")
     add("--node-gpus", type=int, default=8, metavar="N", help="GPUs of a Slurm node; default: %(default)d")
     add("--json", action="store_true", help="print only what each stage's Slurm jobs need, as JSON")
-    add(
-        "--states-folder",
-        type=Path,
-        default=Path("data/states"),
-        metavar="DIR",
-        help="where stored states are to lie; default: %(default)s",
-    )
+    place = "where stored states are to lie; default: %(default)s"
+    add("--states-folder", type=Path, default=Path("data/states"), metavar="DIR", help=place)
     add("--states-only", action="store_true", help="print only what stored states cost and save")
     add("--longest-job", type=int, default=240, metavar="MINUTES", help="of the longest Slurm job; default: %(default)d")
     add("--flops", type=float, default=400e12, help="operations a second of one rank; default: %(default)g")
@@ -289,8 +293,9 @@ def main(argv: list[str]) -> int:
             plan = plan_stage(config, recipe, runtime, rows_of_stage, options.ranks, device, replayed)
             lines, fits = fit_lines(plan, available)
             needs = needs_of(plan.setup, plan.hours(options.flops), options.node_gpus, options.longest_job)
-            jobs.append(asdict(needs))
-            of_states = states_lines(recipe, plan, options.states_folder, options.flops)
+            jobs.append(needs)
+            rate = options.flops * options.ranks
+            of_states = stored_lines(plan.stored, recipe, options.states_folder, rate)
             if options.states_only:
                 print("\n".join([f"stage {recipe.stage}:", *of_states]))
             elif not options.json:

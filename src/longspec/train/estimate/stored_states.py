@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from longspec.config import Recipe, Runtime, States
+from longspec.config import OFFLINE, Recipe, Runtime, States
 from longspec.methods import method_of
 from longspec.states.stored.declaration import bytes_a_token, stored_tensors
 from longspec.train.estimate import flops
@@ -74,8 +74,15 @@ def stored_plan(config: Any, recipe: Recipe, runtime: Runtime, counted: Any, epo
     )
 
 
-def stored_lines(plan: StoredPlan, recipe: Recipe, folder: Path, rate: float) -> list[str]:
-    """What a person should know before states are built; folder: where they are to lie; rate: operations a second."""
+def stored_lines(plan: StoredPlan | None, recipe: Recipe, folder: Path, rate: float) -> list[str]:
+    """What a person should know before states are built; folder: where they are to lie; rate: operations a second.
+
+    Nothing of a stage that is trained online; plan None: its rows are not counted.
+    """
+    if recipe.states.source != OFFLINE:
+        return []
+    if plan is None:
+        return ["  stored states: their disk and hours are told with --data or --rows"]
     place = folder.resolve()
     free = shutil.disk_usage(next(path for path in (place, *place.parents) if path.is_dir())).free
     room = f"{gib(free)} free at {folder}"

@@ -44,13 +44,7 @@ class Status:
 
     def write(self, state: str, reason: str = "", deterministic: bool = False) -> None:
         """Write the file. A full disk is a warning and ends no job."""
-        content = {
-            "state": state,
-            "reason": reason,
-            "deterministic": deterministic,
-            "step": self.step,
-            "steps": self.steps,
-        }
+        content = {"state": state, "reason": reason, "deterministic": deterministic, "step": self.step, "steps": self.steps}
         try:
             if self.fence is not None:
                 self.fence.check()

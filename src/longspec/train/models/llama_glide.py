@@ -1,5 +1,3 @@
 """The published import path of LlamaGlide."""
 
-from longspec.methods.glide.families import LlamaGlide
-
-__all__ = ["LlamaGlide"]
+from longspec.methods.glide.trainer import LlamaGlide as LlamaGlide

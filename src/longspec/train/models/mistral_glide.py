@@ -1,5 +1,3 @@
 """The published import path of MistralGlide."""
 
-from longspec.methods.glide.families import MistralGlide
-
-__all__ = ["MistralGlide"]
+from longspec.methods.glide.trainer import MistralGlide as MistralGlide

@@ -1,5 +1,3 @@
 """The published import path of Qwen2Glide."""
 
-from longspec.methods.glide.families import Qwen2Glide
-
-__all__ = ["Qwen2Glide"]
+from longspec.methods.glide.trainer import Qwen2Glide as Qwen2Glide

@@ -1,5 +1,3 @@
 """The published import path of Qwen3Glide."""
 
-from longspec.methods.glide.families import Qwen3Glide
-
-__all__ = ["Qwen3Glide"]
+from longspec.methods.glide.trainer import Qwen3Glide as Qwen3Glide
