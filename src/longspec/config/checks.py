@@ -7,6 +7,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from longspec import methods
+from longspec.config.explain import faults_in
 from longspec.config.names import (
     GGUF_SUFFIX,
     HUB_PREFIX,
@@ -55,10 +56,8 @@ def check_model(model: DictConfig) -> None:
     if not source.strip() or "\0" in source or (source.startswith(HUB_PREFIX) and not named):
         raise ValueError(f"recipe.model.source: {source!r} is no target; give {SOURCES}")
     if source.startswith(WHEEL_PREFIX):
-        try:
+        with faults_in("recipe.model.source"):
             wheel_source(source)
-        except ValueError as error:
-            raise ValueError(f"recipe.model.source: {error}") from None
     _check_hash(source, model.sha256)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from longspec.config.explain import faults_in
 from longspec.config.names import WITH_LOOKUP
 from longspec.data.align.fields import compose
 from longspec.data.hub.names import parse as parse_hub
@@ -218,10 +219,8 @@ def task_of(name: str, settings: dict[str, Any], new_tokens: int) -> Task:
 
 def _check_hub(key: str, source: str, member: str) -> None:
     """Raise ValueError, with the key, for no name of the hub, and for an archive without a member or the reverse."""
-    try:
+    with faults_in(f"{key}.source"):
         parse_hub(source)
-    except ValueError as error:
-        raise ValueError(f"{key}.source: {error}") from None
     if source.endswith(ARCHIVE) and not member:
         raise ValueError(f"{key}.member: missing; {source} is an archive: name the file in it to read")
     if member and not source.endswith(ARCHIVE):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from longspec import methods
-from longspec.config import CONFIG_DIR
+from longspec.config import CONFIG_DIR, explain
 from longspec.data import presets
 from longspec.evaluate import tasks
 from longspec.workflow.answers import AnswersPlan
@@ -43,7 +43,8 @@ def checked_plan(settings: dict[str, Any], config_dir: Path = CONFIG_DIR, argume
     runs.check_targets(configs, measured)
     runs.check_mixtures(configs)
     datasets.check_data(plan.datasets_in_use(), settings["data"])
-    _check_answers(plan)
+    with explain.faults_in(datasets.FILE):
+        AnswersPlan(plan)
     answered.check_answered(plan)
     for each in measured.values():
         datasets.check_task_files(each.tasks, plan.datasets_trained_on(), settings["data"], each.file_of("tasks"))
@@ -88,25 +89,15 @@ def unused_variants(plan: Plan) -> str:
 
 def _checked_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings with their presets laid out, held against their schema."""
-    try:
-        laid_out = dict(settings)
+    laid_out = dict(settings)
+    with explain.faults_in(datasets.FILE):
         if "data" in settings:
             laid_out["data"] = presets.expand_all(settings["data"], presets.DATA)
         evaluation = settings.get("evaluation")
         if isinstance(evaluation, dict) and "tasks" in evaluation:
             laid_out["evaluation"] = evaluation | {"tasks": presets.expand_all(evaluation["tasks"], presets.TASK)}
         check_values(laid_out)
-    except ValueError as error:
-        raise ValueError(f"{datasets.FILE}: {error}") from None
     return laid_out
-
-
-def _check_answers(plan: Plan) -> None:
-    """Raise ValueError for answers by the target that cannot be made."""
-    try:
-        AnswersPlan(plan)
-    except ValueError as error:
-        raise ValueError(f"{datasets.FILE}: {error}") from None
 
 
 def _check_engines(plan: Plan) -> None:
@@ -120,7 +111,5 @@ def _check_engines(plan: Plan) -> None:
                 methods.vllm_method(plan.first_recipe(run, variant).method.name)
             except ValueError as error:
                 raise ValueError(f"{measured.file_of('engine')}: {error} (run '{run}', variant '{variant}')") from None
-        try:
+        with explain.faults_in(measured.file_of("serve_python")):
             tasks.check_interpreter(section.get("serve_python", tasks.SERVE_PYTHON))
-        except ValueError as error:
-            raise ValueError(f"{measured.file_of('serve_python')}: {error}") from None

@@ -5,7 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from longspec.config.explain import did_you_mean
+from longspec.config.explain import did_you_mean, faults_in
 from longspec.data.hub import names
 from longspec.data.raw import complete, is_hub, is_made
 from longspec.data.read import source_files
@@ -52,10 +52,8 @@ def check_data(used: Mapping[str, str], data: Mapping[str, Any]) -> None:
                 f"{key}: there is no dataset '{name}' under `data` in {FILE}; add it there ({name}: {{source: <file>.jsonl,"
                 f" shards: <number>}}, or {{preset: <file of config/data/>}}) or name another; {did_you_mean(name, data)}"
             )
-        try:
+        with faults_in(FILE):
             complete(name, data[name])
-        except ValueError as error:
-            raise ValueError(f"{FILE}: {error}") from None
         try:
             origins(data[name]["source"])
         except ValueError as error:

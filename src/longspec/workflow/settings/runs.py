@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from longspec import methods
 from longspec.config import compose_stage, differences, plain, stages_and_variants
 from longspec.config.checks import BUILT
-from longspec.config.explain import UNKNOWN, did_you_mean
+from longspec.config.explain import UNKNOWN, did_you_mean, faults_in
 from longspec.config.names import BASELINES, IMPORTED, WITH_LOOKUP, check_name
 from longspec.decode.levels import levels_of
 from longspec.evaluate.tasks import check_room
@@ -48,10 +48,8 @@ def stages_and_variants_of(run: str, otherwise: list[str], config_dir: Path, nam
     for path in [config_dir / f"run/{run}.yaml", *numbers]:
         check_header(path)
     key = f"config/run/{run}.yaml"
-    try:
+    with faults_in(key):
         stages, variants = stages_and_variants(run, config_dir)
-    except ValueError as error:
-        raise ValueError(f"{key}: {error}") from None
     if not stages or len(stages) != len(set(stages)):
         raise ValueError(f"{key}: stages: must name at least one stage, each once; is {stages}")
     if len(variants) != len(set(variants)):
@@ -136,18 +134,14 @@ def check_targets(configs: Mapping[Stage, Any], evaluations: Mapping[str, RunEva
             targets.check_length(key, config.recipe.data.sequence_length, positions)
         size, named = targets.size_of(model.source, config.build, fetched), f"run '{run}', stage '{stage}'"
         if size is not None:
-            _check_fit(named, config.recipe, size)
+            with faults_in(named):
+                methods.settings_of(config.recipe.method.name).fits(config.recipe, *size)
         if evaluation is not None:
-            _check_rooms(evaluation, positions)
+            if positions is not None:
+                with faults_in(evaluation.file_of("tasks")):
+                    for name, task in evaluation.tasks.items():
+                        check_room(name, task, positions)
             _check_levels(named, config.recipe, None if size is None else size[1], evaluation)
-
-
-def _check_fit(key: str, recipe: Any, size: tuple[int, int]) -> None:
-    """A draft fits a target of so many layers and tokens."""
-    try:
-        methods.settings_of(recipe.method.name).fits(recipe, *size)
-    except ValueError as error:
-        raise ValueError(f"{key}: {error}") from None
 
 
 def _check_levels(key: str, recipe: Any, tokens: int | None, evaluation: RunEvaluation) -> None:
@@ -172,14 +166,3 @@ def _check_levels(key: str, recipe: Any, tokens: int | None, evaluation: RunEval
             named = "recipe.method.vocabulary" if own else "evaluation.draft_vocabulary"
             told = "" if proposed is None else f" ({named} of {key})"
             raise ValueError(f"{evaluation.file_of('shapes')}: evaluation.shapes: {error}{told}") from None
-
-
-def _check_rooms(evaluation: RunEvaluation, positions: int | None) -> None:
-    """Every task's prompts and answers find room in a target's positions, as far as these are known."""
-    if positions is None:
-        return
-    for name, task in evaluation.tasks.items():
-        try:
-            check_room(name, task, positions)
-        except ValueError as error:
-            raise ValueError(f"{evaluation.file_of('tasks')}: {error}") from None
