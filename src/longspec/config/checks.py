@@ -111,7 +111,7 @@ def check_recipe(recipe: DictConfig) -> None:
 def check_replay(recipe: DictConfig) -> None:
     """Raise ValueError, with the key, for shares of replayed stages that are none, or leave the stage no token of its own.
 
-    Whether these stages are earlier ones of the run: longspec.workflow.settings.replays.
+    Whether these stages are earlier ones of the run: longspec.workflow.settings.runs.
     """
     key, replay = "recipe.data.replay", recipe.data.replay
     for stage, share in replay.items():

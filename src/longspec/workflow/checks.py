@@ -14,11 +14,9 @@ from longspec.config import CONFIG_DIR, explain
 from longspec.data import presets
 from longspec.evaluate import tasks
 from longspec.workflow.answers import AnswersPlan
-from longspec.workflow.finals import check_finals
+from longspec.workflow.measuring import check_finals
 from longspec.workflow.plan import Plan
 from longspec.workflow.settings import answered, beginnings, datasets, draft_vocabularies, evaluations, runs
-from longspec.workflow.settings.asked_targets import asked_targets
-from longspec.workflow.settings.replays import check_replays
 from longspec.workflow.settings.workflow_file import check_values
 
 
@@ -34,8 +32,8 @@ def checked_plan(settings: dict[str, Any], config_dir: Path = CONFIG_DIR, argume
     runs.check_models(configs)
     measured = {run: evaluations.of_run(run, configs, settings) for run in settings["runs"]}
     plan = Plan(settings, stages, variants, configs, measured)
-    plan = replace(plan, asked=asked_targets(arguments, plan.models, config_dir))
-    check_replays(plan)
+    plan = replace(plan, asked=runs.asked_targets(arguments, plan.models, config_dir))
+    runs.check_replays(plan)
     check_finals(plan)
     beginnings.check_beginnings(plan)
     draft_vocabularies.check_lenders(plan)

@@ -1,5 +1,4 @@
-"""The plan answers each rule's questions about a job: its files and its settings; those of rows and of measured drafts in
-rows.py and measuring.py.
+"""The plan answers each rule's questions about a job: its files and its settings; those of measured drafts in measuring.py.
 
 Arguments have the names of wildcards and hold what these hold. `longspec.workflow.checks.checked_plan` makes a plan.
 """
@@ -15,11 +14,11 @@ from longspec.data.raw import AFTER, complete, is_hub, is_made
 from longspec.data.read import source_files
 from longspec.data.read.split_records import UNANSWERED
 from longspec.workflow import paths
-from longspec.workflow.rows import RowsPlan
+from longspec.workflow.measuring import MeasuringPlan
 from longspec.workflow.settings import beginnings
 
 
-class Plan(RowsPlan):
+class Plan(MeasuringPlan):
     """The choices, with an answer to each question of a rule."""
 
     # Records, tokens.
@@ -59,6 +58,33 @@ class Plan(RowsPlan):
         """The manifests of all token shards of a dataset."""
         names = [f"{shard:03d}" for shard in range(self.shards(dataset))]
         return [paths.TOKENS.format(model=model, dataset=dataset, shard=name) for name in names]
+
+    # Rows: a stage's own, and those of earlier stages that it replays.
+
+    def rows(self, run: str, variant: str, stage: str) -> str:
+        """The manifest of the rows that a stage trains on."""
+        recipe = self.configs[run, variant, stage].recipe
+        return _packed(recipe, recipe.data.name)
+
+    def replayed_rows(self, run: str, variant: str, stage: str) -> list[str]:
+        """The manifests of the rows that a stage replays, packed like its own, in the order of their stages' names."""
+        recipe = self.configs[run, variant, stage].recipe
+        return [_packed(recipe, dataset) for dataset in self.replayed_data(run, variant, stage).values()]
+
+    def replay_options(self, run: str, variant: str, stage: str, replayed: list[str]) -> list[str]:
+        """The options that name them, each with the stage that it is of."""
+        names = self.replayed_data(run, variant, stage)
+        named = [f"{name}={path}" for name, path in zip(names, replayed, strict=True)]
+        return ["--replay", *named] if named else []
+
+    def all_rows(self, run: str, variant: str | None = None) -> list[str]:
+        """The manifests of the own rows of all stages of a run, or of one variant of it."""
+        return sorted({self.rows(*stage) for stage in self.stages_of(run, variant)})
+
+    def trained_rows(self, run: str, variant: str | None = None) -> list[str]:
+        """The manifests of all rows that a run trains on, or one variant of it: own and replayed ones."""
+        replayed = [path for stage in self.stages_of(run, variant) for path in self.replayed_rows(*stage)]
+        return sorted({*self.all_rows(run, variant), *replayed})
 
     # Draft vocabularies.
 
@@ -149,16 +175,9 @@ class Plan(RowsPlan):
 
     def mixture_rows(self, model: str) -> list[str]:
         """The rows a built target is trained on, in the order of its phases: every token is a label."""
-        found = [
-            paths.PACKED.format(
-                model=model,
-                dataset=phase["dataset"],
-                collation="base",
-                length=phase["sequence_length"],
-                overlong="split",
-            )
-            for phase in self.mixture(model)
-        ]
+        packed = {"model": model, "collation": "base", "overlong": "split"}
+        phases = self.mixture(model)
+        found = [paths.PACKED.format(**packed, dataset=each["dataset"], length=each["sequence_length"]) for each in phases]
         return list(dict.fromkeys(found))
 
     # Drafts made elsewhere, which runs begin with.
@@ -240,3 +259,9 @@ def _beginning(run: str, variant: str) -> str:
 def _vocabulary(run: str, variant: str, size: int) -> str:
     """The file of a draft vocabulary."""
     return paths.DRAFT_VOCABULARY.format(run=run, variant=variant, size=size)
+
+
+def _packed(recipe: Any, dataset: str) -> str:
+    """The manifest of a dataset's rows as a recipe has them packed."""
+    packed = {"collation": recipe.data.collation, "length": recipe.data.sequence_length, "overlong": recipe.data.overlong}
+    return paths.PACKED.format(model=recipe.model.name, dataset=dataset, **packed)

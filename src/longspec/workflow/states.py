@@ -12,6 +12,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from longspec import methods
+from longspec.atomic_files import fsync_path
 from longspec.config import OFFLINE, to_yaml, yaml_files
 from longspec.states.folder_name import folder_name
 from longspec.states.holds import hold, needed_by
@@ -19,16 +20,16 @@ from longspec.workflow import paths
 from longspec.workflow.choices import Stage
 from longspec.workflow.jobs.runtimes import freeze_runtime
 from longspec.workflow.plan import Plan
-from longspec.workflow.states_place import StatesPlace
 
 Folder = tuple[str, str, str]  # model, rows, declaration
+ROOT = Path("data/states")
+PLACE = "states_folder"  # of config/workflow.yaml: a folder that ROOT becomes a link to
 
 
-class StatesPlan(StatesPlace):
+class StatesPlan:
     """What the rules ask of stored states; of stages that are trained online every answer is empty."""
 
     def __init__(self, plan: Plan) -> None:
-        super().__init__(plan.settings)
         self.plan = plan
         self.readers: dict[Folder, list[Stage]] = {}
         self._folders_of: dict[Stage, list[Folder]] = {}  # of a stage's own rows, then of those that it replays
@@ -68,6 +69,39 @@ class StatesPlan(StatesPlace):
         while (lender := self.plan.lender(*at)) is not None:
             at = lender
         return None if size is None else paths.DRAFT_VOCABULARY.format(run=at[0], variant=at[1], size=size)
+
+    # The place of them all.
+
+    @property
+    def _configured(self) -> Path | None:
+        configured = self.plan.settings.get(PLACE)
+        return None if configured is None or not self.readers else Path(configured).expanduser().absolute()
+
+    @property
+    def disk(self) -> Path:
+        """The folder on whose disk states are stored, or the first one above it that is there."""
+        wanted = (self._configured or ROOT).resolve()
+        return next(path for path in (wanted, *wanted.parents) if path.is_dir())
+
+    def check_place(self) -> None:
+        """Raise ValueError where data/states cannot become a link to the configured folder, since it is something else."""
+        configured = self._configured
+        if configured is None or (not ROOT.is_symlink() and not ROOT.exists()) or ROOT.resolve() == configured.resolve():
+            return
+        is_link = ROOT.is_symlink()
+        there = f"a link to {ROOT.readlink()}" if is_link else "a folder"
+        fix = f"rm {ROOT}" if is_link else f"mv {ROOT}/* {configured}/ && rmdir {ROOT}, or rm -r {ROOT}"
+        raise ValueError(f"config/workflow.yaml: {PLACE}: {configured}: {ROOT} is {there} already; change that first: {fix}")
+
+    def make_place(self) -> None:
+        """Make data/states a link to the configured folder: paths, which Snakemake records, stay when the disk changes."""
+        configured = self._configured
+        if configured is None or ROOT.is_symlink():
+            return
+        configured.mkdir(parents=True, exist_ok=True)
+        ROOT.parent.mkdir(parents=True, exist_ok=True)
+        ROOT.symlink_to(configured)
+        fsync_path(ROOT.parent)
 
     # Building.
 

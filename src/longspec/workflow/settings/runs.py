@@ -3,25 +3,28 @@
 Raises ValueError.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
 from longspec import methods
-from longspec.config import compose_stage, differences, plain, stages_and_variants
+from longspec.config import CONFIG_DIR, compose, compose_stage, differences, plain, stages_and_variants
 from longspec.config.checks import BUILT
 from longspec.config.explain import UNKNOWN, did_you_mean, faults_in
 from longspec.config.names import BASELINES, IMPORTED, WITH_LOOKUP, check_name
 from longspec.decode.levels import levels_of
 from longspec.evaluate.tasks import check_room
-from longspec.workflow.choices import Stage
+from longspec.workflow.choices import Choices, Stage
 from longspec.workflow.paths import TARGET
 from longspec.workflow.settings import targets
 from longspec.workflow.settings.evaluations import RunEvaluation
 
 HEADER = "# @package _global_"
+# Of a path a user names, and of the wildcards by which Snakemake names a job to the process that runs it.
+PLACES = r"(?:^models|^data/(?:answers|tokens|packed))/{name}/|[:,]model={name}(?:,|$)"
 
 
 def check_choice(key: str, name: object, group: str, config_dir: Path) -> None:
@@ -166,3 +169,34 @@ def _check_levels(key: str, recipe: Any, tokens: int | None, evaluation: RunEval
             named = "recipe.method.vocabulary" if own else "evaluation.draft_vocabulary"
             told = "" if proposed is None else f" ({named} of {key})"
             raise ValueError(f"{evaluation.file_of('shapes')}: evaluation.shapes: {error}{told}") from None
+
+
+def check_replays(choices: Choices) -> None:
+    """Raise ValueError, with the key, for a replayed stage that is none of the run, or no earlier one."""
+    for (run, variant, stage), config in choices.configs.items():
+        stages = choices.stages[run]
+        earlier = stages[: stages.index(stage)]
+        for name in config.recipe.data.replay:
+            key = f"run '{run}', variant '{variant}', stage '{stage}': recipe.data.replay.{name}"
+            if name not in stages:
+                raise ValueError(f"{key}: the run has no such stage; name earlier ones; {did_you_mean(name, earlier)}")
+            if name not in earlier:
+                raise ValueError(f"{key}: comes later in the run; name earlier ones; {did_you_mean(name, earlier)}")
+
+
+def asked_targets(arguments: Sequence[str], known: Collection[str], config_dir: Path = CONFIG_DIR) -> dict[str, Any]:
+    """By the target's name a configuration in which it stands, for each file of config/model/ that the arguments name.
+
+    known: the targets of the chosen runs, which are left out. Raises ValueError for a file that does not compose, and for one
+    that has another name than its target.
+    """
+    found = {}
+    for path in sorted((config_dir / "model").glob("*.yaml")):
+        place = re.compile(PLACES.format(name=re.escape(path.stem)))
+        if path.stem in known or not any(place.search(each) for each in arguments):
+            continue
+        config = compose("train", [f"model={path.stem}"], config_dir)
+        if config.recipe.model.name != path.stem:
+            raise ValueError(f"{path}: recipe.model.name: {config.recipe.model.name!r}; name the file as its target")
+        found[path.stem] = config
+    return found
