@@ -8,17 +8,12 @@ from typing import Any
 
 LEFT_OUT_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "ensurepip", "pydoc_data", "encodings"}
 LEFT_OUT_FOLDERS |= {"test", "tests", "idlelib", "lib2to3", "turtledemo"}
-# Tables without a generator's notice in their first lines.
+# Tables that a program wrote are no text a person reads, and huge; here those without a notice in their first lines.
 GENERATED_FILES = frozenset({"html/entities.py"})
 GENERATED_NOTICE = re.compile(r"\b(auto-?|automatically )?generated (by|and used by|from)\b|automatically generated", re.I)
 NOTICE_CHARACTERS = 200
 # A whole library has more than 500 modules; fewer than this is a trimmed one.
 FEWEST_MODULES = 200
-
-
-def _is_generated(name: str, text: str) -> bool:
-    """Whether a file is a table that a program wrote: no text a person reads, and huge when it is one."""
-    return name in GENERATED_FILES or GENERATED_NOTICE.search(text[:NOTICE_CHARACTERS]) is not None
 
 
 def read_modules(folder: Path) -> Iterator[tuple[str, str | None]]:
@@ -32,8 +27,8 @@ def read_modules(folder: Path) -> Iterator[tuple[str, str | None]]:
         except UnicodeDecodeError:
             yield name, None
             continue
-        usable = text.strip() and "\0" not in text and not _is_generated(name, text)
-        yield name, text if usable else None
+        is_generated = name in GENERATED_FILES or GENERATED_NOTICE.search(text[:NOTICE_CHARACTERS])
+        yield name, None if is_generated or not text.strip() or "\0" in text else text
 
 
 def generate(

@@ -37,7 +37,9 @@ def read_prompts(name: str, task: Benchmark, count: int, tokenizer: Any, seed: i
             made = lay_out(fields)
             assert isinstance(made, dict)
             text, cut = _cut(tokenizer, encoder, made["prompt"], longest)
-            ids, reference = encoder.prompt(text, chat=task.chat), _reference(fields, task.reference)
+            ids = encoder.prompt(text, chat=task.chat)
+            beside = found(fields, task.reference) if task.reference else None  # the answer to read beside the target's
+            reference = None if beside is None else check_characters(beside, task.reference)
         except (RecordError, LayoutError) as error:
             raise ValueError(f"{place}: {error}; correct it, or evaluation.tasks.{name}") from error
         prompts.append(Prompt(name, number, record, ids, task.new_tokens, reference, cut))
@@ -55,9 +57,3 @@ def _cut(tokenizer: Any, encoder: Encoder, text: str, longest: int) -> tuple[str
     half = longest // 2
     ends = [tokenizer.decode(part, skip_special_tokens=True) for part in (ids[:half], ids[-half:])]
     return "".join(ends), len(ids) - 2 * half
-
-
-def _reference(record: dict[str, Any], field: str) -> str | None:
-    """The answer to read beside the target's; None without one. Raises RecordError for one that is no text."""
-    value = found(record, field) if field else None
-    return None if value is None else check_characters(value, field)

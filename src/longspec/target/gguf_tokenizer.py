@@ -37,7 +37,10 @@ def save_tokenizer(path: Path, metadata: dict[str, Any], folder: Path) -> None:
     with telling_damage(path, "holds no tokenizer that transformers can read"):
         architecture, content, settings = get_gguf_tokenizer(str(path))
         converted, _ = convert_gguf_tokenizer(architecture, content)
-        tokenizer = _of_the_file_alone(converted, len(content["tokens"]))
+        # Without what transformers adds to the file's tokens: the embedding has no rows for it.
+        told = json.loads(converted.to_str())
+        told["added_tokens"] = [token for token in told["added_tokens"] if token["id"] < len(content["tokens"])]
+        tokenizer = Tokenizer.from_str(json.dumps(told))
         if kind == "gpt2" and pre in DIGITS_APART:
             digits = pre_tokenizers.Digits(individual_digits=True)
             as_gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
@@ -57,10 +60,3 @@ def _splitting(tokenizer: Tokenizer) -> list[Any]:
     """What is done with a text before it becomes tokens."""
     content = json.loads(tokenizer.to_str())
     return [content["normalizer"], content["pre_tokenizer"]]
-
-
-def _of_the_file_alone(tokenizer: Tokenizer, tokens: int) -> Tokenizer:
-    """A tokenizer without what transformers adds to the file's tokens: the embedding has no rows for it."""
-    content = json.loads(tokenizer.to_str())
-    content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] < tokens]
-    return Tokenizer.from_str(json.dumps(content))

@@ -40,7 +40,8 @@ class StatesPlan:
 
     def _read(self, stage: Stage) -> None:
         """Note the folders that a stage reads."""
-        recipe, decides = self.plan.configs[stage].recipe, self._declaration(stage)
+        recipe, (run, variant, _) = self.plan.configs[stage].recipe, stage
+        decides = folder_name(recipe, self._vocabulary(run, variant))
         manifests = [self.plan.rows(*stage), *self.plan.replayed_rows(*stage)]
         datasets = [recipe.data.name, *self.plan.replayed_data(*stage).values()]
         folders = [(recipe.model.name, Path(manifest).parent.name, decides) for manifest in manifests]
@@ -58,10 +59,6 @@ class StatesPlan:
     def declarations(self) -> list[str]:
         """The last names of all folders."""
         return sorted({declaration for _, _, declaration in self.readers})
-
-    def _declaration(self, stage: Stage) -> str:
-        run, variant, _ = stage
-        return folder_name(self.plan.configs[stage].recipe, self._vocabulary(run, variant))
 
     def _vocabulary(self, run: str, variant: str) -> str | None:
         """The draft vocabulary's file; of a run that takes it over the file that was counted, so that both share."""

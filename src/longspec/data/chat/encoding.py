@@ -77,13 +77,10 @@ class Encoder:
                 for (i, j, _), encoding in zip(pieces, made_now, strict=True):
                     encodings[i][j] = encoding
                 for i, j, text in (piece for piece in those if len(piece[2]) > windows.WINDOW):
-                    encodings[i][j] = self._long(text, opens)
+                    tokens = windows.tokenize(lambda stretch: self._backend.encode(stretch, add_special_tokens=False), text)
+                    encodings[i][j] = windows.framed(tokens, self._backend.encode("x"), len(text)) if opens else tokens
             self._backend.encode_special_tokens = False
         return encodings
-
-    def _long(self, text: str, opens: bool) -> windows.Tokens:
-        tokens = windows.tokenize(lambda stretch: self._backend.encode(stretch, add_special_tokens=False), text)
-        return windows.framed(tokens, self._backend.encode("x"), len(text)) if opens else tokens
 
     def finish(self, planned: Sequence[Planned], encodings: list[list[Any]]) -> list[list[Encoded] | LayoutError]:
         """The documents of each record, of which `documents_of` were run; one LayoutError stands for its whole record."""

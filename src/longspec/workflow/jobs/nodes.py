@@ -42,7 +42,9 @@ def check_nodes(rule: str, block: Mapping[str, str], answer_of: Callable[[list[s
         told = answer_of(["sinfo", "--noheader", "--Node", f"--partition={partition}", "--format=%n|%G|%m"])
     except slurm.NoAnswerError:
         return
-    nodes = {name: Node(gres, int(memory.rstrip("+"))) for name, gres, memory in _fields(told)}
+    found = [line.strip().split("|") for line in told.splitlines()]
+    known = [fields for fields in found if len(fields) == 3 and fields[2].rstrip("+").isdecimal()]
+    nodes = {name: Node(gres, int(memory.rstrip("+"))) for name, gres, memory in known}
     gres, memory = block.get("gres", "").strip("'\""), block.get("mem_mb") or block.get("node_mem") or "0"
     wanted = int(memory) if memory.isdecimal() else 0
     number = int(block.get("nodes", 1))
@@ -54,9 +56,3 @@ def check_nodes(rule: str, block: Mapping[str, str], answer_of: Callable[[list[s
             f"{len(nodes)} of partition {partition} {len(fitting)} have that. They have: {'; '.join(kinds)}. Change gres, "
             f"the memory, nodes or slurm_partition in {FILE}"
         )
-
-
-def _fields(told: str) -> list[list[str]]:
-    """Name, GPUs and memory of each node; a line of another form is left out."""
-    found = [line.strip().split("|") for line in told.splitlines()]
-    return [fields for fields in found if len(fields) == 3 and fields[2].rstrip("+").isdecimal()]

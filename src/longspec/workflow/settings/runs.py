@@ -22,7 +22,7 @@ from longspec.workflow.paths import TARGET
 from longspec.workflow.settings import targets
 from longspec.workflow.settings.evaluations import RunEvaluation
 
-HEADER = "# @package _global_"
+HEADER = "# @package _global_"  # has Hydra set keys of the whole configuration
 # Of a path a user names, and of the wildcards by which Snakemake names a job to the process that runs it.
 PLACES = r"(?:^models|^data/(?:answers|tokens|packed))/{name}/|[:,]model={name}(?:,|$)"
 
@@ -35,12 +35,6 @@ def check_choice(key: str, name: object, group: str, config_dir: Path) -> None:
         raise ValueError(f"{key}: there is no config/{group}/{name}.yaml; {did_you_mean(str(name), known)}")
 
 
-def check_header(path: Path) -> None:
-    """Raise ValueError for a run's file without the first line that makes Hydra set keys of the whole configuration."""
-    if not path.read_bytes().startswith(HEADER.encode()):
-        raise ValueError(f"{path}: its first line must be '{HEADER}'")
-
-
 def stages_and_variants_of(run: str, otherwise: list[str], config_dir: Path, named: str) -> tuple[list[str], list[str]]:
     """The stages of a run, in order, and its variants: those that it names, or the others.
 
@@ -49,7 +43,8 @@ def stages_and_variants_of(run: str, otherwise: list[str], config_dir: Path, nam
     check_choice(named, run, "run", config_dir)
     numbers = sorted((config_dir / "run_stage").glob(f"{run}_*.yaml"))
     for path in [config_dir / f"run/{run}.yaml", *numbers]:
-        check_header(path)
+        if not path.read_bytes().startswith(HEADER.encode()):
+            raise ValueError(f"{path}: its first line must be '{HEADER}'")
     key = f"config/run/{run}.yaml"
     with faults_in(key):
         stages, variants = stages_and_variants(run, config_dir)
