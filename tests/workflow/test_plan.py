@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from longspec.config import Recipe, Runtime, compose_stage, load, to_yaml
-from longspec.workflow.jobs.runtimes import freeze_runtime
-from longspec.workflow.plan import Plan
+from longspec.workflow.plan import Plan, freeze_runtime
 from tests.workflow.planning import FILE, Settings
 
 P = "results/demo/sinkpi-slicing"

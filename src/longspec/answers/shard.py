@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from longspec import jsonl
-from longspec.answers import client, served, server
+from longspec.answers import client, server
 from longspec.answers.conversation import FAILED, Conversation, Key
 from longspec.answers.questions import Asker
 from longspec.answers.settings import ENDPOINT, JOURNAL, PRINTED, SERVED, Regenerate, deciding
@@ -185,6 +185,6 @@ def _asked(
 ) -> Generator[list[Conversation], None, None]:
     log(f"{asked.address}: asking {asked.model}, {asked.settings.requests} at a time")
     try:
-        yield from served.answered(left, asked, asker)
+        yield from client.answered(left, asked, asker)
     except client.OtherPromptError as error:
         raise ValueError(f"{error}; remove {journal} if answers by that server stand in it") from None

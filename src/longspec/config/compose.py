@@ -17,10 +17,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from longspec import methods
 from longspec.config import yaml_files
-from longspec.config.checks import CHECKS, check_optimizer
+from longspec.config.checks import CHECKS, check_optimizer, name_class
 from longspec.config.explain import did_you_mean, one_line, unknown_key
 from longspec.config.schema import Build, Config, Recipe, Runtime
-from longspec.config.target_class import name_class
 
 CONFIG_DIR = Path(__file__).resolve().parents[3] / "config"
 # Exceptions while Hydra composes, for a file that cannot be read or a key that does not fit.

@@ -11,8 +11,7 @@ from longspec.data.chat.special_tokens import LayoutError
 from longspec.data.read.record_checks import RecordError, check_characters
 from longspec.distributed import log
 from longspec.evaluate.prompt_files import files_of, read_records
-from longspec.evaluate.prompts import Prompt
-from longspec.evaluate.tasks import Benchmark, check_room
+from longspec.evaluate.tasks import Benchmark, Prompt, check_room
 
 
 def read_prompts(name: str, task: Benchmark, count: int, tokenizer: Any, seed: int, positions: int) -> list[Prompt]:

@@ -13,8 +13,7 @@ from longspec.data.chat.special_tokens import LayoutError
 from longspec.data.read.records import Chat, to_messages_or_text
 from longspec.data.tokenize import encode
 from longspec.distributed import log
-from longspec.evaluate.prompts import Prompt
-from longspec.evaluate.tasks import HeldOut
+from longspec.evaluate.tasks import HeldOut, Prompt
 
 # Tokens a record must still hold after a prompt, so that there is something to go on with.
 ROOM_AFTER = 16

@@ -14,9 +14,10 @@ from longspec.config import CONFIG_DIR, explain
 from longspec.data import presets
 from longspec.evaluate import tasks
 from longspec.workflow.answers import AnswersPlan
+from longspec.workflow.choices import Choices
 from longspec.workflow.measuring import check_finals
 from longspec.workflow.plan import Plan
-from longspec.workflow.settings import answered, beginnings, datasets, draft_vocabularies, evaluations, runs
+from longspec.workflow.settings import beginnings, datasets, draft_vocabularies, evaluations, runs
 from longspec.workflow.settings.workflow_file import check_values
 
 
@@ -43,7 +44,7 @@ def checked_plan(settings: dict[str, Any], config_dir: Path = CONFIG_DIR, argume
     datasets.check_data(plan.datasets_in_use(), settings["data"])
     with explain.faults_in(datasets.FILE):
         AnswersPlan(plan)
-    answered.check_answered(plan)
+    check_answered(plan)
     for each in measured.values():
         datasets.check_task_files(each.tasks, plan.datasets_trained_on(), settings["data"], each.file_of("tasks"))
     return plan
@@ -111,3 +112,32 @@ def _check_engines(plan: Plan) -> None:
                 raise ValueError(f"{measured.file_of('engine')}: {error} (run '{run}', variant '{variant}')") from None
         with explain.faults_in(measured.file_of("serve_python")):
             tasks.check_interpreter(section.get("serve_python", tasks.SERVE_PYTHON))
+
+
+def check_answered(plan: Choices) -> None:
+    """Raise ValueError where something but whole questions is wanted of a dataset that has no answers."""
+    without = [name for name, entry in plan.data.items() if entry["source"] == "questions" and entry.get("regenerate") is None]
+    for name in sorted(plan.datasets_trained_on().intersection(without)):
+        raise ValueError(
+            f"{plan.datasets_in_use()[name]}: {name} has questions alone, and no answers to learn; in {datasets.FILE} have the "
+            f"target answer them: data.{name}.regenerate: {{new_tokens: 256, temperature: 0, engine: transformers}}"
+        )
+    for evaluation in plan.evaluation_of.values():
+        for task, settings in evaluation.tasks.items():
+            if isinstance(settings, tasks.HeldOut) and settings.data in without and not settings.whole_questions:
+                raise ValueError(
+                    f"{evaluation.file_of('tasks')}: evaluation.tasks.{task}: data.{settings.data} has questions alone, and no"
+                    " text to go on with; add whole_questions: true"
+                )
+
+
+def check_apart(bench: Choices) -> None:
+    """Raise ValueError for parts of answers that nobody gives: what is measured apart has the target answer nothing."""
+    for run, evaluation in bench.evaluation_of.items():
+        raw = {name for name, entry in bench.data.items() if entry.get("regenerate") is not None} - bench.trained_on_by(run)
+        for task, settings in evaluation.tasks.items():
+            if isinstance(settings, tasks.HeldOut) and settings.data in raw and not settings.whole_questions:
+                raise ValueError(
+                    f"{evaluation.file_of('bench')}: evaluation.bench.tasks.{task}: the target answers data.{settings.data} "
+                    f"(regenerate) for runs that train on it, and {run} does not; add whole_questions: true"
+                )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from longspec import methods
+from longspec.atomic_files import write_text
 from longspec.config import to_yaml
 from longspec.config.names import LOOKUP, readable_name
 from longspec.data.raw import AFTER, complete, is_hub, is_made
@@ -265,3 +266,12 @@ def _packed(recipe: Any, dataset: str) -> str:
     """The manifest of a dataset's rows as a recipe has them packed."""
     packed = {"collation": recipe.data.collation, "length": recipe.data.sequence_length, "overlong": recipe.data.overlong}
     return paths.PACKED.format(model=recipe.model.name, dataset=dataset, **packed)
+
+
+def freeze_runtime(folder: str, text: str, name: str = "runtime.yaml") -> None:
+    """Write this file of a job's folder before the job starts, where it is not there or reads otherwise. It is no input of the
+    job: how a stage is run re-trains nothing.
+    """
+    path = Path(folder) / name
+    if not path.is_file() or path.read_text() != text:
+        write_text(path, text)

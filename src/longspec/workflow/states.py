@@ -18,8 +18,7 @@ from longspec.states.folder_name import folder_name
 from longspec.states.holds import hold, needed_by
 from longspec.workflow import paths
 from longspec.workflow.choices import Stage
-from longspec.workflow.jobs.runtimes import freeze_runtime
-from longspec.workflow.plan import Plan
+from longspec.workflow.plan import Plan, freeze_runtime
 
 Folder = tuple[str, str, str]  # model, rows, declaration
 ROOT = Path("data/states")
