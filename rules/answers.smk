@@ -24,8 +24,6 @@ rule answer:
         "timings/answer/{model}/{dataset}/{answering}/{part}-of-{parts}.tsv"
     wildcard_constraints:
         dataset=one_of(ANSWERS.computed),
-        part=r"\d+",
-        parts=r"\d+",
     envmodules:
         *ENVMODULES,
     threads: 2
@@ -53,8 +51,6 @@ use rule answer as ask with:
         "timings/ask/{model}/{dataset}/{answering}/{part}-of-{parts}.tsv"
     wildcard_constraints:
         dataset=one_of(ANSWERS.asked),
-        part=r"\d+",
-        parts=r"\d+",
     threads: 1
 
 

@@ -24,9 +24,6 @@ rule build_states:
         "logs/build_states/{model}/{rows}/{declaration}/{part}-of-{parts}.log",
     benchmark:
         "timings/build_states/{model}/{rows}/{declaration}/{part}-of-{parts}.tsv"
-    wildcard_constraints:
-        part=r"\d+",
-        parts=r"\d+",
     priority: 1
     envmodules:
         *ENVMODULES,
@@ -64,8 +61,6 @@ rule held_out_states:
         "logs/held_out_states/{model}/{rows}/{declaration}/{number}.log",
     benchmark:
         "timings/held_out_states/{model}/{rows}/{declaration}/{number}.tsv"
-    wildcard_constraints:
-        number=r"\d+",
     priority: 1
     envmodules:
         *ENVMODULES,

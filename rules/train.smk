@@ -33,8 +33,6 @@ rule draft_vocabulary:
         "logs/draft_vocabulary/{run}/{variant}/{size}.log",
     benchmark:
         "timings/draft_vocabulary/{run}/{variant}/{size}.tsv"
-    wildcard_constraints:
-        size=r"\d+",
     resources:
         mem_mb=8000,
         runtime="4h",
