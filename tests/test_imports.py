@@ -81,7 +81,7 @@ DOORS = {
 # Single modules of a room that the table above does not open: the checkpoint's layout has one owner.
 EXTRA = {
     ("evaluate.served", "draft.folder"),  # a fresh draft is served from a folder like any other
-    ("workflow.jobs.decoding_memory", "models.weight_index"),  # which of a target's files are its weights
+    ("workflow.jobs.decoding_ranks", "models.weight_index"),  # which of a target's files are its weights
     ("states.__main__", "train.engine"),  # starts the process group of a partitioned target
     ("draft.weight_sources", "train.checkpoint.save_load"),
     ("draft.weight_sources", "train.checkpoint.checkpoint_dir"),

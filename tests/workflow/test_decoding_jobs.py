@@ -9,8 +9,7 @@ import pytest
 from longspec.workflow.answers import AnswersPlan
 from longspec.workflow.bench import bench_of
 from longspec.workflow.jobs.decoding_jobs import DecodingJobs
-from longspec.workflow.jobs.decoding_memory import Decoding, rank_bytes, target_of
-from longspec.workflow.jobs.decoding_ranks import Machine
+from longspec.workflow.jobs.decoding_ranks import Decoding, Machine, rank_bytes, target_of
 from longspec.workflow.plan import Plan
 from tests.workflow.planning import FILE, Settings
 

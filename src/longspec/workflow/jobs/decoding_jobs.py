@@ -13,8 +13,7 @@ from longspec.answers.settings import BATCH_TOKENS, ENDPOINT, Regenerate
 from longspec.evaluate.tasks import OURS, ROOM, HeldOut, parse
 from longspec.workflow import paths
 from longspec.workflow.answers import AnswersPlan
-from longspec.workflow.jobs.decoding_memory import Decoding, Target, read_target
-from longspec.workflow.jobs.decoding_ranks import Machine, ranks_of
+from longspec.workflow.jobs.decoding_ranks import Decoding, Machine, Target, ranks_of, read_target
 from longspec.workflow.plan import Plan
 from longspec.workflow.settings.evaluations import RunEvaluation
 from longspec.workflow.settings.targets import folder_of
