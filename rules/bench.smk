@@ -34,7 +34,7 @@ use rule evaluate as evaluate_bench with:
         settings=asks(BENCH.evaluation_settings),
         raw=asks(BENCH.bench_options),
         drafter=asks_of_input(BENCH.drafter_options),
-        vocabulary=asks_of_input(BENCH.vocabulary_option),
+        vocabulary=option("--vocabulary", "vocabulary"),
 
 
 rule report_bench:

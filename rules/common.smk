@@ -122,6 +122,16 @@ def asks_of_input(question):
     return answer
 
 
+def option(word, name):
+    """A param that tells a job of the files of one of its inputs; nothing where there are none."""
+
+    def answer(wildcards, input):
+        files = getattr(input, name)
+        return [word, *files] if files else []
+
+    return answer
+
+
 def job_threads(wildcards, threads):
     """The cores of a job's processes. Commands read them from this resource, because `threads` is cut to the cores of
     the machine that plans; a profile for a cluster sets its own."""

@@ -85,7 +85,7 @@ rule extract:
         mem_mb=16000,
         runtime="30m",
     params:
-        vocabulary=asks_of_input(PLAN.vocabulary_option),
+        vocabulary=option("--vocabulary", "vocabulary"),
         out=subpath(output[0], parent=True),
     shell:
         "python -m longspec.draft extract {input.checkpoint:q}"
@@ -121,7 +121,7 @@ rule evaluate:
         settings=asks(PLAN.evaluation_settings),
         raw=asks(ANSWERS.evaluation_options),
         drafter=asks_of_input(PLAN.drafter_options),
-        vocabulary=asks_of_input(PLAN.vocabulary_option),
+        vocabulary=option("--vocabulary", "vocabulary"),
     shell:
         "python -m longspec.cluster launch --plain --ranks {resources.ranks:q} --cpus {resources.cpus_per_task:q}"
         " -- longspec.evaluate --settings {params.settings:q}"
@@ -173,7 +173,7 @@ rule assemble_final_draft:
     params:
         published=asks_of_input(PLAN.published_option),
         stages=asks(PLAN.stage_folders),
-        imported=asks_of_input(PLAN.imported_option),
+        imported=option("--imported", "imported"),
         out=subpath(output[0], parent=True),
     shell:
         "python -m longspec.draft final {params.published:q} --stages {params.stages:q}"

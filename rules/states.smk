@@ -37,7 +37,7 @@ rule build_states:
         mem_mb=LIMITS.node_mem,
         runtime=LIMITS.longest_job,
     params:
-        vocabulary=asks_of_input(PLAN.vocabulary_option),
+        vocabulary=option("--vocabulary", "vocabulary"),
         out=subpath(output.shard, parent=True),
     shell:
         "exec python -m longspec.cluster launch --nodes {resources.nodes:q} --ranks {resources.ranks:q}"
@@ -74,7 +74,7 @@ rule held_out_states:
         mem_mb=LIMITS.node_mem,
         runtime=LIMITS.longest_job,
     params:
-        vocabulary=asks_of_input(PLAN.vocabulary_option),
+        vocabulary=option("--vocabulary", "vocabulary"),
         out=subpath(output.shard, parent=True),
     shell:
         "exec python -m longspec.cluster launch --nodes {resources.nodes:q} --ranks {resources.ranks:q}"

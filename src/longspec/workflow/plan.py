@@ -102,10 +102,6 @@ class Plan(MeasuringPlan):
         lender = self.lender(run, variant)
         return [] if lender is None else [_vocabulary(*lender, int(size))]
 
-    def taken_option(self, taken: list[str]) -> list[str]:
-        """The option of `data vocabulary` that takes over another file's tokens."""
-        return ["--ids-of", *taken] if taken else []
-
     def vocabulary(self, run: str, variant: str) -> list[str]:
         """The draft vocabulary that decides weights; none where the draft can propose all of the target's tokens."""
         size = methods.vocabulary_size(self.first_recipe(run, variant))
@@ -121,10 +117,6 @@ class Plan(MeasuringPlan):
     def drafter_vocabulary(self, run: str, variant: str, drafter: str) -> list[str]:
         """The draft vocabulary of an evaluated drafter; prompt lookup copies any token."""
         return [] if drafter == LOOKUP else self.vocabulary_while_drafting(run, variant)
-
-    def vocabulary_option(self, vocabulary: list[str]) -> list[str]:
-        """A job's option that names the draft vocabulary; none without one."""
-        return ["--vocabulary", *vocabulary] if vocabulary else []
 
     def report_vocabularies(self, run: str) -> list[str]:
         """The draft vocabularies that a report tells of."""
@@ -152,10 +144,6 @@ class Plan(MeasuringPlan):
         """How the job that makes a target of a GGUF file is told of the file's hash."""
         sha256 = self.model_sha256(model)
         return ["--sha256", sha256] if sha256 else []
-
-    def wheel_file_option(self, wheel_file: list[str]) -> list[str]:
-        """How it is told of a file that was fetched."""
-        return ["--fetched", *wheel_file] if wheel_file else []
 
     def target(self, run: str) -> str:
         """The manifest of a run's target."""
@@ -214,10 +202,6 @@ class Plan(MeasuringPlan):
         """The config.json of the draft that a run began with, which the final draft's provenance quotes; none without one."""
         return [] if self.init(run, variant) is None else [f"{_beginning(run, variant)}/config.json"]
 
-    def imported_option(self, imported: list[str]) -> list[str]:
-        """The option of `draft final` that names it."""
-        return ["--imported", *imported] if imported else []
-
     # Stages.
 
     def stage_yaml(self, run: str, variant: str, stage: str, section: str) -> str:
@@ -238,10 +222,6 @@ class Plan(MeasuringPlan):
         stages = self.stages[run]
         before = [*self.begun_with(run, variant), *stages[: stages.index(stage)]][-1:]
         return [f"{paths.stage_folder(run, variant, each)}/draft/model.safetensors" for each in before]
-
-    def init_option(self, weights: list[str]) -> list[str]:
-        """The trainer's option that names them."""
-        return ["--init-weights", *weights] if weights else []
 
     def recipes_of_first_variant(self, run: str) -> list[str]:
         """The recipes of all stages of one variant; the others ask the same of a machine."""
