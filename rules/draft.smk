@@ -96,7 +96,7 @@ rule extract:
 # output, undeclared, and the next one goes on from there.
 rule evaluate:
     input:
-        target=judged(RANKS.judge_run, PLAN.target),
+        target=judged(partial(RANKS.judge, "evaluate"), PLAN.target),
         recipe=asks(PLAN.drafter_recipe),
         draft=asks(PLAN.drafter_weights),
         vocabulary=asks(PLAN.drafter_vocabulary),
@@ -112,9 +112,9 @@ rule evaluate:
         *ENVMODULES,
     threads: 1
     resources:
-        ranks=asks(RANKS.of_run),
+        ranks=asks(partial(RANKS.ranks, "evaluate")),
         cpus_per_task=job_threads,
-        gres=asks(RANKS.gpus_of_run),
+        gres=asks(partial(RANKS.gpus, "evaluate")),
         mem_mb=8000,
         runtime="4h",
     params:
