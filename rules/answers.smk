@@ -3,11 +3,6 @@
 from longspec.workflow.paths import ANSWERS as ANSWERS_FOLDER
 from longspec.workflow.paths import RAW, TOKENIZER
 
-# Before anything runs, and in a dry run.
-if workflow.is_main_process:
-    for line in ANSWERS.lines():
-        logger.info(line)
-
 
 # One job a shard. Of what is in the folder only shard.json is declared: Snakemake deletes what a failed job declares, and the
 # next one goes on from the records that are done.

@@ -14,11 +14,6 @@ from longspec.workflow.paths import (
     STAGE,
 )
 
-# Before anything runs, and in a dry run.
-if workflow.is_main_process:
-    for line in PLAN.choice_lines():
-        logger.info(line)
-
 
 # Local: compute nodes often have no way to the internet. The files of a draft from the hub lie beside, undeclared.
 rule fetch_draft:

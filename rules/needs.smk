@@ -1,6 +1,6 @@
 # What a stage's job asks a cluster for (longspec.workflow.jobs.resources), by the profile. Without one it has the rule's own.
 
-from longspec.workflow.jobs.resources import StageNeeds, check_block, check_nodes, gpus_in, limits_of
+from longspec.workflow.jobs.resources import StageNeeds, gpus_in, limits_of
 
 
 def resources_of(rule):
