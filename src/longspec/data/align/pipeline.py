@@ -16,7 +16,7 @@ from inspect import Parameter, signature
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin
 
-from longspec.data.align import fields, lists, tool_tags
+from longspec.data.align import fields, lists
 from longspec.data.align.align_base import Many, Record, Step, Tally
 from longspec.data.read.record_checks import RecordError
 
@@ -29,7 +29,7 @@ SETTINGS: dict[str, Callable[..., Step]] = {
     "join": lists.join,
     "alternate": lists.alternate,
     "lay_out": fields.lay_out,
-    "read_tool_tags": tool_tags.read_tool_tags,
+    "read_tool_tags": lists.read_tool_tags,
     "start_at": lists.start_at,
 }
 TALLIED = ("start_at",)  # say themselves what they did
