@@ -6,6 +6,7 @@ goes unseen whenever the job's output already exists. Each message names the key
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +58,18 @@ def check_prompts(plan: Plan) -> None:
 
 
 def forgetting_warning(plan: Plan) -> str:
-    """The datasets that gates.forgetting cannot judge, and what to do; empty when there is none."""
+    """The datasets that gates.forgetting cannot judge, and what to do; empty when there is none.
+
+    A later stage may forget these without a task to show it: days of training would end in a gate that judges nothing.
+    """
     if plan.settings["gates"]["forgetting"] is None:
         return ""
     unseen: dict[str, list[str]] = {}  # by the file of the tasks
     for run in plan.runs:
-        names = datasets.forgotten_unseen(plan.datasets_in_order(run), plan.evaluation_data(run))
-        known = unseen.setdefault(plan.evaluation_of[run].file_of("tasks"), [])
-        known += [name for name in names if name not in known]
+        known, measured = unseen.setdefault(plan.evaluation_of[run].file_of("tasks"), []), plan.evaluation_data(run)
+        for before, after in (pair for stages in plan.datasets_in_order(run) for pair in pairwise(stages)):
+            if before != after and before not in (*measured, *known):
+                known.append(before)
     return "\n".join(
         f"gates.forgetting cannot judge what is forgotten of {', '.join(names)}: no task measures it. Add one for each "
         f"to evaluation.tasks in {file}, such as own: {{data: {names[0]}, context: [64, 448]}}, or set gates.forgetting to null"

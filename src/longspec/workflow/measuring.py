@@ -96,10 +96,11 @@ class MeasuringPlan(Choices):
         """The measurements a report compares, for every variant: baselines, the draft that is begun with, every stage, and the
         published draft with prompt lookup.
         """
+        beside = [WITH_LOOKUP] if self.evaluation_of[run].section.get("with_lookup") is not None else []
         return [
             self.evaluated.format(run=run, variant=variant, drafter=drafter)
             for variant in self.variants[run]
-            for drafter in [*BASELINES, *self.begun_with(run, variant), *self.stages[run], *self.measured_beside(run)]
+            for drafter in [*BASELINES, *self.begun_with(run, variant), *self.stages[run], *beside]
         ]
 
     def report_records(self, run: str) -> list[str]:

@@ -109,12 +109,9 @@ def _target(config: Any, machine: Machine) -> Target | None:
     manifest = Path(paths.TARGET.format(model=model.name))
     made = manifest.parent / "target"
     folder = folder_of(model.source, made) or made
-    return None if folder == made and not manifest.is_file() else _read(folder, _age(folder))
-
-
-def _age(folder: Path) -> int:
-    file = folder / "config.json"
-    return file.stat().st_mtime_ns if file.is_file() else 0
+    config_json = folder / "config.json"
+    age = config_json.stat().st_mtime_ns if config_json.is_file() else 0
+    return None if folder == made and not manifest.is_file() else _read(folder, age)
 
 
 @cache

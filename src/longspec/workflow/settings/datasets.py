@@ -1,7 +1,7 @@
 """The datasets and tasks of config/workflow.yaml: that they are declared, there, and kept apart. Raises ValueError."""
 
 from collections.abc import Iterable, Mapping
-from itertools import islice, pairwise, product
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -135,13 +135,3 @@ def check_fields(key: str, task: Benchmark, paths: Iterable[Path]) -> None:
                 raise ValueError(
                     f"{key}.template: asks for {{{name}}}, which is missing or null in {place}; its fields: {', '.join(record)}"
                 )
-
-
-def forgotten_unseen(trained: Iterable[list[str]], measured: Iterable[str]) -> list[str]:
-    """The datasets that a later stage may forget without a task to show it, so that days of training would end in a gate that
-    judges nothing.
-
-    trained: the datasets of the stages of each run and variant, in order; measured: those of tasks.
-    """
-    pairs = [pair for stages in trained for pair in pairwise(stages)]
-    return list(dict.fromkeys(before for before, after in pairs if before != after and before not in measured))
