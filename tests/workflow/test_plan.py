@@ -241,8 +241,8 @@ def test_variants_stand_side_by_side_in_a_report_and_apart_in_their_drafts(setti
     ]
     assert plan.report_variants("demo") == [f"--variant {name}=results/demo/{name}" for name in plan.variants["demo"]]
     assert plan.final_drafts("demo") == [f"results/demo/{name}/final_draft/provenance.json" for name in plan.variants["demo"]]
-    assert plan.recipes_of_first_variant("demo") == [f"{stage}/recipe.yaml" for stage in stages[:3]]
-    assert plan.runtimes_of_first_variant("demo") == [f"{stage}/runtime.yaml" for stage in stages[:3]]
+    assert plan.of_first_variant("recipe", "demo") == [f"{stage}/recipe.yaml" for stage in stages[:3]]
+    assert plan.of_first_variant("runtime", "demo") == [f"{stage}/runtime.yaml" for stage in stages[:3]]
 
 
 def test_two_runs_are_compared_and_no_other_number(settings: Settings) -> None:

@@ -45,7 +45,7 @@ def test_each_run_has_its_variants(settings: Settings) -> None:
     ]
     assert plan.evaluations("demo-eagle3")[0] == "results/demo-eagle3/ttt/evaluation/untrained.jsonl"
     assert plan.report_variants("demo-eagle3") == ["--variant ttt=results/demo-eagle3/ttt"]
-    assert plan.recipes_of_first_variant("demo-eagle3")[0] == "results/demo-eagle3/ttt/base/recipe.yaml"
+    assert plan.of_first_variant("recipe", "demo-eagle3")[0] == "results/demo-eagle3/ttt/base/recipe.yaml"
     assert plan.all_rows("demo") == plan.all_rows("demo-eagle3")
     assert plan.target("demo") == plan.target("demo-eagle3")
 

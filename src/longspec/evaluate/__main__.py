@@ -26,8 +26,9 @@ from longspec.decode.generate import load_drafter
 from longspec.decode.with_lookup import WithLookup
 from longspec.distributed import ALONE, Ranks, end_at_once, launched_ranks, log, told_to_launcher
 from longspec.draft_vocabulary import DraftVocabulary
-from longspec.evaluate import benchmark, held_out_prompts, served, tasks
+from longspec.evaluate import served, tasks
 from longspec.evaluate.measure import Line, Measurer, Work, key_of, key_text
+from longspec.evaluate.prompts import draw_prompts, read_prompts
 from longspec.evaluate.served_lines import PLAIN, ServedMeasurer
 from longspec.evaluate.summary import describe, summarize
 from longspec.families import position_limit
@@ -116,12 +117,12 @@ def all_prompts(options: argparse.Namespace, section: tasks.Settings, tokenizer:
     raw, prompts = dict(options.raw), []
     for name, task in section.tasks.items():
         if isinstance(task, tasks.Benchmark):
-            prompts += benchmark.read_prompts(name, task, section.prompts, tokenizer, section.seed, positions)
+            prompts += read_prompts(name, task, section.prompts, tokenizer, section.seed, positions)
             continue
         if task.data not in raw:
             raise ValueError(f"--raw: the manifest of {task.data} is missing, which evaluation.tasks.{name}.data needs")
         tasks.check_room(name, task, positions)
-        prompts += held_out_prompts.draw_prompts(name, task, raw[task.data], section.prompts, tokenizer, section.seed)
+        prompts += draw_prompts(name, task, raw[task.data], section.prompts, tokenizer, section.seed)
     return prompts
 
 

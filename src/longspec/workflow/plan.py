@@ -223,13 +223,9 @@ class Plan(MeasuringPlan):
         before = [*self.begun_with(run, variant), *stages[: stages.index(stage)]][-1:]
         return [f"{paths.stage_folder(run, variant, each)}/draft/model.safetensors" for each in before]
 
-    def recipes_of_first_variant(self, run: str) -> list[str]:
-        """The recipes of all stages of one variant; the others ask the same of a machine."""
-        return [f"{folder}/recipe.yaml" for folder in self.stage_folders(run, self.variants[run][0])]
-
-    def runtimes_of_first_variant(self, run: str) -> list[str]:
-        """The runtimes of the same stages."""
-        return [f"{folder}/runtime.yaml" for folder in self.stage_folders(run, self.variants[run][0])]
+    def of_first_variant(self, section: str, run: str) -> list[str]:
+        """The recipes or the runtimes of all stages of one variant; the others ask the same of a machine."""
+        return [f"{folder}/{section}.yaml" for folder in self.stage_folders(run, self.variants[run][0])]
 
 
 def _beginning(run: str, variant: str) -> str:
