@@ -18,7 +18,7 @@ from longspec.workflow.answers import AnswersPlan
 from longspec.workflow.choices import Choices
 from longspec.workflow.measuring import check_finals
 from longspec.workflow.plan import Plan
-from longspec.workflow.settings import beginnings, datasets, draft_vocabularies, evaluations, runs
+from longspec.workflow.settings import beginnings, datasets, evaluations, runs
 from longspec.workflow.settings.workflow_file import check_values
 
 
@@ -30,7 +30,7 @@ def checked_plan(settings: dict[str, Any], config_dir: Path = CONFIG_DIR, argume
     settings = _checked_settings(settings)
     for name in settings["variants"]:
         runs.check_choice("variants", name, "variant", config_dir)
-    stages, variants, configs = draft_vocabularies.with_lenders(settings["runs"], settings["variants"], config_dir)
+    stages, variants, configs = runs.with_lenders(settings["runs"], settings["variants"], config_dir)
     runs.check_models(configs)
     measured = {run: evaluations.of_run(run, configs, settings) for run in settings["runs"]}
     plan = Plan(settings, stages, variants, configs, measured)
@@ -38,7 +38,7 @@ def checked_plan(settings: dict[str, Any], config_dir: Path = CONFIG_DIR, argume
     runs.check_replays(plan)
     check_finals(plan)
     beginnings.check_beginnings(plan)
-    draft_vocabularies.check_lenders(plan)
+    runs.check_lenders(plan)
     _check_engines(plan)
     runs.check_targets(configs, measured)
     runs.check_mixtures(configs)
