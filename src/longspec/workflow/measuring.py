@@ -28,9 +28,7 @@ class MeasuringPlan(Choices):
         """A run's evaluation section as canonical JSON, less `bench`, and the draft vocabulary, of which a job has the file.
 
         drafter: the one that is measured by it; `with_lookup` is told to WITH_LOOKUP alone, so that the others' figures hold
-        whatever it is.
-
-        The engine stands in it where it is not this project's own, so that what was measured before there was a choice holds.
+        whatever it is. So that what was measured before there was a choice holds, this project's own engine is not told.
         """
         section = self.evaluation_of[run].section
         left_out = {"draft_vocabulary", "bench"}

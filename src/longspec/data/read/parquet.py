@@ -65,16 +65,12 @@ def cell(column: Any) -> Cell:
     try:
         value = column[0].as_py()
     except UnicodeDecodeError as error:
-        return Cell(None, _bytes_shown(_as_bytes(column)), f"is not UTF-8: {error.reason} at byte {error.start + 1}")
+        plain = _decoded(column)
+        value = plain.cast(_bytes_type(plain.type))[0].as_py()
+        return Cell(None, _bytes_shown(value), f"is not UTF-8: {error.reason} at byte {error.start + 1}")
     except (ValueError, OverflowError) as error:
         return Cell(None, column.to_string(), f"cannot be read: {error}")
     return Cell(value, value, None)
-
-
-def _as_bytes(column: Any) -> Any:
-    """The value of a column of one row, with bytes in place of text."""
-    column = _decoded(column)
-    return column.cast(_bytes_type(column.type))[0].as_py()
 
 
 def _bytes_type(kind: Any) -> Any:
