@@ -5,7 +5,7 @@
       - rename: {question: problem, answer: qwq}
       - add_id: {prefix: gsm8k}
 
-They are taken in order; align_fields and align_lists say what each does. A record that a step cannot work on is rejected
+They are taken in order; fields.py and lists.py say what each does. A record that a step cannot work on is rejected
 with the field at fault. A field that is read may stand deeper: `meta.title`, `answers.0`. A null counts as missing.
 """
 
