@@ -34,8 +34,9 @@ from pathlib import Path
 from snakemake.utils import min_version
 
 from longspec.cluster.controller import note_controller
+from longspec.workflow.jobs.resources import check_block, check_nodes
 from longspec.workflow.paths import GATES, PAGE
-from longspec.workflow.jobs.runtimes import freeze_runtime
+from longspec.workflow.plan import freeze_runtime
 from longspec.workflow.settings.workflow_file import check_text
 
 min_version("9.19")

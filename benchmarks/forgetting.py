@@ -38,7 +38,8 @@ from longspec.decode.cache import tokens_ahead
 from longspec.decode.prefill import prefill
 from longspec.decode.speculate import speculate
 from longspec.distributed import Ranks
-from longspec.evaluate import held_out_prompts, tasks
+from longspec.evaluate import tasks
+from longspec.evaluate.prompts import draw_prompts
 from longspec.families import position_limit
 from longspec.methods import method_of
 from longspec.models.target import load_target
@@ -156,7 +157,7 @@ def prompts() -> dict[str, list[Any]]:
     found = {}
     for name, task in evaluation.tasks.items():
         raw = Path(f"data/raw/{task.data}/manifest.json")
-        found[name] = held_out_prompts.draw_prompts(name, task, raw, evaluation.prompts, tokenizer, evaluation.seed)
+        found[name] = draw_prompts(name, task, raw, evaluation.prompts, tokenizer, evaluation.seed)
     return found
 
 

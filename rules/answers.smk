@@ -3,11 +3,6 @@
 from longspec.workflow.paths import ANSWERS as ANSWERS_FOLDER
 from longspec.workflow.paths import RAW, TOKENIZER
 
-# Before anything runs, and in a dry run.
-if workflow.is_main_process:
-    for line in ANSWERS.lines():
-        logger.info(line)
-
 
 # One job a shard. Of what is in the folder only shard.json is declared: Snakemake deletes what a failed job declares, and the
 # next one goes on from the records that are done.
@@ -24,8 +19,6 @@ rule answer:
         "timings/answer/{model}/{dataset}/{answering}/{part}-of-{parts}.tsv"
     wildcard_constraints:
         dataset=one_of(ANSWERS.computed),
-        part=r"\d+",
-        parts=r"\d+",
     envmodules:
         *ENVMODULES,
     threads: 2
@@ -53,8 +46,6 @@ use rule answer as ask with:
         "timings/ask/{model}/{dataset}/{answering}/{part}-of-{parts}.tsv"
     wildcard_constraints:
         dataset=one_of(ANSWERS.asked),
-        part=r"\d+",
-        parts=r"\d+",
     threads: 1
 
 

@@ -10,7 +10,7 @@ rule bench:
 
 use rule evaluate as evaluate_bench with:
     input:
-        target=judged(RANKS.judge_bench, BENCH.target),
+        target=judged(partial(RANKS.judge, "evaluate_bench"), BENCH.target),
         recipe=asks(BENCH.drafter_recipe),
         draft=asks(BENCH.drafter_weights),
         vocabulary=asks(BENCH.drafter_vocabulary),
@@ -25,16 +25,16 @@ use rule evaluate as evaluate_bench with:
     wildcard_constraints:
         run=one_of(BENCH.evaluation_of),
     resources:
-        ranks=asks(RANKS.of_bench),
+        ranks=asks(partial(RANKS.ranks, "evaluate_bench")),
         cpus_per_task=job_threads,
-        gres=asks(RANKS.gpus_of_bench),
+        gres=asks(partial(RANKS.gpus, "evaluate_bench")),
         mem_mb=8000,
         runtime="4h",
     params:
         settings=asks(BENCH.evaluation_settings),
         raw=asks(BENCH.bench_options),
         drafter=asks_of_input(BENCH.drafter_options),
-        vocabulary=asks_of_input(BENCH.vocabulary_option),
+        vocabulary=option("--vocabulary", "vocabulary"),
 
 
 rule report_bench:

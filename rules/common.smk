@@ -42,13 +42,15 @@ with told_in_one_line():
     if workflow.is_main_process:
         STATES.check_place()
         STATES.forget_removed()
-# The Snakemake that plans the jobs warns, in a dry run too.
+# The Snakemake that plans the jobs warns and tells what is to come, in a dry run too.
 if workflow.is_main_process:
     notes = [PLAN.evaluation_of[run].note for run in PLAN.runs]
     for warning in filter(
         None, (forgetting_warning(PLAN), unused_variants(PLAN), *notes)
     ):
         logger.warning(warning)
+    for line in (*ANSWERS.lines(), *PLAN.choice_lines()):
+        logger.info(line)
 
 HUB_PROMPTS = PLAN.hub_prompts | BENCH.hub_prompts
 ENVMODULES = PLAN.settings.get("envmodules", [])
@@ -87,6 +89,10 @@ wildcard_constraints:
     shard=r"\d{3}",
     collation=one_of(CHOICES["data.collation"]),
     length=r"\d+",
+    size=r"\d+",
+    part=r"\d+",
+    parts=r"\d+",
+    number=r"\d+",
     overlong=one_of(CHOICES["data.overlong"]),
     rows=one_of(STATES.rows),
     declaration=one_of(STATES.declarations),
@@ -114,6 +120,16 @@ def asks_of_input(question):
     def answer(wildcards, input):
         known = dict(input.items()) | dict(wildcards.items())
         return question(**{name: known[name] for name in names if name in known})
+
+    return answer
+
+
+def option(word, name):
+    """A param that tells a job of the files of one of its inputs; nothing where there are none."""
+
+    def answer(wildcards, input):
+        files = getattr(input, name)
+        return [word, *files] if files else []
 
     return answer
 

@@ -14,11 +14,6 @@ from longspec.workflow.paths import (
     STAGE,
 )
 
-# Before anything runs, and in a dry run.
-if workflow.is_main_process:
-    for line in PLAN.choice_lines():
-        logger.info(line)
-
 
 # Local: compute nodes often have no way to the internet. The files of a draft from the hub lie beside, undeclared.
 rule fetch_draft:
@@ -85,7 +80,7 @@ rule extract:
         mem_mb=16000,
         runtime="30m",
     params:
-        vocabulary=asks_of_input(PLAN.vocabulary_option),
+        vocabulary=option("--vocabulary", "vocabulary"),
         out=subpath(output[0], parent=True),
     shell:
         "python -m longspec.draft extract {input.checkpoint:q}"
@@ -96,7 +91,7 @@ rule extract:
 # output, undeclared, and the next one goes on from there.
 rule evaluate:
     input:
-        target=judged(RANKS.judge_run, PLAN.target),
+        target=judged(partial(RANKS.judge, "evaluate"), PLAN.target),
         recipe=asks(PLAN.drafter_recipe),
         draft=asks(PLAN.drafter_weights),
         vocabulary=asks(PLAN.drafter_vocabulary),
@@ -112,16 +107,16 @@ rule evaluate:
         *ENVMODULES,
     threads: 1
     resources:
-        ranks=asks(RANKS.of_run),
+        ranks=asks(partial(RANKS.ranks, "evaluate")),
         cpus_per_task=job_threads,
-        gres=asks(RANKS.gpus_of_run),
+        gres=asks(partial(RANKS.gpus, "evaluate")),
         mem_mb=8000,
         runtime="4h",
     params:
         settings=asks(PLAN.evaluation_settings),
         raw=asks(ANSWERS.evaluation_options),
         drafter=asks_of_input(PLAN.drafter_options),
-        vocabulary=asks_of_input(PLAN.vocabulary_option),
+        vocabulary=option("--vocabulary", "vocabulary"),
     shell:
         "python -m longspec.cluster launch --plain --ranks {resources.ranks:q} --cpus {resources.cpus_per_task:q}"
         " -- longspec.evaluate --settings {params.settings:q}"
@@ -173,7 +168,7 @@ rule assemble_final_draft:
     params:
         published=asks_of_input(PLAN.published_option),
         stages=asks(PLAN.stage_folders),
-        imported=asks_of_input(PLAN.imported_option),
+        imported=option("--imported", "imported"),
         out=subpath(output[0], parent=True),
     shell:
         "python -m longspec.draft final {params.published:q} --stages {params.stages:q}"

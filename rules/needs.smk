@@ -1,7 +1,6 @@
 # What a stage's job asks a cluster for (longspec.workflow.jobs.resources), by the profile. Without one it has the rule's own.
 
-from longspec.workflow.jobs.nodes import check_nodes
-from longspec.workflow.jobs.resources import StageNeeds, check_block, gpus_in, limits_of
+from longspec.workflow.jobs.resources import StageNeeds, gpus_in, limits_of
 
 
 def resources_of(rule):

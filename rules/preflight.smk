@@ -11,8 +11,8 @@ ASKED = time.time()
 # today. Of a failed one the log has the table. Tried again it would find the same.
 rule preflight_run:
     input:
-        recipes=asks(PLAN.recipes_of_first_variant),
-        runtimes=asks(PLAN.runtimes_of_first_variant),
+        recipes=asks(partial(PLAN.of_first_variant, "recipe")),
+        runtimes=asks(partial(PLAN.of_first_variant, "runtime")),
         target=asks(PLAN.target),
         tokenizer=asks(PLAN.tokenizer),
     output:

@@ -1,5 +1,7 @@
 # On how many ranks the jobs that decode with a target do so (longspec.workflow.jobs.decoding_jobs), by the profile.
 
+from functools import partial
+
 from longspec.workflow.jobs.decoding_jobs import DecodingJobs
 from longspec.workflow.jobs.decoding_ranks import check_whole, machine_of
 

@@ -41,14 +41,8 @@ def restarts(job):
         return 0
     if job.rule.name == "train":
         retries = policy.stage(allowed, job.attempt, path.parent, Path(job.log[0]))
-    elif job.rule.name in ("evaluate", "evaluate_bench"):
-        retries = policy.evaluation(allowed, job.attempt, path)
-    elif job.rule.name in ("build_states", "held_out_states"):
-        retries = policy.states(allowed, job.attempt, path)
-    elif job.rule.name in ("answer", "ask"):
-        retries = policy.answers(allowed, job.attempt, path)
     else:
-        retries = policy.other(allowed, job.attempt)
+        retries = policy.other(job.rule.name, allowed, job.attempt, path)
     if retries.reason:
         logger.error(f"{path.parent} is not tried again: {retries.reason}")
     time.sleep(retries.pause)

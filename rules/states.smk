@@ -2,11 +2,11 @@
 
 from longspec.workflow.paths import REMOVED_STATES, STAGE, STAGE_STATES, TARGET
 from longspec.workflow.paths import STATES as STATES_FOLDER
-from longspec.workflow.states_estimate import lines
+from longspec.workflow.states import estimate_lines
 
 # Before anything runs, and in a dry run.
 if workflow.is_main_process:
-    for line in lines(STATES, LIMITS):
+    for line in estimate_lines(STATES, LIMITS):
         logger.info(line)
 
 
@@ -24,9 +24,6 @@ rule build_states:
         "logs/build_states/{model}/{rows}/{declaration}/{part}-of-{parts}.log",
     benchmark:
         "timings/build_states/{model}/{rows}/{declaration}/{part}-of-{parts}.tsv"
-    wildcard_constraints:
-        part=r"\d+",
-        parts=r"\d+",
     priority: 1
     envmodules:
         *ENVMODULES,
@@ -40,7 +37,7 @@ rule build_states:
         mem_mb=LIMITS.node_mem,
         runtime=LIMITS.longest_job,
     params:
-        vocabulary=asks_of_input(PLAN.vocabulary_option),
+        vocabulary=option("--vocabulary", "vocabulary"),
         out=subpath(output.shard, parent=True),
     shell:
         "exec python -m longspec.cluster launch --nodes {resources.nodes:q} --ranks {resources.ranks:q}"
@@ -64,8 +61,6 @@ rule held_out_states:
         "logs/held_out_states/{model}/{rows}/{declaration}/{number}.log",
     benchmark:
         "timings/held_out_states/{model}/{rows}/{declaration}/{number}.tsv"
-    wildcard_constraints:
-        number=r"\d+",
     priority: 1
     envmodules:
         *ENVMODULES,
@@ -79,7 +74,7 @@ rule held_out_states:
         mem_mb=LIMITS.node_mem,
         runtime=LIMITS.longest_job,
     params:
-        vocabulary=asks_of_input(PLAN.vocabulary_option),
+        vocabulary=option("--vocabulary", "vocabulary"),
         out=subpath(output.shard, parent=True),
     shell:
         "exec python -m longspec.cluster launch --nodes {resources.nodes:q} --ranks {resources.ranks:q}"

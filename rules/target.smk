@@ -124,7 +124,7 @@ rule dequantize_target:
     params:
         source=asks(PLAN.model_source),
         sha256=asks(PLAN.sha256_option),
-        wheel_file=asks_of_input(PLAN.wheel_file_option),
+        wheel_file=option("--fetched", "wheel_file"),
     shell:
         "python -m longspec.target dequantize --source={params.source:q} {params.sha256:q} {params.wheel_file:q}"
         " --out-target {output.target:q} --out-tokenizer {output.tokenizer:q} > {log:q} 2>&1"

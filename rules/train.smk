@@ -33,14 +33,12 @@ rule draft_vocabulary:
         "logs/draft_vocabulary/{run}/{variant}/{size}.log",
     benchmark:
         "timings/draft_vocabulary/{run}/{variant}/{size}.tsv"
-    wildcard_constraints:
-        size=r"\d+",
     resources:
         mem_mb=8000,
         runtime="4h",
     params:
         packed=asks(PLAN.named_rows),
-        taken=asks_of_input(PLAN.taken_option),
+        taken=option("--ids-of", "taken"),
     shell:
         "python -m longspec.data vocabulary --packed {params.packed:q} --target {input.target:q}"
         " --size {wildcards.size:q} {params.taken:q} --out {output:q} > {log:q} 2>&1"
@@ -82,8 +80,8 @@ rule train:
         mem_mb=stage_memory,
         runtime=stage_minutes,
     params:
-        init=asks_of_input(PLAN.init_option),
-        vocabulary=asks_of_input(PLAN.vocabulary_option),
+        init=option("--init-weights", "weights"),
+        vocabulary=option("--vocabulary", "vocabulary"),
         states=asks_of_input(STATES.options),
         replay=asks_of_input(PLAN.replay_options),
         ranks=stage_ranks,

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from longspec.decode.generate import load_drafter
 from longspec.decode.levels import DEFAULT_SHAPE
 from longspec.decode.speculate import speculate
-from longspec.evaluate.held_out_prompts import draw_prompts
+from longspec.evaluate.prompts import draw_prompts
 from longspec.evaluate.tasks import HeldOut
 
 VARIANT = "sinkpi-slicing"

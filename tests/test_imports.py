@@ -71,7 +71,7 @@ DOORS = {
     "liger_kernel": {"models.losses"},
     "flash_attn": {"models.attention.flash"},
     "hydra": {"config.schema", "config.compose"},
-    "tokenizers": {"data.tokenize", "target.tokenizer", "target.gguf_tokenizer"},
+    "tokenizers": {"data.tokenize", "target.tokenizer", "target.gguf_file"},
     "gguf": {"target.dequantize"},
     "datasets": {"data.hub.names"},
     "tensorboard": set(),  # torch.utils.tensorboard, in train.trackers
@@ -83,7 +83,7 @@ DOORS = {
 # Single modules of a room that the table above does not open: the checkpoint's layout has one owner.
 EXTRA = {
     ("evaluate.served", "draft.folder"),  # a fresh draft is served from a folder like any other
-    ("workflow.jobs.decoding_memory", "models.weight_index"),  # which of a target's files are its weights
+    ("workflow.jobs.decoding_ranks", "models.weight_index"),  # which of a target's files are its weights
     ("states.__main__", "train.engine"),  # starts the process group of a partitioned target
     ("draft.weight_sources", "train.checkpoint.save_load"),
     ("draft.weight_sources", "train.checkpoint.checkpoint_dir"),

@@ -127,26 +127,22 @@ def read_acceptance(draft: Path) -> tuple[Acceptance, ...]:
         raise ValueError(f"{path}: trees: must be a list of levels and counts; {AGAIN}")
     if not isinstance(chains, list) or not chains + trees:
         raise ValueError(f"{path}: chains: must be a list of temperatures and positions; {AGAIN}")
-    found: list[Acceptance] = [_chain_of(path, number, entry) for number, entry in enumerate(chains)]
-    return (*found, *(_tree_of(path, number, entry) for number, entry in enumerate(trees)))
+    # What is no object has no field.
+    held = [[each if isinstance(each, dict) else {} for each in entries] for entries in (chains, trees)]
+    found: list[Acceptance] = [_chain_of(f"{path}: chains[{number}]", entry) for number, entry in enumerate(held[0])]
+    return (*found, *(_tree_of(f"{path}: trees[{number}]", entry) for number, entry in enumerate(held[1])))
 
 
-def _chain_of(path: Path, number: int, entry: Any) -> ChainAcceptance:
-    """One entry of the file."""
-    place = f"{path}: chains[{number}]"
-    given, positions = (entry.get(key) if isinstance(entry, dict) else None for key in ("temperature", "positions"))
-    temperature = _temperature(place, given)
+def _chain_of(place: str, entry: dict[str, Any]) -> ChainAcceptance:
+    temperature, positions = _temperature(place, entry.get("temperature")), entry.get("positions")
     if not isinstance(positions, list) or not positions or not all(_is_pair(pair) for pair in positions):
         raise ValueError(f"{place}.positions: must be pairs of counts [kept, all before it kept], kept the lesser; {AGAIN}")
     return ChainAcceptance(temperature, tuple((kept, reached) for kept, reached in positions))
 
 
-def _tree_of(path: Path, number: int, entry: Any) -> TreeAcceptance:
-    """One entry of the file."""
-    place, names = f"{path}: trees[{number}]", ("temperature", "levels", "tokens", "rounds")
-    given, levels, tokens, rounds = (entry.get(key) if isinstance(entry, dict) else None for key in names)
-    copied = entry.get("copied", 0) if isinstance(entry, dict) else 0
-    temperature = _temperature(place, given)
+def _tree_of(place: str, entry: dict[str, Any]) -> TreeAcceptance:
+    levels, tokens, rounds = (entry.get(key) for key in ("levels", "tokens", "rounds"))
+    temperature, copied = _temperature(place, entry.get("temperature")), entry.get("copied", 0)
     if not isinstance(levels, list) or not levels or not all(type(size) is int and size > 0 for size in levels):
         raise ValueError(f"{place}.levels: must be sizes of levels, such as [2, 4, 4]; {AGAIN}")
     if type(tokens) is not int or type(rounds) is not int or not 0 < rounds <= tokens:

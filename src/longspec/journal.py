@@ -36,11 +36,14 @@ class Journal:
         path.parent.mkdir(parents=True, exist_ok=True)
         if self.lines is None:
             if aside and path.exists():
-                _set_aside(path)
+                other = path.with_suffix(f".{path.stat().st_mtime_ns}{path.suffix}")
+                path.rename(other)
+                log(f"{other}: has these lines; remove it when nobody wants them")
             path.write_text(jsonl.encode({"identity": identity}) + "\n", encoding="utf-8")
             self.lines = []
         else:
-            _cut_torn(path)
+            with path.open("r+b") as handle:  # cut behind its last line end
+                handle.truncate(handle.read().rfind(b"\n") + 1)
         self._handle = path.open("a", encoding="utf-8")
 
     def __enter__(self) -> "Journal":
@@ -95,20 +98,6 @@ def journal_of(path: Path, identity: Identity, ranks: Ranks, **options: Any) -> 
     with Journal(path, identity, **options) if ranks.is_main else nullcontext() as written:
         lines = of_first_rank(lambda: written.lines if written else [], ranks)
         yield written or Followed(path, lines or [])
-
-
-def _set_aside(path: Path) -> None:
-    """Give a file a name with the time of its last line."""
-    other = path.with_suffix(f".{path.stat().st_mtime_ns}{path.suffix}")
-    path.rename(other)
-    log(f"{other}: has these lines; remove it when nobody wants them")
-
-
-def _cut_torn(path: Path) -> None:
-    """Cut the file behind its last line end."""
-    content = path.read_bytes()
-    with path.open("r+b") as handle:
-        handle.truncate(content.rfind(b"\n") + 1)
 
 
 def _lines_of(path: Path, identity: Identity, of: str) -> list[Line] | None:

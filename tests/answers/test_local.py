@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from longspec import jsonl
 from longspec.answers import local, shard
-from longspec.answers.decoding import decode
+from longspec.answers.local import decode
 from longspec.answers.merge import merge
 from longspec.atomic_files import read_json, write_json
 from longspec.data.tokenize import make as tokenize

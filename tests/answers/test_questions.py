@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from longspec.answers.channels import OTHER
 from longspec.answers.conversation import Conversation
-from longspec.answers.questions import Asker
+from longspec.answers.questions import OTHER, Asker
 from longspec.answers.settings import Regenerate
 from longspec.data.chat.encoding import Encoder
 from tests.data.families import byte_level, family

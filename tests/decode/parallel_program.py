@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from longspec.answers.decoding import decode
+from longspec.answers.local import decode
 from longspec.chain_length import ChainAcceptance, TreeAcceptance
 from longspec.decode.autoregressive import decode_plain
 from longspec.decode.drafters import LookupDrafter

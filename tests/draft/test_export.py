@@ -14,9 +14,8 @@ from longspec.atomic_files import describe_files, files_below, read_json, write_
 from longspec.config import compose, load, to_yaml
 from longspec.config.schema import Recipe
 from longspec.draft.__main__ import main
-from longspec.draft.card import model_card
 from longspec.draft.folder import draft_config, write_draft
-from longspec.draft.hub_upload import files_to_push
+from longspec.draft.hub_upload import files_to_push, model_card
 from longspec.methods.eagle3.weights import draft_settings
 from longspec.methods.glide.layer import GlideLayer
 from tests.draft.eagle3_drafts import SHAPE, TARGET, extract_draft

@@ -14,8 +14,8 @@ from longspec.chain_length import ChainAcceptance, write_acceptance
 from longspec.config import Recipe as RecipeSchema
 from longspec.config import compose_stage, load, to_yaml
 from longspec.draft.__main__ import main
-from longspec.draft.card import model_card
 from longspec.draft.folder import draft_config, write_draft
+from longspec.draft.hub_upload import model_card
 from longspec.methods.glide.layer import GlideLayer
 from longspec.methods.glide.trainer import CLASSES
 from longspec.methods.glide.weights import published_layout

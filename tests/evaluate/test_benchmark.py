@@ -15,8 +15,8 @@ from longspec.data.hub import fetch
 from longspec.data.hub.names import parse
 from longspec.data.tokenize import load
 from longspec.evaluate import tasks
-from longspec.evaluate.benchmark import read_prompts
 from longspec.evaluate.prompt_files import manifest_of, read_records
+from longspec.evaluate.prompts import read_prompts
 from tests.corpus import Corpus
 from tests.terminal import control_characters
 

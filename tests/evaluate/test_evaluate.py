@@ -23,8 +23,7 @@ from longspec.draft_vocabulary import DraftVocabulary
 from longspec.evaluate import __main__ as verb
 from longspec.evaluate.losslessness import compare
 from longspec.evaluate.measure import refuse_fault
-from longspec.evaluate.prompts import Prompt
-from longspec.evaluate.tasks import Setting
+from longspec.evaluate.tasks import Prompt, Setting
 from longspec.journal import Journal
 from longspec.methods.glide.settings import Draft
 from longspec.tokenizer_files import tokenizer_files

@@ -8,7 +8,7 @@ import pytest
 
 from longspec.data import raw
 from longspec.data.tokenize import encode, load
-from longspec.evaluate.held_out_prompts import ROOM_AFTER, draw_prompts
+from longspec.evaluate.prompts import ROOM_AFTER, draw_prompts
 from longspec.evaluate.tasks import HeldOut
 from tests.corpus import Corpus
 from tests.data.families import byte_level, family

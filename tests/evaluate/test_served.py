@@ -14,11 +14,10 @@ import torch
 from longspec.decode.speculate import _Texts
 from longspec.decode.stops import Stops
 from longspec.evaluate import __main__ as verb
-from longspec.evaluate import served_process
+from longspec.evaluate import served
 from longspec.evaluate.losslessness import Comparison
-from longspec.evaluate.prompts import Prompt
 from longspec.evaluate.served_lines import ServedMeasurer, accepted_of, check_counters, compare
-from longspec.evaluate.tasks import Setting, check_interpreter, parse
+from longspec.evaluate.tasks import Prompt, Setting, check_interpreter, parse
 from longspec.serve.protocol import Answer
 from tests.evaluate.stand_in import VERSIONS
 from tests.evaluate.test_evaluate import arguments, evaluate, folder, told
@@ -181,7 +180,7 @@ def test_another_version_of_vllm_measures_all_anew(arguments: Any, python: Path,
 
 def test_another_text_with_drafts_is_a_fault(arguments: Any, python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     call = [*arguments("lookup", "v.jsonl", **CHAINS), "--serve-python", str(python)]
-    real = served_process.answers
+    real = served.answers
 
     def wrong(python: str, job: Any) -> Any:
         for found in real(python, job):
@@ -208,7 +207,7 @@ def test_an_interpreter_that_is_missing_or_has_no_vllm(arguments: Any, tmp_path:
     (tmp_path / "text").chmod(0o755)
     for other, why in ((str(tmp_path / "text"), "Exec format error"), ("/bin/true", "is no Python with vLLM: it answers ''")):
         with pytest.raises(ValueError, match=rf"serve_python: {other}: {why}; `make"):
-            served_process.versions(other)
+            served.versions(other)
 
 
 def test_told_to_end_it_ends_vllm_and_leaves_nothing_behind(arguments: Any, tmp_path: Path) -> None:
@@ -244,6 +243,6 @@ def test_trees_and_drafts_that_vllm_does_not_load_are_refused(arguments: Any, py
 def test_the_other_environment_finds_this_package_and_nothing_beside_it(python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Packages of ours, such as another transformers, would come before its own."""
     monkeypatch.setenv("PYTHONPATH", "/somewhere/site-packages")
-    with served_process._environment() as environment:
+    with served._environment() as environment:
         (entry,) = environment["PYTHONPATH"].split(os.pathsep)
         assert [path.name for path in Path(entry).iterdir()] == ["longspec"]

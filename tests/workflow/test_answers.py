@@ -140,10 +140,10 @@ def test_running_text_and_the_targets_own_training_are_refused(settings: Setting
 def test_tries_that_have_answered_something_are_not_counted(tmp_path: Path) -> None:
     policy, journal = RetryPolicy(0.0), tmp_path / "journal.jsonl"
     journal.write_text('{"identity": {}}\n{}\n')
-    assert policy.answers(50, 1, tmp_path / "shard.json") == Retries(3, PAUSE)
+    assert policy.other("answer", 50, 1, tmp_path / "shard.json") == Retries(3, PAUSE)
     journal.write_text('{"identity": {}}\n{}\n{}\n')
-    assert policy.answers(50, 2, tmp_path / "shard.json") == Retries(4, PAUSE)
-    assert policy.answers(50, 3, tmp_path / "shard.json") == Retries(4)
+    assert policy.other("answer", 50, 2, tmp_path / "shard.json") == Retries(4, PAUSE)
+    assert policy.other("answer", 50, 3, tmp_path / "shard.json") == Retries(4)
 
 
 @pytest.mark.slow

@@ -9,8 +9,7 @@ import pytest
 from longspec.workflow.answers import AnswersPlan
 from longspec.workflow.bench import bench_of
 from longspec.workflow.jobs.decoding_jobs import DecodingJobs
-from longspec.workflow.jobs.decoding_memory import Decoding, rank_bytes, target_of
-from longspec.workflow.jobs.decoding_ranks import Machine
+from longspec.workflow.jobs.decoding_ranks import Decoding, Machine, rank_bytes, target_of
 from longspec.workflow.plan import Plan
 from tests.workflow.planning import FILE, Settings
 
@@ -80,9 +79,9 @@ def test_the_longest_prompt_and_text_of_all_tasks_count(plan: Plan) -> None:
     )
     needed = megabytes(decoding)
     assert 18_000 < needed < 22_000
-    assert jobs_of(plan, gpu_mem=needed).of_run("demo") == 1
+    assert jobs_of(plan, gpu_mem=needed).ranks("evaluate", "demo") == 1
     jobs = jobs_of(plan, gpu_mem=needed - 1)
-    assert (jobs.of_run("demo"), jobs.gpus_of_run("demo")) == (2, "gpu:h100:2")
+    assert (jobs.ranks("evaluate", "demo"), jobs.gpus("evaluate", "demo")) == (2, "gpu:h100:2")
 
 
 def test_the_largest_batch_of_answers_counts(plan: Plan) -> None:
@@ -96,17 +95,17 @@ def test_the_largest_batch_of_answers_counts(plan: Plan) -> None:
 
 
 def test_before_the_target_is_there_and_without_a_gpus_memory_there_is_one(plan: Plan) -> None:
-    assert jobs_of(plan).of_run("demo") == jobs_of(plan).of_answers("demo", "own") == 1
+    assert jobs_of(plan).ranks("evaluate", "demo") == jobs_of(plan).of_answers("demo", "own") == 1
     Path("models/demo/target_manifest.json").unlink()
     jobs = jobs_of(plan, gpu_mem=1000)
-    assert (jobs.of_run("demo"), jobs.gpus_of_run("demo")) == (1, "gpu:h100:1")
-    jobs.judge_run(*RUN)
+    assert (jobs.ranks("evaluate", "demo"), jobs.gpus("evaluate", "demo")) == (1, "gpu:h100:1")
+    jobs.judge("evaluate", *RUN)
 
 
 def test_what_is_still_to_be_made_is_judged(plan: Plan) -> None:
     jobs = jobs_of(plan, gpu_mem=1000)
     with pytest.raises(ValueError, match=r"^run 'demo': evaluate: needs .* on each of 8 GPUs, by an estimate"):
-        jobs.judge_run(*RUN)
+        jobs.judge("evaluate", *RUN)
     with pytest.raises(ValueError, match=r"^answers by demo to own: needs .* set-resources: answer: gpu_mem has 1\.0 GB"):
         jobs.judge_answers("demo", "own")
     made = [Path(plan.evaluated.format(run="demo", variant="sinkpi-slicing", drafter="lookup"))]
@@ -114,7 +113,7 @@ def test_what_is_still_to_be_made_is_judged(plan: Plan) -> None:
     for path in made:
         path.parent.mkdir(parents=True)
         path.touch()
-    jobs.judge_run(*RUN)
+    jobs.judge("evaluate", *RUN)
     jobs.judge_answers("demo", "own")
 
 
@@ -122,7 +121,7 @@ def test_a_target_that_comes_too_large_while_jobs_run_is_told_of_once(plan: Plan
     """The jobs of the others go on."""
     told: list[str] = []
     jobs = jobs_of(plan, told.append, gpu_mem=1000)
-    assert [jobs.of_run("demo"), jobs.of_run("demo")] == [8, 8]
+    assert [jobs.ranks("evaluate", "demo"), jobs.ranks("evaluate", "demo")] == [8, 8]
     assert len(told) == 1
 
 
@@ -133,9 +132,9 @@ def test_vllm_and_servers_are_one_process(plan: Plan, settings: Settings, monkey
     shapes = {"shapes": [4], "engine": "vllm"}
     planned = settings.plan(evaluation=EVALUATION | shapes)
     jobs = jobs_of(planned, gpu_mem=1000)
-    assert (jobs.of_run("demo"), jobs.of_answers("demo", "own"), jobs.gpus_of_answers("own")) == (1, 1, "gpu:h100:1")
+    assert (jobs.ranks("evaluate", "demo"), jobs.of_answers("demo", "own"), jobs.gpus_of_answers("own")) == (1, 1, "gpu:h100:1")
     with pytest.raises(ValueError, match=r"^set-resources: evaluate: ranks: 2: .* evaluation\.engine: vllm is one process"):
-        jobs_of(planned, ranks=2).judge_run(*RUN)
+        jobs_of(planned, ranks=2).judge("evaluate", *RUN)
     asked = 'regenerate: {new_tokens: 256, engine: endpoint, endpoint: "http://host:8000/v1"}}'
     settings.edit(str(FILE), r"regenerate: \{.*$", asked)
     jobs = jobs_of(settings.plan(evaluation=EVALUATION), gpu_mem=1000)

@@ -23,8 +23,18 @@ from transformers import (
 
 from longspec.families import FAMILIES
 from longspec.models.tensor_parallel import check_splits
-from longspec.workflow.jobs.decoding_memory import OVERHEAD, Decoding, Target, rank_bytes, read_target, target_of
-from longspec.workflow.jobs.decoding_ranks import Machine, check_whole, machine_of, ranks_of
+from longspec.workflow.jobs.decoding_ranks import (
+    OVERHEAD,
+    Decoding,
+    Machine,
+    Target,
+    check_whole,
+    machine_of,
+    rank_bytes,
+    ranks_of,
+    read_target,
+    target_of,
+)
 
 QWQ: dict[str, Any] = {
     "model_type": "qwen2",

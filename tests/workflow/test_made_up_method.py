@@ -28,7 +28,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from longspec.decode.generate import generate
-from longspec.draft.card import model_card
+from longspec.draft.hub_upload import model_card
 from longspec.draft.hub_upload import files_to_push
 
 folder, target_path, report = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])

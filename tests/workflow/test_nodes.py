@@ -5,7 +5,7 @@ import re
 import pytest
 
 from longspec.slurm import NoAnswerError
-from longspec.workflow.jobs.nodes import Node, check_nodes
+from longspec.workflow.jobs.resources import Node, check_nodes
 
 BLOCK = {"slurm_partition": "gpu", "nodes": "2", "gres": "'gpu:h100:8'", "ranks": "8", "node_mem": "900000"}
 SINFO = "a1|gpu:h100:8(S:0-1)|1031000\na2|gpu:h100:8|1031000+\nb1|gpu:a100:4,nvme:1|515000\n"

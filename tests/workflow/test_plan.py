@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from longspec.config import Recipe, Runtime, compose_stage, load, to_yaml
-from longspec.workflow.jobs.runtimes import freeze_runtime
-from longspec.workflow.plan import Plan
+from longspec.workflow.plan import Plan, freeze_runtime
 from tests.workflow.planning import FILE, Settings
 
 P = "results/demo/sinkpi-slicing"
@@ -24,11 +23,9 @@ def entry(settings: Settings, name: str, text: str) -> None:
 def test_a_stage_starts_from_the_draft_of_the_one_before(settings: Settings) -> None:
     plan = settings.plan()
     assert plan.previous_weights(*VARIANT, "base") == []
-    assert plan.init_option([]) == []
     for before, stage in (("base", "long"), ("long", "longcot")):
         weights = plan.previous_weights(*VARIANT, stage)
         assert weights == [f"{P}/{before}/draft/model.safetensors"]
-        assert plan.init_option(weights) == ["--init-weights", *weights]
 
 
 def test_the_best_stage_is_published_or_the_last_as_the_run_says(settings: Settings) -> None:
@@ -178,14 +175,13 @@ def test_a_target_of_a_gguf_file_is_made_by_a_job(settings: Settings) -> None:
     assert (plan.built, plan.fetched, plan.of_gguf, plan.of_wheels) == ([], [], ["smollm2-135m"], ["smollm2-135m"])
     fetched = plan.wheel_file("smollm2-135m")
     assert fetched == ["models/smollm2-135m/wheel_file.json"]
-    assert plan.wheel_file_option(fetched) == ["--fetched", *fetched]
     assert plan.sha256_option("smollm2-135m") == ["--sha256", plan.model_sha256("smollm2-135m")]
     (settings.folder / "my.gguf").write_bytes(b"GGUF")
     text = "# @package recipe.model\nfamily: llama\nname: smollm2-135m\nsource: my.gguf\n"
     (settings.folder / "config/model/smollm2-135m.yaml").write_text(text)
     plan = settings.plan()
     assert (plan.fetched, plan.of_gguf, plan.of_wheels) == ([], ["smollm2-135m"], [])
-    assert plan.wheel_file("smollm2-135m") == plan.wheel_file_option([]) == plan.sha256_option("smollm2-135m") == []
+    assert plan.wheel_file("smollm2-135m") == plan.sha256_option("smollm2-135m") == []
 
 
 def test_a_published_run_reads_the_users_files(settings: Settings) -> None:
@@ -245,8 +241,8 @@ def test_variants_stand_side_by_side_in_a_report_and_apart_in_their_drafts(setti
     ]
     assert plan.report_variants("demo") == [f"--variant {name}=results/demo/{name}" for name in plan.variants["demo"]]
     assert plan.final_drafts("demo") == [f"results/demo/{name}/final_draft/provenance.json" for name in plan.variants["demo"]]
-    assert plan.recipes_of_first_variant("demo") == [f"{stage}/recipe.yaml" for stage in stages[:3]]
-    assert plan.runtimes_of_first_variant("demo") == [f"{stage}/runtime.yaml" for stage in stages[:3]]
+    assert plan.of_first_variant("recipe", "demo") == [f"{stage}/recipe.yaml" for stage in stages[:3]]
+    assert plan.of_first_variant("runtime", "demo") == [f"{stage}/runtime.yaml" for stage in stages[:3]]
 
 
 def test_two_runs_are_compared_and_no_other_number(settings: Settings) -> None:

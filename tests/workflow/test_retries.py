@@ -24,9 +24,13 @@ def test_a_job_that_slurm_has_forgotten_is_judged_by_its_files() -> None:
 
 
 def test_another_job_has_two_tries_more() -> None:
-    policy = RetryPolicy(0.0)
-    assert [policy.other(50, attempt) for attempt in (1, 2, 3)] == [Retries(2, PAUSE), Retries(2, PAUSE), Retries(2)]
-    assert policy.other(1, 1).allowed == 1
+    policy, output = RetryPolicy(0.0), Path("manifest.json")
+    assert [policy.other("pack", 50, attempt, output) for attempt in (1, 2, 3)] == [
+        Retries(2, PAUSE),
+        Retries(2, PAUSE),
+        Retries(2),
+    ]
+    assert policy.other("pack", 1, 1, output).allowed == 1
 
 
 def test_a_stage_is_tried_as_often_as_allowed_unless_it_is_without_hope(tmp_path: Path) -> None:
@@ -49,10 +53,10 @@ def test_a_stage_is_tried_as_often_as_allowed_unless_it_is_without_hope(tmp_path
 def test_a_try_of_an_evaluation_that_measured_more_is_not_counted(tmp_path: Path) -> None:
     evaluated = tmp_path / "lookup.jsonl"
     policy = RetryPolicy(0.0)
-    assert policy.evaluation(50, 1, evaluated).allowed == 2
+    assert policy.other("evaluate", 50, 1, evaluated).allowed == 2
     unfinished(evaluated).write_text("identity\nmeasured\n")
-    assert policy.evaluation(50, 2, evaluated).allowed == 3
-    assert policy.evaluation(50, 3, evaluated).allowed == 3
+    assert policy.other("evaluate", 50, 2, evaluated).allowed == 3
+    assert policy.other("evaluate", 50, 3, evaluated).allowed == 3
     unfinished(evaluated).write_text("identity\nmeasured\nmeasured\n")
-    assert policy.evaluation(50, 4, evaluated).allowed == 4
-    assert policy.evaluation(50, 1, tmp_path / "other.jsonl").allowed == 2
+    assert policy.other("evaluate", 50, 4, evaluated).allowed == 4
+    assert policy.other("evaluate", 50, 1, tmp_path / "other.jsonl").allowed == 2

@@ -15,7 +15,7 @@ from longspec.methods.glide.settings import FAMILIES, TARGETS
 from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
 from longspec.target.fetch import check_folder
-from longspec.workflow.settings.files import check_fields, check_paths
+from longspec.workflow.settings.datasets import check_fields, check_paths
 from longspec.workflow.settings.targets import check_length, check_target, positions_of
 
 NOWHERE = Path("nowhere")

@@ -45,7 +45,7 @@ def test_each_run_has_its_variants(settings: Settings) -> None:
     ]
     assert plan.evaluations("demo-eagle3")[0] == "results/demo-eagle3/ttt/evaluation/untrained.jsonl"
     assert plan.report_variants("demo-eagle3") == ["--variant ttt=results/demo-eagle3/ttt"]
-    assert plan.recipes_of_first_variant("demo-eagle3")[0] == "results/demo-eagle3/ttt/base/recipe.yaml"
+    assert plan.of_first_variant("recipe", "demo-eagle3")[0] == "results/demo-eagle3/ttt/base/recipe.yaml"
     assert plan.all_rows("demo") == plan.all_rows("demo-eagle3")
     assert plan.target("demo") == plan.target("demo-eagle3")
 
@@ -88,7 +88,6 @@ def test_runs_are_compared_in_variants_of_one_name_and_then_in_order(settings: S
 def test_a_vocabulary_is_counted_on_each_stages_rows(settings: Settings) -> None:
     plan = settings.plan(runs=BOTH)
     assert plan.vocabulary(*EAGLE3) == [VOCABULARY]
-    assert plan.vocabulary_option([VOCABULARY]) == ["--vocabulary", VOCABULARY]
     assert plan.named_rows(*EAGLE3) == [f"{stage}={plan.rows(*EAGLE3, stage)}" for stage in ("base", "long", "longcot")]
     assert plan.taken_vocabulary(*EAGLE3, str(SIZE)) == []
     assert plan.drafter_vocabulary(*EAGLE3, "untrained") == plan.drafter_vocabulary(*EAGLE3, "long") == [VOCABULARY]
@@ -97,7 +96,7 @@ def test_a_vocabulary_is_counted_on_each_stages_rows(settings: Settings) -> None
     assert options == ["--vocabulary", f"ttt={VOCABULARY}"]
     glide = ("demo", "sinkpi-slicing")
     assert plan.vocabulary(*glide) == plan.drafter_vocabulary(*glide, "long") == plan.report_vocabularies("demo") == []
-    assert plan.vocabulary_option([]) == plan.report_vocabulary_options("demo", []) == plan.taken_option([]) == []
+    assert plan.report_vocabulary_options("demo", []) == []
 
 
 def test_all_tokens_need_no_count(settings: Settings) -> None:
@@ -131,7 +130,6 @@ def test_another_runs_vocabulary_is_taken_in_the_variant_of_that_name(settings: 
     for variant in ("short", "ttt"):
         taken = plan.taken_vocabulary("borrower", variant, str(SIZE))
         assert taken == [f"results/lender/{variant}/draft_vocabulary_{SIZE}.json"]
-        assert plan.taken_option(taken) == ["--ids-of", *taken]
         assert plan.taken_vocabulary("lender", variant, str(SIZE)) == []
     assert plan.all_final_drafts() == [f"results/borrower/{name}/final_draft/provenance.json" for name in ("short", "ttt")]
     glide = settings.plan(runs=["last"]).taken_vocabulary("last", "ttt", str(SIZE))

@@ -1,20 +1,25 @@
-"""The target itself as the engine: conversations in batches, through transformers."""
+"""The target itself as the engine: conversations in batches, through transformers, each row by its own random numbers.
 
-from collections.abc import Iterator
+Shapes: B rows, S new tokens, T tokens of prompt and answer, V vocabulary.
+"""
+
+from collections.abc import Collection, Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from longspec.answers.conversation import Conversation, Key
-from longspec.answers.decoding import decode
 from longspec.answers.questions import Asker
 from longspec.answers.settings import BATCH_TOKENS, Regenerate
+from longspec.decode.cache import select, target_cache, tokens_ahead
 from longspec.decode.sampling import Sampler
 from longspec.distributed import Ranks
 from longspec.models.placement import place_target
 from longspec.models.precision import resolve_dtype
+from longspec.models.tensor_parallel import group_of, of_first_rank
 
 
 def batches(conversations: list[Conversation], lengths: dict[Key, int], settings: Regenerate) -> list[list[Conversation]]:
@@ -80,3 +85,56 @@ def answered(
         target = target or LocalTarget(path, settings, asker, ranks)
         target.answer(batch)
         yield [each for each in batch if each.key not in done]
+
+
+@torch.inference_mode()
+def decode(
+    target: Any, prompts: list[list[int]], new_tokens: int, ends: Collection[int], samplers: list[Sampler]
+) -> list[list[int]]:
+    """The tokens after each prompt: through the first of `ends`, or `new_tokens` of them.
+
+    Rows are padded on the left, and one that has ended leaves the batch. samplers: each row's own, all of one temperature and
+    top_p; then a row's draws do not depend on the rows beside it. Raises ValueError for logits that are no numbers.
+    """
+    rows, found = list(range(len(prompts))), [[] for _ in prompts]  # type: list[int], list[list[int]]
+    ids_BS, mask_BT = _left_padded(prompts, target.device)
+    positions_BS = (mask_BT.cumsum(-1) - 1).clamp_min(0)
+    cache = target_cache(target, tokens_ahead(new_tokens))
+    for count in range(1, new_tokens + 1):
+        place = {"attention_mask": mask_BT, "position_ids": positions_BS}
+        logits_BV = target(ids_BS, **place, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+        tokens = of_first_rank(_chosen(logits_BV, [samplers[row] for row in rows]), group_of(target)).tolist()
+        for row, token in zip(rows, tokens, strict=True):
+            found[row].append(token)
+        going = [at for at, token in enumerate(tokens) if token not in ends]
+        if not going or count == new_tokens:
+            break
+        ids_BS, positions_BS = torch.tensor(tokens, device=target.device)[:, None], positions_BS[:, -1:] + 1
+        if len(going) < len(rows):
+            going_B = torch.tensor(going, device=target.device)
+            select(cache, going_B, cache.get_seq_length(), tokens_ahead(new_tokens - count))
+            ids_BS, mask_BT, positions_BS = ids_BS[going_B], mask_BT[going_B], positions_BS[going_B]
+            rows = [rows[at] for at in going]
+        mask_BT = torch.cat([mask_BT, mask_BT.new_ones(len(rows), 1)], dim=1)
+    return found
+
+
+def _left_padded(prompts: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """The prompts in rows of one length, int64 [B, T], and 1 where a row has a token, 0 on the padding before it."""
+    longest = max(map(len, prompts))
+    ids = [[0] * (longest - len(prompt)) + prompt for prompt in prompts]
+    mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
+
+
+def _chosen(logits_BV: Tensor, samplers: list[Sampler]) -> Tensor:
+    """The next token of each row, int64 [B]."""
+    if not logits_BV.amax(-1).isfinite().all():
+        raise ValueError(
+            "the target's logits hold inf or NaN, so that there is no next token; set data.<name>.regenerate.precision to "
+            "fp32, or look at the target's weights"
+        )
+    if samplers[0].greedy:
+        return logits_BV.argmax(-1)
+    p_BV = samplers[0].log_probabilities(logits_BV).exp()
+    return torch.cat([sampler.draw_own(p_BV[row : row + 1]) for row, sampler in enumerate(samplers)])

@@ -1,10 +1,9 @@
 """Questions to a target as its chat template lays them out, and its tokens as the text of an answer. No torch."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from longspec.answers import channels
 from longspec.answers.conversation import Answer, Conversation, Key
 from longspec.answers.settings import Regenerate
 from longspec.atomic_files import read_json_object
@@ -15,6 +14,10 @@ from longspec.data.read.thoughts import opened_at_end
 
 TOGETHER = 1024  # questions whose tokens are held in memory at a time
 OPENER_TOKENS = 8  # more than a mark such as <think> and a line's end have in any vocabulary
+# Answers in channels, as harmony's chat template (GPT-OSS) lays them out: a thought, and what is said.
+# <|channel|>analysis<|message|>thought<|end|><|start|>assistant<|channel|>final<|message|>said
+HEAD, BETWEEN = ["<|channel|>", "<|message|>"], ["<|end|>", "<|start|>"]
+OTHER = "the answer is written in other channels than analysis and final, as calls of tools are"
 TORN = "\ufffd"  # what bytes that are no character are decoded to
 
 
@@ -41,7 +44,8 @@ class Asker:
         self.ends = ends_of(tokenizer, target, self._encoder)
         names = [name for name in special_names(tokenizer) if name not in REASONING]
         self._special = dict(zip(tokenizer.convert_tokens_to_ids(names), names, strict=True))
-        self._in_channels = channels.writes_channels(self._encoder.template.template, self._encoder.special)
+        template, special = self._encoder.template.template, self._encoder.special
+        self._in_channels = all(mark in template and mark in special for mark in HEAD + BETWEEN)
 
     def prompts(self, conversations: Sequence[Conversation]) -> list[list[int] | None]:
         """The token ids of each one's next question; None where it cannot be asked, which ends the conversation."""
@@ -75,7 +79,7 @@ class Asker:
         ended = tokens[-1] in self.ends
         said = tokens[:-1] if ended else tokens
         if self._in_channels:
-            text, thought, fault = channels.read(said, self._special, self._decode)
+            text, thought, fault = read_channels(said, self._special, self._decode)
         else:
             control = next((self._special[token] for token in said if token in self._special), None)
             text, thought = self._decode(said), ""
@@ -101,3 +105,28 @@ def ends_of(tokenizer: Any, target: Path, encoder: Encoder) -> Collection[int]:
     special = set(tokenizer.convert_tokens_to_ids(list(encoder.special)))
     closing = [token for token in tokenizer(marker, add_special_tokens=False)["input_ids"] if token in special]
     return frozenset({tokenizer.eos_token_id, *(told if isinstance(told, list) else [told]), *closing[:1]} - {None})
+
+
+def read_channels(tokens: list[int], special: dict[int, str], decode: Callable[[list[int]], str]) -> tuple[str, str, str]:
+    """An answer read: its text, the thought before it, and the fault that makes it no answer; each empty where there is none.
+
+    tokens: those of an answer, less the one that ends it; one that ends within its thought says nothing. special: the names of
+    special tokens.
+    """
+    names: list[str] = []
+    runs: list[list[int]] = [[]]  # the tokens between them
+    for token in tokens:
+        if token in special:
+            names.append(special[token])
+            runs.append([])
+        else:
+            runs[-1].append(token)
+    texts = [decode(run) for run in runs]
+    if names == HEAD and texts[:2] == ["", "final"]:
+        return texts[2], "", ""
+    thought = texts[2] if len(texts) > 2 else ""
+    whole, words = HEAD + BETWEEN + HEAD, ["", "analysis", thought, "", "assistant", "final"]
+    if names == whole and texts[:6] == words:
+        return texts[6], thought, ""
+    is_torn = names == whole[: len(names)] and texts[:-1] == words[: len(names)]
+    return "", thought, "" if is_torn and len(names) < 6 and words[len(names)].startswith(texts[-1]) else OTHER

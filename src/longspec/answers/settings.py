@@ -47,11 +47,6 @@ class Regenerate:
     tries: int = 6
     timeout: float = 600
 
-    @property
-    def starts_server(self) -> bool:
-        """Whether the job starts the server that it asks."""
-        return self.server is not None
-
 
 def parse(name: str, given: dict[str, Any]) -> Regenerate:
     """The settings of dataset `name`. Raises ValueError, with the key, for those that do not go together."""

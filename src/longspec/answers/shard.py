@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from longspec import jsonl
-from longspec.answers import client, served, server
+from longspec.answers import client, server
 from longspec.answers.conversation import FAILED, Conversation, Key
 from longspec.answers.questions import Asker
 from longspec.answers.settings import ENDPOINT, JOURNAL, PRINTED, SERVED, Regenerate, deciding
@@ -75,8 +75,10 @@ def make(
     folder = Path(checked_folder(target))
     made_with = {"dataset": told["name"], "settings": json.loads(deciding(settings)), "raw": sha256_file(raw)}
     made_with |= {"target": sha256_file(target), "tokenizer": sha256_file(tokenizer), "num_shards": num_shards}
-    endpoint = _endpoint(settings)
-    made_with |= {SERVED: endpoint.model} if endpoint else {}
+    endpoint = None  # where this job computes, or starts a server
+    if settings.endpoint is not None:
+        endpoint = client.Client(settings.endpoint, settings)
+        made_with |= {SERVED: endpoint.find_model()}
     positions = position_limit(read_target_config(folder))
     asker = Asker(load(tokenizer)[0], folder, positions, settings, f"data.{told['name']}.regenerate")
     conversations = read(raw, shard, num_shards, settings.cut)
@@ -104,15 +106,6 @@ def _alone_in(out: Path, ranks: Ranks) -> Iterator[None]:
         yield
     finally:
         lease.release()
-
-
-def _endpoint(settings: Regenerate) -> client.Client | None:
-    """The running server to ask, which has told what it serves; None where this job computes, or starts a server."""
-    if settings.endpoint is None:
-        return None
-    found = client.Client(settings.endpoint, settings)
-    found.find_model()
-    return found
 
 
 def _answer(
@@ -185,6 +178,6 @@ def _asked(
 ) -> Generator[list[Conversation], None, None]:
     log(f"{asked.address}: asking {asked.model}, {asked.settings.requests} at a time")
     try:
-        yield from served.answered(left, asked, asker)
+        yield from client.answered(left, asked, asker)
     except client.OtherPromptError as error:
         raise ValueError(f"{error}; remove {journal} if answers by that server stand in it") from None

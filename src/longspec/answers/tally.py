@@ -44,10 +44,8 @@ class Tally:
         new = done - self._before
         rate = (self.tokens - self._tokens_before) / max(seconds, 1e-9)
         left = f", {_duration(seconds * (self.total - done) / new)} left" if new else ""
-        log(f"{done:,} of {self.total:,} records, {rate:,.0f} tokens/s{left}" + self._failures())
-
-    def _failures(self) -> str:
-        return f", {self.ends[FAILED]:,} failed" if self.ends[FAILED] else ""
+        failed = f", {self.ends[FAILED]:,} failed" if self.ends[FAILED] else ""
+        log(f"{done:,} of {self.total:,} records, {rate:,.0f} tokens/s{left}{failed}")
 
     def check(self, most: float) -> None:
         """Raise ValueError, with the reasons, when more than this share of all records failed."""

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from longspec import shown
 from longspec.atomic_files import write_json
-from longspec.choose.choice import choice
-from longspec.choose.set_apart import set_apart
+from longspec.choose.choice import choice, set_apart
 from longspec.command_line import named_path
 from longspec.evaluate.tasks import parse
 from longspec.report import evaluations

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from longspec import shown
 from longspec.command_line import named_path
-from longspec.compare.numbers import compare_numbers
+from longspec.compare.numbers import compare_numbers, read_pair
 from longspec.compare.page import render
-from longspec.compare.pairs import read_pair
 from longspec.evaluate.tasks import parse
 from longspec.report.page import write_page
 

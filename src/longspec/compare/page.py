@@ -5,7 +5,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from longspec.compare.pairs import Pair
+from longspec.compare.numbers import Pair
 from longspec.evaluate.tasks import Settings
 from longspec.report import plots, training_curves
 from longspec.report.page import environment, left_out

@@ -7,6 +7,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from longspec import methods
+from longspec.config.explain import faults_in
 from longspec.config.names import (
     GGUF_SUFFIX,
     HUB_PREFIX,
@@ -20,7 +21,7 @@ from longspec.config.names import (
 )
 from longspec.config.ranges import BUILD, PHASE, RECIPE, REPLAYED, RUNTIME, check_choices, check_number, check_numbers
 from longspec.config.schema import Build, Recipe, Runtime, States
-from longspec.config.target_class import check_class
+from longspec.families import FAMILIES, why_refused
 
 OFFLINE = "offline"  # recipe.states.source
 MUON, LINEAR = "muon", "linear"  # of recipe.optimizer: name, schedule
@@ -55,10 +56,8 @@ def check_model(model: DictConfig) -> None:
     if not source.strip() or "\0" in source or (source.startswith(HUB_PREFIX) and not named):
         raise ValueError(f"recipe.model.source: {source!r} is no target; give {SOURCES}")
     if source.startswith(WHEEL_PREFIX):
-        try:
+        with faults_in("recipe.model.source"):
             wheel_source(source)
-        except ValueError as error:
-            raise ValueError(f"recipe.model.source: {error}") from None
     _check_hash(source, model.sha256)
 
 
@@ -93,6 +92,43 @@ def check_init(init: str | None) -> None:
             raise ValueError(f"recipe.init: {error}, a folder, or null") from None
 
 
+def check_class(recipe: DictConfig) -> None:
+    """Raise ValueError for a class that is none, or of another method than the recipe's: nothing else is ever called."""
+    if recipe.model._target_ is None:
+        return
+    method, family = methods.of_target(recipe.model._target_)
+    if method != recipe.method.name:
+        raise ValueError(
+            f"recipe.model._target_: {recipe.model._target_} is of the method {method}, recipe.method.name is "
+            f"{recipe.method.name}; give recipe.model.family={family} in its place"
+        )
+
+
+def name_class(recipe: DictConfig) -> None:
+    """Write the class that method and family stand for, where there is one, as `_target_`; that alone may be given too.
+
+    Raises ValueError, with the key, for words that are unknown or contradict each other.
+    """
+    model, name = recipe.model, recipe.method.name
+    classes = methods.settings_of(name).TARGETS
+    if model._target_ is not None:
+        check_class(recipe)
+        if model.family is not None and classes.get(model.family) != model._target_:
+            raise ValueError(
+                f"recipe.model.family: {model.family}, but recipe.model._target_ is {model._target_}; give one of the two"
+            )
+        model.family = None
+        return
+    if model.family not in FAMILIES:
+        raise ValueError(
+            f"recipe.model.family: {model.family!r} is unknown{why_refused(model.family)}; choose one of "
+            f"{', '.join(methods.settings_of(name).FAMILIES)}"
+        )
+    methods.check_drafts_for(name, model.family, "recipe.model.family")
+    if model.family in classes:
+        model._target_, model.family = classes[model.family], None
+
+
 def check_recipe(recipe: DictConfig) -> None:
     """Hold the section against all that is known without data and target. Raises ValueError with the key."""
     check_choices(recipe, "recipe", CHOICES)
@@ -112,7 +148,7 @@ def check_recipe(recipe: DictConfig) -> None:
 def check_replay(recipe: DictConfig) -> None:
     """Raise ValueError, with the key, for shares of replayed stages that are none, or leave the stage no token of its own.
 
-    Whether these stages are earlier ones of the run: longspec.workflow.settings.replays.
+    Whether these stages are earlier ones of the run: longspec.workflow.settings.runs.
     """
     key, replay = "recipe.data.replay", recipe.data.replay
     for stage, share in replay.items():

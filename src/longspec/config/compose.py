@@ -17,10 +17,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from longspec import methods
 from longspec.config import yaml_files
-from longspec.config.checks import CHECKS, check_optimizer
+from longspec.config.checks import CHECKS, check_optimizer, name_class
 from longspec.config.explain import did_you_mean, one_line, unknown_key
 from longspec.config.schema import Build, Config, Recipe, Runtime
-from longspec.config.target_class import name_class
 
 CONFIG_DIR = Path(__file__).resolve().parents[3] / "config"
 # Exceptions while Hydra composes, for a file that cannot be read or a key that does not fit.
@@ -44,7 +43,9 @@ def compose(name: str, overrides: list[str], config_dir: Path = CONFIG_DIR) -> D
 
     Raises ValueError with the key, and the file where one is at fault.
     """
-    _refuse_hydras_own(overrides)
+    for override in overrides:
+        if re.match(r"[+~]*hydra[./@=]", override):
+            raise ValueError(f"{override}: Hydra's own settings have no effect here; remove it (files.out=... is the folder)")
     config = _composed(name, overrides, config_dir)
     _refuse_added(config)
     name_class(config.recipe)
@@ -64,22 +65,26 @@ def _composed(name: str, overrides: list[str], config_dir: Path) -> DictConfig:
     """Returns the config that the files and overrides give; its values are not checked."""
     _store_schemas()
     folders = list(dict.fromkeys([config_dir.resolve(), CONFIG_DIR]))
+    # Finding the files composed takes as long as composing them: only where one in reach may have Hydra's own settings.
+    in_reach = [path for folder in folders for path in folder.rglob("*.yaml") if path.is_file()]
     if len(folders) > 1:
         overrides = [f"hydra.searchpath=[file://{CONFIG_DIR}]", *overrides]
     try:
         with initialize_config_dir(str(folders[0]), version_base="1.3"):
             config = hydra_compose(name, overrides=overrides)
-            files = _files(name, overrides, folders) if _any_says_hydra(folders) else []
+            files = _files(name, overrides, folders) if any(b"hydra" in path.read_bytes() for path in in_reach) else []
     except REFUSED as error:
         if isinstance(error, MissingConfigException) and error.missing_cfg_file == name:
             known = [path.stem for path in config_dir.glob("[!_]*.yaml")]
             raise ValueError(f"{config_dir}: has no file {name}.yaml; {did_you_mean(name, known)}") from error
         if isinstance(error, yaml.YAMLError | UnicodeDecodeError):
-            for path in sorted(path for folder in folders for path in folder.rglob("*.yaml")):
+            for path in sorted(in_reach):
                 yaml_files.read(path)  # the one at fault raises, with its name and the line
         raise ValueError(one_line(error)) from error
-    for path in files:
-        _refuse_hydra(path)
+    for path in files:  # Hydra composes here and does nothing else, so its own settings would be dropped without a word
+        content = yaml_files.read(path)
+        if isinstance(content, dict) and "hydra" in content:
+            raise ValueError(f"{path}: hydra: Hydra's own settings have no effect here; remove the key")
     return config
 
 
@@ -94,30 +99,11 @@ def _refuse_added(section: DictConfig, place: str = "") -> None:
             _refuse_added(below, f"{place}{key}.")
 
 
-def _refuse_hydras_own(overrides: list[str]) -> None:
-    """Raise ValueError for Hydra's own settings on the command line, as _refuse_hydra does for those of a file."""
-    for override in overrides:
-        if re.match(r"[+~]*hydra[./@=]", override):
-            raise ValueError(f"{override}: Hydra's own settings have no effect here; remove it (files.out=... is the folder)")
-
-
-def _any_says_hydra(folders: list[Path]) -> bool:
-    """Whether a file in reach holds that word: finding the files composed takes as long as composing them."""
-    return any(b"hydra" in path.read_bytes() for folder in folders for path in folder.rglob("*.yaml") if path.is_file())
-
-
 def _files(name: str, overrides: list[str], folders: list[Path]) -> list[Path]:
     """The files that a configuration is composed from."""
     defaults = GlobalHydra.instance().config_loader().compute_defaults_list(name, overrides, RunMode.RUN).defaults
     places = [folder / f"{default.config_path}.yaml" for default in defaults for folder in folders]
     return [path for path in places if path.is_file()]
-
-
-def _refuse_hydra(path: Path) -> None:
-    """Hydra composes here and does nothing else, so its own settings would be dropped without a word."""
-    content = yaml_files.read(path)
-    if isinstance(content, dict) and "hydra" in content:
-        raise ValueError(f"{path}: hydra: Hydra's own settings have no effect here; remove the key")
 
 
 def stages_of(run: str, config_dir: Path = CONFIG_DIR) -> list[str]:

@@ -2,7 +2,8 @@
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
@@ -18,6 +19,15 @@ PUBLISHED = {
     "draft_model_name_or_path": "the draft to begin with is files.init_weights, a draft folder or a file of weights",
     "ignore_mismatched_sizes": "weights that do not fit are always refused, by the names of their tensors; remove the key",
 }
+
+
+@contextmanager
+def faults_in(place: object) -> Iterator[None]:
+    """Name what is at fault, a file or a key, before the words of a ValueError of the block."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from error
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

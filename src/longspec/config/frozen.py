@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from longspec import methods
 from longspec.config import yaml_files
 from longspec.config.checks import CHECKS
-from longspec.config.explain import one_line
+from longspec.config.explain import faults_in, one_line
 from longspec.config.schema import Recipe
 
 
@@ -65,20 +65,16 @@ def load(path: Path, schema: type) -> Any:
     Raises ValueError with the file's name for what does not fit.
     """
     section = typed(yaml_files.read(path), schema, path)
-    try:
+    with faults_in(path):
         CHECKS[schema](section)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
     return section
 
 
 def typed(content: Any, schema: type, source: Path) -> Any:
     """A frozen section's content, typed by its dataclass. Raises ValueError with the source's name for what does not fit."""
     content = OmegaConf.create(content)
-    try:
+    with faults_in(source):
         expected = _schema_of(content) if schema is Recipe else OmegaConf.structured(schema)
-    except ValueError as error:
-        raise ValueError(f"{source}: {error}") from error
     try:
         section = OmegaConf.merge(expected, content)
         OmegaConf.to_container(section, throw_on_missing=True)

@@ -157,9 +157,8 @@ class Config:
 
     stages: list[str] = field(default_factory=list)  # of the run, in order
     variants: list[str] = field(default_factory=list)  # in which the run is trained; none: as config/workflow.yaml says
-    final: str = (
-        "best"  # best: the stage that is published is chosen by acceptance, docs/evaluation.md | last: it is the last one
-    )
+    # best: the stage that is published is chosen by acceptance, docs/evaluation.md | last: it is the last one
+    final: str = "best"
     evaluation: dict[str, Any] = field(default_factory=dict)  # keys of this section that the run has of its own
     recipe: Recipe = field(default_factory=Recipe)
     runtime: Runtime = field(default_factory=Runtime)

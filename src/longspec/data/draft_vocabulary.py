@@ -31,11 +31,6 @@ def trained_tokens(rows: PackedRows, size: int, progress: Progress = None) -> ND
     return counts_V
 
 
-def most_frequent(counts_V: NDArray[np.int64], count: int) -> tuple[int, ...]:
-    """The ids of the most frequent tokens, ascending; of equally frequent ones the lower ids."""
-    return tuple(sorted(np.argsort(-counts_V, kind="stable")[:count].tolist()))
-
-
 def coverage(counts_V: NDArray[np.int64], ids: tuple[int, ...]) -> float:
     """The share of the counted tokens that are among these."""
     return float(counts_V[list(ids)].sum() / max(1, counts_V.sum()))
@@ -78,7 +73,8 @@ def make(
     counts = {name: trained_tokens(each, size, progress) for name, each in rows.items()}
     total_V, tokenizer = np.sum(list(counts.values()), axis=0), next(iter(tokenizers.values()))
     if ids_of is None:
-        ids = most_frequent(total_V, count)
+        # Of equally frequent tokens the lower ids.
+        ids = tuple(sorted(np.argsort(-total_V, kind="stable")[:count].tolist()))
     else:
         taken = read_draft_vocabulary(ids_of, counted=False)
         taken.check_tokenizer(ids_of, tokenizer, packed[0][1])

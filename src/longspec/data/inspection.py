@@ -93,13 +93,6 @@ def _facts(manifest: dict[str, Any]) -> dict[str, str]:
     return facts
 
 
-def _fill(rows: PackedRows) -> dict[str, int]:
-    """The number of rows in each class of FILLED; classes without rows are left out."""
-    length_R = np.concatenate([view(batch.column(LENGTH)) for batch in rows.batches()])
-    counts, _ = np.histogram(length_R / rows.sequence_length, [*FILLED.values(), np.inf])
-    return {name: count for name, count in zip(FILLED, counts.tolist(), strict=True) if count}
-
-
 def _packed(path: Path, number: int) -> Shown:
     rows = PackedRows(path)
     if not 0 <= number < len(rows):
@@ -113,11 +106,13 @@ def _packed(path: Path, number: int) -> Shown:
     ]
     heading = f"row {number:,}: {_count(len(pieces), 'document')}, {length:,} tokens, {int(row.loss_mask_S.sum()):,} trained"
     manifest = rows.manifest
+    length_R = np.concatenate([view(batch.column(LENGTH)) for batch in rows.batches()])
+    counts, _ = np.histogram(length_R / rows.sequence_length, [*FILLED.values(), np.inf])
     return Shown(
         title=f"{manifest['dataset']}, packed",
         facts=_facts(manifest),
         lengths=manifest["document_lengths"],
-        fill=_fill(rows),
+        fill={name: count for name, count in zip(FILLED, counts.tolist(), strict=True) if count},
         heading=heading,
         pieces=pieces,
         padding=rows.sequence_length - length,

@@ -130,10 +130,10 @@ def export(options: argparse.Namespace) -> None:
 
 def push(options: argparse.Namespace) -> None:
     """Upload a final draft folder to the Hugging Face hub, with a model card."""
-    from longspec.draft import card, hub_upload
+    from longspec.draft import hub_upload
 
     hub_upload.files_to_push(options.folder)
-    text = card.model_card(options.folder, options.repo, options.revision, options.report, options.variant)
+    text = hub_upload.model_card(options.folder, options.repo, options.revision, options.report, options.variant)
     log(hub_upload.push(options.folder, text, options.repo, options.revision, private=options.private))
 
 

@@ -80,7 +80,8 @@ def import_draft(
         empty = method.layer(config, settings)
     method.check_state(empty, state, folder)
     content = config_of(method, settings, target_path, target_source, IMPORTED) | {IMPORTED: origin}
-    section = recipe_section(content)
+    # recipe.method of a run that trains such a draft, on one line.
+    section = yaml.safe_dump(_of_method(content), default_flow_style=True, width=float("inf"), sort_keys=False).strip()
     if recipe is not None:
         check_recipe(content, draft_config(target_path, recipe), section, folder)
     proposed = None
@@ -90,12 +91,6 @@ def import_draft(
     write_draft(out, method.published(state, settings), content, proposed)
     log(f"{out}: {len(state)} tensors, {content['num_parameters']} parameters")
     log(f"a run that begins with it has recipe: {{method: {section}}}")
-
-
-def recipe_section(content: dict[str, Any]) -> str:
-    """recipe.method of a run that trains such a draft, as YAML on one line; content: of the draft's config.json."""
-    values = _of_method(content)
-    return yaml.safe_dump(values, default_flow_style=True, width=float("inf"), sort_keys=False).strip()
 
 
 def check_recipe(content: dict[str, Any], own: dict[str, Any], section: str, folder: Path) -> None:

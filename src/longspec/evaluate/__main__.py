@@ -26,9 +26,9 @@ from longspec.decode.generate import load_drafter
 from longspec.decode.with_lookup import WithLookup
 from longspec.distributed import ALONE, Ranks, end_at_once, launched_ranks, log, told_to_launcher
 from longspec.draft_vocabulary import DraftVocabulary
-from longspec.evaluate import benchmark, held_out_prompts, served, served_process, tasks
+from longspec.evaluate import served, tasks
 from longspec.evaluate.measure import Line, Measurer, Work, key_of, key_text
-from longspec.evaluate.prompts import Prompt
+from longspec.evaluate.prompts import draw_prompts, read_prompts
 from longspec.evaluate.served_lines import PLAIN, ServedMeasurer
 from longspec.evaluate.summary import describe, summarize
 from longspec.families import position_limit
@@ -112,17 +112,17 @@ def served_drafter(
     return nullcontext(served.trained_draft(options.draft, target, recipe, vocabulary))
 
 
-def all_prompts(options: argparse.Namespace, section: tasks.Settings, tokenizer: Any, positions: int) -> list[Prompt]:
+def all_prompts(options: argparse.Namespace, section: tasks.Settings, tokenizer: Any, positions: int) -> list[tasks.Prompt]:
     """The prompts of every task."""
     raw, prompts = dict(options.raw), []
     for name, task in section.tasks.items():
         if isinstance(task, tasks.Benchmark):
-            prompts += benchmark.read_prompts(name, task, section.prompts, tokenizer, section.seed, positions)
+            prompts += read_prompts(name, task, section.prompts, tokenizer, section.seed, positions)
             continue
         if task.data not in raw:
             raise ValueError(f"--raw: the manifest of {task.data} is missing, which evaluation.tasks.{name}.data needs")
         tasks.check_room(name, task, positions)
-        prompts += held_out_prompts.draw_prompts(name, task, raw[task.data], section.prompts, tokenizer, section.seed)
+        prompts += draw_prompts(name, task, raw[task.data], section.prompts, tokenizer, section.seed)
     return prompts
 
 
@@ -219,7 +219,7 @@ def evaluate(options: argparse.Namespace, ranks: Ranks = ALONE) -> None:
         raise ValueError(f"evaluation.engine: vllm: was started on {ranks.world_size} ranks; start one, without torchrun")
     join_ranks(ranks)
     if in_vllm:
-        engine: dict[str, Any] = {"engine": served_process.versions(section.serve_python)}
+        engine: dict[str, Any] = {"engine": served.versions(section.serve_python)}
         target: Any = served.served_target(path, dtype, device)
     else:
         engine, target = {"ranks": ranks.world_size} if ranks.world_size > 1 else {}, place_target(path, dtype, ranks)

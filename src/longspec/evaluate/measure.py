@@ -18,9 +18,8 @@ from longspec.decode.prefill import Prefilled, prefill
 from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import Decoded, Row, speculate
 from longspec.evaluate.losslessness import Comparison, compare
-from longspec.evaluate.prompts import Prompt
 from longspec.evaluate.sample import Recorder, sample_of
-from longspec.evaluate.tasks import Setting
+from longspec.evaluate.tasks import Prompt, Setting
 from longspec.journal import Followed, Journal
 
 Line = dict[str, Any]

@@ -1,5 +1,8 @@
 """A drafter measured through vLLM: the target and its draft as folders, vLLM in an environment of its own."""
 
+import json
+import os
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,16 +13,16 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
+import longspec
 from longspec.draft.folder import draft_config, write_draft
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.evaluate.served_lines import Ask
-from longspec.evaluate.served_process import answers
-from longspec.evaluate.tasks import ROOM
+from longspec.evaluate.tasks import ROOM, check_interpreter
 from longspec.families import position_limit
 from longspec.methods import method_of, vllm_method
 from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
-from longspec.serve.protocol import Answer, Job, Request
+from longspec.serve.protocol import Answer, Job, Request, answer_of
 from longspec.states.forward import TargetStates
 
 NGRAM = "ngram"  # vLLM's own prompt lookup
@@ -98,3 +101,60 @@ def asking(python: str, target: ServedTarget, drafted: Drafted, repeats: int) ->
         return answers(python, job)
 
     return ask
+
+
+def versions(python: str) -> dict[str, str]:
+    """The versions of vLLM, torch and transformers beside an interpreter. Raises ValueError where it has no vLLM."""
+    check_interpreter(python)
+    with _environment() as environment:
+        command = [python, "-m", "longspec.serve", "--versions"]
+        try:
+            done = subprocess.run(command, env=environment, text=True, capture_output=True, check=False)
+        except OSError as error:
+            raise _without_vllm(f"{python}: {error.strerror}") from error
+    if done.returncode:
+        raise _without_vllm((done.stderr.strip().splitlines() or [f"{python}: exit code {done.returncode}"])[-1])
+    try:
+        found: dict[str, str] = json.loads(done.stdout)
+    except json.JSONDecodeError as error:
+        raise _without_vllm(f"{python}: is no Python with vLLM: it answers {done.stdout[:80]!r}") from error
+    return found
+
+
+def _without_vllm(told: str) -> ValueError:
+    """The error of an interpreter that cannot run vLLM, with the way to one that can."""
+    told = told.removeprefix("error: ")
+    return ValueError(f"evaluation.serve_python: {told}; `make .venv-serve/.stamp` makes an environment with vLLM")
+
+
+def answers(python: str, job: Job) -> Iterator[Answer]:
+    """An answer to each request of a job, in their order, as soon as vLLM has it.
+
+    Raises ValueError when the process ends before all are there; what it and vLLM print stands on the standard error.
+    """
+    with TemporaryDirectory() as folder, _environment() as environment:
+        path = Path(folder) / "job.json"
+        job.write(path)
+        process = subprocess.Popen([python, "-m", "longspec.serve", str(path)], env=environment, stdout=subprocess.PIPE)
+        try:
+            assert process.stdout is not None
+            done = 0
+            for line in process.stdout:
+                if not line.endswith(b"\n"):
+                    break  # torn by its end
+                done += 1
+                yield answer_of(json.loads(line))
+            code = process.wait()
+        finally:
+            process.kill()
+            process.wait()
+    if code or done < len(job.requests):
+        raise ValueError(f"{python} -m longspec.serve ended with exit code {code}; vLLM's own message stands above")
+
+
+@contextmanager
+def _environment() -> Iterator[dict[str, str]]:
+    """Variables with which another environment finds this package, and nothing else that is installed beside it."""
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "longspec").symlink_to(Path(longspec.__file__).parent)
+        yield os.environ | {"PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}

@@ -12,9 +12,8 @@ from longspec.decode.autoregressive import Plain, near_tie_margin
 from longspec.decode.speculate import LENGTH, STOP, Row
 from longspec.evaluate.losslessness import Comparison, judge
 from longspec.evaluate.measure import Line, Work, key_of, key_text, line_of, refuse_fault
-from longspec.evaluate.prompts import Prompt
 from longspec.evaluate.sample import sample_of
-from longspec.evaluate.tasks import VLLM, Setting
+from longspec.evaluate.tasks import VLLM, Prompt, Setting
 from longspec.journal import Followed, Journal
 from longspec.serve.protocol import Answer, Request, answer_of
 

@@ -4,11 +4,14 @@ A task's prompts are stretches of held-out records of the run's own data (`data`
 fields of a file (`source`, `template`, ...), as benchmarks are.
 """
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from longspec.atomic_files import sha256_text
+from longspec.config.explain import faults_in
 from longspec.config.names import WITH_LOOKUP
 from longspec.data.align.fields import compose
 from longspec.data.hub.names import parse as parse_hub
@@ -41,6 +44,24 @@ class Setting:
 
     def __str__(self) -> str:
         return f"temperature {self.temperature:g}, {shape_name(self.shape)}"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt of a task: `ids` are of the record `record`, a line's number from 0; at most new_tokens are decoded."""
+
+    task: str
+    number: int
+    record: int
+    ids: list[int]
+    new_tokens: int
+    reference: str | None = None
+    cut_tokens: int = 0  # left out of its middle
+
+    @property
+    def hash(self) -> str:
+        """Hash of the prompt's tokens and the number of tokens to decode."""
+        return sha256_text(json.dumps([self.ids, self.new_tokens]))[:16]
 
 
 @dataclass(frozen=True)
@@ -218,10 +239,8 @@ def task_of(name: str, settings: dict[str, Any], new_tokens: int) -> Task:
 
 def _check_hub(key: str, source: str, member: str) -> None:
     """Raise ValueError, with the key, for no name of the hub, and for an archive without a member or the reverse."""
-    try:
+    with faults_in(f"{key}.source"):
         parse_hub(source)
-    except ValueError as error:
-        raise ValueError(f"{key}.source: {error}") from None
     if source.endswith(ARCHIVE) and not member:
         raise ValueError(f"{key}.member: missing; {source} is an archive: name the file in it to read")
     if member and not source.endswith(ARCHIVE):

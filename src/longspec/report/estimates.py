@@ -1,14 +1,76 @@
-"""Figures of chosen prompts with their intervals, and differences between drafters on them.
+"""Figures of chosen prompts with their intervals, by resampling the records, and differences between drafters on them.
 
-Acceptance length = sum(new tokens) / sum(rounds) over prompts; intervals are over records. Suffixes: P prompts, N records.
+Suffixes: P prompts, N records, R resamples. An acceptance length is sum(new tokens) / sum(rounds). The record is the unit
+that is drawn, not the round or the prompt: the rounds of one prompt, and prompts that are stretches of one record, are not
+independent of each other.
 """
 
+from functools import lru_cache, reduce
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from longspec.evaluate.bootstrap import estimate, sums_by_record
 from longspec.report.evaluations import Array, Evaluation
+
+RESAMPLES = 10_000
+LEVEL = 0.95  # of every interval
+
+FloatArray = npt.NDArray[np.float64]
+Sums = tuple[npt.ArrayLike, npt.ArrayLike]  # over [N] and under [N], of one ratio
+
+
+def sums_by_record(
+    tasks_P: npt.NDArray[np.generic], records_P: npt.NDArray[np.generic], *columns_P: npt.NDArray[np.generic]
+) -> tuple[npt.NDArray[np.generic], list[FloatArray]]:
+    """The task of each (task, record) [N], and every column [P] summed over that record's prompts [N]."""
+    _, stratum_P = np.unique(tasks_P, return_inverse=True)
+    pairs_2P = np.stack([stratum_P, records_P])
+    _, first_N, number_P = np.unique(pairs_2P, axis=1, return_index=True, return_inverse=True)
+    sums = [np.asarray(np.bincount(number_P.ravel(), weights=column_P), float) for column_P in columns_P]
+    return tasks_P[first_N], sums
+
+
+def draws(strata_N: npt.NDArray[np.generic], seed: int, resamples: int = RESAMPLES) -> FloatArray:
+    """How often each resample draws each record, [R, N], read-only; every stratum (task) keeps its number of records."""
+    _, stratum_N = np.unique(strata_N, return_inverse=True)
+    return _draws(tuple(stratum_N.tolist()), seed, resamples)
+
+
+@lru_cache(maxsize=4)  # many drafters are measured on the same records
+def _draws(stratum_N: tuple[int, ...], seed: int, resamples: int) -> FloatArray:
+    rng = np.random.default_rng(seed)
+    counts_RN = np.zeros((resamples, len(stratum_N)))
+    for stratum in range(max(stratum_N) + 1):
+        (members_M,) = np.nonzero(np.array(stratum_N) == stratum)
+        size = len(members_M)
+        counts_RN[:, members_M] = rng.multinomial(size, np.full(size, 1 / size), size=resamples)
+    counts_RN.flags.writeable = False
+    return counts_RN
+
+
+def estimate(*ratios: Sums, seed: int, strata_N: npt.ArrayLike | None = None, resamples: int = RESAMPLES) -> dict[str, float]:
+    """`mean`, sum(over) / sum(under) over records, and the ends of its interval, `low` and `high`.
+
+    Of two ratios it is the first less the second, of the same records, drawn together. strata_N: the task of each record.
+    Raises ValueError without records, for two ratios of unlike numbers of them, and for a record with nothing to divide by: a
+    resample could hold no other.
+    """
+    pairs = [(np.asarray(over_N, float), np.asarray(under_N, float)) for over_N, under_N in ratios]
+    records = len(pairs[0][0])
+    if records == 0:
+        raise ValueError("a ratio over 0 records has nothing to divide by; evaluate more prompts")
+    for over_N, under_N in pairs:
+        if len(over_N) != records:
+            raise ValueError(f"{records} and {len(over_N)} records are no pairs; evaluate both on the same")
+        if not np.all(under_N > 0):
+            raise ValueError(f"{np.sum(under_N <= 0)} of {records} records have nothing to divide by; leave them out")
+    counts_RN = draws(np.zeros(records, int) if strata_N is None else np.asarray(strata_N), seed, resamples)
+    mean = reduce(np.subtract, [over_N.sum() / under_N.sum() for over_N, under_N in pairs])
+    statistic_R = reduce(np.subtract, [counts_RN @ over_N / (counts_RN @ under_N) for over_N, under_N in pairs])
+    low, high = np.quantile(statistic_R, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return {"mean": float(mean), "low": float(low), "high": float(high)}
+
 
 FEWEST = 5  # records for an interval: resampling fewer says little
 

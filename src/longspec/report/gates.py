@@ -8,7 +8,6 @@ import numpy as np
 from longspec.evaluate.summary import bucket_name, bucket_of
 from longspec.evaluate.tasks import Settings
 from longspec.report.estimates import FEWEST, acceptance
-from longspec.report.evaluations import Array, Evaluation
 from longspec.report.inputs import Stage, Variant
 
 Row = dict[str, Any]
@@ -91,8 +90,11 @@ def _earlier(stages: list[Stage]) -> Iterator[tuple[Stage, Stage]]:
 def _context(variant: Variant, settings: Settings, limit: float) -> Iterator[Row]:
     """The final draft on each task: its longest contexts against its shortest, of those with records enough to judge by."""
     final = variant.evaluations[variant.final]
+    bucket_P = np.array([bucket_of(int(tokens)) for tokens in final["context_tokens"]])
     for task in settings.tasks:
-        inside = _filled(final, final.of_task(task))
+        chosen_P = final.of_task(task)
+        buckets = {int(bucket): chosen_P & (bucket_P == bucket) for bucket in np.unique(bucket_P[chosen_P])}
+        inside = {bucket: inside_P for bucket, inside_P in buckets.items() if final["rounds"][inside_P].sum()}
         names = [bucket_name(bucket) for bucket in inside]
         if len(inside) < 2:
             fix = f"give evaluation.tasks.{task} contexts of two buckets (0-1k, 1-2k, 2-4k, ...)"
@@ -105,10 +107,3 @@ def _context(variant: Variant, settings: Settings, limit: float) -> Iterator[Row
         enough = [name for name in names if found[name]["documents"] >= FEWEST]
         first, *_, last = enough if len(enough) > 1 else names
         yield _judged("context", task, f"{variant.final}, {last} against {first}", limit, found[first], found[last])
-
-
-def _filled(found: Evaluation, chosen_P: Array) -> dict[int, Array]:
-    """The buckets of context length in which something was decoded, and which of the chosen prompts each holds."""
-    bucket_P = np.array([bucket_of(int(tokens)) for tokens in found["context_tokens"]])
-    buckets = {int(bucket): chosen_P & (bucket_P == bucket) for bucket in np.unique(bucket_P[chosen_P])}
-    return {bucket: inside_P for bucket, inside_P in buckets.items() if found["rounds"][inside_P].sum()}

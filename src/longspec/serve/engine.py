@@ -91,17 +91,13 @@ def _decode(llm: Any, request: Request, repeat: int) -> dict[str, Any]:
                 first = time.perf_counter()
             tokens += new.token_ids
             steps.append(len(new.token_ids))
-            best += [_ranked(place, request.best) for place in new.logprobs or []]
+            for place in new.logprobs or []:  # vLLM adds the token that it has chosen to the likeliest ones
+                by_logit = sorted(((token, float(found.logprob)) for token, found in place.items()), key=lambda pair: -pair[1])
+                best.append(by_logit[: request.best])
     ended = time.perf_counter()
     grown = {name: _difference(value, before[name]) for name, value in _counters(llm).items()}
     times = {"seconds_prompt": [first - began], "seconds": [ended - first]}
     return {"tokens": tokens, "steps": steps, "best": best, **grown, **times}
-
-
-def _ranked(place: dict[int, Any], count: int) -> list[tuple[int, float]]:
-    """The likeliest tokens of a place with their logits, best first; vLLM adds the one that it has chosen."""
-    by_logit = sorted(((token, float(found.logprob)) for token, found in place.items()), key=lambda pair: -pair[1])
-    return by_logit[:count]
 
 
 def _counters(llm: Any) -> dict[str, Any]:

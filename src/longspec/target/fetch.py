@@ -38,11 +38,6 @@ def check_folder(folder: Path) -> tuple[list[str], list[str]]:
     return weights, tokenizer
 
 
-def describe_weights(folder: Path, names: list[str]) -> dict[str, dict[str, Any]]:
-    """Sizes alone: hashing hundreds of gigabytes takes longer than loading them."""
-    return {name: {"bytes": (folder / name).stat().st_size} for name in names}
-
-
 def download(repository: str, folder: Path) -> str:
     """Bring a hub repository into `folder`, going on where an earlier try ended; returns the commit's hash.
 
@@ -84,6 +79,7 @@ def write_manifests(folder: Path, source: str, out_target: Path, out_tokenizer: 
     """Write the manifests of a target's folder and of its tokenizer; `more` stands in both."""
     weights, tokenizer = check_folder(folder)
     hashed = [name for name in ("config.json", "generation_config.json", *tokenizer) if (folder / name).is_file()]
-    files = {**describe_weights(folder, weights), **describe_files(folder, hashed)}
+    # Of weights sizes alone: hashing hundreds of gigabytes takes longer than loading them.
+    files = {name: {"bytes": (folder / name).stat().st_size} for name in weights} | describe_files(folder, hashed)
     write_manifest(out_tokenizer, folder, source, tokenizer, **more)
     write_json(out_target, {"path": folder_text(folder), "source": source, "files": files, **more})

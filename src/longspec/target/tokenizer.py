@@ -97,12 +97,8 @@ def read_raw(manifests: list[Path]) -> dict[str, list[str]]:
 def make(build: Build, raw: list[Path], out: Path) -> None:
     """Train the tokenizer, write its folder beside the manifest `out`, then the manifest.
 
-    Raises ValueError for a vocabulary that cannot hold the bytes, or that the text cannot fill.
+    Raises ValueError for a vocabulary that the text cannot fill.
     """
-    if build.vocabulary < 256 + len(SPECIAL):
-        raise ValueError(
-            f"build.vocabulary: {build.vocabulary} cannot hold 256 bytes and {len(SPECIAL)} special tokens; raise it"
-        )
     texts = read_raw(raw)
     samples = (sample(texts[name], SAMPLE_CHARACTERS, build.seed) for name in sorted(texts))
     trained = train_bpe(itertools.chain.from_iterable(samples), build.vocabulary)

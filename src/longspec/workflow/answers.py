@@ -70,7 +70,7 @@ class AnswersPlan:
 
     def _is_asked(self, name: str) -> bool:
         settings = self.chosen[name]
-        return settings.engine == answer_settings.ENDPOINT and not settings.starts_server
+        return settings.engine == answer_settings.ENDPOINT and settings.server is None
 
     # Files.
 

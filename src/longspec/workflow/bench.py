@@ -4,8 +4,9 @@ from dataclasses import replace
 
 from longspec.workflow import paths
 from longspec.workflow.answers import AnswersPlan
+from longspec.workflow.checks import check_answered, check_apart
 from longspec.workflow.plan import Plan
-from longspec.workflow.settings import answered, datasets, evaluations, runs
+from longspec.workflow.settings import datasets, evaluations, runs
 
 
 class Bench(Plan):
@@ -44,8 +45,8 @@ def bench_of(plan: Plan) -> Bench:
     of_these = {key: config for key, config in plan.configs.items() if key[0] in apart}
     runs.check_targets(of_these, apart)
     datasets.check_data(bench.datasets_in_use(), plan.data)
-    answered.check_answered(bench)
-    answered.check_apart(bench)
+    check_answered(bench)
+    check_apart(bench)
     for each in apart.values():
         datasets.check_task_files(each.tasks, plan.datasets_trained_on(), plan.data, each.file_of("bench"))
     return bench

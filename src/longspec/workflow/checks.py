@@ -6,19 +6,19 @@ goes unseen whenever the job's output already exists. Each message names the key
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from longspec import methods
-from longspec.config import CONFIG_DIR
+from longspec.config import CONFIG_DIR, explain
 from longspec.data import presets
 from longspec.evaluate import tasks
 from longspec.workflow.answers import AnswersPlan
-from longspec.workflow.finals import check_finals
+from longspec.workflow.choices import Choices
+from longspec.workflow.measuring import check_finals
 from longspec.workflow.plan import Plan
-from longspec.workflow.settings import answered, beginnings, datasets, draft_vocabularies, evaluations, runs
-from longspec.workflow.settings.asked_targets import asked_targets
-from longspec.workflow.settings.replays import check_replays
+from longspec.workflow.settings import beginnings, datasets, evaluations, runs
 from longspec.workflow.settings.workflow_file import check_values
 
 
@@ -30,21 +30,22 @@ def checked_plan(settings: dict[str, Any], config_dir: Path = CONFIG_DIR, argume
     settings = _checked_settings(settings)
     for name in settings["variants"]:
         runs.check_choice("variants", name, "variant", config_dir)
-    stages, variants, configs = draft_vocabularies.with_lenders(settings["runs"], settings["variants"], config_dir)
+    stages, variants, configs = runs.with_lenders(settings["runs"], settings["variants"], config_dir)
     runs.check_models(configs)
     measured = {run: evaluations.of_run(run, configs, settings) for run in settings["runs"]}
     plan = Plan(settings, stages, variants, configs, measured)
-    plan = replace(plan, asked=asked_targets(arguments, plan.models, config_dir))
-    check_replays(plan)
+    plan = replace(plan, asked=runs.asked_targets(arguments, plan.models, config_dir))
+    runs.check_replays(plan)
     check_finals(plan)
     beginnings.check_beginnings(plan)
-    draft_vocabularies.check_lenders(plan)
+    runs.check_lenders(plan)
     _check_engines(plan)
     runs.check_targets(configs, measured)
     runs.check_mixtures(configs)
     datasets.check_data(plan.datasets_in_use(), settings["data"])
-    _check_answers(plan)
-    answered.check_answered(plan)
+    with explain.faults_in(datasets.FILE):
+        AnswersPlan(plan)
+    check_answered(plan)
     for each in measured.values():
         datasets.check_task_files(each.tasks, plan.datasets_trained_on(), settings["data"], each.file_of("tasks"))
     return plan
@@ -57,14 +58,18 @@ def check_prompts(plan: Plan) -> None:
 
 
 def forgetting_warning(plan: Plan) -> str:
-    """The datasets that gates.forgetting cannot judge, and what to do; empty when there is none."""
+    """The datasets that gates.forgetting cannot judge, and what to do; empty when there is none.
+
+    A later stage may forget these without a task to show it: days of training would end in a gate that judges nothing.
+    """
     if plan.settings["gates"]["forgetting"] is None:
         return ""
     unseen: dict[str, list[str]] = {}  # by the file of the tasks
     for run in plan.runs:
-        names = datasets.forgotten_unseen(plan.datasets_in_order(run), plan.evaluation_data(run))
-        known = unseen.setdefault(plan.evaluation_of[run].file_of("tasks"), [])
-        known += [name for name in names if name not in known]
+        known, measured = unseen.setdefault(plan.evaluation_of[run].file_of("tasks"), []), plan.evaluation_data(run)
+        for before, after in (pair for stages in plan.datasets_in_order(run) for pair in pairwise(stages)):
+            if before != after and before not in (*measured, *known):
+                known.append(before)
     return "\n".join(
         f"gates.forgetting cannot judge what is forgotten of {', '.join(names)}: no task measures it. Add one for each "
         f"to evaluation.tasks in {file}, such as own: {{data: {names[0]}, context: [64, 448]}}, or set gates.forgetting to null"
@@ -88,25 +93,15 @@ def unused_variants(plan: Plan) -> str:
 
 def _checked_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings with their presets laid out, held against their schema."""
-    try:
-        laid_out = dict(settings)
+    laid_out = dict(settings)
+    with explain.faults_in(datasets.FILE):
         if "data" in settings:
             laid_out["data"] = presets.expand_all(settings["data"], presets.DATA)
         evaluation = settings.get("evaluation")
         if isinstance(evaluation, dict) and "tasks" in evaluation:
             laid_out["evaluation"] = evaluation | {"tasks": presets.expand_all(evaluation["tasks"], presets.TASK)}
         check_values(laid_out)
-    except ValueError as error:
-        raise ValueError(f"{datasets.FILE}: {error}") from None
     return laid_out
-
-
-def _check_answers(plan: Plan) -> None:
-    """Raise ValueError for answers by the target that cannot be made."""
-    try:
-        AnswersPlan(plan)
-    except ValueError as error:
-        raise ValueError(f"{datasets.FILE}: {error}") from None
 
 
 def _check_engines(plan: Plan) -> None:
@@ -120,7 +115,34 @@ def _check_engines(plan: Plan) -> None:
                 methods.vllm_method(plan.first_recipe(run, variant).method.name)
             except ValueError as error:
                 raise ValueError(f"{measured.file_of('engine')}: {error} (run '{run}', variant '{variant}')") from None
-        try:
+        with explain.faults_in(measured.file_of("serve_python")):
             tasks.check_interpreter(section.get("serve_python", tasks.SERVE_PYTHON))
-        except ValueError as error:
-            raise ValueError(f"{measured.file_of('serve_python')}: {error}") from None
+
+
+def check_answered(plan: Choices) -> None:
+    """Raise ValueError where something but whole questions is wanted of a dataset that has no answers."""
+    without = [name for name, entry in plan.data.items() if entry["source"] == "questions" and entry.get("regenerate") is None]
+    for name in sorted(plan.datasets_trained_on().intersection(without)):
+        raise ValueError(
+            f"{plan.datasets_in_use()[name]}: {name} has questions alone, and no answers to learn; in {datasets.FILE} have the "
+            f"target answer them: data.{name}.regenerate: {{new_tokens: 256, temperature: 0, engine: transformers}}"
+        )
+    for evaluation in plan.evaluation_of.values():
+        for task, settings in evaluation.tasks.items():
+            if isinstance(settings, tasks.HeldOut) and settings.data in without and not settings.whole_questions:
+                raise ValueError(
+                    f"{evaluation.file_of('tasks')}: evaluation.tasks.{task}: data.{settings.data} has questions alone, and no"
+                    " text to go on with; add whole_questions: true"
+                )
+
+
+def check_apart(bench: Choices) -> None:
+    """Raise ValueError for parts of answers that nobody gives: what is measured apart has the target answer nothing."""
+    for run, evaluation in bench.evaluation_of.items():
+        raw = {name for name, entry in bench.data.items() if entry.get("regenerate") is not None} - bench.trained_on_by(run)
+        for task, settings in evaluation.tasks.items():
+            if isinstance(settings, tasks.HeldOut) and settings.data in raw and not settings.whole_questions:
+                raise ValueError(
+                    f"{evaluation.file_of('bench')}: evaluation.bench.tasks.{task}: the target answers data.{settings.data} "
+                    f"(regenerate) for runs that train on it, and {run} does not; add whole_questions: true"
+                )

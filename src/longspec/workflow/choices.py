@@ -104,10 +104,6 @@ class Choices:
         variants = self.variants[run] if variant is None else [variant]
         return [(run, each, stage) for each in variants for stage in self.stages[run]]
 
-    def measured_beside(self, run: str) -> list[str]:
-        """The published draft with prompt lookup, where a run measures it so too."""
-        return [WITH_LOOKUP] if self.evaluation_of[run].section.get("with_lookup") is not None else []
-
     def configs_of(self, run: str, variant: str | None) -> list[Any]:
         """The configurations of these stages."""
         return [self.configs[stage] for stage in self.stages_of(run, variant)]

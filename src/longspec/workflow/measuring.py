@@ -1,16 +1,22 @@
-"""The plan of what is made of trained drafts: their evaluations, the report, final drafts, a comparison of two runs."""
+"""The plan of what is made of trained drafts: their evaluations, the report, final drafts, a comparison of two runs.
+
+Which stage is published, and how it is chosen, says `final` of a run's file.
+"""
 
 import json
 from pathlib import Path
 from typing import Any
 
 from longspec.config import differences
+from longspec.config.explain import did_you_mean
 from longspec.config.names import BASELINES, WITH_LOOKUP
 from longspec.evaluate.prompt_files import manifest_of
 from longspec.evaluate.tasks import OURS, SERVE_PYTHON, Benchmark
 from longspec.workflow import paths
 from longspec.workflow.choices import Choices
 from longspec.workflow.settings.datasets import prompt_files
+
+BEST, LAST = "best", "last"
 
 
 class MeasuringPlan(Choices):
@@ -22,9 +28,7 @@ class MeasuringPlan(Choices):
         """A run's evaluation section as canonical JSON, less `bench`, and the draft vocabulary, of which a job has the file.
 
         drafter: the one that is measured by it; `with_lookup` is told to WITH_LOOKUP alone, so that the others' figures hold
-        whatever it is.
-
-        The engine stands in it where it is not this project's own, so that what was measured before there was a choice holds.
+        whatever it is. So that what was measured before there was a choice holds, this project's own engine is not told.
         """
         section = self.evaluation_of[run].section
         left_out = {"draft_vocabulary", "bench"}
@@ -90,10 +94,11 @@ class MeasuringPlan(Choices):
         """The measurements a report compares, for every variant: baselines, the draft that is begun with, every stage, and the
         published draft with prompt lookup.
         """
+        beside = [WITH_LOOKUP] if self.evaluation_of[run].section.get("with_lookup") is not None else []
         return [
             self.evaluated.format(run=run, variant=variant, drafter=drafter)
             for variant in self.variants[run]
-            for drafter in [*BASELINES, *self.begun_with(run, variant), *self.stages[run], *self.measured_beside(run)]
+            for drafter in [*BASELINES, *self.begun_with(run, variant), *self.stages[run], *beside]
         ]
 
     def report_records(self, run: str) -> list[str]:
@@ -144,3 +149,61 @@ class MeasuringPlan(Choices):
     def compared_settings(self, first: str) -> str:
         """The evaluation section of two compared runs, which compared_page has found equal."""
         return self.evaluation_settings(first)
+
+    # The stage that is published.
+
+    def choice(self, run: str, variant: str) -> list[str]:
+        """The file that says which stage was chosen; none where the last one is taken."""
+        return [paths.FINAL_STAGE.format(run=run, variant=variant)] if _chooses(self, run) else []
+
+    def choosing_evaluations(self, run: str, variant: str) -> list[str]:
+        """The measurements that the stage is chosen by: those of all stages, in order."""
+        return [paths.EVALUATED.format(run=run, variant=variant, drafter=stage) for stage in self.stages[run]]
+
+    def candidates(self, run: str, variant: str) -> list[str]:
+        """The files of the drafts one of which is published: of all stages, or of the last one."""
+        stages = self.stages[run] if _chooses(self, run) else self.stages[run][-1:]
+        folders = [paths.stage_folder(run, variant, stage) for stage in stages]
+        return [f"{folder}/draft/{name}" for folder in folders for name in paths.DRAFT_FILES]
+
+    def published_option(self, choice: list[str], draft: list[str]) -> list[str | Path]:
+        """The option of `draft final` that names the draft, or the choice among the stages'."""
+        return ["--choice", *choice] if choice else ["--draft", self.draft_folder(draft)]
+
+    def choice_lines(self) -> list[str]:
+        """What a person is told before anything runs: of each choice that is still to be made."""
+        return [
+            f"{run}, {variant}: the draft of the best stage of {', '.join(self.stages[run])} is published, by the acceptance "
+            f"on a quarter of the held-out records that are measured; config/run/{run}.yaml: final: {LAST} takes the last"
+            for run in self.runs
+            for variant in self.variants[run]
+            if any(not Path(path).is_file() for path in self.choice(run, variant))
+        ]
+
+
+def check_finals(choices: Choices) -> None:
+    """Raise ValueError, with the key, for a `final` that is none, that stages disagree on, or that nothing can be chosen by."""
+    for (run, _, stage), config in choices.configs.items():
+        key, first = f"config/run/{run}.yaml: final", _final(choices, run)
+        if config.final not in (BEST, LAST):
+            raise ValueError(f"{key}: {config.final!r} is unknown; {did_you_mean(config.final, [BEST, LAST])}")
+        if config.final != first:
+            raise ValueError(f"{key}: {first}, but {config.final} with stage '{stage}': a run has one; say it there alone")
+    for run in choices.runs:
+        if _chooses(choices, run) and not choices.evaluation_data(run):
+            evaluation = choices.evaluation_of[run]
+            raise ValueError(
+                f"config/run/{run}.yaml: final: {BEST}: a stage is chosen by held-out records, and no task is of such: set it "
+                f"to {LAST}, or add one to evaluation.tasks in {evaluation.file_of('tasks')}, such as own: "
+                f"{{data: {choices.datasets_in_order(run)[0][0]}, context: [64, 448]}}"
+            )
+
+
+def _final(choices: Choices, run: str) -> str:
+    """What a run's file says."""
+    return str(choices.configs[run, choices.variants[run][0], choices.stages[run][0]].final)
+
+
+def _chooses(choices: Choices, run: str) -> bool:
+    """Whether there are several stages, one of which is chosen."""
+    return _final(choices, run) == BEST and len(choices.stages[run]) > 1

@@ -1,5 +1,4 @@
-"""The plan answers each rule's questions about a job: its files and its settings; those of rows and of measured drafts in
-rows.py and measuring.py.
+"""The plan answers each rule's questions about a job: its files and its settings; those of measured drafts in measuring.py.
 
 Arguments have the names of wildcards and hold what these hold. `longspec.workflow.checks.checked_plan` makes a plan.
 """
@@ -9,17 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from longspec import methods
+from longspec.atomic_files import write_text
 from longspec.config import to_yaml
 from longspec.config.names import LOOKUP, readable_name
 from longspec.data.raw import AFTER, complete, is_hub, is_made
 from longspec.data.read import source_files
 from longspec.data.read.split_records import UNANSWERED
 from longspec.workflow import paths
-from longspec.workflow.rows import RowsPlan
+from longspec.workflow.measuring import MeasuringPlan
 from longspec.workflow.settings import beginnings
 
 
-class Plan(RowsPlan):
+class Plan(MeasuringPlan):
     """The choices, with an answer to each question of a rule."""
 
     # Records, tokens.
@@ -60,6 +60,33 @@ class Plan(RowsPlan):
         names = [f"{shard:03d}" for shard in range(self.shards(dataset))]
         return [paths.TOKENS.format(model=model, dataset=dataset, shard=name) for name in names]
 
+    # Rows: a stage's own, and those of earlier stages that it replays.
+
+    def rows(self, run: str, variant: str, stage: str) -> str:
+        """The manifest of the rows that a stage trains on."""
+        recipe = self.configs[run, variant, stage].recipe
+        return _packed(recipe, recipe.data.name)
+
+    def replayed_rows(self, run: str, variant: str, stage: str) -> list[str]:
+        """The manifests of the rows that a stage replays, packed like its own, in the order of their stages' names."""
+        recipe = self.configs[run, variant, stage].recipe
+        return [_packed(recipe, dataset) for dataset in self.replayed_data(run, variant, stage).values()]
+
+    def replay_options(self, run: str, variant: str, stage: str, replayed: list[str]) -> list[str]:
+        """The options that name them, each with the stage that it is of."""
+        names = self.replayed_data(run, variant, stage)
+        named = [f"{name}={path}" for name, path in zip(names, replayed, strict=True)]
+        return ["--replay", *named] if named else []
+
+    def all_rows(self, run: str, variant: str | None = None) -> list[str]:
+        """The manifests of the own rows of all stages of a run, or of one variant of it."""
+        return sorted({self.rows(*stage) for stage in self.stages_of(run, variant)})
+
+    def trained_rows(self, run: str, variant: str | None = None) -> list[str]:
+        """The manifests of all rows that a run trains on, or one variant of it: own and replayed ones."""
+        replayed = [path for stage in self.stages_of(run, variant) for path in self.replayed_rows(*stage)]
+        return sorted({*self.all_rows(run, variant), *replayed})
+
     # Draft vocabularies.
 
     def named_rows(self, run: str, variant: str) -> list[str]:
@@ -74,10 +101,6 @@ class Plan(RowsPlan):
             return [f"{_beginning(run, variant)}/draft_vocabulary.json"]
         lender = self.lender(run, variant)
         return [] if lender is None else [_vocabulary(*lender, int(size))]
-
-    def taken_option(self, taken: list[str]) -> list[str]:
-        """The option of `data vocabulary` that takes over another file's tokens."""
-        return ["--ids-of", *taken] if taken else []
 
     def vocabulary(self, run: str, variant: str) -> list[str]:
         """The draft vocabulary that decides weights; none where the draft can propose all of the target's tokens."""
@@ -94,10 +117,6 @@ class Plan(RowsPlan):
     def drafter_vocabulary(self, run: str, variant: str, drafter: str) -> list[str]:
         """The draft vocabulary of an evaluated drafter; prompt lookup copies any token."""
         return [] if drafter == LOOKUP else self.vocabulary_while_drafting(run, variant)
-
-    def vocabulary_option(self, vocabulary: list[str]) -> list[str]:
-        """A job's option that names the draft vocabulary; none without one."""
-        return ["--vocabulary", *vocabulary] if vocabulary else []
 
     def report_vocabularies(self, run: str) -> list[str]:
         """The draft vocabularies that a report tells of."""
@@ -126,10 +145,6 @@ class Plan(RowsPlan):
         sha256 = self.model_sha256(model)
         return ["--sha256", sha256] if sha256 else []
 
-    def wheel_file_option(self, wheel_file: list[str]) -> list[str]:
-        """How it is told of a file that was fetched."""
-        return ["--fetched", *wheel_file] if wheel_file else []
-
     def target(self, run: str) -> str:
         """The manifest of a run's target."""
         return paths.TARGET.format(model=self.model_of(run))
@@ -149,16 +164,9 @@ class Plan(RowsPlan):
 
     def mixture_rows(self, model: str) -> list[str]:
         """The rows a built target is trained on, in the order of its phases: every token is a label."""
-        found = [
-            paths.PACKED.format(
-                model=model,
-                dataset=phase["dataset"],
-                collation="base",
-                length=phase["sequence_length"],
-                overlong="split",
-            )
-            for phase in self.mixture(model)
-        ]
+        packed = {"model": model, "collation": "base", "overlong": "split"}
+        phases = self.mixture(model)
+        found = [paths.PACKED.format(**packed, dataset=each["dataset"], length=each["sequence_length"]) for each in phases]
         return list(dict.fromkeys(found))
 
     # Drafts made elsewhere, which runs begin with.
@@ -194,10 +202,6 @@ class Plan(RowsPlan):
         """The config.json of the draft that a run began with, which the final draft's provenance quotes; none without one."""
         return [] if self.init(run, variant) is None else [f"{_beginning(run, variant)}/config.json"]
 
-    def imported_option(self, imported: list[str]) -> list[str]:
-        """The option of `draft final` that names it."""
-        return ["--imported", *imported] if imported else []
-
     # Stages.
 
     def stage_yaml(self, run: str, variant: str, stage: str, section: str) -> str:
@@ -219,17 +223,9 @@ class Plan(RowsPlan):
         before = [*self.begun_with(run, variant), *stages[: stages.index(stage)]][-1:]
         return [f"{paths.stage_folder(run, variant, each)}/draft/model.safetensors" for each in before]
 
-    def init_option(self, weights: list[str]) -> list[str]:
-        """The trainer's option that names them."""
-        return ["--init-weights", *weights] if weights else []
-
-    def recipes_of_first_variant(self, run: str) -> list[str]:
-        """The recipes of all stages of one variant; the others ask the same of a machine."""
-        return [f"{folder}/recipe.yaml" for folder in self.stage_folders(run, self.variants[run][0])]
-
-    def runtimes_of_first_variant(self, run: str) -> list[str]:
-        """The runtimes of the same stages."""
-        return [f"{folder}/runtime.yaml" for folder in self.stage_folders(run, self.variants[run][0])]
+    def of_first_variant(self, section: str, run: str) -> list[str]:
+        """The recipes or the runtimes of all stages of one variant; the others ask the same of a machine."""
+        return [f"{folder}/{section}.yaml" for folder in self.stage_folders(run, self.variants[run][0])]
 
 
 def _beginning(run: str, variant: str) -> str:
@@ -240,3 +236,18 @@ def _beginning(run: str, variant: str) -> str:
 def _vocabulary(run: str, variant: str, size: int) -> str:
     """The file of a draft vocabulary."""
     return paths.DRAFT_VOCABULARY.format(run=run, variant=variant, size=size)
+
+
+def _packed(recipe: Any, dataset: str) -> str:
+    """The manifest of a dataset's rows as a recipe has them packed."""
+    packed = {"collation": recipe.data.collation, "length": recipe.data.sequence_length, "overlong": recipe.data.overlong}
+    return paths.PACKED.format(model=recipe.model.name, dataset=dataset, **packed)
+
+
+def freeze_runtime(folder: str, text: str, name: str = "runtime.yaml") -> None:
+    """Write this file of a job's folder before the job starts, where it is not there or reads otherwise. It is no input of the
+    job: how a stage is run re-trains nothing.
+    """
+    path = Path(folder) / name
+    if not path.is_file() or path.read_text() != text:
+        write_text(path, text)

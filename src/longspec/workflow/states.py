@@ -5,6 +5,10 @@ them and is known when a run is planned). Stages whose folders have the same nam
 """
 
 import copy
+import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,23 +16,26 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from longspec import methods
+from longspec.atomic_files import fsync_path
 from longspec.config import OFFLINE, to_yaml, yaml_files
 from longspec.states.folder_name import folder_name
 from longspec.states.holds import hold, needed_by
 from longspec.workflow import paths
 from longspec.workflow.choices import Stage
-from longspec.workflow.jobs.runtimes import freeze_runtime
-from longspec.workflow.plan import Plan
-from longspec.workflow.states_place import StatesPlace
+from longspec.workflow.jobs.resources import Limits
+from longspec.workflow.plan import Plan, freeze_runtime
 
 Folder = tuple[str, str, str]  # model, rows, declaration
+ROOT = Path("data/states")
+ESTIMATE = [sys.executable, "-m", "longspec.train", "plan", "--states-only"]
+CORE = 0.05e12  # operations a second of a core with AVX-512 in float32; without a profile a machine's cores build
+PLACE = "states_folder"  # of config/workflow.yaml: a folder that ROOT becomes a link to
 
 
-class StatesPlan(StatesPlace):
+class StatesPlan:
     """What the rules ask of stored states; of stages that are trained online every answer is empty."""
 
     def __init__(self, plan: Plan) -> None:
-        super().__init__(plan.settings)
         self.plan = plan
         self.readers: dict[Folder, list[Stage]] = {}
         self._folders_of: dict[Stage, list[Folder]] = {}  # of a stage's own rows, then of those that it replays
@@ -39,7 +46,8 @@ class StatesPlan(StatesPlace):
 
     def _read(self, stage: Stage) -> None:
         """Note the folders that a stage reads."""
-        recipe, decides = self.plan.configs[stage].recipe, self._declaration(stage)
+        recipe, (run, variant, _) = self.plan.configs[stage].recipe, stage
+        decides = folder_name(recipe, self._vocabulary(run, variant))
         manifests = [self.plan.rows(*stage), *self.plan.replayed_rows(*stage)]
         datasets = [recipe.data.name, *self.plan.replayed_data(*stage).values()]
         folders = [(recipe.model.name, Path(manifest).parent.name, decides) for manifest in manifests]
@@ -58,16 +66,45 @@ class StatesPlan(StatesPlace):
         """The last names of all folders."""
         return sorted({declaration for _, _, declaration in self.readers})
 
-    def _declaration(self, stage: Stage) -> str:
-        run, variant, _ = stage
-        return folder_name(self.plan.configs[stage].recipe, self._vocabulary(run, variant))
-
     def _vocabulary(self, run: str, variant: str) -> str | None:
         """The draft vocabulary's file; of a run that takes it over the file that was counted, so that both share."""
         size, at = methods.vocabulary_size(self.plan.first_recipe(run, variant)), (run, variant)
         while (lender := self.plan.lender(*at)) is not None:
             at = lender
         return None if size is None else paths.DRAFT_VOCABULARY.format(run=at[0], variant=at[1], size=size)
+
+    # The place of them all.
+
+    @property
+    def _configured(self) -> Path | None:
+        configured = self.plan.settings.get(PLACE)
+        return None if configured is None or not self.readers else Path(configured).expanduser().absolute()
+
+    @property
+    def disk(self) -> Path:
+        """The folder on whose disk states are stored, or the first one above it that is there."""
+        wanted = (self._configured or ROOT).resolve()
+        return next(path for path in (wanted, *wanted.parents) if path.is_dir())
+
+    def check_place(self) -> None:
+        """Raise ValueError where data/states cannot become a link to the configured folder, since it is something else."""
+        configured = self._configured
+        if configured is None or (not ROOT.is_symlink() and not ROOT.exists()) or ROOT.resolve() == configured.resolve():
+            return
+        is_link = ROOT.is_symlink()
+        there = f"a link to {ROOT.readlink()}" if is_link else "a folder"
+        fix = f"rm {ROOT}" if is_link else f"mv {ROOT}/* {configured}/ && rmdir {ROOT}, or rm -r {ROOT}"
+        raise ValueError(f"config/workflow.yaml: {PLACE}: {configured}: {ROOT} is {there} already; change that first: {fix}")
+
+    def make_place(self) -> None:
+        """Make data/states a link to the configured folder: paths, which Snakemake records, stay when the disk changes."""
+        configured = self._configured
+        if configured is None or ROOT.is_symlink():
+            return
+        configured.mkdir(parents=True, exist_ok=True)
+        ROOT.parent.mkdir(parents=True, exist_ok=True)
+        ROOT.symlink_to(configured)
+        fsync_path(ROOT.parent)
 
     # Building.
 
@@ -245,3 +282,38 @@ def stored_rows(folder: Path) -> int:
     return sum(int(last) - int(first) + 1 for _, first, last in chunks) + sum(
         path.read_bytes().count(b"\n") for path in folder.glob("rows-*.jsonl")
     )
+
+
+def estimate_lines(states: StatesPlan, limits: Limits) -> list[str]:
+    """Some lines for each folder of states that is not built and that a stage is still to be trained on: disk, hours, and from
+    how many epochs on they pay. Estimated in a process of its own: torch stays out of the one that controls the jobs.
+    """
+    told: list[str] = []
+    for names, stages in states.readers.items():
+        folder = Path(paths.STATES.format(model=names[0], rows=names[1], declaration=names[2]))
+        trained = [Path(paths.stage_folder(*stage)) for stage in stages]
+        if (folder / "contents.json").is_file() or all((stage / "checkpoint.json").is_file() for stage in trained):
+            continue
+        shared = f", read by {len(stages)} stages" if len(stages) > 1 else ""
+        told += [f"states to be stored in {folder}{shared}:", *_figures(states, names, limits)]
+    return told
+
+
+def _figures(states: StatesPlan, names: Folder, limits: Limits) -> list[str]:
+    needed = [paths.TARGET.format(model=names[0]), f"data/packed/{names[0]}/{names[1]}/manifest.json"]
+    missing = [path for path in needed if not Path(path).is_file()]
+    if missing:
+        return [f"  disk and hours can be told when {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} there"]
+    config = states.config_of(names)
+    rate = limits.nodes * limits.ranks * limits.tflops * 1e12 or CORE * (os.cpu_count() or 1)
+    with tempfile.TemporaryDirectory() as folder:
+        command = [*ESTIMATE, "--target", needed[0], "--data", needed[1], "--ranks", "1"]
+        command += ["--flops", str(rate), "--states-folder", str(states.disk)]
+        for section in ("recipe", "runtime"):
+            Path(folder, section).write_text(to_yaml(config[section]))
+            command += [f"--{section}", f"{folder}/{section}"]
+        done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        said = (done.stderr.strip() or "it says nothing").splitlines()[-1]
+        return [f"  an estimate failed: {said}"]
+    return done.stdout.splitlines()[1:]

@@ -5,7 +5,7 @@
       - rename: {question: problem, answer: qwq}
       - add_id: {prefix: gsm8k}
 
-They are taken in order; align_fields and align_lists say what each does. A record that a step cannot work on is rejected
+They are taken in order; fields.py and lists.py say what each does. A record that a step cannot work on is rejected
 with the field at fault. A field that is read may stand deeper: `meta.title`, `answers.0`. A null counts as missing.
 """
 
@@ -16,7 +16,7 @@ from inspect import Parameter, signature
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin
 
-from longspec.data.align import fields, lists, tool_tags
+from longspec.data.align import fields, lists
 from longspec.data.align.align_base import Many, Record, Step, Tally
 from longspec.data.read.record_checks import RecordError
 
@@ -29,7 +29,7 @@ SETTINGS: dict[str, Callable[..., Step]] = {
     "join": lists.join,
     "alternate": lists.alternate,
     "lay_out": fields.lay_out,
-    "read_tool_tags": tool_tags.read_tool_tags,
+    "read_tool_tags": lists.read_tool_tags,
     "start_at": lists.start_at,
 }
 TALLIED = ("start_at",)  # say themselves what they did

@@ -112,20 +112,16 @@ def _is_standing(task: Task, name: str, remote: Remote, commit: str) -> bool:
     return False
 
 
-def _check_incoming(task: Task, names: list[str]) -> None:
-    """Refuse downloaded bytes that are not the kept ones, of files whose SHA-256 the hub does not tell beforehand."""
-    for name in names:
-        expected = (task.kept or {"files": {}})["files"].get(f"{FILES}/{name}")
-        if expected and sha256_file(task.incoming / name) != expected["sha256"]:
-            raise _other_bytes(task, [name])
-
-
 def _bring(task: Task, commit: str, files: dict[str, Remote], progress: Progress) -> dict[str, Any]:
     """Download what is not there, all of it before the first file takes its place; the manifest."""
     wanted = {name: remote for name, remote in files.items() if not _is_standing(task, name, remote, commit)}
     if wanted:
         download(task.source.repository, commit, wanted, task.incoming, progress)
-        _check_incoming(task, list(wanted))
+        # Of some files the hub does not tell the SHA-256 beforehand.
+        kept = (task.kept or {"files": {}})["files"]
+        for name in wanted:
+            if f"{FILES}/{name}" in kept and sha256_file(task.incoming / name) != kept[f"{FILES}/{name}"]["sha256"]:
+                raise _other_bytes(task, [name])
         task.moving.touch()
     for name in wanted:
         (task.files / name).parent.mkdir(parents=True, exist_ok=True)

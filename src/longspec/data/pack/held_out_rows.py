@@ -28,15 +28,19 @@ def held_out_rows(packed: PackedRows, count: int) -> list[HeldOutRow]:
 
     Found through the manifests' own paths. Raises ValueError when one is not there, was made again, or no record makes a row.
     """
-    tokens = _shard_manifest(packed)
+    first = packed.manifest["shards"][0]
+    tokens = read_json(Path(first["path"]))
+    if sha256_file(Path(first["path"])) != first["sha256"]:
+        raise ValueError(f"{first['path']}: is not what {packed.path.parent} was made of; make the packed rows again")
     raw = Path(tokens["raw_manifest"])
     if not raw.is_file() or sha256_file(raw) != tokens["raw"]:
         raise ValueError(f"{raw}: is missing, or not what {packed.path.parent} was made of; make the packed rows again")
     path = raw.parent / "held_out.jsonl"
     tokenizer, _ = tokenize.load(Path(tokens["tokenizer_manifest"]))
     records = list(jsonl.read(path))
+    spread = np.linspace(0, len(records) - 1, min(len(records), count)).astype(int).tolist() if records else []
     rows = []
-    for place in _spread(len(records), count):
+    for place in dict.fromkeys([*spread, *range(len(records))]):
         row = _row(tokenizer, records[place], packed)
         if row is not None:
             rows.append(row)
@@ -45,22 +49,6 @@ def held_out_rows(packed: PackedRows, count: int) -> list[HeldOutRow]:
     if not rows:
         raise ValueError(f"{path}: no record of it makes a row; raise data.{tokens['dataset']}.held_out")
     return rows
-
-
-def _shard_manifest(packed: PackedRows) -> dict[str, Any]:
-    """The manifest of the first token shard. Raises ValueError when it was made again."""
-    first = packed.manifest["shards"][0]
-    path = Path(first["path"])
-    content: dict[str, Any] = read_json(path)
-    if sha256_file(path) != first["sha256"]:
-        raise ValueError(f"{path}: is not what {packed.path.parent} was made of; make the packed rows again")
-    return content
-
-
-def _spread(size: int, count: int) -> list[int]:
-    """All places below `size`, first `count` of them that are spread evenly."""
-    even = np.linspace(0, size - 1, min(size, count)).astype(int).tolist() if size else []
-    return list(dict.fromkeys([*even, *range(size)]))
 
 
 def _row(tokenizer: Any, record: dict[str, Any], packed: PackedRows) -> HeldOutRow | None:

@@ -3,7 +3,6 @@
 Only the lengths of the documents are held in memory; their tokens are copied from one memory-mapped file to the next.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +47,6 @@ def _row_batch(shards: TokenShards, placed: Placed, rows: range, shape: tuple[in
         lists(counts_R, pa.array(start_P, pa.int64())),
     ]
     return pa.record_batch(columns, schema=row_schema(sequence_length))
-
-
-def _ranges(rows: int, sequence_length: int) -> Iterator[range]:
-    step = max(1, BATCH_TOKENS // sequence_length)
-    for start in range(0, rows, step):
-        yield range(start, min(rows, start + step))
 
 
 def _check_shards(shards: TokenShards, paths: list[Path]) -> None:
@@ -101,10 +94,11 @@ def _describe_shards(shards: TokenShards, paths: list[Path]) -> dict[str, Any]:
 def _write(shards: TokenShards, placed: Placed, recipe: dict[str, Any], out: Path, progress: Progress) -> int:
     """Write rows.arrow beside `out`; the number of labels in it."""
     labels, length = 0, recipe["sequence_length"]
-    shape = length, shards.manifests[0]["eos"]
+    shape, step = (length, shards.manifests[0]["eos"]), max(1, BATCH_TOKENS // length)
     with new_file(out.parent / ROWS) as beside:
         with pa.ipc.new_file(str(beside), row_schema(length)) as writer:
-            for rows in _ranges(placed.rows, length):
+            for start in range(0, placed.rows, step):
+                rows = range(start, min(placed.rows, start + step))
                 batch = _row_batch(shards, placed, rows, shape, COLLATIONS[recipe["collation"]])
                 writer.write_batch(batch)
                 shards.release()

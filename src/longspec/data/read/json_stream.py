@@ -65,13 +65,6 @@ def line_pieces(handle: BinaryIO) -> Iterator[Piece]:
         yield b"", True
 
 
-def _end(pattern: re.Pattern[bytes], buffer: bytes, start: int) -> int:
-    """Where the match of a pattern ends that also matches the empty string."""
-    found = pattern.match(buffer, start)
-    assert found is not None
-    return found.end()
-
-
 class JsonText:
     """The values of a JSON array, or objects one after another, found by their brackets without being parsed.
 
@@ -129,7 +122,9 @@ class JsonText:
         start, depth, in_string = self._at, 0, False
         while True:
             pattern = _INSIDE_STRING if in_string else _BETWEEN_VALUES if in_array and depth == 0 else _INSIDE_VALUE
-            self._at = _end(pattern, self._buffer, self._at)
+            found = pattern.match(self._buffer, self._at)
+            assert found is not None, "it matches the empty string, too"
+            self._at = found.end()
             mark = self._buffer[self._at : self._at + 1]
             if mark in (b"", b"\\"):  # the stretch ends here, perhaps between a backslash and what it escapes
                 yield self._buffer[start:], False

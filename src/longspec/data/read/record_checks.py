@@ -39,19 +39,15 @@ def check_characters(value: Any, field: str) -> str:
 def check_text(value: Any, field: str) -> str:
     """The value as of check_characters. Raises RecordError also when it is empty or has no visible character."""
     if says_nothing(check_characters(value, field)):
-        raise RecordError(field, f"is empty: {_unseen(value)}" if value.strip() else "is empty")
+        codes = sorted({ord(character) for character in value if not character.isspace()})
+        why = f": it holds nothing but characters that are not seen, such as U+{codes[0]:04X}" if codes else ""
+        raise RecordError(field, f"is empty{why}")
     return value
 
 
 def says_nothing(text: str) -> bool:
     """Whether a text holds nothing but white space and characters that are drawn as nothing, such as U+200B."""
     return _SEEN.search(text) is None
-
-
-def _unseen(text: str) -> str:
-    """Why a text of invisible characters counts as empty, naming one of them."""
-    codes = sorted({ord(character) for character in text if not character.isspace()})
-    return f"it holds nothing but characters that are not seen, such as U+{codes[0]:04X}"
 
 
 def check_nested(value: Any, field: str) -> None:

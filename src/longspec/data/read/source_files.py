@@ -49,7 +49,8 @@ def files_of(source: str | list[str]) -> list[Path]:
             raise ValueError(
                 f"{one_line(name)}: is a folder; name its files, for instance {one_line(name).rstrip('/')}/*.jsonl"
             )
-        some = [name] if Path(name).is_file() else _glob(name)
+        # Path.glob also finds hidden files, such as those still being written.
+        some = [name] if Path(name).is_file() else glob.glob(name, recursive=True)  # noqa: PTH207
         if not some:
             raise ValueError(f"{one_line(name)}: no such file; a data source is stdlib, puzzles, hf:<name> or files: {KNOWN}")
         found += (Path(each) for each in some if not Path(each).is_dir())
@@ -70,11 +71,6 @@ def _check_regular(path: Path) -> None:
     else:
         why = "is no regular file (a pipe, a socket or a device); write its content to a file"
     raise ValueError(one_line(f"{path}: {why}"))
-
-
-def _glob(pattern: str) -> list[str]:
-    """Paths that match a pattern. Path.glob also finds hidden files, such as those still being written."""
-    return glob.glob(pattern, recursive=True)  # noqa: PTH207
 
 
 def kind_of(path: Path) -> tuple[str, str]:

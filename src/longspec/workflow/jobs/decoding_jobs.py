@@ -13,8 +13,7 @@ from longspec.answers.settings import BATCH_TOKENS, ENDPOINT, Regenerate
 from longspec.evaluate.tasks import OURS, ROOM, HeldOut, parse
 from longspec.workflow import paths
 from longspec.workflow.answers import AnswersPlan
-from longspec.workflow.jobs.decoding_memory import Decoding, Target, read_target
-from longspec.workflow.jobs.decoding_ranks import Machine, ranks_of
+from longspec.workflow.jobs.decoding_ranks import Decoding, Machine, Target, ranks_of, read_target
 from longspec.workflow.plan import Plan
 from longspec.workflow.settings.evaluations import RunEvaluation
 from longspec.workflow.settings.targets import folder_of
@@ -26,43 +25,30 @@ class DecodingJobs:
     def __init__(
         self, plan: Plan, bench: Plan, answers: AnswersPlan, machines: Mapping[str, Machine], warn: Callable[[str], None]
     ) -> None:
-        self.plan, self.bench, self.answers, self.machines, self.warn = plan, bench, answers, machines, warn
+        self.plan, self.answers, self.machines, self.warn = plan, answers, machines, warn
+        self.plans = {"evaluate": plan, "evaluate_bench": bench}
         self.told: set[str] = set()
 
-    # Evaluations.
+    # Evaluations: `evaluate`, and what a run measures apart, `evaluate_bench`.
 
-    def judge_run(self, run: str, variant: str, drafter: str) -> None:
+    def judge(self, rule: str, run: str, variant: str, drafter: str) -> None:
         """Raise ValueError for an evaluation still to be made, whose target no number of ranks holds, or the chosen one cannot
         share. A target that is not there yet is judged when it is.
         """
-        self._judge(self.plan, "evaluate", run, variant, drafter)
+        if not Path(self.plans[rule].evaluated.format(run=run, variant=variant, drafter=drafter)).is_file():
+            self._of_run(rule, run)
 
-    def judge_bench(self, run: str, variant: str, drafter: str) -> None:
-        """Raise ValueError as judge_run, of what a run measures apart."""
-        self._judge(self.bench, "evaluate_bench", run, variant, drafter)
-
-    def of_run(self, run: str) -> int:
+    def ranks(self, rule: str, run: str) -> int:
         """Ranks of each of a run's evaluations."""
-        return self._told(lambda: self._of_run(self.plan, "evaluate", run), "evaluate")
+        return self._told(lambda: self._of_run(rule, run), rule)
 
-    def of_bench(self, run: str) -> int:
-        """Ranks of each of those that a run measures apart."""
-        return self._told(lambda: self._of_run(self.bench, "evaluate_bench", run), "evaluate_bench")
-
-    def gpus_of_run(self, run: str) -> str:
+    def gpus(self, rule: str, run: str) -> str:
         """GPUs of each of a run's evaluations, in Slurm's words."""
-        return self.machines["evaluate"].asked(self.of_run(run))
+        return self.machines[rule].asked(self.ranks(rule, run))
 
-    def gpus_of_bench(self, run: str) -> str:
-        """GPUs of each of those that a run measures apart."""
-        return self.machines["evaluate_bench"].asked(self.of_bench(run))
-
-    def _judge(self, plan: Plan, rule: str, run: str, variant: str, drafter: str) -> None:
-        if not Path(plan.evaluated.format(run=run, variant=variant, drafter=drafter)).is_file():
-            self._of_run(plan, rule, run)
-
-    def _of_run(self, plan: Plan, rule: str, run: str) -> int:
-        machine, evaluation, what = self.machines[rule], plan.evaluation_of[run], f"run '{run}': {rule}"
+    def _of_run(self, rule: str, run: str) -> int:
+        plan, machine, what = self.plans[rule], self.machines[rule], f"run '{run}': {rule}"
+        evaluation = plan.evaluation_of[run]
         if (engine := evaluation.section.get("engine", OURS)) != OURS:
             if machine.ranks > 1:
                 raise ValueError(
@@ -78,7 +64,7 @@ class DecodingJobs:
     # Answers.
 
     def judge_answers(self, model: str, dataset: str) -> None:
-        """Raise ValueError as judge_run, of answers that are still to be made."""
+        """Raise ValueError as judge, of answers that are still to be made."""
         if dataset in self.answers.computed and not Path(self.answers.records(model, dataset)).is_file():
             self._of_answers(model, dataset)
 
@@ -123,12 +109,9 @@ def _target(config: Any, machine: Machine) -> Target | None:
     manifest = Path(paths.TARGET.format(model=model.name))
     made = manifest.parent / "target"
     folder = folder_of(model.source, made) or made
-    return None if folder == made and not manifest.is_file() else _read(folder, _age(folder))
-
-
-def _age(folder: Path) -> int:
-    file = folder / "config.json"
-    return file.stat().st_mtime_ns if file.is_file() else 0
+    config_json = folder / "config.json"
+    age = config_json.stat().st_mtime_ns if config_json.is_file() else 0
+    return None if folder == made and not manifest.is_file() else _read(folder, age)
 
 
 @cache

@@ -58,21 +58,13 @@ class RetryPolicy:
             return Retries(0, reason=reason)
         return Retries(allowed, PAUSE if begun(log, self.began) < attempt else 0)
 
-    def evaluation(self, allowed: int, attempt: int, evaluated: Path) -> Retries:
-        """Tries that have measured something are not counted."""
-        tries = self.done.setdefault(evaluated, {})
-        return self.other(allowed, attempt, fruitful_tries(tries, attempt, measured_lines(unfinished(evaluated))))
-
-    def states(self, allowed: int, attempt: int, shard: Path) -> Retries:
-        """Nor are those that have stored rows; shard: its shard.json."""
-        tries = self.done.setdefault(shard, {})
-        return self.other(allowed, attempt, fruitful_tries(tries, attempt, stored_rows(shard.parent)))
-
-    def answers(self, allowed: int, attempt: int, shard: Path) -> Retries:
-        """Nor those that have answered records."""
-        tries = self.done.setdefault(shard, {})
-        return self.other(allowed, attempt, fruitful_tries(tries, attempt, measured_lines(shard.with_name(JOURNAL))))
-
-    def other(self, allowed: int, attempt: int, uncounted: int = 0) -> Retries:
-        """Any other job has few tries, whatever the profile allows."""
+    def other(self, rule: str, allowed: int, attempt: int, output: Path) -> Retries:
+        """Any other job has few tries, whatever the profile allows; those that measured, stored or answered are not counted."""
+        if rule in ("evaluate", "evaluate_bench"):
+            done = measured_lines(unfinished(output))
+        elif rule in ("build_states", "held_out_states"):
+            done = stored_rows(output.parent)
+        else:  # of a rule that answers nothing there is no journal
+            done = measured_lines(output.with_name(JOURNAL)) if rule in ("answer", "ask") else 0
+        uncounted = fruitful_tries(self.done.setdefault(output, {}), attempt, done)
         return Retries(min(allowed, TRIES_OF_OTHERS + uncounted), PAUSE if attempt <= TRIES_OF_OTHERS else 0)

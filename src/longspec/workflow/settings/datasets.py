@@ -1,16 +1,18 @@
 """The datasets and tasks of config/workflow.yaml: that they are declared, there, and kept apart. Raises ValueError."""
 
 from collections.abc import Iterable, Mapping
-from itertools import pairwise
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
-from longspec.config.explain import did_you_mean
+from longspec.config.explain import did_you_mean, faults_in
+from longspec.data.align.align_base import found
+from longspec.data.align.fields import units_of
 from longspec.data.hub import names
 from longspec.data.raw import complete, is_hub, is_made
 from longspec.data.read import source_files
+from longspec.evaluate.prompt_files import read_records
 from longspec.evaluate.tasks import Benchmark, Task
-from longspec.workflow.settings.files import check_fields, check_paths
 
 FILE = "config/workflow.yaml"
 
@@ -41,6 +43,15 @@ def _files(source: str | list[str]) -> list[Path]:
     return files
 
 
+def check_paths(paths: Iterable[Path]) -> None:
+    """Raise ValueError for a path that would not come through the workflow as it is."""
+    for path in map(str, paths):
+        if "{" in path or "}" in path:
+            raise ValueError(f"{path}: has braces, which the workflow takes for a wildcard; rename the file")
+        if not path.isprintable():
+            raise ValueError(f"{path!r}: has characters that cannot be shown; rename the file")
+
+
 def check_data(used: Mapping[str, str], data: Mapping[str, Any]) -> None:
     """Raise ValueError for a dataset in use that is not declared, has a wrong setting, or whose files are not there.
 
@@ -52,10 +63,8 @@ def check_data(used: Mapping[str, str], data: Mapping[str, Any]) -> None:
                 f"{key}: there is no dataset '{name}' under `data` in {FILE}; add it there ({name}: {{source: <file>.jsonl,"
                 f" shards: <number>}}, or {{preset: <file of config/data/>}}) or name another; {did_you_mean(name, data)}"
             )
-        try:
+        with faults_in(FILE):
             complete(name, data[name])
-        except ValueError as error:
-            raise ValueError(f"{FILE}: {error}") from None
         try:
             origins(data[name]["source"])
         except ValueError as error:
@@ -102,11 +111,11 @@ def _check_not_trained(key: str, source: str | list[str], trained: Iterable[str]
     for dataset in trained:
         if not is_hub(data[dataset]["source"]):
             continue
-        found = names.parse(data[dataset]["source"])
-        parts = [(each.parts, each.file) for each in (asked, found)]
-        if found.repository == asked.repository and (((), "") in parts or parts[0] == parts[1]):
+        other = names.parse(data[dataset]["source"])
+        parts = [(each.parts, each.file) for each in (asked, other)]
+        if other.repository == asked.repository and (((), "") in parts or parts[0] == parts[1]):
             raise ValueError(
-                f"{key}: {source} is trained on, as data.{dataset} ({found.text}); give another split or file of the"
+                f"{key}: {source} is trained on, as data.{dataset} ({other.text}); give another split or file of the"
                 f" repository, for both, or other prompts"
             )
 
@@ -118,11 +127,11 @@ def check_prompts(tasks: Mapping[str, Task], file: str) -> None:
             check_fields(f"{file}: evaluation.tasks.{name}", task, prompt_files(name, task, file))
 
 
-def forgotten_unseen(trained: Iterable[list[str]], measured: Iterable[str]) -> list[str]:
-    """The datasets that a later stage may forget without a task to show it, so that days of training would end in a gate that
-    judges nothing.
-
-    trained: the datasets of the stages of each run and variant, in order; measured: those of tasks.
-    """
-    pairs = [pair for stages in trained for pair in pairwise(stages)]
-    return list(dict.fromkeys(before for before, after in pairs if before != after and before not in measured))
+def check_fields(key: str, task: Benchmark, paths: Iterable[Path]) -> None:
+    """Raise ValueError when the first record of a file has not the fields of the task's template; no other record is read."""
+    for path in paths:
+        for (place, record), name in product(islice(read_records(path, task.member), 1), units_of(task.template)):
+            if found(record, name) is None:
+                raise ValueError(
+                    f"{key}.template: asks for {{{name}}}, which is missing or null in {place}; its fields: {', '.join(record)}"
+                )

@@ -6,6 +6,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from longspec.config.explain import faults_in
 from longspec.data import presets
 from longspec.evaluate import tasks
 from longspec.workflow.settings import datasets
@@ -45,24 +46,23 @@ def of_run(run: str, configs: Mapping[Any, Any], settings: dict[str, Any]) -> Ru
     own = _own(run, configs)
     section = settings["evaluation"] | own
     if own:
-        try:
-            section["tasks"] = presets.expand_all(section["tasks"], presets.TASK)
-            check_values(settings | {"evaluation": section})
-        except ValueError as error:
-            raise ValueError(f"{_file(run)}: {error}") from None
+        _lay_out(section, settings, _file(run))
     return _parsed(run, section, frozenset(own))
 
 
 def apart(evaluation: RunEvaluation, settings: dict[str, Any]) -> RunEvaluation:
     """What a run measures apart: its evaluation, with each key of `bench` in place of its own. Raises ValueError as of_run."""
-    bench, file = evaluation.section["bench"], evaluation.file_of("bench")
+    bench = evaluation.section["bench"]
     section = {key: value for key, value in evaluation.section.items() if key != "bench"} | bench
-    try:
+    _lay_out(section, settings, f"{evaluation.file_of('bench')}: bench")
+    return _parsed(evaluation.run, section, evaluation.own | frozenset(bench))
+
+
+def _lay_out(section: dict[str, Any], settings: dict[str, Any], place: str) -> None:
+    """Put presets of tasks in their place, and hold the section against the schema."""
+    with faults_in(place):
         section["tasks"] = presets.expand_all(section["tasks"], presets.TASK)
         check_values(settings | {"evaluation": section})
-    except ValueError as error:
-        raise ValueError(f"{file}: bench: {error}") from None
-    return _parsed(evaluation.run, section, evaluation.own | frozenset(bench))
 
 
 def _parsed(run: str, section: dict[str, Any], own: frozenset[str]) -> RunEvaluation:

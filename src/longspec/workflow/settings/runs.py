@@ -3,25 +3,29 @@
 Raises ValueError.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
 from longspec import methods
-from longspec.config import compose_stage, differences, plain, stages_and_variants
+from longspec.config import CONFIG_DIR, compose, compose_stage, differences, plain, stages_and_variants
 from longspec.config.checks import BUILT
-from longspec.config.explain import UNKNOWN, did_you_mean
+from longspec.config.explain import UNKNOWN, did_you_mean, faults_in
 from longspec.config.names import BASELINES, IMPORTED, WITH_LOOKUP, check_name
 from longspec.decode.levels import levels_of
 from longspec.evaluate.tasks import check_room
-from longspec.workflow.choices import Stage
+from longspec.workflow.choices import Choices, Stage
 from longspec.workflow.paths import TARGET
 from longspec.workflow.settings import targets
 from longspec.workflow.settings.evaluations import RunEvaluation
 
-HEADER = "# @package _global_"
+Names = dict[str, list[str]]  # by run
+HEADER = "# @package _global_"  # has Hydra set keys of the whole configuration
+# Of a path a user names, and of the wildcards by which Snakemake names a job to the process that runs it.
+PLACES = r"(?:^models|^data/(?:answers|tokens|packed))/{name}/|[:,]model={name}(?:,|$)"
 
 
 def check_choice(key: str, name: object, group: str, config_dir: Path) -> None:
@@ -32,12 +36,6 @@ def check_choice(key: str, name: object, group: str, config_dir: Path) -> None:
         raise ValueError(f"{key}: there is no config/{group}/{name}.yaml; {did_you_mean(str(name), known)}")
 
 
-def check_header(path: Path) -> None:
-    """Raise ValueError for a run's file without the first line that makes Hydra set keys of the whole configuration."""
-    if not path.read_bytes().startswith(HEADER.encode()):
-        raise ValueError(f"{path}: its first line must be '{HEADER}'")
-
-
 def stages_and_variants_of(run: str, otherwise: list[str], config_dir: Path, named: str) -> tuple[list[str], list[str]]:
     """The stages of a run, in order, and its variants: those that it names, or the others.
 
@@ -46,12 +44,11 @@ def stages_and_variants_of(run: str, otherwise: list[str], config_dir: Path, nam
     check_choice(named, run, "run", config_dir)
     numbers = sorted((config_dir / "run_stage").glob(f"{run}_*.yaml"))
     for path in [config_dir / f"run/{run}.yaml", *numbers]:
-        check_header(path)
+        if not path.read_bytes().startswith(HEADER.encode()):
+            raise ValueError(f"{path}: its first line must be '{HEADER}'")
     key = f"config/run/{run}.yaml"
-    try:
+    with faults_in(key):
         stages, variants = stages_and_variants(run, config_dir)
-    except ValueError as error:
-        raise ValueError(f"{key}: {error}") from None
     if not stages or len(stages) != len(set(stages)):
         raise ValueError(f"{key}: stages: must name at least one stage, each once; is {stages}")
     if len(variants) != len(set(variants)):
@@ -136,18 +133,14 @@ def check_targets(configs: Mapping[Stage, Any], evaluations: Mapping[str, RunEva
             targets.check_length(key, config.recipe.data.sequence_length, positions)
         size, named = targets.size_of(model.source, config.build, fetched), f"run '{run}', stage '{stage}'"
         if size is not None:
-            _check_fit(named, config.recipe, size)
+            with faults_in(named):
+                methods.settings_of(config.recipe.method.name).fits(config.recipe, *size)
         if evaluation is not None:
-            _check_rooms(evaluation, positions)
+            if positions is not None:
+                with faults_in(evaluation.file_of("tasks")):
+                    for name, task in evaluation.tasks.items():
+                        check_room(name, task, positions)
             _check_levels(named, config.recipe, None if size is None else size[1], evaluation)
-
-
-def _check_fit(key: str, recipe: Any, size: tuple[int, int]) -> None:
-    """A draft fits a target of so many layers and tokens."""
-    try:
-        methods.settings_of(recipe.method.name).fits(recipe, *size)
-    except ValueError as error:
-        raise ValueError(f"{key}: {error}") from None
 
 
 def _check_levels(key: str, recipe: Any, tokens: int | None, evaluation: RunEvaluation) -> None:
@@ -174,12 +167,91 @@ def _check_levels(key: str, recipe: Any, tokens: int | None, evaluation: RunEval
             raise ValueError(f"{evaluation.file_of('shapes')}: evaluation.shapes: {error}{told}") from None
 
 
-def _check_rooms(evaluation: RunEvaluation, positions: int | None) -> None:
-    """Every task's prompts and answers find room in a target's positions, as far as these are known."""
-    if positions is None:
-        return
-    for name, task in evaluation.tasks.items():
-        try:
-            check_room(name, task, positions)
-        except ValueError as error:
-            raise ValueError(f"{evaluation.file_of('tasks')}: {error}") from None
+def check_replays(choices: Choices) -> None:
+    """Raise ValueError, with the key, for a replayed stage that is none of the run, or no earlier one."""
+    for (run, variant, stage), config in choices.configs.items():
+        stages = choices.stages[run]
+        earlier = stages[: stages.index(stage)]
+        for name in config.recipe.data.replay:
+            key = f"run '{run}', variant '{variant}', stage '{stage}': recipe.data.replay.{name}"
+            if name not in stages:
+                raise ValueError(f"{key}: the run has no such stage; name earlier ones; {did_you_mean(name, earlier)}")
+            if name not in earlier:
+                raise ValueError(f"{key}: comes later in the run; name earlier ones; {did_you_mean(name, earlier)}")
+
+
+def asked_targets(arguments: Sequence[str], known: Collection[str], config_dir: Path = CONFIG_DIR) -> dict[str, Any]:
+    """By the target's name a configuration in which it stands, for each file of config/model/ that the arguments name.
+
+    known: the targets of the chosen runs, which are left out. Raises ValueError for a file that does not compose, and for one
+    that has another name than its target.
+    """
+    found = {}
+    for path in sorted((config_dir / "model").glob("*.yaml")):
+        place = re.compile(PLACES.format(name=re.escape(path.stem)))
+        if path.stem in known or not any(place.search(each) for each in arguments):
+            continue
+        config = compose("train", [f"model={path.stem}"], config_dir)
+        if config.recipe.model.name != path.stem:
+            raise ValueError(f"{path}: recipe.model.name: {config.recipe.model.name!r}; name the file as its target")
+        found[path.stem] = config
+    return found
+
+
+def with_lenders(chosen: list[str], variants: list[str], config_dir: Path) -> tuple[Names, Names, dict[Stage, object]]:
+    """Stages, variants and configurations of the chosen runs, and of those whose draft vocabulary one of them takes over.
+
+    variants: of runs that name none.
+    """
+    stages: Names = {}
+    variants_of: Names = {}
+    configs: dict[Stage, object] = {}
+    todo = [("runs", run) for run in chosen]
+    while todo:
+        key, run = todo.pop(0)
+        if run in stages:
+            continue
+        stages[run], variants_of[run] = stages_and_variants_of(run, variants, config_dir, key)
+        for variant in variants_of[run]:
+            own = {(run, variant, stage): composed(run, variant, stage, config_dir) for stage in stages[run]}
+            check_methods(own)
+            configs |= own
+            lender = methods.vocabulary_lender(own[run, variant, stages[run][0]].recipe)
+            if lender is not None:
+                todo.append((key_of(run, variant), lender))
+    return stages, variants_of, configs
+
+
+def key_of(run: str, variant: str) -> str:
+    """The key that names a lender."""
+    return f"run '{run}', variant '{variant}': recipe.method.vocabulary_from"
+
+
+def check_lenders(choices: Choices) -> None:
+    """Raise ValueError, with the key, for a run that takes its vocabulary of a run that has no such tokens, or its own."""
+    for run in choices.known_runs:
+        for variant in choices.variants[run]:
+            passed, at = [run], (run, variant)
+            while (lent := choices.lender(*at)) is not None:
+                if lent[0] in passed:
+                    told = " -> ".join([*passed, lent[0]])
+                    raise ValueError(f"{key_of(run, variant)}: {told} leads back, so that no run counts; set it to null")
+                _check_lent(key_of(*at), choices.first_recipe(*at), lent, choices.first_recipe(*lent))
+                passed, at = [*passed, lent[0]], lent
+
+
+def _check_lent(key: str, recipe: Any, lent: tuple[str, str], lender: Any) -> None:
+    """A run and the one that lends it tokens: of one target, and of one number where the lender's draft is trained on some."""
+    own, other = recipe.model.name, lender.model.name
+    if own != other:
+        raise ValueError(
+            f"{key}: '{lent[0]}' trains for the target '{other}', this run for '{own}', whose tokens are others; name a run "
+            "with the same target, or null"
+        )
+    size, theirs = methods.vocabulary_size(recipe), methods.vocabulary_size(lender)
+    if methods.has_own_vocabulary(lender.method.name) and theirs != size:
+        told = "null (all tokens)" if theirs is None else theirs
+        raise ValueError(
+            f"{key}: recipe.method.vocabulary is {size} in this run and {told} in run '{lent[0]}', variant '{lent[1]}', which "
+            "has no such tokens to lend; give both the same number, or null to count on this run's own rows"
+        )

@@ -7,6 +7,7 @@ from typing import Any
 from longspec import methods
 from longspec.atomic_files import read_json
 from longspec.config.checks import BUILT, SOURCES
+from longspec.config.explain import faults_in
 from longspec.config.names import HUB_PREFIX, WHEEL_PREFIX, is_gguf
 from longspec.families import check_family, check_not_quantized
 
@@ -44,10 +45,8 @@ def check_target(key: str, recipe: Any, fetched: Path) -> None:
         )
     check_family(config.get("model_type"), folder / "config.json")
     check_not_quantized(config, folder / "config.json")
-    try:
+    with faults_in(key):
         methods.check_family_named(recipe, config["model_type"], str(folder))
-    except ValueError as error:
-        raise ValueError(f"{key}: {error}") from None
 
 
 def _check_gguf(key: str, source: str) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from longspec.evaluate.bootstrap import draws, estimate, sums_by_record
+from longspec.report.estimates import draws, estimate, sums_by_record
 
 
 def test_the_interval_covers_a_known_mean_at_its_level() -> None:
