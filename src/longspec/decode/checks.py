@@ -6,11 +6,13 @@ from longspec.decode.drafters import Drafter
 from longspec.families import check_target
 from longspec.models.tensor_parallel import check_splits, group_of
 
+OFFLOADED = {"cpu", "disk"}  # where device_map keeps layers that run on the one device there is beside them
+
 
 def check_decodable(target: Any) -> None:
     """Raise ValueError for a target of which decoding with a draft would not give its own text, or that has no weights."""
     check_target(target.config, target.config.name_or_path or "target")
-    devices = sorted({str(device) for device in getattr(target, "hf_device_map", {}).values()})
+    devices = sorted({str(device) for device in getattr(target, "hf_device_map", {}).values()} - OFFLOADED)
     if len(devices) > 1:
         raise ValueError(
             f"hf_device_map: the target is spread over {', '.join(devices)} layer by layer, decoding needs it on one: load "
@@ -18,8 +20,11 @@ def check_decodable(target: Any) -> None:
         )
     if (group := group_of(target)) is not None:
         check_splits(target.config, group.size(), target.config.name_or_path or "target")
-    if target.device.type == "meta":
-        raise ValueError("target: its weights are on meta, where there are no numbers: load it on a CPU or a GPU")
+    if "meta" in (target.device.type, target.lm_head.weight.device.type):
+        raise ValueError(
+            "target: its weights are on meta, where there are no numbers: load it on a CPU or a GPU; by device_map at least "
+            "model.embed_tokens and lm_head, which drafts read too"
+        )
 
 
 def check_drafter(drafter: Any, target: Any) -> None:

@@ -3,6 +3,8 @@
 Reading one runs nothing: tensors come back, or a ValueError of one line with the file, what is wrong and what to do.
 """
 
+import errno
+import os
 import pickle
 import re
 import zipfile
@@ -30,9 +32,10 @@ def telling_damage(path: Path, wrong: str = "is damaged or no file of weights") 
     try:
         yield
     except Exception as error:
-        raise ValueError(
-            f"{path}: {wrong} ({type(error).__name__}: {brief(error)}); save, copy or download it again"
-        ) from error
+        told = f"{type(error).__name__}: {brief(error)}"
+        if os.strerror(errno.ENOMEM) in str(error):
+            raise ValueError(f"{path}: no memory is left to map it ({told}); raise the limit, such as ulimit -v") from error
+        raise ValueError(f"{path}: {wrong} ({told}); save, copy or download it again") from error
 
 
 def check_file(path: Path) -> None:
