@@ -21,6 +21,7 @@ from longspec.evaluate.tasks import Prompt, Setting, check_interpreter, parse
 from longspec.serve.protocol import Answer
 from tests.evaluate.stand_in import VERSIONS
 from tests.evaluate.test_evaluate import arguments, evaluate, folder, told
+from tests.slurm.cluster import is_running, until
 from tests.warm_jobs import popen
 
 __all__ = ["arguments", "folder"]  # fixtures
@@ -226,8 +227,7 @@ def test_told_to_end_it_ends_vllm_and_leaves_nothing_behind(arguments: Any, tmp_
         assert any(temporary.iterdir())
         job.terminate()
         assert job.wait(30) == 128 + signal.SIGTERM
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(number.read_text()), 0)
+    until(lambda: not is_running(int(number.read_text())), 10, "vLLM has ended")
     assert [path.name for path in temporary.iterdir() if not path.name.startswith(("torch", "pymp"))] == []
 
 

@@ -14,6 +14,7 @@ import torch
 from transformers import GenerationConfig
 
 import longspec
+from longspec.distributed import die_with_parent
 from longspec.draft.folder import draft_config, write_draft
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.evaluate.served_lines import Ask
@@ -135,7 +136,9 @@ def answers(python: str, job: Job) -> Iterator[Answer]:
     with TemporaryDirectory() as folder, _environment() as environment:
         path = Path(folder) / "job.json"
         job.write(path)
-        process = subprocess.Popen([python, "-m", "longspec.serve", str(path)], env=environment, stdout=subprocess.PIPE)
+        command = [python, "-m", "longspec.serve", str(path)]
+        # It dies with this process: a signal between its start and the block below would leave it behind.
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, preexec_fn=die_with_parent)
         try:
             assert process.stdout is not None
             done = 0
