@@ -13,6 +13,7 @@ import argparse
 import ctypes
 import json
 import platform
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,8 +24,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from longspec.models.attention import flash
-from longspec.models.attention.backends import EAGER, FLASH, FLEX, SDPA, attend
+from longspec.models.attention.backends import FLASH, FLEX, SDPA, attend
 from longspec.models.attention.visibility import Visibility
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from tests.eager import EAGER
+from tests.eager import attend as attend_eagerly
 
 OURS, FULL_MASK = SDPA, "sdpa, whole mask"
 RESULTS = Path(__file__).parent / "results"
@@ -62,7 +67,7 @@ def ways(device: str, length: int) -> dict[str, Callable[..., Tensor]]:
     if device == "cuda":
         names += [FLEX, *([FLASH] if flash.is_installed() else [])]
     chosen: dict[str, Callable[..., Tensor]] = {name: lambda *given, name=name: attend(*given, backend=name) for name in names}
-    chosen |= {FULL_MASK: attend_with_whole_mask, EAGER: lambda *given: attend(*given, backend=EAGER)}
+    chosen |= {FULL_MASK: attend_with_whole_mask, EAGER: attend_eagerly}
     return {name: way for name, way in chosen.items() if length <= LARGEST.get(name, length)}
 
 

@@ -244,10 +244,10 @@ def test_a_name_of_a_special_token_cut_in_two_is_refused(byte_level: Tokenizer) 
 
 def test_wrong_tokens_are_found_by_decoding(byte_level: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Were the places wrong, no document would come out: the mask is never silently another."""
-    from longspec.data.chat import verification
+    from longspec.data.chat import encoding
 
-    right = verification._token_at
-    monkeypatch.setattr(verification, "_token_at", lambda *given: right(*given) + 1)
+    right = encoding._token_at
+    monkeypatch.setattr(encoding, "_token_at", lambda *given: right(*given) + 1)
     with pytest.raises(LayoutError, match="do not decode to its answers"):
         encoded(families.family("qwen2.5", byte_level), ONE)
 

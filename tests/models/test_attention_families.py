@@ -18,7 +18,7 @@ from longspec.methods.glide.trainer import Glide, LlamaGlide, Qwen2Glide
 from longspec.models.attention import flash, flex, sdpa
 from longspec.models.attention.backends import FLASH, FLEX, SDPA
 from tests.eager import EAGER
-from tests.models.flash_stand_in import flash_attn_varlen_func
+from tests.models import flash_stand_in
 from tests.targets import last_states
 
 LENGTH, SLIDING = 60, 9
@@ -47,7 +47,7 @@ DOCUMENTS = ((23, 1, 31, 5), (11, 40, 6, 3))
 @pytest.fixture(autouse=True)
 def small_blocks_and_stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sdpa, "QUERY_BLOCK", 16)
-    monkeypatch.setattr(flash, "kernel", lambda: flash_attn_varlen_func)
+    monkeypatch.setattr(flash, "package", lambda: flash_stand_in)
     monkeypatch.setattr(flex, "compiled", lambda dynamic: flex_attention)
     monkeypatch.setattr("torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
 

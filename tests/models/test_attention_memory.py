@@ -5,6 +5,7 @@ Shapes: S queries, T keys.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -93,7 +94,8 @@ def test_flex_block_mask_holds_nothing_of_the_square(name: str) -> None:
 
 def test_flash_plan_holds_nothing_of_the_square(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setattr(flash, "kernel", lambda: lambda q, *_, **__: seen.append(q.shape) or q)
+    package = SimpleNamespace(flash_attn_varlen_func=lambda q, *_, **__: seen.append(q.shape) or q)
+    monkeypatch.setattr(flash, "package", lambda: package)
     q, k, v = (torch.randn(1, heads, ROW, WIDTH) for heads in (HEADS, KV_HEADS, KV_HEADS))
     for visibility in VISIBILITIES.values():
         with Largest() as largest:
