@@ -15,6 +15,8 @@ from longspec.cluster.launch import main
 from tests.slurm.cluster import is_running, until
 from tests.warm_jobs import popen
 
+pytestmark = pytest.mark.slow  # half a minute and more as a whole
+
 # What a rank does: its words are seen in the log.
 RANK = r"""
 import os, signal, sys, time

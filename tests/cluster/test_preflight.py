@@ -37,6 +37,8 @@ from tests.jobs import RECIPE, free_port, torchrun
 from tests.warm_jobs import popen
 from tests.workflow.planning import Workflow, copy_to
 
+pytestmark = pytest.mark.slow  # half a minute and more as a whole
+
 MIB = 2**20
 
 

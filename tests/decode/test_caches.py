@@ -24,6 +24,8 @@ from longspec.methods.glide.drafter import GlideDrafter
 from longspec.models.attention.tree_visibility import TreeVisibility
 from tests.decode.models import DEPTHS, METHODS, WINDOW, Oracle, generated, make_drafter, make_eagle3, make_layer, make_target
 
+pytestmark = pytest.mark.slow  # half a minute and more as a whole
+
 NO_EOS = -1
 
 

@@ -24,6 +24,8 @@ from tests.decode.eagle3_reference import chain_logits, own_states
 from tests.decode.models import WINDOW, make_eagle3, make_layer, make_target
 from tests.targets import last_states
 
+pytestmark = pytest.mark.slow  # half a minute and more as a whole
+
 ROWS = (31, 5, 18, 1)
 UNKNOWN = 1e3  # in places that nobody may read
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}  # norms are taken in float32, whatever the layer's dtype

@@ -12,6 +12,8 @@ from longspec.decode.tree import NOTHING, DraftToTarget, TreeBuilder
 from longspec.decode.with_lookup import WithLookup
 from tests.decode.models import SMALL, make_drafter, make_target
 
+pytestmark = pytest.mark.slow  # half a minute and more as a whole
+
 CONTINUATIONS, ROWS, PROMPT, VOCABULARY, CHAIN = 20_000, 2_000, [3, 1, 4], 10, 4
 TREE = DEFAULT_SHAPE[:3]  # what is drafted deeper lies behind the three tokens that are compared
 LEVEL, WRONG = 1e-3, 1e-6  # a right rule fails the test this rarely; a wrong one's p-value must lie below

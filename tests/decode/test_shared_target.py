@@ -16,6 +16,8 @@ from longspec.decode.speculate import speculate
 from longspec.decode.with_lookup import WithLookup
 from tests.decode.models import DEPTHS, METHODS, generated, make_drafter, make_target
 
+pytestmark = pytest.mark.slow  # half a minute and more as a whole
+
 NEW, TRIALS, SECONDS = 40, 12, 60.0
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6]]
 IDS = torch.tensor([[0, 0, 0, 7, 8], [1, 2, 3, 4, 5], [0, 0, 5, 5, 6]])

@@ -24,6 +24,8 @@ from tests.decode.models import (
     make_target,
 )
 
+pytestmark = pytest.mark.slow  # half a minute and more as a whole
+
 CHAIN, NO_EOS, NEW = 4, -1, 60
 SHAPES = [CHAIN, (3,), DEFAULT_SHAPE]
 

@@ -19,6 +19,8 @@ from longspec.states.tensors import HIDDEN, KEYS, VALUES
 from tests.decode.models import DEPTHS, make_drafter, make_target
 from tests.decode.test_speculate import check_greedy
 
+pytestmark = pytest.mark.slow  # half a minute and more as a whole
+
 COPIED = 6
 
 

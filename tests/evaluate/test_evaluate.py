@@ -32,6 +32,8 @@ from tests.jobs import finish, start, torchrun
 from tests.methods.test_attach import save_draft
 from tests.warm_jobs import popen
 
+pytestmark = pytest.mark.slow  # half a minute and more as a whole
+
 SETTINGS = {"prompts": 4, "new_tokens": 8, "temperatures": [0, 0.7], "shapes": [2, [2, 3]], "repeats": 2, "seed": 3}
 TASKS = {"file": {"source": "in.jsonl", "chat": False, "new_tokens": 5}, "held": {"data": "d", "context": [4, 12]}}
 

@@ -18,6 +18,8 @@ from tests.methods.test_eagle3 import CONFIGS, LAYERS, REDUCED, make
 from tests.targets import VOCABULARY
 from tests.train.estimate.test_memory import LiveBytes
 
+pytestmark = pytest.mark.slow  # half a minute and more as a whole
+
 B, S = 2, 20
 
 

@@ -33,6 +33,8 @@ from tests.eager import EAGER
 from tests.models import flash_stand_in
 from tests.targets import EAGLE3_TARGETS, VOCABULARY, save_target
 
+pytestmark = pytest.mark.slow  # half a minute and more as a whole
+
 LAYERS, NEW = (0, 1, 3), 30
 DOCUMENTS = (20, 1, 13, 30)  # of one row, and padding
 PADDING = 3

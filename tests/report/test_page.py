@@ -13,6 +13,8 @@ from longspec.atomic_files import write_json
 from tests.report.synthetic_run import SETTINGS, STAGES, write_run
 from tests.report.test_numbers import TINY, report, write_tiny
 
+pytestmark = pytest.mark.slow  # half a minute and more as a whole
+
 VOID = {"meta", "br", "hr", "img", "input", "link", "col", "source", "wbr"}
 VARIANTS = {"base": -0.02, "sinkpi-slicing": 0.0}
 

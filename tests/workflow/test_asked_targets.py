@@ -8,6 +8,8 @@ from longspec.atomic_files import read_json
 from tests.targets import save_target
 from tests.workflow.planning import Workflow
 
+pytestmark = pytest.mark.slow  # half a minute and more as a whole
+
 
 def test_a_target_that_no_chosen_run_uses_is_made_when_its_path_is_asked_for(
     workflow: Workflow, tmp_path_factory: pytest.TempPathFactory

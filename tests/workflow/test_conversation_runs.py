@@ -16,6 +16,8 @@ from longspec.workflow.checks import forgetting_warning
 from longspec.workflow.plan import Plan
 from tests.workflow.planning import FILE, Settings, Workflow
 
+pytestmark = pytest.mark.slow  # half a minute and more as a whole
+
 LLAMA_3: dict[str, Any] = {
     "model_type": "llama",
     "num_key_value_heads": 8,

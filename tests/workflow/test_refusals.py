@@ -9,6 +9,8 @@ import pytest
 from longspec.workflow.checks import forgetting_warning
 from tests.workflow.planning import Settings, Workflow
 
+pytestmark = pytest.mark.slow  # half a minute and more as a whole
+
 WORKFLOW = "config/workflow.yaml"
 PUBLISHED = "config/run/published.yaml"
 LONGCOT = "config/run_stage/demo_longcot.yaml"

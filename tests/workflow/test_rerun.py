@@ -9,6 +9,8 @@ import pytest
 from tests.workflow.planning import Workflow, build_all, copy_to
 from tests.workflow.test_bench import add_bench
 
+pytestmark = pytest.mark.slow  # half a minute and more as a whole
+
 P = "results/demo/sinkpi-slicing"
 AFTER_ALL_STAGES = {f"{P}/final_stage.json", f"{P}/final_draft/model.safetensors"}
 AFTER_ALL_STAGES |= {"results/demo/report.html", "results/demo/gates.json"}

@@ -11,6 +11,8 @@ import pytest
 
 from tests.workflow.planning import Workflow
 
+pytestmark = pytest.mark.slow  # half a minute and more as a whole
+
 STAGE = "results/demo/sinkpi-slicing/base"
 SHORT = ["--slurm-init-seconds-before-status-checks", "1", "--max-status-checks-per-second", "10", "--latency-wait", "1"]
 COMMANDS = {

@@ -11,6 +11,8 @@ from longspec.states.folder_name import folder_name
 from longspec.workflow.states import StatesPlan, stored_rows
 from tests.workflow.planning import FILE, Settings, Workflow, build_all, copy_to
 
+pytestmark = pytest.mark.slow  # half a minute and more as a whole
+
 RUN = "demo-eagle3-offline"
 STAGES = ("base", "long", "longcot")
 LONG = "config/run_stage/demo-eagle3_long.yaml"

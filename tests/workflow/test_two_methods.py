@@ -10,6 +10,8 @@ from longspec.workflow.checks import unused_variants
 from longspec.workflow.states import StatesPlan
 from tests.workflow.planning import FILE, Settings, Workflow
 
+pytestmark = pytest.mark.slow  # half a minute and more as a whole
+
 BOTH = ["demo", "demo-eagle3"]
 EAGLE3 = ("demo-eagle3", "ttt")
 SIZE = 512

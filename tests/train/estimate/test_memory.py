@@ -35,6 +35,8 @@ from longspec.train.estimate.memory import ALWAYS, BUCKET, DRAFT, OPTIMIZER, TAR
 from tests.jobs import finish, start, torchrun
 from tests.train.estimate.held import CASES
 
+pytestmark = pytest.mark.slow  # half a minute and more as a whole
+
 CPU = torch.device("cpu")
 SPLIT = "tensor_parallel"
 

@@ -27,6 +27,8 @@ from tests.train.chaos import small_disk
 from tests.train.lifetime.frozen import PLACES
 from tests.train.test_job import assert_same
 
+pytestmark = pytest.mark.slow  # half a minute and more as a whole
+
 PACE = {"BEAT": 0.05, "STALE": 1.0, "SETTLE": 0.2}
 
 
