@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from longspec import jsonl
-from longspec.atomic_files import read_json, write_json, write_text
+from longspec.atomic_files import describe_files, read_json, write_json, write_text
 from longspec.evaluate import __main__ as verb
 from longspec.evaluate import served
 from longspec.evaluate.served_lines import accepted_of
@@ -117,7 +117,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Measured:
 
     edit(folder / "draft/config.json", narrowed)
     manifest = read_json(ROOT / "models/demo/target_manifest.json")
-    write_json(folder / "target_manifest.json", manifest | {"path": str(folder / "target")})
+    files = manifest["files"] | describe_files(folder / "target", ["config.json"])
+    write_json(folder / "target_manifest.json", manifest | {"path": str(folder / "target"), "files": files})
     recipe = last_recipe().read_text()
     window = f"sliding_window: {read_json(DRAFT / 'config.json')['sliding_window']}"
     assert window in recipe
