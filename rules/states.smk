@@ -2,11 +2,11 @@
 
 from longspec.workflow.paths import REMOVED_STATES, STAGE, STAGE_STATES, TARGET
 from longspec.workflow.paths import STATES as STATES_FOLDER
-from longspec.workflow.states import estimate_lines
+from longspec.workflow.states_estimate import lines
 
 # Before anything runs, and in a dry run.
 if workflow.is_main_process:
-    for line in estimate_lines(STATES, LIMITS):
+    for line in lines(STATES, LIMITS):
         logger.info(line)
 
 

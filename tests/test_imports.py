@@ -71,7 +71,7 @@ DOORS = {
     "liger_kernel": {"models.losses"},
     "flash_attn": {"models.attention.flash"},
     "hydra": {"config.schema", "config.compose"},
-    "tokenizers": {"data.tokenize", "target.tokenizer", "target.gguf_file"},
+    "tokenizers": {"data.tokenize", "target.tokenizer", "target.gguf_tokenizer"},
     "gguf": {"target.dequantize"},
     "datasets": {"data.hub.names"},
     "tensorboard": set(),  # torch.utils.tensorboard, in train.trackers

@@ -11,8 +11,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from longspec.demo.library_units import Unit, read_units
 from longspec.demo.question_words import ORDERS, TASKS, Task
-from longspec.demo.stdlib import Unit, read_units
 
 # Fewer words of a first sentence name nothing to write or to explain ("Close the file").
 FEWEST_WORDS = 5

@@ -22,7 +22,8 @@ from longspec.atomic_files import new_folder, read_json, sha256_file, write_json
 from longspec.models.weight_files import telling_damage
 from longspec.models.weight_index import INDEX, WEIGHT_MAP
 from longspec.target.fetch import check_folder, write_manifests
-from longspec.target.gguf_file import read_config, read_metadata, save_tokenizer
+from longspec.target.gguf_file import read_config, read_metadata
+from longspec.target.gguf_tokenizer import save_tokenizer
 
 LOG = logging.getLogger(__name__)
 SHARD_BYTES = 2 * 2**30

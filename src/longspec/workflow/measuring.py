@@ -171,7 +171,7 @@ class MeasuringPlan(Choices):
         return ["--choice", *choice] if choice else ["--draft", self.draft_folder(draft)]
 
     def choice_lines(self) -> list[str]:
-        """What a person is told before anything runs: of each choice that is still to be made."""
+        """A line of the plan for each published draft that is still to be chosen among stages."""
         return [
             f"{run}, {variant}: the draft of the best stage of {', '.join(self.stages[run])} is published, by the acceptance "
             f"on a quarter of the held-out records that are measured; config/run/{run}.yaml: final: {LAST} takes the last"
@@ -200,7 +200,7 @@ def check_finals(choices: Choices) -> None:
 
 
 def _final(choices: Choices, run: str) -> str:
-    """What a run's file says."""
+    """The key `final` of a run, as its first stage has it."""
     return str(choices.configs[run, choices.variants[run][0], choices.stages[run][0]].final)
 
 

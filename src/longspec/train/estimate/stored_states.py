@@ -75,7 +75,7 @@ def stored_plan(config: Any, recipe: Recipe, runtime: Runtime, counted: Any, epo
 
 
 def stored_lines(plan: StoredPlan | None, recipe: Recipe, folder: Path, rate: float) -> list[str]:
-    """What a person should know before states are built; folder: where they are to lie; rate: operations a second.
+    """Lines of the plan on stored states, their disk and hours; folder: where they are to lie; rate: operations a second.
 
     Nothing of a stage that is trained online; plan None: its rows are not counted.
     """
