@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import join
 from threading import current_thread, get_native_id, main_thread
 from typing import Any
 
@@ -147,27 +148,36 @@ def describe_files(folder: Path, names: list[str]) -> dict[str, dict[str, Any]]:
     return {name: {"bytes": (folder / name).stat().st_size, "sha256": sha256_file(folder / name)} for name in sorted(names)}
 
 
-def check_files(folder: Path, files: dict[str, dict[str, Any]], *, hashes: bool = True, newer_than: Path | None = None) -> None:
+def check_files(
+    folder: Path,
+    files: dict[str, dict[str, Any]],
+    manifest: Path | None = None,
+    *,
+    hashes: bool = True,
+    newer: bool = False,
+) -> None:
     """Hold a folder against a manifest's files. Raises ValueError that names the first file that differs.
 
-    newer_than: their manifest, where files are too large to be hashed each time: those that were written after it alone are.
+    manifest: of these files, where its job makes them again once it is gone, which the message then says. newer: where files
+    are too large to be hashed each time, those alone are that were written after their manifest.
     """
-    since = newer_than.stat().st_mtime_ns if newer_than else None
+    since = manifest.stat().st_mtime_ns if manifest and newer else None
+    advice = f"have it made again after: {join(['rm', str(manifest)])}" if manifest else "make it again"
     for name, expected in files.items():
         path = folder / name
         if not path.is_file():
-            raise ValueError(f"{path}: missing, though its manifest lists it; make it again")
+            raise ValueError(f"{path}: missing, though its manifest lists it; {advice}")
         if path.stat().st_size != expected["bytes"]:
-            raise ValueError(f"{path}: {path.stat().st_size} bytes, its manifest says {expected['bytes']}; torn or edited")
+            raise ValueError(f"{path}: {path.stat().st_size} bytes, its manifest says {expected['bytes']}; torn or edited; {advice}")
         if since is not None and path.stat().st_mtime_ns <= since:
             continue
         # A fetched target's weights are listed without a hash: 60 GB are not read twice.
         if hashes and "sha256" in expected and sha256_file(path) != expected["sha256"]:
-            raise ValueError(f"{path}: its SHA-256 differs from its manifest's; corrupt or edited")
+            raise ValueError(f"{path}: its SHA-256 differs from its manifest's; corrupt or edited; {advice}")
 
 
 def checked_folder(manifest: Path) -> str:
     """The folder that a manifest names as its `path`. Raises ValueError as check_files for what was changed in it since."""
     content = read_json(manifest)
-    check_files(Path(content["path"]), content.get("files", {}), newer_than=manifest)
+    check_files(Path(content["path"]), content.get("files", {}), manifest, newer=True)
     return str(content["path"])

@@ -71,11 +71,12 @@ def test_sharding_reaches_deepspeed(
     sharding: list[str], dtype: torch.dtype, offload: dict[str, str] | None, accumulated_in: str | None
 ) -> None:
     config = compose("train", ["run=demo", *(f"runtime.deepspeed.{override}" for override in sharding)])
-    passed = deepspeed_config(config.recipe, config.runtime, 2, 3, dtype)
+    passed = deepspeed_config(config.recipe, config.runtime, 2, 3, dtype, 1000)
     found = passed["zero_optimization"].get("offload_optimizer")
     assert (None if found is None else {key: found[key] for key in found if key != "pin_memory"}) == offload
     assert passed["data_types"].get("grad_accum_dtype") == accumulated_in
     assert passed["bf16"]["enabled"] is (dtype is torch.bfloat16)
+    assert passed["zero_optimization"]["reduce_bucket_size"] == 1000
     assert (passed["train_micro_batch_size_per_gpu"], passed["gradient_accumulation_steps"]) == (2, 3)
 
 

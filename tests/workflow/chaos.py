@@ -7,7 +7,8 @@ in the midst of its work; then a disturbance (KINDS) comes, Snakemake ends, and 
 advise is done: unlocking, removing a file that is refused by name. A damaged file is remade, refused, or not read any more. In
 the end all files are those of the undisturbed run (same_files.py); else this ends with an error, and the round's folder stays.
 
-Each moment is a line of the result, kept when its round has ended, and a round has a line too. The next call goes on after it.
+Each moment is a line of the result, kept when its round has ended, and a round has a line too, with the hash of the code: it was
+compared with an undisturbed run of the same. The next call goes on after it, also with code that has changed.
 """
 
 import argparse
@@ -308,10 +309,11 @@ def main() -> None:
     options = parser.parse_args()
     root = Path(__file__).parents[2]
     lines = whole_rounds(options.out)
-    expected, times = undisturbed(options.scratch / "undisturbed", root)
-    first = {"seed": options.seed, "in_a_round": options.in_a_round, "code": code_hash(root)}
+    first = {"seed": options.seed, "in_a_round": options.in_a_round}
     if lines and lines[0] != first:
-        raise SystemExit(f"error: {options.out}: of another seed or another state of the code; remove it to begin anew")
+        raise SystemExit(f"error: {options.out}: of another seed or other rounds; remove it to begin anew")
+    expected, times = undisturbed(options.scratch / "undisturbed", root)
+    ended = {"end": "as undisturbed", "code": code_hash(root)[:16]}
     options.out.write_text("".join(json.dumps(line) + "\n" for line in lines or [first]))
 
     def tell(line: dict[str, Any]) -> None:
@@ -334,7 +336,7 @@ def main() -> None:
                 raise
         for moment in current.moments:
             tell(asdict(moment))
-        tell({"round": number, "end": "as undisturbed", "seconds": round(time.monotonic() - began, 1)})
+        tell({"round": number, **ended, "seconds": round(time.monotonic() - began, 1)})
         done += len(current.moments)
         number += 1
     print(summary(whole_rounds(options.out)))

@@ -61,7 +61,7 @@ def _checked(shards: list[Path], raw: Path) -> list[dict[str, Any]]:
                 )
         if manifest["raw"] != of_raw:
             raise ValueError(f"{path}: answers other records than those of {raw}; answer the shard again")
-        check_files(path.parent, manifest["files"])
+        check_files(path.parent, manifest["files"], path)
     if sorted(manifest["shard"] for manifest in manifests) != list(range(first["num_shards"])):
         raise ValueError(f"{shards[0]}: is one of {first['num_shards']} shards; give each of them once")
     return manifests

@@ -128,9 +128,9 @@ def target(place: Place) -> Finding | None:
         return None
     manifest = read_json(place.target)
     folder, files = Path(manifest["path"]), manifest["files"]
-    check_files(folder, files, hashes=False)
+    check_files(folder, files, place.target, hashes=False)
     small = {name: file for name, file in files.items() if file["bytes"] < HASHED}
-    check_files(folder, small)
+    check_files(folder, small, place.target)
     weights = [folder / name for name in weight_files(folder)]
     for path in weights:
         if path.suffix == ".safetensors":

@@ -41,7 +41,7 @@ def load(manifest_path: Path) -> tuple[Any, str]:
     from transformers import AutoTokenizer
 
     manifest = read_json(manifest_path)
-    check_files(Path(manifest["path"]), manifest["files"])
+    check_files(Path(manifest["path"]), manifest["files"], manifest_path)
     tokenizer = AutoTokenizer.from_pretrained(manifest["path"], trust_remote_code=False)
     if not tokenizer.is_fast:
         raise ValueError(f"{manifest['path']}: no fast tokenizer (tokenizer.json); convert it with transformers first")
@@ -157,7 +157,7 @@ def make(
     if not 0 <= shard < num_shards:
         raise ValueError(f"--shard: must lie in 0..{num_shards - 1}, is {shard}")
     raw_manifest = read_json(raw)
-    check_files(raw.parent, raw_manifest["files"], newer_than=raw if shard else None)
+    check_files(raw.parent, raw_manifest["files"], raw, newer=shard is not None)
     tokenizer, tokenizer_hash = load(tokenizer_manifest)
     train, arrow = raw.parent / "train.jsonl", out.with_suffix(".arrow")
     remove_strays(arrow, out)

@@ -87,7 +87,7 @@ def read_raw(manifests: list[Path]) -> dict[str, list[str]]:
     texts = {}
     for path in manifests:
         manifest = read_json(path)
-        check_files(path.parent, manifest["files"])
+        check_files(path.parent, manifest["files"], path)
         texts[manifest["name"]] = texts_of(path.parent / "train.jsonl")
         if not any(texts[manifest["name"]]):
             raise ValueError(f"{path.parent / 'train.jsonl'}: holds no text; give the dataset more records")

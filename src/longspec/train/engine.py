@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from longspec.config import LINEAR, MUON, Recipe, Runtime, check_optimizer
 from longspec.distributed import Ranks
 from longspec.process_group import join
+from longspec.train.estimate.memory import REDUCE_BUCKET
 from longspec.train.muon import MuonForMatrices
 
 if not torch.cuda.is_available():
@@ -76,10 +77,11 @@ def sums_in_float32(runtime: Runtime) -> bool:
 
 
 def deepspeed_config(
-    recipe: Recipe, runtime: Runtime, micro_batch: int, accumulation: int, dtype: torch.dtype
+    recipe: Recipe, runtime: Runtime, micro_batch: int, accumulation: int, dtype: torch.dtype, elements: int
 ) -> dict[str, Any]:
-    """DeepSpeed's own configuration."""
-    zero: dict[str, Any] = {"stage": runtime.deepspeed.zero_stage}
+    """DeepSpeed's own configuration. elements: of the trained parameters together."""
+    # A bucket in which gradients are reduced is allocated whole.
+    zero: dict[str, Any] = {"stage": runtime.deepspeed.zero_stage, "reduce_bucket_size": min(REDUCE_BUCKET, elements)}
     if runtime.deepspeed.offload_optimizer != "none":
         zero["offload_optimizer"] = {"device": runtime.deepspeed.offload_optimizer, "pin_memory": torch.cuda.is_available()}
     if runtime.deepspeed.nvme_path:
@@ -114,11 +116,13 @@ def build_engine(
     Raises ValueError for an optimizer that the ZeRO stage cannot have.
     """
     check_optimizer(recipe, runtime)
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    elements = sum(parameter.numel() for parameter in trained)
     engine, _, _, _ = deepspeed.initialize(
         model=module,
         optimizer=MuonForMatrices.of(module, recipe) if recipe.optimizer.name == MUON else None,
-        model_parameters=[parameter for parameter in module.parameters() if parameter.requires_grad],
-        config=deepspeed_config(recipe, runtime, *share, dtype),
+        model_parameters=trained,
+        config=deepspeed_config(recipe, runtime, *share, dtype, elements),
         lr_scheduler=scheduler_factory(recipe, total_steps),
     )
     if runtime.deepspeed.zero_stage == 0 and dtype == torch.bfloat16:

@@ -113,9 +113,9 @@ def test_the_message_names_the_largest_and_switches_with_what_they_save() -> Non
     assert f"runtime.target: partitioned (then {memory_check.gib(partitioned)})" in text
     split = memory.peak(memory.estimate(large(target="tensor_parallel")))
     assert options["runtime.target: tensor_parallel"] == split
-    # It would bring a bucket of 1.86 GiB along, which ZeRO-1 in bf16 has not, to save 0.3 GiB.
-    offloaded = memory.estimate(large(deepspeed=DeepSpeed(offload_optimizer="cpu")))
-    assert memory.peak(offloaded) > memory.peak(memory.estimate(setup))
+    # It brings a bucket along, which ZeRO-1 in bf16 has not: what is saved is less than a hundredth.
+    offloaded = memory.peak(memory.estimate(large(deepspeed=DeepSpeed(offload_optimizer="cpu"))))
+    assert offloaded > 0.99 * memory.peak(memory.estimate(setup))
     assert "offload_optimizer" not in text
     one = replace(setup, micro_batch=1)
     assert options["runtime.micro_batch: 1"] == memory.peak(memory.estimate(one))

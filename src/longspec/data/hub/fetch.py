@@ -220,5 +220,5 @@ def read_fetched(path: Path, key: str, source: str, revision: str) -> tuple[list
     for name, wanted in (("source", source), ("revision", revision)):
         if manifest.get(name) != wanted:
             raise ValueError(f"{path}: {name}: is {manifest.get(name)}, but {key}.{name} is {wanted}; fetch again")
-    check_files(path.parent, manifest["files"])
+    check_files(path.parent, manifest["files"], path)
     return [path.parent / file for file in sorted(manifest["files"])], manifest

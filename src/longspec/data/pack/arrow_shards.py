@@ -91,7 +91,7 @@ class TokenShards:
         self._maps = []
         batches = []
         for path, manifest in zip(manifest_paths, self.manifests, strict=True):
-            check_files(path.parent, manifest["files"], newer_than=path)
+            check_files(path.parent, manifest["files"], path, newer=True)
             with path.with_suffix(".arrow").open("rb") as handle:
                 self._maps.append(mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ))
             reader = pa.ipc.open_file(pa.py_buffer(self._maps[-1]))
@@ -157,7 +157,7 @@ class PackedRows:
                 raise ValueError(f"{manifest_path}: {name}: is missing; give the manifest of packed rows, of data/packed")
         self.data_hash = sha256_file(manifest_path)
         self.sequence_length = int(self.manifest["sequence_length"])
-        check_files(manifest_path.parent, self.manifest["files"], newer_than=manifest_path)
+        check_files(manifest_path.parent, self.manifest["files"], manifest_path, newer=True)
         self.path = manifest_path.parent / ROWS
         self._reader = _open(self.path)
         count = self._reader.num_record_batches

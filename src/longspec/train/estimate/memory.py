@@ -25,10 +25,9 @@ from longspec.states.tensors import FINAL, KEYS, VALUES, StateTensor
 from longspec.train.estimate.feed_forward import widest_elements
 
 GIB = 2**30
+REDUCE_BUCKET = 500_000_000  # elements, DeepSpeed's own default; of smaller drafts their parameters (engine.py)
 OPTIMIZER, BUCKET = "draft optimizer", "gradient reduction bucket"
 ALWAYS, TARGET, DRAFT = "always", "target's forward", "draft's forward and backward"
-# DeepSpeed's own default for reduce_bucket_size, in elements: allocated whole, however small the draft.
-REDUCE_BUCKET = 500_000_000
 # A CUDA context with its libraries, NCCL's buffers, and gaps in the allocator's memory: not derived, a round guess.
 GPU_OVERHEAD = 2 * GIB
 
@@ -156,9 +155,7 @@ def training_state(setup: Setup) -> list[Item]:
         copies = 4 + (element if stage < 3 else 0) + (summed_in if stage == 1 else 0)
         items.append(Item("copies for the offload", share * copies, on_host=True))
     if stage > 1 or (stage == 1 and (fp32 or offloaded)):
-        # A CPU's memory counts only what is written to.
-        elements = REDUCE_BUCKET if setup.device.type == "cuda" else min(REDUCE_BUCKET, parameters)
-        items.append(Item(BUCKET, elements * element))
+        items.append(Item(BUCKET, min(REDUCE_BUCKET, parameters) * element))
     return items
 
 
