@@ -1,6 +1,7 @@
 """Whole or not at all."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -122,6 +123,20 @@ def test_a_file_that_was_written_after_its_manifest_is_hashed(tmp_path: Path) ->
         checked_folder(manifest)
     (tmp_path / "x").write_bytes(b"1234")
     assert checked_folder(manifest) == str(tmp_path)
+
+
+def test_what_to_type_is_the_manifest_whose_job_makes_the_file_again(tmp_path: Path) -> None:
+    """Snakemake knows a target's manifest alone, not the files of its folder."""
+    (tmp_path / "x").write_bytes(b"1234")
+    manifest = tmp_path / "my target.json"
+    write_json(manifest, {"path": str(tmp_path), "files": describe_files(tmp_path, ["x"])})
+    advice = f"; have it made again after: rm '{manifest}'"
+    (tmp_path / "x").write_bytes(b"123")
+    with pytest.raises(ValueError, match=re.escape(f"torn or edited{advice}")):
+        checked_folder(manifest)
+    (tmp_path / "x").unlink()
+    with pytest.raises(ValueError, match=re.escape(f"lists it{advice}")):
+        checked_folder(manifest)
 
 
 def test_json_errors_name_the_file(tmp_path: Path) -> None:

@@ -168,7 +168,9 @@ def check_files(
         if not path.is_file():
             raise ValueError(f"{path}: missing, though its manifest lists it; {advice}")
         if path.stat().st_size != expected["bytes"]:
-            raise ValueError(f"{path}: {path.stat().st_size} bytes, its manifest says {expected['bytes']}; torn or edited; {advice}")
+            raise ValueError(
+                f"{path}: {path.stat().st_size} bytes, its manifest says {expected['bytes']}; torn or edited; {advice}"
+            )
         if since is not None and path.stat().st_mtime_ns <= since:
             continue
         # A fetched target's weights are listed without a hash: 60 GB are not read twice.

@@ -7,8 +7,8 @@ in the midst of its work; then a disturbance (KINDS) comes, Snakemake ends, and 
 advise is done: unlocking, removing a file that is refused by name. A damaged file is remade, refused, or not read any more. In
 the end all files are those of the undisturbed run (same_files.py); else this ends with an error, and the round's folder stays.
 
-Each moment is a line of the result, kept when its round has ended, and a round has a line too, with the hash of the code: it was
-compared with an undisturbed run of the same. The next call goes on after it, also with code that has changed.
+Each moment is a line of the result, kept when its round has ended, and a round has a line too, with the hash of the code: it
+was compared with an undisturbed run of the same. The next call goes on after it, also with code that has changed.
 """
 
 import argparse

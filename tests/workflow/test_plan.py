@@ -152,6 +152,9 @@ def test_how_a_stage_is_run_is_written_when_it_changed(tmp_path: Path) -> None:
     assert (tmp_path / "base/runtime.yaml").stat() == written
     freeze_runtime(str(tmp_path / "base"), "a: 2\n")
     assert (tmp_path / "base/runtime.yaml").read_text() == "a: 2\n"
+    (tmp_path / "base/runtime.yaml").write_bytes(b"a: \xff")  # a bit of it flipped: no text any more
+    freeze_runtime(str(tmp_path / "base"), "a: 2\n")
+    assert (tmp_path / "base/runtime.yaml").read_text() == "a: 2\n"
 
 
 def test_a_published_run_fetches_its_target_and_the_published_data(settings: Settings) -> None:

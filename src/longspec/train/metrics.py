@@ -67,8 +67,11 @@ class Metrics:
 
 
 def whole_lines(path: Path) -> list[dict[str, Any]]:
-    """The file's rows, less a last line that a kill tore."""
-    if not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1] if line]
+    """The file's rows, less a last line that a kill tore. Raises ValueError for another line that is not JSON."""
+    rows = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1] if path.exists() else [], start=1):
+        try:
+            rows += [json.loads(line)] if line else []
+        except ValueError as error:
+            raise ValueError(f"{path}: line {number}: damaged ({error}); remove that line") from error
+    return rows

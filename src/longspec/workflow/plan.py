@@ -249,5 +249,5 @@ def freeze_runtime(folder: str, text: str, name: str = "runtime.yaml") -> None:
     job: how a stage is run re-trains nothing.
     """
     path = Path(folder) / name
-    if not path.is_file() or path.read_text() != text:
+    if not path.is_file() or path.read_bytes() != text.encode():
         write_text(path, text)

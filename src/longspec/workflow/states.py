@@ -166,7 +166,7 @@ class StatesPlan:
             (of_stage / "checkpoint.json").is_file()
             and (of_stage / "states.json").is_file()
             and recipe.is_file()
-            and recipe.read_text() == to_yaml(self.plan.configs[stage].recipe)
+            and recipe.read_bytes() == to_yaml(self.plan.configs[stage].recipe).encode()
             and not self._are_there(stage)
             and not any(reader(stage) in needed_by(folder) for folder in self._folders(stage))
         )

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from longspec.atomic_files import describe_files
 from longspec.train.checkpoint import checkpoint_dir, checkpoint_file, save_load
-from longspec.train.metrics import Metrics
+from longspec.train.metrics import Metrics, whole_lines
 
 
 class CrashError(Exception):
@@ -184,6 +184,16 @@ def test_numbers_that_are_not_finite_are_null(tmp_path: Path) -> None:
     )
     text = (tmp_path / "metrics.jsonl").read_text()
     assert json.loads(text) == {"step": 1, "loss": None, "held_out": {"loss": None, "acceptance_1": 0.5}}
+
+
+@pytest.mark.parametrize("damaged", [b'{"step": 1\xff}', b'{"step" 1}'])
+def test_a_damaged_line_of_metrics_is_named_and_may_be_removed(tmp_path: Path, damaged: bytes) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(damaged + b'\n{"step": 2}\n{"st')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl: line 1: damaged .*; remove that line"):
+        Metrics(path, 5)
+    path.write_bytes(path.read_bytes().split(b"\n", 1)[1])
+    assert whole_lines(Metrics(path, 5).path) == [{"step": 2}]
 
 
 def test_lines_of_metrics_wait_for_room_on_a_full_disk(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ class ChunkWriter:
             return False
         with self.whole.open("rb") as file:
             header = file.read(len(self.layout.header))
-        return header == self.layout.header and self.sums.exists() and self.sums.read_text() == self._last_file()
+        return header == self.layout.header and self.sums.exists() and self.sums.read_bytes() == self._last_file().encode()
 
     def open(self) -> None:
         """Make the chunk one in work. Rows that were whole stay where they are."""
