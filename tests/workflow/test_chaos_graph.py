@@ -10,7 +10,6 @@ from tests.workflow.chaos import KINDS, Round, place_for, undisturbed
 MOMENTS = 6
 
 
-@pytest.mark.long  # minutes; each kind of end, and each kind of damage, has a test of its own
 @pytest.mark.slow
 def test_a_disturbed_run_ends_in_the_same_files(tmp_path: Path, root: Path) -> None:
     expected, times = undisturbed(tmp_path / "undisturbed", root)
