@@ -40,12 +40,13 @@ GOALS = [f"{P}/evaluation/untrained.jsonl", f"{P}/evaluation/lookup.jsonl"]
 TOLD_BY_ONE = ("seconds", "sample")  # fields that no two evaluations have in common
 
 
-def make_target(folder: Path, corpus: Corpus, heads: int = 4) -> None:
-    """A tiny Qwen2 with its tokenizer, as a user has it in a folder."""
+def make_target(folder: Path, corpus: Corpus, **other: Any) -> None:
+    """A tiny Qwen2 with its tokenizer, as a user has it in a folder. other: settings of its config.json."""
     torch.manual_seed(5)
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = Qwen2Config(vocab_size=275, num_key_value_heads=heads, max_position_embeddings=512, initializer_range=0.3, **shape)
-    Qwen2ForCausalLM(config).save_pretrained(folder)
+    shape |= {"num_key_value_heads": 4, "vocab_size": 275, "max_position_embeddings": 512, "initializer_range": 0.3}
+    config = Qwen2Config(**shape | other)
+    Qwen2ForCausalLM(config).to(config.dtype).save_pretrained(folder)
     for path in (corpus.tokenizer.parent / "tokenizer").iterdir():
         shutil.copy(path, folder)
 
