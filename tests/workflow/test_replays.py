@@ -13,11 +13,10 @@ PACKED = "data/packed/demo/{}-longcot-2048-split/manifest.json"
 
 
 def stage_file(folder: Path, shares: str) -> None:
-    """A third stage of its own that replays, with no shares one that does not."""
-    replay = f", replay: {shares}" if shares else ""
+    """A third stage of its own that replays."""
     (folder / "config/run_stage/demo_longcot.yaml").write_text(
-        "# @package _global_\nrecipe:\n  data: {name: puzzles, sequence_length: 2048, overlong: split"
-        f"{replay}}}\n  global_batch: 2\n  steps: 80\nruntime: {{held_out_every: 80}}\n"
+        "# @package _global_\nrecipe:\n  data: {name: puzzles, sequence_length: 2048, overlong: split, "
+        f"replay: {shares}}}\n  global_batch: 2\n  steps: 80\nruntime: {{held_out_every: 80}}\n"
     )
 
 
@@ -47,7 +46,6 @@ def test_a_later_stage_is_refused(settings: Settings) -> None:
 
 
 def test_earlier_data_are_packed_like_the_stages_own(settings: Settings) -> None:
-    stage_file(settings.folder, "")
     before = settings.plan()
     assert before.replayed_rows(*RUN, "longcot") == before.replay_options(*RUN, "longcot", []) == []
     assert before.trained_rows("demo") == before.all_rows("demo")
@@ -63,7 +61,7 @@ def test_earlier_data_are_packed_like_the_stages_own(settings: Settings) -> None
 
 def test_the_default_is_not_written_into_the_frozen_recipe() -> None:
     """So that no finished stage is trained again."""
-    assert "replay" not in to_yaml(compose_stage("demo", "sinkpi-slicing", "long", CONFIG_DIR).recipe)
+    assert "replay" not in to_yaml(compose_stage("demo", "sinkpi-slicing", "longcot", CONFIG_DIR).recipe)
 
 
 def test_states_of_replayed_rows_are_stored_read_and_removed_with_the_stages_own(settings: Settings) -> None:
