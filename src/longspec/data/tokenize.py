@@ -157,7 +157,7 @@ def make(
     if not 0 <= shard < num_shards:
         raise ValueError(f"--shard: must lie in 0..{num_shards - 1}, is {shard}")
     raw_manifest = read_json(raw)
-    check_files(raw.parent, raw_manifest["files"], raw, newer=shard is not None)
+    check_files(raw.parent, raw_manifest["files"], raw, newer=shard > 0)
     tokenizer, tokenizer_hash = load(tokenizer_manifest)
     train, arrow = raw.parent / "train.jsonl", out.with_suffix(".arrow")
     remove_strays(arrow, out)
