@@ -146,7 +146,7 @@ class Round:
         there = {group: self.files_of(group) for group in GROUPS}
         group = self.draw.choice([group for group, files in there.items() if files] or [""])
         if not group:
-            moment.outcome = "no file was there yet"
+            moment.victim = moment.outcome = "no file was there yet"
             return
         path = self.draw.choice(there[group])
         content = bytearray(path.read_bytes())
