@@ -18,7 +18,7 @@ import machine
 import torch
 from torch import Tensor
 
-from longspec.config import Recipe, frozen
+from longspec.config import MUON, Recipe, frozen
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.pack.held_out_rows import held_out_rows
 from longspec.data.replay import TrainedRows
@@ -35,6 +35,7 @@ from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.states.tensors import BEST_TOKEN, FINAL, NEXT_LOG_PROB, TOP_LOG_PROBS, TOP_TOKENS
 from longspec.train.engine import learning_rate_factor
 from longspec.train.micro_batches import StepBatches
+from longspec.train.muon import MuonForMatrices
 
 STAGES = {"glide": Path("results/demo/sinkpi-slicing/base"), "eagle3": Path("results/demo-eagle3/ttt/base")}
 COUNTS = (8, 64, 256)
@@ -69,15 +70,19 @@ class TopStates(TargetStates):
 
 
 def train(trainer: DraftTrainer, recipe: Any, batches: StepBatches, steps: int) -> float:
-    """Some steps, each of one micro batch; the seconds they took."""
+    """Some steps, each of one micro batch, by the recipe's optimizer and schedule; the seconds they took."""
     adam = recipe.optimizer
-    optimizer = torch.optim.AdamW(
-        trainer.parameters(), lr=adam.lr, betas=tuple(adam.betas), eps=adam.eps, weight_decay=adam.weight_decay
-    )
+    optimizer: torch.optim.Optimizer
+    if adam.name == MUON:
+        optimizer = MuonForMatrices.of(trainer, recipe)
+    else:
+        optimizer = torch.optim.AdamW(
+            trainer.parameters(), lr=adam.lr, betas=tuple(adam.betas), eps=adam.eps, weight_decay=adam.weight_decay
+        )
     warmup, began = round(adam.warmup_ratio * steps), time.perf_counter()
     for step in range(steps):
         for group in optimizer.param_groups:
-            group["lr"] = adam.lr * learning_rate_factor(step, steps, warmup)
+            group["lr"] = adam.lr * learning_rate_factor(step, steps, warmup, adam.schedule)
         batch = batches.load(step, batches.row_numbers(step))
         optimizer.zero_grad()
         trainer(**batch.arguments, num_labels=batches.num_labels(step)).loss.backward()
