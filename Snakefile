@@ -73,6 +73,7 @@ include: "rules/bench.smk"
 include: "rules/compare.smk"
 include: "rules/retries.smk"
 include: "rules/seals.smk"
+include: "rules/unfinished.smk"
 
 
 # Before the first job of a call, in the Snakemake that controls it alone, and not in a dry run.
