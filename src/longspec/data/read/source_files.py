@@ -127,7 +127,6 @@ def open_bytes(path: Path, compression: str) -> Iterator[io.BufferedReader]:
 class _Maker:
     def __init__(self, notes: Notes, limit: int) -> None:
         self._notes, self._limit = notes, limit
-        self._parser = jsonl.Parser()
 
     def item(self, element: Element, number: int, content: bytes, cut: str = "") -> Item:
         """`content`: the element without what stands around a record; `cut`: what is added to its fault."""
@@ -139,7 +138,7 @@ class _Maker:
             content = content.removeprefix(BOM)
             self._notes.add(HAS_BOM, number)
         try:
-            return Item(file, number, content, self._parser.parse(content), (element.content,))
+            return Item(file, number, content, jsonl.parse(content), (element.content,))
         except ValueError as error:
             return Item(file, number, content, None, (element.content,), RecordError("line", f"{error}{cut}"))
 
