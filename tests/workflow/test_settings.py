@@ -72,6 +72,18 @@ def test_a_wrong_value_is_refused_with_its_key(settings: dict[str, Any], key: st
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("place", ["", "data.puzzles.", "evaluation.", "evaluation.tasks.short.", "gates."])
+def test_a_token_is_refused_by_its_name_and_not_shown(settings: dict[str, Any], place: str) -> None:
+    wrong: Any = copy.deepcopy(settings)
+    section = wrong
+    for part in place.split(".")[:-1]:
+        section = section[part]
+    section["hf_token"] = "hf_secretOfNobody"
+    with pytest.raises(ValueError, match=rf"^{place}hf_token: unknown key; ") as refused:
+        check_values(wrong)
+    assert "secretOfNobody" not in str(refused.value)
+
+
 def test_values_of_a_call_are_those_that_a_file_would_have() -> None:
     """Snakemake reads every value in braces as text. What the schema wants as text stays so, and what is wrong stays wrong."""
     given = {
