@@ -105,10 +105,10 @@ def _lines_of(path: Path, identity: Identity, of: str) -> list[Line] | None:
     *whole, torn = path.read_bytes().split(b"\n") if path.exists() else [b""]
     if not whole:
         return None
-    parser, lines = jsonl.Parser(), []
+    lines = []
     for number, text in enumerate(whole, 1):
         try:
-            lines.append(parser.parse(text))
+            lines.append(jsonl.parse(text))
         except ValueError as error:
             raise ValueError(f"{path}: line {number}: {error}; remove the file to begin anew") from error
     begun_with = lines[0].get("identity")

@@ -45,11 +45,6 @@ def _constant(name: str) -> NoReturn:
 _decoder = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant)
 
 
-def _decode(text: str | bytes) -> Any:
-    assert isinstance(text, str)  # jsonlines decodes, and reports bytes that are not UTF-8 by itself
-    return _decoder.decode(text)
-
-
 def decode(text: str) -> Any:
     """The value that JSON text holds, by the letter of the standard. Raises ValueError that says what is wrong with it."""
     try:
@@ -63,36 +58,23 @@ def decode(text: str) -> Any:
 encode = json.JSONEncoder(allow_nan=False).encode
 
 
-class Parser:
-    """Parses lines that may be anything, by the letter of the standard: no NaN, no key twice in an object."""
-
-    def __init__(self) -> None:
-        self._line: list[bytes] = []
-        # One reader for all lines, fed by hand: making one for each line would cost as much as parsing a short one.
-        self._reader = jsonlines.Reader(iter(self._line.pop, None), loads=_decode)
-
-    def parse(self, line: bytes) -> dict[str, Any]:
-        """The object that a line holds. Raises ValueError that says what is wrong with it."""
-        self._line.append(line)
-        try:
-            found: Any = self._reader.read()
-        except RecursionError:
-            raise ValueError("is nested too deep to be read") from None
-        except jsonlines.InvalidLineError as error:
-            raise ValueError(_reason(error.__cause__, line)) from error
-        if not isinstance(found, dict):
-            raise ValueError(f"must be a JSON object, is {type(found).__name__}")
-        return found
+def parse(line: bytes) -> dict[str, Any]:
+    """The object that a line of anything holds, as of decode. Raises ValueError that says what is wrong with it."""
+    try:
+        found = decode(line.decode())
+    except ValueError as error:
+        raise ValueError(_reason(error, line)) from error
+    if not isinstance(found, dict):
+        raise ValueError(f"must be a JSON object, is {'null' if found is None else type(found).__name__}")
+    return found
 
 
-def _reason(cause: BaseException | None, line: bytes) -> str:
+def _reason(error: ValueError, line: bytes) -> str:
     """Why a line is no JSON, without the parser's line number, which is always 1: it is given one line at a time."""
-    if cause is None:  # jsonlines keeps null apart
-        return "must be a JSON object, is null"
     if b"\0" in line:
         return f"holds {line.count(0)} NUL bytes"
-    if isinstance(cause, UnicodeDecodeError):
-        return f"is not UTF-8: byte {line[cause.start]:#04x} at byte {cause.start + 1}"
-    if isinstance(cause, json.JSONDecodeError):
-        return f"is not valid JSON: {cause.msg.removesuffix(' at')} at character {cause.pos + 1}"
-    return str(cause).partition(";")[0]
+    if isinstance(error, UnicodeDecodeError):
+        return f"is not UTF-8: byte {line[error.start]:#04x} at byte {error.start + 1}"
+    if isinstance(error, json.JSONDecodeError):
+        return f"is not valid JSON: {error.msg.removesuffix(' at')} at character {error.pos + 1}"
+    return str(error).partition(";")[0]

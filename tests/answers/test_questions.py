@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from longspec.answers.conversation import Conversation
-from longspec.answers.questions import OTHER, Asker
+from longspec.answers.questions import Asker
 from longspec.answers.settings import Regenerate
 from longspec.data.chat.encoding import Encoder
 from tests.data.families import byte_level, family
@@ -21,53 +21,16 @@ def tokenizers() -> dict[str, Any]:
     return {name: family(name, backend) for name in ("harmony", "qwen3-tools", "llama", "llama-tools")}
 
 
-def asker(tokenizer: Any) -> Asker:
-    return Asker(tokenizer, Path("no-such-target"), 4096, Regenerate(new_tokens=64), "data.chats.regenerate")
+def asker(tokenizer: Any, **settings: Any) -> Asker:
+    return Asker(tokenizer, Path("no-such-target"), 4096, Regenerate(new_tokens=64, **settings), "data.chats.regenerate")
 
 
-def trained(tokenizer: Any, record: dict[str, Any]) -> list[int]:
-    """The tokens of a record's answer as it is trained."""
-    encoder = Encoder(tokenizer)
-    [[document]] = encoder.encode(encoder.plan([record]))
-    return document.ids[document.answer_mask == 1].tolist()
-
-
-@pytest.mark.parametrize("thought", ["I add 🙂.", ""])
-def test_channels_are_read_as_the_template_writes_them(tokenizers: dict[str, Any], thought: str) -> None:
-    tokenizer = tokenizers["harmony"]
-    said = {"role": "assistant", "content": "It is 17."} | ({"reasoning_content": thought} if thought else {})
-    record = {"messages": [QUESTION, said], "tools": [TOOL]}
-    tokens = trained(tokenizer, record)
-    conversation = Conversation(("train", 1), record, "keep")
-    conversation.take(asker(tokenizer).answer(tokens))
-    assert conversation.line()["messages"] == record["messages"]
-    assert trained(tokenizer, conversation.line()) == tokens
-    assert tokenizer.convert_tokens_to_ids("<|end|>") not in asker(tokenizer).ends, "it ends the thought alone"
-
-
-def test_an_answer_torn_within_its_channels_is_never_kept_and_one_torn_in_its_text_is_cut(tokenizers: dict[str, Any]) -> None:
-    tokenizer = tokenizers["harmony"]
-    record = {"messages": [QUESTION, {"role": "assistant", "content": "It is 17.", "reasoning_content": "I add."}]}
-    tokens = trained(tokenizer, record)
-    says = len(tokens) - 1 - len(tokenizer("It is 17.")["input_ids"])
-    for length in range(1, len(tokens)):
-        conversation = Conversation(("train", 1), record, "keep")
-        conversation.take(asker(tokenizer).answer(tokens[:length]))
-        assert (conversation.end == "cut") == (length > says), length
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "<|channel|>analysis<|message|>I<|end|><|start|>assistant to=functions.f<|channel|>commentary<|message|>{}<|call|>",
-        "<|channel|>commentary<|message|>I add.<|return|>",
-        "<|channel|>final<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b<|return|>",
-        "It is 17.<|return|>",
-    ],
-)
-def test_other_channels_are_told_by_name(tokenizers: dict[str, Any], text: str) -> None:
-    tokenizer = tokenizers["harmony"]
-    assert asker(tokenizer).answer(tokenizer(text, add_special_tokens=False)["input_ids"]).fault == OTHER
+def test_answers_in_channels_are_a_servers(tokenizers: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"^data\.chats\.regenerate\.engine: transformers does not read .*; set endpoint:"):
+        asker(tokenizers["harmony"])
+    served = asker(tokenizers["harmony"], engine="endpoint", endpoint="http://host/v1")
+    assert tokenizers["harmony"].convert_tokens_to_ids("<|end|>") not in served.ends, "it ends the thought alone"
+    asker(tokenizers["llama"])
 
 
 @pytest.mark.parametrize("name", ["harmony", "qwen3-tools", "llama", "llama-tools"])

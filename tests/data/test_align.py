@@ -37,8 +37,6 @@ MADE: list[tuple[Any, dict[str, Any], list[Any]]] = [
     ({"flatten": {"field": "meta.a"}}, {"meta": {"a": [1]}, "b": 2}, [{"meta": {"a": [1]}, "b": 2, "meta.a": 1}]),
     ({"flatten": {"field": "a", "merge": True}}, {"a": [{"x": 1}, {"y": 2}], "b": 3}, [{"b": 3, "x": 1}, {"b": 3, "y": 2}]),
     ({"flatten": {"field": ["a", "b"]}}, {"a": [1, 2], "b": [3, 4]}, [{"a": 1, "b": 3}, {"a": 2, "b": 4}]),
-    ({"join": {"field": "a"}}, {"a": ["x", "", "y"]}, [{"a": "x\n\ny"}]),
-    ({"join": {"field": "a", "to": "text", "between": ", "}}, {"a": ["x", "y"]}, [{"a": ["x", "y"], "text": "x, y"}]),
     (
         {"compose": {"to": "text", "template": "{title}\n\n{text}{{}}"}},
         {"title": "T", "text": "b {title}"},
@@ -158,7 +156,6 @@ FAULTS: list[tuple[Any, dict[str, Any], tuple[str, str]]] = [
         {"a": [{"b": 1}], "b": 2},
         ("b", "stands in the record and in the element (in a[0])"),
     ),
-    ({"join": {"field": "a"}}, {"a": ["x", 3]}, ("a[1]", "must be text, is int")),
     ({"compose": {"to": "t", "template": "{a}{b}"}}, {"a": "x"}, ("b", "is missing or null")),
     ({"compose": {"to": "t", "template": "{a}"}}, {"a": " "}, ("a", "is empty")),
     ({"compose": {"to": "t", "template": "{a}"}}, {"a": ["x"]}, ("a", "must be text, is list")),

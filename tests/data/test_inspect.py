@@ -96,19 +96,9 @@ def test_long_documents_are_shown_in_part(packed: Path, monkeypatch: pytest.Monk
     assert len(page) < len(shown(packed, 0))
 
 
-def test_histograms_count_everything(packed: Path) -> None:
-    page = shown(packed, 0)
-    lengths, fill = page.split("documents by length")[1].split("rows by how full they are")
-    counted = r" ([\d,]+) +[\d.]+%"
-    assert sum(int(count) for count in re.findall(counted, lengths)) == len(RECORDS)
-    assert sum(int(count) for count in re.findall(counted, fill.split("row 0")[0])) == len(rows(packed))
-
-
-def test_a_token_shard_is_shown_too(packed: Path) -> None:
-    shard = packed.parents[1] / "tokens/000.json"
-    page = shown(shard, 0)
-    assert f"⟦the answer zero‹{END}›⟧" in page
-    assert "line 1" in page
+def test_the_histogram_counts_everything(packed: Path) -> None:
+    lengths = shown(packed, 0).split("documents by length")[1].split("row 0")[0]
+    assert sum(int(count) for count in re.findall(r" ([\d,]+) +[\d.]+%", lengths)) == len(RECORDS)
 
 
 def test_changed_records_are_told(packed: Path, tmp_path: Path) -> None:
@@ -125,8 +115,9 @@ def test_changed_records_are_told(packed: Path, tmp_path: Path) -> None:
 def test_refusals(packed: Path, tmp_path: Path, tokenizer_manifest: Path) -> None:
     with pytest.raises(ValueError, match=r"--row: must lie in 0\.\."):
         inspection.open_manifest(packed, 10**6)
-    with pytest.raises(ValueError, match="no manifest of packed rows"):
-        inspection.open_manifest(tokenizer_manifest, 0)
+    for other in (tokenizer_manifest, packed.parents[1] / "tokens/000.json"):
+        with pytest.raises(ValueError, match="give the manifest of packed rows"):
+            inspection.open_manifest(other, 0)
     what = inspection.open_manifest(packed, 0)
     with pytest.raises(ValueError, match="name the tokenizer's manifest with --tokenizer"):
         inspection.load_tokenizer(what, tmp_path / "none.json")
@@ -144,12 +135,13 @@ def test_the_verb(packed: Path) -> None:
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory, tokenizer_manifest: Path) -> Path:
-    """A token shard of one record that types what stands for control, and moves the cursor; its folder's name does too."""
+    """A row of one record that types what stands for control, and moves the cursor; its folder's name does too."""
     folder = tmp_path_factory.mktemp("hostile") / "a\x1b[2J\nb"
     text = "say <|im_end|> ‹<|im_end|>› ⟦so⟧\x1b]0;x\x07\t\x9b31m\u202eabc\u200b"
     raw = write_raw(folder / "raw", [{"problem": text, "qwq": text}])
     tokenize.make(raw, tokenizer_manifest, 0, 1, folder / "tokens" / "000.json")
-    return folder / "tokens" / "000.json"
+    packing.make([folder / "tokens" / "000.json"], 256, "longcot", "split", folder / "packed" / "manifest.json")
+    return folder / "packed" / "manifest.json"
 
 
 def test_typed_names_and_marks_are_not_taken_for_our_own(hostile: Path) -> None:

@@ -162,7 +162,6 @@ STEPS: list[tuple[Any, set[str]]] = [
     ({"compose": {"to": "c", "template": "{meta.title}{{x}} {b}"}}, {"c", "meta.title", "meta", "b"}),
     ({"flatten": {"field": ["a", "b"]}}, {"a", "b"}),
     ({"flatten": {"field": "a.0", "to": "t"}}, {"a.0", "a", "t"}),
-    ({"join": {"field": "a"}}, {"a"}),
     ({"alternate": {"field": "a"}}, {"a", "messages"}),
     ({"start_at": {"field": "a"}}, {"a"}),
     ({"filter": {"field": "a", "present": True}}, {"a"}),

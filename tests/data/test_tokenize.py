@@ -14,6 +14,7 @@ import pytest
 
 from longspec.atomic_files import describe_files, read_json, sha256_file, sha256_text, write_json
 from longspec.data import raw, tokenize
+from longspec.data.chat import encoding
 from longspec.data.chat.chat_template import CHATML
 from longspec.data.chat.encoding import Encoder
 from longspec.data.pack import packing
@@ -188,6 +189,20 @@ def test_too_many_refusals_fail_the_shard_with_a_summary(tmp_path: Path, tokeniz
     with pytest.raises(ValueError, match=summary):
         tokenize.make(source, refusing(tokenizer_manifest, tmp_path), 0, 1, out)
     assert list(out.parent.iterdir()) == []
+
+
+def test_a_record_too_long_for_the_jobs_memory_is_counted(
+    tmp_path: Path, tokenizer_manifest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all its text in bytes: of one text, and of a conversation as it is laid out."""
+    monkeypatch.setattr(encoding, "LONGEST", 300)
+    turns = [{"role": "user", "content": "ä" * 130}, {"role": "assistant", "content": "a"}]
+    records = [{"text": "ä" * 150}, {"text": "ä" * 150 + "a"}, {"messages": turns}, *chats(3, set())]
+    source = make_raw(tmp_path, records, max_rejected=0.5)
+    made = tokenize.make(source, tokenizer_manifest, 0, 1, tmp_path / "000.json")
+    [(reason, told)] = made["skipped"]["reasons"].items()
+    assert reason == "its text is longer than the 0.0003 MB that fit a job's memory; split it"
+    assert (told["count"], made["documents"]) == (2, 4)
 
 
 def test_nothing_that_a_template_quotes_moves_the_cursor(tmp_path: Path, tokenizer_manifest: Path) -> None:

@@ -61,7 +61,7 @@ LLAMA3 = YARN | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_facto
     [
         {"rope_type": "default", "rope_theta": 500, "partial_rotary_factor": 1.0, "factor": None},
         {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0},
-        YARN | {"beta_fast": 32, "truncate": False},
+        YARN | {"beta_fast": 32, "truncate": False, "mscale": 1.0, "mscale_all_dim": 0},
         LLAMA3,
     ],
 )
@@ -90,7 +90,9 @@ def test_a_rotation_that_is_allowed_turns(rope: dict[str, Any]) -> None:
         ),
         (YARN | {"truncate": 1}, "truncate: is 1, must be true or false"),
         (LLAMA3 | {"high_freq_factor": 1.0}, r"high_freq_factor: is 1\.0, must be above low_freq_factor, 1\.0"),
-        ({"rope_type": "default"}, "rope_theta: missing; give"),
+        ({"rope_type": "default"}, "rope_theta: missing; rope_type default needs rope_theta"),
+        ({"rope_theta": 1e4}, "rope_type None is not supported; default, linear, llama3, yarn are"),
+        (YARN | {"factor": 0}, "factor: is 0, must be a number above 0"),
         ({"rope_type": ["yarn"], "rope_theta": 1e4}, r"rope_type \['yarn'\] is not supported"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,8 +19,8 @@ from longspec.models.attention.backends import (
     attend,
     choose,
     fastest,
-    fastest_for_trees,
 )
+from longspec.models.attention.tree_visibility import TreeVisibility
 from longspec.models.attention.visibility import Visibility
 from tests.models import flash_stand_in
 from tests.models.flash_stand_in import flash_attn_varlen_func
@@ -30,7 +31,6 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 @pytest.fixture(autouse=True)
 def forgotten_choices() -> None:
     fastest.cache_clear()
-    fastest_for_trees.cache_clear()
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *, flash: bool, triton: bool) -> None:
@@ -95,8 +95,12 @@ def test_trees_take_the_fastest_that_is_there(
     monkeypatch: pytest.MonkeyPatch, flash: bool, triton: bool, dtype: torch.dtype, width: int, expected: str
 ) -> None:
     install(monkeypatch, flash=flash, triton=triton)
-    assert fastest_for_trees("cuda", dtype, width) == expected
-    assert fastest_for_trees("cpu", dtype, width) == SDPA
+    monkeypatch.setattr(backends, "TREE_BACKENDS", {name: name for name in TREE_BACKENDS})
+    monkeypatch.setattr(backends.tree, "attend", lambda *arguments: arguments[-1])
+    for device, name in (("cuda", expected), ("cpu", SDPA)):
+        q = SimpleNamespace(device=torch.device(device), dtype=dtype, shape=(1, 1, 1, width))
+        tree = TreeVisibility((1,), torch.ones(1), torch.ones(1, 1, 1), torch.zeros(1), torch.zeros(1))
+        assert attend(q, q, q, tree, 1.0) == name
 
 
 def test_an_unknown_backend_fails_at_parse() -> None:

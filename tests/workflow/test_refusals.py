@@ -67,7 +67,7 @@ CASES = {
         WORKFLOW,
         r"puzzles: .*",
         "puzzles: {source: 'hf:o/n', shards: 1, hf_token: hf_x}",
-        "data.puzzles.hf_token: a token is never read from a configuration; set HF_TOKEN in the environment",
+        "data.puzzles.hf_token: unknown key; Known: align, as, held_out,",
     ),
     "an unknown aligner": (
         WORKFLOW,

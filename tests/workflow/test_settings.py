@@ -27,8 +27,10 @@ WRONG: dict[str, list[Any]] = {
     "data.stdlib.shards": [0, HUGE, True, 1.5],
     "data.stdlib.source": ["", [], [""], 5, datetime.date(2026, 1, 1), "a\0b", "\ud800"],
     "data.puzzles.seed": [-1, 10**40, 2**63, 0.5],
-    "data.puzzles.records": [0, HUGE, NAN],
+    "data.puzzles.records": [0, HUGE, NAN, "4"],
+    "data.puzzles.regenerate": [{}, {"new_tokens": 8, "temprature": 1}],
     "data.stdlib-long.min_characters": [-1, HUGE],
+    "data.stdlib-long.as": ["book", "", None],
     "data.longcot.max_rejected": [NAN, -0.1, 1.1],
     "data.longcot.max_line_mb": [NAN, INF, 0, -1, HUGE],
     "data.longcot.align": [[{"set": {"text": NAN}}], [{"set": {"day": datetime.date(2026, 1, 1)}}], [{"set": {1: "a"}}], "set"],
@@ -68,6 +70,18 @@ def test_a_wrong_value_is_refused_with_its_key(settings: dict[str, Any], key: st
     with pytest.raises(ValueError, match=rf"^{key}\b") as refused:
         check_values(wrong)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("place", ["", "data.puzzles.", "evaluation.", "evaluation.tasks.short.", "gates."])
+def test_a_token_is_refused_by_its_name_and_not_shown(settings: dict[str, Any], place: str) -> None:
+    wrong: Any = copy.deepcopy(settings)
+    section = wrong
+    for part in place.split(".")[:-1]:
+        section = section[part]
+    section["hf_token"] = "hf_secretOfNobody"
+    with pytest.raises(ValueError, match=rf"^{place}hf_token: unknown key; ") as refused:
+        check_values(wrong)
+    assert "secretOfNobody" not in str(refused.value)
 
 
 def test_values_of_a_call_are_those_that_a_file_would_have() -> None:

@@ -55,8 +55,8 @@ def parser() -> argparse.ArgumentParser:
     verb.add_argument("--ids-of", type=Path, help="another vocabulary: its tokens are taken over")
     verb.add_argument("--out", required=True, type=Path, help="the file to write")
     verb = add_verb(verbs, "inspect", "print a row decoded, with its documents, its trained tokens and where they come from")
-    verb.add_argument("manifest", type=Path, help="of packed rows or of a token shard")
-    verb.add_argument("--row", type=int, default=0, help="of packed rows; of a token shard the document")
+    verb.add_argument("manifest", type=Path, help="of packed rows")
+    verb.add_argument("--row", type=int, default=0, help="which row, from 0")
     verb.add_argument("--tokenizer", type=Path, help="the tokenizer's manifest, where it lies elsewhere than the tokens' says")
     verb.add_argument("--full", action="store_true", help="whole documents, not their beginnings and ends alone")
     return top

@@ -1,4 +1,4 @@
-"""Rows and documents for a person to read: the `inspect` verb.
+"""Rows for a person to read: the `inspect` verb.
 
 What is trained stands out: in colour on a terminal, between ⟦ and ⟧ elsewhere and where NO_COLOR is set. So do special tokens,
 reversed or between ‹ and ›: their names in a text that somebody typed are not what a model takes for control.
@@ -21,8 +21,7 @@ from longspec.atomic_files import read_json, sha256_file
 from longspec.data import tokenize
 from longspec.data.chat.special_tokens import special_names
 from longspec.data.layout_tally import BEYOND, line_number
-from longspec.data.pack.arrow_shards import DOCUMENT_STARTS, LENGTH, PIECE_STARTS, PackedRows, TokenShards, view
-from longspec.data.pack.bin_packing import histogram
+from longspec.data.pack.arrow_shards import DOCUMENT_STARTS, LENGTH, PIECE_STARTS, PackedRows
 from longspec.shown import lines, one_line
 
 TRAINED, UNTRAINED, FRAME = "bold green", "default", "cyan"
@@ -32,8 +31,6 @@ SPECIAL, SPECIAL_OPEN, SPECIAL_CLOSE = "reverse", "‹", "›"
 TYPED = {ord(mark): f"<U+{ord(mark):04X}>" for mark in (OPEN, CLOSE, SPECIAL_OPEN, SPECIAL_CLOSE)}
 HEAD, TAIL = 160, 80  # tokens of a document that are shown at its beginning and its end
 BAR = 40  # characters of the longest bar
-# Classes of rows by the share at which each begins.
-FILLED = {"below 50 %": 0, "50 to 75 %": 0.5, "75 to 90 %": 0.75, "90 to 99 %": 0.9, "99 to 100 %": 0.99, "full": 1}
 
 
 @dataclass(frozen=True)
@@ -52,12 +49,11 @@ class Shown:
 
     title: str
     facts: dict[str, str]
-    lengths: dict[str, int]  # documents by length, see `histogram`
-    fill: dict[str, int]  # rows by how full they are
+    lengths: dict[str, int]  # documents by length, see longspec.data.pack.bin_packing.histogram
     heading: str
     pieces: list[Piece]
     padding: int
-    origin: dict[str, Any]  # the manifest of a token shard they come from
+    origin: dict[str, Any]  # the manifest of the first token shard they come from
 
 
 def _count(number: int, name: str) -> str:
@@ -65,25 +61,16 @@ def _count(number: int, name: str) -> str:
 
 
 def _facts(manifest: dict[str, Any]) -> dict[str, str]:
-    facts = {"documents": f"{manifest['documents']:,} in {manifest['tokens']:,} tokens"}
-    if "rows" in manifest:
-        trained = manifest["labels"] / manifest["tokens"]
-        facts["rows"] = (
-            f"{manifest['rows']:,} of {manifest['sequence_length']:,} tokens, {manifest['padding_share']:.2%} padding"
-        )
-        facts["trained"] = f"{manifest['labels']:,} tokens, {trained:.1%}, as {manifest['collation']} has it"
-        facts["overlong"] = (
-            f"{manifest['overlong']}: {_count(manifest['pieces'], 'piece')}, {_count(manifest['cut_tokens'], 'token')} cut"
-        )
-        skipped = manifest["skipped"]
-    else:
-        facts["answers"] = f"{manifest['answer_tokens']:,} tokens, {manifest['answer_tokens'] / max(1, manifest['tokens']):.1%}"
-        facts["shard"] = f"{manifest['shard']} of {manifest['num_shards']}"
-        skipped = manifest["skipped"]["count"]
-    raw = manifest["raw_records"]
-    facts["records"] = (
-        f"{raw['read']:,} read, {raw['rejected']:,} rejected, {raw['train']:,} to train on, {skipped:,} without a layout"
-    )
+    raw, trained = manifest["raw_records"], manifest["labels"] / manifest["tokens"]
+    facts = {
+        "documents": f"{manifest['documents']:,} in {manifest['tokens']:,} tokens",
+        "rows": f"{manifest['rows']:,} of {manifest['sequence_length']:,} tokens, {manifest['padding_share']:.2%} padding",
+        "trained": f"{manifest['labels']:,} tokens, {trained:.1%}, as {manifest['collation']} has it",
+        "overlong": f"{manifest['overlong']}: {_count(manifest['pieces'], 'piece')}, "
+        f"{_count(manifest['cut_tokens'], 'token')} cut",
+        "records": f"{raw['read']:,} read, {raw['rejected']:,} rejected, {raw['train']:,} to train on, "
+        f"{manifest['skipped']:,} without a layout",
+    }
     further, left_out = (manifest.get(name, 0) for name in BEYOND)
     if further or left_out:
         facts["turns"] = (
@@ -93,7 +80,8 @@ def _facts(manifest: dict[str, Any]) -> dict[str, str]:
     return facts
 
 
-def _packed(path: Path, number: int) -> Shown:
+def open_manifest(path: Path, number: int) -> Shown:
+    """One row of a packed folder, named by its manifest, to be shown. Raises ValueError for another manifest."""
     rows = PackedRows(path)
     if not 0 <= number < len(rows):
         raise ValueError(f"--row: must lie in 0..{len(rows) - 1}, is {number}")
@@ -106,46 +94,15 @@ def _packed(path: Path, number: int) -> Shown:
     ]
     heading = f"row {number:,}: {_count(len(pieces), 'document')}, {length:,} tokens, {int(row.loss_mask_S.sum()):,} trained"
     manifest = rows.manifest
-    length_R = np.concatenate([view(batch.column(LENGTH)) for batch in rows.batches()])
-    counts, _ = np.histogram(length_R / rows.sequence_length, [*FILLED.values(), np.inf])
     return Shown(
         title=f"{manifest['dataset']}, packed",
         facts=_facts(manifest),
         lengths=manifest["document_lengths"],
-        fill={name: count for name, count in zip(FILLED, counts.tolist(), strict=True) if count},
         heading=heading,
         pieces=pieces,
         padding=rows.sequence_length - length,
         origin=read_json(Path(manifest["shards"][0]["path"])),
     )
-
-
-def _tokens(path: Path, number: int) -> Shown:
-    shards = TokenShards([path])
-    manifest, count = shards.manifests[0], len(shards.lengths_D)
-    if not 0 <= number < count:
-        raise ValueError(f"--row: there are {_count(count, 'document')} in this shard, from 0; asked for {number}")
-    ids, answer_mask = shards.document(number)
-    return Shown(
-        title=f"{manifest['dataset']}, tokens",
-        facts=_facts(manifest),
-        lengths=histogram(shards.lengths_D),
-        fill={},
-        heading=f"document {number:,}: {len(ids):,} tokens, {int(answer_mask.sum()):,} of answers",
-        pieces=[Piece(ids, answer_mask, int(shards.records_D[number]), 0)],
-        padding=0,
-        origin=manifest,
-    )
-
-
-def open_manifest(path: Path, number: int) -> Shown:
-    """Reads a packed folder's or a token shard's manifest to be shown. Raises ValueError for another."""
-    manifest = read_json(path)
-    if "sequence_length" in manifest:
-        return _packed(path, number)
-    if "num_shards" in manifest:
-        return _tokens(path, number)
-    raise ValueError(f"{path}: no manifest of packed rows nor of a token shard; give one from data/packed or data/tokens")
 
 
 def load_tokenizer(shown: Shown, given: Path | None) -> Any:
@@ -240,8 +197,6 @@ def show(shown: Shown, tokenizer: Any, full: bool, console: Console) -> None:
     edges = sorted((int(below), count) for below, count in shown.lengths.items())
     lengths = {f"{below // 2:,} to {below - 1:,} tokens": count for below, count in edges}
     _bars(console, "documents by length", lengths)
-    if shown.fill:
-        _bars(console, "rows by how full they are", shown.fill)
     console.print(Rule(Text(shown.heading, style="bold"), style=FRAME, align="left"))
     legend = Text("trained", style=TRAINED) if colour else Text(f"{OPEN}trained{CLOSE}")
     special = Text("special", style=SPECIAL) if colour else Text(f"{SPECIAL_OPEN}special{SPECIAL_CLOSE}")

@@ -23,15 +23,6 @@ class Kind:
 DATA = Kind("data", CONFIG_DIR / "data", "source")
 TASK = Kind("evaluation.tasks", CONFIG_DIR / "evaluation", "template")
 OF_SOURCE = ("revision", "member")
-# A secret has no place in a configuration: it would be copied to logs, manifests and reports.
-SECRETS = ("token", "tokens", "hftoken", "authtoken", "useauthtoken", "accesstoken", "apitoken", "apikey", "password", "secret")
-
-
-def refuse_secrets(settings: dict[str, Any], place: str = "") -> None:
-    """Raises ValueError for a key that by its name holds a token; its value is not shown."""
-    for key in settings:
-        if str(key).lower().replace("_", "").replace("-", "").removeprefix("huggingface") in SECRETS:
-            raise ValueError(f"{place}{key}: a token is never read from a configuration; set HF_TOKEN in the environment")
 
 
 def expand_all(entries: Any, kind: Kind) -> Any:
@@ -45,10 +36,9 @@ def expand(name: str, settings: dict[str, Any], kind: Kind = DATA) -> dict[str, 
     """The settings of entry `name` with those of its preset beneath them; without a preset they come back as they are.
 
     A preset's `revision` and `member` are of its source alone: they go when the settings name another source, such as a copy on
-    this machine. Raises ValueError for an unknown or malformed preset, and for a key that holds a token.
+    this machine. Raises ValueError for an unknown or malformed preset.
     """
     key = f"{kind.section}.{name}"
-    refuse_secrets(settings, f"{key}.")
     if "preset" not in settings:
         return settings
     own = {key: value for key, value in settings.items() if key != "preset"}
@@ -61,7 +51,6 @@ def expand(name: str, settings: dict[str, Any], kind: Kind = DATA) -> dict[str, 
     beneath = yaml_files.read(path)
     if not isinstance(beneath, dict) or kind.needs not in beneath or "preset" in beneath:
         raise ValueError(f"{path}: must be a mapping with the key {kind.needs}, and name no other preset")
-    refuse_secrets(beneath, f"{path}: ")
     if "source" in own:
         beneath = {key: value for key, value in beneath.items() if key not in OF_SOURCE}
     return beneath | own

@@ -46,18 +46,6 @@ def _merged(rest: Record, element: Any) -> Record | RecordError:
     return RecordError(min(both), "stands in the record and in the element") if both else rest | element
 
 
-def join(field: str, to: str | None = None, between: str = "\n") -> Step:
-    """A list of texts becomes one text, in the field itself or in `to`."""
-
-    def step(record: Record) -> Record:
-        texts = required_list(record, field)
-        for number, text in enumerate(texts):
-            check_characters(text, f"{field}[{number}]")
-        return record | {to or field: between.join(texts)}
-
-    return step
-
-
 def alternate(field: str, to: str = "messages", roles: list[Any] | None = None) -> Step:
     """A list of texts, spoken by the roles in turn, becomes a conversation (UltraChat's `data`)."""
     roles = ["user", "assistant"] if roles is None else roles

@@ -26,7 +26,6 @@ SETTINGS: dict[str, Callable[..., Step]] = {
     "compose": fields.compose,
     "filter": fields.keep_where,
     "flatten": lists.flatten,
-    "join": lists.join,
     "alternate": lists.alternate,
     "lay_out": fields.lay_out,
     "read_tool_tags": lists.read_tool_tags,

@@ -10,12 +10,15 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from longspec.data.chat import special_tokens, windows
+from longspec.data.chat import special_tokens
 from longspec.data.chat.chat_template import ChatTemplate
 from longspec.data.chat.segments import Piece, Plan, cut_at_answers, plan, request, request_for
 from longspec.data.chat.special_tokens import LayoutError
 from longspec.data.read.conversations import Chat
 
+# Bytes of a record's text in UTF-8, as laid out. A tokenizer's own bookkeeping takes up to 190 for each, two records are in
+# memory at a time, and a job of rule tokenize has 8 GB of it.
+LONGEST = 12_000_000
 EDGE = 16  # tokens at either edge of an answer that are decoded; what lies between them is between them in the text too
 
 
@@ -129,10 +132,16 @@ class Encoder:
 
     def plan(self, records: list[dict[str, Any]]) -> list[Planned]:
         """The plans of each record's documents, or why its conversation cannot be laid out. Raises RecordError."""
-        return [_or_refusal(plan, record, self.template, self.special) for record in records]
+        return [_or_refusal(self._plan_one, record) for record in records]
+
+    def _plan_one(self, record: dict[str, Any]) -> list[Plan]:
+        plans = plan(record, self.template, self.special)
+        if sum(len(piece.text.encode("utf-8", "surrogatepass")) for made in plans for piece in made.pieces) > LONGEST:
+            raise LayoutError(f"its text is longer than the {LONGEST / 1e6:g} MB that fit a job's memory; split it")
+        return plans
 
     def run(self, plans: Sequence[Plan]) -> list[list[Any]]:
-        """The backend's encodings of each plan's pieces, on all of its threads; of a piece that is too long windows.Tokens.
+        """The backend's encodings of each plan's pieces, on all of its threads.
 
         Character offsets take time and are made only where a mask needs them.
         """
@@ -143,15 +152,11 @@ class Encoder:
                 chosen.setdefault((piece.literal, piece.opens, made.answers is not None), []).append((i, j, piece.text))
         with self._lock:
             for (as_text, opens, offsets), those in sorted(chosen.items()):
-                pieces = [piece for piece in those if len(piece[2]) <= windows.WINDOW]
                 encode = self._backend.encode_batch if offsets else self._backend.encode_batch_fast
                 self._backend.encode_special_tokens = as_text
-                made_now = encode([text for _, _, text in pieces], add_special_tokens=opens)
-                for (i, j, _), encoding in zip(pieces, made_now, strict=True):
+                made_now = encode([text for _, _, text in those], add_special_tokens=opens)
+                for (i, j, _), encoding in zip(those, made_now, strict=True):
                     encodings[i][j] = encoding
-                for i, j, text in (piece for piece in those if len(piece[2]) > windows.WINDOW):
-                    tokens = windows.tokenize(lambda stretch: self._backend.encode(stretch, add_special_tokens=False), text)
-                    encodings[i][j] = windows.framed(tokens, self._backend.encode("x"), len(text)) if opens else tokens
             self._backend.encode_special_tokens = False
         return encodings
 

@@ -1,4 +1,4 @@
-"""Where one record ends and the next begins, in lines and in whole JSON texts, whatever a file's or a record's size.
+"""Where one record ends and the next begins, in lines and in JSON arrays, whatever a file's or a record's size.
 
 A file is cut into pieces of bounded size; pieces are gathered into elements (a line, a value of a JSON array) up to a limit.
 """
@@ -65,11 +65,11 @@ def line_pieces(handle: BinaryIO) -> Iterator[Piece]:
         yield b"", True
 
 
-class JsonText:
-    """The values of a JSON array, or objects one after another, found by their brackets without being parsed.
+class JsonArray:
+    """The values of a JSON array, found by their brackets without being parsed.
 
     A broken value ends where its brackets do, so that its neighbours are still found. Raises ValueError when the text
-    ends inside a value, or holds something beside them: nobody knows how many records are missing then.
+    ends inside a value, or holds something behind the array: nobody knows how many records are missing then.
     """
 
     def __init__(self, handle: BinaryIO, name: str) -> None:
@@ -98,30 +98,24 @@ class JsonText:
 
     def pieces(self) -> Iterator[Piece]:
         """The values' bytes, without the commas between them."""
-        if self._skip_space() != b"[":
-            while first := self._skip_space():
-                self._number += 1
-                if first != b"{":
-                    raise ValueError(f"{self._place()}: neither an array of objects nor objects one after another")
-                yield from self._value(in_array=False)
-            return
+        self._skip_space()
         self._at += 1
         ended = self._skip_space() == b"]"
         self._at += ended
         while not ended:
             self._number += 1
             self._skip_space()
-            yield from self._value(in_array=True)
+            yield from self._value()
             ended = self._buffer[self._at : self._at + 1] == b"]"
             self._at += 1
         if self._skip_space():
             raise ValueError(f"{self._place()}: text after the end of the array; JSON Lines belong in a .jsonl file")
 
-    def _value(self, in_array: bool) -> Iterator[Piece]:
-        """One value: up to the comma or bracket behind it in an array, else through its closing bracket."""
+    def _value(self) -> Iterator[Piece]:
+        """One value: up to the comma or bracket behind it."""
         start, depth, in_string = self._at, 0, False
         while True:
-            pattern = _INSIDE_STRING if in_string else _BETWEEN_VALUES if in_array and depth == 0 else _INSIDE_VALUE
+            pattern = _INSIDE_STRING if in_string else _BETWEEN_VALUES if depth == 0 else _INSIDE_VALUE
             found = pattern.match(self._buffer, self._at)
             assert found is not None, "it matches the empty string, too"
             self._at = found.end()
@@ -145,6 +139,3 @@ class JsonText:
                 return
             else:
                 depth -= 1
-                if depth == 0 and not in_array:
-                    yield self._buffer[start : self._at], True
-                    return

@@ -1,8 +1,7 @@
 """Records from files of every kind, one at a time, with the place each comes from and what is wrong with it.
 
-JSON Lines (.jsonl, or a .json file whose first line is an object); an array of objects, or objects one after another
-(.json); both also compressed (.gz, .zst); Parquet (.parquet). Memory is bounded by the longest line allowed, whatever the
-file's size.
+JSON Lines (.jsonl, or a .json file whose first line is an object); an array of objects (.json); both also compressed
+(.gz, .zst); Parquet (.parquet). Memory is bounded by the longest line allowed, whatever the file's size.
 
 Read without loss, and noted: a byte order mark before a line, CRLF line ends, blank lines (they hold no record, so they are
 no record read), a file without records. A file of which nobody can know how many records are missing is an error.
@@ -18,7 +17,7 @@ from pathlib import Path
 from longspec import jsonl
 from longspec.data.read import parquet
 from longspec.data.read.items import Item, Note, Notes
-from longspec.data.read.json_stream import BOM, PIECE, Element, JsonText, gather, line_pieces
+from longspec.data.read.json_stream import BOM, PIECE, Element, JsonArray, gather, line_pieces
 from longspec.data.read.record_checks import RecordError
 from longspec.shown import one_line
 
@@ -94,10 +93,12 @@ def read(path: Path, limit: int, asked: set[str] | None = None) -> Iterator[Item
         return
     notes = Notes(str(path))
     with open_bytes(path, compression) as handle:
-        if kind == ".jsonl" or _begins_with_object_line(handle):
-            yield from _lines(handle, notes, limit)
-        else:
-            yield from _values(handle, notes, limit)
+        is_array = kind == ".json" and handle.peek(PIECE).removeprefix(BOM).lstrip().startswith(b"[")
+        for at, item in enumerate((_values if is_array else _lines)(handle, notes, limit)):
+            if at == 0 and item.error and kind == ".json" and not is_array:  # perhaps an object over several lines
+                told = f"{path}: line {item.line}: {item.error.reason}, and the file is no array"
+                raise ValueError(f"{told}; write an array of objects, or one object a line (jq -c . FILE > FILE.jsonl)")
+            yield item
     yield from notes.found.values()
 
 
@@ -123,19 +124,9 @@ def open_bytes(path: Path, compression: str) -> Iterator[io.BufferedReader]:
         raise ValueError(f"{path}: {error}; it is cut off or corrupt, so records are missing: get it again") from error
 
 
-def _begins_with_object_line(handle: io.BufferedReader) -> bool:
-    """Whether a .json file holds JSON Lines: its broken records can then be told apart by their line ends."""
-    line, ends, _ = handle.peek(PIECE).removeprefix(BOM).lstrip().partition(b"\n")
-    try:
-        return bool(ends) and bool(jsonl.Parser().parse(line))
-    except ValueError:
-        return False
-
-
 class _Maker:
     def __init__(self, notes: Notes, limit: int) -> None:
         self._notes, self._limit = notes, limit
-        self._parser = jsonl.Parser()
 
     def item(self, element: Element, number: int, content: bytes, cut: str = "") -> Item:
         """`content`: the element without what stands around a record; `cut`: what is added to its fault."""
@@ -147,7 +138,7 @@ class _Maker:
             content = content.removeprefix(BOM)
             self._notes.add(HAS_BOM, number)
         try:
-            return Item(file, number, content, self._parser.parse(content), (element.content,))
+            return Item(file, number, content, jsonl.parse(content), (element.content,))
         except ValueError as error:
             return Item(file, number, content, None, (element.content,), RecordError("line", f"{error}{cut}"))
 
@@ -175,7 +166,7 @@ def _values(handle: io.BufferedReader, notes: Notes, limit: int) -> Iterator[Ite
         handle.read(len(BOM))
         notes.add(HAS_BOM, 1)
     number = 0
-    for number, element in enumerate(gather(JsonText(handle, notes.file).pieces(), limit), 1):
+    for number, element in enumerate(gather(JsonArray(handle, notes.file).pieces(), limit), 1):
         yield maker.item(element, number, element.content.strip())
     if not number:
         notes.add(HOLDS_NONE, number)

@@ -16,40 +16,13 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 
 from longspec.methods.eagle3.settings import AUXILIARY, Settings
 from longspec.methods.eagle3.shape import layer_config, turns_otherwise
-from longspec.models.rotation import Rotation, rotate
-from longspec.models.target import head_width
+from longspec.models.draft_attention import DraftAttention
+from longspec.models.rotation import Rotation
 
 # Rotated queries [B, N, S, D], rotated keys and values of the slots [B, K, S, D] -> the attention's output [B, N, S, D].
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 # The head's weight and hidden states -> a tuple of tensors, such as losses.
 Take = Callable[[Tensor, Any], Any]
-
-
-class Eagle3Attention(nn.Module):
-    """Projections of the self attention: their input is twice as wide as the target's hidden states. No biases."""
-
-    def __init__(self, config: PretrainedConfig) -> None:
-        super().__init__()
-        self.head_width, width = head_width(config), config.hidden_size
-        query_width, key_width = config.num_attention_heads * self.head_width, config.num_key_value_heads * self.head_width
-        self.q_proj = nn.Linear(2 * width, query_width, bias=False)
-        self.k_proj = nn.Linear(2 * width, key_width, bias=False)
-        self.v_proj = nn.Linear(2 * width, key_width, bias=False)
-        self.o_proj = nn.Linear(query_width, width, bias=False)
-
-    def heads(self, x_BSE: Tensor) -> Tensor:
-        """Split the last axis into heads, [B, heads, S, D]."""
-        return x_BSE.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
-
-    def keys_values(self, x_BSE: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Keys (rotated) and values [B, K, S, D]."""
-        return rotate(self.heads(self.k_proj(x_BSE)), rope), self.heads(self.v_proj(x_BSE))
-
-    def forward(self, x_BSE: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        """Attend and project back, [B, S, H]."""
-        q_BNSD = rotate(self.heads(self.q_proj(x_BSE)), rope)
-        seen_BNSD = attend(q_BNSD, *self.keys_values(x_BSE, rope))
-        return self.o_proj(seen_BNSD.transpose(1, 2).flatten(2))
 
 
 class Midlayer(nn.Module):
@@ -61,7 +34,7 @@ class Midlayer(nn.Module):
     def __init__(self, config: PretrainedConfig, norm_before_residual: bool) -> None:
         super().__init__()
         self.norm_before_residual = norm_before_residual
-        self.self_attn = Eagle3Attention(config)
+        self.self_attn = DraftAttention(config, 2 * config.hidden_size, biases=False)
         self.mlp = Qwen2MLP(config)  # without biases
         self.input_layernorm = _norm(config)
         self.hidden_norm = _norm(config)
@@ -75,7 +48,10 @@ class Midlayer(nn.Module):
         """Hidden states [B, S, H]."""
         normed_BSH = self.hidden_norm(feature_BSH)
         residual_BSH = normed_BSH if self.norm_before_residual else feature_BSH
-        hidden_BSH = residual_BSH + self.self_attn(self.both(embedded_BSH, normed_BSH), rope, attend)
+        both_BSE = self.both(embedded_BSH, normed_BSH)
+        hidden_BSH = residual_BSH + self.self_attn(
+            both_BSE, rope, lambda q_BNSD: attend(q_BNSD, *self.self_attn.keys_values(both_BSE, rope))
+        )
         return hidden_BSH + self.mlp(self.post_attention_layernorm(hidden_BSH))
 
 

@@ -15,38 +15,9 @@ from longspec.methods.glide.settings import LAST, RANDOM, Draft
 from longspec.models.attention.backends import AUTO, attend
 from longspec.models.attention.tree_visibility import TreeVisibility
 from longspec.models.attention.visibility import Visibility
-from longspec.models.rotation import rotate
-from longspec.models.target import head_width
+from longspec.models.draft_attention import DraftAttention
 
 AnyVisibility = Visibility | TreeVisibility
-
-
-class GlideAttention(nn.Module):
-    """Projections of one attention; the cross attention has no keys and values of its own."""
-
-    def __init__(self, config: PretrainedConfig, *, cross: bool) -> None:
-        super().__init__()
-        self.head_width = head_width(config)
-        width, query_width = config.hidden_size, config.num_attention_heads * self.head_width
-        self.q_proj = nn.Linear(width, query_width, bias=True)
-        if not cross:
-            key_width = config.num_key_value_heads * self.head_width
-            self.k_proj = nn.Linear(width, key_width, bias=True)
-            self.v_proj = nn.Linear(width, key_width, bias=True)
-        self.o_proj = nn.Linear(query_width, width, bias=False)
-
-    def heads(self, x_BSE: Tensor) -> Tensor:
-        """Split the last axis into heads, [B, heads, S, D]."""
-        return x_BSE.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
-
-    def queries(self, x_BSH: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-        """Rotated queries [B, N, S, D]."""
-        return rotate(self.heads(self.q_proj(x_BSH)), rope)
-
-    def output(self, q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: AnyVisibility, backend: str) -> Tensor:
-        """Attend and project back, [B, S, H]."""
-        seen_BNSD = attend(q_BNSD, k_BKTD, v_BKTD, visibility, self.head_width**-0.5, backend)
-        return self.o_proj(seen_BNSD.transpose(1, 2).flatten(2))
 
 
 class GlideLayer(nn.Module):
@@ -57,8 +28,8 @@ class GlideLayer(nn.Module):
 
     def __init__(self, config: PretrainedConfig, *, final_norm: bool = False) -> None:
         super().__init__()
-        self.self_attn = GlideAttention(config, cross=False)
-        self.cross_attn = GlideAttention(config, cross=True)
+        self.self_attn = DraftAttention(config, config.hidden_size, biases=True)
+        self.cross_attn = DraftAttention(config, config.hidden_size, biases=True, keys_values=False)
         self.mlp = Qwen2MLP(config)  # without biases, in both families
         self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_self_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -72,10 +43,7 @@ class GlideLayer(nn.Module):
 
     def own_keys_values(self, embedded_BSH: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Keys (rotated) and values of the self attention, [B, K, S, D] each: a function of tokens and positions alone."""
-        normed_BSH = self.input_layernorm(embedded_BSH)
-        attention = self.self_attn
-        keys_BKSD = rotate(attention.heads(attention.k_proj(normed_BSH)), rope)
-        return keys_BKSD, attention.heads(attention.v_proj(normed_BSH))
+        return self.self_attn.keys_values(self.input_layernorm(embedded_BSH), rope)
 
     def forward(
         self,
@@ -88,10 +56,15 @@ class GlideLayer(nn.Module):
         attention: str = AUTO,
     ) -> Tensor:
         """Hidden states [B, S, H] for the target's head; `own` and `target` are (keys, values), [B, K, T, D] each."""
-        q_BNSD = self.self_attn.queries(self.input_layernorm(embedded_BSH), rope)
-        hidden_BSH = embedded_BSH + self.self_attn.output(q_BNSD, *own, own_visibility, attention)
-        q_BNSD = self.cross_attn.queries(self.post_self_attention_layernorm(hidden_BSH), rope)
-        hidden_BSH = hidden_BSH + self.cross_attn.output(q_BNSD, *target, target_visibility, attention)
+        scale = self.self_attn.head_width**-0.5
+        hidden_BSH = embedded_BSH + self.self_attn(
+            self.input_layernorm(embedded_BSH), rope, lambda q_BNSD: attend(q_BNSD, *own, own_visibility, scale, attention)
+        )
+        hidden_BSH = hidden_BSH + self.cross_attn(
+            self.post_self_attention_layernorm(hidden_BSH),
+            rope,
+            lambda q_BNSD: attend(q_BNSD, *target, target_visibility, scale, attention),
+        )
         hidden_BSH = hidden_BSH + self.mlp(self.post_cross_attention_layernorm(hidden_BSH))
         return self.final_layernorm(hidden_BSH)
 

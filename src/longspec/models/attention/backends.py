@@ -44,7 +44,8 @@ def attend(
     """Attention output [B, N, S, D], the same in every backend to the dtype's tolerance; zeros for a query that sees no key."""
     if isinstance(visibility, TreeVisibility):
         if backend == AUTO:
-            backend = fastest_for_trees(q_BNSD.device.type, q_BNSD.dtype, q_BNSD.shape[-1])
+            # One kernel serves trees of all lengths, so that compiling it pays in decoding too; float64 it does not take.
+            backend = fastest(q_BNSD.device.type, q_BNSD.dtype, q_BNSD.shape[-1], q_BNSD.dtype != torch.float64)
         return tree.attend(q_BNSD, k_BKTD, v_BKTD, visibility, scale, TREE_BACKENDS[backend])
     if backend == AUTO:
         training = flex.needs_gradient(q_BNSD, k_BKTD, v_BKTD)
@@ -130,21 +131,6 @@ def fastest(device: str, dtype: torch.dtype, head_width: int, training: bool) ->
     else:
         backend, why = SDPA, f"flex_attention: {compiled}" if training else "for lengths that change"
     _log.info("attention: auto is %s (%s)", backend, why)
-    return backend
-
-
-@cache
-def fastest_for_trees(device: str, dtype: torch.dtype, head_width: int) -> str:
-    """The fastest backend for a draft's trees that is there, logged once."""
-    if device != "cuda":
-        backend = SDPA
-    elif dtype in flash.DTYPES and flash.is_installed():
-        backend = FLASH
-    elif dtype != torch.float64 and not _not_compiled(head_width):
-        backend = FLEX
-    else:
-        backend = SDPA
-    _log.info("attention of draft trees: auto is %s", backend)
     return backend
 
 
