@@ -215,13 +215,15 @@ def test_from_a_finished_stage_of_any_number_of_ranks(state: dict[str, Tensor], 
 def test_of_the_workflows_own_checkpoints_nothing_else_is_asked(
     state: dict[str, Tensor], extract: Extract, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, draft: str
 ) -> None:
-    """`extract` is asked for: it has written the target's configuration. An edit of the recipe comes too late."""
+    """`extract` is asked for: it has written the target's configuration. An edit of the recipe comes too late, and a torn
+    runtime.yaml is not taken for what a finished stage was run by.
+    """
     recipe = OmegaConf.to_container(compose("train", ["run=demo", "recipe.draft.lag=3"]).recipe)
     del recipe["draft"]["temperature"]  # type: ignore[index,union-attr]  # as if a later version had added it
     stage = tmp_path / "results/demo/variant/stage"
     slot = write_slot(stage / "checkpoints/last", state, 2, identity={"recipe": recipe})
     named = {"slot": "checkpoints/last", "manifest_sha256": sha256_file(slot / checkpoint_dir.MANIFEST)}
-    write_json(stage / "checkpoint.json", named | {"identity": {"recipe": recipe}})
+    write_json(stage / "checkpoint.json", named | {"identity": {"recipe": recipe}, "runtime": {"micro_batch": 3}})
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match=r"recipe\.yaml: is not what .* was trained by: draft\.lag: 3 -> 4"):
         extract(stage / source)
@@ -230,7 +232,7 @@ def test_of_the_workflows_own_checkpoints_nothing_else_is_asked(
         main()
     write_json(tmp_path / "models/demo/target_manifest.json", {"path": str(tmp_path / "target")})
     (tmp_path / "target/tokenizer.json").write_text("{}")
-    (stage / "runtime.yaml").write_text("micro_batch: 3\n")
+    (stage / "runtime.yaml").write_text("micro_batch: 3\n" if "last" in source else "micro_batch: 3\nlog_target_loss: tru")
     main()
     assert read_json(stage / draft / "config.json")["settings"]["lag"] == 3
     assert (stage / draft / "tokenizer.json").read_text() == "{}"

@@ -19,7 +19,8 @@ def recipe_and_folder(checkpoint: Path, recipe_path: Path | None, out: Path | No
 
     Raises ValueError when they are neither given nor known, and for another recipe than the checkpoint was trained by.
     """
-    identity, stage = _of_ours(checkpoint)
+    found, stage = _of_ours(checkpoint)
+    identity = found.get("identity")
     content = None if identity is None else identity["recipe"]
     if content is None and (recipe_path is None or out is None):
         raise ValueError(f"{checkpoint}: says nothing of its recipe and its stage; give --recipe and --out")
@@ -31,10 +32,15 @@ def recipe_and_folder(checkpoint: Path, recipe_path: Path | None, out: Path | No
 
 
 def training_of(checkpoint: Path, recipe: Any) -> dict[str, Any]:
-    """By its stage the sections that a draft was trained by; `runtime` where the checkpoint is of a stage's folder."""
-    identity, stage = _of_ours(checkpoint)
+    """By its stage the sections that a draft was trained by; `runtime` where the checkpoint is of a stage's folder.
+
+    The last job of a finished stage has noted its own; of one that is not finished runtime.yaml is read.
+    """
+    content, stage = _of_ours(checkpoint)
     sections: dict[str, Any] = {"recipe": plain(recipe)}
-    if identity is not None and (stage / RUNTIME).is_file():
+    if "runtime" in content:
+        sections["runtime"] = content["runtime"]
+    elif content.get("identity") is not None and (stage / RUNTIME).is_file():
         sections["runtime"] = yaml_files.read(stage / RUNTIME)
     return {recipe.stage: sections}
 
@@ -46,7 +52,7 @@ def write_training_config(folder: Path, training: dict[str, Any]) -> None:
 
 def check_vocabulary(checkpoint: Path, path: Path | None, vocabulary: DraftVocabulary | None) -> None:
     """Raise ValueError for another draft vocabulary than a checkpoint of ours was trained with."""
-    identity, _ = _of_ours(checkpoint)
+    identity = _of_ours(checkpoint)[0].get("identity")
     if identity is not None and vocabulary is not None and identity.get("vocabulary") != vocabulary.hash:
         raise ValueError(
             f"{path}: ids: are not those that {checkpoint} was trained with, so that its head would say other tokens; give the "
@@ -54,15 +60,15 @@ def check_vocabulary(checkpoint: Path, path: Path | None, vocabulary: DraftVocab
         )
 
 
-def _of_ours(checkpoint: Path) -> tuple[dict[str, Any] | None, Path]:
-    """Identity and stage's folder of a stage's checkpoint.json or of a slot; no identity for other sources."""
+def _of_ours(checkpoint: Path) -> tuple[dict[str, Any], Path]:
+    """Content and stage's folder of a stage's checkpoint.json or of a slot's manifest; no content for other sources."""
     if checkpoint.name == CHECKPOINT:
         content, stage = read_json_object(checkpoint), checkpoint.absolute().parent
     elif (checkpoint / MANIFEST).is_file():
         content, stage = read_manifest(checkpoint), checkpoint.absolute().parents[1]
     else:
-        return None, Path()
-    return content.get("identity"), stage
+        return {}, Path()
+    return content, stage
 
 
 def target_manifest(model: str) -> Path:

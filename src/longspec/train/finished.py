@@ -7,6 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from longspec.atomic_files import sha256_file, write_json
+from longspec.config import plain
 from longspec.distributed import Ranks, log
 from longspec.train.arguments import Job
 from longspec.train.checkpoint import checkpoint_dir
@@ -30,6 +31,7 @@ def publish(job: Job, folder: Path, ranks: Ranks, times: dict[str, float], steps
         "manifest_sha256": sha256_file(folder / slot / checkpoint_dir.MANIFEST),
         "step": manifest["step"],
         "identity": manifest["identity"],
+        "runtime": plain(job.runtime),
         "world_size": ranks.world_size,
         "zero_stage": job.runtime.deepspeed.zero_stage,
         **times,
