@@ -1,7 +1,5 @@
 """The page: numbers, figures and tables through one template, everything escaped unless it is a figure of ours."""
 
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +40,6 @@ def environment() -> Environment:
             "drafter": plots.drafter_name,
             "visible": visible,
             "quoted": lambda text: f"“{text}”",
-            "groupby_in_order": lambda rows, key: [list(group) for _, group in groupby(rows, key=itemgetter(key))],
             "position": lambda names, name: names.index(name) % STAGES + 1,
             "data_of": lambda variant, drafter: next((s.data for s in variant.stages if s.name == drafter), None),
         }
@@ -57,8 +54,8 @@ def figures(variants: list[Variant], numbers: dict[str, Any], settings: Settings
         found = numbers[part][v.name].items()
         return [Series(values, plots.drafter_name(name), drafter_colour(name, v.stage_names)) for name, values in found]
 
-    def stages(v: Variant, label: str) -> list[list[Series]]:
-        return [[Series(stage, label, drafter_colour(stage.name, v.stage_names))] for stage in v.stages]
+    def stages(v: Variant, label: str) -> list[Series]:
+        return [Series(stage, label, drafter_colour(stage.name, v.stage_names)) for stage in v.stages]
 
     return {kind: plots.by_drafter(kind, variants, numbers, settings) for kind in plots.BY_DRAFTER} | {
         "context": plots.by_context({v.name: drafters("by_context", v) for v in variants}, settings),

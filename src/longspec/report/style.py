@@ -59,13 +59,11 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a figure: what it shows, the label at its end, and its look."""
+    """One line of a figure: what it shows, the label at its end, and its colour."""
 
     values: Any
     label: str
     colour: str
-    line: Any = "-"
-    marker: str = "o"
 
 
 @contextmanager
