@@ -39,7 +39,6 @@ def environment() -> Environment:
             "proposal": lambda shape: f"{shape} tokens" if isinstance(shape, int) else f"a {shape_name(shape)} of tokens",
             "drafter": plots.drafter_name,
             "visible": visible,
-            "quoted": lambda text: f"“{text}”",
             "position": lambda names, name: names.index(name) % STAGES + 1,
             "data_of": lambda variant, drafter: next((s.data for s in variant.stages if s.name == drafter), None),
         }
