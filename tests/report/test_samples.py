@@ -55,19 +55,6 @@ def test_without_samples_the_page_says_so(tmp_path: Path) -> None:
     assert "No evaluation kept a sample" in read_page(tmp_path)[2]
 
 
-@pytest.mark.parametrize(
-    ("sample", "message"),
-    [
-        ([], "sample: must hold a text `before` and a list `tokens`; evaluate this drafter again"),
-        ({"before": "", "tokens": [TOKENS[0], {"text": "x"}]}, r"sample: token 2: must have a text and a depth of 0\.\.2"),
-        ({"before": "", "tokens": [TOKENS[0] | {"depth": 3}]}, r"sample: token 1: must have a text and a depth of 0\.\.2"),
-    ],
-)
-def test_a_sample_of_another_form_is_named(tmp_path: Path, sample: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=rf"longcot\.jsonl: task short, prompt 0: {message}"):
-        reported(tmp_path, sample)
-
-
 def test_control_characters_become_signs() -> None:
     assert visible("a\n\t\x1b\x7f ü") == "a↵\n⇥␛␡ ü"
 

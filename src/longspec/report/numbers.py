@@ -233,7 +233,7 @@ def report_numbers(
         shared, judged = figures_of(variant, settings), judge(variant, settings, gates)
         held = variant.vocabulary
         head_share = 1.0 if held is None else len(held.ids) / held.size
-        samples, tau = all_samples(variant.evaluations, settings), shared["overall"][variant.final]["mean"]
+        samples, tau = all_samples(variant.evaluations), shared["overall"][variant.final]["mean"]
         found[variant.name] = shared | {
             "improvements": improvements(variant, settings),
             "losses": losses(variant, settings),

@@ -102,7 +102,7 @@ def render(
         target=target,
         longest_bar=max(0.001, *(f["mean"] - 1 for found in numbers["overall"].values() for f in found.values())),
         figures=figures(variants, numbers, settings),
-        samples={v.name: all_samples(v.evaluations, settings) for v in variants},
+        samples={v.name: all_samples(v.evaluations) for v in variants},
         unfinished=unfinished(variants),
         short_of_prompts=short_of_prompts(numbers, settings),
         left_out=left_out(variants[0]),

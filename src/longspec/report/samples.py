@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from longspec import shown
-from longspec.evaluate.tasks import Settings
 from longspec.report.evaluations import Evaluation
 
 
@@ -28,28 +27,11 @@ class Sample:
         return {"tokens": len(self.tokens), "kept": sum(token["depth"] > 0 for token in self.tokens)}
 
 
-def all_samples(evaluations: dict[str, Evaluation], settings: Settings) -> dict[str, list[Sample]]:
-    """drafter -> its samples of the main setting, in the order of the tasks; a task or a drafter without one is left out.
-
-    Raises ValueError with file, task and field for one of another form.
-    """
+def all_samples(evaluations: dict[str, Evaluation]) -> dict[str, list[Sample]]:
+    """drafter -> its samples of the main setting, in the order of the tasks; a task or a drafter without one is left out."""
     found: dict[str, list[Sample]] = {}
     for drafter, one in evaluations.items():
-        deepest = max(settings.draft_tokens, settings.copied_by(drafter))
         for row in one.lines[: len(one["task"])]:  # those of the main setting are first
             if "sample" in row:
-                place = f"{one.path}: task {row['task']}, prompt {row['prompt']}: sample"
-                sample = Sample(row["task"], row["context_tokens"], *_checked(place, row["sample"], deepest))
-                found.setdefault(drafter, []).append(sample)
+                found.setdefault(drafter, []).append(Sample(row["task"], row["context_tokens"], **row["sample"]))
     return found
-
-
-def _checked(place: str, sample: Any, deepest: int) -> tuple[str, list[dict[str, Any]]]:
-    fix = "evaluate this drafter again (rule evaluate)"
-    if not isinstance(sample, dict) or not isinstance(sample.get("before"), str) or not isinstance(sample.get("tokens"), list):
-        raise ValueError(f"{place}: must hold a text `before` and a list `tokens`; {fix}")
-    for number, token in enumerate(sample["tokens"], 1):
-        good = isinstance(token, dict) and isinstance(token.get("text"), str) and token.get("depth") in range(deepest + 1)
-        if not good:
-            raise ValueError(f"{place}: token {number}: must have a text and a depth of 0..{deepest}; {fix}")
-    return sample["before"], sample["tokens"]
