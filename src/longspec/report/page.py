@@ -53,14 +53,13 @@ def figures(variants: list[Variant], numbers: dict[str, Any], settings: Settings
         found = numbers[part][v.name].items()
         return [Series(values, plots.drafter_name(name), drafter_colour(name, v.stage_names)) for name, values in found]
 
-    def stages(v: Variant, label: str) -> list[Series]:
-        return [Series(stage, label, drafter_colour(stage.name, v.stage_names)) for stage in v.stages]
+    def stages(v: Variant) -> list[Series]:
+        return [Series(stage, "draft", drafter_colour(stage.name, v.stage_names)) for stage in v.stages]
 
     return {kind: plots.by_drafter(kind, variants, numbers, settings) for kind in plots.BY_DRAFTER} | {
         "context": plots.by_context({v.name: drafters("by_context", v) for v in variants}, settings),
         "position": plots.by_position({v.name: drafters("by_position", v) for v in variants}, settings),
-        "growth": {v.name: training_curves.growth(v.name, stages(v, "")) for v in variants},
-        "loss": training_curves.losses({v.name: stages(v, "draft") for v in variants}),
+        "loss": training_curves.losses({v.name: stages(v) for v in variants}),
     }
 
 

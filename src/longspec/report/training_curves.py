@@ -1,6 +1,6 @@
-"""Figures of a training: loss curves beside the target's own loss, and the trainer's estimates of acceptance.
+"""Loss curves of a training beside the target's own loss, and the trainer's estimates of acceptance.
 
-Each figure has a panel per stage, which is the values of its series. Suffix: T optimizer steps.
+A figure has a panel per stage, which is the values of its series. Suffix: T optimizer steps.
 """
 
 from typing import Any
@@ -93,24 +93,3 @@ def estimates(stage: Stage) -> list[dict[str, Any]]:
     """Each logged estimate with its step: acceptance_k by lag, expected_tokens a round, loss in nats a label, seconds."""
     logged = [{"step": row["step"]} | row["held_out"] for row in stage.metrics if "held_out" in row]
     return [row for row in logged if row["expected_tokens"] is not None]  # null: it was not finite
-
-
-def growth(name: str, series: list[Series]) -> Markup:
-    """Estimated tokens a round, all panels on one scale; no panel for a stage without an estimate, empty without any."""
-    series = [one for one in series if estimates(one.values)]
-    if not series:
-        return Markup()
-    values = [row["expected_tokens"] for one in series for row in estimates(one.values)]
-    low, high = 1 - 0.04 * (max(values) - 1), max(values) + 0.12 * (max(values) - 1) + 0.02
-    with quiet():
-        figure, row = panels([1.0] * len(series), 2.5)
-        for axes, one in zip(row, series, strict=True):
-            bare(axes)
-            axes.axhline(1, color=COLOUR["muted"], linewidth=0.8)
-            steps, tokens = zip(*((at["step"], at["expected_tokens"]) for at in estimates(one.values)), strict=True)
-            axes.plot(steps, tokens, color=one.colour, marker="o", markersize=4.5, linewidth=1.5)
-            title = f"{one.values.name}  ·  {one.values.data}"
-            axes.set(xlim=(0, None), ylim=(low, high), title=title, xlabel="optimizer step")
-            label_ends(axes, [(f"{one.label} {tokens[-1]:.2f}".strip(), tokens[-1], one.colour)])
-        row[0].set_ylabel("expected tokens per round")
-        return to_svg(figure, f"growth-{name}", f"Expected tokens per round on held-out text in training, {name}")
