@@ -1,4 +1,4 @@
-"""The figures of acceptance: per drafter, by context length, by position. Series are labelled directly."""
+"""The figures of acceptance: per drafter, by context length, by position. A legend names the series."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from longspec.config.names import IMPORTED, LOOKUP, UNTRAINED, WITH_LOOKUP
 from longspec.evaluate.tasks import Settings
 from longspec.report.inputs import Variant
-from longspec.report.style import COLOUR, MARKERS, Series, bare, drafter_colour, label_ends, panels, quiet, to_svg
+from longspec.report.style import COLOUR, MARKERS, Series, bare, drafter_colour, panels, quiet, to_svg
 
 NAMES = {
     UNTRAINED: "untrained draft",
@@ -100,7 +100,7 @@ def _context(name: str, series: list[Series], settings: Settings, limits: tuple[
                 values = [bucket for bucket in one.values if bucket["task"] == task]
                 at = [place + 0.13 * (number - (len(series) - 1) / 2) for place in range(len(values))]
                 means = [value["mean"] for value in values]
-                axes.plot(at, means, color=one.colour, linewidth=1.0, alpha=0.55)
+                axes.plot(at, means, color=one.colour, linewidth=1.0, alpha=0.55, label=one.label)
                 for place, value in zip(at, values, strict=True):
                     draw_point(axes, value, place, one.colour, "o")
             names = [f"{size_name(b['from'])}–{size_name(b['to'])}\nn = {b['prompts']}" for b in held]
@@ -108,7 +108,7 @@ def _context(name: str, series: list[Series], settings: Settings, limits: tuple[
             axes.set(xlim=(-0.55, len(held) - 0.45), ylim=limits, title=task)
         row[0].set_ylabel("acceptance length")
         figure.supxlabel("context length, tokens", color=COLOUR["muted"], fontsize=9)
-        label_ends(row[-1], [(one.label, one.values[-1]["mean"], one.colour) for one in series])
+        row[-1].legend(loc="upper left", bbox_to_anchor=(1, 1))
         return to_svg(figure, f"context-{name}", f"Acceptance length by context length, {name}")
 
 
@@ -128,10 +128,10 @@ def _position(name: str, series: list[Series], settings: Settings, limits: tuple
             bare(axes)
             for one in series:
                 look: dict[str, Any] = {"color": one.colour, "marker": "o", "markersize": 4.5}
-                axes.plot(places, one.values[task], linewidth=1.5, clip_on=False, **look)
+                axes.plot(places, one.values[task], linewidth=1.5, clip_on=False, label=one.label, **look)
             axes.set(xlim=(0.8, len(places) + 0.2), ylim=limits, xticks=places, title=task)
             axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.0f} %")
         row[0].set_ylabel("rounds in which it was accepted")
         figure.supxlabel("place of the drafted token in its round", color=COLOUR["muted"], fontsize=9)
-        label_ends(row[-1], [(one.label, one.values[task][-1], one.colour) for one in series])
+        row[-1].legend(loc="upper left", bbox_to_anchor=(1, 1))
         return to_svg(figure, f"position-{name}", f"Acceptance by position in the round, {name}")

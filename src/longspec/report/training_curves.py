@@ -11,7 +11,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 
 from longspec.report.inputs import Stage
-from longspec.report.style import COLOUR, DASHED, Series, bare, label_ends, panels, quiet, to_svg
+from longspec.report.style import COLOUR, DASHED, Series, bare, panels, quiet, to_svg
 
 FloatArray = npt.NDArray[np.float64]
 POINTS = 800  # drawn per curve at most: more than a panel has pixels
@@ -63,24 +63,23 @@ def _losses(name: str, series: list[Series], scales: dict[str, tuple[float, floa
             axes.set(title=f"{one.values.name}  ·  {one.values.data}", xlabel="optimizer step")
             if one.values.name in scales:  # else no step has a finite loss; the page says so
                 axes.set_ylim(scales[one.values.name])
-                label_ends(axes, _curves_of(axes, one))
+                _curves_of(axes, one)
+                axes.legend()
         row[0].set_ylabel("loss, nats per token")
         return to_svg(figure, f"loss-{name}", f"Loss of each stage beside the target's own, {name}")
 
 
-def _curves_of(axes: Axes, one: Series) -> list[tuple[str, float, str]]:
-    """Draw a stage's loss and the target's; returns the labels of their ends."""
+def _curves_of(axes: Axes, one: Series) -> None:
+    """Draw a stage's loss and the target's."""
     step_T, loss_T, target_T = curves(one.values)
     known_T = np.isfinite(target_T)
     _draw(axes, step_T, loss_T, color=one.colour, alpha=0.3, linewidth=0.8)
     floor, own = ("target", COLOUR["muted"], DASHED, 1.4), (one.label, one.colour, "-", 1.9)
-    ends = []
     for at_T, value_T, (label, colour, line, width) in ((step_T, loss_T, own), (step_T[known_T], target_T[known_T], floor)):
         if len(value_T):
             smoothed_T = smooth(value_T)
-            _draw(axes, at_T, smoothed_T, color=colour, linestyle=line, linewidth=width)
-            ends.append((f"{label} {smoothed_T[-1]:.2f}", float(smoothed_T[-1]), colour))
-    return ends
+            named = f"{label} {smoothed_T[-1]:.2f}"
+            _draw(axes, at_T, smoothed_T, color=colour, linestyle=line, linewidth=width, label=named)
 
 
 def _draw(axes: Axes, step_T: FloatArray, value_T: FloatArray, **look: Any) -> None:
