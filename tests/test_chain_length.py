@@ -7,7 +7,7 @@ import pytest
 
 from longspec import chain_length
 from longspec.atomic_files import write_json
-from longspec.chain_length import ChainAcceptance, ChainCosts, TreeAcceptance, chain_speeds, nearest, pooled, read_acceptance
+from longspec.chain_length import ChainAcceptance, TreeAcceptance, nearest, pooled, read_acceptance
 
 
 def geometric(share: float, depth: int) -> ChainAcceptance:
@@ -25,16 +25,6 @@ def test_expected_tokens_of_equal_shares_are_the_geometric_sum(share: float) -> 
 def test_tokens_behind_one_that_is_never_kept_bring_nothing() -> None:
     held = ChainAcceptance(0.0, ((9, 10), (0, 9), (0, 0), (0, 0)))
     assert held.expected_tokens() == pytest.approx([1.9, 1.9, 1.9, 1.9])
-
-
-def test_speed_up_is_that_of_leviathan_where_a_verification_costs_a_plain_step() -> None:
-    """(1 - a^(k+1)) / ((1 - a)(k c + 1)), theorem 3.8; at a = 0.8 and c = 0.05 it is 3.082, 3.092, 3.078 for k = 7, 8, 9."""
-    share, cost = 0.8, 0.05
-    costs = ChainCosts(0.02, tuple(0.02 * (1 + length * cost) for length in range(1, 13)))
-    speeds = chain_speeds(geometric(share, 12), costs)
-    closed = [(1 - share ** (k + 1)) / ((1 - share) * (k * cost + 1)) for k in range(1, 13)]
-    assert [row.speed_up for row in speeds] == pytest.approx(closed, rel=1e-5)
-    assert closed.index(max(closed)) == 7
 
 
 def test_counts_of_texts_are_added_up() -> None:

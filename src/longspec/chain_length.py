@@ -64,24 +64,6 @@ class ChainCosts:
     rounds: tuple[float, ...]
 
 
-@dataclass(frozen=True)
-class ChainSpeed:
-    """The expectation for chains of one length: tokens and seconds a round, and the speed over plain decoding."""
-
-    length: int
-    tokens: float
-    seconds: float
-    speed_up: float
-
-
-def chain_speeds(acceptance: ChainAcceptance, costs: ChainCosts) -> list[ChainSpeed]:
-    """A row for each length whose acceptance and cost are both known, from 1 on."""
-    known = zip(acceptance.expected_tokens(), costs.rounds, strict=False)
-    return [
-        ChainSpeed(length, tokens, seconds, tokens * costs.plain / seconds) for length, (tokens, seconds) in enumerate(known, 1)
-    ]
-
-
 def nearest(held: Sequence[Acceptance], temperature: float, with_lookup: bool = False) -> list[Acceptance]:
     """Those at the temperature nearest to this one; at that of the first, of equals.
 

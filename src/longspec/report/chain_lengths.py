@@ -6,7 +6,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from longspec.chain_length import LONGEST, Acceptance, ChainCosts, TreeAcceptance, chain_speeds, pooled, write_acceptance
+from longspec.chain_length import LONGEST, Acceptance, ChainCosts, TreeAcceptance, pooled, write_acceptance
 from longspec.config.names import WITH_LOOKUP
 from longspec.evaluate.tasks import Setting, Settings
 from longspec.report.inputs import Variant
@@ -58,8 +58,9 @@ def expected_speeds(variant: Variant, settings: Settings) -> dict[str, Any] | No
             return None
         tokens = sum(line["new_tokens"] for line in lines)
         plain += tokens * costs.plain
-        for place, row in enumerate(chain_speeds(pooled(0, [line["positions"] for line in lines]), costs)):
-            rows[place] += tokens * row.seconds / row.tokens
+        expected = pooled(0, [line["positions"] for line in lines]).expected_tokens()
+        for place, (brought, seconds) in enumerate(zip(expected, costs.rounds, strict=False)):
+            rows[place] += tokens * seconds / brought
     by_length = [{"length": length, "speed_up": plain / seconds} for length, seconds in enumerate(rows, 1)]
     return {"by_length": by_length, "best": max(by_length, key=itemgetter("speed_up"))["length"]}
 
