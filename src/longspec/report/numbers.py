@@ -119,18 +119,6 @@ def improvements(variant: Variant, settings: Settings) -> list[dict[str, Any]]:
     return rows
 
 
-def losses(variant: Variant, settings: Settings) -> list[dict[str, Any]]:
-    """Where a stage drafts another stage's kind of text worse than the stage before: the whole interval lies below 0."""
-    rows = []
-    for before, stage in pairwise(variant.stages):
-        new, old = variant.evaluations[stage.name], variant.evaluations[before.name]
-        for name, task in settings.tasks.items():
-            row = difference(new, old, new.of_task(name), settings.seed)
-            if task.origin != stage.data and row["high"] is not None and row["high"] < 0:
-                rows.append({"stage": stage.name, "before": before.name, "task": name} | row)
-    return rows
-
-
 def against_baselines(variant: Variant, settings: Settings) -> list[dict[str, Any]]:
     """The final draft against each baseline, over all tasks."""
     final = variant.evaluations[variant.final]
@@ -236,7 +224,6 @@ def report_numbers(
         samples, tau = all_samples(variant.evaluations), shared["overall"][variant.final]["mean"]
         found[variant.name] = shared | {
             "improvements": improvements(variant, settings),
-            "losses": losses(variant, settings),
             "against_baselines": against_baselines(variant, settings),
             "with_lookup": with_lookup(variant, settings),
             "chain_lengths": expected_speeds(variant, settings),
