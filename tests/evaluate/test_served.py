@@ -29,7 +29,7 @@ CHAINS = {"engine": "vllm", "shapes": [2, 3], "repeats": 1}
 
 
 def answer(tokens: list[int], steps: list[int], accepted: int, by_place: list[int], **more: Any) -> Answer:
-    return Answer("a", tokens, steps, len(steps) - 1, 3 * (len(steps) - 1), accepted, by_place, [0.25], [0.75], **more)
+    return Answer("a", tokens, steps, accepted, by_place, [0.75], **more)
 
 
 @pytest.fixture
