@@ -13,13 +13,19 @@ import sys
 from typing import Any
 
 import machine
+import numpy as np
+from omegaconf import OmegaConf
 from workflow_copy import WorkflowCopy
 
 from longspec.config import stages_of
+from longspec.report.inputs import Stage, read_stage
+from longspec.report.training_curves import curves, smooth
 
 REFERENCE = "ablation-reference"
 LEFT_OUT = {"anchor-offset positions": "ablation-plain-positions", "random lag": "ablation-lag-1"}
 VARIANT = "sinkpi-slicing"
+# The settings without which two losses cannot be compared: on which text, how much of it in a step, and what is learnt.
+DECIDE_LOSS = ("data", "global_batch", "draft.loss", "draft.temperature", "draft.lag_mode", "draft.lag")
 BUILT = ("models/demo", "data")
 COPY = WorkflowCopy(machine.WORK / "ablations")
 
@@ -33,7 +39,7 @@ def compare(without: str, whole: str) -> dict[str, Any]:
     """What `snakemake compare` finds of two runs, of which those not there are trained."""
     COPY.make("compare", "--config", f"runs=[{without},{whole}]")
     numbers: dict[str, Any] = json.loads((COPY.folder / f"results/compare/{without}_{whole}.json").read_text())
-    return numbers["variants"][VARIANT]
+    return numbers
 
 
 def found(numbers: dict[str, Any], without: str, whole: str) -> dict[str, Any]:
@@ -41,23 +47,51 @@ def found(numbers: dict[str, Any], without: str, whole: str) -> dict[str, Any]:
 
     All runs of a seed see the same rows in the same steps.
     """
-    stages = [row["stage"] for row in numbers["sooner"]]
-    lengths = {
-        f"{row['drafter']}, {row['task'] or 'all'}": {
-            "without": row["first"]["mean"],
-            "with": row["second"]["mean"],
-            **{key: row[key] for key in ("difference", "low", "high")},
-        }
-        for row in numbers["acceptance"]
-        if row["drafter"] in stages
-    }
+    names = {"without": f"{without}/{VARIANT}", "with": f"{whole}/{VARIANT}"}
+    stages = stages_of(REFERENCE)
+    lengths = {}
+    for row in numbers["between_variants"]:
+        if row["drafter"] in stages:
+            lengths[f"{row['drafter']}, {row['task'] or 'all'}"] = {
+                side: (numbers["variants"][name][row["drafter"]] | {None: numbers["overall"][name][row["drafter"]]})[
+                    row["task"]
+                ]["mean"]
+                for side, name in names.items()
+            } | {key: row[key] for key in ("difference", "low", "high")}
     contexts = {
         f"{stages[0]}, {one['task']}, {one['from']} to {one['to']}": {"without": one["mean"], "with": other["mean"]}
-        for one, other in zip(*(numbers["by_context"][run][stages[0]] for run in (without, whole)), strict=True)
+        for one, other in zip(*(numbers["by_context"][name][stages[0]] for name in names.values()), strict=True)
     }
-    ends = {(row["run"], row["stage"]): [round(row[key], 3) for key in ("first_loss", "loss")] for row in numbers["training"]}
-    losses = {stage: {"without": ends[without, stage], "with": ends[whole, stage]} for stage in stages}
-    return {"accepted_length": lengths, "by_context": contexts, "losses": losses, "sooner": numbers["sooner"]}
+    trained = {
+        stage: {run: read_stage(COPY.folder / "results" / run / VARIANT / stage) for run in (without, whole)}
+        for stage in stages
+    }
+    losses = {stage: {"without": ends(pair[without]), "with": ends(pair[whole])} for stage, pair in trained.items()}
+    told = {"accepted_length": lengths, "by_context": contexts, "losses": losses}
+    return told | {"sooner": [{"stage": stage} | sooner(pair) for stage, pair in trained.items()]}
+
+
+def ends(stage: Stage) -> list[float]:
+    """Mean losses of the first and the last twelfth of a stage's steps, in nats a token."""
+    part = max(1, len(stage.metrics) // 12)
+    return [round(statistics.mean(row["loss"] for row in rows), 3) for rows in (stage.metrics[:part], stage.metrics[-part:])]
+
+
+def sooner(pair: dict[str, Stage]) -> dict[str, Any]:
+    """The smoothed loss at which the higher run ends, and the step from which on the other is as low.
+
+    `times`: the higher one's steps over that step. All None where the recipes' losses ask different things.
+    """
+    asked = [[OmegaConf.select(stage.recipe, key) for key in DECIDE_LOSS] for stage in pair.values()]
+    if asked[0] != asked[1]:
+        return dict.fromkeys(("loss", "higher", "steps", "lower", "step", "times"))
+    found = {run: curves(stage)[:2] for run, stage in pair.items()}
+    smoothed = {run: smooth(loss_T) for run, (_, loss_T) in found.items()}
+    lower, higher = sorted(smoothed, key=lambda run: float(smoothed[run][-1]))
+    loss, steps = float(smoothed[higher][-1]), int(found[higher][0][-1])
+    above = np.flatnonzero(smoothed[lower] > loss)
+    step = int(found[lower][0][above[-1] + 1 if len(above) else 0])
+    return {"loss": loss, "higher": higher, "steps": steps, "lower": lower, "step": step, "times": steps / step}
 
 
 def over_seeds(seeds: list[dict[str, Any]]) -> dict[str, Any]:

@@ -13,30 +13,39 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.machine import ROOT, describe, write
 from longspec.atomic_files import read_json
+from longspec.report.inputs import read_provenance, read_stage
 
 COMPARED = ROOT / "results/compare/demo_demo-eagle3.json"
-RUNS = ("demo", "demo-eagle3")
+RUNS = {"demo": "sinkpi-slicing", "demo-eagle3": "ttt"}  # each in its variant
 BAR = 0.85
 
 
 def figures(compared: dict[str, Any]) -> dict[str, Any]:
     """Acceptance lengths by task (`all`: over all tasks), their ratio with its 95 % interval, and the seconds of training."""
-    (pair,) = compared["variants"].values()
-    final = pair["finals"] if isinstance(pair["finals"], str) else pair["finals"][-1]
+    lengths = {}
+    for run, variant in RUNS.items():
+        name = f"{run}/{variant}"
+        final = compared["final"][name]["stage"]
+        found = compared["variants"][name][final] | {"all": compared["overall"][name][final]}
+        lengths[run] = {task: acceptance["mean"] for task, acceptance in found.items()}
     acceptance = {}
-    for row in pair["acceptance"]:
-        if row["drafter"] != final:
+    for row in compared["between_variants"]:
+        if row["drafter"] != "final draft":
             continue
-        first, second = row["first"]["mean"], row["second"]["mean"]
-        acceptance[row["task"] or "all"] = {
+        task = row["task"] or "all"
+        first, second = (lengths[run][task] for run in RUNS)
+        acceptance[task] = {
             **dict(zip(RUNS, (first, second), strict=True)),
             "ratio": second / first,
             # The interval is that of the paired difference, seen from GLIDE's mean.
             "ratio_low": 1 + row["low"] / first,
             "ratio_high": 1 + row["high"] / first,
         }
-    seconds = {run: sum(stage["seconds"] for stage in pair["training"] if stage["run"] == run) for run in RUNS}
-    return {"acceptance": acceptance, "training_seconds": seconds, "lossless": pair["lossless"]}
+    seconds = {}
+    for run, variant in RUNS.items():
+        folder = ROOT / "results" / run / variant
+        seconds[run] = sum(read_stage(folder / stage).total("seconds") for stage in read_provenance(folder)["order"])
+    return {"acceptance": acceptance, "training_seconds": seconds, "lossless": compared["lossless"]}
 
 
 def main() -> None:

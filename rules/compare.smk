@@ -9,7 +9,7 @@ rule compare:
     localrule: True
 
 
-# What it reads of a run, the run's report has read before.
+# A report of two runs, whose variants stand side by side. What it reads of a run, the run's own has read before.
 rule compare_runs:
     input:
         first=NUMBERS.replace("{run}", "{first}"),
@@ -32,10 +32,8 @@ rule compare_runs:
     localrule: True
     params:
         settings=asks(PLAN.compared_settings),
-        variants=asks(PLAN.compared_variants),
+        gates=PLAN.gates(),
+        options=asks(PLAN.compared_options),
     shell:
-        "python -m longspec.compare"
-        " --run {wildcards.first:q}=results/{wildcards.first:q}"
-        " --run {wildcards.second:q}=results/{wildcards.second:q}"
-        " {params.variants} --settings {params.settings:q}"
-        " --out {output.page:q} > {log:q} 2>&1"
+        "python -m longspec.report --run {wildcards.first:q}_{wildcards.second:q} {params.options:q}"
+        " --settings {params.settings:q} --gates {params.gates:q} --out {output.page:q} > {log:q} 2>&1"

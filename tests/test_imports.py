@@ -60,7 +60,6 @@ MAY_IMPORT = {
     "evaluate": {"data", "decode", "models", "states", "methods", "serve"},
     "serve": set(),
     "report": {"evaluate", "methods"},
-    "compare": {"report", "evaluate", "methods"},
     "choose": {"report", "evaluate", "data"},
     "gates": set(),
     "cluster": {"train", "models", "data", "methods"},

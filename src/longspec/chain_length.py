@@ -6,7 +6,7 @@ No torch: reports are made with it too.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from operator import mul
+from operator import index, mul
 from pathlib import Path
 from typing import Any
 
@@ -64,24 +64,6 @@ class ChainCosts:
     rounds: tuple[float, ...]
 
 
-@dataclass(frozen=True)
-class ChainSpeed:
-    """The expectation for chains of one length: tokens and seconds a round, and the speed over plain decoding."""
-
-    length: int
-    tokens: float
-    seconds: float
-    speed_up: float
-
-
-def chain_speeds(acceptance: ChainAcceptance, costs: ChainCosts) -> list[ChainSpeed]:
-    """A row for each length whose acceptance and cost are both known, from 1 on."""
-    known = zip(acceptance.expected_tokens(), costs.rounds, strict=False)
-    return [
-        ChainSpeed(length, tokens, seconds, tokens * costs.plain / seconds) for length, (tokens, seconds) in enumerate(known, 1)
-    ]
-
-
 def nearest(held: Sequence[Acceptance], temperature: float, with_lookup: bool = False) -> list[Acceptance]:
     """Those at the temperature nearest to this one; at that of the first, of equals.
 
@@ -116,48 +98,27 @@ def write_acceptance(folder: Path, held: Sequence[Acceptance]) -> None:
 def read_acceptance(draft: Path) -> tuple[Acceptance, ...]:
     """The acceptance that is stored in a draft's folder, or in that of its weight file; empty where there is no file.
 
-    Raises ValueError with file, field and fix for another content.
+    Raises ValueError with file and fix for another content.
     """
     path = (draft if draft.is_dir() else draft.parent) / FILE
     if not path.is_file():
         return ()
     content = read_json_object(path)
-    chains, trees = content.get("chains"), content.get("trees", [])
-    if not isinstance(trees, list):
-        raise ValueError(f"{path}: trees: must be a list of levels and counts; {AGAIN}")
-    if not isinstance(chains, list) or not chains + trees:
-        raise ValueError(f"{path}: chains: must be a list of temperatures and positions; {AGAIN}")
-    # What is no object has no field.
-    held = [[each if isinstance(each, dict) else {} for each in entries] for entries in (chains, trees)]
-    found: list[Acceptance] = [_chain_of(f"{path}: chains[{number}]", entry) for number, entry in enumerate(held[0])]
-    return (*found, *(_tree_of(f"{path}: trees[{number}]", entry) for number, entry in enumerate(held[1])))
+    try:
+        chains = [ChainAcceptance(each["temperature"], tuple(map(_pair, each["positions"]))) for each in content["chains"]]
+        trees = [TreeAcceptance(**each | {"levels": tuple(map(index, each["levels"]))}) for each in content.get("trees", [])]
+        held: list[Acceptance] = [*chains, *trees]
+        counted = [tree.rounds in range(1, tree.tokens + 1) and min(tree.levels) > 0 <= tree.copied for tree in trees]
+        if not held or not all([*counted, *(each.temperature >= 0 for each in held), *(each.positions for each in chains)]):
+            raise ValueError("a number out of range, or none")
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: is no acceptance by position and tree ({type(error).__name__}: {error}); {AGAIN}") from error
+    return tuple(held)
 
 
-def _chain_of(place: str, entry: dict[str, Any]) -> ChainAcceptance:
-    temperature, positions = _temperature(place, entry.get("temperature")), entry.get("positions")
-    if not isinstance(positions, list) or not positions or not all(_is_pair(pair) for pair in positions):
-        raise ValueError(f"{place}.positions: must be pairs of counts [kept, all before it kept], kept the lesser; {AGAIN}")
-    return ChainAcceptance(temperature, tuple((kept, reached) for kept, reached in positions))
-
-
-def _tree_of(place: str, entry: dict[str, Any]) -> TreeAcceptance:
-    levels, tokens, rounds = (entry.get(key) for key in ("levels", "tokens", "rounds"))
-    temperature, copied = _temperature(place, entry.get("temperature")), entry.get("copied", 0)
-    if not isinstance(levels, list) or not levels or not all(type(size) is int and size > 0 for size in levels):
-        raise ValueError(f"{place}.levels: must be sizes of levels, such as [2, 4, 4]; {AGAIN}")
-    if type(tokens) is not int or type(rounds) is not int or not 0 < rounds <= tokens:
-        raise ValueError(f"{place}.tokens: must be a count, as `rounds`, and no less than that; {AGAIN}")
-    if type(copied) is not int or copied < 0:
-        raise ValueError(f"{place}.copied: {copied!r}: must be a count; {AGAIN}")
-    return TreeAcceptance(temperature, tuple(levels), tokens, rounds, copied)
-
-
-def _temperature(place: str, temperature: Any) -> float:
-    if isinstance(temperature, bool) or not isinstance(temperature, int | float) or not temperature >= 0:
-        raise ValueError(f"{place}.temperature: {temperature!r}: must be 0 or more; {AGAIN}")
-    return float(temperature)
-
-
-def _is_pair(pair: Any) -> bool:
-    whole = isinstance(pair, list) and len(pair) == 2 and all(type(count) is int for count in pair)
-    return whole and 0 <= pair[0] <= pair[1]
+def _pair(counts: Any) -> tuple[int, int]:
+    """Counts [kept, all before it kept], kept the lesser. Raises ValueError for others."""
+    kept, reached = map(index, counts)
+    if not 0 <= kept <= reached:
+        raise ValueError(f"positions: {counts}")
+    return kept, reached

@@ -13,7 +13,6 @@ from longspec.decode.generate import generate
 from longspec.decode.prefill import prefill
 from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import speculate
-from longspec.evaluate.sample import Recorder
 from longspec.methods.eagle3.drafter import Eagle3Drafter
 from longspec.methods.eagle3.settings import Settings
 from longspec.methods.glide.drafter import GlideDrafter
@@ -93,7 +92,6 @@ def test_what_is_no_drafter_of_this_target_is_refused() -> None:
         (None, "draft: None: give a draft folder, a weight file, or a drafter"),
         (4, "draft: 4: give a draft folder"),
         (GlideDrafter(make_target(0), drafter.layer, 12), "draft: this drafter was made for another target"),
-        (Recorder(GlideDrafter(make_target(0), drafter.layer, 12)), "draft: this drafter was made for another target"),
         (left_behind, "draft: its layer is torch.float32 on cpu, the target torch.float64 on cpu: move the layer"),
     ]
     for wrong, message in faults:

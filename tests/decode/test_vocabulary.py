@@ -13,9 +13,8 @@ from longspec.decode.generate import generate, load_drafter
 from longspec.decode.levels import DEFAULT_SHAPE
 from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import speculate
-from longspec.decode.tree import TreeBuilder
+from longspec.decode.tree import DraftTree, TreeBuilder
 from longspec.draft_vocabulary import DraftVocabulary
-from longspec.evaluate.sample import Recorder
 from longspec.methods import chosen_vocabulary
 from longspec.methods.glide.drafter import GlideDrafter
 from longspec.tokenizer_files import tokenizer_hash_of
@@ -29,15 +28,17 @@ SAID, NEW = (0, 2, 7, 11, 30, 44, 45, 60), 40
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("shape", [4, DEFAULT_SHAPE])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_what_is_proposed_lies_in_the_vocabulary(method: str, shape: Any, temperature: float) -> None:
+def test_what_is_proposed_lies_in_the_vocabulary(
+    method: str, shape: Any, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And of all its tokens some; the greedy text, also of other tokens, is the target's own."""
     target = make_target(3, **DEPTHS[method])
-    recorder, prompts = Recorder(make_drafter(method, target, ids=SAID)), [[3, 1, 4, 1, 5], [9, 2]]
+    drafter, prompts, trees = make_drafter(method, target, ids=SAID), [[3, 1, 4, 1, 5], [9, 2]], list[DraftTree]()
+    propose = drafter.propose
+    monkeypatch.setattr(drafter, "propose", lambda *asked: trees.append(propose(*asked)) or trees[-1])
     generator = torch.Generator().manual_seed(0)
-    decoded = speculate(
-        target, recorder, prompts, max_new_tokens=NEW, shape=shape, temperature=temperature, generator=generator
-    )
-    proposed = torch.cat([tokens_BS[:, 1:].flatten() for tokens_BS, _ in recorder.proposals])
+    decoded = speculate(target, drafter, prompts, max_new_tokens=NEW, shape=shape, temperature=temperature, generator=generator)
+    proposed = torch.cat([tree.tokens_BS[:, 1:].flatten() for tree in trees])
     assert len(SAID) / 2 < len(set(proposed.tolist())) <= len(SAID)
     assert set(proposed.tolist()) <= set(SAID)
     assert not {token for row in decoded.rows for token in row.ids} <= set(SAID)

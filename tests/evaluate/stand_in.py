@@ -42,8 +42,7 @@ def main() -> None:
             sizes = [1] * len(tokens) if job.method is None else [1, *([2] * rounds)]
             sizes[-1] -= sum(sizes) - len(tokens)
             by_place = [rounds] + [0] * (job.tokens - 1) if job.method else []
-            seconds = {"seconds_prompt": [0.1] * job.repeats, "seconds": [0.5] * job.repeats}
-            answer = Answer(request.id, tokens, sizes, rounds, rounds * job.tokens, rounds, by_place, best=best, **seconds)
+            answer = Answer(request.id, tokens, sizes, rounds, by_place, [0.5] * job.repeats, best)
             print(answer.encode(), flush=True)
 
 

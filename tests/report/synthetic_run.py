@@ -72,11 +72,11 @@ def evaluation_rows(drafter: str, settings: dict[str, Any], seed: int, shift: fl
 
 
 def sample(accepted: list[int]) -> dict[str, Any]:
-    """A text of which so many drafted tokens were kept in each round; a wrong one was drafted in place of the target's own."""
-    tokens: list[dict[str, Any]] = [{"text": "The", "depth": 0, "rejected": []}]
+    """A text of which so many drafted tokens were kept in each round."""
+    tokens: list[dict[str, Any]] = [{"text": "The", "depth": 0}]
     for kept in accepted:
-        tokens += [{"text": f" draft{depth}", "depth": depth, "rejected": []} for depth in range(1, kept + 1)]
-        tokens.append({"text": " own\n", "depth": 0, "rejected": [" wrong"]})
+        tokens += [{"text": f" draft{depth}", "depth": depth} for depth in range(1, kept + 1)]
+        tokens.append({"text": " own\n", "depth": 0})
     return {"before": "Once upon a time. ", "tokens": tokens}
 
 

@@ -54,15 +54,6 @@ def test_a_task_without_costs_leaves_the_line_out(tmp_path: Path) -> None:
     assert expected_speeds(read_variant("base", tmp_path, settings), settings) is None
 
 
-@pytest.mark.parametrize("costs", [3, {"plain": 1.0}, {"plain": 1.0, "rounds": [1.0]}, {"plain": 0, "rounds": [1.0, 1.0]}])
-def test_strange_costs_are_named(tmp_path: Path, costs: Any) -> None:
-    path = written(tmp_path, {"short": costs})
-    settings = parse(TWO)
-    with pytest.raises(ValueError, match=r"task short, prompt 0: seconds_by_chain: .*rule evaluate") as error:
-        expected_speeds(read_variant("base", tmp_path, settings), settings)
-    assert str(error.value).startswith(str(path))
-
-
 def test_the_page_tells_them_and_the_final_draft_keeps_its_acceptance(tmp_path: Path) -> None:
     """The tiny run's final draft keeps [2, 2], [2], [0], [1], [2, 1, 1] of two: 7 of 8 first tokens, then 4 of 7."""
     arguments = write_tiny(tmp_path, seconds_by_chain={"plain": 1.0, "rounds": [1.5, 2.375]})

@@ -50,7 +50,6 @@ def test_every_figure_is_of_what_is_left(folder: Path, tmp_path: Path) -> None:
         "variants",
         "overall",
         "improvements",
-        "losses",
         "by_context",
         "by_position",
         "lossless",

@@ -15,7 +15,6 @@ from longspec.methods.glide.layer import GlideLayer
 from longspec.methods.glide.settings import layer_weights
 from longspec.report import prediction, tables
 from longspec.report.inputs import Variant, read_manifest, read_variant
-from longspec.report.style import spread
 from longspec.report.training_curves import smooth
 from tests.report.synthetic_run import MODEL, SETTINGS, write_data, write_variant
 
@@ -103,16 +102,6 @@ def test_the_data_tables_add_up(variant: Variant, tmp_path: Path) -> None:
     write_json(raw[0], content)
     with pytest.raises(ValueError, match=r"stdlib.manifest\.json: records: .* do not add up"):
         tables.raw_table([read_manifest(raw[0], "raw")], [variant], tasks)
-
-
-def test_labels_keep_their_distance_and_their_order() -> None:
-    wanted = [1.0, 1.05, 3.0, 1.02, 0.0]
-    placed = spread(wanted, 0.2)
-    gaps = np.diff(np.sort(placed))
-    assert (gaps >= 0.2 - 1e-9).all()
-    assert np.argsort(placed).tolist() == np.argsort(wanted).tolist()
-    assert (placed[2], placed[4]) == (3.0, 0.0)
-    assert np.mean([placed[0], placed[1], placed[3]]) == pytest.approx(np.mean([1.0, 1.05, 1.02]))
 
 
 def test_smoothing_invents_nothing_at_the_ends() -> None:

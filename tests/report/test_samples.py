@@ -13,12 +13,12 @@ from tests.report.test_page import read_page
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 TOKENS = [
-    {"text": "x", "depth": 0, "rejected": []},
-    {"text": "<script>", "depth": 1, "rejected": []},
-    {"text": "alert(1)", "depth": 2, "rejected": []},
-    {"text": '</script>"\n', "depth": 0, "rejected": []},
-    {"text": "&amp;", "depth": 1, "rejected": []},
-    {"text": "\x00\t", "depth": 0, "rejected": ['" onclick="x', "<b>bold</b>"]},
+    {"text": "x", "depth": 0},
+    {"text": "<script>", "depth": 1},
+    {"text": "alert(1)", "depth": 2},
+    {"text": '</script>"\n', "depth": 0},
+    {"text": '&amp;" onclick="x', "depth": 1},
+    {"text": "\x00\t", "depth": 0},
 ]
 
 
@@ -32,41 +32,27 @@ def reported(folder: Path, sample: Any) -> tuple[Any, Any, str, str]:
 
 def test_hostile_texts_are_shown_and_do_nothing(tmp_path: Path) -> None:
     numbers, parser, source, text = reported(tmp_path, {"before": "<img src=x onerror=alert(2)>", "tokens": TOKENS})
-    assert numbers["samples"]["base"] == {"longcot": {"short": {"tokens": 6, "kept": 3, "rejections": 1}}}
+    assert numbers["samples"]["base"] == {"longcot": {"short": {"tokens": 6, "kept": 3}}}
     assert not parser.tags & {"script", "img"}
     assert "onclick" not in {name for _, attributes in parser.elements for name in attributes}
     assert "<img src=x onerror=alert(2)>" in text
-    assert "longcot: 3 of 6 tokens were drafted, 1 draft rejected" in text
+    assert "longcot: 3 of 6 tokens were drafted" in text
     spans = [attributes for tag, attributes in parser.elements if tag == "span" and "title" in attributes]
     assert [(span["class"], span["title"]) for span in spans] == [
-        ("target", "the target's own; nothing else was drafted here"),
+        ("target", "the target's own; no draft was asked for here"),
         ("kept-1", "draft token 1 of its round, kept"),
         ("kept-2", "draft token 2 of its round, kept"),
-        ("target", "the target's own; nothing else was drafted here"),
+        ("target", "the target's own; no draft was asked for here"),
         ("kept-1", "draft token 1 of its round, kept"),
-        ("target missed", 'the target\'s own; rejected: “" onclick="x” or “<b>bold</b>”'),
+        ("target missed", "the target's own; a draft was rejected here, or none made"),
     ]
     assert "&lt;/script&gt;&#34;↵\n" in source
-    assert '1 <script> alert(1) </script>"↵ 2 &amp; ␀⇥ " onclick="x <b>bold</b>' in text
+    assert '<script> alert(1) </script>"↵ &amp;" onclick="x ␀⇥' in text
 
 
 def test_without_samples_the_page_says_so(tmp_path: Path) -> None:
     report(write_tiny(tmp_path))
     assert "No evaluation kept a sample" in read_page(tmp_path)[2]
-
-
-@pytest.mark.parametrize(
-    ("sample", "message"),
-    [
-        ([], "sample: must hold a text `before` and a list `tokens`; evaluate this drafter again"),
-        ({"before": "", "tokens": [TOKENS[0], {"text": "x"}]}, r"sample: token 2: must have a text, a depth of 0\.\.2"),
-        ({"before": "", "tokens": [TOKENS[0] | {"depth": 3}]}, r"sample: token 1: must have a text, a depth of 0\.\.2"),
-        ({"before": "", "tokens": [TOKENS[0] | {"rejected": [1]}]}, "sample: token 1: .* rejected texts"),
-    ],
-)
-def test_a_sample_of_another_form_is_named(tmp_path: Path, sample: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=rf"longcot\.jsonl: task short, prompt 0: {message}"):
-        reported(tmp_path, sample)
 
 
 def test_control_characters_become_signs() -> None:
@@ -78,7 +64,7 @@ def test_lines_of_vllm_show_what_it_does_not_tell_as_unknown(tmp_path: Path) -> 
     settings = json.dumps(TINY | {"engine": "vllm"})
     arguments[arguments.index("--settings") + 1] = settings
     path = tmp_path / "results/base/evaluation/longcot.jsonl"
-    token = {"text": "x", "depth": 0, "rejected": None}
+    token = {"text": "x", "depth": 0}
     sample = {"before": "", "tokens": [token, token | {"depth": 1}, token]}
     jsonl.write(path, [row | ({"sample": sample} if row["prompt"] == 0 else {}) for row in list(jsonl.read(path))])
     numbers = report(arguments)
@@ -87,10 +73,10 @@ def test_lines_of_vllm_show_what_it_does_not_tell_as_unknown(tmp_path: Path) -> 
     names = ("draft_share", "target_share", "other_share", "measured_cost_ratio", "verification_cost_ratio")
     assert [speed[name] for name in names] == [None] * 5
     assert {row["draft_share"] for row in numbers["measured"]["base"]["longcot"]} == {None}
-    assert numbers["samples"]["base"]["longcot"]["short"] == {"tokens": 3, "kept": 1, "rejections": None}
+    assert numbers["samples"]["base"]["longcot"]["short"] == {"tokens": 3, "kept": 1}
     _, _, text = read_page(tmp_path)
     assert "Everything was decoded by vLLM and counted by its own counters; prompt lookup is vLLM's." in text
-    assert "1 of 3 tokens were drafted, rejected drafts not known" in text
+    assert "1 of 3 tokens were drafted" in text
     assert "nan" not in text.lower().split()
     arguments[arguments.index("--settings") + 1] = json.dumps(TINY)
     with pytest.raises(ValueError, match=r"untrained\.jsonl: line 1: engine: vllm, but evaluation\.engine is longspec;"):

@@ -23,7 +23,8 @@ def test_two_runs_are_compared_after_their_reports(workflow: Workflow) -> None:
     job = next(block for block in text.split("\n\n") if "rule compare_runs:" in block)
     assert "input: results/demo/report.json, results/demo-2/report.json" in job
     assert "output: results/compare/demo_demo-2.html, results/compare/demo_demo-2.json" in job
-    assert "--run demo=results/demo --run demo-2=results/demo-2 --variant sinkpi-slicing --settings '{" in job
+    variants = (f"--variant {run}/sinkpi-slicing=results/{run}/sinkpi-slicing" for run in ("demo", "demo-2"))
+    assert f"--run demo_demo-2 --model-dir models/demo {' '.join(variants)} --raw data/raw/" in job
     assert "--out results/compare/demo_demo-2.html" in job
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import pairwise
 
 import pytest
 
@@ -77,14 +78,14 @@ def test_variants_of_one_run_may_be_of_two_methods(settings: Settings, size: str
         assert stored == []
 
 
-def test_runs_are_compared_in_variants_of_one_name_and_then_in_order(settings: Settings) -> None:
-    plan = settings.plan(runs=BOTH)
-    assert plan.compared_variants("demo", "demo-eagle3") == ["--variant sinkpi-slicing=ttt"]
-    another(settings, "other")
-    plan = settings.plan(runs=["demo-eagle3", "other", "demo"], variants=["base", "sinkpi-slicing"])
-    assert plan.compared_variants("demo-eagle3", "other") == ["--variant ttt"]
-    assert plan.compared_variants("demo", "other") == ["--variant base=short", "--variant sinkpi-slicing=ttt"]
-    assert plan.compared_variants("demo", "demo-eagle3") == ["--variant base=ttt"]
+def test_two_runs_are_compared_by_all_that_their_reports_read(settings: Settings) -> None:
+    plan = settings.plan(runs=BOTH, variants=["base", "sinkpi-slicing"])
+    options = plan.compared_options("demo", "demo-eagle3")
+    named = [f"demo/{name}=results/demo/{name}" for name in ("base", "sinkpi-slicing")]
+    named.append("demo-eagle3/ttt=results/demo-eagle3/ttt")
+    assert [value for option, value in pairwise(options) if option == "--variant"] == named
+    assert options[options.index("--vocabulary") + 1] == f"demo-eagle3/ttt={VOCABULARY}"
+    assert set(plan.report_records("demo") + plan.trained_rows("demo-eagle3")) < set(options)
 
 
 def test_a_vocabulary_is_counted_on_each_stages_rows(settings: Settings) -> None:

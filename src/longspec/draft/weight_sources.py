@@ -17,7 +17,7 @@ from longspec.atomic_files import read_json_object, sha256_file
 from longspec.distributed import log
 from longspec.draft.deepspeed_checkpoint import is_deepspeed, read_deepspeed
 from longspec.methods.draft_files import TRAINING_PREFIX
-from longspec.models.weight_files import read_tensors
+from longspec.models.weight_files import read_split, read_tensors
 from longspec.models.weight_index import read_weight_map
 from longspec.train.checkpoint.checkpoint_dir import MANIFEST
 from longspec.train.checkpoint.save_load import draft_state_dict
@@ -40,7 +40,8 @@ def read_weights(source: Path, *, trust_pickle: bool = False) -> dict[str, Tenso
     elif not source.exists():
         raise ValueError(f"{source}: no such file or folder")
     elif source.name.endswith(INDEX):
-        return without_prefix(_read_split(source), source)
+        others = dict.fromkeys(read_weight_map(source), torch.empty(0))
+        return without_prefix(others | read_split(source, _is_drafts), source)
     elif source.suffix == ".json":
         return draft_state_dict(finished_slot(source))
     elif source.suffix in (".safetensors", ".pth", ".pt", ".bin"):
@@ -77,17 +78,3 @@ def without_prefix(state: dict[str, Tensor], source: Path) -> dict[str, Tensor]:
 
 def _is_drafts(name: str) -> bool:
     return name.startswith(TRAINING_PREFIX)
-
-
-def _read_split(index: Path) -> dict[str, Tensor]:
-    """A state dict in several files. Raises ValueError that names a missing file or tensor."""
-    where = read_weight_map(index)
-    state: dict[str, Tensor] = {name: torch.empty(0) for name in where if not _is_drafts(name)}
-    wanted = {name: file for name, file in where.items() if _is_drafts(name)}
-    for file in sorted(set(wanted.values())):
-        found = read_tensors(index.parent / file, _is_drafts)
-        state |= {name: found[name] for name, of in wanted.items() if of == file and name in found}
-    missing = sorted(wanted.keys() - state.keys())
-    if missing:
-        raise ValueError(f"{index}: {', '.join(missing)}: not in the files it lists them for; copy or download them again")
-    return state

@@ -30,7 +30,7 @@ from longspec.evaluate import served, tasks
 from longspec.evaluate.measure import Line, Measurer, Work, key_of, key_text
 from longspec.evaluate.prompts import draw_prompts, read_prompts
 from longspec.evaluate.served_lines import PLAIN, ServedMeasurer
-from longspec.evaluate.summary import describe, summarize
+from longspec.evaluate.summary import summarize
 from longspec.families import position_limit
 from longspec.journal import Followed, Identity, Journal, journal_of, unfinished
 from longspec.methods import decoded_vocabulary, method_of
@@ -236,7 +236,7 @@ def evaluate(options: argparse.Namespace, ranks: Ranks = ALONE) -> None:
             if ranks.is_main:
                 jsonl.write(options.out, ({"drafter": options.drafter, **line} for line in lines))
             journal.remove()
-    log(describe(summarize(lines)), ranks)
+    log("\n".join(map(json.dumps, summarize(lines))), ranks)
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from longspec.decode.prefill import Prefilled, prefill
 from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import Decoded, Row, speculate
 from longspec.evaluate.losslessness import Comparison, compare
-from longspec.evaluate.sample import Recorder, sample_of
+from longspec.evaluate.sample import sample_of
 from longspec.evaluate.tasks import Prompt, Setting
 from longspec.journal import Followed, Journal
 
@@ -63,15 +63,14 @@ class Measurer:
         levels = levels_of(setting.shape, self.target.config.vocab_size, self.drafter.proposed)
         ahead = tokens_ahead(prompt.new_tokens + 1, sum(levels) + self.drafter.copied)
         start = prefill(self.target, [prompt.ids], ahead, self.drafter.reads)
-        recorder = Recorder(self.drafter)
-        plain, decoded = self._pair(start, prompt, setting, 0, recorder)
+        plain, decoded = self._pair(start, prompt, setting, 0)
         (fast,) = decoded.rows
         verdict = compare(plain, fast.ids) if setting.temperature == 0 else Comparison(0, 0, 0)
         refuse_fault(prompt, setting, verdict, plain, fast.ids)
         runs = [(plain, decoded)]
         for repeat in range(1, self.repeats):
             runs[-1][0].logits.clear()  # a vocabulary for each token
-            runs.append(self._pair(start, prompt, setting, repeat, self.drafter))
+            runs.append(self._pair(start, prompt, setting, repeat))
         # All speculative times are of the one repeat with the median total, so that draft and target time add up to it.
         decoded = sorted((decoded for _, decoded in runs), key=lambda run: run.seconds)[(self.repeats - 1) // 2]
         plain = sorted((plain for plain, _ in runs), key=lambda run: run.seconds)[(self.repeats - 1) // 2]
@@ -82,26 +81,26 @@ class Measurer:
         }
         line = line_of(prompt, setting, fast, verdict, plain.seconds / max(1, len(plain.ids) - 1), seconds)
         if prompt.number == 0:
-            line["sample"] = sample_of(self.tokenizer, prompt.ids, fast.ids, fast.accepted, recorder)
+            line["sample"] = sample_of(self.tokenizer, prompt.ids, fast.ids, fast.accepted)
             if self.with_costs and setting.temperature == 0 and isinstance(setting.shape, int):
                 line["seconds_by_chain"] = vars(measure_costs(self.target, self.drafter, start, min(setting.shape, LONGEST)))
         return line
 
-    def _pair(self, start: Prefilled, prompt: Prompt, setting: Setting, repeat: int, drafter: Drafter) -> tuple[Plain, Decoded]:
+    def _pair(self, start: Prefilled, prompt: Prompt, setting: Setting, repeat: int) -> tuple[Plain, Decoded]:
         """Both ways once; which one is first changes with each repeat. Every repeat draws the same tokens."""
         if repeat % 2:
-            decoded = self._speculative(start, prompt, setting, drafter)
+            decoded = self._speculative(start, prompt, setting)
             return self._plain(start, prompt, setting), decoded
-        return self._plain(start, prompt, setting), self._speculative(start, prompt, setting, drafter)
+        return self._plain(start, prompt, setting), self._speculative(start, prompt, setting)
 
     def _plain(self, start: Prefilled, prompt: Prompt, setting: Setting) -> Plain:
         sampler = Sampler(setting.temperature, generator=self._generator(prompt, setting))
         return decode_plain(self.target, start, prompt.new_tokens + 1, self.eos, sampler)  # the prompt's forward brings one
 
-    def _speculative(self, start: Prefilled, prompt: Prompt, setting: Setting, drafter: Drafter) -> Decoded:
+    def _speculative(self, start: Prefilled, prompt: Prompt, setting: Setting) -> Decoded:
         return speculate(
             self.target,
-            drafter,
+            self.drafter,
             start,
             max_new_tokens=prompt.new_tokens + 1,
             shape=setting.shape,

@@ -78,7 +78,7 @@ class ServedMeasurer:
         plain_seconds = median_low(plain.seconds) / max(1, len(plain.tokens) - 1)
         line = line_of(prompt, setting, row, verdict, plain_seconds, seconds) | {"engine": VLLM}
         if prompt.number == 0:
-            line["sample"] = sample_of(self.tokenizer, prompt.ids, answer.tokens, row.accepted, None)
+            line["sample"] = sample_of(self.tokenizer, prompt.ids, answer.tokens, row.accepted)
         return line
 
     def _ended(self, uncut: Row, answer: Answer) -> Row:

@@ -4,8 +4,6 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from longspec.evaluate.tasks import shape_name
-
 EDGES = (0, 1024, 2048, 4096, 8192, 16384, 32768)  # the first context length of each bucket, in tokens; the last is open
 SUMS = ("new_tokens", "rounds", "tokens_compared", "mismatches", "near_ties")
 SECONDS = ("seconds_plain", "seconds_speculative", "seconds_draft", "seconds_target")
@@ -65,31 +63,4 @@ def _row(bucket: int, lines: list[Line]) -> Row:
         "tokens_per_second_plain": _ratio(sums["new_tokens"], seconds["seconds_plain"]),
         "speed_up": _ratio(seconds["seconds_plain"], seconds["seconds_speculative"]),
         "draft_share": _ratio(seconds["seconds_draft"], seconds["seconds_speculative"]),
-    }
-
-
-def describe(rows: list[Row]) -> str:
-    """The rows as a table of text."""
-    told = [_cells(row) for row in rows]
-    cells = [list(told[0]), *(list(row.values()) for row in told)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells)
-
-
-def _cells(row: Row) -> dict[str, str]:
-    def shown(value: float | None, form: str) -> str:
-        return "-" if value is None else format(value, form)
-
-    return {
-        "task": row["task"],
-        "temperature": f"{row['temperature']:g}",
-        "shape": shape_name(row["shape"]),
-        "context": row["context"],
-        "prompts": str(row["prompts"]),
-        "accepted": shown(row["acceptance_length"], ".2f"),
-        "by position": " ".join(shown(share, ".2f") for share in row["position_acceptance"]),
-        "tokens/s": shown(row["tokens_per_second"], ".1f"),
-        "plain": shown(row["tokens_per_second_plain"], ".1f"),
-        "speed-up": shown(row["speed_up"], ".2f"),
-        "draft": shown(row["draft_share"], ".0%"),
     }

@@ -12,7 +12,6 @@
         layer_weights(sizes, method) weights of the draft that are read for each drafted token, its head's left out, beside a
                               target whose `sizes` are as its config.json names them; method: recipe.method, None: its defaults
         told(recipe)          rows of a report: the recipe's keys that each covers, a title, the value as it acts
-        DECIDE_LOSS           the recipe's keys without which two losses cannot be compared
         COUNTS                what DraftOutput.counts may hold, with the titles of a report
         soft_labels(recipe)   whether the target's distribution is learnt, and not the text's tokens alone
         TARGETS               model type -> published class; empty where none was published

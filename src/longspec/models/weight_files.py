@@ -95,19 +95,24 @@ def read_tensors(path: Path, wanted: Callable[[str], bool] = lambda _: True) -> 
         return {name: file.get_tensor(name) if wanted(name) else torch.empty(0) for name in file.keys()}  # noqa: SIM118
 
 
+def read_split(index: Path, wanted: Callable[[str], bool] = lambda _: True) -> dict[str, Tensor]:
+    """The wanted tensors of a state dict in several files. Raises ValueError for one that is not where the index says."""
+    listed = {name: file for name, file in read_weight_map(index).items() if wanted(name)}
+    found: dict[str, Tensor] = {}
+    for file in sorted(set(listed.values())):
+        read = read_tensors(index.parent / file, wanted)
+        found |= {name: tensor for name, tensor in read.items() if wanted(name) and listed.get(name, file) == file}
+    if missing := sorted(listed.keys() - found.keys()):
+        raise ValueError(f"{index}: {', '.join(missing[:3])}: not in the files it lists them for; copy or download them again")
+    return found
+
+
 def read_folder(folder: Path, wanted: Callable[[str], bool] = lambda _: True) -> dict[str, Tensor]:
     """The wanted tensors of a model's folder, whose weights lie in one file or in several with their index.
 
-    Raises ValueError as of read_tensors and weight_files, and for a tensor that is not where the index says.
+    Raises ValueError as of read_tensors, read_split and weight_files.
     """
-    names = weight_files(folder)
-    found: dict[str, Tensor] = {}
-    for name in names:
-        if not name.endswith(INDEX):
-            found |= {key: tensor for key, tensor in read_tensors(folder / name, wanted).items() if wanted(key)}
-    if names[-1].endswith(INDEX):
-        missing = sorted(key for key in read_weight_map(folder / names[-1]) if wanted(key) and key not in found)
-        if missing:
-            told = f"{', '.join(missing[:3])}: not in the files it lists them for; copy or download them again"
-            raise ValueError(f"{folder / names[-1]}: {told}")
-    return found
+    path = folder / weight_files(folder)[-1]
+    if path.name.endswith(INDEX):
+        return read_split(path, wanted)
+    return {name: tensor for name, tensor in read_tensors(path, wanted).items() if wanted(name)}

@@ -1,4 +1,4 @@
-"""`python -m longspec.report`: one self-contained HTML page about a run, and its numbers as JSON beside it."""
+"""`python -m longspec.report`: one self-contained HTML page about a run or two, and its numbers as JSON beside it."""
 
 import argparse
 import json
@@ -19,7 +19,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """The verb's arguments."""
     parser = argparse.ArgumentParser(prog="python -m longspec.report", description=__doc__)
     parser.add_argument("--run", required=True, help="the run's name")
-    parser.add_argument("--variant", required=True, action="append", type=named_path, help="NAME=FOLDER; repeat it")
+    parser.add_argument("--variant", required=True, action="append", type=named_path, help="[RUN/]NAME=FOLDER; repeat it")
     parser.add_argument("--vocabulary", default=[], action="append", type=named_path, help="NAME=FILE, of a variant")
     parser.add_argument("--evaluations", default=EVALUATIONS, metavar="NAME", help="folder of the measurements in a variant's")
     parser.add_argument("--settings", required=True, type=json.loads, help="the evaluation section as JSON")
@@ -50,7 +50,8 @@ def make_report(options: argparse.Namespace) -> None:
     for variant in variants:
         if variant.vocabulary is not None and (warning := variant.vocabulary.low_coverage):
             print(f"WARNING {variant.name}: {warning}")
-    if options.evaluations == EVALUATIONS:  # chains are chosen by what the run itself is measured on
+    # Chains are chosen by what a run itself is measured on, so of several runs' variants none is told here.
+    if options.evaluations == EVALUATIONS and len({folder.resolve().parent for _, folder in options.variant}) == 1:
         for variant, (_, folder) in zip(variants, options.variant, strict=True):
             store_acceptance(folder, variant, settings)
     write_page(options.out, page, numbers)

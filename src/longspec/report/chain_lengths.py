@@ -6,7 +6,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from longspec.chain_length import LONGEST, Acceptance, ChainCosts, TreeAcceptance, chain_speeds, pooled, write_acceptance
+from longspec.chain_length import LONGEST, Acceptance, ChainCosts, TreeAcceptance, pooled, write_acceptance
 from longspec.config.names import WITH_LOOKUP
 from longspec.evaluate.tasks import Setting, Settings
 from longspec.report.inputs import Variant
@@ -53,13 +53,14 @@ def expected_speeds(variant: Variant, settings: Settings) -> dict[str, Any] | No
     plain, rows = 0.0, [0.0] * min(greedy.depth, LONGEST)
     for _, held in groupby(_lines(variant, greedy), itemgetter("task")):
         lines = list(held)
-        costs = next((_costs(variant, line) for line in lines if "seconds_by_chain" in line), None)
+        costs = next((ChainCosts(**line["seconds_by_chain"]) for line in lines if "seconds_by_chain" in line), None)
         if costs is None:
             return None
         tokens = sum(line["new_tokens"] for line in lines)
         plain += tokens * costs.plain
-        for place, row in enumerate(chain_speeds(pooled(0, [line["positions"] for line in lines]), costs)):
-            rows[place] += tokens * row.seconds / row.tokens
+        expected = pooled(0, [line["positions"] for line in lines]).expected_tokens()
+        for place, (brought, seconds) in enumerate(zip(expected, costs.rounds, strict=False)):
+            rows[place] += tokens * seconds / brought
     by_length = [{"length": length, "speed_up": plain / seconds} for length, seconds in enumerate(rows, 1)]
     return {"by_length": by_length, "best": max(by_length, key=itemgetter("speed_up"))["length"]}
 
@@ -69,18 +70,3 @@ def _lines(variant: Variant, setting: Setting, drafter: str = "") -> list[Line]:
     lines = variant.evaluations[drafter or variant.final].lines
     shape = setting.shape if isinstance(setting.shape, int) else list(setting.shape)
     return [line for line in lines if (line["temperature"], line["shape"]) == (setting.temperature, shape)]
-
-
-def _costs(variant: Variant, line: Line) -> ChainCosts:
-    """Costs of a line. Raises ValueError with file, line's prompt and fix for strange ones."""
-    found = line["seconds_by_chain"]
-    plain, rounds = (found.get(name) if isinstance(found, dict) else None for name in ("plain", "rounds"))
-    lengths = min(line["shape"], LONGEST)
-    numbers: list[Any] = [plain, *rounds] if isinstance(rounds, list) else []
-    if len(numbers) != 1 + lengths or not all(isinstance(number, int | float) and number > 0 for number in numbers):
-        path = variant.evaluations[variant.final].path
-        raise ValueError(
-            f"{path}: task {line['task']}, prompt {line['prompt']}: seconds_by_chain: must be seconds of `plain` and of "
-            f"`rounds`, one for each of {lengths} lengths; evaluate this drafter again (rule evaluate)"
-        )
-    return ChainCosts(numbers[0], tuple(numbers[1:]))

@@ -52,19 +52,14 @@ def _draws(stratum_N: tuple[int, ...], seed: int, resamples: int) -> FloatArray:
 def estimate(*ratios: Sums, seed: int, strata_N: npt.ArrayLike | None = None, resamples: int = RESAMPLES) -> dict[str, float]:
     """`mean`, sum(over) / sum(under) over records, and the ends of its interval, `low` and `high`.
 
-    Of two ratios it is the first less the second, of the same records, drawn together. strata_N: the task of each record.
-    Raises ValueError without records, for two ratios of unlike numbers of them, and for a record with nothing to divide by: a
-    resample could hold no other.
+    Of two ratios it is the first less the second, of the same records, drawn together. strata_N: the task of each record. Each
+    record has something to divide by: a resample could hold no other. Raises ValueError without records.
     """
     pairs = [(np.asarray(over_N, float), np.asarray(under_N, float)) for over_N, under_N in ratios]
     records = len(pairs[0][0])
     if records == 0:
         raise ValueError("a ratio over 0 records has nothing to divide by; evaluate more prompts")
-    for over_N, under_N in pairs:
-        if len(over_N) != records:
-            raise ValueError(f"{records} and {len(over_N)} records are no pairs; evaluate both on the same")
-        if not np.all(under_N > 0):
-            raise ValueError(f"{np.sum(under_N <= 0)} of {records} records have nothing to divide by; leave them out")
+    assert all(len(over_N) == records and np.all(under_N > 0) for over_N, under_N in pairs)
     counts_RN = draws(np.zeros(records, int) if strata_N is None else np.asarray(strata_N), seed, resamples)
     mean = reduce(np.subtract, [over_N.sum() / under_N.sum() for over_N, under_N in pairs])
     statistic_R = reduce(np.subtract, [counts_RN @ over_N / (counts_RN @ under_N) for over_N, under_N in pairs])

@@ -16,8 +16,8 @@ Row = dict[str, Any]
 def judge(variant: Variant, settings: Settings, gates: dict[str, float | None]) -> list[Row]:
     """A row for each comparison of each gate that is on: acceptance length before and after, the share lost, the verdict.
 
-    `passed` is None where nothing can be compared, `why` says so, and `fix` what would let it be judged. The figures themselves
-    are judged, not the ends of their intervals: a gate that held whenever too little was measured would be none.
+    `passed` is None where nothing can be compared, and `why` says so. The figures themselves are judged, not the ends of their
+    intervals: a gate that held whenever too little was measured would be none.
     """
     rows: list[Row] = []
     if gates["forgetting"] is not None:
@@ -28,37 +28,22 @@ def judge(variant: Variant, settings: Settings, gates: dict[str, float | None]) 
 
 
 def count(rows: list[Row]) -> Row:
-    """How many of a variant's rows were judged, how many of these failed, and a row for each gate that judged nothing.
-
-    A gate that is on and judges nothing looks like one that holds, unless it is told.
-    """
-    found: Row = {
-        "gates": len(rows),
-        "judged": sum(row["passed"] is not None for row in rows),
-        "failed": sum(row["passed"] is False for row in rows),
-        "judge_nothing": [],
-    }
-    for gate in dict.fromkeys(row["gate"] for row in rows):
-        held = [row for row in rows if row["gate"] == gate]
-        if all(row["passed"] is None for row in held):
-            told = {name: "; ".join(dict.fromkeys(row[name] for row in held if row[name])) for name in ("why", "fix")}
-            fix = " or ".join(filter(None, [told["fix"], f"set gates.{gate} to null"]))
-            found["judge_nothing"].append({"gate": gate, "why": told["why"], "fix": fix})
-    return found
+    """How many of a variant's rows were judged, and how many of these failed."""
+    passed = [row["passed"] for row in rows]
+    return {"gates": len(rows), "judged": len(rows) - passed.count(None), "failed": passed.count(False)}
 
 
-def _unjudged(gate: str, task: str | None, what: str, limit: float, why: str, fix: str = "") -> Row:
-    row: Row = {"gate": gate, "task": task, "what": what, "limit": limit, "why": why, "fix": fix}
+def _unjudged(gate: str, task: str | None, what: str, limit: float, why: str) -> Row:
+    row: Row = {"gate": gate, "task": task, "what": what, "limit": limit, "why": why}
     return row | {"before": None, "after": None, "lost": None, "passed": None}
 
 
 def _judged(gate: str, task: str, what: str, limit: float, before: Row, after: Row) -> Row:
-    lost, why, fix = 1 - after["mean"] / before["mean"], "", ""
+    lost, why = 1 - after["mean"] / before["mean"], ""
     fewest = min(before["documents"], after["documents"])
     if fewest < FEWEST:
         why = f"{fewest} {'record is' if fewest == 1 else 'records are'} too few to judge by; {FEWEST} are needed"
-        fix = f"give evaluation.tasks.{task} prompts from more records (evaluation.prompts, held_out of its data)"
-    row = _unjudged(gate, task, what, limit, why, fix)
+    row = _unjudged(gate, task, what, limit, why)
     return row | {"before": before, "after": after, "lost": lost, "passed": None if why else lost <= limit}
 
 
@@ -73,8 +58,7 @@ def _forgetting(variant: Variant, settings: Settings, limit: float) -> Iterator[
         if stage.data == before.data:
             yield _unjudged("forgetting", None, what, limit, f"both stages train on {before.data}")
         elif not own:
-            fix = f"add a task under evaluation.tasks, such as own: {{data: {before.data}, context: [64, 448]}}"
-            yield _unjudged("forgetting", None, what, limit, f"no task measures {before.data}", fix)
+            yield _unjudged("forgetting", None, what, limit, f"no task measures {before.data}")
         for task in own if stage.data != before.data else []:
             found = [acceptance(one, one.of_task(task), settings.seed) for one in (old, new)]
             yield _judged("forgetting", task, what, limit, *found)
@@ -97,9 +81,8 @@ def _context(variant: Variant, settings: Settings, limit: float) -> Iterator[Row
         inside = {bucket: inside_P for bucket, inside_P in buckets.items() if final["rounds"][inside_P].sum()}
         names = [bucket_name(bucket) for bucket in inside]
         if len(inside) < 2:
-            fix = f"give evaluation.tasks.{task} contexts of two buckets (0-1k, 1-2k, 2-4k, ...)"
             why = f"all contexts of {task} lie in one bucket"
-            yield _unjudged("context", task, f"{variant.final}, {names[0]} alone", limit, why, fix)
+            yield _unjudged("context", task, f"{variant.final}, {names[0]} alone", limit, why)
             continue
         found = {
             name: acceptance(final, chosen_P, settings.seed) for name, chosen_P in zip(names, inside.values(), strict=True)

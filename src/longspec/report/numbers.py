@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from longspec.config import plain
 from longspec.config.names import FINAL, WITH_LOOKUP
 from longspec.evaluate.summary import summarize
 from longspec.evaluate.tasks import Settings
@@ -16,6 +17,7 @@ from longspec.report.gates import count, judge
 from longspec.report.inputs import Target, Variant
 from longspec.report.prediction import predictions
 from longspec.report.samples import all_samples
+from longspec.report.tables import flatten
 from longspec.report.training_curves import estimates
 
 Row = dict[str, Any]
@@ -93,7 +95,7 @@ def speed_by_task(found: Evaluation, settings: Settings) -> Row:
     return {task: ratio_of(found, *columns, found.of_task(task), settings.seed) for task in settings.tasks}
 
 
-# What reports and comparisons tell of every drafter, by its name there.
+# What a report tells of every drafter, by its name there.
 PARTS: dict[str, Callable[[Evaluation, Settings], Any]] = {
     "variants": by_task,
     "overall": overall,
@@ -114,18 +116,6 @@ def improvements(variant: Variant, settings: Settings) -> list[dict[str, Any]]:
         for task in own or [None]:
             found = difference(new, old, new.of_task(task), settings.seed) if task else unmeasured
             rows.append({"stage": stage.name, "before": before, "data": stage.data, "task": task} | found)
-    return rows
-
-
-def losses(variant: Variant, settings: Settings) -> list[dict[str, Any]]:
-    """Where a stage drafts another stage's kind of text worse than the stage before: the whole interval lies below 0."""
-    rows = []
-    for before, stage in pairwise(variant.stages):
-        new, old = variant.evaluations[stage.name], variant.evaluations[before.name]
-        for name, task in settings.tasks.items():
-            row = difference(new, old, new.of_task(name), settings.seed)
-            if task.origin != stage.data and row["high"] is not None and row["high"] < 0:
-                rows.append({"stage": stage.name, "before": before.name, "task": name} | row)
     return rows
 
 
@@ -166,22 +156,48 @@ def vocabulary(variant: Variant) -> dict[str, Any] | None:
     return None if held is None else {"size": len(held.ids), "of": held.size, "coverage": held.coverage}
 
 
+def paired(variants: list[Variant]) -> list[tuple[Variant, Variant]]:
+    """Every further variant after the one it is held against: of two runs' the other run's of its name, else the first one."""
+    own = [variant.name.rpartition("/")[2] for variant in variants]
+    before = [own.index(name) if name in own[:number] else 0 for number, name in enumerate(own)]
+    return [(variants[at], variant) for at, variant in list(zip(before, variants, strict=True))[1:]]
+
+
 def between_variants(variants: list[Variant], settings: Settings) -> list[dict[str, Any]]:
-    """The final draft of every further variant against the first variant's, by task, on the same prompts."""
+    """The difference of the final drafts, and of the drafters of one name, of paired variants, by task and over all."""
     rows = []
-    before, *others = variants
-    old = before.evaluations[before.final]
-    for other in others:
-        new = other.evaluations[other.final]
-        check_pairs(old, new)
-        for task in settings.tasks:
-            row = difference(new, old, new.of_task(task), settings.seed)
-            rows.append({"variant": other.name, "before": before.name, "task": task} | row)
+    for before, other in paired(variants):
+        same = {name: (name, name) for name in before.evaluations if name in other.evaluations}
+        for drafter, names in {"final draft": (before.final, other.final), **same}.items():
+            old, new = (variant.evaluations[name] for variant, name in zip((before, other), names, strict=True))
+            check_pairs(old, new)
+            for task in (*settings.tasks, None):
+                row = difference(new, old, new.of_task(task), settings.seed)
+                rows.append({"variant": other.name, "before": before.name, "drafter": drafter, "task": task} | row)
+    return rows
+
+
+def told_differently(variants: list[Variant]) -> list[dict[str, Any]]:
+    """Keys in which the recipes of the stages that both have, or the final drafts' provenance, differ in paired variants.
+
+    Not what provenance says of stages, files and the choice: recipes, weights and figures, which the page tells by themselves.
+    """
+    rows = []
+    for before, other in paired(variants):
+        both = set(before.stage_names) & set(other.stage_names)
+        one, new = (
+            flatten({stage.name: plain(stage.recipe) for stage in variant.stages if stage.name in both})
+            | flatten({key: value for key, value in variant.provenance.items() if key not in ("stages", "files", FINAL)})
+            for variant in (before, other)
+        )
+        keys = [key for key in sorted(one | new) if one.get(key) != new.get(key)]
+        names = {"variant": other.name, "before": before.name}
+        rows += [names | {"key": key, "old": one.get(key), "new": new.get(key)} for key in keys]
     return rows
 
 
 def figures_of(variant: Variant, settings: Settings) -> dict[str, Any]:
-    """The numbers of a variant that reports and comparisons both show; those of each drafter by its name."""
+    """What a variant's drafters did, each by its name, and how they were trained."""
     drafters = variant.evaluations.items()
     figures: dict[str, Any] = {
         part: {drafter: figure(found, settings) for drafter, found in drafters} for part, figure in PARTS.items()
@@ -205,10 +221,9 @@ def report_numbers(
         shared, judged = figures_of(variant, settings), judge(variant, settings, gates)
         held = variant.vocabulary
         head_share = 1.0 if held is None else len(held.ids) / held.size
-        samples, tau = all_samples(variant.evaluations, settings), shared["overall"][variant.final]["mean"]
+        samples, tau = all_samples(variant.evaluations), shared["overall"][variant.final]["mean"]
         found[variant.name] = shared | {
             "improvements": improvements(variant, settings),
-            "losses": losses(variant, settings),
             "against_baselines": against_baselines(variant, settings),
             "with_lookup": with_lookup(variant, settings),
             "chain_lengths": expected_speeds(variant, settings),
@@ -221,4 +236,5 @@ def report_numbers(
             "left_out": variant.evaluations[variant.final].left_out,
             "predicted": predictions(target.shape, tau, settings.draft_tokens, variant.stages[-1].recipe.method, head_share),
         }
-    return {"run": run, "between_variants": between_variants(variants, settings), **by_part(found)}
+    between = {"between_variants": between_variants(variants, settings), "told_differently": told_differently(variants)}
+    return {"run": run, **between, **by_part(found)}

@@ -1,7 +1,5 @@
 """The page: numbers, figures and tables through one template, everything escaped unless it is a figure of ours."""
 
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +39,6 @@ def environment() -> Environment:
             "proposal": lambda shape: f"{shape} tokens" if isinstance(shape, int) else f"a {shape_name(shape)} of tokens",
             "drafter": plots.drafter_name,
             "visible": visible,
-            "quoted": lambda text: f"“{text}”",
-            "groupby_in_order": lambda rows, key: [list(group) for _, group in groupby(rows, key=itemgetter(key))],
             "position": lambda names, name: names.index(name) % STAGES + 1,
             "data_of": lambda variant, drafter: next((s.data for s in variant.stages if s.name == drafter), None),
         }
@@ -57,14 +53,13 @@ def figures(variants: list[Variant], numbers: dict[str, Any], settings: Settings
         found = numbers[part][v.name].items()
         return [Series(values, plots.drafter_name(name), drafter_colour(name, v.stage_names)) for name, values in found]
 
-    def stages(v: Variant, label: str) -> list[list[Series]]:
-        return [[Series(stage, label, drafter_colour(stage.name, v.stage_names))] for stage in v.stages]
+    def stages(v: Variant) -> list[Series]:
+        return [Series(stage, "draft", drafter_colour(stage.name, v.stage_names)) for stage in v.stages]
 
     return {kind: plots.by_drafter(kind, variants, numbers, settings) for kind in plots.BY_DRAFTER} | {
         "context": plots.by_context({v.name: drafters("by_context", v) for v in variants}, settings),
         "position": plots.by_position({v.name: drafters("by_position", v) for v in variants}, settings),
-        "growth": {v.name: training_curves.growth(v.name, stages(v, "")) for v in variants},
-        "loss": training_curves.losses({v.name: stages(v, "draft") for v in variants}),
+        "loss": training_curves.losses({v.name: stages(v) for v in variants}),
     }
 
 
@@ -106,7 +101,7 @@ def render(
         target=target,
         longest_bar=max(0.001, *(f["mean"] - 1 for found in numbers["overall"].values() for f in found.values())),
         figures=figures(variants, numbers, settings),
-        samples={v.name: all_samples(v.evaluations, settings) for v in variants},
+        samples={v.name: all_samples(v.evaluations) for v in variants},
         unfinished=unfinished(variants),
         short_of_prompts=short_of_prompts(numbers, settings),
         left_out=left_out(variants[0]),

@@ -1,4 +1,4 @@
-"""The figures of acceptance: per drafter, by context length, by position. Series are labelled directly."""
+"""The figures of acceptance: per drafter, by context length, by position. A legend names the series."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from longspec.config.names import IMPORTED, LOOKUP, UNTRAINED, WITH_LOOKUP
 from longspec.evaluate.tasks import Settings
 from longspec.report.inputs import Variant
-from longspec.report.style import COLOUR, MARKERS, Series, bare, drafter_colour, label_ends, panels, quiet, to_svg
+from longspec.report.style import COLOUR, MARKERS, Series, bare, drafter_colour, panels, quiet, to_svg
 
 NAMES = {
     UNTRAINED: "untrained draft",
@@ -51,7 +51,7 @@ BY_DRAFTER = {  # by figure: the part of the numbers, the label of its axis, its
 }
 
 
-def by_drafter(kind: str, variants: list[Variant], numbers: dict[str, Any], settings: Settings, suffix: str = "") -> Markup:
+def by_drafter(kind: str, variants: list[Variant], numbers: dict[str, Any], settings: Settings) -> Markup:
     """A figure of BY_DRAFTER: a panel per task, a row per drafter, a marker per variant; equal scales."""
     part, label, told = BY_DRAFTER[kind]
     found = numbers[part]
@@ -66,7 +66,7 @@ def by_drafter(kind: str, variants: list[Variant], numbers: dict[str, Any], sett
         row[0].set_ylim(len(drafters) - 0.45, -0.55)
         row[0].set_yticks(range(len(drafters)), [drafter_name(drafter) for drafter in drafters])
         row[0].tick_params(axis="y", labelcolor=COLOUR["ink"])
-        return to_svg(figure, f"{kind}{suffix}", f"{told} of each drafter on each task, with 95 % intervals")
+        return to_svg(figure, kind, f"{told} of each drafter on each task, with 95 % intervals")
 
 
 def _drafters_panel(axes: Axes, task: str, variants: list[Variant], found: Any, drafters: list[str]) -> None:
@@ -83,13 +83,13 @@ def _drafters_panel(axes: Axes, task: str, variants: list[Variant], found: Any, 
             text.set_bbox({"facecolor": COLOUR["paper"], "edgecolor": "none", "pad": 0.6})  # lines do not cross the figure
 
 
-def by_context(found: dict[str, list[Series]], settings: Settings, prefix: str = "") -> dict[str, Markup]:
+def by_context(found: dict[str, list[Series]], settings: Settings) -> dict[str, Markup]:
     """A figure by name, all on one scale; values of a series: its buckets of context length."""
     limits = interval_limits([bucket for series in found.values() for one in series for bucket in one.values])
-    return {name: _context(f"context-{prefix}{name}", name, series, settings, limits) for name, series in found.items()}
+    return {name: _context(name, series, settings, limits) for name, series in found.items()}
 
 
-def _context(own: str, name: str, series: list[Series], settings: Settings, limits: tuple[float, float]) -> Markup:
+def _context(name: str, series: list[Series], settings: Settings, limits: tuple[float, float]) -> Markup:
     """A panel per task, a group of points per bucket, a line per series."""
     buckets = {task: [b for b in series[0].values if b["task"] == task] for task in settings.tasks}
     with quiet():
@@ -100,26 +100,26 @@ def _context(own: str, name: str, series: list[Series], settings: Settings, limi
                 values = [bucket for bucket in one.values if bucket["task"] == task]
                 at = [place + 0.13 * (number - (len(series) - 1) / 2) for place in range(len(values))]
                 means = [value["mean"] for value in values]
-                axes.plot(at, means, color=one.colour, linestyle=one.line, linewidth=1.0, alpha=0.55)
+                axes.plot(at, means, color=one.colour, linewidth=1.0, alpha=0.55, label=one.label)
                 for place, value in zip(at, values, strict=True):
-                    draw_point(axes, value, place, one.colour, one.marker)
+                    draw_point(axes, value, place, one.colour, "o")
             names = [f"{size_name(b['from'])}–{size_name(b['to'])}\nn = {b['prompts']}" for b in held]
             axes.set_xticks(range(len(held)), names)
             axes.set(xlim=(-0.55, len(held) - 0.45), ylim=limits, title=task)
         row[0].set_ylabel("acceptance length")
         figure.supxlabel("context length, tokens", color=COLOUR["muted"], fontsize=9)
-        label_ends(row[-1], [(one.label, one.values[-1]["mean"], one.colour) for one in series])
-        return to_svg(figure, own, f"Acceptance length by context length, {name}")
+        row[-1].legend(loc="upper left", bbox_to_anchor=(1, 1))
+        return to_svg(figure, f"context-{name}", f"Acceptance length by context length, {name}")
 
 
-def by_position(found: dict[str, list[Series]], settings: Settings, prefix: str = "") -> dict[str, Markup]:
+def by_position(found: dict[str, list[Series]], settings: Settings) -> dict[str, Markup]:
     """A figure by name, all on one scale; values of a series: by task the shares of rounds that kept token 1, 2, ..."""
     highest = max(max(shares) for series in found.values() for one in series for shares in one.values.values())
     limits = -0.02, min(1.02, highest * 1.08 + 0.02)
-    return {name: _position(f"position-{prefix}{name}", name, series, settings, limits) for name, series in found.items()}
+    return {name: _position(name, series, settings, limits) for name, series in found.items()}
 
 
-def _position(own: str, name: str, series: list[Series], settings: Settings, limits: tuple[float, float]) -> Markup:
+def _position(name: str, series: list[Series], settings: Settings, limits: tuple[float, float]) -> Markup:
     """A panel per task, a line per series."""
     places = list(range(1, settings.draft_tokens + 1))
     with quiet():
@@ -127,11 +127,11 @@ def _position(own: str, name: str, series: list[Series], settings: Settings, lim
         for axes, task in zip(row, settings.tasks, strict=True):
             bare(axes)
             for one in series:
-                (line,) = axes.plot(places, one.values[task], color=one.colour, linestyle=one.line, linewidth=1.5)
-                line.set(marker=one.marker, markersize=4.5, clip_on=False)
+                look: dict[str, Any] = {"color": one.colour, "marker": "o", "markersize": 4.5}
+                axes.plot(places, one.values[task], linewidth=1.5, clip_on=False, label=one.label, **look)
             axes.set(xlim=(0.8, len(places) + 0.2), ylim=limits, xticks=places, title=task)
             axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.0f} %")
         row[0].set_ylabel("rounds in which it was accepted")
         figure.supxlabel("place of the drafted token in its round", color=COLOUR["muted"], fontsize=9)
-        label_ends(row[-1], [(one.label, one.values[task][-1], one.colour) for one in series])
-        return to_svg(figure, own, f"Acceptance by position in the round, {name}")
+        row[-1].legend(loc="upper left", bbox_to_anchor=(1, 1))
+        return to_svg(figure, f"position-{name}", f"Acceptance by position in the round, {name}")

@@ -1,10 +1,9 @@
-"""The text after each task's first prompt, token by token: what was drafted, kept and rejected."""
+"""The text after each task's first prompt, token by token: what was drafted and kept."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from longspec import shown
-from longspec.evaluate.tasks import OURS, Settings
 from longspec.report.evaluations import Evaluation
 
 
@@ -15,10 +14,7 @@ def visible(text: str) -> str:
 
 @dataclass(frozen=True)
 class Sample:
-    """One text; a token is {text, depth, rejected}, its depth that in the draft of its round, 0: the target's own.
-
-    rejected: None in all tokens where the engine does not tell what else was drafted.
-    """
+    """One text; a token is {text, depth}, its depth that in the draft of its round, 0: the target's own."""
 
     task: str
     context_tokens: int
@@ -26,47 +22,16 @@ class Sample:
     tokens: list[dict[str, Any]]
 
     @property
-    def rounds(self) -> list[list[dict[str, Any]]]:
-        """The tokens of each round: kept drafts, then the target's own. The prompt's own forward brings the first."""
-        found: list[list[dict[str, Any]]] = [[]]
-        for token in self.tokens:
-            found[-1].append(token)
-            if not token["depth"]:
-                found.append([])
-        return [tokens for tokens in found if tokens]
-
-    @property
-    def counts(self) -> dict[str, int | None]:
-        """Tokens in all, drafted ones that were kept, and the target's own that stand in place of a rejected draft."""
-        kept, told = sum(token["depth"] > 0 for token in self.tokens), [token["rejected"] for token in self.tokens]
-        return {"tokens": len(told), "kept": kept, "rejections": None if None in told else sum(map(bool, told))}
+    def counts(self) -> dict[str, int]:
+        """Tokens in all, and drafted ones that were kept."""
+        return {"tokens": len(self.tokens), "kept": sum(token["depth"] > 0 for token in self.tokens)}
 
 
-def all_samples(evaluations: dict[str, Evaluation], settings: Settings) -> dict[str, list[Sample]]:
-    """drafter -> its samples of the main setting, in the order of the tasks; a task or a drafter without one is left out.
-
-    Raises ValueError with file, task and field for one of another form.
-    """
+def all_samples(evaluations: dict[str, Evaluation]) -> dict[str, list[Sample]]:
+    """drafter -> its samples of the main setting, in the order of the tasks; a task or a drafter without one is left out."""
     found: dict[str, list[Sample]] = {}
     for drafter, one in evaluations.items():
-        deepest = max(settings.draft_tokens, settings.copied_by(drafter))
         for row in one.lines[: len(one["task"])]:  # those of the main setting are first
             if "sample" in row:
-                place = f"{one.path}: task {row['task']}, prompt {row['prompt']}: sample"
-                sample = Sample(row["task"], row["context_tokens"], *_checked(place, row["sample"], deepest, settings))
-                found.setdefault(drafter, []).append(sample)
+                found.setdefault(drafter, []).append(Sample(row["task"], row["context_tokens"], **row["sample"]))
     return found
-
-
-def _checked(place: str, sample: Any, deepest: int, settings: Settings) -> tuple[str, list[dict[str, Any]]]:
-    untold = settings.engine != OURS
-    fix = "evaluate this drafter again (rule evaluate)"
-    if not isinstance(sample, dict) or not isinstance(sample.get("before"), str) or not isinstance(sample.get("tokens"), list):
-        raise ValueError(f"{place}: must hold a text `before` and a list `tokens`; {fix}")
-    for number, token in enumerate(sample["tokens"], 1):
-        good = isinstance(token, dict) and isinstance(token.get("text"), str) and token.get("depth") in range(deepest + 1)
-        if good and untold and token.get("rejected", "") is None:
-            continue
-        if not good or not isinstance(token.get("rejected"), list) or not all(isinstance(t, str) for t in token["rejected"]):
-            raise ValueError(f"{place}: token {number}: must have a text, a depth of 0..{deepest} and rejected texts; {fix}")
-    return sample["before"], sample["tokens"]

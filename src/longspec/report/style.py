@@ -24,7 +24,6 @@ NAMES = ("ink", "muted", "line", "paper", "untrained", "lookup", "imported", "wi
 COLOUR = {name: f"#0{n:x}0101" for n, name in enumerate([*NAMES, *(f"stage-{n + 1}" for n in range(STAGES))])}
 MARKERS = ("o", "s", "D", "^", "v")
 DASHED = (0, (4, 2))
-LABEL_HEIGHT = 0.2  # inches of a line of text
 
 SETTINGS = {
     "svg.fonttype": "none",
@@ -54,18 +53,17 @@ SETTINGS = {
     "grid.color": COLOUR["line"],
     "grid.linewidth": 0.6,
     "lines.solid_capstyle": "round",
+    "legend.frameon": False,
 }
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a figure: what it shows, the label at its end, and its look."""
+    """One line of a figure: what it shows, the label at its end, and its colour."""
 
     values: Any
     label: str
     colour: str
-    line: Any = "-"
-    marker: str = "o"
 
 
 @contextmanager
@@ -93,38 +91,6 @@ def bare(axes: Axes, grid: Literal["x", "y"] = "y") -> None:
     """Leave a panel's grid along one axis, and no line at its left."""
     axes.grid(axis=grid)
     axes.spines["left"].set_visible(False)
-
-
-def label_ends(axes: Axes, ends: list[tuple[str, float, str]]) -> None:
-    """Write (text, value, colour) of each series right of a panel where it ends, apart where texts would overlap."""
-    low, high = axes.get_ylim()
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    heights = spread([value for _, value, _ in ends], (high - low) * LABEL_HEIGHT / figure.get_figheight())
-    for (text, _, colour), height in zip(ends, heights, strict=True):
-        axes.annotate(
-            text, (1, height), (5, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
-            color=colour, va="center", fontsize=8.5,
-        )  # fmt: skip
-
-
-def spread(wanted: list[float], gap: float) -> list[float]:
-    """Positions for labels, in the order given: as near to `wanted` as a distance of `gap` lets them be."""
-    order = sorted(range(len(wanted)), key=lambda index: wanted[index])
-    groups: list[tuple[float, list[int]]] = []
-    for index in order:
-        groups.append((wanted[index], [index]))
-        while len(groups) > 1:
-            (low, lower), (high, upper) = groups[-2:]
-            if high - low >= gap * (len(lower) + len(upper)) / 2:
-                break
-            members = lower + upper
-            groups[-2:] = [(sum(wanted[member] for member in members) / len(members), members)]
-    placed = [0.0] * len(wanted)
-    for centre, members in groups:
-        for rank, member in enumerate(members):
-            placed[member] = centre + gap * (rank - (len(members) - 1) / 2)
-    return placed
 
 
 def to_svg(figure: Figure, name: str, description: str) -> Markup:

@@ -1,6 +1,6 @@
-"""Figures of a training: loss curves beside the target's own loss, and the trainer's estimates of acceptance.
+"""Loss curves of a training beside the target's own loss, and the trainer's estimates of acceptance.
 
-Each figure has a panel per stage with one or several series, whose values are that stage. Suffix: T optimizer steps.
+A figure has a panel per stage, which is the values of its series. Suffix: T optimizer steps.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 
 from longspec.report.inputs import Stage
-from longspec.report.style import COLOUR, DASHED, Series, bare, label_ends, panels, quiet, to_svg
+from longspec.report.style import COLOUR, DASHED, Series, bare, panels, quiet, to_svg
 
 FloatArray = npt.NDArray[np.float64]
 POINTS = 800  # drawn per curve at most: more than a panel has pixels
@@ -33,14 +33,13 @@ def curves(stage: Stage) -> tuple[FloatArray, FloatArray, FloatArray]:
     return step_T, loss_T, target_T
 
 
-def losses(found: dict[str, list[list[Series]]]) -> dict[str, Markup]:
-    """A figure by name; each panel of a figure has its own y axis, for stages train on different kinds of text.
+def losses(found: dict[str, list[Series]]) -> dict[str, Markup]:
+    """A figure by name; a panel per stage, each with its own y axis, for stages train on different kinds of text.
 
-    Of a single series each step's loss is drawn too, faint, and the target's own loss is dashed; of several the smoothed ones
-    alone, the target's in the line of its series.
+    Each step's loss is faint, the smoothed one on top, the target's own loss dashed.
     """
-    scales = _scales([one.values for columns in found.values() for series in columns for one in series])
-    return {name: _losses(name, columns, scales) for name, columns in found.items()}
+    scales = _scales([one.values for series in found.values() for one in series])
+    return {name: _losses(name, series, scales) for name, series in found.items()}
 
 
 def _scales(stages: list[Stage]) -> dict[str, tuple[float, float]]:
@@ -56,34 +55,31 @@ def _scales(stages: list[Stage]) -> dict[str, tuple[float, float]]:
     return {name: (low - 0.08 * (high - low), high + 0.05 * (high - low)) for name, (low, high) in scales.items()}
 
 
-def _losses(name: str, columns: list[list[Series]], scales: dict[str, tuple[float, float]]) -> Markup:
+def _losses(name: str, series: list[Series], scales: dict[str, tuple[float, float]]) -> Markup:
     with quiet():
-        figure, row = panels([1.0] * len(columns), 2.9, common=False)
-        for axes, series in zip(row, columns, strict=True):
+        figure, row = panels([1.0] * len(series), 2.9, common=False)
+        for axes, one in zip(row, series, strict=True):
             bare(axes)
-            axes.set(title=_title(series), xlabel="optimizer step")
-            if series[0].values.name in scales:  # else no step has a finite loss; the page says so
-                axes.set_ylim(scales[series[0].values.name])
-                label_ends(axes, [end for one in series for end in _curves_of(axes, one, alone=len(series) == 1)])
+            axes.set(title=f"{one.values.name}  ·  {one.values.data}", xlabel="optimizer step")
+            if one.values.name in scales:  # else no step has a finite loss; the page says so
+                axes.set_ylim(scales[one.values.name])
+                _curves_of(axes, one)
+                axes.legend()
         row[0].set_ylabel("loss, nats per token")
         return to_svg(figure, f"loss-{name}", f"Loss of each stage beside the target's own, {name}")
 
 
-def _curves_of(axes: Axes, one: Series, alone: bool) -> list[tuple[str, float, str]]:
-    """Draw a series' loss and the target's; returns the labels of their ends."""
+def _curves_of(axes: Axes, one: Series) -> None:
+    """Draw a stage's loss and the target's."""
     step_T, loss_T, target_T = curves(one.values)
     known_T = np.isfinite(target_T)
-    if alone:
-        _draw(axes, step_T, loss_T, color=one.colour, alpha=0.3, linewidth=0.8)
-    floor = ("target", COLOUR["muted"], DASHED, 1.4) if alone else ("", COLOUR["muted"], one.line, 0.8)
-    own = (one.label, one.colour, one.line, 1.9)
-    ends = []
+    _draw(axes, step_T, loss_T, color=one.colour, alpha=0.3, linewidth=0.8)
+    floor, own = ("target", COLOUR["muted"], DASHED, 1.4), (one.label, one.colour, "-", 1.9)
     for at_T, value_T, (label, colour, line, width) in ((step_T, loss_T, own), (step_T[known_T], target_T[known_T], floor)):
         if len(value_T):
             smoothed_T = smooth(value_T)
-            _draw(axes, at_T, smoothed_T, color=colour, linestyle=line, linewidth=width)
-            ends.append((f"{label} {smoothed_T[-1]:.2f}".strip(), float(smoothed_T[-1]), colour))
-    return ends
+            named = f"{label} {smoothed_T[-1]:.2f}"
+            _draw(axes, at_T, smoothed_T, color=colour, linestyle=line, linewidth=width, label=named)
 
 
 def _draw(axes: Axes, step_T: FloatArray, value_T: FloatArray, **look: Any) -> None:
@@ -92,35 +88,7 @@ def _draw(axes: Axes, step_T: FloatArray, value_T: FloatArray, **look: Any) -> N
     axes.plot(step_T[thin], value_T[thin], **look)
 
 
-def _title(series: list[Series]) -> str:
-    """A panel's stage and the data it trained on."""
-    return f"{series[0].values.name}  ·  {' / '.join(dict.fromkeys(one.values.data for one in series))}"
-
-
 def estimates(stage: Stage) -> list[dict[str, Any]]:
     """Each logged estimate with its step: acceptance_k by lag, expected_tokens a round, loss in nats a label, seconds."""
     logged = [{"step": row["step"]} | row["held_out"] for row in stage.metrics if "held_out" in row]
     return [row for row in logged if row["expected_tokens"] is not None]  # null: it was not finite
-
-
-def growth(name: str, columns: list[list[Series]]) -> Markup:
-    """Estimated tokens a round, all panels on one scale; no panel for a stage without an estimate, empty without any."""
-    columns = [held for series in columns if (held := [one for one in series if estimates(one.values)])]
-    if not columns:
-        return Markup()
-    values = [row["expected_tokens"] for series in columns for one in series for row in estimates(one.values)]
-    low, high = 1 - 0.04 * (max(values) - 1), max(values) + 0.12 * (max(values) - 1) + 0.02
-    with quiet():
-        figure, row = panels([1.0] * len(columns), 2.5)
-        for axes, series in zip(row, columns, strict=True):
-            bare(axes)
-            axes.axhline(1, color=COLOUR["muted"], linewidth=0.8)
-            ends = []
-            for one in series:
-                steps, tokens = zip(*((at["step"], at["expected_tokens"]) for at in estimates(one.values)), strict=True)
-                axes.plot(steps, tokens, color=one.colour, linestyle=one.line, marker=one.marker, markersize=4.5, linewidth=1.5)
-                ends.append((f"{one.label} {tokens[-1]:.2f}".strip(), tokens[-1], one.colour))
-            axes.set(xlim=(0, None), ylim=(low, high), title=_title(series), xlabel="optimizer step")
-            label_ends(axes, ends)
-        row[0].set_ylabel("expected tokens per round")
-        return to_svg(figure, f"growth-{name}", f"Expected tokens per round on held-out text in training, {name}")

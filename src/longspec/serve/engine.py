@@ -20,11 +20,7 @@ ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
-COUNTERS = {
-    "drafts": "vllm:spec_decode_num_drafts",
-    "draft_tokens": "vllm:spec_decode_num_draft_tokens",
-    "accepted": "vllm:spec_decode_num_accepted_tokens",
-}
+ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
 BY_PLACE = "vllm:spec_decode_num_accepted_tokens_per_pos"
 
 
@@ -56,8 +52,7 @@ def load(job: Job) -> Any:
 def answer(llm: Any, request: Request, repeats: int) -> Answer:
     """Decode a request. The repeats are told by their seconds alone: greedy text and drafts are the same in each."""
     first, *others = [_decode(llm, request, repeat) for repeat in range(repeats)]
-    seconds = {name: [each[name][0] for each in (first, *others)] for name in ("seconds_prompt", "seconds")}
-    return Answer(id=request.id, **first | seconds)
+    return Answer(id=request.id, **first | {"seconds": [each["seconds"] for each in (first, *others)]})
 
 
 def _decode(llm: Any, request: Request, repeat: int) -> dict[str, Any]:
@@ -76,12 +71,11 @@ def _decode(llm: Any, request: Request, repeat: int) -> dict[str, Any]:
         output_kind=RequestOutputKind.DELTA,
     )
     before, engine = _counters(llm), llm.llm_engine
-    began = time.perf_counter()
     engine.add_request(f"{request.id} {repeat}", {"prompt_token_ids": request.prompt}, settings)
     tokens: list[int] = []
     steps: list[int] = []
     best: list[Any] = []
-    first = began
+    first = time.perf_counter()
     while engine.has_unfinished_requests():
         for output in engine.step():
             (new,) = output.outputs
@@ -96,15 +90,14 @@ def _decode(llm: Any, request: Request, repeat: int) -> dict[str, Any]:
                 best.append(by_logit[: request.best])
     ended = time.perf_counter()
     grown = {name: _difference(value, before[name]) for name, value in _counters(llm).items()}
-    times = {"seconds_prompt": [first - began], "seconds": [ended - first]}
-    return {"tokens": tokens, "steps": steps, "best": best, **grown, **times}
+    return {"tokens": tokens, "steps": steps, "best": best, **grown, "seconds": ended - first}
 
 
 def _counters(llm: Any) -> dict[str, Any]:
     """vLLM's counters of drafts; 0 and an empty list where nothing was drafted so far."""
     found = {metric.name: metric for metric in llm.get_metrics()}
-    told: dict[str, Any] = {key: found[name].value if name in found else 0 for key, name in COUNTERS.items()}
-    return told | {"accepted_by_place": list(found[BY_PLACE].values) if BY_PLACE in found else []}
+    by_place = list(found[BY_PLACE].values) if BY_PLACE in found else []
+    return {"accepted": found[ACCEPTED].value if ACCEPTED in found else 0, "accepted_by_place": by_place}
 
 
 def _difference(now: Any, before: Any) -> Any:

@@ -60,20 +60,16 @@ def read_job(path: Path) -> Job:
 class Answer:
     """One decoded text, as the engine told it.
 
-    tokens: the text; steps: how many of them each step of the engine brought, the prompt's first; drafts, draft_tokens,
-    accepted, accepted_by_place: by how much vLLM's counters grew, the last for the first, second, ... drafted token; best: at
-    each place (token, logit) of the likeliest ones, best first; seconds_prompt: to the first token; seconds: from there to the
-    end. Each has one number for every repeat.
+    tokens: the text; steps: how many of them each step of the engine brought, the prompt's first; accepted, accepted_by_place:
+    by how much vLLM's counters grew, the last for the first, second, ... drafted token; best: at each place (token, logit) of
+    the likeliest ones, best first; seconds: from the first token to the end, of every repeat.
     """
 
     id: str
     tokens: list[int]
     steps: list[int]
-    drafts: int
-    draft_tokens: int
     accepted: int
     accepted_by_place: list[int]
-    seconds_prompt: list[float]
     seconds: list[float]
     best: list[list[tuple[int, float]]] = field(default_factory=list)
 
@@ -85,6 +81,6 @@ class Answer:
 def answer_of(content: dict[str, Any]) -> Answer:
     """The answer that a parsed line holds. Raises ValueError for one that is none."""
     try:
-        return Answer(**content)
+        return Answer(**{name: content[name] for name in content if name in Answer.__match_args__})  # an older one has more
     except TypeError as error:
         raise ValueError(f"no answer of longspec.serve: {error}") from error

@@ -119,13 +119,6 @@ class MeasuringPlan(Choices):
         """The final draft of every variant of every chosen run."""
         return [path for run in self.runs for path in self.final_drafts(run)]
 
-    def compared_variants(self, first: str, second: str) -> list[str]:
-        """The variants that two runs are compared in: those of one name, then what is left of both, in order."""
-        common = [name for name in self.variants[first] if name in self.variants[second]]
-        left = [[name for name in self.variants[run] if name not in common] for run in (first, second)]
-        pairs = [f"{one}={other}" for one, other in zip(*left, strict=False)]
-        return [f"--variant {each}" for each in [*common, *pairs]]
-
     def compared_page(self) -> str:
         """The page of the two chosen runs. Raises ValueError when they are not two, and for keys in which they are measured
         otherwise.

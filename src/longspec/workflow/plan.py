@@ -126,6 +126,19 @@ class Plan(MeasuringPlan):
         """The report's options that name them, each with its variant."""
         return [each for path in vocabularies for each in ("--vocabulary", f"{Path(path).parent.name}={path}")]
 
+    # Two runs side by side.
+
+    def compared_options(self, first: str, second: str) -> list[str]:
+        """What the report of two runs reads: all that their own have read, each variant under its run's name and its own."""
+        both = [(run, variant) for run in (first, second) for variant in self.variants[run]]
+        options = ["--model-dir", str(Path(self.target(first)).parent)]
+        options += [each for run, name in both for each in ("--variant", f"{run}/{name}=results/{run}/{name}")]
+        held = [f"{run}/{name}={path}" for run, name in both for path in self.vocabulary_while_drafting(run, name)]
+        options += [each for path in held for each in ("--vocabulary", path)]
+        for option, question in (("--raw", self.report_records), ("--packed", self.trained_rows)):
+            options += [option, *sorted({*question(first), *question(second)})]
+        return options
+
     # Targets.
 
     def model_source(self, model: str) -> str:

@@ -10,7 +10,6 @@ VLLM_METHOD: str | None = None
 TARGETS: dict[str, str] = {}  # no class of it was ever published
 FAMILIES = ("llama", "qwen2")
 WHY_THESE = "nobody has tried it beside others"
-DECIDE_LOSS = ("draft.labels",)
 COUNTS = {"labels_two_ahead": "labels two tokens ahead"}
 CHOICES = {"labels": ("hard", "soft")}
 

@@ -25,7 +25,6 @@ PUBLISHED = (
 )  # architectures, as others name them
 AUXILIARY = 3  # hidden states of the target that a draft reads; engines know no other number
 FEWEST_LAYERS = 7  # of a target: with fewer, two of the default layers 2, L // 2 and L - 3 are the same one
-DECIDE_LOSS = ("method.vocabulary", "method.vocabulary_from", "draft.steps", "draft.decay")
 COUNTS = {
     "outside_vocabulary": "no loss: the target prefers a token outside the draft vocabulary",
     "past_document": "no loss: past the document's end",

@@ -28,7 +28,6 @@ RANGES = {
     "temperature": Range(0.01, 100),  # below, float32 overflows; above, every token is as likely as the next
 }
 
-DECIDE_LOSS = ("draft.loss", "draft.temperature", "draft.lag_mode", "draft.lag")
 COUNTS: dict[str, str] = {}
 
 # The class that the frozen recipe of a target of each model type names.

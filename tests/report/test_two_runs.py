@@ -1,0 +1,130 @@
+"""A report of two runs, which is what `snakemake compare` makes: differences paired by prompt, and what it must not write."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longspec import jsonl
+from longspec.atomic_files import read_json, write_json
+from tests.report.synthetic_run import make_eagle3, positions
+from tests.report.test_numbers import report, write_tiny
+from tests.report.test_page import read_page
+
+# Drafted tokens kept in each round of the second run's final draft: 11 rounds, 8 kept, 19 tokens as in the first run.
+KEPT = [[1, 1, 0], [1, 0], [0], [1, 0], [2, 1, 1]]
+
+
+def write_runs(folder: Path) -> list[str]:
+    """Runs a and b of the variant base; b's final draft keeps KEPT. The report's command line."""
+    for name in ("a", "b"):
+        arguments = write_tiny(folder)
+        (folder / "results").rename(folder / name)
+    path = folder / "b/base/evaluation/longcot.jsonl"
+    rows = []
+    for row, kept in zip(sorted(jsonl.read(path), key=lambda row: row["prompt"]), KEPT, strict=True):
+        rows.append(row | {"accepted": kept, "rounds": len(kept), "positions": positions(kept, 2)})
+        rows[-1] |= {"new_tokens": sum(kept) + len(kept), "seconds_speculative": 4.0}
+    jsonl.write(path, rows)
+    place = arguments.index("--variant")
+    runs = [option for name in ("a", "b") for option in ("--variant", f"{name}/base={folder / name / 'base'}")]
+    return [*arguments[:place], *runs, *arguments[place + 2 :]]
+
+
+def by_drafter(numbers: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The differences over all tasks."""
+    return {row["drafter"]: row for row in numbers["between_variants"] if row["task"] is None}
+
+
+def test_the_difference_is_paired_and_the_page_tells_it(tmp_path: Path) -> None:
+    arguments = write_runs(tmp_path)
+    recipe = tmp_path / "b/base/long/recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("window: 512", "window: 256"))
+    told = read_json(tmp_path / "b/base/final_draft/provenance.json")
+    told["stages"]["long"]["training_seconds"] = 61.0
+    write_json(tmp_path / "b/base/final_draft/provenance.json", told | {"git_commit": "<script>1</script>"})
+    numbers = report(arguments)
+    rows = by_drafter(numbers)
+    assert list(rows) == ["final draft", "untrained", "lookup", "base", "long", "longcot"]
+    row = rows["final draft"]
+    assert (row["variant"], row["before"]) == ("b/base", "a/base")
+    assert row["difference"] == pytest.approx(19 / 11 - 19 / 8)
+    # Prompt by prompt b loses 1 2/3, 1 or 0 tokens a round at most: 6/2 - 5/3, 3 - 3/2, 0, 2 - 3/2, 7/3 - 7/3.
+    assert -1.5 <= row["low"] < row["difference"] < row["high"] <= 0.0
+    assert [rows["long"][key] for key in ("difference", "low", "high")] == [0.0, 0.0, 0.0]
+    assert {run: numbers["speed"][f"{run}/base"]["longcot"]["speed_up"]["mean"] for run in "ab"} == {"a": 1.5, "b": 0.75}
+    differing = {row["key"]: (row["old"], row["new"]) for row in numbers["told_differently"]}
+    assert differing == {"long.draft.window": (512, 256), "git_commit": ("0f" * 20, "<script>1</script>")}
+    parser, _, text = read_page(tmp_path)
+    assert (parser.faults, parser.open) == ([], [])
+    assert not parser.tags & {"script", "link", "img"}
+    ids = [attributes["id"] for _, attributes in parser.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    assert {reference[1:] for reference in parser.references} <= set(ids)
+    assert "b/base a/base final draft all −0.648" in text
+    assert "b/base a/base long.draft.window 512 256" in text
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_it_writes_nothing_beside_the_drafts(tmp_path: Path) -> None:
+    """What a draft's folder tells of its acceptance is its own run's report's: another run's choice left records out here."""
+    report(write_runs(tmp_path))
+    assert not list(tmp_path.rglob("acceptance.json"))
+    report(write_tiny(tmp_path))
+    assert (tmp_path / "results/base/final_draft/acceptance.json").is_file()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_each_variant_is_held_against_the_other_runs_of_its_name_or_the_first(tmp_path: Path) -> None:
+    arguments = write_runs(tmp_path)
+    (tmp_path / "b/base").rename(tmp_path / "b/ttt")
+    make_eagle3(tmp_path / "b/ttt", {"all": 1.0})
+    place = arguments.index(f"b/base={tmp_path / 'b/base'}")
+    arguments[place : place + 1] = [f"b/ttt={tmp_path / 'b/ttt'}", "--variant", f"c/ttt={tmp_path / 'b/ttt'}"]
+    numbers = report(arguments)
+    pairs = {(row["before"], row["variant"]) for row in numbers["between_variants"]}
+    assert pairs == {("a/base", "b/ttt"), ("b/ttt", "c/ttt")}
+    differing = {row["key"]: (row["old"], row["new"]) for row in numbers["told_differently"]}
+    assert differing["long.method.name"] == (None, "eagle3")
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_runs_of_other_stages_are_compared_by_their_final_drafts(tmp_path: Path) -> None:
+    """Run b ended after stage long: 15 tokens in 8 rounds."""
+    arguments = write_runs(tmp_path)
+    provenance = read_json(tmp_path / "b/base/final_draft/provenance.json")
+    provenance["order"].remove("longcot")
+    write_json(tmp_path / "b/base/final_draft/provenance.json", provenance)
+    numbers = report(arguments)
+    rows = by_drafter(numbers)
+    assert list(rows) == ["final draft", "untrained", "lookup", "base", "long"]
+    assert rows["final draft"]["difference"] == pytest.approx(15 / 8 - 19 / 8)
+    assert [row["key"] for row in numbers["told_differently"]] == ["order"]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_what_has_chosen_one_runs_stage_is_left_out_of_both(tmp_path: Path) -> None:
+    """Run a published its stage long, chosen by records 1 and 2: of longcot's 19 tokens 15 are left."""
+    arguments = write_runs(tmp_path)
+    path = tmp_path / "a/base/final_draft/provenance.json"
+    write_json(path, read_json(path) | {"final": {"stage": "long", "records": {"stdlib": [1, 2], "puzzles": [0]}}})
+    numbers = report(arguments)
+    found = [numbers["overall"][name]["longcot"] for name in ("a/base", "b/base")]
+    assert [each["mean"] for each in found] == [15 / 6, 15 / 8]
+    assert [each["prompts"] for each in found] == [3, 3]
+    assert by_drafter(numbers)["final draft"]["difference"] == pytest.approx(
+        15 / 8 - numbers["overall"]["a/base"]["long"]["mean"]
+    )
+
+
+def test_other_prompts_are_refused(tmp_path: Path) -> None:
+    arguments = write_runs(tmp_path)
+    for changes, message in (
+        ({"prompt_hash": "other"}, r"longcot\.jsonl: task short, prompt 0: prompt_hash: other, but 0 in "),
+        ({"context_tokens": 7}, r"longcot\.jsonl: context_tokens: prompts differ from those of .*longcot\.jsonl"),
+    ):
+        for path in (tmp_path / "b/base/evaluation").iterdir():
+            jsonl.write(path, [row | changes for row in list(jsonl.read(path))])
+        with pytest.raises(ValueError, match=message):
+            report(arguments)
+    assert not (tmp_path / "report.html").exists()
