@@ -15,7 +15,7 @@ from longspec.config import PARTITIONED, ConfigError, Recipe, Runtime, load
 from longspec.distributed import end_at_once, find_ranks, log, write_error_file
 from longspec.shown import one_line
 from longspec.states.holds import release
-from longspec.states.stored.manifest import MANIFEST, merge, read_shards
+from longspec.states.stored.manifest import MANIFEST, merge
 
 
 def parser() -> argparse.ArgumentParser:
@@ -43,8 +43,6 @@ def parser() -> argparse.ArgumentParser:
     removing.add_argument("--folder", type=Path, required=True, nargs="+", help="of the stored states; one or several")
     removing.add_argument("--reader", required=True, help="the stage that is trained: {run}_{variant}_{stage}")
     removing.add_argument("--out", type=Path, required=True, help="the record to write, removed_states.json")
-    checking = add_verb(verbs, "check", "read everything and print what is damaged; ends with 1 if something is")
-    checking.add_argument("manifests", type=Path, nargs="+", help="manifest.json or shard.json")
     return parser
 
 
@@ -80,15 +78,6 @@ def build_shard(options: argparse.Namespace) -> None:
     log(f"done: {path}", ranks)
 
 
-def check(paths: list[Path]) -> int:
-    """The verb `check`: 1 when anything is damaged."""
-    wrong = [line for path in paths for shard in read_shards(path) for line in shard.damage()]
-    for line in wrong:
-        print(line)
-    print(f"{len(wrong)} damaged" if wrong else "all whole")
-    return 1 if wrong else 0
-
-
 def main() -> None:
     """Run one verb; what is wrong with what a user gave is one line."""
     options, code = parser().parse_args(), 0
@@ -96,8 +85,6 @@ def main() -> None:
         if options.verb == "merge":
             content = merge(options.shards, options.out)
             log(f"{options.out}: {content['bytes']} bytes, {len(content['left_out'])} rows left out")
-        elif options.verb == "check":
-            code = check(options.manifests)
         elif options.verb == "remove":
             write_json(options.out, {"released": [release(folder, options.reader) for folder in options.folder]})
         else:
