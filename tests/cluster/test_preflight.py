@@ -460,8 +460,6 @@ def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A home without any key."""
     for name in [name for name in os.environ if name.startswith(("WANDB_", "SWANLAB_"))]:
         monkeypatch.delenv(name)
-    for name in ("HTTPS_PROXY", "https_proxy"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SWANLAB_ROOT", str(tmp_path / "home"))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -469,22 +467,14 @@ def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.usefixtures("keys")
-def test_swanlab_without_a_key_or_a_way_to_its_server(place_in: MakePlace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_swanlab_without_a_key(place_in: MakePlace, monkeypatch: pytest.MonkeyPatch) -> None:
     online = place_in("runtime.report_to=[swanlab]")
     finding = found("trackers", online)
     assert finding.level == FAIL
     assert "swanlab has no key on this machine" in finding.found
-    offline = "set runtime.tracker_mode=offline, upload later with python -m longspec.cluster sync"
-    assert finding.fix == offline
+    assert "set runtime.tracker_mode: offline" in finding.found
     monkeypatch.setenv("SWANLAB_API_KEY", "key")
-    monkeypatch.setenv("SWANLAB_API_HOST", f"http://127.0.0.1:{free_port()}")
-    finding = found("trackers", online)
-    assert finding.level == FAIL
-    assert "cannot be reached from this node" in finding.found
-    assert finding.fix == offline
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        monkeypatch.setenv("SWANLAB_API_HOST", f"http://127.0.0.1:{server.getsockname()[1]}")
-        assert found("trackers", online) == Finding(OK, "swanlab online")
+    assert found("trackers", online) == Finding(OK, "swanlab online")
     assert found("trackers", place_in("runtime.report_to=[swanlab]", "runtime.tracker_mode=offline")).level == OK
 
 
