@@ -1,6 +1,5 @@
 """Closed forms against torch's counter of what really ran."""
 
-
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
