@@ -192,7 +192,7 @@ def stage_lines(recipe: Recipe, plan: Plan, rate: float) -> list[str]:
 
 
 def needs_of(setup: Setup, hours: float, node_gpus: int, longest: int) -> dict[str, int]:
-    """Needs of one job of a stage of `hours`, on nodes of `node_gpus` GPUs in at most `longest` minutes, and how many it takes.
+    """Needs of one job of a stage of `hours`, on nodes of `node_gpus` GPUs in at most `longest` minutes.
 
     memory_mb, of a node, in MB as Slurm counts, is the host's part of the estimate for its ranks, and what each process needs
     besides. Raises ValueError when a job is not longer than its start.
@@ -203,22 +203,8 @@ def needs_of(setup: Setup, hours: float, node_gpus: int, longest: int) -> dict[s
         )
     ranks = min(node_gpus, setup.world_size)
     on_host = peak(estimate(setup), on_host=setup.device.type == "cuda")
-    minutes = 60 * hours * TIME_MARGIN + START_MINUTES
-    return {
-        "nodes": -(-setup.world_size // ranks),
-        "ranks": ranks,
-        "memory_mb": ranks * (on_host + RANK_BYTES) // 10**6,
-        "minutes": min(longest, math.ceil(minutes)),
-        "jobs": max(1, math.ceil((minutes - START_MINUTES) / (longest - START_MINUTES))),
-    }
-
-
-def slurm_line(needs: dict[str, int]) -> str:
-    """The Slurm resources to write into the profile's block for a stage, and how many jobs it will take."""
-    return (
-        "  Slurm: nodes: {nodes}, ranks: {ranks}, tasks_per_node: {ranks}, mem_mb: {memory_mb}, "
-        "runtime: {minutes} ({jobs} {word} of it)".format(word="job" if needs["jobs"] == 1 else "jobs", **needs)
-    )
+    minutes = math.ceil(60 * hours * TIME_MARGIN + START_MINUTES)
+    return {"memory_mb": ranks * (on_host + RANK_BYTES) // 10**6, "minutes": min(longest, minutes)}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -299,7 +285,7 @@ def main(argv: list[str]) -> int:
             if options.states_only:
                 print("\n".join([f"stage {recipe.stage}:", *of_states]))
             elif not options.json:
-                print("\n".join([*stage_lines(recipe, plan, options.flops), *of_states, slurm_line(needs), *lines]))
+                print("\n".join([*stage_lines(recipe, plan, options.flops), *of_states, *lines]))
             all_fit, hours, disk = all_fit and fits, hours + plan.hours(options.flops), disk + plan.disk
     except ConfigError as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
