@@ -173,15 +173,12 @@ def test_mistakes_are_named(
 
 
 def test_a_target_split_over_ranks_that_can_share_its_heads(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two heads; each rank's 2 rows of a micro batch are summed over both ranks twice in each of 3 layers, and embedded."""
+    """Two heads are shared by two ranks, and not by four."""
     pytest.importorskip("accelerate")  # transformers loads the parts by it
     _, runtime = frozen(folder)
     write_text(folder / "runtime.yaml", to_yaml(runtime).replace("target: replicated", "target: tensor_parallel"))
     assert plan.main(command(folder, "--rows", "21", "--device", "cpu", "--gpu-memory-gib", "10")) == 0
-    text = capsys.readouterr().out
-    assert ", target tensor_parallel, " in text
-    received = 2 * (2 - 1) / 2 * (2 * 2 * LENGTH * 64 * 4) * (2 * 3 + 1)
-    assert f"each micro batch adds up {received / 2**20:.2f} MiB of hidden states" in text
+    assert ", target tensor_parallel, " in capsys.readouterr().out
     assert plan.main(command(folder, "--rows", "21", "--ranks", "4", "--device", "cpu")) == 1
     told, place = capsys.readouterr().err, f"{folder}/target/config.json"
     assert f"error: runtime.target: tensor_parallel: {place}: num_key_value_heads: 2 heads cannot be split over 4 ranks" in told

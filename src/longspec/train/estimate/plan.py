@@ -17,7 +17,7 @@ import torch
 
 from longspec.atomic_files import read_json
 from longspec.command_line import WIDE
-from longspec.config import OFFLINE, PARTITIONED, ConfigError, Recipe, Runtime, compose, load
+from longspec.config import OFFLINE, ConfigError, Recipe, Runtime, compose, load
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.schedule import Schedule, chances
 from longspec.families import check_target
@@ -148,16 +148,6 @@ def plan_stage(
     return Plan(setup, steps, accumulation, operations, disk_bytes(setup), stored)
 
 
-def added_up(setup: Setup) -> int:
-    """Bytes that a rank receives in a micro batch for the sums over the ranks of a split target.
-
-    Two in a layer and that of the embeddings, [T, H] each, for the rows of every rank; of a sum over R ranks each receives
-    2 (R - 1) / R times its size, as of one gather of weights (R - 1) / R.
-    """
-    sums = 2 * setup.config.num_hidden_layers + 1
-    return 2 * (setup.parts - 1) * sums * setup.tokens * setup.config.hidden_size * setup.element
-
-
 def fit_lines(plan: Plan, available: int) -> tuple[list[str], bool]:
     """Whether the stage fits, and what to change when it does not."""
     needed = peak(estimate(plan.setup))
@@ -172,7 +162,7 @@ def stage_lines(recipe: Recipe, plan: Plan, rate: float) -> list[str]:
     setup, each = plan.setup, plan.operations
     tokens = recipe.global_batch * setup.sequence_length
     replayed = ", ".join(f"{share:.0%} of {name}" for name, share in sorted(recipe.data.replay.items()))
-    lines = [
+    return [
         f"stage {recipe.stage}: {plan.steps} steps of {recipe.global_batch} rows of {setup.sequence_length} tokens ({tokens:,} "
         f"tokens); {setup.world_size} ranks x {plan.accumulation} micro batches of {setup.micro_batch} rows; "
         f"ZeRO-{setup.zero_stage}, optimizer offload {setup.offload}, target {setup.target}, {setup.dtype}",
@@ -184,11 +174,6 @@ def stage_lines(recipe: Recipe, plan: Plan, rate: float) -> list[str]:
         f"{each.total / rate / setup.world_size:.1f} s a step, {plan.hours(rate):.1f} hours in all",
         f"  disk: {gib(plan.disk)} (checkpoints while one is saved, and the draft)",
     ]
-    if setup.target == PARTITIONED:
-        lines.append(f"  each micro batch gathers {gib(setup.target_bytes)} of weights, which the time above leaves out")
-    if setup.parts > 1:
-        lines.append(f"  each micro batch adds up {gib(added_up(setup))} of hidden states, which the time above leaves out")
-    return lines
 
 
 def needs_of(setup: Setup, hours: float, node_gpus: int, longest: int) -> dict[str, int]:
