@@ -12,12 +12,7 @@ from snakemake.utils import update_config
 from longspec.config import CHOICES
 from longspec.workflow.answers import AnswersPlan
 from longspec.workflow.bench import bench_of
-from longspec.workflow.checks import (
-    check_prompts,
-    checked_plan,
-    forgetting_warning,
-    unused_variants,
-)
+from longspec.workflow.checks import check_prompts, checked_plan, unused_variants
 from longspec.workflow.settings.workflow_file import typed_call
 from longspec.workflow.states import StatesPlan
 
@@ -43,12 +38,8 @@ with told_in_one_line():
         STATES.check_place()
         STATES.forget_removed()
 # The Snakemake that plans the jobs warns, in a dry run too.
-if workflow.is_main_process:
-    notes = [PLAN.evaluation_of[run].note for run in PLAN.runs]
-    for warning in filter(
-        None, (forgetting_warning(PLAN), unused_variants(PLAN), *notes)
-    ):
-        logger.warning(warning)
+if workflow.is_main_process and (warning := unused_variants(PLAN)):
+    logger.warning(warning)
 
 HUB_PROMPTS = PLAN.hub_prompts | BENCH.hub_prompts
 ENVMODULES = PLAN.settings.get("envmodules", [])

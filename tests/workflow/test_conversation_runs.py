@@ -12,7 +12,6 @@ from longspec.config import yaml_files
 from longspec.methods.eagle3.settings import layer_weights
 from longspec.report.prediction import cost_ratio, shape_of
 from longspec.train.estimate import plan as estimate
-from longspec.workflow.checks import forgetting_warning
 from longspec.workflow.plan import Plan
 from tests.workflow.planning import FILE, Settings, Workflow
 
@@ -120,7 +119,6 @@ def test_one_run_reads_its_own_data_and_fits_eight_gpus_of_80_gb(
     assert (plan.stages[run], plan.variants[run], plan.fetched) == (STAGES, ["ttt"], [TARGETS[run][0]])
     assert plan.evaluation_data(run) == sorted(plan.datasets_in_use()) == sorted(STAGES)
     assert plan.vocabulary(run, "ttt") == [f"results/{run}/ttt/draft_vocabulary_32000.json"]
-    assert forgetting_warning(plan) == ""
     for stage in STAGES:
         recipe = plan.configs[run, "ttt", stage].recipe
         assert plan.rows(run, "ttt", stage).endswith(f"/{stage}-long-4096-truncate/manifest.json")  # answers alone
@@ -200,22 +198,6 @@ def test_prompts_beyond_the_targets_positions_are_told_with_the_runs_file(settin
     settings.edit(RUN, r"data: sharegpt, context: \[64, 3072\]", "data: sharegpt, context: [64, 131072]")
     with pytest.raises(ValueError, match=rf"^{RUN}: evaluation\.tasks\.sharegpt\.context: prompts of 131072 tokens"):
         settings.plan(runs=[FIRST])
-
-
-def test_a_gate_that_judges_nothing_names_the_runs_file(settings: Settings) -> None:
-    settings.edit(RUN, r"^    ultrachat: .*\n", "")
-    told = forgetting_warning(settings.plan(runs=["demo", FIRST]))
-    assert told.startswith("gates.forgetting cannot judge what is forgotten of ultrachat: no task measures it.")
-    assert f"evaluation.tasks in {RUN}, such as own: {{data: ultrachat" in told
-    assert "\n" not in told
-
-
-def test_the_plan_tells_which_keys_the_runs_file_decides(workflow: Workflow) -> None:
-    told = f"{RUN}: evaluation: new_tokens, tasks: in place of what {FILE}, --config or --configfile say of the same"
-    done = workflow.call("-n", "--config", f"runs=[demo,{FIRST}]")
-    assert done.returncode == 0, done.stderr
-    assert (done.stdout + done.stderr).count(told) == 1
-    assert "config/run/demo.yaml: evaluation" not in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(

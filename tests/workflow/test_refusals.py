@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from longspec.workflow.checks import forgetting_warning
 from tests.workflow.planning import Settings, Workflow
 
 pytestmark = pytest.mark.slow  # half a minute and more as a whole
@@ -401,21 +400,6 @@ def test_numbers_for_a_stage_the_run_has_not(settings: Settings) -> None:
         settings.plan()
 
 
-def test_data_that_may_be_forgotten_unseen_is_told(settings: Settings) -> None:
-    """The published run trains on slimpajama, long-data and longcot."""
-    told = "gates.forgetting cannot judge what is forgotten of "
-    assert forgetting_warning(settings.plan()) == ""
-    assert forgetting_warning(settings.plan(runs=["published"])) == ""
-    settings.edit(PUBLISHED, r"^    (general|long): \{data.*\n", "")
-    warning = forgetting_warning(settings.plan(runs=["published"]))
-    assert warning.startswith(f"{told}slimpajama, long-data: no task measures it.")
-    assert "own: {data: slimpajama, context: [64, 448]}" in warning
-    settings.edit(PUBLISHED, r"^  tasks:$", "  tasks:\n    own: {data: slimpajama, context: [64, 448]}")
-    assert forgetting_warning(settings.plan(runs=["published"])).startswith(f"{told}long-data: no task measures it.")
-    settings.edit(WORKFLOW, r"\bforgetting: \S+", "forgetting: null")
-    assert forgetting_warning(settings.plan(runs=["published"])) == ""
-
-
 def test_one_target_a_run_and_one_name_a_target(settings: Settings) -> None:
     settings.edit("config/run_stage/demo_long.yaml", r"^recipe:\n", "recipe:\n  model: {name: other}\n")
     with pytest.raises(ValueError, match=r"recipe\.model\.name: 'other', but another stage of the run trains for 'demo'"):
@@ -433,11 +417,9 @@ def test_a_built_target_needs_a_phase(settings: Settings) -> None:
 
 
 def test_snakemake_warns_when_it_plans_and_a_job_is_silent(workflow: Workflow) -> None:
-    told = "gates.forgetting cannot judge what is forgotten of slimpajama, long-data"
-    workflow.edit(WORKFLOW, r"^runs: \[.*?\]", "runs: [published]")
-    workflow.edit(PUBLISHED, r"^    (general|long): \{data.*\n", "")
-    recipe = "results/published/sinkpi-slicing/base/recipe.yaml"
-    assert workflow.output("--cores=1", recipe).count(told) == 1
+    told = "variants: sinkpi-slicing: no chosen run is trained in it: each names its own in its file of config/run/"
+    workflow.edit(WORKFLOW, r"^runs: \[.*?\]", "runs: [demo-eagle3]")
+    assert workflow.output("--cores=1", "results/demo-eagle3/ttt/base/recipe.yaml").count(told) == 1
     assert told not in workflow.output("-n", "final_draft", "--mode=subprocess")
 
 

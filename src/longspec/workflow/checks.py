@@ -6,7 +6,6 @@ goes unseen whenever the job's output already exists. Each message names the key
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -55,27 +54,6 @@ def check_prompts(plan: Plan) -> None:
     """Raise ValueError when the prompts of a task lack a field that its template asks for. It opens the files."""
     for each in plan.evaluation_of.values():
         datasets.check_prompts(each.tasks, each.file_of("tasks"))
-
-
-def forgetting_warning(plan: Plan) -> str:
-    """The datasets that gates.forgetting cannot judge, and what to do; empty when there is none.
-
-    A later stage may forget these without a task to show it: days of training would end in a gate that judges nothing.
-    """
-    if plan.settings["gates"]["forgetting"] is None:
-        return ""
-    unseen: dict[str, list[str]] = {}  # by the file of the tasks
-    for run in plan.runs:
-        known, measured = unseen.setdefault(plan.evaluation_of[run].file_of("tasks"), []), plan.evaluation_data(run)
-        for before, after in (pair for stages in plan.datasets_in_order(run) for pair in pairwise(stages)):
-            if before != after and before not in (*measured, *known):
-                known.append(before)
-    return "\n".join(
-        f"gates.forgetting cannot judge what is forgotten of {', '.join(names)}: no task measures it. Add one for each "
-        f"to evaluation.tasks in {file}, such as own: {{data: {names[0]}, context: [64, 448]}}, or set gates.forgetting to null"
-        for file, names in unseen.items()
-        if names
-    )
 
 
 def unused_variants(plan: Plan) -> str:
