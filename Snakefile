@@ -89,9 +89,8 @@ onstart:
             workflow.scheduling_settings.max_jobs_per_timespan.max_jobs,
         )
         if hasattr(workflow.executor_settings, "array_jobs"):  # Slurm's
-            check_block(TRAIN)
-            for name, block in DECODING.items():
-                check_whole(name, block)
+            for name, block in {"train": TRAIN, **DECODING}.items():
+                check_block(name, block)
             for name in sorted({job.rule.name for job in planned}):
                 check_nodes(name, resources_of(name))
         STATES.make_place()

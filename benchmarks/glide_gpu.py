@@ -32,7 +32,8 @@ from longspec.models.attention.backends import SDPA, choose
 from longspec.models.losses import fused_loss
 from longspec.models.target import head_width
 from longspec.states.forward import STATES_ATTENTION, TargetStates
-from longspec.train.estimate.flops import measured_peak, operations
+from longspec.stopwatch import Stopwatch
+from longspec.train.estimate.flops import operations
 
 RESULTS = Path(__file__).parent / "results"
 GOAL = 0.5  # of the card's measured bf16 matrix rate
@@ -134,6 +135,21 @@ def measure(glide: Glide, way: tuple[str, str, bool, int | None], length: int, s
         "of_measured_rate": counted.total / seconds / peak,
         "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None,
     }
+
+
+def measured_peak(device: torch.device, dtype: torch.dtype) -> float:
+    """Operations a second of a large square product on this machine now, the best of some."""
+    on_gpu = device.type == "cuda"
+    side = 8192 if on_gpu else 1024
+    # Random numbers: a GPU that multiplies constants draws less power and reaches rates that no training does.
+    left = torch.randn((side, side), generator=torch.Generator(device).manual_seed(0), dtype=dtype, device=device)
+    best = float("inf")
+    for _ in range(4):
+        clock = Stopwatch(device)
+        left @ left
+        clock.mark("product")
+        best = min(best, clock.take()["product"])
+    return 2.0 * side**3 / best
 
 
 def main() -> None:

@@ -30,7 +30,6 @@ PARTS = {
     "build_engine": "DeepSpeed engine",
     "load": "read the checkpoint",
     "Trackers": "trackers",
-    "Meter": "peak rate of the machine",
 }
 
 

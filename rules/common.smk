@@ -42,15 +42,10 @@ with told_in_one_line():
     if workflow.is_main_process:
         STATES.check_place()
         STATES.forget_removed()
-# The Snakemake that plans the jobs warns and tells what is to come, in a dry run too.
+# The Snakemake that plans the jobs warns, in a dry run too.
 if workflow.is_main_process:
-    notes = [PLAN.evaluation_of[run].note for run in PLAN.runs]
-    for warning in filter(
-        None, (forgetting_warning(PLAN), unused_variants(PLAN), *notes)
-    ):
+    for warning in filter(None, (forgetting_warning(PLAN), unused_variants(PLAN))):
         logger.warning(warning)
-    for line in (*ANSWERS.lines(), *PLAN.choice_lines()):
-        logger.info(line)
 
 HUB_PROMPTS = PLAN.hub_prompts | BENCH.hub_prompts
 ENVMODULES = PLAN.settings.get("envmodules", [])

@@ -3,7 +3,7 @@
 from functools import partial
 
 from longspec.workflow.jobs.decoding_jobs import DecodingJobs
-from longspec.workflow.jobs.decoding_ranks import check_whole, machine_of
+from longspec.workflow.jobs.decoding_ranks import machine_of
 
 DECODING = {
     name: resources_of(name) for name in ("evaluate", "evaluate_bench", "answer")

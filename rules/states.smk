@@ -38,21 +38,17 @@ rule build_states:
         runtime=LIMITS.longest_job,
     params:
         vocabulary=option("--vocabulary", "vocabulary"),
+        rows=asks_of_input(STATES.rows_options),
         out=subpath(output.shard, parent=True),
     shell:
         "exec python -m longspec.cluster launch --nodes {resources.nodes:q} --ranks {resources.ranks:q}"
         " --tasks {resources.tasks_per_node:q} --cpus {resources.cpus_per_task:q} --gres={resources.gres:q}"
         " --log {log:q} -- longspec.states build --recipe {params.out:q}/recipe.yaml --runtime {params.out:q}/runtime.yaml"
-        " --target {input.target:q} --data {input.data:q} {params.vocabulary:q}"
-        " --shard {wildcards.part:q} --num-shards {wildcards.parts:q} --out {params.out:q}"
+        " --target {input.target:q} --data {input.data:q} {params.vocabulary:q} {params.rows:q} --out {params.out:q}"
 
 
 # Those of the rows that acceptance is estimated on while a stage trains.
-rule held_out_states:
-    input:
-        target=TARGET,
-        data="data/packed/{model}/{rows}/manifest.json",
-        vocabulary=asks(STATES.vocabulary),
+use rule build_states as held_out_states with:
     output:
         shard=f"{STATES_FOLDER}/held-out-{{number}}/shard.json",
         manifest=f"{STATES_FOLDER}/held-out-{{number}}/manifest.json",
@@ -61,27 +57,6 @@ rule held_out_states:
         "logs/held_out_states/{model}/{rows}/{declaration}/{number}.log",
     benchmark:
         "timings/held_out_states/{model}/{rows}/{declaration}/{number}.tsv"
-    priority: 1
-    envmodules:
-        *ENVMODULES,
-    threads: 2
-    resources:
-        nodes=1,
-        ranks=1,
-        tasks_per_node=1,
-        cpus_per_task=job_threads,
-        gres="",
-        mem_mb=LIMITS.node_mem,
-        runtime=LIMITS.longest_job,
-    params:
-        vocabulary=option("--vocabulary", "vocabulary"),
-        out=subpath(output.shard, parent=True),
-    shell:
-        "exec python -m longspec.cluster launch --nodes {resources.nodes:q} --ranks {resources.ranks:q}"
-        " --tasks {resources.tasks_per_node:q} --cpus {resources.cpus_per_task:q} --gres={resources.gres:q}"
-        " --log {log:q} -- longspec.states held-out --recipe {params.out:q}/recipe.yaml"
-        " --runtime {params.out:q}/runtime.yaml --target {input.target:q} --data {input.data:q} {params.vocabulary:q}"
-        " --out {params.out:q}"
 
 
 # contents.json is the same whichever machines have built the states.

@@ -34,20 +34,6 @@ class Ranks:
         """Whether this process writes what is written once."""
         return self.rank == 0
 
-    @property
-    def replica(self) -> int:
-        """Its place among those that read rows of their own.
-
-        Every process is a replica of its own, until several share one target (tensor parallelism) or one row (sequence
-        parallelism): rows and gradients are then shared by replicas, and everything else stays with ranks.
-        """
-        return self.rank
-
-    @property
-    def replicas(self) -> int:
-        """How many read rows of their own."""
-        return self.world_size
-
 
 ALONE = Ranks(0, 0, 1)
 

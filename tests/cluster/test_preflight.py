@@ -134,9 +134,9 @@ def test_two_ranks_find_all_well(job: Path, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     code, text, levels = ended(start(job, tmp_path / "out", f"--report={report}", launcher=torchrun(2)))
     assert code == 0, text
-    # A machine without GPUs is a warning, as is what a small machine leaves a process.
+    # A machine without GPUs is a warning.
     assert set(levels) == set(preflight.CHECKS)
-    assert {name for name, level in levels.items() if level != OK} <= {"gpus", "limits"}
+    assert {name for name, level in levels.items() if level != OK} <= {"gpus"}
     assert levels["gpus"] == (OK if torch.cuda.is_available() else WARN)
     assert re.search(r"^ok +collective +(gloo|nccl) over 2 ranks, sums exact; \d+ MiB in .* GB/s", text, re.MULTILINE)
     warnings = sum(level == WARN for level in levels.values())
@@ -213,16 +213,16 @@ def answered(place: Place, rank: int, name: str, finding: Finding) -> None:
 @pytest.fixture
 def of_two(place_in: MakePlace, monkeypatch: pytest.MonkeyPatch) -> Place:
     """Rank 0 of two, with three checks of which each is well here."""
-    names = ("limits", "attention", "loss")
+    names = ("versions", "attention", "loss")
     monkeypatch.setattr(preflight, "CHECKS", {name: lambda _: Finding(OK, "well") for name in names})
     facts = {rank: Facts(f"n{rank}", {}, 0) for rank in (0, 1)}
     return place_in(seconds=0.2, ranks=Ranks(0, 0, 2), facts=facts)
 
 
 def test_a_rank_that_tells_nothing_is_named_and_counted_out(of_two: Place) -> None:
-    answered(of_two, 1, "limits", Finding(WARN, "few"))
+    answered(of_two, 1, "versions", Finding(WARN, "few"))
     findings = preflight.checked_by_all(of_two)
-    assert findings["limits"] == Finding(WARN, "rank 1 (n1): few")
+    assert findings["versions"] == Finding(WARN, "rank 1 (n1): few")
     assert findings["attention"].found == "rank 1 (n1): not done"
     assert findings["loss"] == Finding(OK, "well")  # of all ranks that are left
     assert of_two.missing == [1]
@@ -252,18 +252,6 @@ def test_gpus_that_are_missing(place_in: MakePlace, monkeypatch: pytest.MonkeyPa
     assert found("gpus", place).found == "H100 on rank 0 (here); A100 on rank 1 (n2)"
     place.facts = {0: one}
     assert found("gpus", place) == Finding(OK, "1 x H100, 80.00 GiB each")
-
-
-def test_few_open_files(place_in: MakePlace) -> None:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
-    try:
-        finding = found("limits", place_in())
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    assert finding.level == WARN
-    assert "256 open files" in finding.found
-    assert "ulimit -n" in finding.fix
 
 
 def test_flash_attention_that_is_asked_for_and_not_installed(place_in: MakePlace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -460,8 +448,6 @@ def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A home without any key."""
     for name in [name for name in os.environ if name.startswith(("WANDB_", "SWANLAB_"))]:
         monkeypatch.delenv(name)
-    for name in ("HTTPS_PROXY", "https_proxy"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SWANLAB_ROOT", str(tmp_path / "home"))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -469,22 +455,14 @@ def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.usefixtures("keys")
-def test_swanlab_without_a_key_or_a_way_to_its_server(place_in: MakePlace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_swanlab_without_a_key(place_in: MakePlace, monkeypatch: pytest.MonkeyPatch) -> None:
     online = place_in("runtime.report_to=[swanlab]")
     finding = found("trackers", online)
     assert finding.level == FAIL
     assert "swanlab has no key on this machine" in finding.found
-    offline = "set runtime.tracker_mode=offline, upload later with python -m longspec.cluster sync"
-    assert finding.fix == offline
+    assert "set runtime.tracker_mode: offline" in finding.found
     monkeypatch.setenv("SWANLAB_API_KEY", "key")
-    monkeypatch.setenv("SWANLAB_API_HOST", f"http://127.0.0.1:{free_port()}")
-    finding = found("trackers", online)
-    assert finding.level == FAIL
-    assert "cannot be reached from this node" in finding.found
-    assert finding.fix == offline
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        monkeypatch.setenv("SWANLAB_API_HOST", f"http://127.0.0.1:{server.getsockname()[1]}")
-        assert found("trackers", online) == Finding(OK, "swanlab online")
+    assert found("trackers", online) == Finding(OK, "swanlab online")
     assert found("trackers", place_in("runtime.report_to=[swanlab]", "runtime.tracker_mode=offline")).level == OK
 
 

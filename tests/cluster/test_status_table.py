@@ -1,6 +1,5 @@
 """The table of stages, held against numbers computed by hand; torn and missing files give a row and a remark."""
 
-import json
 import os
 import subprocess
 import sys
@@ -89,10 +88,10 @@ def line_of(made: Made, text: str) -> str:
     return next(line for line in below if line.startswith(f"{stage} "))
 
 
-def rows(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:
-    assert status_table.main(["--json"]) == 0
-    printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    return {row["stage"].split("/")[-1]: row for row in printed}
+def rows() -> dict[str, dict[str, Any]]:
+    slurm = status_table.Slurm.ask()
+    found = [status_table.record(stage, slurm) for stage in stages.find(Path("results"))]
+    return {row["stage"].split("/")[-1]: row for row in found}
 
 
 def test_numbers_computed_by_hand(project: Path, queue: Queue, capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,7 +99,7 @@ def test_numbers_computed_by_hand(project: Path, queue: Queue, capsys: pytest.Ca
     made.tried("attempt-001-job-9.log", "attempt-002-job-11.log", "attempt-002-job-11.errors", "notes.txt")
     queue.holds(queued("11", "RUNNING", workdir=str(project), elapsed="1:02:03"))
     # The last 20 steps are 11 to 30: their medians are those of step 20.5; 70 steps are left.
-    row = rows(capsys)["base"]
+    row = rows()["base"]
     assert (row["state"], row["step"], row["steps"]) == ("running", 30, 100)
     assert (row["tokens_per_second"], row["seconds_left"]) == (2050.0, 70 * 20.5)
     assert row["checkpoint_step"] == 20
@@ -115,7 +114,7 @@ def test_a_finished_stage_shows_its_published_metrics(project: Path, capsys: pyt
     made = Made(project, "base").told("done", 30, 30).trained(30).saved(30, 30).held("11", 999, released=True)
     (made.folder / "checkpoints/metrics.jsonl").rename(made.folder / "metrics.jsonl")
     (made.folder / "checkpoint.json").write_text("{}")
-    row = rows(capsys)["base"]
+    row = rows()["base"]
     assert (row["state"], row["step"], row["seconds_left"], row["tokens_per_second"]) == ("done", 30, None, 2050.0)
 
 
@@ -182,7 +181,7 @@ def test_states(
         queue.fails("slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
     else:
         queue.says(jobs.replace("{root}", str(project)))
-    assert rows(capsys)["base"]["state"] == state
+    assert rows()["base"]["state"] == state
 
 
 def test_another_users_job_is_not_taken_for_gone(
@@ -190,18 +189,18 @@ def test_another_users_job_is_not_taken_for_gone(
 ) -> None:
     Made(project, "base").told("running", 3, 10).held("11")
     monkeypatch.setattr(os, "getuid", lambda: 4711)
-    assert rows(capsys)["base"]["state"] == "running"
+    assert rows()["base"]["state"] == "running"
 
 
 def test_the_trainers_own_lease(project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     made = Made(project, "base").told("running", 3, 10)
     lease = acquire(made.folder)
-    row = rows(capsys)["base"]
+    row = rows()["base"]
     assert (row["state"], row["job"]) == ("running", None)
     assert f"process {os.getpid()}" in row["place"]
     lease.release()
-    assert rows(capsys)["base"]["state"] == "interrupted"
+    assert rows()["base"]["state"] == "interrupted"
 
 
 def test_a_job_that_ended_without_a_word(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -216,7 +215,7 @@ def test_what_a_job_did_after_its_checkpoint_does_not_count_once_it_is_gone(
 ) -> None:
     Made(project, "base").told("running", 20, 100).trained(30).saved(20, 100).held(None, 300)
     Made(project, "long").told("stopped", 9, 10).trained(9)
-    found = rows(capsys)
+    found = rows()
     assert (found["base"]["step"], found["base"]["seconds_left"]) == (20, 80 * 20.5)
     assert found["long"]["step"] == 0
 
@@ -260,7 +259,7 @@ def test_torn_files_are_named(project: Path, capsys: pytest.CaptureFixture[str])
     (made.folder / "checkpoints/last/manifest.json").write_text('{"step": 9, "steps": 100, "sha256": "0"}')
     lines = (made.folder / "checkpoints/metrics.jsonl").read_bytes().split(b"\n")
     (made.folder / "checkpoints/metrics.jsonl").write_bytes(b"\n".join([*lines[:-3], b"\0\xff{", b"7", *lines[-3:-1], b'{"st']))
-    row = rows(capsys)["base"]
+    row = rows()["base"]
     assert (row["checkpoint_step"], row["state"], row["tokens_per_second"]) == (5, "stopped", 2050.0)
     troubles = "\n".join(row["troubles"])
     for words in (
@@ -308,26 +307,6 @@ def test_a_narrow_terminal_cuts_nothing_off(project: Path, capsys: pytest.Captur
 
 def test_no_results_say_what_to_type(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "snakemake --profile slurm final_draft" in table(capsys)
-    assert status_table.main(["--json"]) == 0
-    assert capsys.readouterr().out == ""
-
-
-def test_watching_ends_with_ctrl_c(project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    slept, really = [], time.sleep
-
-    def sleep(seconds: float) -> None:
-        if seconds != 5:  # waiting for squeue
-            return really(seconds)
-        slept.append(seconds)
-        if len(slept) == 2:
-            raise KeyboardInterrupt
-        return None
-
-    Made(project, "base")
-    monkeypatch.setattr(time, "sleep", sleep)
-    assert status_table.main(["--watch", "5"]) == 0
-    assert slept == [5.0, 5.0]
-    assert capsys.readouterr().out.count("tokens/s") == 2
 
 
 @pytest.mark.parametrize(

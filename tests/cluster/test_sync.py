@@ -54,19 +54,10 @@ def test_each_folder_by_its_own_command_and_once(commands: Commands, capsys: pyt
     assert sync.main([]) == 0
     assert commands.asked() == [f"wandb sync {wandb}", f"swanlab sync --id 50-86 {swanlab}"]
     out = capsys.readouterr().out
-    assert f"wandb {wandb}: uploaded" in out
-    assert "2 uploaded, 0 failed; 0 uploaded before" in out
+    assert out.splitlines() == [f"wandb {wandb}: uploaded", f"swanlab {swanlab}: uploaded"]
     assert sync.main([]) == 0
     assert len(commands.asked()) == 2
-    assert "nothing to upload below results (2 uploaded before" in capsys.readouterr().out
-
-
-def test_another_project(commands: Commands) -> None:
-    commands.wrote()
-    sync.main(["--project", "p", "--owner", "me"])
-    first, second = commands.asked()
-    assert first.startswith("wandb sync --project p --entity me results/")
-    assert second.startswith("swanlab sync --id 50-86 --project p --workspace me results/")
+    assert "nothing to upload below results" in capsys.readouterr().out
 
 
 def test_a_failure_does_not_end_it(commands: Commands, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,10 +66,9 @@ def test_a_failure_does_not_end_it(commands: Commands, capsys: pytest.CaptureFix
     commands.runs("wandb", "echo starting; echo 'Error: No API key configured.' >&2; exit 1")
     assert sync.main([]) == 1
     assert [line.split()[0] for line in commands.asked()] == ["wandb", "swanlab"] * 2
-    captured = capsys.readouterr()
-    assert "2 uploaded, 2 failed" in captured.out
-    assert f"error: results/a/b/c/trackers/wandb/{WANDB}: Error: No API key configured. (exit code 1)" in captured.err
-    assert captured.err.count("error:") == 2
+    told = capsys.readouterr().out
+    assert (told.count("uploaded"), told.count("error:")) == (2, 2)
+    assert f"wandb results/a/b/c/trackers/wandb/{WANDB}: error: Error: No API key configured. (exit code 1)\n" in told
 
 
 @pytest.mark.parametrize(
@@ -94,11 +84,12 @@ def test_an_exit_code_of_zero_is_not_believed(commands: Commands, name: str, she
     assert sum(line.startswith(name) for line in commands.asked()) == 2
 
 
-def test_a_server_out_of_reach(commands: Commands, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_out_of_reach(commands: Commands, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     commands.wrote()
     commands.runs("wandb", "sleep 5 & exec sleep 5")  # a helper that outlives it
-    assert sync.main(["--minutes", "0.005"]) == 1
-    assert "not done after 0.005 minutes (--minutes)" in capsys.readouterr().err
+    monkeypatch.setattr(sync, "SECONDS", 0.3)
+    assert sync.main([]) == 1
+    assert "timed out after 0." in capsys.readouterr().out
 
 
 def test_a_command_that_is_missing(
@@ -108,7 +99,7 @@ def test_a_command_that_is_missing(
     (commands.bin / "wandb").unlink()
     monkeypatch.setattr(sys, "executable", str(commands.bin / "python"))
     assert sync.main([]) == 1
-    assert "there is no command wandb: pip install -c constraints.txt -e '.[track]'" in capsys.readouterr().err
+    assert "there is no command wandb: pip install -c constraints.txt -e '.[track]'" in capsys.readouterr().out
 
 
 def test_a_running_jobs_folders_are_left_alone(commands: Commands, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,16 +108,7 @@ def test_a_running_jobs_folders_are_left_alone(commands: Commands, capsys: pytes
     path.write_text(json.dumps({"holder": "h", "job": None, "released": False}))
     assert sync.main([]) == 0
     assert commands.asked() == []
-    assert "nothing to upload below results (0 uploaded before, 2 of running jobs left alone)" in capsys.readouterr().out
+    assert "nothing to upload below results, running jobs aside" in capsys.readouterr().out
     os.utime(path, (1000, 1000))
     assert sync.main([]) == 0
     assert len(commands.asked()) == 2
-
-
-def test_a_dry_run_and_nothing(commands: Commands, capsys: pytest.CaptureFixture[str]) -> None:
-    assert sync.main([]) == 0
-    assert "nothing to upload below results" in capsys.readouterr().out
-    wandb, swanlab = (folder.relative_to(commands.root) for folder in commands.wrote())
-    assert sync.main(["--dry-run"]) == 0
-    assert capsys.readouterr().out.splitlines() == [f"would upload {wandb}", f"would upload {swanlab}"]
-    assert commands.asked() == []

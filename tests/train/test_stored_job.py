@@ -69,7 +69,7 @@ def test_a_stage_from_stored_states(tmp_path: Path, target: Path, packed: Path) 
         verb(job, "build", *given(job), f"--shard={shard}", "--num-shards=2", f"--out={folder}/{shard}-of-2")
         shards.append(folder / f"{shard}-of-2/shard.json")
     verb(job, "merge", *shards, f"--out={folder}/manifest.json")
-    verb(job, "held-out", *given(job), f"--out={folder}/held-out-2")
+    verb(job, "build", "--held-out", *given(job), f"--out={folder}/held-out-2")
     assert "recipe.states.source is offline: give the manifest.json" in job.refusal()
     job.states = folder / "manifest.json"
     assert "--held-out-states: missing" in job.refusal()

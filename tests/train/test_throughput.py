@@ -110,7 +110,6 @@ def test_other_ranks_measure_nothing_and_keep_nothing(corpus: Corpus) -> None:
     batches = SimpleNamespace()
     runtime, states, life = OmegaConf.structured(Runtime()), States(None), Heard()
     meter = Meter(batches, states, runtime, Ranks(1, 1, 2), torch.device("cpu"), torch.float32, life)  # type: ignore[arg-type]
-    assert meter.peak == 0.0
     for _ in range(100):
         meter.phases.now(DATA)
         states()

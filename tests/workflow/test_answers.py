@@ -68,23 +68,6 @@ def test_a_dataset_without_it_is_tokenized_and_measured_as_ever(settings: Settin
     assert json.loads(plan.raw_settings("own")) == {"source": "puzzles", "records": 4000, "seed": 0}
 
 
-def test_how_many_answers_is_told_before_anything_runs(settings: Settings) -> None:
-    regenerate(settings)
-    answers = AnswersPlan(settings.plan())
-    folder = Path(answers.folder("demo", "own"))
-    told = f"answers by demo to own, in {folder}: 4,000 records of at most 256 tokens an answer, 2 jobs"
-    assert answers.lines() == [told]
-    journal = folder / "1-of-2/journal.jsonl"
-    journal.parent.mkdir(parents=True)
-    journal.write_text('{"identity": {}}\n{}\n{}\n{"rec')
-    raw = Path("data/raw/own/manifest.json")
-    raw.parent.mkdir(parents=True)
-    raw.write_text(json.dumps({"records": {"train": 3000, "held_out": 200}}))
-    assert answers.lines() == [told.replace("4,000", "3,200") + "; 2 records are done"]
-    (folder / "manifest.json").touch()
-    assert answers.lines() == []
-
-
 REFUSED = {
     "no place": ({"engine": "endpoint"}, "engine: endpoint needs either endpoint .* or server .*, not neither"),
     "the other engine's key": (

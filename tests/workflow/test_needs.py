@@ -1,5 +1,6 @@
 """Memory and minutes of a stage's Slurm job: estimated once there is something to estimate from, within its limits."""
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -52,13 +53,13 @@ def test_before_there_is_anything_to_estimate_from_the_limits_are_shown(workflow
 
 def test_the_estimate_is_what_plan_tells(estimable: Workflow) -> None:
     estimable.output(RECIPE, RECIPE.replace("recipe", "runtime"), "--cores", "1")
-    command = [sys.executable, "-m", "longspec.train", "plan", "--recipe", RECIPE, "--ranks", "8", "--flops", "4e14"]
+    command = [sys.executable, "-m", "longspec.train", "plan", "--json", "--recipe", RECIPE, "--ranks", "8", "--flops", "4e14"]
     files = ["--runtime", RECIPE.replace("recipe", "runtime"), "--target", "models/demo/target_manifest.json", "--data", ROWS]
     process = popen([*command, *files], cwd=estimable.folder, stdout=PIPE, text=True)
     told, _ = process.communicate()
     assert process.returncode == 0
     job = stage_job(estimable)
-    assert f"nodes: 1, ranks: 8, tasks_per_node: 8, mem_mb: {job['mem_mb']}, runtime: {job['runtime']} (1 job of it)" in told
+    assert json.loads(told) == [{"memory_mb": int(job["mem_mb"]), "minutes": int(job["runtime"])}]
     assert int(job["mem_mb"]) > 8 * 6 * 1024
     assert job["runtime"] == "11"
 

@@ -45,16 +45,19 @@ def test_limits_are_those_of_the_profile_or_the_rules_own() -> None:
     assert limits_of({}) == Limits(nodes=1, ranks=1, node_mem=8000, longest_job=240, tflops=0)
     with pytest.raises(ValueError, match=r"^set-resources: train: longest_job: 4h is no whole number; profiles/slurm"):
         limits_of({"longest_job": "4h"})
+    with pytest.raises(ValueError, match=r"^set-resources: train: ranks: 8 processes, .* gres of train: gpu:h100:4 has 4"):
+        limits_of({"ranks": "8", "gres": "gpu:h100:4"})
 
 
 def test_a_block_that_the_command_line_took_away_is_missed() -> None:
-    check_block({})
-    check_block({"slurm_partition": "gpu", "ranks": "8"})
-    check_block({"ranks": "8", "gres": "gpu:h100:8"})
-    with pytest.raises(ValueError, match=r"^set-resources: train: ranks: 8 processes .* gres: gpu:h100:4 asks for 4 GPUs"):
-        check_block({"ranks": "8", "gres": "gpu:h100:4"})
-    with pytest.raises(ValueError, match=r"^--set-resources train:slurm_partition=\.\.\. takes the place of all"):
-        check_block({"slurm_partition": "h100"})
+    for rule in ("train", "evaluate"):
+        check_block(rule, {})
+        check_block(rule, {"slurm_partition": "gpu", "ranks": "8"})
+    check_block("train", {"ranks": "8", "gres": "gpu:h100:8"})
+    for rule, block in (("train", {"slurm_partition": "h100"}), ("evaluate", {"ranks": "2"})):
+        told = rf"^--set-resources {rule}:{next(iter(block))}=\.\.\. takes the place of all that the profile sets for {rule}"
+        with pytest.raises(ValueError, match=told):
+            check_block(rule, block)
 
 
 @pytest.mark.parametrize(

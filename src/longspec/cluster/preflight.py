@@ -25,7 +25,6 @@ Check = Callable[[Place], Finding | None]
 CHECKS: dict[str, Check] = {
     "ranks": preflight_node.ranks,
     "versions": preflight_node.versions,
-    "limits": preflight_node.limits,
     "gpus": preflight_node.gpus,
     "collective": preflight_node.collective,
     "attention": preflight_node.attention,

@@ -1,13 +1,10 @@
 """Preflight checks of one job: memory, disk, the target and its tokenizer, and the services it reports to."""
 
-import os
 import secrets
 import shutil
-import socket
 import time
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from longspec.atomic_files import check_files, read_json, write_text
 from longspec.cluster.preflight_ranks import FAIL, OK, POLL, WARN, Finding, Place
@@ -21,14 +18,12 @@ from longspec.models.weight_index import weight_files
 from longspec.train.estimate.grad_accum import share_global_batch, sharing_ranks
 from longspec.train.estimate.memory import GPU_OVERHEAD, Setup, estimate, peak, setup_of
 from longspec.train.estimate.memory_check import explain_out_of_memory, gib
-from longspec.train.trackers import NoKeyError, check_key, server_of
+from longspec.train.trackers import check_key
 from longspec.train.tracking import chosen
 
 HASHED = 64 * 2**20  # files below it are hashed
 WRITTEN = 64 * 2**20  # bytes of the test file
-CONNECT = 5.0  # seconds
 SHOWN = ".preflight-"  # the test file's name, before the beginning of the token that it repeats
-OFFLINE = "set runtime.tracker_mode=offline, upload later with python -m longspec.cluster sync"
 CHAT = [
     {"role": "user", "content": "What is 2 + 2?"},
     {"role": "assistant", "content": "It is 4."},
@@ -172,26 +167,11 @@ def template_ids(made: Any) -> list[int]:
 
 
 def trackers(place: Place) -> Finding | None:
-    """Are the services' packages here, and in online mode a key and a way to the server? Nothing is sent."""
+    """Are the services' packages here, and in online mode a key? Nothing is sent."""
     if not place.ranks.is_main:
         return None
     used = dict.fromkeys((name, runtime.tracker_mode) for runtime in place.runtimes for name in chosen(runtime))
     for name, mode in used:
-        if mode != "online" or (address := server_of(name)) is None:
-            continue
-        try:
+        if mode == "online":
             check_key(name)
-            connect(address)
-        except NoKeyError as error:
-            return Finding(FAIL, str(error), OFFLINE)
-        except OSError as error:
-            return Finding(FAIL, f"{name}: {address} cannot be reached from this node: {error}", OFFLINE)
     return Finding(OK, ", ".join(map(" ".join, used)) or "none; metrics.jsonl has every step")
-
-
-def connect(address: str) -> None:
-    """Open a connection to a server, through the proxy where one is set, and close it. Raises OSError."""
-    proxy = os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy")
-    url = urlsplit(proxy or address)
-    with socket.create_connection((url.hostname or "", url.port or (443 if url.scheme == "https" else 80)), timeout=CONNECT):
-        pass

@@ -2,10 +2,8 @@
 
 import importlib
 import os
-import resource
 import shutil
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -15,10 +13,8 @@ from longspec.models.attention import backends, flash
 from longspec.models.attention.visibility import Visibility
 from longspec.models.precision import resolve_dtype
 from longspec.models.target import head_width
-from longspec.train.estimate.memory import GIB
 from longspec.train.estimate.memory_check import gib
 
-FILES, SHARED_MEMORY = 4096, GIB
 EXACT = 1000  # elements whose sum is checked
 BYTES = {"cuda": 256 * 2**20, "cpu": 4 * 2**20}  # of the measured all-reduce
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 3e-2}
@@ -54,20 +50,6 @@ def versions(place: Place) -> Finding | None:
     if wrong:
         return Finding(FAIL, "; ".join(wrong), "use one environment, on a file system that all nodes see")
     return Finding(OK, ", ".join(f"{package} {version}" for package, version in own.items()))
-
-
-def limits(place: Place) -> Finding | None:
-    """Does this node allow enough open files and shared memory? HF_HUB_OFFLINE is shown too."""
-    if not place.is_first_of_node:
-        return None
-    files, fixes = resource.getrlimit(resource.RLIMIT_NOFILE)[0], []
-    if 0 <= files < FILES:
-        fixes.append(f"`ulimit -n 65536` before the job (workers and NCCL take over {FILES})")
-    shared = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else SHARED_MEMORY
-    if shared < SHARED_MEMORY and len(place.neighbours) > 1:
-        fixes.append(f"a /dev/shm of {gib(SHARED_MEMORY)} or more, in a container --shm-size (NCCL takes it between GPUs)")
-    found = f"{files} open files, {gib(shared)} free in /dev/shm, HF_HUB_OFFLINE {os.environ.get('HF_HUB_OFFLINE', 'not set')}"
-    return Finding(WARN if fixes else OK, found, "; ".join(fixes))
 
 
 def gpus(place: Place) -> Finding:

@@ -1,9 +1,7 @@
 """Print a table of all stages below a folder: state, steps, speed, time left, last checkpoint, attempts and Slurm job."""
 
 import argparse
-import json
 import sys
-import time
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -81,7 +79,7 @@ def state_of(stage: Stage, job: QueuedJob | None, slurm: Slurm) -> str:
 
 
 def record(stage: Stage, slurm: Slurm) -> dict[str, Any]:
-    """The fields that are shown of a stage, as --json prints them."""
+    """The fields that are shown of a stage."""
     job = slurm.job_of(stage)
     state = state_of(stage, job, slurm)
     # A job that does not run goes on from its checkpoint, whatever it did after that.
@@ -190,48 +188,23 @@ def render(rows: list[dict[str, Any]], slurm: Slurm, console: Console) -> None:
         console.print(Text(f"\n{text}"), soft_wrap=True)
 
 
-def show(results: Path, console: Console, *, as_json: bool) -> None:
-    """Print the table, or its rows as JSON, as the folders and Slurm are at this moment."""
-    stages = find(results)
-    if not stages:
-        print(
-            f"{results}: no stage in it yet (no folder with a recipe.yaml). To start: snakemake --profile slurm final_draft;"
-            " for another folder: --results FOLDER",
-            file=sys.stderr if as_json else sys.stdout,
-        )
-        return
-    slurm = Slurm.ask()
-    rows = [record(stage, slurm) for stage in stages]
-    if not as_json:
-        render(rows, slurm, console)
-        return
-    for row in rows:
-        print(json.dumps(row, sort_keys=True))
-    if slurm.silence:
-        print(f"Slurm's own states are not known: {slurm.silence}", file=sys.stderr)
-
-
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m longspec.cluster status", description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("results"), help="the folder; default: %(default)s")
-    parser.add_argument("--json", action="store_true", help="one JSON object a stage instead of the table")
-    parser.add_argument("--watch", type=float, metavar="SECONDS", help="again and again, until Ctrl-C")
     return parser
 
 
 def main(argv: list[str]) -> int:
-    """Show the table, once or again and again."""
-    options = parser().parse_args(argv)
-    console = Console(width=None if sys.stdout.isatty() else WIDTH)
-    try:
-        while True:
-            if options.watch and not options.json:
-                console.clear()
-            show(options.results, console, as_json=options.json)
-            if not options.watch:
-                return 0
-            sys.stdout.flush()
-            time.sleep(options.watch)
-    except KeyboardInterrupt:
+    """Print the table, as the folders and Slurm are at this moment."""
+    results = parser().parse_args(argv).results
+    stages = find(results)
+    if not stages:
+        print(
+            f"{results}: no stage in it yet (no folder with a recipe.yaml). To start: snakemake --profile slurm final_draft;"
+            " for another folder: --results FOLDER"
+        )
         return 0
+    slurm = Slurm.ask()
+    render([record(stage, slurm) for stage in stages], slurm, Console(width=None if sys.stdout.isatty() else WIDTH))
+    return 0

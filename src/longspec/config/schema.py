@@ -112,7 +112,7 @@ class Runtime:
     tracker_mode: str = "online"  # offline: trackers write files and touch no network
     tracker_project: str = "longspec"
     tracker_run: str | None = None  # the run's name there; null: the last parts of the stage's folder
-    peak_tflops: float | None = None  # of one GPU, for its share used; null: its data sheet, else measured at the start
+    peak_tflops: float | None = None  # of one GPU, for its share used; null: its data sheet
     deepspeed: DeepSpeed = field(default_factory=DeepSpeed)
     extract_at_end: bool = field(default=False, metadata=LATER)  # true: the finished stage's draft is written to its draft/
 

@@ -80,14 +80,14 @@ def final(options: argparse.Namespace) -> None:
     """The published stage's draft with tokenizer, training configuration and provenance."""
     from longspec.config.names import FINAL, IMPORTED
     from longspec.draft.provenance import provenance, published
-    from longspec.draft.trained import write_training_config
+    from longspec.draft.trained import CHECKPOINT, runtime_of, write_training_config
 
     tokenizer = Path(checked_folder(options.tokenizer))
     draft, trained_by = (options.draft, options.stages) if options.choice is None else published(options.choice, options.stages)
     configurations = {}
     for folder in trained_by:
-        sections = {name: yaml.safe_load((folder / f"{name}.yaml").read_text()) for name in ("recipe", "runtime")}
-        configurations[folder.name] = sections
+        recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
+        configurations[folder.name] = {"recipe": recipe} | runtime_of(folder / CHECKPOINT)
     with new_folder(options.out) as beside:
         shutil.copytree(draft, beside, dirs_exist_ok=True)
         for name in read_json(options.tokenizer)["files"]:

@@ -32,17 +32,21 @@ def recipe_and_folder(checkpoint: Path, recipe_path: Path | None, out: Path | No
 
 
 def training_of(checkpoint: Path, recipe: Any) -> dict[str, Any]:
-    """By its stage the sections that a draft was trained by; `runtime` where the checkpoint is of a stage's folder.
+    """By its stage the sections that a draft was trained by; `runtime` where the checkpoint is of a stage's folder."""
+    return {recipe.stage: {"recipe": plain(recipe)} | runtime_of(checkpoint)}
+
+
+def runtime_of(checkpoint: Path) -> dict[str, Any]:
+    """The section `runtime` that a checkpoint was trained with; empty where none is known.
 
     The last job of a finished stage has noted its own; of one that is not finished runtime.yaml is read.
     """
     content, stage = _of_ours(checkpoint)
-    sections: dict[str, Any] = {"recipe": plain(recipe)}
     if "runtime" in content:
-        sections["runtime"] = content["runtime"]
-    elif content.get("identity") is not None and (stage / RUNTIME).is_file():
-        sections["runtime"] = yaml_files.read(stage / RUNTIME)
-    return {recipe.stage: sections}
+        return {"runtime": content["runtime"]}
+    if content.get("identity") is None or not (stage / RUNTIME).is_file():
+        return {}
+    return {"runtime": yaml_files.read(stage / RUNTIME)}
 
 
 def write_training_config(folder: Path, training: dict[str, Any]) -> None:

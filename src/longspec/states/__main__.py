@@ -15,27 +15,23 @@ from longspec.config import PARTITIONED, ConfigError, Recipe, Runtime, load
 from longspec.distributed import end_at_once, find_ranks, log, write_error_file
 from longspec.shown import one_line
 from longspec.states.holds import release
-from longspec.states.stored.manifest import MANIFEST, merge, read_shards
+from longspec.states.stored.manifest import MANIFEST, merge
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m longspec.states", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
-    for verb, purpose in (
-        ("build", "store the states of a shard of packed rows"),
-        ("held-out", "store the states of held-out rows"),
-    ):
-        builder = add_verb(verbs, verb, purpose)
-        builder.add_argument("--recipe", type=Path, required=True, help="recipe.yaml of a stage that reads them")
-        builder.add_argument("--runtime", type=Path, required=True, help="runtime.yaml: micro batch, target, attention")
-        builder.add_argument("--target", type=Path, required=True, help="target_manifest.json")
-        builder.add_argument("--data", type=Path, required=True, help="manifest.json of the packed rows")
-        builder.add_argument("--vocabulary", type=Path, help="draft_vocabulary_{size}.json, for recipe.states.top_k")
-        builder.add_argument("--out", type=Path, required=True, help="the shard's folder, which gets shard.json and the states")
-        if verb == "build":
-            builder.add_argument("--shard", type=int, required=True, help="number of this one, from 0")
-            builder.add_argument("--num-shards", type=int, required=True, help="of how many")
+    builder = add_verb(verbs, "build", "store the states of a shard of packed rows, or of held-out rows")
+    builder.add_argument("--recipe", type=Path, required=True, help="recipe.yaml of a stage that reads them")
+    builder.add_argument("--runtime", type=Path, required=True, help="runtime.yaml: micro batch, target, attention")
+    builder.add_argument("--target", type=Path, required=True, help="target_manifest.json")
+    builder.add_argument("--data", type=Path, required=True, help="manifest.json of the packed rows")
+    builder.add_argument("--vocabulary", type=Path, help="draft_vocabulary_{size}.json, for recipe.states.top_k")
+    builder.add_argument("--out", type=Path, required=True, help="the shard's folder, which gets shard.json and the states")
+    builder.add_argument("--shard", type=int, default=0, help="number of this one, from 0")
+    builder.add_argument("--num-shards", type=int, default=1, help="of how many; default: %(default)s")
+    builder.add_argument("--held-out", action="store_true", help="all held-out rows, as one shard with its manifest.json")
     merging = add_verb(verbs, "merge", "write the manifest of all shards")
     merging.add_argument("shards", type=Path, nargs="+", help="shard.json of each shard")
     merging.add_argument("--out", type=Path, required=True, help="the manifest to write, manifest.json")
@@ -43,13 +39,11 @@ def parser() -> argparse.ArgumentParser:
     removing.add_argument("--folder", type=Path, required=True, nargs="+", help="of the stored states; one or several")
     removing.add_argument("--reader", required=True, help="the stage that is trained: {run}_{variant}_{stage}")
     removing.add_argument("--out", type=Path, required=True, help="the record to write, removed_states.json")
-    checking = add_verb(verbs, "check", "read everything and print what is damaged; ends with 1 if something is")
-    checking.add_argument("manifests", type=Path, nargs="+", help="manifest.json or shard.json")
     return parser
 
 
 def build_shard(options: argparse.Namespace) -> None:
-    """The verbs `build` and `held-out`."""
+    """The verb `build`."""
     import torch
 
     from longspec.data.pack.arrow_shards import PackedRows
@@ -67,26 +61,16 @@ def build_shard(options: argparse.Namespace) -> None:
         device, _ = boot(ranks, runtime.timeout_minutes)
     packed = PackedRows(options.data)
     source: RowSource = TrainingRows(packed)
-    if options.verb == "held-out":
+    if options.held_out:
         source = HeldOutSource(packed, held_out_rows(packed, runtime.held_out_rows))
-        options.shard, options.num_shards = 0, 1
     rows = rows_of_shard(len(source), options.shard, options.num_shards)
     job = open_job(recipe, runtime, options.target, source, options.vocabulary, device)
     told: dict[str, Any] = {"shard": options.shard, "num_shards": options.num_shards}
     told |= {"command": shlex.join(["python", "-m", "longspec.states", *sys.argv[1:]])}
     path = build(options.out, source, job.declaration, rows, lambda: job.computation(ranks), runtime.micro_batch, ranks, told)
-    if options.verb == "held-out" and ranks.is_main:
+    if options.held_out and ranks.is_main:
         merge([path], path.with_name(MANIFEST))
     log(f"done: {path}", ranks)
-
-
-def check(paths: list[Path]) -> int:
-    """The verb `check`: 1 when anything is damaged."""
-    wrong = [line for path in paths for shard in read_shards(path) for line in shard.damage()]
-    for line in wrong:
-        print(line)
-    print(f"{len(wrong)} damaged" if wrong else "all whole")
-    return 1 if wrong else 0
 
 
 def main() -> None:
@@ -96,14 +80,12 @@ def main() -> None:
         if options.verb == "merge":
             content = merge(options.shards, options.out)
             log(f"{options.out}: {content['bytes']} bytes, {len(content['left_out'])} rows left out")
-        elif options.verb == "check":
-            code = check(options.manifests)
         elif options.verb == "remove":
             write_json(options.out, {"released": [release(folder, options.reader) for folder in options.folder]})
         else:
             build_shard(options)
     except (*ConfigError, OSError) as error:
-        if options.verb in ("build", "held-out"):
+        if options.verb == "build":
             write_error_file(error, find_ranks(), known=True)
         print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
         code = 1

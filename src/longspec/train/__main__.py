@@ -77,8 +77,8 @@ def train_step(
         labels = (batch.labels[:, 1:] != NO_LABEL).sum()
         output = engine(**batch.arguments, num_labels=num_labels, with_llm_loss=measured)
         phases.now(DRAFT)  # still; a mark for the watchdog: in the backward ranks wait for each other
-        # DeepSpeed divides by the accumulation steps and the replicas; the loss is already a share of the global mean.
-        engine.backward(output.loss * (accumulation * batches.ranks.replicas))
+        # DeepSpeed divides by the accumulation steps and the ranks; the loss is already a share of the global mean.
+        engine.backward(output.loss * (accumulation * batches.ranks.world_size))
         phases.now(OPTIMIZER)
         engine.step()
         losses.append((batch.row_numbers, output.loss.detach()))
@@ -115,7 +115,7 @@ def train(job: Job, ranks: Ranks, device: torch.device, life: Lifetime) -> None:
         rows = open_rows(job)
         vocabulary = read_vocabulary(job, rows)
         steps, dtype = total_steps(job, rows), resolve_dtype(job.recipe.precision)
-        micro_batch, accumulation = share_global_batch(job.recipe.global_batch, job.runtime.micro_batch, ranks.replicas)
+        micro_batch, accumulation = share_global_batch(job.recipe.global_batch, job.runtime.micro_batch, ranks.world_size)
         chosen(job.runtime)
         held_out = HeldOut(rows.own, job.recipe, job.runtime, ranks, steps)
         stored = open_stored(job, rows, held_out.rows, dtype, vocabulary)

@@ -48,13 +48,12 @@ class HeldOut:
         sums = torch.zeros(self.drafted + 2, device=engine.device)  # agreements by step, loss, labels
         engine.eval()
         # As many forwards on every rank, since ZeRO-3 gathers weights in them; a row too many counts nothing.
-        for start in range(0, len(self.rows), self.ranks.replicas):
+        for start in range(0, len(self.rows), self.ranks.world_size):
             life.passed("held-out rows")
-            sums += self._measure(engine, start + self.ranks.replica)
+            sums += self._measure(engine, start + self.ranks.rank)
         engine.train(was_training)
         dist.all_reduce(sums)
         *agreements, loss, labels = sums.tolist()
-        # Ranks that share one target's replica measured the same rows.
         shares = [agreement / labels for agreement in agreements]
         reached, expected = 1.0, 1.0
         for share in shares:

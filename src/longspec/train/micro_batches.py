@@ -92,7 +92,7 @@ class StepBatches:
 
     def micro_batches(self, step: int) -> list[np.ndarray]:
         """Row numbers of each of this rank's micro batches."""
-        share = self.row_numbers(step)[self.ranks.replica :: self.ranks.replicas]
+        share = self.row_numbers(step)[self.ranks.rank :: self.ranks.world_size]
         return [share[start : start + self.micro_batch] for start in range(0, len(share), self.micro_batch)]
 
     def load(self, step: int, row_numbers: np.ndarray) -> MicroBatch:

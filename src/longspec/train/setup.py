@@ -119,7 +119,7 @@ def open_stored(
     if job.held_out_states is None:
         raise ValueError(
             "--held-out-states: missing; runtime.held_out_every measures on held-out rows: give the shard.json of python -m "
-            "longspec.states held-out, or set it to 0"
+            "longspec.states build --held-out, or set it to 0"
         )
     return StoredInputs(own, replayed, opened(job.held_out_states, HeldOutSource(rows.own, held_out)))
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from longspec.config import Runtime
-from longspec.distributed import Ranks, log
+from longspec.distributed import Ranks
 from longspec.methods import measures_target
 from longspec.train.estimate import flops
 from longspec.train.lifetime.lifetime import Unwatched
@@ -47,11 +47,7 @@ class Meter:
         life: Unwatched,
     ) -> None:
         self.batches, self.states, self.runtime, self.device = batches, states, runtime, device
-        self.peak = 0.0
-        if ranks.is_main:
-            rate, why = flops.peak(device, dtype, runtime.peak_tflops)
-            self.peak = rate * ranks.world_size
-            log(f"model-FLOP utilisation is a share of {rate / 1e12:.3g} TFLOP/s a process ({why})")
+        self.world_size, self.peak = ranks.world_size, flops.peak(device, dtype, runtime.peak_tflops)
         self.phases = Phases(device, on=ranks.is_main, passed=life.passed)
         self.phases.watch(states)
 
@@ -76,7 +72,7 @@ class Meter:
         return {
             "tokens_per_second": row["tokens"] / row["seconds"],
             "flops": operations,
-            "mfu": operations / row["seconds"] / self.peak,
+            "mfu": None if self.peak is None else operations / row["seconds"] / (self.peak * self.world_size),
             "expected_tokens": expected_tokens(row["agreement"], self.batches.method.drafted_steps(self.batches.settings)),
             **peak_memory(self.device),
             "data_seconds": phases[DATA],

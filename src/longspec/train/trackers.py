@@ -154,6 +154,7 @@ def _remove_others(own: Path, pattern: str) -> None:
 def check_key(name: str) -> None:
     """Raise NoKeyError, with the ways out, for a service that has no key here; nobody is asked for one."""
     if name == "wandb":
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # its reports on itself to its makers
         import wandb
 
         has_key = wandb.login(prompt=False, verify=False)
@@ -170,20 +171,6 @@ def check_key(name: str) -> None:
             f"runtime.report_to: {name} has no key on this machine: run `{name} login`, set {variable}, or set"
             f" runtime.tracker_mode: offline and upload with `{name} sync` later"
         )
-
-
-def server_of(name: str) -> str | None:
-    """The address that a service's numbers are sent to; None for one that writes files alone."""
-    if name == "wandb":
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-        import wandb
-
-        return str(wandb.setup().settings.base_url)
-    if name == "swanlab":
-        import swanlab
-
-        return str(swanlab.Settings(interactive=False).api_host)
-    return None
 
 
 Tracker = TensorBoard | WandB | SwanLab

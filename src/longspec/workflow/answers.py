@@ -3,15 +3,10 @@
 A folder of answers has three names, which are wildcards: model, dataset, and answering (the settings that decide them).
 """
 
-import json
 from collections.abc import Collection, Iterable
-from contextlib import suppress
-from pathlib import Path
 
 from longspec.answers import settings as answer_settings
-from longspec.answers.settings import JOURNAL, parse
-from longspec.cluster.retry_policy import measured_lines
-from longspec.data.raw import complete
+from longspec.answers.settings import parse
 from longspec.evaluate.tasks import HeldOut
 from longspec.workflow import paths
 from longspec.workflow.choices import Choices
@@ -132,27 +127,3 @@ class AnswersPlan:
     def runtime(self, dataset: str) -> str:
         """What does not."""
         return answer_settings.runtime(self.chosen[dataset])
-
-    # What a person is told before anything runs.
-
-    def lines(self) -> list[str]:
-        """A line for each folder of answers that is still to be made."""
-        return [self._line(*pair) for pair in self.wanted() if not Path(self.records(*pair)).is_file()]
-
-    def _line(self, model: str, dataset: str) -> str:
-        settings, shards = self.chosen[dataset], self.shards(model, dataset)
-        done = sum(measured_lines(Path(shard).with_name(JOURNAL)) for shard in shards)
-        jobs = f"{len(shards)} job{'s' if len(shards) > 1 else ''}"
-        return (
-            f"answers by {model} to {dataset}, in {self.folder(model, dataset)}: {self._count(dataset)} of at most "
-            f"{settings.new_tokens:,} tokens an answer, {jobs}" + (f"; {done:,} records are done" if done else "")
-        )
-
-    def _count(self, dataset: str) -> str:
-        """How many records ask for answers, as far as that is known."""
-        manifest = Path(paths.RAW.format(dataset=dataset))
-        with suppress(OSError, ValueError):  # not there yet, or damaged: then its job says so
-            counts = json.loads(manifest.read_bytes())["records"]
-            return f"{counts['train'] + counts['held_out']:,} records"
-        made = complete(dataset, self.choices.data[dataset]).get("records")
-        return f"{made:,} records" if made else f"as many records as {manifest} will have,"

@@ -163,16 +163,6 @@ class MeasuringPlan(Choices):
         """The option of `draft final` that names the draft, or the choice among the stages'."""
         return ["--choice", *choice] if choice else ["--draft", self.draft_folder(draft)]
 
-    def choice_lines(self) -> list[str]:
-        """A line of the plan for each published draft that is still to be chosen among stages."""
-        return [
-            f"{run}, {variant}: the draft of the best stage of {', '.join(self.stages[run])} is published, by the acceptance "
-            f"on a quarter of the held-out records that are measured; config/run/{run}.yaml: final: {LAST} takes the last"
-            for run in self.runs
-            for variant in self.variants[run]
-            if any(not Path(path).is_file() for path in self.choice(run, variant))
-        ]
-
 
 def check_finals(choices: Choices) -> None:
     """Raise ValueError, with the key, for a `final` that is none, that stages disagree on, or that nothing can be chosen by."""

@@ -108,6 +108,10 @@ class StatesPlan:
         top_k = self.plan.configs[run, variant, stage].recipe.states.top_k
         return [] if found is None or top_k is None else [found]
 
+    def rows_options(self, part: str = "", parts: str = "") -> list[str]:
+        """Which rows a job builds: those of a shard, or without one the held-out rows."""
+        return ["--shard", part, "--num-shards", parts] if part else ["--held-out"]
+
     def shards(self, model: str, rows: str, declaration: str) -> list[str]:
         """The manifests of all shards: as many as the dataset is tokenized in."""
         number = self.plan.shards(self._datasets[model, rows, declaration])

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from longspec.atomic_files import read_json_object, sha256_file, sha256_text, write_json
-from longspec.states.stored.chunk import LEFT_OUT, ROW, SUMS, WHOLE, Layout, is_line, read_row
+from longspec.states.stored.chunk import ROW, SUMS, WHOLE, Layout, is_line
 from longspec.states.stored.declaration import Declaration
 
 SHARD, MANIFEST, CONTENTS = "shard.json", "manifest.json", "contents.json"
@@ -71,33 +71,6 @@ class Shard:
         if sha256_text(text) != chunk["sha256"]:
             raise ValueError(f"{path}: is missing, torn or edited; {self.advice}")
         return {line[ROW]: line for line in json.loads(text)["rows"] if is_line(self.layout(chunk), line)}
-
-    def damage(self) -> list[str]:
-        """A line for each fault of its files; empty for a whole shard. Reads all of them."""
-        wrong = []
-        for chunk in self.content["chunks"]:
-            file, layout = self.file(chunk), self.layout(chunk)
-            try:
-                lines = self.lines(chunk)
-            except ValueError as error:
-                wrong.append(str(error))
-                continue
-            size = file.stat().st_size if file.is_file() else None
-            if size != layout.bytes:
-                wrong.append(
-                    f"{file}: {'is missing' if size is None else f'{size} bytes, must be {layout.bytes}'}; {self.advice}"
-                )
-            if size is None:
-                continue
-            buffers = [memoryview(bytearray(size)) for size in layout.sizes]
-            with file.open("rb") as opened:
-                if opened.read(len(layout.header)) != layout.header:
-                    wrong.append(f"{file}: its header is not as it was written; {self.advice}")
-                for row, line in lines.items():
-                    tensor = None if LEFT_OUT in line else read_row(opened.fileno(), layout, line, buffers)
-                    if tensor is not None:
-                        wrong.append(f"{file}: row {row}: {tensor}: torn, or its checksum differs; {self.advice}")
-        return wrong
 
 
 def read_shards(path: Path) -> list[Shard]:

@@ -8,7 +8,6 @@ than once or to keys that a mask hides.
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -21,7 +20,6 @@ from longspec.methods.contract import Method
 from longspec.models.pairs import causal_pairs
 from longspec.models.target import head_width
 from longspec.states.forward import Depth
-from longspec.stopwatch import Stopwatch
 from longspec.train.estimate.feed_forward import layer_products
 
 # Dense bf16 tensor-core FLOP/s from the makers' data sheets, by a part of the device's name. The first match counts, so
@@ -117,32 +115,9 @@ def document_lengths(rows: PackedRows | TrainedRows, row_numbers: Iterable[int])
     return lengths
 
 
-@cache
-def measured_peak(device: torch.device, dtype: torch.dtype) -> float:
-    """Operations a second of a large square product on this machine now, the best of some."""
-    on_gpu = device.type == "cuda"
-    side = 8192 if on_gpu else 1024
-    # Random numbers: a GPU that multiplies constants draws less power and reaches rates that no training does.
-    left = torch.randn((side, side), generator=torch.Generator(device).manual_seed(0), dtype=dtype, device=device)
-    best = float("inf")
-    for _ in range(4):
-        clock = Stopwatch(device)
-        left @ left
-        clock.mark("product")
-        best = min(best, clock.take()["product"])
-    return 2.0 * side**3 / best
-
-
-def peak(device: torch.device, dtype: torch.dtype, configured_tflops: float | None) -> tuple[float, str]:
-    """Operations a second one rank's device is measured by, and where the number is from.
-
-    What is configured; else the data sheet of a known GPU; else what a matrix product reaches.
-    """
+def peak(device: torch.device, dtype: torch.dtype, configured_tflops: float | None) -> float | None:
+    """Operations a second that one rank's device is measured by: what is configured, else the data sheet of a known GPU."""
     if configured_tflops is not None:
-        return configured_tflops * 1e12, "runtime.peak_tflops"
-    if device.type == "cuda" and dtype == torch.bfloat16:
-        name = torch.cuda.get_device_name(device)
-        for part, rate in PEAK_BF16.items():
-            if part in name:
-                return rate, f"data sheet of {part}"
-    return measured_peak(device, dtype), f"measured on a product of matrices in {dtype}"
+        return configured_tflops * 1e12
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" and dtype == torch.bfloat16 else ""
+    return next((rate for part, rate in PEAK_BF16.items() if part in name), None)

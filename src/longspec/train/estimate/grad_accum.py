@@ -11,15 +11,15 @@ def sharing_ranks(global_batch: int, nodes: int, ranks: int) -> int:
     return max((few for few in range(1, ranks + 1) if global_batch % (nodes * few) == 0), default=ranks)
 
 
-def share_global_batch(global_batch: int, largest: int, replicas: int) -> tuple[int, int]:
+def share_global_batch(global_batch: int, largest: int, world_size: int) -> tuple[int, int]:
     """Micro batch, at most `largest` rows, and micro batches of each rank in one optimizer step.
 
     Raises ValueError when the ranks cannot share the global batch equally.
     """
-    rows, remainder = divmod(global_batch, replicas)
+    rows, remainder = divmod(global_batch, world_size)
     if remainder or rows == 0:
         raise ValueError(
-            f"recipe.global_batch: {global_batch} rows cannot be shared equally by {replicas} processes; start a number of "
+            f"recipe.global_batch: {global_batch} rows cannot be shared equally by {world_size} processes; start a number of "
             f"processes that divides {global_batch}"
         )
     micro_batch = max(size for size in range(1, min(largest, rows) + 1) if rows % size == 0)

@@ -17,7 +17,7 @@ import torch
 
 from longspec.atomic_files import read_json
 from longspec.command_line import WIDE
-from longspec.config import OFFLINE, PARTITIONED, ConfigError, Recipe, Runtime, compose, load
+from longspec.config import OFFLINE, ConfigError, Recipe, Runtime, compose, load
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.schedule import Schedule, chances
 from longspec.families import check_target
@@ -148,16 +148,6 @@ def plan_stage(
     return Plan(setup, steps, accumulation, operations, disk_bytes(setup), stored)
 
 
-def added_up(setup: Setup) -> int:
-    """Bytes that a rank receives in a micro batch for the sums over the ranks of a split target.
-
-    Two in a layer and that of the embeddings, [T, H] each, for the rows of every rank; of a sum over R ranks each receives
-    2 (R - 1) / R times its size, as of one gather of weights (R - 1) / R.
-    """
-    sums = 2 * setup.config.num_hidden_layers + 1
-    return 2 * (setup.parts - 1) * sums * setup.tokens * setup.config.hidden_size * setup.element
-
-
 def fit_lines(plan: Plan, available: int) -> tuple[list[str], bool]:
     """Whether the stage fits, and what to change when it does not."""
     needed = peak(estimate(plan.setup))
@@ -172,7 +162,7 @@ def stage_lines(recipe: Recipe, plan: Plan, rate: float) -> list[str]:
     setup, each = plan.setup, plan.operations
     tokens = recipe.global_batch * setup.sequence_length
     replayed = ", ".join(f"{share:.0%} of {name}" for name, share in sorted(recipe.data.replay.items()))
-    lines = [
+    return [
         f"stage {recipe.stage}: {plan.steps} steps of {recipe.global_batch} rows of {setup.sequence_length} tokens ({tokens:,} "
         f"tokens); {setup.world_size} ranks x {plan.accumulation} micro batches of {setup.micro_batch} rows; "
         f"ZeRO-{setup.zero_stage}, optimizer offload {setup.offload}, target {setup.target}, {setup.dtype}",
@@ -184,15 +174,10 @@ def stage_lines(recipe: Recipe, plan: Plan, rate: float) -> list[str]:
         f"{each.total / rate / setup.world_size:.1f} s a step, {plan.hours(rate):.1f} hours in all",
         f"  disk: {gib(plan.disk)} (checkpoints while one is saved, and the draft)",
     ]
-    if setup.target == PARTITIONED:
-        lines.append(f"  each micro batch gathers {gib(setup.target_bytes)} of weights, which the time above leaves out")
-    if setup.parts > 1:
-        lines.append(f"  each micro batch adds up {gib(added_up(setup))} of hidden states, which the time above leaves out")
-    return lines
 
 
 def needs_of(setup: Setup, hours: float, node_gpus: int, longest: int) -> dict[str, int]:
-    """Needs of one job of a stage of `hours`, on nodes of `node_gpus` GPUs in at most `longest` minutes, and how many it takes.
+    """Needs of one job of a stage of `hours`, on nodes of `node_gpus` GPUs in at most `longest` minutes.
 
     memory_mb, of a node, in MB as Slurm counts, is the host's part of the estimate for its ranks, and what each process needs
     besides. Raises ValueError when a job is not longer than its start.
@@ -203,22 +188,8 @@ def needs_of(setup: Setup, hours: float, node_gpus: int, longest: int) -> dict[s
         )
     ranks = min(node_gpus, setup.world_size)
     on_host = peak(estimate(setup), on_host=setup.device.type == "cuda")
-    minutes = 60 * hours * TIME_MARGIN + START_MINUTES
-    return {
-        "nodes": -(-setup.world_size // ranks),
-        "ranks": ranks,
-        "memory_mb": ranks * (on_host + RANK_BYTES) // 10**6,
-        "minutes": min(longest, math.ceil(minutes)),
-        "jobs": max(1, math.ceil((minutes - START_MINUTES) / (longest - START_MINUTES))),
-    }
-
-
-def slurm_line(needs: dict[str, int]) -> str:
-    """The Slurm resources to write into the profile's block for a stage, and how many jobs it will take."""
-    return (
-        "  Slurm: nodes: {nodes}, ranks: {ranks}, tasks_per_node: {ranks}, mem_mb: {memory_mb}, "
-        "runtime: {minutes} ({jobs} {word} of it)".format(word="job" if needs["jobs"] == 1 else "jobs", **needs)
-    )
+    minutes = math.ceil(60 * hours * TIME_MARGIN + START_MINUTES)
+    return {"memory_mb": ranks * (on_host + RANK_BYTES) // 10**6, "minutes": min(longest, minutes)}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -299,7 +270,7 @@ def main(argv: list[str]) -> int:
             if options.states_only:
                 print("\n".join([f"stage {recipe.stage}:", *of_states]))
             elif not options.json:
-                print("\n".join([*stage_lines(recipe, plan, options.flops), *of_states, slurm_line(needs), *lines]))
+                print("\n".join([*stage_lines(recipe, plan, options.flops), *of_states, *lines]))
             all_fit, hours, disk = all_fit and fits, hours + plan.hours(options.flops), disk + plan.disk
     except ConfigError as error:
         print(f"error: {one_line(error)}", file=sys.stderr)

@@ -14,7 +14,7 @@ from typing import Any
 from longspec.families import UNSPLIT, WHOLE_FEED_FORWARD, WHOLE_HEADS, position_limit
 from longspec.models.weight_index import INDEX, weight_files
 from longspec.train.estimate.feed_forward import experts_of, widest_elements
-from longspec.workflow.jobs.resources import GPUS, gpus_in
+from longspec.workflow.jobs.resources import GPUS, check_ranks, gpus_in, number_in
 from longspec.workflow.settings.targets import settings_of
 
 OVERHEAD = 2 * 2**30  # a CUDA context, NCCL's buffers, gaps in the allocator's memory: a round guess, as while training
@@ -126,9 +126,6 @@ def _feed_forward(config: Any, layer: int, ranks: int) -> int:
     return elements if is_whole else elements // ranks
 
 
-OF_DECODING = ("gres", "gpu_mem", "ranks")  # keys of set-resources that are read here
-
-
 @dataclass(frozen=True)
 class Machine:
     """The GPUs that a rule's jobs may have.
@@ -160,30 +157,10 @@ def machine_of(rule: str, block: Mapping[str, str], training: Mapping[str, str])
 
     Raises ValueError for a number that is none, and for more ranks than GPUs.
     """
-    numbers = {}
-    for name in ("gpu_mem", "ranks"):
-        text = block.get(name, "0")
-        if not text.isdecimal() or (name in block and int(text) < 1):
-            raise ValueError(f"set-resources: {rule}: {name}: {text}: must be a whole number, 1 or more")
-        numbers[name] = int(text)
     gres, node = (each.get("gres", "").strip("'\"") for each in (block, training))
-    found = Machine(rule, gpus_in(gres or node), gres, node, **numbers)
-    if 0 < found.gpus < found.ranks:
-        of = rule if gres else "train"
-        raise ValueError(
-            f"set-resources: {rule}: ranks: {found.ranks} processes, one a GPU, but gres of {of}: {gres or node} has "
-            f"{found.gpus}; lower ranks, or raise gres"
-        )
-    return found
-
-
-def check_whole(rule: str, block: Mapping[str, str]) -> None:
-    """Raise ValueError for a profile's block whose place the command line has taken, with a GPU's job in it."""
-    if block and block.keys() <= set(OF_DECODING):
-        raise ValueError(
-            f"--set-resources {rule}:{next(iter(block))}=... takes the place of all that the profile sets, GPUs included. "
-            "Change profiles/slurm/profile.yaml instead, or give a folder with another one: --workflow-profile"
-        )
+    ranks = number_in(rule, block, "ranks")
+    check_ranks(rule, ranks, rule if gres else "train", gres or node)
+    return Machine(rule, gpus_in(gres or node), gres, node, number_in(rule, block, "gpu_mem"), ranks)
 
 
 def ranks_of(what: str, target: Target | None, decodings: Iterable[Decoding], machine: Machine) -> int:

@@ -36,31 +36,43 @@ class Limits:
     tflops: int = 0
 
 
-def limits_of(block: Mapping[str, str]) -> Limits:
-    """The limits in a profile's block. Raises ValueError for one that is no whole number."""
-    given = {field.name: block[field.name] for field in fields(Limits) if field.name in block}
-    for name, text in given.items():
-        if not text.isdecimal():
-            raise ValueError(
-                f"set-resources: train: {name}: {text} is no whole number; profiles/slurm/profile.yaml tells its unit"
-            )
-    return Limits(**{name: int(text) for name, text in given.items()})
-
-
-def check_block(block: Mapping[str, str]) -> None:
-    """Raise ValueError for a profile's block of `train` whose place the command line has taken, with a GPU's job in it, and
-    for one with more processes than GPUs on a node.
-    """
-    if block and "ranks" not in block:
+def number_in(rule: str, block: Mapping[str, str], name: str) -> int:
+    """A number of a profile's block of a rule, 0 where it has none. Raises ValueError for one that is no whole number."""
+    text = block.get(name, "0")
+    if not text.isdecimal():
         raise ValueError(
-            f"--set-resources train:{next(iter(block))}=... takes the place of all that the profile sets for train, GPUs "
-            "included. Change profiles/slurm/profile.yaml instead, or give a folder with another one: --workflow-profile"
+            f"set-resources: {rule}: {name}: {text} is no whole number; profiles/slurm/profile.yaml tells its unit"
         )
-    ranks, gpus = int(block.get("ranks", 0)), gpus_in(block.get("gres", ""))
-    if gpus and ranks > gpus:
+    return int(text)
+
+
+def limits_of(block: Mapping[str, str]) -> Limits:
+    """The limits in a profile's block. Raises ValueError for a number that is none, and for more ranks than GPUs."""
+    limits = Limits(**{field.name: number_in("train", block, field.name) for field in fields(Limits) if field.name in block})
+    check_ranks("train", limits.ranks, "train", block.get("gres", ""))
+    return limits
+
+
+def check_ranks(rule: str, ranks: int, of: str, gres: str) -> None:
+    """Raise ValueError for more processes of a rule than a node has GPUs by `gres` of the block `of`, if it tells any."""
+    gpus = gpus_in(gres)
+    if 0 < gpus < ranks:
         raise ValueError(
-            f"set-resources: train: ranks: {ranks} processes on each node, one a GPU, but gres: {block['gres']} asks for "
-            f"{gpus} GPUs; set ranks to {gpus}, or gres to as many"
+            f"set-resources: {rule}: ranks: {ranks} processes, one a GPU, but gres of {of}: {gres} has {gpus}; lower ranks, or "
+            "raise gres"
+        )
+
+
+def check_block(rule: str, block: Mapping[str, str]) -> None:
+    """Raise ValueError for a profile's block whose place the command line has taken, with a GPU's job in it.
+
+    A block of `train` always has ranks; the others may, and have more than a user would set by hand.
+    """
+    taken = "ranks" not in block if rule == "train" else block.keys() <= {"gres", "gpu_mem", "ranks"}
+    if block and taken:
+        raise ValueError(
+            f"--set-resources {rule}:{next(iter(block))}=... takes the place of all that the profile sets for {rule}, GPUs "
+            "included. Change profiles/slurm/profile.yaml instead, or give a folder with another one: --workflow-profile"
         )
 
 

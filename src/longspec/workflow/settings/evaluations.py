@@ -22,16 +22,6 @@ class RunEvaluation:
     own: frozenset[str]
     tasks: dict[str, tasks.Task]
 
-    @property
-    def note(self) -> str:
-        """A line that says which keys the run's file decides, whatever the call says; empty when there is none."""
-        if not self.own:
-            return ""
-        keys = ", ".join(sorted(self.own))
-        return (
-            f"{_file(self.run)}: evaluation: {keys}: in place of what {datasets.FILE}, --config or --configfile say of the same"
-        )
-
     def file_of(self, key: str) -> str:
         """The file in which a key of the section stands."""
         return _file_of(self.run, self.own, key)
