@@ -3,14 +3,14 @@
     snakemake final_draft                        first: the demo's target and data are taken
     python benchmarks/forgetting.py --seeds 42 43 44
 
-A way (WAYS) changes some stages' recipes; all stages together take as long as the demo's. A stage that two ways have in common
-is trained once. Stages are trained by a plain loop in this process, with the workflow's rows, draws, losses
-and schedule. Then the final draft decodes the demo's held-out prompts in chains of 4: tokens a round, over all tasks and by
-task. Of `today` and the best way every stage's draft is measured.
+A way (WAYS) changes some stages of the recipe that the demo had before the best of them became it (FORMER); all stages together
+take as long as they did. A stage that two ways have in common is trained once. Stages are trained by a plain loop in this
+process, with the workflow's rows, draws, losses and schedule. Then the final draft decodes held-out prompts of the demo in chains
+of 4: tokens a round, over all tasks and by task. Of the former recipe and the best way every stage's draft is measured.
 
 A cell is a way and a seed, and a line of .cache/benchmarks/forgetting.jsonl as soon as it is done: started again, the same
-command goes on behind the last one. Told are the differences to the best single stage of `today` of the same seed: their mean
-over the seeds, with its 95 % interval (Student's t).
+command goes on behind the last one. Told are the differences to the best single stage of the former recipe of the same seed:
+their mean over the seeds, with its 95 % interval (Student's t).
 """
 
 import argparse
@@ -59,7 +59,7 @@ LAST_TWO = {"long": 0.5, "longcot": 0.5}
 
 def replaying(base: float, long: float, rate: float = 1e-4, more: Sequence[str] = ()) -> dict[str, Any]:
     """A third stage with these shares of earlier stages' data, at a rate."""
-    return {"longcot": [f"+recipe.data.replay={{base: {base}, long: {long}}}", f"recipe.optimizer.lr={rate}", *more]}
+    return {"longcot": [f"++recipe.data.replay={{base: {base}, long: {long}}}", f"recipe.optimizer.lr={rate}", *more]}
 
 
 # On one core a step of the second stage takes 1.78 s, one of 2 rows of the third 0.58 s: 48 of the one take as long as giving
@@ -75,9 +75,21 @@ def shifted(base: float, long: float, rate: float, more: Sequence[str] = SHORT_S
     return {"long": ["recipe.steps=16"]} | replaying(base, long, rate, more)
 
 
-TODAY, BEST = "today", "from the middle layer, half of the second stage, replay 0.80"
+BEFORE, BEST = "the former recipe", "the demo's"
+FORMER = {
+    "base": [
+        "recipe.data.sequence_length=512",
+        "recipe.global_batch=4",
+        "recipe.draft.start=random",
+        "recipe.optimizer.lr=1e-2",
+    ],
+    "long": ["recipe.optimizer.lr=5e-3", "recipe.steps=64"],
+    "longcot": ["~recipe.data.replay.base", "~recipe.data.replay.long", "recipe.optimizer.lr=1e-4", "recipe.steps=80"],
+}
+MIDDLE = ["recipe.draft.start=middle", "recipe.optimizer.lr=2e-2"]
+SHORT_ROWS = ["recipe.data.sequence_length=128", "recipe.global_batch=16"]
 WAYS: dict[str, dict[str, Any]] = {
-    TODAY: {},
+    BEFORE: {},
     "mean of the last two stages": {AVERAGE: LAST_TWO},
     "rate 1e-3": {"longcot": ["recipe.optimizer.lr=1e-3"]},
     "replay 0.50": replaying(0.25, 0.25),
@@ -86,8 +98,10 @@ WAYS: dict[str, dict[str, Any]] = {
     "replay 0.66, rate 3e-3, mean of the last two stages": replaying(0.33, 0.33, 3e-3) | {AVERAGE: LAST_TWO},
     "replay 0.75, rate 2e-3": replaying(0.25, 0.5, 2e-3),
     "replay 0.75, rate 2e-3, mean of the last two stages": replaying(0.25, 0.5, 2e-3) | {AVERAGE: LAST_TWO},
-    BEST: {"base": ["recipe.draft.start=middle", "recipe.optimizer.lr=2e-2"], "long": ["recipe.steps=36"]}
+    "from the middle layer, half of the second stage, replay 0.80": {"base": MIDDLE, "long": ["recipe.steps=36"]}
     | replaying(0.2, 0.6, 2e-3, ["recipe.steps=104"]),
+    BEST: {"base": [*MIDDLE, *SHORT_ROWS], "long": ["recipe.steps=36", "recipe.optimizer.lr=3e-3"]}
+    | replaying(0.2, 0.6, 1e-3, ["recipe.steps=104"]),
     "shifted, replay 0.85": shifted(0.3, 0.55, 5e-3),
     "shifted, replay 0.92": shifted(0.22, 0.7, 8e-3),
     "shifted, replay 0.80, rows of 4096": shifted(0.3, 0.5, 5e-3, LONG_STEPS),
@@ -106,8 +120,8 @@ def target() -> tuple[Any, TargetStates, Any]:
 
 
 def recipe_of(stage: str, seed: int, overrides: list[str]) -> Any:
-    """The recipe of one of the demo's stages."""
-    return compose("train", ["run=demo", f"stage={stage}", f"recipe.seed={seed}", *overrides]).recipe
+    """The recipe of one stage: the demo's former one with some changes."""
+    return compose("train", ["run=demo", f"stage={stage}", f"recipe.seed={seed}", *FORMER[stage], *overrides]).recipe
 
 
 def packed(data: Any, name: str) -> Path:
@@ -203,16 +217,18 @@ def measure(weights: dict[str, torch.Tensor]) -> dict[str, Any]:
 
 
 def cell(name: str, seed: int) -> dict[str, Any]:
-    """Train what is missing of a way, and measure its final draft; of `today` and the best way every stage's."""
+    """Train what is missing of a way, and measure its final draft; of the former recipe and the best way every stage's."""
     way = WAYS[name]
-    stages = {stage: measure(trained(way, seed, stage)) for stage in STAGES} if name in (TODAY, BEST) else {}
+    stages = {stage: measure(trained(way, seed, stage)) for stage in STAGES} if name in (BEFORE, BEST) else {}
     return {"tokens_a_round": stages[STAGES[-1]] if stages else measure(final(way, seed)), "stages": stages}
 
 
 def summary(cells: list[dict[str, Any]]) -> dict[str, Any]:
-    """By way, the differences to the best single stage of `today` of the same seed."""
+    """By way, the differences to the best single stage of the former recipe of the same seed."""
     best = {
-        each["seed"]: max(each["stages"].values(), key=lambda numbers: numbers["all"]) for each in cells if each["way"] == TODAY
+        each["seed"]: max(each["stages"].values(), key=lambda numbers: numbers["all"])
+        for each in cells
+        if each["way"] == BEFORE
     }
     told: dict[str, Any] = {}
     for name in WAYS:

@@ -41,7 +41,10 @@ from longspec.states.tensors import EMBEDDED
 from longspec.train.metrics import whole_lines
 from longspec.train.micro_batches import StepBatches
 
-METHODS = {"glide": ["run=demo", "recipe.draft.anchors=off"], "eagle3": ["run=demo-eagle3"]}
+# Rows of 512 tokens for both; the numbers kept are of a draft that begins with random weights.
+LONGER = ["recipe.data.sequence_length=512", "recipe.global_batch=4"]
+RANDOM = ["recipe.draft.start=random", "recipe.optimizer.lr=1e-2", "recipe.draft.anchors=off"]
+METHODS = {"glide": ["run=demo", *LONGER, *RANDOM], "eagle3": ["run=demo-eagle3"]}
 DTYPES = ("float32", "bfloat16", "float8")
 TARGET = Path("models/demo/target_manifest.json")
 ROWS = Path("data/packed/demo/stdlib-base-512-split/manifest.json")

@@ -140,7 +140,7 @@ def test_a_frozen_recipe_of_another_version_is_refused_by_name(tmp_path: Path) -
         ("recipe.steps=-1", r"recipe\.steps: must be a number from 1 to 1000000000, or null, is -1"),
         ("recipe.optimizer.warmup_ratio=2", r"recipe\.optimizer\.warmup_ratio: must be a number from 0 to 1, is 2\.0"),
         ("recipe.optimizer.lr=nan", r"recipe\.optimizer\.lr: must be a number above 0 to 1, is nan"),
-        ("recipe.draft.lag=600", r"recipe\.draft\.lag: 600 hides the target from every token of a row of 512"),
+        ("recipe.draft.lag=600", r"recipe\.draft\.lag: 600 hides the target from every token of a row of 128"),
         ("recipe.model._target_=os.system", r"recipe\.model\._target_: 'os\.system' is unknown; known are"),
         ("runtime.deepspeed.zero_stage=4", r"runtime\.deepspeed\.zero_stage: must be a number from 0 to 3, is 4"),
         (

@@ -38,7 +38,7 @@ def test_offline_is_written_whole_and_read_back(tmp_path: Path) -> None:
 
 
 ANCHORS = (
-    r"recipe\.draft\.anchors: random: positions of rows of 512 tokens .* drawn anew in every step, .* train this stage with "
+    r"recipe\.draft\.anchors: random: positions of rows of 128 tokens .* drawn anew in every step, .* train this stage with "
     r"recipe\.states\.source: online \(a run's other stages may stay offline\), or set recipe\.draft\.anchors: off"
 )
 
@@ -46,7 +46,7 @@ ANCHORS = (
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        ([*GLIDE[:1], "stage=base", GLIDE[2], OFFLINE], ANCHORS),
+        ([*GLIDE[:1], "stage=base", GLIDE[2], OFFLINE, "recipe.draft.start=random"], ANCHORS),
         ([*GLIDE, OFFLINE, "recipe.draft.loss=hard", "recipe.states.top_k=4"], r"recipe\.states\.top_k: 4: this draft learns"),
         (
             [*EAGLE3, OFFLINE, "recipe.states.top_k=769"],
@@ -67,7 +67,7 @@ def test_refused_when_it_is_planned(overrides: list[str], told: str) -> None:
 def test_the_ways_out_that_are_told() -> None:
     """Other stages of a run with anchors may be offline: their rows have plain positions. So may this one without."""
     base = [GLIDE[0], "stage=base", GLIDE[2], OFFLINE]
-    assert recipe(*base, "recipe.draft.anchors=off").states.source == "offline"
+    assert recipe(*base, "recipe.draft.start=random", "recipe.draft.anchors=off").states.source == "offline"
     assert recipe(*base[:3], "states=online").states.source == "online"
     assert recipe(*GLIDE, OFFLINE).states.source == "offline"
     assert recipe(*EAGLE3, OFFLINE, "recipe.states.top_k=768").states.top_k == 768

@@ -68,13 +68,16 @@ def test_an_ablation_differs_from_its_reference_in_what_it_leaves_out(run: str, 
     assert list(whole.stages) == list(without.stages) == ["base", "long"]
 
 
-def test_the_reference_is_the_demo_on_shorter_rows() -> None:
+def test_the_reference_is_the_demo_with_the_settings_that_its_figures_are_of() -> None:
     told = {}
     for stage in ("base", "long"):
         demo, reference = (compose_stage(run, "sinkpi-slicing", stage) for run in ("demo", "ablation-reference"))
         plain = [OmegaConf.to_container(config.recipe) for config in (demo, reference)]
         told[stage] = differences(*plain)  # type: ignore[arg-type]
-    assert told == {"base": ["data.sequence_length: 512 -> 128", "global_batch: 4 -> 16"], "long": []}
+    assert told == {
+        "base": ["draft.start: middle -> random", "optimizer.lr: 0.02 -> 0.01"],
+        "long": ["optimizer.lr: 0.003 -> 0.005", "steps: 36 -> 64"],
+    }
 
 
 def test_ablations_share_the_demos_target_and_data(built: Workflow) -> None:

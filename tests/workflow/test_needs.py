@@ -24,8 +24,8 @@ def workflow(tmp_path: Path, root: Path) -> Workflow:
     """A copy whose stage has short rows, in a batch for eight processes."""
     (tmp_path / "workflow").mkdir()
     workflow = copy_to(tmp_path / "workflow", root)
-    workflow.edit("config/run_stage/demo_base.yaml", "sequence_length: 512", f"sequence_length: {LENGTH}")
-    workflow.edit("config/run_stage/demo_base.yaml", "global_batch: 4", "global_batch: 8")
+    workflow.edit("config/run_stage/demo_base.yaml", "sequence_length: 128", f"sequence_length: {LENGTH}")
+    workflow.edit("config/run_stage/demo_base.yaml", "global_batch: 16", "global_batch: 8")
     return workflow
 
 

@@ -69,7 +69,7 @@ def test_a_choice_needs_a_task_of_held_out_records(settings: Settings) -> None:
 
 def test_a_stage_reads_the_rows_its_recipe_names(settings: Settings) -> None:
     plan = settings.plan()
-    assert plan.rows(*VARIANT, "base") == "data/packed/demo/stdlib-base-512-split/manifest.json"
+    assert plan.rows(*VARIANT, "base") == "data/packed/demo/stdlib-base-128-split/manifest.json"
     assert plan.all_rows("demo") == plan.all_rows(*VARIANT) == sorted(plan.rows(*VARIANT, each) for each in plan.stages["demo"])
     assert plan.token_shards("demo", "stdlib") == [f"data/tokens/demo/stdlib/00{shard}.json" for shard in (0, 1)]
     published = settings.plan(runs=["published"])

@@ -13,10 +13,11 @@ PACKED = "data/packed/demo/{}-longcot-2048-split/manifest.json"
 
 
 def stage_file(folder: Path, shares: str) -> None:
-    """A third stage of its own that replays."""
+    """A third stage of its own that replays, with no shares one that does not."""
+    replay = f", replay: {shares}" if shares else ""
     (folder / "config/run_stage/demo_longcot.yaml").write_text(
-        "# @package _global_\nrecipe:\n  data: {name: puzzles, sequence_length: 2048, overlong: split, "
-        f"replay: {shares}}}\n  global_batch: 2\n  steps: 80\nruntime: {{held_out_every: 80}}\n"
+        "# @package _global_\nrecipe:\n  data: {name: puzzles, sequence_length: 2048, overlong: split"
+        f"{replay}}}\n  global_batch: 2\n  steps: 80\nruntime: {{held_out_every: 80}}\n"
     )
 
 
@@ -40,12 +41,13 @@ def test_what_cannot_be_replayed_dies_at_the_plan(settings: Settings, shares: st
 
 def test_a_later_stage_is_refused(settings: Settings) -> None:
     path = settings.folder / "config/run_stage/demo_base.yaml"
-    path.write_text(path.read_text().replace("sequence_length: 512}", "sequence_length: 512, replay: {long: 0.1}}"))
+    path.write_text(path.read_text().replace("sequence_length: 128}", "sequence_length: 128, replay: {long: 0.1}}"))
     with pytest.raises(ValueError, match=r"stage 'base': recipe\.data\.replay\.long: comes later in the run"):
         settings.plan()
 
 
 def test_earlier_data_are_packed_like_the_stages_own(settings: Settings) -> None:
+    stage_file(settings.folder, "")
     before = settings.plan()
     assert before.replayed_rows(*RUN, "longcot") == before.replay_options(*RUN, "longcot", []) == []
     assert before.trained_rows("demo") == before.all_rows("demo")
@@ -61,7 +63,7 @@ def test_earlier_data_are_packed_like_the_stages_own(settings: Settings) -> None
 
 def test_the_default_is_not_written_into_the_frozen_recipe() -> None:
     """So that no finished stage is trained again."""
-    assert "replay" not in to_yaml(compose_stage("demo", "sinkpi-slicing", "longcot", CONFIG_DIR).recipe)
+    assert "replay" not in to_yaml(compose_stage("demo", "sinkpi-slicing", "long", CONFIG_DIR).recipe)
 
 
 def test_states_of_replayed_rows_are_stored_read_and_removed_with_the_stages_own(settings: Settings) -> None:

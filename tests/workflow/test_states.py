@@ -75,7 +75,7 @@ def test_a_run_may_mix_and_stages_with_anchors_stay_online(settings: Settings) -
     assert states.states(*stage, "long") == ["results/demo-offline/sinkpi-slicing/long/states.json"]
     assert [path.split("/")[-2] for path in states.removed()] == ["long", "longcot"]
     with (settings.folder / "config/run_stage/demo-offline_base.yaml").open("a") as file:
-        file.write("  - _self_\nrecipe: {states: {source: offline}}\n")
+        file.write("  - _self_\nrecipe: {draft: {start: random}, states: {source: offline}}\n")
     two_ways = r"train this stage with recipe\.states\.source: online .*, or set recipe\.draft\.anchors: off"
     told = rf"run 'demo-offline', variant 'sinkpi-slicing', stage 'base': recipe\.draft\.anchors: random: .*{two_ways}"
     with pytest.raises(ValueError, match=told):
