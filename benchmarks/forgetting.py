@@ -5,8 +5,8 @@
 
 A way (WAYS) changes some stages of the recipe that the demo had before the best of them became it (FORMER); all stages together
 take as long as they did. A stage that two ways have in common is trained once. Stages are trained by a plain loop in this
-process, with the workflow's rows, draws, losses and schedule. Then the final draft decodes held-out prompts of the demo in chains
-of 4: tokens a round, over all tasks and by task. Of the former recipe and the best way every stage's draft is measured.
+process, with the workflow's rows, draws, losses and schedule. Then the final draft decodes the demo's held-out prompts in
+chains of 4: tokens a round, over all tasks and by task. Of the former recipe and the best way every stage's draft is measured.
 
 A cell is a way and a seed, and a line of .cache/benchmarks/forgetting.jsonl as soon as it is done: started again, the same
 command goes on behind the last one. Told are the differences to the best single stage of the former recipe of the same seed:
