@@ -37,7 +37,7 @@ def slurm(built: Workflow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
         (commands / name).write_text(f"#!/bin/sh\n{text.format(told=told, logs='logs/train/demo/sinkpi-slicing/base')}\n")
         (commands / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{os.environ['PATH']}")
-    built.edit("config/run_stage/demo_base.yaml", "global_batch: 4", "global_batch: 64")
+    built.edit("config/run_stage/demo_base.yaml", "global_batch: 16", "global_batch: 64")
     (built.folder / f"{STAGE}/checkpoint.json").unlink()
     return told
 
