@@ -21,6 +21,7 @@ from tests.warm_jobs import popen, rank_of
 
 RECIPE = [
     "run=demo",
+    "recipe.draft.start=random",
     "recipe.global_batch=4",
     "recipe.steps=40",
     "recipe.data.sequence_length=48",
@@ -79,6 +80,7 @@ class Job:
     base: list[str] = field(default_factory=lambda: RECIPE)
     init_weights: Path | None = None
     vocabulary: Path | None = None
+    replay: dict[str, Path] = field(default_factory=dict)
     began: float = 0.0  # when it was last started, in seconds since 1970
 
     def freeze(self) -> None:
@@ -91,6 +93,7 @@ class Job:
         options = [f"--{name}={path}" for name, path in (files | {"data": self.data, "out": self.out}).items()]
         options += [] if self.init_weights is None else [f"--init-weights={self.init_weights}"]
         options += [] if self.vocabulary is None else [f"--vocabulary={self.vocabulary}"]
+        options += ["--replay", *(f"{name}={rows}" for name, rows in self.replay.items())] if self.replay else []
         module = ["longspec.train"] if self.launcher[-1] == "--module" else ["-m", "longspec.train"]
         return [*self.launcher, *module, *options]
 

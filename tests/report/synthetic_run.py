@@ -136,7 +136,7 @@ def write_data(folder: Path) -> tuple[list[Path], list[Path]]:
     """Manifests of raw and packed datasets."""
     raw, packed = [], []
     kinds = {
-        "stdlib": ("base", 512, "split", 1640),
+        "stdlib": ("base", 128, "split", 1640),
         "stdlib-long": ("long-nomask", 4096, "split", 190),
         "puzzles": ("longcot", 2048, "split", 4000),
     }

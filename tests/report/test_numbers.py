@@ -214,7 +214,7 @@ def test_unpaired_prompts_are_refused(tmp_path: Path) -> None:
         ("results/base/final_draft/provenance.json", "assemble_final_draft"),
         ("models/demo/target_manifest.json", "train_target"),
         ("data/raw/puzzles/manifest.json", "raw"),
-        ("data/packed/demo/stdlib-base-512-split/manifest.json", "pack"),
+        ("data/packed/demo/stdlib-base-128-split/manifest.json", "pack"),
     ],
 )
 def test_a_missing_file_is_named_with_its_rule(tmp_path: Path, name: str, rule: str) -> None:

@@ -46,7 +46,7 @@ EFFECTS = {
     FULL_DISK: r"step \d+ could not be saved: .*(?:are missing|No space left on device)",
     FILE_LIMIT: r"step \d+ could not be saved: .*File too large",
 }
-STEPS = {"base": 100, "long": 40, "longcot": 40}  # of the demo's stages: a part of its own, most of the time goes into starts
+STEPS = {"base": 100, "long": 36, "longcot": 40}  # of the demo's stages: a part of its own, most of the time goes into starts
 DISK_MB = 64
 LIMIT_BYTES = 10_000
 
@@ -209,15 +209,17 @@ def chain(jobs: list[Job], moments: list[Moment], seed: int) -> str:
 
 def demo_jobs(folder: Path, ranks: int) -> list[Job]:
     """The three stages of the demo, on the target and rows that `make demo` has left; they are shorter, and save more often."""
-    jobs = []
+    jobs, datasets = [], {}
     for stage, steps in STEPS.items():
         base = ["run=demo", "variant=sinkpi-slicing", f"stage={stage}"]
         recipe = compose("train", base).recipe
         model, data = recipe.model.name, recipe.data
-        rows = f"{data.name}-{data.collation}-{data.sequence_length}-{data.overlong}"
-        target, packed = Path(f"models/{model}/target_manifest.json"), Path(f"data/packed/{model}/{rows}/manifest.json")
+        datasets[stage] = data.name
+        kind = f"{data.collation}-{data.sequence_length}-{data.overlong}"
+        rows = {name: Path(f"data/packed/{model}/{datasets[name]}-{kind}/manifest.json") for name in (stage, *data.replay)}
+        target, packed = Path(f"models/{model}/target_manifest.json"), rows.pop(stage)
         overrides = [f"recipe.steps={steps}", "runtime.save_every=5"]
-        jobs.append(Job(folder / stage, target, packed, overrides, torchrun(ranks), base))
+        jobs.append(Job(folder / stage, target, packed, overrides, torchrun(ranks), base, replay=rows))
     return jobs
 
 

@@ -46,11 +46,9 @@ def test_whole_questions_of_data_that_no_stage_trains_on_are_answered_by_nobody(
     asked.edit(str(FILE), r"^    cot: \{.*\}", WHOLE)
     answers = AnswersPlan(asked.plan(runs=["demo"]))
     assert "data/raw/asked/manifest.json" in answers.evaluation_records("demo")
-    assert answers.lines() == []
     asked.edit(str(FILE), r"^(    cot: \{.*\})", rf"\1\n{WHOLE.replace('cot', 'parts').replace('true', 'false')}")
     answers = AnswersPlan(asked.plan(runs=["demo"]))
     assert answers.records("demo", "asked") in answers.evaluation_records("demo")
-    assert len(answers.lines()) == 1, "parts of answers are wanted"
 
 
 def test_whole_questions_of_data_that_another_run_trains_on_are_raw_all_the_same(asked: Settings) -> None:

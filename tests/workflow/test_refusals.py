@@ -310,7 +310,7 @@ CASES = {
         LONGCOT,
         r"\bsteps: ",
         "steps: x",
-        "recipe.steps: Value 'x80' of type 'str' could not be converted to Integer",
+        "recipe.steps: Value 'x104' of type 'str' could not be converted to Integer",
     ),
     "impossible recipe": (
         LONGCOT,

@@ -105,7 +105,7 @@ def test_an_estimate_is_made_once_and_grows_with_the_tries_up_to_the_limits(
     assert [needs.minutes("a", config, *files, [], attempt) for attempt in (1, 2, 1000)] == [11, 22, 240]
     [line] = asked.read_text().splitlines()
     assert f"--target {files[0]} --data {files[1]} --recipe " in line
-    assert line.endswith("--ranks 4 --node-gpus 4 --longest-job 240 --flops 400000000000000.0")  # a batch of four rows
+    assert line.endswith("--ranks 8 --node-gpus 8 --longest-job 240 --flops 400000000000000.0")
     needs.memory("another", config, *files, [], 1)
     Path(files[1]).write_text("other rows")
     needs.memory("a", config, *files, [], 1)

@@ -49,7 +49,7 @@ def test_each_run_has_its_variants(settings: Settings) -> None:
     assert plan.evaluations("demo-eagle3")[0] == "results/demo-eagle3/ttt/evaluation/untrained.jsonl"
     assert plan.report_variants("demo-eagle3") == ["--variant ttt=results/demo-eagle3/ttt"]
     assert plan.of_first_variant("recipe", "demo-eagle3")[0] == "results/demo-eagle3/ttt/base/recipe.yaml"
-    assert plan.all_rows("demo") == plan.all_rows("demo-eagle3")
+    assert plan.rows("demo", "sinkpi-slicing", "long") == plan.rows("demo-eagle3", "ttt", "long")
     assert plan.target("demo") == plan.target("demo-eagle3")
 
 
@@ -284,7 +284,7 @@ def test_both_runs_in_one_call(workflow: Workflow) -> None:
     plan = workflow.plan("--config", "runs=[demo,demo-eagle3]")
     rules = [job["rule"] for job in plan.values()]
     assert {rule: rules.count(rule) for rule in ("train_target", "pack", "draft_vocabulary", "train", "evaluate")} == {
-        "train_target": 1, "pack": 5, "draft_vocabulary": 1, "train": 6, "evaluate": 10
+        "train_target": 1, "pack": 8, "draft_vocabulary": 1, "train": 6, "evaluate": 10
     }  # fmt: skip
     rows = [f"{name}=data/packed/demo/" for name in ("base", "long", "longcot")]
     command = plan[path]["command"]

@@ -71,7 +71,7 @@ class LiveBytes(TorchDispatchMode):
 
 
 def recipe_of(**draft: Any) -> Any:
-    recipe = OmegaConf.create(OmegaConf.to_container(compose("train", ["run=demo"]).recipe))
+    recipe = OmegaConf.create(OmegaConf.to_container(compose("train", ["run=demo", "recipe.draft.start=random"]).recipe))
     recipe.draft.update(draft)
     return recipe
 

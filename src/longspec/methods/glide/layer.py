@@ -16,6 +16,7 @@ from longspec.models.attention.backends import AUTO, attend
 from longspec.models.attention.tree_visibility import TreeVisibility
 from longspec.models.attention.visibility import Visibility
 from longspec.models.draft_attention import DraftAttention
+from longspec.models.tensor_parallel import whole
 
 AnyVisibility = Visibility | TreeVisibility
 
@@ -96,7 +97,7 @@ def copy_target(draft: GlideLayer, states: Any, start: str) -> None:
     with states.gather([parameter for _, source in pairs for parameter in source.parameters()]), torch.no_grad():
         for own, source in pairs:
             for name, parameter in source.named_parameters():
-                getattr(own, name).copy_(parameter)
+                getattr(own, name).copy_(whole(parameter))
 
 
 def fresh_layer(states: Any, settings: Draft) -> GlideLayer:
