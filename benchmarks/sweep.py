@@ -64,7 +64,7 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     | {f"temperature {value:g}": draft(temperature=value) for value in (0.7, 1.5)}
     | {f"lags 1 to {lag}": draft(lag=lag) for lag in (2, 6)}  # today: 1 to 4, as a chain of four tokens sees them
     | {"lag 1 alone": draft(lag=1, lag_mode="fixed")}
-    | {f"start {place}": draft(start=place) for place in ("random", "last")},
+    | {"start last": draft(start="last")},
     "eagle3": of_optimizer(3e-3, 2e-2, 3e-2)
     | {f"weights {decay:g}^i": draft(decay=decay) for decay in (0.5, 1.0)}  # of a chain's positions; today: 0.8
     | {f"chains of {steps}": draft(steps=steps) for steps in (1, 4)}  # today: 2 in the first stage

@@ -51,9 +51,9 @@ def test_the_table_pairs_with_today_of_the_same_seed() -> None:
     def cell(setting: str, seed: int, tokens: float) -> dict[str, Any]:
         return {"method": "glide", "setting": setting, "seed": seed, "tokens_a_round": {"all": tokens, "cot": 2 * tokens}}
 
-    cells = [cell(sweep.TODAY, 1, 2.0), cell(sweep.TODAY, 2, 3.0), cell("linear", 2, 3.5), cell("rate 0.02", 3, 1.0)]
+    cells = [cell(sweep.TODAY, 1, 2.0), cell(sweep.TODAY, 2, 3.0), cell("linear", 2, 3.5), cell("rate 0.03", 3, 1.0)]
     told = sweep.table(cells)
     assert told["eagle3"] == {}
-    assert list(told["glide"]) == ["linear", sweep.TODAY, "rate 0.02"]
+    assert list(told["glide"]) == ["linear", sweep.TODAY, "rate 0.03"]
     assert told["glide"]["linear"]["cot"]["to today"]["each"] == [1.0]
-    assert "to today" not in told["glide"]["rate 0.02"]["all"]
+    assert "to today" not in told["glide"]["rate 0.03"]["all"]

@@ -74,7 +74,9 @@ class StoredStates(FrozenTarget):
         rows = list(numbers)
         if numbers[0] < 0:
             if self.held_out is None:
-                raise ValueError("--held-out-states: missing; give that of python -m longspec.states build --held-out")
+                raise ValueError(
+                    "--held-out-states: missing; give the shard.json of python -m longspec.states build --held-out"
+                )
             source, rows = self.held_out, [held_out_number(number) for number in numbers]
         return source.read(rows, pinned=self.head_weight.device.type == "cuda")
 
