@@ -252,7 +252,7 @@ def place_for(folder: Path, root: Path, megabytes: int) -> Iterator[Place]:
 
 
 def warm_folder(folder: Path) -> Path:
-    """Beside a place, under a short name: a socket's path holds 107 characters."""
+    """Beside a place, since the place itself may be a disk that is to be filled."""
     return folder.resolve().with_name(f"warm-{folder.name}")
 
 

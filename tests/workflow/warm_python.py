@@ -35,7 +35,7 @@ CLIENT = """#!{python} -ISu
 import json, os, signal, socket, sys
 folder, parent = {folder!r}, os.getppid()
 server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-server.connect(folder + "/socket")
+server.connect({address!r})
 request = dict(command=[{python!r}, *sys.argv[1:]], environment=dict(os.environ), folder=os.getcwd(), session=False)
 socket.send_fds(server, [json.dumps(dict(request, client=os.getpid())).encode()], [1, 2])
 fork = int(server.recv(32))
@@ -156,12 +156,13 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     client = folder / "bin/python"
-    client.write_text(CLIENT.format(python=sys.executable, folder=str(folder)))
+    address = f"\0{SERVER} {os.getpid()}"  # a path may have 107 letters, and a test's folder has more
+    client.write_text(CLIENT.format(python=sys.executable, folder=str(folder), address=address))
     client.chmod(0o755)
     (folder / "path.sh").write_text(f'PATH="{folder}/bin:$PATH"\n')
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers end by themselves
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
-        server.bind(str(folder / "socket"))
+        server.bind(address)
         server.listen(64)
         print("ready", flush=True)
         threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
