@@ -13,7 +13,6 @@
 # make preflight  on the cluster's nodes, in minutes: what a job of days needs
 # make resume     after the controlling Snakemake was killed: wait for its Slurm jobs, unlock, go on
 #                 (CANCEL=1: cancel them; GONE=1: it ran on another machine and is gone for sure)
-# make sync       upload what trackers wrote offline
 #
 # make PYTHON=python3.12 ...                          another Python; 3.11 is tested, 3.12 and 3.13 are allowed and have never been run
 # make PIP_ARGS='--extra-index-url <address>' ...     more options for pip, such as an index of CPU builds of torch
@@ -56,7 +55,7 @@ if numbers.exists():
 endef
 export FIGURES
 
-.PHONY: demo smollm2 smollm2-bench test test-long test-slurm test-serve serve quick lint chaos chaos-stages status preflight resume sync
+.PHONY: demo smollm2 smollm2-bench test test-long test-slurm test-serve serve quick lint chaos chaos-stages status preflight resume
 .DELETE_ON_ERROR:
 
 demo: .venv/.stamp-train | $(TMPDIR)
@@ -126,9 +125,6 @@ preflight:
 
 resume:
 	$(CLUSTER_ENV) python -m longspec.cluster resume $(if $(CANCEL),--cancel) $(if $(GONE),--gone)
-
-sync:
-	python -m longspec.cluster sync
 
 # A stamp is newer than what it was made from, so a second call installs nothing.
 .venv/.stamp-train: .venv/bin/python pyproject.toml constraints.txt

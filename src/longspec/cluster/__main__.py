@@ -4,14 +4,13 @@ launch      start a job's ranks, on one node or several, with a log of its own f
 status      a table of all stages: steps, speed, time left, last checkpoint, Slurm job
 resume      after the controlling Snakemake was killed: wait for its jobs or cancel them, unlock
 preflight   check on an allocated node what a job of days needs
-sync        upload what trackers wrote offline
 """
 
 import importlib
 import sys
 
 # Verb -> its module.
-VERBS = {"launch": "launch", "status": "status_table", "resume": "resume", "preflight": "preflight", "sync": "sync"}
+VERBS = {"launch": "launch", "status": "status_table", "resume": "resume", "preflight": "preflight"}
 
 
 def main() -> int:

@@ -3,7 +3,6 @@
 import json
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -59,12 +58,6 @@ class Stage:
         return median(values) if values else None
 
 
-def folders(results: Path, holding: str) -> Iterator[Path]:
-    """The folders at or below `results`, as deep as stages lie, that hold this name."""
-    for depth in range(DEPTH + 1):
-        yield from (path.parent for path in results.glob("*/" * depth + holding))
-
-
 @cache
 def _order(run: str) -> list[str]:
     try:
@@ -85,7 +78,8 @@ def _place(stage: Path, name: str) -> tuple[Any, ...]:
 
 def find(results: Path) -> list[Stage]:
     """All stages below a folder, those of a run in the order in which they are trained."""
-    named = {folder: folder.relative_to(results).as_posix() for folder in folders(results, "recipe.yaml")}
+    found = [path.parent for depth in range(DEPTH + 1) for path in results.glob("*/" * depth + "recipe.yaml")]
+    named = {folder: folder.relative_to(results).as_posix() for folder in found}
     named = {folder: folder.name if name == "." else name for folder, name in named.items()}
     return [read(folder, named[folder], results) for folder in sorted(named, key=lambda folder: _place(folder, named[folder]))]
 
