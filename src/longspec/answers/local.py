@@ -21,6 +21,9 @@ from longspec.models.placement import place_target
 from longspec.models.precision import resolve_dtype
 from longspec.models.tensor_parallel import group_of, of_first_rank
 
+PIECE_TOKENS = 8192  # of all prompts of a batch, read at a time: what layers hold of more leaves a processor's caches
+STAYING = 7 / 8  # of a batch: while more of its rows go on, copying their cache costs more than those that have ended
+
 
 def batches(conversations: list[Conversation], lengths: dict[Key, int], settings: Regenerate) -> list[list[Conversation]]:
     """Conversations of about the same number of turns and length of their first prompt, the longest first.
@@ -93,24 +96,32 @@ def decode(
 ) -> list[list[int]]:
     """The tokens after each prompt: through the first of `ends`, or `new_tokens` of them.
 
-    Rows are padded on the left, and one that has ended leaves the batch. samplers: each row's own, all of one temperature and
-    top_p; then a row's draws do not depend on the rows beside it. Raises ValueError for logits that are no numbers.
+    Rows are padded on the left, and those that have ended leave the batch together. samplers: each row's own, all of one
+    temperature and top_p; then a row's draws do not depend on the rows beside it. Raises ValueError for logits that are no
+    numbers.
     """
     rows, found = list(range(len(prompts))), [[] for _ in prompts]  # type: list[int], list[list[int]]
     ids_BS, mask_BT = _left_padded(prompts, target.device)
     positions_BS = (mask_BT.cumsum(-1) - 1).clamp_min(0)
-    cache = target_cache(target, tokens_ahead(new_tokens))
+    piece = max(1, PIECE_TOKENS // len(prompts))
+    read = (ids_BS.shape[1] - 1) // piece * piece  # in whole pieces, before the one that ends in the first logits
+    cache = target_cache(target, read + tokens_ahead(new_tokens))
+    for start in range(0, read, piece):
+        place = {"attention_mask": mask_BT[:, : start + piece], "position_ids": positions_BS[:, start : start + piece]}
+        target(ids_BS[:, start : start + piece], **place, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    ids_BS, positions_BS = ids_BS[:, read:], positions_BS[:, read:]
     for count in range(1, new_tokens + 1):
         place = {"attention_mask": mask_BT, "position_ids": positions_BS}
         logits_BV = target(ids_BS, **place, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
         tokens = of_first_rank(_chosen(logits_BV, [samplers[row] for row in rows]), group_of(target)).tolist()
         for row, token in zip(rows, tokens, strict=True):
-            found[row].append(token)
-        going = [at for at, token in enumerate(tokens) if token not in ends]
+            if not found[row] or found[row][-1] not in ends:
+                found[row].append(token)
+        going = [at for at, row in enumerate(rows) if found[row][-1] not in ends]
         if not going or count == new_tokens:
             break
         ids_BS, positions_BS = torch.tensor(tokens, device=target.device)[:, None], positions_BS[:, -1:] + 1
-        if len(going) < len(rows):
+        if len(going) <= STAYING * len(rows):
             going_B = torch.tensor(going, device=target.device)
             select(cache, going_B, cache.get_seq_length(), tokens_ahead(new_tokens - count))
             ids_BS, mask_BT, positions_BS = ids_BS[going_B], mask_BT[going_B], positions_BS[going_B]
