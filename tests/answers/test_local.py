@@ -83,14 +83,8 @@ def test_a_target_split_over_ranks_gives_the_same_answers(case: Case, tmp_path: 
     assert manifests[0]["files"] == manifests[1]["files"]
 
 
-@pytest.mark.parametrize("piece", [None, 15])
 @pytest.mark.parametrize("name", ["llama3-tied", "mistral-sliding", "qwen3-tied-sliding-first"])
-def test_rows_of_a_batch_are_decoded_as_alone_in_every_kind_of_attention(
-    name: str, piece: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """piece: prompts read in pieces of five columns, of which the first three are all padding for the shortest."""
-    if piece is not None:
-        monkeypatch.setattr(local, "PIECE_TOKENS", piece)
+def test_rows_of_a_batch_are_decoded_as_alone_in_every_kind_of_attention(name: str, tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(save_target(name, tmp_path), dtype=torch.float32)
     generator = torch.Generator().manual_seed(1)
     prompts = [torch.randint(3, 97, (length,), generator=generator).tolist() for length in (3, 19, 11)]

@@ -21,7 +21,6 @@ from longspec.models.placement import place_target
 from longspec.models.precision import resolve_dtype
 from longspec.models.tensor_parallel import group_of, of_first_rank
 
-PIECE_TOKENS = 8192  # of all prompts of a batch, read at a time: what layers hold of more leaves a processor's caches
 STAYING = 7 / 8  # of a batch: while more of its rows go on, copying their cache costs more than those that have ended
 
 
@@ -103,13 +102,7 @@ def decode(
     rows, found = list(range(len(prompts))), [[] for _ in prompts]  # type: list[int], list[list[int]]
     ids_BS, mask_BT = _left_padded(prompts, target.device)
     positions_BS = (mask_BT.cumsum(-1) - 1).clamp_min(0)
-    piece = max(1, PIECE_TOKENS // len(prompts))
-    read = (ids_BS.shape[1] - 1) // piece * piece  # in whole pieces, before the one that ends in the first logits
-    cache = target_cache(target, read + tokens_ahead(new_tokens))
-    for start in range(0, read, piece):
-        place = {"attention_mask": mask_BT[:, : start + piece], "position_ids": positions_BS[:, start : start + piece]}
-        target(ids_BS[:, start : start + piece], **place, past_key_values=cache, use_cache=True, logits_to_keep=1)
-    ids_BS, positions_BS = ids_BS[:, read:], positions_BS[:, read:]
+    cache = target_cache(target, tokens_ahead(new_tokens))
     for count in range(1, new_tokens + 1):
         place = {"attention_mask": mask_BT, "position_ids": positions_BS}
         logits_BV = target(ids_BS, **place, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
