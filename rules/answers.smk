@@ -26,6 +26,7 @@ rule answer:
         ranks=asks(RANKS.of_answers),
         cpus_per_task=job_threads,
         gres=asks(RANKS.gpus_of_answers),
+        gpu_jobs=1,
         mem_mb=8000,
         runtime="4h",
     params:

@@ -28,6 +28,7 @@ use rule evaluate as evaluate_bench with:
         ranks=asks(partial(RANKS.ranks, "evaluate_bench")),
         cpus_per_task=job_threads,
         gres=asks(partial(RANKS.gpus, "evaluate_bench")),
+        gpu_jobs=1,
         mem_mb=8000,
         runtime="4h",
     params:

@@ -110,6 +110,7 @@ rule evaluate:
         ranks=asks(partial(RANKS.ranks, "evaluate")),
         cpus_per_task=job_threads,
         gres=asks(partial(RANKS.gpus, "evaluate")),
+        gpu_jobs=1,
         mem_mb=8000,
         runtime="4h",
     params:

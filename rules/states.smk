@@ -34,6 +34,7 @@ rule build_states:
         tasks_per_node=1,
         cpus_per_task=job_threads,
         gres="",
+        gpu_jobs=1,
         mem_mb=LIMITS.node_mem,
         runtime=LIMITS.longest_job,
     params:

@@ -77,6 +77,7 @@ rule train:
         tasks_per_node=1,
         cpus_per_task=job_threads,
         gres="",
+        gpu_jobs=1,
         mem_mb=stage_memory,
         runtime=stage_minutes,
     params:
