@@ -15,6 +15,7 @@ from longspec.answers.conversation import Conversation, Key
 from longspec.answers.questions import Asker
 from longspec.answers.settings import BATCH_TOKENS, Regenerate
 from longspec.decode.cache import select, target_cache, tokens_ahead
+from longspec.decode.prefill import LAST
 from longspec.decode.sampling import Sampler
 from longspec.distributed import Ranks
 from longspec.models.placement import place_target
@@ -105,7 +106,7 @@ def decode(
     cache = target_cache(target, tokens_ahead(new_tokens))
     for count in range(1, new_tokens + 1):
         place = {"attention_mask": mask_BT, "position_ids": positions_BS}
-        logits_BV = target(ids_BS, **place, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+        logits_BV = target(ids_BS, **place, past_key_values=cache, use_cache=True, logits_to_keep=LAST).logits[:, -1]
         tokens = of_first_rank(_chosen(logits_BV, [samplers[row] for row in rows]), group_of(target)).tolist()
         for row, token in zip(rows, tokens, strict=True):
             if not found[row] or found[row][-1] not in ends:
