@@ -49,7 +49,7 @@ def test_a_run_trains_answers_alone_and_measures_whole_questions(settings: Setti
     plan = settings.plan(runs=[run])
     recipe = plan.configs[run, variant, "answers"].recipe
     assert plan.rows(run, variant, "answers").endswith(f"/{DATA}-long-1536-split/manifest.json")  # answers alone
-    assert (recipe.epochs, recipe.precision, recipe.states.source) == (7, "fastest", "offline")
+    assert (recipe.epochs, recipe.precision, recipe.states.source) == (6, "fastest", "offline")
     assert StatesPlan(plan).declarations
     evaluation = plan.evaluation_of[run]
     assert plan.vocabulary_while_drafting(run, variant) == [f"results/{run}/{variant}/draft_vocabulary_8192.json"]
