@@ -4,7 +4,7 @@ import os
 
 # Before torch is loaded: how long OpenMP's threads spin for the next piece of work before they sleep; the numbers are the same.
 # A forward of 30 layers hands out some hundred pieces: on two threads it takes 66 ms where nobody spins and 40 with 0.1 ms. The
-# runtime's own 3 ms are no faster, and a busy process beside them makes 1,500 ms of these 40 (135 with 0.1 ms). GNU's runtime
-# takes the first variable, of which others know nothing.
+# runtime's own 3 ms are no faster, and a busy process beside them makes 600 to 1,500 ms of these 40 (135 with 0.1 ms). GNU's
+# runtime takes the first variable, of which others know nothing (benchmarks/spin.py).
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
