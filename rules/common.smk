@@ -39,6 +39,7 @@ with told_in_one_line():
     ANSWERS = AnswersPlan(PLAN)
     STATES = StatesPlan(PLAN)
     BENCH = bench_of(PLAN)
+    BENCH_ANSWERS = AnswersPlan(BENCH)
     if workflow.is_main_process:
         STATES.check_place()
         STATES.forget_removed()
