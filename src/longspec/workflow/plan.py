@@ -207,10 +207,6 @@ class Plan(MeasuringPlan):
         source = self.init(run, variant)
         return [] if source is None else [paths.PUBLISHED.format(draft=readable_name(source))]
 
-    def first_recipe_file(self, run: str, variant: str) -> str:
-        """The recipe of a run's first stage."""
-        return f"{paths.stage_folder(run, variant, self.stages[run][0])}/recipe.yaml"
-
     def imported_config(self, run: str, variant: str) -> list[str]:
         """The config.json of the draft that a run began with, which the final draft's provenance quotes; none without one."""
         return [] if self.init(run, variant) is None else [f"{_beginning(run, variant)}/config.json"]
