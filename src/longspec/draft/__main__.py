@@ -24,8 +24,9 @@ from longspec.distributed import log
 
 def extract(options: argparse.Namespace) -> None:
     """A checkpoint or a state dict -> its draft folder, on one CPU, without loading the target."""
+    from longspec.config import plain
     from longspec.draft.folder import draft_config, empty_layer, write_draft
-    from longspec.draft.trained import check_vocabulary, recipe_and_folder, target_manifest, training_of
+    from longspec.draft.trained import check_vocabulary, recipe_and_folder, runtime_of, target_manifest
     from longspec.draft.weight_sources import read_weights
     from longspec.methods import method_of, vocabulary_for
     from longspec.models.target_config import read_target_config
@@ -36,13 +37,14 @@ def extract(options: argparse.Namespace) -> None:
     check_vocabulary(options.checkpoint, options.vocabulary, vocabulary)
     of_target = options.target or target_manifest(recipe.model.name)
     target, tokenizer = checked_folder(of_target), tokenizer_hash(read_json(of_target).get("files", {}))
+    of_model = read_target_config(target)
     if vocabulary is not None:
-        vocabulary.check_tokens(options.vocabulary, read_target_config(target).vocab_size, target, tokenizer)
+        vocabulary.check_tokens(options.vocabulary, of_model.vocab_size, target, tokenizer)
     state = read_weights(options.checkpoint, trust_pickle=options.trust_pickle)
     method, settings = method_of(recipe, vocabulary)
-    method.check_state(empty_layer(target, recipe), state, options.checkpoint)
+    method.check_state(empty_layer(method, of_model, method_of(recipe)[1]), state, options.checkpoint)
     config = draft_config(target, recipe, vocabulary)
-    training = training_of(options.checkpoint, recipe)
+    training = {recipe.stage: {"recipe": plain(recipe)} | runtime_of(options.checkpoint)}
     write_draft(out, method.published(state, settings), config, tokenizer=Path(target), training=training)
     without = "" if tokenizer_files(Path(target)) else f"; no tokenizer, since {target} has none"
     log(f"{out}: {len(state)} tensors, {config['num_parameters']} parameters{without}")

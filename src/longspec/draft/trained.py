@@ -30,11 +30,6 @@ def recipe_and_folder(checkpoint: Path, recipe_path: Path | None, out: Path | No
     return recipe, out or stage / ("draft" if checkpoint.name == CHECKPOINT else f"draft-{checkpoint.name}")
 
 
-def training_of(checkpoint: Path, recipe: Any) -> dict[str, Any]:
-    """By its stage the sections that a draft was trained by; `runtime` where the checkpoint is of a stage's folder."""
-    return {recipe.stage: {"recipe": plain(recipe)} | runtime_of(checkpoint)}
-
-
 def runtime_of(checkpoint: Path) -> dict[str, Any]:
     """The section `runtime` that a checkpoint was trained with; empty where none is known.
 

@@ -10,11 +10,7 @@ import pytest
 
 from longspec.atomic_files import write_json
 from longspec.train.checkpoint import checkpoint_dir
-from longspec.train.lifetime.admission import (
-    find_resumable,
-    non_retryable_reason,
-    refuse_changed,
-)
+from longspec.train.lifetime.admission import find_resumable, non_retryable_reason, refuse_changed
 from tests.train.checkpoint.test_save_load import write_slot
 
 BEGAN = 1000.0

@@ -79,10 +79,6 @@ class TokenWriter:
         self.answer_tokens += int(mask_N.sum())
 
 
-def _open(path: Path) -> pa.ipc.RecordBatchFileReader:
-    return pa.ipc.open_file(pa.memory_map(str(path)))
-
-
 class TokenShards:
     """The documents of several token shards, numbered through, nothing copied before it is asked for."""
 
@@ -159,7 +155,7 @@ class PackedRows:
         self.sequence_length = int(self.manifest["sequence_length"])
         check_files(manifest_path.parent, self.manifest["files"], manifest_path, newer=True)
         self.path = manifest_path.parent / ROWS
-        self._reader = _open(self.path)
+        self._reader = pa.ipc.open_file(pa.memory_map(str(self.path)))
         count = self._reader.num_record_batches
         self._batch = lru_cache(maxsize=OPEN_BATCHES)(self._reader.get_batch)
         # All batches but the last hold equally many rows.
