@@ -35,7 +35,6 @@ use rule evaluate as evaluate_bench with:
         settings=asks(BENCH.evaluation_settings),
         raw=asks(BENCH_ANSWERS.evaluation_options),
         drafter=asks_of_input(BENCH.drafter_options),
-        vocabulary=option("--vocabulary", "vocabulary"),
 
 
 rule report_bench:

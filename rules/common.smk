@@ -136,6 +136,10 @@ def job_threads(wildcards, threads):
     return threads
 
 
+# What a job of whole nodes asks for where no profile says more.
+NODE_JOB = dict(nodes=1, ranks=1, tasks_per_node=1, cpus_per_task=job_threads, gres="")
+
+
 def shard_threads(wildcards):
     """The cores of one shard's job on this machine: those of all shards together, shared."""
     cores = workflow.resource_settings.cores or 1
