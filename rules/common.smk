@@ -58,16 +58,6 @@ def bench_pages(wildcards):
         return BENCH.pages()
 
 
-def prompt_source(dataset):
-    """Where prompts of the hub come from."""
-    return HUB_PROMPTS[dataset].source
-
-
-def prompt_revision(dataset):
-    """The branch, tag or commit of them."""
-    return HUB_PROMPTS[dataset].revision
-
-
 def one_of(names):
     """A wildcard's pattern; it matches nothing when there is no name."""
     return "|".join(map(re.escape, names)) or "(?!)"

@@ -9,7 +9,8 @@ rule compare:
     localrule: True
 
 
-# A report of two runs, whose variants stand side by side. What it reads of a run, the run's own has read before.
+# A report of two runs, whose variants stand side by side. What it reads of a run, the run's own has read before. Their sections
+# `evaluation` are equal: compared_page has seen to it.
 rule compare_runs:
     input:
         first=NUMBERS.replace("{run}", "{first}"),
@@ -31,7 +32,7 @@ rule compare_runs:
         second=one_of(PLAN.runs),
     localrule: True
     params:
-        settings=asks(PLAN.compared_settings),
+        settings=asks(lambda first: PLAN.evaluation_settings(first)),
         gates=PLAN.gates(),
         options=asks(PLAN.compared_options),
     shell:

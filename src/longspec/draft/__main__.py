@@ -123,7 +123,7 @@ def export(options: argparse.Namespace) -> None:
     if layout not in layouts:
         told = f"it has {', '.join(layouts)}" if layouts else "it has none"
         raise ValueError(f"--layout: {layout}: {file}: {METHOD}: drafts of {content[METHOD]!r} have no such layout; {told}")
-    tensors, config = methods.layout_of(content[METHOD], layout).exported(folder)
+    tensors, config = layouts[layout].exported(folder)
     with new_folder(out) as beside:
         save_file(tensors, beside / SAFETENSORS, metadata={"format": "pt"})
         write_json(beside / CONFIG, config)

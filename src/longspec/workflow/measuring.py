@@ -99,7 +99,7 @@ class MeasuringPlan(Choices):
 
     def report_records(self, run: str) -> list[str]:
         """The raw records a report tells of: trained on or evaluated on."""
-        names = {config.recipe.data.name for config in self.configs_of(run, None)} | set(self.evaluation_data(run))
+        names = self.trained_on_by(run).union(self.evaluation_data(run))
         return [paths.RAW.format(dataset=name) for name in sorted(names)]
 
     def report_variants(self, run: str) -> list[str]:
@@ -134,10 +134,6 @@ class MeasuringPlan(Choices):
                 f"in {' and '.join(files)}: give both the same"
             )
         return f"{paths.COMPARED}.html".format(first=first, second=second)
-
-    def compared_settings(self, first: str) -> str:
-        """The evaluation section of two compared runs, which compared_page has found equal."""
-        return self.evaluation_settings(first)
 
     # The stage that is published.
 
