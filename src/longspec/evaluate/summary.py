@@ -43,7 +43,7 @@ def _row(bucket: int, lines: list[Line]) -> Row:
     second, ... was kept too; tokens a second are those after the prompt.
     """
     sums = {name: sum(line[name] for line in lines) for name in SUMS}
-    told = [name for name in SECONDS if all(line[name] is not None for line in lines)]  # which an engine may not
+    told = [name for name in SECONDS if all(line[name] is not None for line in lines)]  # an engine may not tell all
     seconds = dict.fromkeys(SECONDS) | {name: sum(line[name] for line in lines) for name in told}
     by_place = zip(*(line["positions"] for line in lines), strict=True)
     positions = [[sum(counts) for counts in zip(*pairs, strict=True)] for pairs in by_place]
