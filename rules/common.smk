@@ -58,6 +58,11 @@ def bench_pages(wildcards):
         return BENCH.pages()
 
 
+def hub_prompts(name, dataset):
+    """The `source` of prompts of the hub, or their `revision`: a branch, tag or commit."""
+    return getattr(HUB_PROMPTS[dataset], name)
+
+
 def one_of(names):
     """A wildcard's pattern; it matches nothing when there is no name."""
     return "|".join(map(re.escape, names)) or "(?!)"
@@ -127,7 +132,7 @@ def job_threads(wildcards, threads):
 
 
 # What a job of whole nodes asks for where no profile says more.
-NODE_JOB = dict(nodes=1, ranks=1, tasks_per_node=1, cpus_per_task=job_threads, gres="")
+NODE_JOB = dict(nodes=1, ranks=1, tasks_per_node=1, cpus_per_task=job_threads)
 
 
 def shard_threads(wildcards):

@@ -9,8 +9,7 @@ rule compare:
     localrule: True
 
 
-# A report of two runs, whose variants stand side by side. What it reads of a run, the run's own has read before. Their sections
-# `evaluation` are equal: compared_page has seen to it.
+# A report of two runs, whose variants stand side by side. What it reads of a run, the run's own has read before.
 rule compare_runs:
     input:
         first=NUMBERS.replace("{run}", "{first}"),
@@ -32,7 +31,7 @@ rule compare_runs:
         second=one_of(PLAN.runs),
     localrule: True
     params:
-        settings=asks(lambda first: PLAN.evaluation_settings(first)),
+        settings=asks(PLAN.compared_settings),
         gates=PLAN.gates(),
         options=asks(PLAN.compared_options),
     shell:

@@ -27,6 +27,7 @@ rule preflight_run:
     threads: 2
     resources:
         **NODE_JOB,
+        gres="",
         mem_mb=LIMITS.node_mem,
         runtime="15m",
     params:

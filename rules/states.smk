@@ -30,6 +30,7 @@ rule build_states:
     threads: 2
     resources:
         **NODE_JOB,
+        gres="",
         gpu_jobs=1,
         mem_mb=LIMITS.node_mem,
         runtime=LIMITS.longest_job,

@@ -73,6 +73,7 @@ rule train:
     threads: 2
     resources:
         **NODE_JOB,
+        gres="",
         gpu_jobs=1,
         mem_mb=stage_memory,
         runtime=stage_minutes,

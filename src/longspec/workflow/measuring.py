@@ -135,6 +135,10 @@ class MeasuringPlan(Choices):
             )
         return f"{paths.COMPARED}.html".format(first=first, second=second)
 
+    def compared_settings(self, first: str) -> str:
+        """The evaluation section of two compared runs, which compared_page has found equal."""
+        return self.evaluation_settings(first)
+
     # The stage that is published.
 
     def choice(self, run: str, variant: str) -> list[str]:
