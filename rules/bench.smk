@@ -14,7 +14,7 @@ use rule evaluate as evaluate_bench with:
         recipe=asks(BENCH.drafter_recipe),
         draft=asks(BENCH.drafter_weights),
         vocabulary=asks(BENCH.drafter_vocabulary),
-        raw=asks(BENCH.bench_records),
+        raw=asks(BENCH_ANSWERS.evaluation_records),
         prompts=asks(BENCH.task_files),
     output:
         BENCHED,
@@ -33,9 +33,8 @@ use rule evaluate as evaluate_bench with:
         runtime="4h",
     params:
         settings=asks(BENCH.evaluation_settings),
-        raw=asks(BENCH.bench_options),
+        raw=asks(BENCH_ANSWERS.evaluation_options),
         drafter=asks_of_input(BENCH.drafter_options),
-        vocabulary=option("--vocabulary", "vocabulary"),
 
 
 rule report_bench:

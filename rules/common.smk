@@ -39,6 +39,7 @@ with told_in_one_line():
     ANSWERS = AnswersPlan(PLAN)
     STATES = StatesPlan(PLAN)
     BENCH = bench_of(PLAN)
+    BENCH_ANSWERS = AnswersPlan(BENCH)
     if workflow.is_main_process:
         STATES.check_place()
         STATES.forget_removed()
@@ -57,14 +58,9 @@ def bench_pages(wildcards):
         return BENCH.pages()
 
 
-def prompt_source(dataset):
-    """Where prompts of the hub come from."""
-    return HUB_PROMPTS[dataset].source
-
-
-def prompt_revision(dataset):
-    """The branch, tag or commit of them."""
-    return HUB_PROMPTS[dataset].revision
+def hub_prompts(name, dataset):
+    """The `source` of prompts of the hub, or their `revision`: a branch, tag or commit."""
+    return getattr(HUB_PROMPTS[dataset], name)
 
 
 def one_of(names):
@@ -133,6 +129,10 @@ def job_threads(wildcards, threads):
     """The cores of a job's processes. Commands read them from this resource, because `threads` is cut to the cores of
     the machine that plans; a profile for a cluster sets its own."""
     return threads
+
+
+# What a job of whole nodes asks for where no profile says more.
+NODE_JOB = dict(nodes=1, ranks=1, tasks_per_node=1, cpus_per_task=job_threads)
 
 
 def shard_threads(wildcards):

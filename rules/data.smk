@@ -31,8 +31,8 @@ use rule fetch_data as fetch_prompts with:
     wildcard_constraints:
         dataset=one_of(HUB_PROMPTS),
     params:
-        source=asks(prompt_source),
-        revision=asks(prompt_revision),
+        source=asks(partial(hub_prompts, "source")),
+        revision=asks(partial(hub_prompts, "revision")),
 
 
 # rejects.jsonl and rejects.raw lie there too, undeclared: a job that fails because of them must leave them to be read.

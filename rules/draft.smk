@@ -38,7 +38,7 @@ rule fetch_draft:
 rule import_draft:
     input:
         published=asks(PLAN.fetched_draft),
-        recipe=asks(PLAN.first_recipe_file),
+        recipe=asks(PLAN.drafter_recipe),
         target=asks(PLAN.target),
     output:
         collect(

@@ -26,10 +26,7 @@ rule preflight_run:
         *ENVMODULES,
     threads: 2
     resources:
-        nodes=1,
-        ranks=1,
-        tasks_per_node=1,
-        cpus_per_task=job_threads,
+        **NODE_JOB,
         gres="",
         mem_mb=LIMITS.node_mem,
         runtime="15m",

@@ -72,10 +72,7 @@ rule train:
         *ENVMODULES,
     threads: 2
     resources:
-        nodes=1,
-        ranks=1,
-        tasks_per_node=1,
-        cpus_per_task=job_threads,
+        **NODE_JOB,
         gres="",
         gpu_jobs=1,
         mem_mb=stage_memory,

@@ -87,7 +87,6 @@ EXTRA = {
     ("draft.weight_sources", "train.checkpoint.save_load"),
     ("draft.weight_sources", "train.checkpoint.checkpoint_dir"),
     ("draft.trained", "train.checkpoint.checkpoint_dir"),
-    ("draft.trained", "train.lifetime.admission"),
 }
 METHODS = set(methods.names())
 ROOMS_WITHOUT_TORCH = {"config", "workflow"}

@@ -85,3 +85,11 @@ def test_the_trainer_names_a_file_in_one_line(tmp_path: Path) -> None:
     assert process.returncode == 1
     assert errors.splitlines()[-1].startswith("error: a␛[2J␊error: all is well")
     assert "\x1b" not in out + errors
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(None, "-"), (59.6, "60 s"), (100, "2 min"), (5999, "1 h 40 min"), (7500, "2 h 05 min"), (190000, "2 d 4 h")],
+)
+def test_durations(seconds: float | None, words: str) -> None:
+    assert shown.duration(seconds) == words

@@ -143,6 +143,12 @@ def files_below(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
+def path_text(path: Path) -> str:
+    """A file or a folder as manifests write it: relative to the working directory when inside it, else absolute."""
+    whole, here = path.resolve(), Path.cwd()
+    return str(whole.relative_to(here)) if whole.is_relative_to(here) else str(whole)
+
+
 def describe_files(folder: Path, names: list[str]) -> dict[str, dict[str, Any]]:
     """Size and SHA-256 of each named file of a folder, for a manifest."""
     return {name: {"bytes": (folder / name).stat().st_size, "sha256": sha256_file(folder / name)} for name in sorted(names)}

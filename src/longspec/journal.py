@@ -5,9 +5,8 @@ The first line says what they were made with; lines of anything else are never t
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from longspec import jsonl
@@ -22,7 +21,7 @@ def unfinished(out: Path) -> Path:
     return out.with_suffix(".unfinished.jsonl")
 
 
-class Journal:
+class Journal(AbstractContextManager["Journal"]):
     """A file of lines that grows line by line; `lines` are those it held when it was opened.
 
     A last line that was torn by the end of its process is left out. Lines reach the disk with sync() or whenever the system
@@ -46,10 +45,7 @@ class Journal:
                 handle.truncate(handle.read().rfind(b"\n") + 1)
         self._handle = path.open("a", encoding="utf-8")
 
-    def __enter__(self) -> "Journal":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._handle.close()
 
     def append(self, line: Line) -> None:

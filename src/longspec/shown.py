@@ -45,6 +45,20 @@ def lines(text: str) -> str:
     return "\n".join(one_line(line) for line in text.split("\n"))
 
 
+def duration(seconds: float | None) -> str:
+    """A span of time in its two largest units at most."""
+    if seconds is None:
+        return "-"
+    minutes = round(seconds / 60)
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    if minutes < 100:
+        return f"{minutes} min"
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{minutes // 1440} d {minutes % 1440 // 60} h"
+
+
 class ManyLinesError(ValueError):
     """A user's mistake that takes several lines, each one argument."""
 

@@ -309,14 +309,6 @@ def test_no_results_say_what_to_type(project: Path, capsys: pytest.CaptureFixtur
     assert "snakemake --profile slurm final_draft" in table(capsys)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(None, "-"), (59.6, "60 s"), (100, "2 min"), (5999, "1 h 40 min"), (7500, "2 h 05 min"), (190000, "2 d 4 h")],
-)
-def test_durations(seconds: float | None, words: str) -> None:
-    assert status_table.duration(seconds) == words
-
-
 def test_a_login_node_needs_no_torch() -> None:
     program = "import sys, longspec.cluster.status_table; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from longspec.states.stored.chunk import ChunkWriter, Layout, name_of
+from longspec.states.stored.chunk import ChunkWriter, Layout
 from longspec.states.stored.declaration import Declaration, StoredTensor, bytes_a_token, stored_tensors
 from longspec.states.stored.encoding import DTYPES, decode, encode
 from longspec.states.tensors import StateTensor
@@ -94,7 +94,7 @@ def test_likeliest_tokens_take_the_place_of_the_final_hidden_state(tmp_path: Pat
 
 def test_safetensors_reads_it(tmp_path: Path) -> None:
     chunk = whole(tmp_path)
-    assert chunk.whole.name == "rows-000064-000069.safetensors" == name_of(FIRST, ROWS) + ".safetensors"
+    assert chunk.whole.name == "rows-000064-000069.safetensors"
     found = load_file(chunk.whole)
     for place, tensor in enumerate(SMALL.tensors):
         assert found[tensor.name].shape == (ROWS, S, *tensor.token_shape)

@@ -78,7 +78,7 @@ def test_what_is_measured_apart_is_refused_where_it_has_questions_alone(asked: S
     with pytest.raises(ValueError, match=told):
         bench_of(asked.plan(runs=["demo"]))
     asked.edit("config/run/demo.yaml", "whole_questions: false", "whole_questions: true")
-    assert bench_of(asked.plan(runs=["demo"])).bench_records("demo") == ["data/raw/asked/manifest.json"]
+    assert AnswersPlan(bench_of(asked.plan(runs=["demo"]))).evaluation_records("demo") == ["data/raw/asked/manifest.json"]
 
 
 def test_training_on_questions_alone_is_refused(asked: Settings) -> None:

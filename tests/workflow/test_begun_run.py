@@ -102,7 +102,7 @@ def test_stages_begin_with_one_draft(settings: Settings) -> None:
     (settings.folder / "config/run_stage/demo-eagle3_long.yaml").write_text(
         f"# @package _global_\nrecipe: {{init: '{HUB}', data: {{sequence_length: 2048}}}}\n"
     )
-    with pytest.raises(ValueError, match=rf"stage 'long': recipe\.init: is {HUB}, that of stage 'base' is None"):
+    with pytest.raises(ValueError, match=rf"stage 'long': recipe\.init: None -> {HUB} since stage 'base': all stages"):
         settings.plan(runs=["demo-eagle3"])
 
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from longspec.workflow.answers import AnswersPlan
 from longspec.workflow.bench import bench_of
 from tests.workflow.planning import Copied, Settings
 
@@ -25,7 +26,7 @@ def test_its_keys_stand_in_place_of_the_others_and_the_rest_stays_what_it_was(se
     whole = json.loads(plan.evaluation_settings("demo"))
     tasks = {"far": {"data": "stdlib-long", "context": [4096, 8000], "new_tokens": 48}}
     assert json.loads(bench.evaluation_settings("demo")) == whole | {"prompts": 2, "repeats": 3, "tasks": tasks}
-    assert bench.bench_records("demo") == ["data/raw/stdlib-long/manifest.json"]
+    assert AnswersPlan(bench).evaluation_records("demo") == ["data/raw/stdlib-long/manifest.json"]
     assert bench.evaluations("demo") == [path.replace("/evaluation/", "/bench/") for path in plan.evaluations("demo")]
     assert bench.pages() == ["results/demo/bench.html"]
 

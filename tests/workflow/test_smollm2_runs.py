@@ -60,7 +60,7 @@ def test_a_run_trains_answers_alone_and_measures_whole_questions(settings: Setti
     for tasks, data in ((evaluation.tasks, DATA), (bench.evaluation_of[run].tasks, "smollm2-long")):
         assert all(isinstance(task, HeldOut) and task.whole_questions and task.data == data for task in tasks.values())
     assert max(task.context[1] for task in bench.evaluation_of[run].tasks.values() if isinstance(task, HeldOut)) == 8000
-    assert bench.bench_options(run) == ["smollm2-long=data/raw/smollm2-long/manifest.json"]
+    assert AnswersPlan(bench).evaluation_options(run) == ["smollm2-long=data/raw/smollm2-long/manifest.json"]
     assert forgetting_warning(plan) == ""
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from longspec.answers.conversation import ENDS, FAILED, Conversation
 from longspec.distributed import log
+from longspec.shown import duration
 
 TELL = 30.0  # seconds between two lines of progress
 SHOWN = 10  # reasons in an error or a log
@@ -43,7 +44,7 @@ class Tally:
         seconds, done = self._told - self._began, self.ends.total()
         new = done - self._before
         rate = (self.tokens - self._tokens_before) / max(seconds, 1e-9)
-        left = f", {_duration(seconds * (self.total - done) / new)} left" if new else ""
+        left = f", {duration(seconds * (self.total - done) / new)} left" if new else ""
         failed = f", {self.ends[FAILED]:,} failed" if self.ends[FAILED] else ""
         log(f"{done:,} of {self.total:,} records, {rate:,.0f} tokens/s{left}{failed}")
 
@@ -68,10 +69,3 @@ class Tally:
             "answers": self.answers,
             "tokens": self.tokens,
         }
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min"

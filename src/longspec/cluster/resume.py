@@ -23,18 +23,6 @@ TOLD_EVERY = 60.0  # seconds
 RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m longspec.cluster resume", description=__doc__.split("\n")[0])
-    parser.add_argument("--cancel", action="store_true", help="cancel the jobs; a stage that trains saves its step first")
-    parser.add_argument(
-        "--gone", action="store_true", help="the Snakemake that was started on another machine is gone for sure"
-    )
-    parser.add_argument("--poll", type=float, default=10.0, help="seconds between two questions to Slurm")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=f"-- for snakemake; default: {' '.join(GO_ON)}")
-    return parser
-
-
 def shown(jobs: list[QueuedJob]) -> str:
     """The jobs in words."""
     return "; ".join(f"{job.id} {job.comment.removeprefix('rule_')} {job.state.lower()} {job.elapsed}" for job in jobs)
@@ -70,7 +58,14 @@ def wait_for_jobs(folder: Path, poll: float, *, cancel: bool) -> None:
 
 def main(argv: list[str]) -> int:  # noqa: RET503 (execv does not return)
     """Wait, unlock, and become Snakemake; 1 when another one is at work here."""
-    options = parser().parse_args(argv)
+    parser = argparse.ArgumentParser(prog="python -m longspec.cluster resume", description=__doc__.split("\n")[0])
+    parser.add_argument("--cancel", action="store_true", help="cancel the jobs; a stage that trains saves its step first")
+    parser.add_argument(
+        "--gone", action="store_true", help="the Snakemake that was started on another machine is gone for sure"
+    )
+    parser.add_argument("--poll", type=float, default=10.0, help="seconds between two questions to Slurm")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=f"-- for snakemake; default: {' '.join(GO_ON)}")
+    options = parser.parse_args(argv)
     folder = Path.cwd()
     arguments = [word for word in options.arguments if word != "--"] or GO_ON
     if not (folder / "Snakefile").is_file():

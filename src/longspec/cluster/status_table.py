@@ -13,6 +13,7 @@ from rich.text import Text
 
 from longspec.cluster.queued_jobs import QueuedJob, my_jobs
 from longspec.cluster.stages import Stage, find
+from longspec.shown import duration
 from longspec.slurm import NoAnswerError
 
 STYLES = {"running": "green", "done": "bold", "queued": "cyan", "failed": "bold red", "interrupted": "red", "dead?": "red"}
@@ -113,20 +114,6 @@ def record(stage: Stage, slurm: Slurm) -> dict[str, Any]:
     }
 
 
-def duration(seconds: float | None) -> str:
-    """A span of time in its two largest units at most."""
-    if seconds is None:
-        return "-"
-    minutes = round(seconds / 60)
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    if minutes < 100:
-        return f"{minutes} min"
-    if minutes < 48 * 60:
-        return f"{minutes // 60} h {minutes % 60:02d} min"
-    return f"{minutes // 1440} d {minutes % 1440 // 60} h"
-
-
 def job_cell(row: dict[str, Any], slurm: Slurm) -> str:
     """The Slurm job and its state, or the process that trains without one."""
     job = row["slurm"]
@@ -188,16 +175,11 @@ def render(rows: list[dict[str, Any]], slurm: Slurm, console: Console) -> None:
         console.print(Text(f"\n{text}"), soft_wrap=True)
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m longspec.cluster status", description=__doc__)
-    parser.add_argument("--results", type=Path, default=Path("results"), help="the folder; default: %(default)s")
-    return parser
-
-
 def main(argv: list[str]) -> int:
     """Print the table, as the folders and Slurm are at this moment."""
-    results = parser().parse_args(argv).results
+    parser = argparse.ArgumentParser(prog="python -m longspec.cluster status", description=__doc__)
+    parser.add_argument("--results", type=Path, default=Path("results"), help="the folder; default: %(default)s")
+    results = parser.parse_args(argv).results
     stages = find(results)
     if not stages:
         print(

@@ -15,22 +15,15 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 SENT_BY_TORCHRUN = -signal.SIGTERM  # the exit code of a rank that was ended since another one had failed
 
 
-def killed_ranks(error: ChildFailedError) -> list[str]:
-    """A line for each rank of this machine that a signal has killed."""
-    return [
-        f"error: rank {rank} on {socket.gethostname()} (pid {failure.pid}) was killed by {failure.signal_name()}"
-        for rank, failure in sorted(error.failures.items())
-        if failure.exitcode < 0 and failure.exitcode != SENT_BY_TORCHRUN
-    ]
-
-
 def main() -> int:
     """Start the ranks and wait for them; an error of torchrun's own keeps its traceback."""
     try:
         run.run(run.parse_args(None))  # not run.main, which logs of every failure that it has no error file to copy it to
     except ChildFailedError as error:
-        for line in killed_ranks(error):
-            print(line, flush=True)
+        for rank, failure in sorted(error.failures.items()):
+            if failure.exitcode < 0 and failure.exitcode != SENT_BY_TORCHRUN:
+                place = f"rank {rank} on {socket.gethostname()} (pid {failure.pid})"
+                print(f"error: {place} was killed by {failure.signal_name()}", flush=True)
         return 1
     except SignalException:
         return 1

@@ -62,12 +62,6 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def inspect(arguments: argparse.Namespace) -> None:
-    """Show a row on standard output."""
-    shown = inspection.open_manifest(arguments.manifest, arguments.row)
-    inspection.show(shown, inspection.load_tokenizer(shown, arguments.tokenizer), arguments.full, Console())
-
-
 def run(arguments: argparse.Namespace, progress: Any) -> dict[str, Any]:
     """Do one verb; the numbers to report."""
     if arguments.verb == "fetch":
@@ -91,7 +85,8 @@ def main() -> None:
     shown.start_logging("%(levelname)s %(name)s: %(message)s")
     arguments = parser().parse_args()
     if arguments.verb == "inspect":
-        inspect(arguments)
+        found = inspection.open_manifest(arguments.manifest, arguments.row)
+        inspection.show(found, inspection.load_tokenizer(found, arguments.tokenizer), arguments.full, Console())
         return
     start = time.perf_counter()
     with tqdm(desc=arguments.verb, disable=None) as bar:

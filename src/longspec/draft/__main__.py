@@ -24,8 +24,9 @@ from longspec.distributed import log
 
 def extract(options: argparse.Namespace) -> None:
     """A checkpoint or a state dict -> its draft folder, on one CPU, without loading the target."""
+    from longspec.config import plain
     from longspec.draft.folder import draft_config, empty_layer, write_draft
-    from longspec.draft.trained import check_vocabulary, recipe_and_folder, target_manifest, training_of
+    from longspec.draft.trained import check_vocabulary, recipe_and_folder, runtime_of, target_manifest
     from longspec.draft.weight_sources import read_weights
     from longspec.methods import method_of, vocabulary_for
     from longspec.models.target_config import read_target_config
@@ -36,13 +37,14 @@ def extract(options: argparse.Namespace) -> None:
     check_vocabulary(options.checkpoint, options.vocabulary, vocabulary)
     of_target = options.target or target_manifest(recipe.model.name)
     target, tokenizer = checked_folder(of_target), tokenizer_hash(read_json(of_target).get("files", {}))
+    of_model = read_target_config(target)
     if vocabulary is not None:
-        vocabulary.check_tokens(options.vocabulary, read_target_config(target).vocab_size, target, tokenizer)
+        vocabulary.check_tokens(options.vocabulary, of_model.vocab_size, target, tokenizer)
     state = read_weights(options.checkpoint, trust_pickle=options.trust_pickle)
     method, settings = method_of(recipe, vocabulary)
-    method.check_state(empty_layer(target, recipe), state, options.checkpoint)
+    method.check_state(empty_layer(method, of_model, method_of(recipe)[1]), state, options.checkpoint)
     config = draft_config(target, recipe, vocabulary)
-    training = training_of(options.checkpoint, recipe)
+    training = {recipe.stage: {"recipe": plain(recipe)} | runtime_of(options.checkpoint)}
     write_draft(out, method.published(state, settings), config, tokenizer=Path(target), training=training)
     without = "" if tokenizer_files(Path(target)) else f"; no tokenizer, since {target} has none"
     log(f"{out}: {len(state)} tensors, {config['num_parameters']} parameters{without}")
@@ -121,7 +123,7 @@ def export(options: argparse.Namespace) -> None:
     if layout not in layouts:
         told = f"it has {', '.join(layouts)}" if layouts else "it has none"
         raise ValueError(f"--layout: {layout}: {file}: {METHOD}: drafts of {content[METHOD]!r} have no such layout; {told}")
-    tensors, config = methods.layout_of(content[METHOD], layout).exported(folder)
+    tensors, config = layouts[layout].exported(folder)
     with new_folder(out) as beside:
         save_file(tensors, beside / SAFETENSORS, metadata={"format": "pt"})
         write_json(beside / CONFIG, config)
@@ -140,8 +142,7 @@ def push(options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m longspec.draft", description=__doc__)
     verbs = parser.add_subparsers(required=True)
-    verb = add_verb(verbs, "extract", str(extract.__doc__))
-    verb.set_defaults(run=extract)
+    verb = add_verb(verbs, "extract", str(extract.__doc__), run=extract)
     sources = "a stage's checkpoint.json or a slot of its checkpoints/; a DeepSpeed checkpoint; a state dict's file or index"
     verb.add_argument("checkpoint", type=Path, help=sources)
     verb.add_argument("--recipe", type=Path, help="recipe.yaml of the draft; default: the one that the checkpoint holds")
@@ -153,20 +154,17 @@ def main() -> None:
         "same. Its files are Python pickles, and run whatever code they hold: only for files whose maker you trust"
     )
     verb.add_argument("--trust-pickle", action="store_true", help=trust)
-    verb = add_verb(verbs, "fetch", str(fetch.__doc__))
-    verb.set_defaults(run=fetch)
+    verb = add_verb(verbs, "fetch", str(fetch.__doc__), run=fetch)
     verb.add_argument("--source", required=True, help="hf:owner/name[@revision] or a folder")
     verb.add_argument("--out", type=Path, required=True, help="the manifest to write")
-    verb = add_verb(verbs, "import", str(import_.__doc__))
-    verb.set_defaults(run=import_)
+    verb = add_verb(verbs, "import", str(import_.__doc__), run=import_)
     verb.add_argument("source", help="a draft's folder, hf:owner/name[@revision], or a manifest that `fetch` wrote")
     verb.add_argument("--target", type=Path, required=True, help="the target's folder or its target_manifest.json")
     verb.add_argument("--recipe", type=Path, help="recipe.yaml of the stage that begins with it, which must be of such a draft")
     layers = "layers of the target whose inputs it reads, for a draft whose config.json does not say it beyond doubt"
     verb.add_argument("--layers", type=int, nargs=3, help=layers)
     verb.add_argument("--out", type=Path, required=True, help="the folder to make")
-    verb = add_verb(verbs, "final", str(final.__doc__))
-    verb.set_defaults(run=final)
+    verb = add_verb(verbs, "final", str(final.__doc__), run=final)
     which = verb.add_mutually_exclusive_group(required=True)
     which.add_argument("--draft", type=Path, help="draft folder of the last stage, where that is published")
     which.add_argument("--choice", type=Path, help="final_stage.json, which names the stage that is published")
@@ -176,13 +174,11 @@ def main() -> None:
     verb.add_argument("--target", type=Path, required=True, help="target_manifest.json")
     verb.add_argument("--imported", type=Path, help="config.json of the imported draft that the first stage began with")
     verb.add_argument("--out", type=Path, required=True, help="the folder to make")
-    verb = add_verb(verbs, "export", str(export.__doc__))
-    verb.set_defaults(run=export)
+    verb = add_verb(verbs, "export", str(export.__doc__), run=export)
     verb.add_argument("folder", type=Path, help="final_draft folder, or the draft of a stage")
     verb.add_argument("--layout", required=True, help="such as speculators")
     verb.add_argument("--out", type=Path, required=True, help="the folder to make, which must not be there")
-    verb = add_verb(verbs, "push", f"{push.__doc__} The token is read from HF_TOKEN.")
-    verb.set_defaults(run=push)
+    verb = add_verb(verbs, "push", f"{push.__doc__} The token is read from HF_TOKEN.", run=push)
     verb.add_argument("folder", type=Path, help="final_draft folder")
     verb.add_argument("--repo", required=True, help="owner/name of the repository; made if it is not there")
     verb.add_argument("--revision", default="main", help="branch to commit to; made if it is not there")

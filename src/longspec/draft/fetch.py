@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from longspec.atomic_files import describe_files, write_json
+from longspec.atomic_files import describe_files, path_text, write_json
 from longspec.config.names import HUB_PREFIX, hub_source
 from longspec.models.hub_snapshot import download
 from longspec.models.weight_index import weight_files
@@ -28,13 +28,9 @@ def fetch(source: str, place: Path) -> tuple[Path, dict[str, Any]]:
     if source.startswith(HUB_PREFIX):
         repository, revision = hub_source(source)
         folder = place
-        try:
-            more["commit"] = download(repository, folder, PATTERNS, revision)
-        except ValueError as error:
-            raise ValueError(
-                f"{error}. Without network, download it elsewhere, place the folder ({CONFIG}, *.safetensors or "
-                "pytorch_model.bin) where this machine can read it, and give its path"
-            ) from error
+        files = f"{CONFIG}, *.safetensors or pytorch_model.bin"
+        otherwise = f"place the folder ({files}) where this machine can read it, and give its path"
+        more["commit"] = download(repository, folder, PATTERNS, revision, otherwise)
     elif not folder.is_dir():
         raise ValueError(f"{source}: no such folder; give {HUB_PREFIX}<owner>/<repository>[@revision] or a draft's folder")
     return folder, {"source": source, "files": describe_files(folder, check_folder(folder)), **more}
@@ -44,5 +40,4 @@ def make(source: str, out: Path) -> None:
     """Write the manifest of a draft made elsewhere, its files beside it where they come from the hub."""
     out.unlink(missing_ok=True)  # it must not stand beside files that a download changes
     folder, manifest = fetch(source, out.parent / "files")
-    whole, here = folder.resolve(), Path.cwd()
-    write_json(out, {"path": str(whole.relative_to(here)) if whole.is_relative_to(here) else str(whole), **manifest})
+    write_json(out, {"path": path_text(folder), **manifest})

@@ -51,13 +51,8 @@ TARGET_FIELDS = (
 )
 
 
-def empty_layer(target_path: str, recipe: Any) -> nn.Module:
-    """The draft's layer for its names and shapes; it holds no numbers."""
-    method, settings = method_of(recipe)
-    return _empty(method, read_target_config(target_path), settings)
-
-
-def _empty(method: Method, config: Any, settings: Any) -> nn.Module:
+def empty_layer(method: Method, config: Any, settings: Any) -> nn.Module:
+    """The draft's layer for its names and shapes; it holds no numbers. config: the target's."""
     with torch.device("meta"):
         return method.layer(config, settings)
 
@@ -75,7 +70,7 @@ def config_of(method: Method, settings: Any, target_path: str, target_source: st
     stored = {each.name: getattr(settings, each.name) for each in fields(settings) if _is_stored(each, settings)}
     return own | {
         METHOD: method.name,
-        "num_parameters": sum(tensor.numel() for tensor in _empty(method, config, settings).state_dict().values()),
+        "num_parameters": sum(tensor.numel() for tensor in empty_layer(method, config, settings).state_dict().values()),
         "model_target": None,
         "target_path": target_path,  # as the manifest has it, relative to the workflow's folder when inside of it
         "target_source": target_source,

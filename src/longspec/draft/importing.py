@@ -4,7 +4,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from torch import Tensor
 
@@ -12,7 +11,7 @@ from longspec import methods
 from longspec.atomic_files import read_json_object
 from longspec.config.names import IMPORTED
 from longspec.distributed import log
-from longspec.draft.folder import config_of, draft_config, write_draft
+from longspec.draft.folder import config_of, draft_config, empty_layer, write_draft
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods.contract import Method
 from longspec.methods.draft_files import CONFIG, METHOD, check_draft_config, draft_weights_file
@@ -76,9 +75,7 @@ def import_draft(
     target_path, target_source, tokenizer = read_target(target)
     method, state, settings = read_draft(folder, target_path, layers)
     config = read_target_config(target_path)
-    with torch.device("meta"):
-        empty = method.layer(config, settings)
-    method.check_state(empty, state, folder)
+    method.check_state(empty_layer(method, config, settings), state, folder)
     content = config_of(method, settings, target_path, target_source, IMPORTED) | {IMPORTED: origin}
     # recipe.method of a run that trains such a draft, on one line.
     section = yaml.safe_dump(_of_method(content), default_flow_style=True, width=float("inf"), sort_keys=False).strip()

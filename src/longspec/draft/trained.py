@@ -6,10 +6,9 @@ from typing import Any
 import yaml
 
 from longspec.atomic_files import read_json_object, write_text
-from longspec.config import Recipe, load, plain, typed, yaml_files
+from longspec.config import Recipe, differences, load, plain, typed, yaml_files
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.train.checkpoint.checkpoint_dir import MANIFEST, read_manifest
-from longspec.train.lifetime.admission import refuse_other_recipe
 
 CHECKPOINT, RUNTIME = "checkpoint.json", "runtime.yaml"  # in a stage's folder
 
@@ -26,14 +25,9 @@ def recipe_and_folder(checkpoint: Path, recipe_path: Path | None, out: Path | No
         raise ValueError(f"{checkpoint}: says nothing of its recipe and its stage; give --recipe and --out")
     own = None if content is None else typed(content, Recipe, checkpoint)
     recipe = own if recipe_path is None else load(recipe_path, Recipe)
-    if own is not None and recipe_path is not None:
-        refuse_other_recipe(checkpoint, plain(own), recipe_path, plain(recipe))
+    if own is not None and (changed := differences(plain(own), plain(recipe))):
+        raise ValueError(f"{recipe_path}: is not what {checkpoint} was trained by: {'; '.join(changed)}")
     return recipe, out or stage / ("draft" if checkpoint.name == CHECKPOINT else f"draft-{checkpoint.name}")
-
-
-def training_of(checkpoint: Path, recipe: Any) -> dict[str, Any]:
-    """By its stage the sections that a draft was trained by; `runtime` where the checkpoint is of a stage's folder."""
-    return {recipe.stage: {"recipe": plain(recipe)} | runtime_of(checkpoint)}
 
 
 def runtime_of(checkpoint: Path) -> dict[str, Any]:

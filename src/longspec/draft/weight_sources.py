@@ -18,11 +18,9 @@ from longspec.distributed import log
 from longspec.draft.deepspeed_checkpoint import is_deepspeed, read_deepspeed
 from longspec.methods.draft_files import TRAINING_PREFIX
 from longspec.models.weight_files import read_split, read_tensors
-from longspec.models.weight_index import read_weight_map
+from longspec.models.weight_index import INDEX, read_weight_map
 from longspec.train.checkpoint.checkpoint_dir import MANIFEST
 from longspec.train.checkpoint.save_load import draft_state_dict
-
-INDEX = ".index.json"
 
 
 def read_weights(source: Path, *, trust_pickle: bool = False) -> dict[str, Tensor]:

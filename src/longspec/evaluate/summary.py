@@ -1,7 +1,7 @@
 """Figures of a drafter's lines for each task, temperature, tree shape and bucket of context length."""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 EDGES = (0, 1024, 2048, 4096, 8192, 16384, 32768)  # the first context length of each bucket, in tokens; the last is open
@@ -36,12 +36,6 @@ def _ratio(over: float | None, under: float | None) -> float | None:
     return over / under if under and over is not None else None
 
 
-def _sum(values: Sequence[float | None]) -> float | None:
-    """None where one is not known: an engine may not tell some seconds."""
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
-
-
 def _row(bucket: int, lines: list[Line]) -> Row:
     """The figures of some lines of one task and setting. A figure that nothing was measured for is None.
 
@@ -49,7 +43,8 @@ def _row(bucket: int, lines: list[Line]) -> Row:
     second, ... was kept too; tokens a second are those after the prompt.
     """
     sums = {name: sum(line[name] for line in lines) for name in SUMS}
-    seconds = {name: _sum([line[name] for line in lines]) for name in SECONDS}
+    told = [name for name in SECONDS if all(line[name] is not None for line in lines)]  # an engine may not tell all
+    seconds = dict.fromkeys(SECONDS) | {name: sum(line[name] for line in lines) for name in told}
     by_place = zip(*(line["positions"] for line in lines), strict=True)
     positions = [[sum(counts) for counts in zip(*pairs, strict=True)] for pairs in by_place]
     return {

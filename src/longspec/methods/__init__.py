@@ -30,14 +30,10 @@ def method(name: str) -> "Method":
     return import_module(f"longspec.methods.{name}.method").METHOD
 
 
-def layouts_of(name: str) -> list[str]:
-    """Other programs' layouts that a method can write its draft folders in."""
-    return sorted(path.stem.removesuffix("_layout") for path in (Path(__file__).parent / name).glob("*_layout.py"))
-
-
-def layout_of(name: str, layout: str) -> Any:
-    """The module of a method's layout; the name must be one of layouts_of."""
-    return import_module(f"longspec.methods.{name}.{layout}_layout")
+def layouts_of(name: str) -> dict[str, Any]:
+    """The modules of other programs' layouts that a method can write its draft folders in, by the layouts' names."""
+    files = sorted((Path(__file__).parent / name).glob("*_layout.py"))
+    return {path.stem.removesuffix("_layout"): import_module(f"longspec.methods.{name}.{path.stem}") for path in files}
 
 
 def reader_of(name: str) -> Any:

@@ -8,13 +8,12 @@ from omegaconf import MISSING
 
 from longspec import methods
 from longspec.atomic_files import read_json_object
-from longspec.config.names import IMPORTED
+from longspec.config.names import HUB_PREFIX, IMPORTED
 
 PTH, SAFETENSORS, CONFIG = "draft_model_weights.pth", "model.safetensors", "config.json"
 METHOD = "draft"  # the field of CONFIG that names the method
 FIELDS = {"target": dict, "settings": dict, "target_path": str, "target_source": str}  # what is read of CONFIG
 AGAIN = "make the draft folder again by python -m longspec.draft extract, or give a weight file that stands by itself"
-HUB = "hf:"
 TRAINING_PREFIX = "draft_model."
 Settings = TypeVar("Settings")
 
@@ -71,8 +70,8 @@ def target_and_draft(target_path: str, draft_path: str | None) -> tuple[str, str
     for folder in (Path(), *file.absolute().parents):  # where the workflow ran, its root is above the draft
         if path and (folder / path / CONFIG).is_file():
             return str(folder / path), target_path
-    if source.startswith(HUB):
-        return source.removeprefix(HUB), target_path
+    if source.startswith(HUB_PREFIX):
+        return source.removeprefix(HUB_PREFIX), target_path
     raise ValueError(f"{file}: its target {path or '(unnamed)'} is not there; give both: the target's folder and the draft's")
 
 

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 
-def download(repository: str, folder: Path, patterns: list[str], revision: str | None = None) -> str:
+def download(repository: str, folder: Path, patterns: list[str], revision: str | None, otherwise: str) -> str:
     """Bring a repository's files into `folder`, going on where an earlier try ended; returns the commit's hash.
 
-    revision: a branch, tag or commit; None: the main branch. Raises ValueError that says why it cannot be fetched.
+    revision: a branch, tag or commit; None: the main branch. Raises ValueError that says why it cannot be fetched, and how to
+    do without the network: `otherwise` says what to place where.
     """
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HTTPError
@@ -22,7 +23,8 @@ def download(repository: str, folder: Path, patterns: list[str], revision: str |
     except (HTTPError, OSError, ValueError) as error:  # all that the hub and its HTTP client raise
         name = repository if revision is None else f"{repository}@{revision}"
         raise ValueError(
-            f"hf:{name}: cannot be fetched ({type(error).__name__}: {error}). For a closed repository set HF_TOKEN"
+            f"hf:{name}: cannot be fetched ({type(error).__name__}: {error}). For a closed repository set HF_TOKEN. Without "
+            f"network, download it elsewhere, {otherwise}"
         ) from error
     assert commit is not None
     return commit

@@ -206,12 +206,6 @@ def figures_of(variant: Variant, settings: Settings) -> dict[str, Any]:
     return figures | {"lossless": lossless(variant), "training_estimates": estimated}
 
 
-def by_part(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Numbers of several variants by part and then by name, given by name and then by part."""
-    (first, *_) = found.values()
-    return {part: {name: numbers[part] for name, numbers in found.items()} for part in first}
-
-
 def report_numbers(
     run: str, variants: list[Variant], target: Target, settings: Settings, gates: dict[str, float | None]
 ) -> dict[str, Any]:
@@ -237,4 +231,5 @@ def report_numbers(
             "predicted": predictions(target.shape, tau, settings.draft_tokens, variant.stages[-1].recipe.method, head_share),
         }
     between = {"between_variants": between_variants(variants, settings), "told_differently": told_differently(variants)}
-    return {"run": run, **between, **by_part(found)}
+    by_part = {part: {name: numbers[part] for name, numbers in found.items()} for part in found[variants[0].name]}
+    return {"run": run, **between, **by_part}

@@ -11,8 +11,7 @@ from longspec.config.names import WHEEL_FORM
 from longspec.target import fetch, tokenizer, wheel_file
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
+def main() -> None:
     whole = argparse.ArgumentParser(prog="python -m longspec.target", description=__doc__)
     verbs = whole.add_subparsers(dest="verb", required=True)
     one = add_verb(verbs, "tokenizer", "train the tokenizer of a small target of the workflow's own")
@@ -38,11 +37,7 @@ def parser() -> argparse.ArgumentParser:
     five.add_argument("--fetched", type=Path, help="manifest that `wheel` wrote")
     five.add_argument("--out-target", type=Path, required=True, help="the target's manifest; its folder lies beside")
     five.add_argument("--out-tokenizer", type=Path, required=True, help="the tokenizer's manifest")
-    return whole
-
-
-def main() -> None:
-    arguments = parser().parse_args()
+    arguments = whole.parse_args()
     shown.start_logging("%(asctime)s %(message)s")
     if arguments.verb == "tokenizer":
         tokenizer.make(load(arguments.build, Build), arguments.raw, arguments.out)

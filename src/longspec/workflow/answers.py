@@ -3,8 +3,6 @@
 A folder of answers has three names, which are wildcards: model, dataset, and answering (the settings that decide them).
 """
 
-from collections.abc import Collection, Iterable
-
 from longspec.answers import settings as answer_settings
 from longspec.answers.settings import parse
 from longspec.evaluate.tasks import HeldOut
@@ -96,15 +94,15 @@ class AnswersPlan:
         return list(self._evaluated(run).values())
 
     def _evaluated(self, run: str) -> dict[str, str]:
-        return self.drawn_from(run, self.choices.evaluation_data(run), self._read(run))
-
-    def drawn_from(self, run: str, datasets: Iterable[str], read: Collection[str] = ()) -> dict[str, str]:
         """By dataset, the manifest of what a run's prompts are drawn from.
 
-        That is the target's answers where the run trains on them, and of the datasets in `read`; else the raw records.
+        That is the target's answers where the run trains on them, or a prompt may have parts of them; else the raw records.
         """
-        model, answered = self.choices.model_of(run), {*self.choices.trained_on_by(run), *read}
-        return {name: self.records(model, name) if name in answered else paths.RAW.format(dataset=name) for name in datasets}
+        model, answered = self.choices.model_of(run), {*self.choices.trained_on_by(run), *self._read(run)}
+        return {
+            name: self.records(model, name) if name in answered else paths.RAW.format(dataset=name)
+            for name in self.choices.evaluation_data(run)
+        }
 
     def _read(self, run: str) -> list[str]:
         """The datasets of whose answers a run's prompts may have parts; questions that are asked whole need none."""

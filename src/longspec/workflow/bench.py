@@ -1,7 +1,6 @@
 """What a run measures apart, when it is asked for: `evaluation.bench`, with a page of its own."""
 
-from dataclasses import replace
-
+from longspec.config.explain import faults_in
 from longspec.workflow import paths
 from longspec.workflow.answers import AnswersPlan
 from longspec.workflow.checks import check_answered, check_apart
@@ -13,18 +12,6 @@ class Bench(Plan):
     """The plan's answers for what is measured apart, of the runs that measure something apart: `evaluation_of` names them."""
 
     evaluated = paths.BENCHED
-
-    def bench_options(self, run: str) -> list[str]:
-        """How a job is told of held-out records: each dataset's name with what its prompts are drawn from."""
-        return [f"{name}={path}" for name, path in self._records(run).items()]
-
-    def bench_records(self, run: str) -> list[str]:
-        """The files of that."""
-        return list(self._records(run).values())
-
-    def _records(self, run: str) -> dict[str, str]:
-        """By dataset: the target's answers where the run trains on them, else the raw records: none is answered for this."""
-        return AnswersPlan(replace(self, evaluation_of={})).drawn_from(run, self.evaluation_data(run))
 
     def pages(self) -> list[str]:
         """The page of each of these runs. Raises ValueError where none of the chosen runs has one."""
@@ -45,6 +32,8 @@ def bench_of(plan: Plan) -> Bench:
     of_these = {key: config for key, config in plan.configs.items() if key[0] in apart}
     runs.check_targets(of_these, apart)
     datasets.check_data(bench.datasets_in_use(), plan.data)
+    with faults_in(datasets.FILE):
+        AnswersPlan(bench)
     check_answered(bench)
     check_apart(bench)
     for each in apart.values():

@@ -9,7 +9,7 @@ from typing import Any
 
 from longspec.config import differences
 from longspec.config.explain import did_you_mean
-from longspec.config.names import BASELINES, WITH_LOOKUP
+from longspec.config.names import BASELINES, IMPORTED, WITH_LOOKUP
 from longspec.evaluate.prompt_files import manifest_of
 from longspec.evaluate.tasks import OURS, SERVE_PYTHON, Benchmark
 from longspec.workflow import paths
@@ -60,7 +60,7 @@ class MeasuringPlan(Choices):
         tasks = [task for each in self.evaluation_of.values() for task in each.tasks.values() if isinstance(task, Benchmark)]
         return {manifest.parent.name: task for task in tasks if (manifest := manifest_of(task)) is not None}
 
-    def drafter_recipe(self, run: str, variant: str, drafter: str) -> str:
+    def drafter_recipe(self, run: str, variant: str, drafter: str = IMPORTED) -> str:
         """The recipe that shapes a drafter: its own stage's, or the first stage's for those of no stage.
 
         The published draft has settings of its own beside its weights.
@@ -80,11 +80,7 @@ class MeasuringPlan(Choices):
     def drafter_options(self, drafter: str, draft: list[str]) -> list[Any]:
         """The evaluation's options that name the drafter. draft: its files, none for a baseline."""
         told = ["--drafter", drafter]
-        return [*told, "--draft", self.draft_folder(draft)] if draft else told
-
-    def draft_folder(self, draft: list[str]) -> Path:
-        """The folder of a draft's files."""
-        return Path(draft[0]).parent
+        return [*told, "--draft", Path(draft[0]).parent] if draft else told
 
     def target_folder(self, target: str) -> Path:
         """The folder of a target's manifest."""
@@ -103,7 +99,7 @@ class MeasuringPlan(Choices):
 
     def report_records(self, run: str) -> list[str]:
         """The raw records a report tells of: trained on or evaluated on."""
-        names = {config.recipe.data.name for config in self.configs_of(run, None)} | set(self.evaluation_data(run))
+        names = self.trained_on_by(run).union(self.evaluation_data(run))
         return [paths.RAW.format(dataset=name) for name in sorted(names)]
 
     def report_variants(self, run: str) -> list[str]:
@@ -161,7 +157,7 @@ class MeasuringPlan(Choices):
 
     def published_option(self, choice: list[str], draft: list[str]) -> list[str | Path]:
         """The option of `draft final` that names the draft, or the choice among the stages'."""
-        return ["--choice", *choice] if choice else ["--draft", self.draft_folder(draft)]
+        return ["--choice", *choice] if choice else ["--draft", Path(draft[0]).parent]
 
 
 def check_finals(choices: Choices) -> None:

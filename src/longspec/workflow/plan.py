@@ -98,7 +98,7 @@ class Plan(MeasuringPlan):
         if methods.vocabulary_size(self.first_recipe(run, variant)) != int(size):
             return []
         if self.init(run, variant) is not None:
-            return [f"{_beginning(run, variant)}/draft_vocabulary.json"]
+            return [f"{paths.BEGINNING}/draft_vocabulary.json".format(run=run, variant=variant)]
         lender = self.lender(run, variant)
         return [] if lender is None else [_vocabulary(*lender, int(size))]
 
@@ -207,13 +207,10 @@ class Plan(MeasuringPlan):
         source = self.init(run, variant)
         return [] if source is None else [paths.PUBLISHED.format(draft=readable_name(source))]
 
-    def first_recipe_file(self, run: str, variant: str) -> str:
-        """The recipe of a run's first stage."""
-        return f"{paths.stage_folder(run, variant, self.stages[run][0])}/recipe.yaml"
-
     def imported_config(self, run: str, variant: str) -> list[str]:
         """The config.json of the draft that a run began with, which the final draft's provenance quotes; none without one."""
-        return [] if self.init(run, variant) is None else [f"{_beginning(run, variant)}/config.json"]
+        config = f"{paths.BEGINNING}/config.json".format(run=run, variant=variant)
+        return [] if self.init(run, variant) is None else [config]
 
     # Stages.
 
@@ -239,11 +236,6 @@ class Plan(MeasuringPlan):
     def of_first_variant(self, section: str, run: str) -> list[str]:
         """The recipes or the runtimes of all stages of one variant; the others ask the same of a machine."""
         return [f"{folder}/{section}.yaml" for folder in self.stage_folders(run, self.variants[run][0])]
-
-
-def _beginning(run: str, variant: str) -> str:
-    """The folder of the draft that a run begins with."""
-    return paths.BEGINNING.format(run=run, variant=variant)
 
 
 def _vocabulary(run: str, variant: str, size: int) -> str:

@@ -1,20 +1,12 @@
-"""What a person is told before states are built: disk, hours, and from how many epochs on they pay.
-
-Estimated by `python -m longspec.train plan` in a process of its own: torch stays out of the one that controls the jobs.
-"""
+"""What a person is told before states are built: disk, hours, and from how many epochs on they pay."""
 
 import os
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
-from longspec.config import to_yaml
 from longspec.workflow import paths
-from longspec.workflow.jobs.resources import Limits
+from longspec.workflow.jobs.resources import Limits, estimated
 from longspec.workflow.states import Folder, StatesPlan
 
-PLAN = [sys.executable, "-m", "longspec.train", "plan"]
 CORE = 0.05e12  # operations a second of a core with AVX-512 in float32; without a profile a machine's cores build
 
 
@@ -36,15 +28,9 @@ def _figures(states: StatesPlan, names: Folder, limits: Limits) -> list[str]:
     missing = [path for path in needed if not Path(path).is_file()]
     if missing:
         return [f"  disk and hours can be told when {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} there"]
-    config = states.config_of(names)
     rate = limits.nodes * limits.ranks * limits.tflops * 1e12 or CORE * (os.cpu_count() or 1)
-    with tempfile.TemporaryDirectory() as folder:
-        command = [*PLAN, "--states-only", "--target", needed[0], "--data", needed[1], "--ranks", "1"]
-        command += ["--flops", str(rate), "--states-folder", str(states.disk)]
-        for section in ("recipe", "runtime"):
-            Path(folder, section).write_text(to_yaml(config[section]))
-            command += [f"--{section}", f"{folder}/{section}"]
-        done = subprocess.run(command, capture_output=True, text=True)
+    options = ["--states-only", "--ranks", 1, "--flops", rate, "--states-folder", states.disk]
+    done = estimated(states.config_of(names), needed[0], needed[1], *options)
     if done.returncode:
         said = (done.stderr.strip() or "it says nothing").splitlines()[-1]
         return [f"  an estimate failed: {said}"]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from longspec.data.chat import special_tokens
 from longspec.data.chat.chat_template import ChatTemplate
-from longspec.data.chat.segments import Piece, Plan, cut_at_answers, plan, request, request_for
+from longspec.data.chat.segments import Piece, Plan, cut_at_answers, plan, request
 from longspec.data.chat.special_tokens import LayoutError
 from longspec.data.read.conversations import Chat
 
@@ -178,22 +178,24 @@ class Encoder:
         return self.finish(planned, self.run(documents_of(planned)))
 
     def prompt(self, text: str, *, chat: bool) -> list[int]:
-        """The token ids of a prompt, laid out by the chat template or as it is. Raises LayoutError."""
-        return self._ids_of(request(text, self.template if chat else None, self.special))
+        """The token ids of a prompt: as it is, or as a user's message and the request for an answer. Raises LayoutError."""
+        if not chat:
+            return self._ids_of(Plan([Piece(text, literal=True, opens=True)], None))
+        return self._ids_of(request(Chat([{"role": "user", "content": text}]), self.template, self.special))
 
     def as_sent(self, chat: Chat) -> list[int]:
         """The token ids that a server of the target makes of a conversation which it is sent as messages. Raises LayoutError.
 
         Names of special tokens that somebody typed are tokens to it, and where the template tells the day it tells today's.
         """
-        return self._ids_of(request_for(chat, self.template.of_today(), ()))
+        return self._ids_of(request(chat, self.template.of_today(), ()))
 
     def _ids_of(self, made: Plan) -> list[int]:
         return _ids(self.run([made])[0])
 
     def requests(self, conversations: Sequence[Chat]) -> list[list[int] | LayoutError]:
         """The token ids with which the target is asked to go on with each conversation; a LayoutError where that is refused."""
-        asked = [_or_refusal(request_for, chat, self.template, self.special) for chat in conversations]
+        asked = [_or_refusal(request, chat, self.template, self.special) for chat in conversations]
         made = iter(self.run([each for each in asked if not isinstance(each, LayoutError)]))
         return [each if isinstance(each, LayoutError) else _ids(next(made)) for each in asked]
 

@@ -61,17 +61,7 @@ def _cut(laid_out: Conversation, names: dict[str, str]) -> Plan:
     return Plan(cut, laid_out.answers, laid_out.as_served, laid_out.shortened, laid_out.left_out)
 
 
-def request(text: str, template: ChatTemplate | None, special: tuple[str, ...]) -> Plan:
-    """How a prompt is given to the target: as it is, or as a user's message with the template's request for an answer.
-
-    Raises LayoutError when the template refuses it.
-    """
-    if template is None:
-        return Plan([Piece(text, literal=True, opens=True)], None)
-    return request_for(Chat([{"role": "user", "content": text}]), template, special)
-
-
-def request_for(chat: Chat, template: ChatTemplate, special: tuple[str, ...]) -> Plan:
+def request(chat: Chat, template: ChatTemplate, special: tuple[str, ...]) -> Plan:
     """How a conversation so far is given to the target: with the template's request for an answer behind it.
 
     Raises LayoutError when the template refuses it.

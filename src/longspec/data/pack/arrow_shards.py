@@ -6,11 +6,11 @@ Suffixes: S tokens of a row, R rows, N tokens of several documents, D documents.
 import mmap
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -54,17 +54,14 @@ def lists(lengths: Sequence[int] | NDArray[np.int64], values: pa.Array) -> pa.Li
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values)
 
 
-class TokenWriter:
+class TokenWriter(AbstractContextManager["TokenWriter"]):
     """Writes documents to a token shard, a record batch a call, and counts them."""
 
     def __init__(self, path: Path) -> None:
         self.documents = self.tokens = self.answer_tokens = 0
         self._writer = pa.ipc.new_file(str(path), TOKEN_SCHEMA)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._writer.close()
 
     def write(self, documents: list[tuple[NDArray[np.int32], NDArray[np.uint8]]], records: list[int]) -> None:
@@ -77,10 +74,6 @@ class TokenWriter:
         self.documents += len(documents)
         self.tokens += len(ids_N)
         self.answer_tokens += int(mask_N.sum())
-
-
-def _open(path: Path) -> pa.ipc.RecordBatchFileReader:
-    return pa.ipc.open_file(pa.memory_map(str(path)))
 
 
 class TokenShards:
@@ -159,7 +152,7 @@ class PackedRows:
         self.sequence_length = int(self.manifest["sequence_length"])
         check_files(manifest_path.parent, self.manifest["files"], manifest_path, newer=True)
         self.path = manifest_path.parent / ROWS
-        self._reader = _open(self.path)
+        self._reader = pa.ipc.open_file(pa.memory_map(str(self.path)))
         count = self._reader.num_record_batches
         self._batch = lru_cache(maxsize=OPEN_BATCHES)(self._reader.get_batch)
         # All batches but the last hold equally many rows.

@@ -16,8 +16,9 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from longspec.config.names import HUB_PREFIX
 from longspec.families import FAMILIES
-from longspec.methods.draft_files import HUB, again, draft_weights_file, read_draft_config
+from longspec.methods.draft_files import again, draft_weights_file, read_draft_config
 from longspec.methods.eagle3.engine_config import OF_THE_TARGET
 from longspec.methods.eagle3.layer import Eagle3Layer
 from longspec.methods.eagle3.weights import check_draft_state, draft_settings
@@ -76,7 +77,7 @@ def exported(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             f"{file}: target: model_type: is {model_type!r}, must be one of {', '.join(FAMILIES)}; {again(config)}"
         )
     verifier = {
-        "name_or_path": source.removeprefix(HUB) if source.startswith(HUB) else config["target_path"],
+        "name_or_path": source.removeprefix(HUB_PREFIX) if source.startswith(HUB_PREFIX) else config["target_path"],
         "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]],
     }
     proposal = {

@@ -44,11 +44,6 @@ class Call:
         """Where the keys lie in [B, K, S]."""
         return self.row, slice(None), slice(self.low, self.stop)
 
-    @property
-    def is_causal(self) -> bool:
-        """Whether causality alone hides keys, of as many as there are queries."""
-        return self.low == self.start and self.window is None
-
 
 def attend(q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, visibility: Visibility, scale: float) -> Part:
     """The text's part."""
@@ -149,7 +144,7 @@ def _fused_gradients(
 
 def _mask(call: Call, visibility: Visibility, like: Tensor) -> Tensor | None:
     """The additive mask [1, 1, Q, L] of a call, one for all calls of its shape; None where the kernel's own causality does."""
-    if call.is_causal:
+    if call.low == call.start and call.window is None:  # as many keys as queries
         return None
 
     def make() -> Tensor:

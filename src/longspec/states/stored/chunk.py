@@ -28,11 +28,6 @@ Line = dict[str, Any]
 Data = bytes | bytearray | memoryview
 
 
-def name_of(first: int, count: int) -> str:
-    """The name of a chunk's files, without their endings."""
-    return f"rows-{first:06d}-{first + count - 1:06d}"
-
-
 @dataclass(frozen=True)
 class Layout:
     """Where in the file each row's part of each tensor lies."""
@@ -63,7 +58,7 @@ class Layout:
     @property
     def name(self) -> str:
         """The name of the chunk's files, without their endings."""
-        return name_of(self.first, self.count)
+        return f"rows-{self.first:06d}-{self.first + self.count - 1:06d}"
 
     @property
     def rows(self) -> range:

@@ -2,7 +2,6 @@
 
 checkpoints of another recipe, data, target, initial weights or dtype       refuse_changed, find_resumable
 status.json, in which a job failed for a reason that stays                  non_retryable_reason
-a recipe beside a checkpoint that was trained by another one                refuse_other_recipe
 """
 
 from pathlib import Path
@@ -20,20 +19,15 @@ class NonRetryableError(ValueError):
 
 
 def refuse_changed(folder: Path, identity: dict[str, Any]) -> None:
-    """Raise find_resumable's ValueError from the newest manifest alone, before anything large is loaded or hashed."""
-    manifest = newest_manifest(folder)
-    if manifest is not None and (changed := differences(manifest["identity"], identity)):
-        _refuse_unfinished(folder, manifest, changed)
-
-
-def newest_manifest(folder: Path) -> dict[str, Any] | None:
-    """The newest readable manifest below a checkpoints folder, whose files are not looked at; None where there is none."""
+    """Raise find_resumable's ValueError from the newest readable manifest alone, before anything is loaded or hashed."""
     for name in SLOTS:
         try:
-            return read_manifest(folder / name)
+            manifest = read_manifest(folder / name)
         except (OSError, ValueError):  # damaged, which find_slot names, or rotated away at this moment
             continue
-    return None
+        if changed := differences(manifest["identity"], identity):
+            _refuse_unfinished(folder, manifest, changed)
+        return
 
 
 def _refuse_unfinished(folder: Path, manifest: dict[str, Any], changed: list[str]) -> None:
@@ -70,9 +64,3 @@ def non_retryable_reason(out: Path, since: float) -> str:
     except (OSError, ValueError, KeyError, TypeError):  # no file yet, or a damaged one: no reason is known
         pass
     return ""
-
-
-def refuse_other_recipe(source: Path, trained_by: dict[str, Any], given_path: Path, given: dict[str, Any]) -> None:
-    """Raise ValueError, naming the keys, when a given recipe is not the one that a checkpoint was trained by."""
-    if changed := differences(trained_by, given):
-        raise ValueError(f"{given_path}: is not what {source} was trained by: {'; '.join(changed)}")

@@ -17,7 +17,7 @@ from longspec import slurm
 from longspec.config import to_yaml
 from longspec.train.estimate.grad_accum import sharing_ranks
 
-ESTIMATE = [sys.executable, "-m", "longspec.train", "plan", "--json"]
+ESTIMATE = [sys.executable, "-m", "longspec.train", "plan"]
 # Type and number in Slurm's words: gpu, gpu:8, gpu:h100:8, gpu:h100:8(S:0-1); of several kinds with commas between them.
 GPUS = re.compile(r"\bgpu(?::([^:,(]*[^:,(\d][^:,(]*))?(?::(\d+))?\b")
 
@@ -82,10 +82,18 @@ def gpus_in(gres: str) -> int:
     return int(asked[2] or 1) if asked else 0
 
 
+def estimated(config: Any, target: str, rows: str, *options: object) -> subprocess.CompletedProcess[str]:
+    """What an estimate of a stage's recipe and runtime says, made in a process of its own: torch stays out of this one."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [*ESTIMATE, "--target", target, "--data", rows]
+        for section in ("recipe", "runtime"):
+            Path(folder, section).write_text(to_yaml(config[section]))
+            command += [f"--{section}", f"{folder}/{section}"]
+        return subprocess.run([*command, *map(str, options)], capture_output=True, text=True)
+
+
 class StageNeeds:
-    """Memory and minutes of stages' jobs. An estimate is made once for each state of a stage's files, in a process of its own:
-    torch stays out of the one that controls the jobs. `warn` is told what a person should know.
-    """
+    """Memory and minutes of stages' jobs, estimated once for each state of their files. warn: told what one should know."""
 
     def __init__(self, limits: Limits, estimating: bool, warn: Callable[[str], None]) -> None:
         self.limits = limits
@@ -120,14 +128,9 @@ class StageNeeds:
 
     def _fresh_estimate(self, name: str, config: Any, target: str, rows: str, replay: list[str]) -> dict[str, int] | None:
         limits, ranks = self.limits, self.ranks(config)
-        with tempfile.TemporaryDirectory() as folder:
-            command: list[Any] = [*ESTIMATE, "--target", target, "--data", rows, *replay]
-            for section in ("recipe", "runtime"):
-                Path(folder, section).write_text(to_yaml(config[section]))
-                command += [f"--{section}", f"{folder}/{section}"]
-            command += ["--ranks", limits.nodes * ranks, "--node-gpus", ranks]
-            command += ["--longest-job", limits.longest_job, "--flops", limits.tflops * 1e12]
-            done = subprocess.run([*map(str, command)], capture_output=True, text=True)
+        options = ["--ranks", limits.nodes * ranks, "--node-gpus", ranks]
+        options += ["--longest-job", limits.longest_job, "--flops", limits.tflops * 1e12]
+        done = estimated(config, target, rows, "--json", *replay, *options)
         try:
             needs = json.loads(done.stdout)[0]
         except ValueError:

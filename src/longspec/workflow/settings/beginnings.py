@@ -1,14 +1,12 @@
 """Runs that begin with a draft made elsewhere (recipe.init): where its files lie, and that it is there."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from longspec import methods
 from longspec.atomic_files import read_json_object
 from longspec.config.names import HUB_PREFIX
 from longspec.methods.draft_files import METHOD
-from longspec.workflow.choices import Choices, Stage
+from longspec.workflow.choices import Choices
 
 
 def folder_of(source: str) -> Path | None:
@@ -26,8 +24,7 @@ def local_files(source: str) -> list[str]:
 
 
 def check_beginnings(choices: Choices) -> None:
-    """Raise ValueError, with the key, for a draft to begin with that is not there, or that only some stages name."""
-    _check_same(choices.configs)
+    """Raise ValueError, with the key, for a draft to begin with that is not there."""
     for run in choices.known_runs:
         for variant in choices.variants[run]:
             recipe = choices.first_recipe(run, variant)
@@ -59,15 +56,3 @@ def _check_folder(key: str, source: str, method: str) -> None:
         raise ValueError(f"{key}: {source}: {told}, recipe.method.name is {method}; give a draft of this method, or change it")
     if len(local_files(source)) < 2:
         raise ValueError(f"{key}: {source}: has no weights (*.safetensors or pytorch_model*.bin) beside config.json; copy them")
-
-
-def _check_same(configs: Mapping[Stage, Any]) -> None:
-    first: dict[tuple[str, str], tuple[str, str | None]] = {}
-    for (run, variant, stage), config in configs.items():
-        init = config.recipe.init
-        before, wanted = first.setdefault((run, variant), (stage, init))
-        if init != wanted:
-            raise ValueError(
-                f"run '{run}', variant '{variant}', stage '{stage}': recipe.init: is {init}, that of stage '{before}' is "
-                f"{wanted}: the run begins with one draft; say it once, in config/run/{run}.yaml"
-            )

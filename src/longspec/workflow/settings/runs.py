@@ -96,12 +96,12 @@ def check_models(configs: Mapping[Stage, Any]) -> None:
 
 
 def check_methods(configs: Mapping[Stage, Any]) -> None:
-    """Raise ValueError, with the key, when the stages of a run and variant train drafts of two methods or shapes."""
+    """Raise ValueError, with the key, when the stages of a run and variant train two drafts, or begin with two."""
     first: dict[tuple[str, str], tuple[str, Any]] = {}
     for (run, variant, stage), config in configs.items():
-        method = plain(config.recipe.method)
-        before, wanted = first.setdefault((run, variant), (stage, method))
-        if changed := differences(wanted, method, "recipe.method."):
+        draft = {"init": config.recipe.init, "method": plain(config.recipe.method)}
+        before, wanted = first.setdefault((run, variant), (stage, draft))
+        if changed := differences(wanted, draft, "recipe."):
             raise ValueError(
                 f"run '{run}', variant '{variant}', stage '{stage}': {'; '.join(changed)} since stage '{before}': all stages "
                 f"train one draft; say it once, in config/run/{run}.yaml"

@@ -65,8 +65,9 @@ def check_values(settings: dict[str, Any]) -> None:
     if lines := list(_no_json(settings, "")):
         raise ValueError("\n".join(lines))
     validator = jsonschema.Draft202012Validator(yaml_files.read(SCHEMA), format_checker=FORMATS)
-    errors = sorted(validator.iter_errors(settings), key=_missing_last)
-    if errors:
+    by_place = sorted(validator.iter_errors(settings), key=lambda error: list(map(str, error.absolute_path)))
+    # A misspelt key comes before the missing one that it leaves.
+    if errors := sorted(by_place, key=lambda error: error.validator == "required"):
         raise ValueError("\n".join(map(_message, errors)))
 
 
@@ -104,8 +105,3 @@ def _message(error: jsonschema.ValidationError) -> str:
         return " ".join(f"{_join(where, key)}: unknown key; {did_you_mean(key, known)}" for key in unknown)
     what = error.schema.get("description")
     return f"{where or 'top level'}: {error.message}" + (f"; it is {what}" if what else "")
-
-
-def _missing_last(error: jsonschema.ValidationError) -> tuple[bool, list[str]]:
-    """Sort key of errors: a misspelt key comes before the missing one that it leaves."""
-    return error.validator == "required", list(map(str, error.absolute_path))
