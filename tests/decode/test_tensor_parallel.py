@@ -67,7 +67,7 @@ def check_read(path: str, folder: Path, ranks: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])  # four take three times as long
 def test_every_rank_decodes_what_one_alone_decodes(
     ranks: int, root: Path, target: str, alone: dict[str, Any], tmp_path: Path
 ) -> None:
