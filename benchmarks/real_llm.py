@@ -100,8 +100,10 @@ def measure(dtype: torch.dtype, drafts: dict[str, Path], repeats: int) -> dict[s
     prompts = draw_prompts("held out", HeldOut("", CONTEXT, NEW, whole_questions=True), QUESTIONS, PROMPTS, tokenizer, SEED)
     prompts_BT = [torch.tensor([prompt.ids]) for prompt in prompts]
     ways, forwards = make_ways(target, drafts, tokenizer.eos_token_id), Forwards(target)
-    for way in ways.values():  # warm; drafts measure what rounds cost here
-        call(way, forwards, prompts_BT[0])
+    # Warm: `generate` measures what rounds cost when it first meets a text of its length, up to the next power of two.
+    for ids_BT in {ids_BT.shape[1].bit_length(): ids_BT for ids_BT in prompts_BT}.values():
+        for way in ways.values():
+            call(way, forwards, ids_BT)
     calls: dict[str, list[list[dict[str, Any]]]] = {name: [[] for _ in prompts] for name in ways}
     for repeat in range(repeats):
         for number, ids_BT in enumerate(prompts_BT):
