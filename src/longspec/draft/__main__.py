@@ -42,7 +42,7 @@ def extract(options: argparse.Namespace) -> None:
         vocabulary.check_tokens(options.vocabulary, of_model.vocab_size, target, tokenizer)
     state = read_weights(options.checkpoint, trust_pickle=options.trust_pickle)
     method, settings = method_of(recipe, vocabulary)
-    method.check_state(empty_layer(method, of_model, method_of(recipe)[1]), state, options.checkpoint)
+    method.check_state(empty_layer(method, of_model, settings), state, options.checkpoint)
     config = draft_config(target, recipe, vocabulary)
     training = {recipe.stage: {"recipe": plain(recipe)} | runtime_of(options.checkpoint)}
     write_draft(out, method.published(state, settings), config, tokenizer=Path(target), training=training)

@@ -1,4 +1,4 @@
-"""What a person is told before states are built: disk, hours, and from how many epochs on they pay."""
+"""The lines printed before states are built: their disk space, their hours, and from how many epochs on they pay."""
 
 import os
 from pathlib import Path

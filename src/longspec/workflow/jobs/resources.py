@@ -83,7 +83,7 @@ def gpus_in(gres: str) -> int:
 
 
 def estimated(config: Any, target: str, rows: str, *options: object) -> subprocess.CompletedProcess[str]:
-    """What an estimate of a stage's recipe and runtime says, made in a process of its own: torch stays out of this one."""
+    """Run `longspec.train plan` for a recipe and a runtime, in a process of its own: torch is not loaded into this one."""
     with tempfile.TemporaryDirectory() as folder:
         command = [*ESTIMATE, "--target", target, "--data", rows]
         for section in ("recipe", "runtime"):
@@ -93,7 +93,7 @@ def estimated(config: Any, target: str, rows: str, *options: object) -> subproce
 
 
 class StageNeeds:
-    """Memory and minutes of stages' jobs, estimated once for each state of their files. warn: told what one should know."""
+    """Memory and minutes of stages' jobs, estimated once for each state of their files. warn: is called with warnings."""
 
     def __init__(self, limits: Limits, estimating: bool, warn: Callable[[str], None]) -> None:
         self.limits = limits
