@@ -118,6 +118,17 @@ def test_a_target_split_over_ranks_is_measured_as_a_whole_one(arguments: Any, tm
     assert not (tmp_path / "split.unfinished.jsonl").exists()
 
 
+def test_one_text_without_draft_is_the_yardstick_of_all_shapes(arguments: Any) -> None:
+    """Of 2 tasks x 4 prompts x 2 temperatures each has a time a token of its own, and both shapes are held against it."""
+    lines = jsonl.read(evaluate(arguments("lookup", "yardstick.jsonl")))
+    seconds: dict[tuple[str, int, float], set[float]] = {}
+    for line in lines:
+        text = line["task"], line["prompt"], line["temperature"]
+        seconds.setdefault(text, set()).add(round(line["seconds_plain"] / line["new_tokens"], 12))
+    assert [len(found) for found in seconds.values()] == [1] * 16
+    assert len(set.union(*seconds.values())) == 16
+
+
 def test_lines_tell_what_was_decoded(arguments: Any) -> None:
     lines = told(evaluate(arguments("lookup", "lookup.jsonl")))
     greedy = [line for line in lines if line["temperature"] == 0]

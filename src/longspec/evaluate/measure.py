@@ -2,8 +2,8 @@
 
 import json
 from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,6 +23,7 @@ from longspec.evaluate.tasks import Prompt, Setting
 from longspec.journal import Followed, Journal
 
 Line = dict[str, Any]
+Run = TypeVar("Run", Plain, Decoded)
 Work = dict[str, tuple[Prompt, Setting]]  # by key_text
 KEY = ("task", "prompt", "temperature", "shape", "prompt_hash")  # fields that identify a line of the results
 
@@ -44,57 +45,72 @@ class Measurer:
     with_costs: bool = False
 
     def lines(self, work: Work, journal: Journal | Followed) -> dict[str, Line]:
-        """A line for each prompt and setting, by its key; in the journal as soon as it is measured."""
+        """A line for each prompt and setting, by its key; in the journal as soon as a prompt is measured at its temperature."""
         for setting in {setting: None for _, setting in work.values()}:  # its first times are those of a cold start
-            self.line(next(prompt for prompt, other in work.values() if other == setting), setting)
-        found = {}
+            first = next(prompt for prompt, other in work.values() if other == setting)
+            replace(self, repeats=1, with_costs=False).measure(first, [setting])
+        texts: dict[str, list[str]] = {}  # by the key of a text without draft: the lines that it is compared with
         for key, item in work.items():
-            found[key] = self.line(*item)
-            journal.append(found[key])
+            texts.setdefault(plain_key(*item), []).append(key)
+        found = {}
+        for keys in texts.values():
+            prompt, _ = work[keys[0]]
+            for key, line in zip(keys, self.measure(prompt, [work[key][1] for key in keys]), strict=True):
+                found[key] = line
+                journal.append(line)
         return found
 
-    def line(self, prompt: Prompt, setting: Setting) -> Line:
-        """Decode and compare. Seconds are the medians of the repeats, the lower of two; the prompt's forward is not in them.
+    def measure(self, prompt: Prompt, settings: list[Setting]) -> list[Line]:
+        """A line for each of the settings, which have one temperature: the text without draft is decoded once for all.
 
-        The first prompt of a task keeps what was drafted for it too.
+        A repeat decodes it, then by each setting; every second repeat in the reverse order. Seconds are the medians of the
+        repeats, the lower of two; the prompt's forward is not in them. The first prompt of a task keeps what was drafted for it
+        too.
 
         Raises ValueError when greedy output is not the target's own up to near-ties.
         """
-        levels = levels_of(setting.shape, self.target.config.vocab_size, self.drafter.proposed)
-        ahead = tokens_ahead(prompt.new_tokens + 1, sum(levels) + self.drafter.copied)
-        start = prefill(self.target, [prompt.ids], ahead, self.drafter.reads)
-        plain, decoded = self._pair(start, prompt, setting, 0)
+        start = prefill(self.target, [prompt.ids], self._ahead(prompt, settings), self.drafter.reads)
+        plains: list[Plain] = []
+        runs: dict[Setting, list[Decoded]] = {setting: [] for setting in settings}
+        verdicts: dict[Setting, Comparison] = {}
+        for repeat in range(self.repeats):
+            for setting in [None, *settings][:: -1 if repeat % 2 else 1]:
+                if setting is None:
+                    plains.append(self._plain(start, prompt, settings[0].temperature))
+                else:
+                    runs[setting].append(self._speculative(start, prompt, setting))
+            if repeat == 0:  # the others draw the same tokens
+                verdicts = {setting: verdict_of(prompt, setting, plains[0], runs[setting][0]) for setting in settings}
+            plains[-1].logits.clear()  # a vocabulary for each token
+        plain = median_run(plains)
+        seconds_plain = plain.seconds / max(1, len(plain.ids) - 1)
+        return [self._line(start, prompt, each, verdicts[each], seconds_plain, median_run(runs[each])) for each in settings]
+
+    def _line(
+        self, start: Prefilled, prompt: Prompt, setting: Setting, verdict: Comparison, seconds_plain: float, decoded: Decoded
+    ) -> Line:
+        """The line of one setting. All its speculative times are of one repeat, so that draft and target time add up."""
         (fast,) = decoded.rows
-        verdict = compare(plain, fast.ids) if setting.temperature == 0 else Comparison(0, 0, 0)
-        refuse_fault(prompt, setting, verdict, plain, fast.ids)
-        runs = [(plain, decoded)]
-        for repeat in range(1, self.repeats):
-            runs[-1][0].logits.clear()  # a vocabulary for each token
-            runs.append(self._pair(start, prompt, setting, repeat))
-        # All speculative times are of the one repeat with the median total, so that draft and target time add up to it.
-        decoded = sorted((decoded for _, decoded in runs), key=lambda run: run.seconds)[(self.repeats - 1) // 2]
-        plain = sorted((plain for plain, _ in runs), key=lambda run: run.seconds)[(self.repeats - 1) // 2]
         seconds = {
             "seconds_speculative": decoded.seconds,
             "seconds_draft": decoded.seconds_draft,
             "seconds_target": decoded.seconds_target,
         }
-        line = line_of(prompt, setting, fast, verdict, plain.seconds / max(1, len(plain.ids) - 1), seconds)
+        line = line_of(prompt, setting, fast, verdict, seconds_plain, seconds)
         if prompt.number == 0:
             line["sample"] = sample_of(self.tokenizer, prompt.ids, fast.ids, fast.accepted)
             if self.with_costs and setting.temperature == 0 and isinstance(setting.shape, int):
                 line["seconds_by_chain"] = vars(measure_costs(self.target, self.drafter, start, min(setting.shape, LONGEST)))
         return line
 
-    def _pair(self, start: Prefilled, prompt: Prompt, setting: Setting, repeat: int) -> tuple[Plain, Decoded]:
-        """Both ways once; which one is first changes with each repeat. Every repeat draws the same tokens."""
-        if repeat % 2:
-            decoded = self._speculative(start, prompt, setting)
-            return self._plain(start, prompt, setting), decoded
-        return self._plain(start, prompt, setting), self._speculative(start, prompt, setting)
+    def _ahead(self, prompt: Prompt, settings: list[Setting]) -> int:
+        """Positions that the cache holds beyond the prompt, by the setting that needs most."""
+        vocabulary = self.target.config.vocab_size
+        drafted = max(sum(levels_of(setting.shape, vocabulary, self.drafter.proposed)) for setting in settings)
+        return tokens_ahead(prompt.new_tokens + 1, drafted + self.drafter.copied)
 
-    def _plain(self, start: Prefilled, prompt: Prompt, setting: Setting) -> Plain:
-        sampler = Sampler(setting.temperature, generator=self._generator(prompt, setting))
+    def _plain(self, start: Prefilled, prompt: Prompt, temperature: float) -> Plain:
+        sampler = Sampler(temperature, generator=self._generator(prompt, f"temperature {temperature:g}"))
         return decode_plain(self.target, start, prompt.new_tokens + 1, self.eos, sampler)  # the prompt's forward brings one
 
     def _speculative(self, start: Prefilled, prompt: Prompt, setting: Setting) -> Decoded:
@@ -106,10 +122,10 @@ class Measurer:
             shape=setting.shape,
             temperature=setting.temperature,
             eos=self.eos,
-            generator=self._generator(prompt, setting),
+            generator=self._generator(prompt, str(setting)),
         )
 
-    def _generator(self, prompt: Prompt, setting: Setting) -> torch.Generator:
+    def _generator(self, prompt: Prompt, setting: str) -> torch.Generator:
         """Draws that depend on what is decoded alone, so that an evaluation that was killed ends in the same texts."""
         name = f"{self.seed} {prompt.task} {prompt.number} {setting}"
         return torch.Generator(self.target.device).manual_seed(int(sha256_text(name)[:15], 16))
@@ -119,6 +135,24 @@ def key_of(prompt: Prompt, setting: Setting) -> Line:
     """The fields of KEY."""
     shape = setting.shape if isinstance(setting.shape, int) else list(setting.shape)
     return dict(zip(KEY, (prompt.task, prompt.number, setting.temperature, shape, prompt.hash), strict=True))
+
+
+def plain_key(prompt: Prompt, setting: Setting) -> str:
+    """As of key_text, of a text without draft, which has no shape."""
+    return key_text(key_of(prompt, setting) | {"shape": None})
+
+
+def median_run(runs: list[Run]) -> Run:
+    """The run of median seconds, the lower of two."""
+    return sorted(runs, key=lambda run: run.seconds)[(len(runs) - 1) // 2]
+
+
+def verdict_of(prompt: Prompt, setting: Setting, plain: Plain, decoded: Decoded) -> Comparison:
+    """How the text compares with that without draft. Raises ValueError when greedy text differs by more than a near-tie."""
+    (fast,) = decoded.rows
+    verdict = compare(plain, fast.ids) if setting.temperature == 0 else Comparison(0, 0, 0)
+    refuse_fault(prompt, setting, verdict, plain, fast.ids)
+    return verdict
 
 
 def line_of(prompt: Prompt, setting: Setting, row: Row, verdict: Comparison, plain: float, seconds: dict[str, Any]) -> Line:

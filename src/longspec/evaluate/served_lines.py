@@ -11,7 +11,7 @@ from longspec.atomic_files import sha256_text
 from longspec.decode.autoregressive import Plain, near_tie_margin
 from longspec.decode.speculate import LENGTH, STOP, Row
 from longspec.evaluate.losslessness import Comparison, judge
-from longspec.evaluate.measure import Line, Work, key_of, key_text, line_of, refuse_fault
+from longspec.evaluate.measure import Line, Work, key_of, key_text, line_of, plain_key, refuse_fault
 from longspec.evaluate.sample import sample_of
 from longspec.evaluate.tasks import VLLM, Prompt, Setting
 from longspec.journal import Followed, Journal
@@ -46,14 +46,14 @@ class ServedMeasurer:
             items = {key: item for key, item in work.items() if item[1].shape == tokens}
             for answer in self.ask(tokens, [self._request(key, *item, best=0) for key, item in items.items()]):
                 prompt, setting = items[answer.id]
-                found[answer.id] = self.line(prompt, setting, plain[_plain_key(prompt, setting)], answer)
+                found[answer.id] = self.line(prompt, setting, plain[plain_key(prompt, setting)], answer)
                 journal.append(found[answer.id])
         return found
 
     def _plain(self, work: Work, journal: Journal | Followed) -> dict[str, Answer]:
         """The texts without draft, by their keys."""
         known = {key_text(line): answer_of(line[PLAIN]) for line in journal.lines or [] if PLAIN in line}
-        missing = {key: item for item in work.values() if (key := _plain_key(*item)) not in known}
+        missing = {key: item for item in work.values() if (key := plain_key(*item)) not in known}
         requests = [self._request(key, *item, best=BEST) for key, item in missing.items()]
         for answer in self.ask(None, requests) if requests else ():
             known[answer.id] = answer
@@ -130,8 +130,3 @@ def compare(plain: Answer, answer: Answer, dtype: torch.dtype) -> Comparison:
         return margin, allowed
 
     return judge(plain.tokens, answer.tokens, gap)
-
-
-def _plain_key(prompt: Prompt, setting: Setting) -> str:
-    """As of key_text, of a text without draft, which has no shape."""
-    return key_text(key_of(prompt, setting) | {"shape": None})
