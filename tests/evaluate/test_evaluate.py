@@ -17,10 +17,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config
 from longspec import jsonl
 from longspec.atomic_files import describe_files, read_json, write_json, write_text
 from longspec.config import compose, compose_stage, to_yaml
-from longspec.decode.autoregressive import Plain
+from longspec.decode.autoregressive import Plain, decode_plain
 from longspec.decode.with_lookup import WithLookup
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.evaluate import __main__ as verb
+from longspec.evaluate import measure
 from longspec.evaluate.losslessness import compare
 from longspec.evaluate.measure import refuse_fault
 from longspec.evaluate.tasks import Prompt, Setting
@@ -84,7 +85,7 @@ def evaluate(arguments: list[str]) -> Path:
 
 def test_a_killed_evaluation_goes_on_where_it_was(arguments: Any, tmp_path: Path, capfd: Any) -> None:
     """SIGKILL in the middle, the last line torn: 2 tasks x 4 prompts x 4 settings in the end, as undisturbed."""
-    call = arguments("untrained", "killed.jsonl", repeats=8)  # so that there is time to kill it
+    call = arguments("lookup", "killed.jsonl", repeats=8)  # so that there is time to kill it
     process = popen([sys.executable, "-m", "longspec.evaluate", *call])
     journal = tmp_path / "killed.unfinished.jsonl"
     while process.poll() is None and not (journal.exists() and journal.read_bytes().count(b"\n") > 3):
@@ -101,7 +102,7 @@ def test_a_killed_evaluation_goes_on_where_it_was(arguments: Any, tmp_path: Path
     assert not journal.exists()
     lines = told(out)
     assert len(lines) == 32
-    assert lines == told(evaluate(arguments("untrained", "undisturbed.jsonl")))
+    assert lines == told(evaluate(arguments("lookup", "undisturbed.jsonl")))
     reused = [json.loads(line)["seconds_plain"] for line in kept[1:-1]]
     assert [line["seconds_plain"] for line in jsonl.read(out)][: len(reused)] == reused
 
@@ -127,6 +128,21 @@ def test_one_text_without_draft_is_the_yardstick_of_all_shapes(arguments: Any) -
         seconds.setdefault(text, set()).add(round(line["seconds_plain"] / line["new_tokens"], 12))
     assert [len(found) for found in seconds.values()] == [1] * 16
     assert len(set.union(*seconds.values())) == 16
+
+
+@pytest.mark.parametrize(("drafter", "repeats"), [("untrained", 1), ("lookup", 3)])
+def test_every_draft_but_an_untrained_one_is_measured_repeatedly(
+    arguments: Any, monkeypatch: pytest.MonkeyPatch, drafter: str, repeats: int
+) -> None:
+    calls: list[int] = []
+
+    def counted(*given: Any) -> Plain:
+        calls.append(given[2])
+        return decode_plain(*given)
+
+    monkeypatch.setattr(measure, "decode_plain", counted)
+    evaluate(arguments(drafter, f"{drafter}.jsonl", repeats=3, temperatures=[0]))
+    assert len(calls) == 2 + repeats * 8  # before anything is measured each of two shapes is tried once
 
 
 def test_lines_tell_what_was_decoded(arguments: Any) -> None:

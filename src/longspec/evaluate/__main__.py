@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,8 @@ def evaluate(options: argparse.Namespace, ranks: Ranks = ALONE) -> None:
     """
     path, recipe = checked_folder(options.target), load(options.recipe, Recipe)
     section = tasks.parse(options.settings)
+    if options.drafter == UNTRAINED:  # nobody decodes with it: its acceptance is told, and its seconds need no median
+        section = replace(section, repeats=1)
     in_vllm = section.engine == tasks.VLLM
     if section.precision is None:
         dtype = resolve_dtype(recipe.precision)
