@@ -83,10 +83,14 @@ class SparseTeacher:
         logits_NV.scatter_(-1, tokens_Nk, -torch.inf)
         # All in logarithms, so that a rest which the draft holds for impossible has a loss and a gradient. Where there are no
         # other tokens the least number stands for -inf, so that nothing becomes 0 times infinity.
-        outside_N1 = logits_NV.logsumexp(-1, keepdim=True).clamp_(min=torch.finfo(logits_NV.dtype).min)
+        least = torch.finfo(logits_NV.dtype).min
+        highest_N1 = logits_NV.amax(-1, keepdim=True).clamp_(min=least)
+        # One exponential serves the sum and the gradient; the highest one is 1, so that the sum is 0 or at least 1.
+        sum_N1 = logits_NV.sub_(highest_N1).exp_().sum(-1, keepdim=True)
+        outside_N1 = (highest_N1 + sum_N1.log()).clamp_(min=least)
         normalizer_N1 = torch.logaddexp(outside_N1, top_Nk.logsumexp(-1, keepdim=True))
         loss_N = (normalizer_N1 - rest_N1 * outside_N1)[:, 0] - (p_Nk * top_Nk).sum(-1)
-        logits_NV.sub_(outside_N1).exp_().mul_((outside_N1 - normalizer_N1).exp_() - rest_N1)
+        logits_NV.mul_(((outside_N1 - normalizer_N1).exp_() - rest_N1) / sum_N1.clamp_(min=1))
         logits_NV.scatter_(-1, tokens_Nk, (top_Nk - normalizer_N1).exp_() - p_Nk)
         return loss_N
 
