@@ -177,6 +177,18 @@ def test_steps_that_were_not_measured_are_no_steps_without_a_gain(tmp_path: Path
     assert "Measured on held-out records and on files of prompts, of which this page does not know what was trained on," in text
 
 
+def test_a_page_without_a_stage_s_own_kind_of_data_counts_no_steps(tmp_path: Path) -> None:
+    arguments = write_run(tmp_path, {"base": 0.0})
+    tasks = {name: {"source": "in.jsonl"} for name in SETTINGS["tasks"]}
+    arguments[arguments.index("--settings") + 1] = json.dumps(SETTINGS | {"tasks": tasks})
+    report(arguments)
+    text = read_page(tmp_path)[2]
+    assert (
+        "No task measures a stage's own kind of data here, so whether it improved on the stage before cannot be told." in text
+    )
+    assert "measured steps" not in text
+
+
 def test_what_became_of_the_records_is_told(folder: Path) -> None:
     text = read_page(folder)[2]
     for dataset, read, train in (("stdlib", "1,640", "1,555"), ("puzzles", "4,000", "3,797")):
