@@ -143,8 +143,8 @@ def main() -> None:
     folder = (sys.argv[1:] or [DEMO])[0]
     inside, description = Inside(), machine.describe(("torch", "transformers"))
     ways = make(folder, inside)
-    vocabulary = read_target_config(folder).vocab_size
-    prompts = [torch.randint(0, vocabulary, (1, PROMPT // 4)).repeat(1, 4) for _ in range(PROMPTS)]
+    config = read_target_config(folder)
+    prompts = [torch.randint(0, config.vocab_size, (1, PROMPT // 4)).repeat(1, 4) for _ in range(PROMPTS)]
     calls: dict[str, list[dict[str, Any]]] = {name: [] for name in ways}
     for repeat in range(REPEATS + 1):
         for ids_BT in prompts:
@@ -158,7 +158,15 @@ def main() -> None:
     }
     holds = {pair: ratio["wall"] <= MOST_RATIO for pair, ratio in ratios.items()}
     holds["same text"] = all(each == texts["plain"] for each in texts.values())
-    shape = {"prompt": PROMPT, "prompts": PROMPTS, "tokens": NEW, "chain": CHAIN, "threads": torch.get_num_threads()}
+    target = {name: getattr(config, name) for name in ("num_hidden_layers", "hidden_size", "vocab_size")}
+    shape = {
+        "target": target,
+        "prompt": PROMPT,
+        "prompts": PROMPTS,
+        "tokens": NEW,
+        "chain": CHAIN,
+        "threads": torch.get_num_threads(),
+    }
     machine.write(
         "assisted_overhead", {"machine": description, "settings": shape, "ways": found, "ratios": ratios, "holds": holds}
     )
