@@ -8,8 +8,7 @@ import os
 # runtime takes the first variable, of which others know nothing (benchmarks/spin.py).
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-# GNU's allocator hands what is free at its end back to the system, which clears each page when it is asked for again: a seventh
-# of a training step on a CPU (benchmarks/heap.py). With these a process keeps up to 256 MiB, and takes blocks of up to 32 MiB,
-# the most that it can be told, from there. It reads them when it begins, so they hold for the jobs that are started from here.
+# GNU's allocator gives freed memory back, and each page is cleared anew: a seventh of a training step (benchmarks/heap.py). It
+# reads these when a process begins: jobs started from here keep up to 256 MiB, and take blocks of up to 32 MiB from there.
 os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(2**28))
 os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(2**25))

@@ -134,15 +134,15 @@ def test_one_text_without_draft_is_the_yardstick_of_all_shapes(arguments: Any) -
 def test_every_draft_but_an_untrained_one_is_measured_repeatedly(
     arguments: Any, monkeypatch: pytest.MonkeyPatch, drafter: str, repeats: int
 ) -> None:
-    calls: list[int] = []
+    texts: list[Plain] = []
 
     def counted(*given: Any) -> Plain:
-        calls.append(given[2])
-        return decode_plain(*given)
+        texts.append(decode_plain(*given))
+        return texts[-1]
 
     monkeypatch.setattr(measure, "decode_plain", counted)
     evaluate(arguments(drafter, f"{drafter}.jsonl", repeats=3, temperatures=[0]))
-    assert len(calls) == 2 + repeats * 8  # before anything is measured each of two shapes is tried once
+    assert len(texts) == 2 + repeats * 8  # before anything is measured each of two shapes is tried once
 
 
 def test_lines_tell_what_was_decoded(arguments: Any) -> None:

@@ -3,7 +3,9 @@
 import json
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from itertools import groupby
+from statistics import median_low
+from typing import Any
 
 import torch
 
@@ -23,7 +25,6 @@ from longspec.evaluate.tasks import Prompt, Setting
 from longspec.journal import Followed, Journal
 
 Line = dict[str, Any]
-Run = TypeVar("Run", Plain, Decoded)
 Work = dict[str, tuple[Prompt, Setting]]  # by key_text
 KEY = ("task", "prompt", "temperature", "shape", "prompt_hash")  # fields that identify a line of the results
 
@@ -49,13 +50,10 @@ class Measurer:
         for setting in {setting: None for _, setting in work.values()}:  # its first times are those of a cold start
             first = next(prompt for prompt, other in work.values() if other == setting)
             replace(self, repeats=1, with_costs=False).measure(first, [setting])
-        texts: dict[str, list[str]] = {}  # by the key of a text without draft: the lines that it is compared with
-        for key, item in work.items():
-            texts.setdefault(plain_key(*item), []).append(key)
         found = {}
-        for keys in texts.values():
-            prompt, _ = work[keys[0]]
-            for key, line in zip(keys, self.measure(prompt, [work[key][1] for key in keys]), strict=True):
+        for _, same in groupby(work.items(), key=lambda each: plain_key(*each[1])):
+            keys, items = zip(*same, strict=True)
+            for key, line in zip(keys, self.measure(items[0][0], [setting for _, setting in items]), strict=True):
                 found[key] = line
                 journal.append(line)
         return found
@@ -63,55 +61,48 @@ class Measurer:
     def measure(self, prompt: Prompt, settings: list[Setting]) -> list[Line]:
         """A line for each of the settings, which have one temperature: the text without draft is decoded once for all.
 
-        A repeat decodes it, then by each setting; every second repeat in the reverse order. Seconds are the medians of the
-        repeats, the lower of two; the prompt's forward is not in them. The first prompt of a task keeps what was drafted for it
-        too.
+        A repeat decodes it, then by each setting; every second one in the reverse order. Seconds are the medians, the lower of
+        two; the prompt's forward is not in them. The first prompt of a task keeps what was drafted for it too.
 
         Raises ValueError when greedy output is not the target's own up to near-ties.
         """
-        start = prefill(self.target, [prompt.ids], self._ahead(prompt, settings), self.drafter.reads)
-        plains: list[Plain] = []
+        levels = [levels_of(each.shape, self.target.config.vocab_size, self.drafter.proposed) for each in settings]
+        ahead = tokens_ahead(prompt.new_tokens + 1, max(map(sum, levels)) + self.drafter.copied)
+        start = prefill(self.target, [prompt.ids], ahead, self.drafter.reads)
+        temperature, seconds_plain = settings[0].temperature, list[float]()
         runs: dict[Setting, list[Decoded]] = {setting: [] for setting in settings}
-        verdicts: dict[Setting, Comparison] = {}
         for repeat in range(self.repeats):
             for setting in [None, *settings][:: -1 if repeat % 2 else 1]:
                 if setting is None:
-                    plains.append(self._plain(start, prompt, settings[0].temperature))
+                    sampler = Sampler(temperature, generator=self._generator(prompt, f"temperature {temperature:g}"))
+                    # The prompt's forward brings a token beside those that are asked for.
+                    plain = decode_plain(self.target, start, prompt.new_tokens + 1, self.eos, sampler)
                 else:
                     runs[setting].append(self._speculative(start, prompt, setting))
             if repeat == 0:  # the others draw the same tokens
-                verdicts = {setting: verdict_of(prompt, setting, plains[0], runs[setting][0]) for setting in settings}
-            plains[-1].logits.clear()  # a vocabulary for each token
-        plain = median_run(plains)
-        seconds_plain = plain.seconds / max(1, len(plain.ids) - 1)
-        return [self._line(start, prompt, each, verdicts[each], seconds_plain, median_run(runs[each])) for each in settings]
+                verdicts = {setting: verdict_of(prompt, setting, plain, runs[setting][0]) for setting in settings}
+            plain.logits.clear()  # a vocabulary for each token
+            seconds_plain.append(plain.seconds)
+        of_token = median_low(seconds_plain) / max(1, len(plain.ids) - 1)
+        return [self._line(start, prompt, each, verdicts[each], of_token, runs[each]) for each in settings]
 
     def _line(
-        self, start: Prefilled, prompt: Prompt, setting: Setting, verdict: Comparison, seconds_plain: float, decoded: Decoded
+        self, start: Prefilled, prompt: Prompt, setting: Setting, verdict: Comparison, plain: float, runs: list[Decoded]
     ) -> Line:
-        """The line of one setting. All its speculative times are of one repeat, so that draft and target time add up."""
+        """The line of one setting. All its times are of the repeat with the median total, so that they add up to it."""
+        decoded = sorted(runs, key=lambda run: run.seconds)[(len(runs) - 1) // 2]
         (fast,) = decoded.rows
         seconds = {
             "seconds_speculative": decoded.seconds,
             "seconds_draft": decoded.seconds_draft,
             "seconds_target": decoded.seconds_target,
         }
-        line = line_of(prompt, setting, fast, verdict, seconds_plain, seconds)
+        line = line_of(prompt, setting, fast, verdict, plain, seconds)
         if prompt.number == 0:
             line["sample"] = sample_of(self.tokenizer, prompt.ids, fast.ids, fast.accepted)
             if self.with_costs and setting.temperature == 0 and isinstance(setting.shape, int):
                 line["seconds_by_chain"] = vars(measure_costs(self.target, self.drafter, start, min(setting.shape, LONGEST)))
         return line
-
-    def _ahead(self, prompt: Prompt, settings: list[Setting]) -> int:
-        """Positions that the cache holds beyond the prompt, by the setting that needs most."""
-        vocabulary = self.target.config.vocab_size
-        drafted = max(sum(levels_of(setting.shape, vocabulary, self.drafter.proposed)) for setting in settings)
-        return tokens_ahead(prompt.new_tokens + 1, drafted + self.drafter.copied)
-
-    def _plain(self, start: Prefilled, prompt: Prompt, temperature: float) -> Plain:
-        sampler = Sampler(temperature, generator=self._generator(prompt, f"temperature {temperature:g}"))
-        return decode_plain(self.target, start, prompt.new_tokens + 1, self.eos, sampler)  # the prompt's forward brings one
 
     def _speculative(self, start: Prefilled, prompt: Prompt, setting: Setting) -> Decoded:
         return speculate(
@@ -140,11 +131,6 @@ def key_of(prompt: Prompt, setting: Setting) -> Line:
 def plain_key(prompt: Prompt, setting: Setting) -> str:
     """As of key_text, of a text without draft, which has no shape."""
     return key_text(key_of(prompt, setting) | {"shape": None})
-
-
-def median_run(runs: list[Run]) -> Run:
-    """The run of median seconds, the lower of two."""
-    return sorted(runs, key=lambda run: run.seconds)[(len(runs) - 1) // 2]
 
 
 def verdict_of(prompt: Prompt, setting: Setting, plain: Plain, decoded: Decoded) -> Comparison:
