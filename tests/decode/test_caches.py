@@ -228,8 +228,8 @@ def test_an_evaluation_copies_no_prompt(monkeypatch: pytest.MonkeyPatch) -> None
     make = cache._roomy
     monkeypatch.setattr(cache, "_roomy", lambda x, total: moved.append(x.shape[2]) or make(x, total))
     measurer = Measurer(target, None, GlideDrafter(target, make_layer(target), WINDOW), set(), repeats=3, seed=0)
-    line = measurer.line(Prompt("short", 7, 0, [5] * 40, 20), Setting(0.0, DEFAULT_SHAPE))
-    assert len(line["tokens"]) == 21
+    lines = measurer.measure(Prompt("short", 7, 0, [5] * 40, 20), [Setting(0.0, DEFAULT_SHAPE), Setting(0.0, 2)])
+    assert [len(line["tokens"]) for line in lines] == [21, 21]
     assert moved == [0] * 4  # keys and values of two layers
 
 
