@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from longspec.states.holds import hold, needed_by, release
+from longspec.states.holds import hold, needed_by, release, set_aside, take_back
 
 
 @pytest.fixture
@@ -44,3 +44,18 @@ def test_what_a_killed_removal_has_left_goes_with_the_next(folder: Path) -> None
     hold(folder, "one_ttt_base")
     release(folder, "one_ttt_base")
     assert list(folder.parent.iterdir()) == []
+
+
+def test_what_was_set_aside_is_taken_back_unless_it_was_made_anew(tmp_path: Path) -> None:
+    states = tmp_path / "states.json"
+    states.write_text("old")
+    for _ in range(2):
+        set_aside(states)
+        assert not states.exists()
+    take_back(states)
+    assert states.read_text() == "old"
+    set_aside(states)
+    states.write_text("new")
+    for _ in range(2):
+        take_back(states)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["new"]

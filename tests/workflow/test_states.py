@@ -105,7 +105,7 @@ def test_the_rows_of_a_shard_in_work_are_counted(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def trained_once(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Path:
-    """A copy in which the run is done, its states still there."""
+    """A copy in which the run is done, its states still there, as another run may have left them."""
     copy = copy_to(tmp_path_factory.mktemp("offline"), root)
     copy.edit(WORKFLOW, r"^runs: \[.*?\]", f"runs: [{RUN}]")
     another(copy.folder, "again")
@@ -116,6 +116,8 @@ def trained_once(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Path:
         runtime = to_yaml(compose_stage(RUN, "ttt", stage, CONFIG_DIR).runtime)
         path.with_name("runtime.yaml").write_text(runtime)
     build_all(copy)
+    for held in copy.folder.glob("data/states/*/*/*/needed"):
+        shutil.rmtree(held)
     return copy.folder
 
 
@@ -181,6 +183,28 @@ def test_a_stage_whose_states_were_removed_has_them_made_again(removed: Workflow
     assert told in refused.stdout + refused.stderr
     of_cot = "build_states puzzles-longcot-2048-split"
     assert rules(removed.plan(), *wanted) == [of_cot, of_cot, of_long, of_long, *both]
+
+
+def test_a_change_that_is_taken_back_leaves_nothing_behind(removed: Workflow) -> None:
+    """Neither after a dry run nor after a call that held the states to be made: else another run would train these again."""
+    before = (removed.folder / LONG).read_text()
+    copies = {path: path.read_bytes() for path in removed.folder.glob("results/*/*/*/states.json")}
+    assert len(copies) == len(STAGES)
+    for real in (False, True):
+        removed.edit(*CHANGED)
+        assert removed.plan()
+        if real:
+            assert removed.call("final_draft", "--cores=1").returncode != 0
+        (removed.folder / LONG).write_text(before)
+        held = ["remove_states long", "remove_states longcot"] if real else []
+        plan = removed.plan()
+        assert rules(plan, *{job["rule"] for job in plan.values()} - {"final_draft"}) == held
+        if real:
+            assert removed.call("final_draft", "--cores=1").returncode == 0
+        assert {path: path.read_bytes() for path in removed.folder.glob("results/*/*/*/states.json")} == copies
+        assert [path for path in removed.folder.glob("data/states/**/*") if path.is_file()] == []
+        plan = removed.plan("--config", f"runs=[{RUN},again]")
+        assert {path.split("/")[1] for path, job in plan.items() if job["rule"] == "train"} == {"again"}
 
 
 def test_a_stage_that_is_not_done_keeps_them_and_the_plan_tells_of_those_to_build(removed: Workflow) -> None:

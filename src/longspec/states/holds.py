@@ -4,6 +4,9 @@
 
 A file stays until its stage is done, whichever call of Snakemake that is: what an interrupted stage needs is not removed by
 another run's end. Two stages may end at once: whoever finds no file left renames the folder first, which only one can.
+
+A trained stage that is planned to be trained again has its states.json set aside, so that Snakemake makes it, and the states,
+first. Where it is not trained again in the end, since the change was taken back, the file is.
 """
 
 import os
@@ -16,6 +19,7 @@ from longspec.atomic_files import fsync_path
 
 NEEDED = "needed"
 REMOVED = ".removed"  # a folder's last name
+ASIDE = ".states.json"
 
 
 def hold(folder: Path, reader: str) -> None:
@@ -27,6 +31,21 @@ def hold(folder: Path, reader: str) -> None:
 def needed_by(folder: Path) -> list[str]:
     """The stages that a folder is kept for."""
     return sorted(path.name for path in (folder / NEEDED).glob("*"))
+
+
+def set_aside(states: Path) -> None:
+    """Hide a stage's states.json from Snakemake."""
+    if states.is_file():
+        states.replace(states.with_name(ASIDE))
+
+
+def take_back(states: Path) -> None:
+    """Undo that, unless the file was made anew."""
+    aside = states.with_name(ASIDE)
+    if states.is_file():
+        aside.unlink(missing_ok=True)
+    elif aside.is_file():
+        aside.rename(states)
 
 
 def release(folder: Path, reader: str) -> dict[str, Any]:

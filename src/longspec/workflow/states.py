@@ -15,7 +15,7 @@ from longspec import methods
 from longspec.atomic_files import fsync_path
 from longspec.config import OFFLINE, to_yaml, yaml_files
 from longspec.states.folder_name import folder_name
-from longspec.states.holds import hold, needed_by
+from longspec.states.holds import hold, needed_by, set_aside, take_back
 from longspec.workflow import paths
 from longspec.workflow.choices import Stage
 from longspec.workflow.plan import Plan, freeze_runtime
@@ -154,14 +154,19 @@ class StatesPlan:
         return ["/".join(stage) for stage in self._folders_of if not self._is_cut_off(stage)]
 
     def forget_removed(self) -> None:
-        """Remove the copies of contents.json, below, whose states are gone, of stages that would have them made again.
+        """Set aside the copies of contents.json, below, whose states are gone, of stages that would have them made again.
 
         Snakemake makes an input that is there not again because what it was made of is gone: it would train without states.
+        Of a stage that is held no note tells that it needs them no more: where it is not trained after all, it is released.
         """
-        for linked in self.linked:
-            run, variant, name = linked.split("/")
-            if not self._are_there((run, variant, name)):
-                Path(paths.STAGE_STATES.format(linked=linked)).unlink(missing_ok=True)
+        for stage in self._folders_of:
+            copied = Path(paths.STAGE_STATES.format(linked="/".join(stage)))
+            if not self._are_there(stage):
+                take_back(copied)
+                if not self._is_cut_off(stage):
+                    set_aside(copied)
+            if self._is_held(stage):
+                _stage_folder(stage).joinpath("removed_states.json").unlink(missing_ok=True)
 
     def _is_cut_off(self, stage: Stage) -> bool:
         of_stage = _stage_folder(stage)
@@ -172,8 +177,11 @@ class StatesPlan:
             and recipe.is_file()
             and recipe.read_bytes() == to_yaml(self.plan.configs[stage].recipe).encode()
             and not self._are_there(stage)
-            and not any(reader(stage) in needed_by(folder) for folder in self._folders(stage))
+            and not self._is_held(stage)
         )
+
+    def _is_held(self, stage: Stage) -> bool:
+        return any(reader(stage) in needed_by(folder) for folder in self._folders(stage))
 
     def _are_there(self, stage: Stage) -> bool:
         return all((folder / "contents.json").is_file() for folder in self._folders(stage))
@@ -209,8 +217,8 @@ class StatesPlan:
 
     def _folders(self, stage: Stage) -> list[Path]:
         """The folders that a stage reads, that of its own rows first."""
-        named = [dict(zip(("model", "rows", "declaration"), names, strict=True)) for names in self._folders_of[stage]]
-        return [Path(paths.STATES.format(**names)) for names in named]
+        named = self._folders_of[stage]
+        return [Path(paths.STATES.format(model=model, rows=rows, declaration=which)) for model, rows, which in named]
 
     def _held_out_rows(self, stage: Stage) -> int:
         """The number of held-out rows that a stage measures on; for a finished one that of its frozen runtime, since `runtime`

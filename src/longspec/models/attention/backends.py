@@ -26,20 +26,11 @@ BACKENDS: dict[str, Callable[[Tensor, Tensor, Tensor, Visibility, float], Tensor
     FLEX: flex.attend,
     SDPA: sdpa.attend,
 }
-TREE_BACKENDS: dict[str, tree.Backend] = {
-    FLASH: tree.attend_flash,
-    FLEX: flex.attend_tree,
-    SDPA: tree.attend_fused,
-}
+TREE_BACKENDS: dict[str, tree.Backend] = {FLASH: tree.attend_flash, FLEX: flex.attend_tree, SDPA: tree.attend_fused}
 
 
 def attend(
-    q_BNSD: Tensor,
-    k_BKTD: Tensor,
-    v_BKTD: Tensor,
-    visibility: Visibility | TreeVisibility,
-    scale: float,
-    backend: str = AUTO,
+    q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visibility | TreeVisibility, scale: float, backend: str = AUTO
 ) -> Tensor:
     """Attention output [B, N, S, D], the same in every backend to the dtype's tolerance; zeros for a query that sees no key."""
     if isinstance(visibility, TreeVisibility):

@@ -60,13 +60,7 @@ def attend(q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, visibility: Visibilit
 
 
 def gradients(
-    grad_BNSD: Tensor,
-    q_BNSD: Tensor,
-    k_BKSD: Tensor,
-    v_BKSD: Tensor,
-    whole: Part,
-    visibility: Visibility,
-    scale: float,
+    grad_BNSD: Tensor, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, whole: Part, visibility: Visibility, scale: float
 ) -> Gradients:
     """The part's gradients of queries, keys and values; whole: output and log-sum-exp over all keys, the part's and others."""
     one_call: Callable[..., Gradients] = _fused_gradients if q_BNSD.device.type == KERNEL_DEVICE else _plain_gradients
@@ -75,7 +69,7 @@ def gradients(
     heads = k_BKSD.shape[1], q_BNSD.shape[1] // k_BKSD.shape[1]
     for call in _calls(q_BNSD, visibility):
         of_queries = [x[call.queries].unflatten(0, heads) for x in (grad_BNSD, q_BNSD, *whole)]
-        of_q, of_k, of_v = one_call(*of_queries, k_BKSD[call.keys], v_BKSD[call.keys], call, visibility, scale)
+        of_q, of_k, of_v = one_call(of_queries, k_BKSD[call.keys], v_BKSD[call.keys], call, visibility, scale)
         of_q_BNSD[call.queries].unflatten(0, heads).copy_(of_q)
         of_k_BKSD[call.keys].add_(of_k)
         of_v_BKSD[call.keys].add_(of_v)
@@ -121,17 +115,10 @@ def _fused(
 
 
 def _fused_gradients(
-    grad_KGQD: Tensor,
-    q_KGQD: Tensor,
-    seen_KGQD: Tensor,
-    lse_KGQ: Tensor,
-    k_KLD: Tensor,
-    v_KLD: Tensor,
-    call: Call,
-    visibility: Visibility,
-    scale: float,
+    of_queries: list[Tensor], k_KLD: Tensor, v_KLD: Tensor, call: Call, visibility: Visibility, scale: float
 ) -> Gradients:
     """One call of the CPU kernel's backward."""
+    grad_KGQD, q_KGQD, seen_KGQD, lse_KGQ = of_queries
     keys, values = (x[:, None].expand(-1, q_KGQD.shape[1], -1, -1) for x in (k_KLD, v_KLD))
     mask = _mask(call, visibility, q_KGQD)
     of_q_KGQD, of_k_KGLD, of_v_KGLD = FUSED_BACKWARD(
@@ -171,17 +158,10 @@ def _plain(
 
 
 def _plain_gradients(
-    grad_KGQD: Tensor,
-    q_KGQD: Tensor,
-    seen_KGQD: Tensor,
-    lse_KGQ: Tensor,
-    k_KLD: Tensor,
-    v_KLD: Tensor,
-    call: Call,
-    visibility: Visibility,
-    scale: float,
+    of_queries: list[Tensor], k_KLD: Tensor, v_KLD: Tensor, call: Call, visibility: Visibility, scale: float
 ) -> Gradients:
     """The gradients of one call by all its scores (arXiv 2307.08691, algorithm 2)."""
+    grad_KGQD, q_KGQD, seen_KGQD, lse_KGQ = of_queries
     weights_KGQL = (_scores(q_KGQD, k_KLD, call, scale) - lse_KGQ[..., None]).exp_()
     dot_KGQ1 = (grad_KGQD.to(lse_KGQ.dtype) * seen_KGQD).sum(-1, keepdim=True)
     of_weights_KGQL = (grad_KGQD @ v_KLD[:, None].transpose(2, 3)).to(lse_KGQ.dtype)
