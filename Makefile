@@ -62,15 +62,19 @@ demo: .venv/.stamp-train | $(TMPDIR)
 	snakemake final_draft
 	@RUN=demo python -c "$$FIGURES"
 
-# The run that is trained, a file of config/run/. Two threads: the target's forward is what both sides of a comparison wait for.
+# The run that is trained, a file of config/run/.
 SMOLLM2 ?= smollm2-eagle3
+# Two threads for what is timed: the target's forward is what both sides of a comparison wait for. Answers and states have two jobs
+# each, which get more done side by side on half of the cores than one after the other on all of them.
+HALF := $(shell n=$$(nproc); echo $$((n > 1 ? n / 2 : 1)))
+SMOLLM2_THREADS := --set-threads evaluate=2 answer=$(HALF) build_states=$(HALF)
 
 smollm2: .venv/.stamp-train | $(TMPDIR)
-	snakemake final_draft --config 'runs=[$(SMOLLM2)]' --set-threads evaluate=2
+	snakemake final_draft --config 'runs=[$(SMOLLM2)]' $(SMOLLM2_THREADS)
 	@RUN=$(SMOLLM2) python -c "$$FIGURES"
 
 smollm2-bench: .venv/.stamp-train | $(TMPDIR)
-	snakemake final_draft compare bench --config 'runs=[smollm2-glide,smollm2-eagle3]' --set-threads evaluate=2 evaluate_bench=2
+	snakemake final_draft compare bench --config 'runs=[smollm2-glide,smollm2-eagle3]' $(SMOLLM2_THREADS) evaluate_bench=2
 	@echo "Reports: results/compare/smollm2-glide_smollm2-eagle3.html, results/smollm2-glide/bench.html, results/smollm2-eagle3/bench.html"
 
 # Many tests wait for jobs that they have started, so three at a time keep two cores busy.

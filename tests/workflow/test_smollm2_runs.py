@@ -33,11 +33,15 @@ def test_both_share_answers_and_rows_and_each_stores_its_own_states(workflow: Wo
 def test_make_runs_one_of_them_and_the_bench_both(workflow: Workflow, root: Path) -> None:
     made = (root / "Makefile").read_text()
     assert "\nSMOLLM2 ?= smollm2-eagle3\n" in made
+    threads = ("--set-threads", "evaluate=2", "answer=1", "build_states=1")
     told = workflow.output(
-        *("-n", "final_draft", "compare", "bench", "--set-threads", "evaluate=2", "evaluate_bench=2"),
+        *("-n", "final_draft", "compare", "bench", *threads, "evaluate_bench=2"),
         *("--config", f"runs=[{','.join(RUNS)}]"),
     )
-    assert "snakemake final_draft compare bench --config 'runs=[smollm2-glide,smollm2-eagle3]' --set-threads evaluate=2" in made
+    assert "\nSMOLLM2_THREADS := --set-threads evaluate=2 answer=$(HALF) build_states=$(HALF)\n" in made
+    assert (
+        "final_draft compare bench --config 'runs=[smollm2-glide,smollm2-eagle3]' $(SMOLLM2_THREADS) evaluate_bench=2\n" in made
+    )
     for page in ("results/compare/smollm2-glide_smollm2-eagle3.html", *(f"results/{run}/bench.html" for run in RUNS)):
         assert f"page={page}" in told or page in told
     assert "data/raw/smollm2-long/manifest.json" in told
