@@ -5,9 +5,9 @@ a time on two threads, by the `evaluate` verb with both engines: the same prompt
 them with and without the draft; seconds are of the tokens after the first. Bar: vLLM's acceptance length within 2 % of ours;
 tokens a second, with and without, are told whichever way they fall.
 
-bf16 (default): near-ties part the texts there, so that the two lengths are of different texts, and only many prompts tell them
-apart to 2 %: 60. fp32: 12, since the texts are the same in both. How far they are apart is told with its 95 % interval, by
-resampling the prompts. Each precision has a result of its own.
+bf16 (default): near-ties part the texts there, so that the two lengths are of different texts: 60 prompts, over which their
+difference is known to some 2.6 %. fp32: 12, since the texts are the same in both. The difference has its 95 % interval,
+by resampling the prompts; the bar is held against its mean. Each precision has a result of its own.
 """
 
 import json

@@ -242,21 +242,22 @@ class StatesPlan:
 
         Raises ValueError for a trained stage that is to be trained again, and whose states this plan does not make.
         """
-        gone = []
-        for stage in sorted(set(stages) & self._folders_of.keys()):
+        trained = sorted(set(stages) & self._folders_of.keys())
+        for stage in trained:
             path, planned, wanted = _stage_folder(stage), self._held_out_rows(stage), self._wanted_rows(stage)
             if planned != wanted:
                 raise ValueError(
                     f"{path}: is to be trained again, and the number of its held-out rows (runtime.held_out_rows, 0 without "
                     f"runtime.held_out_every) is {wanted} now, was {planned}; remove {path}/checkpoint.json and start again"
                 )
-            gone += [str(path)] if self._is_cut_off(stage) else []
+        gone = [stage for stage in trained if self._is_cut_off(stage)]
+        for stage in gone or trained:  # a call that ends here builds nothing for the others
             for folder in self._folders(stage):
                 hold(folder, reader(stage))
         if gone:
             raise ValueError(
-                f"{', '.join(sorted(gone))}: must be trained again, and the stored states were removed; start the same command "
-                "again, which builds them first"
+                f"{', '.join(str(_stage_folder(stage)) for stage in gone)}: must be trained again, and the stored states were "
+                "removed; start the same command again, which builds them first"
             )
 
     def removed(self) -> list[str]:
