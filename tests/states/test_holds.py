@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from longspec.states.holds import hold, needed_by, release, set_aside, take_back
+from longspec.states.holds import COPY, hold, needed_by, put_back, release, set_aside
 
 
 @pytest.fixture
@@ -46,16 +46,16 @@ def test_what_a_killed_removal_has_left_goes_with_the_next(folder: Path) -> None
     assert list(folder.parent.iterdir()) == []
 
 
-def test_what_was_set_aside_is_taken_back_unless_it_was_made_anew(tmp_path: Path) -> None:
-    states = tmp_path / "states.json"
+def test_what_was_set_aside_is_put_back_unless_it_was_made_anew(tmp_path: Path) -> None:
+    states = tmp_path / COPY
     states.write_text("old")
     for _ in range(2):
-        set_aside(states)
+        set_aside(tmp_path)
         assert not states.exists()
-    take_back(states)
+    put_back(tmp_path)
     assert states.read_text() == "old"
-    set_aside(states)
+    set_aside(tmp_path)
     states.write_text("new")
     for _ in range(2):
-        take_back(states)
+        put_back(tmp_path)
     assert [path.read_text() for path in tmp_path.iterdir()] == ["new"]

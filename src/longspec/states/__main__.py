@@ -14,7 +14,7 @@ from longspec.command_line import add_verb
 from longspec.config import PARTITIONED, ConfigError, Recipe, Runtime, load
 from longspec.distributed import end_at_once, find_ranks, log, write_error_file
 from longspec.shown import one_line
-from longspec.states.holds import release, take_back
+from longspec.states.holds import put_back, release
 from longspec.states.stored.manifest import MANIFEST, merge
 
 
@@ -81,7 +81,7 @@ def main() -> None:
             content = merge(options.shards, options.out)
             log(f"{options.out}: {content['bytes']} bytes, {len(content['left_out'])} rows left out")
         elif options.verb == "remove":
-            take_back(options.out.with_name("states.json"))
+            put_back(options.out.parent)
             write_json(options.out, {"released": [release(folder, options.reader) for folder in options.folder]})
         else:
             build_shard(options)

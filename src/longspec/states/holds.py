@@ -6,7 +6,7 @@ A file stays until its stage is done, whichever call of Snakemake that is: what 
 another run's end. Two stages may end at once: whoever finds no file left renames the folder first, which only one can.
 
 A trained stage that is planned to be trained again has its states.json set aside, so that Snakemake makes it, and the states,
-first. Where it is not trained again in the end, since the change was taken back, the file is.
+first. If the change is taken back before that training, the file is put back.
 """
 
 import os
@@ -19,7 +19,8 @@ from longspec.atomic_files import fsync_path
 
 NEEDED = "needed"
 REMOVED = ".removed"  # a folder's last name
-ASIDE = ".states.json"
+COPY = "states.json"  # in a stage's folder: the contents.json of the states that it is trained on
+ASIDE = f".{COPY}"
 
 
 def hold(folder: Path, reader: str) -> None:
@@ -33,19 +34,18 @@ def needed_by(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / NEEDED).glob("*"))
 
 
-def set_aside(states: Path) -> None:
-    """Hide a stage's states.json from Snakemake."""
-    if states.is_file():
-        states.replace(states.with_name(ASIDE))
+def set_aside(stage: Path) -> None:
+    """Hide the states.json of a stage's folder from Snakemake."""
+    if (stage / COPY).is_file():
+        (stage / COPY).replace(stage / ASIDE)
 
 
-def take_back(states: Path) -> None:
-    """Undo that, unless the file was made anew."""
-    aside = states.with_name(ASIDE)
-    if states.is_file():
-        aside.unlink(missing_ok=True)
-    elif aside.is_file():
-        aside.rename(states)
+def put_back(stage: Path) -> None:
+    """Put the states.json that was set aside back, unless it was made anew."""
+    if (stage / COPY).is_file():
+        (stage / ASIDE).unlink(missing_ok=True)
+    elif (stage / ASIDE).is_file():
+        (stage / ASIDE).rename(stage / COPY)
 
 
 def release(folder: Path, reader: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from longspec import methods
 from longspec.atomic_files import fsync_path
 from longspec.config import OFFLINE, to_yaml, yaml_files
 from longspec.states.folder_name import folder_name
-from longspec.states.holds import hold, needed_by, set_aside, take_back
+from longspec.states.holds import COPY, hold, needed_by, put_back, set_aside
 from longspec.workflow import paths
 from longspec.workflow.choices import Stage
 from longspec.workflow.plan import Plan, freeze_runtime
@@ -157,23 +157,23 @@ class StatesPlan:
         """Set aside the copies of contents.json, below, whose states are gone, of stages that would have them made again.
 
         Snakemake makes an input that is there not again because what it was made of is gone: it would train without states.
-        Of a stage that is held no note tells that it needs them no more: where it is not trained after all, it is released.
+        The note of a held stage, that it needs them no more, is removed: where it is not trained after all, it is released.
         """
-        for stage in self._folders_of:
-            copied = Path(paths.STAGE_STATES.format(linked="/".join(stage)))
+        for run, variant, name in self._folders_of:
+            stage = run, variant, name
             if not self._are_there(stage):
-                take_back(copied)
+                put_back(_stage_folder(stage))
                 if not self._is_cut_off(stage):
-                    set_aside(copied)
+                    set_aside(_stage_folder(stage))
             if self._is_held(stage):
-                _stage_folder(stage).joinpath("removed_states.json").unlink(missing_ok=True)
+                Path(paths.REMOVED_STATES.format(run=run, variant=variant, stage=name)).unlink(missing_ok=True)
 
     def _is_cut_off(self, stage: Stage) -> bool:
         of_stage = _stage_folder(stage)
         recipe = of_stage / "recipe.yaml"
         return (
             (of_stage / "checkpoint.json").is_file()
-            and (of_stage / "states.json").is_file()
+            and (of_stage / COPY).is_file()
             and recipe.is_file()
             and recipe.read_bytes() == to_yaml(self.plan.configs[stage].recipe).encode()
             and not self._are_there(stage)
@@ -217,8 +217,8 @@ class StatesPlan:
 
     def _folders(self, stage: Stage) -> list[Path]:
         """The folders that a stage reads, that of its own rows first."""
-        named = self._folders_of[stage]
-        return [Path(paths.STATES.format(model=model, rows=rows, declaration=which)) for model, rows, which in named]
+        named = [dict(zip(("model", "rows", "declaration"), names, strict=True)) for names in self._folders_of[stage]]
+        return [Path(paths.STATES.format(**names)) for names in named]
 
     def _held_out_rows(self, stage: Stage) -> int:
         """The number of held-out rows that a stage measures on; for a finished one that of its frozen runtime, since `runtime`

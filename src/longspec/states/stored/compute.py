@@ -78,11 +78,7 @@ class Computation:
         if self.device.type != "cuda":
             return Encoded(tensors, finite, None)
         tensors, finite = (
-            {
-                name: torch.empty_like(part, device="cpu", pin_memory=True).copy_(part, non_blocking=True)
-                for name, part in of.items()
-            }
-            for of in (tensors, finite)
+            {name: _pinned(part).copy_(part, non_blocking=True) for name, part in of.items()} for of in (tensors, finite)
         )
         copied = torch.cuda.Event()
         copied.record()
@@ -101,6 +97,10 @@ class Computation:
                 for each, part in zip(of_ranks, there or [], strict=False):
                     each[name] = part.view(tensor.dtype)
         return [self.on_host(*pair) for pair in zip(*parts, strict=True)] if self.ranks.is_main else []
+
+
+def _pinned(like: Tensor) -> Tensor:
+    return torch.empty_like(like, device="cpu", pin_memory=True)
 
 
 def shared(numbers: Sequence[int], ranks: Ranks) -> list[list[int]]:
