@@ -155,12 +155,7 @@ def describe_files(folder: Path, names: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def check_files(
-    folder: Path,
-    files: dict[str, dict[str, Any]],
-    manifest: Path | None = None,
-    *,
-    hashes: bool = True,
-    newer: bool = False,
+    folder: Path, files: dict[str, dict[str, Any]], manifest: Path | None = None, *, hashes: bool = True, newer: bool = False
 ) -> None:
     """Hold a folder against a manifest's files. Raises ValueError that names the first file that differs.
 

@@ -352,16 +352,6 @@ def test_prompts_are_read_as_with_transformers_own_cache(family: type, dtype: to
             assert torch.equal(layer.values[row], wanted.values[0])
 
 
-def test_a_target_on_several_devices_is_refused() -> None:
-    target = make_target(0)
-    target.hf_device_map = {"model": "cpu", "lm_head": "cpu"}
-    start = prefill(target, [[1]])
-    assert start.cache.get_seq_length() == 1
-    target.hf_device_map = {"model.embed_tokens": 0, "model.layers": 1, "lm_head": "cpu"}
-    with pytest.raises(ValueError, match=r"hf_device_map: .* spread over 0, 1 layer by layer, .*: load it on one, such as"):
-        speculate(target, LookupDrafter(), [[1]], max_new_tokens=1)
-
-
 def test_a_text_without_end_takes_its_first_part_of_room_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """And goes on when that is used up."""
     target, prompts = make_target(3, **DEPTHS["eagle3"]), [[7] * 20, [8] * 5]

@@ -47,13 +47,7 @@ def read(raw: Path, shard: int, num_shards: int, cut: str) -> list[Conversation]
 
 
 def make(
-    raw: Path,
-    target: Path,
-    tokenizer: Path,
-    settings: Regenerate,
-    part: tuple[int, int],
-    out: Path,
-    ranks: Ranks = ALONE,
+    raw: Path, target: Path, tokenizer: Path, settings: Regenerate, part: tuple[int, int], out: Path, ranks: Ranks = ALONE
 ) -> dict[str, Any]:
     """Answer the shard `part` of (shard, number of shards); its manifest, which `out` then holds.
 

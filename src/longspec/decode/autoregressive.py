@@ -50,7 +50,7 @@ def decode_plain(
         raise ValueError(f"prompts: plain decoding takes one, not {len(start.prompts)}; decode them one by one")
     sampler, stops, decoded, group = sampler or Sampler(), Stops(eos), Plain(), group_of(target)
     with start.lent(tokens_ahead(max_new_tokens)) as lent:
-        clock, logits_V = Stopwatch(target.device), lent.logits_BV[0]
+        clock, logits_V = Stopwatch(lent.logits_BV.device), lent.logits_BV[0]
         while True:
             token = int(of_first_rank(sampler.choose(logits_V[None]), group))
             check_drawn([token])
@@ -58,7 +58,7 @@ def decode_plain(
             decoded.logits.append(logits_V)
             if decoded.ids[-1] in stops.eos or len(decoded.ids) >= max_new_tokens:
                 break
-            last_BS = torch.tensor([decoded.ids[-1:]], device=target.device)
+            last_BS = torch.tensor([decoded.ids[-1:]], device=logits_V.device)
             logits_V = target(last_BS, past_key_values=lent.cache, use_cache=True).logits[0, -1]
         clock.mark("plain")
     decoded.seconds = clock.take()["plain"]

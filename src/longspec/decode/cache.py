@@ -132,6 +132,7 @@ def compact(cache: Cache, nodes: int, path_BE: Tensor, lengths_B: Tensor, longes
     to_BE = lengths_B[:, None] + torch.arange(path_BE.shape[1], device=path_BE.device)
     from_BE = cache.get_seq_length() - nodes + path_BE
     for layer in cache.layers:
+        rows_B1, to_BE, from_BE = (x.to(layer.keys.device) for x in (rows_B1, to_BE, from_BE))
         for x_BKTD in (layer.keys, layer.values):
             x_BKTD[rows_B1, :, to_BE] = x_BKTD[rows_B1, :, from_BE]
     cut(cache, longest)
@@ -144,7 +145,7 @@ def select(cache: Cache, rows_B: Tensor, longest: int, ahead: int) -> None:
     one layer is held twice at a time.
     """
     for number, layer in enumerate(cache.layers):
-        chosen = layer.empty(ahead)
+        chosen, rows_B = layer.empty(ahead), rows_B.to(layer.keys.device)
         chosen.add(layer.keys[:, :, :longest][rows_B], layer.values[:, :, :longest][rows_B])
         cache.layers[number] = chosen
 

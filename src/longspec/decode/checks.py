@@ -6,18 +6,10 @@ from longspec.decode.drafters import Drafter
 from longspec.families import check_target
 from longspec.models.tensor_parallel import check_splits, group_of
 
-OFFLOADED = {"cpu", "disk"}  # where device_map keeps layers that run on the one device there is beside them
-
 
 def check_decodable(target: Any) -> None:
     """Raise ValueError for a target of which decoding with a draft would not give its own text, or that has no weights."""
     check_target(target.config, target.config.name_or_path or "target")
-    devices = sorted({str(device) for device in getattr(target, "hf_device_map", {}).values()} - OFFLOADED)
-    if len(devices) > 1:
-        raise ValueError(
-            f"hf_device_map: the target is spread over {', '.join(devices)} layer by layer, decoding needs it on one: load "
-            "it on one, such as by device_map={'': 0}, or split it over ranks (docs/large-targets.md)"
-        )
     if (group := group_of(target)) is not None:
         check_splits(target.config, group.size(), target.config.name_or_path or "target")
     if "meta" in (target.device.type, target.lm_head.weight.device.type):

@@ -16,6 +16,7 @@ from longspec.chain_length import Acceptance
 from longspec.decode.levels import Levels
 from longspec.decode.sampling import Sampler
 from longspec.decode.tree import NOTHING, DraftTree, chains
+from longspec.models.placement import draft_device
 
 
 @dataclass
@@ -103,10 +104,10 @@ def check_beside(own: Any, target: Any, weight: Tensor) -> None:
     """
     if target is not own:
         raise ValueError("draft: this drafter was made for another target; make one for this target, as by load_drafter")
-    if (weight.dtype, weight.device) != (target.dtype, target.device):
+    if (weight.dtype, weight.device) != (target.dtype, device := draft_device(target)):
         raise ValueError(
-            f"draft: its layer is {weight.dtype} on {weight.device}, the target {target.dtype} on {target.device}: move "
-            "the layer by .to(target.device, target.dtype), or make the drafter after the target has moved"
+            f"draft: its layer is {weight.dtype} on {weight.device}, the target {target.dtype} on {device}: move the layer "
+            f"by .to('{device}', target.dtype), or make the drafter after the target has moved"
         )
 
 

@@ -24,6 +24,7 @@ from longspec.decode.speculate import speculate
 from longspec.decode.with_lookup import WithLookup
 from longspec.families import check_target
 from longspec.methods.draft_files import check_draft_config, method_of_draft
+from longspec.models.placement import draft_device
 from longspec.tokenizer_files import tokenizer_hash_of
 
 WARPS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper)
@@ -64,7 +65,7 @@ def load_drafter(target: Any, draft: str | Path, draft_vocabulary: str | Path | 
     settings = method.stored_settings(Path(draft))
     layer = method.layer(target.config, settings)
     method.load(layer, Path(draft))
-    drafter = methods.drafter(method.name, target, layer.to(target.device, target.dtype).eval(), settings, vocabulary)
+    drafter = methods.drafter(method.name, target, layer.to(draft_device(target), target.dtype).eval(), settings, vocabulary)
     drafter.acceptance = read_acceptance(Path(draft))
     return drafter
 

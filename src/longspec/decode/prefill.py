@@ -19,11 +19,13 @@ from transformers.cache_utils import Cache
 from longspec.decode.cache import restore, target_cache
 from longspec.decode.checks import check_decodable, check_prompts
 from longspec.decode.states import ReadTarget
+from longspec.models.placement import draft_device
 from longspec.models.tensor_parallel import check_alike
 
 # logits_to_keep of a forward over prompts. An index, since of a slice of several rows torch copies the whole head for each row:
-# with 49,152 tokens on two cores 169 ms in place of 12 for one prompt, 9.5 s for 64 of them.
-LAST = torch.tensor([-1])
+# with 49,152 tokens on two cores 169 ms in place of 12 for one prompt, 9.5 s for 64 of them. A list, since a tensor would be on
+# the device where a spread target begins, and the hidden states where it ends.
+LAST = [-1]
 
 
 @dataclass
@@ -76,7 +78,7 @@ def prefill(target: Any, prompts: list[list[int]], ahead: int = 0, reads: tuple[
     parts, read = [], ReadTarget(target, target.config._attn_implementation, reads)
     for rows in rows_of.values():
         cache = target_cache(target, ahead if len(rows_of) == 1 else 0, read.cached_layers)
-        ids_BS = torch.tensor([prompts[row] for row in rows], device=target.device)
+        ids_BS = torch.tensor([prompts[row] for row in rows], device=draft_device(target))
         logits_BV = read.model(ids_BS, past_key_values=cache, use_cache=True, logits_to_keep=LAST).logits[:, -1]
         parts.append((cache, logits_BV, dict(read.hidden)))
     if len(parts) == 1:

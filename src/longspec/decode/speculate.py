@@ -116,7 +116,7 @@ def speculate(
     nodes = sum(levels) + drafter.copied
     ahead = tokens_ahead(max_new_tokens, nodes)
     with alone_with(drafter), _started(target, prompts, ahead, drafter.reads) as start:
-        clock, read = Stopwatch(target.device), ReadTarget(target, TARGET_ATTENTION, drafter.reads)
+        clock, read = Stopwatch(start.logits_BV.device), ReadTarget(target, TARGET_ATTENTION, drafter.reads)
         run = _Run(read, drafter, start, nodes, sampler, _Texts(start.prompts, stops, max_new_tokens, on_tokens))
         clock.mark("draft")
         while run.texts.active:

@@ -14,6 +14,16 @@ from longspec.process_group import join, own_device
 TIMEOUT_MINUTES = 30
 
 
+def draft_device(target: Any) -> torch.device:
+    """The device of the text and of the draft beside it: where the target's last layer runs, whose keys and values drafts read.
+
+    Of a target that `device_map` has spread over several devices it is that of the final norm; where that is kept off the
+    device that it runs on, the target's first.
+    """
+    device: torch.device = target.model.norm.weight.device
+    return target.device if device.type == "meta" else device
+
+
 def join_ranks(ranks: Ranks) -> None:
     """Have the ranks that are to hold a target together join; a rank that is alone has nothing to do."""
     if ranks.world_size > 1:

@@ -15,14 +15,14 @@ from longspec.models.target import head_width
 
 
 def rotations(model: Any, embedded_BSH: Tensor, position_ids_BS: Tensor) -> tuple[Tensor, Tensor]:
-    """(cos, sin), [B, S, R] each, of a target's body, in the embeddings' dtype: OLMo-2's module leaves them in float32.
+    """(cos, sin), [B, S, R] each, of a target's body, in the dtype and on the device of the embeddings.
 
-    GPT-OSS's module gives the half [B, S, R / 2], of which the other is a copy.
+    OLMo-2's module leaves them in float32. GPT-OSS's module gives the half [B, S, R / 2], of which the other is a copy.
     """
     rope = model.rotary_emb(embedded_BSH, position_ids_BS)
     turned = int(head_width(model.config) * model.config.rope_parameters.get("partial_rotary_factor", 1.0))
     cos_BSR, sin_BSR = (torch.cat([x, x], dim=-1) if 2 * x.shape[-1] == turned else x for x in rope)
-    return cos_BSR.to(embedded_BSH.dtype), sin_BSR.to(embedded_BSH.dtype)
+    return cos_BSR.to(embedded_BSH), sin_BSR.to(embedded_BSH)
 
 
 def rotate(x_BNSD: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:

@@ -141,7 +141,7 @@ class Eagle3Drafter(Drafter):
 
     def begin(self, prompts: list[list[int]], hidden: dict[str, Tensor]) -> None:
         """Slots of each prompt, of its newest tokens where there is a window; the first round takes them in with the root."""
-        window, device = self.settings.sliding_window, self.target.device
+        window, device = self.settings.sliding_window, hidden[self.reads[0]].device
         longest = max(map(len, prompts))
         width = longest if window is None else min(window, longest)
         self.slots = WholeText() if window is None else NewestSlots(window)
@@ -228,7 +228,7 @@ class Eagle3Drafter(Drafter):
 
     def _embed(self, tokens_BW: Tensor, positions_BW: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Embeddings [B, W, H] and rotations."""
-        embedded_BWH = self.target.model.embed_tokens(tokens_BW)
+        embedded_BWH = self.target.model.embed_tokens(tokens_BW).to(tokens_BW.device)
         if self.layer.rotation is not None:
             return embedded_BWH, self.layer.rotation(embedded_BWH, positions_BW)
         return embedded_BWH, rotations(self.target.model, embedded_BWH, positions_BW)

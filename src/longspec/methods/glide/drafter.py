@@ -18,6 +18,7 @@ from longspec.decode.tree import DraftTree, TreeBuilder, draft_to_target_of
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods.glide.layer import GlideLayer
 from longspec.models.attention.tree_visibility import TreeVisibility
+from longspec.models.placement import draft_device
 from longspec.models.rotation import rotations
 from longspec.models.tensor_parallel import whole
 from longspec.states.tensors import KEYS, VALUES
@@ -31,11 +32,12 @@ class GlideDrafter(Drafter):
 
     def __init__(self, target: Any, layer: GlideLayer, window: int, vocabulary: DraftVocabulary | None = None) -> None:
         self.target, self.layer, self.window = target, layer, window
-        self.draft_to_target = draft_to_target_of(vocabulary, target.device)
+        self.draft_to_target = draft_to_target_of(vocabulary, draft_device(target))
         self.head_VH: Tensor | None = None
         if self.draft_to_target is not None:
             self.proposed = len(self.draft_to_target.ids_V)
-            self.head_VH = whole(target.lm_head.weight.detach())[self.draft_to_target.ids_V]
+            ids_V, head_TH = self.draft_to_target.ids_V, whole(target.lm_head.weight.detach())
+            self.head_VH = head_TH[ids_V.to(head_TH.device)].to(ids_V.device)
         last = target.config.num_hidden_layers - 1
         self.reads = (f"{KEYS}{last}", f"{VALUES}{last}")
         self.own: tuple[Tensor, Tensor] | None = None  # [B, K, P, D], right-aligned: the newest tokens before the root
@@ -45,15 +47,16 @@ class GlideDrafter(Drafter):
     def check(self, target: Any) -> None:
         """Raise ValueError for another target than its own, and for a layer that does not stand beside it."""
         check_beside(self.target, target, self.layer.self_attn.q_proj.weight)
-        if self.head_VH is not None and (self.head_VH.dtype, self.head_VH.device) != (target.dtype, target.device):
+        device = draft_device(target)
+        if self.head_VH is not None and (self.head_VH.dtype, self.head_VH.device) != (target.dtype, device):
             raise ValueError(
                 f"draft: its rows of the head are {self.head_VH.dtype} on {self.head_VH.device}, the target {target.dtype} on "
-                f"{target.device}: make the drafter after the target has moved"
+                f"{device}: make the drafter after the target has moved"
             )
 
     def begin(self, prompts: list[list[int]], hidden: dict[str, Tensor]) -> None:
         """Keys and values of each prompt's last `window` tokens."""
-        width, device = min(self.window, max(map(len, prompts))), self.target.device
+        width, device = min(self.window, max(map(len, prompts))), draft_device(self.target)
         newest = [[0] * (width - len(prompt)) + prompt[max(0, len(prompt) - width) :] for prompt in prompts]
         first_B1 = torch.tensor([[len(prompt) - width] for prompt in prompts], device=device)
         positions_BW = (first_B1 + torch.arange(width, device=device)).clamp_min(0)
@@ -91,7 +94,9 @@ class GlideDrafter(Drafter):
         own = (torch.cat(keys, dim=2), torch.cat(values, dim=2))
         cached = (draft_input.cached[self.reads[0]], draft_input.cached[self.reads[1]])
         hidden_BWH = self.layer(embedded_BWH, rope, own, cached, own_visibility, target_visibility)
-        return self.target.lm_head(hidden_BWH) if self.head_VH is None else F.linear(hidden_BWH, self.head_VH)
+        if self.head_VH is None:
+            return self.target.lm_head(hidden_BWH).to(hidden_BWH.device)
+        return F.linear(hidden_BWH, self.head_VH)
 
     def commit(self, tokens_BE: Tensor, kept_B: Tensor, hidden: dict[str, Tensor]) -> None:
         """The window moves on over the root and the drafted tokens that became text; the tree is forgotten."""
@@ -111,6 +116,6 @@ class GlideDrafter(Drafter):
 
     def _take_in(self, tokens_BW: Tensor, positions_BW: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """Embeddings [B, W, H], rotations, and the draft's own keys and values [B, K, W, D]."""
-        embedded_BWH = self.target.model.embed_tokens(tokens_BW)
+        embedded_BWH = self.target.model.embed_tokens(tokens_BW).to(tokens_BW.device)
         rope = rotations(self.target.model, embedded_BWH, positions_BW)
         return embedded_BWH, rope, self.layer.own_keys_values(embedded_BWH, rope)

@@ -24,12 +24,7 @@ BLOCK = {"cpu": 2**17, "cuda": 2**25}
 
 
 def attend_chains(
-    q_BNSD: Tensor,
-    text: KeysValues,
-    own: list[KeysValues],
-    visibility: Visibility,
-    scale: float,
-    backend: str = AUTO,
+    q_BNSD: Tensor, text: KeysValues, own: list[KeysValues], visibility: Visibility, scale: float, backend: str = AUTO
 ) -> Tensor:
     """Attention output [B, N, S, D] of one step: a softmax over text keys and the chain's own together; zeros for padding.
 

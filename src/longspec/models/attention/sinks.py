@@ -80,8 +80,4 @@ def attend_tree(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Tree
 
 
 # By the names of backends.py; flash-attn and flex_attention hand out the log-sum-exp of their kernels.
-PARTS = {
-    "flash_attention_2": flash.attend_text,
-    "flex_attention": flex.attend_text,
-    "sdpa": attend_blocks,
-}
+PARTS = {"flash_attention_2": flash.attend_text, "flex_attention": flex.attend_text, "sdpa": attend_blocks}

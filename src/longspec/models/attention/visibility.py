@@ -6,7 +6,7 @@ query s has the index T - S + s.
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -44,6 +44,11 @@ class Remembering:
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
+
+    def to(self, device: torch.device | str | int) -> Self:
+        """A copy on a device, by the name by which accelerate's hooks ask for it, before each layer of a spread target."""
+        held: dict[Any, Any] = {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
+        return self.once(("to", device), lambda: replace(self, **{name: x.to(device) for name, x in held.items()}))
 
 
 @dataclass(frozen=True)
