@@ -79,12 +79,7 @@ def _together(work: Callable[[], Any], ranks: Ranks, life: Unwatched) -> tuple[l
 
 
 def save(
-    engine: Any,
-    folder: Path,
-    state: dict[str, Any],
-    ranks: Ranks,
-    life: Unwatched,
-    record: Callable[[], None] = lambda: None,
+    engine: Any, folder: Path, state: dict[str, Any], ranks: Ranks, life: Unwatched, record: Callable[[], None] = lambda: None
 ) -> int:
     """Commit a checkpoint of all ranks to the slot `last`; the slot before it becomes `last_2`. Its size in bytes.
 
