@@ -12,7 +12,7 @@ class Stopwatch:
     """Adds up the time between marks under the later mark's name; on a GPU by events in its stream, read at the end."""
 
     def __init__(self, device: torch.device) -> None:
-        self.on_gpu = device.type == "cuda"
+        self.device, self.on_gpu = device, device.type == "cuda"
         self.marks: list[tuple[str, Any]] = []
         self.mark("")
 
@@ -22,7 +22,7 @@ class Stopwatch:
             self.marks.append((name, time.perf_counter()))
             return
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self.device))
         self.marks.append((name, event))
 
     def take(self) -> dict[str, float]:

@@ -54,7 +54,8 @@ class _Devices(TorchDispatchMode):
             with self:  # in inference mode operations that are made of others come here whole
                 return func.decompose(*args, **kwargs)
         given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        devices = {x.device for x in given if isinstance(x, OnDevice) or (x.ndim and func not in WITH_INDICES)}
+        free = tree_leaves(args[1]) if func in WITH_INDICES else []  # to come from main memory
+        devices = {x.device for x in given if isinstance(x, OnDevice) or (x.ndim and not any(x is each for each in free))}
         if len(devices) > 1 and func not in BETWEEN_DEVICES:
             raise RuntimeError(f"{func}: tensors on {' and '.join(sorted(map(str, devices)))}")
         place = torch.device(kwargs.get("device") or next(iter(devices), MAIN_MEMORY))

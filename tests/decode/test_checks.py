@@ -92,7 +92,10 @@ def test_what_is_no_drafter_of_this_target_is_refused() -> None:
         (None, "draft: None: give a draft folder, a weight file, or a drafter"),
         (4, "draft: 4: give a draft folder"),
         (GlideDrafter(make_target(0), drafter.layer, 12), "draft: this drafter was made for another target"),
-        (left_behind, "draft: its layer is torch.float32 on cpu, the target torch.float64 on cpu: move the layer"),
+        (
+            left_behind,
+            "draft: layer: is torch.float32 on cpu, beside this target it must be torch.float64 on cpu: move the layer",
+        ),
     ]
     for wrong, message in faults:
         for door in doors(target, wrong, [1, 2])[::2]:
@@ -116,7 +119,10 @@ def eagle3_faults() -> list[tuple[Any, str]]:
     left_behind[1].layer.float()
     return [
         ((target, make_eagle3(make_target(0, **DEPTHS["eagle3"]))), "draft: this drafter was made for another target"),
-        (left_behind, "draft: its layer is torch.float32 on cpu, the target torch.float64 on cpu: move the layer"),
+        (
+            left_behind,
+            "draft: layer: is torch.float32 on cpu, beside this target it must be torch.float64 on cpu: move the layer",
+        ),
         (beside(hidden_size=16), "draft: its layer has hidden_size 16, the target 32: give a draft of this target"),
         (beside(vocab_size=62), "draft: proposes tokens of 62, the target has 61: give a draft of this target"),
         (beside(vocab_size=80, ids=(3, 70)), "draft: proposes tokens of 80, the target has 61"),
@@ -137,7 +143,7 @@ def test_a_targets_rows_of_a_draft_vocabulary_do_not_stay_behind() -> None:
     drafter = make_drafter("glide", target, ids=(1, 5, 9))
     target.float()
     drafter.layer.float()
-    with pytest.raises(ValueError, match=r"its rows of the head are torch\.float64 on cpu, .*: make the drafter after"):
+    with pytest.raises(ValueError, match=r"draft: rows of the head: is torch\.float64 on cpu, .*, and make the drafter anew"):
         speculate(target, drafter, [[1, 2]], max_new_tokens=3)
 
 

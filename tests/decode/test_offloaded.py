@@ -27,7 +27,7 @@ def offloaded(target, folder: Path, placed: dict[str, str]):
 def test_chains_and_trees_are_those_of_the_target_held_whole(family: type, method: str, tmp_path: Path) -> None:
     target = make_target(4, family, num_hidden_layers=3)
     layers = {f"model.layers.{number}": place for number, place in enumerate(("disk", "cpu", "disk"))}
-    parted = offloaded(target, tmp_path, AROUND | layers)
+    parted = offloaded(target, tmp_path, AROUND | layers | {"model.norm": "disk"})
     drafter, own = make_drafter(method, target), make_drafter(method, parted)
     own.layer.load_state_dict(drafter.layer.state_dict())
     assert parted.model.layers[0].mlp.up_proj.weight.device.type == "meta"

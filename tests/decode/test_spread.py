@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -27,16 +28,16 @@ def _devices() -> Iterator[None]:
         yield
 
 
-def spread(target, tail: tuple[str, ...] = TAIL):
+def spread(target, tail: tuple[str, ...] = TAIL, main: torch.device = FIRST):
     """The target with `tail` on the second device and all else on the first, as transformers dispatches it."""
     names = ["model.embed_tokens", "model.rotary_emb", *(f"model.layers.{n}" for n in range(3)), "model.norm", "lm_head"]
     placed = {name: SECOND if name in tail else FIRST for name in names}
-    return accelerate.dispatch_model(target, placed, main_device=FIRST, skip_keys=target._skip_keys_device_placement)
+    return accelerate.dispatch_model(target, placed, main_device=main, skip_keys=target._skip_keys_device_placement)
 
 
-def pair(method: str, family: type = Qwen2Config, tail: tuple[str, ...] = TAIL, **options):
+def pair(method: str, family: type = Qwen2Config, placed: tuple[Any, ...] = (), **options):
     """A target with its drafter, and the same two spread."""
-    target, parted = make_target(4, family, num_hidden_layers=3), spread(make_target(4, family, num_hidden_layers=3), tail)
+    target, parted = make_target(4, family, num_hidden_layers=3), spread(make_target(4, family, num_hidden_layers=3), *placed)
     drafter, own = make_drafter(method, target, **options), make_drafter(method, parted, **options)
     own.layer.load_state_dict(drafter.layer.state_dict())
     own.layer.to(draft_device(parted))
@@ -61,18 +62,34 @@ def test_chains_and_trees_are_those_of_the_target_held_whole(method: str, shape:
 
 
 @pytest.mark.parametrize(
-    ("method", "proposed", "tail"),
+    ("method", "proposed", "tail", "main"),
     [
-        ("glide", range(0, 61, 2), ("model.layers.2", "model.norm")),
-        ("glide", None, ("model.norm",)),  # the keys and values that the draft reads are not beside it
-        ("eagle3", range(0, 61, 2), ("model.layers.2", "model.norm")),
+        ("glide", range(0, 61, 2), ("model.layers.2", "model.norm"), FIRST),
+        ("glide", None, ("model.norm", "model.rotary_emb"), FIRST),  # what the draft reads of the cache is not beside it
+        ("eagle3", range(0, 61, 2), ("model.layers.2", "model.norm"), SECOND),
     ],
 )
-def test_a_head_beside_the_embeddings(method: str, proposed: range | None, tail: tuple[str, ...]) -> None:
-    ids = None if proposed is None else tuple(proposed)
-    target, drafter, parted, own = pair(method, LlamaConfig, tail, window=None if method == "eagle3" else WINDOW, ids=ids)
+def test_a_head_beside_the_embeddings(method: str, proposed: range | None, tail: tuple[str, ...], main: torch.device) -> None:
+    options = {"window": None if method == "eagle3" else WINDOW, "ids": proposed and tuple(proposed)}
+    target, drafter, parted, own = pair(method, LlamaConfig, (tail, main), **options)
     assert parted.lm_head.weight.device == FIRST
     assert decoded(parted, own, shape=(2, 2)) == decoded(target, drafter, shape=(2, 2))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_another_callers_tokens_on_the_first_device_meanwhile(method: str) -> None:
+    """As of another thread: accelerate keeps where the tokens of the last call were, and brings all logits there."""
+    target, drafter, parted, own = pair(method)
+    calling: list[bool] = []
+
+    def call_too(*_: object) -> None:
+        if not calling:
+            calling.append(True)
+            parted(torch.tensor([[1]], device=FIRST))
+            calling.clear()
+
+    parted.model.norm.register_forward_pre_hook(call_too)
+    assert decoded(parted, own) == decoded(target, drafter)
 
 
 def test_generate_and_plain_decoding() -> None:
@@ -89,7 +106,11 @@ def test_generate_and_plain_decoding() -> None:
 def test_a_draft_on_the_first_device_is_refused_and_the_advice_is_right() -> None:
     _, _, parted, own = pair("glide")
     own.layer.to(FIRST)
-    with pytest.raises(ValueError, match=rf"on {FIRST}, the target torch.float64 on {SECOND}: move the layer by") as told:
+    with pytest.raises(
+        ValueError, match=rf"on {FIRST}, beside this target it must be torch.float64 on {SECOND}: move the layer by"
+    ) as told:
         decoded(parted, own)
+    with pytest.raises(ValueError, match=rf"generator: is on cpu, tokens are drawn on {SECOND}: torch.Generator\('{SECOND}'\)"):
+        decoded(parted, own, generator=torch.Generator())
     own.layer.to(re.findall(r"\.to\('(.*?)'", str(told.value))[0], parted.dtype)
     assert decoded(parted, own)

@@ -59,7 +59,7 @@ def decode_plain(
             if decoded.ids[-1] in stops.eos or len(decoded.ids) >= max_new_tokens:
                 break
             last_BS = torch.tensor([decoded.ids[-1:]], device=logits_V.device)
-            logits_V = target(last_BS, past_key_values=lent.cache, use_cache=True).logits[0, -1]
+            logits_V = target(last_BS, past_key_values=lent.cache, use_cache=True).logits[0, -1].to(last_BS.device)
         clock.mark("plain")
     decoded.seconds = clock.take()["plain"]
     return decoded

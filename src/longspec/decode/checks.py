@@ -2,13 +2,16 @@
 
 from typing import Any
 
+import torch
+
 from longspec.decode.drafters import Drafter
 from longspec.families import check_target
+from longspec.models.placement import draft_device
 from longspec.models.tensor_parallel import check_splits, group_of
 
 
-def check_decodable(target: Any) -> None:
-    """Raise ValueError for a target of which decoding with a draft would not give its own text, or that has no weights."""
+def check_decodable(target: Any, generator: torch.Generator | None = None) -> None:
+    """Raise ValueError for a target that has no weights or would not give its own text, and for a generator elsewhere."""
     check_target(target.config, target.config.name_or_path or "target")
     if (group := group_of(target)) is not None:
         check_splits(target.config, group.size(), target.config.name_or_path or "target")
@@ -17,6 +20,8 @@ def check_decodable(target: Any) -> None:
             "target: its weights are on meta, where there are no numbers: load it on a CPU or a GPU; by device_map at least "
             "model.embed_tokens and lm_head, which drafts read too"
         )
+    if generator is not None and generator.device != (device := draft_device(target)):
+        raise ValueError(f"generator: is on {generator.device}, tokens are drawn on {device}: torch.Generator('{device}')")
 
 
 def check_drafter(drafter: Any, target: Any) -> None:

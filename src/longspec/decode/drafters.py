@@ -97,17 +97,18 @@ def alone_with(drafter: Drafter) -> Iterator[None]:
         _serving.remove(id(drafter))
 
 
-def check_beside(own: Any, target: Any, weight: Tensor) -> None:
-    """Raise ValueError where a draft was made for its `own` target, not this one, or where its layer does not stand beside it.
+def check_beside(own: Any, target: Any, weight: Tensor, part: str = "layer") -> None:
+    """Raise ValueError where a draft was made for its `own` target, not this one, or where a part does not stand beside it.
 
-    weight: one of the layer's.
+    weight: one of that part's.
     """
     if target is not own:
         raise ValueError("draft: this drafter was made for another target; make one for this target, as by load_drafter")
-    if (weight.dtype, weight.device) != (target.dtype, device := draft_device(target)):
+    device = draft_device(target)
+    if (weight.dtype, weight.device) != (target.dtype, device):
         raise ValueError(
-            f"draft: its layer is {weight.dtype} on {weight.device}, the target {target.dtype} on {device}: move the layer "
-            f"by .to('{device}', target.dtype), or make the drafter after the target has moved"
+            f"draft: {part}: is {weight.dtype} on {weight.device}, beside this target it must be {target.dtype} on {device}: "
+            f"move the layer by .to('{device}', target.dtype), and make the drafter anew"
         )
 
 

@@ -23,8 +23,8 @@ from longspec.models.placement import draft_device
 from longspec.models.tensor_parallel import check_alike
 
 # logits_to_keep of a forward over prompts. An index, since of a slice of several rows torch copies the whole head for each row:
-# with 49,152 tokens on two cores 169 ms in place of 12 for one prompt, 9.5 s for 64 of them. A list, since a tensor would be on
-# the device where a spread target begins, and the hidden states where it ends.
+# with 49,152 tokens on two cores 169 ms in place of 12 for one prompt, 9.5 s for 64 of them. A list, which transformers hands
+# on as an index: a tensor would be on the device where a spread target begins, and the hidden states are where it ends.
 LAST = [-1]
 
 
@@ -79,8 +79,8 @@ def prefill(target: Any, prompts: list[list[int]], ahead: int = 0, reads: tuple[
     for rows in rows_of.values():
         cache = target_cache(target, ahead if len(rows_of) == 1 else 0, read.cached_layers)
         ids_BS = torch.tensor([prompts[row] for row in rows], device=draft_device(target))
-        logits_BV = read.model(ids_BS, past_key_values=cache, use_cache=True, logits_to_keep=LAST).logits[:, -1]
-        parts.append((cache, logits_BV, dict(read.hidden)))
+        logits_B1V = read.model(ids_BS, past_key_values=cache, use_cache=True, logits_to_keep=LAST).logits
+        parts.append((cache, logits_B1V[:, -1].to(ids_BS.device), dict(read.hidden)))
     if len(parts) == 1:
         return Prefilled(prompts, *parts[0])
     order = [row for rows in rows_of.values() for row in rows]

@@ -95,9 +95,9 @@ def speculate(
     """Decode prompts of any lengths; greedy text is the target's own, sampled text has the target's own distribution.
 
     shape: tokens of a chain (int), or the levels of a tree (LongSpec 3.3); on_tokens is called with a row's number and its new
-    tokens, in order; eos None: no token ends the text; generator: on the target's device. Raises ValueError for settings out
-    of range and for a target, a drafter or prompts that do not go together; RuntimeError for a start or a drafter with which
-    another decoding has not ended, and for logits from which no token can be drawn.
+    tokens, in order; eos None: no token ends the text; generator: on the draft's device. Raises ValueError for settings out
+    of range and for target, drafter, prompts and generator that do not go together; RuntimeError for a start or a drafter with
+    which another decoding has not ended, and for logits from which no token can be drawn.
 
     The target does not change: other decodings with drafters of their own, and plain generate, may run on it meanwhile.
 
@@ -108,7 +108,7 @@ def speculate(
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens: must be 1 or more, is {max_new_tokens}")
     sampler, stops = Sampler(temperature, top_k, top_p, generator, group_of(target)), Stops(eos, stop_strings, tokenizer)
-    check_decodable(target)
+    check_decodable(target, generator)
     check_drafter(drafter, target)
     levels = levels_of(shape, target.config.vocab_size, drafter.proposed)
     texts = prompts.prompts if isinstance(prompts, Prefilled) else prompts
@@ -201,13 +201,14 @@ class _Run:
     def forward(self, tree: DraftTree) -> Tensor:
         """The target's logits after each node, [B, S, V]; their keys and values are then in the cache."""
         visibility = TreeVisibility(tuple(self.lengths), self.lengths_B, tree.seen_BSS, tree.depths_S, tree.depths_S)
-        return self.read.model(
+        logits_BSV = self.read.model(
             tree.tokens_BS.clamp_min(0),  # nodes that are not there match nothing, whatever is computed for them
             position_ids=self.lengths_B[:, None] + tree.depths_S,
             past_key_values=self.cache,
             use_cache=True,
             visibility=visibility,
         ).logits
+        return logits_BSV.to(self.lengths_B.device)  # of a spread target they are where the tokens of its last caller were
 
     def take(self, acceptance: Acceptance, tree: DraftTree) -> None:
         """The kept path becomes text; caches follow. The round's transfer to the host is here."""

@@ -15,13 +15,15 @@ TIMEOUT_MINUTES = 30
 
 
 def draft_device(target: Any) -> torch.device:
-    """The device of the text and of the draft beside it: where the target's last layer runs, whose keys and values drafts read.
+    """Where a text is decided and its draft stands: beside the final norm of a target that `device_map` has spread.
 
-    Of a target that `device_map` has spread over several devices it is that of the final norm; where that is kept off the
-    device that it runs on, the target's first.
+    Layers are spread in order, so the last one, whose keys and values drafts read, runs there too. A norm that is kept in main
+    memory or on the disk is brought to the device that its hook names.
     """
-    device: torch.device = target.model.norm.weight.device
-    return target.device if device.type == "meta" else device
+    norm = target.model.norm
+    device: torch.device = norm.weight.device
+    hook = getattr(norm, "_hf_hook", None)
+    return torch.device(hook.execution_device) if device.type == "meta" and hook else device
 
 
 def join_ranks(ranks: Ranks) -> None:

@@ -19,7 +19,7 @@ def rotations(model: Any, embedded_BSH: Tensor, position_ids_BS: Tensor) -> tupl
 
     OLMo-2's module leaves them in float32. GPT-OSS's module gives the half [B, S, R / 2], of which the other is a copy.
     """
-    rope = model.rotary_emb(embedded_BSH, position_ids_BS)
+    rope = model.rotary_emb(embedded_BSH[:, :1], position_ids_BS)  # which looks at their dtype and device alone
     turned = int(head_width(model.config) * model.config.rope_parameters.get("partial_rotary_factor", 1.0))
     cos_BSR, sin_BSR = (torch.cat([x, x], dim=-1) if 2 * x.shape[-1] == turned else x for x in rope)
     return cos_BSR.to(embedded_BSH), sin_BSR.to(embedded_BSH)

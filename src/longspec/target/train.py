@@ -147,10 +147,7 @@ def summed_loss(model: Qwen2ForCausalLM, rows: list[Any]) -> torch.Tensor:
     """Cross entropy of the rows' labels, summed, in nats."""
     batch = collate(rows)
     logits_BSV = model(
-        input_ids=batch.input_ids_BS,
-        position_ids=batch.position_ids_BS,
-        visibility=batch.visibility,
-        use_cache=False,
+        input_ids=batch.input_ids_BS, position_ids=batch.position_ids_BS, visibility=batch.visibility, use_cache=False
     ).logits
     return cross_entropy(logits_BSV.flatten(0, 1), batch.labels_BS.flatten(), ignore_index=NO_LABEL, reduction="sum")
 

@@ -201,10 +201,7 @@ class Eagle3Trainer(DraftTrainer):
     def _output(self, sums: ChainSums, chain_labels: ChainLabels, num_labels: int | None, each_step: bool) -> DraftOutput:
         device = sums.losses_K.device
         reached = [len(places_M) for places_M in chain_labels.places]
-        counts = {
-            "outside_vocabulary": sum(reached) - sums.inside_K.sum(),
-            "past_document": chain_labels.past_document,
-        }
+        counts = {"outside_vocabulary": sum(reached) - sums.inside_K.sum(), "past_document": chain_labels.past_document}
         if each_step:
             reached_K = torch.tensor(reached, device=device).clamp(min=1)
             llm_loss = None if sums.target_K is None else sums.target_K / reached_K

@@ -47,12 +47,8 @@ class GlideDrafter(Drafter):
     def check(self, target: Any) -> None:
         """Raise ValueError for another target than its own, and for a layer that does not stand beside it."""
         check_beside(self.target, target, self.layer.self_attn.q_proj.weight)
-        device = draft_device(target)
-        if self.head_VH is not None and (self.head_VH.dtype, self.head_VH.device) != (target.dtype, device):
-            raise ValueError(
-                f"draft: its rows of the head are {self.head_VH.dtype} on {self.head_VH.device}, the target {target.dtype} on "
-                f"{device}: make the drafter after the target has moved"
-            )
+        if self.head_VH is not None:
+            check_beside(self.target, target, self.head_VH, "rows of the head")
 
     def begin(self, prompts: list[list[int]], hidden: dict[str, Tensor]) -> None:
         """Keys and values of each prompt's last `window` tokens."""
