@@ -45,7 +45,7 @@ def test_the_difference_is_paired_and_the_page_tells_it(tmp_path: Path) -> None:
     write_json(tmp_path / "b/base/final_draft/provenance.json", told | {"git_commit": "<script>1</script>"})
     numbers = report(arguments)
     rows = by_drafter(numbers)
-    assert list(rows) == ["final draft", "untrained", "lookup", "base", "long", "longcot"]
+    assert list(rows) == ["final draft", "untrained", "base", "long", "longcot"]  # no draft changes prompt lookup
     row = rows["final draft"]
     assert (row["variant"], row["before"]) == ("b/base", "a/base")
     assert row["difference"] == pytest.approx(19 / 11 - 19 / 8)
@@ -97,7 +97,7 @@ def test_runs_of_other_stages_are_compared_by_their_final_drafts(tmp_path: Path)
     write_json(tmp_path / "b/base/final_draft/provenance.json", provenance)
     numbers = report(arguments)
     rows = by_drafter(numbers)
-    assert list(rows) == ["final draft", "untrained", "lookup", "base", "long"]
+    assert list(rows) == ["final draft", "untrained", "base", "long"]
     assert rows["final draft"]["difference"] == pytest.approx(15 / 8 - 19 / 8)
     assert [row["key"] for row in numbers["told_differently"]] == ["order"]
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from longspec.config import plain
-from longspec.config.names import FINAL, WITH_LOOKUP
+from longspec.config.names import FINAL, LOOKUP, WITH_LOOKUP
 from longspec.evaluate.summary import summarize
 from longspec.evaluate.tasks import Settings
 from longspec.report.chain_lengths import expected_speeds
@@ -164,10 +164,10 @@ def paired(variants: list[Variant]) -> list[tuple[Variant, Variant]]:
 
 
 def between_variants(variants: list[Variant], settings: Settings) -> list[dict[str, Any]]:
-    """The difference of the final drafts, and of the drafters of one name, of paired variants, by task and over all."""
+    """The difference of the final drafts, and of the drafts of one name, of paired variants, by task and over all."""
     rows = []
     for before, other in paired(variants):
-        same = {name: (name, name) for name in before.evaluations if name in other.evaluations}
+        same = {name: (name, name) for name in before.evaluations if name in other.evaluations and name != LOOKUP}
         for drafter, names in {"final draft": (before.final, other.final), **same}.items():
             old, new = (variant.evaluations[name] for variant, name in zip((before, other), names, strict=True))
             check_pairs(old, new)
