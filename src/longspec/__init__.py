@@ -13,5 +13,5 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(2**28))
 os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(2**25))
 # MKL promises the same sums from run to run in one mode alone, in which its threads share work by a fixed plan (oneMKL's guide,
-# "Reproducibility Conditions"). AUTO takes the kernels that it would take anyway: the numbers and times are those without it.
+# "Reproducibility Conditions"). AUTO takes the kernels of each processor: on a Xeon numbers and times are those without it.
 os.environ.setdefault("MKL_CBWR", "AUTO")
