@@ -42,22 +42,28 @@ SUMS = ("new_tokens", "rounds", "mismatches", "near_ties")
 
 @dataclass(frozen=True)
 class Size:
-    """A target's run, the variant of each method, and two tasks of one kind of text: the shortest and the longest prompts."""
+    """A target's run, the variant of each method, and two tasks of one kind of text: the shortest and the longest prompts.
+
+    config: further values for Snakemake's --config.
+    """
 
     run: str
     model: str
     variants: dict[str, str]
     ends: tuple[str, str]
+    config: tuple[str, ...] = ()
 
 
-def size_of(name: str, run: str, model: str, ends: tuple[str, str]) -> Size:
+def size_of(name: str, run: str, model: str, ends: tuple[str, str], *config: str) -> Size:
     """A size whose variants are named after it."""
-    return Size(run, model, {GLIDE: f"{name}-glide", EAGLE3: f"{name}-eagle3", WINDOW: f"{name}-eagle3-window"}, ends)
+    return Size(run, model, {GLIDE: f"{name}-glide", EAGLE3: f"{name}-eagle3", WINDOW: f"{name}-eagle3-window"}, ends, config)
 
 
+# Half of SmolLM2's questions: a training on one core stays within 25 minutes.
+SMOLLM2 = "data={smollm2-questions: {records: 1800}}"
 SIZES = {
     "demo": size_of("demo", "glide-vs-eagle3", "demo", ("1k", "4k")),
-    "smollm2": size_of("smollm2", "smollm2-glide-vs-eagle3", "smollm2-135m", ("2k", "6k")),
+    "smollm2": size_of("smollm2", "smollm2-glide-vs-eagle3", "smollm2-135m", ("2k", "6k"), SMOLLM2),
 }
 
 
@@ -67,7 +73,7 @@ def identity(size: str, method: str, seed: int) -> Cell:
     configs = [compose_stage(run, variant, stage) for stage in stages_of(run)]
     asked: Any = OmegaConf.to_container(configs[0].evaluation, resolve=True)
     asked.pop("bench", None)  # measured by no cell
-    decided = json.dumps([*(to_yaml(config.recipe) for config in configs), asked], sort_keys=True)
+    decided = json.dumps([*(to_yaml(config.recipe) for config in configs), asked, *SIZES[size].config], sort_keys=True)
     return {"size": size, "method": method, "seed": seed, "decided_by": sha256_text(decided)[:16]}
 
 
@@ -77,7 +83,7 @@ def make_cell(which: Cell, cores: str) -> Cell:
     run, stages, variant = seeded(size, which["seed"]), stages_of(size.run), size.variants[which["method"]]
     folder = f"results/{run}/{variant}"
     made = f"{folder}/evaluation/{stages[-1]}.jsonl"
-    COPY.make(made, "--cores", cores, "--config", f"runs=[{run}]", "keep_states=true")
+    COPY.make(made, "--cores", cores, "--config", f"runs=[{run}]", "keep_states=true", *size.config)
     training = {stage: trained(list(jsonl.read(COPY.folder / folder / stage / "metrics.jsonl"))) for stage in stages}
     recipe = load(COPY.folder / folder / stages[-1] / "recipe.yaml", Recipe)
     return {
@@ -191,7 +197,8 @@ def main() -> None:
     fill(CELLS, wanted, lambda which: make_cell(which, options.cores))
     if options.page:
         page = f"results/{seeded(size, options.seeds[0])}/report.html"
-        COPY.make(page, "--cores", options.cores, "--config", f"runs=[{Path(page).parent.name}]", "keep_states=true")
+        config = (f"runs=[{Path(page).parent.name}]", "keep_states=true", *size.config)
+        COPY.make(page, "--cores", options.cores, "--config", *config)
         shutil.copy2(COPY.folder / page, machine.RESULTS / f"methods_{options.size}.html")
     known = [identity(name, method, 0) for name in SIZES for method in SIZES[name].variants]
     cells = [cell for cell in jsonl.read(CELLS) if any((one | {"seed": cell["seed"]}).items() <= cell.items() for one in known)]
