@@ -32,7 +32,7 @@ COPY = WorkflowCopy(machine.WORK / "ablations")
 
 def add_seed(run: str, seed: int) -> str:
     """A run that differs from `run` in its seed alone; its name."""
-    return COPY.add_run(f"{run}-seed-{seed}", run, stages_of(run), recipe={"seed": seed})
+    return COPY.add_run(f"{run}-seed-{seed}", run, {stage: {"recipe": {"seed": seed}} for stage in stages_of(run)})
 
 
 def compare(without: str, whole: str) -> dict[str, Any]:

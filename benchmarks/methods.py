@@ -96,7 +96,8 @@ def make_cell(which: Cell, cores: str) -> Cell:
 
 def seeded(size: Size, seed: int) -> str:
     """The name of the size's run with a seed, which is written into the copy."""
-    return COPY.add_run(f"{size.run}-seed-{seed}", size.run, stages_of(size.run), recipe={"seed": seed})
+    values = {stage: {"recipe": {"seed": seed}} for stage in stages_of(size.run)}
+    return COPY.add_run(f"{size.run}-seed-{seed}", size.run, values)
 
 
 def trained(steps: list[dict[str, Any]]) -> dict[str, Any]:

@@ -3,13 +3,16 @@
     python benchmarks/sweep.py --seeds 42                             every setting of both methods (after `make demo`)
     python benchmarks/sweep.py --method glide --settings 'rate 0.03' 'linear' --seeds 42 43 44
     python benchmarks/sweep.py --stages base long                     more than the first stage
+    python benchmarks/sweep.py --size smollm2 --settings 'linear'     on SmolLM2-135M, after methods.py --size smollm2
 
-Snakemake trains and measures each in a copy of the workflow, .cache/benchmarks/sweep. A cell is a method, a setting and a seed,
-and a line of benchmarks/results/sweep.jsonl as soon as it is done: started again, the same command goes on behind the last
-one, and within a cell from the last checkpoint or prompt. benchmarks/results/sweep.json has for each setting the tokens a
-round of the last of these stages, and the differences to `today` of the same seed.
+Snakemake trains and measures each in a copy of the workflow, .cache/benchmarks/sweep; on SmolLM2 in that of methods.py, whose
+answers and states it reads. A cell is a method, a setting and a seed, and a line of benchmarks/results/sweep.jsonl as soon as
+it is done: started again, the same command goes on behind the last one, and within a cell from the last checkpoint or prompt.
+benchmarks/results/sweep.json has for each setting the tokens a round of the last trained stage, and the differences to `today`
+of the same seed.
 
-A setting is a row of SETTINGS: values of the recipe, in every stage that is trained. Another idea is another row.
+A setting is a row of SETTINGS: values of the recipe, in every stage that is trained. Its rate is that of the demo's first
+stage; other stages, and those on SmolLM2, change theirs by the same factor. Another idea is another row.
 """
 
 import argparse
@@ -17,13 +20,15 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import machine
 from benchmarks.cells import Cell, fill, over_seeds
-from benchmarks.methods import length, measured, trained
+from benchmarks.methods import COPY as METHODS_COPY
+from benchmarks.methods import SMOLLM2, length, measured, trained
 from benchmarks.workflow_copy import WorkflowCopy
 from longspec import jsonl
 from longspec.atomic_files import sha256_text
@@ -31,9 +36,25 @@ from longspec.config import compose_stage, to_yaml
 
 TODAY = "today"
 CELLS = machine.RESULTS / "sweep.jsonl"
-COPY = WorkflowCopy(machine.WORK / "sweep")
-RUNS = {"glide": ("demo", "sinkpi-slicing"), "eagle3": ("demo-eagle3", "ttt")}
+DEMO = {"glide": ("demo", "sinkpi-slicing"), "eagle3": ("demo-eagle3", "ttt")}
 ZERO0 = {"deepspeed": {"zero_stage": 0, "offload_optimizer": "none"}}  # Muon wants whole matrices
+
+
+@dataclass(frozen=True)
+class Size:
+    """A target's run and variant for each method, where they are trained, and further values for Snakemake's --config."""
+
+    runs: dict[str, tuple[str, str]]
+    copy: WorkflowCopy
+    config: tuple[str, ...] = ()
+
+
+RUN = "smollm2-glide-vs-eagle3"
+ON_SMOLLM2 = {"glide": (RUN, "smollm2-glide"), "eagle3": (RUN, "smollm2-eagle3-window")}
+SIZES = {
+    "demo": Size(DEMO, WorkflowCopy(machine.WORK / "sweep")),
+    "smollm2": Size(ON_SMOLLM2, METHODS_COPY, ("keep_states=true", SMOLLM2)),
+}
 
 
 def optimizer(**values: Any) -> dict[str, Any]:
@@ -72,30 +93,39 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-def run_of(method: str, setting: str, seed: int, stages: Sequence[str]) -> str:
+def run_of(size: str, method: str, setting: str, seed: int, stages: Sequence[str]) -> str:
     """The name of a run with one setting and seed, which is written into the copy."""
-    recipe = {"seed": seed} | SETTINGS[method][setting]
-    runtime = ZERO0 if recipe.get("optimizer", {}).get("name") == "muon" else {}
-    name = "-".join(["sweep", method, *re.findall(r"[A-Za-z0-9.]+", setting), "to", stages[-1], "seed", str(seed)])
-    return COPY.add_run(name, RUNS[method][0], stages, recipe=recipe, runtime=runtime)
+    run, variant = SIZES[size].runs[method]
+    first = compose_stage(*DEMO[method], "base").recipe.optimizer.lr
+    values = {}
+    for stage in stages:
+        recipe = {"seed": seed} | SETTINGS[method][setting]
+        if "lr" in recipe.get("optimizer", {}):
+            factor = compose_stage(run, variant, stage).recipe.optimizer.lr / first
+            recipe["optimizer"] = recipe["optimizer"] | {"lr": recipe["optimizer"]["lr"] * factor}
+        muon = recipe.get("optimizer", {}).get("name") == "muon"
+        values[stage] = {"recipe": recipe, "runtime": ZERO0 if muon else {}}
+    words = re.findall(r"[A-Za-z0-9.]+", setting)
+    return SIZES[size].copy.add_run("-".join(["sweep", method, *words, "to", stages[-1], "seed", str(seed)]), run, values)
 
 
-def identity(method: str, setting: str, seed: int, stages: Sequence[str]) -> Cell:
+def identity(size: str, method: str, setting: str, seed: int, stages: Sequence[str]) -> Cell:
     """The fields that a cell is known by; `decided_by`: a hash of the recipes."""
-    run, variant = run_of(method, setting, seed, stages), RUNS[method][1]
-    recipes = [to_yaml(compose_stage(run, variant, stage, COPY.folder / "config").recipe) for stage in stages]
+    run, variant = run_of(size, method, setting, seed, stages), SIZES[size].runs[method][1]
+    recipes = [to_yaml(compose_stage(run, variant, stage, SIZES[size].copy.folder / "config").recipe) for stage in stages]
     decided = sha256_text(json.dumps(recipes))[:16]
-    return {"method": method, "setting": setting, "seed": seed, "stages": list(stages), "decided_by": decided}
+    return {"size": size, "method": method, "setting": setting, "seed": seed, "stages": list(stages), "decided_by": decided}
 
 
 def make_cell(which: Cell, cores: str) -> Cell:
     """Train a setting from a seed, and read how its last stage drafts."""
-    stages, variant = which["stages"], RUNS[which["method"]][1]
-    run = run_of(which["method"], which["setting"], which["seed"], stages)
-    made = f"results/{run}/{variant}/evaluation/{stages[-1]}.jsonl"
-    COPY.make(made, "--cores", cores, "--config", f"runs=[{run}]")
-    rows = measured(list(jsonl.read(COPY.folder / made)))
-    steps = {stage: list(jsonl.read(COPY.folder / f"results/{run}/{variant}/{stage}/metrics.jsonl")) for stage in stages}
+    size, stages = SIZES[which["size"]], which["stages"]
+    run = run_of(*(which[name] for name in ("size", "method", "setting", "seed", "stages")))
+    results = f"results/{run}/{size.runs[which['method']][1]}"
+    made = f"{results}/evaluation/{stages[-1]}.jsonl"
+    size.copy.make(made, "--cores", cores, "--config", f"runs=[{run}]", *size.config)
+    rows = measured(list(jsonl.read(size.copy.folder / made)))
+    steps = {stage: list(jsonl.read(size.copy.folder / f"{results}/{stage}/metrics.jsonl")) for stage in stages}
     return {
         "cores": cores,
         "tokens_a_round": {"all": length(rows)} | {row["task"]: length([row]) for row in rows},
@@ -125,6 +155,7 @@ def table(cells: Sequence[Cell]) -> dict[str, Any]:
 def main() -> None:
     """Make the cells that are missing, and the table of all that are there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=list(SIZES), default="demo")
     parser.add_argument("--method", choices=list(SETTINGS), nargs="+", default=list(SETTINGS))
     parser.add_argument("--settings", nargs="+", help="of SETTINGS; today's are made in any case")
     parser.add_argument("--stages", nargs="+", default=["base"], help="the first ones of the demo's")
@@ -134,21 +165,24 @@ def main() -> None:
     known = {setting for method in options.method for setting in SETTINGS[method]}
     if unknown := set(options.settings or ()) - known:
         sys.exit(f"error: --settings: {', '.join(sorted(unknown))}: known: {', '.join(sorted(known))}")
-    COPY.refresh()
-    COPY.take(["models/demo", "data"])
+    size, stages = SIZES[options.size], options.stages if options.size == "demo" else ["answers"]
+    size.copy.refresh()
+    if options.size == "demo":
+        size.copy.take(["models/demo", "data"])
     chosen = [(method, setting) for method in options.method for setting in SETTINGS[method]]
     if options.settings:
         chosen = [(method, setting) for method, setting in chosen if setting in (TODAY, *options.settings)]
-    wanted = [identity(method, setting, seed, options.stages) for seed in options.seeds for method, setting in chosen]
+    wanted = [identity(options.size, method, setting, seed, stages) for seed in options.seeds for method, setting in chosen]
     fill(CELLS, wanted, lambda which: make_cell(which, options.cores))
-    cells = [cell for cell in jsonl.read(CELLS) if cell["stages"] == options.stages and is_current(cell)]
-    told = {"machine": machine.describe(("torch", "transformers", "deepspeed")), "stages": options.stages}
-    machine.write("sweep", told | {"methods": table(cells)})
+    asked = {"size": options.size, "stages": stages}
+    cells = [cell for cell in jsonl.read(CELLS) if asked.items() <= cell.items() and is_current(cell)]
+    told = {"machine": machine.describe(("torch", "transformers", "deepspeed"))} | asked
+    machine.write("sweep" if options.size == "demo" else "sweep_smollm2", told | {"methods": table(cells)})
 
 
 def is_current(cell: Cell) -> bool:
     """Whether a cell was made of what its setting is now."""
-    names = ("method", "setting", "seed", "stages")
+    names = ("size", "method", "setting", "seed", "stages")
     known = cell["setting"] in SETTINGS[cell["method"]]
     return known and identity(*(cell[name] for name in names)).items() <= cell.items()
 

@@ -39,17 +39,17 @@ class WorkflowCopy:
                 (self.folder / part).parent.mkdir(parents=True, exist_ok=True)
                 (self.folder / "half").rename(self.folder / part)
 
-    def add_run(self, name: str, run: str, stages: Sequence[str], **values: Mapping[str, Any]) -> str:
+    def add_run(self, name: str, run: str, values: Mapping[str, Mapping[str, Any]]) -> str:
         """Write a run of the first stages of another; its name.
 
-        values: by section, recipe or runtime, what is set in each of these stages.
+        values: of each of these stages by section, recipe or runtime, what is set in it.
         """
         config = self.folder / "config"
-        _write(config / f"run/{name}.yaml", {"defaults": [run], "stages": list(stages)})
-        for stage in stages:
+        _write(config / f"run/{name}.yaml", {"defaults": [run], "stages": list(values)})
+        for stage, sections in values.items():
             same = f"{run}_{stage}"
             known = [same] if (config / f"run_stage/{same}.yaml").is_file() else []
-            _write(config / f"run_stage/{name}_{stage}.yaml", {"defaults": known, **values})
+            _write(config / f"run_stage/{name}_{stage}.yaml", {"defaults": known, **sections})
         return name
 
     def make(self, *arguments: str) -> None:
