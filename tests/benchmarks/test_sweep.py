@@ -1,5 +1,6 @@
 """The sweep's settings: each changes of today's recipe what it names, and nothing else."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,41 +11,44 @@ from benchmarks.workflow_copy import WorkflowCopy
 from longspec.config import compose_stage, plain
 from longspec.report.tables import flatten
 
-STAGES = ("base",)
+STAGES = {"demo": ("base", "long", "longcot"), "smollm2": ("answers",)}
 
 
-@pytest.fixture(scope="module")
-def copy(tmp_path_factory: pytest.TempPathFactory) -> WorkflowCopy:
-    made = WorkflowCopy(tmp_path_factory.mktemp("sweep"))
+@pytest.fixture(params=STAGES)
+def size(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A size of the sweep, whose runs are written into a folder of the test."""
+    name = str(request.param)
+    made = WorkflowCopy(tmp_path)
     made.refresh()
-    return made
+    monkeypatch.setitem(sweep.SIZES, name, dataclasses.replace(sweep.SIZES[name], copy=made))
+    return name
 
 
-def recipe(method: str, setting: str, copy: WorkflowCopy) -> dict[str, Any]:
+def recipe(size: str, run: str, method: str, stage: str) -> dict[str, Any]:
     """The recipe that Snakemake would freeze."""
-    name = sweep.run_of(method, setting, 7, STAGES)
-    config: Path = copy.folder / "config"
-    return flatten(plain(compose_stage(name, sweep.RUNS[method][1], *STAGES, config).recipe))
+    variant, config = sweep.SIZES[size].runs[method][1], sweep.SIZES[size].copy.folder / "config"
+    return flatten(plain(compose_stage(run, variant, stage, config).recipe))
 
 
 @pytest.mark.parametrize("method", sweep.SETTINGS)
-def test_a_setting_changes_what_it_names(method: str, copy: WorkflowCopy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "COPY", copy)
-    run, variant = sweep.RUNS[method]
-    demo = flatten(plain(compose_stage(run, variant, *STAGES).recipe))
-    today = recipe(method, sweep.TODAY, copy)
-    assert today == demo | {"seed": 7}
-    for setting, values in sweep.SETTINGS[method].items():
-        changed = recipe(method, setting, copy)
-        wanted = flatten(values)
-        assert changed == today | wanted, setting
-        assert all(today.get(key) != value for key, value in wanted.items()), f"{setting}: as today"
-
-
-def test_settings_have_runs_of_their_own(copy: WorkflowCopy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "COPY", copy)
-    names = [sweep.run_of(method, setting, 7, STAGES) for method in sweep.SETTINGS for setting in sweep.SETTINGS[method]]
-    assert len(set(names)) == len(names)
+def test_a_setting_changes_what_it_names(size: str, method: str) -> None:
+    demo = flatten(plain(compose_stage(*sweep.DEMO[method], "base").recipe))
+    settings = {
+        setting: values for setting, values in sweep.SETTINGS[method].items() if size == "demo" or "draft" not in values
+    }
+    names = {setting: sweep.run_of(size, method, setting, 7, STAGES[size]) for setting in settings}
+    assert len(set(names.values())) == len(names)
+    for stage in STAGES[size]:
+        before = recipe(size, sweep.SIZES[size].runs[method][0], method, stage)
+        today = recipe(size, names[sweep.TODAY], method, stage)
+        assert today == before | {"seed": 7}
+        for setting, values in settings.items():
+            changed, wanted = recipe(size, names[setting], method, stage), flatten(values)
+            factor = wanted.pop("optimizer.lr", demo["optimizer.lr"]) / demo["optimizer.lr"]
+            assert changed.pop("optimizer.lr") == pytest.approx(factor * today["optimizer.lr"], rel=1e-12), setting
+            assert changed == {key: value for key, value in today.items() if key != "optimizer.lr"} | wanted, setting
+            if setting != sweep.TODAY and stage == "base":
+                assert factor != 1 or all(demo.get(key) != value for key, value in wanted.items()), f"{setting}: as today"
 
 
 def test_the_table_pairs_with_today_of_the_same_seed() -> None:
