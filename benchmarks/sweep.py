@@ -9,7 +9,7 @@ Snakemake trains and measures each in a copy of the workflow, .cache/benchmarks/
 answers and states it reads. A cell is a method, a setting and a seed, and a line of benchmarks/results/sweep.jsonl as soon as
 it is done: started again, the same command goes on behind the last one, and within a cell from the last checkpoint or prompt.
 benchmarks/results/sweep.json has for each setting the tokens a round of the last trained stage, and the differences to `today`
-of the same seed.
+of the same seed. Of several shapes the first is told, by which a stage is chosen too.
 
 A setting is a row of SETTINGS: values of the recipe, in every stage that is trained. Its rate is that of the demo's first
 stage; other stages, and those on SmolLM2, change theirs by the same factor. Another idea is another row.
@@ -127,7 +127,8 @@ def make_cell(which: Cell, cores: str) -> Cell:
     results = f"results/{run}/{size.runs[which['method']][1]}"
     made = f"{results}/evaluation/{stages[-1]}.jsonl"
     size.copy.make(made, "--cores", cores, "--config", f"runs=[{run}]", *size.config)
-    rows = measured(list(jsonl.read(size.copy.folder / made)))
+    lines = list(jsonl.read(size.copy.folder / made))
+    rows = measured([line for line in lines if line["shape"] == lines[0]["shape"]])
     steps = {stage: list(jsonl.read(size.copy.folder / f"{results}/{stage}/metrics.jsonl")) for stage in stages}
     return {
         "cores": cores,
