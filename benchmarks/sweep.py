@@ -8,11 +8,12 @@
 Snakemake trains and measures each in a copy of the workflow, .cache/benchmarks/sweep; on SmolLM2 in that of methods.py, whose
 answers and states it reads. A cell is a method, a setting and a seed, and a line of benchmarks/results/sweep.jsonl as soon as
 it is done: started again, the same command goes on behind the last one, and within a cell from the last checkpoint or prompt.
-benchmarks/results/sweep.json has for each setting the tokens a round of the last trained stage, and the differences to `today`
-of the same seed. Of several shapes the first is told, by which a stage is chosen too.
+benchmarks/results/sweep.json has for each setting the tokens a round of the last trained stage, and the differences to the
+setting `AdamW` of the same seed. Of several shapes the first is told, by which a stage is chosen too.
 
-A setting is a row of SETTINGS: values of the recipe, in every stage that is trained. Its rate is that of the demo's first
-stage; other stages, and those on SmolLM2, change theirs by the same factor. Another idea is another row.
+A setting is a row of SETTINGS: values of the recipe, in every stage that is trained; by AdamW, but where it says Muon. Its
+rate is that of the demo's first stage; other stages, and those on SmolLM2, change theirs by the same factor. Another idea is
+another row.
 """
 
 import argparse
@@ -34,7 +35,7 @@ from longspec import jsonl
 from longspec.atomic_files import sha256_text
 from longspec.config import compose_stage, to_yaml
 
-TODAY = "today"
+ADAMW = "AdamW"
 CELLS = machine.RESULTS / "sweep.jsonl"
 DEMO = {"glide": ("demo", "sinkpi-slicing"), "eagle3": ("demo-eagle3", "ttt")}
 ZERO0 = {"deepspeed": {"zero_stage": 0, "offload_optimizer": "none"}}  # Muon wants whole matrices
@@ -57,38 +58,38 @@ SIZES = {
 }
 
 
-def optimizer(**values: Any) -> dict[str, Any]:
+def optimizer(name: str = "adamw", **values: Any) -> dict[str, Any]:
     """A setting of recipe.optimizer."""
-    return {"optimizer": values}
+    return {"optimizer": {"name": name, **values}}
 
 
 def draft(**values: Any) -> dict[str, Any]:
     """A setting of recipe.draft."""
-    return {"draft": values}
+    return optimizer() | {"draft": values}
 
 
 def of_optimizer(small: float, large: float, largest: float) -> dict[str, dict[str, Any]]:
-    """Settings of the optimizer, with rates beside today's."""
+    """Settings of the optimizer, with rates beside the recipe's."""
     return {
-        TODAY: {},
+        ADAMW: optimizer(),
         **{f"rate {rate:g}": optimizer(lr=rate) for rate in (small, large, largest)},
         **{f"warm-up {share:g}": optimizer(warmup_ratio=share) for share in (0.02, 0.3)},
         "linear": optimizer(schedule="linear"),
         f"linear, rate {large:g}": optimizer(schedule="linear", lr=large),
-        "Muon": optimizer(name="muon"),
-        **{f"Muon, rate {rate:g}": optimizer(name="muon", lr=rate) for rate in (small, large)},
+        "Muon": optimizer("muon"),
+        **{f"Muon, rate {rate:g}": optimizer("muon", lr=rate) for rate in (small, large)},
     }
 
 
 SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "glide": of_optimizer(1e-2, 3e-2, 4e-2)
     | {f"temperature {value:g}": draft(temperature=value) for value in (0.7, 1.5)}
-    | {f"lags 1 to {lag}": draft(lag=lag) for lag in (2, 6)}  # today: 1 to 4, as a chain of four tokens sees them
+    | {f"lags 1 to {lag}": draft(lag=lag) for lag in (2, 6)}  # the recipe's: 1 to 4, as a chain of four tokens sees them
     | {"lag 1 alone": draft(lag=1, lag_mode="fixed")}
     | {"start last": draft(start="last")},
     "eagle3": of_optimizer(3e-3, 2e-2, 3e-2)
-    | {f"weights {decay:g}^i": draft(decay=decay) for decay in (0.5, 1.0)}  # of a chain's positions; today: 0.8
-    | {f"chains of {steps}": draft(steps=steps) for steps in (1, 4)}  # today: 2 in the first stage
+    | {f"weights {decay:g}^i": draft(decay=decay) for decay in (0.5, 1.0)}  # of a chain's positions; the recipe's: 0.8
+    | {f"chains of {steps}": draft(steps=steps) for steps in (1, 4)}  # the recipe's: 2 in the first stage
     | {"start identity": draft(start="identity")},
 }
 
@@ -100,14 +101,13 @@ def run_of(size: str, method: str, setting: str, seed: int, stages: Sequence[str
     values = {}
     for stage in stages:
         recipe = {"seed": seed} | SETTINGS[method][setting]
-        if "lr" in recipe.get("optimizer", {}):
+        if "lr" in recipe["optimizer"]:
             factor = compose_stage(run, variant, stage).recipe.optimizer.lr / first
             recipe["optimizer"] = recipe["optimizer"] | {"lr": recipe["optimizer"]["lr"] * factor}
-        muon = recipe.get("optimizer", {}).get("name") == "muon"
-        values[stage] = {"recipe": recipe, "runtime": ZERO0 if muon else {}}
+        values[stage] = {"recipe": recipe, "runtime": ZERO0 if recipe["optimizer"]["name"] == "muon" else {}}
     words = re.findall(r"[A-Za-z0-9.]+", setting)
     name = "-".join(["sweep", method, *words, "to", stages[-1], "seed", str(seed)])
-    if (size, setting) == ("smollm2", TODAY):
+    if (size, setting) == ("smollm2", ADAMW):
         name = f"{run}-seed-{seed}"  # as methods.py has trained it
     return SIZES[size].copy.add_run(name, run, values)
 
@@ -138,18 +138,18 @@ def make_cell(which: Cell, cores: str) -> Cell:
 
 
 def table(cells: Sequence[Cell]) -> dict[str, Any]:
-    """By method and setting, tokens a round and their difference to today's of the same seeds; the best setting first."""
+    """By method and setting, tokens a round and their difference to AdamW's of the same seeds; the best setting first."""
     told: dict[str, Any] = {}
     for method in SETTINGS:
         of_method = [cell for cell in cells if cell["method"] == method]
-        today = {cell["seed"]: cell["tokens_a_round"] for cell in of_method if cell["setting"] == TODAY}
+        adamw = {cell["seed"]: cell["tokens_a_round"] for cell in of_method if cell["setting"] == ADAMW}
         rows = {}
         for setting in SETTINGS[method]:
             found = {cell["seed"]: cell["tokens_a_round"] for cell in of_method if cell["setting"] == setting}
-            paired = [seed for seed in found if seed in today]
+            paired = [seed for seed in found if seed in adamw]
             rows[setting] = {
                 task: over_seeds([lengths[task] for lengths in found.values()])
-                | ({"to today": over_seeds([found[seed][task] - today[seed][task] for seed in paired])} if paired else {})
+                | ({"to AdamW": over_seeds([found[seed][task] - adamw[seed][task] for seed in paired])} if paired else {})
                 for task in next(iter(found.values()), {})
             }
         told[method] = dict(sorted(((s, row) for s, row in rows.items() if row), key=lambda item: -item[1]["all"]["mean"]))
@@ -161,7 +161,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=list(SIZES), default="demo")
     parser.add_argument("--method", choices=list(SETTINGS), nargs="+", default=list(SETTINGS))
-    parser.add_argument("--settings", nargs="+", help="of SETTINGS; today's are made in any case")
+    parser.add_argument("--settings", nargs="+", help="of SETTINGS; AdamW's are made in any case")
     parser.add_argument("--stages", nargs="+", default=["base"], help="the first ones of the demo's")
     parser.add_argument("--seeds", type=int, nargs="+", default=[42])
     parser.add_argument("--cores", default="all", help="as of snakemake")
@@ -175,7 +175,7 @@ def main() -> None:
         size.copy.take(["models/demo", "data"])
     chosen = [(method, setting) for method in options.method for setting in SETTINGS[method]]
     if options.settings:
-        chosen = [(method, setting) for method, setting in chosen if setting in (TODAY, *options.settings)]
+        chosen = [(method, setting) for method, setting in chosen if setting in (ADAMW, *options.settings)]
     wanted = [identity(options.size, method, setting, seed, stages) for seed in options.seeds for method, setting in chosen]
     fill(CELLS, wanted, lambda which: make_cell(which, options.cores))
     asked = {"size": options.size, "stages": stages}

@@ -39,6 +39,7 @@ EAGLE3 = [
     "recipe.data.sequence_length=48",
     "recipe.draft.steps=3",
     "recipe.method.vocabulary=40",
+    "recipe.optimizer.name=adamw",  # which every ZeRO stage can have
     "recipe.optimizer.lr=1e-3",
     "runtime.micro_batch=1",
     "runtime.save_every=4",

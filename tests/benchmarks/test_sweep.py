@@ -1,4 +1,4 @@
-"""The sweep's settings: each changes of today's recipe what it names, and nothing else."""
+"""The sweep's settings: each changes of the recipe what it names, and nothing else."""
 
 import dataclasses
 from pathlib import Path
@@ -40,24 +40,24 @@ def test_a_setting_changes_what_it_names(size: str, method: str) -> None:
     assert len(set(names.values())) == len(names)
     for stage in STAGES[size]:
         before = recipe(size, sweep.SIZES[size].runs[method][0], method, stage)
-        today = recipe(size, names[sweep.TODAY], method, stage)
-        assert today == before | {"seed": 7}
+        adamw = recipe(size, names[sweep.ADAMW], method, stage)
+        assert adamw == before | {"seed": 7, "optimizer.name": "adamw"}
         for setting, values in settings.items():
             changed, wanted = recipe(size, names[setting], method, stage), flatten(values)
             factor = wanted.pop("optimizer.lr", demo["optimizer.lr"]) / demo["optimizer.lr"]
-            assert changed.pop("optimizer.lr") == pytest.approx(factor * today["optimizer.lr"], rel=1e-12), setting
-            assert changed == {key: value for key, value in today.items() if key != "optimizer.lr"} | wanted, setting
-            if setting != sweep.TODAY and stage == "base":
-                assert factor != 1 or all(demo.get(key) != value for key, value in wanted.items()), f"{setting}: as today"
+            assert changed.pop("optimizer.lr") == pytest.approx(factor * adamw["optimizer.lr"], rel=1e-12), setting
+            assert changed == {key: value for key, value in adamw.items() if key != "optimizer.lr"} | wanted, setting
+            if setting != sweep.ADAMW and stage == "base":
+                assert factor != 1 or changed != {key: value for key, value in adamw.items() if key != "optimizer.lr"}, setting
 
 
-def test_the_table_pairs_with_today_of_the_same_seed() -> None:
+def test_the_table_pairs_with_adamw_of_the_same_seed() -> None:
     def cell(setting: str, seed: int, tokens: float) -> dict[str, Any]:
         return {"method": "glide", "setting": setting, "seed": seed, "tokens_a_round": {"all": tokens, "cot": 2 * tokens}}
 
-    cells = [cell(sweep.TODAY, 1, 2.0), cell(sweep.TODAY, 2, 3.0), cell("linear", 2, 3.5), cell("rate 0.03", 3, 1.0)]
+    cells = [cell(sweep.ADAMW, 1, 2.0), cell(sweep.ADAMW, 2, 3.0), cell("linear", 2, 3.5), cell("rate 0.03", 3, 1.0)]
     told = sweep.table(cells)
     assert told["eagle3"] == {}
-    assert list(told["glide"]) == ["linear", sweep.TODAY, "rate 0.03"]
-    assert told["glide"]["linear"]["cot"]["to today"]["each"] == [1.0]
-    assert "to today" not in told["glide"]["rate 0.03"]["all"]
+    assert list(told["glide"]) == ["linear", sweep.ADAMW, "rate 0.03"]
+    assert told["glide"]["linear"]["cot"]["to AdamW"]["each"] == [1.0]
+    assert "to AdamW" not in told["glide"]["rate 0.03"]["all"]
