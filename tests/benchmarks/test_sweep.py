@@ -25,9 +25,9 @@ def size(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def recipe(size: str, run: str, method: str, stage: str) -> dict[str, Any]:
-    """The recipe that Snakemake would freeze."""
+    """The recipe that Snakemake would freeze, in which AdamW goes without saying."""
     variant, config = sweep.SIZES[size].runs[method][1], sweep.SIZES[size].copy.folder / "config"
-    return flatten(plain(compose_stage(run, variant, stage, config).recipe))
+    return {"optimizer.name": "adamw"} | flatten(plain(compose_stage(run, variant, stage, config).recipe))
 
 
 @pytest.mark.parametrize("method", sweep.SETTINGS)
