@@ -8,7 +8,7 @@
 Snakemake trains and measures each in a copy of the workflow, .cache/benchmarks/sweep; on SmolLM2 in that of methods.py, whose
 answers and states it reads. A cell is a method, a setting and a seed, and a line of benchmarks/results/sweep.jsonl as soon as
 it is done: started again, the same command goes on behind the last one, and within a cell from the last checkpoint or prompt.
-benchmarks/results/sweep.json has for each setting the tokens a round of the last trained stage, and the differences to the
+benchmarks/results/sweep_<size>_<last stage>.json has for each setting that stage's tokens a round, and the differences to the
 setting `AdamW` of the same seed. Of several shapes the first is told, by which a stage is chosen too.
 
 A setting is a row of SETTINGS: values of the recipe, in every stage that is trained; by AdamW, but where it says Muon. Its
@@ -181,7 +181,7 @@ def main() -> None:
     asked = {"size": options.size, "stages": stages}
     cells = [cell for cell in jsonl.read(CELLS) if asked.items() <= cell.items() and is_current(cell)]
     told = {"machine": machine.describe(("torch", "transformers", "deepspeed"))} | asked
-    machine.write("sweep" if options.size == "demo" else "sweep_smollm2", told | {"methods": table(cells)})
+    machine.write(f"sweep_{options.size}_{stages[-1]}", told | {"methods": table(cells)})
 
 
 def is_current(cell: Cell) -> bool:
