@@ -33,7 +33,7 @@ def recipe(size: str, run: str, method: str, stage: str) -> dict[str, Any]:
 @pytest.mark.parametrize("method", sweep.SETTINGS)
 def test_a_setting_changes_what_it_names(size: str, method: str) -> None:
     demo = flatten(plain(compose_stage(*sweep.DEMO[method], "base").recipe))
-    settings = {  # of the draft's the plan refuses some on SmolLM2, whose target is not there while it trains from stored states
+    settings = {  # on SmolLM2 the plan refuses some of the draft: from stored states no layer of the target can be copied
         setting: values for setting, values in sweep.SETTINGS[method].items() if size == "demo" or "draft" not in values
     }
     names = {setting: sweep.run_of(size, method, setting, 7, STAGES[size]) for setting in settings}
