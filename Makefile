@@ -49,7 +49,8 @@ if numbers.exists():
         for drafter, tau in drafters.items():
             interval = "" if tau["low"] is None else "{low:.2f} .. {high:.2f}".format(**tau)
             speed = report["speed"][variant][drafter]["speed_up"]["mean"]
-            print("  {:12s} {:.2f}  {:12s}  {:.2f}".format(drafter, tau["mean"], interval, speed))
+            mark = "  published" if drafter == report["final"][variant]["stage"] else ""
+            print("  {:12s} {:.2f}  {:12s}  {:.2f}{}".format(drafter, tau["mean"], interval, speed, mark))
         print("  greedy output compared: {tokens_compared} tokens, {unexplained} unexplained differences".format(**report["lossless"][variant]))
     print(f"\nReport: {numbers.with_suffix('.html').resolve()}")
 endef

@@ -55,10 +55,10 @@ def test_a_task_without_costs_leaves_the_line_out(tmp_path: Path) -> None:
 
 
 def test_the_page_tells_them_and_the_final_draft_keeps_its_acceptance(tmp_path: Path) -> None:
-    """The tiny run's final draft keeps [2, 2], [2], [0], [1], [2, 1, 1] of two: 7 of 8 first tokens, then 4 of 7."""
+    """The tiny run's final draft keeps [2, 2], [2], [0], [1], [2, 1, 1] of two: 7 of 8 first tokens, then 4 of 7, twice."""
     arguments = write_tiny(tmp_path, seconds_by_chain={"plain": 1.0, "rounds": [1.5, 2.375]})
     numbers = report(arguments)
-    assert read_acceptance(tmp_path / "results/base/final_draft") == (ChainAcceptance(0.0, ((7, 8), (4, 7))),)
+    assert read_acceptance(tmp_path / "results/base/final_draft") == (ChainAcceptance(0.0, ((14, 16), (8, 14))),)
     assert [row["speed_up"] for row in numbers["chain_lengths"]["base"]["by_length"]] == pytest.approx([1.25, 1.0])
     page = Path(arguments[arguments.index("--out") + 1]).read_text(encoding="utf-8")
     assert "With chains of 1: 1.25×, of 2: 1.00×: expected" in page

@@ -111,7 +111,7 @@ def test_what_cannot_be_judged_is_told_and_fails_nothing(
 ) -> None:
     """Four records are too few: such prompts say little, whatever they lost."""
     rows = judged(tmp_path, '{"forgetting": 0.0, "context": 0.0}', records=4)
-    assert {(row["passed"], row["why"]) for row in rows.values()} == {(None, "4 records are too few to judge by; 5 are needed")}
+    assert {(row["passed"], row["why"]) for row in rows.values()} == {(None, "4 records are too few to judge by; 8 are needed")}
     run_check(tmp_path, monkeypatch)
     assert "not judged, 4 records are too few" in capsys.readouterr().out
     assert "not judged" in read_page(tmp_path)[2]

@@ -33,12 +33,12 @@ def write_tiny(folder: Path, **changes: Any) -> list[str]:
     arguments = write_run(folder, {"base": 0.0}, TINY)
     for drafter, prompts in ACCEPTED.items():
         rows = []
-        for prompt, accepted in enumerate(prompts):
+        for prompt, accepted in enumerate(prompts * 2):  # ten records: with fewer than eight there is no interval
             new = sum(accepted) + len(accepted)
             row = {"task": "short", "drafter": drafter, "prompt": prompt, "record": prompt, "accepted": accepted}
-            row |= {"context_tokens": CONTEXT[prompt], "new_tokens": new, "rounds": len(accepted)}
+            row |= {"context_tokens": CONTEXT[prompt % 5], "new_tokens": new, "rounds": len(accepted)}
             row |= {"acceptance_length": new / len(accepted), "tokens_compared": 10, "mismatches": 1, "near_ties": 1}
-            row |= {"margin": 0.01 * prompt, "margin_allowed": 0.08}
+            row |= {"margin": 0.01 * (prompt % 5), "margin_allowed": 0.08}
             row |= {"prompt_hash": f"{prompt}", "temperature": 0, "shape": 2, "positions": positions(accepted, 2)}
             row |= {"seconds_plain": 3.0, "seconds_speculative": 2.0, "seconds_draft": 0.5, "seconds_target": 1.0}
             rows.append(row | changes)
@@ -69,14 +69,13 @@ def test_measurements_in_a_folder_of_another_name_are_read_from_there(tmp_path: 
 
 
 def test_acceptance_is_the_ratio_of_sums(numbers: dict[str, Any]) -> None:
-    """8 rounds in all; 0, 1, 8, 7 and 11 accepted tokens."""
+    """Twice 8 rounds in all; twice 0, 1, 8, 7 and 11 accepted tokens."""
     found = numbers["variants"]["base"]
     assert {drafter: found[drafter]["short"]["mean"] for drafter in found} == pytest.approx(
         {"untrained": 1.0, "lookup": 9 / 8, "base": 2.0, "long": 15 / 8, "longcot": 19 / 8}
     )
     row = found["longcot"]["short"]
-    assert (row["prompts"], row["tokens"], row["documents"]) == (5, 19, 5)
-    # The extremes of a resample: only prompt 2 (1 token a round), only prompts 0 and 1 (3 tokens a round).
+    assert (row["prompts"], row["tokens"], row["documents"]) == (10, 38, 10)
     assert 1.0 <= row["low"] < 19 / 8 < row["high"] <= 3.0
     assert found["untrained"]["short"]["low"] == found["untrained"]["short"]["high"] == 1.0
 
@@ -92,19 +91,19 @@ def test_improvements_are_on_the_stages_own_data(numbers: dict[str, Any]) -> Non
 
 def test_buckets_positions_losslessness_and_speed(numbers: dict[str, Any]) -> None:
     buckets = {(b["from"], b["to"]): b for b in numbers["by_context"]["base"]["longcot"]}
-    assert {edges: b["prompts"] for edges, b in buckets.items()} == {(0, 256): 2, (256, 512): 2, (512, 1024): 1}
+    assert {edges: b["prompts"] for edges, b in buckets.items()} == {(0, 256): 4, (256, 512): 4, (512, 1024): 2}
     assert buckets[0, 256]["mean"] == 9 / 3
     assert buckets[256, 512]["mean"] == 8 / 4
-    assert buckets[256, 512]["low"] is None  # two records carry no interval
+    assert buckets[256, 512]["low"] is None  # four records carry no interval
     assert numbers["by_position"]["base"]["longcot"]["short"] == [7 / 8, 4 / 8]
     lossless = numbers["lossless"]["base"]
-    assert (lossless["tokens_compared"], lossless["mismatches"], lossless["unexplained"]) == (250, 25, 0)
-    assert lossless["largest_margin"] == 0.5  # of prompt 4: 0.04 of 0.08
+    assert (lossless["tokens_compared"], lossless["mismatches"], lossless["unexplained"]) == (500, 50, 0)
+    assert lossless["largest_margin"] == 0.5  # of prompts 4 and 9: 0.04 of 0.08
     speed = numbers["speed"]["base"]["longcot"]
     assert speed["speed_up"] == {"mean": 1.5, "low": 1.5, "high": 1.5}
     assert numbers["speed_by_task"]["base"]["longcot"] == {"short": speed["speed_up"]}
     assert (speed["draft_share"], speed["target_share"], speed["other_share"]) == (0.25, 0.5, 0.25)
-    # 2.5 s for 8 rounds of 2 drafted tokens and 5 s for their verifications, 15 s for 19 plain tokens.
+    # Twice: 2.5 s for 8 rounds of 2 drafted tokens and 5 s for their verifications, 15 s for 19 plain tokens.
     assert speed["measured_cost_ratio"] == pytest.approx((2.5 / 16) / (15 / 19))
     assert speed["verification_cost_ratio"] == pytest.approx((5 / 8) / (15 / 19))
 
@@ -134,8 +133,10 @@ def estimates(folder: Path) -> list[float]:
     return [-1.0 if end is None else end for end in ends]
 
 
-@pytest.mark.parametrize(("records", "known"), [([0, 1, 2, 3, 4], True), ([0, 1, 2, 3, 3], False)])
-def test_fewer_than_five_records_carry_no_interval(tmp_path: Path, records: list[int], known: bool) -> None:
+@pytest.mark.parametrize(
+    ("records", "known"), [([0, 1, 2, 3, 4, 5, 6, 7, 7, 7], True), ([0, 1, 2, 3, 4, 5, 6, 6, 6, 6], False)]
+)
+def test_fewer_than_eight_records_carry_no_interval(tmp_path: Path, records: list[int], known: bool) -> None:
     arguments = write_tiny(tmp_path)
     for path in (tmp_path / "results" / "base" / "evaluation").iterdir():
         jsonl.write(path, [row | {"record": records[row["prompt"]]} for row in list(jsonl.read(path))])
@@ -153,17 +154,17 @@ def test_fewer_than_five_records_carry_no_interval(tmp_path: Path, records: list
 
 @pytest.mark.parametrize("answered", [1, 40])
 def test_a_prompt_answered_by_its_first_token_alone_changes_no_figure(tmp_path: Path, answered: int) -> None:
-    """It has no round. 40 of 45 records without one: in 1 of 200 resamples of all 45 no other would be drawn."""
+    """It has no round, so it is no record that an interval rests on."""
     arguments = write_tiny(tmp_path)
     before = report(arguments)
     for path in (tmp_path / "results" / "base" / "evaluation").iterdir():
         rows = list(jsonl.read(path))
         empty = {"accepted": [], "rounds": 0, "new_tokens": 0, "positions": positions([], 2), "seconds_plain": 0.0}
-        rows += [rows[0] | empty | {"prompt": 5 + number, "record": 5 + number} for number in range(answered)]
+        rows += [rows[0] | empty | {"prompt": 10 + number, "record": 10 + number} for number in range(answered)]
         jsonl.write(path, rows)
     after = report(arguments)
     for drafter, found in after["variants"]["base"].items():
-        assert found["short"] == before["variants"]["base"][drafter]["short"] | {"prompts": 5 + answered}
+        assert found["short"] == before["variants"]["base"][drafter]["short"] | {"prompts": 10 + answered}
     for key in ("improvements", "against_baselines", "by_position", "speed_by_task"):
         assert after[key] == before[key]
 

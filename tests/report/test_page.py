@@ -106,7 +106,7 @@ def test_the_page_is_well_formed(folder: Path) -> None:
 
 
 def test_the_tables_hold_the_figures_of_lines_made_by_hand(tmp_path: Path) -> None:
-    """The tiny run: 8 rounds of 2 drafted tokens; 3 s plain and 2 s speculative for each of 5 prompts."""
+    """The tiny run: 8 rounds of 2 drafted tokens; 3 s plain and 2 s speculative for each of ten prompts."""
     report(write_tiny(tmp_path))
     parser, _, text = read_page(tmp_path)
     rows = {row[0]: row[1:] for row in parser.rows("Drafter", "short", "all")}
@@ -126,17 +126,17 @@ def test_the_tables_hold_the_figures_of_lines_made_by_hand(tmp_path: Path) -> No
     speeds = {row[0]: row[1:] for row in parser.rows("Drafter", "speed-up")}
     assert speeds["longcot"] == [
         "1.50× 1.50 – 1.50",
-        "15.0 s",
-        "10.0 s",
+        "30.0 s",
+        "20.0 s",
         "draft 25.0 %, target 50.0 %, rest 25.0 %",
         "0.20",
         "0.79",
     ]
     measured = {row[0]: row[1:] for row in parser.rows("Drafter", "task", "T")}
     assert measured["longcot"] == [
-        "short", "0", "chain of 2", "0-1k", "5", "2.38", "0.88 0.57", "1.9", "1.3", "1.50", "25%", "50", "5 5"
+        "short", "0", "chain of 2", "0-1k", "10", "2.38", "0.88 0.57", "1.9", "1.3", "1.50", "25%", "100", "10 10"
     ]  # fmt: skip
-    assert "n = 2" in text  # prompts of the buckets 0-256 and 256-512
+    assert "n = 4" in text  # prompts of the buckets 0-256 and 256-512
 
 
 def test_every_reference_within_the_page_has_one_target(folder: Path) -> None:
@@ -225,19 +225,19 @@ def test_names_are_escaped(tmp_path: Path) -> None:
     [
         (
             {"mismatches": 0, "near_ties": 0, "margin": None, "margin_allowed": None, "seconds_speculative": 6.0},
-            ["250 tokens compared with plain greedy decoding, 0 mismatches.", "slower than plain decoding here (0.50×)"],
+            ["500 tokens compared with plain greedy decoding, 0 mismatches.", "slower than plain decoding here (0.50×)"],
         ),
         (
             {"seconds_speculative": 1.0},
             [
-                "25 mismatches, all proven near-ties of the target, the widest at 50.0 % of the margin allowed.",
+                "50 mismatches, all proven near-ties of the target, the widest at 50.0 % of the margin allowed.",
                 "3.00× as fast as plain decoding here",
             ],
         ),
-        ({"mismatches": 2, "seconds_speculative": 3.0}, ["Not lossless", "50 mismatches, 25 proven", "no clear gain here"]),
+        ({"mismatches": 2, "seconds_speculative": 3.0}, ["Not lossless", "100 mismatches, 50 proven", "no clear gain here"]),
         (
             {"near_ties": 0, "margin": 0.1},
-            ["Not lossless", "25 mismatches, none proven near-ties, the widest at 125.0 % of the margin allowed."],
+            ["Not lossless", "50 mismatches, none proven near-ties, the widest at 125.0 % of the margin allowed."],
         ),
         ({"tokens_compared": 0, "mismatches": 0, "near_ties": 0}, ["Losslessness was not checked"]),
     ],

@@ -11,8 +11,8 @@ from tests.report.synthetic_run import make_eagle3, positions
 from tests.report.test_numbers import report, write_tiny
 from tests.report.test_page import read_page
 
-# Drafted tokens kept in each round of the second run's final draft: 11 rounds, 8 kept, 19 tokens as in the first run.
-KEPT = [[1, 1, 0], [1, 0], [0], [1, 0], [2, 1, 1]]
+# Drafted tokens kept in each round of the second run's final draft: twice 11 rounds, 8 kept, 19 tokens as in the first run.
+KEPT = 2 * [[1, 1, 0], [1, 0], [0], [1, 0], [2, 1, 1]]
 
 
 def write_runs(folder: Path) -> list[str]:
@@ -49,7 +49,7 @@ def test_the_difference_is_paired_and_the_page_tells_it(tmp_path: Path) -> None:
     row = rows["final draft"]
     assert (row["variant"], row["before"]) == ("b/base", "a/base")
     assert row["difference"] == pytest.approx(19 / 11 - 19 / 8)
-    # Prompt by prompt b loses 1 2/3, 1 or 0 tokens a round at most: 6/2 - 5/3, 3 - 3/2, 0, 2 - 3/2, 7/3 - 7/3.
+    # Prompt by prompt b loses 6/2 - 5/3, 3 - 3/2, 0, 2 - 3/2, 7/3 - 7/3 tokens a round.
     assert -1.5 <= row["low"] < row["difference"] < row["high"] <= 0.0
     assert [rows["long"][key] for key in ("difference", "low", "high")] == [0.0, 0.0, 0.0]
     assert {run: numbers["speed"][f"{run}/base"]["longcot"]["speed_up"]["mean"] for run in "ab"} == {"a": 1.5, "b": 0.75}
@@ -104,14 +104,14 @@ def test_runs_of_other_stages_are_compared_by_their_final_drafts(tmp_path: Path)
 
 @pytest.mark.usefixtures("undrawn")
 def test_what_has_chosen_one_runs_stage_is_left_out_of_both(tmp_path: Path) -> None:
-    """Run a published its stage long, chosen by records 1 and 2: of longcot's 19 tokens 15 are left."""
+    """Run a published its stage long, chosen by records 1 and 2 of each five: of longcot's 19 tokens 15 are left."""
     arguments = write_runs(tmp_path)
     path = tmp_path / "a/base/final_draft/provenance.json"
-    write_json(path, read_json(path) | {"final": {"stage": "long", "records": {"stdlib": [1, 2], "puzzles": [0]}}})
+    write_json(path, read_json(path) | {"final": {"stage": "long", "records": {"stdlib": [1, 2, 6, 7], "puzzles": [0]}}})
     numbers = report(arguments)
     found = [numbers["overall"][name]["longcot"] for name in ("a/base", "b/base")]
     assert [each["mean"] for each in found] == [15 / 6, 15 / 8]
-    assert [each["prompts"] for each in found] == [3, 3]
+    assert [each["prompts"] for each in found] == [6, 6]
     assert by_drafter(numbers)["final draft"]["difference"] == pytest.approx(
         15 / 8 - numbers["overall"]["a/base"]["long"]["mean"]
     )

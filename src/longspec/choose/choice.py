@@ -1,4 +1,4 @@
-"""The choice among stages: each one's acceptance length on records that are set apart, and the highest of these.
+"""The choice among stages: the last one, unless an earlier one is surely better on records that are set apart.
 
 These held-out records are measured as all others are, and told nowhere else. Suffix: P prompts.
 """
@@ -23,19 +23,33 @@ ONE_IN = 4  # of a task's records that are measured, the others are told
 Lines = dict[str, list[int]]  # by dataset: lines of its held_out.jsonl from 0, as evaluations number records
 
 
-def figures(measured: Mapping[str, Evaluation], chosen_P: Array, seed: int) -> dict[str, Row]:
+def figures(measured: Mapping[str, Evaluation], chosen_P: Array) -> dict[str, Row]:
     """By stage its acceptance length over the chosen prompts, [P], with a 95 % interval over records.
 
     Empty where some stage has fewer than FEWEST records with a round: they say too little to choose by.
     """
-    found = {stage: acceptance(lines, chosen_P, seed) for stage, lines in measured.items() if drafted(chosen_P, lines).any()}
+    found = {stage: acceptance(lines, chosen_P) for stage, lines in measured.items() if drafted(chosen_P, lines).any()}
     enough = [figure["documents"] >= FEWEST for figure in found.values()]
     return found if enough.count(True) == len(measured) else {}
 
 
-def best_of(found: Mapping[str, Row]) -> str:
-    """The stage with the highest mean, of equal ones the later; found: by stage, in the order of training."""
-    return max(reversed(list(found)), key=lambda stage: float(found[stage]["mean"]))
+def best_of(found: Mapping[str, Row], against_last: Mapping[str, Row]) -> tuple[str, str]:
+    """Return the stage to publish and why; found: by stage its figure, against_last: of each but the last its difference.
+
+    Training longer on the data that the draft is for is what the stages do, so a chance difference must not undo it: an earlier
+    stage is published only where its whole interval lies above the last one's.
+    """
+    *_, last = found
+    better = [stage for stage, row in against_last.items() if row["improved"]]
+    if better:
+        best = max(reversed(better), key=lambda stage: float(found[stage]["mean"]))
+        return best, f"better than the last stage, {last}: the whole 95 % interval of the difference lies above 0"
+    if not against_last:
+        return last, "the only stage"
+    nearest = max(against_last, key=lambda stage: float(found[stage]["mean"]))
+    row = against_last[nearest]
+    told = "{difference:+.2f}, 95 % interval {low:+.2f} to {high:+.2f}".format(**row)
+    return last, f"the last stage: no earlier one is surely better ({nearest} less {last}: {told})"
 
 
 def choice(measured: Mapping[str, Evaluation], settings: Settings, records: Mapping[str, list[int]]) -> Row:
@@ -46,7 +60,7 @@ def choice(measured: Mapping[str, Evaluation], settings: Settings, records: Mapp
     tasks, first = settings.data, next(iter(measured.values()))
     chosen_P = chosen_by(first, tasks, records)
     *_, last = measured
-    found = figures(measured, chosen_P, settings.seed)
+    found = figures(measured, chosen_P)
     if not found:
         counted = sum(len(lines) for lines in records.values())
         why = (
@@ -54,12 +68,13 @@ def choice(measured: Mapping[str, Evaluation], settings: Settings, records: Mapp
             "raise evaluation.prompts, or held_out of their data"
         )
         return {"stage": last, "why": why, "figures": {}, "against_last": None, "prompts": {}, "records": {}}
-    best = best_of(found)
+    against_last = {stage: difference(lines, measured[last], chosen_P) for stage, lines in measured.items() if stage != last}
+    best, why = best_of(found, against_last)
     return {
         "stage": best,
-        "why": "the highest acceptance length on records set apart; of equal ones the later stage's",
+        "why": why,
         "figures": found,
-        "against_last": None if best == last else difference(measured[best], measured[last], chosen_P, settings.seed),
+        "against_last": against_last.get(best),
         "prompts": {task: int((first.of_task(task) & chosen_P).sum()) for task in tasks},
         "records": dict(records),
     }

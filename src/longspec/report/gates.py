@@ -60,7 +60,7 @@ def _forgetting(variant: Variant, settings: Settings, limit: float) -> Iterator[
         elif not own:
             yield _unjudged("forgetting", None, what, limit, f"no task measures {before.data}")
         for task in own if stage.data != before.data else []:
-            found = [acceptance(one, one.of_task(task), settings.seed) for one in (old, new)]
+            found = [acceptance(one, one.of_task(task)) for one in (old, new)]
             yield _judged("forgetting", task, what, limit, *found)
 
 
@@ -84,9 +84,7 @@ def _context(variant: Variant, settings: Settings, limit: float) -> Iterator[Row
             why = f"all contexts of {task} lie in one bucket"
             yield _unjudged("context", task, f"{variant.final}, {names[0]} alone", limit, why)
             continue
-        found = {
-            name: acceptance(final, chosen_P, settings.seed) for name, chosen_P in zip(names, inside.values(), strict=True)
-        }
+        found = {name: acceptance(final, chosen_P) for name, chosen_P in zip(names, inside.values(), strict=True)}
         enough = [name for name in names if found[name]["documents"] >= FEWEST]
         first, *_, last = enough if len(enough) > 1 else names
         yield _judged("context", task, f"{variant.final}, {last} against {first}", limit, found[first], found[last])

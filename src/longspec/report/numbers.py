@@ -25,12 +25,12 @@ Row = dict[str, Any]
 
 def by_task(found: Evaluation, settings: Settings) -> Row:
     """task -> acceptance."""
-    return {task: acceptance(found, found.of_task(task), settings.seed) for task in settings.tasks}
+    return {task: acceptance(found, found.of_task(task)) for task in settings.tasks}
 
 
 def overall(found: Evaluation, settings: Settings) -> Row:
-    """Acceptance over all tasks; resampling keeps each task's number of records."""
-    return acceptance(found, found.of_task(None), settings.seed)
+    """Acceptance over all tasks."""
+    return acceptance(found, found.of_task(None))
 
 
 def bucket_edges(longest: int) -> list[int]:
@@ -48,7 +48,7 @@ def by_context(found: Evaluation, settings: Settings) -> list[Row]:
         for low, high in pairwise(bucket_edges(int(found["context_tokens"].max()))):
             chosen_P = found.of_task(task) & (found["context_tokens"] >= low) & (found["context_tokens"] < high)
             if found["rounds"][chosen_P].sum():
-                rows.append({"task": task, "from": low, "to": high, **acceptance(found, chosen_P, settings.seed)})
+                rows.append({"task": task, "from": low, "to": high, **acceptance(found, chosen_P)})
     return rows
 
 
@@ -82,7 +82,7 @@ def speed(found: Evaluation, settings: Settings) -> Row:
         "verification_cost_ratio": float(target / found["rounds"].sum() / step_plain),
     }
     return {
-        "speed_up": ratio_of(found, "seconds_plain", "seconds_speculative", found.of_task(None), settings.seed),
+        "speed_up": ratio_of(found, "seconds_plain", "seconds_speculative", found.of_task(None)),
         "seconds_plain": plain,
         "seconds_speculative": speculative,
         **{name: None if np.isnan(value) else value for name, value in parts.items()},
@@ -92,7 +92,7 @@ def speed(found: Evaluation, settings: Settings) -> Row:
 def speed_by_task(found: Evaluation, settings: Settings) -> Row:
     """task -> measured speed-up."""
     columns = "seconds_plain", "seconds_speculative"
-    return {task: ratio_of(found, *columns, found.of_task(task), settings.seed) for task in settings.tasks}
+    return {task: ratio_of(found, *columns, found.of_task(task)) for task in settings.tasks}
 
 
 # What a report tells of every drafter, by its name there.
@@ -114,7 +114,7 @@ def improvements(variant: Variant, settings: Settings) -> list[dict[str, Any]]:
         unmeasured: dict[str, Any] = dict.fromkeys(("difference", "low", "high", "improved"))
         own: list[str | None] = [name for name, task in settings.tasks.items() if task.origin == stage.data]
         for task in own or [None]:
-            found = difference(new, old, new.of_task(task), settings.seed) if task else unmeasured
+            found = difference(new, old, new.of_task(task)) if task else unmeasured
             rows.append({"stage": stage.name, "before": before, "data": stage.data, "task": task} | found)
     return rows
 
@@ -124,7 +124,7 @@ def against_baselines(variant: Variant, settings: Settings) -> list[dict[str, An
     final = variant.evaluations[variant.final]
     all_P = final.of_task(None)
     return [
-        {"stage": variant.final, "before": name} | difference(final, variant.evaluations[name], all_P, settings.seed)
+        {"stage": variant.final, "before": name} | difference(final, variant.evaluations[name], all_P)
         for name in variant.baselines
     ]
 
@@ -133,7 +133,7 @@ def with_lookup(variant: Variant, settings: Settings) -> dict[str, Any] | None:
     """The final draft with prompt lookup beside it against it alone, over all tasks; None where that was not measured."""
     if (both := variant.evaluations.get(WITH_LOOKUP)) is None:
         return None
-    return difference(both, variant.evaluations[variant.final], both.of_task(None), settings.seed)
+    return difference(both, variant.evaluations[variant.final], both.of_task(None))
 
 
 def lossless(variant: Variant) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def between_variants(variants: list[Variant], settings: Settings) -> list[dict[s
             old, new = (variant.evaluations[name] for variant, name in zip((before, other), names, strict=True))
             check_pairs(old, new)
             for task in (*settings.tasks, None):
-                row = difference(new, old, new.of_task(task), settings.seed)
+                row = difference(new, old, new.of_task(task))
                 rows.append({"variant": other.name, "before": before.name, "drafter": drafter, "task": task} | row)
     return rows
 

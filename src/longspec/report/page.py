@@ -10,6 +10,7 @@ from longspec.atomic_files import write_json, write_text
 from longspec.config.names import UNTRAINED
 from longspec.evaluate.tasks import Settings, shape_name
 from longspec.report import plots, tables, training_curves
+from longspec.report.estimates import FEWEST
 from longspec.report.inputs import Manifest, Target, Variant
 from longspec.report.samples import all_samples, visible
 from longspec.report.style import STAGES, Series, drafter_colour
@@ -105,6 +106,7 @@ def render(
         unfinished=unfinished(variants),
         short_of_prompts=short_of_prompts(numbers, settings),
         left_out=left_out(variants[0]),
+        fewest=FEWEST,
         soft=any(methods.soft_labels(stage.recipe) for v in variants for stage in v.stages),
         raw=tables.raw_table(raw, variants, settings.tasks),
         faults=tables.faults_table(raw),
