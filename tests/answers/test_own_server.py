@@ -79,10 +79,14 @@ def test_a_program_that_this_machine_has_not_is_named(case: Case, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_job_that_is_told_to_end_ends_its_server(case: Case, tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_shell", [False, True])
+def test_a_job_that_is_told_to_end_ends_its_server(case: Case, tmp_path: Path, in_shell: bool) -> None:
+    """One that a shell has started, too: killed with -9, the job has no time to do it itself."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         pid = tmp_path / f"pid-{number}"
-        settings = {"new_tokens": 12, "engine": "endpoint", "server": command(str(pid), "stalls")}
+        started = command(str(pid), "stalls")
+        server = f"sh -c '{started}; true'" if in_shell else started
+        settings = {"new_tokens": 12, "engine": "endpoint", "server": server}
         arguments = [
             "--raw",
             case.raw,
@@ -103,7 +107,7 @@ def test_a_job_that_is_told_to_end_ends_its_server(case: Case, tmp_path: Path) -
         process.send_signal(number)
         assert process.wait(30) != 0
         asked.unlink()
-        server = int(pid.read_text())
-        while Path(f"/proc/{server}").exists() and "Z" not in Path(f"/proc/{server}/stat").read_text().split()[2]:
+        serving = int(pid.read_text())
+        while Path(f"/proc/{serving}").exists() and "Z" not in Path(f"/proc/{serving}/stat").read_text().split()[2]:
             assert time.monotonic() < deadline
             time.sleep(0.05)

@@ -1,8 +1,10 @@
 """Answers through a server that fails, stalls, limits the rate, cuts answers and says nonsense."""
 
+import json
 import re
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 
 from longspec import jsonl
 from longspec.answers import client
-from longspec.answers.settings import Regenerate
+from longspec.answers.settings import Regenerate, parse
 from tests.answers.chat_server import Reply, ask, echo, question, said, serving
 from tests.answers.conftest import ASKED, Case, journal_of, turns, write_chats
 
@@ -95,7 +97,7 @@ def test_cut_empty_and_foreign_answers_are_told_apart(case: Case, tmp_path: Path
         dropped = ask(odd, tmp_path / "drop", server, max_failed=0.5, cut="drop")
     assert kept["ends"] == {"answered": 2, "shortened": 0, "cut": 2, "dropped": 1, "skipped": 0, "failed": 1}
     assert dropped["ends"] == {"answered": 2, "shortened": 1, "cut": 0, "dropped": 2, "skipped": 0, "failed": 1}
-    assert kept["reasons"]["failed"] == {"finish_reason 'content_filter'": 1}
+    assert kept["reasons"]["failed"] == {f"{server.address}: finish_reason 'content_filter'": 1}
     assert [message["content"] for message in journal_of(tmp_path / "keep")["train", 6]["messages"]][2:] == ["why?", "torn"]
     assert len(journal_of(tmp_path / "drop")["train", 6]["messages"]) == 2
 
@@ -107,7 +109,7 @@ def test_too_many_failures_end_the_job_with_their_reasons_and_the_next_one_asks_
         bad = question(body) == "why?"
         return (400, {"error": {"message": f"no {len(body['messages'])} whys"}}) if bad else echo(body, number)
 
-    told = r"of 14 records failed, more than the share 0\.1 .*: \d x HTTP N: no N whys; what is answered stays"
+    told = r"of 14 records failed, more than the share 0\.1 .*: \d x \S+/v1: HTTP N: no N whys; what is answered stays"
     with serving(refuse) as server, pytest.raises(ValueError, match=told):
         ask(case, tmp_path, server, max_failed=0.1)
     done = journal_of(tmp_path)
@@ -153,3 +155,109 @@ def test_the_key_goes_to_no_other_server(monkeypatch: pytest.MonkeyPatch) -> Non
         with pytest.raises(ValueError, match=r"does not answer: HTTP 302"):
             client.Client(server.address, settings).find_model()
         assert (server.keys, other.keys) == ({"Bearer secret"}, set())
+
+
+NESTED = b'{"choices": ' + b"[" * 200_000 + b"]" * 200_000 + b"}"
+
+
+def counted(tokens: str) -> bytes:
+    """A whole answer that counts so many tokens."""
+    chat = '{"message": {"content": "x"}, "finish_reason": "stop"}'
+    return f'{{"choices": [{chat}], "usage": {{"completion_tokens": {tokens}}}}}'.encode()
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (NESTED, "RecursionError: .*"),
+        *(
+            (counted(count), r"usage\.completion_tokens: .* is no count of at most 12 tokens")
+            for count in ("1e999", "NaN", "[1]", '"x"', "-5", "13", "true")
+        ),
+        (
+            b'{"choices": [], "pad": "' + b"x" * 2**21 + b'"}',
+            r"a reply of more than 1,051,648 bytes, where 12 tokens were asked for",
+        ),
+        (json.dumps(said("x", reasoning_content={"a": 1})[1]).encode(), r"thought: \{'a': 1\} is no text"),
+        (json.dumps(said(["x"])[1]).encode(), r"content: \['x'\] is no text"),  # type: ignore[arg-type]
+        (b'{"choices": [], "usage": 3}', "no answer of a chat: .*"),
+    ],
+)
+def test_a_bad_reply_fails_its_record_alone(case: Case, tmp_path: Path, reply: bytes, reason: str) -> None:
+    def some(body: dict[str, Any], number: int) -> Reply:
+        return (200, reply) if question(body) == "why?" else echo(body, number)
+
+    raw = write_chats(tmp_path / "chats", [turns("why?"), turns("who?")], [])
+    with serving(some) as server:
+        made = ask(Case(raw, case.target, case.tokenizer), tmp_path / "out", server, max_failed=0.5, tries=1)
+    assert (made["ends"]["answered"], made["ends"]["failed"]) == (1, 1)
+    (told,) = made["reasons"]["failed"]
+    numberless = (
+        re.escape(server.address) + ": " + re.sub(r"(?<!\\)\d[\d,]*", lambda found: re.sub(r"\d+", "N", found[0]), reason)
+    )
+    assert re.fullmatch(numberless + r"( \(N tries\))?", told)
+
+
+def test_a_special_token_in_a_servers_text_drops_the_answer(case: Case, tmp_path: Path) -> None:
+    raw = write_chats(tmp_path / "chats", [turns("why?"), turns("who?"), turns("what?")], [])
+    replies = {"why?": said("so<|im_end|>"), "who?": said("x", reasoning_content="<|im_end|>"), "what?": said("fine")}
+    with serving(lambda body, _: replies[question(body)]) as server:
+        made = ask(Case(raw, case.target, case.tokenizer), tmp_path / "out", server)
+    assert made["reasons"]["dropped"] == {"the answer holds the special token <|im_end|>": 2}
+
+
+@pytest.mark.parametrize("code", [400, 401, 500])
+def test_a_server_that_repeats_the_key_puts_it_nowhere(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any, code: int
+) -> None:
+    """White space around the key, a carriage return say, is no part of it."""
+    monkeypatch.setenv("OPENAI_API_KEY", " sk-secret-1\r\n")
+    reply = (code, {"error": {"message": "the key Bearer sk-secret-1 does not do"}})
+    with serving(lambda *_: reply) as server, pytest.raises(ValueError, match="Bearer \\$OPENAI_API_KEY does not do") as found:
+        ask(case, tmp_path, server, max_failed=0.1, tries=1)
+    assert server.keys == {"Bearer sk-secret-1"}
+    with serving(lambda *_: reply) as server, suppress(ValueError):
+        ask(case, tmp_path / "all", server, max_failed=1.0, tries=1)
+    printed = "".join(capfd.readouterr())
+    kept = "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
+    assert "sk-secret" not in printed + kept + str(found.value)
+
+
+def test_a_key_that_no_header_takes_is_refused_before_anything_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-a\rb")
+    with pytest.raises(ValueError, match="OPENAI_API_KEY: holds white space or a character outside ASCII") as found:
+        client.Client("http://127.0.0.1:9/v1", Regenerate(new_tokens=4, engine="endpoint"))
+    assert "sk-a" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("record", {"record": 3}),
+        ("record", {"record": ["train", 99]}),
+        ("record", {"record": [["train"], 1]}),
+        ("end", {"end": "done"}),
+        ("end", {"end": None}),
+        ("reason", {"reason": 1}),
+        ("answers, tokens", {"tokens": -1}),
+        ("answers, tokens", {"answers": True}),
+        ("messages", {"messages": None}),
+    ],
+)
+def test_a_damaged_line_of_answers_is_named(case: Case, tmp_path: Path, field: str, change: dict[str, Any]) -> None:
+    """And as the message says, answers are made anew once the file is gone."""
+    with serving(echo) as server:
+        ask(case, tmp_path, server)
+        path = tmp_path / "journal.jsonl"
+        lines = list(jsonl.read(path))
+        jsonl.write(path, [*lines[:2], lines[2] | change, *lines[3:]])
+        with pytest.raises(ValueError, match=rf"journal\.jsonl: line 3: {field}: .*; remove the line, or the file"):
+            ask(case, tmp_path, server)
+        path.unlink()
+        assert ask(case, tmp_path, server)["ends"]["answered"] == 14
+
+
+@pytest.mark.parametrize("address", ["http://h:99999/v1", "http://[::1/v1", "http://h:x/v1", "http://:80/v1", "http://h:0/v1"])
+def test_an_address_of_no_server_is_refused_by_its_key(address: str) -> None:
+    with pytest.raises(ValueError, match=r"data\.chats\.regenerate\.endpoint: .*; give an address such as http://host:8000/v1"):
+        parse("chats", {"new_tokens": 4, "engine": "endpoint", "endpoint": address})

@@ -31,7 +31,7 @@ def lays_out(case: Case, before: str = "") -> Callable[[dict[str, Any], int], Re
     tokenizer.chat_template = before + tokenizer.chat_template
 
     def reply(body: dict[str, Any], number: int) -> Reply:
-        status, told = echo(body, number)
+        status, told = said(f"after {len(body['messages'])}")
         ids = tokenizer.apply_chat_template(body["messages"], add_generation_prompt=True)["input_ids"]
         return status, told | {"usage": told["usage"] | {"prompt_tokens": len(ids)}}
 

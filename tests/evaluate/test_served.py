@@ -5,7 +5,9 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,13 +20,15 @@ from longspec.evaluate import served
 from longspec.evaluate.losslessness import Comparison
 from longspec.evaluate.served_lines import ServedMeasurer, accepted_of, check_counters, compare
 from longspec.evaluate.tasks import Prompt, Setting, check_interpreter, parse
-from longspec.serve.protocol import Answer
+from longspec.serve import engine
+from longspec.serve.protocol import Answer, Job, Request
 from tests.evaluate.stand_in import VERSIONS
 from tests.evaluate.test_evaluate import arguments, evaluate, folder, told
 from tests.slurm.cluster import is_running, until
 from tests.warm_jobs import popen
 
 __all__ = ["arguments", "folder"]  # fixtures
+JOB = Job("target", "ngram", None, 2, "float32", 64, 1, [Request("a", [3, 4], 3, 0.0, 0, [0])])
 CHAINS = {"engine": "vllm", "shapes": [2, 3], "repeats": 1}
 
 
@@ -54,7 +58,7 @@ def test_steps_and_counters_make_the_rounds() -> None:
     cut = answer([7, 8, 9, 7, 8, 9, 5], steps=[1, 1, 4, 1], accepted=5, by_place=[2, 2, 1])
     assert accepted_of(cut) == [0, 3, 2]
     prompt = Prompt("short", 0, 4, [1, 2, 3], 6)
-    measurer = ServedMeasurer(lambda *_: iter(()), Words(), [0], torch.float32, 0)
+    measurer = ServedMeasurer(lambda *_: iter(()), Words(), [0], torch.float32, 0, 100)
     plain = answer(cut.tokens, [1] * 7, 0, [], best=[[(token, 1.0)] for token in cut.tokens])
     line = measurer.line(prompt, Setting(0.0, 3), plain, cut)
     assert (line["engine"], line["rounds"], line["new_tokens"], line["acceptance_length"]) == ("vllm", 3, 8, 8 / 3)
@@ -88,7 +92,7 @@ def test_tokens_kept_behind_the_end_of_a_text_are_not_counted(
         texts.rows[0].accepted.append(texts.add(0, new))
         taken += size
     ours = texts.rows[0]
-    measurer = ServedMeasurer(lambda *_: iter(()), Words(), [0], torch.float32, 0)
+    measurer = ServedMeasurer(lambda *_: iter(()), Words(), [0], torch.float32, 0, 100)
     plain = answer(tokens, [1] * len(tokens), 0, [], best=[[(token, 1.0)] for token in tokens])
     line = measurer.line(Prompt("short", 0, 1, [1], 8), Setting(0.0, 3), plain, answer(tokens, steps, kept, by_place))
     assert (line["accepted"], line["positions"]) == (accepted, positions) == (ours.accepted, ours.position_acceptance(3))
@@ -181,8 +185,8 @@ def test_another_text_with_drafts_is_a_fault(arguments: Any, python: Path, monke
     call = [*arguments("lookup", "v.jsonl", **CHAINS), "--serve-python", str(python)]
     real = served.answers
 
-    def wrong(python: str, job: Any) -> Any:
-        for found in real(python, job):
+    def wrong(python: str, job: Any, vocabulary: int) -> Any:
+        for found in real(python, job, vocabulary):
             if job.method:
                 found.tokens[2] = 1
             yield found
@@ -244,3 +248,64 @@ def test_the_other_environment_finds_this_package_and_nothing_beside_it(python: 
     with served._environment() as environment:
         (entry,) = environment["PYTHONPATH"].split(os.pathsep)
         assert [path.name for path in Path(entry).iterdir()] == ["longspec"]
+
+
+GOOD = {"id": "a", "tokens": [5, 6], "steps": [1, 1], "accepted": 0, "accepted_by_place": [], "seconds": [0.5], "best": []}
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("[" * 200_000, "wrote no answer to 'a': .*recursion"),
+        ("garbage", "wrote no answer to 'a': "),
+        ("[]", "no answer of longspec.serve"),
+        (json.dumps(GOOD | {"tokens": [], "steps": []}), r"tokens \(at least one, below 100\): is \[\]"),
+        (json.dumps(GOOD | {"tokens": [5, 100]}), r"tokens \(.*\): is \[5, 100\]"),
+        (json.dumps(GOOD | {"tokens": [5, -1]}), r"tokens \("),
+        (json.dumps(GOOD | {"steps": [1]}), r"steps \(adding up to the tokens\): is \[1\]"),
+        (json.dumps(GOOD | {"seconds": [-0.5]}), r"seconds: is \[-0.5\]"),
+        (json.dumps(GOOD | {"seconds": [float("nan")]}), "seconds: is"),
+        (json.dumps(GOOD | {"accepted": "x"}), "accepted: is x"),
+        (json.dumps(GOOD | {"best": [[[100, 1.0]]]}), "best: is"),
+        (json.dumps(GOOD | {"id": "b"}), "answered with 2 tokens for 'b', where 3 for 'a' were asked"),
+        (json.dumps(GOOD | {"tokens": [5] * 4, "steps": [4]}), "answered with 4 tokens for 'a', where 3"),
+    ],
+)
+def test_what_vllm_writes_is_checked_and_it_is_named(tmp_path: Path, line: str, reason: str) -> None:
+    """Whatever it writes in place of an answer, the error says that it was vLLM, and how to have the tested one."""
+    (tmp_path / "line").write_text(line + "\n")
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\ncat {tmp_path}/line\n")
+    python.chmod(0o755)
+    with pytest.raises(ValueError, match=rf"python -m longspec\.serve: .*{reason}.*make \.venv-serve"):
+        list(served.answers(str(python), JOB, 100))
+
+
+def test_a_vllm_that_says_nothing_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served, "SILENT", 0.2)
+    python = tmp_path / "python"
+    for script in ("exec sleep 60", f"cat {tmp_path}/line; exec sleep 60"):
+        (tmp_path / "line").write_text(json.dumps(GOOD) + "\n")
+        python.write_text(f"#!/bin/sh\n{script}\n")
+        python.chmod(0o755)
+        began = time.monotonic()
+        with pytest.raises(ValueError, match=r"has written nothing for 0 s|does not end 0 s after its last answer"):
+            list(served.answers(str(python), JOB, 100))
+        assert time.monotonic() - began < 30
+
+
+def test_sampling_beside_a_draft_on_a_cpu_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM 0.32's kernel for CPUs samples from a distribution that is not the target's there; greedy text is right."""
+    stand_in = ModuleType("vllm")
+    stand_in.LLM = lambda **given: given["speculative_config"]  # type: ignore[attr-defined]
+    platforms = ModuleType("vllm.platforms")
+    platforms.current_platform = SimpleNamespace(is_cpu=lambda: True)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm", stand_in)
+    monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
+    sampled = replace(JOB, requests=[replace(JOB.requests[0], temperature=0.7)])
+    with pytest.raises(ValueError, match=r"evaluation\.temperatures: vLLM samples wrongly beside a draft on a CPU"):
+        engine.load(sampled)
+    assert engine.load(replace(sampled, method=None)) is None
+    assert engine.load(JOB) == {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+    platforms.current_platform.is_cpu = lambda: False
+    assert engine.load(sampled)

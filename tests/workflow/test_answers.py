@@ -160,3 +160,14 @@ def test_answers_are_tokenized_in_the_place_of_records_and_made_again_for_what_d
     workflow.edit(WORKFLOW, r"regenerate: \{.*$", served)
     asked = [output for output, fields in workflow.plan().items() if fields["rule"] == "ask"]
     assert len(asked) == 2, "their jobs ask for no GPU"
+
+
+def test_answers_longer_than_the_targets_positions_are_refused(settings: Settings) -> None:
+    """The demo's target has 32,768; as the message says, fewer tokens are planned."""
+    regenerate(settings)
+    told = r"data\.own\.regenerate\.new_tokens: 32768 leave no room for a prompt in the target's 32768 positions; lower it"
+    with pytest.raises(ValueError, match=told):
+        planned(settings, new_tokens=32768)
+    with pytest.raises(ValueError, match=r"regenerate\.longest_prompt: 100 and 32767 new tokens do not fit"):
+        planned(settings, new_tokens=32767, longest_prompt=100)
+    planned(settings, new_tokens=32767)

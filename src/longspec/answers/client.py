@@ -23,7 +23,9 @@ KEY = "OPENAI_API_KEY"  # the environment variable of the server's key
 PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds before the second try, and before any
 AGAIN = {408, 409, 425, 429, 500, 502, 503, 504}
 HOPELESS = {401, 403, 404, 405}  # what one request gets all get
-BROKEN = (urllib.error.URLError, http.client.HTTPException, OSError, ValueError)  # no answer, or none that can be read
+# No answer, or none that can be read; JSON may be nested deeper than Python reads.
+BROKEN = (urllib.error.URLError, http.client.HTTPException, OSError, ValueError, RecursionError)
+REPLY_BYTES, TOKEN_BYTES = 2**20, 256  # that a reply may have, and for each token that it was asked for
 FINISHED, CUT, CALLED = "stop", "length", "tool_calls"
 THOUGHTS = ("reasoning_content", "reasoning")  # under which servers put a thought apart from the content
 
@@ -47,11 +49,28 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
+def server_key() -> str:
+    """Return the server's key without white space around it, "" for none. Raise ValueError for one that no header can hold."""
+    key = os.environ.get(KEY, "").strip()
+    if not all("!" <= letter <= "~" for letter in key):
+        raise ValueError(
+            f"{KEY}: holds white space or a character outside ASCII, which no HTTP header takes; set it to the server's key"
+        )
+    return key
+
+
+def _shown(value: object) -> str:
+    """Return what a server said, short, without the key: some servers repeat it."""
+    text, key = str(value), server_key()
+    return brief(text.replace(key, f"${KEY}") if key else text)
+
+
 class Client:
     """The server at an address such as http://host:8000/v1, which serves `model`; own: this job has started it here."""
 
     def __init__(self, address: str, settings: Regenerate, *, own: bool = False) -> None:
         self.address, self.settings, self.stopped = address.rstrip("/"), settings, Event()
+        self._key = server_key()
         # A proxy of the environment knows no server of this machine.
         proxies = [urllib.request.ProxyHandler({})] if own else []
         self._open = urllib.request.build_opener(_NoRedirect, *proxies).open
@@ -61,9 +80,10 @@ class Client:
     def find_model(self) -> str:
         """Ask for the name of the served model, which is then asked. Raises ValueError where it is not the only one."""
         try:
-            names = [str(each["id"]) for each in self.send("models", None)["data"]]
+            names = [_shown(each["id"]) for each in self.send("models", None)["data"]]
         except FailedError as error:
-            raise ValueError(f"{self.address}: does not answer: {error}") from None
+            reason = str(error).removeprefix(f"{self.address}: ")
+            raise ValueError(f"{self.address}: does not answer: {reason}") from None
         except (KeyError, TypeError) as error:
             raise ValueError(f"{self.address}/models: is no list of models; give the address with its /v1") from error
         wanted = self.settings.served_model
@@ -83,15 +103,25 @@ class Client:
         try:
             choice, usage = told["choices"][0], told.get("usage") or {}
             message, finish = choice["message"], choice["finish_reason"]
-            text, tokens, read = message["content"], usage.get("completion_tokens") or 0, usage.get("prompt_tokens")
+            text, tokens, read = message["content"], usage.get("completion_tokens"), usage.get("prompt_tokens")
             thought = next((message[name] for name in THOUGHTS if message.get(name)), "")
         except (KeyError, IndexError, TypeError, AttributeError):
-            raise FailedError(f"no answer of a chat: {brief(json.dumps(told))}") from None
+            raise self._failed(f"no answer of a chat: {told}") from None
+        for name, value, most in (("completion_tokens", tokens, self.settings.new_tokens), ("prompt_tokens", read, 2**31)):
+            if value is not None and not (type(value) is int and 0 <= value <= most):
+                raise self._failed(f"usage.{name}: {value!r} is no count of at most {most} tokens")
+        for name, value in (("content", text), ("thought", thought)):
+            if not isinstance(value, str | None):
+                raise self._failed(f"{name}: {value!r} is no text")
         self._compare(read, length)
         if finish not in (FINISHED, CUT, CALLED):
-            raise FailedError(f"finish_reason {finish!r}")
+            raise self._failed(f"finish_reason {finish!r}")
         fault = "it calls a tool, which the server keeps apart" if message.get("tool_calls") else ""
-        return Answer(text if isinstance(text, str) else "", int(tokens), cut=finish == CUT, fault=fault, thought=str(thought))
+        return Answer(text or "", tokens or 0, cut=finish == CUT, fault=fault, thought=thought)
+
+    def _failed(self, reason: str) -> FailedError:
+        """Return the error of one request, with the address and without the key."""
+        return FailedError(f"{self.address}: {_shown(reason)}")
 
     def _body(self, chat: Chat, seed: int) -> dict[str, Any]:
         body: dict[str, Any] = {"model": self.model, "messages": chat.messages, "max_tokens": self.settings.new_tokens}
@@ -126,7 +156,7 @@ class Client:
                 self._wait(number, wish)
             try:
                 with self._open(self._request(path, body), timeout=self.settings.timeout) as response:
-                    return json.load(response)
+                    return json.loads(self._whole(response))
             except urllib.error.HTTPError as error:
                 with error:
                     reason, wish = _words(error), error.headers.get("Retry-After")
@@ -135,15 +165,22 @@ class Client:
                         f"{self.address}/{path}: {reason}; correct regenerate.endpoint or served_model, or set {KEY}"
                     ) from None
                 if error.code not in AGAIN:
-                    raise FailedError(reason) from None
+                    raise self._failed(reason) from None
             except BROKEN as error:
-                reason, wish = f"{type(error).__name__}: {brief(getattr(error, 'reason', error))}", None
-        raise FailedError(f"{reason} ({self.settings.tries} tries)")
+                reason, wish = f"{type(error).__name__}: {_shown(getattr(error, 'reason', error))}", None
+        raise self._failed(f"{reason} ({self.settings.tries} tries)")
+
+    def _whole(self, response: Any) -> bytes:
+        """Return a reply's bytes. Raise FailedError for more of them than a reply of so many tokens has."""
+        most = REPLY_BYTES + TOKEN_BYTES * self.settings.new_tokens
+        if len(found := response.read(most + 1)) > most:
+            raise self._failed(f"a reply of more than {most:,} bytes, where {self.settings.new_tokens} tokens were asked for")
+        return bytes(found)
 
     def _request(self, path: str, body: dict[str, Any] | None) -> urllib.request.Request:
         headers = {"Content-Type": "application/json"}
-        if key := os.environ.get(KEY):
-            headers["Authorization"] = f"Bearer {key}"
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
         data = None if body is None else json.dumps(body).encode()
         return urllib.request.Request(f"{self.address}/{path}", data, headers)
 
@@ -166,9 +203,9 @@ def _words(error: urllib.error.HTTPError) -> str:
         told = json.loads(text)
         inner = told.get("error", told)
         text = inner.get("message", text) if isinstance(inner, dict) else str(inner)
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         pass
-    return f"HTTP {error.code}: {brief(text or error.reason)}"
+    return f"HTTP {error.code}: {_shown(text or error.reason)}"
 
 
 def answered(conversations: list[Conversation], client: Client, asker: Asker) -> Iterator[list[Conversation]]:
@@ -197,7 +234,7 @@ def _answer(conversation: Conversation, client: Client, asker: Asker) -> Convers
             continue
         try:
             seed, length = conversation.seed(client.settings.seed), asker.sent_length(conversation.asked)
-            conversation.take(client.ask(conversation.asked, seed, length))
+            conversation.take(asker.without_control(client.ask(conversation.asked, seed, length)))
         except LayoutError as error:
             conversation.refuse(str(error))
         except FailedError as error:

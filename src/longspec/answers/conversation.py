@@ -2,8 +2,10 @@
 
 import hashlib
 from collections import deque
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from longspec.answers.settings import DROP
@@ -11,6 +13,7 @@ from longspec.data.read.conversations import Chat
 from longspec.data.read.record_checks import RecordError, check_characters, check_text
 from longspec.data.read.records import Text, to_messages_or_text
 from longspec.data.read.thoughts import Marks, closes_one, opened_at_start
+from longspec.shown import brief
 
 Messages = list[dict[str, Any]]
 Key = tuple[str, int]  # the file of the raw records, train or held_out, and the line in it, from 1
@@ -131,6 +134,28 @@ class Conversation:
         told: dict[str, Any] = {"record": list(self.key), "end": self.end}
         told |= {"reason": self.reason, "answers": self.answers, "tokens": self.tokens}
         return told | (record_of(self.asked) if self.end in TAKEN else {})
+
+
+def check_lines(path: Path, lines: Iterable[dict[str, Any]], keys: Collection[Key]) -> set[Key]:
+    """Return the records that a journal's lines hold; keys: those of its shard. Raise ValueError with file, line and field."""
+    found: set[Key] = set()
+    for number, line in enumerate(lines, 2):  # the first one says what they were made with
+        record, counts = line.get("record"), [line.get(name) for name in ("answers", "tokens")]
+        key = tuple(record) if isinstance(record, list) and all(isinstance(each, str | int) for each in record) else None
+        faults = {
+            "record": key not in keys or key in found,
+            "end": line.get("end") not in ENDS or line["end"] == FAILED,
+            "reason": not isinstance(line.get("reason"), str),
+            "answers, tokens": not all(type(count) is int and count >= 0 for count in counts),
+            "messages": line.get("end") in TAKEN and not isinstance(line.get("messages"), list),
+        }
+        if wrong := [name for name, fault in faults.items() if fault]:
+            raise ValueError(
+                f"{path}: line {number}: {wrong[0]}: {brief(line)}: is no answered record of this shard, or one that stands "
+                "twice; remove the line, or the file to begin anew"
+            )
+        found.add(key)  # type: ignore[arg-type]
+    return found
 
 
 def record_of(chat: Chat) -> dict[str, Any]:

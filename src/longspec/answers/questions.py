@@ -1,11 +1,12 @@
 """Questions to a target as its chat template lays them out, and its tokens as the text of an answer. No torch."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from longspec.answers.conversation import Answer, Conversation, Key
-from longspec.answers.settings import ENDPOINT, LOCAL, Regenerate
+from longspec.answers.settings import ENDPOINT, LOCAL, Regenerate, room_for_prompts
 from longspec.atomic_files import read_json_object
 from longspec.data.chat.encoding import Encoder
 from longspec.data.chat.special_tokens import REASONING, LayoutError, special_names
@@ -15,6 +16,7 @@ from longspec.data.read.thoughts import opened_at_end
 TOGETHER = 1024  # questions whose tokens are held in memory at a time
 OPENER_TOKENS = 8  # more than a mark such as <think> and a line's end have in any vocabulary
 CHANNELS = ("<|channel|>", "<|message|>")  # in which harmony's chat template (GPT-OSS) lays out thoughts and what is said
+HOLDS = "the answer holds the special token"
 TORN = "\ufffd"  # what bytes that are no character are decoded to
 
 
@@ -26,17 +28,7 @@ class Asker:
     """
 
     def __init__(self, tokenizer: Any, target: Path, positions: int, settings: Regenerate, key: str) -> None:
-        room = positions - settings.new_tokens
-        if room < 1:
-            raise ValueError(
-                f"{key}.new_tokens: {settings.new_tokens} leave no room for a prompt in the target's {positions} positions; "
-                "lower it"
-            )
-        if settings.longest_prompt is not None and settings.longest_prompt > room:
-            raise ValueError(
-                f"{key}.longest_prompt: {settings.longest_prompt} and {settings.new_tokens} new tokens do not fit the target's "
-                f"{positions} positions; {room} is the most"
-            )
+        room = room_for_prompts(settings, positions, key)
         self.longest = settings.longest_prompt or room
         self.tokenizer, self._encoder = tokenizer, Encoder(tokenizer)
         self.ends = ends_of(tokenizer, target, self._encoder)
@@ -76,13 +68,18 @@ class Asker:
         """The tokens that a server of the target makes of a conversation. Raises LayoutError when the template refuses it."""
         return len(self._encoder.as_sent(chat))
 
+    def without_control(self, answer: Answer) -> Answer:
+        """Return a server's answer, with a fault where its text or thought spells a special token."""
+        control = next((name for name in self._special.values() if name in answer.text or name in answer.thought), None)
+        return answer if control is None or answer.fault else replace(answer, fault=f"{HOLDS} {control}")
+
     def answer(self, tokens: list[int]) -> Answer:
         """The answer that these tokens are. Its last character may be torn: half of one is what a limit of tokens may leave."""
         ended = tokens[-1] in self.ends
         said = tokens[:-1] if ended else tokens
         text = str(self.tokenizer.decode(said, skip_special_tokens=False, clean_up_tokenization_spaces=False))
         control = next((self._special[token] for token in said if token in self._special), None)
-        fault = f"the answer holds the special token {control}" if control is not None else ""
+        fault = f"{HOLDS} {control}" if control is not None else ""
         if not fault and TORN in text.rstrip(TORN):
             fault = "the answer holds bytes that are no text"
         return Answer(text, len(tokens), cut=not ended, fault=fault)

@@ -6,6 +6,7 @@ import shlex
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -19,6 +20,7 @@ from longspec.distributed import die_with_parent, log
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 LOOK = 1.0  # seconds between two looks whether it answers
 PORTS = 3  # on which a server is tried before it must be something else that ends it
+GUARD = "import os, sys; sys.stdin.read(); os.killpg(int(sys.argv[1]), 9)"
 ENDING = 20.0  # that it has for its own way out
 
 
@@ -71,6 +73,7 @@ def started(command: str, target: Path, minutes: float, output: Path) -> Iterato
             words = [word.replace("{model}", str(target)).replace("{port}", str(port)) for word in shlex.split(command)]
             log(f"starting {shlex.join(words)}; it writes to {output}")
             process = _start(words, output)
+            guard = _guard(process)
             try:
                 if _answers(process, f"http://127.0.0.1:{port}/v1", minutes, output):
                     yield f"http://127.0.0.1:{port}/v1"
@@ -81,6 +84,8 @@ def started(command: str, target: Path, minutes: float, output: Path) -> Iterato
                 raise
             finally:
                 _end(process)
+                guard.kill()
+                guard.wait()
             if number == PORTS - 1 or not _is_taken(port):
                 raise ValueError(_ended(process, output))
             log(f"port {port} was taken before the server listened there; starting it again on another")
@@ -100,6 +105,15 @@ def _start(words: list[str], output: Path) -> subprocess.Popen[bytes]:
             )
         except OSError as error:
             raise ValueError(f"regenerate.server: {words[0]} cannot be started on this machine: {error.strerror}") from error
+
+
+def _guard(process: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
+    """Start what kills the server and all that it has started when this process is killed: the pipe to it closes then.
+
+    The server's first process dies with this one by itself. Started through a shell it is that shell alone.
+    """
+    command = [sys.executable, "-c", GUARD, str(process.pid)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
 
 def _answers(process: subprocess.Popen[bytes], address: str, minutes: float, output: Path) -> bool:

@@ -5,6 +5,7 @@ import shlex
 import shutil
 from dataclasses import asdict, dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from longspec.atomic_files import sha256_text
 
@@ -69,6 +70,8 @@ def _check_place(key: str, settings: Regenerate) -> None:
             f"{key}: engine: {ENDPOINT} needs either endpoint (http://host:8000/v1, where the target is served) or server (the "
             f"command that serves it), not {'both' if settings.endpoint else 'neither'}"
         )
+    if settings.endpoint is not None:
+        _check_address(key, settings.endpoint)
     if settings.server is None:
         return
     try:
@@ -89,6 +92,33 @@ def _check_place(key: str, settings: Regenerate) -> None:
     # A bare name may be found on the GPU nodes alone.
     if "/" in words[0] and shutil.which(words[0]) is None:
         raise ValueError(f"{key}.server: {words[0]}: no such program; `make .venv-serve/.stamp` makes .venv-serve/bin/python")
+
+
+def _check_address(key: str, address: str) -> None:
+    """Raise ValueError for an address without a host, or with a port that is none."""
+    try:
+        parts = urlsplit(address)
+        fault = "" if parts.hostname and parts.port != 0 else "names no host and port"
+    except ValueError as error:  # a port out of range, an open bracket
+        fault = str(error)
+    if fault:
+        raise ValueError(f"{key}.endpoint: {address}: {fault}; give an address such as http://host:8000/v1")
+
+
+def room_for_prompts(settings: Regenerate, positions: int, key: str) -> int:
+    """Return the most tokens that a prompt may have in a target of so many positions. Raise ValueError where they do not do."""
+    room = positions - settings.new_tokens
+    if room < 1:
+        raise ValueError(
+            f"{key}.new_tokens: {settings.new_tokens} leave no room for a prompt in the target's {positions} positions; "
+            "lower it"
+        )
+    if settings.longest_prompt is not None and settings.longest_prompt > room:
+        raise ValueError(
+            f"{key}.longest_prompt: {settings.longest_prompt} and {settings.new_tokens} new tokens do not fit the target's "
+            f"{positions} positions; {room} is the most"
+        )
+    return room
 
 
 def deciding(settings: Regenerate) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from longspec import jsonl
 from longspec.answers import client, server
-from longspec.answers.conversation import FAILED, Conversation, Key
+from longspec.answers.conversation import FAILED, Conversation, Key, check_lines
 from longspec.answers.questions import Asker
 from longspec.answers.settings import ENDPOINT, JOURNAL, PRINTED, SERVED, Regenerate, deciding
 from longspec.answers.tally import Tally
@@ -112,7 +112,7 @@ def _answer(
     ranks: Ranks,
 ) -> Tally:
     """A line of the journal for each conversation that did not fail."""
-    done = {(str(line["record"][0]), int(line["record"][1])) for line in journal.lines or []}
+    done = check_lines(journal.path, journal.lines or [], {each.key for each in conversations})
     tally = Tally(len(conversations), journal.lines or [])
     lengths = asker.first_lengths([each for each in conversations if not each.end])
     ended = [each for each in conversations if each.end and each.key not in done]

@@ -36,7 +36,8 @@ class Tally:
         if end != FAILED:
             self.answers, self.tokens = self.answers + answers, self.tokens + tokens
         if reason:
-            self.reasons[end, re.sub(r"\d+", "N", reason)] += 1  # one line for messages that differ in numbers alone
+            # One line for messages that differ in numbers alone; an address keeps its own.
+            self.reasons[end, re.sub(r"(\w+://\S+)|\d+", lambda found: found[1] or "N", reason)] += 1
 
     def tell(self) -> None:
         """How far it is, how fast, and the time left."""

@@ -199,7 +199,9 @@ def measurer_of(
         return
     with served_drafter(options, target, recipe, vocabulary) as drafted:
         ask = served.asking(section.serve_python, target, drafted, section.repeats)
-        yield ServedMeasurer(ask, tokenizer, sorted(eos), target.dtype, section.seed)
+        yield ServedMeasurer(
+            ask, tokenizer, sorted(eos), target.dtype, section.seed, target.config.get_text_config().vocab_size
+        )
 
 
 def evaluate(options: argparse.Namespace, ranks: Ranks = ALONE) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,9 +25,12 @@ from longspec.methods import method_of, vllm_method
 from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
 from longspec.serve.protocol import Answer, Job, Request, answer_of
+from longspec.shown import brief
 from longspec.states.forward import TargetStates
 
 NGRAM = "ngram"  # vLLM's own prompt lookup
+SILENT = 3600.0  # seconds: a target of hundreds of GB is loaded in less, and a text decoded
+MEND = "its own messages stand above; install the vLLM of serve-requirements.txt, by `make .venv-serve/.stamp`"
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,7 @@ def asking(python: str, target: ServedTarget, drafted: Drafted, repeats: int) ->
             repeats=repeats,
             requests=requests,
         )
-        return answers(python, job)
+        return answers(python, job, target.config.get_text_config().vocab_size)
 
     return ask
 
@@ -128,11 +132,13 @@ def _without_vllm(told: str) -> ValueError:
     return ValueError(f"evaluation.serve_python: {told}; `make .venv-serve/.stamp` makes an environment with vLLM")
 
 
-def answers(python: str, job: Job) -> Iterator[Answer]:
-    """An answer to each request of a job, in their order, as soon as vLLM has it.
+def answers(python: str, job: Job, vocabulary: int) -> Iterator[Answer]:
+    """Yield an answer to each request of a job, in their order, as soon as vLLM has it.
 
-    Raises ValueError when the process ends before all are there; what it and vLLM print stands on the standard error.
+    Raises ValueError when the process ends before all are there, says nothing for SILENT seconds, or writes what is no answer;
+    what it and vLLM print stands on the standard error.
     """
+    where = f"{python} -m longspec.serve"
     with TemporaryDirectory() as folder, _environment() as environment:
         path = Path(folder) / "job.json"
         job.write(path)
@@ -142,17 +148,38 @@ def answers(python: str, job: Job) -> Iterator[Answer]:
         try:
             assert process.stdout is not None
             done = 0
-            for line in process.stdout:
-                if not line.endswith(b"\n"):
-                    break  # torn by its end
+            for request, line in zip(job.requests, _lines(process.stdout.fileno(), where), strict=False):
+                try:
+                    answer = answer_of(json.loads(line), vocabulary)
+                except (ValueError, RecursionError) as error:
+                    raise ValueError(f"{where}: wrote no answer to {request.id!r}: {brief(error)}; {MEND}") from None
+                if answer.id != request.id or len(answer.tokens) > request.max_tokens:
+                    told = f"{len(answer.tokens)} tokens for {answer.id!r}"
+                    raise ValueError(
+                        f"{where}: answered with {told}, where {request.max_tokens} for {request.id!r} were asked; {MEND}"
+                    )
                 done += 1
-                yield answer_of(json.loads(line))
-            code = process.wait()
+                yield answer
+            code = process.wait(SILENT)
+        except subprocess.TimeoutExpired:
+            raise ValueError(f"{where}: does not end {SILENT:.0f} s after its last answer; {MEND}") from None
         finally:
             process.kill()
             process.wait()
     if code or done < len(job.requests):
-        raise ValueError(f"{python} -m longspec.serve ended with exit code {code}; vLLM's own message stands above")
+        raise ValueError(f"{where} ended with exit code {code}; vLLM's own message stands above")
+
+
+def _lines(pipe: int, where: str) -> Iterator[bytes]:
+    """Yield whole lines; what its end has torn is none. Raise ValueError where nothing comes for SILENT seconds."""
+    held = b""
+    while True:
+        if not select.select([pipe], [], [], SILENT)[0]:
+            raise ValueError(f"{where}: vLLM has written nothing for {SILENT:.0f} s; {MEND}")
+        if not (more := os.read(pipe, 2**16)):
+            return
+        *whole, held = (held + more).split(b"\n")
+        yield from whole
 
 
 @contextmanager

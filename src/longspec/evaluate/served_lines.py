@@ -26,13 +26,16 @@ Ask = Callable[[int | None, list[Request]], Iterator[Answer]]  # drafted tokens 
 
 @dataclass(frozen=True)
 class ServedMeasurer:
-    """Measures a served drafter. ask: has vLLM answer; eos: tokens that end a text; dtype: the target's; seed: of all draws."""
+    """Measures a served drafter. ask: has vLLM answer; eos: tokens that end a text; dtype: the target's; seed: of all draws;
+    vocabulary: the target's number of tokens.
+    """
 
     ask: Ask
     tokenizer: Any
     eos: list[int]
     dtype: torch.dtype
     seed: int
+    vocabulary: int
 
     def lines(self, work: Work, journal: Journal | Followed) -> dict[str, Line]:
         """A line for each prompt and setting, by its key; in the journal as soon as it is measured, as texts without draft are.
@@ -52,7 +55,10 @@ class ServedMeasurer:
 
     def _plain(self, work: Work, journal: Journal | Followed) -> dict[str, Answer]:
         """The texts without draft, by their keys."""
-        known = {key_text(line): answer_of(line[PLAIN]) for line in journal.lines or [] if PLAIN in line}
+        try:
+            known = {key_text(line): answer_of(line[PLAIN], self.vocabulary) for line in journal.lines or [] if PLAIN in line}
+        except ValueError as error:
+            raise ValueError(f"{journal.path}: {error}; remove the file to begin anew") from None
         missing = {key: item for item in work.values() if (key := plain_key(*item)) not in known}
         requests = [self._request(key, *item, best=BEST) for key, item in missing.items()]
         for answer in self.ask(None, requests) if requests else ():

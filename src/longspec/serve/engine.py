@@ -31,6 +31,11 @@ def load(job: Job) -> Any:
     from vllm import LLM
     from vllm.platforms import current_platform
 
+    if job.method and current_platform.is_cpu() and any(request.temperature for request in job.requests):
+        raise ValueError(
+            "evaluation.temperatures: vLLM samples wrongly beside a draft on a CPU: random numbers that are all drawn before "
+            "they are used, so that the text's distribution is not the target's; measure temperature 0 here, or on a GPU"
+        )
     draft = {"method": job.method, "model": job.draft, "num_speculative_tokens": job.tokens}
     if job.method == "ngram":
         draft |= {"prompt_lookup_max": 3, "prompt_lookup_min": 1}  # n-grams as of decode.drafters.LookupDrafter

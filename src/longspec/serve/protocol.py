@@ -4,6 +4,8 @@ Standard library alone, since both environments read this.
 """
 
 import json
+import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,9 +80,51 @@ class Answer:
         return json.dumps(asdict(self))
 
 
-def answer_of(content: dict[str, Any]) -> Answer:
-    """The answer that a parsed line holds. Raises ValueError for one that is none."""
+def answer_of(content: Any, vocabulary: int) -> Answer:
+    """Return the answer that a parsed line holds. Raise ValueError, with the field, for one that is none.
+
+    vocabulary: the target's number of tokens.
+    """
+    if not isinstance(content, dict):
+        raise ValueError(f"no answer of longspec.serve: {str(content)[:80]!r}")
     try:
-        return Answer(**{name: content[name] for name in content if name in Answer.__match_args__})  # an older one has more
+        found = Answer(**{name: content[name] for name in content if name in Answer.__match_args__})  # an older one has more
     except TypeError as error:
         raise ValueError(f"no answer of longspec.serve: {error}") from error
+    tokens = _are(found.tokens, lambda token: _is_count(token) and token < vocabulary)
+    steps = _are(found.steps, _is_count) and tokens and sum(found.steps) == len(found.tokens)
+    faults = {
+        "id": not isinstance(found.id, str),
+        f"tokens (at least one, below {vocabulary})": not tokens or not found.tokens,
+        "steps (adding up to the tokens)": not steps,
+        "accepted": not _is_count(found.accepted),
+        "accepted_by_place": not _are(found.accepted_by_place, _is_count),
+        "seconds": not found.seconds or not _are(found.seconds, _is_number) or min(found.seconds) < 0,
+        "best": not _are(found.best, lambda place: _are(place, lambda pair: _is_pair(pair, vocabulary))),
+    }
+    if wrong := [name for name, fault in faults.items() if fault]:
+        raise ValueError(f"answer to {str(found.id)[:80]!r}: {wrong[0]}: is {str(content.get(wrong[0].split()[0]))[:80]}")
+    return found
+
+
+def _are(values: Any, fits: Callable[[Any], bool]) -> bool:
+    return isinstance(values, list | tuple) and all(map(fits, values))
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _is_pair(pair: Any, vocabulary: int) -> bool:
+    """Whether it is a token with its logit."""
+    return (
+        isinstance(pair, list | tuple)
+        and len(pair) == 2
+        and _is_count(pair[0])
+        and pair[0] < vocabulary
+        and _is_number(pair[1])
+    )

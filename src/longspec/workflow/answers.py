@@ -3,11 +3,14 @@
 A folder of answers has three names, which are wildcards: model, dataset, and answering (the settings that decide them).
 """
 
+from pathlib import Path
+
 from longspec.answers import settings as answer_settings
 from longspec.answers.settings import parse
 from longspec.evaluate.tasks import HeldOut
 from longspec.workflow import paths
 from longspec.workflow.choices import Choices
+from longspec.workflow.settings.targets import positions_of
 
 KEY = "regenerate"
 
@@ -43,6 +46,12 @@ class AnswersPlan:
                     f"data.{name}.{KEY}.endpoint: one server would answer as {' and as '.join(sorted(models))}; choose runs of "
                     f"one of them at a time (--config 'runs=[...]'), or let each job start its target's server: {KEY}.server"
                 )
+        for model, name in self.wanted():
+            config = next(each for each in choices.configs.values() if each.recipe.model.name == model)
+            fetched = Path(paths.TARGET.format(model=model)).parent / "target"
+            positions = positions_of(config.recipe.model.source, config.build.max_position, fetched)
+            if positions is not None:
+                answer_settings.room_for_prompts(self.chosen[name], positions, f"data.{name}.{KEY}")
 
     # Names.
 
