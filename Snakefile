@@ -35,7 +35,7 @@ from snakemake.utils import min_version
 
 from longspec.cluster.controller import note_controller
 from longspec.workflow.jobs.resources import check_block, check_nodes
-from longspec.workflow.paths import GATES, PAGE
+from longspec.workflow.paths import GATES, NUMBERS, PAGE
 from longspec.workflow.plan import freeze_runtime
 from longspec.workflow.settings.workflow_file import check_text
 
@@ -115,7 +115,7 @@ onstart:
 rule final_draft:
     default_target: True
     input:
-        reports=collect(PAGE, run=PLAN.runs),
+        reports=collect([PAGE, NUMBERS], run=PLAN.runs),
         gates=collect(GATES, run=PLAN.runs),
         drafts=PLAN.all_final_drafts(),
         removed=STATES.removed(),

@@ -14,6 +14,7 @@ from longspec.workflow.answers import AnswersPlan
 from longspec.workflow.bench import bench_of
 from longspec.workflow.checks import (
     check_prompts,
+    check_sources,
     checked_plan,
     forgetting_warning,
     unused_variants,
@@ -36,6 +37,7 @@ with told_in_one_line():
     PLAN = checked_plan(config, arguments=sys.argv[1:])
     if workflow.is_main_process:  # jobs read this file again
         check_prompts(PLAN)
+        check_sources(PLAN)
     ANSWERS = AnswersPlan(PLAN)
     STATES = StatesPlan(PLAN)
     BENCH = bench_of(PLAN)

@@ -5,6 +5,7 @@ from longspec.workflow.paths import (
     DRAFT_FILES,
     EVALUATED,
     FINAL_DRAFT,
+    FINAL_FILES,
     FINAL_STAGE,
     GATES,
     NUMBERS,
@@ -158,7 +159,7 @@ rule assemble_final_draft:
     output:
         collect(
             f"{FINAL_DRAFT}/{{file}}",
-            file=[*DRAFT_FILES, "training_config.yaml", "provenance.json"],
+            file=FINAL_FILES,
             allow_missing=True,
         ),
     log:

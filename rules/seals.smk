@@ -1,12 +1,15 @@
-# What a job has written is sealed when it ends, and looked at before other jobs read it (longspec.workflow.jobs.seals).
-# Snakemake (9.27) calls no code of a workflow at the end of a job: one of its functions is replaced.
+# What a job has written is sealed when it ends (longspec.workflow.jobs.seals). It is looked at before other jobs read it, and
+# whenever a call asks for it, in a dry run too. Snakemake (9.27) calls no code of a workflow at the end of a job or of its
+# planning: two of its functions are replaced.
 
+from snakemake.dag import DAG
 from snakemake.persistence import PersistenceBase
 
 from longspec.workflow.jobs.seals import Seals
 
 SEALS = Seals()
 recorded = PersistenceBase.finished
+planned_by_snakemake = DAG.init
 
 
 async def seal_and_record(persistence, job):
@@ -27,5 +30,21 @@ def finished_inputs(planned):
     return [[str(file) for file in source.output] for source in read]
 
 
+async def plan_and_check(dag, progress=False):
+    """Plan, and refuse what this call asks for where it is there, and not as its job wrote it."""
+    await planned_by_snakemake(dag, progress)
+    # A rule without outputs, such as final_draft, asks for those of others.
+    asked = {
+        source
+        for job in dag.targetjobs
+        for source in ([job] if job.output else dag.dependencies[job])
+        if not dag.needrun(source)
+    }
+    if not workflow.touch:
+        with told_in_one_line():
+            SEALS.check([[str(file) for file in job.output] for job in asked])
+
+
 if workflow.is_main_process:
     PersistenceBase.finished = seal_and_record
+    DAG.init = plan_and_check

@@ -9,11 +9,15 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from shlex import join
 from threading import current_thread, get_native_id, main_thread
 from typing import Any
+
+HASHING = 4  # files that are hashed at a time
+LARGE = 2**30  # bytes of a file that is named when it was hashed
 
 
 def sha256_file(path: Path) -> str:
@@ -150,37 +154,85 @@ def path_text(path: Path) -> str:
 
 
 def describe_files(folder: Path, names: list[str]) -> dict[str, dict[str, Any]]:
-    """Size and SHA-256 of each named file of a folder, for a manifest."""
-    return {name: {"bytes": (folder / name).stat().st_size, "sha256": sha256_file(folder / name)} for name in sorted(names)}
+    """Size and SHA-256 of each named file of a folder, for a manifest; of large files each is named once it was read."""
+    found: dict[str, dict[str, Any]] = {}
+    with ThreadPoolExecutor(HASHING) as pool:  # hashing lets other threads run
+        for name, digest in zip(sorted(names), pool.map(lambda name: sha256_file(folder / name), sorted(names)), strict=True):
+            size = (folder / name).stat().st_size
+            found[name] = {"bytes": size, "sha256": digest}
+            if size >= LARGE:
+                print(f"{folder / name}: {size / 2**30:.1f} GiB hashed, {len(found)} of {len(names)} files", flush=True)
+    return found
+
+
+def _seen_file(manifest: Path) -> Path:
+    """Where the times are kept at which a manifest's files were found whole: hidden beside it, and no part of it."""
+    return manifest.with_name(f".{manifest.name}.seen")
+
+
+def _stamp(path: Path) -> list[int]:
+    found = path.stat()
+    return [found.st_size, found.st_mtime_ns]
+
+
+def _note_seen(manifest: Path, found: dict[str, list[Any]]) -> None:
+    """Add files with their stamp and hash. Where nobody may write they are hashed again the next time."""
+    with suppress(OSError):
+        write_json(_seen_file(manifest), _seen(manifest) | found)
+
+
+def _seen(manifest: Path) -> dict[str, list[Any]]:
+    with suppress(OSError, ValueError):
+        content = json.loads(_seen_file(manifest).read_text(encoding="utf-8"))
+        if isinstance(content, dict):
+            return {name: each for name, each in content.items() if isinstance(each, list) and len(each) == 3}
+    return {}
+
+
+def write_manifest(manifest: Path, folder: Path, content: dict[str, Any]) -> None:
+    """Write a manifest whose `files`, described as of now, lie in a folder: they are not hashed again while none changes."""
+    seen = {name: [*_stamp(folder / name), file["sha256"]] for name, file in content["files"].items()}
+    write_json(manifest, content)
+    _note_seen(manifest, seen)
 
 
 def check_files(
-    folder: Path, files: dict[str, dict[str, Any]], manifest: Path | None = None, *, hashes: bool = True, newer: bool = False
+    folder: Path,
+    files: dict[str, dict[str, Any]],
+    manifest: Path | None = None,
+    *,
+    hashes: bool = True,
+    once: bool = False,
+    advice: str = "",
 ) -> None:
     """Hold a folder against a manifest's files. Raises ValueError that names the first file that differs.
 
-    manifest: of these files, where its job makes them again once it is gone, which the message then says. newer: where files
-    are too large to be hashed each time, those alone are that were written after their manifest.
+    manifest: of these files, where its job makes them again once it is gone, which the message then says, or `advice`. once:
+    files of a size and time at which they were whole before are not hashed again; any other time, older or newer, has them
+    hashed. A file that its manifest lists without a hash is held against the one it had when it was first seen.
     """
-    since = manifest.stat().st_mtime_ns if manifest and newer else None
-    advice = f"have it made again after: {join(['rm', str(manifest)])}" if manifest else "make it again"
+    seen = _seen(manifest) if manifest and once else {}
+    advice = advice or (f"have it made again after: {join(['rm', str(manifest)])}" if manifest else "make it again")
+    found: dict[str, list[Any]] = {}
     for name, expected in files.items():
         path = folder / name
         if not path.is_file():
             raise ValueError(f"{path}: missing, though its manifest lists it; {advice}")
-        if path.stat().st_size != expected["bytes"]:
-            raise ValueError(
-                f"{path}: {path.stat().st_size} bytes, its manifest says {expected['bytes']}; torn or edited; {advice}"
-            )
-        if since is not None and path.stat().st_mtime_ns <= since:
+        stamp, known = _stamp(path), seen.get(name)
+        if stamp[0] != expected["bytes"]:
+            raise ValueError(f"{path}: {stamp[0]} bytes, its manifest says {expected['bytes']}; torn or edited; {advice}")
+        wanted = expected.get("sha256") or (known and known[2])
+        if not hashes or (known and known == [*stamp, wanted]) or (wanted is None and not once):
             continue
-        # A fetched target's weights are listed without a hash: 60 GB are not read twice.
-        if hashes and "sha256" in expected and sha256_file(path) != expected["sha256"]:
+        found[name] = [*stamp, sha256_file(path)]
+        if wanted not in (None, found[name][2]):
             raise ValueError(f"{path}: its SHA-256 differs from its manifest's; corrupt or edited; {advice}")
+    if manifest and once and found:
+        _note_seen(manifest, found)
 
 
 def checked_folder(manifest: Path) -> str:
     """The folder that a manifest names as its `path`. Raises ValueError as check_files for what was changed in it since."""
     content = read_json(manifest)
-    check_files(Path(content["path"]), content.get("files", {}), manifest, newer=True)
+    check_files(Path(content["path"]), content.get("files", {}), manifest, once=True)
     return str(content["path"])

@@ -65,7 +65,7 @@ def make(
 
         join_ranks(ranks)
     told = read_json(raw)
-    check_files(raw.parent, told["files"], raw, newer=shard > 0)
+    check_files(raw.parent, told["files"], raw, once=True)
     folder = Path(checked_folder(target))
     made_with = {"dataset": told["name"], "settings": json.loads(deciding(settings)), "raw": sha256_file(raw)}
     made_with |= {"target": sha256_file(target), "tokenizer": sha256_file(tokenizer), "num_shards": num_shards}

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from longspec import jsonl
-from longspec.atomic_files import describe_files, write_json
+from longspec.atomic_files import describe_files, write_manifest
 from longspec.config.names import HUB_PREFIX
 from longspec.data import Progress
 from longspec.data.align import pipeline
@@ -129,9 +129,9 @@ def make(
         "name": name,
         "settings": settings,
         "origin": origin,
-        "inputs": {str(path): path.stat().st_size for path in files},
+        "inputs": describe_files(Path(), [str(path) for path in files]),
         "files": describe_files(out.parent, split_records.OUTPUTS),
         **done,
     }
-    write_json(out, manifest)
+    write_manifest(out, out.parent, manifest)
     return manifest

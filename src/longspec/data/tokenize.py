@@ -17,7 +17,7 @@ from longspec.atomic_files import (
     remove_strays,
     sha256_file,
     sha256_text,
-    write_json,
+    write_manifest,
 )
 from longspec.data import Progress
 from longspec.data.chat import chat_template
@@ -151,13 +151,12 @@ def make(
     """Write a token shard beside its manifest `out`; returns the manifest.
 
     A shard is a stretch of the file's bytes, and no other is read. Raises ValueError when too many of its conversations
-    have no layout, and for files that are not those of the raw manifest: every shard compares their sizes, the first one
-    their hashes too, so that a large file is hashed once, not once a shard; one that was written after the manifest, by each.
+    have no layout, and for files that are not those of the raw manifest.
     """
     if not 0 <= shard < num_shards:
         raise ValueError(f"--shard: must lie in 0..{num_shards - 1}, is {shard}")
     raw_manifest = read_json(raw)
-    check_files(raw.parent, raw_manifest["files"], raw, newer=shard > 0)
+    check_files(raw.parent, raw_manifest["files"], raw, once=True)
     tokenizer, tokenizer_hash = load(tokenizer_manifest)
     train, arrow = raw.parent / "train.jsonl", out.with_suffix(".arrow")
     remove_strays(arrow, out)
@@ -185,5 +184,5 @@ def make(
         "template": sha256_text(chat_template.template_of(tokenizer)),
         "files": describe_files(out.parent, [arrow.name]),
     }
-    write_json(out, manifest)
+    write_manifest(out, out.parent, manifest)
     return manifest

@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from longspec.atomic_files import describe_files, path_text, write_json
+from longspec import atomic_files
+from longspec.atomic_files import describe_files, path_text
 from longspec.families import check_target
 from longspec.models import hub_snapshot
 from longspec.models.target_config import read_target_config
@@ -15,7 +16,8 @@ PATTERNS = ["*.json", "*.safetensors", "*.safetensors.index.json", "tokenizer.mo
 
 def write_manifest(path: Path, folder: Path, source: str, names: list[str], **more: Any) -> None:
     """Write the manifest of a folder of which `names` are the files that count, with their hashes."""
-    write_json(path, {"path": path_text(folder), "source": source, "files": describe_files(folder, names), **more})
+    files = describe_files(folder, names)
+    atomic_files.write_manifest(path, folder, {"path": path_text(folder), "source": source, "files": files, **more})
 
 
 def check_folder(folder: Path) -> tuple[list[str], list[str]]:
@@ -66,7 +68,5 @@ def write_manifests(folder: Path, source: str, out_target: Path, out_tokenizer: 
     """Write the manifests of a target's folder and of its tokenizer; `more` stands in both."""
     weights, tokenizer = check_folder(folder)
     hashed = [name for name in ("config.json", "generation_config.json", *tokenizer) if (folder / name).is_file()]
-    # Of weights sizes alone: hashing hundreds of gigabytes takes longer than loading them.
-    files = {name: {"bytes": (folder / name).stat().st_size} for name in weights} | describe_files(folder, hashed)
     write_manifest(out_tokenizer, folder, source, tokenizer, **more)
-    write_json(out_target, {"path": path_text(folder), "source": source, "files": files, **more})
+    write_manifest(out_target, folder, source, [*weights, *hashed], **more)

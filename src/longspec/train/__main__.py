@@ -29,6 +29,7 @@ from longspec.lease import Fence, Lease, acquire
 from longspec.methods import measures_target
 from longspec.models.inputs import NO_LABEL
 from longspec.models.precision import resolve_dtype
+from longspec.process_group import of_first_rank
 from longspec.train import finished
 from longspec.train.arguments import Job, read_job
 from longspec.train.checkpoint import save_load
@@ -121,7 +122,7 @@ def train(job: Job, ranks: Ranks, device: torch.device, life: Lifetime) -> None:
         stored = open_stored(job, rows, held_out.rows, dtype, vocabulary)
         folder, identity = job.out / CHECKPOINTS, identity_of(job, rows, dtype, vocabulary, stored)
         refuse_changed(folder, identity)
-        target_path = checked_folder(job.target)
+        target_path = of_first_rank(lambda: checked_folder(job.target), ranks)  # it may read the weights once more
         trainer = build_trainer(job.recipe, job.runtime, target_path, job.init_weights, device, dtype, vocabulary, stored)
         check_memory(trainer, job.recipe, job.runtime, micro_batch, ranks, device, dtype)
     if accumulation > 1 and dtype == torch.bfloat16 and not sums_in_float32(job.runtime):

@@ -8,12 +8,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from shlex import join
 from typing import Any
 
 from longspec import methods
+from longspec.atomic_files import check_files, read_json_object
 from longspec.config import CONFIG_DIR, explain
 from longspec.data import presets
+from longspec.data.raw import is_hub
 from longspec.evaluate import tasks
+from longspec.workflow import paths
 from longspec.workflow.answers import AnswersPlan
 from longspec.workflow.choices import Choices
 from longspec.workflow.measuring import check_finals
@@ -55,6 +59,23 @@ def check_prompts(plan: Plan) -> None:
     """Raise ValueError when the prompts of a task lack a field that its template asks for. It opens the files."""
     for each in plan.evaluation_of.values():
         datasets.check_prompts(each.tasks, each.file_of("tasks"))
+
+
+def check_sources(plan: Plan) -> None:
+    """Raise ValueError for a source that was replaced by an older file since its records were made.
+
+    Snakemake makes records again for a newer source. An older one, as `cp -p` leaves it, it takes for the one that was read.
+    """
+    for name in plan.datasets_in_use():
+        manifest = Path(paths.RAW.format(dataset=name))
+        if is_hub(plan.data[name]["source"]) or not manifest.is_file():
+            continue
+        for source, told in read_json_object(manifest).get("inputs", {}).items():
+            path = Path(source)
+            if path.is_file() and path.stat().st_mtime_ns <= manifest.stat().st_mtime_ns:
+                expected = told if isinstance(told, dict) else {"bytes": told}
+                advice = f"data.{name}: to make its records of this file, type: {join(['touch', source])}"
+                check_files(Path(), {source: expected}, manifest, once=True, advice=advice)
 
 
 def forgetting_warning(plan: Plan) -> str:

@@ -112,8 +112,9 @@ class MeasuringPlan(Choices):
         return [f"{folder}/provenance.json" for folder in folders]
 
     def all_final_drafts(self) -> list[str]:
-        """The final draft of every variant of every chosen run."""
-        return [path for run in self.runs for path in self.final_drafts(run)]
+        """All files of the final draft of every variant of every chosen run."""
+        folders = [Path(path).parent for run in self.runs for path in self.final_drafts(run)]
+        return [str(folder / name) for folder in folders for name in paths.FINAL_FILES]
 
     def compared_page(self) -> str:
         """The page of the two chosen runs. Raises ValueError when they are not two, and for keys in which they are measured

@@ -35,6 +35,8 @@ COMPARED = "results/compare/{first}_{second}"  # no run's name has an underscore
 
 DRAFT_FILES = ("model.safetensors", "draft_model_weights.pth", "config.json", "custom_generate/generate.py")
 
+FINAL_FILES = (*DRAFT_FILES, "training_config.yaml", "provenance.json")
+
 
 def stage_folder(run: str, variant: str, stage: str) -> str:
     """The folder of a stage, or of another drafter that lies where stages do."""

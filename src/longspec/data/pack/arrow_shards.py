@@ -84,7 +84,7 @@ class TokenShards:
         self._maps = []
         batches = []
         for path, manifest in zip(manifest_paths, self.manifests, strict=True):
-            check_files(path.parent, manifest["files"], path, newer=True)
+            check_files(path.parent, manifest["files"], path, once=True)
             with path.with_suffix(".arrow").open("rb") as handle:
                 self._maps.append(mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ))
             reader = pa.ipc.open_file(pa.py_buffer(self._maps[-1]))
@@ -150,7 +150,7 @@ class PackedRows:
                 raise ValueError(f"{manifest_path}: {name}: is missing; give the manifest of packed rows, of data/packed")
         self.data_hash = sha256_file(manifest_path)
         self.sequence_length = int(self.manifest["sequence_length"])
-        check_files(manifest_path.parent, self.manifest["files"], manifest_path, newer=True)
+        check_files(manifest_path.parent, self.manifest["files"], manifest_path, once=True)
         self.path = manifest_path.parent / ROWS
         self._reader = pa.ipc.open_file(pa.memory_map(str(self.path)))
         count = self._reader.num_record_batches

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from longspec.atomic_files import describe_files, new_file, remove_strays, sha256_file, write_json
+from longspec.atomic_files import describe_files, new_file, remove_strays, sha256_file, write_manifest
 from longspec.data import Progress
 from longspec.data.layout_tally import BEYOND
 from longspec.data.pack.arrow_shards import NUM_LABELS, ROWS, TokenShards, lists, row_schema, view
@@ -141,5 +141,5 @@ def make(
         "files": describe_files(out.parent, [ROWS]),
         **_describe_shards(shards, tokens),
     }
-    write_json(out, manifest)
+    write_manifest(out, out.parent, manifest)
     return manifest
