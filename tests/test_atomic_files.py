@@ -11,6 +11,7 @@ from threading import Thread
 
 import pytest
 
+from longspec import atomic_files
 from longspec.atomic_files import (
     check_files,
     checked_folder,
@@ -19,7 +20,9 @@ from longspec.atomic_files import (
     new_folder,
     read_json,
     remove_strays,
+    sha256_file,
     write_json,
+    write_manifest,
 )
 
 
@@ -110,18 +113,53 @@ def test_files_are_held_against_their_manifest(tmp_path: Path) -> None:
         check_files(tmp_path, files)
 
 
-def test_a_file_that_was_written_after_its_manifest_is_hashed(tmp_path: Path) -> None:
-    """A large one is compared by size alone otherwise: here one whose content has changed, under its old time."""
+def counting_hashes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that are hashed from now on."""
+    hashed: list[str] = []
+
+    def counted(path: Path) -> str:
+        hashed.append(path.name)
+        return sha256_file(path)
+
+    monkeypatch.setattr(atomic_files, "sha256_file", counted)
+    return hashed
+
+
+@pytest.mark.parametrize("time", [(1, 1), None, (2**32, 2**32)])
+def test_a_file_of_another_time_is_hashed_older_or_newer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, time: tuple[int, int] | None
+) -> None:
+    """As `cp -p` and an overwriting in place leave it; of the same time and size nothing is read."""
     (tmp_path / "x").write_bytes(b"1234")
     manifest = tmp_path / "manifest.json"
-    write_json(manifest, {"path": str(tmp_path), "files": describe_files(tmp_path, ["x"])})
+    write_manifest(manifest, tmp_path, {"path": str(tmp_path), "files": describe_files(tmp_path, ["x"])})
+    hashed = counting_hashes(monkeypatch)
+    assert checked_folder(manifest) == str(tmp_path)
+    assert hashed == []
+    (tmp_path / "x").write_bytes(b"1235")
+    os.utime(tmp_path / "x", time)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="x: its SHA-256 differs"):
+            checked_folder(manifest)
+    (tmp_path / "x").write_bytes(b"1234")
+    hashed.clear()
+    assert [checked_folder(manifest) for _ in range(3)] == [str(tmp_path)] * 3
+    assert hashed == ["x"]  # once, for its new time
+
+
+def test_a_file_without_a_hash_is_held_against_what_was_seen_first(tmp_path: Path) -> None:
+    """Manifests of earlier versions list weights by size alone. A manifest holds no times: two machines' are equal."""
+    (tmp_path / "x").write_bytes(b"1234")
+    manifest = tmp_path / "manifest.json"
+    write_json(manifest, {"path": str(tmp_path), "files": {"x": {"bytes": 4}}})
+    before = manifest.read_bytes()
+    assert checked_folder(manifest) == str(tmp_path)
     (tmp_path / "x").write_bytes(b"1235")
     os.utime(tmp_path / "x", (1, 1))
-    assert checked_folder(manifest) == str(tmp_path)
-    os.utime(tmp_path / "x")
     with pytest.raises(ValueError, match="x: its SHA-256 differs"):
         checked_folder(manifest)
-    (tmp_path / "x").write_bytes(b"1234")
+    assert manifest.read_bytes() == before
+    manifest.with_name(".manifest.json.seen").write_text('{"x": 3')  # torn: nothing was seen
     assert checked_folder(manifest) == str(tmp_path)
 
 

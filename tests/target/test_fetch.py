@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from longspec.atomic_files import read_json, sha256_file, write_json
+from longspec.atomic_files import checked_folder, read_json, sha256_file, write_json
 from longspec.target import fetch
 from longspec.tokenizer_files import tokenizer_hash, tokenizer_hash_of
 from tests.corpus import Corpus
@@ -37,7 +37,7 @@ def test_a_folder_is_pointed_at(folder: Path, tmp_path: Path) -> None:
     fetch.make(str(folder), target, tokenizer)
     of_target, of_tokenizer = read_json(target), read_json(tokenizer)
     assert Path(of_target["path"]).resolve() == Path(of_tokenizer["path"]).resolve() == folder.resolve()
-    assert of_target["files"]["model-2.safetensors"] == {"bytes": 7}
+    assert of_target["files"]["model-2.safetensors"] == {"bytes": 7, "sha256": sha256_file(folder / "model-2.safetensors")}
     assert of_target["files"]["config.json"]["sha256"] == sha256_file(folder / "config.json")
     assert set(of_tokenizer["files"]) == {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
     assert tokenizer_hash(of_target["files"]) == tokenizer_hash(of_tokenizer["files"]) == tokenizer_hash_of(folder)
@@ -139,3 +139,20 @@ def test_without_network_it_says_what_to_do(tmp_path: Path) -> None:
     assert "config/model/mine.yaml" in last
     assert "recipe.model.source" in last
     assert not target.exists()
+
+
+@pytest.mark.parametrize("time", [(1, 1), None])
+def test_weights_that_others_have_replaced_are_refused(folder: Path, tmp_path: Path, time: tuple[int, int] | None) -> None:
+    """Of the same size, under an older time (`cp -p`, `rsync -a`) or in place; what the message says takes them as they are."""
+    target, tokenizer = outs(tmp_path)
+    fetch.make(str(folder), target, tokenizer)
+    assert Path(checked_folder(target)).resolve() == folder.resolve()
+    (folder / "model-2.safetensors").write_bytes(b"another")
+    os.utime(folder / "model-2.safetensors", time)
+    with pytest.raises(
+        ValueError, match=r"model-2\.safetensors: its SHA-256 differs .* made again after: rm .*target_manifest"
+    ):
+        checked_folder(target)
+    target.unlink()
+    fetch.make(str(folder), target, tokenizer)
+    checked_folder(target)

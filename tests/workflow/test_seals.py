@@ -2,12 +2,16 @@
 
 import json
 import os
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from longspec.data import raw
+from longspec.workflow.checks import check_sources
 from longspec.workflow.jobs.seals import LARGEST, Seals
-from tests.workflow.planning import Workflow
+from tests.workflow.planning import FILE, Settings, Workflow, build_all
 
 RECIPE = "results/demo/sinkpi-slicing/base/recipe.yaml"
 
@@ -81,3 +85,53 @@ def test_an_edited_recipe_trains_nothing(workflow: Workflow) -> None:
     (workflow.folder / RECIPE).unlink()
     workflow.output(RECIPE, "--cores=1")
     assert "steps: 7\n" not in (workflow.folder / RECIPE).read_text()
+
+
+FINAL = "results/demo/sinkpi-slicing/final_draft"
+PUBLISHED = (f"{FINAL}/model.safetensors", f"{FINAL}/config.json", "results/demo/report.json", "results/demo/gates.json")
+
+
+def test_every_call_looks_at_what_it_was_asked_for(workflow: Workflow) -> None:
+    """A dry run that has nothing to do, too: a changed file is refused by name, and what it says to type has it made again."""
+    build_all(workflow)
+    assert "Nothing to be done" in workflow.output("-n", "final_draft")
+    for name in PUBLISHED:
+        path = workflow.folder / name
+        path.write_text("another stage's")
+        told = re.search(rf"{name}: not as written by its job .* again after: (rm .*)", workflow.refusal())
+        assert told is not None
+        subprocess.run(told[1], shell=True, check=True, cwd=workflow.folder)
+        assert name in workflow.output("-n", "final_draft")
+        for each in told[1].split()[1:]:
+            (workflow.folder / each).touch()
+        workflow.output("--touch", "--cores=1", "--quiet")
+    for name in PUBLISHED:
+        (workflow.folder / name).unlink()
+        assert f"Missing output files: {name}" in workflow.output("-n", "final_draft")
+        (workflow.folder / name).touch()
+        workflow.output("--touch", "--cores=1", "--quiet")
+
+
+def test_a_source_that_an_older_file_has_replaced_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Settings
+) -> None:
+    """As `cp -p` leaves it. Snakemake sees nothing: it is older than its records. What the message says makes it see."""
+    monkeypatch.chdir(settings.folder)
+    source, records = Path("mine.jsonl"), [json.dumps({"text": f"text {n}"}) + "\n" for n in range(40)]
+    source.write_text("".join(records))
+    settings.edit(str(FILE), r"^data:\n", "data:\n  mine: {source: mine.jsonl, held_out: 0.1, shards: 1}\n")
+    settings.edit("config/run_stage/demo_longcot.yaml", "name: puzzles", "name: mine")
+    plan = settings.plan()
+    raw.make("mine", json.loads(plan.raw_settings("mine")), Path("data/raw/mine/manifest.json"))
+    check_sources(plan)
+    for text in ("".join(records[:-1]), "".join(records).upper()):
+        source.write_text(text)
+        check_sources(plan)  # newer: Snakemake makes its records again
+        os.utime(source, (1, 1))
+        with pytest.raises(ValueError, match=r"mine\.jsonl: .* data\.mine: to make its records .*: touch mine\.jsonl$"):
+            check_sources(plan)
+        source.touch()
+        check_sources(plan)
+    source.write_text("".join(records))
+    os.utime(source, (2, 2))
+    check_sources(plan)

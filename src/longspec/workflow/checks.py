@@ -15,7 +15,7 @@ from longspec import methods
 from longspec.atomic_files import check_files, read_json_object
 from longspec.config import CONFIG_DIR, explain
 from longspec.data import presets
-from longspec.data.raw import is_hub
+from longspec.data.raw import is_hub, is_made
 from longspec.evaluate import tasks
 from longspec.workflow import paths
 from longspec.workflow.answers import AnswersPlan
@@ -68,14 +68,15 @@ def check_sources(plan: Plan) -> None:
     """
     for name in plan.datasets_in_use():
         manifest = Path(paths.RAW.format(dataset=name))
-        if is_hub(plan.data[name]["source"]) or not manifest.is_file():
+        source = plan.data[name]["source"]
+        if is_hub(source) or is_made(source) or not manifest.is_file() or not manifest.stat().st_size:
             continue
-        for source, told in read_json_object(manifest).get("inputs", {}).items():
-            path = Path(source)
+        for file, told in read_json_object(manifest).get("inputs", {}).items():
+            path = Path(file)
             if path.is_file() and path.stat().st_mtime_ns <= manifest.stat().st_mtime_ns:
                 expected = told if isinstance(told, dict) else {"bytes": told}
-                advice = f"data.{name}: to make its records of this file, type: {join(['touch', source])}"
-                check_files(Path(), {source: expected}, manifest, once=True, advice=advice)
+                advice = f"data.{name}: to make its records of this file, type: {join(['touch', file])}"
+                check_files(Path(), {file: expected}, manifest, once=True, advice=advice)
 
 
 def forgetting_warning(plan: Plan) -> str:
