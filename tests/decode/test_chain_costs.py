@@ -165,6 +165,20 @@ def test_one_known_length_needs_no_measurement(monkeypatch: pytest.MonkeyPatch) 
     assert asked == []
 
 
+def test_temperatures_of_other_shapes_are_measured_when_they_are_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target and a draft that have met at one temperature know no costs of the shapes of another."""
+    target = make_target(7)
+    drafter, start = make_drafter("glide", target), prefill(target, [PROMPT])
+    given_costs(monkeypatch, 1.0, 1.0, 1.0)
+    monkeypatch.setattr(chain_costs, "_round_seconds", lambda target, drafter, start, shape: 1.0)
+    drafter.acceptance = (
+        ChainAcceptance(0.0, ((1, 2), (1, 1))),
+        TreeAcceptance(0.7, (2, 2), 30, 10),
+        TreeAcceptance(0.7, (3,), 15, 10),
+    )
+    assert (best_shape(target, drafter, start, 0.0), best_shape(target, drafter, start, 0.7)) == (2, (2, 2))
+
+
 def test_a_draft_folder_tells_its_acceptance(tmp_path: Path) -> None:
     """And does without it."""
     draft = tmp_path / "draft"

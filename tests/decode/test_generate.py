@@ -196,6 +196,7 @@ def test_nothing_that_changes_the_text_is_passed_over(target, folder: Path, batc
         ({"input_ids": ids.double()}, "input_ids: give token ids .*, int64 or int32"),
         ({"num_beams": 2}, "beam_search: not done"),
         ({"max_new_tokens": None}, "max_new_tokens: say how many"),
+        ({"max_new_tokens": None, "max_length": 9}, "max_length: 9, but the prompts have 9 tokens"),
         ({"return_dict_in_generate": True}, "return_dict_in_generate"),
         ({"max_time": 1.0, "token_healing": True}, "max_time, token_healing: not done"),
         ({"logits_processor": [1]}, "logits_processor: not taken"),
@@ -213,6 +214,18 @@ def test_nothing_that_changes_the_text_is_passed_over(target, folder: Path, batc
         generate(target, draft=folder, streamer=object(), **batch, **GREEDY)
     with pytest.raises(TypeError, match="draft"):
         target.generate(ids, custom_generate=str(folder), trust_remote_code=True, **GREEDY)
+
+
+def test_max_length_counts_the_prompt_as_in_transformers(target, folder: Path, batch) -> None:
+    """As an argument, in a generation config, beside max_new_tokens, which counts then, and of padded rows by their width."""
+    settings = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    for given in (
+        {"max_length": 20},
+        {"max_length": 20, "max_new_tokens": 4},
+        {"generation_config": GenerationConfig(max_length=14)},
+    ):
+        wanted = target.generate(**batch, **given, **settings)
+        assert torch.equal(generate(target, draft=folder, shape=2, **batch, **given, **settings), wanted)
 
 
 @pytest.mark.parametrize("folder", METHODS, indirect=True)

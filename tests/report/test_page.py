@@ -198,6 +198,17 @@ def test_what_became_of_the_records_is_told(folder: Path) -> None:
         assert f"{dataset} aligned 2 align[0].filter: records filtered out" in text
 
 
+def test_what_turns_or_hides_text_reaches_the_page_as_signs(tmp_path: Path) -> None:
+    """In names of data, rejects and provenance: a mark of direction, an escape, a zero-width space."""
+    arguments = write_run(tmp_path, {"base": 0.0})
+    folder = tmp_path / "results" / "base" / "final_draft"
+    write_json(folder / "provenance.json", {"order": STAGES, "by \u202egpj": "a\x1b[31mb\u200bc"})
+    report(arguments)
+    _, source, text = read_page(tmp_path)
+    assert not set(source) & {"\u202e", "\x1b", "\u200b"}
+    assert "by <U+202E>gpj a␛[31mb<U+200B>c" in text
+
+
 def test_names_are_escaped(tmp_path: Path) -> None:
     """Angle brackets, ampersands and dollars in the names of variant, task, model and provenance stay what they are."""
     name = "<i>a&b</i> $x_1$"

@@ -62,7 +62,7 @@ def missing(folder: Path, of: Declaration = SMALL) -> list[int]:
         ("bfloat16", GLIDE, 4096),
         ("bfloat16", (*GLIDE, FINAL), 4096 + 2 * 512),
         ("float8", GLIDE, 2048 + 2 * 8 * 4),
-        ("float8", (*GLIDE, FINAL), 2048 + 2 * 8 * 4 + 512 + 4),
+        ("float8", (*GLIDE, FINAL), 2048 + 2 * 8 * 4 + 512 + 4 + 4),
         ("float32", GLIDE, 8192),
         ("bfloat16", (*(StateTensor(f"hidden.{layer}", (512,)) for layer in (2, 16, 29)), FINAL), 8 * 512),
     ],

@@ -104,7 +104,7 @@ def test_the_rounding_of_storage_moves_losses_little(
 ) -> None:
     """By these shares of them. The random target's activations are no smoother than a real one's."""
     stored = MAKE[method](sources, tmp_path, f"recipe.states.dtype={dtype}")
-    if method == "eagle3":  # else the target's preference decides which tokens have a loss at all
+    if method == "eagle3" and dtype == "bfloat16":  # else the rounded preference decides which tokens have a loss at all
         stored = replace(stored.like(tmp_path, "recipe.method.vocabulary=null"), vocabulary=None)
     for wanted, found in zip(results(stored, online(stored)), results(stored, offline(stored)), strict=True):
         torch.testing.assert_close(found[0], wanted[0], rtol=loss, atol=0)

@@ -48,11 +48,12 @@ def best_shape(target: Any, drafter: Drafter, start: Prefilled, temperature: flo
     # Drafters come and go with each call that names a folder: a draft is known by its acceptance, counts of its own.
     key = (type(drafter), drafter.proposed, drafter.copied, drafter.acceptance, machine)
     costs = _known.setdefault(target, {})
-    if key not in costs:
-        costs[key] = _seconds_a_round(target, drafter, start, list(tokens))
+    known = costs.setdefault(key, {})
+    if missing := [shape for shape in tokens if shape not in known]:  # another temperature may have other shapes
+        known |= _seconds_a_round(target, drafter, start, missing)
     shapes = list(tokens)
     nodes = [shape if isinstance(shape, int) else sum(shape) for shape in shapes]
-    best = max(range(len(shapes)), key=lambda at: (tokens[shapes[at]] / costs[key][shapes[at]], -nodes[at]))
+    best = max(range(len(shapes)), key=lambda at: (tokens[shapes[at]] / known[shapes[at]], -nodes[at]))
     # Ranks that hold the target together have each taken their own times.
     return shapes[int(of_first_rank(torch.tensor([best], device=target.device), group_of(target)))]
 

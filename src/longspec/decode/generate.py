@@ -92,15 +92,17 @@ def generate(
     cost here, and the default tree for a draft that was not evaluated. draft_vocabulary: as of load_drafter.
     prompt_lookup_num_tokens: most tokens that each round copies from the text, beside those that are drafted. inputs or
     input_ids int64 [B, T]; attention_mask [B, T] marks padding, on either side. Settings come from `arguments`, else
-    generation_config, else the model's own, and may be: max_new_tokens, do_sample, temperature, top_k, top_p, eos_token_id,
-    pad_token_id, stop_strings with tokenizer, num_return_sequences; streamer for one row. Sampled texts have generate's
-    distribution, by draws of their own. Raises ValueError that names any other setting: none is passed over.
+    generation_config, else the model's own, and may be: max_new_tokens or max_length, do_sample, temperature, top_k, top_p,
+    eos_token_id, pad_token_id, stop_strings with tokenizer, num_return_sequences; streamer for one row. Sampled texts
+    have generate's distribution, by draws of their own. Raises ValueError that names any other setting: none is passed over.
     """
     if synced_gpus:
         raise ValueError("synced_gpus: targets that are spread over ranks by ZeRO-3 or FSDP are not supported; load it whole")
     config, rest = model._prepare_generation_config(generation_config, **arguments)
     given = _ids(inputs, rest.get("input_ids"))
     model._prepare_special_tokens(config, kwargs_has_attention_mask=True, device=given.device)  # _eos_ and _pad_token_tensor
+    if config.max_new_tokens is None:
+        config.max_new_tokens = _room(model, given, generation_config, arguments)
     _refuse(model, config, {name: value for name, value in rest.items() if name not in TEXT and value is not None})
     texts = _without_padding(given, rest.get("attention_mask"), config)
     prompts = [text for text in texts for _ in range(config.num_return_sequences)]
@@ -143,6 +145,22 @@ def _ids(inputs: Tensor | None, input_ids: Tensor | None) -> Tensor:
     return given
 
 
+def _room(model: Any, given: Tensor, config: GenerationConfig | None, arguments: dict[str, Any]) -> int | None:
+    """Return how many tokens max_length leaves behind the prompts, as transformers counts them; None where nobody has set it.
+
+    Raises ValueError for prompts that are as long already.
+    """
+    told = [arguments.get("max_length"), config and config.max_length, config is None and model.generation_config.max_length]
+    longest = next((value for value in told if value), None)
+    if longest is None:
+        return None
+    if longest <= given.shape[1]:
+        raise ValueError(
+            f"max_length: {longest}, but the prompts have {given.shape[1]} tokens; raise it, or give max_new_tokens"
+        )
+    return int(longest) - given.shape[1]
+
+
 def _drafter(model: Any, draft: Any, draft_vocabulary: str | Path | None, copied: int | None) -> Drafter:
     """The drafter, held against a model that is held against what can be decoded. copied: tokens of prompt lookup beside it."""
     check_decodable(model)
@@ -169,7 +187,7 @@ def _refuse(model: Any, config: GenerationConfig, strange: dict[str, Any]) -> No
     if strange:
         raise ValueError(f"{', '.join(sorted(strange))}: not taken when decoding with a draft; leave it out")
     if config.max_new_tokens is None:
-        raise ValueError("max_new_tokens: say how many tokens there may be")
+        raise ValueError("max_new_tokens: say how many tokens there may be, or by max_length how many with the prompt")
     if config.prompt_lookup_num_tokens:
         raise ValueError("prompt_lookup_num_tokens: stands in the generation config; give it as an argument, and None there")
     mode = config.get_generation_mode()

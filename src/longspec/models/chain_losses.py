@@ -53,6 +53,7 @@ class DenseTeacher:
     labels_N: Tensor
     ids_V: Tensor | None  # the target's tokens that the draft's are, ascending; None: all of them
     with_loss: bool  # whether the target's own cross entropy is wanted
+    best_N: Tensor | None = None  # the most likely tokens, where rounding may have moved what hidden_NH says of them
 
     def __len__(self) -> int:
         """The number N of tokens."""
@@ -67,7 +68,7 @@ class DenseTeacher:
         """Some of the tokens: their logits are made."""
         teacher_CT = F.linear(self.hidden_NH[part], self.weight_TH)
         teacher_CT = teacher_CT.to(torch.promote_types(teacher_CT.dtype, torch.float32))
-        best_C = teacher_CT.argmax(-1)
+        best_C = teacher_CT.argmax(-1) if self.best_N is None else self.best_N[part].long()
         loss_C = torch.zeros_like(best_C, dtype=teacher_CT.dtype)
         if self.with_loss:
             loss_C = teacher_CT.logsumexp(-1) - teacher_CT.gather(-1, self.labels_N[part, None])[:, 0]

@@ -14,6 +14,7 @@ from longspec.report.estimates import FEWEST
 from longspec.report.inputs import Manifest, Target, Variant
 from longspec.report.samples import all_samples, visible
 from longspec.report.style import STAGES, Series, drafter_colour
+from longspec.shown import lines
 
 
 def compact(count: float) -> str:
@@ -25,9 +26,16 @@ def compact(count: float) -> str:
 
 
 def environment() -> Environment:
-    """Jinja2 with autoescape on and undefined names an error."""
+    """Jinja2 with autoescape on, undefined names an error, and characters that nobody sees as signs."""
     loader = PackageLoader("longspec", ".")
-    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    made = Environment(
+        loader=loader,
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: lines(value) if type(value) is str else value,  # names may hold what no reader sees
+    )
     made.filters.update(
         {
             "count": lambda value: f"{value:,}",

@@ -15,6 +15,8 @@ is the one that the method learns (Method.learnt): over its draft vocabulary whe
     best_token          the most likely of all the target's tokens, int32        [B, S]
     next_log_prob       of the row's next token, over all tokens, float32        [B, S]
 
+States in float8 hand out best_token beside `final`.
+
 Shapes: B rows, S tokens, H hidden width, K key/value heads, D head width, R the part of a head that is rotated, k likeliest
 tokens.
 """

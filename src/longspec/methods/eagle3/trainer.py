@@ -24,7 +24,17 @@ from longspec.models.chain_losses import ChainSums, DenseTeacher, Teacher, chain
 from longspec.models.inputs import NO_LABEL, check_inputs, check_ranges
 from longspec.states.forward import TargetStates
 from longspec.states.target_labels import sparse_teacher
-from longspec.states.tensors import COS, EMBEDDED, FINAL, HIDDEN, SIN, StateTensor, final_hidden_states, hidden_states
+from longspec.states.tensors import (
+    BEST_TOKEN,
+    COS,
+    EMBEDDED,
+    FINAL,
+    HIDDEN,
+    SIN,
+    StateTensor,
+    final_hidden_states,
+    hidden_states,
+)
 
 
 def reads(config: Any, settings: Settings, *, with_llm_loss: bool) -> tuple[StateTensor, ...]:
@@ -193,7 +203,8 @@ class Eagle3Trainer(DraftTrainer):
         with self.states.gather([head_weight]):
             teacher: Teacher | None = sparse_teacher(found, labelled, ids_V, with_loss=with_llm_loss)
             if teacher is None:
-                teacher = DenseTeacher(labelled(found[FINAL]), head_weight, chain_labels.labels_N, ids_V, with_llm_loss)
+                best_N = labelled(found[BEST_TOKEN]) if BEST_TOKEN in found else None
+                teacher = DenseTeacher(labelled(found[FINAL]), head_weight, chain_labels.labels_N, ids_V, with_llm_loss, best_N)
             take = partial(chain_cross_entropy, teacher=teacher, places=chain_labels.places, weights=weights)
             sums: ChainSums = self.draft_model.lm_head(rows, take)
         return sums

@@ -14,9 +14,9 @@ from torch import Tensor
 from longspec.distributed import Ranks
 from longspec.methods.contract import Distribution
 from longspec.states.stored.declaration import Declaration
-from longspec.states.stored.encoding import encode, with_top_tokens
+from longspec.states.stored.encoding import best_token, encode, with_top_tokens
 from longspec.states.stored.rows import RowBatch
-from longspec.states.tensors import FINAL, TOP_TOKENS
+from longspec.states.tensors import BEST_TOKEN, FINAL, TOP_TOKENS
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ class Computation:
         kinds = ("keys", "values", "hidden", FINAL)
         self.names = [name for name in stored if name.split(".")[0] in kinds and not name.endswith(".scale")]
         self.names += [FINAL] if self.top_k is not None else []
+        self.with_best = BEST_TOKEN in stored and self.top_k is None
 
     @torch.no_grad()
     def of(self, batch: RowBatch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -70,6 +71,9 @@ class Computation:
             assert ids is not None
             with self.states.gather([self.states.head_weight]):
                 found = with_top_tokens(found, ids, self.states.head_weight, self.learnt, self.top_k)
+        if self.with_best:
+            with self.states.gather([self.states.head_weight]):
+                found = found | {BEST_TOKEN: best_token(found[FINAL], self.states.head_weight)}
         encoded = encode(found, self.declaration.tensors)
         return {tensor.name: encoded[tensor.name] for tensor in self.declaration.tensors}, finite
 

@@ -14,7 +14,7 @@ from longspec.atomic_files import read_json, sha256_text
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods import method_of
 from longspec.states.stored.rows import RowSource
-from longspec.states.tensors import FINAL, TOP, StateTensor
+from longspec.states.tensors import BEST_TOKEN, FINAL, TOP, StateTensor
 
 FLOAT8 = "float8"  # of recipe.states.dtype
 WORDS = {"bfloat16": "BF16", FLOAT8: "F8_E4M3", "float32": "F32"}  # as safetensors names them
@@ -42,7 +42,8 @@ def stored_tensors(reads: Sequence[StateTensor], dtype: str, top_k: int | None) 
     """The tensors that are stored for those that a method reads (Method.reads), by name.
 
     dtype, top_k: of recipe.states. float8 brings a float32 scale a token and head, [K] of keys [K, D] and [] of a hidden state
-    [H]; with top_k the likeliest tokens take the place of `final`.
+    [H], and the most likely token as it was before the rounding: it decides which tokens have a loss where a draft has a
+    vocabulary of its own. With top_k the likeliest tokens take the place of `final`.
     """
     found: list[StoredTensor] = []
     for tensor in reads:
@@ -51,9 +52,12 @@ def stored_tensors(reads: Sequence[StateTensor], dtype: str, top_k: int | None) 
         found.append(StoredTensor(tensor.name, WORDS[dtype], tensor.token_shape))
         if dtype == FLOAT8:
             found.append(StoredTensor(tensor.name + SCALE, "F32", tensor.token_shape[:-1]))
-    if top_k is not None and FINAL in [tensor.name for tensor in reads]:
-        shapes: tuple[tuple[int, ...], ...] = ((top_k,), (top_k,), (), (), ())
-        found += map(StoredTensor, TOP, TOP_DTYPES, shapes)
+    if FINAL in [tensor.name for tensor in reads]:
+        if top_k is not None:
+            shapes: tuple[tuple[int, ...], ...] = ((top_k,), (top_k,), (), (), ())
+            found += map(StoredTensor, TOP, TOP_DTYPES, shapes)
+        elif dtype == FLOAT8:
+            found.append(StoredTensor(BEST_TOKEN, TOP_DTYPES[TOP.index(BEST_TOKEN)], ()))
     return tuple(sorted(found, key=lambda tensor: tensor.name))
 
 
