@@ -75,7 +75,7 @@ def test_a_published_experiment_has_its_published_figures(name: str) -> None:
     recipe, runtime = config.recipe, config.runtime
     assert recipe.stage == stage
     assert (recipe.data.name, recipe.data.sequence_length, recipe.data.collation) == (data, length, collation)
-    assert recipe.model.name == "qwq-32b"
+    assert recipe.model.name == "qwq-32b-preview"
     assert recipe.model._target_ == "longspec.train.models.qwen2_glide.Qwen2Glide.from_pretrained"
     optimizer = {"lr": lr, "betas": [0.9, 0.95], "eps": 1e-6, "weight_decay": 0.1, "warmup_ratio": 0.1, "clip": 1.0}
     assert recipe.optimizer == optimizer | {"name": "adamw", "schedule": "cosine"}
@@ -92,8 +92,8 @@ def test_a_published_experiment_has_its_published_figures(name: str) -> None:
 
 def test_an_experiments_files_follow_the_workflows_paths() -> None:
     files = experiment(NAME + LONG).files
-    assert files.target == "models/qwq-32b/target_manifest.json"
-    assert files.data == "data/packed/qwq-32b/long-data-long-nomask-32768-truncate/manifest.json"
+    assert files.target == "models/qwq-32b-preview/target_manifest.json"
+    assert files.data == "data/packed/qwq-32b-preview/long-data-long-nomask-32768-truncate/manifest.json"
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -228,6 +228,7 @@ NEWER = {  # than these texts
     *("llama3.1-8b-eagle3", "qwen3-8b-eagle3", "qwen3-30b-a3b-eagle3", "llama3.3-70b-eagle3"),
     *("demo-offline", "demo-eagle3-offline", "llama3.1-8b-eagle3-offline"),
     *("smollm2-glide", "smollm2-eagle3", "smollm2-eagle3-gsm8k"),
+    *("llama3.1-8b-eagle3-sharegpt", "llama3.1-8b-eagle3-sharegpt-offline"),
     *("glide-vs-eagle3", "demo-glide", "demo-eagle3-window"),
     *("smollm2-glide-vs-eagle3", "smollm2-eagle3-window"),
 }

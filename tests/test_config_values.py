@@ -2,14 +2,28 @@
 
 import math
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
-from longspec.config import Build, Recipe, Runtime, compose, compose_stage, load, ranges, to_yaml, yaml_files
+from longspec.config import (
+    CONFIG_DIR,
+    Build,
+    Recipe,
+    Runtime,
+    compose,
+    compose_stage,
+    explain,
+    load,
+    ranges,
+    to_yaml,
+    yaml_files,
+)
 from longspec.config.ranges import Range, number_fields
+from longspec.config.schema import Files
 from longspec.methods.glide import settings as glide
 
 NAN, INF, HUGE = math.nan, math.inf, 10**12
@@ -166,15 +180,20 @@ def test_a_file_that_cannot_be_meant_is_refused_by_name_and_line(experiment: Pat
         ("model_name_or_path", r"the target is recipe\.model\.source.* files\.target"),
         ("draft_model_name_or_path", r"the draft to begin with is files\.init_weights"),
         ("ignore_mismatched_sizes", r"weights that do not fit are always refused"),
+        ("learning_rate", r"the rate is recipe\.optimizer\.lr"),
+        ("train_file", r"a stage's data is recipe\.data\.name"),
+        ("resume", r"a stage goes on from its last checkpoint without a key"),
+        ("tp_size", r"a target that no GPU holds is runtime\.target"),
+        ("ttt_length", r"steps of a training chain are recipe\.draft\.steps"),
     ],
 )
 def test_a_key_of_the_published_trainer_is_refused_with_todays(experiment: Path, key: str, today: str) -> None:
     """In the experiment's file, on the command line, and there with a plus, by which Hydra adds any key."""
     for override in (f"{key}=x", f"+{key}=x") if key != "model" else ("+model.a=x",):  # a group of ours has that name
-        with pytest.raises(ValueError, match=f"^{key}: unknown key, of the published trainer: {today}"):
+        with pytest.raises(ValueError, match=f"^{key}: unknown key, of another trainer: {today}"):
             compose("mine", [override], experiment.parent)
     experiment.write_text(f"{experiment.read_text()}{key}: {{a: x}}\n")
-    with pytest.raises(ValueError, match=f"^{key}: unknown key, of the published trainer: {today}"):
+    with pytest.raises(ValueError, match=f"^{key}: unknown key, of another trainer: {today}"):
         compose("mine", [], experiment.parent)
 
 
@@ -240,3 +259,21 @@ def test_a_hash_stands_beside_a_gguf_file_alone(
     else:
         with pytest.raises(ValueError, match=message):
             load(path, Recipe)
+
+
+def test_the_keys_named_for_another_trainers_are_there() -> None:
+    """In what is said of its keys, and in the page that translates SpecForge's; what these two name is composed."""
+    config = compose("train", ["run=demo-eagle3", "variant=ttt"])
+    page = (CONFIG_DIR.parent / "docs/specforge.md").read_text()
+    told = " ".join(explain.PUBLISHED.values())
+    named = set(re.findall(r"\b(?:recipe|runtime)(?:\.\w+)+", told + page))
+    assert len(named) > 20
+    missing = object()
+    assert [key for key in sorted(named) if OmegaConf.select(config, key, default=missing) is missing] == []
+    fields_of_files = {field.name for field in fields(Files)}
+    assert {key.removeprefix("files.") for key in re.findall(r"\bfiles\.\w+", told + page)} <= fields_of_files
+    runs = re.findall(r"runs=\[([\w.-]+)\]", page)
+    assert all((CONFIG_DIR / f"run/{run}.yaml").is_file() for run in runs)
+    assert len(runs) == 2
+    links = re.findall(r"\]\((\w+\.md)\)", page)
+    assert all((CONFIG_DIR.parent / "docs" / link).is_file() for link in links)

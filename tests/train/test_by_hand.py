@@ -1,5 +1,6 @@
 """The published progression by hand: experiments by their names, each of which begins with the draft of the one before."""
 
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -21,7 +22,7 @@ LENGTH = 48
 BASE = "qwq_glide_8gpu_slim6b_sinkpi-slicing"
 LONG = f"{BASE}_longv2-32k-zero3_5e-6-ligce-nomask"
 SMALL = [f"recipe.data.sequence_length={LENGTH}", "recipe.global_batch=4", "recipe.steps=2", "recipe.optimizer.lr=1e-2"]
-ROWS = [("slimpajama", "base", "split"), ("long-data", "long-nomask", "truncate"), ("longcot", "longcot", "truncate")]
+ROWS = [("slimpajama", "base", "truncate"), ("long-data", "long-nomask", "truncate"), ("longcot", "longcot", "truncate")]
 
 
 def command(root: Path, name: str, *more: str) -> list[str]:
@@ -31,16 +32,17 @@ def command(root: Path, name: str, *more: str) -> list[str]:
 @pytest.fixture
 def workplace(tmp_path: Path, target: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder, with target and rows where the workflow leaves them."""
-    shutil.copytree(target.parent / "target", tmp_path / "models/qwq-32b/target")
+    shutil.copytree(target.parent / "target", tmp_path / "models/qwq-32b-preview/target")
     for path in corpus.tokenizer.parent.glob("tokenizer/*"):
-        shutil.copy(path, tmp_path / "models/qwq-32b/target")
+        shutil.copy(path, tmp_path / "models/qwq-32b-preview/target")
     write_json(
-        tmp_path / "models/qwq-32b/target_manifest.json", {"path": "models/qwq-32b/target", "source": "test", "files": {}}
+        tmp_path / "models/qwq-32b-preview/target_manifest.json",
+        {"path": "models/qwq-32b-preview/target", "source": "test", "files": {}},
     )
     shard = tmp_path / "tokens/000.json"
     tokenize.make(write_raw(tmp_path / "raw", questions(60)), corpus.tokenizer, 0, 1, shard)
     for dataset, collation, overlong in ROWS:
-        packed = tmp_path / f"data/packed/qwq-32b/{dataset}-{collation}-{LENGTH}-{overlong}/manifest.json"
+        packed = tmp_path / f"data/packed/qwq-32b-preview/{dataset}-{collation}-{LENGTH}-{overlong}/manifest.json"
         packing.make([shard], LENGTH, collation, overlong, packed)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -55,9 +57,28 @@ def test_each_stage_finds_the_draft_of_the_one_before_and_no_path_is_typed(workp
         draft = out / "draft"
         sections = yaml.safe_load((draft / "training_config.yaml").read_text())
         assert sections == {stage: {each: yaml.safe_load((out / f"{each}.yaml").read_text()) for each in ("recipe", "runtime")}}
-        assert (draft / "tokenizer.json").read_bytes() == (workplace / "models/qwq-32b/target/tokenizer.json").read_bytes()
+        assert (draft / "tokenizer.json").read_bytes() == (
+            workplace / "models/qwq-32b-preview/target/tokenizer.json"
+        ).read_bytes()
     begun = [read_json(workplace / "results" / name / "checkpoint.json")["identity"]["init_weights"] for name in (BASE, LONG)]
     assert begun == [None, sha256_file(workplace / "results" / BASE / "draft/model.safetensors")]
+
+
+@pytest.mark.slow
+def test_the_documented_lines_start_a_process_a_gpu(workplace: Path, root: Path) -> None:
+    """As docs/published.md has them, but for the sizes and two processes in place of eight."""
+    page = (root / "docs/published.md").read_text()
+    lines = re.findall(r"^    (torchrun .*)$", page, re.MULTILINE)
+    assert [line.split(" -cn ")[1].split()[0] for line in lines] == [BASE, LONG]
+    for line in lines:
+        words = line.replace("--nproc-per-node 8", "--nproc-per-node 2").replace("config/exp", str(root / "config/exp")).split()
+        out = workplace / "results" / words[words.index("-cn") + 1]
+        text, code = finish(
+            start([sys.executable, "-m", "torch.distributed.run", *words[1:], *SMALL, "runtime.micro_batch=1"], out)
+        )
+        assert code == 0, text
+        assert "2 processes x" in text
+        assert (out / "draft/model.safetensors").is_file()
 
 
 def test_every_published_experiment_begins_where_another_ends(root: Path) -> None:
@@ -92,7 +113,7 @@ def test_the_whole_configuration_is_shown(root: Path, capsys: pytest.CaptureFixt
         LENGTH,
         "hard",
     )
-    assert shown["files"]["target"] == "models/qwq-32b/target_manifest.json"
+    assert shown["files"]["target"] == "models/qwq-32b-preview/target_manifest.json"
     assert not (tmp_path / "out").exists()
 
 

@@ -127,7 +127,7 @@ def test_a_published_run_fetches_its_target_and_the_published_data(published: Jo
     rules = [job["rule"] for job in plan.values()]
     assert "fetch_target" in rules
     assert not {"build_config", "build_tokenizer", "train_target"} & set(rules)
-    assert "hf:Qwen/QwQ-32B" in plan["models/qwq-32b/target_manifest.json"]["command"]
+    assert "hf:Qwen/QwQ-32B-Preview" in plan["models/qwq-32b-preview/target_manifest.json"]["command"]
     fetched = {
         "slimpajama": "'hf:DKYoon/SlimPajama-6B/data/train-*.parquet' --revision=b5f90f419b7489cdba26fdbc8c022fcb5562f968",
         "long-data": "hf:sail/longspec-data/long_data.jsonl --revision=main",
@@ -138,7 +138,7 @@ def test_a_published_run_fetches_its_target_and_the_published_data(published: Jo
         assert f"fetch --source={source} --out {manifest}" in plan[f"{manifest} (update)"]["command"]
         assert plan[f"data/raw/{name}/manifest.json"]["input"] == manifest
         assert f" --fetched {manifest} --out" in plan[f"data/raw/{name}/manifest.json"]["command"]
-    packed = "data/packed/qwq-32b/long-data-long-nomask-32768-truncate/manifest.json"
+    packed = "data/packed/qwq-32b-preview/long-data-long-nomask-32768-truncate/manifest.json"
     assert packed in plan["results/published/sinkpi-slicing/long/checkpoint.json"]["input"]
 
 

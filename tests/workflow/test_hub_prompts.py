@@ -34,8 +34,8 @@ def test_both_variants_and_the_papers_target_are_planned(settings: Settings) -> 
         ("base", "hf:Qwen/QwQ-32B-Preview"),
         ("sinkpi-slicing", "hf:Qwen/QwQ-32B-Preview"),
     }
-    files = compose("qwq_glide_8gpu_slim6b", ["model=qwq-32b-preview"], CONFIG_DIR / "exp").files
-    assert files.target == "models/qwq-32b-preview/target_manifest.json"
+    files = compose("qwq_glide_8gpu_slim6b", ["model=qwq-32b"], CONFIG_DIR / "exp").files
+    assert files.target == "models/qwq-32b/target_manifest.json"
 
 
 def test_another_commit_is_another_folder(settings: Settings) -> None:

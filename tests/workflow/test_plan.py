@@ -73,7 +73,7 @@ def test_a_stage_reads_the_rows_its_recipe_names(settings: Settings) -> None:
     assert plan.all_rows("demo") == plan.all_rows(*VARIANT) == sorted(plan.rows(*VARIANT, each) for each in plan.stages["demo"])
     assert plan.token_shards("demo", "stdlib") == [f"data/tokens/demo/stdlib/00{shard}.json" for shard in (0, 1)]
     published = settings.plan(runs=["published"])
-    packed = "data/packed/qwq-32b/long-data-long-nomask-32768-truncate/manifest.json"
+    packed = "data/packed/qwq-32b-preview/long-data-long-nomask-32768-truncate/manifest.json"
     assert published.rows("published", "sinkpi-slicing", "long") == packed
 
 
@@ -159,10 +159,10 @@ def test_how_a_stage_is_run_is_written_when_it_changed(tmp_path: Path) -> None:
 
 def test_a_published_run_fetches_its_target_and_the_published_data(settings: Settings) -> None:
     plan = settings.plan(runs=["published"])
-    assert (plan.fetched, plan.built) == (["qwq-32b"], [])
-    assert plan.model_source("qwq-32b") == "hf:Qwen/QwQ-32B"
-    assert plan.target("published") == "models/qwq-32b/target_manifest.json"
-    assert plan.tokenizer("published") == "models/qwq-32b/tokenizer_manifest.json"
+    assert (plan.fetched, plan.built) == (["qwq-32b-preview"], [])
+    assert plan.model_source("qwq-32b-preview") == "hf:Qwen/QwQ-32B-Preview"
+    assert plan.target("published") == "models/qwq-32b-preview/target_manifest.json"
+    assert plan.tokenizer("published") == "models/qwq-32b-preview/tokenizer_manifest.json"
     assert plan.from_hub[:3] == ["slimpajama", "long-data", "longcot"]
     assert plan.source("longcot") == "hf:amphora/QwQ-LongCoT-130K/data/train-*.parquet"
     assert plan.revision("longcot") == "cb5624e9a538259c5f5ed9d5869f7a2565606e38"

@@ -113,7 +113,7 @@ def hub(tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> Iter
             asked = presets.expand(name, {"preset": name}, kind)
             commit = started.add(parse(asked["source"]).repository, files)
             started.repositories[parse(asked["source"]).repository].refs[asked["revision"]] = commit
-        started.add("Qwen/QwQ-32B", target_files(tmp_path / "target", corpus))
+        started.add("Qwen/QwQ-32B-Preview", target_files(tmp_path / "target", corpus))
         yield started
 
 

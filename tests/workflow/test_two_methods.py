@@ -3,11 +3,13 @@
 import json
 import re
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from longspec.config import yaml_files
 from longspec.workflow.checks import unused_variants
+from longspec.workflow.paths import FINAL_FILES
 from longspec.workflow.states import StatesPlan
 from tests.workflow.planning import FILE, Settings, Workflow
 
@@ -44,7 +46,9 @@ def test_each_run_has_its_variants(settings: Settings) -> None:
     assert plan.variant_names == ["sinkpi-slicing", "ttt"]
     assert {key[:2] for key in plan.configs} == {("demo", "sinkpi-slicing"), EAGLE3}
     assert plan.all_final_drafts() == [
-        f"results/{run}/{variant}/final_draft/provenance.json" for run, variant in (("demo", "sinkpi-slicing"), EAGLE3)
+        f"results/{run}/{variant}/final_draft/{name}"
+        for run, variant in (("demo", "sinkpi-slicing"), EAGLE3)
+        for name in FINAL_FILES
     ]
     assert plan.evaluations("demo-eagle3")[0] == "results/demo-eagle3/ttt/evaluation/untrained.jsonl"
     assert plan.report_variants("demo-eagle3") == ["--variant ttt=results/demo-eagle3/ttt"]
@@ -134,7 +138,8 @@ def test_another_runs_vocabulary_is_taken_in_the_variant_of_that_name(settings: 
         taken = plan.taken_vocabulary("borrower", variant, str(SIZE))
         assert taken == [f"results/lender/{variant}/draft_vocabulary_{SIZE}.json"]
         assert plan.taken_vocabulary("lender", variant, str(SIZE)) == []
-    assert plan.all_final_drafts() == [f"results/borrower/{name}/final_draft/provenance.json" for name in ("short", "ttt")]
+    drafts = {str(Path(path).parent) for path in plan.all_final_drafts()}
+    assert drafts == {f"results/borrower/{name}/final_draft" for name in ("short", "ttt")}
     glide = settings.plan(runs=["last"]).taken_vocabulary("last", "ttt", str(SIZE))
     assert glide == [f"results/demo/sinkpi-slicing/draft_vocabulary_{SIZE}.json"]
 
@@ -147,7 +152,7 @@ WRONG = {
     "a circle": ({"vocabulary_from": "circle"}, f"{KEY}demo-eagle3 -> circle -> demo-eagle3 {LEADS_BACK}"),
     "another target": (
         {"vocabulary_from": "published"},
-        f"{KEY}'published' trains for the target 'qwq-32b', this run for 'demo', whose tokens are others; name a run with the",
+        f"{KEY}'published' trains for the target 'qwq-32b-preview', this run for 'demo', whose tokens are others; name a run",
     ),
     "a run with another number": (
         {"vocabulary_from": "larger"},

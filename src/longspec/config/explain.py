@@ -10,8 +10,34 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 NO_LIST = "is not a ListConfig"
 UNKNOWN = "unknown key"
-# Keys of the published trainer's experiment files: where the same is said here.
+# Keys of the experiment files of LongSpec's trainer and of SpecForge's: where the same is said here.
 PUBLISHED = {
+    **dict.fromkeys(("learning_rate", "optimizer_lr"), "the rate is recipe.optimizer.lr"),
+    **dict.fromkeys(
+        ("train_file", "train_data_path"),
+        "a stage's data is recipe.data.name, a dataset of config/workflow.yaml; by hand files.data names its packed manifest",
+    ),
+    "hidden_states_path": "stored states are recipe.states.source: offline (docs/states.md); by hand files.states names them",
+    "resume": "a stage goes on from its last checkpoint without a key; remove its checkpoints/ to begin anew",
+    "tp_size": "a target that no GPU holds is runtime.target: partitioned in training, and ranks of the jobs that decode",
+    "output_dir": "by hand it is files.out; in the workflow results/<run>/<variant>/<stage>",
+    **dict.fromkeys(("num_train_epochs", "num_epochs"), "it is recipe.epochs"),
+    "max_steps": "it is recipe.steps",
+    **dict.fromkeys(
+        ("per_gpu_train_batch_size", "train_micro_batch_size_per_gpu", "batch_size"),
+        "rows of a GPU at a time are runtime.micro_batch, rows of a step recipe.global_batch",
+    ),
+    "gradient_accumulation_steps": "it follows from recipe.global_batch, runtime.micro_batch and the number of ranks",
+    **dict.fromkeys(("max_seq_length", "max_length"), "it is recipe.data.sequence_length"),
+    **dict.fromkeys(("max_grad_norm", "gradient_clipping"), "it is recipe.optimizer.clip"),
+    **dict.fromkeys(("warmup_proportion", "warmup_steps"), "it is recipe.optimizer.warmup_ratio"),
+    **{f"adam_{name}": f"it is recipe.optimizer.{here}" for name, here in (("epsilon", "eps"), ("betas", "betas"))},
+    **dict.fromkeys(("save_steps", "save_interval"), "it is runtime.save_every"),
+    **dict.fromkeys(("logging_steps", "log_interval"), "it is runtime.log_every"),
+    **dict.fromkeys(("wandb_project", "tracker_name"), "it is runtime.tracker_project, and runtime.report_to says where"),
+    "ds_cfg": "ZeRO and offload are runtime.deepspeed (or deepspeed=<a file of config/deepspeed/>)",
+    "ttt_length": "steps of a training chain are recipe.draft.steps",
+    "bf16": "recipe.precision says bf16, fp32 or auto",
     "fp16": "recipe.precision says bf16, fp32 or auto; nothing is trained in fp16",
     "model": "the target is recipe.model (or model=<a file of config/model/>)",
     "model_name_or_path": "the target is recipe.model.source, such as hf:<owner>/<repository> or a folder, and "
@@ -60,5 +86,5 @@ def _fault(error: OmegaConfBaseException) -> str:
 def unknown_key(name: str, schema: type) -> str:
     """The message for an unknown key of a section, with the known ones; schema: the section's dataclass."""
     if name in PUBLISHED:
-        return f"{UNKNOWN}, of the published trainer: {PUBLISHED[name]}"
+        return f"{UNKNOWN}, of another trainer: {PUBLISHED[name]}"
     return f"{UNKNOWN}; {did_you_mean(name, [field.name for field in fields(schema)])}"
