@@ -144,6 +144,17 @@ def test_reasoning_that_a_template_would_put_there_is_not_the_answer(tokenizers:
     assert not document.as_served
 
 
+def test_an_empty_thought_keeps_the_line_end_that_the_model_writes(tokenizers: dict[str, Any]) -> None:
+    """The request ends with "<think>\\n", and the content begins with the line end behind an empty thought."""
+    tokenizer, content = tokenizers["r1"], "\n</think>\n\nfour"
+    document = encoded(tokenizer, [("user", "two and two?"), ("assistant", content)])
+    whole = tokenizer.decode(document.ids, skip_special_tokens=False)
+    assert whole.endswith("<|Assistant|><think>\n\n</think>\n\nfour<|eos|>")
+    assert tokenizer.decode(document.ids[document.answer_mask == 1]) == f"{content}<|eos|>"
+    opened = encoded(tokenizer, [("user", "two and two?"), ("assistant", "<think>\nit is\n</think>\n\nfour")])
+    assert tokenizer.decode(opened.ids[opened.answer_mask == 1]) == "it is\n</think>\n\nfour<|eos|>"
+
+
 def test_a_template_that_drops_all_reasoning_still_trains_the_last(tokenizers: dict[str, Any]) -> None:
     """As it is served: the request opens the reasoning, and the content does not open it twice."""
     tokenizer = tokenizers["r1"]

@@ -20,7 +20,7 @@ from rich.text import Text
 from longspec.atomic_files import read_json, sha256_file
 from longspec.data import tokenize
 from longspec.data.chat.special_tokens import special_names
-from longspec.data.layout_tally import BEYOND, line_number
+from longspec.data.layout_tally import BEYOND, line_number, unlike_served_warning
 from longspec.data.pack.arrow_shards import DOCUMENT_STARTS, LENGTH, PIECE_STARTS, PackedRows
 from longspec.shown import lines, one_line
 
@@ -71,6 +71,8 @@ def _facts(manifest: dict[str, Any]) -> dict[str, str]:
         "records": f"{raw['read']:,} read, {raw['rejected']:,} rejected, {raw['train']:,} to train on, "
         f"{manifest['skipped']:,} without a layout",
     }
+    if warning := unlike_served_warning(manifest):
+        facts["WARNING"] = warning
     further, left_out = (manifest.get(name, 0) for name in BEYOND)
     if further or left_out:
         facts["turns"] = (

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,22 @@ from longspec.data.chat.special_tokens import LayoutError
 
 # Counts of records with thoughts or tools (longspec.data.chat.turns), not written at 0.
 BEYOND = ("further_documents", "left_out_messages")
+UNLIKE, MOST_UNLIKE = "unlike_served", 0.1  # of a dataset's documents
+
+
+def unlike_served_warning(manifest: Mapping[str, Any]) -> str:
+    """Say how many documents of tokens or packed rows are laid out otherwise than the target is asked; "" for a tenth or fewer.
+
+    manifest: of a token shard or of packed rows.
+    """
+    unlike, documents, name = manifest.get(UNLIKE, 0), manifest["documents"], manifest["dataset"]
+    if unlike <= MOST_UNLIKE * documents:
+        return ""
+    return (
+        f"{name}: {unlike:,} of {documents:,} documents are laid out otherwise than this target is asked and answers, so a "
+        f"draft learns what the target never writes. Have the target answer the questions itself: data.{name}.regenerate in "
+        "config/workflow.yaml (docs/answers.md), or train for the target that wrote these answers"
+    )
 
 
 @dataclass
@@ -62,7 +79,7 @@ class Tally:
         reasons = {reason: {"count": self.skipped[reason], "first": self.first[reason]} for reason in sorted(self.skipped)}
         counts = {
             "skipped": {"count": self.skipped.total(), "allowed": most, "reasons": reasons},
-            "unlike_served": self.unlike_served,
+            UNLIKE: self.unlike_served,
             "shortened_answers": self.shortened,
         }
         # Not written at 0, so that manifests of data without such records, and what is made of them, stay as they were.

@@ -7,6 +7,7 @@ from typing import Any
 
 from longspec import methods
 from longspec.config import plain
+from longspec.data.layout_tally import unlike_served_warning
 from longspec.evaluate.tasks import Task
 from longspec.report.inputs import Manifest, Stage, Target, Variant
 
@@ -125,6 +126,7 @@ def packed_table(packed: list[Manifest], variants: list[Variant]) -> list[dict[s
     rows = []
     for manifest in packed:
         row = {name: manifest[name] for name in (*PACKED, "cut_tokens")} | {"name": manifest["dataset"]}
+        row["warning"] = unlike_served_warning(manifest.content)
         kind = (row["name"], row["collation"], row["sequence_length"], row["overlong"])
         trained = [stage.name for variant in variants for stage in variant.stages if kind in packed_kinds(stage, variant)]
         row["stages"] = list(dict.fromkeys(trained))

@@ -156,10 +156,11 @@ class ChatTemplate:
         if last not in bones.requests:
             raise LayoutError("the chat template shortens the last answer, and writes no request for one to put it behind")
         text, answers = self._answers(messages[:-1], ask=True)
-        # The request may already open the reasoning; a content that opens it too does not do so twice.
+        # The request may already open the reasoning; a content that opens it too does not do so twice. White space alone opens
+        # nothing: behind "<think>\n" a content "\n</think>..." is an empty thought, whose line end the model writes.
         request = bones.requests[last]
         sizes = range(min(len(request), len(content)), 0, -1)
-        overlap = next((size for size in sizes if content.startswith(request[-size:])), 0)
+        overlap = next((size for size in sizes if content.startswith(request[-size:]) and request[-size:].strip()), 0)
         start, text = len(text), text + content[overlap:] + bones.ends[last]
         return text, [*answers, Answer(start, len(text), whole=True, as_served=True)]
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from longspec.atomic_files import describe_files, new_file, remove_strays, sha256_file, write_manifest
 from longspec.data import Progress
-from longspec.data.layout_tally import BEYOND
+from longspec.data.layout_tally import BEYOND, UNLIKE
 from longspec.data.pack.arrow_shards import NUM_LABELS, ROWS, TokenShards, lists, row_schema, view
 from longspec.data.pack.bin_packing import SHORTEST, Placed, histogram, place
 
@@ -79,7 +79,7 @@ def _describe_shards(shards: TokenShards, paths: list[Path]) -> dict[str, Any]:
         {"path": str(path), "sha256": sha256_file(path)} | {key: manifest[key] for key in keys}
         for path, manifest in zip(paths, manifests, strict=True)
     ]
-    beyond = {name: sum(manifest.get(name, 0) for manifest in manifests) for name in BEYOND}
+    beyond = {name: sum(manifest.get(name, 0) for manifest in manifests) for name in (*BEYOND, UNLIKE)}
     return {
         "shards": told,
         "skipped": sum(manifest["skipped"]["count"] for manifest in manifests),

@@ -18,6 +18,7 @@ import torch
 from longspec.atomic_files import read_json
 from longspec.command_line import WIDE
 from longspec.config import OFFLINE, ConfigError, Recipe, Runtime, compose, load
+from longspec.data.layout_tally import unlike_served_warning
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.schedule import Schedule, chances
 from longspec.families import check_target
@@ -245,6 +246,8 @@ def read_rows(options: argparse.Namespace, recipes: list[Any]) -> list[Rows]:
             f"give --data or --rows for each of {len(recipes)} stages: how many steps an epoch has depends on them"
         )
     if options.data:
+        for warning in filter(None, (unlike_served_warning(read_json(manifest)) for manifest in options.data)):
+            print(one_line(f"WARNING {warning}"), file=sys.stderr)
         return [counted_rows(manifest) for manifest in options.data]
     return [whole_rows(number, length) for number, length in zip(options.rows, lengths, strict=True)]
 
