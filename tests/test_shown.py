@@ -93,3 +93,29 @@ def test_the_trainer_names_a_file_in_one_line(tmp_path: Path) -> None:
 )
 def test_durations(seconds: float | None, words: str) -> None:
     assert shown.duration(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (
+            RuntimeError("[enforce fail at inline_container.cc] file write failed: No space left on device"),
+            "free some space there",
+        ),
+        (OSError(122, "Disk quota exceeded", "a/b"), "free some space there"),
+        (PermissionError(13, "Permission denied", "a/b"), "correct the path, or let this user read and write there"),
+        (FileNotFoundError(2, "No usable temporary directory found in ['/tmp']"), "correct the path"),
+    ],
+)
+def test_a_disk_or_a_folder_that_cannot_be_written_is_one_line(fault: Exception, words: str) -> None:
+    with pytest.raises(SystemExit) as ended, shown.ending_for_mistakes():
+        raise fault
+    told = str(ended.value)
+    assert told.startswith("error: ")
+    assert words in told
+    assert "\n" not in told
+
+
+def test_a_fault_of_ours_keeps_its_frames() -> None:
+    with pytest.raises(KeyError), shown.ending_for_mistakes():
+        raise KeyError("x")

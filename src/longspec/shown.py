@@ -4,13 +4,16 @@ Control characters stand as their pictures (␛, ␊), characters that are drawn
 by their numbers (<U+202E>). All other text stays as it is.
 """
 
+import errno
 import logging
+import os
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
 BRIEF = 300  # characters of a text of which the beginning will do
 # Unicode's "default ignorable" characters, drawn as nothing: zero-width ones, marks of direction, fillers. As the inside of a
 # class of a regular expression. The variation selectors are apart: emoji of everyday text end with one.
@@ -74,11 +77,20 @@ def error(fault: ValueError) -> str:
 
 @contextmanager
 def ending_for_mistakes() -> Iterator[None]:
-    """End the process with the words of `error` for a ValueError of the block; what else is raised passes, a fault of ours."""
+    """End the process with the words of `error` for a ValueError of the block, or in a line for a disk or folder that is full
+    or may not be written; what else is raised passes, a fault of ours.
+    """
     try:
         yield
     except ValueError as fault:
         sys.exit(error(fault))
+    except Exception as fault:  # safetensors and torch raise errors of their own for a full disk
+        code = fault.errno if isinstance(fault, OSError) else None
+        is_full = code in FULL or any(os.strerror(each) in str(fault) for each in FULL)
+        if not is_full and not isinstance(fault, OSError):
+            raise
+        fix = "free some space there" if is_full else "correct the path, or let this user read and write there"
+        sys.exit(f"error: {brief(fault)}; {fix}, and run it again")
 
 
 class _Formatter(logging.Formatter):

@@ -3,6 +3,7 @@
 import html
 import json
 import re
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import pytest
 
 from longspec import jsonl
 from longspec.atomic_files import write_json
+from longspec.report.__main__ import main
 from tests.report.synthetic_run import SETTINGS, STAGES, write_run
 from tests.report.test_numbers import TINY, report, write_tiny
+from tests.train.chaos import fill, small_disk
 
 pytestmark = pytest.mark.slow  # half a minute and more as a whole
 
@@ -303,3 +306,22 @@ def test_the_same_files_give_the_same_bytes(tmp_path: Path) -> None:
     first = [(tmp_path / name).read_bytes() for name in ("report.json", "report.html")]
     report(arguments)
     assert first == [(tmp_path / name).read_bytes() for name in ("report.json", "report.html")]
+
+
+def test_a_full_disk_or_a_folder_of_no_ones_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the verb is called; with the room that it asks for the same call makes the page."""
+    arguments = write_run(tmp_path, {"base": 0.0})
+    with small_disk(tmp_path / "small", 1) as disk:
+        if disk is None:
+            pytest.skip("this user may mount no small disk")
+        monkeypatch.setattr(sys, "argv", ["report", *arguments[:-2], "--out", str(disk / "report.html")])
+        assert arguments[-2] == "--out"
+        filler = fill(disk)
+        with pytest.raises(SystemExit, match=r"^error: .*No space left on device.*; free some space there, and run it again$"):
+            main()
+        filler.unlink()
+        main()
+        assert (disk / "report.html").is_file()
+    monkeypatch.setattr(sys, "argv", ["report", *arguments[:-2], "--out", "/proc/nobody/report.html"])
+    with pytest.raises(SystemExit, match=r"^error: .*/proc/nobody.*; correct the path, or let this user read and write there"):
+        main()

@@ -27,6 +27,18 @@ SCHEMA = {
 }
 
 CASES = {
+    "a list of replayed stages": (
+        LONGCOT,
+        r"replay: \{.*?\}",
+        "replay: [base]",
+        "a list stands where a mapping belongs: recipe.data.replay, such as {base: 0.2} (in run_stage/demo_longcot.yaml)",
+    ),
+    "a tree of too many nodes": (
+        WORKFLOW,
+        r"shapes: \[.*?\]",
+        "shapes: [[1024, 1024, 1024]]",
+        "evaluation.shapes: temperature 0, tree 1024-1024-1024 has 3072 nodes; 1024 is the most",
+    ),
     "wrong type": (
         WORKFLOW,
         r"\bprompts: \d+",
@@ -303,8 +315,8 @@ CASES = {
         LONGCOT,
         r"\blr:",
         "learning_rate:",
-        "run 'demo', variant 'sinkpi-slicing', stage 'longcot': recipe.optimizer.learning_rate: unknown key; Known: betas,"
-        " clip, eps, lr, name, schedule, warmup_ratio, weight_decay. (in run_stage/demo_longcot.yaml)",
+        "run 'demo', variant 'sinkpi-slicing', stage 'longcot': recipe.optimizer.learning_rate: unknown key, of another "
+        "trainer: the rate is recipe.optimizer.lr (in run_stage/demo_longcot.yaml)",
     ),
     "wrong recipe type": (
         LONGCOT,

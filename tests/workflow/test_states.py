@@ -94,6 +94,10 @@ def test_a_configured_folder_becomes_the_place_or_is_refused(settings: Settings)
     with pytest.raises(ValueError, match=re.escape(f"data/states is a link to {scratch} already; change that first: rm data/")):
         other.check_place()
     StatesPlan(settings.plan(runs=["demo"], states_folder="elsewhere")).check_place()  # stores nothing
+    for file in (settings.folder / "README.md", settings.folder / "README.md/states"):
+        (settings.folder / "README.md").touch()
+        with pytest.raises(ValueError, match=r"states_folder: .*README\.md is a file; name a folder"):
+            StatesPlan(settings.plan(runs=[RUN], states_folder=str(file))).check_place()
 
 
 def test_the_rows_of_a_shard_in_work_are_counted(tmp_path: Path) -> None:

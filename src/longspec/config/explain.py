@@ -9,6 +9,7 @@ from dataclasses import fields, is_dataclass
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 NO_LIST = "is not a ListConfig"
+NO_MAPPING = "Cannot merge DictConfig with ListConfig"
 UNKNOWN = "unknown key"
 # Keys of the experiment files of LongSpec's trainer and of SpecForge's: where the same is said here.
 PUBLISHED = {
@@ -69,6 +70,8 @@ def one_line(error: BaseException) -> str:
     cause: BaseException | None = error
     while cause is not None and not (isinstance(cause, OmegaConfBaseException) and cause.full_key):
         cause = cause.__context__
+    if cause is None and file and NO_MAPPING in str(error):  # OmegaConf says of no key in a file
+        return f"a list stands where a mapping belongs: recipe.data.replay, such as {{base: 0.2}} (in {file[1]}.yaml)"
     if cause is None:
         return " ".join(str(error).partition("Config search path")[0].split())
     assert isinstance(cause, OmegaConfBaseException)
@@ -80,6 +83,8 @@ def _fault(error: OmegaConfBaseException) -> str:
     if isinstance(error, ConfigKeyError | ConfigAttributeError) and is_dataclass(error.object_type):
         return unknown_key(str(error.key), error.object_type)
     told = str(error.msg or error).partition("\n")[0]
+    if NO_MAPPING in told:
+        return "must be a mapping, such as {name: value}"
     return "must be a list, such as [a, b]" if NO_LIST in told else told
 
 

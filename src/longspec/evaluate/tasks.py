@@ -24,7 +24,7 @@ Shape = int | tuple[int, ...]
 OURS, VLLM = "longspec", "vllm"  # engines
 SERVE_PYTHON = ".venv-serve/bin/python"
 PRECISIONS = ("auto", "bf16", "fp32")  # as of recipe.precision
-MOST_NODES = 4096  # of a tree: a forward of so many tokens takes longer than the rounds it could save
+MOST_NODES = 1024  # of a tree: a forward of so many tokens takes longer than the rounds it could save
 # Positions that stay free behind prompt and answer: the last round may draft beyond the answer, and a prompt that was cut is
 # tokenized anew, which may make a few tokens more of it.
 ROOM = 64

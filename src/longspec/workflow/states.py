@@ -82,6 +82,9 @@ class StatesPlan:
     def check_place(self) -> None:
         """Raise ValueError where data/states cannot become a link to the configured folder, since it is something else."""
         configured = self._configured
+        above = next((path for path in [configured, *configured.parents] if path.exists()), None) if configured else None
+        if above is not None and not above.is_dir():
+            raise ValueError(f"config/workflow.yaml: {PLACE}: {configured}: {above} is a file; name a folder")
         if configured is None or (not ROOT.is_symlink() and not ROOT.exists()) or ROOT.resolve() == configured.resolve():
             return
         is_link = ROOT.is_symlink()
