@@ -28,7 +28,7 @@ CONFIGS: dict[str, Any] = {  # general.architecture -> the model
     "qwen3": lambda: Qwen3Config(**SHAPE, vocab_size=len(TOKENS), head_dim=32),
     "qwen3moe": lambda: Qwen3MoeConfig(**SHAPE, **EXPERTS, vocab_size=len(TOKENS)),
 }
-WHOLE_KEYS = ("split.count",)  # of no architecture
+WHOLE_KEYS = ("split.count", "tokenizer.ggml.padding_token_id")  # of no architecture
 PRE = {"llama": "smollm", "qwen2": "qwen2", "qwen3": "qwen2", "qwen3moe": "qwen2"}
 _SPELLED = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that a byte-level vocabulary writes as they are
 _BYTES = {byte: chr(byte) for byte in _SPELLED} | {

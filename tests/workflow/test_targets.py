@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import Qwen2Config
 
+from longspec.config import compose
 from longspec.evaluate.tasks import Benchmark, HeldOut, check_room
 from longspec.families import position_limit
 from longspec.methods.glide.settings import FAMILIES, TARGETS
@@ -17,6 +18,7 @@ from longspec.models.target_config import read_target_config
 from longspec.target.fetch import check_folder
 from longspec.workflow.settings.datasets import check_fields, check_paths
 from longspec.workflow.settings.targets import check_length, check_target, positions_of
+from tests import gguf_files
 
 NOWHERE = Path("nowhere")
 KEY = "run 'mine', stage 'base': recipe.model"
@@ -78,6 +80,19 @@ def test_quantized_weights_are_refused_with_what_to_do(tmp_path: Path, kind: str
         check_folder(Path(source))
     with pytest.raises(ValueError, match=message):
         load_target(source, read_target_config(source), torch.float32)
+
+
+def test_a_gguf_file_of_another_family_is_refused_when_it_is_planned(tmp_path: Path) -> None:
+    path = gguf_files.write(tmp_path / "a.gguf", gguf_files.random_model("llama"), "F16")
+    of_family = {
+        name: compose("train", ["run=demo-eagle3", f"recipe.model.source={path}", f"recipe.model.family={name}"]).recipe
+        for name in ("qwen2", "llama")
+    }
+    with pytest.raises(ValueError, match=r"^key: .*a\.gguf \(general\.architecture llama\).*family"):
+        check_target("key", of_family["qwen2"], tmp_path / "target")
+    check_target("key", of_family["llama"], tmp_path / "target")
+    path.write_bytes(path.read_bytes()[:30])
+    check_target("key", of_family["llama"], tmp_path / "target")
 
 
 def test_a_gguf_file_is_there_and_begins_as_one(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ One layer is held at a time, and what waits for its file (SHARD_BYTES).
 
 import logging
 from collections.abc import Iterator
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,7 @@ def tensors_of(path: Path, architecture: str, model: Any) -> Iterator[dict[str, 
     """
     with telling_damage(path, "is damaged or no GGUF file"):
         tensors = sorted(GGUFReader(path).tensors, key=_part)
+    _check_places(path, tensors)
     processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=model.config.to_dict())
     names = get_gguf_hf_weights_map(model, processor)
     _check_names(path, {tensor.name for tensor in tensors}, names, model.config.tie_word_embeddings)
@@ -97,6 +98,14 @@ def _part(tensor: Any) -> tuple[int, str]:
     """A tensor's layer (blk.<number>.<name>), whose parts come together; -1 and its own name for one of no layer."""
     parts = tensor.name.split(".")
     return (int(parts[1]), "") if parts[0] == "blk" and parts[1].isdecimal() else (-1, tensor.name)
+
+
+def _check_places(path: Path, tensors: list[Any]) -> None:
+    """Raise ValueError where two tensors share bytes of a file."""
+    in_order = sorted(tensors, key=lambda tensor: int(tensor.data_offset))
+    for first, second in pairwise(in_order):
+        if int(first.data_offset) + int(first.n_bytes) > int(second.data_offset):
+            raise ValueError(f"{path}: the tensors {first.name} and {second.name} overlap; download or convert the model again")
 
 
 def _check_names(path: Path, held: set[str], names: dict[str, str], tied: bool) -> None:

@@ -4,6 +4,7 @@ transformers' reader takes the keys and tensors that it knows and lets go of the
 model it makes then is another one.
 """
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,16 @@ NEEDED = (  # where one is missing, transformers and llama.cpp assume different 
     "attention.head_count_kv",
     "attention.layer_norm_rms_epsilon",
 )
+POSITIVE = ("rope.freq_base", "attention.layer_norm_rms_epsilon")
+COUNTS = (  # of what there is at least one
+    *(key for key in NEEDED if key not in POSITIVE),
+    "attention.key_length",
+    "attention.value_length",
+    "rope.dimension_count",
+    "expert_count",
+    "expert_used_count",
+    "expert_feed_forward_length",
+)
 TAKEN = {"attention.key_length": "head_dim", "expert_feed_forward_length": "moe_intermediate_size"}  # transformers does not
 END = "tokenizer.ggml.eos_token_id"
 
@@ -39,7 +50,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
     check_file(path)
     with telling_damage(path, "is damaged or no GGUF file"):
         metadata, tensors = read_gguf_metadata(str(path))
-    architecture = metadata["general.architecture"]
+    architecture = metadata.get("general.architecture")
     if architecture not in ARCHITECTURES:
         raise ValueError(
             f"{path}: general.architecture {architecture!r} is not supported as GGUF; supported are "
@@ -52,11 +63,37 @@ def read_metadata(path: Path) -> dict[str, Any]:
     needed = [*(f"{architecture}.{key}" for key in NEEDED), "tokenizer.ggml.model", "tokenizer.ggml.tokens", END]
     if missing := [key for key in needed if key not in metadata]:
         raise ValueError(f"{path}: lacks {', '.join(missing)}; convert the model again with a current llama.cpp")
+    _check_values(path, metadata, architecture)
     layers = len({name.split(".")[1] for name in tensors if name.startswith("blk.")})
     if metadata[f"{architecture}.block_count"] != layers:  # a model of as many layers as a damaged key says may fill the memory
         told = metadata[f"{architecture}.block_count"]
         raise ValueError(f"{path}: {architecture}.block_count is {told!r}, it holds {layers} layers; download it again")
     return metadata
+
+
+def _check_values(path: Path, metadata: dict[str, Any], architecture: str) -> None:
+    """Raise ValueError, with the key, for a number of the model that is none, or out of its range."""
+    tokens = metadata["tokenizer.ggml.tokens"]
+    tokens = tokens if isinstance(tokens, int) else len(tokens)
+    for key, value in metadata.items():
+        name = key.removeprefix(f"{architecture}.")
+        if name in COUNTS:
+            fits, wanted = type(value) is int and 1 <= value < 2**32, "a whole number from 1 on"
+        elif name in POSITIVE:
+            fits, wanted = isinstance(value, float) and 0 < value < math.inf, "a number above 0"
+        elif key.startswith("tokenizer.ggml.") and key.endswith("_token_id"):
+            fits, wanted = type(value) is int and 0 <= value < tokens, f"one of the {tokens} tokens, from 0 on"
+        else:
+            continue
+        if not fits:
+            raise ValueError(f"{path}: {key} is {value!r}, must be {wanted}; download or convert the model again")
+    width, heads = (metadata[f"{architecture}.{name}"] for name in ("embedding_length", "attention.head_count"))
+    groups = metadata[f"{architecture}.attention.head_count_kv"]
+    if heads % groups or (width % heads and f"{architecture}.attention.key_length" not in metadata):
+        raise ValueError(
+            f"{path}: {architecture}.attention.head_count is {heads}: embedding_length {width} and head_count_kv {groups} "
+            "do not fit; download or convert the model again"
+        )
 
 
 def read_config(path: Path, metadata: dict[str, Any]) -> Any:

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from longspec import methods
 from longspec.atomic_files import read_json
@@ -12,6 +12,8 @@ from longspec.config.names import HUB_PREFIX, WHEEL_PREFIX, is_gguf
 from longspec.families import check_family, check_not_quantized
 
 GGUF_MAGIC = b"GGUF"
+# transformers' model_type of general.architecture.
+MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3_moe"}
 
 
 def folder_of(source: str, fetched: Path) -> Path | None:
@@ -35,7 +37,7 @@ def check_target(key: str, recipe: Any, fetched: Path) -> None:
         return
     config = settings_of(folder)
     if config is None:  # a target that has been made needs its file no more
-        _check_gguf(key, model.source)
+        _check_gguf(key, recipe)
     if config is None and folder == fetched:
         return  # not there yet
     if config is None:
@@ -49,8 +51,9 @@ def check_target(key: str, recipe: Any, fetched: Path) -> None:
         methods.check_family_named(recipe, config["model_type"], str(folder))
 
 
-def _check_gguf(key: str, source: str) -> None:
-    """A GGUF file of this machine is there and begins as one does; its job reads the rest."""
+def _check_gguf(key: str, recipe: Any) -> None:
+    """A GGUF file of this machine is there, begins as one does, and is of the run's family; its job reads the rest."""
+    source = recipe.model.source
     if not is_gguf(source) or source.startswith(WHEEL_PREFIX):
         return
     path = Path(source).expanduser()
@@ -59,6 +62,22 @@ def _check_gguf(key: str, source: str) -> None:
     with path.open("rb") as handle:
         if handle.read(len(GGUF_MAGIC)) != GGUF_MAGIC:
             raise ValueError(f"{key}.source: {source}: does not begin with {GGUF_MAGIC.decode()}; copy or download it again")
+        architecture = _architecture(handle)
+    family = architecture and MODEL_TYPES.get(architecture)
+    if family:
+        with faults_in(key):
+            methods.check_family_named(recipe, family, f"{source} (general.architecture {architecture})")
+
+
+def _architecture(handle: BinaryIO) -> str | None:
+    """general.architecture behind a GGUF file's magic, which writers put first; None where another key is, or a cut file."""
+    handle.read(20)  # version, and how many tensors and keys
+    found = []
+    for before in (0, 4):  # a text's type stands between key and value
+        size = handle.read(before + 8)[before:]
+        length = int.from_bytes(size, "little")
+        found.append(handle.read(length) if length < 64 else b"")
+    return found[1].decode("ascii", "replace") if found[0] == b"general.architecture" else None
 
 
 def settings_of(folder: Path) -> dict[str, Any] | None:
