@@ -17,6 +17,7 @@ from threading import current_thread, get_native_id, main_thread
 from typing import Any
 
 HASHING = 4  # files that are hashed at a time
+MADE = (("data",), ("models",), ("results",))  # where the workflow's own files lie, as paths name them
 LARGE = 2**30  # bytes of a file that is named when it was hashed
 
 
@@ -125,7 +126,8 @@ def write_json(path: Path, content: Any) -> None:
 def read_json(path: Path) -> Any:
     """Read a JSON file. Raises ValueError with the file's name when it is missing or not JSON."""
     if not path.is_file():
-        raise ValueError(f"{path}: no such file; make it first, or correct the path")
+        how = f": {join(['snakemake', str(path)])}" if path.parts[:1] in MADE else ""
+        raise ValueError(f"{path}: no such file; make it first{how}, or correct the path")
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:

@@ -106,8 +106,11 @@ def test_numbers_computed_by_hand(project: Path, queue: Queue, capsys: pytest.Ca
     assert row["checkpoint_age"] == pytest.approx(240, abs=5)
     assert (row["attempts"], row["log"]) == (2, f"logs/train/{made.name}/attempt-002-job-11.log")
     assert (row["job"], row["slurm"]["state"], row["troubles"]) == ("11", "RUNNING", [])
+    os.utime(project / f"logs/train/{made.name}/attempt-001-job-9.log", (1, 1))  # of the recipe before this one
+    assert rows()["base"]["attempts"] == 1
+    os.utime(project / f"logs/train/{made.name}/attempt-001-job-9.log")
     assert line_of(made, table(capsys)) == "base running 30/100 30% 2,050 24 min 20, 4 min ago 2 11 RUNNING 1:02:03 of 4:00:00"
-    assert len(queue.asked()) == 2  # once for each table
+    assert len(queue.asked()) == 3  # once for each table
 
 
 def test_a_finished_stage_shows_its_published_metrics(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -163,9 +163,18 @@ def _read_checkpoint(stage: Stage) -> None:
                 stage.troubles.append(str(error) if str(slot) in str(error) else f"{slot}: {type(error).__name__}: {error}")
 
 
+def _time(path: Path) -> float:
+    """When a file was last written to; 0 for one that is gone."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
 def _read_attempts(stage: Stage, folder: Path) -> None:
-    """How many attempts there were, and the newest one's log."""
+    """How many attempts there were at the recipe that is frozen now, and the newest one's log."""
     logs = sorted(folder.glob("attempt-*.log"))
-    stage.attempts = len(logs)
+    frozen = _time(stage.folder / "recipe.yaml")
+    stage.attempts = sum(_time(log) >= frozen for log in logs)
     link = folder.with_name(f"{folder.name}.log")
     stage.log = logs[-1] if logs else link if link.is_file() else None

@@ -224,3 +224,27 @@ def test_a_stage_that_replays_others_takes_the_more_steps(folder: Path) -> None:
     assert equal.operations.total == pytest.approx(alone.operations.total)
     of_ten = plan.plan_stage(TARGET, frozen(folder)[0], runtime, tenth, 1, torch.device("cpu")).operations
     assert sparse.operations.total == pytest.approx((alone.operations.total + 10 * of_ten.total) / 11)
+
+
+def test_a_machine_without_gpus_is_said_to_be_planned_for_gpus(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With what it says the estimate has no guess about CUDA; said before, nothing is said."""
+    options = [
+        "--recipe",
+        str(folder / "recipe.yaml"),
+        "--runtime",
+        str(folder / "runtime.yaml"),
+        "--ranks",
+        "1",
+        "--rows",
+        "64",
+    ]
+    options += ["--target", str(folder / "target_manifest.json")]
+    found = {}
+    for device in ([], ["--device", "cuda"], ["--device", "cpu"]):
+        assert plan.main([*options, *device]) == 0
+        found[" ".join(device)] = capsys.readouterr()
+    if not torch.cuda.is_available():
+        assert plan.FOR_GPUS in found[""].err
+    assert found["--device cuda"].err == found["--device cpu"].err == ""
+    assert "CUDA" in found[""].out
+    assert "CUDA" not in found["--device cpu"].out

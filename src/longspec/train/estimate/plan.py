@@ -33,6 +33,7 @@ from longspec.train.estimate.memory import GIB, Setup, estimate, peak, setup_of
 from longspec.train.estimate.memory_check import alternatives, gib, table
 from longspec.train.estimate.stored_states import StoredPlan, stored_lines, stored_plan
 
+FOR_GPUS = "planned for GPUs, of which this machine has none; --device cpu plans for processors, without CUDA's own memory"
 SAMPLE = 256  # rows that stand for all when documents are counted
 SLOTS_WHILE_SAVING = 3  # of checkpoints: last, last_2 and the one being written
 CHECKPOINT_BYTES = 4 * len(KINDS)  # a parameter: float32 weights and moments
@@ -209,7 +210,7 @@ def parser() -> argparse.ArgumentParser:
     replay = "and of rows that one stage replays; without it they count as its own"
     add("--replay", type=named_path, nargs="+", default=[], metavar="STAGE=MANIFEST", help=replay)
     add("--ranks", type=int, required=True, metavar="N", help="processes, one for each GPU")
-    add("--device", choices=("cuda", "cpu"), default="cuda", help="default: %(default)s")
+    add("--device", choices=("cuda", "cpu"), help="what the stages are trained on; default: cuda")
     add("--gpu-memory-gib", type=float, default=80.0, metavar="GIB", help="memory of one rank's device; default: %(default)g")
     add("--node-gpus", type=int, default=8, metavar="N", help="GPUs of a Slurm node; default: %(default)d")
     add("--json", action="store_true", help="print only what each stage's Slurm jobs need, as JSON")
@@ -255,7 +256,9 @@ def read_rows(options: argparse.Namespace, recipes: list[Any]) -> list[Rows]:
 def main(argv: list[str]) -> int:
     """Print the plan; 0 when every stage fits, 1 when one does not or something is wrong."""
     options = parser().parse_args(argv)
-    available, device = int(options.gpu_memory_gib * GIB), torch.device(options.device)
+    if options.device is None and not torch.cuda.is_available():
+        print(FOR_GPUS, file=sys.stderr)
+    available, device = int(options.gpu_memory_gib * GIB), torch.device(options.device or "cuda")
     all_fit, hours, disk, jobs = True, 0.0, 0, []
     try:
         stages, config = read_stages(options), read_target(options.target)
