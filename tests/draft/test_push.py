@@ -146,7 +146,7 @@ def test_every_byte_and_a_card_arrive(
     assert set(hub.objects.values()) == {stored["model.safetensors"], stored["draft_model_weights.pth"]}
     assert f"{hub.address}/me/draft/commit/" in capsys.readouterr().out
     header, body = card.split("---\n", 2)[1:]
-    assert yaml.safe_load(header)["base_model"] == "Qwen/QwQ-32B"
+    assert yaml.safe_load(header)["base_model"] == "Qwen/QwQ-32B-Preview"
     for line in (
         "| this draft | 3.50 [3.40, 3.60] | 2.50 [2.40, 2.60] | 3.00 [2.90, 3.10] |",
         "| lookup | 2.50 [2.40, 2.60] | 1.50 [1.40, 1.60] | 2.00 [1.90, 2.10] |",
@@ -159,7 +159,7 @@ def test_every_byte_and_a_card_arrive(
     assert rows[-5:] == ["|---|---|---|---|---|", "| base", "| long", "| longcot", ""]
     assert str(final_draft.parent) not in card
     called = next(line for line in body.splitlines() if line.startswith("glide ="))
-    assert called == 'glide = Qwen2Glide.from_pretrained("Qwen/QwQ-32B", glide_path=draft)'
+    assert called == 'glide = Qwen2Glide.from_pretrained("Qwen/QwQ-32B-Preview", glide_path=draft)'
     assert ('revision="v2"' in body) is (revision == "v2")
     assert "Qwen2Glide" in {cls.__name__ for cls in CLASSES}
     verb("push", final_draft, "--repo", "me/draft", *options)  # a second time: the repository is there

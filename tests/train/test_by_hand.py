@@ -13,6 +13,7 @@ from longspec.config import compose
 from longspec.data import tokenize
 from longspec.data.pack import packing
 from longspec.distributed import Ranks
+from longspec.draft.hub_upload import files_to_push, model_card
 from longspec.train.arguments import read_job
 from tests.corpus import Corpus, questions, write_raw
 from tests.jobs import finish, start
@@ -55,6 +56,8 @@ def test_each_stage_finds_the_draft_of_the_one_before_and_no_path_is_typed(workp
         text, code = finish(start([sys.executable, "-m", "longspec.train", *command(root, name)], out))
         assert code == 0, text
         draft = out / "draft"
+        assert set(files_to_push(draft)) >= {"provenance.json", "model.safetensors"}  # without a detour
+        assert stage in model_card(draft, "owner/name", "main", None, None)
         sections = yaml.safe_load((draft / "training_config.yaml").read_text())
         assert sections == {stage: {each: yaml.safe_load((out / f"{each}.yaml").read_text()) for each in ("recipe", "runtime")}}
         assert (draft / "tokenizer.json").read_bytes() == (

@@ -26,6 +26,7 @@ def extract(options: argparse.Namespace) -> None:
     """A checkpoint or a state dict -> its draft folder, on one CPU, without loading the target."""
     from longspec.config import plain
     from longspec.draft.folder import draft_config, empty_layer, write_draft
+    from longspec.draft.provenance import provenance
     from longspec.draft.trained import check_vocabulary, recipe_and_folder, runtime_of, target_manifest
     from longspec.draft.weight_sources import read_weights
     from longspec.methods import method_of, vocabulary_for
@@ -46,6 +47,9 @@ def extract(options: argparse.Namespace) -> None:
     config = draft_config(target, recipe, vocabulary)
     training = {recipe.stage: {"recipe": plain(recipe)} | runtime_of(options.checkpoint)}
     write_draft(out, method.published(state, settings), config, tokenizer=Path(target), training=training)
+    if options.data:
+        content = provenance({recipe.stage: options.checkpoint.parent}, recipe.stage, of_target, of_target, options.data)
+        write_json(out / "provenance.json", content | {"files": describe_files(out, files_below(out))})
     without = "" if tokenizer_files(Path(target)) else f"; no tokenizer, since {target} has none"
     log(f"{out}: {len(state)} tensors, {config['num_parameters']} parameters{without}")
 
@@ -95,7 +99,8 @@ def final(options: argparse.Namespace) -> None:
         for name in read_json(options.tokenizer)["files"]:
             shutil.copy(tokenizer / name, beside / name)
         write_training_config(beside, configurations)
-        content = provenance(options.stages, trained_by[-1].name, options.target, options.tokenizer, options.data)
+        folders = {folder.name: folder for folder in options.stages}
+        content = provenance(folders, trained_by[-1].name, options.target, options.tokenizer, options.data)
         if options.choice is not None:
             content[FINAL] = read_json(options.choice)
         if options.imported is not None:
@@ -148,6 +153,8 @@ def main() -> None:
     verb.add_argument("--recipe", type=Path, help="recipe.yaml of the draft; default: the one that the checkpoint holds")
     verb.add_argument("--target", type=Path, help="default: models/{recipe.model.name}/target_manifest.json")
     verb.add_argument("--vocabulary", type=Path, help="its draft_vocabulary_{size}.json, where it has one")
+    data = "manifests of the rows that a stage's checkpoint.json was trained on: the draft can be pushed then"
+    verb.add_argument("--data", type=Path, nargs="+", help=data)
     verb.add_argument("--out", type=Path, help="the folder to make; default, in the stage's folder: draft, or draft-{slot}")
     trust = (
         "for a DeepSpeed checkpoint that asks for more than tensors and the types that DeepSpeed itself saves: read it all the "

@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,20 +35,20 @@ def published(choice: Path, stage_folders: list[Path]) -> tuple[Path, list[Path]
     return trained_by[-1] / "draft", trained_by
 
 
-def provenance(stage_folders: list[Path], stage: str, target: Path, tokenizer: Path, data: list[Path]) -> dict[str, Any]:
+def provenance(folders: Mapping[str, Path], stage: str, target: Path, tokenizer: Path, data: list[Path]) -> dict[str, Any]:
     """provenance.json: code, versions, hashes of everything that went in, and how each stage was trained.
 
-    stage: the published one, whose training had these versions.
+    folders: of the stages by their names, in order; stage: the published one, whose training had these versions.
     """
-    checkpoints = {folder.name: read_json(folder / "checkpoint.json") for folder in stage_folders}
+    checkpoints = {name: read_json(folder / "checkpoint.json") for name, folder in folders.items()}
     return {
         "git_commit": git_commit(),
         "versions": checkpoints[stage]["versions"],
-        "recipes": {folder.name: sha256_file(folder / "recipe.yaml") for folder in stage_folders},
+        "recipes": {name: sha256_file(folder / "recipe.yaml") for name, folder in folders.items()},
         "data": {str(path): sha256_file(path) for path in data},
         "target": {str(target): sha256_file(target)},
         "tokenizer": {str(tokenizer): sha256_file(tokenizer)},
-        "order": [folder.name for folder in stage_folders],
+        "order": list(folders),
         "stages": {
             name: {key: checkpoint[key] for key in ("step", "world_size", "zero_stage", "training_seconds", "tokens_seen")}
             for name, checkpoint in checkpoints.items()
