@@ -84,6 +84,7 @@ EXTRA = {
     ("evaluate.served", "draft.folder"),  # a fresh draft is served from a folder like any other
     ("workflow.jobs.decoding_ranks", "models.weight_index"),  # which of a target's files are its weights
     ("states.__main__", "train.engine"),  # starts the process group of a partitioned target
+    ("report.tables", "data.layout_tally"),  # says the same of a dataset as its own room does
     ("draft.weight_sources", "train.checkpoint.save_load"),
     ("draft.weight_sources", "train.checkpoint.checkpoint_dir"),
     ("draft.trained", "train.checkpoint.checkpoint_dir"),

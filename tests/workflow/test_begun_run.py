@@ -127,3 +127,20 @@ def test_the_jobs_are_planned(workflow: Workflow) -> None:
     assert f"--ids-of {P}/imported/draft/draft_vocabulary.json" in jobs[f"{P}/draft_vocabulary_768.json"]["command"]
     assert f"--draft {P}/imported/draft" in jobs[f"{P}/evaluation/imported.jsonl"]["command"]
     assert f"--imported {P}/imported/draft/config.json" in jobs[f"{P}/final_draft/model.safetensors"]["command"]
+
+
+def test_a_run_of_glide_begins_with_a_published_folder_or_file(settings: Settings) -> None:
+    run, folder = "config/run/demo.yaml", draft_folder(settings.folder / "mine")
+    (folder / "config.json").write_text('{"architectures": ["Qwen2GlideDecoderLayer"]}')
+    (folder / "weights.pth").write_bytes(b"weights")
+    settings.edit(run, r"^recipe:$", "recipe:\n  init: mine")
+    assert settings.plan(runs=["demo"]).begun_runs == ["demo"]
+    settings.edit(run, "init: mine", "init: mine/weights.pth")
+    plan = settings.plan(runs=["demo"])
+    assert plan.draft_files(plan.begun_drafts[0]) == ["mine/weights.pth"]
+    settings.edit(run, "init: mine/weights.pth", "init: mine/config.json")
+    with pytest.raises(ValueError, match=r"recipe\.init: mine/config\.json: is a file: give one of \.pth"):
+        settings.plan(runs=["demo"])
+    begun(settings, "mine/weights.pth")
+    with pytest.raises(ValueError, match=r"weights\.pth: is a file: .*of a glide draft \(recipe\.method\.name is eagle3\)"):
+        settings.plan(runs=["demo-eagle3"])

@@ -76,7 +76,7 @@ def import_(options: argparse.Namespace) -> None:
             if not isinstance(origin.get("path"), str) or not isinstance(origin.get("files"), dict):
                 raise ValueError(f"{options.source}: is no manifest of `draft fetch`; give the draft's folder")
             folder = Path(origin.pop("path"))
-            check_files(folder, origin["files"])
+            check_files(folder.parent if folder.is_file() else folder, origin["files"])
         else:
             folder, origin = fetch(options.source, Path(place))
         import_draft(folder, options.target, options.out, origin, recipe, layers)

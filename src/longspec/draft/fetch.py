@@ -3,8 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from longspec.atomic_files import describe_files, path_text, write_json
+from longspec import methods
+from longspec.atomic_files import describe_files, path_text, read_json_object, write_json
 from longspec.config.names import HUB_PREFIX, hub_source
+from longspec.methods.draft_files import METHOD
 from longspec.models.hub_snapshot import download
 from longspec.models.weight_index import weight_files
 
@@ -13,9 +15,15 @@ CONFIG = "config.json"
 
 
 def check_folder(folder: Path) -> list[str]:
-    """The files of a draft's folder that count. Raises ValueError for what it lacks."""
+    """The files of a draft's folder that count. Raises ValueError for what it lacks, and for what is no draft."""
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{folder / CONFIG}: missing; give the folder of a draft, with its {CONFIG} and its weights")
+    config = read_json_object(folder / CONFIG)
+    if METHOD not in config and methods.published_method(config) is None:
+        raise ValueError(
+            f"{folder / CONFIG}: architectures: {config.get('architectures')!r}: is no published draft that is known; "
+            f"those of {', '.join(methods.names())} are"
+        )
     return [CONFIG, *weight_files(folder)]
 
 
@@ -31,6 +39,8 @@ def fetch(source: str, place: Path) -> tuple[Path, dict[str, Any]]:
         files = f"{CONFIG}, *.safetensors or pytorch_model.bin"
         otherwise = f"place the folder ({files}) where this machine can read it, and give its path"
         more["commit"] = download(repository, folder, PATTERNS, revision, otherwise)
+    elif folder.is_file():
+        return folder, {"source": source, "files": describe_files(folder.parent, [folder.name])}
     elif not folder.is_dir():
         raise ValueError(f"{source}: no such folder; give {HUB_PREFIX}<owner>/<repository>[@revision] or a draft's folder")
     return folder, {"source": source, "files": describe_files(folder, check_folder(folder)), **more}

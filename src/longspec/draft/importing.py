@@ -41,7 +41,8 @@ def target_embeddings(folder: str) -> Tensor:
 
 def read_draft(folder: Path, target_path: str, layers: tuple[int, ...] | None) -> tuple[Method, dict[str, Tensor], Any]:
     """Method, state dict and settings of a draft's folder, published or ours. Raises ValueError for one that is neither."""
-    content, config = read_json_object(folder / CONFIG), read_target_config(target_path)
+    config = read_target_config(target_path)
+    content = {} if folder.is_file() else read_json_object(folder / CONFIG)
     if METHOD in content:
         if layers is not None:
             raise ValueError(
@@ -54,7 +55,7 @@ def read_draft(folder: Path, target_path: str, layers: tuple[int, ...] | None) -
         method.load(layer, folder)
         found = read_tensors(draft_weights_file(folder))
         return method, {name: found[name] for name in layer.state_dict()}, settings
-    name = methods.published_method(content)
+    name = methods.method_of_file() if folder.is_file() else methods.published_method(content)
     if name is not None:
         reader = methods.reader_of(name)
         state, settings = reader.read_published(folder, content, config, lambda: target_embeddings(target_path), layers)

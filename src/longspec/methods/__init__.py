@@ -48,6 +48,11 @@ def published_method(config: dict[str, Any]) -> str | None:
     return next((name for name, is_published in known.items() if is_published is not None and is_published(config)), None)
 
 
+def method_of_file() -> str:
+    """The method whose published weight files say nothing of themselves."""
+    return next(name for name in names() if settings_of(name).NAMELESS_FILES)
+
+
 def method_of(recipe: Any, vocabulary: DraftVocabulary | None = None) -> tuple["Method", Any]:
     """The method that a recipe chooses, and its settings; with the draft vocabulary where weights are trained or read.
 

@@ -96,7 +96,7 @@ def method_of_draft(path: str | Path) -> str:
     """The method that a draft folder names, or the one whose published weight files say nothing of themselves."""
     found = read_draft_config(path)
     if found is None:
-        return next(name for name in methods.names() if methods.settings_of(name).NAMELESS_FILES)
+        return methods.method_of_file()
     return str(found[1][METHOD])
 
 

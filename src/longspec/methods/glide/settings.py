@@ -1,5 +1,6 @@
 """The recipe's settings of a GLIDE draft (LongSpec, arXiv 2502.17421). Imports no torch: runs are planned with it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -64,6 +65,12 @@ class Draft:
     temperature: float = 1.0  # of the soft labels
     # Of an untrained layer: random | last, middle: the target's layer of that place, copied.
     start: str = field(default=RANDOM, metadata=LATER | {"stored": False})
+
+
+def is_published(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json is that of a GLIDE draft as LongSpec published them: of Qwen2GlideDecoderLayer, say."""
+    named = config.get("architectures")
+    return isinstance(named, list) and any(isinstance(each, str) and "Glide" in each for each in named)
 
 
 def of(recipe: Any) -> Draft:

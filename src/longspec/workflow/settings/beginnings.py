@@ -8,6 +8,8 @@ from longspec.config.names import HUB_PREFIX
 from longspec.methods.draft_files import METHOD
 from longspec.workflow.choices import Choices
 
+WEIGHTS = (".pth", ".bin", ".safetensors")  # of a draft's weights alone
+
 
 def folder_of(source: str) -> Path | None:
     """The folder of a draft on this machine; None for one of the hub."""
@@ -19,6 +21,8 @@ def local_files(source: str) -> list[str]:
     folder = folder_of(source)
     if folder is None:
         return []
+    if folder.is_file():
+        return [str(folder)]
     patterns = ("config.json", "*.index.json", "*.safetensors", "pytorch_model*.bin")
     return sorted(str(path) for pattern in patterns for path in folder.glob(pattern))
 
@@ -43,6 +47,13 @@ def _check_folder(key: str, source: str, method: str) -> None:
     """A folder of this machine: its files, and whose draft it is; the import reads the rest."""
     folder = folder_of(source)
     if folder is None:
+        return
+    if folder.is_file():
+        if folder.suffix not in WEIGHTS or method != methods.method_of_file():
+            raise ValueError(
+                f"{key}: {source}: is a file: give one of {', '.join(WEIGHTS)} of a {methods.method_of_file()} draft "
+                f"(recipe.method.name is {method}), or a draft's folder with its config.json"
+            )
         return
     if not folder.is_dir() or not (folder / "config.json").is_file():
         raise ValueError(

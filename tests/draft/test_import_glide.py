@@ -1,0 +1,89 @@
+"""GLIDE drafts as LongSpec published them begin a run: a folder, or a file of weights alone."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import Qwen2Config
+
+from longspec.atomic_files import read_json, write_json
+from longspec.config import compose, to_yaml
+from longspec.draft.__main__ import main
+from longspec.methods.glide.layer import GlideLayer
+from longspec.methods.glide.weights import UNUSED, published_layout
+
+CONFIG = Qwen2Config(
+    hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=50
+)
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    CONFIG.save_pretrained(tmp_path / "target")
+    return tmp_path / "target"
+
+
+def weights(*, final_norm: bool = False) -> dict[str, torch.Tensor]:
+    """A published state dict: the unused keys and values of the cross attention hold numbers of their own."""
+    torch.manual_seed(0)
+    state = published_layout(GlideLayer(CONFIG, final_norm=final_norm).state_dict())
+    return {name: torch.randn_like(tensor) for name, tensor in state.items()}
+
+
+def folder_of(path: Path, state: dict[str, torch.Tensor], **changed: object) -> Path:
+    """As sail/longspec-* have it."""
+    path.mkdir()
+    save_file({name: tensor.half() for name, tensor in state.items()}, path / "model.safetensors")
+    write_json(path / "config.json", CONFIG.to_dict() | {"architectures": ["Qwen2GlideDecoderLayer"]} | changed)
+    return path
+
+
+def imported(source: Path, target: Path, out: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> Path:
+    monkeypatch.setattr(sys, "argv", ["draft", "import", str(source), "--target", str(target), "--out", str(out), *more])
+    main()
+    return out
+
+
+@pytest.mark.parametrize("form", ["folder", "file", "checkpoint"])
+def test_its_weights_are_taken_as_they_are(tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    state = {name: tensor.half() for name, tensor in weights().items()}
+    source = tmp_path / "weights.pth"
+    if form == "folder":
+        source = folder_of(tmp_path / "published", state)
+    else:
+        torch.save({f"draft_model.{name}" if form == "checkpoint" else name: part for name, part in state.items()}, source)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(to_yaml(compose("train", ["run=demo"]).recipe))
+    out = imported(source, target, tmp_path / "out", monkeypatch, "--recipe", str(recipe))
+    found = load_file(out / "model.safetensors")
+    assert found.keys() == state.keys()
+    for name, tensor in state.items():
+        assert torch.equal(found[name], torch.zeros_like(tensor) if name in UNUSED else tensor), name
+    assert read_json(out / "config.json")["draft"] == "glide"
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"hidden_size": 64}, r"config\.json: hidden_size: is 64, the target's is 32: a draft of another target"),
+        (
+            {"architectures": ["Qwen2ForCausalLM"]},
+            r"architectures: \['Qwen2ForCausalLM'\]: is no published draft that is known",
+        ),
+    ],
+)
+def test_a_draft_of_another_target_or_none_is_refused(
+    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, object], message: str
+) -> None:
+    with pytest.raises(SystemExit, match=message):
+        imported(folder_of(tmp_path / "published", weights(), **changed), target, tmp_path / "out", monkeypatch)
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_shape_in_a_file_is_named(tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = weights() | {"mlp.up_proj.weight": torch.zeros(60, 32)}
+    torch.save(state, tmp_path / "weights.pth")
+    with pytest.raises(SystemExit, match=r"mlp\.up_proj\.weight: is \[60, 32\], this target's draft has \[64, 32\]"):
+        imported(tmp_path / "weights.pth", target, tmp_path / "out", monkeypatch)
