@@ -33,7 +33,7 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, reply: Callable[[dict[str, Any], int], Reply], name: str) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.name = name  # of the model
+        self.name, self.owner = name, ""  # of the model
         self.reply, self.seen, self.asked, self.keys = reply, Counter[str](), [], set()  # type: ignore[var-annotated]
         self.now = self.most = 0
         self.lock, self.retry_after, self.location = threading.Lock(), "", ""
@@ -51,7 +51,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.keys.add(self.headers.get("Authorization"))
-        found = (200, {"data": [{"id": self.server.name}]}) if self.path == "/v1/models" else (404, {})
+        found = (
+            (200, {"data": [{"id": self.server.name, "owned_by": self.server.owner}]})
+            if self.path == "/v1/models"
+            else (404, {})
+        )
         self._send((302, {}) if self.server.location else found)
 
     def do_POST(self) -> None:
@@ -86,9 +90,12 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(reply: Callable[[dict[str, Any], int], Reply], name: str = "the-target") -> Iterator[Server]:
+def serving(
+    reply: Callable[[dict[str, Any], int], Reply], name: str = "the-target", owner: str = "somebody"
+) -> Iterator[Server]:
     """A server for the length of a block."""
     server = Server(reply, name)
+    server.owner = owner
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
         yield server

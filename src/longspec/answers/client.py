@@ -76,15 +76,18 @@ class Client:
         self._open = urllib.request.build_opener(_NoRedirect, *proxies).open
         self.model = settings.served_model or ""
         self._is_compared = True
+        self._tells_ids = False  # vLLM says the tokens of an answer; other servers may refuse to be asked
 
     def find_model(self) -> str:
         """Ask for the name of the served model, which is then asked. Raises ValueError where it is not the only one."""
         try:
-            names = [_shown(each["id"]) for each in self.send("models", None)["data"]]
+            models = self.send("models", None)["data"]
+            names = [_shown(each["id"]) for each in models]
+            self._tells_ids = any(each.get("owned_by") == "vllm" for each in models)
         except FailedError as error:
             reason = str(error).removeprefix(f"{self.address}: ")
             raise ValueError(f"{self.address}: does not answer: {reason}") from None
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{self.address}/models: is no list of models; give the address with its /v1") from error
         wanted = self.settings.served_model
         if wanted not in names and (wanted or len(names) != 1):
@@ -105,6 +108,7 @@ class Client:
             message, finish = choice["message"], choice["finish_reason"]
             text, tokens, read = message["content"], usage.get("completion_tokens"), usage.get("prompt_tokens")
             thought = next((message[name] for name in THOUGHTS if message.get(name)), "")
+            ids = choice.get("token_ids")
         except (KeyError, IndexError, TypeError, AttributeError):
             raise self._failed(f"no answer of a chat: {told}") from None
         for name, value, most in (("completion_tokens", tokens, self.settings.new_tokens), ("prompt_tokens", read, 2**31)):
@@ -113,11 +117,13 @@ class Client:
         for name, value in (("content", text), ("thought", thought)):
             if not isinstance(value, str | None):
                 raise self._failed(f"{name}: {value!r} is no text")
+        if not isinstance(ids, list | None) or not all(type(token) is int and token >= 0 for token in ids or ()):
+            raise self._failed(f"token_ids: {ids!r} are no tokens")
         self._compare(read, length)
         if finish not in (FINISHED, CUT, CALLED):
             raise self._failed(f"finish_reason {finish!r}")
         fault = "it calls a tool, which the server keeps apart" if message.get("tool_calls") else ""
-        return Answer(text or "", tokens or 0, cut=finish == CUT, fault=fault, thought=thought)
+        return Answer(text or "", tokens or 0, cut=finish == CUT, fault=fault, thought=thought, ids=tuple(ids) if ids else None)
 
     def _failed(self, reason: str) -> FailedError:
         """Return the error of one request, with the address and without the key."""
@@ -128,6 +134,8 @@ class Client:
         body |= {"temperature": self.settings.temperature, "top_p": self.settings.top_p}
         if self.settings.temperature:
             body["seed"] = seed
+        if self._tells_ids:
+            body["return_token_ids"] = True
         if chat.tools:
             body |= {"tools": chat.tools, "tool_choice": "none"}  # laid out, and a call in the answer stays text
         if chat.template_arguments:

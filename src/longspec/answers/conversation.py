@@ -11,7 +11,7 @@ from typing import Any
 from longspec.answers.settings import DROP
 from longspec.data.read.conversations import Chat
 from longspec.data.read.record_checks import RecordError, check_characters, check_text
-from longspec.data.read.records import Text, to_messages_or_text
+from longspec.data.read.records import ANSWER_IDS, Text, to_messages_or_text
 from longspec.data.read.thoughts import Marks, closes_one, opened_at_start
 from longspec.shown import brief
 
@@ -37,7 +37,8 @@ SEEDS = 2**31  # what all servers take
 class Answer:
     """An answer of the target: its text, its tokens, whether the limit of new tokens ended it, and its fault, if any.
 
-    thought: what it thought before, where that comes apart from the text.
+    thought: what it thought before, where that comes apart from the text. ids: its tokens, the end token included, where the
+    engine says them.
     """
 
     text: str
@@ -45,6 +46,7 @@ class Answer:
     cut: bool
     fault: str = ""
     thought: str = ""
+    ids: tuple[int, ...] | None = None
 
 
 class Conversation:
@@ -56,6 +58,7 @@ class Conversation:
         self.history: Messages = []
         self.opened: Marks | None = None  # those of the thought in which the next answer begins, since its prompt has opened it
         self.end, self.reason, self.answers, self.tokens = "", "", 0, 0
+        self.ids: list[tuple[int, ...] | None] = []  # of each answer
         self._left: deque[dict[str, Any]] = deque()
         self._chat = Chat([])
         chat = _to_answer(record)
@@ -99,6 +102,7 @@ class Conversation:
         thought = {"reasoning_content": answer.thought} if answer.thought else {}
         self.history.append({"role": "assistant", "content": text, **thought})
         self.answers += 1
+        self.ids.append(answer.ids if text == answer.text else None)
         if answer.cut:
             self.end, self.reason = CUT, TOO_LONG
         elif self._chat.tools and self._left:
@@ -133,7 +137,10 @@ class Conversation:
         """The record as it stands in the journal."""
         told: dict[str, Any] = {"record": list(self.key), "end": self.end}
         told |= {"reason": self.reason, "answers": self.answers, "tokens": self.tokens}
-        return told | (record_of(self.asked) if self.end in TAKEN else {})
+        if self.end not in TAKEN:
+            return told
+        known = [list(ids) for ids in self.ids if ids is not None]
+        return told | record_of(self.asked) | ({ANSWER_IDS: known} if len(known) == self.answers else {})
 
 
 def check_lines(path: Path, lines: Iterable[dict[str, Any]], keys: Collection[Key]) -> set[Key]:

@@ -1,6 +1,7 @@
 """The answers of all shards as a folder like that of raw records, which `tokenize` and evaluations read in its place.
 
-train.jsonl, held_out.jsonl    {"messages": [...], "line": of the raw file}, tools and template arguments too; in the raw order
+train.jsonl, held_out.jsonl    {"messages": [...], "line": of the raw file}, the answers' tokens where they are known, tools and
+                               template arguments too; in the raw order
 manifest.json                  written last: the counts of all shards added up
 """
 
@@ -17,6 +18,7 @@ from longspec.answers.shard import FILES
 from longspec.answers.tally import SHOWN
 from longspec.atomic_files import check_files, describe_files, read_json, sha256_file, write_json
 from longspec.data.read.conversations import BESIDE
+from longspec.data.read.records import ANSWER_IDS
 
 Place = tuple[int, Path, int]  # a record's line in the raw file, the journal that has its answers, where its line begins there
 
@@ -42,7 +44,7 @@ def _records(places: list[Place]) -> Iterator[dict[str, Any]]:
         for number, path, place in places:
             handles[path].seek(place)
             line = json.loads(handles[path].readline())
-            yield {name: line[name] for name in ("messages", *BESIDE) if name in line} | {"line": number}
+            yield {name: line[name] for name in ("messages", ANSWER_IDS, *BESIDE) if name in line} | {"line": number}
     finally:
         for handle in handles.values():
             handle.close()

@@ -69,9 +69,18 @@ class Asker:
         return len(self._encoder.as_sent(chat))
 
     def without_control(self, answer: Answer) -> Answer:
-        """Return a server's answer, with a fault where its text or thought spells a special token."""
+        """Return a server's answer: with a fault where it spells a special token, without tokens that are not its own."""
         control = next((name for name in self._special.values() if name in answer.text or name in answer.thought), None)
-        return answer if control is None or answer.fault else replace(answer, fault=f"{HOLDS} {control}")
+        if control is not None and not answer.fault:
+            return replace(answer, fault=f"{HOLDS} {control}")
+        return answer if answer.ids is None or self._are_of(answer, answer.ids) else replace(answer, ids=None)
+
+    def _are_of(self, answer: Answer, ids: tuple[int, ...]) -> bool:
+        """Whether these are the tokens of a server's answer: they end as it does, and decode to its thought and its text."""
+        if not ids or max(ids) >= len(self.tokenizer) or (ids[-1] in self.ends) == answer.cut:
+            return False
+        said = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return answer.text.strip() in said and answer.thought.strip() in said
 
     def answer(self, tokens: list[int]) -> Answer:
         """The answer that these tokens are. Its last character may be torn: half of one is what a limit of tokens may leave."""
@@ -82,7 +91,7 @@ class Asker:
         fault = f"{HOLDS} {control}" if control is not None else ""
         if not fault and TORN in text.rstrip(TORN):
             fault = "the answer holds bytes that are no text"
-        return Answer(text, len(tokens), cut=not ended, fault=fault)
+        return Answer(text, len(tokens), cut=not ended, fault=fault, ids=tuple(tokens))
 
 
 def ends_of(tokenizer: Any, target: Path, encoder: Encoder) -> Collection[int]:

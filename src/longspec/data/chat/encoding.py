@@ -2,7 +2,7 @@
 
 import unicodedata
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from threading import Lock
 from typing import Any, TypeVar
@@ -15,6 +15,8 @@ from longspec.data.chat.chat_template import ChatTemplate
 from longspec.data.chat.segments import Piece, Plan, cut_at_answers, plan, request
 from longspec.data.chat.special_tokens import LayoutError
 from longspec.data.read.conversations import Chat
+from longspec.data.read.record_checks import RecordError
+from longspec.data.read.records import ANSWER_IDS
 
 # Bytes of a record's text in UTF-8, as laid out. A tokenizer's own bookkeeping takes up to 190 for each, two records are in
 # memory at a time, and a job of rule tokenize has 8 GB of it.
@@ -105,6 +107,7 @@ class Encoded:
     as_served: bool = True  # of a conversation, see longspec.data.chat.chat_template
     shortened: int = 0
     left_out: int = 0
+    said_end: int = 0  # of an answer in the target's own tokens, where it ends
 
 
 def _ids(encodings: list[Any]) -> list[int]:
@@ -138,6 +141,9 @@ class Encoder:
         plans = plan(record, self.template, self.special)
         if sum(len(piece.text.encode("utf-8", "surrogatepass")) for made in plans for piece in made.pieces) > LONGEST:
             raise LayoutError(f"its text is longer than the {LONGEST / 1e6:g} MB that fit a job's memory; split it")
+        highest = max((token for made in plans for token in made.said or ()), default=0)
+        if highest >= len(self.tokenizer):
+            raise RecordError(ANSWER_IDS, f"{highest} is none of the tokenizer's {len(self.tokenizer)} tokens")
         return plans
 
     def run(self, plans: Sequence[Plan]) -> list[list[Any]]:
@@ -171,7 +177,8 @@ class Encoder:
         for i, document in zip(again, self._documents(cut, self.run(cut)), strict=True):
             documents[i] = document
         left = iter(documents)
-        return [each if isinstance(each, LayoutError) else _whole([next(left) for _ in each]) for each in planned]
+        whole = [each if isinstance(each, LayoutError) else _whole([next(left) for _ in each]) for each in planned]
+        return [each if isinstance(each, LayoutError) else _joined(each) for each in whole]
 
     def encode(self, planned: Sequence[Planned]) -> list[list[Encoded] | LayoutError]:
         """The documents of several records at once."""
@@ -203,21 +210,28 @@ class Encoder:
         """The documents; None for one in which decoding finds another text than its answers."""
         ids = [_ids(parts) for parts in encodings]
         found = verified(self.tokenizer, plans, encodings, ids)
+        for made, tokens, ranges in zip(plans, ids, found, strict=True):
+            if made.said is not None and ranges is not None:
+                ranges.append((len(tokens), len(tokens) + len(made.said)))
+                tokens += made.said
         of_each = zip(plans, ids, found, strict=True)
         return [None if ranges is None else self._close(tokens, ranges, made) for made, tokens, ranges in of_each]
 
     def _close(self, tokens: list[int], ranges: list[tuple[int, int]], made: Plan) -> Encoded:
         """The document closed with eos; `ranges`: the tokens of its answers."""
         last, at = (tokens[-1], len(tokens) - 1) if tokens else (None, 0)
+        said_end = len(tokens) if made.said is not None else 0
         if last != self.eos:
             tokens.append(self.eos)
         mask = np.full(len(tokens), made.answers is None, dtype=np.uint8)
         for start, end in ranges:
             mask[start:end] = 1
-        if made.answers is not None and last != self.eos:
+        if made.said is not None and last != self.eos:
+            mask[-1] = 0  # the target has ended it by its own end token, or was cut
+        elif made.answers is not None and last != self.eos:
             # A document learns to end, but not a second time after an answer's own end token, nor after a question.
             mask[-1] = mask[at] and last not in self._special_ids
-        return Encoded(np.array(tokens, dtype=np.int32), mask, made.as_served, made.shortened, made.left_out)
+        return Encoded(np.array(tokens, dtype=np.int32), mask, made.as_served, made.shortened, made.left_out, said_end)
 
 
 def _or_refusal(make: Callable[..., Made], *arguments: Any) -> Made | LayoutError:
@@ -226,6 +240,19 @@ def _or_refusal(make: Callable[..., Made], *arguments: Any) -> Made | LayoutErro
         return make(*arguments)
     except LayoutError as error:
         return error
+
+
+def _joined(documents: list[Encoded]) -> list[Encoded]:
+    """Put each answer in the target's own tokens behind the one before it, where its request goes on from that one's tokens."""
+    made: list[Encoded] = []
+    for document in documents:
+        end = made[-1].said_end if made else 0
+        if end and np.array_equal(document.ids[:end], made[-1].ids[:end]):
+            mask = document.answer_mask.copy()
+            mask[:end] = made.pop().answer_mask[:end]
+            document = replace(document, answer_mask=mask)
+        made.append(document)
+    return made
 
 
 def _whole(documents: list[Encoded | None]) -> list[Encoded] | LayoutError:

@@ -7,7 +7,8 @@ from typing import Any
 from longspec.data.chat import special_tokens, turns
 from longspec.data.chat.chat_template import ChatTemplate, Conversation
 from longspec.data.read.conversations import Chat
-from longspec.data.read.records import Text, to_messages_or_text
+from longspec.data.read.record_checks import RecordError
+from longspec.data.read.records import ANSWER_IDS, Text, to_messages_or_text
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Plan:
     as_served: bool = True
     shortened: int = 0
     left_out: int = 0  # messages of the record that stand in no document of it
+    said: tuple[int, ...] | None = None  # the tokens of an answer, which the target itself has written behind the text
 
     def text(self) -> str:
         """The whole document."""
@@ -45,11 +47,28 @@ def plan(record: dict[str, Any], template: ChatTemplate, special: tuple[str, ...
         start = len(document.prompt)
         pieces = [Piece(document.prompt, literal=True, opens=True), Piece(document.text, literal=True, start=start)]
         return [Plan(pieces, [(start, start + len(document.text))])]
+    if ANSWER_IDS in record and document.train_thoughts:
+        return _generated(document, record[ANSWER_IDS], template, special)
     if document.is_plain:
         messages, names = special_tokens.hide(document.messages, special)
         return [_cut(template.lay_out(messages), names)]
     hidden, names = _hidden(document, special)
     return [_cut(conversation, names) for conversation in turns.lay_out(template, hidden)]
+
+
+def _generated(chat: Chat, ids: Any, template: ChatTemplate, special: tuple[str, ...]) -> list[Plan]:
+    """Each answer as it was written: its own tokens behind the request that it answers.
+
+    ids: of each answer, in order. Raises RecordError where they are not, and LayoutError as of request.
+    """
+    numbers = [number for number, message in enumerate(chat.messages) if message["role"] == "assistant"]
+    if not isinstance(ids, list) or [isinstance(each, list) and bool(each) for each in ids] != [True] * len(numbers):
+        raise RecordError(ANSWER_IDS, f"must be the tokens of each of {len(numbers)} answers")
+    if not all(type(token) is int and token >= 0 for each in ids for token in each):
+        raise RecordError(ANSWER_IDS, "must be token ids, from 0 on")
+    asked = [request(replace(chat, messages=chat.messages[:number]), template, special) for number in numbers]
+    plans = [replace(made, answers=[], said=tuple(each)) for made, each in zip(asked, ids, strict=True)]
+    return [*plans[:-1], replace(plans[-1], left_out=len(chat.messages) - 1 - numbers[-1])]
 
 
 def _cut(laid_out: Conversation, names: dict[str, str]) -> Plan:

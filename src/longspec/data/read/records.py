@@ -65,6 +65,9 @@ def _target(record: dict[str, Any]) -> Text:
     return Text(check_text(record["target"], "target"), "" if nothing else check_text(source, "source"))
 
 
+ANSWER_IDS = "answer_ids"  # of answers by the target: the tokens of each, in order (longspec.answers)
+
+
 def to_messages_or_text(record: dict[str, Any], unanswered: bool = False) -> Text | Chat:
     """The normalised document of a record in a published format; unanswered: a conversation may have questions alone.
 
