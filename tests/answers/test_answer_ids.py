@@ -15,10 +15,11 @@ from longspec.data.read.record_checks import RecordError
 from tests.answers.chat_server import Reply, ask, echo, said, serving
 from tests.answers.conftest import Case, journal_of, turns, write_chats
 
-# Asks by "<think>\n", puts an empty thought before an answer without one, and strips: as many reasoning models' templates.
+# Puts an empty thought before an answer without one, and strips answers: as many reasoning models' templates.
 THINKING = """{% for turn in messages %}
 {%- if turn.role == 'assistant' %}{{ '<|im_start|>assistant\\n' }}
-{%- if '</think>' not in turn.content %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}{{ turn.content | trim + '<|im_end|>\\n' }}
+{%- if '</think>' not in turn.content %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}
+{{- turn.content | trim + '<|im_end|>\\n' }}
 {%- else %}{{ '<|im_start|>' + turn.role + '\\n' + turn.content + '<|im_end|>\\n' }}{% endif %}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 
