@@ -49,7 +49,7 @@ def test_killed_job_leaves_nothing_and_its_rerun_gives_the_same(tmp_path: Path, 
     mine = out.parent / f".000.arrow.{os.getppid()}.tmp"
     mine.write_text("")
     tokenize.make(raw, tokenizer_manifest, 0, 1, out)
-    assert {path.name for path in out.parent.iterdir()} == {"000.arrow", "000.json", mine.name}
+    assert {path.name for path in out.parent.iterdir()} == {"000.arrow", "000.json", ".000.json.seen", mine.name}
     tokenize.make(raw, tokenizer_manifest, 0, 1, other)
     for name in ("000.arrow", "000.json"):
         assert (out.parent / name).read_bytes() == (other.parent / name).read_bytes()

@@ -260,6 +260,7 @@ def test_published_experiment_by_hand_under_each_launcher(tmp_path: Path, root: 
     command = ["-cp", str(root / "config/exp"), "-cn", "qwq_glide_8gpu_slim6b_sinkpi-slicing"]
     command += [f"files.target={target}", f"files.data={corpus.packed}", "files.init_weights=null"]
     command += ["recipe.global_batch=4", "recipe.steps=3", "recipe.data.sequence_length=48", "runtime.micro_batch=2"]
+    command += ["recipe.data.overlong=split"]
     starts = {
         "plain": [sys.executable, "-m", "longspec.train"],
         "torchrun": [*torchrun(2), "-m", "longspec.train"],

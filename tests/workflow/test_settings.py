@@ -105,7 +105,7 @@ def test_more_than_sixty_values_are_tried() -> None:
 def test_a_tree_of_too_many_nodes_is_refused(settings: dict[str, Any]) -> None:
     """Each level may have so many, all of them together may not."""
     section = settings["evaluation"] | {"shapes": [[1, *[1000] * 5]]}
-    with pytest.raises(ValueError, match=r"^evaluation\.shapes: .* has 5001 nodes; 4096 is the most"):
+    with pytest.raises(ValueError, match=r"^evaluation\.shapes: .* has 5001 nodes; 1024 is the most"):
         tasks.parse(section)
 
 

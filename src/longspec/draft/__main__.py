@@ -153,12 +153,11 @@ def main() -> None:
     verb.add_argument("--recipe", type=Path, help="recipe.yaml of the draft; default: the one that the checkpoint holds")
     verb.add_argument("--target", type=Path, help="default: models/{recipe.model.name}/target_manifest.json")
     verb.add_argument("--vocabulary", type=Path, help="its draft_vocabulary_{size}.json, where it has one")
-    data = "manifests of the rows that a stage's checkpoint.json was trained on: the draft can be pushed then"
-    verb.add_argument("--data", type=Path, nargs="+", help=data)
+    verb.add_argument("--data", type=Path, nargs="+", help="its rows' manifests, for provenance.json")
     verb.add_argument("--out", type=Path, help="the folder to make; default, in the stage's folder: draft, or draft-{slot}")
     trust = (
-        "for a DeepSpeed checkpoint that asks for more than tensors and the types that DeepSpeed itself saves: read it all the "
-        "same. Its files are Python pickles, and run whatever code they hold: only for files whose maker you trust"
+        "for a DeepSpeed checkpoint that asks for more than tensors and DeepSpeed's own types: read it all the same. Its files "
+        "are Python pickles, and run whatever code they hold: only for files whose maker you trust"
     )
     verb.add_argument("--trust-pickle", action="store_true", help=trust)
     verb = add_verb(verbs, "fetch", str(fetch.__doc__), run=fetch)

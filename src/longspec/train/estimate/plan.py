@@ -256,13 +256,13 @@ def read_rows(options: argparse.Namespace, recipes: list[Any]) -> list[Rows]:
 def main(argv: list[str]) -> int:
     """Print the plan; 0 when every stage fits, 1 when one does not or something is wrong."""
     options = parser().parse_args(argv)
-    if options.device is None and not torch.cuda.is_available():
-        print(FOR_GPUS, file=sys.stderr)
     available, device = int(options.gpu_memory_gib * GIB), torch.device(options.device or "cuda")
     all_fit, hours, disk, jobs = True, 0.0, 0, []
     try:
         stages, config = read_stages(options), read_target(options.target)
         rows = read_rows(options, [recipe for recipe, _ in stages])
+        if options.device is None and not torch.cuda.is_available():
+            print(FOR_GPUS, file=sys.stderr)
         replayed = {name: counted_rows(path) for name, path in options.replay}
         if replayed and len(stages) > 1:
             raise ValueError(f"--replay: is of one stage, these are {len(stages)}; plan the one that replays by itself")
