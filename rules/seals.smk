@@ -5,7 +5,7 @@
 from snakemake.dag import DAG
 from snakemake.persistence import PersistenceBase
 
-from longspec.workflow.jobs.seals import Seals
+from longspec.workflow.jobs.seals import Seals, check_described
 
 SEALS = Seals()
 recorded = PersistenceBase.finished
@@ -42,7 +42,10 @@ async def plan_and_check(dag, progress=False):
     }
     if not workflow.touch:
         with told_in_one_line():
-            SEALS.check([[str(file) for file in job.output] for job in asked])
+            outputs = [[str(file) for file in job.output] for job in asked]
+            SEALS.check(outputs)
+            for files in outputs:
+                check_described(files)
 
 
 if workflow.is_main_process:

@@ -156,7 +156,7 @@ def path_text(path: Path) -> str:
 
 
 def describe_files(folder: Path, names: list[str]) -> dict[str, dict[str, Any]]:
-    """Size and SHA-256 of each named file of a folder, for a manifest; of large files each is named once it was read."""
+    """Describe each named file of a folder by size and SHA-256, for a manifest; print each large one once it is read."""
     found: dict[str, dict[str, Any]] = {}
     with ThreadPoolExecutor(HASHING) as pool:  # hashing lets other threads run
         for name, digest in zip(sorted(names), pool.map(lambda name: sha256_file(folder / name), sorted(names)), strict=True):
@@ -168,11 +168,12 @@ def describe_files(folder: Path, names: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def _seen_file(manifest: Path) -> Path:
-    """Where the times are kept at which a manifest's files were found whole: hidden beside it, and no part of it."""
+    """Name the hidden file beside a manifest that keeps size, time and hash of its files as they were last found whole."""
     return manifest.with_name(f".{manifest.name}.seen")
 
 
 def _stamp(path: Path) -> list[int]:
+    """Read a file's size and time of change, in bytes and ns."""
     found = path.stat()
     return [found.st_size, found.st_mtime_ns]
 
@@ -184,6 +185,7 @@ def _note_seen(manifest: Path, found: dict[str, list[Any]]) -> None:
 
 
 def _seen(manifest: Path) -> dict[str, list[Any]]:
+    """Read what _note_seen has kept, by file: size, time and hash; nothing where it is torn or not there."""
     with suppress(OSError, ValueError):
         content = json.loads(_seen_file(manifest).read_text(encoding="utf-8"))
         if isinstance(content, dict):

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "phi3", "gpt_oss", "olmo2", "glm4")  # model types
+# transformers' model type of a GGUF file's general.architecture, of those that targets are made of.
+OF_GGUF = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3_moe"}
 
 _WITH_IMAGES = "it reads images too; there are drafts for targets of text alone"
 REFUSED = {  # model type -> why there is no draft for it

@@ -1,6 +1,7 @@
 """flash-attn's private functions: another version of them is refused when it is imported, and not within a step."""
 
 import sys
+from inspect import Parameter, Signature
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -9,69 +10,26 @@ import torch
 
 from longspec.models.attention import flash
 
-
-def forward(
-    q: Any,
-    k: Any,
-    v: Any,
-    cu_seqlens_q: Any,
-    cu_seqlens_k: Any,
-    max_seqlen_q: Any,
-    max_seqlen_k: Any,
-    dropout_p: Any,
-    softmax_scale: Any,
-    causal: Any,
-    window_size_left: Any = -1,
-    window_size_right: Any = -1,
-    softcap: Any = 0.0,
-) -> None:
-    """As flash-attn 2.8 has it."""
+# As flash-attn 2.8 has them.
+EDGES = "cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k dropout_p softmax_scale causal"
+WINDOW = "window_size_left window_size_right softcap"
 
 
-def backward(
-    dout: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    out: Any,
-    softmax_lse: Any,
-    dq: Any,
-    dk: Any,
-    dv: Any,
-    cu_seqlens_q: Any,
-    cu_seqlens_k: Any,
-    max_seqlen_q: Any,
-    max_seqlen_k: Any,
-    dropout_p: Any,
-    softmax_scale: Any,
-    causal: Any,
-    window_size_left: Any,
-    window_size_right: Any,
-    softcap: Any,
-    alibi_slopes: Any,
-    deterministic: Any,
-) -> None:
-    """The same."""
+def taking(names: str) -> Any:
+    """Return a function of these arguments."""
+
+    def function(*_: Any) -> None:
+        pass
+
+    parameters = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names.split()]
+    function.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    return function
 
 
-def other_order(k: Any, q: Any, v: Any, **others: Any) -> None:
-    """Keys first."""
-
-
-def without_window(
-    q: Any,
-    k: Any,
-    v: Any,
-    cu_seqlens_q: Any,
-    cu_seqlens_k: Any,
-    max_seqlen_q: Any,
-    max_seqlen_k: Any,
-    dropout_p: Any,
-    softmax_scale: Any,
-    causal: Any,
-    window_size: Any,
-) -> None:
-    """As versions before 2.7 have it."""
+forward = taking(f"q k v {EDGES} {WINDOW} alibi_slopes return_softmax")
+backward = taking(f"dout q k v out softmax_lse dq dk dv {EDGES} {WINDOW} alibi_slopes deterministic")
+other_order = taking(f"k q v {EDGES} {WINDOW}")
+without_window = taking(f"q k v {EDGES} window_size")  # as versions before 2.7 have it
 
 
 def module(**changed: Any) -> Any:

@@ -31,7 +31,7 @@ CASES = {
         LONGCOT,
         r"replay: \{.*?\}",
         "replay: [base]",
-        "a list stands where a mapping belongs: recipe.data.replay, such as {base: 0.2} (in run_stage/demo_longcot.yaml)",
+        "a list stands where a mapping belongs, such as recipe.data.replay: {base: 0.2} (in run_stage/demo_longcot.yaml)",
     ),
     "a tree of too many nodes": (
         WORKFLOW,

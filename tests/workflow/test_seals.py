@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from longspec.atomic_files import describe_files, write_json
 from longspec.data import raw
 from longspec.workflow.checks import check_sources
 from longspec.workflow.jobs.seals import LARGEST, Seals
-from tests.workflow.planning import FILE, Settings, Workflow, build_all
+from tests.workflow.planning import FILE, Settings, Workflow, build_all, built
 
 RECIPE = "results/demo/sinkpi-slicing/base/recipe.yaml"
 
@@ -98,17 +99,31 @@ def test_every_call_looks_at_what_it_was_asked_for(workflow: Workflow) -> None:
     for name in PUBLISHED:
         path = workflow.folder / name
         path.write_text("another stage's")
-        told = re.search(rf"{name}: not as written by its job .* again after: (rm .*)", workflow.refusal())
-        assert told is not None
+        refused = workflow.refusal()
+        told = re.search(rf"{name}: not as written by its job .* again after: (rm .*)", refused)
+        assert told is not None, refused
         subprocess.run(told[1], shell=True, check=True, cwd=workflow.folder)
         assert name in workflow.output("-n", "final_draft")
         for each in told[1].split()[1:]:
-            (workflow.folder / each).touch()
+            built(workflow.folder / each)
         workflow.output("--touch", "--cores=1", "--quiet")
+    final = workflow.folder / FINAL
+    (final / "tokenizer.json").write_text("tokens")
+    write_json(final / "provenance.json", {"files": describe_files(final, ["tokenizer.json", "config.json"])})
+    workflow.output("--touch", "--forceall", "--cores=1", "--quiet")
+    assert "Nothing to be done" in workflow.output("-n", "final_draft")
+    for spoil in (lambda: (final / "tokenizer.json").write_text("others"), (final / "tokenizer.json").unlink):
+        spoil()
+        told = re.search(r"tokenizer\.json: .* again after: (rm .*)", workflow.refusal())
+        assert told is not None, refused
+    subprocess.run(told[1], shell=True, check=True, cwd=workflow.folder)
+    assert "rule assemble_final_draft" in workflow.output("-n", "final_draft")
+    write_json(final / "provenance.json", {})
+    workflow.output("--touch", "--forceall", "--cores=1", "--quiet")
     for name in PUBLISHED:
         (workflow.folder / name).unlink()
         assert f"Missing output files: {name}" in workflow.output("-n", "final_draft")
-        (workflow.folder / name).touch()
+        built(workflow.folder / name)
         workflow.output("--touch", "--cores=1", "--quiet")
 
 

@@ -76,7 +76,7 @@ class Asker:
         return answer if answer.ids is None or self._are_of(answer, answer.ids) else replace(answer, ids=None)
 
     def _are_of(self, answer: Answer, ids: tuple[int, ...]) -> bool:
-        """Whether these are the tokens of a server's answer: they end as it does, and decode to its thought and its text."""
+        """Tell whether a server's answer has these tokens: they end as it does and decode to its thought and text."""
         if not ids or max(ids) >= len(self.tokenizer) or (ids[-1] in self.ends) == answer.cut:
             return False
         said = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)

@@ -11,6 +11,7 @@ from typing import Any
 
 from longspec import lease as leases
 from longspec.atomic_files import read_json_object
+from longspec.cluster.retry_policy import begun
 from longspec.config import ConfigError, stages_of
 from longspec.train.checkpoint import checkpoint_dir
 from longspec.train.names import STATUS
@@ -163,18 +164,9 @@ def _read_checkpoint(stage: Stage) -> None:
                 stage.troubles.append(str(error) if str(slot) in str(error) else f"{slot}: {type(error).__name__}: {error}")
 
 
-def _time(path: Path) -> float:
-    """When a file was last written to; 0 for one that is gone."""
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
-
-
 def _read_attempts(stage: Stage, folder: Path) -> None:
-    """How many attempts there were at the recipe that is frozen now, and the newest one's log."""
+    """Count the attempts at the recipe that is frozen now, and find the newest one's log."""
     logs = sorted(folder.glob("attempt-*.log"))
-    frozen = _time(stage.folder / "recipe.yaml")
-    stage.attempts = sum(_time(log) >= frozen for log in logs)
     link = folder.with_name(f"{folder.name}.log")
+    stage.attempts = begun(link, (stage.folder / "recipe.yaml").stat().st_mtime)
     stage.log = logs[-1] if logs else link if link.is_file() else None

@@ -71,7 +71,7 @@ def one_line(error: BaseException) -> str:
     while cause is not None and not (isinstance(cause, OmegaConfBaseException) and cause.full_key):
         cause = cause.__context__
     if cause is None and file and NO_MAPPING in str(error):  # OmegaConf says of no key in a file
-        return f"a list stands where a mapping belongs: recipe.data.replay, such as {{base: 0.2}} (in {file[1]}.yaml)"
+        return f"a list stands where a mapping belongs, such as recipe.data.replay: {{base: 0.2}} (in {file[1]}.yaml)"
     if cause is None:
         return " ".join(str(error).partition("Config search path")[0].split())
     assert isinstance(cause, OmegaConfBaseException)

@@ -49,7 +49,7 @@ def published_method(config: dict[str, Any]) -> str | None:
 
 
 def method_of_file() -> str:
-    """The method whose published weight files say nothing of themselves."""
+    """Return the method whose published weight files come without a configuration."""
     return next(name for name in names() if settings_of(name).NAMELESS_FILES)
 
 

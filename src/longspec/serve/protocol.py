@@ -120,7 +120,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_pair(pair: Any, vocabulary: int) -> bool:
-    """Whether it is a token with its logit."""
+    """Tell whether a pair is a token of the vocabulary and a finite logit."""
     return (
         isinstance(pair, list | tuple)
         and len(pair) == 2

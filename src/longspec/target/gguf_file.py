@@ -13,11 +13,10 @@ from transformers.integrations import GGUF_CONFIG_MAPPING
 from transformers.integrations.gguf import read_gguf_metadata
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-from longspec.families import check_target
+from longspec.families import OF_GGUF, check_target
 from longspec.models.target import head_width
 from longspec.models.weight_files import check_file, telling_damage
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe")  # of general.architecture
 NEEDED = (  # where one is missing, transformers and llama.cpp assume different things
     "context_length",
     "block_count",
@@ -51,10 +50,10 @@ def read_metadata(path: Path) -> dict[str, Any]:
     with telling_damage(path, "is damaged or no GGUF file"):
         metadata, tensors = read_gguf_metadata(str(path))
     architecture = metadata.get("general.architecture")
-    if architecture not in ARCHITECTURES:
+    if architecture not in OF_GGUF:
         raise ValueError(
             f"{path}: general.architecture {architecture!r} is not supported as GGUF; supported are "
-            f"{', '.join(ARCHITECTURES)}; of others give the folder of a transformers model"
+            f"{', '.join(OF_GGUF)}; of others give the folder of a transformers model"
         )
     if metadata.get("split.count", 1) != 1:
         raise ValueError(

@@ -89,5 +89,5 @@ def unzip(wheel: Path, wanted: WheelFile, sha256: str, file: Path) -> None:
 
 
 def _there(path: Path) -> Path:
-    """The nearest folder above a path that is there."""
+    """Return the nearest folder above a path that exists."""
     return next(folder for folder in path.absolute().parents if folder.is_dir())

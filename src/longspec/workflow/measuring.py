@@ -112,7 +112,7 @@ class MeasuringPlan(Choices):
         return [f"{folder}/provenance.json" for folder in folders]
 
     def all_final_drafts(self) -> list[str]:
-        """All files of the final draft of every variant of every chosen run."""
+        """List the declared files of every final draft of the chosen runs."""
         folders = [Path(path).parent for run in self.runs for path in self.final_drafts(run)]
         return [str(folder / name) for folder in folders for name in paths.FINAL_FILES]
 

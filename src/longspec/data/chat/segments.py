@@ -57,7 +57,7 @@ def plan(record: dict[str, Any], template: ChatTemplate, special: tuple[str, ...
 
 
 def _generated(chat: Chat, ids: Any, template: ChatTemplate, special: tuple[str, ...]) -> list[Plan]:
-    """Each answer as it was written: its own tokens behind the request that it answers.
+    """Plan a document for each answer: its own tokens behind the request that it answers.
 
     ids: of each answer, in order. Raises RecordError where they are not, and LayoutError as of request.
     """

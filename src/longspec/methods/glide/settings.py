@@ -68,7 +68,7 @@ class Draft:
 
 
 def is_published(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is that of a GLIDE draft as LongSpec published them: of Qwen2GlideDecoderLayer, say."""
+    """Tell whether a config.json names a GLIDE layer as LongSpec published them, such as Qwen2GlideDecoderLayer."""
     named = config.get("architectures")
     return isinstance(named, list) and any(isinstance(each, str) and "Glide" in each for each in named)
 

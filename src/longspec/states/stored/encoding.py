@@ -68,7 +68,7 @@ def decode(encoded: dict[str, Tensor], tensors: Sequence[StoredTensor], dtype: t
 
 
 def best_token(final_BSH: Tensor, head_weight: Tensor) -> Tensor:
-    """The target's most likely token behind each token, int32 [B, S]."""
+    """Return the target's most likely next token at each place, int32 [B, S]."""
     next_N = torch.zeros(final_BSH.shape[:2], dtype=torch.long, device=final_BSH.device).flatten()
     return top_k_of(final_BSH.flatten(0, 1), head_weight, 1, None, 1.0, next_N).best_N.view(final_BSH.shape[:2])
 

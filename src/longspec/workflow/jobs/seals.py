@@ -11,7 +11,7 @@ from pathlib import Path
 from shlex import join
 from typing import Any
 
-from longspec.atomic_files import sha256_file
+from longspec.atomic_files import check_files, read_json_object, sha256_file
 
 PLACE = Path(".snakemake/seals.jsonl")
 LARGEST = 4 * 2**30  # bytes; a larger file has its hash in a manifest, and is read by its own job alone
@@ -56,6 +56,21 @@ class Seals:
             raise ValueError(
                 f"{', '.join(broken)}: not as written by its job any more: torn, damaged or edited; have it made again after: "
                 f"{join(['rm', *remove])}"
+            )
+
+
+def check_described(outputs: Iterable[str]) -> None:
+    """Hold the files that a provenance.json among a job's outputs lists against it: the tokenizer's, say, are no outputs.
+
+    Raises ValueError, with what has the job run again, for one that is missing or another.
+    """
+    outputs = set(outputs)
+    for name in outputs:
+        path = Path(name)
+        if path.name == "provenance.json" and path.is_file():
+            listed = read_json_object(path).get("files", {})
+            check_files(
+                path.parent, {each: file for each, file in listed.items() if str(path.parent / each) not in outputs}, path
             )
 
 

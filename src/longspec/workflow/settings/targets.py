@@ -9,11 +9,9 @@ from longspec.atomic_files import read_json
 from longspec.config.checks import BUILT, SOURCES
 from longspec.config.explain import faults_in
 from longspec.config.names import HUB_PREFIX, WHEEL_PREFIX, is_gguf
-from longspec.families import check_family, check_not_quantized
+from longspec.families import OF_GGUF, check_family, check_not_quantized
 
 GGUF_MAGIC = b"GGUF"
-# transformers' model_type of general.architecture.
-MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3_moe"}
 
 
 def folder_of(source: str, fetched: Path) -> Path | None:
@@ -52,7 +50,7 @@ def check_target(key: str, recipe: Any, fetched: Path) -> None:
 
 
 def _check_gguf(key: str, recipe: Any) -> None:
-    """A GGUF file of this machine is there, begins as one does, and is of the run's family; its job reads the rest."""
+    """Hold a GGUF file of this machine against its first bytes and the run's family; its job reads the rest."""
     source = recipe.model.source
     if not is_gguf(source) or source.startswith(WHEEL_PREFIX):
         return
@@ -63,14 +61,14 @@ def _check_gguf(key: str, recipe: Any) -> None:
         if handle.read(len(GGUF_MAGIC)) != GGUF_MAGIC:
             raise ValueError(f"{key}.source: {source}: does not begin with {GGUF_MAGIC.decode()}; copy or download it again")
         architecture = _architecture(handle)
-    family = architecture and MODEL_TYPES.get(architecture)
+    family = OF_GGUF.get(architecture or "")
     if family:
         with faults_in(key):
             methods.check_family_named(recipe, family, f"{source} (general.architecture {architecture})")
 
 
 def _architecture(handle: BinaryIO) -> str | None:
-    """general.architecture behind a GGUF file's magic, which writers put first; None where another key is, or a cut file."""
+    """Read general.architecture behind a GGUF file's magic, where writers put it; None for a cut file or another key."""
     handle.read(20)  # version, and how many tensors and keys
     found = []
     for before in (0, 4):  # a text's type stands between key and value
