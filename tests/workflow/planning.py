@@ -106,8 +106,10 @@ def copy_to(folder: Path, root: Path) -> Workflow:
 
 
 def built(path: Path) -> None:
-    """Write a file as build_all does: empty, or of no content where each call reads it."""
-    path.write_text("{}" if path.name == "provenance.json" else "")
+    """Have a file as build_all does: as it is, else empty, or of no content where each call reads it."""
+    path.touch()
+    if path.name == "provenance.json" and not path.read_text():
+        path.write_text("{}")
 
 
 def build_all(workflow: Workflow) -> None:
