@@ -302,6 +302,7 @@ def test_sampling_beside_a_draft_on_a_cpu_is_refused_with_the_reason(monkeypatch
     platforms.current_platform = SimpleNamespace(is_cpu=lambda: True)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm", stand_in)
     monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
+    monkeypatch.setattr(engine, "ENVIRONMENT", {})  # it is set for a process of its own, and would stay in this one
     sampled = replace(JOB, requests=[replace(JOB.requests[0], temperature=0.7)])
     with pytest.raises(ValueError, match=r"evaluation\.temperatures: vLLM samples wrongly beside a draft on a CPU"):
         engine.load(sampled)
