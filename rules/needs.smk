@@ -1,5 +1,7 @@
 # What a stage's job asks a cluster for (longspec.workflow.jobs.resources), by the profile. Without one it has the rule's own.
 
+from snakemake.resources import Resource
+
 from longspec.workflow.jobs.resources import StageNeeds, gpus_in, limits_of
 
 
@@ -20,10 +22,19 @@ def asked_stage(wildcards):
     return wildcards.run, wildcards.variant, wildcards.stage
 
 
-# With `input` among its arguments Snakemake does not take the number for a setting whose change trains anew.
-def stage_ranks(wildcards, input):
-    """Processes on each node."""
-    return NEEDS.ranks(PLAN.configs[asked_stage(wildcards)])
+def share_of(name, given):
+    """A resource of the profile's `train` as each stage's job asks for it; the jobs themselves are told the profile's."""
+
+    def asked_for(wildcards):
+        return NEEDS.share(name, str(given.raw), PLAN.configs[asked_stage(wildcards)])
+
+    return Resource(name, asked_for, raw=given.raw)
+
+
+GIVEN = workflow.resource_settings._parsed_overwrite_resources.get("train", {})
+for each in NEEDS.SHARED:
+    if each in GIVEN:
+        GIVEN[each] = share_of(each, GIVEN[each])
 
 
 def estimated_from(wildcards, input):

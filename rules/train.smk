@@ -82,10 +82,9 @@ rule train:
         vocabulary=option("--vocabulary", "vocabulary"),
         states=asks_of_input(STATES.options),
         replay=asks_of_input(PLAN.replay_options),
-        ranks=stage_ranks,
         out=subpath(output.checkpoint, parent=True),
     shell:
-        "exec python -m longspec.cluster launch --nodes {resources.nodes:q} --ranks {params.ranks:q}"
+        "exec python -m longspec.cluster launch --nodes {resources.nodes:q} --ranks {resources.ranks:q}"
         " --tasks {resources.tasks_per_node:q} --cpus {resources.cpus_per_task:q} --gres={resources.gres:q}"
         " --log {log:q} -- longspec.train --recipe {input.recipe:q} --runtime {params.out:q}/runtime.yaml"
         " --target {input.target:q} --data {input.data:q} {params.replay:q} {params.init:q} {params.vocabulary:q}"

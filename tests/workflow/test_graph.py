@@ -108,6 +108,16 @@ def test_the_slurm_profile_gives_a_stage_a_node_of_eight_gpus(workflow: Workflow
     assert shard["command"].startswith("RAYON_NUM_THREADS=8 ")
 
 
+def test_a_stage_on_stored_states_has_one_gpu_and_what_stores_them_all(workflow: Workflow) -> None:
+    plan = workflow.plan("--profile", "slurm", "--config", "runs=[demo-eagle3-offline]")
+    [stored, *_] = [job for job in plan.values() if job["rule"] == "build_states"]
+    stages = [job for job in plan.values() if job["rule"] == "train"]
+    assert len(stages) == 3
+    for job, gpus in [*((stage, 1) for stage in stages), (stored, 8)]:
+        assert f"--nodes 1 --ranks {gpus} --tasks {max(2, gpus)} --cpus 8 --gres=gpu:{gpus} " in job["command"]
+        assert f"gres=gpu:{gpus}," in job["resources"]
+
+
 def test_only_what_fetches_may_ask_the_internet(workflow: Workflow, published: Jobs) -> None:
     """As the user's own environment says; a question from a compute node would hang."""
     for job in published.values():

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from longspec.config import compose_stage
 from longspec.workflow.jobs import resources
-from longspec.workflow.jobs.resources import Limits, StageNeeds, check_block, gpus_in, limits_of
+from longspec.workflow.jobs.resources import Limits, StageNeeds, check_block, gpus_in, limits_of, with_gpus
 
 LIMITS = Limits(nodes=1, ranks=8, node_mem=900_000, longest_job=240, tflops=400)
 
@@ -82,7 +83,44 @@ def test_processes_share_a_batch(config: Any, batch: int, nodes: int, ranks: int
     """A larger batch that does not divide is left to the trainer, which refuses it."""
     config.recipe._set_flag("readonly", False)
     config.recipe.global_batch = batch
-    assert StageNeeds(Limits(nodes=nodes, ranks=8), False, print).ranks(config) == ranks
+    assert StageNeeds(Limits(nodes=nodes, ranks=8), False, print).processes(config) == (nodes, ranks)
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted", "shape"),
+    [
+        ("online", None, (2, 8)),
+        ("offline", None, (1, 1)),
+        ("offline", 4, (1, 4)),
+        ("online", 8, (1, 8)),
+        ("offline", 12, (2, 6)),
+        ("offline", 64, (2, 8)),  # at most: no more than the profile has
+        ("online", 3, (1, 3)),  # and the trainer refuses a batch that three cannot share
+    ],
+)
+def test_a_stage_has_as_many_processes_as_its_run_says(config: Any, source: str, wanted: int | None, shape: Any) -> None:
+    """One that reads stored states has no target to run, for which the profile's GPUs are there."""
+    OmegaConf.set_readonly(config, False)
+    config.recipe.global_batch, config.recipe.states.source, config.runtime.ranks = 64, source, wanted
+    assert StageNeeds(Limits(nodes=2, ranks=8), False, print).processes(config) == shape
+
+
+def test_a_smaller_job_asks_for_a_gpu_a_process_and_two_tasks(config: Any) -> None:
+    """The executor starts no job by srun that has one task a node."""
+    OmegaConf.set_readonly(config, False)
+    config.recipe.global_batch, config.runtime.ranks = 64, None
+    needs = StageNeeds(LIMITS, False, print)
+    given = {"nodes": "1", "ranks": "8", "tasks_per_node": "16", "gres": "'gpu:h100:8,nvme:1'"}
+
+    def asked() -> dict[str, Any]:
+        return {name: needs.share(name, given[name], config) for name in needs.SHARED}
+
+    assert asked() == {"nodes": 1, "ranks": 8, "tasks_per_node": 16, "gres": "gpu:h100:8,nvme:1"}
+    config.runtime.ranks = 4
+    assert asked() == {"nodes": 1, "ranks": 4, "tasks_per_node": 4, "gres": "gpu:h100:4,nvme:1"}
+    config.recipe.states.source, config.runtime.ranks = "offline", None
+    assert asked() == {"nodes": 1, "ranks": 1, "tasks_per_node": 2, "gres": "gpu:h100:1,nvme:1"}
+    assert [with_gpus(gres, 2) for gres in ("gpu", "gpu:a100", "gpu:8")] == ["gpu:2", "gpu:a100:2", "gpu:2"]
 
 
 def test_without_an_estimate_the_limits_are_asked_for(config: Any, files: tuple[str, str], asked: Path) -> None:

@@ -72,6 +72,14 @@ def test_a_stage_on_a_node_of_eight_gpus(slurm: Path, built: Workflow) -> None:
     )
 
 
+def test_a_stage_that_wants_fewer_processes_asks_for_as_many_gpus(slurm: Path, built: Workflow) -> None:
+    """Two tasks for one process, so that it is a job step still, which Slurm tells of the job's end."""
+    built.edit("config/run_stage/demo_base.yaml", r"^runtime: {", "runtime: {ranks: 1, ")
+    text = send(built)
+    assert {"--nodes=1", "--gres=gpu:1", "--ntasks-per-node=2", "--cpus-per-task=8"} <= set(asked(slurm))
+    assert "longspec.cluster launch --nodes 1 --ranks 1 --tasks 2 --cpus 8 --gres=gpu:1 " in text
+
+
 def test_a_block_that_the_command_line_took_away_is_missed(slurm: Path, built: Workflow) -> None:
     """Else a GPU's stage would be a job of one process without a GPU."""
     assert "takes the place of all that the profile sets for train" in send(

@@ -58,6 +58,7 @@ RUNTIME = {
     "save_every": COUNT,
     "log_every": COUNT,
     "target_chunk": TOKENS,
+    "ranks": COUNT,
     "held_out_every": Range(0, MANY),
     "held_out_rows": COUNT,
     "timeout_minutes": Range(1, YEAR_MINUTES),

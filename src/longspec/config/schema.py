@@ -115,6 +115,8 @@ class Runtime:
     peak_tflops: float | None = None  # of one GPU, for its share used; null: its data sheet
     deepspeed: DeepSpeed = field(default_factory=DeepSpeed)
     extract_at_end: bool = field(default=False, metadata=LATER)  # true: the finished stage's draft is written to its draft/
+    # Processes of the workflow's job, one a GPU, at most; null: all that the profile's `train` has, one on stored states
+    ranks: int | None = field(default=None, metadata=LATER)
 
 
 @dataclass

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from longspec import slurm
-from longspec.config import to_yaml
+from longspec.config import OFFLINE, to_yaml
 from longspec.train.estimate.grad_accum import sharing_ranks
 
 ESTIMATE = [sys.executable, "-m", "longspec.train", "plan"]
@@ -92,8 +92,17 @@ def estimated(config: Any, target: str, rows: str, *options: object) -> subproce
         return subprocess.run([*command, *map(str, options)], capture_output=True, text=True)
 
 
+def with_gpus(gres: str, count: int) -> str:
+    """Slurm's words for so many GPUs in the place of those that `gres` asks for."""
+    return GPUS.sub(lambda found: ":".join(["gpu", *filter(None, [found[1]]), str(count)]), gres, count=1)
+
+
 class StageNeeds:
-    """Memory and minutes of stages' jobs, estimated once for each state of their files. warn: is called with warnings."""
+    """What stages' jobs ask for; memory and minutes are estimated once for each state of their files. warn: is called with
+    warnings.
+    """
+
+    SHARED = ("nodes", "ranks", "tasks_per_node", "gres")  # resources of `train` of which a stage may want a share
 
     def __init__(self, limits: Limits, estimating: bool, warn: Callable[[str], None]) -> None:
         self.limits = limits
@@ -101,9 +110,24 @@ class StageNeeds:
         self.warn = warn
         self.estimates: dict[tuple[Any, ...], dict[str, int] | None] = {}
 
-    def ranks(self, config: Any) -> int:
-        """Processes on each node."""
-        return sharing_ranks(config.recipe.global_batch, self.limits.nodes, self.limits.ranks)
+    def processes(self, config: Any) -> tuple[int, int]:
+        """Nodes, and processes on each: runtime.ranks in all, which without the target is one."""
+        offline = config.recipe.states.source == OFFLINE
+        wanted = config.runtime.ranks or (1 if offline else self.limits.nodes * self.limits.ranks)
+        nodes = min(self.limits.nodes, -(-wanted // self.limits.ranks))
+        return nodes, sharing_ranks(config.recipe.global_batch, nodes, min(self.limits.ranks, wanted // nodes))
+
+    def share(self, name: str, given: str, config: Any) -> int | str:
+        """A resource of SHARED: the profile's, given, or a smaller one where the stage starts fewer processes on a node.
+
+        Two tasks at least, with which alone the executor lets a job start its processes by srun.
+        """
+        nodes, ranks = self.processes(config)
+        if name in ("nodes", "ranks"):
+            return {"nodes": nodes, "ranks": ranks}[name]
+        if name == "tasks_per_node":
+            return int(given) if ranks == self.limits.ranks else max(2, ranks)
+        return given.strip("'\"") if ranks == self.limits.ranks else with_gpus(given.strip("'\""), ranks)
 
     def memory(self, name: str, config: Any, target: str, rows: str, replay: list[str], attempt: int) -> int:
         """MB of each node; more in each try. replay: the plan's options that name the rows that a stage replays."""
@@ -127,8 +151,8 @@ class StageNeeds:
         return self.estimates[key]
 
     def _fresh_estimate(self, name: str, config: Any, target: str, rows: str, replay: list[str]) -> dict[str, int] | None:
-        limits, ranks = self.limits, self.ranks(config)
-        options = ["--ranks", limits.nodes * ranks, "--node-gpus", ranks]
+        limits, (nodes, ranks) = self.limits, self.processes(config)
+        options = ["--ranks", nodes * ranks, "--node-gpus", ranks]
         options += ["--longest-job", limits.longest_job, "--flops", limits.tflops * 1e12]
         done = estimated(config, target, rows, "--json", *replay, *options)
         try:
