@@ -223,6 +223,21 @@ def test_a_stages_frozen_text_stays_what_it_was(composed: str) -> None:
     assert {section: hashlib.sha256(text.encode()).hexdigest() for section, text in texts.items()} == FROZEN[composed], texts
 
 
+def test_a_run_that_derives_from_another_has_its_numbers_of_each_stage(tmp_path: Path) -> None:
+    """Until it has a file of its own: else a target of 61 GiB would lie whole on each GPU beside 32k tokens."""
+    for folder in ("run", "run_stage"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "train.yaml").write_text((CONFIG_DIR / "train.yaml").read_text())
+    header = "# @package _global_\n"
+    for name, base in (("mine", "published"), ("second", "mine")):
+        (tmp_path / f"run/{name}.yaml").write_text(f"{header}defaults: [{base}, override /model: qwq-32b]\n")
+    targets = {stage: compose_stage("second", "base", stage, tmp_path).runtime.target for stage in ("base", "long", "longcot")}
+    assert targets == {"base": "replicated", "long": "partitioned", "longcot": "partitioned"}
+    (tmp_path / "run_stage/mine_long.yaml").write_text(f"{header}runtime: {{target: tensor_parallel}}\n")
+    assert compose_stage("second", "base", "long", tmp_path).runtime.target == "tensor_parallel"
+    assert compose_stage("mine", "base", "longcot", tmp_path).runtime.target == "partitioned"
+
+
 NEWER = {  # than these texts
     *("demo-eagle3", "ttt", "qwen3-30b-a3b", "llama-3.3-70b", "smollm2-135m", "qwq-32b-preview"),
     *("llama3.1-8b-eagle3", "qwen3-8b-eagle3", "qwen3-30b-a3b-eagle3", "llama3.3-70b-eagle3"),

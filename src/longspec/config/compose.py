@@ -67,6 +67,7 @@ def _composed(name: str, overrides: list[str], config_dir: Path) -> DictConfig:
     folders = list(dict.fromkeys([config_dir.resolve(), CONFIG_DIR]))
     # Finding the files composed takes as long as composing them: only where one in reach may have Hydra's own settings.
     in_reach = [path for folder in folders for path in folder.rglob("*.yaml") if path.is_file()]
+    overrides = [*overrides, *_inherited_numbers(overrides, folders)]
     if len(folders) > 1:
         overrides = [f"hydra.searchpath=[file://{CONFIG_DIR}]", *overrides]
     try:
@@ -86,6 +87,25 @@ def _composed(name: str, overrides: list[str], config_dir: Path) -> DictConfig:
         if isinstance(content, dict) and "hydra" in content:
             raise ValueError(f"{path}: hydra: Hydra's own settings have no effect here; remove the key")
     return config
+
+
+def _inherited_numbers(overrides: list[str], folders: list[Path]) -> list[str]:
+    """The choice of the file in run_stage/ that a run which derives from another has for a stage: its own, else the other's."""
+    chosen = dict(override.split("=", 1) for override in overrides if "=" in override)
+    run, stage = chosen.get("run"), chosen.get("stage")
+    while run and stage and "run_stage" not in chosen:
+        if any((folder / f"run_stage/{run}_{stage}.yaml").is_file() for folder in folders):
+            return [f"run_stage={run}_{stage}"]
+        run = next((base for folder in folders if (base := _base(folder / f"run/{run}.yaml"))), None)
+    return []
+
+
+def _base(path: Path) -> str | None:
+    """The run that a run's file derives from: the first name in its defaults."""
+    content = yaml_files.read(path) if path.is_file() else None
+    defaults = content.get("defaults") if isinstance(content, dict) else None
+    names = defaults if isinstance(defaults, list) else []
+    return next((name for name in names if isinstance(name, str) and name != "_self_"), None)
 
 
 def _refuse_added(section: DictConfig, place: str = "") -> None:
