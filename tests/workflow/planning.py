@@ -51,10 +51,11 @@ class Settings(Copied):
 class Workflow(Copied):
     """A copy of the workflow."""
 
-    def call(self, *arguments: str) -> CompletedProcess[str]:
-        """Snakemake as a user calls it; the copy's own src/ comes before the installed package."""
+    def call(self, *arguments: str, shown: bool = True) -> CompletedProcess[str]:
+        """Snakemake as a user calls it, with the commands of jobs; the copy's own src/ comes before the installed package."""
         environment = os.environ | {"PYTHONPATH": str(self.folder / "src"), "COLUMNS": "200"}
-        return snakemake(arguments, self.folder, environment)
+        told = ["--printshellcmds"] if shown and "--quiet" not in arguments else []
+        return snakemake([*arguments, *told], self.folder, environment)
 
     def output(self, *arguments: str) -> str:
         """All it prints; it must succeed."""

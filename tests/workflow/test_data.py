@@ -72,6 +72,10 @@ def test_a_job_that_fails_of_its_rejects_leaves_them_to_be_read(workflow: Workfl
     (workflow.folder / "in.jsonl").write_bytes(lines(QUESTIONS))
     done = workflow.call(RAW, "--cores=1")
     assert done.returncode == 1
+    again = workflow.call(RAW, "--cores=1", shown=False)
+    told = (again.stdout + again.stderr).splitlines()
+    assert not any(line.startswith("Shell command") for line in told), "of which some hold whole recipes"
+    assert any(line.startswith("error: data.puzzles: ") for line in told[-20:])
     folder = (workflow.folder / RAW).parent
     assert (folder / "rejects.raw").read_bytes() == lines(QUESTIONS)
     assert len(list(jsonl.read(folder / "rejects.jsonl"))) == len(QUESTIONS)
