@@ -126,7 +126,8 @@ def write_json(path: Path, content: Any) -> None:
 def read_json(path: Path) -> Any:
     """Read a JSON file. Raises ValueError with the file's name when it is missing or not JSON."""
     if not path.is_file():
-        how = f": {join(['snakemake', str(path)])}" if path.parts[:1] in MADE else ""
+        command = f": {join(['snakemake', str(path)])}, and --config 'runs=[...]' where config/workflow.yaml has other runs"
+        how = command if path.parts[:1] in MADE else ""
         raise ValueError(f"{path}: no such file; make it first{how}, or correct the path")
     try:
         return json.loads(path.read_text(encoding="utf-8"))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from longspec.atomic_files import read_json
 from longspec.config import CONFIG_DIR, compose, compose_stage, to_yaml
 from longspec.states.folder_name import folder_name
 from longspec.workflow.states import StatesPlan, stored_rows
@@ -29,9 +30,6 @@ def folders(settings: Settings, *runs: str) -> dict[str, str]:
 def another(folder: Path, name: str, more: str = "") -> None:
     """A run as this one, but for some settings."""
     (folder / f"config/run/{name}.yaml").write_text(f"# @package _global_\ndefaults:\n  - {RUN}\n  - _self_\n{more}")
-    for stage in STAGES:
-        text = f"# @package _global_\ndefaults:\n  - {RUN}_{stage}\n"
-        (folder / f"config/run_stage/{name}_{stage}.yaml").write_text(text)
 
 
 def test_stages_and_runs_that_declare_the_same_share_and_what_decides_states_parts_them(settings: Settings) -> None:
@@ -74,8 +72,8 @@ def test_a_run_may_mix_and_stages_with_anchors_stay_online(settings: Settings) -
     assert states.options(*stage, "base", []) == []
     assert states.states(*stage, "long") == ["results/demo-offline/sinkpi-slicing/long/states.json"]
     assert [path.split("/")[-2] for path in states.removed()] == ["long", "longcot"]
-    with (settings.folder / "config/run_stage/demo-offline_base.yaml").open("a") as file:
-        file.write("  - _self_\nrecipe: {draft: {start: random}, states: {source: offline}}\n")
+    own = "# @package _global_\ndefaults: [demo_base, _self_]\nrecipe: {draft: {start: random}, states: {source: offline}}\n"
+    (settings.folder / "config/run_stage/demo-offline_base.yaml").write_text(own)
     two_ways = r"train this stage with recipe\.states\.source: online .*, or set recipe\.draft\.anchors: off"
     told = rf"run 'demo-offline', variant 'sinkpi-slicing', stage 'base': recipe\.draft\.anchors: random: .*{two_ways}"
     with pytest.raises(ValueError, match=told):
@@ -173,6 +171,20 @@ def test_a_second_run_has_them_made_again_and_trains_the_first_one_not(removed: 
     plan = removed.plan("--config", f"runs=[{RUN},again]")
     assert len(rules(plan, "build_states")) == 6
     assert {path.split("/")[1] for path, job in plan.items() if job["rule"] in ("train", "stage_states")} == {"again"}
+
+
+def test_what_is_advised_for_removed_states_makes_them(removed: Workflow) -> None:
+    """A stage that is trained by hand reads them."""
+    removed.edit(*CHANGED)
+    folder = re.search(r"data/states/\S+/", removed.plan()[f"results/{RUN}/ttt/long/checkpoint.json"]["command"])
+    assert folder
+    with pytest.raises(ValueError, match="make it first: snakemake ") as refused:
+        read_json(Path(folder[0], "manifest.json"))
+    found = re.search(r"snakemake (\S+), and --config ('runs=\[)\.\.\.", str(refused.value))
+    assert found
+    removed.edit(WORKFLOW, rf"^runs: \[{RUN}\]", "runs: [demo]")
+    plan = removed.output("-n", found[1], "--config", f"{found[2][1:]}{RUN}]")
+    assert plan.count("rule build_states:") == 2
 
 
 def test_a_stage_whose_states_were_removed_has_them_made_again(removed: Workflow) -> None:
