@@ -1,9 +1,9 @@
 """The paper's two ablations at the demo's scale: python benchmarks/ablations.py [--seeds 42 43 44]
 
-Trains config/run/ablation-*.yaml once for each seed (four to eight minutes a run, after `make demo`) in a copy of the workflow
-that takes over the demo's target and data, and keeps what `snakemake compare` finds: acceptance lengths on the same prompts,
-by context length too, and (where the losses ask the same) how much sooner one run reaches the loss at which the other one
-ends. Killed, it goes on; another target or other data want an empty .cache/benchmarks/ablations.
+Trains config/run/ablation-*.yaml of this folder once for each seed (four to eight minutes a run, after `make demo`) in a copy
+of the workflow that takes over the demo's target and data, and keeps what `snakemake compare` finds: acceptance lengths on the
+same prompts, by context length too, and (where the losses ask the same) how much sooner one run reaches the loss at which the
+other one ends. Killed, it goes on; another target or other data want an empty .cache/benchmarks/ablations.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from typing import Any
 import machine
 import numpy as np
 from omegaconf import OmegaConf
-from workflow_copy import WorkflowCopy
+from workflow_copy import EXPERIMENTS, WorkflowCopy
 
 from longspec.config import stages_of
 from longspec.report.inputs import Stage, read_stage
@@ -32,7 +32,7 @@ COPY = WorkflowCopy(machine.WORK / "ablations")
 
 def add_seed(run: str, seed: int) -> str:
     """A run that differs from `run` in its seed alone; its name."""
-    return COPY.add_run(f"{run}-seed-{seed}", run, {stage: {"recipe": {"seed": seed}} for stage in stages_of(run)})
+    return COPY.add_run(f"{run}-seed-{seed}", run, {stage: {"recipe": {"seed": seed}} for stage in stages_of(run, EXPERIMENTS)})
 
 
 def compare(without: str, whole: str) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def found(numbers: dict[str, Any], without: str, whole: str) -> dict[str, Any]:
     All runs of a seed see the same rows in the same steps.
     """
     names = {"without": f"{without}/{VARIANT}", "with": f"{whole}/{VARIANT}"}
-    stages = stages_of(REFERENCE)
+    stages = stages_of(REFERENCE, EXPERIMENTS)
     lengths = {}
     for row in numbers["between_variants"]:
         if row["drafter"] in stages:

@@ -4,7 +4,7 @@
     python benchmarks/methods.py --size smollm2 --seeds 42       SmolLM2-135M; answers and states are made once for all
     python benchmarks/methods.py --page                          keeps the report of the first seed too
 
-The methods are the variants of one run (config/run/glide-vs-eagle3.yaml), so all train the same rows in the same steps.
+The methods are the variants of one run (config/run/glide-vs-eagle3.yaml here), so all train the same rows in the same steps.
 Snakemake trains and measures them in a copy of the workflow, .cache/benchmarks/methods. A cell is a method and a seed, and a
 line of benchmarks/results/methods.jsonl as soon as it is done: started again, the same command goes on behind the last one,
 and within a cell from the last checkpoint or prompt. Changed recipes or tasks make cells of their own. The table is
@@ -21,15 +21,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from omegaconf import OmegaConf
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import machine
 from benchmarks.cells import Cell, fill, over_seeds
-from benchmarks.workflow_copy import WorkflowCopy
+from benchmarks.workflow_copy import EXPERIMENTS, WorkflowCopy
 from longspec import jsonl
 from longspec.atomic_files import read_json, sha256_text
-from longspec.config import Recipe, compose_stage, load, stages_of, to_yaml
+from longspec.config import CONFIG_DIR, Recipe, compose_stage, load, stages_of, to_yaml
+from longspec.config.run_file import read_run
 from longspec.methods import method_of
 from longspec.models.target_config import read_target_config
 from longspec.states.stored.declaration import bytes_a_token, stored_tensors
@@ -70,9 +69,9 @@ SIZES = {
 def identity(size: str, method: str, seed: int) -> Cell:
     """The fields that a cell is known by; `decided_by`: a hash of the recipes, but for the seed, and of what is measured."""
     run, variant = SIZES[size].run, SIZES[size].variants[method]
-    configs = [compose_stage(run, variant, stage) for stage in stages_of(run)]
-    asked: Any = OmegaConf.to_container(configs[0].evaluation, resolve=True)
-    asked.pop("bench", None)  # measured by no cell
+    configs = [compose_stage(run, variant, stage, EXPERIMENTS) for stage in stages_of(run, EXPERIMENTS)]
+    said = read_run(run, [EXPERIMENTS, CONFIG_DIR]).says.evaluation
+    asked = {key: said[key] for key in said if key != "bench"}  # which is measured by no cell
     decided = json.dumps([*(to_yaml(config.recipe) for config in configs), asked, *SIZES[size].config], sort_keys=True)
     return {"size": size, "method": method, "seed": seed, "decided_by": sha256_text(decided)[:16]}
 
@@ -80,7 +79,7 @@ def identity(size: str, method: str, seed: int) -> Cell:
 def make_cell(which: Cell, cores: str) -> Cell:
     """Train and measure one method from one seed, and read what came of it."""
     size = SIZES[which["size"]]
-    run, stages, variant = seeded(size, which["seed"]), stages_of(size.run), size.variants[which["method"]]
+    run, stages, variant = seeded(size, which["seed"]), stages_of(size.run, EXPERIMENTS), size.variants[which["method"]]
     folder = f"results/{run}/{variant}"
     made = f"{folder}/evaluation/{stages[-1]}.jsonl"
     COPY.make(made, "--cores", cores, "--config", f"runs=[{run}]", "keep_states=true", *size.config)
@@ -96,7 +95,7 @@ def make_cell(which: Cell, cores: str) -> Cell:
 
 def seeded(size: Size, seed: int) -> str:
     """The name of the size's run with a seed, which is written into the copy."""
-    values = {stage: {"recipe": {"seed": seed}} for stage in stages_of(size.run)}
+    values = {stage: {"recipe": {"seed": seed}} for stage in stages_of(size.run, EXPERIMENTS)}
     return COPY.add_run(f"{size.run}-seed-{seed}", size.run, values)
 
 

@@ -30,7 +30,7 @@ from benchmarks import machine
 from benchmarks.cells import Cell, fill, over_seeds
 from benchmarks.methods import COPY as METHODS_COPY
 from benchmarks.methods import SMOLLM2, length, measured, trained
-from benchmarks.workflow_copy import WorkflowCopy
+from benchmarks.workflow_copy import EXPERIMENTS, WorkflowCopy
 from longspec import jsonl
 from longspec.atomic_files import sha256_text
 from longspec.config import compose_stage, to_yaml
@@ -102,7 +102,7 @@ def run_of(size: str, method: str, setting: str, seed: int, stages: Sequence[str
     for stage in stages:
         recipe = {"seed": seed} | SETTINGS[method][setting]
         if "lr" in recipe["optimizer"]:
-            factor = compose_stage(run, variant, stage).recipe.optimizer.lr / first
+            factor = compose_stage(run, variant, stage, EXPERIMENTS).recipe.optimizer.lr / first
             recipe["optimizer"] = recipe["optimizer"] | {"lr": recipe["optimizer"]["lr"] * factor}
         values[stage] = {"recipe": recipe, "runtime": ZERO0 if recipe["optimizer"]["name"] == "muon" else {}}
     words = re.findall(r"[A-Za-z0-9.]+", setting)

@@ -14,6 +14,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.machine import ROOT
 
+EXPERIMENTS = ROOT / "benchmarks/config"  # runs and variants of the benchmarks' own
 CODE = ("Snakefile", "rules", "config", "profiles", "src")
 
 
@@ -30,6 +31,7 @@ class WorkflowCopy:
             copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy2
             shutil.rmtree(self.folder / part, ignore_errors=True)
             copy(ROOT / part, self.folder / part)
+        shutil.copytree(EXPERIMENTS, self.folder / "config", dirs_exist_ok=True)
 
     def take(self, parts: Sequence[str]) -> None:
         """Copy folders that jobs have made in the checkout, each once, with their times, by which Snakemake knows them."""
@@ -44,12 +46,8 @@ class WorkflowCopy:
 
         values: of each of these stages by section, recipe or runtime, what is set in it.
         """
-        config = self.folder / "config"
-        _write(config / f"run/{name}.yaml", {"defaults": [run], "stages": list(values)})
-        for stage, sections in values.items():
-            same = f"{run}_{stage}"
-            known = [same] if (config / f"run_stage/{same}.yaml").is_file() else []
-            _write(config / f"run_stage/{name}_{stage}.yaml", {"defaults": known, **sections})
+        path = self.folder / f"config/run/{name}.yaml"
+        path.write_text(yaml.safe_dump({"base": run, "stages": dict(values)}, sort_keys=False))
         return name
 
     def make(self, *arguments: str) -> None:
@@ -57,7 +55,3 @@ class WorkflowCopy:
         environment = os.environ | {"PYTHONPATH": str(self.folder / "src")}
         for more in (["--unlock"], []):  # a killed Snakemake leaves its lock
             subprocess.run(["snakemake", *arguments, *more], cwd=self.folder, env=environment, check=True)
-
-
-def _write(path: Path, values: Mapping[str, Any]) -> None:
-    path.write_text(f"# @package _global_\n{yaml.safe_dump(dict(values), sort_keys=False)}")

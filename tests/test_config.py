@@ -147,7 +147,6 @@ def test_a_frozen_recipe_of_another_version_is_refused_by_name(tmp_path: Path) -
             "recipe.optimizer.rate=1",
             r"recipe\.optimizer\.rate: unknown key; Known: betas, clip, eps, lr, name, schedule, warmup_ratio, weight_decay\.",
         ),
-        ("stages=base", r"^stages: must be a list, such as \[a, b\]"),
     ],
 )
 def test_impossible_values_are_refused_with_the_fix(override: str, message: str) -> None:
@@ -215,27 +214,12 @@ FROZEN: dict[str, dict[str, str]] = json.loads((GOLDEN / "frozen.json").read_tex
 
 
 @pytest.mark.parametrize("composed", FROZEN)
-def test_a_stages_frozen_text_stays_what_it_was(composed: str) -> None:
-    """Every run, variant and stage of the workflow, every model and way of sharing, and the published experiments."""
+def test_a_stages_frozen_text_stays_what_it_was(composed: str, root: Path) -> None:
+    """Every run, variant and stage of the workflow and of benchmarks/, every model and way of sharing, the experiments."""
     name, *overrides = composed.split()
-    config = compose(name, overrides, CONFIG_DIR if name == "train" else CONFIG_DIR / "exp")
+    config = compose(name, overrides, root / "benchmarks/config" if name == "train" else CONFIG_DIR / "exp")
     texts = {section: to_yaml(config[section]) for section in FROZEN[composed]}
     assert {section: hashlib.sha256(text.encode()).hexdigest() for section, text in texts.items()} == FROZEN[composed], texts
-
-
-def test_a_run_that_derives_from_another_has_its_numbers_of_each_stage(tmp_path: Path) -> None:
-    """Until it has a file of its own: else a target of 61 GiB would lie whole on each GPU beside 32k tokens."""
-    for folder in ("run", "run_stage"):
-        (tmp_path / folder).mkdir()
-    (tmp_path / "train.yaml").write_text((CONFIG_DIR / "train.yaml").read_text())
-    header = "# @package _global_\n"
-    for name, base in (("mine", "published"), ("second", "mine")):
-        (tmp_path / f"run/{name}.yaml").write_text(f"{header}defaults: [{base}, override /model: qwq-32b]\n")
-    targets = {stage: compose_stage("second", "base", stage, tmp_path).runtime.target for stage in ("base", "long", "longcot")}
-    assert targets == {"base": "replicated", "long": "partitioned", "longcot": "partitioned"}
-    (tmp_path / "run_stage/mine_long.yaml").write_text(f"{header}runtime: {{target: tensor_parallel}}\n")
-    assert compose_stage("second", "base", "long", tmp_path).runtime.target == "tensor_parallel"
-    assert compose_stage("mine", "base", "longcot", tmp_path).runtime.target == "partitioned"
 
 
 NEWER = {  # than these texts
@@ -249,10 +233,10 @@ NEWER = {  # than these texts
 }
 
 
-def test_the_frozen_texts_are_of_everything_that_can_be_composed() -> None:
+def test_the_frozen_texts_are_of_everything_that_can_be_composed(root: Path) -> None:
     words = {word for composed in FROZEN for word in composed.split()}
     for group in ("run", "variant", "model", "exp"):
-        names = {path.stem for path in (CONFIG_DIR / group).glob("[!_]*.yaml")}
+        names = {path.stem for place in (CONFIG_DIR, root / "benchmarks/config") for path in place.glob(f"{group}/[!_]*.yaml")}
         assert {name if group == "exp" else f"{group}={name}" for name in names - NEWER} <= words
 
 

@@ -10,7 +10,7 @@ from longspec.states.folder_name import folder_name
 
 GLIDE = ["run=demo", "stage=long", "variant=sinkpi-slicing"]
 EAGLE3 = ["run=demo-eagle3", "stage=long"]
-OFFLINE = "states=offline"
+OFFLINE = "recipe.states.source=offline"
 
 
 def recipe(*overrides: str) -> Any:
@@ -21,7 +21,7 @@ def test_the_default_is_not_written(root: Path, tmp_path: Path) -> None:
     """Nor is it where it is given by its words; what was frozen before is read as online."""
     frozen = (root / "tests/golden/demo/long.recipe.yaml").read_text()
     assert "states" not in frozen
-    for more in ([], ["states=online"], ["recipe.states.dtype=bfloat16", "recipe.states.top_k=null"]):
+    for more in ([], ["recipe.states.source=online"], ["recipe.states.dtype=bfloat16", "recipe.states.top_k=null"]):
         assert to_yaml(recipe(*GLIDE, *more)) == to_yaml(recipe(*GLIDE))
         assert "states" not in plain(recipe(*GLIDE, *more))
     (tmp_path / "recipe.yaml").write_text(frozen)
@@ -68,7 +68,7 @@ def test_the_ways_out_that_are_told() -> None:
     """Other stages of a run with anchors may be offline: their rows have plain positions. So may this one without."""
     base = [GLIDE[0], "stage=base", GLIDE[2], OFFLINE]
     assert recipe(*base, "recipe.draft.start=random", "recipe.draft.anchors=off").states.source == "offline"
-    assert recipe(*base[:3], "states=online").states.source == "online"
+    assert recipe(*base[:3], "recipe.states.source=online").states.source == "online"
     assert recipe(*GLIDE, OFFLINE).states.source == "offline"
     assert recipe(*EAGLE3, OFFLINE, "recipe.states.top_k=768").states.top_k == 768
 

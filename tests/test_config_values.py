@@ -148,7 +148,7 @@ def test_the_defaults_are_possible(demo: Any, tmp_path: Path, schema: type) -> N
 def experiment(tmp_path: Path) -> Path:
     """An experiment of a user's own, whose file a test may spoil."""
     path = tmp_path / "mine.yaml"
-    path.write_text("# @package _global_\ndefaults:\n  - /train\n  - override /run: demo\n  - _self_\nfiles: {out: here}\n")
+    path.write_text("# @package _global_\ndefaults:\n  - /train\n  - override /model: demo\n  - _self_\nfiles: {out: here}\n")
     compose("mine", [], tmp_path)
     return path
 

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 
 from benchmarks import methods
 from benchmarks.cells import Cell, fill, over_seeds
+from longspec.config.run_file import read_run
 from longspec.decode.speculate import Row
 
 DEPTH = 4
@@ -109,9 +110,10 @@ def test_cells_are_made_once_and_a_torn_one_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", methods.SIZES)
 def test_all_methods_meet_the_same_data(size: str) -> None:
     run, variants = methods.SIZES[size].run, methods.SIZES[size].variants
-    stages = methods.stages_of(run)
+    stages = methods.stages_of(run, methods.EXPERIMENTS)
+    longest = []
     for stage in stages:
-        recipes = [methods.compose_stage(run, variant, stage).recipe for variant in variants.values()]
+        recipes = [methods.compose_stage(run, variant, stage, methods.EXPERIMENTS).recipe for variant in variants.values()]
         names = ("data", "optimizer", "global_batch", "epochs", "steps", "seed", "states", "model.name", "model.source")
         for name in names:
             assert len({str(OmegaConf.select(recipe, name)) for recipe in recipes}) == 1, name
@@ -119,10 +121,10 @@ def test_all_methods_meet_the_same_data(size: str) -> None:
         assert (glide.method.name, full.method.name, window.method.name) == ("glide", "eagle3", "eagle3")
         assert (full.method.sliding_window, window.method.sliding_window) == (None, glide.draft.window)
         assert full.draft == window.draft
-    longest = max(methods.compose_stage(run, v, s).recipe.data.sequence_length for v in variants.values() for s in stages)
-    tasks = methods.compose_stage(run, variants[methods.GLIDE], stages[0]).evaluation.tasks
+        longest.append(glide.data.sequence_length)
+    tasks = read_run(run, [methods.EXPERIMENTS]).says.evaluation["tasks"]
     short, long = (tasks[name] for name in methods.SIZES[size].ends)
-    assert short.data == long.data
-    assert long.context[1] >= 4 * longest - 1 >= long.context[0]
+    assert short["data"] == long["data"]
+    assert long["context"][1] >= 4 * max(longest) - 1 >= long["context"][0]
     identities = [methods.identity(size, method, 42)["decided_by"] for method in variants]
     assert len(set(identities)) == len(variants)

@@ -51,7 +51,7 @@ def test_a_layer_of_experts_is_refused(tmp_path: Any) -> None:
 
 
 def test_a_stored_target_has_no_layers_to_copy() -> None:
-    overrides = ["run=demo", "variant=base", "stage=long", "states=offline"]
+    overrides = ["run=demo", "variant=base", "stage=long", "recipe.states.source=offline"]
     compose("train", overrides)
     with pytest.raises(ValueError, match=r"^recipe\.draft\.start: middle: copies a layer of the target, which is not there"):
         compose("train", [*overrides, "recipe.draft.start=middle"])

@@ -16,7 +16,7 @@ from tests.workflow.planning import copy_to
 ROWS = 32 if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else 16
 SMALL = {
     "config/model/demo.yaml": [(r"hidden: \d+", "hidden: 32"), (r"layers: \d+", "layers: 2"), (r", steps: \d+", ", steps: 6")],
-    "config/run_stage/demo_base.yaml": [
+    "config/run/demo.yaml:base": [
         (r"sequence_length: \d+", "sequence_length: 512"),
         (r"global_batch: \d+\n  steps: \d+", f"global_batch: {ROWS}\n  steps: 120"),
         (r"micro_batch: \d+, save_every: \d+", "micro_batch: 2, save_every: 4, stop_margin_seconds: 5"),

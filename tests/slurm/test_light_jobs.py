@@ -31,7 +31,7 @@ def test_the_shards_of_a_dataset_are_one_array_or_none_is_sent(submitted: Submit
 def test_preflight_on_two_nodes(submitted: Submitted) -> None:
     submitted.set("nodes", 2)
     for stage in ("long", "longcot"):  # whose two rows no four ranks could share
-        submitted.edit(f"config/run_stage/demo_{stage}.yaml", r"global_batch: 2", "global_batch: 4")
+        submitted.edit(f"config/run/demo.yaml:{stage}", r"global_batch: 2", "global_batch: 4")
     submitted.finish(submitted.start("preflight"))
     log = (submitted.folder / "logs/preflight/demo.log").read_text()
     assert ", 0 failed" in log
@@ -41,7 +41,7 @@ def test_preflight_on_two_nodes(submitted: Submitted) -> None:
 
 
 def test_a_failed_preflight_is_not_tried_again_and_its_table_stays(submitted: Submitted) -> None:
-    submitted.edit("config/run_stage/demo_base.yaml", r"^runtime: \{", "runtime: {attention: flash_attention_2, ")
+    submitted.edit("config/run/demo.yaml:base", r"^runtime: \{", "runtime: {attention: flash_attention_2, ")
     text = submitted.finish(submitted.start("preflight"), code=1)
     assert text.count("has been submitted with SLURM jobid") == 1
     assert "flash" in (submitted.folder / "logs/preflight/demo.log").read_text()

@@ -91,7 +91,7 @@ def test_a_stage_longer_than_its_jobs_is_trained_in_slices(
     needed = 1.3 * undisturbed.start_seconds() + 0.4 * sum(row["seconds"] for row in undisturbed.rows())
     minutes = math.ceil((needed + 6) / 60)
     margin = round(60 * minutes - needed)
-    submitted.edit("config/run_stage/demo_base.yaml", r"stop_margin_seconds: \d+", f"stop_margin_seconds: {margin}")
+    submitted.edit("config/run/demo.yaml:base", r"stop_margin_seconds: \d+", f"stop_margin_seconds: {margin}")
     submitted.set("runtime", minutes)
     submitted.finish(submitted.start())
     attempts = submitted.attempts()
@@ -119,7 +119,7 @@ def test_two_nodes_of_two_ranks_learn_as_one_process_does(prepared: Submitted, s
     """
     alone = prepared.copy(submitted.folder.parent / "alone")
     for copy in (alone, submitted):
-        copy.edit("config/run_stage/demo_base.yaml", r"steps: \d+", "steps: 20")
+        copy.edit("config/run/demo.yaml:base", r"steps: \d+", "steps: 20")
     submitted.set("nodes", 2)
     process = submitted.start()
     tell_the_shell_alone(submitted, process)
@@ -139,7 +139,7 @@ def test_two_nodes_of_two_ranks_learn_as_one_process_does(prepared: Submitted, s
 
 
 def test_a_stage_without_hope_costs_one_job_and_tells_why(submitted: Submitted) -> None:
-    submitted.edit("config/run_stage/demo_base.yaml", r"global_batch: \d+", "global_batch: 33")
+    submitted.edit("config/run/demo.yaml:base", r"global_batch: \d+", "global_batch: 33")
     text = submitted.finish(submitted.start(), code=1)
     assert len(submitted.attempts()) == 1
     assert text.count("has been submitted with SLURM jobid") == 1

@@ -20,7 +20,7 @@ ROWS = "data/packed/demo/stdlib-base-512-split/manifest.json"
 NOTE = f"{STAGE}/removed_states.json"
 SMALL = {
     "config/model/demo.yaml": [(r"hidden: \d+", "hidden: 32"), (r", steps: \d+", ", steps: 6")],
-    "config/run_stage/demo-eagle3_base.yaml": [(r"steps: 560", "steps: 12"), (r"save_every: \d+", "save_every: 4")],
+    "config/run/demo-eagle3.yaml:base": [(r"steps: 560", "steps: 12"), (r"save_every: \d+", "save_every: 4")],
     "config/workflow.yaml": [
         (r"records: \d+", "records: 200"),
         (r"stdlib: \{source: stdlib,", "stdlib: {source: stdlib, min_characters: 80000,"),

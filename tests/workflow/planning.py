@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from subprocess import CompletedProcess
 from tempfile import TemporaryDirectory
+from textwrap import dedent, indent
 from typing import Any
 
 from longspec.config import yaml_files
@@ -19,7 +20,18 @@ from tests.workflow.warm import snakemake
 
 FILE = Path("config/workflow.yaml")
 SOURCES = "src"
+STAGE_INDENT = 4 * " "  # of what stands below a stage's name in a run's file
 PARTS = ("Snakefile", "rules", "config", "profiles", "slurm")
+
+
+def of_stage(text: str, stage: str) -> tuple[str, str, str]:
+    """What stands before a stage's own lines in a run's file, these lines without their indentation, and what comes after."""
+    found = re.search(rf"^  {stage}:.*\n", text, re.MULTILINE)
+    assert found, f"no stage {stage}"
+    own = re.match(rf"(?:{STAGE_INDENT}.*\n|\n)*", text[found.end() :])
+    assert own
+    end = found.end() + own.end()
+    return text[: found.end()], dedent(own[0]), text[end:]
 
 
 @dataclass
@@ -29,12 +41,22 @@ class Copied:
     folder: Path
 
     def edit(self, path: str, pattern: str, new: str) -> None:
-        """Replace every match of a pattern, of which there must be one and which must change the text."""
-        text = (self.folder / path).read_text()
+        """Replace every match of a pattern, of which there must be one and which must change the text.
+
+        config/run/NAME.yaml:STAGE is what the run's file says of one stage, as if it stood at the top level.
+        """
+        name, _, stage = path.partition(":")
+        before, text, after = of_stage((self.folder / name).read_text(), stage) if stage else ("", None, "")
+        text = (self.folder / name).read_text() if text is None else text
         changed, count = re.subn(pattern, new, text, flags=re.MULTILINE)
         assert count, f"{path}: {pattern} does not match"
         assert changed != text, f"{path}: {pattern} already reads {new}"
-        (self.folder / path).write_text(changed)
+        changed = indent(changed, STAGE_INDENT) if stage else changed
+        (self.folder / name).write_text(before + changed + after)
+
+    def add_benchmarks(self, root: Path) -> None:
+        """The runs and variants of benchmarks/config/ beside those of config/."""
+        shutil.copytree(root / "benchmarks/config", self.folder / "config", dirs_exist_ok=True)
 
 
 class Settings(Copied):

@@ -12,13 +12,10 @@ GOAL = ("final_draft", "--config", f"runs=[{RUN}]")
 P = f"results/{RUN}/{VARIANT}"
 TASK = "  tasks:\n    sums: {data: sums, context: [8, 40]}\n"
 FILES = {
-    f"config/run/{RUN}.yaml": """# @package _global_
-defaults:
-  - override /model: demo
-  - override /method: eagle3
-  - override /variant: ttt
-stages: [base, longcot]
+    f"config/run/{RUN}.yaml": """target: demo
+method: eagle3
 variants: [ttt]
+stages: {base: , longcot: {recipe: {states: {source: offline}}}}
 recipe:
   method: {layers: [0, 1, 2], vocabulary: 64}
   draft: {steps: 2}
@@ -27,10 +24,6 @@ recipe:
   global_batch: 2
   steps: 12
 runtime: {micro_batch: 1, save_every: 3, held_out_every: 6, held_out_rows: 2}
-""",
-    f"config/run_stage/{RUN}_longcot.yaml": """# @package _global_
-recipe:
-  states: {source: offline}
 """,
     "config/model/demo.yaml": """# @package _global_
 recipe:

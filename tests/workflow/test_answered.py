@@ -34,7 +34,7 @@ def test_other_prompts_of_questions_alone_are_refused(asked: Settings) -> None:
 
 
 def test_answered_questions_are_trained_on(asked: Settings) -> None:
-    asked.edit("config/run_stage/demo_longcot.yaml", "name: puzzles", "name: asked")
+    asked.edit("config/run/demo.yaml:longcot", "name: puzzles", "name: asked")
     asked.edit(str(FILE), r"(asked: .*), shards: 1\}", r"\1, shards: 1, regenerate: {new_tokens: 8}}")
     plan = asked.plan(runs=["demo"])
     assert json.loads(plan.raw_settings("asked")) == {"source": "questions", "records": 20, "held_out": 0.1}
@@ -55,7 +55,7 @@ def test_whole_questions_of_data_that_another_run_trains_on_are_raw_all_the_same
     """Else what a run is measured on would hang on the runs beside it."""
     asked.edit(str(FILE), r"(asked: .*), shards: 1\}", r"\1, shards: 1, regenerate: {new_tokens: 8}}")
     asked.edit(str(FILE), r"^    cot: \{.*\}", WHOLE)
-    asked.edit("config/run_stage/demo_longcot.yaml", "name: puzzles", "name: asked")
+    asked.edit("config/run/demo.yaml:longcot", "name: puzzles", "name: asked")
     answers = AnswersPlan(asked.plan(runs=["demo", "demo-eagle3"]))
     own, raw = answers.records("demo", "asked"), "data/raw/asked/manifest.json"
     assert own in answers.evaluation_records("demo")
@@ -82,7 +82,7 @@ def test_what_is_measured_apart_is_refused_where_it_has_questions_alone(asked: S
 
 
 def test_training_on_questions_alone_is_refused(asked: Settings) -> None:
-    asked.edit("config/run_stage/demo_longcot.yaml", "name: puzzles", "name: asked")
+    asked.edit("config/run/demo.yaml:longcot", "name: puzzles", "name: asked")
     with pytest.raises(
         ValueError,
         match=r"^run 'demo', stage 'longcot': recipe\.data\.name: asked has questions alone, .* data\.asked\.regenerate: \{",

@@ -13,7 +13,7 @@ from tests.workflow.planning import FILE, Copied, Settings, Workflow, build_all
 
 WORKFLOW = str(FILE)
 OWN = "  own: {source: puzzles, records: 4000, seed: 0, shards: 2, regenerate: {new_tokens: 256}}\n"
-LONGCOT = "config/run_stage/demo_longcot.yaml"
+LONGCOT = "config/run/demo.yaml:longcot"
 FOLDER = r"data/answers/demo/own/greedy-256-[0-9a-f]{8}"
 
 

@@ -99,9 +99,7 @@ def test_a_folder_that_is_no_draft_of_the_method_is_named_at_the_plan(
 
 
 def test_stages_begin_with_one_draft(settings: Settings) -> None:
-    (settings.folder / "config/run_stage/demo-eagle3_long.yaml").write_text(
-        f"# @package _global_\nrecipe: {{init: '{HUB}', data: {{sequence_length: 2048}}}}\n"
-    )
+    settings.edit("config/run/demo-eagle3.yaml:long", r"^recipe:\n", f"recipe:\n  init: '{HUB}'\n")
     with pytest.raises(ValueError, match=rf"stage 'long': recipe\.init: None -> {HUB} since stage 'base': all stages"):
         settings.plan(runs=["demo-eagle3"])
 

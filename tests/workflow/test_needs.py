@@ -24,8 +24,8 @@ def workflow(tmp_path: Path, root: Path) -> Workflow:
     """A copy whose stage has short rows, in a batch for eight processes."""
     (tmp_path / "workflow").mkdir()
     workflow = copy_to(tmp_path / "workflow", root)
-    workflow.edit("config/run_stage/demo_base.yaml", "sequence_length: 128", f"sequence_length: {LENGTH}")
-    workflow.edit("config/run_stage/demo_base.yaml", "global_batch: 16", "global_batch: 8")
+    workflow.edit("config/run/demo.yaml:base", "sequence_length: 128", f"sequence_length: {LENGTH}")
+    workflow.edit("config/run/demo.yaml:base", "global_batch: 16", "global_batch: 8")
     return workflow
 
 
@@ -73,7 +73,7 @@ def test_what_the_profile_asks_for_by_itself_is_asked_for(estimable: Workflow) -
 @pytest.mark.long  # of test_resources.py; that Snakemake asks there is shown above
 def test_without_an_estimate_the_limits_are_asked_for(estimable: Workflow) -> None:
     """As on a login node without torch, or with a batch that the trainer will refuse."""
-    estimable.edit("config/run_stage/demo_base.yaml", "global_batch: 8", "global_batch: 9")
+    estimable.edit("config/run/demo.yaml:base", "global_batch: 8", "global_batch: 9")
     text = " ".join(estimable.output("-n", "--profile", "slurm", STAGE).split())
     assert "an estimate failed: error: recipe.global_batch: 9 rows cannot be shared equally by 8 processes" in text
     job = stage_job(estimable)

@@ -126,9 +126,7 @@ def workflow(tmp_path: Path, root: Path) -> Workflow:
         copy.edit("config/run/published.yaml", pattern, new)
     copy.edit("config/workflow.yaml", r"\{preset: (slimpajama-6b|longspec-long|qwq-longcot-130k)\}", r"{preset: \1, shards: 2}")
     for stage in ("base", "long", "longcot"):
-        path = copy.folder / f"config/run_stage/published_{stage}.yaml"
-        before = path.read_text() if path.exists() else "# @package _global_\n"
-        path.write_text(before + SMALL_STAGE)
+        copy.edit(f"config/run/published.yaml:{stage}", r"\Z", SMALL_STAGE)
     return copy
 
 

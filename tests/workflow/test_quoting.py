@@ -59,7 +59,7 @@ def test_a_folder_of_any_name_reaches_the_command_whole(workflow: Workflow, fold
         "# @package recipe.model\n_target_: longspec.train.models.qwen3_glide.Qwen3Glide.from_pretrained\nname: mine\n"
         f'source: "{folder}"\n'
     )
-    workflow.edit("config/run/demo.yaml", "override /model: demo", "override /model: mine")
+    workflow.edit("config/run/demo.yaml", "target: demo", "target: mine")
     command = workflow.plan()["models/mine/target_manifest.json"]["command"]
     assert f"--source={folder}" in shlex.split(command)
     assert not list(workflow.folder.rglob("INJECTED"))

@@ -6,7 +6,7 @@ import pytest
 
 from longspec.config import CONFIG_DIR, compose_stage, to_yaml
 from longspec.workflow.states import StatesPlan
-from tests.workflow.planning import Settings, Workflow, copy_to
+from tests.workflow.planning import Copied, Settings, Workflow, copy_to
 
 RUN = ("demo", "sinkpi-slicing")
 PACKED = "data/packed/demo/{}-longcot-2048-split/manifest.json"
@@ -15,10 +15,11 @@ PACKED = "data/packed/demo/{}-longcot-2048-split/manifest.json"
 def stage_file(folder: Path, shares: str) -> None:
     """A third stage of its own that replays, with no shares one that does not."""
     replay = f", replay: {shares}" if shares else ""
-    (folder / "config/run_stage/demo_longcot.yaml").write_text(
-        "# @package _global_\nrecipe:\n  data: {name: puzzles, sequence_length: 2048, overlong: split"
-        f"{replay}}}\n  global_batch: 2\n  steps: 80\nruntime: {{held_out_every: 80}}\n"
+    numbers = (
+        f"recipe:\n  data: {{name: puzzles, sequence_length: 2048, overlong: split{replay}}}\n  global_batch: 2\n  steps: 80\n"
+        "runtime: {held_out_every: 80}\n"
     )
+    Copied(folder).edit("config/run/demo.yaml:longcot", r"(?s)\A.*\Z", numbers)
 
 
 @pytest.mark.parametrize(
@@ -40,8 +41,7 @@ def test_what_cannot_be_replayed_dies_at_the_plan(settings: Settings, shares: st
 
 
 def test_a_later_stage_is_refused(settings: Settings) -> None:
-    path = settings.folder / "config/run_stage/demo_base.yaml"
-    path.write_text(path.read_text().replace("sequence_length: 128}", "sequence_length: 128, replay: {long: 0.1}}"))
+    settings.edit("config/run/demo.yaml:base", r"sequence_length: 128\}", "sequence_length: 128, replay: {long: 0.1}}")
     with pytest.raises(ValueError, match=r"stage 'base': recipe\.data\.replay\.long: comes later in the run"):
         settings.plan()
 

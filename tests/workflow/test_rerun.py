@@ -25,10 +25,10 @@ def test_what_decides_no_weights_runs_nothing_again(built: Workflow) -> None:
     """Comments, new files, a command's wording, the runtime section and another machine, all at once."""
     built.edit("config/stage/long.yaml", "^recipe:", "# a remark\nrecipe:")
     built.edit("config/workflow.yaml", "^runs:", "# a remark\nruns:")
-    (built.folder / "config/run/another.yaml").write_text("# @package _global_\n")
+    (built.folder / "config/run/another.yaml").write_text("base: demo\n")
     (built.folder / "config/exp/another.yaml").write_text("# @package _global_\n")
     built.edit("rules/draft.smk", r" > \{log:q\} 2>&1", " &> {log:q}")
-    built.edit("config/run_stage/demo_long.yaml", r"\bsave_every: \d+", "save_every: 77, log_every: 5")
+    built.edit("config/run/demo.yaml:long", r"\bsave_every: \d+", "save_every: 77, log_every: 5")
     built.edit("rules/train.smk", r"runtime=\w+", 'runtime="77m"')
     resources = ["train:ranks=2", "train:cpus_per_task=16", "train:mem_mb=1000"]
     assert built.plan("--cores=8", "--set-threads", "train=4", "--set-resources", *resources) == {}
@@ -51,7 +51,7 @@ def test_a_changed_runtime_section_does_not_hide_an_unfinished_stage(built: Work
         path.write_text("as it was\n")
     (built.folder / P / "long/checkpoint.json").unlink()
     for stage in runtimes:
-        built.edit(f"config/run_stage/demo_{stage}.yaml", r"\bsave_every: \d+", "save_every: 77")
+        built.edit(f"config/run/demo.yaml:{stage}", r"\bsave_every: \d+", "save_every: 77")
     assert "\nrule train:\n" in built.output("-n", f"{P}/long/checkpoint.json")
     assert runtimes["long"].read_text() == "as it was\n"
     assert built.call(f"{P}/long/checkpoint.json", "--cores=1").returncode == 1
@@ -60,7 +60,7 @@ def test_a_changed_runtime_section_does_not_hide_an_unfinished_stage(built: Work
 
 
 def test_a_learning_rate_trains_its_stage_and_later_ones(built: Workflow) -> None:
-    built.edit("config/run_stage/demo_long.yaml", r"\blr: [^,}]+", "lr: 7.7e-3")
+    built.edit("config/run/demo.yaml:long", r"\blr: [^,}]+", "lr: 7.7e-3")
     expected = {f"{P}/long/recipe.yaml"} | stage_outputs("long") | stage_outputs("longcot") | AFTER_ALL_STAGES
     assert set(built.plan()) == expected
 
@@ -171,7 +171,7 @@ def test_a_second_variant_shares_data_and_target(built: Workflow) -> None:
 
 
 def test_an_error_is_reported_although_everything_is_built(built: Workflow) -> None:
-    built.edit("config/run_stage/demo_longcot.yaml", r"\blr:", "learning_rate:")
+    built.edit("config/run/demo.yaml:longcot", r"\blr:", "learning_rate:")
     assert "recipe.optimizer.learning_rate: unknown key" in built.refusal()
 
 

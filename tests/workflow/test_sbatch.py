@@ -37,7 +37,7 @@ def slurm(built: Workflow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
         (commands / name).write_text(f"#!/bin/sh\n{text.format(told=told, logs='logs/train/demo/sinkpi-slicing/base')}\n")
         (commands / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{os.environ['PATH']}")
-    built.edit("config/run_stage/demo_base.yaml", "global_batch: 16", "global_batch: 64")
+    built.edit("config/run/demo.yaml:base", "global_batch: 16", "global_batch: 64")
     (built.folder / f"{STAGE}/checkpoint.json").unlink()
     return told
 
@@ -74,7 +74,7 @@ def test_a_stage_on_a_node_of_eight_gpus(slurm: Path, built: Workflow) -> None:
 
 def test_a_stage_that_wants_fewer_processes_asks_for_as_many_gpus(slurm: Path, built: Workflow) -> None:
     """Two tasks for one process, so that it is a job step still, which Slurm tells of the job's end."""
-    built.edit("config/run_stage/demo_base.yaml", r"^runtime: {", "runtime: {ranks: 1, ")
+    built.edit("config/run/demo.yaml:base", r"^runtime: {", "runtime: {ranks: 1, ")
     text = send(built)
     assert {"--nodes=1", "--gres=gpu:1", "--ntasks-per-node=2", "--cpus-per-task=8"} <= set(asked(slurm))
     assert "longspec.cluster launch --nodes 1 --ranks 1 --tasks 2 --cpus 8 --gres=gpu:1 " in text

@@ -135,7 +135,7 @@ def test_a_source_that_an_older_file_has_replaced_is_refused(
     source, records = Path("mine.jsonl"), [json.dumps({"text": f"text {n}"}) + "\n" for n in range(40)]
     source.write_text("".join(records))
     settings.edit(str(FILE), r"^data:\n", "data:\n  mine: {source: mine.jsonl, held_out: 0.1, shards: 1}\n")
-    settings.edit("config/run_stage/demo_longcot.yaml", "name: puzzles", "name: mine")
+    settings.edit("config/run/demo.yaml:longcot", "name: puzzles", "name: mine")
     plan = settings.plan()
     raw.make("mine", json.loads(plan.raw_settings("mine")), Path("data/raw/mine/manifest.json"))
     check_sources(plan)

@@ -19,11 +19,9 @@ from tests.workflow.planning import Workflow, copy_to
 
 MODEL = "# @package recipe.model\nfamily: qwen2\nname: tiny\nsource: {folder}\n"
 RUN = """\
-# @package _global_
-defaults:
-  - override /model: tiny
+target: tiny
 stages: [base]
-recipe: {data: {sequence_length: 64}}
+recipe: {data: {name: asked, sequence_length: 64}}
 evaluation:
   prompts: 3
   repeats: 1
@@ -61,7 +59,6 @@ def workflow(tmp_path: Path, root: Path, corpus: Corpus) -> Workflow:
     (copy.folder / "config/run/tiny.yaml").write_text(RUN)
     copy.edit("config/workflow.yaml", r"^data:\n", f"data:\n{ASKED}")
     copy.edit("config/workflow.yaml", r"^runs: \[.*?\]", "runs: [tiny]")
-    (copy.folder / "config/run_stage/tiny_base.yaml").write_text("# @package _global_\nrecipe: {data: {name: asked}}\n")
     return copy
 
 

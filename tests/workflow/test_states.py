@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow  # half a minute and more as a whole
 
 RUN = "demo-eagle3-offline"
 STAGES = ("base", "long", "longcot")
-LONG = "config/run_stage/demo-eagle3_long.yaml"
+LONG = "config/run/demo-eagle3.yaml:long"
 CHANGED = (LONG, r"\blr: [^,}]+", "lr: 7.7e-3")
 WORKFLOW = str(FILE)
 
@@ -29,7 +29,7 @@ def folders(settings: Settings, *runs: str) -> dict[str, str]:
 
 def another(folder: Path, name: str, more: str = "") -> None:
     """A run as this one, but for some settings."""
-    (folder / f"config/run/{name}.yaml").write_text(f"# @package _global_\ndefaults:\n  - {RUN}\n  - _self_\n{more}")
+    (folder / f"config/run/{name}.yaml").write_text(f"base: {RUN}\n{more}")
 
 
 def test_stages_and_runs_that_declare_the_same_share_and_what_decides_states_parts_them(settings: Settings) -> None:
@@ -72,8 +72,7 @@ def test_a_run_may_mix_and_stages_with_anchors_stay_online(settings: Settings) -
     assert states.options(*stage, "base", []) == []
     assert states.states(*stage, "long") == ["results/demo-offline/sinkpi-slicing/long/states.json"]
     assert [path.split("/")[-2] for path in states.removed()] == ["long", "longcot"]
-    own = "# @package _global_\ndefaults: [demo_base, _self_]\nrecipe: {draft: {start: random}, states: {source: offline}}\n"
-    (settings.folder / "config/run_stage/demo-offline_base.yaml").write_text(own)
+    settings.edit("config/run/demo-offline.yaml:base", r"\Z", "recipe: {draft: {start: random}, states: {source: offline}}\n")
     two_ways = r"train this stage with recipe\.states\.source: online .*, or set recipe\.draft\.anchors: off"
     told = rf"run 'demo-offline', variant 'sinkpi-slicing', stage 'base': recipe\.draft\.anchors: random: .*{two_ways}"
     with pytest.raises(ValueError, match=told):
@@ -203,7 +202,7 @@ def test_a_stage_whose_states_were_removed_has_them_made_again(removed: Workflow
 
 def test_a_change_that_is_taken_back_leaves_nothing_behind(removed: Workflow) -> None:
     """Neither after a dry run nor after a call that held the states to be made: else another run would train these again."""
-    before = (removed.folder / LONG).read_text()
+    before = (removed.folder / LONG.partition(":")[0]).read_text()
     copies = {path: path.read_bytes() for path in removed.folder.glob("results/*/*/*/states.json")}
     assert len(copies) == len(STAGES)
     for real in (False, True):
@@ -211,7 +210,7 @@ def test_a_change_that_is_taken_back_leaves_nothing_behind(removed: Workflow) ->
         assert removed.plan()
         if real:
             assert removed.call("final_draft", "--cores=1").returncode != 0
-        (removed.folder / LONG).write_text(before)
+        (removed.folder / LONG.partition(":")[0]).write_text(before)
         held = ["remove_states longcot"] if real else []
         plan = removed.plan()
         assert rules(plan, *{job["rule"] for job in plan.values()} - {"final_draft"}) == held

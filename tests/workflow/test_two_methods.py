@@ -3,6 +3,7 @@
 import json
 import re
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -35,8 +36,6 @@ def another(settings: Settings, name: str, **method: object) -> None:
     text = (settings.folder / RUN).read_text().replace("variants: [ttt]", "variants: [short, ttt]")
     told = json.dumps({"layers": [0, 1, 2], "vocabulary": SIZE} | method)
     (settings.folder / f"config/run/{name}.yaml").write_text(re.sub(r"(?m)^  method: .*$", f"  method: {told}", text))
-    for path in (settings.folder / "config/run_stage").glob("demo-eagle3_*"):
-        path.with_name(path.name.replace("demo-eagle3", name)).write_text(path.read_text())
 
 
 def test_each_run_has_its_variants(settings: Settings) -> None:
@@ -58,13 +57,14 @@ def test_each_run_has_its_variants(settings: Settings) -> None:
 
 def test_chosen_variants_that_no_run_uses_are_told(settings: Settings) -> None:
     assert unused_variants(settings.plan(runs=BOTH)) == ""
-    told = "variants: base, hard-labels: no chosen run is trained in them: each names its own in its file of config/run/"
+    told = "variants: base, hard-labels: no chosen run is trained in them: each names its own in its file"
     plan = settings.plan(runs=["demo-eagle3"], variants=["base", "hard-labels"])
     assert unused_variants(plan) == f"{told}: demo-eagle3 in ttt"
 
 
 @pytest.mark.parametrize("size", ["demo", "smollm2"])
-def test_variants_of_one_run_may_be_of_two_methods(settings: Settings, size: str) -> None:
+def test_variants_of_one_run_may_be_of_two_methods(settings: Settings, root: Path, size: str) -> None:
+    settings.add_benchmarks(root)
     run = "glide-vs-eagle3" if size == "demo" else "smollm2-glide-vs-eagle3"
     variants = [f"{size}-glide", f"{size}-eagle3", f"{size}-eagle3-window"]
     plan = settings.plan(runs=[run])
@@ -198,10 +198,8 @@ def test_a_vocabulary_or_layers_that_do_not_fit_die_at_the_plan(settings: Settin
 
 
 def test_a_fetched_targets_size_is_known_once_it_is_there(settings: Settings) -> None:
-    settings.edit(RUN, "override /model: demo", "override /model: qwen3-8b")
-    settings.edit(RUN, r"^stages: .*$", "stages: [base]")
-    for path in (settings.folder / "config/run_stage").glob("demo-eagle3_long*"):
-        path.unlink()
+    settings.edit(RUN, "target: demo", "target: qwen3-8b")
+    settings.edit(RUN, r"^  long:\n(?:    .*\n)+(?:  longcot:\n)(?:    .*\n)+", "")
     settings.plan(runs=["demo-eagle3"])
     folder = settings.folder / "models/qwen3-8b/target"
     folder.mkdir(parents=True)
@@ -237,21 +235,17 @@ def test_levels_that_a_vocabulary_cannot_fill_die_at_the_plan(settings: Settings
     settings.edit(RUN, f"vocabulary: {SIZE}", "vocabulary: 4")
     told = f"(16, 16): {few} (recipe.method.vocabulary of run 'demo-eagle3', stage 'base')"
     refused(told, ["demo-eagle3"], shapes=[[16, 16]])
-    settings.edit(RUN, "override /model: demo", "override /model: qwen3-8b")
+    settings.edit(RUN, "target: demo", "target: qwen3-8b")
     settings.edit(RUN, r"\[0, 1, 2\]", "null")
-    settings.edit(RUN, r"^stages: .*$", "stages: [base]")
-    for path in (settings.folder / "config/run_stage").glob("demo-eagle3_long*"):
-        path.unlink()
+    settings.edit(RUN, r"^  long:\n(?:    .*\n)+(?:  longcot:\n)(?:    .*\n)+", "")
     refused(told, ["demo-eagle3"], shapes=[[16, 16]])
 
 
 def test_stages_of_two_drafts_are_refused(settings: Settings) -> None:
-    with (settings.folder / "config/run_stage/demo-eagle3_long.yaml").open("a") as file:
-        file.write("\n")
-    settings.edit("config/run_stage/demo-eagle3_long.yaml", "^recipe:$", "recipe:\n  method: {vocabulary: 256}")
+    settings.edit("config/run/demo-eagle3.yaml:long", "^recipe:$", "recipe:\n  method: {vocabulary: 256}")
     told = (
         "run 'demo-eagle3', variant 'ttt', stage 'long': recipe.method.vocabulary: 512 -> 256 since stage 'base': all stages "
-        "train one draft; say it once, in config/run/demo-eagle3.yaml"
+        "train one draft; say it once, for all stages, in config/run/demo-eagle3.yaml"
     )
     with pytest.raises(ValueError, match=re.escape(told)):
         settings.plan(runs=["demo-eagle3"])
@@ -262,7 +256,7 @@ def test_stages_of_two_drafts_are_refused(settings: Settings) -> None:
     [
         ("[tt]", "config/run/demo-eagle3.yaml: variants: there is no config/variant/tt.yaml; did you mean 'ttt'?"),
         ("[ttt, ttt]", "config/run/demo-eagle3.yaml: variants: must name each variant once; is ['ttt', 'ttt']"),
-        ("ttt", "config/run/demo-eagle3.yaml: variants: must be a list, such as [a, b]"),
+        ("ttt", "config/run/demo-eagle3.yaml: variants: must be a list, such as [a, b]; is 'ttt'"),
         ("[base]", "run 'demo-eagle3', variant 'base', stage 'base': recipe.draft.anchors: unknown key"),
     ],
 )

@@ -17,6 +17,6 @@ from longspec.config.checks import (
     check_optimizer,
     check_trackers,
 )
-from longspec.config.compose import CONFIG_DIR, ConfigError, compose, compose_stage, stages_and_variants, stages_of
+from longspec.config.compose import CONFIG_DIR, ConfigError, compose, compose_stage, stages_of
 from longspec.config.frozen import differences, load, plain, to_yaml, typed
 from longspec.config.schema import LATER, Build, Config, DeepSpeed, Model, Recipe, Runtime, States

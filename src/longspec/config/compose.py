@@ -19,9 +19,12 @@ from longspec import methods
 from longspec.config import yaml_files
 from longspec.config.checks import CHECKS, check_optimizer, name_class
 from longspec.config.explain import did_you_mean, one_line, unknown_key
+from longspec.config.run_file import Run, read_run
 from longspec.config.schema import Build, Config, Recipe, Runtime
 
 CONFIG_DIR = Path(__file__).resolve().parents[3] / "config"
+RUN, DEFAULT_RUN = "run", "published"  # an override that names a run, or a run's file; the run where there is none
+NODE, STAGE_NODE = "run_file", "run_file_stage"  # of Hydra's groups; names of train.yaml
 # Exceptions while Hydra composes, for a file that cannot be read or a key that does not fit.
 REFUSED = (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError)
 # Exceptions that a mistake in a configuration raises.
@@ -50,7 +53,7 @@ def compose(name: str, overrides: list[str], config_dir: Path = CONFIG_DIR) -> D
     _refuse_added(config)
     name_class(config.recipe)
     try:
-        for section in ("recipe", "runtime", "build", "evaluation"):
+        for section in ("recipe", "runtime", "build"):
             OmegaConf.to_container(config[section], resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise ValueError(one_line(error)) from error
@@ -67,11 +70,12 @@ def _composed(name: str, overrides: list[str], config_dir: Path) -> DictConfig:
     folders = list(dict.fromkeys([config_dir.resolve(), CONFIG_DIR]))
     # Finding the files composed takes as long as composing them: only where one in reach may have Hydra's own settings.
     in_reach = [path for folder in folders for path in folder.rglob("*.yaml") if path.is_file()]
-    overrides = [*overrides, *_inherited_numbers(overrides, folders)]
-    if len(folders) > 1:
-        overrides = [f"hydra.searchpath=[file://{CONFIG_DIR}]", *overrides]
+    run, overrides = _told_by_run(overrides, folders)
+    first, *others = sorted(folders, key=lambda folder: not (folder / f"{name}.yaml").is_file())
+    if others:
+        overrides = [f"hydra.searchpath=[file://{others[0]}]", *overrides]
     try:
-        with initialize_config_dir(str(folders[0]), version_base="1.3"):
+        with initialize_config_dir(str(first), version_base="1.3"):
             config = hydra_compose(name, overrides=overrides)
             files = _files(name, overrides, folders) if any(b"hydra" in path.read_bytes() for path in in_reach) else []
     except REFUSED as error:
@@ -81,7 +85,7 @@ def _composed(name: str, overrides: list[str], config_dir: Path) -> DictConfig:
         if isinstance(error, yaml.YAMLError | UnicodeDecodeError):
             for path in sorted(in_reach):
                 yaml_files.read(path)  # the one at fault raises, with its name and the line
-        raise ValueError(one_line(error)) from error
+        raise ValueError(_with_file(one_line(error), run)) from error
     for path in files:  # Hydra composes here and does nothing else, so its own settings would be dropped without a word
         content = yaml_files.read(path)
         if isinstance(content, dict) and "hydra" in content:
@@ -89,23 +93,39 @@ def _composed(name: str, overrides: list[str], config_dir: Path) -> DictConfig:
     return config
 
 
-def _inherited_numbers(overrides: list[str], folders: list[Path]) -> list[str]:
-    """The choice of the file in run_stage/ that a run which derives from another has for a stage: its own, else the other's."""
+def _with_file(message: str, run: Run) -> str:
+    """A message of Hydra's with the run's file in the place of the node that it was told as."""
+    node, end = rf"\b{NODE}/{re.escape(run.name)}", r"(?:\.yaml)?(?=[\)':\s])"
+    message = re.sub(
+        node.replace(NODE, STAGE_NODE) + rf"_([\w.-]+?){end}", lambda found: f"{run.file}, stage {found[1]}", message
+    )
+    return re.sub(node + end, lambda _: run.file, message)
+
+
+def _told_by_run(overrides: list[str], folders: list[Path]) -> tuple[Run, list[str]]:
+    """The run, and the overrides with its choice taken out: its file Hydra is told as nodes of its own.
+
+    Of the node of a run stand its target, method and sharing, and what it sets; the node of a stage has its own numbers.
+    """
     chosen = dict(override.split("=", 1) for override in overrides if "=" in override)
-    run, stage = chosen.get("run"), chosen.get("stage")
-    while run and stage and "run_stage" not in chosen:
-        if any((folder / f"run_stage/{run}_{stage}.yaml").is_file() for folder in folders):
-            return [f"run_stage={run}_{stage}"]
-        run = next((base for folder in folders if (base := _base(folder / f"run/{run}.yaml"))), None)
-    return []
-
-
-def _base(path: Path) -> str | None:
-    """The run that a run's file derives from: the first name in its defaults."""
-    content = yaml_files.read(path) if path.is_file() else None
-    defaults = content.get("defaults") if isinstance(content, dict) else None
-    names = defaults if isinstance(defaults, list) else []
-    return next((name for name in names if isinstance(name, str) and name != "_self_"), None)
+    run = read_run(chosen.get(RUN, DEFAULT_RUN), folders)
+    says, store = run.says, ConfigStore.instance()
+    for group in (NODE, STAGE_NODE):  # of a run that was composed before
+        store.repo.pop(group, None)
+    groups = {"model": says.target, "method": says.method, "deepspeed": says.deepspeed}
+    groups |= {"variant": says.variants[0]} if says.variants else {}
+    defaults = [{f"override /{group}": name} for group, name in groups.items() if name is not None]
+    sections = {section: getattr(says, section) for section in ("recipe", "runtime", "build")}
+    store.store(run.name, {"defaults": [*defaults, "_self_"], **sections}, NODE, "_global_")
+    for name, stage in says.stages.items():
+        numbers = {"recipe": {"stage": name} | stage.recipe, "runtime": stage.runtime}
+        store.store(f"{run.name}_{name}", numbers, STAGE_NODE, "_global_")
+    others = [override for override in overrides if not override.startswith(f"{RUN}=")]
+    named = chosen.get("stage", "")
+    if named in says.stages:
+        others = [override for override in others if not override.startswith("stage=")]
+        others += [f"stage={says.stages[named].like or named}", f"{STAGE_NODE}={run.name}_{named}"]
+    return run, [f"{NODE}={run.name}", *others]
 
 
 def _refuse_added(section: DictConfig, place: str = "") -> None:
@@ -127,14 +147,8 @@ def _files(name: str, overrides: list[str], folders: list[Path]) -> list[Path]:
 
 
 def stages_of(run: str, config_dir: Path = CONFIG_DIR) -> list[str]:
-    """The stages of a run, in order. Raises ValueError when its files do not compose."""
-    return stages_and_variants(run, config_dir)[0]
-
-
-def stages_and_variants(run: str, config_dir: Path = CONFIG_DIR) -> tuple[list[str], list[str]]:
-    """The stages of a run, in order, and the variants that it names, if any. Raises ValueError as stages_of does."""
-    config = _composed("train", [f"run={run}"], config_dir)
-    return list(config.stages), list(config.variants)
+    """The stages of a run, in order. Raises ValueError for a file that says none, or none there."""
+    return list(read_run(run, [config_dir, CONFIG_DIR]).says.stages)
 
 
 def compose_stage(run: str, variant: str, stage: str, config_dir: Path = CONFIG_DIR) -> DictConfig:

@@ -157,11 +157,6 @@ class Files:
 class Config:
     """All sections of one stage's configuration."""
 
-    stages: list[str] = field(default_factory=list)  # of the run, in order
-    variants: list[str] = field(default_factory=list)  # in which the run is trained; none: as config/workflow.yaml says
-    # best: the stage that is published is chosen by acceptance, docs/evaluation.md | last: it is the last one
-    final: str = "best"
-    evaluation: dict[str, Any] = field(default_factory=dict)  # keys of this section that the run has of its own
     recipe: Recipe = field(default_factory=Recipe)
     runtime: Runtime = field(default_factory=Runtime)
     build: Build = field(default_factory=Build)

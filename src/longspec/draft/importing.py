@@ -95,7 +95,9 @@ def check_recipe(content: dict[str, Any], own: dict[str, Any], section: str, fol
     """Raise ValueError, with the keys and what to write, where a recipe's draft is another one; own: its config.json."""
     name = content[METHOD]
     if own[METHOD] != name:
-        raise ValueError(f"recipe.method.name: is {own[METHOD]}, {folder} is a draft of {name}; override /method: {name}")
+        raise ValueError(
+            f"recipe.method.name: is {own[METHOD]}, {folder} is a draft of {name}; in the run's file: method: {name}"
+        )
     theirs, ours = _of_method(content), _of_method(own)
     defaults = methods.settings_of(name).Method()
     wrong = [

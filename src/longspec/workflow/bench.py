@@ -17,8 +17,8 @@ class Bench(Plan):
         """The page of each of these runs. Raises ValueError where none of the chosen runs has one."""
         if not self.evaluation_of:
             raise ValueError(
-                f"runs: {', '.join(self.runs)}: none has evaluation.bench, what is measured apart; add it to config/run/"
-                f"{self.runs[0]}.yaml, such as evaluation: {{bench: {{prompts: 8, tasks: {{...}}}}}}"
+                f"runs: {', '.join(self.runs)}: none has evaluation.bench, what is measured apart; add it to "
+                f"{self.files[self.runs[0]].file}, such as evaluation: {{bench: {{prompts: 8, tasks: {{...}}}}}}"
             )
         return [paths.BENCH_PAGE.format(run=run) for run in self.evaluation_of]
 
@@ -28,7 +28,7 @@ def bench_of(plan: Plan) -> Bench:
     apart = {
         run: evaluations.apart(each, plan.settings) for run, each in plan.evaluation_of.items() if each.section.get("bench")
     }
-    bench = Bench(plan.settings, plan.stages, plan.variants, plan.configs, apart)
+    bench = Bench(plan.settings, plan.files, plan.variants, plan.configs, apart)
     of_these = {key: config for key, config in plan.configs.items() if key[0] in apart}
     runs.check_targets(of_these, apart)
     datasets.check_data(bench.datasets_in_use(), plan.data)

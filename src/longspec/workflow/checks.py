@@ -14,6 +14,7 @@ from typing import Any
 from longspec import methods
 from longspec.atomic_files import check_files, read_json_object
 from longspec.config import CONFIG_DIR, explain
+from longspec.config.run_file import SUFFIX
 from longspec.data import presets
 from longspec.data.raw import is_hub, is_made
 from longspec.evaluate import tasks
@@ -34,10 +35,11 @@ def checked_plan(settings: dict[str, Any], config_dir: Path = CONFIG_DIR, argume
     settings = _checked_settings(settings)
     for name in settings["variants"]:
         runs.check_choice("variants", name, "variant", config_dir)
-    stages, variants, configs = runs.with_lenders(settings["runs"], settings["variants"], config_dir)
+    files, variants, configs = runs.with_lenders(settings["runs"], settings["variants"], config_dir)
+    settings["runs"] = [Path(run).stem if run.endswith(SUFFIX) else run for run in settings["runs"]]
     runs.check_models(configs)
-    measured = {run: evaluations.of_run(run, configs, settings) for run in settings["runs"]}
-    plan = Plan(settings, stages, variants, configs, measured)
+    measured = {run: evaluations.of_run(files[run], settings) for run in settings["runs"]}
+    plan = Plan(settings, files, variants, configs, measured)
     plan = replace(plan, asked=runs.asked_targets(arguments, plan.models, config_dir))
     runs.check_replays(plan)
     check_finals(plan)
@@ -109,13 +111,14 @@ def unused_variants(plan: Plan) -> str:
     named = "; ".join(f"{run} in {', '.join(plan.variants[run])}" for run in plan.runs)
     return (
         f"variants: {', '.join(unused)}: no chosen run is trained in {'it' if len(unused) == 1 else 'them'}: each names its "
-        f"own in its file of config/run/: {named}"
+        f"own in its file: {named}"
     )
 
 
 def _checked_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings with their presets laid out, held against their schema."""
-    laid_out = dict(settings)
+    laid_out = {key: value for key, value in settings.items() if key != "run"}
+    laid_out |= {"runs": [settings["run"]]} if "run" in settings else {}
     with explain.faults_in(datasets.FILE):
         if "data" in settings:
             laid_out["data"] = presets.expand_all(settings["data"], presets.DATA)

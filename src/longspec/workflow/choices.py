@@ -1,11 +1,13 @@
 """All that is chosen: runs, their variants, stages and targets, datasets and tasks, and which of them is used for what."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from longspec import methods
 from longspec.config.checks import BUILT
 from longspec.config.names import BASELINES, IMPORTED, WHEEL_PREFIX, WITH_LOOKUP, is_gguf
+from longspec.config.run_file import Run
 from longspec.data.raw import is_hub
 from longspec.evaluate.tasks import HeldOut
 from longspec.workflow.settings.evaluations import RunEvaluation
@@ -15,7 +17,7 @@ Stage = tuple[str, str, str]  # run, variant, stage
 
 @dataclass(frozen=True)
 class Choices:
-    """settings: of config/workflow.yaml, presets laid out; stages, variants: of each run, in order; configs: the composed
+    """settings: of config/workflow.yaml, presets laid out; files, variants: of each run, in order; configs: the composed
     configurations by (run, variant, stage); evaluation_of: how each chosen run is measured; asked: by its name a configuration
     of each target that the call names and no run uses.
 
@@ -23,7 +25,7 @@ class Choices:
     """
 
     settings: dict[str, Any]
-    stages: dict[str, list[str]]
+    files: dict[str, Run]
     variants: dict[str, list[str]]
     configs: dict[Stage, Any]
     evaluation_of: dict[str, RunEvaluation]
@@ -39,7 +41,12 @@ class Choices:
     @property
     def known_runs(self) -> list[str]:
         """The chosen runs and those that lend them something."""
-        return list(self.stages)
+        return list(self.files)
+
+    @cached_property
+    def stages(self) -> dict[str, list[str]]:
+        """The stages of each run, in order."""
+        return {name: list(run.says.stages) for name, run in self.files.items()}
 
     @property
     def variant_names(self) -> list[str]:

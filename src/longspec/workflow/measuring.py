@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from longspec.config import differences
-from longspec.config.explain import did_you_mean
 from longspec.config.names import BASELINES, IMPORTED, WITH_LOOKUP
 from longspec.evaluate.prompt_files import manifest_of
 from longspec.evaluate.tasks import OURS, SERVE_PYTHON, Benchmark
@@ -162,28 +161,17 @@ class MeasuringPlan(Choices):
 
 
 def check_finals(choices: Choices) -> None:
-    """Raise ValueError, with the key, for a `final` that is none, that stages disagree on, or that nothing can be chosen by."""
-    for (run, _, stage), config in choices.configs.items():
-        key, first = f"config/run/{run}.yaml: final", _final(choices, run)
-        if config.final not in (BEST, LAST):
-            raise ValueError(f"{key}: {config.final!r} is unknown; {did_you_mean(config.final, [BEST, LAST])}")
-        if config.final != first:
-            raise ValueError(f"{key}: {first}, but {config.final} with stage '{stage}': a run has one; say it there alone")
+    """Raise ValueError, with the key, for a `final` that nothing can be chosen by."""
     for run in choices.runs:
         if _chooses(choices, run) and not choices.evaluation_data(run):
             evaluation = choices.evaluation_of[run]
             raise ValueError(
-                f"config/run/{run}.yaml: final: {BEST}: a stage is chosen by held-out records, and no task is of such: set it "
-                f"to {LAST}, or add one to evaluation.tasks in {evaluation.file_of('tasks')}, such as own: "
+                f"{choices.files[run].file}: final: {BEST}: a stage is chosen by held-out records, and no task is of such: set "
+                f"it to {LAST}, or add one to evaluation.tasks in {evaluation.file_of('tasks')}, such as own: "
                 f"{{data: {choices.datasets_in_order(run)[0][0]}, context: [64, 448]}}"
             )
 
 
-def _final(choices: Choices, run: str) -> str:
-    """The key `final` of a run, as its first stage has it."""
-    return str(choices.configs[run, choices.variants[run][0], choices.stages[run][0]].final)
-
-
 def _chooses(choices: Choices, run: str) -> bool:
     """Whether there are several stages, one of which is chosen."""
-    return _final(choices, run) == BEST and len(choices.stages[run]) > 1
+    return choices.files[run].says.final == BEST and len(choices.stages[run]) > 1

@@ -1,12 +1,12 @@
 """How each chosen run is measured: `evaluation` of config/workflow.yaml, or in its place what the run's own file says."""
 
-from collections.abc import Collection, Mapping
+import copy
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from longspec.config.explain import faults_in
+from longspec.config.run_file import Run
 from longspec.data import presets
 from longspec.evaluate import tasks
 from longspec.workflow.settings import datasets
@@ -15,9 +15,9 @@ from longspec.workflow.settings.workflow_file import check_values
 
 @dataclass(frozen=True)
 class RunEvaluation:
-    """run: its name; section: the whole one, presets laid out; own: the keys that the run's file has; tasks: by name."""
+    """run: its file; section: the whole one, presets laid out; own: the keys that the run's file has; tasks: by name."""
 
-    run: str
+    run: Run
     section: dict[str, Any]
     own: frozenset[str]
     tasks: dict[str, tasks.Task]
@@ -27,16 +27,15 @@ class RunEvaluation:
         return _file_of(self.run, self.own, key)
 
 
-def of_run(run: str, configs: Mapping[Any, Any], settings: dict[str, Any]) -> RunEvaluation:
+def of_run(run: Run, settings: dict[str, Any]) -> RunEvaluation:
     """The evaluation of a run: each key that its file has takes the place of that of config/workflow.yaml.
 
-    configs: of all stages, by (run, variant, stage); settings: of config/workflow.yaml, presets laid out. Raises ValueError
-    with the file and the key at fault.
+    settings: of config/workflow.yaml, presets laid out. Raises ValueError with the file and the key at fault.
     """
-    own = _own(run, configs)
+    own = copy.deepcopy(run.says.evaluation)
     section = settings["evaluation"] | own
     if own:
-        _lay_out(section, settings, _file(run))
+        _lay_out(section, settings, run.file)
     return _parsed(run, section, frozenset(own))
 
 
@@ -55,7 +54,7 @@ def _lay_out(section: dict[str, Any], settings: dict[str, Any], place: str) -> N
         check_values(settings | {"evaluation": section})
 
 
-def _parsed(run: str, section: dict[str, Any], own: frozenset[str]) -> RunEvaluation:
+def _parsed(run: Run, section: dict[str, Any], own: frozenset[str]) -> RunEvaluation:
     try:
         parsed = tasks.parse(section).tasks
     except ValueError as error:
@@ -68,22 +67,5 @@ def _parsed(run: str, section: dict[str, Any], own: frozenset[str]) -> RunEvalua
     return found
 
 
-def _file_of(run: str, own: Collection[str], key: str) -> str:
-    return _file(run) if key in own else datasets.FILE
-
-
-def _file(run: str) -> str:
-    return f"config/run/{run}.yaml"
-
-
-def _own(run: str, configs: Mapping[Any, Any]) -> dict[str, Any]:
-    """What a run's file says of the section. Raises ValueError where one of its stages says otherwise."""
-    said = [(key, OmegaConf.to_container(config.evaluation, resolve=True)) for key, config in configs.items() if key[0] == run]
-    first: Any = said[0][1]
-    for (_, variant, stage), section in said:
-        if section != first:
-            raise ValueError(
-                f"run '{run}', variant '{variant}', stage '{stage}': evaluation: differs from that of stage '{said[0][0][2]}': "
-                f"a run is measured in one way; say it once, in {_file(run)}"
-            )
-    return first
+def _file_of(run: Run, own: Collection[str], key: str) -> str:
+    return run.file if key in own else datasets.FILE

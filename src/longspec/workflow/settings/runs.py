@@ -11,10 +11,11 @@ from typing import Any
 from omegaconf import DictConfig
 
 from longspec import methods
-from longspec.config import CONFIG_DIR, compose, compose_stage, differences, plain, stages_and_variants
+from longspec.config import CONFIG_DIR, compose, compose_stage, differences, plain
 from longspec.config.checks import BUILT
 from longspec.config.explain import UNKNOWN, did_you_mean, faults_in
-from longspec.config.names import BASELINES, IMPORTED, WITH_LOOKUP, check_name
+from longspec.config.names import check_name
+from longspec.config.run_file import Run, path_of, read_run
 from longspec.decode.levels import levels_of
 from longspec.evaluate.tasks import check_room
 from longspec.workflow.choices import Choices, Stage
@@ -23,7 +24,6 @@ from longspec.workflow.settings import targets
 from longspec.workflow.settings.evaluations import RunEvaluation
 
 Names = dict[str, list[str]]  # by run
-HEADER = "# @package _global_"  # has Hydra set keys of the whole configuration
 # Of a path a user names, and of the wildcards by which Snakemake names a job to the process that runs it.
 PLACES = r"(?:^models|^data/(?:answers|tokens|packed))/{name}/|[:,]model={name}(?:,|$)"
 
@@ -36,47 +36,38 @@ def check_choice(key: str, name: object, group: str, config_dir: Path) -> None:
         raise ValueError(f"{key}: there is no config/{group}/{name}.yaml; {did_you_mean(str(name), known)}")
 
 
-def stages_and_variants_of(run: str, otherwise: list[str], config_dir: Path, named: str) -> tuple[list[str], list[str]]:
-    """The stages of a run, in order, and its variants: those that it names, or the others.
+def run_of(run: str, config_dir: Path, named: str) -> Run:
+    """A run by its name or path. named: the key that names it.
 
-    named: the key that names the run. Raises ValueError for a run, a stage, a variant or a file of their numbers that is none.
+    Raises ValueError for a run that is none, and for stages and variants that it names and that are none.
     """
-    check_choice(named, run, "run", config_dir)
-    numbers = sorted((config_dir / "run_stage").glob(f"{run}_*.yaml"))
-    for path in [config_dir / f"run/{run}.yaml", *numbers]:
-        if not path.read_bytes().startswith(HEADER.encode()):
-            raise ValueError(f"{path}: its first line must be '{HEADER}'")
-    key = f"config/run/{run}.yaml"
-    with faults_in(key):
-        stages, variants = stages_and_variants(run, config_dir)
-    if not stages or len(stages) != len(set(stages)):
-        raise ValueError(f"{key}: stages: must name at least one stage, each once; is {stages}")
-    if len(variants) != len(set(variants)):
-        raise ValueError(f"{key}: variants: must name each variant once; is {variants}")
-    if taken := [name for name in stages if name in (*BASELINES, IMPORTED, WITH_LOOKUP)]:
-        told = f"{', '.join((*BASELINES, IMPORTED))} and {WITH_LOOKUP} are drafters that no stage trains"
-        raise ValueError(f"{key}: stages: {', '.join(taken)}: {told}; give the stage another name")
-    for group, names in (("stage", stages), ("variant", variants)):
-        for name in names:
-            check_choice(f"{key}: {group}s", name, group, config_dir)
-    for path in numbers:
-        if path.stem.removeprefix(f"{run}_") not in stages:
-            told = did_you_mean(path.stem, [f"{run}_{stage}" for stage in stages])
-            raise ValueError(f"{path}: run '{run}' has no such stage; rename or remove the file; {told}")
-    return stages, variants or otherwise
+    with faults_in(named):
+        path_of(run, [config_dir])
+    found = read_run(run, [config_dir])
+    if not found.says.stages:
+        raise ValueError(f"{found.file}: stages: must name at least one stage")
+    for key, group in (("target", "model"), ("method", "method"), ("deepspeed", "deepspeed")):
+        if (chosen := getattr(found.says, key)) is not None:
+            check_choice(f"{found.file}: {key}", chosen, group, config_dir)
+    for name, stage in found.says.stages.items():
+        check_choice(f"{found.file}: stages{f'.{name}.like' if stage.like else ''}", stage.like or name, "stage", config_dir)
+    for name in found.says.variants:
+        check_choice(f"{found.file}: variants", name, "variant", config_dir)
+    return found
 
 
-def composed(run: str, variant: str, stage: str, config_dir: Path) -> DictConfig:
+def composed(run: Run, variant: str, stage: str, config_dir: Path) -> DictConfig:
     """One composed configuration. Raises ValueError with the choices that lead to the one at fault."""
     try:
-        return compose_stage(run, variant, stage, config_dir)
+        return compose_stage(run.given, variant, stage, config_dir)
     except ValueError as error:
-        of_variant = UNKNOWN in str(error) and f"(in variant/{variant}.yaml)" in str(error)
-        fix = (
-            f" config/variant/{variant}.yaml does not fit the run's method; name variants of that method: "
-            f"config/run/{run}.yaml: variants: [...], which is for this run alone"
-        )
-        raise ValueError(f"run '{run}', variant '{variant}', stage '{stage}': {error}{fix if of_variant else ''}") from None
+        told = f"run '{run.name}', variant '{variant}', stage '{stage}': {error}"
+        if UNKNOWN in str(error) and f"(in variant/{variant}.yaml)" in str(error):
+            told += (
+                f" config/variant/{variant}.yaml does not fit the run's method; name variants of that method: "
+                f"{run.file}: variants: [...], which is for this run alone"
+            )
+        raise ValueError(told) from None
 
 
 def check_models(configs: Mapping[Stage, Any]) -> None:
@@ -95,8 +86,11 @@ def check_models(configs: Mapping[Stage, Any]) -> None:
             )
 
 
-def check_methods(configs: Mapping[Stage, Any]) -> None:
-    """Raise ValueError, with the key, when the stages of a run and variant train two drafts, or begin with two."""
+def check_methods(configs: Mapping[Stage, Any], file: str) -> None:
+    """Raise ValueError, with the key, when the stages of a run and variant train two drafts, or begin with two.
+
+    file: the run's.
+    """
     first: dict[tuple[str, str], tuple[str, Any]] = {}
     for (run, variant, stage), config in configs.items():
         draft = {"init": config.recipe.init, "method": plain(config.recipe.method)}
@@ -104,7 +98,7 @@ def check_methods(configs: Mapping[Stage, Any]) -> None:
         if changed := differences(wanted, draft, "recipe."):
             raise ValueError(
                 f"run '{run}', variant '{variant}', stage '{stage}': {'; '.join(changed)} since stage '{before}': all stages "
-                f"train one draft; say it once, in config/run/{run}.yaml"
+                f"train one draft; say it once, for all stages, in {file}"
             )
 
 
@@ -198,28 +192,31 @@ def asked_targets(arguments: Sequence[str], known: Collection[str], config_dir: 
     return found
 
 
-def with_lenders(chosen: list[str], variants: list[str], config_dir: Path) -> tuple[Names, Names, dict[Stage, object]]:
-    """Stages, variants and configurations of the chosen runs, and of those whose draft vocabulary one of them takes over.
+def with_lenders(chosen: list[str], variants: list[str], config_dir: Path) -> tuple[dict[str, Run], Names, dict[Stage, object]]:
+    """Files, variants and configurations of the chosen runs, and of those whose draft vocabulary one of them takes over.
 
     variants: of runs that name none.
     """
-    stages: Names = {}
+    files: dict[str, Run] = {}
     variants_of: Names = {}
     configs: dict[Stage, object] = {}
     todo = [("runs", run) for run in chosen]
     while todo:
-        key, run = todo.pop(0)
-        if run in stages:
+        key, given = todo.pop(0)
+        run = run_of(given, config_dir, key)
+        if run.name in files:
+            if run.path != files[run.name].path:
+                raise ValueError(f"{key}: {given}: another run has this name, {files[run.name].file}; rename one of the files")
             continue
-        stages[run], variants_of[run] = stages_and_variants_of(run, variants, config_dir, key)
-        for variant in variants_of[run]:
-            own = {(run, variant, stage): composed(run, variant, stage, config_dir) for stage in stages[run]}
-            check_methods(own)
+        files[run.name], variants_of[run.name] = run, run.says.variants or variants
+        for variant in variants_of[run.name]:
+            own = {(run.name, variant, stage): composed(run, variant, stage, config_dir) for stage in run.says.stages}
+            check_methods(own, run.file)
             configs |= own
-            lender = methods.vocabulary_lender(own[run, variant, stages[run][0]].recipe)
+            lender = methods.vocabulary_lender(next(iter(own.values())).recipe)
             if lender is not None:
-                todo.append((key_of(run, variant), lender))
-    return stages, variants_of, configs
+                todo.append((key_of(run.name, variant), lender))
+    return files, variants_of, configs
 
 
 def key_of(run: str, variant: str) -> str:

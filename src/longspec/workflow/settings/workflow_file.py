@@ -15,12 +15,14 @@ import yaml
 from longspec.config import CONFIG_DIR, yaml_files
 from longspec.config.explain import did_you_mean
 from longspec.config.names import is_name
+from longspec.config.run_file import SUFFIX
 
 SCHEMA = CONFIG_DIR / "workflow.schema.yaml"
 TEMPLATED = "__use_yte__"  # has Snakemake run the file's values as Python
 MODULE = re.compile(r"[A-Za-z0-9][\w.+/-]*", re.ASCII)  # it reaches a shell
 FORMATS = jsonschema.FormatChecker(formats=())
 FORMATS.checks("name")(lambda value: not isinstance(value, str) or is_name(value))
+FORMATS.checks("run")(lambda value: not isinstance(value, str) or value.endswith(SUFFIX) or is_name(value))
 FORMATS.checks("module")(lambda value: not isinstance(value, str) or MODULE.fullmatch(value) is not None)
 
 

@@ -1,0 +1,116 @@
+"""A run's file: what it derives from another, what it sets of a stage, and what it refuses."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longspec.config import CONFIG_DIR, compose_stage, stages_of
+from longspec.config.run_file import read_run
+
+STAGE = "stages:\n  base:\n    recipe: {optimizer: {lr: 3.0e-3}}\n"
+
+
+def write(folder: Path, **files: str) -> None:
+    """Runs by name, in a folder's run/."""
+    (folder / "run").mkdir(exist_ok=True)
+    for name, text in files.items():
+        (folder / f"run/{name}.yaml").write_text(text)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A folder whose runs may derive from those of config/."""
+    (tmp_path / "train.yaml").write_text((CONFIG_DIR / "train.yaml").read_text())
+    write(tmp_path, **{path.stem: path.read_text() for path in (CONFIG_DIR / "run").glob("*.yaml")})
+    return tmp_path
+
+
+def test_a_run_that_derives_from_another_has_its_numbers_of_each_stage(config: Path) -> None:
+    """Of 61 GiB of weights the published run gives each GPU a share beside 32k tokens."""
+    write(config, mine="base: published\ntarget: qwq-32b\n", second="base: mine\n")
+    configs = {stage: compose_stage("second", "base", stage, config) for stage in ("base", "long", "longcot")}
+    assert [each.runtime.target for each in configs.values()] == ["replicated", "partitioned", "partitioned"]
+    assert {each.recipe.model.name for each in configs.values()} == {"qwq-32b"}
+    write(config, mine="base: published\nstages: {base: , long: {runtime: {target: tensor_parallel, micro_batch: 2}}}\n")
+    long = compose_stage("second", "base", "long", config)
+    assert (long.runtime.target, long.runtime.micro_batch, long.recipe.draft.loss) == ("tensor_parallel", 2, "hard")
+    assert stages_of("second", config) == ["base", "long"]
+
+
+def test_what_is_set_of_a_stage_comes_last_and_mappings_are_merged_key_by_key(config: Path) -> None:
+    more = "recipe: {data: {overlong: split}, seed: 7}\n"
+    write(config, mine=f"base: demo\n{more}{STAGE}")
+    recipe, whole = compose_stage("mine", "base", "base", config).recipe, compose_stage("demo", "base", "base", config).recipe
+    assert (recipe.optimizer.lr, recipe.seed, recipe.data.overlong) == (3.0e-3, 7, "split")
+    assert (recipe.data.sequence_length, recipe.draft.start) == (whole.data.sequence_length, whole.draft.start)
+
+
+def test_of_another_method_the_keys_of_draft_and_method_stay_behind(config: Path) -> None:
+    """They are GLIDE's, which EAGLE-3 does not know."""
+    write(config, mine="base: demo\nmethod: eagle3\nvariants: [ttt]\nrecipe: {method: {layers: [0, 1, 2], vocabulary: 64}}\n")
+    recipe = compose_stage("mine", "ttt", "base", config).recipe
+    assert (recipe.method.name, recipe.draft.start, recipe.data.sequence_length) == ("eagle3", "random", 128)
+    write(config, mine="base: demo\nmethod: glide\n")
+    assert read_run("mine", [config]).says.recipe == {"draft": {"lag": 4}}
+
+
+def test_a_stage_may_have_another_name_than_the_numbers_it_begins_with(config: Path) -> None:
+    write(config, mine="target: demo\nstages:\n  gentle: {like: base, recipe: {data: {name: stdlib}, seed: 7}}\n")
+    recipe = compose_stage("mine", "base", "gentle", config).recipe
+    assert (recipe.stage, recipe.seed, recipe.data.name, recipe.global_batch) == ("gentle", 7, "stdlib", 2048)
+
+
+def test_a_run_is_taken_by_its_path_too(config: Path, tmp_path: Path) -> None:
+    path = tmp_path / "apart.yaml"
+    path.write_text(f"base: demo\n{STAGE}")
+    found = read_run(str(path), [config])
+    assert (found.name, found.file) == ("apart", str(path))
+    assert compose_stage(str(path), "base", "base", config).recipe.optimizer.lr == 3.0e-3
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "stags: [base]\n",
+            r"config/run/mine\.yaml: stags: unknown key; did you mean 'stages'\? Known: base, build, deepspeed",
+        ),
+        (
+            "learning_rate: 3\n",
+            r"mine\.yaml: learning_rate: unknown key, of another trainer: the rate is recipe\.optimizer\.lr",
+        ),
+        ("defaults: [demo]\n", r"mine\.yaml: defaults: unknown key; .*Known: base,"),
+        ("stages: {base: {receipe: {}}}\n", r"mine\.yaml: stages\.base\.receipe: unknown key; did you mean 'recipe'\?"),
+        ("stages: {base: 3}\n", r"mine\.yaml: stages\.base: must be a mapping, such as .*; is 3"),
+        ("stages: [base, base]\n", r"mine\.yaml: stages: must name each stage once; is \['base', 'base'\]"),
+        ("stages: {'a b': }\n", r"mine\.yaml: stages: a stage: 'a b' is no name; a name has letters"),
+        ("target: 3\n", r"mine\.yaml: target: input should be a valid string; is 3"),
+        ("recipe: [3]\n", r"mine\.yaml: recipe: must be a mapping, such as .*; is \[3\]"),
+        ("- demo\n", r"mine\.yaml: must be a mapping with keys such as target and stages"),
+        ("base: dmo\n", r"mine\.yaml: base: there is no config/run/dmo\.yaml; did you mean 'demo'\?"),
+        ("base: mine\n", r"mine\.yaml: base: mine -> mine leads back; derive from another run"),
+        ("final: lats\n", r"mine\.yaml: final: input should be 'best' or 'last'; is 'lats'"),
+        ("seed: 1\nseed: 2\n", r"mine\.yaml: line 2: key 'seed' stands twice"),
+    ],
+)
+def test_what_no_run_says_is_refused_with_its_key(config: Path, text: str, told: str) -> None:
+    write(config, mine=text)
+    with pytest.raises(ValueError, match=told):
+        read_run("mine", [config])
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("recipe: {optimizer: {rl: 1}}\n", r"^recipe\.optimizer\.rl: unknown key; .* \(in config/run/mine\.yaml\)"),
+        (
+            "stages: {base: {recipe: {optimizer: {rl: 1}}}}\n",
+            r"^recipe\.optimizer\.rl: .* \(in config/run/mine\.yaml, stage base\)",
+        ),
+    ],
+)
+def test_what_hydra_refuses_is_told_with_the_runs_file(config: Path, text: Any, told: str) -> None:
+    write(config, mine=text)
+    with pytest.raises(ValueError, match=told):
+        compose_stage("mine", "base", "base", config)
