@@ -17,6 +17,7 @@ from longspec.config.checks import (
     check_optimizer,
     check_trackers,
 )
-from longspec.config.compose import CONFIG_DIR, ConfigError, compose, compose_stage, stages_of
+from longspec.config.compose import ConfigError, compose, compose_stage, stages_of
 from longspec.config.frozen import differences, load, plain, to_yaml, typed
+from longspec.config.run_file import CONFIG_DIR
 from longspec.config.schema import LATER, Build, Config, DeepSpeed, Model, Recipe, Runtime, States

@@ -19,10 +19,10 @@ from longspec import methods
 from longspec.config import yaml_files
 from longspec.config.checks import CHECKS, check_optimizer, name_class
 from longspec.config.explain import did_you_mean, one_line, unknown_key
-from longspec.config.run_file import Run, read_run
+from longspec.config.run_file import CONFIG_DIR, Run, read_run
+from longspec.config.run_implied import numbers_of, stage_of, target_of, variants_of, with_implied
 from longspec.config.schema import Build, Config, Recipe, Runtime
 
-CONFIG_DIR = Path(__file__).resolve().parents[3] / "config"
 RUN, DEFAULT_RUN = "run", "published"  # an override that names a run, or a run's file; the run where there is none
 NODE, STAGE_NODE = "run_file", "run_file_stage"  # of Hydra's groups; names of train.yaml
 # Exceptions while Hydra composes, for a file that cannot be read or a key that does not fit.
@@ -105,26 +105,26 @@ def _with_file(message: str, run: Run) -> str:
 def _told_by_run(overrides: list[str], folders: list[Path]) -> tuple[Run, list[str]]:
     """The run, and the overrides with its choice taken out: its file Hydra is told as nodes of its own.
 
-    Of the node of a run stand its target, method and sharing, and what it sets; the node of a stage has its own numbers.
+    In the node of a run stand its target, method and sharing, and what it sets; the node of a stage has its own numbers.
     """
     chosen = dict(override.split("=", 1) for override in overrides if "=" in override)
     run = read_run(chosen.get(RUN, DEFAULT_RUN), folders)
     says, store = run.says, ConfigStore.instance()
     for group in (NODE, STAGE_NODE):  # of a run that was composed before
         store.repo.pop(group, None)
-    groups = {"model": says.target, "method": says.method, "deepspeed": says.deepspeed}
-    groups |= {"variant": says.variants[0]} if says.variants else {}
+    facts, model = target_of(run, folders)
+    groups = {"model": says.target if model is None else None, "method": says.method, "deepspeed": says.deepspeed}
+    groups["variant"] = next(iter(variants_of(run)), None)
     defaults = [{f"override /{group}": name} for group, name in groups.items() if name is not None]
-    sections = {section: getattr(says, section) for section in ("recipe", "runtime", "build")}
+    sections = {"recipe": with_implied(run, facts, model), "runtime": says.runtime, "build": says.build}
     store.store(run.name, {"defaults": [*defaults, "_self_"], **sections}, NODE, "_global_")
-    for name, stage in says.stages.items():
-        numbers = {"recipe": {"stage": name} | stage.recipe, "runtime": stage.runtime}
-        store.store(f"{run.name}_{name}", numbers, STAGE_NODE, "_global_")
+    for name in says.stages:
+        store.store(f"{run.name}_{name}", stage_of(run, name, facts, folders), STAGE_NODE, "_global_")
     others = [override for override in overrides if not override.startswith(f"{RUN}=")]
     named = chosen.get("stage", "")
     if named in says.stages:
         others = [override for override in others if not override.startswith("stage=")]
-        others += [f"stage={says.stages[named].like or named}", f"{STAGE_NODE}={run.name}_{named}"]
+        others += [f"stage={numbers_of(run, named, folders)}", f"{STAGE_NODE}={run.name}_{named}"]
     return run, [f"{NODE}={run.name}", *others]
 
 

@@ -5,6 +5,7 @@ Read and checked by pydantic; compose.py hands it to Hydra, below a stage's own 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +17,8 @@ from longspec.config.names import BASELINES, IMPORTED, WITH_LOOKUP, check_name
 
 FOLDER = "run"
 SUFFIX = ".yaml"
-METHOD = "glide"  # of a run that names none, as config/train.yaml has it
+TRAIN = "train"  # the stage of a run with one data set, and the numbers of a stage that has no file
+CONFIG_DIR = Path(__file__).resolve().parents[3] / "config"
 TAKEN = (*BASELINES, IMPORTED, WITH_LOOKUP)  # drafters that no stage trains
 Section = dict[str, Any]
 
@@ -30,7 +32,8 @@ class _Keys(BaseModel):
 class StageFile(_Keys):
     """What a run wants of one stage."""
 
-    like: str | None = Field(None, description="the file of config/stage/ that it begins with; null: of its own name")
+    like: str | None = Field(None, description="the file of config/stage/ that it begins with; null: of its own name, or train")
+    data: str | None = Field(None, description="the data set that it trains on; in place of recipe.data.name")
     recipe: Section = Field({}, description="what decides its weights")
     runtime: Section = Field({}, description="how it is trained")
 
@@ -39,7 +42,8 @@ class RunFile(_Keys):
     """A run's file, with what it has of the run that it derives from."""
 
     base: str | None = Field(None, description="the run that it derives from: a name, or a path")
-    target: str | None = Field(None, description="a file of config/model/")
+    target: str | None = Field(None, description="hf:<owner>/<repository>, a folder, a .gguf file, or a file of config/model/")
+    data: dict[str, Any] = Field({}, description="data sets by name: files, hf:<name>, or an entry as in config/workflow.yaml")
     method: str | None = Field(None, description="a file of config/method/")
     deepspeed: str | None = Field(None, description="a file of config/deepspeed/, in place of the stages' own")
     variants: list[str] = Field([], description="in which it is trained; none: as config/workflow.yaml says")
@@ -92,6 +96,13 @@ class Run:
         return shown(self.path)
 
 
+@cache
+def default_method() -> str:
+    """The method of a run that names none, as config/train.yaml has it."""
+    defaults = yaml_files.read(CONFIG_DIR / "train.yaml")["defaults"]
+    return next(str(each["method"]) for each in defaults if isinstance(each, dict) and "method" in each)
+
+
 def shown(path: Path) -> str:
     """A run's file as messages name it."""
     return f"config/{FOLDER}/{path.name}" if path.parent.name == FOLDER else str(path)
@@ -103,7 +114,7 @@ def read_run(run: str, folders: Sequence[Path]) -> Run:
     Raises ValueError with the file, the key and what is allowed.
     """
     path, content = _derived(run, folders, [])
-    return Run(run, path.stem, path, _checked(path, content))
+    return Run(run, path.stem, path, _with_stages(path, _checked(path, content)))
 
 
 def path_of(run: str, folders: Sequence[Path], beside: Path | None = None) -> Path:
@@ -143,6 +154,16 @@ def _derived(run: str, folders: Sequence[Path], passed: list[Path]) -> tuple[Pat
     return path, _over(beneath, own)
 
 
+def _with_stages(path: Path, says: RunFile) -> RunFile:
+    """With one data set and no stage the run has one, `train`. Raises ValueError where several data sets name no stages."""
+    if says.stages or not says.data:
+        return says
+    if len(says.data) > 1:
+        told = ", ".join(f"{name}: {{data: {name}}}" for name in says.data)
+        raise ValueError(f"{shown(path)}: stages: missing; a stage trains on one data set: stages: {{{told}}}")
+    return says.model_copy(update={"stages": {TRAIN: StageFile.model_validate({"data": next(iter(says.data))})}})
+
+
 def _over(beneath: Section, own: Section) -> Section:
     """A run's keys over those of its base: mappings key by key, all else as a whole.
 
@@ -150,7 +171,7 @@ def _over(beneath: Section, own: Section) -> Section:
     those that the run names, each with the base's numbers beneath its own.
     """
     stages = {name: dict(numbers or {}) for name, numbers in _mapping(beneath.get("stages")).items()}
-    if own.get("method", method := beneath.get("method", METHOD)) != method:
+    if own.get("method", method := beneath.get("method", default_method())) != method:
         beneath = beneath | {"recipe": _without_method(beneath.get("recipe"))}
         stages = {name: numbers | {"recipe": _without_method(numbers.get("recipe"))} for name, numbers in stages.items()}
     named = _mapping(own.get("stages", stages))

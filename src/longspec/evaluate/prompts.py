@@ -17,7 +17,7 @@ from longspec.data.read.records import Chat, to_messages_or_text
 from longspec.data.tokenize import encode
 from longspec.distributed import log
 from longspec.evaluate.prompt_files import files_of, read_records
-from longspec.evaluate.tasks import Benchmark, HeldOut, Prompt, check_room
+from longspec.evaluate.tasks import AUTO, Benchmark, HeldOut, Prompt, check_room
 
 # Tokens a record must still hold after a prompt, so that there is something to go on with.
 ROOM_AFTER = 16
@@ -30,7 +30,7 @@ def draw_prompts(name: str, task: HeldOut, raw_manifest: Path, count: int, token
     ValueError when no held-out record is long enough.
     """
     generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, *name.encode()])))
-    if task.whole_questions:
+    if task.whole_questions is True or (task.whole_questions == AUTO and _has_questions(raw_manifest)):
         return _draw_questions(name, task, raw_manifest, count, tokenizer, generator)
     path, context = raw_manifest.parent / "held_out.jsonl", task.context
     documents, refused = [], 0
@@ -58,6 +58,12 @@ def draw_prompts(name: str, task: HeldOut, raw_manifest: Path, count: int, token
         ids = ids_S[start : start + length].tolist()
         prompts.append(Prompt(name, number, line, ids, task.new_tokens))
     return prompts
+
+
+def _has_questions(raw_manifest: Path) -> bool:
+    """Whether the first held-out record is a conversation."""
+    first = next(iter(jsonl.read(raw_manifest.parent / "held_out.jsonl")), None)
+    return first is not None and isinstance(to_messages_or_text(first, unanswered=True), Chat)
 
 
 def _tell_refused(path: Path, refused: int) -> None:

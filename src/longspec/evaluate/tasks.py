@@ -68,13 +68,14 @@ class Prompt:
 class HeldOut:
     """Prompts of context[0]..context[1] tokens from held-out records of a dataset.
 
-    whole_questions: a prompt is a conversation up to the end of a question, and the template's request for its answer.
+    whole_questions: a prompt is a conversation up to the end of a question, and the template's request for its answer; AUTO:
+    where the records are conversations.
     """
 
     data: str
     context: tuple[int, int]
     new_tokens: int
-    whole_questions: bool = False
+    whole_questions: bool | str = False
 
     @property
     def origin(self) -> str:
@@ -109,6 +110,7 @@ class Benchmark:
 
 
 Task = HeldOut | Benchmark
+AUTO = "auto"
 HELD_OUT: dict[str, Any] = {"data": None, "context": None, "whole_questions": False}
 BENCHMARK: dict[str, Any] = {"source": None, "template": "{prompt}", "chat": True, "reference": "reference", "longest": 0}
 OF_HUB: dict[str, Any] = {"revision": "main", "member": ""}

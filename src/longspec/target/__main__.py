@@ -37,6 +37,9 @@ def main() -> None:
     five.add_argument("--fetched", type=Path, help="manifest that `wheel` wrote")
     five.add_argument("--out-target", type=Path, required=True, help="the target's manifest; its folder lies beside")
     five.add_argument("--out-tokenizer", type=Path, required=True, help="the tokenizer's manifest")
+    six = add_verb(verbs, "facts", "read family, layers, tokens and positions of a target that is not there yet")
+    six.add_argument("--source", required=True, help="hf:organisation/name, a folder or a .gguf file")
+    six.add_argument("--out", type=Path, required=True, help="the file beside a run: NAME.target.json")
     arguments = whole.parse_args()
     shown.start_logging("%(asctime)s %(message)s")
     if arguments.verb == "tokenizer":
@@ -46,6 +49,10 @@ def main() -> None:
 
         trained = train.make(load(arguments.build, Build), arguments.tokenizer, arguments.data, arguments.out)
         logging.info("%s", trained)
+    elif arguments.verb == "facts":
+        from longspec.target import facts  # transformers' reader of GGUF files wants torch
+
+        facts.make(arguments.source, arguments.out)
     elif arguments.verb == "wheel":
         wheel_file.make(arguments.source, arguments.sha256, arguments.out)
     elif arguments.verb == "dequantize":

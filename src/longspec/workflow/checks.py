@@ -14,7 +14,7 @@ from typing import Any
 from longspec import methods
 from longspec.atomic_files import check_files, read_json_object
 from longspec.config import CONFIG_DIR, explain
-from longspec.config.run_file import SUFFIX
+from longspec.config.run_file import SUFFIX, read_run
 from longspec.data import presets
 from longspec.data.raw import is_hub, is_made
 from longspec.evaluate import tasks
@@ -32,13 +32,13 @@ def checked_plan(settings: dict[str, Any], config_dir: Path = CONFIG_DIR, argume
 
     arguments: of the call, which may name files of targets that no chosen run uses.
     """
-    settings = _checked_settings(settings)
+    settings = _checked_settings(data_of_runs(settings, config_dir))
     for name in settings["variants"]:
         runs.check_choice("variants", name, "variant", config_dir)
     files, variants, configs = runs.with_lenders(settings["runs"], settings["variants"], config_dir)
     settings["runs"] = [Path(run).stem if run.endswith(SUFFIX) else run for run in settings["runs"]]
     runs.check_models(configs)
-    measured = {run: evaluations.of_run(files[run], settings) for run in settings["runs"]}
+    measured = {run: evaluations.of_run(files[run], settings, configs) for run in settings["runs"]}
     plan = Plan(settings, files, variants, configs, measured)
     plan = replace(plan, asked=runs.asked_targets(arguments, plan.models, config_dir))
     runs.check_replays(plan)
@@ -113,6 +113,30 @@ def unused_variants(plan: Plan) -> str:
         f"variants: {', '.join(unused)}: no chosen run is trained in {'it' if len(unused) == 1 else 'them'}: each names its "
         f"own in its file: {named}"
     )
+
+
+def data_of_runs(settings: dict[str, Any], config_dir: Path) -> dict[str, Any]:
+    """The settings with the data sets of the chosen runs' own files beside those of config/workflow.yaml.
+
+    Raises ValueError, with the run's file, for one that is wrong, and for a name that stands for two data sets.
+    """
+    chosen = [settings["run"]] if "run" in settings else settings.get("runs")
+    data, given = settings.get("data"), chosen if isinstance(chosen, list) else []
+    if not isinstance(data, dict):
+        return settings
+    data = dict(data)
+    for name in filter(lambda run: isinstance(run, str), given):
+        try:
+            run = read_run(name, [config_dir])
+        except ValueError:
+            continue  # told with the runs
+        with explain.faults_in(run.file):
+            for dataset, entry in datasets.entries_of(run.says.data).items():
+                if data.setdefault(dataset, entry) != entry:
+                    raise ValueError(
+                        f"data.{dataset}: another data set has this name, in {datasets.FILE} or another run; rename it"
+                    )
+    return settings | {"data": data}
 
 
 def _checked_settings(settings: dict[str, Any]) -> dict[str, Any]:

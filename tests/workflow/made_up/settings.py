@@ -7,6 +7,7 @@ from longspec.config.ranges import check_choices
 
 NAMELESS_FILES = False
 VLLM_METHOD: str | None = None
+VARIANTS = ("made-up",)
 TARGETS: dict[str, str] = {}  # no class of it was ever published
 FAMILIES = ("llama", "qwen2")
 WHY_THESE = "nobody has tried it beside others"
@@ -26,6 +27,11 @@ class Draft:
     """The section `recipe.draft`, the variant."""
 
     labels: str = "soft"  # hard: the token after the next; soft: the target's distribution of it
+
+
+def implied(tokens: int) -> dict[str, Any]:
+    """Nothing of the method follows from a target's tokens."""
+    return {}
 
 
 def of(recipe: Any) -> Draft:

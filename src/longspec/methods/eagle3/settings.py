@@ -13,6 +13,7 @@ from longspec.methods.eagle3.rope_parameters import check_rope
 NAME = "eagle3"
 NAMELESS_FILES = False
 VLLM_METHOD: str | None = "eagle3"
+VARIANTS = ("ttt",)  # of a run that names none
 TARGETS: dict[str, str] = {}  # no class was published
 FAMILIES = families.FAMILIES  # hidden states are all that is read, and each has them
 WHY_THESE = ""
@@ -79,6 +80,11 @@ class Draft:
     steps: int = 7  # of a chain, each fed with the draft's own hidden state of the step before
     decay: float = 0.8  # step i is weighted decay^i
     start: str = field(default="random", metadata=LATER)  # of an untrained layer; identity: it hands its last input through
+
+
+def implied(tokens: int) -> dict[str, Any]:
+    """Keys of recipe.method that follow from a target of so many tokens: a vocabulary as published drafts have it."""
+    return {"vocabulary": 32000 if tokens >= 64000 else 8192 if tokens > 16384 else None}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from longspec.config.schema import LATER
 BLOCKS = "blocks"
 RANDOM, LAST, MIDDLE = "random", "last", "middle"
 NAMELESS_FILES = True  # draft_model_weights.pth, as published, comes without a configuration
+VARIANTS: tuple[str, ...] = ()  # those of config/workflow.yaml
 VLLM_METHOD: str | None = None  # no engine loads what reads the target's own keys and values
 CHOICES = {
     "anchors": ("off", "fixed", "random"),
@@ -39,6 +40,11 @@ TARGETS = {
 }
 FAMILIES = tuple(TARGETS)
 WHY_THESE = "its layer is shaped like that of these families, and reads the rotated keys and values of the target's last layer"
+
+
+def implied(tokens: int) -> dict[str, Any]:
+    """Keys of recipe.method of a run that says none: none."""
+    return {}
 
 
 @dataclass

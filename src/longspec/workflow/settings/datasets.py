@@ -17,6 +17,32 @@ from longspec.evaluate.tasks import Benchmark, Task
 FILE = "config/workflow.yaml"
 
 
+SHARD = 256 * 2**20  # bytes of text in a job that tokenizes
+MOST_SHARDS = 64
+HELD_OUT = 0.05  # of a data set of which a run's file says its source alone
+
+
+def entries_of(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The data sets of a run's file as entries of config/workflow.yaml: a text or a list is a source, its shards follow."""
+    sources = {name: {"source": entry, "held_out": HELD_OUT} for name, entry in data.items() if not isinstance(entry, dict)}
+    whole = {name: sources.get(name, entry) for name, entry in data.items()}
+    return {
+        name: entry if "shards" in entry or "preset" in entry else entry | {"shards": _shards(entry.get("source"))}
+        for name, entry in whole.items()
+    }
+
+
+def _shards(source: Any) -> int:
+    """In how many parts files are tokenized, by their size; of the hub's, which are not there yet, eight."""
+    if is_made(source) or (isinstance(source, str) and is_hub(source)):
+        return 8 if is_hub(source) else 1
+    try:
+        size = sum(path.stat().st_size for path in source_files.files_of(source))
+    except (ValueError, OSError, TypeError, AttributeError):
+        return 1  # the source is refused later, with its key
+    return min(MOST_SHARDS, 1 + size // SHARD)
+
+
 def origins(source: str | list[str]) -> list[str]:
     """Where a source's records come from: the files themselves, or a repository of the hub as a whole."""
     if isinstance(source, str) and is_made(source):

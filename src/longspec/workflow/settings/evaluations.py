@@ -1,7 +1,7 @@
 """How each chosen run is measured: `evaluation` of config/workflow.yaml, or in its place what the run's own file says."""
 
 import copy
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,8 @@ from longspec.data import presets
 from longspec.evaluate import tasks
 from longspec.workflow.settings import datasets
 from longspec.workflow.settings.workflow_file import check_values
+
+SHORTEST = 16  # tokens of a prompt of a task that no file names
 
 
 @dataclass(frozen=True)
@@ -27,16 +29,30 @@ class RunEvaluation:
         return _file_of(self.run, self.own, key)
 
 
-def of_run(run: Run, settings: dict[str, Any]) -> RunEvaluation:
+def of_run(run: Run, settings: dict[str, Any], configs: Mapping[Any, Any]) -> RunEvaluation:
     """The evaluation of a run: each key that its file has takes the place of that of config/workflow.yaml.
 
-    settings: of config/workflow.yaml, presets laid out. Raises ValueError with the file and the key at fault.
+    A run with data sets of its own and no tasks is measured on held-out records of these. settings: of config/workflow.yaml,
+    presets laid out; configs: of all stages, by (run, variant, stage). Raises ValueError with the file and the key at fault.
     """
     own = copy.deepcopy(run.says.evaluation)
+    if run.says.data and "tasks" not in own:
+        own["tasks"] = tasks_of(run, configs)
     section = settings["evaluation"] | own
     if own:
         _lay_out(section, settings, run.file)
     return _parsed(run, section, frozenset(own))
+
+
+def tasks_of(run: Run, configs: Mapping[Any, Any]) -> dict[str, Any]:
+    """A task for each data set that a run trains on: held-out records, up to three quarters of a row; questions asked whole."""
+    rows = {
+        config.recipe.data.name: config.recipe.data.sequence_length for key, config in configs.items() if key[0] == run.name
+    }
+    return {
+        name: {"data": name, "context": [SHORTEST, max(SHORTEST, length * 3 // 4)], "whole_questions": tasks.AUTO}
+        for name, length in rows.items()
+    }
 
 
 def apart(evaluation: RunEvaluation, settings: dict[str, Any]) -> RunEvaluation:

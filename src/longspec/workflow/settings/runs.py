@@ -16,6 +16,7 @@ from longspec.config.checks import BUILT
 from longspec.config.explain import UNKNOWN, did_you_mean, faults_in
 from longspec.config.names import check_name
 from longspec.config.run_file import Run, path_of, read_run
+from longspec.config.run_implied import numbers_of, variants_of
 from longspec.decode.levels import levels_of
 from longspec.evaluate.tasks import check_room
 from longspec.workflow.choices import Choices, Stage
@@ -23,17 +24,18 @@ from longspec.workflow.paths import TARGET
 from longspec.workflow.settings import targets
 from longspec.workflow.settings.evaluations import RunEvaluation
 
+OR_SOURCE = " Or give hf:<owner>/<repository>, a folder, seen from here, or a .gguf file."
 Names = dict[str, list[str]]  # by run
 # Of a path a user names, and of the wildcards by which Snakemake names a job to the process that runs it.
 PLACES = r"(?:^models|^data/(?:answers|tokens|packed))/{name}/|[:,]model={name}(?:,|$)"
 
 
-def check_choice(key: str, name: object, group: str, config_dir: Path) -> None:
-    """Raise ValueError for what is no name of a file of one group of config/."""
+def check_choice(key: str, name: object, group: str, config_dir: Path, otherwise: str = "") -> None:
+    """Raise ValueError for what is no name of a file of one group of config/. otherwise: what else may be given."""
     check_name(key, name)
     known = [path.stem for path in (config_dir / group).glob("*.yaml")]
     if name not in known:
-        raise ValueError(f"{key}: there is no config/{group}/{name}.yaml; {did_you_mean(str(name), known)}")
+        raise ValueError(f"{key}: there is no config/{group}/{name}.yaml; {did_you_mean(str(name), known)}{otherwise}")
 
 
 def run_of(run: str, config_dir: Path, named: str) -> Run:
@@ -46,11 +48,17 @@ def run_of(run: str, config_dir: Path, named: str) -> Run:
     found = read_run(run, [config_dir])
     if not found.says.stages:
         raise ValueError(f"{found.file}: stages: must name at least one stage")
-    for key, group in (("target", "model"), ("method", "method"), ("deepspeed", "deepspeed")):
-        if (chosen := getattr(found.says, key)) is not None:
-            check_choice(f"{found.file}: {key}", chosen, group, config_dir)
+    says = found.says
+    if says.target is not None and not targets.is_source(says.target):
+        check_choice(f"{found.file}: target", says.target, "model", config_dir, OR_SOURCE)
+    if says.method is not None and says.method not in methods.names():
+        raise ValueError(f"{found.file}: method: {says.method!r} is unknown; {did_you_mean(says.method, methods.names())}")
+    if says.deepspeed is not None:
+        check_choice(f"{found.file}: deepspeed", says.deepspeed, "deepspeed", config_dir)
+    targets.learn(found)
     for name, stage in found.says.stages.items():
-        check_choice(f"{found.file}: stages{f'.{name}.like' if stage.like else ''}", stage.like or name, "stage", config_dir)
+        key = f"{found.file}: stages{f'.{name}.like' if stage.like else ''}"
+        check_choice(key, numbers_of(found, name, [config_dir]), "stage", config_dir)
     for name in found.says.variants:
         check_choice(f"{found.file}: variants", name, "variant", config_dir)
     return found
@@ -198,7 +206,7 @@ def with_lenders(chosen: list[str], variants: list[str], config_dir: Path) -> tu
     variants: of runs that name none.
     """
     files: dict[str, Run] = {}
-    variants_of: Names = {}
+    variants_in: Names = {}
     configs: dict[Stage, object] = {}
     todo = [("runs", run) for run in chosen]
     while todo:
@@ -208,15 +216,15 @@ def with_lenders(chosen: list[str], variants: list[str], config_dir: Path) -> tu
             if run.path != files[run.name].path:
                 raise ValueError(f"{key}: {given}: another run has this name, {files[run.name].file}; rename one of the files")
             continue
-        files[run.name], variants_of[run.name] = run, run.says.variants or variants
-        for variant in variants_of[run.name]:
+        files[run.name], variants_in[run.name] = run, variants_of(run) or variants
+        for variant in variants_in[run.name]:
             own = {(run.name, variant, stage): composed(run, variant, stage, config_dir) for stage in run.says.stages}
             check_methods(own, run.file)
             configs |= own
             lender = methods.vocabulary_lender(next(iter(own.values())).recipe)
             if lender is not None:
                 todo.append((key_of(run.name, variant), lender))
-    return files, variants_of, configs
+    return files, variants_in, configs
 
 
 def key_of(run: str, variant: str) -> str:

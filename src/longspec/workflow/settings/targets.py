@@ -1,6 +1,9 @@
 """Facts about a target that are known before any job runs: whether its folder is there, its family, its size."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -8,10 +11,41 @@ from longspec import methods
 from longspec.atomic_files import read_json
 from longspec.config.checks import BUILT, SOURCES
 from longspec.config.explain import faults_in
-from longspec.config.names import HUB_PREFIX, WHEEL_PREFIX, is_gguf
+from longspec.config.names import HUB_PREFIX, WHEEL_PREFIX, is_gguf, is_name
+from longspec.config.run_file import Run
+from longspec.config.target_facts import NotKnownError, facts_of, kept_beside
 from longspec.families import OF_GGUF, check_family, check_not_quantized
 
 GGUF_MAGIC = b"GGUF"
+
+
+def is_source(target: str) -> bool:
+    """Whether a run's `target` says where the target comes from, and is no file of config/model/."""
+    return not is_name(target) or is_gguf(target) or Path(target).is_dir()
+
+
+def learn(run: Run) -> None:
+    """Have what must be known of a run's target read once, and kept beside the run's file.
+
+    Raises ValueError, with the run's file and what to type in it, where it cannot be read.
+    """
+    target = run.says.target
+    if target is None or not is_source(target) or run.says.recipe.get("model", {}).get("family"):
+        return
+    try:
+        with faults_in(run.file):
+            facts_of(target, run.path)
+    except ValueError as error:
+        if not isinstance(error.__cause__, NotKnownError):
+            raise
+    else:
+        return
+    command = [sys.executable, "-m", "longspec.target", "facts", "--source", target, "--out", str(kept_beside(run.path))]
+    asks = os.environ.get("FETCH_OFFLINE", os.environ.get("HF_HUB_OFFLINE", "0"))  # jobs ask no hub; this is no job
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"HF_HUB_OFFLINE": asks})
+    if done.returncode:
+        said = (done.stderr.strip() or "it says nothing").splitlines()[-1].removeprefix("error: ")
+        raise ValueError(f"{run.file}: target: {target}: {said}")
 
 
 def folder_of(source: str, fetched: Path) -> Path | None:

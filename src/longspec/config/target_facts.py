@@ -1,0 +1,71 @@
+"""What a plan must know of a target before it is there: its family, its layers, its tokens and its positions.
+
+A folder's config.json says so itself. Of a target of the hub, and of a GGUF file, a file beside the run keeps it, so that
+later plans need neither network nor file: NAME.target.json, which `python -m longspec.target facts` writes.
+"""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from shlex import join
+from typing import Any
+
+from longspec.atomic_files import read_json_object, write_json
+from longspec.config.names import HUB_PREFIX, is_gguf
+
+BESIDE = ".target.json"
+
+
+@dataclass(frozen=True)
+class TargetFacts:
+    """family: transformers' model type; layers, tokens, positions: None where its configuration does not say them."""
+
+    source: str
+    family: str
+    layers: int | None
+    tokens: int | None
+    positions: int | None
+
+
+class NotKnownError(ValueError):
+    """A target of which nothing has been read yet."""
+
+
+def of_config(source: str, config: dict[str, Any]) -> TargetFacts:
+    """The facts in a config.json. Raises ValueError where it says no family."""
+    family = config.get("model_type")
+    if not isinstance(family, str):
+        raise ValueError(f"{source}: its config.json has no model_type; give a folder or repository that transformers loads")
+    told = (config.get(key) for key in ("num_hidden_layers", "vocab_size", "max_position_embeddings"))
+    return TargetFacts(source, family, *(value if type(value) is int else None for value in told))
+
+
+def kept_beside(run: Path) -> Path:
+    """Where the facts of a run's target are kept. run: the run's file."""
+    return run.with_name(run.stem + BESIDE)
+
+
+def facts_of(source: str, run: Path) -> TargetFacts:
+    """The facts of a target. run: the run's file.
+
+    Raises ValueError for a folder without config.json, and NotKnownError, with the command, where they are to be read first.
+    """
+    if not source.startswith(HUB_PREFIX) and not is_gguf(source):
+        config = Path(source).expanduser() / "config.json"
+        if not config.is_file():
+            what = "has no config.json" if config.parent.is_dir() else "no such folder"
+            raise ValueError(f"target: {source}: {what} (seen from {Path.cwd()}); give a folder that transformers loads")
+        return of_config(source, read_json_object(config))
+    kept = kept_beside(run)
+    content = read_json_object(kept) if kept.is_file() else {}
+    if content.get("source") != source:
+        command = ["python", "-m", "longspec.target", "facts", "--source", source, "--out", str(kept)]
+        raise NotKnownError(f"target: {source}: nothing is known of it yet; type {join(command)}")
+    try:
+        return TargetFacts(**content)
+    except TypeError:
+        raise ValueError(f"{kept}: has other keys than {', '.join(TargetFacts.__annotations__)}; remove the file") from None
+
+
+def write(path: Path, facts: TargetFacts) -> None:
+    """Keep the facts of a target beside a run."""
+    write_json(path, asdict(facts))

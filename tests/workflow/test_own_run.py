@@ -1,0 +1,150 @@
+"""A run of three lines: a target, its data and a method; all else follows from these."""
+
+import json
+from typing import Any
+
+import pytest
+
+from longspec.workflow.checks import check_prompts
+from tests.data.hub_standin import running
+from tests.gguf_files import random_model
+from tests.gguf_files import write as write_gguf
+from tests.workflow.planning import Settings
+
+CONFIG = {"model_type": "llama", "num_hidden_layers": 8, "vocab_size": 128256, "max_position_embeddings": 2048}
+ROW = {"messages": [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]}
+RUN = "target: my-llama\ndata: {chats: inputs/*.jsonl}\nmethod: eagle3\n"
+
+
+@pytest.fixture
+def own(settings: Settings) -> Settings:
+    """A copy with such a run, its data, and its target's configuration."""
+    folder = settings.folder
+    for name in ("inputs", "my-llama"):
+        (folder / name).mkdir()
+    (folder / "inputs/chats.jsonl").write_text(json.dumps(ROW) + "\n")
+    (folder / "my-llama/config.json").write_text(json.dumps(CONFIG))
+    write(settings, RUN)
+    return settings
+
+
+def write(settings: Settings, text: str) -> None:
+    (settings.folder / "config/run/mine.yaml").write_text(text)
+
+
+def recipe_of(settings: Settings, stage: str = "train", variant: str = "ttt") -> Any:
+    return settings.plan(run="mine").configs["mine", variant, stage].recipe
+
+
+def test_three_lines_are_a_whole_run(own: Settings) -> None:
+    """Rows as long as the target's positions allow; the numbers of ultrachat; its own records measured."""
+    plan = own.plan(run="mine")
+    check_prompts(plan)
+    assert list(plan.configs) == [("mine", "ttt", "train")]
+    recipe = recipe_of(own)
+    assert (recipe.data.name, recipe.data.sequence_length, recipe.data.collation) == ("chats", 2048, "long")
+    assert (recipe.model.family, recipe.model.source, recipe.method.vocabulary) == ("llama", "my-llama", 32000)
+    assert (recipe.optimizer.lr, recipe.epochs, recipe.draft.steps) == (1.0e-4, 10, 7)
+    tasks = json.loads(plan.evaluation_settings("mine"))["tasks"]
+    assert tasks == {"chats": {"data": "chats", "context": [16, 1536], "whole_questions": "auto"}}
+    assert plan.data["chats"] == {"source": "inputs/*.jsonl", "held_out": 0.05, "shards": 1}
+
+
+def test_what_the_file_says_comes_before_what_follows(own: Settings) -> None:
+    more = "recipe: {method: {vocabulary: 512}, optimizer: {lr: 1.0e-3}}\nevaluation: {tasks: {asked: {source: asked.jsonl}}}\n"
+    write(own, f"{RUN}variants: [short]\n{more}stages: {{chat: {{data: chats, recipe: {{data: {{sequence_length: 256}}}}}}}}\n")
+    (own.folder / "config/variant/short.yaml").write_text("# @package recipe.draft\nsteps: 2\n")
+    (own.folder / "asked.jsonl").write_text('{"prompt": "2 + 2?"}\n')
+    recipe = recipe_of(own, "chat", "short")
+    assert (recipe.stage, recipe.data.sequence_length, recipe.method.vocabulary, recipe.draft.steps) == ("chat", 256, 512, 2)
+    assert (recipe.optimizer.lr, recipe.optimizer.clip) == (1.0e-3, 0.5)
+    assert list(own.plan(run="mine").evaluation_of["mine"].tasks) == ["asked"]
+
+
+def test_several_data_sets_want_a_stage_each(own: Settings) -> None:
+    several = RUN.replace("{chats: inputs/*.jsonl}", "{chats: inputs/*.jsonl, asked: {source: puzzles, records: 9}}")
+    write(own, several)
+    told = (
+        r"config/run/mine\.yaml: stages: missing; a stage trains on one data set: "
+        r"stages: (\{chats: \{data: chats\}, asked: \{data: asked\}\})$"
+    )
+    with pytest.raises(ValueError, match=told):
+        own.plan(run="mine")
+    write(own, f"{several}stages: {{chats: {{data: chats}}, asked: {{data: asked}}}}\n")
+    plan = own.plan(run="mine")
+    assert {stage: config.recipe.data.name for (_, _, stage), config in plan.configs.items()} == {
+        "chats": "chats",
+        "asked": "asked",
+    }
+    assert set(plan.evaluation_of["mine"].tasks) == {"chats", "asked"}
+
+
+def test_shards_follow_from_the_size_of_files(own: Settings) -> None:
+    with (own.folder / "inputs/large.jsonl").open("wb") as file:
+        file.truncate(3 * 2**30)  # of nothing: it takes no room
+    assert own.plan(run="mine").shards("chats") == 13
+
+
+def test_a_target_of_the_hub_is_asked_once(own: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the run its facts are kept, and later plans ask nobody."""
+    write(own, RUN.replace("my-llama", "hf:o/small"))
+    kept = own.folder / "config/run/mine.target.json"
+    with running() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        monkeypatch.setenv("FETCH_OFFLINE", "0")
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+        hub.add("o/small", {"config.json": json.dumps(CONFIG).encode(), "model.safetensors": b"weights"})
+        assert recipe_of(own).data.sequence_length == 2048
+        assert not hub.asked_for(".safetensors")
+    told = {"source": "hf:o/small", "family": "llama", "layers": 8, "tokens": 128256, "positions": 2048}
+    assert json.loads(kept.read_text()) == told
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert recipe_of(own).model.family == "llama"
+    write(own, RUN.replace("my-llama", "hf:o/other"))
+    with pytest.raises(
+        ValueError, match=r"^config/run/mine\.yaml: target: hf:o/other: hf:o/other: cannot be fetched"
+    ) as refused:
+        own.plan(run="mine")
+    advice = "recipe: {model: {family: llama}}"
+    assert advice in str(refused.value)
+    write(own, RUN.replace("my-llama", "hf:o/other") + advice + "\n")
+    recipe = recipe_of(own)
+    assert (recipe.model.source, recipe.data.sequence_length, recipe.method.vocabulary) == ("hf:o/other", 4096, 8192)
+
+
+def test_a_gguf_file_says_its_family_and_its_positions(own: Settings) -> None:
+    write_gguf(own.folder / "small.gguf", random_model("llama"), "F16")
+    write(own, "target: small.gguf\ndata: {chats: inputs/*.jsonl}\n")
+    recipe = recipe_of(own, variant="sinkpi-slicing")
+    kept = json.loads((own.folder / "config/run/mine.target.json").read_text())
+    assert (recipe.model.source, recipe.data.sequence_length) == ("small.gguf", kept["positions"])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("my-llama", "no-llama", r"mine\.yaml: target: there is no config/model/no-llama\.yaml; .* Or give hf:<owner>"),
+        ("my-llama", "./no-llama", r"mine\.yaml: target: \./no-llama: no such folder \(seen from"),
+        ("my-llama", "inputs", r"mine\.yaml: target: inputs: has no config\.json"),
+        ("eagle3", "eagle4", r"mine\.yaml: method: 'eagle4' is unknown; did you mean 'eagle3'"),
+        ("inputs/*.jsonl", "inputs/*.jsonlines", r"data\.chats\.source: inputs/\*\.jsonlines: "),
+        ("{chats:", "{puzzles:", r"config/run/mine\.yaml: data\.puzzles: another data set has this name"),
+        (
+            "inputs/*.jsonl",
+            "{source: inputs/*.jsonl, held_aut: 0.1}",
+            r"data\.chats\.held_aut: unknown key; did you mean 'held_out'",
+        ),
+        ("eagle3", "eagle3\ndata2: {}", r"mine\.yaml: data2: unknown key; did you mean 'data'"),
+    ],
+)
+def test_what_is_wrong_in_it_dies_at_the_plan(own: Settings, old: str, new: str, told: str) -> None:
+    write(own, RUN.replace(old, new))
+    with pytest.raises(ValueError, match=told):
+        own.plan(run="mine")
+
+
+def test_a_plan_changes_no_file_of_a_run(own: Settings) -> None:
+    """A plan writes nothing where the target's folder says all."""
+    before = {path.name: path.read_bytes() for path in (own.folder / "config/run").iterdir()}
+    own.plan(run="mine")
+    assert {path.name: path.read_bytes() for path in (own.folder / "config/run").iterdir()} == before
