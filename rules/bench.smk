@@ -58,7 +58,7 @@ rule report_bench:
     localrule: True
     params:
         settings=asks(BENCH.report_settings),
-        gates=BENCH.gates(),
+        gates=asks(BENCH.gates),
         model=asks_of_input(BENCH.target_folder),
         variants=asks(BENCH.report_variants),
         vocabularies=asks_of_input(BENCH.report_vocabulary_options),

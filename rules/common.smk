@@ -32,7 +32,8 @@ user = {"HF_HUB_OFFLINE": "0"} | os.environ
 os.environ.setdefault("FETCH_OFFLINE", user["HF_HUB_OFFLINE"])
 os.environ.update(HF_HUB_OFFLINE="1")
 
-update_config(config, typed_call(workflow.config_settings.config))
+CALLED = typed_call(workflow.config_settings.config)
+update_config(config, CALLED)
 with told_in_one_line():
     PLAN = checked_plan(config, arguments=sys.argv[1:])
     if workflow.is_main_process:  # jobs read this file again
@@ -47,7 +48,13 @@ with told_in_one_line():
         STATES.forget_removed()
 # The Snakemake that plans the jobs warns, in a dry run too.
 if workflow.is_main_process:
-    for warning in filter(None, (forgetting_warning(PLAN), unused_variants(PLAN))):
+    for warning in filter(
+        None,
+        (
+            forgetting_warning(PLAN),
+            unused_variants(PLAN) if "variants" in CALLED else "",
+        ),
+    ):
         logger.warning(warning)
 
 HUB_PROMPTS = PLAN.hub_prompts | BENCH.hub_prompts

@@ -32,7 +32,7 @@ rule compare_runs:
     localrule: True
     params:
         settings=asks(PLAN.compared_settings),
-        gates=PLAN.gates(),
+        gates=asks(PLAN.compared_gates),
         options=asks(PLAN.compared_options),
     shell:
         "python -m longspec.report --run {wildcards.first:q}_{wildcards.second:q} {params.options:q}"

@@ -202,7 +202,7 @@ rule report:
     localrule: True
     params:
         settings=asks(PLAN.report_settings),
-        gates=PLAN.gates(),
+        gates=asks(PLAN.gates),
         model=asks_of_input(PLAN.target_folder),
         variants=asks(PLAN.report_variants),
         vocabularies=asks_of_input(PLAN.report_vocabulary_options),

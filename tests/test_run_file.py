@@ -74,7 +74,7 @@ def test_a_run_is_taken_by_its_path_too(config: Path, tmp_path: Path) -> None:
     [
         (
             "stags: [base]\n",
-            r"config/run/mine\.yaml: stags: unknown key; did you mean 'stages'\? Known: base, build, deepspeed",
+            r"config/run/mine\.yaml: stags: unknown key; did you mean 'stages'\? Known: base, build, data, deepspeed",
         ),
         (
             "learning_rate: 3\n",

@@ -67,7 +67,7 @@ def files_to_write(guide: str) -> list[tuple[str, str]]:
 
 def test_a_stage_and_a_variant_are_planned_as_told(workflow: Workflow, guide: str) -> None:
     files = files_to_write(guide)
-    assert len(files) == 4
+    assert len(files) == 3
     for path, text in files:
         assert not (workflow.folder / path).exists()
         (workflow.folder / path).write_text(text)

@@ -54,11 +54,7 @@ def test_its_run_is_planned(workflow: Workflow, root: Path, guide: str) -> None:
     (name, run), *others = re.findall(r"`(config/run/[^`]+)`:\n\n```yaml\n(.*?)```", guide, re.DOTALL)
     assert others == []
     (workflow.folder / name).write_text(run)
-    _, settings = re.findall(r"```yaml\n(.*?)```", (root / "README.md").read_text(), re.DOTALL)
-    (workflow.folder / "config/workflow.yaml").write_text(settings.replace("runs: [mine]", f"runs: [{Path(name).stem}]"))
-    for source in re.findall(r"source: (\S+\.jsonl)", settings):
-        (workflow.folder / source).parent.mkdir(exist_ok=True)
-        (workflow.folder / source).write_text('{"text": "x", "question": "1 + 1?", "answer": "2"}\n')
+    workflow.edit("config/workflow.yaml", r"^runs: \[.*?\]", f"runs: [{Path(name).stem}]")
     jobs = workflow.plan()
     assert {"fetch_target", "train", "evaluate", "report"} <= {fields["rule"] for fields in jobs.values()}
     assert {"longcot/checkpoint.json", "draft_vocabulary_32000.json"} <= {

@@ -61,6 +61,19 @@ def test_what_the_file_says_comes_before_what_follows(own: Settings) -> None:
     assert list(own.plan(run="mine").evaluation_of["mine"].tasks) == ["asked"]
 
 
+def test_gates_of_its_own_are_in_the_place_of_the_workflows(own: Settings) -> None:
+    write(own, f"{RUN}gates: {{context: null}}\n")
+    assert json.loads(own.plan(runs=["mine", "demo"]).gates("mine")) == {"context": None, "forgetting": 0.3}
+    assert json.loads(own.plan(runs=["mine", "demo"]).gates("demo")) == {"context": 0.3, "forgetting": 0.3}
+    for wrong, told in (
+        ("{contxt: 1}", "gates.contxt: unknown key; did you mean"),
+        ("{context: 3}", "gates.context: 3 is greater"),
+    ):
+        write(own, f"{RUN}gates: {wrong}\n")
+        with pytest.raises(ValueError, match=f"^config/run/mine.yaml: {told}"):
+            own.plan(run="mine")
+
+
 def test_several_data_sets_want_a_stage_each(own: Settings) -> None:
     several = RUN.replace("{chats: inputs/*.jsonl}", "{chats: inputs/*.jsonl, asked: {source: puzzles, records: 9}}")
     write(own, several)

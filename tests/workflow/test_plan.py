@@ -216,7 +216,7 @@ def test_a_gate_is_no_setting_of_the_evaluation(settings: Settings) -> None:
     settings.edit(str(FILE), r"\bforgetting: \S+", "forgetting: null")
     after = settings.plan()
     assert after.evaluation_settings("demo") == before.evaluation_settings("demo")
-    assert json.loads(after.gates()) == json.loads(before.gates()) | {"forgetting": None}
+    assert json.loads(after.gates("demo")) == json.loads(before.gates("demo")) | {"forgetting": None}
 
 
 def test_how_it_is_run_is_no_part_of_the_recipe(settings: Settings) -> None:

@@ -53,6 +53,7 @@ class RunFile(_Keys):
     runtime: Section = Field({}, description="of all stages")
     build: Section = Field({}, description="of a target that is built here")
     evaluation: Section = Field({}, description="keys in place of those of config/workflow.yaml")
+    gates: Section = Field({}, description="likewise")
 
     @field_validator("stages", mode="before")
     @classmethod

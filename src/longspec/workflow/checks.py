@@ -38,6 +38,9 @@ def checked_plan(settings: dict[str, Any], config_dir: Path = CONFIG_DIR, argume
     files, variants, configs = runs.with_lenders(settings["runs"], settings["variants"], config_dir)
     settings["runs"] = [Path(run).stem if run.endswith(SUFFIX) else run for run in settings["runs"]]
     runs.check_models(configs)
+    for run in settings["runs"]:
+        with explain.faults_in(files[run].file):
+            check_values(settings | {"gates": settings["gates"] | files[run].says.gates})
     measured = {run: evaluations.of_run(files[run], settings, configs) for run in settings["runs"]}
     plan = Plan(settings, files, variants, configs, measured)
     plan = replace(plan, asked=runs.asked_targets(arguments, plan.models, config_dir))
@@ -86,10 +89,8 @@ def forgetting_warning(plan: Plan) -> str:
 
     A later stage may forget these without a task to show it: days of training would end in a gate that judges nothing.
     """
-    if plan.settings["gates"]["forgetting"] is None:
-        return ""
     unseen: dict[str, list[str]] = {}  # by the file of the tasks
-    for run in plan.runs:
+    for run in (name for name in plan.runs if plan.gates_of(name)["forgetting"] is not None):
         known, measured = unseen.setdefault(plan.evaluation_of[run].file_of("tasks"), []), plan.evaluation_data(run)
         for before, after in (pair for stages in plan.datasets_in_order(run) for pair in pairwise(stages)):
             if before != after and before not in (*measured, *known):

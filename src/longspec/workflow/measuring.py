@@ -39,9 +39,13 @@ class MeasuringPlan(Choices):
         """The whole section, by which a report is made."""
         return self.evaluation_settings(run, WITH_LOOKUP)
 
-    def gates(self) -> str:
-        """The gates as canonical JSON."""
-        return json.dumps(self.settings["gates"], sort_keys=True)
+    def gates(self, run: str) -> str:
+        """The gates of a run as canonical JSON."""
+        return json.dumps(self.gates_of(run), sort_keys=True)
+
+    def compared_gates(self, first: str) -> str:
+        """The gates of the first of two compared runs."""
+        return self.gates(first)
 
     def task_files(self, run: str) -> list[Any]:
         """The files of a run's tasks whose prompts are not held-out records; of the hub the manifests of what is fetched."""
