@@ -39,29 +39,11 @@ export MPLCONFIGDIR := $(CACHE)/matplotlib
 export PYTHONDONTWRITEBYTECODE := 1
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-define FIGURES
-import json, os, pathlib
-numbers = pathlib.Path("results", os.environ["RUN"], "report.json")
-if numbers.exists():
-    report = json.loads(numbers.read_text())
-    for variant, drafters in report["overall"].items():
-        print(f"\n{variant}: tokens a round, the target's own included, with their 95 % interval; times plain decoding's speed")
-        for drafter, tau in drafters.items():
-            interval = "" if tau["low"] is None else "{low:.2f} .. {high:.2f}".format(**tau)
-            speed = report["speed"][variant][drafter]["speed_up"]["mean"]
-            mark = "  published" if drafter == report["final"][variant]["stage"] else ""
-            print("  {:12s} {:.2f}  {:12s}  {:.2f}{}".format(drafter, tau["mean"], interval, speed, mark))
-        print("  greedy output compared: {tokens_compared} tokens, {unexplained} unexplained differences".format(**report["lossless"][variant]))
-    print(f"\nReport: {numbers.with_suffix('.html').resolve()}")
-endef
-export FIGURES
-
 .PHONY: demo smollm2 smollm2-bench test test-long test-slurm test-serve serve quick lint chaos chaos-stages status preflight resume
 .DELETE_ON_ERROR:
 
 demo: .venv/.stamp-train | $(TMPDIR)
-	snakemake final_draft
-	@RUN=demo python -c "$$FIGURES"
+	longspec train demo
 
 # The run that is trained, a file of config/run/.
 SMOLLM2 ?= smollm2-eagle3
@@ -71,8 +53,7 @@ HALF := $(shell n=$$(nproc); echo $$((n > 1 ? n / 2 : 1)))
 SMOLLM2_THREADS := --set-threads evaluate=2 answer=$(HALF) build_states=$(HALF)
 
 smollm2: .venv/.stamp-train | $(TMPDIR)
-	snakemake final_draft --config 'runs=[$(SMOLLM2)]' $(SMOLLM2_THREADS)
-	@RUN=$(SMOLLM2) python -c "$$FIGURES"
+	longspec train $(SMOLLM2) $(SMOLLM2_THREADS)
 
 smollm2-bench: .venv/.stamp-train | $(TMPDIR)
 	snakemake final_draft compare bench --config 'runs=[smollm2-glide,smollm2-eagle3]' $(SMOLLM2_THREADS) evaluate_bench=2

@@ -29,11 +29,14 @@ Where everything lies (P = results/{run}/{variant}, R = P/{stage}; longspec.work
     logs/, timings/                           one file a job
 """
 
+import os
 from pathlib import Path
 
 from snakemake.utils import min_version
 
 from longspec.cluster.controller import note_controller
+from longspec.report.ending import SAID
+from longspec.report.ending import lines as ending_of
 from longspec.workflow.jobs.resources import check_block, check_nodes
 from longspec.workflow.paths import GATES, NUMBERS, PAGE
 from longspec.workflow.plan import freeze_runtime
@@ -110,6 +113,13 @@ onstart:
             )
             STATES.freeze(tuple(names), job.params.out, job.wildcards.get("number"))
     note_controller(Path.cwd())
+
+
+# What a person wants to know then. `longspec train` says it itself, also where there was nothing to do.
+onsuccess:
+    made = {job.rule.name for job in workflow.dag.jobs}
+    if SAID not in os.environ and "final_draft" in made and not workflow.touch:
+        logger.info("\n".join(line for run in PLAN.runs for line in ending_of(run)))
 
 
 rule final_draft:

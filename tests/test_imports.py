@@ -62,6 +62,7 @@ MAY_IMPORT = {
     "report": {"evaluate", "methods"},
     "choose": {"report", "evaluate", "data"},
     "gates": set(),
+    "cli": {"decode", "evaluate", "models", "data", "methods", "report"},
     "cluster": {"train", "models", "data", "methods"},
     "workflow": {"answers", "cluster", "data", "decode", "evaluate", "methods", "states", "train"},
 }

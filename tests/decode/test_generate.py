@@ -1,6 +1,5 @@
 """A draft folder in transformers' own generate, and the same by a Python call."""
 
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -264,25 +263,6 @@ def test_without_the_package_the_folders_code_says_what_to_install(folder: Path,
     monkeypatch.setitem(sys.modules, "longspec.decode.generate", None)
     with pytest.raises(ModuleNotFoundError, match=r"install longspec from its repository"):
         exec((folder / FILE).read_text(), {})
-
-
-def test_the_documented_lines(root: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three lines by the folder's own code, and as many by ours; both use the draft."""
-    blocks = re.findall(r"```python\n(.*?)```", (root / "docs/generate.md").read_text(), re.DOTALL)
-    (tmp_path / "models/demo").mkdir(parents=True)
-    (tmp_path / "target").rename(tmp_path / "models/demo/target")
-    (tmp_path / "results/demo/sinkpi-slicing").mkdir(parents=True)
-    folder.rename(tmp_path / "results/demo/sinkpi-slicing/final_draft")
-    monkeypatch.chdir(tmp_path)
-    forwards = []
-    forward = speculate._Run.forward
-    monkeypatch.setattr(speculate._Run, "forward", lambda *arguments: forwards.append(1) or forward(*arguments))
-    names: dict[str, Any] = {"ids": torch.tensor([[5, 6, 7]])}
-    for block in blocks:
-        exec(block, names)  # the document's own lines
-        assert names["out"].shape[1] > 3
-        assert forwards
-        forwards.clear()
 
 
 def test_stop_strings_are_those_of_generate(corpus: Corpus) -> None:

@@ -3,7 +3,7 @@
 Shapes: S tokens, V vocabulary.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,9 +39,14 @@ def near_tie_margin(logits_V: Tensor) -> float:
 
 @torch.inference_mode()
 def decode_plain(
-    target: Any, start: Prefilled, max_new_tokens: int, eos: int | Collection[int] | None, sampler: Sampler | None = None
+    target: Any,
+    start: Prefilled,
+    max_new_tokens: int,
+    eos: int | Collection[int] | None,
+    sampler: Sampler | None = None,
+    on_token: Callable[[int], None] | None = None,
 ) -> Plain:
-    """One sequence, until eos or `max_new_tokens`; greedy without a sampler.
+    """One sequence, until eos or `max_new_tokens`; greedy without a sampler. on_token is called with each token as it comes.
 
     On the cache that decoding with a draft has: one that is copied for each token would make any draft look good. Raises
     ValueError for a start of several prompts, RuntimeError for logits from which no token can be drawn.
@@ -56,6 +61,8 @@ def decode_plain(
             check_drawn([token])
             decoded.ids.append(token)
             decoded.logits.append(logits_V)
+            if on_token is not None:
+                on_token(token)
             if decoded.ids[-1] in stops.eos or len(decoded.ids) >= max_new_tokens:
                 break
             last_BS = torch.tensor([decoded.ids[-1:]], device=logits_V.device)

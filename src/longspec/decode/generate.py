@@ -3,6 +3,7 @@
 Shapes: B rows, T tokens of the padded prompts.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def load_drafter(target: Any, draft: str | Path, draft_vocabulary: str | Path | 
 
 def generate(
     model: Any,
-    inputs: Tensor | None = None,
+    inputs: Tensor | Mapping[str, Any] | None = None,
     generation_config: GenerationConfig | None = None,
     *,
     draft: str | Path | Drafter,
@@ -91,13 +92,16 @@ def generate(
     the levels of a tree; None: the chain or evaluated tree that pays best by the draft's measured acceptance and by what rounds
     cost here, and the default tree for a draft that was not evaluated. draft_vocabulary: as of load_drafter.
     prompt_lookup_num_tokens: most tokens that each round copies from the text, beside those that are drafted. inputs or
-    input_ids int64 [B, T]; attention_mask [B, T] marks padding, on either side. Settings come from `arguments`, else
-    generation_config, else the model's own, and may be: max_new_tokens or max_length, do_sample, temperature, top_k, top_p,
-    eos_token_id, pad_token_id, stop_strings with tokenizer, num_return_sequences; streamer for one row. Sampled texts
-    have generate's distribution, by draws of their own. Raises ValueError that names any other setting: none is passed over.
+    input_ids int64 [B, T], or as inputs what a tokenizer returns; attention_mask [B, T] marks padding, on either side. Settings
+    come from `arguments`, else generation_config, else the model's own, and may be: max_new_tokens or max_length, do_sample,
+    temperature, top_k, top_p, eos_token_id, pad_token_id, stop_strings with tokenizer, num_return_sequences; streamer for one
+    row. Sampled texts have generate's distribution, by draws of their own. Raises ValueError that names any other setting: none
+    is passed over.
     """
     if synced_gpus:
         raise ValueError("synced_gpus: targets that are spread over ranks by ZeRO-3 or FSDP are not supported; load it whole")
+    if isinstance(inputs, Mapping):  # as a tokenizer returns them
+        arguments, inputs = {**inputs, **arguments}, None
     config, rest = model._prepare_generation_config(generation_config, **arguments)
     given = _ids(inputs, rest.get("input_ids"))
     model._prepare_special_tokens(config, kwargs_has_attention_mask=True, device=given.device)  # _eos_ and _pad_token_tensor
@@ -140,7 +144,7 @@ def _ids(inputs: Tensor | None, input_ids: Tensor | None) -> Tensor:
     if inputs is not None and input_ids is not None:
         raise ValueError("inputs, input_ids: both were given, and are the same argument; leave one out")
     given = inputs if inputs is not None else input_ids
-    if given is None or given.ndim != 2 or given.dtype not in (torch.int64, torch.int32):
+    if not isinstance(given, Tensor) or given.ndim != 2 or given.dtype not in (torch.int64, torch.int32):
         raise ValueError("input_ids: give token ids [rows, tokens], int64 or int32")
     return given
 

@@ -7,6 +7,12 @@ from typing import Any
 from torch import Tensor
 
 
+def ends_of_text(target: Any, tokenizer: Any) -> set[int]:
+    """The tokens that end a text, by the target's generation_config and its tokenizer."""
+    told = target.generation_config.eos_token_id
+    return {tokenizer.eos_token_id, *(told if isinstance(told, list) else [told])} - {None}
+
+
 class Stops:
     """Ends of text. As in transformers' StopStringCriteria a stop string may begin in the prompt, but a decoded token must
     complete it; that token stays whole.

@@ -24,6 +24,7 @@ from longspec.config import Recipe, load
 from longspec.config.names import BASELINES, LOOKUP, UNTRAINED, WITH_LOOKUP
 from longspec.decode.drafters import Drafter, LookupDrafter
 from longspec.decode.generate import load_drafter
+from longspec.decode.stops import ends_of_text
 from longspec.decode.with_lookup import WithLookup
 from longspec.distributed import ALONE, Ranks, end_at_once, launched_ranks, log, told_to_launcher
 from longspec.draft_vocabulary import DraftVocabulary
@@ -125,12 +126,6 @@ def all_prompts(options: argparse.Namespace, section: tasks.Settings, tokenizer:
         tasks.check_room(name, task, positions)
         prompts += draw_prompts(name, task, raw[task.data], section.prompts, tokenizer, section.seed)
     return prompts
-
-
-def ends_of_text(target: Any, tokenizer: Any) -> set[int]:
-    """The tokens that end a text, by the tokenizer or the target's own generation settings."""
-    told = target.generation_config.eos_token_id
-    return {tokenizer.eos_token_id, *(told if isinstance(told, list) else [told])} - {None}
 
 
 def code_hash() -> str:

@@ -20,15 +20,29 @@ def sample_of(tokenizer: Any, prompt: list[int], ids: list[int], accepted: list[
     return {"before": tokenizer.decode(whole[:start]), "tokens": tokens}
 
 
+class Pieces:
+    """The texts of tokens that come one by one behind others.
+
+    A character that several tokens make up comes with the last of them; the tokens before it bring nothing.
+    """
+
+    def __init__(self, tokenizer: Any, before: list[int]) -> None:
+        self.tokenizer, self.ids, self.begun = tokenizer, list(before), len(before)
+
+    def text_of(self, token: int, is_last: bool = False) -> str:
+        """Return the text that a token adds; of the last one also a character that is not whole."""
+        self.ids.append(token)
+        text = _added(self.tokenizer, self.ids[: self.begun], self.ids[self.begun :])
+        if text.endswith("\ufffd") and not is_last:
+            return ""
+        self.begun = len(self.ids)
+        return text
+
+
 def _pieces(tokenizer: Any, ids: list[int], start: int) -> list[str]:
-    """The text of each token from `start` on; a character that several tokens make up stands with the last of them."""
-    texts, begun = [], start
-    for place in range(start, len(ids)):
-        text = _added(tokenizer, ids[:begun], ids[begun : place + 1])
-        whole = not text.endswith("\ufffd") or place + 1 == len(ids)
-        texts.append(text if whole else "")
-        begun = place + 1 if whole else begun
-    return texts
+    """The text of each token from `start` on."""
+    pieces = Pieces(tokenizer, ids[:start])
+    return [pieces.text_of(token, place + 1 == len(ids)) for place, token in enumerate(ids[start:], start)]
 
 
 def _added(tokenizer: Any, before: list[int], new: list[int]) -> str:

@@ -1,0 +1,1 @@
+"""`longspec`: one command for what a person does with a run and its draft."""

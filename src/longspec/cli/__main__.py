@@ -1,0 +1,70 @@
+"""longspec: from a target and its data to a draft that is measured, tried and served.
+
+In a clone of the repository, whose Snakefile it calls; `try`, `export` and `push` work anywhere.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from longspec.command_line import add_verb
+from longspec.shown import one_line
+
+PASSED_ON = {  # verbs of other rooms: module and verb, what they do
+    "status": (["longspec.cluster", "status"], "all stages: steps, speed, time left, last checkpoint, Slurm job"),
+    "resume": (["longspec.cluster", "resume"], "after Snakemake itself was killed: wait for its Slurm jobs, unlock, go on"),
+    "export": (["longspec.draft", "export"], "write a draft in another layout"),
+    "push": (["longspec.draft", "push"], "upload a draft to the hub, with a model card"),
+    "inspect": (["longspec.data", "inspect"], "see what a draft is trained on"),
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line."""
+    whole = argparse.ArgumentParser(prog="longspec", description=__doc__)
+    verbs = whole.add_subparsers(dest="verb", required=True, metavar="VERB")
+    one = add_verb(verbs, "new", "write a run's file for a target and its data, and plan it")
+    one.add_argument("run", type=Path, help="the file to write, such as mine.yaml")
+    one.add_argument("--target", required=True, help="hf:<owner>/<repository>, a folder or a .gguf file")
+    one.add_argument("--data", required=True, help="a file, a glob in quotes, or hf:<owner>/<name>")
+    one.add_argument("--name", default="chats", help="what the data set is called; default: chats")
+    one.add_argument("--method", default="eagle3", help="default: eagle3")
+    for name, purpose in (
+        ("plan", "what would run, and why"),
+        ("train", "make the draft; what is done is kept"),
+        ("report", "print what came out"),
+    ):
+        verb = add_verb(verbs, name, purpose)
+        verb.add_argument("run", help="a run: a name of config/run/, or a file")
+        if name != "report":
+            verb.add_argument("snakemake", nargs=argparse.REMAINDER, help="options of Snakemake, such as --profile slurm")
+    add_verb(verbs, "try", "the same text twice as it comes: without and with the draft").set_defaults(adds="try")
+    for name, (_, purpose) in PASSED_ON.items():
+        add_verb(verbs, name, purpose)
+    return whole
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run a verb; an error is one line."""
+    given = sys.argv[1:] if argv is None else argv
+    if given[:1] and given[0] in PASSED_ON:
+        os.execv(sys.executable, [sys.executable, "-m", *PASSED_ON[given[0]][0], *given[1:]])
+    try:
+        if given[:1] == ["try"]:
+            from longspec.cli import side_by_side  # torch: the other verbs do without
+
+            one = argparse.ArgumentParser(prog="longspec try", description=side_by_side.__doc__)
+            side_by_side.add_arguments(one)
+            sys.exit(side_by_side.run(one.parse_args(given[1:])))
+        from longspec.cli import runs
+
+        options = parser().parse_args(given)
+        sys.exit(getattr(runs, options.verb)(options))
+    except (ValueError, OSError) as error:
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

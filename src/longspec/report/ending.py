@@ -1,0 +1,51 @@
+"""What a finished run says at its end: the acceptance of its drafts, its report, and what to type next. No torch."""
+
+import json
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from longspec import methods
+from longspec.atomic_files import read_json_object
+
+SAID = "LONGSPEC_SAYS_THE_END"  # a variable of the environment: who calls Snakemake prints these lines
+TITLE = "tokens a round, the target's own included, with their 95 % interval; times plain decoding's speed"
+
+
+def lines(run: str) -> list[str]:
+    """Return the lines of a run, of the current folder; none where it has no report yet."""
+    numbers = Path(f"results/{run}/report.json")
+    if not numbers.is_file():
+        return []
+    report = read_json_object(numbers)
+    told: list[str] = []
+    for variant, drafters in report["overall"].items():
+        told += ["", f"{variant}: {TITLE}"]
+        told += [_row(report, variant, drafter, tau) for drafter, tau in drafters.items()]
+        lossless = report["lossless"][variant]
+        told += [
+            f"  greedy output compared: {lossless['tokens_compared']} tokens, {lossless['unexplained']} unexplained differences"
+        ]
+    told += ["", f"Report: {numbers.with_suffix('.html').resolve()}"]
+    return told + [line for variant in report["overall"] for line in _next(Path(f"results/{run}/{variant}/final_draft"))]
+
+
+def _row(report: dict[str, Any], variant: str, drafter: str, tau: dict[str, Any]) -> str:
+    """Return a drafter's line."""
+    interval = "" if tau["low"] is None else "{low:.2f} .. {high:.2f}".format(**tau)
+    speed = report["speed"][variant][drafter]["speed_up"]["mean"]
+    mark = "  published" if drafter == report["final"][variant]["stage"] else ""
+    return f"  {drafter:12s} {tau['mean']:.2f}  {interval:12s}  {speed:.2f}{mark}"
+
+
+def _next(draft: Path) -> list[str]:
+    """Return how to see the draft at work, and how to serve it where an engine loads it."""
+    if not (draft / "config.json").is_file():
+        return []
+    config = read_json_object(draft / "config.json")
+    told = [f"Try it:    longspec try {draft}"]
+    engine = methods.settings_of(str(config["draft"])).VLLM_METHOD
+    if engine is not None:
+        settings = json.dumps({"method": engine, "model": str(draft), "num_speculative_tokens": 3})
+        told += [f"Serve it:  vllm serve {quote(str(config['target_path']))} --speculative-config {quote(settings)}"]
+    return told

@@ -1,0 +1,124 @@
+"""`longspec try` on a small target with its tokenizer: both texts, what they say of each other, and what is refused."""
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from longspec.atomic_files import write_json, write_text
+from longspec.cli.__main__ import main
+from longspec.cli.asked import asked_of
+from longspec.decode.autoregressive import Plain
+from longspec.decode.speculate import Row
+from longspec.evaluate.sample import Pieces
+from tests.cli import small_draft
+from tests.corpus import Corpus
+
+QUESTION = "Which number comes behind seven?"
+
+
+@pytest.fixture
+def draft(tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A random draft's folder beside its target, in whose parent the test runs."""
+    monkeypatch.chdir(tmp_path)
+    small_draft.save(Path("target"), tmp_path / "draft", corpus)
+    return tmp_path / "draft"
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """The exit status of `longspec`, and what it prints."""
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    told = capsys.readouterr()
+    return int(ended.value.code or 0), told.out + told.err
+
+
+def test_both_texts_are_transformers_own(draft: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, told = said(capsys, "try", str(draft), QUESTION, "--new-tokens", "24", "--svg", str(draft.parent / "try.svg"))
+    assert code == 0
+    target = AutoModelForCausalLM.from_pretrained(draft.parent / "target")
+    tokenizer = AutoTokenizer.from_pretrained(draft.parent / "target")
+    asked = [{"role": "user", "content": QUESTION}]
+    ids = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_tensors="pt", return_dict=False)
+    new = target.generate(ids, max_new_tokens=24, do_sample=False, attention_mask=torch.ones_like(ids))[0, ids.shape[1] :]
+    text, printed = ("".join(re.findall(r"[A-Za-z0-9]", each)) for each in (tokenizer.decode(new), told))
+    assert len(text) > 5
+    assert printed.count(text) == 2
+    assert re.search(r"plain [\d.]+ tokens/s, with the draft [\d.]+ tokens/s: [\d.]+ times", told)
+    assert re.search(r"[\d.]+ tokens a round, \d+ of \d+ tokens drafted", told)
+    assert "texts equal" in told
+    picture = (draft.parent / "try.svg").read_text()
+    assert picture.startswith("<svg")
+    assert "texts" in picture
+
+
+def test_texts_that_differ_are_said_with_their_margin() -> None:
+    from longspec.cli.side_by_side import Outcome
+
+    def outcome(margin: float) -> Outcome:
+        logits_V = torch.tensor([1.0, 1.0 - margin])
+        return Outcome(Plain([0, 0], [logits_V, logits_V]), 1.0, Row([0, 1], [1]), 1.0)
+
+    assert outcome(1e-7).lines()[-1] == "texts equal up to token 1, where two tokens tie within rounding (1.2e-07 apart)"
+    assert outcome(0.5).lines()[-1].startswith("TEXTS DIFFER at token 1 by 0.5")
+    assert outcome(0.5).lines()[1] == "2.00 tokens a round, 1 of 2 tokens drafted"
+
+
+def test_without_a_question_a_held_out_record_is_asked(draft: Path) -> None:
+    """Of the last stage's data: a question, or the beginning of a text."""
+    for record, text, is_question in (
+        ({"problem": QUESTION, "qwq": "Eight."}, QUESTION, True),
+        ({"text": "x" * 900}, "x" * 400, False),
+    ):
+        stages = {"base": {"recipe": {"data": {"name": "none"}}}, "long": {"recipe": {"data": {"name": "mine"}}}}
+        write_text(draft / "training_config.yaml", str(stages))
+        Path("data/raw/mine").mkdir(parents=True, exist_ok=True)
+        write_json(Path("data/raw/mine/held_out.json"), record)
+        text_of = Path("data/raw/mine/held_out.json").read_text().replace("\n", "")
+        Path("data/raw/mine/held_out.jsonl").write_text(text_of + "\n")
+        asked = asked_of(draft)
+        assert (asked.text, asked.is_question) == (text, is_question)
+
+
+def test_pieces_are_the_text_whatever_the_tokens_are() -> None:
+    class Bytes:
+        """A tokenizer of bytes: half a character is none."""
+
+        def decode(self, ids: list[int]) -> str:
+            return bytes(ids).decode("utf-8", "replace")
+
+    text, before = "naïve — 木\n", list(b"so ")
+    pieces = Pieces(Bytes(), before)
+    found: list[Any] = [pieces.text_of(byte) for byte in text.encode()]
+    assert "".join(found) == text
+    assert Pieces(Bytes(), before).text_of(0xE6, is_last=True) == "\ufffd"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["nowhere"], "error: nowhere: is no draft's folder: it has no config.json; give results/<run>/<variant>/final_draft"),
+        (["draft"], "error: draft: no held-out record of its data is here (seen from"),
+        (["draft", "x", "--target", "draft/custom_generate"], "error: --target: draft/custom_generate: has no config.json"),
+        (["draft", "x", "--new-tokens", "0"], "error: --new-tokens: must be 1 or more, is 0"),
+    ],
+)
+def test_what_cannot_be_tried_is_one_line(
+    draft: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+) -> None:
+    code, text = said(capsys, "try", *arguments)
+    assert code == 1
+    assert text.startswith(told)
+    assert text.count("\n") == 1
+
+
+def test_a_target_that_has_gone_is_asked_for(draft: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.move("target", "moved")
+    code, text = said(capsys, "try", "draft", QUESTION)
+    assert (code, text.startswith("error: draft: its target, target, is not here")) == (1, True)
+    assert "give --target FOLDER" in text
+    assert said(capsys, "try", "draft", QUESTION, "--target", "moved", "--new-tokens", "4")[0] == 0

@@ -1,0 +1,52 @@
+"""The Python of docs/generate.md runs as it stands, line by line, on a small target and a draft in the places that it names."""
+
+import io
+import re
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from longspec.decode import speculate
+from longspec.decode.generate import generate
+from tests.cli import small_draft
+from tests.corpus import Corpus
+
+
+@pytest.fixture
+def told(root: Path, tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The names that the page's blocks leave."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.chdir(tmp_path)
+    small_draft.save(Path("models/demo/target"), Path("results/demo/sinkpi-slicing/final_draft"), corpus)
+    blocks = re.findall(r"```python\n(.*?)```", (root / "docs/generate.md").read_text(), re.DOTALL)
+    assert len(blocks) == 3
+    forwards: list[int] = []
+    forward = speculate._Run.forward
+    monkeypatch.setattr(speculate._Run, "forward", lambda *given: forwards.append(1) or forward(*given))
+    names: dict[str, Any] = {}
+    with redirect_stdout(io.StringIO()) as printed:
+        for block in blocks:
+            exec(block, names)
+            assert forwards, "the draft is used"
+            forwards.clear()
+    return names | {"printed": printed.getvalue()}
+
+
+def test_its_lines_run_and_say_how_many_tokens_a_round_brings(told: dict[str, Any]) -> None:
+    assert told["out"].shape[0] == 1
+    assert told["row"].new_tokens >= 63
+    assert re.search(r"^[\d.]+ tokens a round, kept in each: \[", told["printed"], re.MULTILINE)
+
+
+def test_what_apply_chat_template_returns_is_taken_whole(told: dict[str, Any]) -> None:
+    target, asked, more = told["target"], told["asked"], {"draft": told["drafter"], "max_new_tokens": 12, "shape": 3}
+    wanted = target.generate(**asked, max_new_tokens=12, do_sample=False)
+    assert torch.equal(generate(target, asked, do_sample=False, **more), wanted)
+    assert torch.equal(generate(target, **asked, do_sample=False, **more), wanted)
+    with pytest.raises(ValueError, match=r"^inputs, input_ids: both were given|^input_ids: give token ids"):
+        generate(target, "a text", **more)
+    with pytest.raises(ValueError, match=r"^token_type_ids: not taken when decoding with a draft; leave it out"):
+        generate(target, {**asked, "token_type_ids": asked["input_ids"]}, **more)

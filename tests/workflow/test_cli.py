@@ -1,0 +1,85 @@
+"""`longspec new`, `plan`, `train` and `report` call Snakemake as a user would, and say what came out."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from longspec.cli.__main__ import PASSED_ON
+from tests.workflow.planning import Workflow
+
+CONFIG = {"model_type": "llama", "num_hidden_layers": 8, "vocab_size": 1000, "max_position_embeddings": 512}
+ROW = {"messages": [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]}
+
+
+def longspec(workflow: Workflow, *arguments: str) -> tuple[int, str]:
+    """The command's exit status and all that it prints, in the copy's folder."""
+    environment = os.environ | {"PYTHONPATH": str(workflow.folder / "src"), "COLUMNS": "200"}
+    command = [sys.executable, "-m", "longspec.cli", *arguments]
+    done = subprocess.run(command, cwd=workflow.folder, env=environment, capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_new_run_is_written_and_planned(workflow: Workflow) -> None:
+    for name in ("inputs", "my-llama"):
+        (workflow.folder / name).mkdir()
+    (workflow.folder / "inputs/chats.jsonl").write_text(json.dumps(ROW) + "\n")
+    (workflow.folder / "my-llama/config.json").write_text(json.dumps(CONFIG))
+    asked = ("new", "mine.yaml", "--target", "my-llama", "--data", "inputs/*.jsonl")
+    code, text = longspec(workflow, *asked)
+    assert code == 0, text
+    assert "results/mine/ttt/train: is trained\n" in text
+    assert "train, " in text.splitlines()[-1]
+    assert "target: my-llama\ndata: {chats: inputs/*.jsonl}\nmethod: eagle3\n" in (workflow.folder / "mine.yaml").read_text()
+    assert longspec(workflow, *asked) == (1, "error: mine.yaml: is there already; edit it, or give another name\n")
+    code, text = longspec(workflow, "new", "other.yaml", "--target", "my-llama", "--data", "x", "--method", "eagle9")
+    assert (code, text) == (1, "error: --method: 'eagle9' is unknown; choose one of eagle3, glide\n")
+    (workflow.folder / "mine.yaml").write_text("target: my-llama\ndtaa: {}\n")
+    code, text = longspec(workflow, "plan", "mine.yaml")
+    assert (code, "mine.yaml: dtaa: unknown key; did you mean 'data'?" in text, len(text.splitlines())) == (1, True, 1)
+
+
+def test_a_plan_says_which_keys_train_a_stage_again(built: Workflow) -> None:
+    assert longspec(built, "plan", "demo") == (0, "nothing to be done: all files are there and up to date\n")
+    from longspec.config import compose_stage, to_yaml
+
+    for stage in ("base", "long", "longcot"):
+        path = built.folder / f"results/demo/sinkpi-slicing/{stage}/recipe.yaml"
+        path.write_text(to_yaml(compose_stage("demo", "sinkpi-slicing", stage).recipe))
+    built.output("--touch", "--forceall", "--cores=1", "--quiet")
+    built.edit("config/run/demo.yaml:long", r"\blr: [^,}]+", "lr: 2.0e-3")
+    code, text = longspec(built, "plan", "demo")
+    assert code == 0
+    assert "results/demo/sinkpi-slicing/long: is trained again: optimizer.lr: 0.003 -> 0.002\n" in text
+    assert "results/demo/sinkpi-slicing/longcot: is trained: what it begins with has changed\n" in text
+    assert "results/demo/sinkpi-slicing/base" not in text
+
+
+def test_a_report_that_is_not_there_is_told_with_the_command(built: Workflow) -> None:
+    (built.folder / "results/demo/report.json").unlink()
+    told = "error: results/demo/report.json: no such file; make it first: longspec train demo\n"
+    assert longspec(built, "report", "demo") == (1, told)
+
+
+def test_a_refused_run_trains_nothing_and_says_why(workflow: Workflow) -> None:
+    workflow.edit("config/run/demo.yaml:long", r"\blr:", "learning_rate:")
+    code, text = longspec(workflow, "train", "demo", "--cores", "1", "--config", "keep_states=true")
+    assert code == 1
+    assert "recipe.optimizer.learning_rate: unknown key, of another trainer: the rate is recipe.optimizer.lr" in text
+
+
+@pytest.mark.parametrize("verb", PASSED_ON)
+def test_verbs_of_other_rooms_are_there(verb: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "longspec.cli", verb, "--help"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: ")
+
+
+def test_help_names_every_verb() -> None:
+    done = subprocess.run([sys.executable, "-m", "longspec.cli", "--help"], capture_output=True, text=True)
+    for verb in ("new", "plan", "train", "report", "try", *PASSED_ON):
+        assert f"\n    {verb} " in done.stdout
+    assert Path(sys.executable).with_name("longspec").is_file()
