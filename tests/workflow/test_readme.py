@@ -31,9 +31,7 @@ def test_a_run_that_a_page_shows_is_planned(workflow: Workflow, root: Path, page
     source = re.findall(r"^target: (\S+)", run, re.MULTILINE)[0]
     facts = {"source": source, "family": "llama", "layers": 32, "tokens": 128256, "positions": 131072}
     (workflow.folder / "mine.target.json").write_text(json.dumps(facts))
-    (command,) = set(
-        re.findall(r"^    snakemake final_draft (--config run=mine\.yaml)$", (root / page).read_text(), re.MULTILINE)
-    )
-    jobs = workflow.plan(*command.split())
+    assert "--config run=mine.yaml" in (root / page).read_text()
+    jobs = workflow.plan("--config", "run=mine.yaml")
     assert {"fetch_target", "tokenize", "train", "evaluate", "report"} <= {fields["rule"] for fields in jobs.values()}
     assert len([path for path in jobs if re.fullmatch(r"results/mine/ttt/\w+/checkpoint\.json", path)]) == stages
