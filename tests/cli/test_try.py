@@ -54,6 +54,7 @@ def test_both_texts_are_transformers_own(draft: Path, capsys: pytest.CaptureFixt
     picture = (draft.parent / "try.svg").read_text()
     assert picture.startswith("<svg")
     assert "texts" in picture
+    assert not re.search(r"https?://(?!www\.w3\.org)", re.sub(r"<!--.*?-->", "", picture)), "it asks nobody for anything"
 
 
 def test_texts_that_differ_are_said_with_their_margin() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from longspec.config import compose_stage, to_yaml
+from longspec.config import compose_stage, stages_of, to_yaml
 from tests.corpus import Corpus
 from tests.jobs import Job, torchrun
 from tests.train.chaos import FULL_DISK, KINDS, STEPS, chain, demo_jobs, plan, small_disk, steps_of
@@ -37,7 +37,7 @@ def test_disturbed_stages_end_in_the_same_draft(tmp_path: Path, target: Path, co
 def test_the_long_version_trains_what_the_workflow_trains(tmp_path: Path, root: Path) -> None:
     planned = copy_to(tmp_path, root).plan()
     jobs = demo_jobs(tmp_path, 2)
-    assert [job.out.name for job in jobs] == list(STEPS) == list(compose_stage("demo", "sinkpi-slicing", "base").stages)
+    assert [job.out.name for job in jobs] == list(STEPS) == stages_of("demo")
     for job in jobs:
         command = planned[f"results/demo/sinkpi-slicing/{job.out.name}/checkpoint.json"]["command"]
         assert f" --target {job.target} --data {job.data} " in command

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from longspec import methods
 from longspec.config import compose_stage, differences, plain, yaml_files
-from longspec.config.run_file import SUFFIX
+from longspec.config.run_file import CONFIG_DIR, SUFFIX, default_method, read_run
 from longspec.report import ending
 
 SNAKEMAKE = [sys.executable, "-m", "snakemake"]  # also where its environment is not activated
@@ -73,6 +73,9 @@ def plan(options: Namespace) -> int:
         return 0
     for _, output in (job for job in jobs if job[0] == "train"):
         print(_stage(options.run, Path(output).parent))
+    method = read_run(options.run, [CONFIG_DIR]).says.method or default_method()
+    if methods.settings_of(method).VLLM_METHOD is None:
+        print(f"no engine loads {method} drafts; transformers' generate and ours do (docs/generate.md)")
     counted = Counter(rule for rule, _ in jobs)
     print(f"{counted.total()} jobs: " + ", ".join(f"{count} {rule}" if count > 1 else rule for rule, count in counted.items()))
     return 0

@@ -1,13 +1,14 @@
 """`longspec try`: the same text twice as it comes, by the target alone and with the draft, and what that saved."""
 
 import argparse
+import re
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
+from rich.console import CONSOLE_SVG_FORMAT, Console
 from rich.text import Text
 from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
@@ -26,8 +27,9 @@ from longspec.evaluate.sample import Pieces
 from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
 
-OWN, DRAFTED = "", ("black on #d7f5d7", "black on #a8e6a1", "black on #6fd06f", "black on #3fb950")
+OWN, DRAFTED = "", ("#000000 on #d7f5d7", "#000000 on #a8e6a1", "#000000 on #6fd06f", "#000000 on #3fb950")
 WIDTH = 100
+PICTURE = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)  # which would ask a server for letters
 
 
 @dataclass
@@ -124,7 +126,7 @@ def run(options: argparse.Namespace) -> int:
     for line in outcome.lines():
         console.print(line)
     if options.svg is not None:
-        console.save_svg(str(options.svg), title="longspec try")
+        console.save_svg(str(options.svg), title="longspec try", code_format=PICTURE)
     return 0 if outcome.lines()[-1].startswith("texts equal") else 1
 
 

@@ -33,7 +33,7 @@ def items(*overrides: str, device: str = "cuda") -> tuple[Any, dict[str, int]]:
 def test_embedding_and_head_alone_are_held_and_two_micro_batches_are_read() -> None:
     for base, token in ((GLIDE, 4096 + 2 * 4096), (EAGLE3, 8 * 4096)):
         online, _ = items(*base)
-        setup, found = items(*base, "states=offline")
+        setup, found = items(*base, "recipe.states.source=offline")
         assert setup.target_bytes == 2 * (2 * VH + 4096)
         assert found["target's embedding and head, always"] == setup.target_bytes
         assert found["stored states, read ahead, host"] == 2 * token * 2 * LENGTH
@@ -41,16 +41,19 @@ def test_embedding_and_head_alone_are_held_and_two_micro_batches_are_read() -> N
         assert not any("target weights" in name or "target activations" in name for name in found)
         assert peak(estimate(setup)) < peak(estimate(online)) - 12 * 2**30
         assert not any("target" in text for text, _ in alternatives(setup))
-        _, on_cpu = items(*base, "states=offline", device="cpu")
+        _, on_cpu = items(*base, "recipe.states.source=offline", device="cpu")
         assert on_cpu["stored states, read ahead, always"] == 2 * token * 2 * LENGTH
 
 
 def test_a_partitioned_target_is_that_of_the_building_alone() -> None:
-    assert items(*GLIDE, "states=offline", "runtime.target=partitioned")[1] == items(*GLIDE, "states=offline")[1]
+    assert (
+        items(*GLIDE, "recipe.states.source=offline", "runtime.target=partitioned")[1]
+        == items(*GLIDE, "recipe.states.source=offline")[1]
+    )
 
 
 def test_likeliest_tokens_are_smaller() -> None:
-    whole, few = (items(*GLIDE, "states=offline", *more)[1] for more in ((), ("recipe.states.top_k=64",)))
+    whole, few = (items(*GLIDE, "recipe.states.source=offline", *more)[1] for more in ((), ("recipe.states.top_k=64",)))
     assert few["stored states, read ahead, host"] == 2 * (4096 + 64 * 6 + 12) * 2 * LENGTH
     kept = "kept of the target, draft's forward and backward"
     assert whole[kept] - few[kept] == 2 * (4096 - 3 * 64) * 2 * LENGTH
@@ -59,7 +62,7 @@ def test_likeliest_tokens_are_smaller() -> None:
 def test_no_operation_of_the_target() -> None:
     for base in (GLIDE, EAGLE3):
         found = []
-        for more in ([], ["states=offline"]):
+        for more in ([], ["recipe.states.source=offline"]):
             config = compose("train", [*base, *more])
             method, settings = method_of(config.recipe)
             measured = measures_target(config.recipe, config.runtime)
@@ -80,6 +83,6 @@ def test_the_targets_own_loss_where_its_states_hold_it() -> None:
     hard = "recipe.draft.loss=hard"
     assert measured()
     assert measured(hard)
-    assert measured("states=offline")
-    assert not measured("states=offline", hard)
+    assert measured("recipe.states.source=offline")
+    assert not measured("recipe.states.source=offline", hard)
     assert not measured("runtime.log_target_loss=false")
