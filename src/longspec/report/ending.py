@@ -46,9 +46,7 @@ def _next(draft: Path) -> list[str]:
     told = [f"Try it:    longspec try {draft}"]
     engine = methods.settings_of(str(config["draft"])).VLLM_METHOD
     if engine is None:
-        told.append(
-            f"Serve it:  no engine loads {config['draft']} drafts; transformers' generate does: docs/generate.md"
-        )
+        told.append(f"Serve it:  no engine loads {config['draft']} drafts; transformers' generate does: docs/generate.md")
     else:
         settings = json.dumps({"method": engine, "model": str(draft), "num_speculative_tokens": 3})
         told += [f"Serve it:  vllm serve {quote(str(config['target_path']))} --speculative-config {quote(settings)}"]
