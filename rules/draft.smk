@@ -182,6 +182,7 @@ rule report:
     input:
         target=asks(PLAN.target),
         raw=asks(PLAN.report_records),
+        answers=asks(ANSWERS.trained),
         packed=asks(PLAN.trained_rows),
         stages=asks(PLAN.stage_files),
         evaluations=asks(PLAN.evaluations),
@@ -206,10 +207,11 @@ rule report:
         model=asks_of_input(PLAN.target_folder),
         variants=asks(PLAN.report_variants),
         vocabularies=asks_of_input(PLAN.report_vocabulary_options),
+        answers=option("--answers", "answers"),
     shell:
         "python -m longspec.report --run {wildcards.run:q} {params.variants} {params.vocabularies:q}"
         " --settings {params.settings:q} --gates {params.gates:q}"
-        " --model-dir {params.model:q} --raw {input.raw:q}"
+        " --model-dir {params.model:q} --raw {input.raw:q} {params.answers:q}"
         " --packed {input.packed:q} --out {output.page:q} > {log:q} 2>&1"
 
 

@@ -41,7 +41,7 @@ class Case:
 
     def make(self, out: Path, part: tuple[int, int] = (0, 1), **settings: Any) -> dict[str, Any]:
         """The manifest of a shard's answers."""
-        chosen = parse("chats", {"new_tokens": 12, **settings})
+        chosen = parse("chats", {"new_tokens": 12, "cut": "keep", **settings})
         return shard.make(self.raw, self.target, self.tokenizer, chosen, part, out / "shard.json")
 
 

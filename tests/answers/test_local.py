@@ -1,6 +1,7 @@
 """Answers through transformers: those of its own `generate`, prompt by prompt, however often the job was killed."""
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,13 @@ from longspec import jsonl
 from longspec.answers import local, shard
 from longspec.answers.local import decode
 from longspec.answers.merge import merge
+from longspec.answers.settings import parse
 from longspec.atomic_files import read_json, write_json
+from longspec.data.layout_tally import CUT_BY_LIMIT, cut_warning
 from longspec.data.tokenize import make as tokenize
 from longspec.decode.sampling import Sampler
+from longspec.report import tables
+from longspec.report.inputs import Manifest
 from tests.answers.conftest import Case, journal_of, turns, write_chats
 from tests.jobs import finish, start, torchrun
 from tests.targets import save_target
@@ -73,7 +78,7 @@ def test_greedy_answers_are_those_of_generate_for_each_prompt_alone(case: Case, 
 def test_a_target_split_over_ranks_gives_the_same_answers(case: Case, tmp_path: Path, temperature: float) -> None:
     pytest.importorskip("accelerate")
     case.make(tmp_path / "whole", temperature=temperature)
-    settings = json.dumps({"new_tokens": 12, "temperature": temperature})
+    settings = json.dumps({"new_tokens": 12, "temperature": temperature, "cut": "keep"})
     files = ["--raw", str(case.raw), "--target", str(case.target), "--tokenizer", str(case.tokenizer)]
     out = ["--settings", settings, "--out", str(tmp_path / "split/shard.json")]
     text, code = finish(start([*torchrun(2), "-m", "longspec.answers", "shard", *files, *out], tmp_path))
@@ -207,6 +212,28 @@ def test_cut_answers_are_kept_or_dropped(case: Case, tmp_path: Path) -> None:
             assert second[key].get("messages", []) == line["messages"][:-2]
         else:
             assert second[key] == line
+
+
+def test_many_cut_answers_are_warned_of_and_counted_in_the_report(case: Case, tmp_path: Path) -> None:
+    """Unless `cut` says otherwise such an answer is dropped: a draft would learn an end behind it."""
+    assert parse("d", {"new_tokens": 9}).cut == "drop"
+    made = {}
+    for cut, new_tokens in (("drop", 12), ("keep", 12), ("drop", 200)):
+        folder = tmp_path / f"{cut}-{new_tokens}"
+        shard = case.make(folder, cut=cut, new_tokens=new_tokens)
+        assert shard["ends"].get("cut", 0) == 0 or cut == "keep"
+        made[cut, new_tokens] = merge([folder / "shard.json"], case.raw, folder / "merged/manifest.json")
+    told = r"^\S+: the limit of new tokens cut an answer of (\d+) of (\d+) records, .* Raise data\.\S+\.regenerate\.new_tokens"
+    found = [re.match(told, cut_warning(made[key])) for key in (("drop", 12), ("keep", 12))]
+    assert all(found)
+    assert cut_warning(made["drop", 200]) == ""
+    assert cut_warning({"name": "d", "records": {}}) == ""
+    reasons = made["drop", 12]["answers"]["reasons"]
+    [row] = tables.answers_table([Manifest(tmp_path, made["drop", 12])])
+    assert row["ends"] == made["drop", 12]["answers"]["ends"]
+    assert row["warning"] == cut_warning(made["drop", 12])
+    assert f"dropped: {CUT_BY_LIMIT}" in row["reasons"]
+    assert reasons["dropped"][CUT_BY_LIMIT] > 0
 
 
 def test_merged_shards_are_a_raw_folder_in_the_raw_order(case: Case, tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_a_job_that_is_told_to_end_ends_its_server(case: Case, tmp_path: Path, i
         pid = tmp_path / f"pid-{number}"
         started = command(str(pid), "stalls")
         server = f"sh -c '{started}; true'" if in_shell else started
-        settings = {"new_tokens": 12, "engine": "endpoint", "server": server}
+        settings = {"new_tokens": 12, "cut": "keep", "engine": "endpoint", "server": server}
         arguments = [
             "--raw",
             case.raw,

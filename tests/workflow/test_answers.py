@@ -39,7 +39,7 @@ def test_only_what_decides_answers_names_their_folder(settings: Settings) -> Non
     def named(**more: object) -> str:
         return f"data/answers/demo/own/{folder_name(parse('own', {'new_tokens': 256, **more}))}"
 
-    same: list[dict[str, object]] = [{"batch": 3}, {"max_failed": 0.5, "temperature": 0}, {"cut": "keep", "top_p": 1.0}]
+    same: list[dict[str, object]] = [{"batch": 3}, {"max_failed": 0.5, "temperature": 0}, {"cut": "drop", "top_p": 1.0}]
     assert {named(**more) for more in same} == {first}
     server = {"engine": "endpoint", "endpoint": "http://one:8000/v1"}
     endpoint = named(**server)
@@ -48,7 +48,7 @@ def test_only_what_decides_answers_names_their_folder(settings: Settings) -> Non
     others: list[dict[str, object]] = [
         {"temperature": 0.7},
         {"seed": 1},
-        {"cut": "drop"},
+        {"cut": "keep"},
         {"precision": "fp32"},
         {"top_p": 0.9},
     ]

@@ -41,7 +41,7 @@ evaluation:
 """
 ASKED = (
     "  asked: {source: puzzles, records: 30, seed: 0, shards: 1, held_out: 0.3,"
-    " regenerate: {new_tokens: 4, precision: fp32, batch: 4, longest_prompt: 200}}\n"
+    " regenerate: {new_tokens: 4, cut: keep, precision: fp32, batch: 4, longest_prompt: 200}}\n"
 )
 # Where a target is about to be loaded, so that what the program itself takes does not count. Nor does the file of weights,
 # which is mapped: the system counts that too, though it takes no memory.
@@ -76,7 +76,7 @@ def workflow(tmp_path: Path, root: Path, corpus: Corpus) -> Workflow:
 
 def call(workflow: Workflow, *arguments: str, limited: bool = True) -> tuple[int, str]:
     """Snakemake's exit status, and what it printed, the logs of failed jobs in it."""
-    command = [sys.executable, "-m", "snakemake", "--cores", "2", *arguments]
+    command = [sys.executable, "-m", "snakemake", "--printshellcmds", "--cores", "2", *arguments]
     # The system counts the stacks of gloo's threads as well, 8 MB each, and a thread that gets none waits for ever.
     stack = (2**20, resource.getrlimit(resource.RLIMIT_STACK)[1])
     environment = os.environ | {"PYTHONPATH": str(workflow.folder / "src")}

@@ -61,6 +61,15 @@ def test_what_the_file_says_comes_before_what_follows(own: Settings) -> None:
     assert list(own.plan(run="mine").evaluation_of["mine"].tasks) == ["asked"]
 
 
+@pytest.mark.parametrize(("word", "collation"), [("answers", "long"), ("all", "base")])
+def test_what_is_trained_on_is_a_word(own: Settings, word: str, collation: str) -> None:
+    write(own, f"{RUN}stages: {{train: {{data: chats, train_on: {word}}}}}\n")
+    assert recipe_of(own).data.collation == collation
+    write(own, f"{RUN}stages: {{train: {{data: chats, train_on: {word}s}}}}\n")
+    with pytest.raises(ValueError, match=r"stages\.train\.train_on: input should be 'answers' or 'all'"):
+        own.plan(run="mine")
+
+
 def test_gates_of_its_own_are_in_the_place_of_the_workflows(own: Settings) -> None:
     write(own, f"{RUN}gates: {{context: null}}\n")
     assert json.loads(own.plan(runs=["mine", "demo"]).gates("mine")) == {"context": None, "forgetting": 0.3}

@@ -31,7 +31,7 @@ evaluation:
     asked: {data: asked, context: [8, 400], new_tokens: 48, whole_questions: true}
 """
 ASKED = (
-    "  asked: {source: puzzles, records: 200, seed: 0, shards: 1, regenerate: {new_tokens: 4, precision: fp32, batch: 64}}\n"
+    "  asked: {source: puzzles, records: 200, seed: 0, shards: 1, regenerate: {new_tokens: 4, cut: keep, precision: fp32, batch: 64}}\n"
 )
 P = "results/tiny/sinkpi-slicing"
 GOALS = [f"{P}/evaluation/untrained.jsonl", f"{P}/evaluation/lookup.jsonl"]
@@ -75,7 +75,7 @@ def answered(folder: Path) -> dict[str, Any]:
 
 def made(workflow: Workflow, *options: str) -> tuple[list[list[dict[str, Any]]], dict[str, Any], str]:
     """The lines of each evaluation, the answers, and what Snakemake printed."""
-    command = [sys.executable, "-m", "snakemake", *GOALS, "--cores", "2", *options]
+    command = [sys.executable, "-m", "snakemake", "--printshellcmds", *GOALS, "--cores", "2", *options]
     environment = os.environ | {"PYTHONPATH": str(workflow.folder / "src")}
     done = subprocess.run(command, cwd=workflow.folder, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr

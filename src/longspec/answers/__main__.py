@@ -11,6 +11,7 @@ from pathlib import Path
 
 from longspec import shown
 from longspec.command_line import add_verb
+from longspec.data.layout_tally import cut_warning
 from longspec.distributed import Ranks, end_at_once, launched_ranks, log, told_to_launcher
 
 
@@ -41,7 +42,8 @@ def run(arguments: argparse.Namespace, ranks: Ranks) -> str:
     from longspec.answers import merge
 
     if arguments.verb == "merge":
-        return merge.told(merge.merge(arguments.shards, arguments.raw, arguments.out)["answers"])
+        made = merge.merge(arguments.shards, arguments.raw, arguments.out)
+        return "\n".join(filter(None, [merge.told(made["answers"]), cut_warning(made)]))
     from longspec.answers import settings, shard
 
     name = json.loads(arguments.raw.read_bytes())["name"] if arguments.raw.is_file() else arguments.raw.parent.name

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from longspec.answers.settings import DROP
+from longspec.data.layout_tally import CUT_BY_LIMIT
 from longspec.data.read.conversations import Chat
 from longspec.data.read.record_checks import RecordError, check_characters, check_text
 from longspec.data.read.records import ANSWER_IDS, Text, to_messages_or_text
@@ -26,7 +27,7 @@ SKIPPED = "skipped"  # no question was asked
 FAILED = "failed"  # the engine gave no answer
 ENDS = (ANSWERED, SHORTENED, CUT, DROPPED, SKIPPED, FAILED)
 TAKEN = (ANSWERED, SHORTENED, CUT)  # those that have an answer
-TOO_LONG = "cut by new_tokens"
+TOO_LONG = CUT_BY_LIMIT
 OPEN_THOUGHT = "ends inside its thought, behind which a template lays out no answer"
 THOUGHT_LEFT_OUT = "a turn behind an answer with a thought, which templates leave out of what they show of earlier turns"
 TOOLS_OFFERED = "a turn behind an answer to which tools were offered: what tools said belongs to the old answers"

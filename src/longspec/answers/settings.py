@@ -34,7 +34,7 @@ class Regenerate:
     top_p: float = 1.0
     seed: int = 0
     longest_prompt: int | None = None
-    cut: str = KEEP
+    cut: str = DROP
     engine: str = LOCAL
     precision: str = "auto"
     served_model: str | None = None

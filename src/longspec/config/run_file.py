@@ -34,6 +34,9 @@ class StageFile(_Keys):
 
     like: str | None = Field(None, description="the file of config/stage/ that it begins with; null: of its own name, or train")
     data: str | None = Field(None, description="the data set that it trains on; in place of recipe.data.name")
+    train_on: Literal["answers", "all"] | None = Field(
+        None, description="answers alone, or all tokens; null: as the stage's file"
+    )
     recipe: Section = Field({}, description="what decides its weights")
     runtime: Section = Field({}, description="how it is trained")
 

@@ -10,6 +10,7 @@ from longspec.config.names import readable_name
 from longspec.config.run_file import TRAIN, Run, default_method
 from longspec.config.target_facts import NotKnownError, TargetFacts, facts_of
 
+COLLATIONS = {"answers": "long", "all": "base"}
 ROW = 4096  # tokens, as in config/stage/train.yaml
 
 
@@ -58,6 +59,8 @@ def stage_of(run: Run, stage: str, facts: TargetFacts | None, folders: Sequence[
     """The sections that a run sets of a stage; rows of `train` are no longer than the target's positions."""
     says = run.says.stages[stage]
     data: dict[str, Any] = {} if says.data is None else {"name": says.data}
+    if says.train_on is not None:
+        data["collation"] = COLLATIONS[says.train_on]
     if facts is not None and facts.positions is not None and numbers_of(run, stage, folders) == TRAIN:
         data["sequence_length"] = min(facts.positions, ROW)
     own = {"stage": stage, **says.recipe}

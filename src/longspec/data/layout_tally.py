@@ -13,6 +13,7 @@ from longspec.data.chat.special_tokens import LayoutError
 # Counts of records with thoughts or tools (longspec.data.chat.turns), not written at 0.
 BEYOND = ("further_documents", "left_out_messages")
 UNLIKE, MOST_UNLIKE = "unlike_served", 0.1  # of a dataset's documents
+CUT_BY_LIMIT, MOST_CUT = "cut by new_tokens", 0.1  # a reason why an answer is torn or dropped; of a dataset's records
 
 
 def unlike_served_warning(manifest: Mapping[str, Any]) -> str:
@@ -27,6 +28,23 @@ def unlike_served_warning(manifest: Mapping[str, Any]) -> str:
         f"{name}: {unlike:,} of {documents:,} documents are laid out otherwise than this target is asked and answers, so a "
         f"draft learns what the target never writes. Have the target answer the questions itself: data.{name}.regenerate in "
         "config/workflow.yaml (docs/answers.md), or train for the target that wrote these answers"
+    )
+
+
+def cut_warning(manifest: Mapping[str, Any]) -> str:
+    """Say how many records lost an answer to the limit of new tokens, or have a torn one; "" for a tenth or fewer.
+
+    manifest: of records, answered by the target or not.
+    """
+    counts, name = manifest.get("answers"), manifest["name"]
+    if not counts:
+        return ""
+    dropped = sum(found.get(CUT_BY_LIMIT, 0) for found in counts["reasons"].values())
+    if dropped <= MOST_CUT * counts["records"]:
+        return ""
+    return (
+        f"{name}: the limit of new tokens cut an answer of {dropped:,} of {counts['records']:,} records, so the draft sees few "
+        f"long answers. Raise data.{name}.regenerate.new_tokens (docs/answers.md)"
     )
 
 

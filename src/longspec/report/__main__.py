@@ -26,6 +26,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--gates", required=True, type=json.loads, help="the gates section as JSON")
     parser.add_argument("--model-dir", required=True, type=Path, help="folder of target_manifest.json")
     parser.add_argument("--raw", required=True, nargs="+", type=Path, help="manifests of raw datasets")
+    parser.add_argument("--answers", default=[], nargs="*", type=Path, help="manifests of answers by the target")
     parser.add_argument("--packed", required=True, nargs="+", type=Path, help="manifests of packed rows")
     parser.add_argument("--out", required=True, type=Path, help="the page; the numbers go beside it as .json")
     return parser.parse_args(arguments)
@@ -46,7 +47,8 @@ def make_report(options: argparse.Namespace) -> None:
     raw = [read_manifest(path, "raw") for path in options.raw]
     packed = [read_manifest(path, "pack") for path in options.packed]
     numbers = report_numbers(options.run, variants, target, settings, options.gates)
-    page = render(variants, numbers, settings, target, raw, packed)
+    answered = [read_manifest(path, "merge_answers") for path in options.answers]
+    page = render(variants, numbers, settings, target, raw, packed, answered)
     for variant in variants:
         if variant.vocabulary is not None and (warning := variant.vocabulary.low_coverage):
             print(f"WARNING {variant.name}: {warning}")

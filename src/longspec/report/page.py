@@ -1,5 +1,6 @@
 """The page: numbers, figures and tables through one template, everything escaped unless it is a figure of ours."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +100,9 @@ def render(
     target: Target,
     raw: list[Manifest],
     packed: list[Manifest],
+    answered: Sequence[Manifest] = (),
 ) -> str:
-    """The whole page as HTML text."""
+    """The whole page as HTML text. answered: of the datasets whose questions the target has answered."""
     page = environment().get_template("report/page.html.j2")
     return page.render(
         run=numbers["run"],
@@ -119,6 +121,7 @@ def render(
         raw=tables.raw_table(raw, variants, settings.tasks),
         faults=tables.faults_table(raw),
         packed=tables.packed_table(packed, variants),
+        answered=tables.answers_table(answered),
         recipes={v.name: tables.recipe_table(v) for v in variants},
         provenance={v.name: tables.provenance_table(v, target) for v in variants},
     )

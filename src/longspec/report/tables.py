@@ -1,13 +1,13 @@
 """Rows for the page's tables of data, recipes and provenance."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import ne
 from typing import Any
 
 from longspec import methods
 from longspec.config import plain
-from longspec.data.layout_tally import unlike_served_warning
+from longspec.data.layout_tally import cut_warning, unlike_served_warning
 from longspec.evaluate.tasks import Task
 from longspec.report.inputs import Manifest, Stage, Target, Variant
 
@@ -23,6 +23,7 @@ RECIPE_ROWS = {
 HIDDEN = ("stage", "init")
 PACKED = ("rows", "sequence_length", "collation", "overlong", "tokens", "labels", "documents", "padding_share", "skipped")
 SORTED = ("train", "held_out", "rejected", "filtered")  # where a record can go
+MOST_REASONS = 5  # told of a dataset's answers
 
 
 def flatten(content: Any, prefix: str = "") -> dict[str, Any]:
@@ -94,6 +95,24 @@ def raw_table(raw: list[Manifest], variants: list[Variant], tasks: Mapping[str, 
         trains = dict.fromkeys(stage.name for variant in variants for stage in variant.stages if stage.data == name)
         measures = [key for key, task in tasks.items() if task.origin == name]
         rows.append({"name": name, "trains": list(trains), "measures": measures} | parts)
+    return rows
+
+
+def answers_table(answered: Sequence[Manifest]) -> list[dict[str, Any]]:
+    """Return for each dataset that the target has answered what became of its records, and why, the most frequent first."""
+    rows = []
+    for manifest in answered:
+        counts = manifest["answers"]
+        found = sorted(((n, end, why) for end, some in counts["reasons"].items() for why, n in some.items()), reverse=True)
+        rows.append(
+            {
+                "name": manifest["name"],
+                "records": counts["records"],
+                "ends": counts["ends"],
+                "reasons": "; ".join(f"{n:,} {end}: {why}" for n, end, why in found[:MOST_REASONS]) or "—",
+                "warning": cut_warning(manifest.content),
+            }
+        )
     return rows
 
 

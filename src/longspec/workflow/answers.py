@@ -94,6 +94,11 @@ class AnswersPlan:
         number = self.choices.data[dataset]["shards"]
         return [f"{self.folder(model, dataset)}/{part}-of-{number}/shard.json" for part in range(number)]
 
+    def trained(self, run: str) -> list[str]:
+        """The manifests of the answers that a run trains on."""
+        model = self.choices.model_of(run)
+        return [self.records(model, name) for name in sorted(self.choices.trained_on_by(run)) if name in self.chosen]
+
     def evaluation_options(self, run: str) -> list[str]:
         """How an evaluation is told of held-out records: each dataset's name with what its prompts are drawn from."""
         return [f"{name}={path}" for name, path in self._evaluated(run).items()]

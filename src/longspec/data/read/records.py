@@ -7,6 +7,7 @@ Which format a record is in follows from its fields; one that is null counts as 
     problem + qwq                            long chain of thought
     text                                     running text
     target                                   running text after a prompt `source`, which may be empty
+    prompt + completion                      a question and its answer: two texts, or two lists of messages
 
 Any conversation may have beside it `tools`, `chat_template_kwargs` and `train_thoughts`.
 """
@@ -17,9 +18,10 @@ from typing import Any
 from longspec.data.read.conversations import BESIDE, Chat, read_conversation, with_beside
 from longspec.data.read.record_checks import UNANSWERED_FIX, RecordError, check_text, says_nothing
 
+COMPLETION = ("prompt", "completion")
 CONVERSATIONS = ("conversation", "conversations", "messages")
 # Every field by which a format is recognised or which it reads.
-FIELDS = ("source", "article", "abstract", *CONVERSATIONS, "problem", "qwq", "text", "target", *BESIDE)
+FIELDS = ("source", "article", "abstract", *CONVERSATIONS, "problem", "qwq", "text", "target", *COMPLETION, *BESIDE)
 ARXIV_REQUEST = "Please summarize the following article: "
 
 
@@ -58,6 +60,23 @@ def _problem(record: dict[str, Any], unanswered: bool) -> Chat:
     return Chat([*messages, {"role": "assistant", "content": check_text(record["qwq"], "qwq")}])
 
 
+def _completion(record: dict[str, Any], unanswered: bool) -> Chat:
+    """Prompt and completion: texts, or messages of which the completion's come last; unanswered: the prompt alone will do."""
+    prompt, completion = (record.get(field) for field in COMPLETION)
+    if prompt is None or (completion is None and not unanswered):
+        missing = COMPLETION[0] if prompt is None else COMPLETION[1]
+        raise RecordError(missing, f"is missing or null{UNANSWERED_FIX if prompt is not None else ''}")
+    if isinstance(prompt, list):
+        whole = [*prompt, *(completion if isinstance(completion, list) else [])]
+        if completion is not None and not isinstance(completion, list):
+            raise RecordError("completion", "is no list of messages, and the prompt is one; give both in one form")
+        return read_conversation(whole, "prompt", unanswered)
+    messages = [{"role": "user", "content": check_text(prompt, "prompt")}]
+    if completion is not None:
+        messages.append({"role": "assistant", "content": check_text(completion, "completion")})
+    return Chat(messages)
+
+
 def _target(record: dict[str, Any]) -> Text:
     """General text: `target`, after a prompt `source` that may be empty."""
     source = record.get("source")
@@ -88,8 +107,11 @@ def to_messages_or_text(record: dict[str, Any], unanswered: bool = False) -> Tex
         return Text(check_text(record.get("text"), "text"))
     if "target" in there:
         return _target(record)
+    if there.issuperset(COMPLETION) or (unanswered and "prompt" in there):
+        return with_beside(record, _completion(record, unanswered))
     for field in ("text", "target", "problem", "qwq", *CONVERSATIONS):
         if field in record:
             raise RecordError(field, "is null")
-    known = "text, target, problem + qwq, conversation, conversations, messages, article + abstract of source 'arxiv'"
+    pairs = "problem + qwq, prompt + completion, article + abstract of source 'arxiv'"
+    known = f"text, target, {', '.join(CONVERSATIONS)}, {pairs}"
     raise RecordError("record", f"fits no known format (fields: {', '.join(record) or 'none'}; known: {known})")
