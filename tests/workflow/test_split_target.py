@@ -31,7 +31,8 @@ evaluation:
     asked: {data: asked, context: [8, 400], new_tokens: 48, whole_questions: true}
 """
 ASKED = (
-    "  asked: {source: puzzles, records: 200, seed: 0, shards: 1, regenerate: {new_tokens: 4, cut: keep, precision: fp32, batch: 64}}\n"
+    "  asked: {source: puzzles, records: 200, seed: 0, shards: 1,"
+    " regenerate: {new_tokens: 4, cut: keep, precision: fp32, batch: 64}}\n"
 )
 P = "results/tiny/sinkpi-slicing"
 GOALS = [f"{P}/evaluation/untrained.jsonl", f"{P}/evaluation/lookup.jsonl"]
