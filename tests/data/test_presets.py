@@ -76,7 +76,7 @@ def encoded(path: str, records: list[dict[str, Any]], folder: Path) -> bytes:
 
 
 def test_every_published_set_has_a_preset() -> None:
-    assert {path.stem for path in presets.DATA.folder.glob("*.yaml")} == PUBLISHED.keys() | FROM_HERE
+    assert presets.DATA.read().keys() == PUBLISHED.keys() | FROM_HERE
 
 
 def test_gsm8ks_training_questions_are_read_without_their_answers(tmp_path: Path) -> None:
@@ -118,9 +118,13 @@ def test_what_is_given_wins_over_the_preset() -> None:
 
 def test_a_preset_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(
-        ValueError, match=r"data\.d\.preset: there is no config/data/ultrachats\.yaml; did you mean 'ultrachat'\?"
+        ValueError, match=r"data\.d\.preset: config/data\.yaml has no preset 'ultrachats'; did you mean 'ultrachat'\?"
     ):
         presets.expand("d", {"preset": "ultrachats"})
-    (tmp_path / "bad.yaml").write_text("- source")
-    with pytest.raises(ValueError, match=r"bad\.yaml: must be a mapping with the key source"):
-        presets.expand("d", {"preset": "bad"}, replace(presets.DATA, folder=tmp_path))
+    for text, told in (
+        ("bad: [source]", "bad: must be a mapping with the key source"),
+        ("- bad", "must be a mapping of presets"),
+    ):
+        (tmp_path / "data.yaml").write_text(text)
+        with pytest.raises(ValueError, match=rf"data\.yaml: {told}"):
+            presets.expand("d", {"preset": "bad"}, replace(presets.DATA, file=tmp_path / "data.yaml"))

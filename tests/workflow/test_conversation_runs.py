@@ -185,9 +185,19 @@ def test_the_demo_neither_fetches_nor_measures_them(settings: Settings) -> None:
             "gsm8k: {preset: gsm8k, source: in.jsonl}",
             rf"{RUN}: .*gsm8k\.source: in\.jsonl: no such",
         ),
-        (RUN, r"sharegpt: \{data.*\}", "gsm8k: {preset: gsm, source: in.jsonl}", rf"{RUN}: .*gsm8k\.preset: there is no"),
+        (
+            RUN,
+            r"sharegpt: \{data.*\}",
+            "gsm8k: {preset: gsm, source: in.jsonl}",
+            rf"{RUN}: .*gsm8k\.preset: config/evaluation\.yaml has no preset 'gsm'",
+        ),
         ("config/stage/sharegpt.yaml", "epochs: 10", "epoch: 10", r"epoch"),
-        (str(FILE), "ultrachat: .*", "ultrachat: {preset: ultrachta}", r"data\.ultrachat\.preset: there is no .* did you mean"),
+        (
+            str(FILE),
+            "ultrachat: .*",
+            "ultrachat: {preset: ultrachta}",
+            r"data\.ultrachat\.preset: .* has no preset .* did you mean",
+        ),
     ],
 )
 def test_a_typo_dies_with_its_key(settings: Settings, path: str, old: str, new: str, message: str) -> None:

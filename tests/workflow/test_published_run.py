@@ -109,7 +109,7 @@ def hub(tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> Iter
     with running() as started:
         monkeypatch.setenv("HF_ENDPOINT", started.address)
         for name, files in downloads().items():
-            kind = presets.DATA if (presets.DATA.folder / f"{name}.yaml").is_file() else presets.TASK
+            kind = presets.DATA if name in presets.DATA.read() else presets.TASK
             asked = presets.expand(name, {"preset": name}, kind)
             commit = started.add(parse(asked["source"]).repository, files)
             started.repositories[parse(asked["source"]).repository].refs[asked["revision"]] = commit

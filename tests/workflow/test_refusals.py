@@ -73,7 +73,7 @@ CASES = {
         WORKFLOW,
         r"puzzles: .*",
         "puzzles: {preset: ultrachats}",
-        "data.puzzles.preset: there is no config/data/ultrachats.yaml; did you mean 'ultrachat'? Known: gsm8k-train,",
+        "data.puzzles.preset: config/data.yaml has no preset 'ultrachats'; did you mean 'ultrachat'? Known: gsm8k-train,",
     ),
     "a token": (
         WORKFLOW,
@@ -150,7 +150,7 @@ CASES = {
         WORKFLOW,
         r"\bcot: \{.*\}",
         "cot: {preset: gsm8, source: a.jsonl}",
-        "evaluation.tasks.cot.preset: there is no config/evaluation/gsm8.yaml; did you mean 'gsm8k'? Known: aime-2024, ",
+        "evaluation.tasks.cot.preset: config/evaluation.yaml has no preset 'gsm8'; did you mean 'gsm8k'? Known: aime-2024, ",
     ),
     "a template without a field": (
         WORKFLOW,

@@ -114,9 +114,9 @@ def test_files_and_settings_make_the_records_again_and_shards_do_not(from_files:
     puzzles, sharegpt = "data/raw/puzzles/manifest.json", "data/raw/stdlib-long/manifest.json"
     assert raw_jobs(from_files) == set()
     from_files.edit("config/workflow.yaml", r"shards: 2", "shards: 3")
-    from_files.edit("config/data/sharegpt.yaml", "^source:", "# a remark\nsource:")
+    from_files.edit("config/data.yaml", "^sharegpt:", "# a remark\nsharegpt:")
     assert raw_jobs(from_files) == set()
-    from_files.edit("config/data/sharegpt.yaml", r"max_rejected: \S+", "max_rejected: 0.5")
+    from_files.edit("config/data.yaml", r"max_rejected: \S+", "max_rejected: 0.5")
     assert raw_jobs(from_files) == {sharegpt}
     from_files.edit("config/workflow.yaml", r"(jsonl', held_out: 0.1), shards", r"\1, align: [{add_id: {}}], shards")
     assert raw_jobs(from_files) == {sharegpt, puzzles}

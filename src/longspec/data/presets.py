@@ -1,6 +1,6 @@
-"""Published sets by name: a preset's file holds what an entry of workflow.yaml would.
+"""Published sets by name: a preset holds what an entry of workflow.yaml would.
 
-config/data/<preset>.yaml for entries of `data`, config/evaluation/<preset>.yaml for those of `evaluation.tasks`.
+config/data.yaml has those of `data`, config/evaluation.yaml those of `evaluation.tasks`.
 """
 
 from dataclasses import dataclass
@@ -13,15 +13,22 @@ from longspec.config.explain import did_you_mean
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of preset: the section of workflow.yaml it is for, its folder, and the key that each must have."""
+    """One kind of preset: the section of workflow.yaml it is for, its file, and the key that each must have."""
 
     section: str
-    folder: Path
+    file: Path
     needs: str
 
+    def read(self) -> dict[str, Any]:
+        """Return the presets by name. Raises ValueError for a file that holds something else."""
+        content = yaml_files.read(self.file)
+        if not isinstance(content, dict):
+            raise ValueError(f"{self.file}: must be a mapping of presets by name")
+        return content
 
-DATA = Kind("data", CONFIG_DIR / "data", "source")
-TASK = Kind("evaluation.tasks", CONFIG_DIR / "evaluation", "template")
+
+DATA = Kind("data", CONFIG_DIR / "data.yaml", "source")
+TASK = Kind("evaluation.tasks", CONFIG_DIR / "evaluation.yaml", "template")
 OF_SOURCE = ("revision", "member")
 
 
@@ -43,14 +50,13 @@ def expand(name: str, settings: dict[str, Any], kind: Kind = DATA) -> dict[str, 
         return settings
     own = {key: value for key, value in settings.items() if key != "preset"}
     preset = settings["preset"]
-    known = sorted(path.stem for path in kind.folder.glob("*.yaml"))
+    known = kind.read()
     if preset not in known:
         told = did_you_mean(str(preset), known)
-        raise ValueError(f"{key}.preset: there is no config/{kind.folder.name}/{preset}.yaml; {told}")
-    path = kind.folder / f"{preset}.yaml"
-    beneath = yaml_files.read(path)
+        raise ValueError(f"{key}.preset: config/{kind.file.name} has no preset {preset!r}; {told}")
+    beneath = known[preset]
     if not isinstance(beneath, dict) or kind.needs not in beneath or "preset" in beneath:
-        raise ValueError(f"{path}: must be a mapping with the key {kind.needs}, and name no other preset")
+        raise ValueError(f"{kind.file}: {preset}: must be a mapping with the key {kind.needs}, and name no other preset")
     if "source" in own:
         beneath = {key: value for key, value in beneath.items() if key not in OF_SOURCE}
     return beneath | own

@@ -87,7 +87,7 @@ def check_data(used: Mapping[str, str], data: Mapping[str, Any]) -> None:
         if name not in data:
             raise ValueError(
                 f"{key}: there is no dataset '{name}' under `data` in {FILE}; add it there ({name}: {{source: <file>.jsonl,"
-                f" shards: <number>}}, or {{preset: <file of config/data/>}}) or name another; {did_you_mean(name, data)}"
+                f" shards: <number>}}, or {{preset: <name in config/data.yaml>}}) or name another; {did_you_mean(name, data)}"
             )
         with faults_in(FILE):
             complete(name, data[name])
