@@ -1,11 +1,13 @@
 """A run's file: what it derives from another, what it sets of a stage, and what it refuses."""
 
+import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
-from longspec.config import CONFIG_DIR, compose_stage, stages_of
+from longspec.config import CONFIG_DIR, compose_stage, run_schema, stages_of, yaml_files
 from longspec.config.run_file import read_run
 
 STAGE = "stages:\n  base:\n    recipe: {optimizer: {lr: 3.0e-3}}\n"
@@ -36,6 +38,16 @@ def test_a_run_that_derives_from_another_has_its_numbers_of_each_stage(config: P
     long = compose_stage("second", "base", "long", config)
     assert (long.runtime.target, long.runtime.micro_batch, long.recipe.draft.loss) == ("tensor_parallel", 2, "hard")
     assert stages_of("second", config) == ["base", "long"]
+
+
+def test_the_schema_for_editors_is_of_today_and_takes_every_run(root: Path) -> None:
+    path = root / "config/run.schema.json"
+    assert path.read_text() == run_schema.text(), "python -m longspec.config.run_schema > config/run.schema.json"
+    validator = jsonschema.Draft202012Validator(json.loads(path.read_text()))
+    for run in [*(root / "config/run").glob("*.yaml"), *(root / "benchmarks/config/run").glob("*.yaml")]:
+        assert list(validator.iter_errors(yaml_files.read(run))) == [], run
+    for wrong in ({"stags": ["base"]}, {"final": "lats"}, {"stages": {"base": {"recipes": {}}}}, {"target": 3}):
+        assert list(validator.iter_errors(wrong)), wrong
 
 
 def test_what_is_set_of_a_stage_comes_last_and_mappings_are_merged_key_by_key(config: Path) -> None:
