@@ -299,3 +299,9 @@ def test_records_without_any_answer_end_the_merge_with_the_reasons(case: Case, t
     with pytest.raises(ValueError, match=told):
         merge([tmp_path / "out/shard.json"], raw, tmp_path / "merged/manifest.json")
     assert not (tmp_path / "merged").exists()
+    cut = write_chats(tmp_path / "cut", [turns("why?")], [])
+    Case(cut, case.target, case.tokenizer).make(tmp_path / "few", new_tokens=1, cut="drop")
+    with pytest.raises(
+        ValueError, match=r"dropped: cut by new_tokens; raise data\.chats\.regenerate\.new_tokens, or set .*cut: keep$"
+    ):
+        merge([tmp_path / "few/shard.json"], cut, tmp_path / "merged/manifest.json")

@@ -17,6 +17,7 @@ from longspec.answers.settings import JOURNAL, SERVED
 from longspec.answers.shard import FILES
 from longspec.answers.tally import SHOWN
 from longspec.atomic_files import check_files, describe_files, read_json, sha256_file, write_json
+from longspec.data.layout_tally import CUT_BY_LIMIT
 from longspec.data.read.conversations import BESIDE
 from longspec.data.read.records import ANSWER_IDS
 
@@ -86,9 +87,9 @@ def merge(shards: list[Path], raw: Path, out: Path) -> dict[str, Any]:
     of_raw, counts = read_json(raw), _added(manifests)
     places = _places([path.parent / JOURNAL for path in shards])
     if not places["train"]:
-        raise ValueError(
-            f"{raw}: no record for training has an answer: {_reasons(counts)}; remove data.{of_raw['name']}.regenerate"
-        )
+        key, reasons = f"data.{of_raw['name']}.regenerate", _reasons(counts)
+        less = f"raise {key}.new_tokens, or set {key}.cut: keep" if CUT_BY_LIMIT in reasons else f"remove {key}"
+        raise ValueError(f"{raw}: no record for training has an answer: {reasons}; {less}")
     out.unlink(missing_ok=True)  # it must not stand beside other records
     written = {name: jsonl.write(out.parent / f"{name}.jsonl", _records(places[name])) for name in FILES}
     assert sum(written.values()) == counts["records"] - sum(counts["ends"][end] for end in set(ENDS) - set(TAKEN))
