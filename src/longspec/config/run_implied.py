@@ -61,7 +61,8 @@ def stage_of(run: Run, stage: str, facts: TargetFacts | None, folders: Sequence[
     data: dict[str, Any] = {} if says.data is None else {"name": says.data}
     if says.train_on is not None:
         data["collation"] = COLLATIONS[says.train_on]
-    if facts is not None and facts.positions is not None and numbers_of(run, stage, folders) == TRAIN:
+    is_said = "sequence_length" in run.says.recipe.get("data", {})
+    if facts is not None and facts.positions is not None and numbers_of(run, stage, folders) == TRAIN and not is_said:
         data["sequence_length"] = min(facts.positions, ROW)
     own = {"stage": stage, **says.recipe}
     return {"recipe": own | {"data": data | says.recipe.get("data", {})}, "runtime": says.runtime}
