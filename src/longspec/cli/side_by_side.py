@@ -116,7 +116,7 @@ def run(options: argparse.Namespace) -> int:
     dtype = getattr(torch, options.dtype or ("bfloat16" if device == "cuda" else "float32"))
     disable_progress_bar()
     target = load_target(path, read_target_config(path), dtype).to(device).eval()
-    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     console = Console(record=options.svg is not None, width=WIDTH if options.svg else None, highlight=False)
     console.print(
         Text(f"{options.draft} beside {path}, {options.dtype or str(dtype).removeprefix('torch.')} on {device}", "dim")

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from longspec import shown
-from longspec.command_line import named_path
+from longspec.command_line import WIDE, named_path
 from longspec.evaluate.tasks import parse
 from longspec.report.chain_lengths import store_acceptance
 from longspec.report.inputs import read_manifest, read_target, read_variant, records_that_chose
@@ -17,7 +17,7 @@ EVALUATIONS = "evaluation"  # the folder of what a run measures of itself; other
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """The verb's arguments."""
-    parser = argparse.ArgumentParser(prog="python -m longspec.report", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m longspec.report", description=__doc__, formatter_class=WIDE)
     parser.add_argument("--run", required=True, help="the run's name")
     parser.add_argument("--variant", required=True, action="append", type=named_path, help="[RUN/]NAME=FOLDER; repeat it")
     parser.add_argument("--vocabulary", default=[], action="append", type=named_path, help="NAME=FILE, of a variant")
