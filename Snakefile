@@ -30,7 +30,6 @@ Where everything lies (P = results/{run}/{variant}, R = P/{stage}; longspec.work
 """
 
 import os
-from contextlib import suppress
 from pathlib import Path
 
 from snakemake.utils import min_version
@@ -116,15 +115,17 @@ onstart:
     note_controller(Path.cwd())
 
 
-# What a person wants to know then; a report that cannot be read fails no call that went well. `longspec train` says it itself,
-# also where there was nothing to do.
+# Say what a person wants to know then. A report that cannot be read is a warning: the call itself went well. `longspec train` says
+# it itself, also where there was nothing to do.
 onsuccess:
     made = {job.rule.name for job in workflow.dag.jobs}
     if SAID not in os.environ and "final_draft" in made and not workflow.touch:
-        with suppress(ValueError, KeyError):
+        try:
             logger.info(
                 "\n".join(line for run in PLAN.runs for line in ending_of(run))
             )
+        except ValueError as error:
+            logger.warning(str(error))
 
 
 rule final_draft:

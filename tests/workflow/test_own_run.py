@@ -68,6 +68,18 @@ def test_what_the_file_says_comes_before_what_follows(own: Settings) -> None:
     assert list(own.plan(run="mine").evaluation_of["mine"].tasks) == ["asked"]
 
 
+def test_a_name_of_config_model_is_never_taken_for_a_folder_that_lies_here(own: Settings) -> None:
+    (own.folder / "demo").mkdir()
+    assert own.plan(runs=["demo"]).model_of("demo") == "demo"
+
+
+def test_long_rows_have_the_length_of_the_stages_file(own: Settings) -> None:
+    (own.folder / "my-llama/config.json").write_text(json.dumps(CONFIG | {"max_position_embeddings": 10**6}))
+    assert recipe_of(own).data.sequence_length == 4096
+    own.edit("config/stage/train.yaml", "sequence_length: 4096", "sequence_length: 1000")
+    assert recipe_of(own).data.sequence_length == 1000
+
+
 @pytest.mark.parametrize(("word", "collation"), [("answers", "long"), ("all", "base")])
 def test_what_is_trained_on_is_a_word(own: Settings, word: str, collation: str) -> None:
     write(own, f"{RUN}stages: {{train: {{data: chats, train_on: {word}}}}}\n")

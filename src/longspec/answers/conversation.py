@@ -27,7 +27,6 @@ SKIPPED = "skipped"  # no question was asked
 FAILED = "failed"  # the engine gave no answer
 ENDS = (ANSWERED, SHORTENED, CUT, DROPPED, SKIPPED, FAILED)
 TAKEN = (ANSWERED, SHORTENED, CUT)  # those that have an answer
-TOO_LONG = CUT_BY_LIMIT
 OPEN_THOUGHT = "ends inside its thought, behind which a template lays out no answer"
 THOUGHT_LEFT_OUT = "a turn behind an answer with a thought, which templates leave out of what they show of earlier turns"
 TOOLS_OFFERED = "a turn behind an answer to which tools were offered: what tools said belongs to the old answers"
@@ -95,7 +94,7 @@ class Conversation:
         if not answer.fault and self._thinks_on(text, answer.thought):
             fault = OPEN_THOUGHT
         if answer.cut and self._cut == DROP:
-            fault = TOO_LONG
+            fault = CUT_BY_LIMIT
         if fault:
             self._stop(fault, DROPPED)
             return
@@ -105,7 +104,7 @@ class Conversation:
         self.answers += 1
         self.ids.append(answer.ids if text == answer.text else None)
         if answer.cut:
-            self.end, self.reason = CUT, TOO_LONG
+            self.end, self.reason = CUT, CUT_BY_LIMIT
         elif self._chat.tools and self._left:
             self._stop(TOOLS_OFFERED, DROPPED)
         elif (thought or closes_one(text)) and any(message["role"] == "assistant" for message in self._left):

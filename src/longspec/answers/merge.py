@@ -15,9 +15,8 @@ from longspec import jsonl
 from longspec.answers.conversation import ENDS, FAILED, TAKEN
 from longspec.answers.settings import JOURNAL, SERVED
 from longspec.answers.shard import FILES
-from longspec.answers.tally import SHOWN
 from longspec.atomic_files import check_files, describe_files, read_json, sha256_file, write_json
-from longspec.data.layout_tally import CUT_BY_LIMIT
+from longspec.data.layout_tally import CUT_BY_LIMIT, answer_reasons
 from longspec.data.read.conversations import BESIDE
 from longspec.data.read.records import ANSWER_IDS
 
@@ -87,7 +86,7 @@ def merge(shards: list[Path], raw: Path, out: Path) -> dict[str, Any]:
     of_raw, counts = read_json(raw), _added(manifests)
     places = _places([path.parent / JOURNAL for path in shards])
     if not places["train"]:
-        key, reasons = f"data.{of_raw['name']}.regenerate", _reasons(counts)
+        key, reasons = f"data.{of_raw['name']}.regenerate", answer_reasons(counts)
         less = f"raise {key}.new_tokens, or set {key}.cut: keep" if CUT_BY_LIMIT in reasons else f"remove {key}"
         raise ValueError(f"{raw}: no record for training has an answer: {reasons}; {less}")
     out.unlink(missing_ok=True)  # it must not stand beside other records
@@ -106,14 +105,8 @@ def merge(shards: list[Path], raw: Path, out: Path) -> dict[str, Any]:
     return manifest
 
 
-def _reasons(counts: dict[str, Any]) -> str:
-    """Why records have not all their answers, the reasons of the most records first."""
-    found = sorted(((n, end, reason) for end, some in counts["reasons"].items() for reason, n in some.items()), reverse=True)
-    return "; ".join(f"{n} x {end}: {reason}" for n, end, reason in found[:SHOWN])
-
-
 def told(counts: dict[str, Any]) -> str:
     """The counts in a line."""
     ends = ", ".join(f"{count} {end}" for end, count in counts["ends"].items() if count or end == FAILED)
     made = f"{counts['records']} records: {ends}; {counts['answers']} answers of {counts['tokens']} tokens"
-    return "; ".join(filter(None, [made, _reasons(counts)]))
+    return "; ".join(filter(None, [made, answer_reasons(counts)]))

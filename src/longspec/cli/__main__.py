@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
         verb.add_argument("run", help="a run: a name of config/run/, or a file")
         if name != "report":
             verb.add_argument("snakemake", nargs=argparse.REMAINDER, help="options of Snakemake, such as --profile slurm")
-    add_verb(verbs, "try", "the same text twice as it comes: without and with the draft").set_defaults(adds="try")
+    add_verb(verbs, "try", "the same text twice as it comes: without and with the draft")
     for name, (_, purpose) in PASSED_ON.items():
         add_verb(verbs, name, purpose)
     return whole

@@ -1,4 +1,4 @@
-"""What `longspec try` asks: a question of yours, or a held-out record of the data that the draft was trained on."""
+"""Choose what `longspec try` asks: your question, or a held-out record of the draft's training data."""
 
 from dataclasses import dataclass
 from pathlib import Path

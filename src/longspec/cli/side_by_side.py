@@ -3,7 +3,7 @@
 import argparse
 import re
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,6 @@ class Shown:
     console: Console
     pieces: Pieces
     seconds: float = 0.0
-    texts: list[tuple[str, str]] = field(default_factory=list)
 
     def add(self, tokens: list[int]) -> None:
         """Show the tokens of a round: all but the last are drafted ones."""
@@ -47,8 +46,7 @@ class Shown:
         for place, token in enumerate(tokens):
             drafted = place < len(tokens) - 1
             style = DRAFTED[min(place, len(DRAFTED) - 1)] if drafted else OWN
-            self.texts.append((shown.lines(self.pieces.text_of(token)), style))
-            self.console.print(Text(*self.texts[-1]), end="", soft_wrap=True)
+            self.console.print(Text(shown.lines(self.pieces.text_of(token)), style), end="", soft_wrap=True)
         self.console.file.flush()
         self.seconds += time.perf_counter() - began
 
@@ -62,17 +60,12 @@ class Outcome:
     row: Row
     seconds: float
 
-    @property
-    def ratio(self) -> float:
-        """How many times plain decoding's speed the draft brings."""
-        return (len(self.row.ids) / self.seconds) / (len(self.plain.ids) / self.plain_seconds)
-
     def lines(self) -> list[str]:
         """Say speed, tokens a round, and whether the texts are equal."""
         plain, drafted = len(self.plain.ids) / self.plain_seconds, len(self.row.ids) / self.seconds
         a_round = 1.0 if not self.row.rounds else self.row.new_tokens / self.row.rounds
         return [
-            f"plain {plain:.1f} tokens/s, with the draft {drafted:.1f} tokens/s: {self.ratio:.2f} times",
+            f"plain {plain:.1f} tokens/s, with the draft {drafted:.1f} tokens/s: {drafted / plain:.2f} times",
             f"{a_round:.2f} tokens a round, {sum(self.row.accepted)} of {len(self.row.ids)} tokens drafted",
             self._equal(),
         ]

@@ -30,7 +30,7 @@ class _Keys(BaseModel):
 
 
 class StageFile(_Keys):
-    """What a run wants of one stage."""
+    """Hold what a run sets for one stage: the numbers it begins with, its data, its recipe and runtime."""
 
     like: str | None = Field(None, description="the file of config/stage/ that it begins with; null: of its own name, or train")
     data: str | None = Field(None, description="the data set that it trains on; in place of recipe.data.name")

@@ -1,17 +1,24 @@
-"""What a run's file need not say: the model's section of its target, its method's variant, the numbers of its stages."""
+"""Fill in what a run's file leaves out: recipe.model from the target, variants from the method, numbers of the stages."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from longspec import methods
+from longspec.config import yaml_files
 from longspec.config.explain import faults_in
 from longspec.config.names import readable_name
 from longspec.config.run_file import TRAIN, Run, default_method
 from longspec.config.target_facts import NotKnownError, TargetFacts, facts_of
 
 COLLATIONS = {"answers": "long", "all": "base"}
-ROW = 4096  # tokens, as in config/stage/train.yaml
+
+
+def source_of(run: Run, folders: Sequence[Path]) -> str | None:
+    """Return where a run's target comes from; None where it is a file of config/model/, or none is named."""
+    target = run.says.target
+    is_file = any((folder / f"model/{target}.yaml").is_file() for folder in folders)
+    return None if is_file else target
 
 
 def target_of(run: Run, folders: Sequence[Path]) -> tuple[TargetFacts | None, dict[str, Any] | None]:
@@ -19,8 +26,8 @@ def target_of(run: Run, folders: Sequence[Path]) -> tuple[TargetFacts | None, di
 
     Raises ValueError, with the run's file, for a target of which nothing is known and whose family the run does not say.
     """
-    target = run.says.target
-    if target is None or any((folder / f"model/{target}.yaml").is_file() for folder in folders):
+    target = source_of(run, folders)
+    if target is None:
         return None, None
     family = run.says.recipe.get("model", {}).get("family")
     with faults_in(run.file):
@@ -63,6 +70,8 @@ def stage_of(run: Run, stage: str, facts: TargetFacts | None, folders: Sequence[
         data["collation"] = COLLATIONS[says.train_on]
     is_said = "sequence_length" in run.says.recipe.get("data", {})
     if facts is not None and facts.positions is not None and numbers_of(run, stage, folders) == TRAIN and not is_said:
-        data["sequence_length"] = min(facts.positions, ROW)
+        files = (folder / f"stage/{TRAIN}.yaml" for folder in folders)
+        numbers = yaml_files.read(next(path for path in files if path.is_file()))
+        data["sequence_length"] = min(facts.positions, numbers["recipe"]["data"]["sequence_length"])
     own = {"stage": stage, **says.recipe}
     return {"recipe": own | {"data": data | says.recipe.get("data", {})}, "runtime": says.runtime}

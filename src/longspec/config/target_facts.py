@@ -1,7 +1,7 @@
-"""What a plan must know of a target before it is there: its family, its layers, its tokens and its positions.
+"""Read a target's family, layers, tokens and positions, which a plan needs before the target is fetched.
 
-A folder's config.json says so itself. Of a target of the hub, and of a GGUF file, a file beside the run keeps it, so that
-later plans need neither network nor file: NAME.target.json, which `python -m longspec.target facts` writes.
+A folder's config.json says them. For a target of the hub or a GGUF file, `python -m longspec.target facts` writes them to
+NAME.target.json beside the run, so that later plans need no network.
 """
 
 from dataclasses import asdict, dataclass

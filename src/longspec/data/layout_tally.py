@@ -13,6 +13,7 @@ from longspec.data.chat.special_tokens import LayoutError
 # Counts of records with thoughts or tools (longspec.data.chat.turns), not written at 0.
 BEYOND = ("further_documents", "left_out_messages")
 UNLIKE, MOST_UNLIKE = "unlike_served", 0.1  # of a dataset's documents
+MOST_REASONS = 10
 CUT_BY_LIMIT, MOST_CUT = "cut by new_tokens", 0.1  # a reason why an answer is torn or dropped; of a dataset's records
 
 
@@ -29,6 +30,12 @@ def unlike_served_warning(manifest: Mapping[str, Any]) -> str:
         f"draft learns what the target never writes. Have the target answer the questions itself: data.{name}.regenerate in "
         "config/workflow.yaml (docs/answers.md), or train for the target that wrote these answers"
     )
+
+
+def answer_reasons(counts: Mapping[str, Any]) -> str:
+    """Say why records have not all their answers, the reasons of the most records first. counts: `answers` of a manifest."""
+    found = sorted(((n, end, reason) for end, some in counts["reasons"].items() for reason, n in some.items()), reverse=True)
+    return "; ".join(f"{n} x {end}: {reason}" for n, end, reason in found[:MOST_REASONS])
 
 
 def cut_warning(manifest: Mapping[str, Any]) -> str:

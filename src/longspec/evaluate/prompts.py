@@ -61,7 +61,7 @@ def draw_prompts(name: str, task: HeldOut, raw_manifest: Path, count: int, token
 
 
 def _has_questions(raw_manifest: Path) -> bool:
-    """Whether the first held-out record is a conversation."""
+    """Tell whether the first held-out record is a conversation."""
     first = next(iter(jsonl.read(raw_manifest.parent / "held_out.jsonl")), None)
     return first is not None and isinstance(to_messages_or_text(first, unanswered=True), Chat)
 

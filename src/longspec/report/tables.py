@@ -7,7 +7,7 @@ from typing import Any
 
 from longspec import methods
 from longspec.config import plain
-from longspec.data.layout_tally import cut_warning, unlike_served_warning
+from longspec.data.layout_tally import answer_reasons, cut_warning, unlike_served_warning
 from longspec.evaluate.tasks import Task
 from longspec.report.inputs import Manifest, Stage, Target, Variant
 
@@ -23,7 +23,6 @@ RECIPE_ROWS = {
 HIDDEN = ("stage", "init")
 PACKED = ("rows", "sequence_length", "collation", "overlong", "tokens", "labels", "documents", "padding_share", "skipped")
 SORTED = ("train", "held_out", "rejected", "filtered")  # where a record can go
-MOST_REASONS = 5  # told of a dataset's answers
 
 
 def flatten(content: Any, prefix: str = "") -> dict[str, Any]:
@@ -103,13 +102,12 @@ def answers_table(answered: Sequence[Manifest]) -> list[dict[str, Any]]:
     rows = []
     for manifest in answered:
         counts = manifest["answers"]
-        found = sorted(((n, end, why) for end, some in counts["reasons"].items() for why, n in some.items()), reverse=True)
         rows.append(
             {
                 "name": manifest["name"],
                 "records": counts["records"],
                 "ends": counts["ends"],
-                "reasons": "; ".join(f"{n:,} {end}: {why}" for n, end, why in found[:MOST_REASONS]) or "—",
+                "reasons": answer_reasons(counts) or "—",
                 "warning": cut_warning(manifest.content),
             }
         )

@@ -16,7 +16,7 @@ from longspec.config.checks import BUILT
 from longspec.config.explain import UNKNOWN, did_you_mean, faults_in
 from longspec.config.names import check_name
 from longspec.config.run_file import Run, path_of, read_run
-from longspec.config.run_implied import numbers_of, variants_of
+from longspec.config.run_implied import numbers_of, source_of, variants_of
 from longspec.decode.levels import levels_of
 from longspec.evaluate.tasks import check_room
 from longspec.workflow.choices import Choices, Stage
@@ -49,13 +49,15 @@ def run_of(run: str, config_dir: Path, named: str) -> Run:
     if not found.says.stages:
         raise ValueError(f"{found.file}: stages: must name at least one stage")
     says = found.says
-    if says.target is not None and not targets.is_source(says.target):
-        check_choice(f"{found.file}: target", says.target, "model", config_dir, OR_SOURCE)
+    source = source_of(found, [config_dir])
+    if source is not None and not targets.may_be_source(source):
+        check_choice(f"{found.file}: target", source, "model", config_dir, OR_SOURCE)
     if says.method is not None and says.method not in methods.names():
         raise ValueError(f"{found.file}: method: {says.method!r} is unknown; {did_you_mean(says.method, methods.names())}")
     if says.deepspeed is not None:
         check_choice(f"{found.file}: deepspeed", says.deepspeed, "deepspeed", config_dir)
-    targets.learn(found)
+    if source is not None:
+        targets.learn(found, source)
     for name, stage in found.says.stages.items():
         key = f"{found.file}: stages{f'.{name}.like' if stage.like else ''}"
         check_choice(key, numbers_of(found, name, [config_dir]), "stage", config_dir)

@@ -19,18 +19,17 @@ from longspec.families import OF_GGUF, check_family, check_not_quantized
 GGUF_MAGIC = b"GGUF"
 
 
-def is_source(target: str) -> bool:
-    """Whether a run's `target` says where the target comes from, and is no file of config/model/."""
+def may_be_source(target: str) -> bool:
+    """Tell whether a text can say where a target comes from: a bare name is only that of a folder that is here."""
     return not is_name(target) or is_gguf(target) or Path(target).is_dir()
 
 
-def learn(run: Run) -> None:
+def learn(run: Run, target: str) -> None:
     """Have what must be known of a run's target read once, and kept beside the run's file.
 
     Raises ValueError, with the run's file and what to type in it, where it cannot be read.
     """
-    target = run.says.target
-    if target is None or not is_source(target) or run.says.recipe.get("model", {}).get("family"):
+    if run.says.recipe.get("model", {}).get("family"):
         return
     try:
         with faults_in(run.file):
