@@ -1,8 +1,10 @@
 """Draft folders from every kind of checkpoint; of the target nothing is read but its config.json."""
 
 import json
+import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -275,3 +277,25 @@ def test_another_vocabulary_than_the_trained_one_is_refused(tmp_path: Path) -> N
 def test_an_unwanted_vocabulary_is_refused(extract: Extract, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"v\.json: this recipe's draft proposes all of the target's tokens"):
         extract(tmp_path / "state.safetensors", "--vocabulary", "v.json")
+
+
+class Payload:
+    """Unpickled, it makes a folder."""
+
+    def __init__(self, made: Path) -> None:
+        self.made = made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.made),)
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before torch 1.6"])
+@pytest.mark.parametrize("suffix", ["pth", "pt", "bin"])
+def test_a_payload_does_not_run(extract: Extract, state: dict[str, Tensor], tmp_path: Path, suffix: str, zipped: bool) -> None:
+    file, made = tmp_path / f"model.{suffix}", tmp_path / "made by a payload"
+    torch.save(whole_model(state) | {"draft_model.a": Payload(made)}, file, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(SystemExit, match=rf"{suffix}: holds more than tensors.*wants posix\.mkdir.*; save its tensors alone"):
+        extract(file)
+    assert not made.exists()
+    torch.load(file, weights_only=False)
+    assert made.is_dir()  # it would have been made

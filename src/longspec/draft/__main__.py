@@ -41,7 +41,7 @@ def extract(options: argparse.Namespace) -> None:
     of_model = read_target_config(target)
     if vocabulary is not None:
         vocabulary.check_tokens(options.vocabulary, of_model.vocab_size, target, tokenizer)
-    state = read_weights(options.checkpoint, trust_pickle=options.trust_pickle)
+    state = read_weights(options.checkpoint)
     method, settings = method_of(recipe, vocabulary)
     method.check_state(empty_layer(method, of_model, settings), state, options.checkpoint)
     config = draft_config(target, recipe, vocabulary)
@@ -148,18 +148,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m longspec.draft", description=__doc__)
     verbs = parser.add_subparsers(required=True)
     verb = add_verb(verbs, "extract", str(extract.__doc__), run=extract)
-    sources = "a stage's checkpoint.json or a slot of its checkpoints/; a DeepSpeed checkpoint; a state dict's file or index"
+    sources = "a stage's checkpoint.json or a slot of its checkpoints/; a state dict's file or index"
     verb.add_argument("checkpoint", type=Path, help=sources)
     verb.add_argument("--recipe", type=Path, help="recipe.yaml of the draft; default: the one that the checkpoint holds")
     verb.add_argument("--target", type=Path, help="default: models/{recipe.model.name}/target_manifest.json")
     verb.add_argument("--vocabulary", type=Path, help="its draft_vocabulary_{size}.json, where it has one")
     verb.add_argument("--data", type=Path, nargs="+", help="its rows' manifests, for provenance.json")
     verb.add_argument("--out", type=Path, help="the folder to make; default, in the stage's folder: draft, or draft-{slot}")
-    trust = (
-        "for a DeepSpeed checkpoint that asks for more than tensors and DeepSpeed's own types: read it all the same. Its files "
-        "are Python pickles, and run whatever code they hold: only for files whose maker you trust"
-    )
-    verb.add_argument("--trust-pickle", action="store_true", help=trust)
     verb = add_verb(verbs, "fetch", str(fetch.__doc__), run=fetch)
     verb.add_argument("--source", required=True, help="hf:owner/name[@revision] or a folder")
     verb.add_argument("--out", type=Path, required=True, help="the manifest to write")

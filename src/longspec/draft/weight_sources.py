@@ -1,10 +1,9 @@
 """Sources that a draft can be extracted from, read on one CPU; of the target only its tensors' names are read:
 
 - checkpoint.json of a finished stage, or one slot of its checkpoints
-- a DeepSpeed checkpoint of another trainer: the folder of a tag, or the one above it with its `latest` (deepspeed_checkpoint)
 - a state dict: .safetensors, or what torch.save wrote, or the index.json of either when it is split into several files
 
-In the latter two the draft's tensors carry the prefix `draft_model.`; every other tensor is left out and counted.
+In a state dict the draft's tensors carry the prefix `draft_model.`; every other tensor is left out and counted.
 """
 
 from collections import Counter
@@ -15,7 +14,6 @@ from torch import Tensor
 
 from longspec.atomic_files import read_json_object, sha256_file
 from longspec.distributed import log
-from longspec.draft.deepspeed_checkpoint import is_deepspeed, read_deepspeed
 from longspec.methods.draft_files import TRAINING_PREFIX
 from longspec.models.weight_files import read_split, read_tensors
 from longspec.models.weight_index import INDEX, read_weight_map
@@ -23,18 +21,20 @@ from longspec.train.checkpoint.checkpoint_dir import MANIFEST
 from longspec.train.checkpoint.save_load import draft_state_dict
 
 
-def read_weights(source: Path, *, trust_pickle: bool = False) -> dict[str, Tensor]:
-    """The draft's state dict, names without the prefix. Nothing in the files is run, but with `trust_pickle`.
+def read_weights(source: Path) -> dict[str, Tensor]:
+    """Read the draft's state dict, names without the prefix. Nothing in the files is run.
 
-    Raises ValueError that names what is missing, damaged or not a source at all, and for `trust_pickle` where it is of no use.
+    Raises ValueError that names what is missing, damaged or not a source at all.
     """
-    if trust_pickle and not (source.is_dir() and is_deepspeed(source)):
-        raise ValueError(f"{source}: --trust-pickle: only the folder of a DeepSpeed checkpoint may need it; leave it out")
     if source.is_dir():
         if (source / MANIFEST).is_file():
             return draft_state_dict(source)
-        if is_deepspeed(source):
-            return without_prefix(read_deepspeed(source, trust_pickle=trust_pickle), source)
+        if (source / "latest").is_file() or any(source.glob("*_states.pt")):
+            raise ValueError(
+                f"{source}: is a checkpoint of DeepSpeed's own, whose pickles may run code; where you trained, make a state "
+                "dict of it by the script beside `latest`, such as python zero_to_fp32.py --safe_serialization . weights, "
+                "and give weights/model.safetensors, or its index.json if it is split"
+            )
     elif not source.exists():
         raise ValueError(f"{source}: no such file or folder")
     elif source.name.endswith(INDEX):
@@ -46,7 +46,7 @@ def read_weights(source: Path, *, trust_pickle: bool = False) -> dict[str, Tenso
         return without_prefix(read_tensors(source, _is_drafts), source)
     raise ValueError(
         f"{source}: holds no weights that are known; give the checkpoint.json of a finished stage, a slot of its checkpoints, "
-        f"the folder of a DeepSpeed checkpoint, or a state dict (.safetensors, .pth, .pt, .bin, or their {INDEX})"
+        f"or a state dict (.safetensors, .pth, .pt, .bin, or their {INDEX})"
     )
 
 

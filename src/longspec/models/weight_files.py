@@ -53,22 +53,21 @@ def open_safetensors(path: Path) -> Any:
         return safe_open(path, framework="pt")
 
 
-def read_pickle(path: Path, *, trust: bool = False, advice: str = TENSORS_ALONE) -> Any:
-    """Loads a file of torch.save, tensors on the CPU; in its zip format they are read from the disk only when used.
+def read_pickle(path: Path) -> Any:
+    """Load a file of torch.save, tensors on the CPU; in its zip format they are read from the disk only when used.
 
-    With `trust` the file may run any code, else it may hold tensors, plain values and the types that are registered by
-    torch.serialization.safe_globals. Raises ValueError, with `advice`, that names what else it asks for.
+    Raises ValueError that names what it asks for beside tensors and plain values.
     """
     check_file(path)
     with telling_damage(path):
         try:
-            return torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=not trust)
+            return torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True)
         except pickle.UnpicklingError as error:
             refusal = error
     # Random bytes look like a wish too.
     wanted, refused = WANTED.search(str(refusal)), REFUSED.search(str(refusal))
     reason = f"wants {wanted[1]}" if wanted else refused[1] if refused else refusal
-    raise ValueError(f"{path}: holds more than tensors, or is damaged ({brief(reason)}); {advice}") from refusal
+    raise ValueError(f"{path}: holds more than tensors, or is damaged ({brief(reason)}); {TENSORS_ALONE}") from refusal
 
 
 def tensors_by_name(content: Any, path: Path) -> dict[str, Tensor]:

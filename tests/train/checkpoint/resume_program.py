@@ -5,7 +5,6 @@ PLAN is a JSON file: target, data, folder and cases. Each case builds a new engi
     go_on               a case whose checkpoint it begins from; else from step 0
     steps, save_at      the last step, and the one after which it saves
     poison              the step in which the last rank's first gradient is not a number
-    native              DeepSpeed saves too, in its own way
     trouble             {"at": step, "kind": "full disk" | "file limit"}: a save after this step that must fail, on one rank
 It leaves {folder}/{name}.json (losses by step, what each rank was told) and {name}.safetensors and {name}-saved.safetensors
 (float32 weights at the end and when it saved, put together in process).
@@ -152,8 +151,6 @@ def run(case: dict[str, Any], plan: dict[str, Any], ranks: Ranks) -> None:
         if step == case.get("save_at"):
             result["bytes"] = save_load.save(engine, own, state, ranks, Unwatched())
             keep_weights(engine, folder / f"{case['name']}-saved.safetensors")
-            if case.get("native"):
-                engine.save_checkpoint(str(folder / case["name"] / "native"), tag="tag")
             draw()
         if step == case.get("trouble", {}).get("at"):
             told = ""

@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import load_file
 
 from longspec.atomic_files import read_json
-from longspec.draft.deepspeed_checkpoint import read_deepspeed
 from longspec.draft.folder import write_draft
 from longspec.methods.draft_files import PTH, SAFETENSORS
 from longspec.methods.glide.weights import published_layout
@@ -186,29 +185,6 @@ def test_one_gradient_that_is_not_finite_costs_one_step(folder: Path, target: Pa
         curves = torch.tensor([list(run["losses"].values()) for run in runs])
         torch.testing.assert_close(curves, curves[:1].expand_as(curves), rtol=tolerance, atol=0)
         assert curves[0, 4] < curves[0, 2] < curves[0, 0]
-
-
-def test_deepspeeds_own_checkpoints_are_read(folder: Path, target: Path, corpus: Corpus) -> None:
-    """Those of other trainers, of all stages: held against the weights that the ranks put together themselves."""
-    settings = [(stage, precision) for stage in range(4) for precision in ("fp32", "bf16")]
-    native: dict[str, Any] = {"steps": 2, "save_at": 2, "native": True}
-    cases = [
-        {"name": f"native-{stage}-{precision}", "overrides": overrides(stage, "none", precision)} | native
-        for stage, precision in settings
-    ]
-    launch(folder, target, corpus, 2, cases)
-    for case, (stage, precision) in zip(cases, settings, strict=True):
-        live = load_file(folder / f"{case['name']}-saved.safetensors")
-        if (stage, precision) == (0, "bf16"):  # there DeepSpeed leaves no float32 weights by name
-            live = {name: tensor.to(torch.bfloat16) for name, tensor in live.items()}
-        saved = folder / case["name"] / "native"
-        read = read_deepspeed(saved)
-        assert all(torch.equal(read[name], tensor) for name, tensor in live.items())
-        if stage > 0:
-            victim = next((saved / "tag").glob("*rank_1_*optim_states.pt"))
-            victim.unlink()
-            with pytest.raises(ValueError, match=f"{victim.name}: missing; the checkpoint is of 2 ranks"):
-                read_deepspeed(saved / "tag")
 
 
 @pytest.mark.parametrize(("kind", "stage"), [("full disk", 3), ("file limit", 1)])
