@@ -1,4 +1,4 @@
-"""docs/serve.md: its table is its formula, its options are the model card's, its lines can be typed."""
+"""docs/serve.md: its options are the model card's, its lines can be typed. The table of docs/choose.md is its formula."""
 
 import json
 import re
@@ -29,7 +29,8 @@ def gain(rate: float, drafted: int) -> float:
     return speed_up(tokens(rate, drafted), drafted, COST)
 
 
-def test_the_table_of_drafted_tokens(guide: str) -> None:
+def test_the_table_of_drafted_tokens(root: Path) -> None:
+    guide = (root / "docs/choose.md").read_text()
     columns = [int(number) for number in re.findall(r"n = (\d+) \|", guide)]
     rows = re.findall(r"^\| (0\.\d) \| (.*) \| (\d+) \|$", guide, re.MULTILINE)
     assert len(columns) == len(rows) == 5
