@@ -7,29 +7,21 @@ import torch
 from torch import nn
 
 from longspec.distributed import end_at_once, find_ranks
+from longspec.methods.glide.layer import GlideLayer
 from longspec.train.engine import boot
+from tests.draft.conftest import CONFIG
 
 
-class Tree(nn.Module):
-    """Parameters by name, each of which takes part in forward."""
+class Trained(nn.Module):
+    """A draft as trainers hold it, below its prefix; its loss takes every parameter."""
+
+    def __init__(self, weights: dict[str, torch.Tensor]) -> None:
+        super().__init__()
+        self.draft_model = GlideLayer(CONFIG)
+        self.draft_model.load_state_dict(weights)
 
     def forward(self) -> torch.Tensor:
-        own = [(parameter.float() ** 2).sum() for parameter in self.parameters(recurse=False)]
-        return sum([*own, *(child() for child in self.children())], torch.zeros(()))
-
-
-def draft(weights: dict[str, torch.Tensor]) -> nn.Module:
-    """A module whose parameters have the given names and the draft's prefix."""
-    whole = Tree()
-    for name, tensor in weights.items():
-        module: nn.Module = whole
-        *path, last = f"draft_model.{name}".split(".")
-        for part in path:
-            if not hasattr(module, part):
-                module.add_module(part, Tree())
-            module = getattr(module, part)
-        module.register_parameter(last, nn.Parameter(tensor.clone()))
-    return whole
+        return torch.stack([(parameter**2).sum() for parameter in self.parameters()]).sum()
 
 
 def save(weights: dict[str, torch.Tensor], folder: str) -> None:
@@ -39,7 +31,7 @@ def save(weights: dict[str, torch.Tensor], folder: str) -> None:
         "optimizer": {"type": "AdamW", "params": {"lr": 0.0, "weight_decay": 0.0, "torch_adam": True}},
         "zero_optimization": {"stage": 2},
     }
-    model = draft(weights)
+    model = Trained(weights)
     engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
     engine.backward(engine())
     engine.step()
