@@ -9,7 +9,7 @@ from pathlib import Path
 
 from snakemake.utils import update_config
 
-from longspec.config import CHOICES
+from longspec.config import COLLATIONS, OVERLONG
 from longspec.workflow.answers import AnswersPlan
 from longspec.workflow.bench import bench_of
 from longspec.workflow.checks import (
@@ -87,13 +87,13 @@ wildcard_constraints:
     dataset=one_of([*PLAN.data, *HUB_PROMPTS]),
     answering=one_of(ANSWERS.answerings),
     shard=r"\d{3}",
-    collation=one_of(CHOICES["data.collation"]),
+    collation=one_of(COLLATIONS),
     length=r"\d+",
     size=r"\d+",
     part=r"\d+",
     parts=r"\d+",
     number=r"\d+",
-    overlong=one_of(CHOICES["data.overlong"]),
+    overlong=one_of(OVERLONG),
     rows=one_of(STATES.rows),
     declaration=one_of(STATES.declarations),
 

@@ -52,7 +52,7 @@ ANCHORS = (
             [*EAGLE3, OFFLINE, "recipe.states.top_k=769"],
             r"top_k: 769 tokens are more than the draft can propose, 768 \(recipe\.m",
         ),
-        ([*EAGLE3, OFFLINE, "recipe.states.top_k=0"], r"recipe\.states\.top_k: must be a number from 1 to"),
+        ([*EAGLE3, OFFLINE, "recipe.states.top_k=0"], r"recipe\.states\.top_k: must be a whole number from 1 to"),
         ([*EAGLE3, OFFLINE, "recipe.states.dtype=fp8"], r"recipe\.states\.dtype: 'fp8' is unknown; choose one of bfloat16, fl"),
         ([*GLIDE, "recipe.states.source=disk"], r"recipe\.states\.source: 'disk' is unknown; choose one of online, offline"),
         ([*GLIDE, "recipe.states.dtype=float8"], r"recipe\.states\.dtype: float8: nothing is stored .* or this to bfloat16"),

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from longspec import methods
 from longspec.config import (
     CONFIG_DIR,
     Build,
@@ -18,13 +20,11 @@ from longspec.config import (
     compose_stage,
     explain,
     load,
-    ranges,
     to_yaml,
     yaml_files,
 )
-from longspec.config.ranges import Range, number_fields
+from longspec.config.faults import schema_of
 from longspec.config.schema import Files
-from longspec.methods.glide import settings as glide
 
 NAN, INF, HUGE = math.nan, math.inf, 10**12
 CLASS = "longspec.train.models.qwen2_glide.Qwen2Glide"
@@ -100,11 +100,12 @@ BUILD: dict[str, list[Any]] = {
     ],
 }
 SECTIONS: list[tuple[type, dict[str, list[Any]]]] = [(Recipe, RECIPE), (Runtime, RUNTIME), (Build, BUILD)]
-RANGES: list[tuple[type, dict[str, Range]]] = [
-    (Recipe, ranges.RECIPE),
-    (Runtime, ranges.RUNTIME),
-    (Build, ranges.BUILD),
-    (glide.Draft, glide.RANGES),
+UNTYPED = ("Recipe.method", "Recipe.draft")  # typed by the method's settings
+TYPED: list[Any] = [
+    Recipe,
+    Runtime,
+    Build,
+    *(part for each in map(methods.settings_of, methods.names()) for part in (each.Method, each.Draft)),
 ]
 CASES = [(schema, key, value) for schema, keys in SECTIONS for key, values in keys.items() for value in values]
 
@@ -132,9 +133,29 @@ def test_enough_values_are_tried() -> None:
     assert len(CASES) > 100
 
 
-@pytest.mark.parametrize(("schema", "known"), RANGES)
-def test_every_number_has_a_range_and_no_other_field_has_one(schema: type, known: dict[str, Range]) -> None:
-    assert number_fields(schema).keys() == known.keys()
+def keys_in(node: dict[str, Any], place: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every key of a JSON Schema, also in the sections that it refers to."""
+    for part in ("anyOf", "$defs", "properties"):
+        below = node.get(part, {})
+        for name, each in below.items() if isinstance(below, dict) else enumerate(below):
+            if part == "properties":
+                yield f"{place}.{name}", each
+            yield from keys_in(each, f"{place}.{name}")
+    for part in ("items", "additionalProperties"):
+        if isinstance(node.get(part), dict):
+            yield from keys_in(node[part], place)
+
+
+@pytest.mark.parametrize("schema", TYPED)
+def test_every_key_has_help_and_every_number_two_bounds(schema: Any) -> None:
+    keys = dict(keys_in(schema_of(schema), schema.__name__))
+    assert keys
+    for place, node in keys.items():
+        assert node.get("description") or "$ref" in node or place in UNTYPED, place
+        for form in (node, *node.get("anyOf", [])):
+            if form.get("type") in ("integer", "number") and "const" not in form:
+                assert {"minimum", "exclusiveMinimum"} & form.keys(), place
+                assert {"maximum", "exclusiveMaximum"} & form.keys(), place
 
 
 @pytest.mark.parametrize("schema", [Recipe, Runtime, Build])

@@ -259,15 +259,21 @@ def test_fewer_positions_than_the_targets_are_warned_of(verb: Verb, tmp_path: Pa
         ({"eagle_config": {"use_aux_hidden_state": False}}, r"eagle_config\.use_aux_hidden_state: is False"),
         ({"eagle_aux_hidden_state_layer_ids": [3, 2, 9]}, r"must be 3 of the target's layers 0 to 8, ascending"),
         ({"architectures": [{"a": 1}]}, r"architectures: \[\{'a': 1\}\]: is no published draft"),
-        ({"num_key_value_heads": 0}, r"config\.json: num_key_value_heads: is 0, must be from 1 to"),
-        ({"rms_norm_eps": 2.0}, r"rms_norm_eps: is 2\.0, must be above 0 to 1"),
+        (
+            {"num_key_value_heads": 0},
+            r"config\.json: num_key_value_heads: must be a whole number from 1 to 1048576, or null, is 0",
+        ),
+        ({"rms_norm_eps": 2.0}, r"rms_norm_eps: must be a number above 0 to 1, or null, is 2\.0"),
         ({"rope_theta": "abc"}, r"rope_parameters: rope_theta: is 'abc', must be a number"),
         ({"layer_types": "sliding_attention"}, r"layer_types: is 'sliding_attention', must be a list"),
         ({"layer_types": ["chunked_attention"]}, r"layer_types: is \['chunked_attention'\], must be a list of sliding_att"),
-        (SLIDING | {"sliding_window": "512"}, r"sliding_window: is '512', must be a whole number from 1"),
-        (SLIDING | {"sliding_window": 0}, r"sliding_window: is 0, must be from 1"),
+        (SLIDING | {"sliding_window": "512"}, r"sliding_window: must be a whole number from 1 to 16777216, or null, is '512'"),
+        (SLIDING | {"sliding_window": 0}, r"sliding_window: must be a whole number from 1 to 16777216, or null, is 0"),
         ({"speculators_config": {"proposal_methods": {"a": 1}}}, r"proposal_methods: is \{'a': 1\}, must be a list of objects"),
-        ({"speculators_config": {"proposal_methods": [{"speculative_tokens": "5"}]}}, r"steps: is '5', must be a whole number"),
+        (
+            {"speculators_config": {"proposal_methods": [{"speculative_tokens": "5"}]}},
+            r"steps: must be a whole number from 1 to 64, is '5'",
+        ),
     ],
 )
 def test_what_cannot_be_represented_is_named(fields: dict[str, Any], message: str, verb: Verb, tmp_path: Path) -> None:

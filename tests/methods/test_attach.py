@@ -295,11 +295,14 @@ SPOILED: dict[str, tuple[Any, str]] = {
     "target-of-a-text": ({"target": "qwen2"}, "target: is 'qwen2', must be an object"),
     "source-of-a-number": ({"target_source": 5}, "target_source: is 5, must be a text"),
     "no-anchors": ({"settings": {"lag_mode": "fixed"}}, "settings: anchors: is missing"),
-    "window-of-a-text": ({"window": "512"}, "settings: window: is '512', must be of the type int"),
-    "window-of-true": ({"window": True}, "settings: window: is True, must be of the type int"),
-    "norm-of-a-number": ({"final_norm": 1}, "settings: final_norm: is 1, must be of the type bool"),
-    "temperature-of-a-list": ({"temperature": [1.0]}, r"settings: temperature: is \[1\.0\], must be of the type float"),
-    "loss-of-nothing": ({"loss": None}, "settings: loss: is None, must be of the type str"),
+    "window-of-a-text": ({"window": "512"}, r"settings\.window: must be a whole number from 1 to 16777216, is '512'"),
+    "window-of-true": ({"window": True}, r"settings\.window: must be a whole number from 1 to 16777216, is true"),
+    "norm-of-a-number": ({"final_norm": 1}, r"settings\.final_norm: must be true or false, is 1"),
+    "temperature-of-a-list": (
+        {"temperature": [1.0]},
+        r"settings\.temperature: must be a number from 0\.01 to 100, is \[1\.0\]",
+    ),
+    "loss-of-nothing": ({"loss": None}, r"settings\.loss: null is unknown; choose one of hard, soft, mix"),
 }
 
 

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from longspec.methods.glide.attach import attach
 from longspec.methods.glide.method import draw_row, shift_positions
-from longspec.methods.glide.settings import BLOCKS, CHOICES, Draft
+from longspec.methods.glide.settings import ANCHORS, BLOCKS, LAG_MODES, LOSSES, Draft
 from longspec.methods.glide.trainer import Glide
 from tests.targets import TARGETS, VOCABULARY
 
 LENGTHS = (9, 1, 30)  # of the documents in each row
-COMBINATIONS = list(itertools.product(CHOICES["anchors"], CHOICES["lag_mode"], CHOICES["loss"], (8, 512), (False, True)))
+COMBINATIONS = list(itertools.product(ANCHORS, LAG_MODES, LOSSES, (8, 512), (False, True)))
 
 
 def draw(draft: Draft, rows: int) -> tuple[Tensor, Tensor | str]:

@@ -125,5 +125,5 @@ def test_unknown_kinds_of_targets_are_refused() -> None:
     known = "replicated, partitioned, tensor_parallel"
     with pytest.raises(ValueError, match=rf"runtime\.target: 'split' is unknown; choose one of {known}"):
         compose("train", ["run=demo", "runtime.target=split"])
-    with pytest.raises(ValueError, match=r"runtime\.target_chunk: must be a number from 1 to 16777216, or null, is 0"):
+    with pytest.raises(ValueError, match=r"runtime\.target_chunk: must be a whole number from 1 to 16777216, or null, is 0"):
         compose("train", ["run=demo", "runtime.target_chunk=0"])

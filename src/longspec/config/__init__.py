@@ -5,19 +5,26 @@ Snakemake imports this room: no torch here.
 
 # ruff: noqa: F401  (the names that other rooms ask for)
 
-from longspec.config.checks import (
-    ATTENTION,
-    CHOICES,
-    LINEAR,
-    MUON,
-    OFFLINE,
-    PARTITIONED,
-    REPLICATED,
-    TENSOR_PARALLEL,
-    check_optimizer,
-    check_trackers,
-)
+from longspec.config.checks import check_optimizer, check_trackers
 from longspec.config.compose import ConfigError, compose, compose_stage, stages_of
 from longspec.config.frozen import differences, load, plain, to_yaml, typed
 from longspec.config.run_file import CONFIG_DIR
-from longspec.config.schema import LATER, Build, Config, DeepSpeed, Model, Recipe, Runtime, States
+from longspec.config.schema import (
+    ATTENTION,
+    COLLATIONS,
+    LATER,
+    LINEAR,
+    MUON,
+    OFFLINE,
+    OVERLONG,
+    PARTITIONED,
+    REPLICATED,
+    TENSOR_PARALLEL,
+    Build,
+    Config,
+    DeepSpeed,
+    Model,
+    Recipe,
+    Runtime,
+    States,
+)

@@ -8,6 +8,7 @@ from omegaconf import DictConfig
 
 from longspec import methods
 from longspec.config.explain import faults_in
+from longspec.config.faults import check
 from longspec.config.names import (
     GGUF_SUFFIX,
     HUB_PREFIX,
@@ -19,38 +20,15 @@ from longspec.config.names import (
     is_repository,
     wheel_source,
 )
-from longspec.config.ranges import BUILD, PHASE, RECIPE, REPLAYED, RUNTIME, check_choices, check_number, check_numbers
-from longspec.config.schema import Build, Recipe, Runtime, States
+from longspec.config.schema import MUON, OFFLINE, TRACKERS, Build, Recipe, Runtime, States
 from longspec.families import FAMILIES, why_refused
 
-OFFLINE = "offline"  # recipe.states.source
-MUON, LINEAR = "muon", "linear"  # of recipe.optimizer: name, schedule
-CHOICES = {
-    "data.collation": ("base", "long", "long-nomask", "longcot"),
-    "data.overlong": ("split", "truncate"),
-    "precision": ("auto", "fastest", "bf16", "fp32"),
-    "optimizer.name": ("adamw", MUON),
-    "optimizer.schedule": ("cosine", LINEAR),
-    "states.source": ("online", OFFLINE),
-    "states.dtype": ("bfloat16", "float8", "float32"),
-}
-REPLICATED, PARTITIONED, TENSOR_PARALLEL = "replicated", "partitioned", "tensor_parallel"
-TRACKERS = ("tensorboard", "wandb", "swanlab")
-OFFLOADS = ("none", "cpu", "nvme")
-ATTENTION = ("auto", "flash_attention_2", "flex_attention", "sdpa")
-CHOICES_RUNTIME = {
-    "target": (REPLICATED, PARTITIONED, TENSOR_PARALLEL),
-    "attention": ATTENTION,
-    "tracker_mode": ("online", "offline"),
-    "deepspeed.offload_optimizer": OFFLOADS,
-}
 BUILT = "build"  # the source of a target that the workflow makes
 SOURCES = f"{BUILT}, {HUB_PREFIX}<owner>/<repository>, the folder of a transformers model, a {GGUF_SUFFIX} file or {WHEEL_FORM}"
 
 
 def check_model(model: DictConfig) -> None:
     """Raise ValueError, with the key, for a model that is none. Whether a folder is there: workflow.settings.targets."""
-    check_name("recipe.model.name", model.name)
     source = model.source
     named = source.startswith(HUB_PREFIX) and is_repository(source.removeprefix(HUB_PREFIX))
     if not source.strip() or "\0" in source or (source.startswith(HUB_PREFIX) and not named):
@@ -131,16 +109,14 @@ def name_class(recipe: DictConfig) -> None:
 
 def check_recipe(recipe: DictConfig) -> None:
     """Hold the section against all that is known without data and target. Raises ValueError with the key."""
-    check_choices(recipe, "recipe", CHOICES)
-    check_numbers(recipe, Recipe, "recipe", RECIPE)
-    check_name("recipe.stage", recipe.stage)
-    check_name("recipe.data.name", recipe.data.name)
+    settings = methods.settings_of(recipe.method.name)
+    check(Recipe, recipe, "recipe")
+    check(settings.Method, recipe.method, "recipe.method")
+    check(settings.Draft, recipe.draft, "recipe.draft")
     check_class(recipe)
     check_model(recipe.model)
     check_init(recipe.init)
-    if len(recipe.optimizer.betas) != 2:
-        raise ValueError(f"recipe.optimizer.betas: AdamW has two, such as [0.9, 0.95]; there are {len(recipe.optimizer.betas)}")
-    methods.settings_of(recipe.method.name).check(recipe)
+    settings.check(recipe)
     check_states(recipe)
     check_replay(recipe)
 
@@ -151,11 +127,10 @@ def check_replay(recipe: DictConfig) -> None:
     Whether these stages are earlier ones of the run: longspec.workflow.settings.runs.
     """
     key, replay = "recipe.data.replay", recipe.data.replay
-    for stage, share in replay.items():
+    for stage in replay:
         check_name(key, stage)
         if stage == recipe.stage:
             raise ValueError(f"{key}.{stage}: is this stage itself; name earlier stages of the run alone")
-        check_number(f"{key}.{stage}", share, REPLAYED)
     if sum(replay.values()) >= 1:
         raise ValueError(
             f"{key}: the shares of {', '.join(replay)} are {sum(replay.values()):g} together; leave some of 1 to the stage's "
@@ -216,8 +191,7 @@ def check_optimizer(recipe: Any, runtime: Any) -> None:
 
 def check_runtime(runtime: DictConfig) -> None:
     """Hold the section against all that is known without a machine. Raises ValueError with the key."""
-    check_choices(runtime, "runtime", CHOICES_RUNTIME)
-    check_numbers(runtime, Runtime, "runtime", RUNTIME)
+    check(Runtime, runtime, "runtime")
     check_deepspeed(runtime.deepspeed)
     check_trackers(runtime)
 
@@ -236,31 +210,17 @@ def check_trackers(runtime: DictConfig) -> None:
 
 def check_build(build: DictConfig) -> None:
     """Hold the section of a target of our own against what a Qwen2 can be. Raises ValueError with the key."""
-    check_numbers(build, Build, "build", BUILD)
+    check(Build, build, "build")
     if build.hidden % (2 * build.heads):
         raise ValueError(f"build.hidden: {build.hidden} does not give {build.heads} heads (build.heads) an even width each")
     if build.heads % build.key_value_heads:
         raise ValueError(f"build.key_value_heads: {build.key_value_heads} do not divide {build.heads} heads (build.heads)")
     for number, phase in enumerate(build.mixture):
-        _check_phase(f"build.mixture[{number}]", phase, build.max_position)
-
-
-def _check_phase(key: str, phase: DictConfig, positions: int) -> None:
-    """One phase of training."""
-    wanted = ("dataset", *PHASE)
-    if set(phase) != set(wanted):
-        raise ValueError(f"{key}: needs exactly {', '.join(sorted(wanted))}; has {', '.join(sorted(map(str, phase)))}")
-    check_name(f"{key}.dataset", phase.dataset)
-    for name, allowed in PHASE.items():
-        value = phase[name]
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise ValueError(f"{key}.{name}: must be a whole number {allowed}, is {value!r}")
-        check_number(f"{key}.{name}", value, allowed)
-    if phase.sequence_length > positions:
-        raise ValueError(
-            f"{key}.sequence_length: {phase.sequence_length} tokens are more than the target's {positions} positions "
-            "(build.max_position)"
-        )
+        if phase.sequence_length > build.max_position:
+            raise ValueError(
+                f"build.mixture[{number}].sequence_length: {phase.sequence_length} tokens are more than the target's "
+                f"{build.max_position} positions (build.max_position)"
+            )
 
 
 CHECKS: dict[type, Callable[[Any], None]] = {Recipe: check_recipe, Runtime: check_runtime, Build: check_build}

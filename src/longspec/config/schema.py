@@ -1,82 +1,145 @@
-"""The sections of a configuration, typed.
+"""The sections of a configuration, typed: each key's type, bound, words and one sentence of help, which completes "it is ...".
 
 `recipe` decides the weights, `runtime` does not, `build` makes a small target of our own, `files` is for the trainer
-started by hand (in the workflow the rules name the files). Which numbers are possible: ranges.py; which words: checks.py.
+started by hand (in the workflow the rules name the files). What must fit together: checks.py.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from omegaconf import MISSING
+from pydantic import ConfigDict, Field
+
+from longspec.config.typed import (
+    YEAR_MINUTES,
+    As,
+    Count,
+    CountOrNone,
+    Flag,
+    Keys,
+    Name,
+    Number,
+    Rate,
+    RowTokens,
+    Seed,
+    Share,
+    Size,
+    Text,
+    Tokens,
+    Whole,
+    means,
+    words,
+)
 
 # Metadata of a field that is newer than the first frozen recipes: it is not written while it has its default value, so
 # that no finished stage is trained again for it.
 LATER = {"later": True}
+KNOWN = ConfigDict(extra="forbid")
+
+COLLATIONS = ("base", "long", "long-nomask", "longcot")
+OVERLONG = ("split", "truncate")
+OFFLINE = "offline"  # recipe.states.source
+MUON, LINEAR = "muon", "linear"  # of recipe.optimizer: name, schedule
+REPLICATED, PARTITIONED, TENSOR_PARALLEL = "replicated", "partitioned", "tensor_parallel"
+TRACKERS = ("tensorboard", "wandb", "swanlab")
+ATTENTION = ("auto", "flash_attention_2", "flex_attention", "sdpa")
 
 
 @dataclass
 class Model:
     """The target whose draft is trained."""
 
-    name: str = MISSING  # key of models/{name}
-    source: str = MISSING  # "build" (made by the workflow), "hf:<repository>", a folder, a .gguf file or names.WHEEL_FORM
-    family: str | None = field(default=None, metadata=LATER)  # its model_type, of families.FAMILIES
-    _target_: str | None = field(default=None, metadata=LATER)  # or the published class, which says family and method
-    sha256: str | None = field(default=None, metadata=LATER)  # of the .gguf file; needed for one of a wheel
+    __pydantic_config__ = KNOWN
+    name: Annotated[Name, means("the name of its folder, models/<name>")] = MISSING
+    source: Annotated[Text, means("build (made here), hf:<repository>, a folder, a .gguf file or one of a wheel")] = MISSING
+    family: Annotated[Text | None, means("its model_type, of longspec.families")] = field(default=None, metadata=LATER)
+    _target_: Annotated[Text | None, means("the published class, which says family and method")] = field(
+        default=None, metadata=LATER
+    )
+    sha256: Annotated[Text | None, means("the SHA-256 of the .gguf file; needed for one of a wheel")] = field(
+        default=None, metadata=LATER
+    )
 
 
 @dataclass
 class Data:
     """The rows that a stage trains on."""
 
-    name: str = MISSING  # key of `data` in config/workflow.yaml
-    sequence_length: int = MISSING  # tokens in a row
-    collation: str = MISSING  # base | long-nomask: every token is trained; long | longcot: answers only
-    overlong: str = "split"  # split | truncate documents longer than a row
-    # Shares of the trained tokens that are those of earlier stages' data, by the stages' names, such as {base: 0.2}.
-    replay: dict[str, float] = field(default_factory=dict, metadata=LATER)
+    __pydantic_config__ = KNOWN
+    name: Annotated[Name, means("a data set, of `data` in the run's file or config/workflow.yaml")] = MISSING
+    sequence_length: Annotated[RowTokens, means("the number of tokens in a row")] = MISSING
+    collation: Annotated[
+        str, words(*COLLATIONS), means("what is trained: every token (base, long-nomask), or answers only (long, longcot)")
+    ] = MISSING
+    overlong: Annotated[str, words(*OVERLONG), means("what is done with documents longer than a row")] = "split"
+    replay: Annotated[
+        dict[str, Annotated[Number, Field(gt=0, lt=1)]],
+        means("the share of the trained tokens that is of earlier stages' data, by the stages' names, such as {base: 0.2}"),
+    ] = field(default_factory=dict, metadata=LATER)
 
 
 @dataclass
 class Optimizer:
     """How a step changes the weights: linear warm-up, then down to a ten-thousandth of the rate (train.engine.FLOOR)."""
 
-    lr: float = MISSING
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
-    eps: float = 1e-6
-    weight_decay: float = 0.1
-    warmup_ratio: float = 0.1
-    clip: float = 1.0  # the gradient's norm at most; 0: not clipped
-    name: str = field(default="adamw", metadata=LATER)  # adamw | muon: matrices by Muon, all else by AdamW; ZeRO-0 alone
-    schedule: str = field(default="cosine", metadata=LATER)  # the way down: cosine | linear
+    __pydantic_config__ = KNOWN
+    lr: Annotated[Rate, means("the learning rate after the warm-up")] = MISSING
+    betas: Annotated[
+        list[Annotated[Number, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2), means("the two decays of AdamW")
+    ] = field(default_factory=lambda: [0.9, 0.95])
+    eps: Annotated[Rate, means("AdamW's epsilon")] = 1e-6
+    weight_decay: Annotated[Number, Field(ge=0, le=10), means("the decay of the weights")] = 0.1
+    warmup_ratio: Annotated[Share, means("the share of the steps in which the rate rises")] = 0.1
+    clip: Annotated[Number, Field(ge=0, le=10**6), means("the gradient's norm at most; 0: not clipped")] = 1.0
+    name: Annotated[
+        str, words("adamw", MUON), means("AdamW, or Muon for matrices and AdamW for all else, with ZeRO-0 alone")
+    ] = field(default="adamw", metadata=LATER)
+    schedule: Annotated[str, words("cosine", LINEAR), means("the rate's way down")] = field(default="cosine", metadata=LATER)
 
 
 @dataclass
 class States:
     """Where the target's states come from that a draft is trained on."""
 
-    source: str = "online"  # online: from a forward in every step | offline: from files that a job for each shard has made
-    # The rest is of states that are stored.
-    dtype: str = "bfloat16"  # bfloat16 | float8 (e4m3, with a float32 scale a token and head) | float32
-    top_k: int | None = None  # likeliest tokens of the target's distribution, stored in place of its final hidden state
+    __pydantic_config__ = KNOWN
+    source: Annotated[
+        str, words("online", OFFLINE), means("a forward in every step, or files that a job for each shard has made")
+    ] = "online"
+    dtype: Annotated[
+        str,
+        words("bfloat16", "float8", "float32"),
+        means("the type in which states are stored; float8: e4m3, scaled by token and head"),
+    ] = "bfloat16"
+    top_k: Annotated[
+        Tokens | None, means("so many likeliest tokens, stored in place of the target's final hidden state; null: that state")
+    ] = None
 
 
 @dataclass
 class Recipe:
     """Settings of a stage that change the weights it trains."""
 
-    stage: str = MISSING
+    __pydantic_config__ = KNOWN
+    stage: Annotated[Name, means("the stage's name")] = MISSING
     model: Model = field(default_factory=Model)
     data: Data = field(default_factory=Data)
     method: Any = MISSING  # which draft, and its shape; typed by the method's settings
     draft: Any = MISSING  # its variant, how it is trained; typed by the method's settings
     optimizer: Optimizer = field(default_factory=Optimizer)
-    global_batch: int = MISSING  # rows in one optimizer step
-    epochs: int = 1
-    steps: int | None = None  # optimizer steps; null: as many whole global batches as the epochs hold
-    init: str | None = field(default=None, metadata=LATER)  # a published draft the first stage begins with: hf:... or a folder
-    precision: str = "auto"  # auto: bf16 on GPUs that have it, else fp32 | fastest: bf16 on processors too | bf16 | fp32
-    seed: int = 42
+    global_batch: Annotated[Tokens, means("the number of rows in one optimizer step")] = MISSING
+    epochs: Annotated[Whole, Field(ge=1, le=10**6), means("how often the data is read")] = 1
+    steps: Annotated[
+        Count | None, means("the number of optimizer steps; null: as many whole global batches as the epochs hold")
+    ] = None
+    init: Annotated[Text | None, means("a published draft that the first stage begins with: hf:<repository> or a folder")] = (
+        field(default=None, metadata=LATER)
+    )
+    precision: Annotated[
+        str,
+        words("auto", "fastest", "bf16", "fp32"),
+        means("the precision of training; auto: bf16 on GPUs that have it, else fp32; fastest: bf16 on processors too"),
+    ] = "auto"
+    seed: Annotated[Seed, means("the seed of weights, order and draws")] = 42
     states: States = field(default_factory=States, metadata=LATER)
 
 
@@ -84,58 +147,113 @@ class Recipe:
 class DeepSpeed:
     """How DeepSpeed shards the draft's training state. A stage may go on with other choices than it was begun with."""
 
-    zero_stage: int = 1  # 0: every rank holds all | 1: optimizer shared | 2: gradients too | 3: weights too
-    offload_optimizer: str = "none"  # none | cpu | nvme (ZeRO-3 alone; DeepSpeed compiles an operator for it)
-    nvme_path: str | None = None  # a folder on a fast local disk, for offload_optimizer: nvme
+    __pydantic_config__ = KNOWN
+    zero_stage: Annotated[
+        Whole,
+        Field(ge=0, le=3),
+        means("what is shared by the ranks; 0: nothing, 1: the optimizer, 2: gradients too, 3: weights too"),
+    ] = 1
+    offload_optimizer: Annotated[
+        str,
+        words("none", "cpu", "nvme"),
+        means("where the optimizer's state lies; nvme: ZeRO-3 alone; DeepSpeed compiles an operator"),
+    ] = "none"
+    nvme_path: Annotated[Text | None, means("a folder on a fast local disk, for offload_optimizer: nvme")] = None
 
 
 @dataclass
 class Runtime:
     """Settings of a stage that leave its weights as they are: speed, memory, logging."""
 
-    micro_batch: int = 1  # rows in one forward of one rank, at most
-    attention: str = "auto"  # auto: the fastest that is there | flash_attention_2 | flex_attention | sdpa
-    save_every: int = 200  # optimizer steps
-    log_every: int = 1
-    # replicated: whole on every GPU | partitioned: over them all by ZeRO-3, gathered layer by layer | tensor_parallel: by
-    # heads and columns of each layer, so that all GPUs together take each one's rows through the target
-    target: str = "replicated"
-    target_chunk: int | None = None  # tokens in one forward of the target; null: whole rows
-    held_out_every: int = 0  # optimizer steps between estimates of acceptance on held-out text; 0: none
-    held_out_rows: int = 1  # rows of it
-    log_target_loss: bool = True  # false: hard labels need no more of the target than its last layer's keys and values
-    timeout_minutes: int = 30  # of a collective operation
-    watchdog_seconds: int = 600  # a rank without progress for so long ends the job by its name
-    stop_margin_seconds: int = 60  # to spare before the job's deadline, beside a micro batch and two saves
-    max_skipped_in_a_row: int = 5  # steps whose loss or gradient is not finite
-    report_to: list[str] = field(default_factory=lambda: ["none"])  # any of tensorboard, wandb, swanlab; or none alone
-    tracker_mode: str = "online"  # offline: trackers write files and touch no network
-    tracker_project: str = "longspec"
-    tracker_run: str | None = None  # the run's name there; null: the last parts of the stage's folder
-    peak_tflops: float | None = None  # of one GPU, for its share used; null: its data sheet
+    __pydantic_config__ = KNOWN
+    micro_batch: Annotated[Tokens, means("the number of rows in one forward of one rank, at most")] = 1
+    attention: Annotated[str, words(*ATTENTION), means("how the draft attends; auto: the fastest that is there")] = "auto"
+    save_every: Annotated[Count, means("the number of optimizer steps between checkpoints")] = 200
+    log_every: Annotated[Count, means("the number of optimizer steps between lines of metrics")] = 1
+    target: Annotated[
+        str,
+        words(REPLICATED, PARTITIONED, TENSOR_PARALLEL),
+        means(
+            "where the target lies: whole on every GPU, over them all by ZeRO-3 and gathered layer by layer, or by heads and "
+            "columns of each layer, so that all GPUs together take each one's rows through it"
+        ),
+    ] = REPLICATED
+    target_chunk: Annotated[Tokens | None, means("the number of tokens in one forward of the target; null: whole rows")] = None
+    held_out_every: Annotated[
+        CountOrNone, means("the number of optimizer steps between estimates of acceptance on held-out text; 0: none")
+    ] = 0
+    held_out_rows: Annotated[Count, means("the number of held-out rows of such an estimate")] = 1
+    log_target_loss: Annotated[
+        Flag, means("whether the target's own loss is logged; without it hard labels need no more of it than keys and values")
+    ] = True
+    timeout_minutes: Annotated[
+        Whole, Field(ge=1, le=YEAR_MINUTES), means("the minutes that a collective operation may take")
+    ] = 30
+    watchdog_seconds: Annotated[
+        Whole,
+        Field(ge=1, le=60 * YEAR_MINUTES),
+        means("the seconds without progress after which a rank ends the job by its name"),
+    ] = 600
+    stop_margin_seconds: Annotated[
+        Whole,
+        Field(ge=0, le=60 * YEAR_MINUTES),
+        means("the seconds to spare before the job's deadline, beside a micro batch and two saves"),
+    ] = 60
+    max_skipped_in_a_row: Annotated[
+        Count, means("the number of steps in a row that may be skipped because loss or gradient is not finite")
+    ] = 5
+    report_to: Annotated[list[Text], means(f"the trackers: any of {', '.join(TRACKERS)}, or none alone")] = field(
+        default_factory=lambda: ["none"]
+    )
+    tracker_mode: Annotated[str, words("online", "offline"), means("whether trackers use a network or write files alone")] = (
+        "online"
+    )
+    tracker_project: Annotated[Text, means("the project's name there")] = "longspec"
+    tracker_run: Annotated[Text | None, means("the run's name there; null: the last parts of the stage's folder")] = None
+    peak_tflops: Annotated[
+        Number | None,
+        Field(gt=0, le=10**6),
+        means("the peak of one GPU, for the share of it that is used; null: its data sheet"),
+    ] = None
     deepspeed: DeepSpeed = field(default_factory=DeepSpeed)
-    extract_at_end: bool = field(default=False, metadata=LATER)  # true: the finished stage's draft is written to its draft/
-    # Processes of the workflow's job, one a GPU, at most; null: all that the profile's `train` has, one on stored states
-    ranks: int | None = field(default=None, metadata=LATER)
+    extract_at_end: Annotated[Flag, means("whether the trainer writes the finished stage's draft to its draft/")] = field(
+        default=False, metadata=LATER
+    )
+    ranks: Annotated[
+        Count | None,
+        means("the most processes of the workflow's job, one a GPU; null: all that the profile has, one on stored states"),
+    ] = field(default=None, metadata=LATER)
+
+
+class Phase(Keys):
+    """One phase of training a target."""
+
+    dataset: Name = Field(description="a data set of the run")
+    sequence_length: RowTokens = Field(description="the number of tokens in a row")
+    rows: Tokens = Field(description="the number of rows in a step")
+    steps: Count = Field(description="the number of steps")
 
 
 @dataclass
 class Build:
     """A small Qwen2 target trained inside the workflow."""
 
-    vocabulary: int = 1024
-    hidden: int = 128
-    layers: int = 3
-    heads: int = 4
-    key_value_heads: int = 2
-    intermediate: int = 384
-    max_position: int = 32768
-    rope_theta: float = 10000.0
-    # Phases of training, in order: dataset, row length, rows in a step, steps.
-    mixture: list[dict[str, Any]] = field(default_factory=list)
-    lr: float = 2e-3
-    warmup_ratio: float = 0.05
-    seed: int = 0
+    __pydantic_config__ = KNOWN
+    # At least the bytes and the special tokens.
+    vocabulary: Annotated[Whole, Field(ge=256 + 3, le=2**24), means("the number of tokens")] = 1024
+    hidden: Annotated[Size, means("the width of its hidden states")] = 128
+    layers: Annotated[Size, means("the number of layers")] = 3
+    heads: Annotated[Size, means("the number of attention heads")] = 4
+    key_value_heads: Annotated[Size, means("the number of heads of keys and values")] = 2
+    intermediate: Annotated[Size, means("the width of its feed-forward part")] = 384
+    max_position: Annotated[Tokens, means("the number of positions")] = 32768
+    rope_theta: Annotated[Number, Field(gt=0, le=10**12), means("the base of its rotations")] = 10000.0
+    mixture: Annotated[list[Annotated[dict[str, Any], As(Phase)]], means("the phases of its training, in order")] = field(
+        default_factory=list
+    )
+    lr: Annotated[Rate, means("the learning rate after the warm-up")] = 2e-3
+    warmup_ratio: Annotated[Share, means("the share of the steps in which the rate rises")] = 0.05
+    seed: Annotated[Seed, means("the seed of weights and order")] = 0
 
 
 @dataclass

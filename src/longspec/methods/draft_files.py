@@ -2,12 +2,13 @@
 
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, TypeVar
 
 from omegaconf import MISSING
 
 from longspec import methods
 from longspec.atomic_files import read_json_object
+from longspec.config.faults import faults_of
 from longspec.config.names import HUB_PREFIX, IMPORTED
 
 PTH, SAFETENSORS, CONFIG = "draft_model_weights.pth", "model.safetensors", "config.json"
@@ -118,9 +119,8 @@ def stored_settings(path: str | Path, schema: type[Settings]) -> Settings | None
     for name, field in known.items():
         if name not in settings and field.default == MISSING:
             raise ValueError(f"{file}: settings: {name}: is missing; {again(content)}")
-        if name in settings and not _is_of(settings[name], field.type):
-            told = field.type.__name__ if isinstance(field.type, type) else field.type
-            raise ValueError(f"{file}: settings: {name}: is {settings[name]!r}, must be of the type {told}; {again(content)}")
+    for fault in faults_of(schema, settings, "settings"):
+        raise ValueError(f"{file}: {fault}; {again(content)}")
     return schema(**{name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()})
 
 
@@ -133,14 +133,3 @@ def check_same_settings(path: str | Path, section: str, names: tuple[str, ...], 
     ]
     if wrong:
         raise ValueError(f"{path}: not the weights of this draft: {'; '.join(wrong)}; give one that fits, or its own recipe")
-
-
-def _is_of(value: Any, kind: Any) -> bool:
-    """Whether a value of a JSON file is of a field's type: a plain one, a tuple, which is a list there, or one of several."""
-    if get_origin(kind) is tuple:
-        return type(value) is list and all(_is_of(each, get_args(kind)[0]) for each in value)
-    if get_origin(kind) is dict:
-        return type(value) is dict
-    if get_args(kind):
-        return any(_is_of(value, each) for each in get_args(kind))
-    return type(value) in ((int, float) if kind is float else (kind,))

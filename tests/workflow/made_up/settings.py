@@ -1,9 +1,10 @@
 """What a recipe says of the made-up draft. No torch: runs are planned by it."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from longspec.config.ranges import check_choices
+from longspec.config.schema import KNOWN
+from longspec.config.typed import Text, means, words
 
 NAMELESS_FILES = False
 VLLM_METHOD: str | None = None
@@ -12,21 +13,24 @@ TARGETS: dict[str, str] = {}  # no class of it was ever published
 FAMILIES = ("llama", "qwen2")
 WHY_THESE = "nobody has tried it beside others"
 COUNTS = {"labels_two_ahead": "labels two tokens ahead"}
-CHOICES = {"labels": ("hard", "soft")}
 
 
 @dataclass
 class Method:
     """The section `recipe.method`: there is one architecture."""
 
-    name: str = "made_up"
+    __pydantic_config__ = KNOWN
+    name: Annotated[Text, means("the method")] = "made_up"
 
 
 @dataclass
 class Draft:
     """The section `recipe.draft`, the variant."""
 
-    labels: str = "soft"  # hard: the token after the next; soft: the target's distribution of it
+    __pydantic_config__ = KNOWN
+    labels: Annotated[str, words("hard", "soft"), means("what is learnt: the token after the next, or its distribution")] = (
+        "soft"
+    )
 
 
 def implied(tokens: int) -> dict[str, Any]:
@@ -40,8 +44,7 @@ def of(recipe: Any) -> Draft:
 
 
 def check(recipe: Any) -> None:
-    """Raise ValueError with the key for a value that is none."""
-    check_choices(recipe.draft, "recipe.draft", CHOICES)
+    """Nothing has to fit together."""
 
 
 def fits(recipe: Any, layers: int, vocabulary: int) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from longspec.distributed import log
-from longspec.methods.eagle3.settings import AUXILIARY, RANGES, Settings
+from longspec.methods.eagle3.settings import AUXILIARY, MOST_STEPS, Settings
 
 OF_LLAMA = (
     "vocab_size",
@@ -98,10 +98,10 @@ class Fields:
         proposals = self._section("speculators_config").get("proposal_methods") or [{}]
         if not isinstance(proposals, list) or not isinstance(proposals[0], dict):
             raise self._strange("speculators_config.proposal_methods", proposals, "a list of objects")
-        steps, most = proposals[0].get("speculative_tokens"), int(RANGES["steps"].high)
-        if type(steps) is int and steps > most:
-            log(f"{self.file}: speculative_tokens: is {steps}; taken for {most}, the longest chain that is trained")
-            return most
+        steps = proposals[0].get("speculative_tokens")
+        if type(steps) is int and steps > MOST_STEPS:
+            log(f"{self.file}: speculative_tokens: is {steps}; taken for {MOST_STEPS}, the longest chain that is trained")
+            return MOST_STEPS
         return Settings().steps if steps is None else steps
 
 

@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from longspec.config.ranges import Range
 from longspec.families import ROPE_TYPES
 
 TYPE, PARTIAL, TRUNCATE = "rope_type", "partial_rotary_factor", "truncate"
 THETA, ORIGINAL = "rope_theta", "original_max_position_embeddings"
-NUMBER = Range(0, 10**12, open_low=True)
+LARGEST = 10**12
 # By type: the numbers that it needs, and what it may have.
 NEEDED = {
     "default": (THETA,),
@@ -44,9 +43,9 @@ def check_rope(rope: Mapping[str, Any], key: str) -> None:
             raise ValueError(f"{key}: {name}: rope_type {kind} has {', '.join(known)} alone; leave it out")
         if name == TRUNCATE and not isinstance(value, bool):
             raise ValueError(f"{key}: {name}: is {value!r}, must be true or false")
-        is_number = type(value) in (int, float) and (NUMBER.holds(value) or (value == 0 and name in MAY_BE_ZERO))
+        is_number = type(value) in (int, float) and (0 < value <= LARGEST or (value == 0 and name in MAY_BE_ZERO))
         if name != TRUNCATE and not is_number:
-            raise ValueError(f"{key}: {name}: is {value!r}, must be a number {NUMBER}")
+            raise ValueError(f"{key}: {name}: is {value!r}, must be a number above 0 to {LARGEST}")
     low, high = (given.get(name, limit) for name, limit in (("low_freq_factor", 0), ("high_freq_factor", 1)))
     if low >= high:
         raise ValueError(f"{key}: high_freq_factor: is {high}, must be above low_freq_factor, {low}")

@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from longspec import families
-from longspec.config.ranges import SIZE, TOKENS, Range, check_choices, check_numbers
-from longspec.config.schema import LATER
+from longspec.config.faults import faults_of
+from longspec.config.schema import KNOWN, LATER
+from longspec.config.typed import Flag, Number, Rate, Size, Text, Tokens, Whole, means, words
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods.eagle3.rope_parameters import check_rope
 
@@ -35,51 +38,70 @@ SHAPE = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "hea
 NORMS = ("fc_norm", "norm_output", "norm_before_residual", "norm_before_fc")
 # What a draft is: its recipe and its folder must agree in it, and tensors' shapes do not show all of it.
 MEANING = ("layers", "fc_norm", "norm_output", "sliding_window", "norm_before_residual", "norm_before_fc", *SHAPE)
-RANGES = {
-    "vocabulary": TOKENS,
-    "sliding_window": TOKENS,
-    "intermediate_size": SIZE,
-    "num_attention_heads": SIZE,
-    "num_key_value_heads": SIZE,
-    "head_dim": Range(2, 2**16),
-    "rms_norm_eps": Range(0, 1, open_low=True),
-    "steps": Range(1, 64),
-    "decay": Range(0.01, 1),
-}
 STARTS = ("random", "identity")
-FRACTIONS = ("rms_norm_eps", "decay")  # of these numbers, those that need not be whole
+HeadWidth = Annotated[Whole, Field(ge=2, le=2**16)]
+MOST_STEPS = 64  # of a chain
+Steps = Annotated[Whole, Field(ge=1, le=MOST_STEPS)]
+Decay = Annotated[Number, Field(ge=0.01, le=1)]
 
 
 @dataclass
 class Method:
-    """The section `recipe.method`: what the draft is."""
+    """The section `recipe.method`: what the draft is. Its shape is the target's where a key is null."""
 
-    name: str = NAME
-    layers: list[int] | None = None  # of the target, whose inputs are read; null: 2, L // 2 and L - 3 of L layers
-    vocabulary: int | None = 8192  # tokens that the draft can propose, the most frequent ones; null: all of the target's
-    vocabulary_from: str | None = None  # another run, whose vocabulary is taken; null: counted on this run's rows
-    sliding_window: int | None = None  # keys its self attention sees, the query's own among them; null: all
-    fc_norm: bool = False  # EAGLE-3.1: each auxiliary hidden state has a norm before the projection
-    norm_output: bool = False  # EAGLE-3.1: what the draft feeds back is normed
-    # The layer adds to the normed feature, not to the feature.
-    norm_before_residual: bool = field(default=False, metadata=LATER)
-    norm_before_fc: bool = field(default=False, metadata=LATER)  # one norm over all auxiliary states side by side
-    # The layer's shape, where it is not the target's; null: the target's.
-    intermediate_size: int | None = field(default=None, metadata=LATER)
-    num_attention_heads: int | None = field(default=None, metadata=LATER)
-    num_key_value_heads: int | None = field(default=None, metadata=LATER)
-    head_dim: int | None = field(default=None, metadata=LATER)
-    rms_norm_eps: float | None = field(default=None, metadata=LATER)
-    rope_parameters: dict[str, Any] | None = field(default=None, metadata=LATER)  # rope_type, rope_theta, and its scaling
+    __pydantic_config__ = KNOWN
+    name: Annotated[Text, means("the method, a file of config/method/")] = NAME
+    layers: Annotated[
+        list[Whole] | None, means("the target's layers whose inputs are read; null: 2, L // 2 and L - 3 of L layers")
+    ] = None
+    vocabulary: Annotated[
+        Tokens | None,
+        means("the number of tokens that the draft can propose, the most frequent ones; null: all of the target's"),
+    ] = 8192
+    vocabulary_from: Annotated[
+        Text | None, means("another run, whose vocabulary is taken; null: counted on this run's rows")
+    ] = None
+    sliding_window: Annotated[
+        Tokens | None, means("the number of keys that its self attention sees, the query's own among them; null: all")
+    ] = None
+    fc_norm: Annotated[Flag, means("whether each auxiliary hidden state is normed before the projection (EAGLE-3.1)")] = False
+    norm_output: Annotated[Flag, means("whether what the draft feeds back is normed (EAGLE-3.1)")] = False
+    norm_before_residual: Annotated[Flag, means("whether the layer adds to the normed feature, in place of the feature")] = (
+        field(default=False, metadata=LATER)
+    )
+    norm_before_fc: Annotated[Flag, means("whether one norm covers all auxiliary states side by side")] = field(
+        default=False, metadata=LATER
+    )
+    intermediate_size: Annotated[Size | None, means("the width of its feed-forward part; null: the target's")] = field(
+        default=None, metadata=LATER
+    )
+    num_attention_heads: Annotated[Size | None, means("the number of its heads; null: the target's")] = field(
+        default=None, metadata=LATER
+    )
+    num_key_value_heads: Annotated[Size | None, means("the number of heads of keys and values; null: the target's")] = field(
+        default=None, metadata=LATER
+    )
+    head_dim: Annotated[HeadWidth | None, means("a head's width; null: the target's")] = field(default=None, metadata=LATER)
+    rms_norm_eps: Annotated[Rate | None, means("the epsilon of its norms; null: the target's")] = field(
+        default=None, metadata=LATER
+    )
+    rope_parameters: Annotated[
+        dict[str, Any] | None, means("its own rotation: rope_type, rope_theta, and its scaling; null: the target's")
+    ] = field(default=None, metadata=LATER)
 
 
 @dataclass
 class Draft:
     """The section `recipe.draft`, the variant: how it is trained (training-time test, EAGLE-3 section 3.2)."""
 
-    steps: int = 7  # of a chain, each fed with the draft's own hidden state of the step before
-    decay: float = 0.8  # step i is weighted decay^i
-    start: str = field(default="random", metadata=LATER)  # of an untrained layer; identity: it hands its last input through
+    __pydantic_config__ = KNOWN
+    steps: Annotated[
+        Steps, means("the number of steps of a chain, each fed with the draft's own hidden state of the one before")
+    ] = 7
+    decay: Annotated[Decay, means("the weight of each step of a chain, as a share of the one before")] = 0.8
+    start: Annotated[
+        str, words(*STARTS), means("what an untrained layer is: random, or one that hands its last input through")
+    ] = field(default="random", metadata=LATER)
 
 
 def implied(tokens: int) -> dict[str, Any]:
@@ -95,21 +117,21 @@ class Settings:
     decoded, as in an estimate. target_vocabulary: how many tokens these are chosen from.
     """
 
-    layers: tuple[int, ...] | None = None
-    vocabulary: int | None = None
-    sliding_window: int | None = None
-    fc_norm: bool = False
-    norm_output: bool = False
-    norm_before_residual: bool = field(default=False, metadata=LATER)
-    norm_before_fc: bool = field(default=False, metadata=LATER)
-    intermediate_size: int | None = field(default=None, metadata=LATER)
-    num_attention_heads: int | None = field(default=None, metadata=LATER)
-    num_key_value_heads: int | None = field(default=None, metadata=LATER)
-    head_dim: int | None = field(default=None, metadata=LATER)
-    rms_norm_eps: float | None = field(default=None, metadata=LATER)
+    layers: tuple[Whole, ...] | None = None
+    vocabulary: Tokens | None = None
+    sliding_window: Tokens | None = None
+    fc_norm: Flag = False
+    norm_output: Flag = False
+    norm_before_residual: Flag = field(default=False, metadata=LATER)
+    norm_before_fc: Flag = field(default=False, metadata=LATER)
+    intermediate_size: Size | None = field(default=None, metadata=LATER)
+    num_attention_heads: Size | None = field(default=None, metadata=LATER)
+    num_key_value_heads: Size | None = field(default=None, metadata=LATER)
+    head_dim: HeadWidth | None = field(default=None, metadata=LATER)
+    rms_norm_eps: Rate | None = field(default=None, metadata=LATER)
     rope_parameters: dict[str, Any] | None = field(default=None, metadata=LATER)
-    steps: int = 7
-    decay: float = 0.8
+    steps: Steps = 7
+    decay: Decay = 0.8
     start: str = field(default="random", metadata={"stored": False})
     ids: tuple[int, ...] | None = field(default=None, metadata={"stored": False})
     target_vocabulary: int | None = field(default=None, metadata={"stored": False})
@@ -156,9 +178,6 @@ def layers_of(layers: tuple[int, ...] | None, target_layers: int) -> tuple[int, 
 def check(recipe: Any) -> None:
     """Hold recipe.method and recipe.draft against what a draft can be. Raises ValueError with the key and what is allowed."""
     method, draft = recipe.method, recipe.draft
-    check_numbers(method, Method, "recipe.method", RANGES)
-    check_numbers(draft, Draft, "recipe.draft", RANGES)
-    check_choices(draft, "recipe.draft", {"start": STARTS})
     if method.layers is not None:
         layers = list(method.layers)
         if len(layers) != AUXILIARY or layers != sorted(set(layers)) or layers[0] < 0:
@@ -191,15 +210,9 @@ def is_published(config: Mapping[str, Any]) -> bool:
 
 def check_values(values: Mapping[str, Any], section: str, advice: str) -> None:
     """Raise ValueError, with the key and the advice, for a number of a file that is none or lies outside its range."""
-    for name, allowed in RANGES.items():
-        value = values.get(name)
-        kind, kinds = ("a number", (int, float)) if name in FRACTIONS else ("a whole number", (int,))
-        if value is None:
-            continue
-        if type(value) not in kinds:
-            raise ValueError(f"{section}: {name}: is {value!r}, must be {kind} {allowed}; {advice}")
-        if not allowed.holds(value):
-            raise ValueError(f"{section}: {name}: is {value!r}, must be {allowed}; {advice}")
+    known = {name: value for name, value in values.items() if name != "ids"}
+    for fault in faults_of(Settings, known):
+        raise ValueError(f"{section}: {fault}; {advice}")
 
 
 def check_shape(shape: Mapping[str, Any], section: str) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from longspec.methods import draft_files
 from longspec.methods.draft_files import METHOD, again, draft_weights_file
 from longspec.methods.eagle3.engine_config import config_fields
-from longspec.methods.eagle3.settings import AUXILIARY, MEANING, NAME, SHAPE, Settings, check_shape, check_values, layers_of
+from longspec.methods.eagle3.settings import AUXILIARY, MEANING, NAME, SHAPE, Settings, check_shape, layers_of
 from longspec.methods.eagle3.vocabulary_tensors import D2T, T2D, ids_of, vocabulary_tensors
 from longspec.methods.layer_state import check_state
 from longspec.models.weight_files import read_tensors
@@ -177,7 +177,6 @@ def _target(content: dict[str, Any], file: Path) -> Any:
 
 
 def _check_settings(settings: Settings, target: Any, file: Path, advice: str) -> None:
-    check_values(vars(settings), f"{file}: settings", advice)
     check_shape({name: getattr(settings, name) for name in SHAPE}, f"{file}: settings")
     layers, last = list(settings.layers or ()), target.num_hidden_layers - 1
     if len(layers) != AUXILIARY or layers != sorted({layer for layer in layers if 0 <= layer <= last}):

@@ -2,33 +2,20 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Annotated, Any
 
 from omegaconf import MISSING
+from pydantic import Field
 
-from longspec.config.ranges import TOKENS, Range, check_choices, check_numbers
-from longspec.config.schema import LATER
+from longspec.config.schema import KNOWN, LATER
+from longspec.config.typed import MOST_TOKENS, Flag, Number, Text, Tokens, Whole, means, words
 
 BLOCKS = "blocks"
 RANDOM, LAST, MIDDLE = "random", "last", "middle"
 NAMELESS_FILES = True  # draft_model_weights.pth, as published, comes without a configuration
 VARIANTS: tuple[str, ...] = ()  # those of config/workflow.yaml
 VLLM_METHOD: str | None = None  # no engine loads what reads the target's own keys and values
-CHOICES = {
-    "anchors": ("off", "fixed", "random"),
-    "lag_mode": ("random", "fixed", BLOCKS),
-    "loss": ("hard", "soft", "mix"),
-    "start": (RANDOM, LAST, MIDDLE),
-}
-RANGES = {
-    "window": TOKENS,
-    "anchor_tokens": TOKENS,
-    "anchors_up_to": Range(0, TOKENS.high),
-    "max_position": TOKENS,
-    "lag": TOKENS,
-    "block": TOKENS,
-    "temperature": Range(0.01, 100),  # below, float32 overflows; above, every token is as likely as the next
-}
+ANCHORS, LAG_MODES, LOSSES = ("off", "fixed", "random"), ("random", "fixed", BLOCKS), ("hard", "soft", "mix")
 
 COUNTS: dict[str, str] = {}
 
@@ -51,26 +38,45 @@ def implied(tokens: int) -> dict[str, Any]:
 class Method:
     """The section `recipe.method`: GLIDE has one architecture."""
 
-    name: str = "glide"
+    __pydantic_config__ = KNOWN
+    name: Annotated[Text, means("the method, a file of config/method/")] = "glide"
 
 
 @dataclass
 class Draft:
     """The section `recipe.draft`, the variant: how the draft sees the target while it trains (LongSpec 3.1, 3.2)."""
 
-    window: int = 512  # key j is visible to query i when 0 <= i - j <= window
-    anchors: str = MISSING  # off | fixed (`anchor_tokens` of them) | random (0..anchor_tokens)
-    anchor_tokens: int = 4
-    anchors_up_to: int = 1200  # rows of more tokens keep plain positions
-    max_position: int = 30000  # anchor-offset positions stay below it
-    lag_mode: str = MISSING  # random (1..lag) | fixed (lag) | blocks (of `block` tokens)
-    lag: int = 5  # as deep as the default tree of decoding, [4, 16, 16, 16, 16]; published: 4
-    block: int = 4
-    final_norm: bool = False  # a trained norm between the draft and the target's head; published: none
-    loss: str = "soft"  # hard: the next token; soft: the target's distribution; mix: their mean
-    temperature: float = 1.0  # of the soft labels
-    # Of an untrained layer: random | last, middle: the target's layer of that place, copied.
-    start: str = field(default=RANDOM, metadata=LATER | {"stored": False})
+    __pydantic_config__ = KNOWN
+    window: Annotated[Tokens, means("how far back a query i sees: key j where 0 <= i - j <= window")] = 512
+    anchors: Annotated[
+        str, words(*ANCHORS), means("how many first tokens keep their positions: none, anchor_tokens of them, or 0 to so many")
+    ] = MISSING
+    anchor_tokens: Annotated[Tokens, means("the number of these tokens")] = 4
+    anchors_up_to: Annotated[
+        Whole, Field(ge=0, le=MOST_TOKENS), means("the length of a row above which all positions are plain")
+    ] = 1200
+    max_position: Annotated[Tokens, means("the position below which anchor-offset positions stay")] = 30000
+    lag_mode: Annotated[
+        str,
+        words(*LAG_MODES),
+        means("how many last tokens of the target are hidden: 1 to lag, lag, or blocks of `block` tokens"),
+    ] = MISSING
+    # As deep as the default tree of decoding, [4, 16, 16, 16, 16]; published: 4.
+    lag: Annotated[Tokens, means("the most tokens of the target that are hidden")] = 5
+    block: Annotated[Tokens, means("the number of tokens of a block, where lag_mode is blocks")] = 4
+    final_norm: Annotated[
+        Flag, means("whether a trained norm stands between draft and head; the published drafts have none")
+    ] = False
+    loss: Annotated[str, words(*LOSSES), means("what is learnt: the next token, the target's distribution, or their mean")] = (
+        "soft"
+    )
+    # Below, float32 overflows; above, every token is as likely as the next.
+    temperature: Annotated[Number, Field(ge=0.01, le=100), means("the temperature of the soft labels")] = 1.0
+    start: Annotated[
+        str,
+        words(RANDOM, LAST, MIDDLE),
+        means("what an untrained layer is: random, or a copy of the target's layer of that place"),
+    ] = field(default=RANDOM, metadata=LATER | {"stored": False})
 
 
 def is_published(config: Mapping[str, Any]) -> bool:
@@ -85,10 +91,8 @@ def of(recipe: Any) -> Draft:
 
 
 def check(recipe: Any) -> None:
-    """Hold recipe.draft against what a draft can be. Raises ValueError with the key, its value and what is allowed."""
+    """Hold recipe.draft against the rows that it is trained on. Raises ValueError with the key and what is allowed."""
     draft, length = recipe.draft, recipe.data.sequence_length
-    check_choices(draft, "recipe.draft", CHOICES)
-    check_numbers(draft, Draft, "recipe.draft", RANGES)
     field = "block" if draft.lag_mode == BLOCKS else "lag"
     if draft[field] >= length:
         raise ValueError(

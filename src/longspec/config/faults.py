@@ -1,0 +1,173 @@
+"""What is wrong with values, by the types of their keys: a line for each fault, with the key and what is allowed."""
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from omegaconf import OmegaConf
+from pydantic import TypeAdapter, ValidationError
+
+from longspec.config.explain import PUBLISHED, UNKNOWN, did_you_mean
+from longspec.config.typed import OwnTitles
+
+Node = dict[str, Any]  # of a JSON Schema
+LONGEST = 80  # letters of a value that is shown
+
+
+def check(kind: Any, values: Any, key: str = "") -> None:
+    """Raise ValueError, with a line for each key below `key` that is unknown, missing or wrong.
+
+    kind: a dataclass or a pydantic model. What stands under an unknown key is not shown: it may be a secret, such as a token of
+    the hub's.
+    """
+    if lines := faults_of(kind, values, key):
+        raise ValueError("\n".join(lines))
+
+
+def faults_of(kind: Any, values: Any, key: str = "") -> list[str]:
+    """A line for each fault; a misspelt key comes before the missing one that it leaves."""
+    values = OmegaConf.to_container(values, resolve=True) if OmegaConf.is_config(values) else values
+    by_place: dict[tuple[str | int, ...], list[Any]] = {}
+    for place, fault in _placed(kind, values):
+        by_place.setdefault(place, []).append(fault)
+    found = sorted(by_place.items(), key=lambda item: item[1][0]["type"] == "missing")
+    return [_line(kind, values, key, place, faults) for place, faults in found]
+
+
+def wrong_texts(kind: Any, values: Any) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """The places of texts that are wrong, and these texts."""
+    for place, fault in _placed(kind, values):
+        if fault["type"] not in ("missing", "extra_forbidden"):
+            value = _at(values, place)
+            if isinstance(value, str):
+                yield place, value
+
+
+@cache
+def schema_of(kind: Any) -> Node:
+    """The JSON Schema of a type."""
+    return _adapter(kind).json_schema(schema_generator=OwnTitles)
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _placed(kind: Any, values: Any) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    """Each fault and its place in the values. Of a type with several forms all faults lie in the place of the value itself."""
+    try:
+        _adapter(kind).validate_python(values)
+    except ValidationError as error:
+        for fault in error.errors(include_url=False):
+            place, at = [], values
+            for part in fault["loc"]:
+                if not _has(at, part):  # what pydantic calls a form, a mapping's key or a missing key
+                    break
+                place.append(part)
+                at = at[part]
+            yield (*place, *fault["loc"][-1:]) if fault["type"] == "missing" else tuple(place), fault
+
+
+def _has(value: Any, part: str | int) -> bool:
+    if isinstance(value, dict):
+        return part in value
+    return isinstance(value, list) and isinstance(part, int) and part < len(value)
+
+
+def _at(value: Any, place: tuple[str | int, ...]) -> Any:
+    for part in place:
+        value = value[part]
+    return value
+
+
+def _line(kind: Any, values: Any, key: str, place: tuple[str | int, ...], faults: list[Any]) -> str:
+    whole = schema_of(kind)
+    where = ".".join(map(str, [key] * bool(key) + list(place))) or "top level"
+    first = faults[0]
+    if first["type"] == "extra_forbidden":
+        told = PUBLISHED.get(str(place[-1]))
+        known = ", of another trainer: " + told if told else f"; {did_you_mean(str(place[-1]), keys_of(whole, place[:-1]))}"
+        return f"{where}: {UNKNOWN}{known}"
+    node = node_at(whole, place)
+    meaning = f"; it is {node['description']}" if "description" in node else ""
+    if first["type"] == "missing":
+        return f"{where}: missing; give {allowed(node, whole)}{meaning}"
+    value = _at(values, place)
+    if len(faults) == 1 and first["type"] == "value_error":
+        return f"{where}: {first['ctx']['error']}{meaning}"
+    if len(faults) == 1 and first["type"] == "literal_error":
+        return f"{where}: {shown(value)} is unknown; choose {allowed(node, whole)}{meaning}"
+    return f"{where}: must be {allowed(node, whole)}, is {shown(value)}{meaning}"
+
+
+def shown(value: Any) -> str:
+    """A value as messages show it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, dict):
+        return "a mapping"
+    text = repr(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+def keys_of(whole: Node, place: tuple[str | int, ...]) -> list[str]:
+    """The keys that are known at a place of a schema."""
+    return [name for form in _forms(whole, node_at(whole, place)) for name in form.get("properties", {})]
+
+
+def node_at(whole: Node, place: tuple[str | int, ...]) -> Node:
+    """What a schema says of a place; nothing where it has none."""
+    node = whole
+    for part in place:
+        below = (
+            form.get("properties", {}).get(part) or form.get("additionalProperties") or form.get("items")
+            for form in _forms(whole, node)
+        )
+        node = next((each for each in below if isinstance(each, dict)), {})
+    return node
+
+
+def _forms(whole: Node, node: Node) -> list[Node]:
+    """The forms that a value may have, each without references."""
+    if "$ref" in node:
+        return _forms(whole, whole["$defs"][node["$ref"].rsplit("/", 1)[-1]])
+    return [form for each in node["anyOf"] for form in _forms(whole, each)] if "anyOf" in node else [node]
+
+
+def allowed(node: Node, whole: Node) -> str:
+    """What a value may be, in words: a whole number from 1 to 64, or null."""
+    if "title" in node and "properties" not in node:
+        return str(node["title"])
+    if "anyOf" in node:
+        *others, last = dict.fromkeys(allowed(each, whole) for each in node["anyOf"])
+        return f"{', '.join(others)}, or {last}" if others else last
+    [form] = _forms(whole, node)
+    if form is not node:
+        return allowed(form, whole)
+    if "const" in form or "enum" in form:
+        known = [each if isinstance(each, str) else shown(each) for each in form.get("enum", [form.get("const")])]
+        return f"one of {', '.join(known)}" if len(known) > 1 else known[0]
+    kind = form.get("type")
+    if kind in ("integer", "number"):
+        return f"a {'whole ' if kind == 'integer' else ''}number{_range(form)}"
+    if kind == "array":
+        return _list(form, whole)
+    return {
+        "string": "a text" if not form.get("minLength") else "a text that is not empty",
+        "boolean": "true or false",
+        "object": "a mapping",
+        "null": "null",
+    }.get(str(kind), "anything")
+
+
+def _list(form: Node, whole: Node) -> str:
+    fewest, most = form.get("minItems"), form.get("maxItems")
+    size = f" of {fewest}" if fewest == most and fewest else f" of {fewest} to {most}" if fewest and most else ""
+    each = allowed(form["items"], whole) if form.get("items") else ""
+    return f"a list{size}{' that is not empty' if fewest and not most else ''}{f', each {each}' if each else ''}"
+
+
+def _range(form: Node) -> str:
+    words = {"exclusiveMinimum": "above", "minimum": "from", "exclusiveMaximum": "to below", "maximum": "to"}
+    return "".join(f" {word} {form[bound]}" for bound, word in words.items() if bound in form)
