@@ -89,6 +89,7 @@ lint: .venv/.stamp-dev | $(TMPDIR)
 	mypy
 	snakefmt --check Snakefile rules
 	snakemake --lint
+	python -m longspec.workflow.reference --check
 	@python -m tests.sizes
 
 # Both keep their result in benchmarks/results.

@@ -1,13 +1,11 @@
 """A run's file: what it derives from another, what it sets of a stage, and what it refuses."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
-from longspec.config import CONFIG_DIR, compose_stage, run_schema, stages_of, yaml_files
+from longspec.config import CONFIG_DIR, compose_stage, stages_of
 from longspec.config.run_file import read_run
 
 STAGE = "stages:\n  base:\n    recipe: {optimizer: {lr: 3.0e-3}}\n"
@@ -38,16 +36,6 @@ def test_a_run_that_derives_from_another_has_its_numbers_of_each_stage(config: P
     long = compose_stage("second", "base", "long", config)
     assert (long.runtime.target, long.runtime.micro_batch, long.recipe.draft.loss) == ("tensor_parallel", 2, "hard")
     assert stages_of("second", config) == ["base", "long"]
-
-
-def test_the_schema_for_editors_is_of_today_and_takes_every_run(root: Path) -> None:
-    path = root / "config/run.schema.json"
-    assert path.read_text() == run_schema.text(), "python -m longspec.config.run_schema > config/run.schema.json"
-    validator = jsonschema.Draft202012Validator(json.loads(path.read_text()))
-    for run in [*(root / "config/run").glob("*.yaml"), *(root / "benchmarks/config/run").glob("*.yaml")]:
-        assert list(validator.iter_errors(yaml_files.read(run))) == [], run
-    for wrong in ({"stags": ["base"]}, {"final": "lats"}, {"stages": {"base": {"recipes": {}}}}, {"target": 3}):
-        assert list(validator.iter_errors(wrong)), wrong
 
 
 def test_what_is_set_of_a_stage_comes_last_and_mappings_are_merged_key_by_key(config: Path) -> None:
@@ -94,15 +82,15 @@ def test_a_run_is_taken_by_its_path_too(config: Path, tmp_path: Path) -> None:
         ),
         ("defaults: [demo]\n", r"mine\.yaml: defaults: unknown key; .*Known: base,"),
         ("stages: {base: {receipe: {}}}\n", r"mine\.yaml: stages\.base\.receipe: unknown key; did you mean 'recipe'\?"),
-        ("stages: {base: 3}\n", r"mine\.yaml: stages\.base: must be a mapping, such as .*; is 3"),
+        ("stages: {base: 3}\n", r"mine\.yaml: stages\.base: must be a mapping, is 3"),
         ("stages: [base, base]\n", r"mine\.yaml: stages: must name each stage once; is \['base', 'base'\]"),
         ("stages: {'a b': }\n", r"mine\.yaml: stages: a stage: 'a b' is no name; a name has letters"),
-        ("target: 3\n", r"mine\.yaml: target: input should be a valid string; is 3"),
-        ("recipe: [3]\n", r"mine\.yaml: recipe: must be a mapping, such as .*; is \[3\]"),
+        ("target: 3\n", r"mine\.yaml: target: must be a text, or null, is 3"),
+        ("recipe: [3]\n", r"mine\.yaml: recipe: must be a mapping, is \[3\]"),
         ("- demo\n", r"mine\.yaml: must be a mapping with keys such as target and stages"),
         ("base: dmo\n", r"mine\.yaml: base: there is no config/run/dmo\.yaml; did you mean 'demo'\?"),
         ("base: mine\n", r"mine\.yaml: base: mine -> mine leads back; derive from another run"),
-        ("final: lats\n", r"mine\.yaml: final: input should be 'best' or 'last'; is 'lats'"),
+        ("final: lats\n", r"mine\.yaml: final: 'lats' is unknown; choose one of best, last"),
         ("seed: 1\nseed: 2\n", r"mine\.yaml: line 2: key 'seed' stands twice"),
     ],
 )

@@ -236,7 +236,7 @@ def test_told_to_end_it_ends_vllm_and_leaves_nothing_behind(arguments: Any, tmp_
 def test_trees_and_drafts_that_vllm_does_not_load_are_refused(arguments: Any, python: Path) -> None:
     with pytest.raises(ValueError, match=r"evaluation\.shapes: tree 2-3: vLLM drafts chains alone; give a number of"):
         verb.evaluate(verb.read_arguments([*arguments("lookup", "v.jsonl"), "--engine", "vllm"]))
-    with pytest.raises(ValueError, match=r"evaluation\.engine: 'sglang' is unknown; choose longspec or vllm"):
+    with pytest.raises(ValueError, match=r"evaluation\.engine: 'sglang' is unknown; choose one of longspec, vllm"):
         parse(verb.read_arguments(arguments("lookup", "v.jsonl", engine="sglang")).settings)
     with pytest.raises(ValueError, match=r"evaluation\.engine: vllm: no engine loads glide drafts; set evaluation\.engine: lo"):
         evaluate([*arguments("untrained", "v.jsonl", **CHAINS), "--serve-python", str(python)])

@@ -83,14 +83,17 @@ REFUSED = {
         r"regenerate\.server: no/vllm: no such program; `make \.venv-serve/\.stamp`",
     ),
     "a misspelt key": ({"temprature": 1}, r"data\.own\.regenerate\.temprature: unknown key; did you mean 'temperature'"),
-    "no number": ({"new_tokens": "many"}, r"data\.own\.regenerate\.new_tokens: 'many' is not of type 'integer'; it is the"),
+    "no number": (
+        {"new_tokens": "many"},
+        r"data\.own\.regenerate\.new_tokens: must be a whole number from 1 to 16777216, is 'many'; it is the",
+    ),
     "no address": (
         {"engine": "endpoint", "endpoint": "host:8000"},
-        r"endpoint: 'host:8000' does not match .*http://host:8000/v1",
+        r"endpoint: must be an address such as http://host:8000/v1, or null, is 'host:8000'",
     ),
     "a key in the address": (
         {"engine": "endpoint", "endpoint": "http://user:secret@host:8000/v1"},
-        r"does not match .* its key is the environment's OPENAI_API_KEY",
+        r"endpoint: must be an address such as .* its key is the environment's OPENAI_API_KEY",
     ),
     "a key in the command": (
         {"engine": "endpoint", "server": "vllm serve {model} --port {port} --api-key=secret"},

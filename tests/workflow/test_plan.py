@@ -46,7 +46,7 @@ def test_the_best_stage_is_published_or_the_last_as_the_run_says(settings: Setti
 
 def test_what_a_run_says_of_its_final_stage_is_checked(settings: Settings) -> None:
     settings.edit("config/run/demo.yaml", "^stages:", "final: lats\nstages:")
-    with pytest.raises(ValueError, match=r"config/run/demo\.yaml: final: input should be 'best' or 'last'; is 'lats'"):
+    with pytest.raises(ValueError, match=r"config/run/demo\.yaml: final: 'lats' is unknown; choose one of best, last"):
         settings.plan()
 
 
@@ -101,7 +101,7 @@ def test_the_published_draft_is_measured_with_prompt_lookup_where_that_is_asked_
     assert weights == [f"{P}/final_draft/model.safetensors", f"{P}/final_draft/config.json"]
     assert plan.drafter_options("with-lookup", weights) == ["--drafter", "with-lookup", "--draft", Path(f"{P}/final_draft")]
     settings.edit(str(FILE), r"^  with_lookup: 8", "  with_lookup: 0")
-    with pytest.raises(ValueError, match=r"evaluation\.with_lookup: 0 is less than the minimum of 1"):
+    with pytest.raises(ValueError, match=r"evaluation\.with_lookup: must be a whole number from 1 to 64, or null, is 0"):
         settings.plan()
 
 

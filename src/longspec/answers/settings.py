@@ -4,10 +4,14 @@ import json
 import shlex
 import shutil
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
+from pydantic import Field
+
 from longspec.atomic_files import sha256_text
+from longspec.config.schema import KNOWN
+from longspec.config.typed import Filled, Number, Rate, Seed, Share, Temperature, Text, Tokens, Whole, means, words
 
 LOCAL, ENDPOINT = "transformers", "endpoint"
 KEEP, DROP = "keep", "drop"
@@ -25,27 +29,37 @@ ONLY = {
 }
 
 
+Address = Annotated[Text, Field(pattern=r"^https?://[^\s@]+$", title="an address such as http://host:8000/v1")]
+
+
 @dataclass(frozen=True)
 class Regenerate:
-    """How the target answers. The schema of workflow.yaml tells each key's range, docs/answers.md what it means."""
+    """How the target answers. Which keys go together: parse; what they mean for users: docs/answers.md."""
 
-    new_tokens: int
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int = 0
-    longest_prompt: int | None = None
-    cut: str = DROP
-    engine: str = LOCAL
-    precision: str = "auto"
-    served_model: str | None = None
-    max_failed: float = 0.01
-    batch: int = 16
-    endpoint: str | None = None
-    server: str | None = None
-    server_minutes: float = 30
-    requests: int = 32
-    tries: int = 6
-    timeout: float = 600
+    __pydantic_config__ = KNOWN
+    new_tokens: Annotated[Tokens, means("the number of tokens of an answer at most")]
+    temperature: Annotated[Temperature, means("0 for greedy, or what the target's logits are divided by")] = 0.0
+    top_p: Annotated[Rate, means("the share of the probability that is drawn from, 1 for all")] = 1.0
+    seed: Annotated[Seed, means("the seed of random draws")] = 0
+    longest_prompt: Annotated[
+        Tokens | None, means("the tokens of a prompt at most, or null for as many as leave room for new_tokens")
+    ] = None
+    cut: Annotated[str, words(KEEP, DROP), means("what is done with answers that new_tokens cuts")] = DROP
+    engine: Annotated[str, words(LOCAL, ENDPOINT), means("what answers: a job of this workflow, or a server")] = LOCAL
+    precision: Annotated[
+        str, words("auto", "fastest", "bf16", "fp32"), means("the target's precision; fastest: bf16 on processors too")
+    ] = "auto"
+    served_model: Annotated[Filled | None, means("the name that the server has for the target")] = None
+    max_failed: Annotated[Share, means("the share of failed records above which the job fails, for instance 0.01")] = 0.01
+    batch: Annotated[Whole, Field(ge=1, le=2**16), means("the number of conversations that are answered at a time")] = 16
+    endpoint: Annotated[
+        Address | None, means("the address of an OpenAI-compatible server; its key is the environment's OPENAI_API_KEY")
+    ] = None
+    server: Annotated[Filled | None, means("the command that serves the target, with {model} and {port} in it")] = None
+    server_minutes: Annotated[Number, Field(gt=0, le=1440), means("the minutes in which the server must begin to answer")] = 30
+    requests: Annotated[Whole, Field(ge=1, le=10000), means("the number of requests at a time")] = 32
+    tries: Annotated[Whole, Field(ge=1, le=100), means("the tries of a request")] = 6
+    timeout: Annotated[Number, Field(gt=0, le=86400), means("the seconds after which a silent request is tried again")] = 600
 
 
 def parse(name: str, given: dict[str, Any]) -> Regenerate:

@@ -50,11 +50,11 @@ PUBLISHED = {
 
 @contextmanager
 def faults_in(place: object) -> Iterator[None]:
-    """Name what is at fault, a file or a key, before the words of a ValueError of the block."""
+    """Name what is at fault, a file or a key, before each line of a ValueError of the block."""
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"{place}: {error}") from error
+        raise ValueError("\n".join(f"{place}: {line}" for line in str(error).split("\n"))) from error
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

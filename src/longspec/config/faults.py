@@ -11,6 +11,7 @@ from longspec.config.explain import PUBLISHED, UNKNOWN, did_you_mean
 from longspec.config.typed import OwnTitles
 
 Node = dict[str, Any]  # of a JSON Schema
+NOT_KNOWN = ("extra_forbidden", "unexpected_keyword_argument")  # pydantic's faults of a model and of a dataclass
 LONGEST = 80  # letters of a value that is shown
 
 
@@ -37,10 +38,15 @@ def faults_of(kind: Any, values: Any, key: str = "") -> list[str]:
 def wrong_texts(kind: Any, values: Any) -> Iterator[tuple[tuple[str | int, ...], str]]:
     """The places of texts that are wrong, and these texts."""
     for place, fault in _placed(kind, values):
-        if fault["type"] not in ("missing", "extra_forbidden"):
-            value = _at(values, place)
-            if isinstance(value, str):
-                yield place, value
+        if fault["type"] not in ("missing", *NOT_KNOWN):
+            yield from _texts(place, _at(values, place))
+
+
+def _texts(place: tuple[str | int, ...], value: Any) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    if isinstance(value, str):
+        yield place, value
+    for number, each in enumerate(value if isinstance(value, list) else ()):
+        yield from _texts((*place, number), each)
 
 
 @cache
@@ -85,9 +91,10 @@ def _line(kind: Any, values: Any, key: str, place: tuple[str | int, ...], faults
     whole = schema_of(kind)
     where = ".".join(map(str, [key] * bool(key) + list(place))) or "top level"
     first = faults[0]
-    if first["type"] == "extra_forbidden":
-        told = PUBLISHED.get(str(place[-1]))
-        known = ", of another trainer: " + told if told else f"; {did_you_mean(str(place[-1]), keys_of(whole, place[:-1]))}"
+    if first["type"] in NOT_KNOWN:
+        name, near = str(place[-1]), did_you_mean(str(place[-1]), keys_of(whole, place[:-1]))
+        elsewhere = name in PUBLISHED and near.startswith("Known")
+        known = f", of another trainer: {PUBLISHED[name]}" if elsewhere else f"; {near}"
         return f"{where}: {UNKNOWN}{known}"
     node = node_at(whole, place)
     meaning = f"; it is {node['description']}" if "description" in node else ""
@@ -105,7 +112,7 @@ def shown(value: Any) -> str:
     """A value as messages show it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, dict):
+    if isinstance(value, dict) and value:
         return "a mapping"
     text = repr(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
@@ -120,12 +127,14 @@ def node_at(whole: Node, place: tuple[str | int, ...]) -> Node:
     """What a schema says of a place; nothing where it has none."""
     node = whole
     for part in place:
-        below = (
-            form.get("properties", {}).get(part) or form.get("additionalProperties") or form.get("items")
-            for form in _forms(whole, node)
-        )
-        node = next((each for each in below if isinstance(each, dict)), {})
+        node = next((each for form in _forms(whole, node) for each in _below(form, part)), {})
     return node
+
+
+def _below(form: Node, part: str | int) -> Iterator[Node]:
+    """What one form of a value says of a part of it: of that key, of any key, or of each item."""
+    named = [form.get("properties", {}).get(part), *form.get("patternProperties", {}).values()]
+    yield from (each for each in (*named, form.get("additionalProperties"), form.get("items")) if isinstance(each, dict))
 
 
 def _forms(whole: Node, node: Node) -> list[Node]:

@@ -7,13 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
 from longspec.config import yaml_files
-from longspec.config.explain import PUBLISHED, UNKNOWN, did_you_mean
+from longspec.config.explain import did_you_mean, faults_in
+from longspec.config.faults import check
 from longspec.config.names import BASELINES, IMPORTED, WITH_LOOKUP, check_name
+from longspec.config.typed import Keys, Text, words
 
 FOLDER = "run"
 SUFFIX = ".yaml"
@@ -23,40 +25,48 @@ TAKEN = (*BASELINES, IMPORTED, WITH_LOOKUP)  # drafters that no stage trains
 Section = dict[str, Any]
 
 
-class _Keys(BaseModel):
-    """Keys that are known; any other is refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class StageFile(_Keys):
+class StageFile(Keys):
     """Hold what a run sets for one stage: the numbers it begins with, its data, its recipe and runtime."""
 
-    like: str | None = Field(None, description="the file of config/stage/ that it begins with; null: of its own name, or train")
-    data: str | None = Field(None, description="the data set that it trains on; in place of recipe.data.name")
-    train_on: Literal["answers", "all"] | None = Field(
-        None, description="answers alone, or all tokens; null: as the stage's file"
+    like: Text | None = Field(
+        None, description="the file of config/stage/ that it begins with; null: of its own name, or train"
+    )
+    data: Text | None = Field(None, description="the data set that it trains on; in place of recipe.data.name")
+    train_on: Annotated[str, words("answers", "all")] | None = Field(
+        None, description="what is trained: answers alone, or all tokens; null: as the stage's file says"
     )
     recipe: Section = Field({}, description="what decides its weights")
     runtime: Section = Field({}, description="how it is trained")
 
 
-class RunFile(_Keys):
+class RunFile(Keys):
     """A run's file, with what it has of the run that it derives from."""
 
-    base: str | None = Field(None, description="the run that it derives from: a name, or a path")
-    target: str | None = Field(None, description="hf:<owner>/<repository>, a folder, a .gguf file, or a file of config/model/")
-    data: dict[str, Any] = Field({}, description="data sets by name: files, hf:<name>, or an entry as in config/workflow.yaml")
-    method: str | None = Field(None, description="a file of config/method/")
-    deepspeed: str | None = Field(None, description="a file of config/deepspeed/, in place of the stages' own")
-    variants: list[str] = Field([], description="in which it is trained; none: as config/workflow.yaml says")
-    stages: dict[str, StageFile] = Field({}, description="in order, by name; a list where they have no numbers of their own")
-    final: Literal["best", "last"] = Field("best", description="the published stage: chosen by acceptance, or the last")
-    recipe: Section = Field({}, description="of all stages")
-    runtime: Section = Field({}, description="of all stages")
-    build: Section = Field({}, description="of a target that is built here")
-    evaluation: Section = Field({}, description="keys in place of those of config/workflow.yaml")
-    gates: Section = Field({}, description="likewise")
+    base: Text | None = Field(None, description="the run that it derives from: a name, or a path")
+    target: Text | None = Field(None, description="hf:<owner>/<repository>, a folder, a .gguf file, or a file of config/model/")
+    data: dict[str, Any] = Field(
+        {}, description="its data sets by name: files, hf:<name>, or an entry as in config/workflow.yaml"
+    )
+    method: Text | None = Field(None, description="a file of config/method/")
+    deepspeed: Text | None = Field(None, description="a file of config/deepspeed/, in place of the stages' own")
+    variants: list[Text] = Field(
+        [], description="the variants in which it is trained; none: the method's, or those of config/workflow.yaml"
+    )
+    stages: dict[str, StageFile] = Field(
+        {},
+        title="a mapping from names to what they set, or a list of names",
+        description="its stages by name, in order; a list where they have no numbers of their own",
+    )
+    final: Annotated[str, words("best", "last")] = Field(
+        "best", description="the published stage: chosen by acceptance, or the last"
+    )
+    recipe: Section = Field({}, description="what decides the weights, of all stages")
+    runtime: Section = Field({}, description="how all stages are trained")
+    build: Section = Field({}, description="a target that is built here")
+    evaluation: Section = Field(
+        {}, description="how its drafts are measured; each key stands in place of that of config/workflow.yaml"
+    )
+    gates: Section = Field({}, description="how good its draft must be, likewise")
 
     @field_validator("stages", mode="before")
     @classmethod
@@ -204,25 +214,6 @@ def _checked(path: Path, content: Any) -> RunFile:
     """The typed content. Raises ValueError with a line for each fault."""
     if not isinstance(content, dict):
         raise ValueError(f"{shown(path)}: must be a mapping with keys such as target and stages at its top level")
-    try:
-        return RunFile.model_validate(content)
-    except ValidationError as error:
-        raise ValueError("\n".join(f"{shown(path)}: {_told(fault)}" for fault in error.errors())) from None
-
-
-def _told(fault: Any) -> str:
-    """The key, and what is wrong with it."""
-    *place, key = fault["loc"]
-    where = ".".join(map(str, fault["loc"]))
-    if fault["type"] == "extra_forbidden":
-        known = StageFile if place and place[0] == "stages" else RunFile
-        told = PUBLISHED.get(str(key)) if known is RunFile else None
-        what = f", of another trainer: {told}" if told else f"; {did_you_mean(str(key), known.model_fields)}"
-        return f"{where}: {UNKNOWN}{what}"
-    if fault["type"] == "value_error":
-        return f"{where}: {fault['ctx']['error']}"
-    if fault["type"] in ("dict_type", "model_type"):
-        return f"{where}: must be a mapping, such as {{name: value}}; is {fault['input']!r}"
-    if fault["type"] == "list_type":
-        return f"{where}: must be a list, such as [a, b]; is {fault['input']!r}"
-    return f"{where}: {fault['msg'][0].lower()}{fault['msg'][1:]}; is {fault['input']!r}"
+    with faults_in(shown(path)):
+        check(RunFile, content)
+    return RunFile.model_validate(content)

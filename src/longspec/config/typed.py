@@ -7,6 +7,7 @@ Not a number (.nan) and infinity (.inf) lie in no range. Numbers are never read 
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from omegaconf import MISSING
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
@@ -21,7 +22,7 @@ YEAR_MINUTES = 365 * 24 * 60
 class Keys(BaseModel):
     """Keys that are known; any other is refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class OwnTitles(GenerateJsonSchema):
@@ -30,6 +31,11 @@ class OwnTitles(GenerateJsonSchema):
     def field_title_should_be_set(self, schema: Any) -> bool:
         """Never: the key says it."""
         return False
+
+    def default_schema(self, schema: Any) -> Any:
+        """Without the marks of a key that may be left out, and of one that must be given."""
+        found = super().default_schema(schema)
+        return {key: value for key, value in found.items() if key != "default" or value not in (None, MISSING)}
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,11 @@ class As:
 def means(help_text: str) -> Any:
     """One sentence on a key; it completes "it is ..."."""
     return Field(description=help_text)
+
+
+def left_out(description: str, **more: Any) -> Any:
+    """A key that may be left out, with no default that is the same everywhere."""
+    return Field(None, description=description, **more)
 
 
 def words(*known: str) -> Words:

@@ -17,7 +17,8 @@ from longspec.data.read.records import Chat, to_messages_or_text
 from longspec.data.tokenize import encode
 from longspec.distributed import log
 from longspec.evaluate.prompt_files import files_of, read_records
-from longspec.evaluate.tasks import AUTO, Benchmark, HeldOut, Prompt, check_room
+from longspec.evaluate.section import AUTO
+from longspec.evaluate.tasks import Benchmark, HeldOut, Prompt, check_room
 
 # Tokens a record must still hold after a prompt, so that there is something to go on with.
 ROOM_AFTER = 16

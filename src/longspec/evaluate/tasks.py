@@ -12,19 +12,17 @@ from typing import Any
 
 from longspec.atomic_files import sha256_text
 from longspec.config.explain import faults_in
+from longspec.config.faults import check
 from longspec.config.names import WITH_LOOKUP
 from longspec.data.align.fields import compose
 from longspec.data.hub.names import parse as parse_hub
 from longspec.data.raw import is_hub
 from longspec.data.read.record_checks import RecordError
 from longspec.data.read.source_files import ARCHIVE
-from longspec.decode.levels import MOST_COPIED
+from longspec.evaluate.section import MOST_NODES, OURS, VLLM, Evaluation
 
 Shape = int | tuple[int, ...]
-OURS, VLLM = "longspec", "vllm"  # engines
 SERVE_PYTHON = ".venv-serve/bin/python"
-PRECISIONS = ("auto", "bf16", "fp32")  # as of recipe.precision
-MOST_NODES = 1024  # of a tree: a forward of so many tokens takes longer than the rounds it could save
 # Positions that stay free behind prompt and answer: the last round may draft beyond the answer, and a prompt that was cut is
 # tokenized anew, which may make a few tokens more of it.
 ROOM = 64
@@ -110,7 +108,6 @@ class Benchmark:
 
 
 Task = HeldOut | Benchmark
-AUTO = "auto"
 HELD_OUT: dict[str, Any] = {"data": None, "context": None, "whole_questions": False}
 BENCHMARK: dict[str, Any] = {"source": None, "template": "{prompt}", "chat": True, "reference": "reference", "longest": 0}
 OF_HUB: dict[str, Any] = {"revision": "main", "member": ""}
@@ -161,6 +158,7 @@ def parse(section: dict[str, Any]) -> Settings:
     for key in ("prompts", "repeats", "seed", "new_tokens", "temperatures", "shapes", "tasks"):
         if section.get(key) in (None, [], {}):
             raise ValueError(f"evaluation.{key}: missing or empty; give it as config/workflow.yaml does")
+    check(Evaluation, section, "evaluation")
     shapes: list[Shape] = [shape if isinstance(shape, int) else tuple(shape) for shape in section["shapes"]]
     settings = [Setting(float(temperature), shape) for temperature in section["temperatures"] for shape in shapes]
     for setting in settings:
@@ -172,24 +170,17 @@ def parse(section: dict[str, Any]) -> Settings:
     check_engine(engine, settings)
     tasks = {name: task_of(name, task, section["new_tokens"]) for name, task in section["tasks"].items()}
     python = section.get("serve_python", SERVE_PYTHON)
-    precision = section.get("precision")
-    if precision not in (None, *PRECISIONS):
-        raise ValueError(f"evaluation.precision: {precision!r} is unknown; choose {', '.join(PRECISIONS)}, or leave it out")
     copied = section.get("with_lookup")
-    if copied is not None and (type(copied) is not int or not 1 <= copied <= MOST_COPIED):
-        raise ValueError(f"evaluation.with_lookup: {copied!r}: give a number of tokens, 1 to {MOST_COPIED}, such as 8, or null")
     if copied is not None and engine == VLLM:
         raise ValueError(
             f"evaluation.with_lookup: {copied}: vLLM drafts by one means alone; give null, or evaluation.engine: {OURS}"
         )
     prompts, repeats, seed, new_tokens = (section[key] for key in ("prompts", "repeats", "seed", "new_tokens"))
-    return Settings(prompts, repeats, seed, settings, new_tokens, tasks, engine, python, precision, copied)
+    return Settings(prompts, repeats, seed, settings, new_tokens, tasks, engine, python, section.get("precision"), copied)
 
 
 def check_engine(engine: str, settings: list[Setting]) -> None:
-    """Raise ValueError, with the key, for an engine that is none, and for shapes that vLLM does not draft."""
-    if engine not in (OURS, VLLM):
-        raise ValueError(f"evaluation.engine: {engine!r} is unknown; choose {OURS} or {VLLM}")
+    """Raise ValueError, with the key, for shapes that vLLM does not draft."""
     trees = [setting for setting in settings if not isinstance(setting.shape, int)]
     if engine == VLLM and trees:
         raise ValueError(

@@ -25,9 +25,7 @@ class Bench(Plan):
 
 def bench_of(plan: Plan) -> Bench:
     """A checked plan's bench. Raises ValueError with the key that is wrong."""
-    apart = {
-        run: evaluations.apart(each, plan.settings) for run, each in plan.evaluation_of.items() if each.section.get("bench")
-    }
+    apart = {run: evaluations.apart(each) for run, each in plan.evaluation_of.items() if each.section.get("bench")}
     bench = Bench(plan.settings, plan.files, plan.variants, plan.configs, apart)
     of_these = {key: config for key, config in plan.configs.items() if key[0] in apart}
     runs.check_targets(of_these, apart)

@@ -24,7 +24,7 @@ from longspec.workflow.choices import Choices
 from longspec.workflow.measuring import check_finals
 from longspec.workflow.plan import Plan
 from longspec.workflow.settings import beginnings, datasets, evaluations, runs
-from longspec.workflow.settings.workflow_file import check_values
+from longspec.workflow.settings.workflow_file import Gates, check_values
 
 
 def checked_plan(settings: dict[str, Any], config_dir: Path = CONFIG_DIR, arguments: Sequence[str] = ()) -> Plan:
@@ -40,7 +40,7 @@ def checked_plan(settings: dict[str, Any], config_dir: Path = CONFIG_DIR, argume
     runs.check_models(configs)
     for run in settings["runs"]:
         with explain.faults_in(files[run].file):
-            check_values(settings | {"gates": settings["gates"] | files[run].says.gates})
+            check_values(settings["gates"] | files[run].says.gates, Gates, "gates")
     measured = {run: evaluations.of_run(files[run], settings, configs) for run in settings["runs"]}
     plan = Plan(settings, files, variants, configs, measured)
     plan = replace(plan, asked=runs.asked_targets(arguments, plan.models, config_dir))
@@ -141,7 +141,7 @@ def data_of_runs(settings: dict[str, Any], config_dir: Path) -> dict[str, Any]:
 
 
 def _checked_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings with their presets laid out, held against their schema."""
+    """The settings with their presets laid out, held against their types."""
     laid_out = {key: value for key, value in settings.items() if key != "run"}
     laid_out |= {"runs": [settings["run"]]} if "run" in settings else {}
     with explain.faults_in(datasets.FILE):

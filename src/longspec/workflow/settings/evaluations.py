@@ -9,6 +9,7 @@ from longspec.config.explain import faults_in
 from longspec.config.run_file import Run
 from longspec.data import presets
 from longspec.evaluate import tasks
+from longspec.evaluate.section import AUTO, Evaluation
 from longspec.workflow.settings import datasets
 from longspec.workflow.settings.workflow_file import check_values
 
@@ -40,7 +41,7 @@ def of_run(run: Run, settings: dict[str, Any], configs: Mapping[Any, Any]) -> Ru
         own["tasks"] = tasks_of(run, configs)
     section = settings["evaluation"] | own
     if own:
-        _lay_out(section, settings, run.file)
+        _lay_out(section, run.file)
     return _parsed(run, section, frozenset(own))
 
 
@@ -50,24 +51,24 @@ def tasks_of(run: Run, configs: Mapping[Any, Any]) -> dict[str, Any]:
         config.recipe.data.name: config.recipe.data.sequence_length for key, config in configs.items() if key[0] == run.name
     }
     return {
-        name: {"data": name, "context": [SHORTEST, max(SHORTEST, length * 3 // 4)], "whole_questions": tasks.AUTO}
+        name: {"data": name, "context": [SHORTEST, max(SHORTEST, length * 3 // 4)], "whole_questions": AUTO}
         for name, length in rows.items()
     }
 
 
-def apart(evaluation: RunEvaluation, settings: dict[str, Any]) -> RunEvaluation:
+def apart(evaluation: RunEvaluation) -> RunEvaluation:
     """What a run measures apart: its evaluation, with each key of `bench` in place of its own. Raises ValueError as of_run."""
     bench = evaluation.section["bench"]
     section = {key: value for key, value in evaluation.section.items() if key != "bench"} | bench
-    _lay_out(section, settings, f"{evaluation.file_of('bench')}: bench")
+    _lay_out(section, f"{evaluation.file_of('bench')}: bench")
     return _parsed(evaluation.run, section, evaluation.own | frozenset(bench))
 
 
-def _lay_out(section: dict[str, Any], settings: dict[str, Any], place: str) -> None:
-    """Put presets of tasks in their place, and hold the section against the schema."""
+def _lay_out(section: dict[str, Any], place: str) -> None:
+    """Put presets of tasks in their place, and hold the section against its types."""
     with faults_in(place):
         section["tasks"] = presets.expand_all(section["tasks"], presets.TASK)
-        check_values(settings | {"evaluation": section})
+        check_values(section, Evaluation, "evaluation")
 
 
 def _parsed(run: Run, section: dict[str, Any], own: frozenset[str]) -> RunEvaluation:
@@ -75,7 +76,7 @@ def _parsed(run: Run, section: dict[str, Any], own: frozenset[str]) -> RunEvalua
         parsed = tasks.parse(section).tasks
     except ValueError as error:
         files = dict.fromkeys(_file_of(run, own, key) for key in section if f"evaluation.{key}" in str(error))
-        raise ValueError(f"{', '.join(files)}: {error}") from None
+        raise ValueError(f"{', '.join(files) or datasets.FILE}: {error}") from None
     found = RunEvaluation(run, section, own, parsed)
     for name, task in parsed.items():
         if isinstance(task, tasks.Benchmark):

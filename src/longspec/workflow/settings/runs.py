@@ -68,16 +68,16 @@ def run_of(run: str, config_dir: Path, named: str) -> Run:
 
 def composed(run: Run, variant: str, stage: str, config_dir: Path) -> DictConfig:
     """One composed configuration. Raises ValueError with the choices that lead to the one at fault."""
-    try:
-        return compose_stage(run.given, variant, stage, config_dir)
-    except ValueError as error:
-        told = f"run '{run.name}', variant '{variant}', stage '{stage}': {error}"
-        if UNKNOWN in str(error) and f"(in variant/{variant}.yaml)" in str(error):
-            told += (
-                f" config/variant/{variant}.yaml does not fit the run's method; name variants of that method: "
+    with faults_in(f"run '{run.name}', variant '{variant}', stage '{stage}'"):
+        try:
+            return compose_stage(run.given, variant, stage, config_dir)
+        except ValueError as error:
+            if UNKNOWN not in str(error) or f"(in variant/{variant}.yaml)" not in str(error):
+                raise
+            raise ValueError(
+                f"{error} config/variant/{variant}.yaml does not fit the run's method; name variants of that method: "
                 f"{run.file}: variants: [...], which is for this run alone"
-            )
-        raise ValueError(told) from None
+            ) from None
 
 
 def check_models(configs: Mapping[Stage, Any]) -> None:

@@ -1,29 +1,103 @@
-"""config/workflow.yaml: its text before Snakemake reads it, and its values against the schema."""
+"""config/workflow.yaml: its text before Snakemake reads it, and its keys, typed."""
 
 import copy
 import math
-import re
 from collections.abc import Iterator, Mapping
-from functools import reduce
-from operator import getitem
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import jsonschema
 import yaml
+from pydantic import AfterValidator, Field
 
-from longspec.config import CONFIG_DIR, yaml_files
-from longspec.config.explain import did_you_mean
-from longspec.config.names import is_name
+from longspec.answers.settings import Regenerate
+from longspec.config import yaml_files
+from longspec.config.faults import check, wrong_texts
+from longspec.config.names import IS_NAME, is_name
 from longspec.config.run_file import SUFFIX
+from longspec.config.typed import Filled, Flag, Keys, Name, Number, Seed, Share, Text, Whole, left_out, words
+from longspec.evaluate.section import Evaluation
 
-SCHEMA = CONFIG_DIR / "workflow.schema.yaml"
 TEMPLATED = "__use_yte__"  # has Snakemake run the file's values as Python
-MODULE = re.compile(r"[A-Za-z0-9][\w.+/-]*", re.ASCII)  # it reaches a shell
-FORMATS = jsonschema.FormatChecker(formats=())
-FORMATS.checks("name")(lambda value: not isinstance(value, str) or is_name(value))
-FORMATS.checks("run")(lambda value: not isinstance(value, str) or value.endswith(SUFFIX) or is_name(value))
-FORMATS.checks("module")(lambda value: not isinstance(value, str) or MODULE.fullmatch(value) is not None)
+SOURCE = "stdlib, puzzles, questions, a file, a glob, a list of files, or hf:<owner>/<repository>[:config][:split]"
+MODULE = r"^[A-Za-z0-9][A-Za-z0-9_.+/-]*$"  # it reaches a shell
+Step = Annotated[dict[Text, Any], Field(min_length=1, max_length=1, title="a mapping of one aligner to its settings")]
+Characters = Annotated[Whole, Field(ge=1, le=10**9)]
+
+
+def _once(given: list[str]) -> list[str]:
+    for name in given:
+        if given.count(name) > 1:
+            raise ValueError(f"{name} stands twice; name each once")
+    return given
+
+
+def _run(text: str) -> str:
+    if not (text.endswith(SUFFIX) or is_name(text)):
+        raise ValueError(f"{text!r} is no name; a name has {IS_NAME}; or give a path that ends in {SUFFIX}")
+    return text
+
+
+RunName = Annotated[Text, AfterValidator(_run), Field(title=f"a name, or a path that ends in {SUFFIX}")]
+
+
+class Dataset(Keys):
+    """One data set. Which keys its source knows, and their defaults: longspec.data.raw."""
+
+    source: Filled | Annotated[list[Filled], Field(min_length=1)] = Field(
+        title=SOURCE, description="where its records come from"
+    )
+    preset: Text = left_out("a name in config/data.yaml")
+    revision: Filled = left_out("a branch, tag or commit of a dataset on the hub, in quotes if it reads like a number")
+    shards: Annotated[Whole, Field(ge=1, le=1000)] = Field(description="the number of files it is tokenized into")
+    held_out: Annotated[Number, Field(gt=0, lt=1)] = left_out("the share of records kept for evaluation, for instance 0.02")
+    align: list[Step] = left_out(
+        "a list of steps, each one aligner with its settings, for instance [{rename: {question: problem}}]"
+    )
+    max_rejected: Share = left_out("the share of rejected records above which the job fails, for instance 0.01")
+    max_line_mb: Annotated[Number, Field(gt=0, le=10**6)] = left_out(
+        "the length in megabytes above which a line is rejected unread"
+    )
+    min_characters: Annotated[Whole, Field(ge=0, le=10**9)] = left_out("the length below which a document is left out")
+    max_characters: Characters = left_out("the length above which a question is left out")
+    as_: Annotated[str, words("code")] = left_out('the `source` field of the records: "code", or left out', alias="as")
+    records: Annotated[Whole, Field(ge=1, le=10**9)] = left_out("the number of records to generate")
+    seed: Seed = left_out("the seed of random draws")
+    regenerate: Regenerate | None = Field(
+        None, description="how the target itself answers the records' questions, or null: they keep their answers"
+    )
+
+
+class Gates(Keys):
+    """How good a draft must be. Where it is not `snakemake final_draft` fails, after the report."""
+
+    forgetting: Share | None = Field(
+        description="the share of the acceptance length that a stage may lose on the data of earlier stages; null: no gate"
+    )
+    context: Share | None = Field(
+        description="the share of the acceptance length that the final draft may lose from a task's shortest contexts to its "
+        "longest; null: no gate"
+    )
+
+
+class WorkflowFile(Keys):
+    """config/workflow.yaml: what to build from which data, and how it is measured."""
+
+    runs: Annotated[list[RunName], Field(min_length=1), AfterValidator(_once)] = Field(
+        description="a list of files of config/run/, for instance [demo], or of paths that end in .yaml"
+    )
+    variants: Annotated[list[Name], Field(min_length=1), AfterValidator(_once)] = Field(
+        description="a list of files of config/variant/, for runs that name none, for instance [sinkpi-slicing]"
+    )
+    keep_states: Flag = Field(False, description="whether stored states stay on the disk when no stage needs them")
+    states_folder: Filled | None = Field(
+        None, description="a folder on a large disk for stored states, or null for data/states"
+    )
+    envmodules: list[Annotated[Text, Field(pattern=MODULE, title="a module's name, for instance cuda/12.4")]] = Field(
+        [], description="a list of environment modules of jobs on GPUs, for instance [cuda/12.4]"
+    )
+    data: dict[Name, Dataset] = Field(description="a mapping from dataset names to {source, shards, ...}")
+    evaluation: Evaluation = Field(description="how drafts are measured, where a run's own file says nothing else")
+    gates: Gates = Field(description="how good a draft must be, where a run's own file says nothing else")
 
 
 def check_text(path: Path) -> None:
@@ -36,17 +110,19 @@ def check_text(path: Path) -> None:
 
 
 def typed_call(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of --config with numbers, true, false and null where the schema wants such and finds a text that reads so.
+    """The values of --config with numbers, true, false and null where such belong and a text stands that reads so.
 
     In braces and brackets Snakemake reads every value as text; in files text stays text.
     """
     typed = copy.deepcopy(dict(values))
-    for error in list(jsonschema.Draft202012Validator(yaml_files.read(SCHEMA)).iter_errors(typed)):
-        if error.validator == "type" and isinstance(error.instance, str):
-            value = _scalar(error.instance)
-            if value is None or isinstance(value, int | float):
-                *above, last = error.absolute_path
-                reduce(getitem, above, typed)[last] = value
+    for place, text in list(wrong_texts(WorkflowFile, typed)):
+        value = _scalar(text)
+        if value is None or isinstance(value, int | float):
+            *above, last = place
+            section: Any = typed
+            for part in above:
+                section = section[part]
+            section[last] = value
     return typed
 
 
@@ -58,19 +134,14 @@ def _scalar(text: str) -> Any:
         return text
 
 
-def check_values(settings: dict[str, Any]) -> None:
-    """Hold the settings (with --config and --configfile on top) against their schema.
+def check_values(settings: Any, kind: Any = WorkflowFile, key: str = "") -> None:
+    """Hold the settings (with --config and --configfile on top), or one section of them, against their types.
 
-    Raises ValueError with a line for each key that is unknown, missing or wrong. What stands under an unknown one is not shown:
-    it may be a secret, such as a token of the hub's.
+    Raises ValueError with a line for each key that is unknown, missing or wrong.
     """
-    if lines := list(_no_json(settings, "")):
+    if lines := list(_no_json(settings, key)):
         raise ValueError("\n".join(lines))
-    validator = jsonschema.Draft202012Validator(yaml_files.read(SCHEMA), format_checker=FORMATS)
-    by_place = sorted(validator.iter_errors(settings), key=lambda error: list(map(str, error.absolute_path)))
-    # A misspelt key comes before the missing one that it leaves.
-    if errors := sorted(by_place, key=lambda error: error.validator == "required"):
-        raise ValueError("\n".join(map(_message, errors)))
+    check(kind, settings, key)
 
 
 def _no_json(value: Any, key: str) -> Iterator[str]:
@@ -94,16 +165,3 @@ def _no_json(value: Any, key: str) -> Iterator[str]:
 
 def _join(key: str, name: object) -> str:
     return f"{key}.{name}" if key else str(name)
-
-
-def _message(error: jsonschema.ValidationError) -> str:
-    """One line of text for one violation of the schema."""
-    where = ".".join(str(part) for part in error.absolute_path)
-    assert isinstance(error.schema, dict)
-    if error.validator == "additionalProperties":
-        known = list(error.schema["properties"])
-        assert isinstance(error.instance, dict)
-        unknown = [str(key) for key in error.instance if key not in known]
-        return " ".join(f"{_join(where, key)}: unknown key; {did_you_mean(key, known)}" for key in unknown)
-    what = error.schema.get("description")
-    return f"{where or 'top level'}: {error.message}" + (f"; it is {what}" if what else "")

@@ -1,0 +1,95 @@
+"""The section `evaluation` of config/workflow.yaml: its keys, typed. Which of them go together: tasks.py. No torch here."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from longspec.config.typed import (
+    Filled,
+    Flag,
+    Keys,
+    Name,
+    Seed,
+    Temperature,
+    Text,
+    Tokens,
+    Whole,
+    Words,
+    left_out,
+    means,
+    words,
+)
+from longspec.decode.levels import MOST_COPIED
+
+AUTO = "auto"
+OURS, VLLM = "longspec", "vllm"  # engines
+MOST_NODES = 1024  # of a tree: a forward of so many tokens takes longer than the rounds it could save
+Nodes = Annotated[Whole, Field(ge=1, le=MOST_NODES)]
+Shape = Annotated[
+    Nodes | Annotated[list[Nodes], Field(min_length=1, max_length=64)],
+    means("a number of tokens (a chain), or a list of levels (a tree)"),
+]
+SOURCE = "a file of prompts, a glob, a list of files, or hf:<owner>/<repository>[:config][:split] or .../<file>"
+
+
+class TaskEntry(Keys):
+    """One task: held-out records of a data set (`data`, `context`), or prompts of a file (`source`, `template`, ...)."""
+
+    data: Name = left_out("the data set whose held-out records are the prompts")
+    context: Annotated[list[Tokens], Field(min_length=2, max_length=2)] = left_out(
+        "the shortest and the longest prompt in tokens, for instance [64, 448]"
+    )
+    whole_questions: Annotated[bool | str, Words((True, False, AUTO))] = left_out(
+        "whether prompts end where the target is asked to answer; auto: where the records are conversations"
+    )
+    preset: Text = left_out("a name in config/evaluation.yaml")
+    revision: Filled = left_out("a branch, tag or commit of prompts on the hub, in quotes if it reads like a number")
+    member: Filled = left_out("the file to read in an archive of the hub, for instance data/lcc.jsonl")
+    source: Filled | Annotated[list[Filled], Field(min_length=1)] = left_out("where the prompts come from", title=SOURCE)
+    template: Filled = left_out("the prompt's text with the record's fields in braces")
+    chat: Flag = left_out("whether the target's chat template is laid around the prompt")
+    reference: Text = left_out('the field of an answer to read beside the target\'s, "" for none')
+    longest: Annotated[Whole, Field(ge=0, le=2**24)] = left_out(
+        "the number of tokens to which a prompt is cut in its middle, 0 for the target's own limit"
+    )
+    new_tokens: Tokens = left_out("the number of tokens decoded after each prompt")
+
+
+class Bench(Keys):
+    """How drafts are measured; what a run measures apart (`bench`) has these keys in place of the evaluation's."""
+
+    prompts: Annotated[Whole, Field(ge=1, le=10**6)] = left_out("the number of prompts of each task")
+    new_tokens: Tokens = left_out("the number of tokens decoded after each prompt")
+    temperatures: Annotated[list[Temperature], Field(min_length=1)] = left_out(
+        "a list of temperatures, for instance [0]; 0 is greedy"
+    )
+    shapes: Annotated[list[Shape], Field(min_length=1)] = left_out(
+        "a list of shapes of drafts, for instance [4, [4, 16, 16, 16, 16]]: a chain's tokens, a tree's levels"
+    )
+    repeats: Annotated[Whole, Field(ge=1, le=1000)] = left_out("how often each prompt is decoded with and without draft")
+    seed: Seed = left_out("the seed of random draws")
+    engine: Annotated[str, words(OURS, VLLM)] = Field(OURS, description="what decodes; vllm: for drafts that it loads")
+    precision: Annotated[str, words("auto", "bf16", "fp32")] = left_out(
+        "the precision of target and draft while they are measured; left out: the recipe's"
+    )
+    with_lookup: Annotated[Whole, Field(ge=1, le=MOST_COPIED)] | None = Field(
+        None, description="most tokens of prompt lookup beside the published draft's, such as 8; null: it is measured alone"
+    )
+    serve_python: Filled = Field(
+        ".venv-serve/bin/python",
+        description="the Python interpreter of vLLM's environment, for instance .venv-serve/bin/python",
+    )
+    draft_vocabulary: Tokens | None = Field(
+        None,
+        description="a number of tokens that a draft which shares the target's head looks at while it decodes; null: all; a "
+        "draft with a vocabulary of its own keeps it",
+    )
+    tasks: Annotated[dict[Name, TaskEntry], Field(min_length=1)] = Field(
+        description="a mapping from task names to {data, context} or {preset, source}"
+    )
+
+
+class Evaluation(Bench):
+    """The whole section."""
+
+    bench: Bench = left_out("what a run measures apart, by `snakemake bench`")

@@ -1,0 +1,71 @@
+"""What is generated of the keys' types is of today, and the schemas say of files what the plan says of them."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from longspec.config import yaml_files
+from longspec.workflow import reference
+
+
+def faults(root: Path, schema: str, content: Any) -> list[str]:
+    """What an editor underlines."""
+    validator = jsonschema.Draft202012Validator(json.loads((root / schema).read_text()))
+    return [error.message for error in validator.iter_errors(content)]
+
+
+def test_the_generated_files_are_of_today(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert reference.main(["--check"]) == 0, capsys.readouterr().err
+
+
+def test_a_file_of_before_is_named(root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = reference.texts()
+    monkeypatch.setattr(reference, "texts", lambda: texts | {reference.PAGE: "of tomorrow"})
+    assert reference.main(["--check"]) == 1
+    assert capsys.readouterr().err.startswith(f"{reference.PAGE}: not of today's types; type: python -m longspec.workflow.ref")
+
+
+def test_the_schema_for_editors_takes_every_run(root: Path) -> None:
+    runs = [*(root / "config/run").glob("*.yaml"), *(root / "benchmarks/config/run").glob("*.yaml")]
+    assert len(runs) > 10
+    assert {run.name: found for run in runs if (found := faults(root, reference.RUN, yaml_files.read(run)))} == {}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"stags": ["base"]},
+        {"final": "lats"},
+        {"stages": {"base": {"recipes": {}}}},
+        {"target": 3},
+        {"recipe": {"optimizer": {"learning_rate": 1e-3}}},
+        {"recipe": {"optimizer": {"lr": 7}}},
+        {"recipe": {"method": {"vocabulary": 0}}},
+        {"stages": {"base": {"runtime": {"deepspeed": {"zero_stage": 4}}}}},
+        {"evaluation": {"tasks": {"a": {"dta": "x"}}}},
+        {"gates": {"forgetting": 2}},
+        {"data": {"a": {"source": "x", "sharts": 1}}},
+    ],
+)
+def test_the_schema_for_editors_refuses_what_the_plan_refuses(root: Path, wrong: dict[str, Any]) -> None:
+    assert faults(root, reference.RUN, wrong)
+
+
+def test_so_does_that_of_the_workflows_file(root: Path) -> None:
+    content = yaml_files.read(root / "config/workflow.yaml")
+    assert faults(root, reference.WORKFLOW, content) == []
+    for section, key, value in (("evaluation", "prompts", 0), ("gates", "context", "0.1"), ("data", "x", {"source": "a"})):
+        wrong = copy.deepcopy(content)
+        wrong[section][key] = value
+        assert faults(root, reference.WORKFLOW, wrong), key
+
+
+def test_the_page_names_every_key_with_what_it_may_be(root: Path) -> None:
+    page = (root / reference.PAGE).read_text()
+    assert "| `recipe.optimizer.lr` | a number above 0 to 1 |  | the learning rate after the warm-up |" in page
+    assert "| `runtime.deepspeed.zero_stage` | a whole number from 0 to 3 | `1` |" in page
+    assert "| `cut` | one of keep, drop | `drop` |" in page
