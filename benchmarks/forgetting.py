@@ -168,7 +168,9 @@ def final(way: dict[str, Any], seed: int) -> dict[str, torch.Tensor]:
 @cache
 def prompts() -> dict[str, list[Any]]:
     """The prompts of the demo's evaluation by task."""
-    section = yaml.safe_load(Path("config/workflow.yaml").read_text())["evaluation"]
+    files = (Path("config/workflow.yaml"), Path("config/run/demo.yaml"))
+    shared, own = (yaml.safe_load(path.read_text())["evaluation"] for path in files)
+    section = shared | own
     evaluation, tokenizer = tasks.parse(section), target()[2]
     found = {}
     for name, task in evaluation.tasks.items():

@@ -19,6 +19,7 @@ SMALL_TARGET = {
         (r"new_tokens: \d+", "new_tokens: 8"),
         (r"records: \d+", "records: 300"),
     ],
+    **{f"config/run/{run}.yaml": [(r"new_tokens: \d+", "new_tokens: 8")] for run in ("demo", "demo-eagle3")},
 }
 OPTIONS = ["--cores", "2", "--set-resources", "train:ranks=2"]
 

@@ -10,11 +10,11 @@ RUN, VARIANT, STAGES = "chaos", "ttt", ("base", "longcot")
 INPUT = "inputs/sums.jsonl"
 GOAL = ("final_draft", "--config", f"runs=[{RUN}]")
 P = f"results/{RUN}/{VARIANT}"
-TASK = "  tasks:\n    sums: {data: sums, context: [8, 40]}\n"
 FILES = {
     f"config/run/{RUN}.yaml": """target: demo
 method: eagle3
 variants: [ttt]
+evaluation: {tasks: {sums: {data: sums, context: [8, 40]}}}
 stages: {base: , longcot: {recipe: {states: {source: offline}}}}
 recipe:
   method: {layers: [0, 1, 2], vocabulary: 64}
@@ -60,6 +60,5 @@ def small_run(folder: Path, root: Path) -> Workflow:
     copy.edit("config/workflow.yaml", r"^data:\n", f"data:\n{sums}")
     copy.edit("config/workflow.yaml", r"prompts: 40", "prompts: 6")
     copy.edit("config/workflow.yaml", r"new_tokens: 24", "new_tokens: 8")
-    copy.edit("config/workflow.yaml", r"^  tasks:\n(    .*\n)+", TASK)
     jsonl.write(folder / INPUT, records(300))
     return copy

@@ -20,7 +20,7 @@ def asked(settings: Settings) -> Settings:
 
 
 def test_prompts_that_are_whole_questions_need_no_answers(asked: Settings) -> None:
-    asked.edit(str(FILE), r"^    cot: \{.*\}", WHOLE)
+    asked.edit("config/run/demo.yaml", r"^    cot: \{.*\}", WHOLE)
     plan = asked.plan(runs=["demo"])
     assert "data/raw/asked/manifest.json" in AnswersPlan(plan).evaluation_records("demo")
     assert json.loads(plan.evaluation_settings("demo"))["tasks"]["cot"]["whole_questions"] is True
@@ -28,8 +28,10 @@ def test_prompts_that_are_whole_questions_need_no_answers(asked: Settings) -> No
 
 
 def test_other_prompts_of_questions_alone_are_refused(asked: Settings) -> None:
-    asked.edit(str(FILE), r"^    cot: \{.*\}", WHOLE.replace("true", "false"))
-    with pytest.raises(ValueError, match=rf"^{FILE}: evaluation\.tasks\.cot: data\.asked has .* add whole_questions: true$"):
+    asked.edit("config/run/demo.yaml", r"^    cot: \{.*\}", WHOLE.replace("true", "false"))
+    with pytest.raises(
+        ValueError, match=r"^config/run/demo\.yaml: evaluation\.tasks\.cot: data\.asked has .* add whole_questions: true$"
+    ):
         asked.plan(runs=["demo"])
 
 
@@ -43,10 +45,10 @@ def test_answered_questions_are_trained_on(asked: Settings) -> None:
 
 def test_whole_questions_of_data_that_no_stage_trains_on_are_answered_by_nobody(asked: Settings) -> None:
     asked.edit(str(FILE), r"(asked: .*), shards: 1\}", r"\1, shards: 1, regenerate: {new_tokens: 8}}")
-    asked.edit(str(FILE), r"^    cot: \{.*\}", WHOLE)
+    asked.edit("config/run/demo.yaml", r"^    cot: \{.*\}", WHOLE)
     answers = AnswersPlan(asked.plan(runs=["demo"]))
     assert "data/raw/asked/manifest.json" in answers.evaluation_records("demo")
-    asked.edit(str(FILE), r"^(    cot: \{.*\})", rf"\1\n{WHOLE.replace('cot', 'parts').replace('true', 'false')}")
+    asked.edit("config/run/demo.yaml", r"^(    cot: \{.*\})", rf"\1\n{WHOLE.replace('cot', 'parts').replace('true', 'false')}")
     answers = AnswersPlan(asked.plan(runs=["demo"]))
     assert answers.records("demo", "asked") in answers.evaluation_records("demo")
 
@@ -54,7 +56,8 @@ def test_whole_questions_of_data_that_no_stage_trains_on_are_answered_by_nobody(
 def test_whole_questions_of_data_that_another_run_trains_on_are_raw_all_the_same(asked: Settings) -> None:
     """Else what a run is measured on would hang on the runs beside it."""
     asked.edit(str(FILE), r"(asked: .*), shards: 1\}", r"\1, shards: 1, regenerate: {new_tokens: 8}}")
-    asked.edit(str(FILE), r"^    cot: \{.*\}", WHOLE)
+    for run in ("demo", "demo-eagle3"):
+        asked.edit(f"config/run/{run}.yaml", r"^    cot: \{.*\}", WHOLE)
     asked.edit("config/run/demo.yaml:longcot", "name: puzzles", "name: asked")
     answers = AnswersPlan(asked.plan(runs=["demo", "demo-eagle3"]))
     own, raw = answers.records("demo", "asked"), "data/raw/asked/manifest.json"
@@ -66,7 +69,7 @@ def test_whole_questions_of_data_that_another_run_trains_on_are_raw_all_the_same
 def bench(asked: Settings, whole: str) -> None:
     """Measure the questions apart."""
     task = f"far: {{data: asked, context: [16, 512], whole_questions: {whole}}}"
-    asked.edit("config/run/demo.yaml", r"^stages:", f"evaluation:\n  bench: {{tasks: {{{task}}}}}\nstages:")
+    asked.edit("config/run/demo.yaml", r"^evaluation:", f"evaluation:\n  bench: {{tasks: {{{task}}}}}")
 
 
 @pytest.mark.parametrize("regenerated", [False, True])
@@ -91,7 +94,7 @@ def test_training_on_questions_alone_is_refused(asked: Settings) -> None:
 
 
 def test_questions_are_held_out_by_the_modules_that_the_librarys_text_is_held_out_by(asked: Settings) -> None:
-    asked.edit(str(FILE), r"^    cot: \{.*\}", WHOLE)
+    asked.edit("config/run/demo.yaml", r"^    cot: \{.*\}", WHOLE)
     asked.edit(str(FILE), r"records: 20, held_out: 0\.1", "records: 20, held_out: 0.2")
     with pytest.raises(ValueError, match=r"data\.\S+held_out: 0\.[12].* both are made from 'stdlib'"):
         asked.plan(runs=["demo"])

@@ -21,7 +21,7 @@ def regenerate(copied: Copied, entry: str = OWN) -> None:
     """Have the last stage and one task use answers by the target."""
     copied.edit(WORKFLOW, r"^data:\n", f"data:\n{entry}")
     copied.edit(LONGCOT, "name: puzzles", "name: own")
-    copied.edit(WORKFLOW, "cot: {data: puzzles", "cot: {data: own")
+    copied.edit("config/run/demo.yaml", "cot: {data: puzzles", "cot: {data: own")
 
 
 def planned(settings: Settings, **more: object) -> AnswersPlan:

@@ -13,7 +13,7 @@ BENCH = "bench: {prompts: 2, repeats: 3, tasks: {far: {data: stdlib-long, contex
 
 
 def add_bench(copy: Copied, bench: str = BENCH) -> None:
-    copy.edit(RUN, r"^stages:", f"evaluation:\n  {bench}\nstages:")
+    copy.edit(RUN, r"^evaluation:", f"evaluation:\n  {bench}")
 
 
 def test_its_keys_stand_in_place_of_the_others_and_the_rest_stays_what_it_was(settings: Settings) -> None:

@@ -155,7 +155,8 @@ def estimated(settings: Settings, plan: Plan, run: str, target: Path, capsys: py
 
 
 def test_the_demo_neither_fetches_nor_measures_them(settings: Settings) -> None:
-    told = yaml_files.read(settings.folder / FILE)["evaluation"]
+    own = yaml_files.read(settings.folder / "config/run/demo.yaml")["evaluation"]
+    told = yaml_files.read(settings.folder / FILE)["evaluation"] | own
     for chosen in (["demo"], ["demo", FIRST]):
         plan = settings.plan(runs=chosen)
         assert json.loads(plan.evaluation_settings("demo")) == {

@@ -57,6 +57,7 @@ def plan(settings: Settings) -> Plan:
     regenerate = "own: {source: puzzles, records: 400, seed: 0, shards: 2, regenerate: {new_tokens: 256, longest_prompt: 3000}}"
     settings.edit(str(FILE), r"^data:\n", f"data:\n  {regenerate}\n")
     settings.edit("config/run/demo.yaml:longcot", "name: puzzles", "name: own")
+    settings.edit("config/run/demo.yaml", r"^evaluation:\n(  .*\n)+", "")
     return settings.plan(evaluation=EVALUATION)
 
 

@@ -51,8 +51,8 @@ def test_what_a_run_says_of_its_final_stage_is_checked(settings: Settings) -> No
 
 
 def test_a_choice_needs_a_task_of_held_out_records(settings: Settings) -> None:
-    settings.edit(str(FILE), r"^    (short|cot): .*\n", "")
-    settings.edit(str(FILE), r"\blong: \{data.*\}", "math: {preset: math}")
+    settings.edit("config/run/demo.yaml", r"^    (short|cot): .*\n", "")
+    settings.edit("config/run/demo.yaml", r"\blong: \{data.*\}", "math: {preset: math}")
     with pytest.raises(
         ValueError, match=r"^config/run/demo\.yaml: final: best: .* set it to last, or add one to .*: \{data: stdlib,"
     ):
@@ -106,7 +106,7 @@ def test_the_published_draft_is_measured_with_prompt_lookup_where_that_is_asked_
 
 
 def test_a_benchmarks_file_is_read_by_the_evaluation_alone(settings: Settings) -> None:
-    settings.edit(str(FILE), r"\bcot: \{.*\}", "cot: {preset: gsm8k, source: 'in/*.jsonl'}")
+    settings.edit("config/run/demo.yaml", r"\bcot: \{.*\}", "cot: {preset: gsm8k, source: 'in/*.jsonl'}")
     (settings.folder / "in").mkdir()
     (settings.folder / "in/gsm8k.jsonl").touch()
     plan = settings.plan()

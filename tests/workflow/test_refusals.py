@@ -131,38 +131,38 @@ CASES = {
         "data.puzzles.min_characters: unknown for source puzzles; known: records, seed, held_out",
     ),
     "a context upside down": (
-        WORKFLOW,
+        "config/run/demo.yaml",
         r"(short: .*context: )\[.*?\]",
         r"\1[448, 64]",
         "evaluation.tasks.short.context: [448, 64] is reversed",
     ),
     "a task of two kinds": (
-        WORKFLOW,
+        "config/run/demo.yaml",
         r"\bcot: \{data: puzzles,",
         "cot: {data: puzzles, source: a.jsonl,",
         "evaluation.tasks.cot: give either data and context (held-out records of the run's own data) or source (a file of"
         " prompts), not both",
     ),
     "a key of the other kind of task": (
-        WORKFLOW,
+        "config/run/demo.yaml",
         r"\bcot: \{.*\}",
         "cot: {data: puzzles, context: [1, 2], chat: true}",
         "evaluation.tasks.cot.chat: unknown for a task of held-out records; known: data, context, whole_questions, new_tokens",
     ),
     "a benchmark's missing file": (
-        WORKFLOW,
+        "config/run/demo.yaml",
         r"\bcot: \{.*\}",
         "cot: {preset: gsm8k, source: inputs/gsm8k.jsonl}",
         "evaluation.tasks.cot.source: inputs/gsm8k.jsonl: no such file;",
     ),
     "an unknown benchmark": (
-        WORKFLOW,
+        "config/run/demo.yaml",
         r"\bcot: \{.*\}",
         "cot: {preset: gsm8, source: a.jsonl}",
         "evaluation.tasks.cot.preset: config/evaluation.yaml has no preset 'gsm8'; did you mean 'gsm8k'? Known: aime-2024, ",
     ),
     "a template without a field": (
-        WORKFLOW,
+        "config/run/demo.yaml",
         r"\bcot: \{.*\}",
         "cot: {source: a.jsonl, template: hello}",
         "evaluation.tasks.cot.template: names no unit;",
@@ -222,16 +222,16 @@ CASES = {
         "stage 'longcot': recipe.data.sequence_length: 40000 tokens are more than the target's 32768 positions",
     ),
     "prompts longer than the target's positions": (
-        WORKFLOW,
+        "config/run/demo.yaml",
         r"\bcot: \{.*\}",
         "cot: {data: puzzles, context: [64, 32700]}",
-        "config/workflow.yaml: evaluation.tasks.cot.context: prompts of 32700 tokens and what follows them do not fit",
+        "config/run/demo.yaml: evaluation.tasks.cot.context: prompts of 32700 tokens and what follows them do not fit",
     ),
     "a template of fields that the file has not": (
-        WORKFLOW,
+        "config/run/demo.yaml",
         r"\bcot: \{.*\}",
         "cot: {source: prompts.jsonl, template: 'Q: {qestion}'}",
-        "config/workflow.yaml: evaluation.tasks.cot.template: asks for {qestion}, which is missing or null in prompts.jsonl:"
+        "config/run/demo.yaml: evaluation.tasks.cot.template: asks for {qestion}, which is missing or null in prompts.jsonl:"
         " line 1; its fields: question, reference",
     ),
     "a path with a wildcard": (
@@ -260,7 +260,7 @@ CASES = {
         "config/workflow.yaml: __use_yte__: a configuration holds values and runs no code; remove the key",
     ),
     "unknown dataset of a task": (
-        WORKFLOW,
+        "config/run/demo.yaml",
         r"\bdata: puzzles\b",
         "data: puzzle",
         "evaluation.tasks.cot.data: there is no dataset 'puzzle' under `data` in config/workflow.yaml; add it there",
@@ -397,9 +397,9 @@ def test_prompts_that_are_trained_on_are_refused(files: Settings) -> None:
         r"^  stdlib: .*$",
         "  stdlib: {source: profiles/../b.jsonl, held_out: 0.1, shards: 1}\n  unused: {source: a.jsonl, shards: 1}",
     )
-    files.edit(WORKFLOW, r"\bcot: \{.*\}", "cot: {source: a.jsonl}")
+    files.edit("config/run/demo.yaml", r"\bcot: \{.*\}", "cot: {source: a.jsonl}")
     assert files.plan().task_files("demo") == [Path("a.jsonl")]
-    files.edit(WORKFLOW, r"\bcot: \{.*\}", "cot: {source: '?.jsonl'}")
+    files.edit("config/run/demo.yaml", r"\bcot: \{.*\}", "cot: {source: '?.jsonl'}")
     told = "evaluation.tasks.cot.source: b.jsonl is trained on, as data.stdlib; give other prompts, or its held-out records"
     with pytest.raises(ValueError, match=re.escape(told)):
         files.plan()

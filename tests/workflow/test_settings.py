@@ -52,9 +52,10 @@ CASES = [(key, value) for key, values in WRONG.items() for value in values]
 
 @pytest.fixture(scope="module")
 def settings() -> dict[str, Any]:
-    """The file as it stands in the repository, its presets laid out."""
+    """The file as it stands in the repository, its presets laid out, with the demo's tasks."""
     found = yaml_files.read(CONFIG_DIR / "workflow.yaml")
     found["data"] = {name: presets.expand(name, entry) for name, entry in found["data"].items()}
+    found["evaluation"] |= yaml_files.read(CONFIG_DIR / "run/demo.yaml")["evaluation"]
     check_values(found)
     return found
 

@@ -55,6 +55,10 @@ class TaskEntry(Keys):
     new_tokens: Tokens = left_out("the number of tokens decoded after each prompt")
 
 
+Tasks = Annotated[dict[Name, TaskEntry], Field(min_length=1)]
+TASKS = "a mapping from task names to {data, context} or {preset, source}"
+
+
 class Bench(Keys):
     """How drafts are measured; what a run measures apart (`bench`) has these keys in place of the evaluation's."""
 
@@ -84,12 +88,11 @@ class Bench(Keys):
         description="a number of tokens that a draft which shares the target's head looks at while it decodes; null: all; a "
         "draft with a vocabulary of its own keeps it",
     )
-    tasks: Annotated[dict[Name, TaskEntry], Field(min_length=1)] = Field(
-        description="a mapping from task names to {data, context} or {preset, source}"
-    )
+    tasks: Tasks = Field(description=TASKS)
 
 
 class Evaluation(Bench):
     """The whole section."""
 
+    tasks: Tasks = left_out(f"{TASKS}; left out: held-out records of the data that a run trains on")
     bench: Bench = left_out("what a run measures apart, by `snakemake bench`")

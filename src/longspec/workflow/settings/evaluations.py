@@ -33,11 +33,11 @@ class RunEvaluation:
 def of_run(run: Run, settings: dict[str, Any], configs: Mapping[Any, Any]) -> RunEvaluation:
     """The evaluation of a run: each key that its file has takes the place of that of config/workflow.yaml.
 
-    A run with data sets of its own and no tasks is measured on held-out records of these. settings: of config/workflow.yaml,
+    A run without tasks is measured on held-out records of the data that it trains on. settings: of config/workflow.yaml,
     presets laid out; configs: of all stages, by (run, variant, stage). Raises ValueError with the file and the key at fault.
     """
     own = copy.deepcopy(run.says.evaluation)
-    if run.says.data and "tasks" not in own:
+    if "tasks" not in own and (run.says.data or "tasks" not in settings["evaluation"]):
         own["tasks"] = tasks_of(run, configs)
     section = settings["evaluation"] | own
     if own:
@@ -67,7 +67,8 @@ def apart(evaluation: RunEvaluation) -> RunEvaluation:
 def _lay_out(section: dict[str, Any], place: str) -> None:
     """Put presets of tasks in their place, and hold the section against its types."""
     with faults_in(place):
-        section["tasks"] = presets.expand_all(section["tasks"], presets.TASK)
+        if "tasks" in section:
+            section["tasks"] = presets.expand_all(section["tasks"], presets.TASK)
         check_values(section, Evaluation, "evaluation")
 
 
