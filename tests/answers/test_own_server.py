@@ -48,11 +48,11 @@ def test_a_port_that_somebody_takes_first_is_left_for_another(
 ) -> None:
     start, ports = own_server._start, []
 
-    def raced(words: list[str], output: Path) -> Any:
+    def raced(words: list[str], output: Path, key: str) -> Any:
         ports.append(int(words[3]))
         if len(ports) == 1:
             taker.bind(("127.0.0.1", ports[0]))
-        return start(words, output)
+        return start(words, output, key)
 
     monkeypatch.setattr(own_server, "_start", raced)
     with socket.socket() as taker:

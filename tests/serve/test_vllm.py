@@ -169,7 +169,7 @@ def test_a_damaged_draft_is_seen(small: Measured, ours: list[Line], tmp_path: Pa
     target = served.served_target(path, torch.float32, torch.device("cpu"))
     tokenizer = verb.AutoTokenizer.from_pretrained(path)
     section = verb.tasks.parse(small.options().settings)
-    prompts = verb.all_prompts(small.options(), section, tokenizer, 32768)
+    prompts = verb.all_prompts(dict(small.options().raw), section, tokenizer, 32768)
     stop = sorted(verb.ends_of_text(target, tokenizer))
     requests = [Request(str(each.number), each.ids, each.new_tokens + 1, 0, 0, stop) for each in prompts]
     ask = served.asking(str(PYTHON), target, served.Drafted("eagle3", tmp_path / "draft"), repeats=1)

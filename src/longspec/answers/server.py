@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from longspec.distributed import die_with_parent, log
@@ -62,36 +62,44 @@ def _is_taken(port: int) -> bool:
 
 
 @contextmanager
-def started(command: str, target: Path, minutes: float, output: Path) -> Iterator[str]:
+def started(
+    command: str,
+    target: Path,
+    minutes: float,
+    output: Path,
+    *,
+    port: int | None = None,
+    keys: tuple[str, str] = ("regenerate.server", "regenerate.server_minutes"),
+) -> Iterator[str]:
     """The address of a server that answers, for the length of a block; what it prints stands in `output`.
 
-    One that ends since somebody took its port is started again on another. Raises ValueError for one that ends otherwise,
-    within the block too, or gives no sign of life for so many minutes.
+    port: None takes a free one, and another where somebody took it before the server did; keys: what sets command and minutes.
+    Raises ValueError for a server that ends otherwise, within the block too, or gives no sign of life for so many minutes.
     """
     for number in range(PORTS):
-        with claimed_port() as port:
-            words = [word.replace("{model}", str(target)).replace("{port}", str(port)) for word in shlex.split(command)]
+        with claimed_port() if port is None else nullcontext(port) as at:
+            words = [word.replace("{model}", str(target)).replace("{port}", str(at)) for word in shlex.split(command)]
             log(f"starting {shlex.join(words)}; it writes to {output}")
-            process = _start(words, output)
+            process = _start(words, output, keys[0])
             guard = _guard(process)
             try:
-                if _answers(process, f"http://127.0.0.1:{port}/v1", minutes, output):
-                    yield f"http://127.0.0.1:{port}/v1"
+                if _answers(process, f"http://127.0.0.1:{at}/v1", minutes, output, keys[1]):
+                    yield f"http://127.0.0.1:{at}/v1"
                     return
             except Exception:
                 if process.poll() is not None:
-                    raise ValueError(_ended(process, output)) from None
+                    raise ValueError(_ended(process, output, keys[0])) from None
                 raise
             finally:
                 _end(process)
                 guard.kill()
                 guard.wait()
-            if number == PORTS - 1 or not _is_taken(port):
-                raise ValueError(_ended(process, output))
-            log(f"port {port} was taken before the server listened there; starting it again on another")
+            if port is not None or number == PORTS - 1 or not _is_taken(at):
+                raise ValueError(_ended(process, output, keys[0]))
+            log(f"port {at} was taken before the server listened there; starting it again on another")
 
 
-def _start(words: list[str], output: Path) -> subprocess.Popen[bytes]:
+def _start(words: list[str], output: Path, key: str) -> subprocess.Popen[bytes]:
     """The server's process. Raises ValueError for a program that is not there."""
     with output.open("wb") as printed:
         try:
@@ -104,7 +112,7 @@ def _start(words: list[str], output: Path) -> subprocess.Popen[bytes]:
                 preexec_fn=die_with_parent,
             )
         except OSError as error:
-            raise ValueError(f"regenerate.server: {words[0]} cannot be started on this machine: {error.strerror}") from error
+            raise ValueError(f"{key}: {words[0]} cannot be started on this machine: {error.strerror}") from error
 
 
 def _guard(process: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
@@ -116,7 +124,7 @@ def _guard(process: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
 
-def _answers(process: subprocess.Popen[bytes], address: str, minutes: float, output: Path) -> bool:
+def _answers(process: subprocess.Popen[bytes], address: str, minutes: float, output: Path, limit: str) -> bool:
     """Wait until the server answers; False for one that ends before it does."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     began = time.monotonic()
@@ -125,14 +133,14 @@ def _answers(process: subprocess.Popen[bytes], address: str, minutes: float, out
             log(f"{address}: answers after {time.monotonic() - began:.0f} s")
             return True
         if time.monotonic() - began > 60 * minutes:
-            raise ValueError(f"{output}: the server does not answer after {minutes:g} minutes; raise regenerate.server_minutes")
+            raise ValueError(f"{output}: the server does not answer after {minutes:g} minutes; raise {limit}")
         time.sleep(LOOK)
     return False
 
 
-def _ended(process: subprocess.Popen[bytes], output: Path) -> str:
+def _ended(process: subprocess.Popen[bytes], output: Path, key: str) -> str:
     lines = output.read_text(errors="replace").strip().splitlines() or ["it printed nothing"]
-    return f"the server of regenerate.server ended with exit code {process.poll()}: {lines[-1]}; all it printed: {output}"
+    return f"the server of {key} ended with exit code {process.poll()}: {lines[-1]}; all it printed: {output}"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

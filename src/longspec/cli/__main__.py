@@ -6,12 +6,17 @@ In a clone of the repository, whose Snakefile it calls; `try`, `export` and `pus
 import argparse
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 
 from longspec.command_line import add_verb
 from longspec.shown import one_line
 
-PASSED_ON = {  # verbs of other rooms: module and verb, what they do
+WITH_TORCH = {  # verbs with a module of their own: the others do without torch
+    "try": ("longspec.cli.side_by_side", "the same text twice as it comes: without and with the draft"),
+    "serve": ("longspec.cli.serve", "target and draft in vLLM, its acceptance beside ours"),
+}
+PASSED_ON: dict[str, tuple[list[str], str]] = {  # verbs of other rooms: module and verb, what they do
     "status": (["longspec.cluster", "status"], "all stages: steps, speed, time left, last checkpoint, Slurm job"),
     "resume": (["longspec.cluster", "resume"], "after Snakemake itself was killed: wait for its Slurm jobs, unlock, go on"),
     "export": (["longspec.draft", "export"], "write a draft in another layout"),
@@ -39,8 +44,7 @@ def parser() -> argparse.ArgumentParser:
         verb.add_argument("run", help="a run: a name of config/run/, or a file")
         if name != "report":
             verb.add_argument("snakemake", nargs=argparse.REMAINDER, help="options of Snakemake, such as --profile slurm")
-    add_verb(verbs, "try", "the same text twice as it comes: without and with the draft")
-    for name, (_, purpose) in PASSED_ON.items():
+    for name, (_, purpose) in (WITH_TORCH | PASSED_ON).items():
         add_verb(verbs, name, purpose)
     return whole
 
@@ -51,12 +55,12 @@ def main(argv: list[str] | None = None) -> None:
     if given[:1] and given[0] in PASSED_ON:
         os.execv(sys.executable, [sys.executable, "-m", *PASSED_ON[given[0]][0], *given[1:]])
     try:
-        if given[:1] == ["try"]:
-            from longspec.cli import side_by_side  # torch: the other verbs do without
-
-            one = argparse.ArgumentParser(prog="longspec try", description=side_by_side.__doc__)
-            side_by_side.add_arguments(one)
-            sys.exit(side_by_side.run(one.parse_args(given[1:])))
+        if given[:1] and given[0] in WITH_TORCH:
+            verb = import_module(WITH_TORCH[given[0]][0])
+            one = argparse.ArgumentParser(prog=f"longspec {given[0]}", description=verb.__doc__)
+            verb.add_arguments(one)
+            end = given.index("--") if "--" in given else len(given)  # behind it: options of the program that serves
+            sys.exit(verb.run(one.parse_args(given[1:end], argparse.Namespace(more=given[end + 1 :]))))
         from longspec.cli import runs
 
         options = parser().parse_args(given)

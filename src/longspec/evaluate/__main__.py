@@ -30,7 +30,7 @@ from longspec.distributed import ALONE, Ranks, end_at_once, launched_ranks, log,
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.evaluate import served, tasks
 from longspec.evaluate.measure import Line, Measurer, Work, key_of, key_text
-from longspec.evaluate.prompts import draw_prompts, read_prompts
+from longspec.evaluate.prompts import all_prompts
 from longspec.evaluate.served_lines import PLAIN, ServedMeasurer
 from longspec.evaluate.summary import summarize
 from longspec.families import position_limit
@@ -112,20 +112,6 @@ def served_drafter(
     if options.drafter == UNTRAINED:
         return served.fresh_draft(target, recipe, vocabulary)
     return nullcontext(served.trained_draft(options.draft, target, recipe, vocabulary))
-
-
-def all_prompts(options: argparse.Namespace, section: tasks.Settings, tokenizer: Any, positions: int) -> list[tasks.Prompt]:
-    """The prompts of every task."""
-    raw, prompts = dict(options.raw), []
-    for name, task in section.tasks.items():
-        if isinstance(task, tasks.Benchmark):
-            prompts += read_prompts(name, task, section.prompts, tokenizer, section.seed, positions)
-            continue
-        if task.data not in raw:
-            raise ValueError(f"--raw: the manifest of {task.data} is missing, which evaluation.tasks.{name}.data needs")
-        tasks.check_room(name, task, positions)
-        prompts += draw_prompts(name, task, raw[task.data], section.prompts, tokenizer, section.seed)
-    return prompts
 
 
 def code_hash() -> str:
@@ -226,7 +212,7 @@ def evaluate(options: argparse.Namespace, ranks: Ranks = ALONE) -> None:
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     vocabulary = read_vocabulary(options, target, recipe)
     with measurer_of(options, target, recipe, section, vocabulary, tokenizer) as measurer:
-        prompts = all_prompts(options, section, tokenizer, position_limit(target.config))
+        prompts = all_prompts(dict(options.raw), section, tokenizer, position_limit(target.config))
         by = engine.get("engine", device)
         log(f"{options.drafter}: {len(prompts)} prompts, {len(section.settings)} settings, {dtype}, {by}", ranks)
         work = {key_text(key_of(*item)): item for item in product(prompts, section.settings)}

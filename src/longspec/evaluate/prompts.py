@@ -1,5 +1,6 @@
 """Prompts: of a benchmark's file, laid out as the benchmark does; of held-out records stretches, or whole questions."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,24 @@ from longspec.data.tokenize import encode
 from longspec.distributed import log
 from longspec.evaluate.prompt_files import files_of, read_records
 from longspec.evaluate.section import AUTO
-from longspec.evaluate.tasks import Benchmark, HeldOut, Prompt, check_room
+from longspec.evaluate.tasks import Benchmark, HeldOut, Prompt, Settings, check_room
 
 # Tokens a record must still hold after a prompt, so that there is something to go on with.
 ROOM_AFTER = 16
+
+
+def all_prompts(raw: Mapping[str, Path], section: Settings, tokenizer: Any, positions: int) -> list[Prompt]:
+    """Return the prompts of every task. raw: manifests of held-out records, by dataset. Raises ValueError for a missing one."""
+    prompts = []
+    for name, task in section.tasks.items():
+        if isinstance(task, Benchmark):
+            prompts += read_prompts(name, task, section.prompts, tokenizer, section.seed, positions)
+            continue
+        if task.data not in raw:
+            raise ValueError(f"--raw: the manifest of {task.data} is missing, which evaluation.tasks.{name}.data needs")
+        check_room(name, task, positions)
+        prompts += draw_prompts(name, task, raw[task.data], section.prompts, tokenizer, section.seed)
+    return prompts
 
 
 def draw_prompts(name: str, task: HeldOut, raw_manifest: Path, count: int, tokenizer: Any, seed: int) -> list[Prompt]:

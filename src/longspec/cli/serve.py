@@ -1,0 +1,214 @@
+"""Serve a run's target and draft by vLLM, and hold ten held-out prompts against the run's own evaluation.
+
+Further options of vLLM stand behind --, such as: longspec serve mine -- --tensor-parallel-size 8
+"""
+
+import argparse
+import json
+import os
+import re
+import shlex
+import time
+import urllib.request
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoTokenizer
+
+from longspec import jsonl, methods
+from longspec.answers.server import started
+from longspec.atomic_files import read_json_object
+from longspec.config import yaml_files
+from longspec.evaluate.measure import key_of, key_text
+from longspec.evaluate.prompts import all_prompts
+from longspec.evaluate.tasks import ROOM, Prompt, Setting, Settings, check_interpreter, parse
+from longspec.families import position_limit
+from longspec.models.target_config import read_target_config
+from longspec.serve.engine import ENVIRONMENT
+from longspec.workflow.answers import AnswersPlan
+from longspec.workflow.checks import checked_plan
+from longspec.workflow.plan import Plan
+
+PROMPTS = 10
+CHAIN = 3  # drafted tokens of a round, where the evaluation measured no greedy chain
+LOOK = 5.0  # seconds between two looks whether the server answers
+LESS = 0.9  # of our tokens a round: below, something is set up otherwise than it was trained
+ON_CPU = ("OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_CPU_KVCACHE_SPACE")  # of ENVIRONMENT
+ROUNDS, BY_PLACE = "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Rounds, and in how many of them the first, second, ... drafted token was kept."""
+
+    rounds: int
+    kept: tuple[int, ...]
+
+    @property
+    def tokens_a_round(self) -> float:
+        """Return the target's own token and the kept ones; nothing where there was no round."""
+        return 1 + sum(self.kept) / self.rounds if self.rounds else 0.0
+
+    def shares(self) -> list[float]:
+        """Return the share of the rounds in which each place was kept."""
+        return [kept / self.rounds if self.rounds else 0.0 for kept in self.kept]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `serve`."""
+    parser.add_argument("run", help="a run: a name of config/run/, or a file")
+    parser.add_argument("--variant", help="default: the run's first")
+    parser.add_argument("--port", type=int, help="default: one that is free")
+    parser.add_argument("--python", help="of vLLM's environment; default: evaluation.serve_python")
+    parser.add_argument("--minutes", type=float, default=30, help="in which vLLM must begin to answer; default: 30")
+    parser.add_argument("--check", action="store_true", help="end after the ten prompts")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Start vLLM, ask it, show the acceptance, and serve until Ctrl-C; 1 where less is accepted than was measured.
+
+    Raises ValueError for a draft that is not there, or that no engine loads.
+    """
+    plan = checked_plan(yaml_files.read(Path("config/workflow.yaml")) | {"run": options.run})
+    [name] = plan.runs
+    variant = options.variant or plan.variants[name][0]
+    if variant not in plan.variants[name]:
+        raise ValueError(f"--variant: {variant!r} is unknown; choose one of {', '.join(plan.variants[name])}")
+    draft = Path(f"results/{name}/{variant}/final_draft")
+    if not (draft / "config.json").is_file():
+        raise ValueError(f"{draft}: there is no draft yet; make it first: longspec train {options.run}")
+    config = read_json_object(draft / "config.json")
+    method = methods.settings_of(config["draft"]).VLLM_METHOD
+    if method is None:
+        raise ValueError(f"{draft}: no engine loads {config['draft']} drafts; see it at work: longspec try {draft}")
+    section = parse(plan.evaluation_of[name].section)
+    python = options.python or section.serve_python
+    check_interpreter(python)
+    target = Path(config["target_path"])
+    setting = _setting(section)
+    prompts = first_prompts(plan, name, section, target)
+    tokens = CHAIN if setting is None else setting.depth
+    more = [*_on_this_machine(target, prompts), *options.more]
+    speculative = json.dumps({"method": method, "model": str(draft), "num_speculative_tokens": tokens})
+    words = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", "{model}", "--port", "{port}"]
+    command = shlex.join([*words, "--speculative-config", speculative, *more])
+    log = Path(f"logs/serve/{name}.log")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with started(command, target, options.minutes, log, port=options.port, keys=("--python", "--minutes")) as address:
+        served = ask(address, prompts, tokens)
+        ours = measured(name, variant, prompts, setting)
+        show(served, ours, prompts)
+        if options.check:
+            return int(is_less(served, ours))
+        print(f"{address}: serving until Ctrl-C; what vLLM prints: {log}", flush=True)
+        try:
+            while True:
+                time.sleep(LOOK)
+                _read(f"{address}/models")  # a server that has ended is an error
+        except KeyboardInterrupt:
+            print("\nstopped by you")
+    return 0
+
+
+def _setting(section: Settings) -> Setting | None:
+    """Return the first greedy chain that the evaluation measured."""
+    greedy = (each for each in section.settings if each.temperature == 0 and isinstance(each.shape, int))
+    return next(greedy, None)
+
+
+def _on_this_machine(target: Path, prompts: Iterable[Prompt]) -> list[str]:
+    """Return the options that a machine without a GPU needs: float32 as the evaluation has it, and a cache that fits."""
+    if torch.cuda.is_available():
+        return []
+    for name in ON_CPU:
+        os.environ.setdefault(name, ENVIRONMENT[name])
+    longest = max(len(prompt.ids) + prompt.new_tokens for prompt in prompts) + ROOM
+    positions = min(position_limit(read_target_config(str(target))), max(longest, 2048))
+    return ["--dtype", "float32", "--enforce-eager", "--max-model-len", str(positions)]
+
+
+def first_prompts(plan: Plan, run: str, section: Settings, target: Path) -> list[Prompt]:
+    """Return ten prompts of the run's evaluation, the first ones of each task in turn."""
+    raw = {name: Path(path) for name, path in (each.split("=", 1) for each in AnswersPlan(plan).evaluation_options(run))}
+    tokenizer = AutoTokenizer.from_pretrained(target, trust_remote_code=False)
+    positions = position_limit(read_target_config(str(target)))
+    found = all_prompts(raw, section, tokenizer, positions)
+    return sorted(found, key=lambda prompt: prompt.number)[:PROMPTS]
+
+
+def ask(address: str, prompts: Iterable[Prompt], tokens: int) -> Acceptance:
+    """Have the server complete each prompt greedily, one after the other, and return what its counters say of it."""
+    model = _read(f"{address}/models")["data"][0]["id"]
+    metrics = address.removesuffix("/v1") + "/metrics"
+    before = counted(_text(metrics), tokens)
+    for prompt in prompts:
+        body = {"model": model, "prompt": prompt.ids, "max_tokens": prompt.new_tokens + 1, "temperature": 0}
+        _read(f"{address}/completions", body)
+    after = counted(_text(metrics), tokens)
+    return Acceptance(after.rounds - before.rounds, tuple(b - a for a, b in zip(before.kept, after.kept, strict=True)))
+
+
+def counted(metrics: str, tokens: int) -> Acceptance:
+    """Read vLLM's counters of a text in Prometheus' form; a counter that does not stand there is 0."""
+
+    def value(pattern: str) -> int:
+        return int(sum(float(number) for number in re.findall(rf"^{pattern} ([0-9.eE+]+)$", metrics, re.MULTILINE)))
+
+    kept = (value(rf'{BY_PLACE}\{{(?:[^}}]*,)?position="{place}"(?:,[^}}]*)?\}}') for place in range(tokens))
+    return Acceptance(value(rf"{ROUNDS}(?:\{{[^}}]*\}})?"), tuple(kept))
+
+
+def measured(run: str, variant: str, prompts: Iterable[Prompt], setting: Setting | None) -> Acceptance | None:
+    """Return what our own evaluation of the published stage says of these prompts; None where it did not measure them all."""
+    report = Path(f"results/{run}/report.json")
+    if setting is None or not report.is_file():
+        return None
+    path = Path(f"results/{run}/{variant}/evaluation/{read_json_object(report)['final'][variant]['stage']}.jsonl")
+    lines = {key_text(line): line for line in jsonl.read(path)} if path.is_file() else {}
+    found = [lines.get(key_text(key_of(prompt, setting))) for prompt in prompts]
+    accepted = [count for line in found if line is not None for count in line["accepted"]]
+    if None in found:
+        return None
+    return Acceptance(len(accepted), tuple(sum(count >= place for count in accepted) for place in range(1, setting.depth + 1)))
+
+
+def is_less(served: Acceptance, ours: Acceptance | None) -> bool:
+    """Tell whether the engine keeps clearly fewer drafted tokens than our evaluation did."""
+    return ours is not None and served.tokens_a_round < LESS * ours.tokens_a_round
+
+
+def show(served: Acceptance, ours: Acceptance | None, prompts: Iterable[Prompt]) -> None:
+    """Print the share of rounds that kept each drafted token, in vLLM and in our evaluation."""
+    tasks = [prompt.task for prompt in prompts]
+    counts = ", ".join(f"{tasks.count(task)} of {task}" for task in dict.fromkeys(tasks))
+    table = Table(
+        title=f"rounds that kept each drafted token: {len(tasks)} held-out prompts ({counts}), greedy", title_justify="left"
+    )
+    for column in ("", *(str(place + 1) for place in range(len(served.kept))), "tokens a round", "rounds"):
+        table.add_column(column, justify="right" if column else "left")
+    for name, each in {"vLLM": served, "our evaluation": ours}.items():
+        if each is not None:
+            table.add_row(name, *(f"{share:.2f}" for share in each.shares()), f"{each.tokens_a_round:.2f}", str(each.rounds))
+    Console().print(table)
+    if ours is None:
+        print("our evaluation did not measure these prompts greedily by chains, so there is nothing to compare with")
+    elif is_less(served, ours):
+        print("vLLM keeps clearly less than our evaluation: docs/serve.md, 'When less is accepted than in training'")
+
+
+def _text(address: str, body: Mapping[str, Any] | None = None) -> str:
+    """Return what a server of this machine answers, past any proxy."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(address, data=data, headers={"Content-Type": "application/json"})
+    with opener.open(request, timeout=3600) as answer:
+        return str(answer.read().decode())
+
+
+def _read(address: str, body: Mapping[str, Any] | None = None) -> Any:
+    return json.loads(_text(address, body))

@@ -1,0 +1,172 @@
+"""`longspec serve` beside a stand-in for vLLM: what it is started with, asked and what its counters are read as."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longspec import jsonl
+from longspec.atomic_files import write_json
+from longspec.cli import serve
+from longspec.cli.__main__ import main
+from longspec.cli.serve import Acceptance, counted, is_less, measured
+from longspec.evaluate.measure import key_of
+from longspec.evaluate.tasks import Prompt, Setting
+from tests.workflow.planning import Settings
+
+# Keeps two of three drafted tokens in each of five rounds of a completion; counts from a start that is not zero.
+SERVER = """#!{python}
+import http.server, json, sys
+words = sys.argv[1:]
+port = int(words[words.index("--port") + 1])
+asked = []
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def reply(self, text):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def do_GET(self):
+        if self.path == "/v1/models":
+            return self.reply(json.dumps({{"data": [{{"id": "the target"}}]}}))
+        assert self.path == "/metrics"
+        lines = ["# HELP vllm:spec_decode_num_drafts_total rounds"]
+        lines += ['vllm:spec_decode_num_drafts_total{{engine="0",model_name="x"}} %.1f' % (7 + 5 * len(asked))]
+        name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+        for place, kept in enumerate((5, 5, 0)):
+            value = 3 + kept * len(asked)
+            lines += ['%s{{engine="0",model_name="x",position="%d"}} %.1f' % (name, place, value)]
+        self.reply("\\n".join(lines) + "\\n")
+
+    def do_POST(self):
+        asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        with open("asked.json", "w") as file:
+            json.dump({{"words": words, "asked": asked}}, file)
+        self.reply(json.dumps({{"choices": []}}))
+
+    def log_message(self, *_):
+        pass
+
+http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+GREEDY = Setting(0.0, 3)
+DRAFT, TARGET = Path("results/demo-eagle3/ttt/final_draft"), "models/demo/target"
+PROMPTS = [Prompt("short", number, number, [1, 2, 3], 8) for number in range(2)]
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Path:
+    """An interpreter of vLLM's environment that is none."""
+    path = tmp_path / "python"
+    path.write_text(SERVER.format(python=sys.executable))
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def finished(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """What a finished demo-eagle3 leaves, as far as `serve` reads it; its prompts are two of a task."""
+    write_json(
+        Path("results/demo-eagle3/ttt/final_draft/config.json"), {"draft": "eagle3", "target_path": "models/demo/target"}
+    )
+    write_json(Path("results/demo-eagle3/report.json"), {"final": {"ttt": {"stage": "long"}}})
+    settings.edit("config/workflow.yaml", r"shapes: \[4\]", "shapes: [3]")
+    monkeypatch.setattr(serve, "first_prompts", lambda *_: PROMPTS)
+    monkeypatch.setattr(serve, "_on_this_machine", lambda *_: ["--dtype", "float32"])
+    return settings
+
+
+def write_lines(accepted: list[list[int]]) -> None:
+    """Our evaluation of the published stage, and that of another one."""
+    lines = [key_of(prompt, GREEDY) | {"accepted": each} for prompt, each in zip(PROMPTS, accepted, strict=True)]
+    folder = Path("results/demo-eagle3/ttt/evaluation")
+    folder.mkdir(parents=True, exist_ok=True)
+    jsonl.write(folder / "long.jsonl", lines)
+    jsonl.write(folder / "longcot.jsonl", [line | {"accepted": [0]} for line in lines])
+
+
+def test_it_is_started_asked_and_held_against_our_evaluation(finished: Settings, engine: Path, capsys: Any) -> None:
+    write_lines([[2, 2, 1], [3, 2]])
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "demo-eagle3", "--python", str(engine), "--check", "--", "--seed", "7"])
+    assert ended.value.code == 0
+    told = json.loads(Path("asked.json").read_text())
+    words = told["words"]
+    assert words[:4] == ["-m", "vllm.entrypoints.openai.api_server", "--model", TARGET]
+    draft = {"method": "eagle3", "model": str(DRAFT), "num_speculative_tokens": 3}
+    assert json.loads(words[words.index("--speculative-config") + 1]) == draft
+    assert words[-4:] == ["--dtype", "float32", "--seed", "7"]
+    assert told["asked"] == [{"model": "the target", "prompt": [1, 2, 3], "max_tokens": 9, "temperature": 0}] * 2
+    rows = [line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines()]
+    assert ["vLLM", "1.00", "1.00", "0.00", "3.00", "10"] in rows
+    assert ["our", "evaluation", "1.00", "0.80", "0.20", "3.00", "5"] in rows
+
+
+def test_clearly_less_than_our_evaluation_is_said_and_fails_the_check(finished: Settings, engine: Path, capsys: Any) -> None:
+    write_lines([[3, 3, 3], [3, 3]])
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "demo-eagle3", "--python", str(engine), "--check"])
+    assert ended.value.code == 1
+    assert "vLLM keeps clearly less than our evaluation: docs/serve.md, 'When less is" in capsys.readouterr().out
+
+
+def test_without_lines_of_these_prompts_nothing_is_compared(finished: Settings, engine: Path, capsys: Any) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "demo-eagle3", "--python", str(engine), "--check"])
+    assert ended.value.code == 0
+    assert "there is nothing to compare with" in capsys.readouterr().out
+    write_lines([[1], [1]])
+    assert measured("demo-eagle3", "ttt", PROMPTS, GREEDY) == Acceptance(2, (2, 0, 0))
+    assert measured("demo-eagle3", "ttt", [*PROMPTS, Prompt("short", 2, 2, [4], 8)], GREEDY) is None
+    assert measured("demo-eagle3", "ttt", PROMPTS, None) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["demo-eagle3"],
+            f"{DRAFT}: there is no draft yet; make it first: longspec train demo-eagle3",
+        ),
+        (["demo-eagle3", "--variant", "base"], "--variant: 'base' is unknown; choose one of ttt"),
+        (["demo"], "final_draft: no engine loads glide drafts; see it at work: longspec try results/demo/sinkpi-slicing/final"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_with_what_to_type(
+    settings: Settings, capsys: Any, arguments: list[str], message: str
+) -> None:
+    write_json(
+        Path("results/demo/sinkpi-slicing/final_draft/config.json"), {"draft": "glide", "target_path": "models/demo/target"}
+    )
+    with pytest.raises(SystemExit):
+        main(["serve", *arguments])
+    assert message in capsys.readouterr().err
+
+
+def test_a_server_that_ends_says_its_last_words(finished: Settings, tmp_path: Path, capsys: Any) -> None:
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\necho no memory left\nexit 3\n")
+    broken.chmod(0o755)
+    with pytest.raises(SystemExit):
+        main(["serve", "demo-eagle3", "--python", str(broken), "--check", "--port", "1"])
+    told = "the server of --python ended with exit code 3: no memory left; all it printed: logs/serve/demo-eagle3.log"
+    assert told in capsys.readouterr().err
+
+
+def test_counters_are_summed_over_engines_and_other_places_are_left_out() -> None:
+    text = (
+        'vllm:spec_decode_num_drafts_total{engine="0"} 4.0\nvllm:spec_decode_num_drafts_total{engine="1"} 1.0\n'
+        'vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="0"} 3.0\n'
+        'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="0",engine="1"} 1.0\n'
+        'vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="10"} 9.0\n'
+        "vllm:spec_decode_num_drafts_created 1.7e+09\n"
+    )
+    found = counted(text, 2)
+    assert found == Acceptance(5, (4, 0))
+    assert found.tokens_a_round == 1.8
+    assert found.shares() == [0.8, 0.0]
+    assert counted("", 2) == Acceptance(0, (0, 0))
+    assert not is_less(Acceptance(0, (0,)), None)
