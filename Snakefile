@@ -122,7 +122,11 @@ onsuccess:
     if SAID not in os.environ and "final_draft" in made and not workflow.touch:
         try:
             logger.info(
-                "\n".join(line for run in PLAN.runs for line in ending_of(run))
+                "\n".join(
+                    line
+                    for run in PLAN.runs
+                    for line in ending_of(run, PLAN.files[run].given)
+                )
             )
         except ValueError as error:
             logger.warning(str(error))

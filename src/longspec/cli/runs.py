@@ -111,7 +111,7 @@ def train(options: Namespace) -> int:
 def report(options: Namespace) -> int:
     """Print what a finished run says. Raises ValueError where there is no report yet."""
     name = Path(options.run).stem if options.run.endswith(SUFFIX) else options.run
-    told = ending.lines(name)
+    told = ending.lines(name, options.run)
     if not told:
         raise ValueError(f"results/{name}/report.json: no such file; make it first: longspec train {options.run}")
     print("\n".join(told))

@@ -12,8 +12,8 @@ SAID = "LONGSPEC_SAYS_THE_END"  # a variable of the environment: who calls Snake
 TITLE = "tokens a round, the target's own included, with their 95 % interval; times plain decoding's speed"
 
 
-def lines(run: str) -> list[str]:
-    """Return the lines of a run, of the current folder; none where it has no report yet."""
+def lines(run: str, given: str | None = None) -> list[str]:
+    """Return the lines of a run of this folder; none where it has no report yet. given: the path of its file, if it was given so."""
     numbers = Path(f"results/{run}/report.json")
     if not numbers.is_file():
         return []
@@ -27,7 +27,9 @@ def lines(run: str) -> list[str]:
             f"  greedy output compared: {lossless['tokens_compared']} tokens, {lossless['unexplained']} unexplained differences"
         ]
     told += ["", f"Report: {numbers.with_suffix('.html').resolve()}"]
-    return told + [line for variant in report["overall"] for line in _next(Path(f"results/{run}/{variant}/final_draft"))]
+    return told + [
+        line for variant in report["overall"] for line in _next(given or run, Path(f"results/{run}/{variant}/final_draft"))
+    ]
 
 
 def _row(report: dict[str, Any], variant: str, drafter: str, tau: dict[str, Any]) -> str:
@@ -38,7 +40,7 @@ def _row(report: dict[str, Any], variant: str, drafter: str, tau: dict[str, Any]
     return f"  {drafter:12s} {tau['mean']:.2f}  {interval:12s}  {speed:.2f}{mark}"
 
 
-def _next(draft: Path) -> list[str]:
+def _next(run: str, draft: Path) -> list[str]:
     """Return how to see the draft at work, and how to serve it where an engine loads it."""
     if not (draft / "config.json").is_file():
         return []
@@ -49,5 +51,6 @@ def _next(draft: Path) -> list[str]:
         told.append(f"Serve it:  no engine loads {config['draft']} drafts; transformers' generate does: docs/generate.md")
     else:
         settings = json.dumps({"method": engine, "model": str(draft), "num_speculative_tokens": 3})
-        told += [f"Serve it:  vllm serve {quote(str(config['target_path']))} --speculative-config {quote(settings)}"]
+        told += [f"Serve it:  longspec serve {quote(run)}"]
+        told += [f"           vllm serve {quote(str(config['target_path']))} --speculative-config {quote(settings)}"]
     return told
