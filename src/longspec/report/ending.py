@@ -13,7 +13,7 @@ TITLE = "tokens a round, the target's own included, with their 95 % interval; ti
 
 
 def lines(run: str, given: str | None = None) -> list[str]:
-    """Return the lines of a run of this folder; none where it has no report yet. given: the path of its file, if it was given so."""
+    """Return the lines of a run of this folder; none before its report is there. given: its file, if not its name."""
     numbers = Path(f"results/{run}/report.json")
     if not numbers.is_file():
         return []
