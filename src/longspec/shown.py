@@ -69,7 +69,7 @@ class ManyLinesError(ValueError):
         return "\n".join(self.args)
 
 
-def error(fault: ValueError) -> str:
+def error(fault: Exception) -> str:
     """The last words of a verb that ends for a user's mistake: one line, or those of ManyLinesError."""
     told = fault.args if isinstance(fault, ManyLinesError) else [fault]
     return "error: " + "\n".join(one_line(line) for line in told)

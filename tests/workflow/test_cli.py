@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from longspec.cli import progress
 from longspec.cli.__main__ import PASSED_ON
+from longspec.lease import acquire
+from longspec.train.names import STATUS
 from tests.workflow.planning import Workflow
 
 CONFIG = {"model_type": "llama", "num_hidden_layers": 8, "vocab_size": 1000, "max_position_embeddings": 512}
@@ -53,9 +56,12 @@ def test_a_plan_says_which_keys_train_a_stage_again(built: Workflow) -> None:
     built.edit("config/run/demo.yaml:long", r"\blr: [^,}]+", "lr: 2.0e-3")
     code, text = longspec(built, "plan", "demo")
     assert code == 0
-    assert "results/demo/sinkpi-slicing/long: is trained again: optimizer.lr: 0.003 -> 0.002\n" in text
-    assert "results/demo/sinkpi-slicing/longcot: is trained: what it begins with has changed\n" in text
-    assert "results/demo/sinkpi-slicing/base" not in text
+    assert "results/demo/sinkpi-slicing/long: is trained again: optimizer.lr: 0.003 -> 0.002; 36 steps\n" in text
+    assert "results/demo/sinkpi-slicing/longcot: is trained: what it begins with has changed; 104 steps\n" in text
+    assert "results/demo/sinkpi-slicing/base: stays as it is\n" in text
+    rows = [json.dumps({"step": step, "seconds": 2.0}) for step in (1, 2, 3)]
+    (built.folder / "results/demo/sinkpi-slicing/long/metrics.jsonl").write_text("\n".join(rows) + "\n")
+    assert "0.003 -> 0.002; 36 steps, about 72 s\n" in longspec(built, "plan", "demo")[1]
 
 
 def test_a_report_that_is_not_there_is_told_with_the_command(built: Workflow) -> None:
@@ -83,3 +89,23 @@ def test_help_names_every_verb() -> None:
     for verb in ("new", "plan", "train", "report", "try", *PASSED_ON):
         assert f"\n    {verb} " in done.stdout
     assert Path(sys.executable).with_name("longspec").is_file()
+
+
+def test_a_stage_that_trains_has_a_line_with_steps_speed_and_time_left(tmp_path: Path) -> None:
+    """Once for each step that is reached; stages that are done or wait have none."""
+    folder = tmp_path / "demo/base/chat"
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "recipe.yaml").touch()
+    rows = [{"step": step, "seconds": 2.0, "tokens_per_second": 1234.5} for step in (1, 2, 3)]
+    (folder / "checkpoints/metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / STATUS).write_text(json.dumps({"state": "running", "steps": 40}))
+    told: dict[str, int] = {}
+    assert progress.lines(tmp_path / "demo", told) == [], "nobody holds its folder"
+    lease = acquire(folder)
+    try:
+        assert progress.lines(tmp_path / "demo", told) == ["demo/base/chat: step 3 of 40, 1,234 tokens/s, 74 s left"]
+        assert progress.lines(tmp_path / "demo", told) == []
+        (folder / "checkpoints/metrics.jsonl").write_text(json.dumps(rows[0] | {"step": 4}) + "\n")
+        assert progress.lines(tmp_path / "demo", told) == ["demo/base/chat: step 4 of 40, 1,234 tokens/s, 72 s left"]
+    finally:
+        lease.release()

@@ -9,8 +9,8 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+from longspec import shown
 from longspec.command_line import add_verb
-from longspec.shown import one_line
 
 WITH_TORCH = {  # verbs with a module of their own: the others do without torch
     "try": ("longspec.cli.side_by_side", "the same text twice as it comes: without and with the draft"),
@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> None:
         options = parser().parse_args(given)
         sys.exit(getattr(runs, options.verb)(options))
     except (ValueError, OSError) as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
+        print(shown.error(error), file=sys.stderr)
         sys.exit(1)
 
 

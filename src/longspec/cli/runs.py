@@ -6,9 +6,11 @@ import subprocess
 import sys
 from argparse import Namespace
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 from longspec import methods
+from longspec.cli import progress
 from longspec.config import compose_stage, differences, plain, yaml_files
 from longspec.config.run_file import CONFIG_DIR, SUFFIX, default_method, read_run
 from longspec.report import ending
@@ -71,9 +73,15 @@ def plan(options: Namespace) -> int:
     if not jobs:
         print("nothing to be done: all files are there and up to date")
         return 0
-    for _, output in (job for job in jobs if job[0] == "train"):
-        print(_stage(options.run, Path(output).parent))
-    method = read_run(options.run, [CONFIG_DIR]).says.method or default_method()
+    planned = [Path(output).parent for rule, output in jobs if rule == "train"]
+    run = read_run(options.run, [CONFIG_DIR])
+    for variant in dict.fromkeys(folder.parent for folder in planned):
+        for stage in run.says.stages:
+            folder = variant / stage
+            print(_stage(options.run, folder) if folder in planned else f"{folder}: stays as it is")
+    if not planned:
+        print("no stage is trained: all drafts stay as they are")
+    method = run.says.method or default_method()
     if methods.settings_of(method).VLLM_METHOD is None:
         print(f"no engine loads {method} drafts; transformers' generate and ours do (docs/generate.md)")
     counted = Counter(rule for rule, _ in jobs)
@@ -82,25 +90,31 @@ def plan(options: Namespace) -> int:
 
 
 def _stage(run: str, folder: Path) -> str:
-    """Say of a stage that is to be trained what has changed since its recipe was frozen."""
-    frozen = folder / "recipe.yaml"
+    """Say of a stage that is to be trained what has changed since its recipe was frozen, its steps, and their time if known."""
+    recipe = compose_stage(run, folder.parent.name, folder.name).recipe
+    frozen, cost = folder / "recipe.yaml", progress.cost(folder, recipe.steps)
     if not frozen.is_file():
-        return f"{folder}: is trained"
-    planned = plain(compose_stage(run, folder.parent.name, folder.name).recipe)
-    changed = differences(yaml_files.read(frozen), planned)
+        return f"{folder}: is trained{cost}"
+    changed = differences(yaml_files.read(frozen), plain(recipe))
     if changed:
-        return f"{folder}: is trained again: {'; '.join(changed)}"
-    return (
-        f"{folder}: goes on" if (folder / "checkpoints").is_dir() else f"{folder}: is trained: what it begins with has changed"
-    )
+        return f"{folder}: is trained again: {'; '.join(changed)}{cost}"
+    if (folder / "checkpoints").is_dir():
+        return f"{folder}: goes on{cost}"
+    return f"{folder}: is trained: what it begins with has changed{cost}"
 
 
 def train(options: Namespace) -> int:
     """Make a run's final draft, and say what came out."""
     command = [*SNAKEMAKE, *_chosen(options)]
     process = subprocess.Popen(command, env=os.environ | {ending.SAID: "1"})
+    results, steps = Path("results") / _name(options), dict[str, int]()
+    code = None
     try:
-        code = process.wait()
+        while code is None:
+            with suppress(subprocess.TimeoutExpired):
+                code = process.wait(progress.EVERY)
+            for line in progress.lines(results, steps) if code is None else ():
+                print(line, flush=True)
     except KeyboardInterrupt:  # the terminal has told Snakemake too
         process.wait()
         print("\nstopped by you; the same command goes on")
@@ -108,11 +122,15 @@ def train(options: Namespace) -> int:
     return code or report(options)
 
 
+def _name(options: Namespace) -> str:
+    """Return a run's name: that of its file."""
+    return Path(options.run).stem if options.run.endswith(SUFFIX) else str(options.run)
+
+
 def report(options: Namespace) -> int:
     """Print what a finished run says. Raises ValueError where there is no report yet."""
-    name = Path(options.run).stem if options.run.endswith(SUFFIX) else options.run
-    told = ending.lines(name, options.run)
+    told = ending.lines(_name(options), options.run)
     if not told:
-        raise ValueError(f"results/{name}/report.json: no such file; make it first: longspec train {options.run}")
+        raise ValueError(f"results/{_name(options)}/report.json: no such file; make it first: longspec train {options.run}")
     print("\n".join(told))
     return 0

@@ -8,6 +8,8 @@ from dataclasses import fields, is_dataclass
 
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
+from longspec.shown import ManyLinesError
+
 NO_LIST = "is not a ListConfig"
 NO_MAPPING = "Cannot merge DictConfig with ListConfig"
 UNKNOWN = "unknown key"
@@ -54,7 +56,7 @@ def faults_in(place: object) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise ValueError("\n".join(f"{place}: {line}" for line in str(error).split("\n"))) from error
+        raise ManyLinesError(*(f"{place}: {line}" for line in str(error).split("\n"))) from error
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -9,6 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from longspec.config.explain import PUBLISHED, UNKNOWN, did_you_mean
 from longspec.config.typed import OwnTitles
+from longspec.shown import ManyLinesError
 
 Node = dict[str, Any]  # of a JSON Schema
 NOT_KNOWN = ("extra_forbidden", "unexpected_keyword_argument")  # pydantic's faults of a model and of a dataclass
@@ -22,7 +23,7 @@ def check(kind: Any, values: Any, key: str = "") -> None:
     the hub's.
     """
     if lines := faults_of(kind, values, key):
-        raise ValueError("\n".join(lines))
+        raise ManyLinesError(*lines)
 
 
 def faults_of(kind: Any, values: Any, key: str = "") -> list[str]:

@@ -16,6 +16,7 @@ from longspec.config.names import IS_NAME, is_name
 from longspec.config.run_file import SUFFIX
 from longspec.config.typed import Filled, Flag, Keys, Name, Number, Seed, Share, Text, Whole, left_out, words
 from longspec.evaluate.section import Evaluation
+from longspec.shown import ManyLinesError
 
 TEMPLATED = "__use_yte__"  # has Snakemake run the file's values as Python
 SOURCE = "stdlib, puzzles, questions, a file, a glob, a list of files, or hf:<owner>/<repository>[:config][:split]"
@@ -140,7 +141,7 @@ def check_values(settings: Any, kind: Any = WorkflowFile, key: str = "") -> None
     Raises ValueError with a line for each key that is unknown, missing or wrong.
     """
     if lines := list(_no_json(settings, key)):
-        raise ValueError("\n".join(lines))
+        raise ManyLinesError(*lines)
     check(kind, settings, key)
 
 

@@ -1,0 +1,33 @@
+"""A line for each stage of a run that trains at this moment: its steps, speed and time left. No torch; Slurm is not asked."""
+
+from pathlib import Path
+
+from longspec.cluster.stages import find, read
+from longspec.cluster.status_table import Slurm, record
+from longspec.shown import duration
+
+EVERY = 30.0  # seconds between two looks
+NOT_ASKED = Slurm([], "not asked")
+
+
+def lines(results: Path, told: dict[str, int]) -> list[str]:
+    """Return a line for each stage below a run's folder that has come further. told: by stage its step; updated."""
+    found = []
+    for stage in find(results):
+        row = record(stage, NOT_ASKED)
+        if row["state"] != "running" or row["step"] == told.get(row["stage"]):
+            continue
+        told[row["stage"]] = row["step"]
+        speed = f", {row['tokens_per_second']:,.0f} tokens/s" if row["tokens_per_second"] else ""
+        left = f", {duration(row['seconds_left'])} left" if row["seconds_left"] is not None else ""
+        found.append(f"{results.name}/{row['stage']}: step {row['step']} of {row['steps'] or '?'}{speed}{left}")
+    return found
+
+
+def cost(folder: Path, steps: int | None) -> str:
+    """Return the number of steps of a stage that is to be trained, and their time as far as an earlier training tells it."""
+    before = read(folder, folder.name, folder.parent) if (folder / "recipe.yaml").is_file() else None
+    number, pace = (steps, None) if before is None else (steps or before.total, before.middle("seconds"))
+    if number is None:
+        return ""
+    return f"; {number} steps" + (f", about {duration(number * pace)}" if pace is not None else "")
