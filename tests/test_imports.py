@@ -62,7 +62,7 @@ MAY_IMPORT = {
     "report": {"evaluate", "methods"},
     "choose": {"report", "evaluate", "data"},
     "gates": set(),
-    "cli": {"answers", "cluster", "decode", "evaluate", "models", "data", "methods", "report", "serve", "workflow"},
+    "cli": {"answers", "cluster", "decode", "train", "evaluate", "models", "data", "methods", "report", "serve", "workflow"},
     "cluster": {"train", "models", "data", "methods"},
     "workflow": {"answers", "cluster", "data", "decode", "evaluate", "methods", "states", "train"},
 }

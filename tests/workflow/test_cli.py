@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -35,7 +36,13 @@ def test_a_new_run_is_written_and_planned(workflow: Workflow) -> None:
     code, text = longspec(workflow, *asked)
     assert code == 0, text
     assert "results/mine/ttt/train: is trained\n" in text
-    assert "train, " in text.splitlines()[-1]
+    *_, jobs, target, data, time, memory, disk = text.splitlines()
+    assert "train, " in jobs
+    assert target == "target: llama, 8 layers, 1,000 tokens, 512 positions"
+    assert data == "data: about 1 records, 23 tokens, at 4 bytes a token: 8 rows of 512 tokens"
+    assert re.fullmatch(r"time: \d+ steps, about .* on \d+ threads of this processor \(\d+\.\d\d TFLOP/s measured\); .*", time)
+    assert re.fullmatch(r"memory: \S+ GiB of each process: (fits|DOES NOT FIT: docs/large-targets\.md;) \S+ GiB", memory)
+    assert disk.startswith("disk: ")
     assert "target: my-llama\ndata: {chats: inputs/*.jsonl}\nmethod: eagle3\n" in (workflow.folder / "mine.yaml").read_text()
     assert longspec(workflow, *asked) == (1, "error: mine.yaml: is there already; edit it, or give another name\n")
     code, text = longspec(workflow, "new", "other.yaml", "--target", "my-llama", "--data", "x", "--method", "eagle9")

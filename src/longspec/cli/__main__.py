@@ -7,12 +7,12 @@ import argparse
 import os
 import sys
 from importlib import import_module
-from pathlib import Path
 
 from longspec import shown
 from longspec.command_line import add_verb
 
 WITH_TORCH = {  # verbs with a module of their own: the others do without torch
+    "new": ("longspec.cli.new", "write a run's file for a target and its data, plan it, and say hours, memory and disk"),
     "try": ("longspec.cli.side_by_side", "the same text twice as it comes: without and with the draft"),
     "serve": ("longspec.cli.serve", "target and draft in vLLM, its acceptance beside ours"),
 }
@@ -29,12 +29,8 @@ def parser() -> argparse.ArgumentParser:
     """Return the command line."""
     whole = argparse.ArgumentParser(prog="longspec", description=__doc__)
     verbs = whole.add_subparsers(dest="verb", required=True, metavar="VERB")
-    one = add_verb(verbs, "new", "write a run's file for a target and its data, and plan it")
-    one.add_argument("run", type=Path, help="the file to write, such as mine.yaml")
-    one.add_argument("--target", required=True, help="hf:<owner>/<repository>, a folder or a .gguf file")
-    one.add_argument("--data", required=True, help="a file, a glob in quotes, or hf:<owner>/<name>")
-    one.add_argument("--name", default="chats", help="what the data set is called; default: chats")
-    one.add_argument("--method", default="eagle3", help="default: eagle3")
+    first, *later = WITH_TORCH
+    add_verb(verbs, first, WITH_TORCH[first][1])
     for name, purpose in (
         ("plan", "what would run, and why"),
         ("train", "make the draft; what is done is kept"),
@@ -44,8 +40,8 @@ def parser() -> argparse.ArgumentParser:
         verb.add_argument("run", help="a run: a name of config/run/, or a file")
         if name != "report":
             verb.add_argument("snakemake", nargs=argparse.REMAINDER, help="options of Snakemake, such as --profile slurm")
-    for name, (_, purpose) in (WITH_TORCH | PASSED_ON).items():
-        add_verb(verbs, name, purpose)
+    for name in (*later, *PASSED_ON):
+        add_verb(verbs, name, (WITH_TORCH | PASSED_ON)[name][1])
     return whole
 
 

@@ -1,4 +1,4 @@
-"""`longspec new`, `plan`, `train` and `report`: a run from its file to its draft, by Snakemake."""
+"""`longspec plan`, `train` and `report`: a run from its file to its draft, by Snakemake."""
 
 import os
 import re
@@ -16,34 +16,6 @@ from longspec.config.run_file import CONFIG_DIR, SUFFIX, default_method, read_ru
 from longspec.report import ending
 
 SNAKEMAKE = [sys.executable, "-m", "snakemake"]  # also where its environment is not activated
-TEMPLATE = """\
-# {comment}
-# All keys: docs/own-model.md. What would run: longspec plan {file}. Train it: longspec train {file}
-target: {target}
-data: {{{name}: {data}}}
-method: {method}
-# recipe: {{epochs: 10, optimizer: {{lr: 1.0e-4}}, data: {{sequence_length: 4096}}}}
-# evaluation: {{new_tokens: 128}}
-"""
-
-
-def new(options: Namespace) -> int:
-    """Write a run's file for a target and its data, and plan it. Raises ValueError where the file is there already."""
-    path = options.run
-    if path.suffix != SUFFIX:
-        raise ValueError(f"{path}: give a file that ends in {SUFFIX}")
-    if path.exists():
-        raise ValueError(f"{path}: is there already; edit it, or give another name")
-    if options.method not in methods.names():
-        raise ValueError(f"--method: {options.method!r} is unknown; choose one of {', '.join(methods.names())}")
-    served = methods.settings_of(options.method).VLLM_METHOD
-    comment = (
-        "vLLM and SGLang load this draft." if served else "No engine loads this draft yet; transformers' generate and ours do."
-    )
-    told = {"target": options.target, "data": options.data, "name": options.name, "method": options.method}
-    path.write_text(TEMPLATE.format(comment=comment, file=path, **told), encoding="utf-8")
-    print(f"{path}: written")
-    return plan(Namespace(run=str(path), snakemake=[]))
 
 
 def _chosen(options: Namespace) -> list[str]:
