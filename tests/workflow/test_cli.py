@@ -47,6 +47,13 @@ def test_a_new_run_is_written_and_planned(workflow: Workflow) -> None:
     assert longspec(workflow, *asked) == (1, "error: mine.yaml: is there already; edit it, or give another name\n")
     code, text = longspec(workflow, "new", "other.yaml", "--target", "my-llama", "--data", "x", "--method", "eagle9")
     assert (code, text) == (1, "error: --method: 'eagle9' is unknown; choose one of eagle3, glide\n")
+    code, text = longspec(workflow, "new", "third.yaml", "--target", "my-llama", "--data", "inputs/*.jsnol")
+    assert code == 1
+    assert "third.yaml: data.chats.source: inputs/*.jsnol: " in text
+    assert text.splitlines()[-1] == "edit third.yaml; then: longspec plan third.yaml"
+    (workflow.folder / "third.yaml").unlink()
+    code, text = longspec(workflow, "new", "third.yaml", *asked[2:], "--method", "glide")
+    assert (code, "no engine loads glide drafts" in text, "\ntime: " in text) == (0, True, True), text
     (workflow.folder / "mine.yaml").write_text("target: my-llama\ndtaa: {}\n")
     code, text = longspec(workflow, "plan", "mine.yaml")
     assert (code, "mine.yaml: dtaa: unknown key; did you mean 'data'?" in text, len(text.splitlines())) == (1, True, 1)

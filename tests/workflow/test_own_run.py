@@ -95,7 +95,7 @@ def test_gates_of_its_own_are_in_the_place_of_the_workflows(own: Settings) -> No
     assert json.loads(own.plan(runs=["mine", "demo"]).gates("demo")) == {"context": 0.3, "forgetting": 0.3}
     for wrong, told in (
         ("{contxt: 1}", "gates.contxt: unknown key; did you mean"),
-        ("{context: 3}", "gates\.context: must be a number from 0 to 1, or null, is 3"),
+        ("{context: 3}", r"gates\.context: must be a number from 0 to 1, or null, is 3"),
     ):
         write(own, f"{RUN}gates: {wrong}\n")
         with pytest.raises(ValueError, match=f"^config/run/mine.yaml: {told}"):

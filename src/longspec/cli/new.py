@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from longspec import methods
 from longspec.cli.runs import plan
-from longspec.config import CONFIG_DIR, compose_stage
+from longspec.config import CONFIG_DIR, compose_stage, yaml_files
 from longspec.config.run_file import SUFFIX, TRAIN, read_run
 from longspec.config.run_implied import variants_of
 from longspec.config.target_facts import TargetFacts, facts_of
@@ -80,7 +80,9 @@ def run(options: argparse.Namespace) -> int:
     path.write_text(TEMPLATE.format(comment=comment, file=path, **told), encoding="utf-8")
     print(f"{path}: written")
     code = plan(argparse.Namespace(run=str(path), snakemake=[]))
-    if code == 0:
+    if code:
+        print(f"edit {path}; then: longspec plan {path}")
+    else:
         print("\n".join(cost_lines(path, options.target, options.data)))
     return code
 
@@ -92,7 +94,8 @@ def cost_lines(path: Path, target: str, data: str) -> list[str]:
     sampled = None if is_hub(data) or is_made(data) else sample(source_files.files_of(data), tokenizer)
     if sampled is None or sampled.records == 0:
         return [*lines, "time and disk: known once the data is here; then: longspec plan"]
-    recipe = compose_stage(str(path), variants_of(read_run(str(path), [CONFIG_DIR]))[0], TRAIN)
+    shared = yaml_files.read(CONFIG_DIR / "workflow.yaml")["variants"]
+    recipe = compose_stage(str(path), (variants_of(read_run(str(path), [CONFIG_DIR])) or shared)[0], TRAIN)
     length = recipe.recipe.data.sequence_length
     tokens, guess = sampled.of_all(sampled.tokens), "" if tokenizer else f", at {LETTERS} bytes a token"
     rows = max(recipe.recipe.global_batch, tokens // length)

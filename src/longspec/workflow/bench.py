@@ -29,7 +29,7 @@ def bench_of(plan: Plan) -> Bench:
     bench = Bench(plan.settings, plan.files, plan.variants, plan.configs, apart)
     of_these = {key: config for key, config in plan.configs.items() if key[0] in apart}
     runs.check_targets(of_these, apart)
-    datasets.check_data(bench.datasets_in_use(), plan.data)
+    datasets.check_data(bench.datasets_in_use(), plan.data, plan.files.values())
     with faults_in(datasets.FILE):
         AnswersPlan(bench)
     check_answered(bench)

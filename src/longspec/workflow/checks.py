@@ -51,7 +51,7 @@ def checked_plan(settings: dict[str, Any], config_dir: Path = CONFIG_DIR, argume
     _check_engines(plan)
     runs.check_targets(configs, measured)
     runs.check_mixtures(configs)
-    datasets.check_data(plan.datasets_in_use(), settings["data"])
+    datasets.check_data(plan.datasets_in_use(), settings["data"], files.values())
     with explain.faults_in(datasets.FILE):
         AnswersPlan(plan)
     check_answered(plan)

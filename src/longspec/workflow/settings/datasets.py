@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from longspec.config.explain import did_you_mean, faults_in
+from longspec.config.run_file import Run
 from longspec.data.align.align_base import found
 from longspec.data.align.fields import units_of
 from longspec.data.hub import names
@@ -78,23 +79,24 @@ def check_paths(paths: Iterable[Path]) -> None:
             raise ValueError(f"{path!r}: has characters that cannot be shown; rename the file")
 
 
-def check_data(used: Mapping[str, str], data: Mapping[str, Any]) -> None:
+def check_data(used: Mapping[str, str], data: Mapping[str, Any], runs: Iterable[Run] = ()) -> None:
     """Raise ValueError for a dataset in use that is not declared, has a wrong setting, or whose files are not there.
 
-    used: name -> the key that names it.
+    used: name -> the key that names it; runs: whose files may declare datasets too.
     """
+    file_of = {name: run.file for run in runs for name in run.says.data}
     for name, key in used.items():
         if name not in data:
             raise ValueError(
                 f"{key}: there is no dataset '{name}' under `data` in {FILE}; add it there ({name}: {{source: <file>.jsonl,"
                 f" shards: <number>}}, or {{preset: <name in config/data.yaml>}}) or name another; {did_you_mean(name, data)}"
             )
-        with faults_in(FILE):
+        with faults_in(file_of.get(name, FILE)):
             complete(name, data[name])
         try:
             origins(data[name]["source"])
         except ValueError as error:
-            raise ValueError(f"{FILE}: data.{name}.source: {error} (seen from {Path.cwd()})") from None
+            raise ValueError(f"{file_of.get(name, FILE)}: data.{name}.source: {error} (seen from {Path.cwd()})") from None
     _check_held_out(used, data)
 
 
