@@ -5,6 +5,7 @@ target, and drafted tokens that vLLM keeps behind the one that ends a text. Neit
 are the same; the bars leave room for processors on which a near-tie does.
 """
 
+import argparse
 import json
 import shutil
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from safetensors.torch import load_file, save_file
 
 from longspec import jsonl
 from longspec.atomic_files import describe_files, read_json, write_json, write_text
+from longspec.cli import serve as serve_verb
+from longspec.config import yaml_files
 from longspec.evaluate import __main__ as verb
 from longspec.evaluate import served
 from longspec.evaluate.served_lines import accepted_of
@@ -178,3 +181,28 @@ def test_a_damaged_draft_is_seen(small: Measured, ours: list[Line], tmp_path: Pa
         line["tokens"] for line in ours
     ]  # whatever the draft, the text is the target's
     assert is_as_ours([accepted_of(answer) for answer in answers], ours) == (damage is intact)
+
+
+def test_a_run_that_is_served_keeps_what_our_evaluation_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`longspec serve`: ten prompts of the run's own tasks, asked over HTTP and read off the server's counters."""
+    tasks = yaml_files.read(ROOT / "config/run/demo-eagle3.yaml")["evaluation"]["tasks"]
+    measured = Measured(ROOT / "models/demo/target_manifest.json", DRAFT, last_recipe(), 4, tmp_path / "ours.jsonl")
+    options = measured.options()
+    options.settings |= {"tasks": tasks, "new_tokens": 24, "shapes": [4]}
+    options.raw = [(name, Path(f"data/raw/{name}/manifest.json")) for name in ("stdlib", "stdlib-long", "puzzles")]
+    verb.evaluate(options)
+    kept = {(line["task"], line["prompt"]): line["accepted"] for line in jsonl.read(measured.out)}
+    seen: list[serve_verb.Acceptance] = []
+
+    def shown(served: serve_verb.Acceptance, _: Any, prompts: list[Any]) -> None:
+        rounds = [count for prompt in prompts for count in kept[prompt.task, prompt.number]]
+        ours = tuple(sum(count >= place for count in rounds) for place in range(1, 5))
+        seen.extend([served, serve_verb.Acceptance(len(rounds), ours)])
+
+    monkeypatch.setattr(serve_verb, "show", shown)
+    words = {"variant": None, "port": None, "python": str(PYTHON), "minutes": 10.0, "check": True, "more": []}
+    assert serve_verb.run(argparse.Namespace(run="demo-eagle3", **words)) == 0
+    served, ours = seen
+    assert ours.rounds > 80
+    assert served.tokens_a_round == pytest.approx(ours.tokens_a_round, rel=0.02)
+    assert served.shares() == pytest.approx(ours.shares(), abs=0.03)

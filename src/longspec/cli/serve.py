@@ -186,9 +186,8 @@ def show(served: Acceptance, ours: Acceptance | None, prompts: Iterable[Prompt])
     """Print the share of rounds that kept each drafted token, in vLLM and in our evaluation."""
     tasks = [prompt.task for prompt in prompts]
     counts = ", ".join(f"{tasks.count(task)} of {task}" for task in dict.fromkeys(tasks))
-    table = Table(
-        title=f"rounds that kept each drafted token: {len(tasks)} held-out prompts ({counts}), greedy", title_justify="left"
-    )
+    print(f"rounds that kept each drafted token: {len(tasks)} held-out prompts ({counts}), greedy")
+    table = Table()
     for column in ("", *(str(place + 1) for place in range(len(served.kept))), "tokens a round", "rounds"):
         table.add_column(column, justify="right" if column else "left")
     for name, each in {"vLLM": served, "our evaluation": ours}.items():
