@@ -133,7 +133,7 @@ def _refuse_added(section: DictConfig, place: str = "") -> None:
     schema = OmegaConf.get_type(section)
     for key in map(str, section):
         if is_dataclass(schema) and key not in {field.name for field in fields(schema)}:
-            raise ValueError(f"{place}{key}: {unknown_key(key, schema)}")
+            raise ValueError(f"{place}{key}: {unknown_key(key, [field.name for field in fields(schema)])}")
         below = section._get_node(key)
         if isinstance(below, DictConfig) and not (below._is_none() or below._is_missing()):
             _refuse_added(below, f"{place}{key}.")

@@ -83,15 +83,17 @@ def one_line(error: BaseException) -> str:
 def _fault(error: OmegaConfBaseException) -> str:
     """The message for an error, without the key it is about."""
     if isinstance(error, ConfigKeyError | ConfigAttributeError) and is_dataclass(error.object_type):
-        return unknown_key(str(error.key), error.object_type)
+        return unknown_key(str(error.key), [field.name for field in fields(error.object_type)])
     told = str(error.msg or error).partition("\n")[0]
     if NO_MAPPING in told:
         return "must be a mapping, such as {name: value}"
     return "must be a list, such as [a, b]" if NO_LIST in told else told
 
 
-def unknown_key(name: str, schema: type) -> str:
-    """The message for an unknown key of a section, with the known ones; schema: the section's dataclass."""
-    if name in PUBLISHED:
+def unknown_key(name: str, known: Iterable[str]) -> str:
+    """The message for an unknown key of a section: the known ones, or where another trainer's key is said here."""
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1)
+    if name in PUBLISHED and not (close and close[0] in name):  # batch_size is the `batch` of a section that has one
         return f"{UNKNOWN}, of another trainer: {PUBLISHED[name]}"
-    return f"{UNKNOWN}; {did_you_mean(name, [field.name for field in fields(schema)])}"
+    return f"{UNKNOWN}; {did_you_mean(name, known)}"

@@ -7,7 +7,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from pydantic import TypeAdapter, ValidationError
 
-from longspec.config.explain import PUBLISHED, UNKNOWN, did_you_mean
+from longspec.config.explain import unknown_key
 from longspec.config.typed import OwnTitles
 from longspec.shown import ManyLinesError
 
@@ -93,10 +93,7 @@ def _line(kind: Any, values: Any, key: str, place: tuple[str | int, ...], faults
     where = ".".join(map(str, [key] * bool(key) + list(place))) or "top level"
     first = faults[0]
     if first["type"] in NOT_KNOWN:
-        name, near = str(place[-1]), did_you_mean(str(place[-1]), keys_of(whole, place[:-1]))
-        elsewhere = name in PUBLISHED and near.startswith("Known")
-        known = f", of another trainer: {PUBLISHED[name]}" if elsewhere else f"; {near}"
-        return f"{where}: {UNKNOWN}{known}"
+        return f"{where}: {unknown_key(str(place[-1]), keys_of(whole, place[:-1]))}"
     node = node_at(whole, place)
     meaning = f"; it is {node['description']}" if "description" in node else ""
     if first["type"] == "missing":
