@@ -61,7 +61,6 @@ configfile: "config/workflow.yaml"
 container: "longspec.sif"
 
 
-include: "rules/array.smk"
 include: "rules/common.smk"
 include: "rules/needs.smk"
 include: "rules/ranks.smk"
@@ -85,13 +84,9 @@ onstart:
     with told_in_one_line():
         if not workflow.touch:  # which is to take what is there
             SEALS.check(finished_inputs(planned))
-        check_arrays(
-            getattr(workflow.executor_settings, "array_jobs", None),
-            [job.rule.name for job in planned],
-            workflow.resource_settings.nodes,
-            workflow.scheduling_settings.max_jobs_per_timespan.max_jobs,
-        )
-        if hasattr(workflow.executor_settings, "array_jobs"):  # Slurm's
+        if hasattr(
+            workflow.executor_settings, "init_seconds_before_status_checks"
+        ):  # Slurm's
             for name, block in {"train": TRAIN, **DECODING}.items():
                 check_block(name, block)
             for name in sorted({job.rule.name for job in planned}):

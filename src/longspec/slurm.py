@@ -30,12 +30,8 @@ def answer_of(command: list[str], environment: dict[str, str] | None = None) -> 
 
 
 def own_job() -> str | None:
-    """The Slurm job that this process runs in, as scancel takes it: 12, or 12_3 for a task of an array; None outside of Slurm.
-
-    scancel knows no task of an array by its SLURM_JOB_ID, and says nothing about it.
-    """
-    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
-    return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID")
+    """The Slurm job that this process runs in; None outside of Slurm."""
+    return os.environ.get("SLURM_JOB_ID")
 
 
 def squeue(*options: str) -> str:

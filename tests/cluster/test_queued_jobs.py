@@ -14,11 +14,11 @@ OTHER = queued("7", "RUNNING", workdir="/elsewhere")
 
 def test_jobs_of_a_folder(queue: Queue, tmp_path: Path) -> None:
     odd = "a | b\tc\nd"
-    queue.holds(OTHER, queued("12_[3-9]", "PENDING", comment=odd, workdir=str(tmp_path), reason="Priority", elapsed="0:00"))
+    queue.holds(OTHER, queued("12", "PENDING", comment=odd, workdir=str(tmp_path), reason="Priority", elapsed="0:00"))
     [job] = jobs_of_folder(tmp_path)
-    assert (job.id, job.state, job.comment, job.reason, job.nodes) == ("12_[3-9]", "PENDING", odd, "Priority", "")
+    assert (job.id, job.state, job.comment, job.reason, job.nodes) == ("12", "PENDING", odd, "Priority", "")
     assert (job.elapsed, job.limit, job.has_ended) == ("0:00", "4:00:00", False)
-    assert [job.id for job in my_jobs()] == ["7", "12_[3-9]"]
+    assert [job.id for job in my_jobs()] == ["7", "12"]
 
 
 def test_the_folder_by_another_name(queue: Queue, tmp_path: Path) -> None:

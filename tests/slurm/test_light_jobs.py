@@ -1,4 +1,4 @@
-"""Tokenizing as a job array and the preflight, on a real Slurm."""
+"""Tokenizing and the preflight, on a real Slurm."""
 
 import json
 import re
@@ -8,24 +8,15 @@ import pytest
 from tests.slurm.submitted import CLUSTER, Submitted
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
-SHARDS = [f"data/tokens/demo/puzzles/{shard:03d}.json" for shard in range(5)]
+SHARDS = [f"data/tokens/demo/puzzles/{shard:03d}.json" for shard in range(3)]
 
 
-def test_the_shards_of_a_dataset_are_one_array_or_none_is_sent(submitted: Submitted) -> None:
-    submitted.edit("config/workflow.yaml", r"^(  puzzles: .*\bshards: )\d+", r"\g<1>5")
-    text = submitted.finish(submitted.start(*SHARDS, "--jobs", "3"), code=1)
-    assert "the Slurm executor would lose jobs of its arrays (tokenize)" in text
-    assert "has been submitted" not in text
+def test_each_shard_of_a_dataset_is_a_job(submitted: Submitted) -> None:
+    submitted.edit("config/workflow.yaml", r"^(  puzzles: .*\bshards: )\d+", r"\g<1>3")
     text = submitted.finish(submitted.start(*SHARDS))
-    assert text.count("Submitted array job") == 1
-    assert "individual task IDs are 1-5" in text
+    assert len(re.findall(r"Job \d+ has been submitted with SLURM jobid .*rule_tokenize", text)) == len(SHARDS)
     manifests = [json.loads((submitted.folder / shard).read_text()) for shard in SHARDS]
-    assert [manifest["shard"] for manifest in manifests] == [0, 1, 2, 3, 4]
-    ran = []
-    for log in submitted.folder.glob("logs/slurm/rule_tokenize/*_*.log"):
-        (shard,) = set(re.findall(r"^    wildcards: .*shard=(\d+)", log.read_text(), re.MULTILINE))
-        ran.append(shard)
-    assert sorted(ran) == ["000", "001", "002", "003", "004"]  # no task but the first runs anything of the first job
+    assert [manifest["shard"] for manifest in manifests] == [0, 1, 2]
 
 
 def test_preflight_on_two_nodes(submitted: Submitted) -> None:

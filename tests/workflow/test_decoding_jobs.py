@@ -92,7 +92,7 @@ def test_the_largest_batch_of_answers_counts(plan: Plan) -> None:
     needed = megabytes(decoding)
     assert jobs_of(plan, gpu_mem=needed).of_answers("demo", "own") == 1
     jobs = jobs_of(plan, gpu_mem=needed - 1)
-    assert (jobs.of_answers("demo", "own"), jobs.gpus_of_answers("own")) == (2, "gpu:h100:2")
+    assert (jobs.of_answers("demo", "own"), jobs.gpus_of_answers("demo", "own")) == (2, "gpu:h100:2")
 
 
 def test_before_the_target_is_there_and_without_a_gpus_memory_there_is_one(plan: Plan) -> None:
@@ -133,10 +133,14 @@ def test_vllm_and_servers_are_one_process(plan: Plan, settings: Settings, monkey
     shapes = {"shapes": [4], "engine": "vllm"}
     planned = settings.plan(evaluation=EVALUATION | shapes)
     jobs = jobs_of(planned, gpu_mem=1000)
-    assert (jobs.ranks("evaluate", "demo"), jobs.of_answers("demo", "own"), jobs.gpus_of_answers("own")) == (1, 1, "gpu:h100:1")
+    assert (jobs.ranks("evaluate", "demo"), jobs.of_answers("demo", "own"), jobs.gpus_of_answers("demo", "own")) == (
+        1,
+        1,
+        "gpu:h100:1",
+    )
     with pytest.raises(ValueError, match=r"^set-resources: evaluate: ranks: 2: .* evaluation\.engine: vllm is one process"):
         jobs_of(planned, ranks=2).judge("evaluate", *RUN)
     asked = 'regenerate: {new_tokens: 256, engine: endpoint, endpoint: "http://host:8000/v1"}}'
     settings.edit(str(FILE), r"regenerate: \{.*$", asked)
     jobs = jobs_of(settings.plan(evaluation=EVALUATION), gpu_mem=1000)
-    assert (jobs.of_answers("demo", "own"), jobs.gpus_of_answers("own")) == (1, "")
+    assert (jobs.of_answers("demo", "own"), jobs.gpus_of_answers("demo", "own")) == (1, "")

@@ -18,7 +18,7 @@ ENDED |= {"PREEMPTED", "RECONFIG_FAIL", "REVOKED", "TIMEOUT"}
 class QueuedJob:
     """One job, as squeue shows it."""
 
-    id: str  # what scancel takes; 12_3 for one of an array, 12_[3-9] for those of it that wait
+    id: str  # what scancel takes
     number: str  # what the job sees as SLURM_JOB_ID
     state: str  # in full: PENDING, RUNNING, COMPLETING
     name: str  # the executor's run id, the same for all jobs of one snakemake

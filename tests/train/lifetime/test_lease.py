@@ -113,19 +113,13 @@ def test_a_fresh_folder_says_who_holds_it(tmp_path: Path, monkeypatch: pytest.Mo
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [lease.LOCK, lease.LEASE]
 
 
-@pytest.mark.parametrize(
-    ("job", "end"), [("4711", "scancel 4711"), ("4711_3", "scancel 4711_3"), (None, "kill {pid} on node3")]
-)
+@pytest.mark.parametrize(("job", "end"), [("4711", "scancel 4711"), (None, "kill {pid} on node3")])
 def test_a_second_job_on_the_machine_is_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str | None, end: str
 ) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     if job:
-        array, _, task = job.partition("_")
-        monkeypatch.setenv("SLURM_JOB_ID", "4714" if task else array)
-        if task:  # which scancel does not know by its SLURM_JOB_ID
-            monkeypatch.setenv("SLURM_ARRAY_JOB_ID", array)
-            monkeypatch.setenv("SLURM_ARRAY_TASK_ID", task)
+        monkeypatch.setenv("SLURM_JOB_ID", job)
     held = acquire(tmp_path, "node3")
     monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail(f"waited {seconds} s"))
     with pytest.raises(ValueError, match="another job is writing here") as told:

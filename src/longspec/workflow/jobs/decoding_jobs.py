@@ -74,12 +74,9 @@ class DecodingJobs:
             return 1
         return self._told(lambda: self._of_answers(model, dataset), "answer")
 
-    def gpus_of_answers(self, dataset: str) -> str:
-        """Their GPUs, in Slurm's words: the most of all, since jobs of an array ask for the same; "" to ask a server."""
-        if dataset not in self.answers.computed:
-            return ""
-        ranks = [self.of_answers(*pair) for pair in self.answers.wanted() if pair[1] in self.answers.computed]
-        return self.machines["answer"].asked(max(ranks, default=1))
+    def gpus_of_answers(self, model: str, dataset: str) -> str:
+        """Their GPUs, in Slurm's words; "" to ask a server."""
+        return self.machines["answer"].asked(self.of_answers(model, dataset)) if dataset in self.answers.computed else ""
 
     def _of_answers(self, model: str, dataset: str) -> int:
         settings = self.answers.chosen[dataset]

@@ -27,8 +27,6 @@ class KnownStates:
         """
         words = {job: state.split(" ")[0] for job, state in states.items()}
         known = {job: "FAILED" if word in OTHER_ENDS else word for job, word in words.items()}
-        # An array's tasks that have not begun are one line, 12_[3-64]; for 12_5 the executor looks for 12, too.
-        known = {job.split("_[")[0]: word for job, word in known.items() if "_[" in job} | known
         self.seen.update(known)
         # Taken for a success whose files are then looked for.
         return dict.fromkeys(self.seen - known.keys(), "UNKNOWN") | known
