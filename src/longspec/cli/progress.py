@@ -1,4 +1,4 @@
-"""A line for each stage of a run that trains at this moment: its steps, speed and time left. No torch; Slurm is not asked."""
+"""Show each stage of a run that trains at this moment: its steps, speed and time left. No torch; Slurm is not asked."""
 
 from pathlib import Path
 

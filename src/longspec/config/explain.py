@@ -91,7 +91,7 @@ def _fault(error: OmegaConfBaseException) -> str:
 
 
 def unknown_key(name: str, known: Iterable[str]) -> str:
-    """The message for an unknown key of a section: the known ones, or where another trainer's key is said here."""
+    """Say of an unknown key which ones are known, or where another trainer's key is said here."""
     known = list(known)
     close = difflib.get_close_matches(name, known, n=1)
     if name in PUBLISHED and not (close and close[0] in name):  # batch_size is the `batch` of a section that has one

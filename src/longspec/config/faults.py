@@ -1,4 +1,4 @@
-"""What is wrong with values, by the types of their keys: a line for each fault, with the key and what is allowed."""
+"""Say what is wrong with values, by the types of their keys: a line for each fault, with the key and what is allowed."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -27,7 +27,7 @@ def check(kind: Any, values: Any, key: str = "") -> None:
 
 
 def faults_of(kind: Any, values: Any, key: str = "") -> list[str]:
-    """A line for each fault; a misspelt key comes before the missing one that it leaves."""
+    """Return a line for each fault; a misspelt key comes before the missing one that it leaves."""
     values = OmegaConf.to_container(values, resolve=True) if OmegaConf.is_config(values) else values
     by_place: dict[tuple[str | int, ...], list[Any]] = {}
     for place, fault in _placed(kind, values):
@@ -37,7 +37,7 @@ def faults_of(kind: Any, values: Any, key: str = "") -> list[str]:
 
 
 def wrong_texts(kind: Any, values: Any) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """The places of texts that are wrong, and these texts."""
+    """Yield the places of texts that are wrong, and these texts."""
     for place, fault in _placed(kind, values):
         if fault["type"] not in ("missing", *NOT_KNOWN):
             yield from _texts(place, _at(values, place))
@@ -52,7 +52,7 @@ def _texts(place: tuple[str | int, ...], value: Any) -> Iterator[tuple[tuple[str
 
 @cache
 def schema_of(kind: Any) -> Node:
-    """The JSON Schema of a type."""
+    """Return the JSON Schema of a type."""
     return _adapter(kind).json_schema(schema_generator=OwnTitles)
 
 
@@ -62,7 +62,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def _placed(kind: Any, values: Any) -> Iterator[tuple[tuple[str | int, ...], Any]]:
-    """Each fault and its place in the values. Of a type with several forms all faults lie in the place of the value itself."""
+    """Yield each fault and its place in the values; a value that may have several forms is one place."""
     try:
         _adapter(kind).validate_python(values)
     except ValidationError as error:
@@ -107,7 +107,7 @@ def _line(kind: Any, values: Any, key: str, place: tuple[str | int, ...], faults
 
 
 def shown(value: Any) -> str:
-    """A value as messages show it."""
+    """Return a value as messages show it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, dict) and value:
@@ -117,12 +117,12 @@ def shown(value: Any) -> str:
 
 
 def keys_of(whole: Node, place: tuple[str | int, ...]) -> list[str]:
-    """The keys that are known at a place of a schema."""
+    """Return the keys that are known at a place of a schema."""
     return [name for form in _forms(whole, node_at(whole, place)) for name in form.get("properties", {})]
 
 
 def node_at(whole: Node, place: tuple[str | int, ...]) -> Node:
-    """What a schema says of a place; nothing where it has none."""
+    """Return what a schema says of a place; nothing where it does not know it."""
     node = whole
     for part in place:
         node = next((each for form in _forms(whole, node) for each in _below(form, part)), {})
@@ -130,20 +130,20 @@ def node_at(whole: Node, place: tuple[str | int, ...]) -> Node:
 
 
 def _below(form: Node, part: str | int) -> Iterator[Node]:
-    """What one form of a value says of a part of it: of that key, of any key, or of each item."""
+    """Yield what one form of a value says of a part of it: of that key, of any key, or of each item."""
     named = [form.get("properties", {}).get(part), *form.get("patternProperties", {}).values()]
     yield from (each for each in (*named, form.get("additionalProperties"), form.get("items")) if isinstance(each, dict))
 
 
 def _forms(whole: Node, node: Node) -> list[Node]:
-    """The forms that a value may have, each without references."""
+    """Return the forms that a value may have, without references."""
     if "$ref" in node:
         return _forms(whole, whole["$defs"][node["$ref"].rsplit("/", 1)[-1]])
     return [form for each in node["anyOf"] for form in _forms(whole, each)] if "anyOf" in node else [node]
 
 
 def allowed(node: Node, whole: Node) -> str:
-    """What a value may be, in words: a whole number from 1 to 64, or null."""
+    """Say in words what a value may be: a whole number from 1 to 64, or null."""
     if "title" in node and "properties" not in node:
         return str(node["title"])
     if "anyOf" in node:

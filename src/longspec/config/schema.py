@@ -1,4 +1,4 @@
-"""The sections of a configuration, typed: each key's type, bound, words and one sentence of help, which completes "it is ...".
+"""Type the sections of a configuration: each key's type, bound, words and one sentence of help, which completes "it is ...".
 
 `recipe` decides the weights, `runtime` does not, `build` makes a small target of our own, `files` is for the trainer
 started by hand (in the workflow the rules name the files). What must fit together: checks.py.

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from omegaconf import MISSING
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict
 from pydantic.json_schema import GenerateJsonSchema
-from pydantic_core import core_schema
+from pydantic_core import PydanticCustomError, core_schema
 
 from longspec.config.names import IS_NAME, NAME, is_name
 
@@ -20,38 +20,43 @@ YEAR_MINUTES = 365 * 24 * 60
 
 
 class Keys(BaseModel):
-    """Keys that are known; any other is refused."""
+    """Hold keys that are known; refuse any other."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class OwnTitles(GenerateJsonSchema):
-    """A JSON Schema whose titles are those that a type gives itself, such as "a name", and not its field's name again."""
+    """Make a JSON Schema with the titles that a type gives itself, such as "a name", and not its field's name again."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
-        """Never: the key says it."""
+        """Return False: the key says it."""
         return False
 
     def default_schema(self, schema: Any) -> Any:
-        """Without the marks of a key that may be left out, and of one that must be given."""
+        """Leave out the marks of a key that may be left out, and of one that must be given."""
         found = super().default_schema(schema)
         return {key: value for key, value in found.items() if key != "default" or value not in (None, MISSING)}
 
 
 @dataclass(frozen=True)
 class Words:
-    """One of these values: OmegaConf, which types the same fields, knows no Literal."""
+    """Allow these values alone: OmegaConf, which types the same fields, knows no Literal."""
 
     known: tuple[Any, ...]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        """Return pydantic's own schema of a literal."""
-        return core_schema.literal_schema(list(self.known))
+        """Return pydantic's own schema of a literal, for which true is no 1."""
+        return core_schema.no_info_before_validator_function(self._is_alike, core_schema.literal_schema(list(self.known)))
+
+    def _is_alike(self, value: Any) -> Any:
+        if not any(isinstance(value, bool) == isinstance(each, bool) and value == each for each in self.known):
+            raise PydanticCustomError("literal_error", "is none of them")
+        return value
 
 
 @dataclass(frozen=True)
 class As:
-    """Another type than the one that is annotated: OmegaConf has no models inside of lists."""
+    """Check by another type than the annotated one: OmegaConf has no models inside of lists."""
 
     kind: Any
 
@@ -61,17 +66,17 @@ class As:
 
 
 def means(help_text: str) -> Any:
-    """One sentence on a key; it completes "it is ..."."""
+    """Give a key its help: a sentence that completes "it is ..."."""
     return Field(description=help_text)
 
 
 def left_out(description: str, **more: Any) -> Any:
-    """A key that may be left out, with no default that is the same everywhere."""
+    """Give a key its help, where it may be left out and has no default that is the same everywhere."""
     return Field(None, description=description, **more)
 
 
 def words(*known: str) -> Words:
-    """One of these texts."""
+    """Allow these texts alone."""
     return Words(known)
 
 

@@ -33,7 +33,7 @@ SOURCE = "a file of prompts, a glob, a list of files, or hf:<owner>/<repository>
 
 
 class TaskEntry(Keys):
-    """One task: held-out records of a data set (`data`, `context`), or prompts of a file (`source`, `template`, ...)."""
+    """Hold one task: held-out records of a data set (`data`, `context`), or prompts of a file (`source`, `template`, ...)."""
 
     data: Name = left_out("the data set whose held-out records are the prompts")
     context: Annotated[list[Tokens], Field(min_length=2, max_length=2)] = left_out(
@@ -60,7 +60,7 @@ TASKS = "a mapping from task names to {data, context} or {preset, source}"
 
 
 class Bench(Keys):
-    """How drafts are measured; what a run measures apart (`bench`) has these keys in place of the evaluation's."""
+    """Say how drafts are measured; what a run measures apart (`bench`) has these keys in place of the evaluation's."""
 
     prompts: Annotated[Whole, Field(ge=1, le=10**6)] = left_out("the number of prompts of each task")
     new_tokens: Tokens = left_out("the number of tokens decoded after each prompt")
@@ -92,7 +92,7 @@ class Bench(Keys):
 
 
 class Evaluation(Bench):
-    """The whole section."""
+    """Hold the whole section."""
 
     tasks: Tasks = left_out(f"{TASKS}; left out: held-out records of the data that a run trains on")
     bench: Bench = left_out("what a run measures apart, by `snakemake bench`")

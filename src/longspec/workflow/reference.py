@@ -38,7 +38,7 @@ A run's file says all of one run: [own-model.md](own-model.md). What all runs sh
 
 
 def run_schema() -> Node:
-    """The JSON Schema of a run's file, with that of each of its sections."""
+    """Return the JSON Schema of a run's file, with that of each of its sections."""
     run = deepcopy(schema_of(RunFile))
     known = run["$defs"]
     for kind in (Recipe, Runtime, Build, Evaluation, Gates, Dataset):
@@ -76,7 +76,7 @@ def _add(known: Node, kind: Any, name: str) -> None:
 
 
 def workflow_schema() -> Node:
-    """The JSON Schema of config/workflow.yaml; a preset brings what an entry must have."""
+    """Return the JSON Schema of config/workflow.yaml; a preset brings what an entry must have."""
     workflow = deepcopy(schema_of(WorkflowFile)) | {"title": "config/workflow.yaml of longspec"}
     workflow["$defs"]["Dataset"]["anyOf"] = [{"required": ["source", "shards"]}, {"required": ["preset"]}]
     del workflow["$defs"]["Dataset"]["required"]
@@ -84,7 +84,7 @@ def workflow_schema() -> Node:
 
 
 def page() -> str:
-    """All keys, in a table for each section."""
+    """Return the page of all keys, a table for each section."""
     run, workflow = run_schema(), schema_of(WorkflowFile)
     known = run["$defs"]
     parts = [HEAD, "## A run's file\n", *_table(run, run, "", {"recipe", "runtime", "build", "evaluation", "gates", "stages"})]
@@ -110,13 +110,13 @@ def _table(node: Node, whole: Node, prefix: str, closed: set[str]) -> list[str]:
 
 
 def _lines(rows: list[tuple[str, ...]]) -> list[str]:
-    """Rows as a table of Markdown."""
+    """Return rows as a table of Markdown."""
     lines = ["| key | may be | default | it is |", "| --- | --- | --- | --- |"]
     return [*lines, *(f"| {' | '.join(cell.replace('<', ESCAPED) for cell in row)} |" for row in rows), ""]
 
 
 def _rows(node: Node, whole: Node, prefix: str, closed: set[str]) -> Iterator[tuple[str, ...]]:
-    """Key, what it may be, default and meaning of each key; a section's keys in its place. closed: those with a table."""
+    """Yield key, what it may be, default and meaning of each key; a section's keys in its place. closed: those with a table."""
     for name, each in node.get("properties", {}).items():
         below = whole["$defs"].get(each.get("$ref", "").removeprefix(REF), {})
         if "properties" in below and name not in closed:
@@ -134,7 +134,7 @@ def _default(value: Any, is_section: bool) -> str:
 
 
 def texts() -> dict[str, str]:
-    """The generated files by their paths from the repository's root."""
+    """Return the generated files by their paths from the repository's root."""
     schemas = {RUN: run_schema(), WORKFLOW: workflow_schema()}
     return {path: json.dumps(schema, indent=1, sort_keys=True) + "\n" for path, schema in schemas.items()} | {PAGE: page()}
 

@@ -42,7 +42,7 @@ RunName = Annotated[Text, AfterValidator(_run), Field(title=f"a name, or a path 
 
 
 class Dataset(Keys):
-    """One data set. Which keys its source knows, and their defaults: longspec.data.raw."""
+    """Hold one data set. Which keys its source knows, and their defaults: longspec.data.raw."""
 
     source: Filled | Annotated[list[Filled], Field(min_length=1)] = Field(
         title=SOURCE, description="where its records come from"
@@ -69,7 +69,7 @@ class Dataset(Keys):
 
 
 class Gates(Keys):
-    """How good a draft must be. Where it is not `snakemake final_draft` fails, after the report."""
+    """Say how good a draft must be. Where it is not `snakemake final_draft` fails, after the report."""
 
     forgetting: Share | None = Field(
         description="the share of the acceptance length that a stage may lose on the data of earlier stages; null: no gate"
@@ -81,7 +81,7 @@ class Gates(Keys):
 
 
 class WorkflowFile(Keys):
-    """config/workflow.yaml: what to build from which data, and how it is measured."""
+    """Hold config/workflow.yaml: what to build from which data, and how it is measured."""
 
     runs: Annotated[list[RunName], Field(min_length=1), AfterValidator(_once)] = Field(
         description="a list of files of config/run/, for instance [demo], or of paths that end in .yaml"
