@@ -43,6 +43,9 @@ def test_a_new_run_is_written_and_planned(workflow: Workflow) -> None:
     assert re.fullmatch(r"time: \d+ steps, about .* on \d+ threads of this processor \(\d+\.\d\d TFLOP/s measured\); .*", time)
     assert re.fullmatch(r"memory: \S+ GiB of each process: (fits|DOES NOT FIT: docs/large-targets\.md;) \S+ GiB", memory)
     assert disk.startswith("disk: ")
+    assert re.match(
+        r"# yaml-language-server: \$schema=/.*/config/run\.schema\.json\n", (workflow.folder / "mine.yaml").read_text()
+    )
     assert "target: my-llama\ndata: {chats: inputs/*.jsonl}\nmethod: eagle3\n" in (workflow.folder / "mine.yaml").read_text()
     assert longspec(workflow, *asked) == (1, "error: mine.yaml: is there already; edit it, or give another name\n")
     code, text = longspec(workflow, "new", "other.yaml", "--target", "my-llama", "--data", "x", "--method", "eagle9")

@@ -26,6 +26,7 @@ from longspec.train.estimate.memory_check import gib
 from longspec.train.estimate.plan import plan_stage, read_target, whole_rows
 
 TEMPLATE = """\
+# yaml-language-server: $schema={schema}
 # {comment}
 # All keys: docs/configuration.md. What would run: longspec plan {file}. Train it: longspec train {file}
 target: {target}
@@ -77,7 +78,8 @@ def run(options: argparse.Namespace) -> int:
         "vLLM and SGLang load this draft." if served else "No engine loads this draft yet; transformers' generate and ours do."
     )
     told = {"target": options.target, "data": options.data, "name": options.name, "method": options.method}
-    path.write_text(TEMPLATE.format(comment=comment, file=path, **told), encoding="utf-8")
+    schema = CONFIG_DIR / "run.schema.json"
+    path.write_text(TEMPLATE.format(comment=comment, file=path, schema=schema, **told), encoding="utf-8")
     print(f"{path}: written")
     code = plan(argparse.Namespace(run=str(path), snakemake=[]))
     if code:
