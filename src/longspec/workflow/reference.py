@@ -30,8 +30,8 @@ longspec plan mine                     # a key that is wrong is told here, with 
 
 This page is generated from the types in the source (`python -m longspec.workflow.reference`), as are two JSON Schemas for
 editors. The first line of a run's file for VS Code's YAML extension:
-`# yaml-language-server: $schema=/path/to/longspec/config/run.schema.json`, as `longspec new` writes it. For `config/workflow.yaml` it
-is `workflow.schema.json`.
+`# yaml-language-server: $schema=/path/to/longspec/config/run.schema.json`, as `longspec new` writes it. For
+`config/workflow.yaml` it is `workflow.schema.json`.
 
 A run's file says all of one run: [own-model.md](own-model.md). What all runs share stands in `config/workflow.yaml`.
 """
