@@ -1,5 +1,7 @@
 """`longspec new`, `plan`, `train` and `report` call Snakemake as a user would, and say what came out."""
 
+import argparse
+import gzip
 import json
 import os
 import re
@@ -9,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from longspec.cli import progress
+from longspec.cli import progress, runs
 from longspec.cli.__main__ import PASSED_ON
 from longspec.lease import acquire
 from longspec.train.names import STATUS
@@ -55,6 +57,10 @@ def test_a_new_run_is_written_and_planned(workflow: Workflow) -> None:
     assert "third.yaml: data.chats.source: inputs/*.jsnol: " in text
     assert text.splitlines()[-1] == "edit third.yaml; then: longspec plan third.yaml"
     (workflow.folder / "third.yaml").unlink()
+    packed = gzip.compress((workflow.folder / "inputs/chats.jsonl").read_bytes())
+    (workflow.folder / "chats.jsonl.gz").write_bytes(packed)
+    code, text = longspec(workflow, "new", "fourth.yaml", "--target", "my-llama", "--data", "chats.jsonl.gz")
+    assert (code, text.splitlines()[-1][:28]) == (0, "time and disk: not known bef")
     code, text = longspec(workflow, "new", "third.yaml", *asked[2:], "--method", "glide")
     assert (code, "no engine loads glide drafts" in text, "\ntime: " in text) == (0, True, True), text
     (workflow.folder / "mine.yaml").write_text("target: my-llama\ndtaa: {}\n")
@@ -126,3 +132,18 @@ def test_a_stage_that_trains_has_a_line_with_steps_speed_and_time_left(tmp_path:
         assert progress.lines(tmp_path / "demo", told) == ["demo/base/chat: step 4 of 40, 1,234 tokens/s, 72 s left"]
     finally:
         lease.release()
+
+
+def test_a_look_that_fails_leaves_the_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders change while they are looked at; Snakemake is waited for all the same."""
+    looks = []
+
+    def fails(*_: object) -> list[str]:
+        looks.append(1)
+        raise FileNotFoundError("results/demo/base/chat/recipe.yaml")
+
+    monkeypatch.setattr(runs, "SNAKEMAKE", ["sh", "-c", "sleep 1; exit 3"])
+    monkeypatch.setattr(progress, "EVERY", 0.2)
+    monkeypatch.setattr(progress, "lines", fails)
+    assert runs.train(argparse.Namespace(run="demo", snakemake=[])) == 3
+    assert len(looks) > 1

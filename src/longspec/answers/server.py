@@ -18,6 +18,7 @@ from longspec.distributed import die_with_parent, log
 
 # As longspec.serve.engine asks of vLLM: nothing is reported, and nothing is asked of a network.
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+PAST_PROXIES = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 LOOK = 1.0  # seconds between two looks whether it answers
 PORTS = 3  # on which a server is tried before it must be something else that ends it
 GUARD = "import os, sys; sys.stdin.read(); os.killpg(int(sys.argv[1]), 9)"
@@ -126,10 +127,9 @@ def _guard(process: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
 
 def _answers(process: subprocess.Popen[bytes], address: str, minutes: float, output: Path, limit: str) -> bool:
     """Wait until the server answers; False for one that ends before it does."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     began = time.monotonic()
     while process.poll() is None:
-        with suppress(urllib.error.URLError, OSError), opener.open(f"{address}/models", timeout=LOOK * 5):
+        with suppress(urllib.error.URLError, OSError), PAST_PROXIES.open(f"{address}/models", timeout=LOOK * 5):
             log(f"{address}: answers after {time.monotonic() - began:.0f} s")
             return True
         if time.monotonic() - began > 60 * minutes:

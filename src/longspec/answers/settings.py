@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import Field
 
 from longspec.atomic_files import sha256_text
-from longspec.config.schema import KNOWN
+from longspec.config.schema import KNOWN, PRECISIONS
 from longspec.config.typed import Filled, Number, Rate, Seed, Share, Temperature, Text, Tokens, Whole, means, words
 
 LOCAL, ENDPOINT = "transformers", "endpoint"
@@ -46,9 +46,7 @@ class Regenerate:
     ] = None
     cut: Annotated[str, words(KEEP, DROP), means("what is done with answers that new_tokens cuts")] = DROP
     engine: Annotated[str, words(LOCAL, ENDPOINT), means("what answers: a job of this workflow, or a server")] = LOCAL
-    precision: Annotated[
-        str, words("auto", "fastest", "bf16", "fp32"), means("the target's precision; fastest: bf16 on processors too")
-    ] = "auto"
+    precision: Annotated[str, words(*PRECISIONS), means("the target's precision; fastest: bf16 on processors too")] = "auto"
     served_model: Annotated[Filled | None, means("the name that the server has for the target")] = None
     max_failed: Annotated[Share, means("the share of failed records above which the job fails, for instance 0.01")] = 0.01
     batch: Annotated[Whole, Field(ge=1, le=2**16), means("the number of conversations that are answered at a time")] = 16

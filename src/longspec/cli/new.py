@@ -12,18 +12,18 @@ import torch
 from transformers import AutoTokenizer
 
 from longspec import methods
-from longspec.cli.runs import plan
-from longspec.config import CONFIG_DIR, compose_stage, yaml_files
-from longspec.config.run_file import SUFFIX, TRAIN, read_run
-from longspec.config.run_implied import variants_of
+from longspec.cli.runs import plan, plan_of
+from longspec.config import CONFIG_DIR
+from longspec.config.names import HUB_PREFIX
+from longspec.config.run_file import SUFFIX
 from longspec.config.target_facts import TargetFacts, facts_of
-from longspec.data.raw import is_hub, is_made
+from longspec.data.raw import FILE, is_hub, is_made
 from longspec.data.read import source_files
 from longspec.data.tokenize import encode
 from longspec.shown import duration
 from longspec.train.estimate.memory import estimate, peak
 from longspec.train.estimate.memory_check import gib
-from longspec.train.estimate.plan import plan_stage, read_target, whole_rows
+from longspec.train.estimate.plan import TYPICAL_FLOPS, plan_stage, read_target, whole_rows
 
 TEMPLATE = """\
 # yaml-language-server: $schema={schema}
@@ -35,15 +35,15 @@ method: {method}
 # recipe: {{epochs: 10, optimizer: {{lr: 1.0e-4}}, data: {{sequence_length: 4096}}}}
 # evaluation: {{new_tokens: 128}}
 """
-RECORDS, LONGEST_LINE = 200, 32 * 10**6  # of the data, that are looked at; bytes of one
+RECORDS, LONGEST_LINE = 200, int(FILE["max_line_mb"] * 1e6)  # of the data, that are looked at; bytes of one
+PLAIN = ((".jsonl", ""), (".json", ""))  # kinds of files
 LETTERS = 4  # of a token, where there is no tokenizer to ask
-TYPICAL = 400e12  # operations a second of one GPU, as `longspec.train plan` assumes
 SIZE = 1024  # of the product by which a processor is measured
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """The beginning of some data: so many records, their bytes and tokens, and the bytes of all."""
+    """Hold the beginning of some data: so many records, their bytes and tokens, and the bytes of all."""
 
     records: int
     bytes: int
@@ -95,21 +95,20 @@ def cost_lines(path: Path, target: str, data: str) -> list[str]:
     lines = [_target_line(facts, tokenizer)]
     sampled = None if is_hub(data) or is_made(data) else sample(source_files.files_of(data), tokenizer)
     if sampled is None or sampled.records == 0:
-        return [*lines, "time and disk: known once the data is here; then: longspec plan"]
-    shared = yaml_files.read(CONFIG_DIR / "workflow.yaml")["variants"]
-    recipe = compose_stage(str(path), (variants_of(read_run(str(path), [CONFIG_DIR])) or shared)[0], TRAIN)
-    length = recipe.recipe.data.sequence_length
+        return [*lines, "time and disk: not known before data of the hub, Parquet and compressed files are packed"]
+    config = next(iter(plan_of(str(path)).configs.values()))
+    recipe, length = config.recipe, config.recipe.data.sequence_length
     tokens, guess = sampled.of_all(sampled.tokens), "" if tokenizer else f", at {LETTERS} bytes a token"
-    rows = max(recipe.recipe.global_batch, tokens // length)
+    rows = max(recipe.global_batch, tokens // length)
     lines.append(
         f"data: about {sampled.of_all(sampled.records):,} records, {tokens:,} tokens{guess}: {rows:,} rows of {length:,} tokens"
     )
     try:
-        config = read_target(target.removeprefix("hf:"))
+        sizes = read_target(target.removeprefix(HUB_PREFIX))
     except ValueError as error:
         return [*lines, f"time and memory: known once the target is here ({error})"]
     ranks, device = max(1, torch.cuda.device_count()), torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    planned = plan_stage(config, recipe.recipe, recipe.runtime, whole_rows(rows, length), ranks, device)
+    planned = plan_stage(sizes, recipe, config.runtime, whole_rows(rows, length), ranks, device)
     rate, machine = _machine()
     needed, there = peak(estimate(planned.setup)), _memory(device)
     fits = "fits" if needed <= there else "DOES NOT FIT: docs/large-targets.md;"
@@ -131,14 +130,20 @@ def _target_line(facts: TargetFacts, tokenizer: Any) -> str:
 
 def _tokenizer(target: str) -> Any:
     """Return the tokenizer of a target's folder; None where it is not here, or transformers cannot read it."""
+    folder = Path(target).expanduser()
     try:
-        return AutoTokenizer.from_pretrained(target, trust_remote_code=False) if Path(target).expanduser().is_dir() else None
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False) if folder.is_dir() else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def sample(files: list[Path], tokenizer: Any) -> Sampled:
-    """Look at the first records of some files; one that cannot be read counts by its bytes."""
+def sample(files: list[Path], tokenizer: Any) -> Sampled | None:
+    """Look at the first records of some files; one that cannot be laid out counts by its bytes.
+
+    None where a file's size says nothing of its records: Parquet, and compressed files.
+    """
+    if any(source_files.kind_of(path) not in PLAIN for path in files):
+        return None
     records = size = tokens = 0
     for item in islice(_items(files), RECORDS):
         whole = sum(map(len, item.original))
@@ -163,7 +168,7 @@ def _machine() -> tuple[float, str]:
     """Return operations a second of one rank, and the machine in words: a processor is measured, a GPU is not."""
     if torch.cuda.is_available():
         count = torch.cuda.device_count()
-        return TYPICAL, f"{count} {torch.cuda.get_device_name(0)} (if each does {TYPICAL / 1e12:.0f} TFLOP/s)"
+        return TYPICAL_FLOPS, f"{count} {torch.cuda.get_device_name(0)} (if each does {TYPICAL_FLOPS / 1e12:.0f} TFLOP/s)"
     square = torch.ones(SIZE, SIZE)
     square @ square
     began = time.perf_counter()

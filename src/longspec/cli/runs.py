@@ -14,6 +14,9 @@ from longspec.cli import progress
 from longspec.config import compose_stage, differences, plain, yaml_files
 from longspec.config.run_file import CONFIG_DIR, SUFFIX, default_method, read_run
 from longspec.report import ending
+from longspec.workflow.checks import checked_plan
+from longspec.workflow.plan import Plan
+from longspec.workflow.settings import datasets
 
 SNAKEMAKE = [sys.executable, "-m", "snakemake"]  # also where its environment is not activated
 
@@ -25,6 +28,11 @@ def _chosen(options: Namespace) -> list[str]:
         return ["final_draft", "--config", chosen, *more]
     place = more.index("--config") + 1
     return ["final_draft", *more[:place], chosen, *more[place:]]
+
+
+def plan_of(run: str) -> Plan:
+    """Return the checked plan of a run, as the Snakefile makes it."""
+    return checked_plan(yaml_files.read(Path(datasets.FILE)) | {"run": run})
 
 
 def plan(options: Namespace) -> int:
@@ -85,8 +93,9 @@ def train(options: Namespace) -> int:
         while code is None:
             with suppress(subprocess.TimeoutExpired):
                 code = process.wait(progress.EVERY)
-            for line in progress.lines(results, steps) if code is None else ():
-                print(line, flush=True)
+            with suppress(OSError, ValueError):  # of folders that change meanwhile; the run itself goes on
+                for line in progress.lines(results, steps) if code is None else ():
+                    print(line, flush=True)
     except KeyboardInterrupt:  # the terminal has told Snakemake too
         process.wait()
         print("\nstopped by you; the same command goes on")

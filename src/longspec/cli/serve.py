@@ -21,17 +21,16 @@ from rich.table import Table
 from transformers import AutoTokenizer
 
 from longspec import jsonl, methods
-from longspec.answers.server import started
+from longspec.answers.server import PAST_PROXIES, started
 from longspec.atomic_files import read_json_object
-from longspec.config import yaml_files
+from longspec.cli.runs import plan_of
 from longspec.evaluate.measure import key_of, key_text
 from longspec.evaluate.prompts import all_prompts
 from longspec.evaluate.tasks import ROOM, Prompt, Setting, Settings, check_interpreter, parse
 from longspec.families import position_limit
 from longspec.models.target_config import read_target_config
-from longspec.serve.engine import ENVIRONMENT
+from longspec.serve.engine import BY_PLACE, ENVIRONMENT
 from longspec.workflow.answers import AnswersPlan
-from longspec.workflow.checks import checked_plan
 from longspec.workflow.plan import Plan
 
 PROMPTS = 10
@@ -39,7 +38,7 @@ CHAIN = 3  # drafted tokens of a round, where the evaluation measured no greedy 
 LOOK = 5.0  # seconds between two looks whether the server answers
 LESS = 0.9  # of our tokens a round: below, something is set up otherwise than it was trained
 ON_CPU = ("OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_CPU_KVCACHE_SPACE")  # of ENVIRONMENT
-ROUNDS, BY_PLACE = "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+ROUNDS, KEPT = "vllm:spec_decode_num_drafts_total", f"{BY_PLACE}_total"
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
 
     Raises ValueError for a draft that is not there, or that no engine loads.
     """
-    plan = checked_plan(yaml_files.read(Path("config/workflow.yaml")) | {"run": options.run})
+    plan = plan_of(options.run)
     [name] = plan.runs
     variant = options.variant or plan.variants[name][0]
     if variant not in plan.variants[name]:
@@ -122,7 +121,7 @@ def _setting(section: Settings) -> Setting | None:
 
 
 def _on_this_machine(target: Path, prompts: Iterable[Prompt]) -> list[str]:
-    """Return the options that a machine without a GPU needs: float32 as the evaluation has it, and a cache that fits."""
+    """Return the options that a machine without a GPU needs: float32, which any processor has, and a cache that fits."""
     if torch.cuda.is_available():
         return []
     for name in ON_CPU:
@@ -159,7 +158,7 @@ def counted(metrics: str, tokens: int) -> Acceptance:
     def value(pattern: str) -> int:
         return int(sum(float(number) for number in re.findall(rf"^{pattern} ([0-9.eE+]+)$", metrics, re.MULTILINE)))
 
-    kept = (value(rf'{BY_PLACE}\{{(?:[^}}]*,)?position="{place}"(?:,[^}}]*)?\}}') for place in range(tokens))
+    kept = (value(rf'{KEPT}\{{(?:[^}}]*,)?position="{place}"(?:,[^}}]*)?\}}') for place in range(tokens))
     return Acceptance(value(rf"{ROUNDS}(?:\{{[^}}]*\}})?"), tuple(kept))
 
 
@@ -202,10 +201,9 @@ def show(served: Acceptance, ours: Acceptance | None, prompts: Iterable[Prompt])
 
 def _text(address: str, body: Mapping[str, Any] | None = None) -> str:
     """Return what a server of this machine answers, past any proxy."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(address, data=data, headers={"Content-Type": "application/json"})
-    with opener.open(request, timeout=3600) as answer:
+    with PAST_PROXIES.open(request, timeout=3600) as answer:
         return str(answer.read().decode())
 
 

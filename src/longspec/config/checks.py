@@ -14,7 +14,6 @@ from longspec.config.names import (
     HUB_PREFIX,
     WHEEL_FORM,
     WHEEL_PREFIX,
-    check_name,
     hub_source,
     is_gguf,
     is_repository,
@@ -128,7 +127,6 @@ def check_replay(recipe: DictConfig) -> None:
     """
     key, replay = "recipe.data.replay", recipe.data.replay
     for stage in replay:
-        check_name(key, stage)
         if stage == recipe.stage:
             raise ValueError(f"{key}.{stage}: is this stage itself; name earlier stages of the run alone")
     if sum(replay.values()) >= 1:

@@ -15,7 +15,7 @@ from longspec.config import yaml_files
 from longspec.config.explain import did_you_mean, faults_in
 from longspec.config.faults import check
 from longspec.config.names import BASELINES, IMPORTED, WITH_LOOKUP, check_name
-from longspec.config.typed import Keys, Text, words
+from longspec.config.typed import Keys, Once, Text, words
 
 FOLDER = "run"
 SUFFIX = ".yaml"
@@ -49,7 +49,7 @@ class RunFile(Keys):
     )
     method: Text | None = Field(None, description="a file of config/method/")
     deepspeed: Text | None = Field(None, description="a file of config/deepspeed/, in place of the stages' own")
-    variants: list[Text] = Field(
+    variants: Annotated[list[Text], Once] = Field(
         [], description="the variants in which it is trained; none: the method's, or those of config/workflow.yaml"
     )
     stages: dict[str, StageFile] = Field(
@@ -86,13 +86,6 @@ class RunFile(Keys):
             if name in TAKEN:
                 raise ValueError(f"{name}: {', '.join(TAKEN)} are drafters that no stage trains; give the stage another name")
         return stages
-
-    @field_validator("variants")
-    @classmethod
-    def _once(cls, variants: list[str]) -> list[str]:
-        if len(set(variants)) < len(variants):
-            raise ValueError(f"must name each variant once; is {variants}")
-        return variants
 
 
 @dataclass(frozen=True)

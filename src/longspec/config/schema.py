@@ -38,6 +38,7 @@ KNOWN = ConfigDict(extra="forbid")
 
 COLLATIONS = ("base", "long", "long-nomask", "longcot")
 OVERLONG = ("split", "truncate")
+PRECISIONS = ("auto", "fastest", "bf16", "fp32")
 OFFLINE = "offline"  # recipe.states.source
 MUON, LINEAR = "muon", "linear"  # of recipe.optimizer: name, schedule
 REPLICATED, PARTITIONED, TENSOR_PARALLEL = "replicated", "partitioned", "tensor_parallel"
@@ -73,7 +74,7 @@ class Data:
     ] = MISSING
     overlong: Annotated[str, words(*OVERLONG), means("what is done with documents longer than a row")] = "split"
     replay: Annotated[
-        dict[str, Annotated[Number, Field(gt=0, lt=1)]],
+        dict[Name, Annotated[Number, Field(gt=0, lt=1)]],
         means("the share of the trained tokens that is of earlier stages' data, by the stages' names, such as {base: 0.2}"),
     ] = field(default_factory=dict, metadata=LATER)
 
@@ -136,7 +137,7 @@ class Recipe:
     )
     precision: Annotated[
         str,
-        words("auto", "fastest", "bf16", "fp32"),
+        words(*PRECISIONS),
         means("the precision of training; auto: bf16 on GPUs that have it, else fp32; fastest: bf16 on processors too"),
     ] = "auto"
     seed: Annotated[Seed, means("the seed of weights, order and draws")] = 42

@@ -86,6 +86,14 @@ def _named(text: str) -> str:
     return text
 
 
+def _once(given: list[str]) -> list[str]:
+    for name in given:
+        if given.count(name) > 1:
+            raise ValueError(f"{name} stands twice; name each once")
+    return given
+
+
+Once = AfterValidator(_once)  # of a list
 Text = Annotated[str, Strict()]
 Filled = Annotated[str, Strict(), Field(min_length=1)]
 Flag = Annotated[bool, Strict()]

@@ -29,6 +29,7 @@ Shape = Annotated[
     Nodes | Annotated[list[Nodes], Field(min_length=1, max_length=64)],
     means("a number of tokens (a chain), or a list of levels (a tree)"),
 ]
+SERVE_PYTHON = ".venv-serve/bin/python"
 SOURCE = "a file of prompts, a glob, a list of files, or hf:<owner>/<repository>[:config][:split] or .../<file>"
 
 
@@ -80,8 +81,8 @@ class Bench(Keys):
         None, description="most tokens of prompt lookup beside the published draft's, such as 8; null: it is measured alone"
     )
     serve_python: Filled = Field(
-        ".venv-serve/bin/python",
-        description="the Python interpreter of vLLM's environment, for instance .venv-serve/bin/python",
+        SERVE_PYTHON,
+        description=f"the Python interpreter of vLLM's environment, for instance {SERVE_PYTHON}",
     )
     draft_vocabulary: Tokens | None = Field(
         None,

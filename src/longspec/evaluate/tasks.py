@@ -19,10 +19,9 @@ from longspec.data.hub.names import parse as parse_hub
 from longspec.data.raw import is_hub
 from longspec.data.read.record_checks import RecordError
 from longspec.data.read.source_files import ARCHIVE
-from longspec.evaluate.section import MOST_NODES, OURS, VLLM, Evaluation
+from longspec.evaluate.section import MOST_NODES, OURS, SERVE_PYTHON, VLLM, Evaluation
 
 Shape = int | tuple[int, ...]
-SERVE_PYTHON = ".venv-serve/bin/python"
 # Positions that stay free behind prompt and answer: the last round may draft beyond the answer, and a prompt that was cut is
 # tokenized anew, which may make a few tokens more of it.
 ROOM = 64

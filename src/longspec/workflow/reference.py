@@ -28,12 +28,11 @@ HEAD = """# All keys
 longspec plan mine                     # a key that is wrong is told here, with what is allowed
 ```
 
-This page is generated from the types in the source (`python -m longspec.workflow.reference`), as are two JSON Schemas for
-editors. The first line of a run's file for VS Code's YAML extension:
-`# yaml-language-server: $schema=/path/to/longspec/config/run.schema.json`, as `longspec new` writes it. For
-`config/workflow.yaml` it is `workflow.schema.json`.
+`python -m longspec.workflow.reference` makes this page from the types in the source. It makes two JSON Schemas too, by which editors
+complete and check a file. `longspec new` writes the first line that VS Code's YAML extension wants:
+`# yaml-language-server: $schema=/path/to/longspec/config/run.schema.json`. `config/workflow.yaml` has `workflow.schema.json`.
 
-A run's file says all of one run: [own-model.md](own-model.md). What all runs share stands in `config/workflow.yaml`.
+One file is a whole run: [own-model.md](own-model.md). `config/workflow.yaml` holds what all runs share.
 """
 
 

@@ -33,6 +33,7 @@ from longspec.train.estimate.memory import GIB, Setup, estimate, peak, setup_of
 from longspec.train.estimate.memory_check import alternatives, gib, table
 from longspec.train.estimate.stored_states import StoredPlan, stored_lines, stored_plan
 
+TYPICAL_FLOPS = 400e12  # operations a second of one GPU, where nobody says them
 FOR_GPUS = "planned for GPUs, of which this machine has none; --device cpu plans for processors, without CUDA's own memory"
 SAMPLE = 256  # rows that stand for all when documents are counted
 SLOTS_WHILE_SAVING = 3  # of checkpoints: last, last_2 and the one being written
@@ -218,7 +219,7 @@ def parser() -> argparse.ArgumentParser:
     add("--states-folder", type=Path, default=Path("data/states"), metavar="DIR", help=place)
     add("--states-only", action="store_true", help="print only what stored states cost and save")
     add("--longest-job", type=int, default=240, metavar="MINUTES", help="of the longest Slurm job; default: %(default)d")
-    add("--flops", type=float, default=400e12, help="operations a second of one rank; default: %(default)g")
+    add("--flops", type=float, default=TYPICAL_FLOPS, help="operations a second of one rank; default: %(default)g")
     return parser
 
 

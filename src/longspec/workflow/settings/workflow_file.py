@@ -14,7 +14,7 @@ from longspec.config import yaml_files
 from longspec.config.faults import check, wrong_texts
 from longspec.config.names import IS_NAME, is_name
 from longspec.config.run_file import SUFFIX
-from longspec.config.typed import Filled, Flag, Keys, Name, Number, Seed, Share, Text, Whole, left_out, words
+from longspec.config.typed import Filled, Flag, Keys, Name, Number, Once, Seed, Share, Text, Whole, left_out, words
 from longspec.evaluate.section import Evaluation
 from longspec.shown import ManyLinesError
 
@@ -23,13 +23,6 @@ SOURCE = "stdlib, puzzles, questions, a file, a glob, a list of files, or hf:<ow
 MODULE = r"^[A-Za-z0-9][A-Za-z0-9_.+/-]*$"  # it reaches a shell
 Step = Annotated[dict[Text, Any], Field(min_length=1, max_length=1, title="a mapping of one aligner to its settings")]
 Characters = Annotated[Whole, Field(ge=1, le=10**9)]
-
-
-def _once(given: list[str]) -> list[str]:
-    for name in given:
-        if given.count(name) > 1:
-            raise ValueError(f"{name} stands twice; name each once")
-    return given
 
 
 def _run(text: str) -> str:
@@ -83,10 +76,10 @@ class Gates(Keys):
 class WorkflowFile(Keys):
     """Hold config/workflow.yaml: what to build from which data, and how it is measured."""
 
-    runs: Annotated[list[RunName], Field(min_length=1), AfterValidator(_once)] = Field(
+    runs: Annotated[list[RunName], Field(min_length=1), Once] = Field(
         description="a list of files of config/run/, for instance [demo], or of paths that end in .yaml"
     )
-    variants: Annotated[list[Name], Field(min_length=1), AfterValidator(_once)] = Field(
+    variants: Annotated[list[Name], Field(min_length=1), Once] = Field(
         description="a list of files of config/variant/, for runs that name none, for instance [sinkpi-slicing]"
     )
     keep_states: Flag = Field(False, description="whether stored states stay on the disk when no stage needs them")
