@@ -28,8 +28,8 @@ HEAD = """# All keys
 longspec plan mine                     # a key that is wrong is told here, with what is allowed
 ```
 
-`python -m longspec.workflow.reference` makes this page from the types in the source. It makes two JSON Schemas too, by which editors
-complete and check a file. `longspec new` writes the first line that VS Code's YAML extension wants:
+`python -m longspec.workflow.reference` makes this page from the types in the source. It makes two JSON Schemas for editors, which
+complete and check a file by them. `longspec new` writes the first line that VS Code's YAML extension wants:
 `# yaml-language-server: $schema=/path/to/longspec/config/run.schema.json`. `config/workflow.yaml` has `workflow.schema.json`.
 
 One file is a whole run: [own-model.md](own-model.md). `config/workflow.yaml` holds what all runs share.
