@@ -28,7 +28,7 @@ HEAD = """# All keys
 longspec plan mine                     # a key that is wrong is told here, with what is allowed
 ```
 
-`python -m longspec.workflow.reference` makes this page from the types in the source. It makes two JSON Schemas for editors, which
+`python -m longspec.workflow.reference` makes this page from the types in the source. It makes two JSON Schemas too. Editors
 complete and check a file by them. `longspec new` writes the first line that VS Code's YAML extension wants:
 `# yaml-language-server: $schema=/path/to/longspec/config/run.schema.json`. `config/workflow.yaml` has `workflow.schema.json`.
 
