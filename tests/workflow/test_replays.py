@@ -30,7 +30,10 @@ def stage_file(folder: Path, shares: str) -> None:
         ("{base: 1}", r"recipe\.data\.replay\.base: must be a number above 0 to below 1, is 1"),
         ("{base: -0.1}", r"recipe\.data\.replay\.base: must be a number above 0 to below 1, is -0\.1"),
         ("{base: 0.5, long: 0.5}", r"recipe\.data\.replay: the shares of base, long are 1 together; leave some"),
-        ("{base: much}", r"recipe\.data\.replay\.base: Value 'much' .* could not be converted to Float"),
+        (
+            "{base: much}",
+            r"recipe\.data\.replay\.base: Value 'much' .* could not be converted to Float; give a number above 0 to below 1",
+        ),
         ("0.3", r"recipe\.data\.replay: "),
     ],
 )

@@ -18,7 +18,8 @@ from omegaconf.errors import OmegaConfBaseException
 from longspec import methods
 from longspec.config import yaml_files
 from longspec.config.checks import CHECKS, check_optimizer, name_class
-from longspec.config.explain import did_you_mean, one_line, unknown_key
+from longspec.config.explain import did_you_mean, unknown_key
+from longspec.config.faults import one_line
 from longspec.config.run_file import CONFIG_DIR, Run, read_run
 from longspec.config.run_implied import numbers_of, stage_of, target_of, variants_of, with_implied
 from longspec.config.schema import Build, Config, Recipe, Runtime

@@ -1,10 +1,14 @@
 """Say what is wrong with values, by the types of their keys: a line for each fault, with the key and what is allowed."""
 
+import re
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any
 
 from omegaconf import OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import ValidationError as OmegaConfValidationError
 from pydantic import TypeAdapter, ValidationError
 
 from longspec.config.explain import unknown_key
@@ -12,6 +16,8 @@ from longspec.config.typed import OwnTitles
 from longspec.shown import ManyLinesError
 
 Node = dict[str, Any]  # of a JSON Schema
+NO_LIST = "is not a ListConfig"  # in what OmegaConf says
+NO_MAPPING = "Cannot merge DictConfig with ListConfig"
 NOT_KNOWN = ("extra_forbidden", "unexpected_keyword_argument")  # pydantic's faults of a model and of a dataclass
 LONGEST = 80  # letters of a value that is shown
 
@@ -178,3 +184,39 @@ def _list(form: Node, whole: Node) -> str:
 def _range(form: Node) -> str:
     words = {"exclusiveMinimum": "above", "minimum": "from", "exclusiveMaximum": "to below", "maximum": "to"}
     return "".join(f" {word} {form[bound]}" for bound, word in words.items() if bound in form)
+
+
+def one_line(error: BaseException) -> str:
+    """Return the cause of an error of Hydra or OmegaConf with its key; Hydra wraps it and says in which file it was at work."""
+    file = re.match(r"In '(.+?)':", str(error))
+    cause: BaseException | None = error
+    while cause is not None and not (isinstance(cause, OmegaConfBaseException) and cause.full_key):
+        cause = cause.__context__
+    if cause is None and file and NO_MAPPING in str(error):  # OmegaConf says of no key in a file
+        return f"a list stands where a mapping belongs, such as recipe.data.replay: {{base: 0.2}} (in {file[1]}.yaml)"
+    if cause is None:
+        return " ".join(str(error).partition("Config search path")[0].split())
+    assert isinstance(cause, OmegaConfBaseException)
+    return f"{cause.full_key}: {_fault(cause)}" + (f" (in {file[1]}.yaml)" if file else "")
+
+
+def _fault(error: OmegaConfBaseException) -> str:
+    """Return the message for an error, without the key it is about."""
+    if isinstance(error, ConfigKeyError | ConfigAttributeError) and is_dataclass(error.object_type):
+        return unknown_key(str(error.key), [field.name for field in fields(error.object_type)])
+    told = str(error.msg or error).partition("\n")[0]
+    if NO_MAPPING in told:
+        return "must be a mapping, such as {name: value}"
+    if NO_LIST in told:
+        return "must be a list, such as [a, b]"
+    return f"{told}; give {_allowed_at(error)}" if isinstance(error, OmegaConfValidationError) else told
+
+
+def _allowed_at(error: OmegaConfBaseException) -> str:
+    """Say what may stand where OmegaConf found another type, in a list or mapping of a section too."""
+    section: Any = error.parent_node
+    place = (0 if isinstance(error.key, int) else str(error.key),)
+    while not is_dataclass(OmegaConf.get_type(section)):
+        place, section = (section._key(), *place), section._get_parent()
+    whole = schema_of(OmegaConf.get_type(section))
+    return allowed(node_at(whole, place), whole)

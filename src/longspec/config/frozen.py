@@ -9,7 +9,8 @@ from omegaconf import DictConfig, OmegaConf
 from longspec import methods
 from longspec.config import yaml_files
 from longspec.config.checks import CHECKS
-from longspec.config.explain import faults_in, one_line
+from longspec.config.explain import faults_in
+from longspec.config.faults import one_line
 from longspec.config.schema import Recipe
 
 
