@@ -139,17 +139,19 @@ def main() -> None:
     """Measure and keep the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=int, nargs="+")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    lengths = parser.parse_args().lengths or list(LENGTHS[device])
+    options = parser.parse_args()
+    lengths = options.lengths or list(LENGTHS[device])
     measured_on = {
         "device": torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "heads": dict(zip(("query", "key_value", "width"), HEADS[device], strict=True)),
     }
-    RESULTS.mkdir(exist_ok=True)
+    options.out.mkdir(parents=True, exist_ok=True)
     content = {**measured_on, "measured": run(device, lengths)}
-    (RESULTS / f"attention_{device}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    (options.out / f"attention_{device}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

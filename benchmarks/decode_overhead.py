@@ -60,7 +60,8 @@ class ForcedDrafter(GlideDrafter):
         self.round += 1
         path = tree.seen_BSS[0, -1].nonzero()[1:, 0]
         tree.tokens_BS[0, 1:] = NOTHING
-        tree.tokens_BS[0, path[:kept]] = (draft_input.roots_B + 1 + torch.arange(kept)) % TARGET["vocab_size"]
+        right_K = draft_input.roots_B + 1 + torch.arange(kept, device=path.device)
+        tree.tokens_BS[0, path[:kept]] = right_K % self.target.config.vocab_size
         return tree
 
 
