@@ -4,6 +4,7 @@
 # make test    all tests that need neither a GPU nor a Slurm cluster; `make quick`: those of seconds
 # make test-long    what `make test` leaves out for its time: repeats of what a test of it shows once, say under another ZeRO stage
 # make test-slurm   tests on a real Slurm that is brought up on this machine: Debian or Ubuntu, root; it installs Slurm's packages
+# make gpu     on a machine with a GPU: its tests, steps against their floor, the demo, decoding; keeps the results of each part
 # make test-serve   the demo's EAGLE-3 draft in an unmodified vLLM, in an environment of its own (.venv-serve, 3.4 GB)
 # make lint    style, types, the workflow's own lint; notes on rooms and files that have grown large
 # make chaos MOMENTS=300   a small run of the whole graph, killed, starved and damaged at so many random moments; a second call goes on
@@ -39,7 +40,7 @@ export MPLCONFIGDIR := $(CACHE)/matplotlib
 export PYTHONDONTWRITEBYTECODE := 1
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: demo smollm2 smollm2-bench test test-long test-slurm test-serve serve quick lint chaos chaos-stages status preflight resume
+.PHONY: demo gpu smollm2 smollm2-bench test test-long test-slurm test-serve serve quick lint chaos chaos-stages status preflight resume
 .DELETE_ON_ERROR:
 
 demo: .venv/.stamp-train | $(TMPDIR)
@@ -74,6 +75,10 @@ test-slurm: .venv/.stamp-dev | $(TMPDIR)
 
 test-serve: serve
 	python -m pytest -m serve
+
+# torch and transformers are taken as they are there, so this installs nothing.
+gpu:
+	python benchmarks/gpu.py
 
 # What its tests need: vLLM and a draft for it. Without vLLM they skip themselves.
 serve: .venv/.stamp-dev | $(TMPDIR)

@@ -32,8 +32,11 @@ NEW, REPEATS, WINDOW, CHAIN = 121, 3, 512, 4
 
 
 def let_it_count(target: Any) -> None:
-    """Turn a random target into one that continues n by n + 1: layers hardly change what the embedding says."""
+    """Turn a random target into one that continues n by n + 1: its layers do their work and add nothing."""
     embedding = target.model.embed_tokens.weight
+    for layer in target.model.layers:
+        torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
+        torch.nn.init.zeros_(layer.mlp.down_proj.weight)
     torch.nn.init.normal_(embedding)
     target.lm_head.weight.copy_(embedding.roll(1, dims=0))
 

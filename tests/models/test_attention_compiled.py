@@ -126,10 +126,15 @@ def test_the_stand_in_is_flash_attn() -> None:
 
 @pytest.mark.parametrize("backend", ON_GPU)
 def test_32k_tokens_fit_on_a_gpu(backend: str) -> None:
-    """A boolean mask of 32k x 32k alone would be 1 GB."""
+    """A boolean mask of 32k x 32k alone would be 1 GB.
+
+    flash-attn's deterministic backward keeps the queries' gradient in float32 once for each multiprocessor, over the heads.
+    """
     need(backend)
+    processors = torch.cuda.get_device_properties(0).multi_processor_count
+    bound = 400 * 2**20 + (4 * processors * 32768 * 64 if backend == FLASH else 0)
     rows = torch.repeat_interleave(torch.arange(2), torch.tensor([20000, 12768])).cuda()[None]
-    sees = (Visibility(window=512, document_ids_BT=rows), Visibility(lag_B=torch.tensor([3])), Visibility(lag_blocks=4))
+    sees = (Visibility(window=512, document_ids_BT=rows), Visibility(lag_B=torch.tensor([3]).cuda()), Visibility(lag_blocks=4))
     for visibility in sees:
         q, k, v = (torch.randn(1, heads, 32768, 64, device="cuda", dtype=torch.bfloat16) for heads in (4, 2, 2))
         for x in (q, k, v):
@@ -137,4 +142,4 @@ def test_32k_tokens_fit_on_a_gpu(backend: str) -> None:
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         attend(q, k, v, visibility, SCALE, backend).sum().backward()
-        assert torch.cuda.max_memory_allocated() - before < 400 * 2**20
+        assert torch.cuda.max_memory_allocated() - before < bound

@@ -319,7 +319,8 @@ CASES = {
         LONGCOT,
         r"\bsteps: ",
         "steps: x",
-        "recipe.steps: Value 'x104' of type 'str' could not be converted to Integer; give a whole number from 1 to 1000000000, or null",
+        "recipe.steps: Value 'x104' of type 'str' could not be converted to Integer; "
+        "give a whole number from 1 to 1000000000, or null",
     ),
     "impossible recipe": (
         LONGCOT,
