@@ -215,8 +215,8 @@ def _fault(error: OmegaConfBaseException) -> str:
 def _allowed_at(error: OmegaConfBaseException) -> str:
     """Say what may stand where OmegaConf found another type, in a list or mapping of a section too."""
     section: Any = error.parent_node
-    place = (0 if isinstance(error.key, int) else str(error.key),)
-    while not is_dataclass(OmegaConf.get_type(section)):
+    place: tuple[str | int, ...] = (0 if isinstance(error.key, int) else str(error.key),)
+    while not is_dataclass(kind := OmegaConf.get_type(section)):
         place, section = (section._key(), *place), section._get_parent()
-    whole = schema_of(OmegaConf.get_type(section))
+    whole = schema_of(kind)
     return allowed(node_at(whole, place), whole)
