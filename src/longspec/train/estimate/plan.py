@@ -233,13 +233,9 @@ def read_stages(options: argparse.Namespace) -> list[tuple[Any, Any]]:
 
 
 def read_rows(options: argparse.Namespace, recipes: list[Any]) -> list[Rows]:
-    """The rows of each stage. Raises ValueError when neither the options nor the recipes give them."""
-    lengths = [recipe.data.sequence_length for recipe in recipes]
-    given = options.data or options.rows
-    if given is None and all(recipe.steps for recipe in recipes):
-        batches = [whole_rows(recipe.global_batch, length) for recipe, length in zip(recipes, lengths, strict=True)]
-        return [replace(rows, are_all=False) for rows in batches]
-    if given is None or len(given) != len(recipes):
+    """Return the rows of each stage. Raises ValueError when neither the options nor the recipes give them."""
+    given = options.data or options.rows or [recipe.global_batch for recipe in recipes if recipe.steps]
+    if len(given) != len(recipes):
         raise ValueError(
             f"give --data or --rows for each of {len(recipes)} stages: how many steps an epoch has depends on them"
         )
@@ -247,7 +243,8 @@ def read_rows(options: argparse.Namespace, recipes: list[Any]) -> list[Rows]:
         for warning in filter(None, (unlike_served_warning(read_json(manifest)) for manifest in options.data)):
             print(one_line(f"WARNING {warning}"), file=sys.stderr)
         return [counted_rows(manifest) for manifest in options.data]
-    return [whole_rows(number, length) for number, length in zip(options.rows, lengths, strict=True)]
+    rows = [whole_rows(number, recipe.data.sequence_length) for number, recipe in zip(given, recipes, strict=True)]
+    return [replace(each, are_all=bool(options.rows)) for each in rows]
 
 
 def main(argv: list[str]) -> int:
