@@ -34,7 +34,7 @@ from pathlib import Path
 
 from snakemake.utils import min_version
 
-from longspec.cluster.controller import note_controller
+from longspec.cluster.resume import note_controller
 from longspec.report.ending import SAID
 from longspec.report.ending import lines as ending_of
 from longspec.workflow.jobs.resources import check_block, check_nodes

@@ -14,7 +14,6 @@ rule preflight_run:
         recipes=asks(partial(PLAN.of_first_variant, "recipe")),
         runtimes=asks(partial(PLAN.of_first_variant, "runtime")),
         target=asks(PLAN.target),
-        tokenizer=asks(PLAN.tokenizer),
     output:
         report=PREFLIGHT,
     log:
@@ -38,7 +37,7 @@ rule preflight_run:
         "python -m longspec.cluster launch --nodes {resources.nodes:q} --ranks {resources.ranks:q}"
         " --tasks {resources.tasks_per_node:q} --cpus {resources.cpus_per_task:q} --gres={resources.gres:q}"
         " --log {log:q} -- longspec.cluster preflight --recipe {input.recipes:q} --runtime {input.runtimes:q}"
-        " --target {input.target:q} --tokenizer {input.tokenizer:q} --gpus-expected {params.gpus:q}"
+        " --target {input.target:q} --gpus-expected {params.gpus:q}"
         " --out {params.out:q} --report {output.report:q}"
 
 

@@ -22,7 +22,6 @@ OF_MINUTES = [
     "test_signals",
     "test_demo",
     "test_partitioned",
-    "test_preflight",
     "test_speculate",
     "test_needs",
 ]

@@ -19,7 +19,7 @@ def own_device(ranks: Ranks) -> torch.device:
     return torch.device("cuda", ranks.local_rank) if torch.cuda.is_available() else torch.device("cpu")
 
 
-def join(ranks: Ranks, timeout_minutes: int) -> tuple[torch.device, Any]:
+def join(ranks: Ranks, timeout_minutes: float) -> tuple[torch.device, Any]:
     """Join the process group; this rank's device, which is then torch's own, and the launcher's store."""
     device = own_device(ranks)
     if device.type == "cuda":

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from longspec.cluster.queued_jobs import FIELD, RECORD
+from longspec.cluster.queue import FIELD, RECORD
 
 
 def queued(
@@ -12,14 +12,12 @@ def queued(
     *,
     comment: str = "",
     workdir: str = "/work",
-    nodes: str = "",
     reason: str = "None",
     elapsed: str = "1:00",
     name: str = "uuid",
 ) -> str:
     """One job, as a real squeue prints it."""
-    number = job.partition("_")[0]
-    return RECORD + FIELD.join((job, number, state, name, comment, workdir, nodes, reason, elapsed, "4:00:00")) + "\n"
+    return RECORD + FIELD.join((job, state, name, comment, workdir, reason, elapsed, "4:00:00")) + "\n"
 
 
 class Queue:

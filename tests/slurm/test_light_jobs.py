@@ -31,14 +31,6 @@ def test_preflight_on_two_nodes(submitted: Submitted) -> None:
     assert "n2" in json.dumps(report)
 
 
-def test_a_failed_preflight_is_not_tried_again_and_its_table_stays(submitted: Submitted) -> None:
-    submitted.edit("config/run/demo.yaml:base", r"^runtime: \{", "runtime: {attention: flash_attention_2, ")
-    text = submitted.finish(submitted.start("preflight"), code=1)
-    assert text.count("has been submitted with SLURM jobid") == 1
-    assert "flash" in (submitted.folder / "logs/preflight/demo.log").read_text()
-    assert "flash" in text
-
-
 def test_all_of_a_plan_is_shown_with_its_resources(submitted: Submitted) -> None:
     done = submitted.call(*CLUSTER, "-n", "final_draft")
     blocks = [block for block in done.stdout.split("\n\n") if "\nrule " in f"\n{block}"]

@@ -3,24 +3,22 @@
 from pathlib import Path
 
 from longspec.cluster.stages import find, read
-from longspec.cluster.status_table import Slurm, record
 from longspec.shown import duration
 
 EVERY = 30.0  # seconds between two looks
-NOT_ASKED = Slurm([], "not asked")
 
 
 def lines(results: Path, told: dict[str, int]) -> list[str]:
     """Return a line for each stage below a run's folder that has come further. told: by stage its step; updated."""
     found = []
     for stage in find(results):
-        row = record(stage, NOT_ASKED)
-        if row["state"] != "running" or row["step"] == told.get(row["stage"]):
+        if stage.state != "running" or stage.step == told.get(stage.name):
             continue
-        told[row["stage"]] = row["step"]
-        speed = f", {row['tokens_per_second']:,.0f} tokens/s" if row["tokens_per_second"] else ""
-        left = f", {duration(row['seconds_left'])} left" if row["seconds_left"] is not None else ""
-        found.append(f"{results.name}/{row['stage']}: step {row['step']} of {row['steps'] or '?'}{speed}{left}")
+        told[stage.name] = stage.step
+        pace, seconds = stage.middle("tokens_per_second"), stage.seconds_left
+        speed = f", {pace:,.0f} tokens/s" if pace else ""
+        left = f", {duration(seconds)} left" if seconds is not None else ""
+        found.append(f"{results.name}/{stage.name}: step {stage.step} of {stage.total or '?'}{speed}{left}")
     return found
 
 

@@ -9,8 +9,7 @@ preflight   check on an allocated node what a job of days needs
 import importlib
 import sys
 
-# Verb -> its module.
-VERBS = {"launch": "launch", "status": "status_table", "resume": "resume", "preflight": "preflight"}
+VERBS = ("launch", "status", "resume", "preflight")
 
 
 def main() -> int:
@@ -19,7 +18,7 @@ def main() -> int:
     if verb not in VERBS:
         print(__doc__, file=sys.stdout if verb in ("-h", "--help") else sys.stderr)
         return 0 if verb in ("-h", "--help") else 2
-    code: int = importlib.import_module(f"longspec.cluster.{VERBS[verb]}").main(sys.argv[2:])
+    code: int = importlib.import_module(f"longspec.cluster.{verb}").main(sys.argv[2:])
     return code
 
 

@@ -1,167 +1,200 @@
-"""Check in minutes, on an allocated node or several, what a job of days needs.
+"""Check in minutes, on an allocated node or several, what has stopped jobs of days: GPUs, versions, all-reduce, memory, disk.
 
-Every rank of a launcher runs it; without one it is the only rank. All checks run, whatever the others found, each on all
-ranks at once; rank 0 prints what they found. With 1 it ends when a check failed.
+Every rank of a launcher runs it; without one it is the only rank. Ranks exchange what they find through a key-value store,
+which works where a collective does not. Rank 0 judges and prints it; with 1 it ends when a check failed.
 """
 
 import argparse
+import json
+import os
+import secrets
+import socket
 import sys
-from collections.abc import Callable
+import time
+from collections import Counter
+from contextlib import suppress
 from dataclasses import asdict
+from datetime import timedelta
+from importlib.metadata import version
 from pathlib import Path
-from threading import Thread
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from longspec.atomic_files import write_json
-from longspec.cluster import preflight_job, preflight_node
-from longspec.cluster.preflight_ranks import FAIL, NETWORK, OK, WARN, Finding, Place, UnreadableTargetError, meet
+from longspec.atomic_files import write_json, write_text
+from longspec.cluster.preflight_checks import FAIL, OK, WARN, Facts, Finding, check_gpus, check_needs, check_versions, worst
 from longspec.config import ConfigError, Recipe, Runtime, load
 from longspec.distributed import Ranks, end_at_once, find_ranks
+from longspec.process_group import join, own_device
 from longspec.shown import one_line
+from longspec.train.estimate.memory_check import gib, memory_of
+from longspec.train.tracking import is_installed
 
-Check = Callable[[Place], Finding | None]
-# Run in this order on every rank; a check returns None where another rank reports its finding.
-CHECKS: dict[str, Check] = {
-    "ranks": preflight_node.ranks,
-    "versions": preflight_node.versions,
-    "gpus": preflight_node.gpus,
-    "collective": preflight_node.collective,
-    "attention": preflight_node.attention,
-    "memory": preflight_job.memory,
-    "disk": preflight_job.disk,
-    "shared folder": preflight_job.shared_folder,
-    "target": preflight_job.target,
-    "tokenizer": preflight_job.tokenizer,
-    "trackers": preflight_job.trackers,
-}
+VERSIONS_OF = ("longspec", "torch", "transformers", "deepspeed", "tokenizers", "numpy", "flash-attn", "liger-kernel")
+NETWORK = "NCCL_DEBUG=INFO tells the way that is taken; name the network with NCCL_SOCKET_IFNAME (GLOO_SOCKET_IFNAME on CPUs)"
+EXACT = 1000  # elements whose sum is checked
+BYTES = {"cuda": 256 * 2**20, "cpu": 4 * 2**20}  # of the measured all-reduce
+WRITTEN = 64 * 2**20  # bytes of the test file
+SHOWN = ".preflight"  # its name
+POLL = 0.2  # seconds
+
+
+def exchange(store: Any, key: str, ranks: Ranks, content: Any) -> list[Any]:
+    """Return what every rank gives under a key. Raises ValueError with the first rank that gives nothing in time."""
+    store.set(f"preflight/{key}/{ranks.rank}", json.dumps(content))
+    found = []
+    for rank in range(ranks.world_size):
+        try:
+            found.append(json.loads(store.get(f"preflight/{key}/{rank}")))
+        except dist.DistStoreError:
+            raise ValueError(f"rank {rank} of {ranks.world_size} has told no {key} in time; see its own log") from None
+    return found
+
+
+def own_facts(ranks: Ranks, token: str) -> Facts:
+    """Return this rank's facts."""
+    facts: dict[str, Any] = {"host": socket.gethostname(), "host_memory": host_memory(), "token": token}
+    facts["versions"] = {name: version(name) if is_installed(name) else "not installed" for name in VERSIONS_OF}
+    facts["versions"]["python"] = sys.version.split()[0]
+    facts["gpus"] = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if ranks.local_rank < facts["gpus"]:
+        facts["gpu"] = torch.cuda.get_device_name(ranks.local_rank)
+        facts["free"], facts["memory"] = torch.cuda.mem_get_info(ranks.local_rank)
+    return Facts(**facts)
+
+
+def host_memory() -> int:
+    """Return the bytes of main memory that this job may take on its node: all, or what Slurm or a control group leaves it."""
+    limits = [memory_of(torch.device("cpu"))]
+    if "SLURM_MEM_PER_NODE" in os.environ:
+        limits.append(int(os.environ["SLURM_MEM_PER_NODE"]) * 2**20 or limits[0])  # 0: all of the node
+    with suppress(OSError, IndexError):
+        group = Path("/sys/fs/cgroup", Path("/proc/self/cgroup").read_text().split("0::/")[1].split("\n")[0])
+        for folder in (group, *group.parents):
+            with suppress(OSError, ValueError):  # no such file, or "max"
+                limits.append(int((folder / "memory.max").read_text()))
+    return min(limits)
+
+
+def write_test_file(out: Path) -> tuple[str, str]:
+    """Write a file that all nodes are to see; its token, or none and why it cannot be written."""
+    token = secrets.token_hex(32)
+    try:
+        write_text(out / SHOWN, token * (WRITTEN // len(token)))
+    except OSError as error:
+        return "", f"a file of {gib(WRITTEN)} cannot be written: {error}"
+    return token, ""
+
+
+def not_shared(out: Path, token: str, ranks: Ranks, seconds: float) -> str:
+    """Say why this node does not share the folder with rank 0; empty when it reads the test file and can write beside it.
+
+    It looks for as long as a file system of a network may keep an old listing. One rank of each node looks, if there is a file.
+    """
+    if ranks.local_rank or not token:
+        return ""
+    path, until, expected = out.absolute() / SHOWN, time.monotonic() + seconds, token * (WRITTEN // len(token))
+    try:
+        while not (path.parent.is_dir() and path in path.parent.iterdir() and path.read_text() == expected):
+            if time.monotonic() > until:
+                return f"{socket.gethostname()}: {path}, as rank 0 wrote it, is not there after {seconds:.0f} s"
+            time.sleep(POLL)
+        own = path.with_name(f"{SHOWN}-{ranks.rank}")
+        write_text(own, token)
+        own.unlink()
+    except OSError as error:
+        return f"{socket.gethostname()}: {error}"
+    return ""
+
+
+def all_reduce(ranks: Ranks, minutes: float) -> Finding:
+    """Add up over all ranks, as they will when they train: a sum that is known, then a large one, whose speed is measured."""
+    device, _ = join(ranks, minutes)
+    vector = torch.arange(EXACT, device=device) * (ranks.rank + 1)
+    dist.all_reduce(vector)
+    world_size = ranks.world_size
+    wrong = int((vector != torch.arange(EXACT, device=device) * (world_size * (world_size + 1) // 2)).sum())
+    if wrong:
+        return Finding(FAIL, f"{wrong} of {EXACT} sums over all ranks are wrong", "take the node out, and tell its keepers")
+    large = torch.zeros(BYTES[device.type] // 4, device=device)
+    synchronize = torch.cuda.synchronize if device.type == "cuda" else dist.barrier
+    for _ in range(2):  # the first opens the connections
+        synchronize()
+        began = time.perf_counter()
+        dist.all_reduce(large)
+        synchronize()
+    seconds = time.perf_counter() - began
+    moved = 2 * (world_size - 1) / world_size * BYTES[device.type] / seconds / 1e9
+    speed = f"{BYTES[device.type] >> 20} MiB in {seconds * 1e3:.1f} ms" + (f", bus {moved:.2f} GB/s" if world_size > 1 else "")
+    return Finding(OK, f"{dist.get_backend()} over {world_size} ranks, sums exact; {speed}")
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the command line."""
     parser = argparse.ArgumentParser(prog="python -m longspec.cluster preflight", description=__doc__)
     parser.add_argument("--recipe", type=Path, nargs="+", required=True, help="recipe.yaml of each stage")
     parser.add_argument("--runtime", type=Path, nargs="+", required=True, help="runtime.yaml of each stage")
-    parser.add_argument("--target", type=Path, required=True, help="target_manifest.json")
-    parser.add_argument("--tokenizer", type=Path, required=True, help="tokenizer_manifest.json")
+    parser.add_argument("--target", required=True, help="target_manifest.json")
     parser.add_argument("--out", type=Path, required=True, help="the folder below which the stages will write")
     parser.add_argument("--gpus-expected", type=int, default=0, help="GPUs of each node")
     parser.add_argument("--report", type=Path, help="the findings as JSON")
-    parser.add_argument("--seconds", type=float, default=60, help="the longest wait for other ranks, and for one check")
+    parser.add_argument("--seconds", type=float, default=120, help="the longest wait for other ranks; default: %(default)g")
     return parser
 
 
-def place_of(options: argparse.Namespace, ranks: Ranks) -> Place:
-    """This rank's place. Raises ValueError for stages that cannot be read."""
-    if len(options.recipe) != len(options.runtime):
-        raise ValueError(f"{len(options.recipe)} --recipe, but {len(options.runtime)} --runtime: give both for each stage")
-    recipes = [load(path, Recipe) for path in options.recipe]
-    runtimes = [load(path, Runtime) for path in options.runtime]
-    files = {name: getattr(options, name) for name in ("target", "tokenizer", "out")}
-    return Place(ranks, options.seconds, recipes, runtimes, gpus_expected=options.gpus_expected, **files)
+def run(options: argparse.Namespace, ranks: Ranks) -> int:
+    """Run this rank; the exit code. What the checks find is rank 0's to say: the others end with 0.
 
-
-def limited(check: Check, place: Place, seconds: float) -> Finding | None:
-    """Run a check; an exception in it, or no end in time, is a finding too. A thread that hangs is left behind."""
-    found: list[Finding | None] = []
-
-    def run() -> None:
-        try:
-            if torch.cuda.is_available() and place.ranks.local_rank < torch.cuda.device_count():
-                torch.cuda.set_device(place.device)  # of this thread
-            found.append(check(place))
-        except UnreadableTargetError as error:
-            found.append(Finding(WARN, str(error)))
-        except Exception as error:
-            found.append(Finding(FAIL, str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"))
-
-    thread = Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if found:
-        return found[0]
-    return Finding(FAIL, f"no end after {seconds:.0f} s", f"see which hangs, a file system, a device or the network: {NETWORK}")
-
-
-def checked_by_all(place: Place) -> dict[str, Finding]:
-    """Run all checks together with the other ranks; rank 0 prints what they found, and returns it.
-
-    A rank that tells nothing in time has failed in that check, and takes part in no other.
+    Raises ValueError for stages that cannot be read, and for a rank that does not come or falls silent.
     """
-    findings: dict[str, Finding] = {}
-    for name, check in CHECKS.items():
-        if place.ranks.is_main:
-            place.tell(f"begin {name}", sorted(place.gone))
-        begun = place.hear(f"begin {name}", [0], 4 * place.seconds)
-        if 0 not in begun or place.ranks.rank in begun[0]:
-            break
-        place.gone = set(begun[0])
-        found = limited(check, place, 1.5 * place.seconds)
-        place.tell(f"found {name}", found and asdict(found))
-        if place.ranks.is_main:
-            told = place.hear(f"found {name}", place.facts.keys() - place.gone, 2 * place.seconds)
-            silent = place.facts.keys() - place.gone - told.keys()
-            place.gone |= silent
-            known = {rank: Finding(**finding) for rank, finding in told.items() if finding}
-            not_done = Finding(FAIL, "not done", "see this node and the rank's log")
-            findings[name] = merged(place, known | dict.fromkeys(silent, not_done))
-            show(name, findings[name])
-    return findings
+    pairs = zip(options.recipe, options.runtime, strict=True)
+    stages = [(load(recipe, Recipe), load(runtime, Runtime)) for recipe, runtime in pairs]
+    store, _, _ = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=options.seconds))))
+    token, unwritten = write_test_file(options.out) if ranks.is_main else ("", "")
+    facts = [Facts(**each) for each in exchange(store, "facts", ranks, asdict(own_facts(ranks, token)))]
+    gpus = check_gpus(facts, options.gpus_expected)
+    reduced = Finding(FAIL, "not run: GPUs are missing")
+    if gpus.level != FAIL:
+        try:
+            reduced = all_reduce(ranks, options.seconds / 120)  # minutes: half of what the others wait for this rank
+        except RuntimeError as error:
+            reduced = Finding(FAIL, f"{type(error).__name__}: {error}", NETWORK)
+    shared = not_shared(options.out, facts[0].token, ranks, options.seconds / 4)
+    told = exchange(store, "findings", ranks, [asdict(reduced), shared])
+    if not ranks.is_main:
+        return 0
+    if token:
+        (options.out / SHOWN).unlink()
+    findings = {"versions": check_versions(facts), "gpus": gpus}
+    findings["all-reduce"] = worst([Finding(**each) for each, _ in told], facts)
+    findings |= check_needs(options.target, facts, stages, own_device(ranks), options.out)
+    if wrong := next((reason for _, reason in told if reason), unwritten):
+        findings["disk"] = Finding(FAIL, wrong, f"give the run a folder that all nodes share and can write ({options.out})")
+    return concluded(options.report, facts, findings)
 
 
-def merged(place: Place, findings: dict[int, Finding]) -> Finding:
-    """The findings of all ranks as one: the worst, with the ranks that found it where not all found the same."""
-    worst = max((finding.level for finding in findings.values()), key=(OK, WARN, FAIL).index)
-    same: dict[Finding, list[int]] = {}
-    for rank, finding in sorted(findings.items()):
-        if finding.level == worst:
-            same.setdefault(finding, []).append(rank)
-    first = next(iter(same))
-    if worst == OK or len(same[first]) == len(findings):
-        return first
-    found = "; ".join(f"{place.names(ranks)}: {finding.found}" for finding, ranks in same.items())
-    return Finding(worst, found, "; ".join(dict.fromkeys(finding.fix for finding in same if finding.fix)))
-
-
-def show(name: str, finding: Finding) -> None:
-    """Print what a check found."""
-    print(f"{finding.level:4s}  {name:13s}  {finding.found}")
-    if finding.fix:
-        print(f"{'':4s}  {'':13s}  do: {finding.fix}")
-    sys.stdout.flush()
-
-
-def concluded(place: Place, findings: dict[str, Finding], report: Path | None) -> int:
-    """Print the last line and write the report; the exit code. Raises OSError where it cannot be written."""
-    counts = {level: sum(finding.level == level for finding in findings.values()) for level in (OK, WARN, FAIL)}
+def concluded(report: Path | None, facts: list[Facts], findings: dict[str, Finding]) -> int:
+    """Print what was found and write the report; the exit code. Raises OSError where it cannot be written."""
+    for name, finding in findings.items():
+        print(f"{finding.level:4s}  {name:10s}  {finding.found}")
+        if finding.fix:
+            print(f"{'':4s}  {'':10s}  do: {finding.fix}")
+    counts = Counter(finding.level for finding in findings.values())
     summary = f"preflight: {counts[OK]} ok, {counts[WARN]} warnings, {counts[FAIL]} failed"
     print(summary, flush=True)
     if report is not None:
         checks = [{"name": name} | asdict(finding) for name, finding in findings.items()]
-        facts = {str(rank): asdict(found) for rank, found in place.facts.items()}
-        told = {"summary": summary, "checks": checks, "world_size": place.ranks.world_size, "ranks": facts}
-        write_json(report, told)
+        write_json(report, {"summary": summary, "checks": checks, "ranks": [asdict(each) for each in facts]})
     return int(counts[FAIL] > 0)
 
 
-def run(argv: list[str]) -> int:
-    """Run this rank; the exit code. What is wrong is rank 0's to say: the others end with 0."""
+def main(argv: list[str]) -> int:
+    """Run this rank and end it at once: a process group that is broken must not keep it."""
     options, ranks = parser().parse_args(argv), find_ranks()
     try:
-        place = place_of(options, ranks)
-        meet(place)
-        if 0 not in place.facts:
-            raise ValueError(f"rank 0 did not come within {place.seconds:.0f} s, so nobody gathers what the ranks find")
-        findings = checked_by_all(place)
-        if not ranks.is_main:
-            return 0
-        preflight_job.remove_shown(place)
-        return concluded(place, findings, options.report)
-    except (*ConfigError, OSError, torch.distributed.DistError) as error:
+        code = run(options, ranks)
+    except (*ConfigError, OSError, dist.DistError) as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
-        return 1
-
-
-def main(argv: list[str]) -> int:
-    """Run this rank and end it at once: a check that hangs must not keep it."""
-    end_at_once(run(argv))
+        code = 1
+    end_at_once(code)

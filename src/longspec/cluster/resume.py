@@ -7,49 +7,72 @@ send jobs for the same files. Run it in the workflow's folder; what follows -- i
 import argparse
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
-from longspec.cluster.controller import living_controller
-from longspec.cluster.queued_jobs import QueuedJob, jobs_of_folder
+from longspec.atomic_files import read_json, write_json
+from longspec.cluster.queue import QueuedJob, my_jobs
+from longspec.distributed import stat_of
 from longspec.slurm import NoAnswerError
 
+NOTE = Path(".snakemake/controller.json")  # which process on which machine controls the folder's jobs, or did so last
 GO_ON = ["--profile", "slurm", "final_draft"]
 SNAKEMAKE = [sys.executable, "-m", "snakemake"]
 TOLD_EVERY = 60.0  # seconds
 RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 
 
-def shown(jobs: list[QueuedJob]) -> str:
-    """The jobs in words."""
-    return "; ".join(f"{job.id} {job.comment.removeprefix('rule_')} {job.state.lower()} {job.elapsed}" for job in jobs)
+def _began(pid: int) -> str:
+    """Return when a process of this machine's present run began, in ticks of its clock; empty when it is no more."""
+    fields = stat_of(pid)
+    return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {fields[19]}" if fields else ""
+
+
+def note_controller(folder: Path) -> None:
+    """Write down that this process controls the folder's jobs from now on."""
+    write_json(folder / NOTE, {"host": socket.gethostname(), "pid": os.getpid(), "began": _began(os.getpid())})
+
+
+def living_controller(folder: Path) -> str:
+    """Name the process that may still control the folder's jobs, and what to do about it; empty when there is none."""
+    if not (folder / NOTE).exists():
+        return ""
+    try:
+        note = read_json(folder / NOTE)
+        host, pid, began = note["host"], note["pid"], note["began"]
+    except (ValueError, KeyError, TypeError):
+        return f"{folder / NOTE} is damaged: make sure that no Snakemake works here, remove it"
+    if host != socket.gethostname():
+        return f"Snakemake was started here on {host} as process {pid}: look there (ssh {host} ps -p {pid}) whether it is gone"
+    if began and _began(pid) == began:
+        return f"Snakemake is still at work in {folder} (process {pid}): let it work, or end it"
+    return ""
 
 
 def workflow_jobs(folder: Path) -> list[QueuedJob]:
-    """The jobs that a Snakemake sent from the folder; others that the user runs there are not ours.
+    """Return the jobs that a Snakemake sent from the folder; others that the user runs there are not ours.
 
     The executor names them by a number of its run, and the rule in the comment, which some clusters overwrite.
     """
-    return [job for job in jobs_of_folder(folder) if job.comment.startswith(("rule_", "group_")) or RUN_ID.search(job.name)]
+    jobs = [job for job in my_jobs() if job.is_of(folder)]
+    return [job for job in jobs if job.comment.startswith(("rule_", "group_")) or RUN_ID.search(job.name)]
 
 
 def wait_for_jobs(folder: Path, poll: float, *, cancel: bool) -> None:
     """Return once no job of the folder is left. Raises NoAnswerError when Slurm cannot be asked at first."""
     jobs, told_at = workflow_jobs(folder), 0.0
     if jobs and cancel:
-        print(f"cancelling {shown(jobs)}", flush=True)
         subprocess.run(["scancel", *(job.id for job in jobs)], check=True)
     elif jobs:
-        print(
-            "these jobs go on by themselves; to cancel them: Ctrl-C, then the same with --cancel (make resume CANCEL=1)",
-            flush=True,
-        )
+        print("these jobs go on by themselves; to cancel them: Ctrl-C, then make resume CANCEL=1 (--cancel)", flush=True)
     while jobs:
         if time.monotonic() - told_at > TOLD_EVERY:
-            print(f"{time.strftime('%H:%M:%S')} waiting for {shown(jobs)}", flush=True)
+            shown = (f"{job.id} {job.comment.removeprefix('rule_')} {job.state.lower()} {job.elapsed}" for job in jobs)
+            print(f"{time.strftime('%H:%M:%S')} {'cancelled' if cancel else 'waiting for'} {'; '.join(shown)}", flush=True)
             told_at = time.monotonic()
         time.sleep(poll)
         with suppress(NoAnswerError):  # a scheduler that is away for a while
@@ -68,21 +91,17 @@ def main(argv: list[str]) -> int:  # noqa: RET503 (execv does not return)
     options = parser.parse_args(argv)
     folder = Path.cwd()
     arguments = [word for word in options.arguments if word != "--"] or GO_ON
-    if not (folder / "Snakefile").is_file():
-        print(f"error: {folder} holds no Snakefile; go to the workflow's folder first", file=sys.stderr)
-        return 1
-    living = "" if options.gone else living_controller(folder)
-    if living:
-        print(f"error: {living}; when it is gone for sure: the same command with --gone (make resume GONE=1)", file=sys.stderr)
-        return 1
     try:
+        if not (folder / "Snakefile").is_file():
+            raise ValueError(f"{folder} holds no Snakefile; go to the workflow's folder first")
+        living = "" if options.gone else living_controller(folder)
+        if living:
+            raise ValueError(f"{living}; when it is gone for sure: the same command with --gone (make resume GONE=1)")
         wait_for_jobs(folder, options.poll, cancel=options.cancel)
-    except (NoAnswerError, subprocess.CalledProcessError) as error:
-        print(f"error: {error}; without Slurm's answer it is not sure that no job writes here", file=sys.stderr)
-        return 1
-    unlocked = subprocess.run([*SNAKEMAKE, "--unlock"], capture_output=True, text=True)
-    if unlocked.returncode:
-        print(unlocked.stdout + unlocked.stderr, file=sys.stderr)
+        # Not sooner: without Slurm's answer it is not sure that no job writes here.
+        subprocess.run([*SNAKEMAKE, "--unlock"], check=True)
+    except (ValueError, subprocess.CalledProcessError) as error:
+        print(f"error: {error}", file=sys.stderr)
         return 1
     print(f"going on: snakemake {' '.join(arguments)}", flush=True)
     os.execv(sys.executable, [*SNAKEMAKE, *arguments])

@@ -72,8 +72,12 @@ class WandB:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
-        if not run.offline:  # on a terminal wandb.init would ask for a key and wait
-            check_key("wandb")
+        # On a terminal wandb.init would ask for a key and wait.
+        if not run.offline and not wandb.login(prompt=False, verify=False):
+            raise NoKeyError(
+                "runtime.report_to: wandb has no key on this machine: run `wandb login`, set WANDB_API_KEY, or set"
+                " runtime.tracker_mode: offline and upload with `wandb sync` later"
+            )
         self.offline = run.offline
         run.folder.mkdir(parents=True, exist_ok=True)
         self.run = wandb.init(
@@ -149,28 +153,6 @@ def _remove_others(own: Path, pattern: str) -> None:
     for folder in own.parent.glob(pattern):
         if folder.name != own.name:
             shutil.rmtree(folder)
-
-
-def check_key(name: str) -> None:
-    """Raise NoKeyError, with the ways out, for a service that has no key here; nobody is asked for one."""
-    if name == "wandb":
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # its reports on itself to its makers
-        import wandb
-
-        has_key = wandb.login(prompt=False, verify=False)
-        variable = "WANDB_API_KEY"
-    elif name == "swanlab":
-        import swanlab
-
-        has_key = swanlab.Settings(interactive=False).api_key
-        variable = "SWANLAB_API_KEY"
-    else:
-        return
-    if not has_key:
-        raise NoKeyError(
-            f"runtime.report_to: {name} has no key on this machine: run `{name} login`, set {variable}, or set"
-            f" runtime.tracker_mode: offline and upload with `{name} sync` later"
-        )
 
 
 Tracker = TensorBoard | WandB | SwanLab

@@ -1,4 +1,4 @@
-"""The lines printed before states are built: their disk space, their hours, and from how many epochs on they pay."""
+"""The lines printed before states are built: their disk space, their hours, and what they save."""
 
 import os
 from pathlib import Path

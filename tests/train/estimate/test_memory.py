@@ -105,7 +105,9 @@ def test_weights_are_counted_to_the_byte(name: str, dtype: torch.dtype) -> None:
     setup, glide = setup_of(CONFIGS[name], 64, dtype, final_norm=True), glide_of(CONFIGS[name], dtype, final_norm=True)
     storages = {p.untyped_storage()._cdata: p.untyped_storage().nbytes() for p in glide.target.parameters()}
     assert setup.target_bytes == sum(storages.values())
-    assert setup.draft_parameters * setup.element == sum(p.untyped_storage().nbytes() for p in glide.draft_model.parameters())
+    assert setup.draft_parameters * setup.dtype.itemsize == sum(
+        p.untyped_storage().nbytes() for p in glide.draft_model.parameters()
+    )
 
 
 SHAPES = {
@@ -135,7 +137,7 @@ def test_activations_are_within_a_fifth(name: str, dtype: torch.dtype) -> None:
         loss = glide(ids, ids, lag="blocks" if draft.get("lag_mode") == "blocks" else 2).loss
         forward, whole.peak = whole.peak, 0
         loss.backward()
-    gradients = setup.draft_parameters * setup.element
+    gradients = setup.draft_parameters * setup.dtype.itemsize
     assert target.peak * 0.95 < estimated[TARGET] < target.peak * 1.25
     measured = max(forward, whole.peak - gradients)
     assert measured * 0.9 < estimated[DRAFT] < measured * 1.2
@@ -213,7 +215,7 @@ def test_training_state_is_what_deepspeed_holds(tmp_path: Path, root: Path) -> N
             assert buckets == 1
         whole = count(parameters * 4, "torch.float32") - (buckets if name == "torch.float32" else 0)
         assert whole == (stage < 3 and name == "torch.float32") + (stage == 1 and offload == "none" and name != "torch.float32")
-        assert items["draft weights"].bytes == (share if stage == 3 else 2 * share) * setup.element // 4
+        assert items["draft weights"].bytes == (share if stage == 3 else 2 * share) * setup.dtype.itemsize // 4
 
 
 def test_phases_do_not_add_up() -> None:

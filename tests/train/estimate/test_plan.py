@@ -172,26 +172,6 @@ def test_mistakes_are_named(
     assert message in capsys.readouterr().err
 
 
-def test_a_target_split_over_ranks_that_can_share_its_heads(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two heads are shared by two ranks, and not by four."""
-    pytest.importorskip("accelerate")  # transformers loads the parts by it
-    _, runtime = frozen(folder)
-    write_text(folder / "runtime.yaml", to_yaml(runtime).replace("target: replicated", "target: tensor_parallel"))
-    assert plan.main(command(folder, "--rows", "21", "--device", "cpu", "--gpu-memory-gib", "10")) == 0
-    assert ", target tensor_parallel, " in capsys.readouterr().out
-    assert plan.main(command(folder, "--rows", "21", "--ranks", "4", "--device", "cpu")) == 1
-    told, place = capsys.readouterr().err, f"{folder}/target/config.json"
-    assert f"error: runtime.target: tensor_parallel: {place}: num_key_value_heads: 2 heads cannot be split over 4 ranks" in told
-    assert "; start 1, 2 of them, or set it to partitioned" in told
-
-
-def test_an_unsupported_target_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = json.loads((folder / "target/config.json").read_text())
-    write_json(folder / "target/config.json", config | {"model_type": "gpt2"})
-    assert plan.main(command(folder, "--rows", "21")) == 1
-    assert "model_type 'gpt2' is not supported" in capsys.readouterr().err
-
-
 def test_a_stage_of_eagle3_is_planned_without_its_vocabularys_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = [
         "run=demo-eagle3",

@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM
 from longspec.config import OFFLINE, PARTITIONED, REPLICATED, TENSOR_PARALLEL, Recipe, Runtime
 from longspec.methods import measures_target, method_of
 from longspec.methods.contract import Method
-from longspec.models.attention.backends import SDPA, fastest
 from longspec.models.attention.sdpa import QUERY_BLOCK
 from longspec.models.sparse_teacher import TOP_BYTES
 from longspec.models.target import head_width, without_layers
@@ -56,24 +55,9 @@ class Setup:
     top_k: int | None = None  # likeliest tokens that are stored in the place of `final`
 
     @property
-    def element(self) -> int:
-        """Bytes of one element."""
-        return torch.empty((), dtype=self.dtype, device="meta").element_size()
-
-    @property
     def tokens(self) -> int:
         """Number of tokens in one forward."""
         return self.micro_batch * self.sequence_length
-
-    @property
-    def parts(self) -> int:
-        """Ranks that the target's products are split over."""
-        return self.world_size if self.target == TENSOR_PARALLEL else 1
-
-    @property
-    def feed_forward(self) -> int:
-        """Elements a token of the widest feed-forward part among the target's layers."""
-        return max(widest_elements(self.config, layer) for layer in range(self.config.num_hidden_layers))
 
 
 @dataclass(frozen=True)
@@ -140,7 +124,7 @@ def training_state(setup: Setup) -> list[Item]:
     the host, from stage 2 on the gradients too, and copies of the rank's share: of gradients in float32, of weights below
     stage 3, and in stage 1 of gradients as they were added up.
     """
-    parameters, stage, element = setup.draft_parameters, setup.zero_stage, setup.element
+    parameters, stage, element = setup.draft_parameters, setup.zero_stage, setup.dtype.itemsize
     share, offloaded, fp32 = -(-parameters // setup.world_size), setup.offload != "none", setup.dtype == torch.float32
     in_place = fp32 and (stage == 0 or (stage == 3 and not offloaded))
     summed_in = element if stage == 0 or (stage < 3 and offloaded) else 4
@@ -160,7 +144,7 @@ def training_state(setup: Setup) -> list[Item]:
 
 
 def target_items(setup: Setup) -> list[Item]:
-    """The target's weights and its forward, which keeps nothing for a backward.
+    """Return the target's weights and its forward, which keeps nothing for a backward.
 
     At its widest a layer holds residual, embeddings, norm and output, 4H, beside its feed-forward part, or in its attention 3H
     beside 5ND for the rotations; this for the tokens of one chunk. Kept for the draft: see draft_items; the last layer's keys
@@ -170,38 +154,34 @@ def target_items(setup: Setup) -> list[Item]:
     Split over ranks, a rank has its part of weights, of heads where the plan splits them, and of the feed-forward part. The
     draft's head is whole beside them, and the rows of another rank may be under way when what its own left is there already.
     """
-    config, element, tokens = setup.config, setup.element, setup.tokens
-    width = head_width(config)
-    partitioned, parts = setup.target == PARTITIONED, setup.parts
+    config, element, tokens, ranks = setup.config, setup.dtype.itemsize, setup.tokens, setup.world_size
+    hidden, width, layers = config.hidden_size, head_width(config), config.num_hidden_layers
+    parts = ranks if setup.target == TENSOR_PARALLEL else 1
     key_value_heads = heads_of_rank(config, parts) or config.num_key_value_heads
     key_values = key_value_heads * width
     heads = config.num_attention_heads * width * key_value_heads // config.num_key_value_heads
     at_once = min(setup.target_chunk or setup.sequence_length, setup.sequence_length) * setup.micro_batch
-    last = config.num_hidden_layers - 1
-    late = sum(tensor.elements for tensor in setup.reads if tensor.name in (FINAL, f"{KEYS}{last}", f"{VALUES}{last}"))
-    rotating = 3 * config.hidden_size + 5 * heads + 2 * key_values - late
-    widest = max(4 * config.hidden_size + setup.feed_forward // parts, rotating)
-    weights = setup.target_bytes
+    late_names = (FINAL, f"{KEYS}{layers - 1}", f"{VALUES}{layers - 1}")
+    late = sum(tensor.elements for tensor in setup.reads if tensor.name in late_names)
+    feed_forward = max(widest_elements(config, layer) for layer in range(layers))
+    widest = max(4 * hidden + feed_forward // parts, 3 * hidden + 5 * heads + 2 * key_values - late)
+    kept = kept_of_target(setup) * tokens * element
     items = [
-        Item("target weights", -(-weights // (setup.world_size if partitioned else parts))),
+        Item("target weights", -(-setup.target_bytes // (ranks if setup.target == PARTITIONED else parts))),
         Item("target activations", widest * at_once * element, TARGET),
-        Item("kept of the target", kept_of_target(setup) * tokens * element, TARGET),
+        Item("kept of the target", kept, TARGET),
     ]
-    if partitioned:
+    if setup.target == PARTITIONED:
         items.append(Item("target layer, gathered", setup.largest_gather, TARGET))
     elif parts > 1:
-        items.append(Item("target head, whole", config.vocab_size * config.hidden_size * element))
-        items.append(Item("kept of another rank's rows", kept_of_target(setup) * tokens * element, TARGET))
+        items.append(Item("target head, whole", config.vocab_size * hidden * element))
+        items.append(Item("kept of another rank's rows", kept, TARGET))
     elif setup.device.type == "cuda":
-        items.append(Item("target while it is loaded", weights, on_host=True))
-    if config.model_type == "gpt_oss" and setup.device.type == "cuda" and fastest("cuda", setup.dtype, width, False) == SDPA:
-        groups = config.num_attention_heads // config.num_key_value_heads
-        # Scores, weights and a mask in float32, of a block of queries and one key/value head.
-        items.append(Item("attention scores beside sinks", 12 * groups * QUERY_BLOCK * setup.sequence_length, TARGET))
+        items.append(Item("target while it is loaded", setup.target_bytes, on_host=True))
     if at_once < tokens:
-        kept = 2 * key_values * (config.num_hidden_layers - 1) + config.hidden_size
-        items.append(Item("target keys and values of all layers", kept * tokens * element, TARGET))
-        # A mask of a block of queries against all keys, for backends without kernels for it.
+        all_layers = 2 * key_values * (layers - 1) + hidden
+        items.append(Item("target keys and values of all layers", all_layers * tokens * element, TARGET))
+        # Of a block of queries against all keys, for backends without kernels for it.
         mask = QUERY_BLOCK * config.num_attention_heads // config.num_key_value_heads * setup.sequence_length
         items.append(Item("attention mask", mask * element, TARGET))
     return items
@@ -216,7 +196,7 @@ def stored_items(setup: Setup, stored: tuple[StoredTensor, ...]) -> list[Item]:
     items = [
         Item("target's embedding and head", setup.target_bytes),
         Item("stored states, read ahead", 2 * micro_batch, on_host=on_gpu),
-        Item("kept of the target", kept_of_target(setup) * setup.tokens * setup.element, TARGET),
+        Item("kept of the target", kept_of_target(setup) * setup.tokens * setup.dtype.itemsize, TARGET),
     ]
     return [*items, Item("stored states, in use", micro_batch, TARGET)] if on_gpu else items
 
@@ -224,13 +204,13 @@ def stored_items(setup: Setup, stored: tuple[StoredTensor, ...]) -> list[Item]:
 def kept_of_target(setup: Setup) -> int:
     """Elements a token: embeddings H, RoPE's tables 4D, and what the method reads."""
     reads = [tensor.elements for tensor in setup.reads if setup.top_k is None or tensor.name != FINAL]
-    top = 0 if setup.top_k is None else -(-TOP_BYTES * setup.top_k // setup.element)
+    top = 0 if setup.top_k is None else -(-TOP_BYTES * setup.top_k // setup.dtype.itemsize)
     return setup.config.hidden_size + 4 * head_width(setup.config) + sum(reads) + top
 
 
 def draft_items(setup: Setup) -> list[Item]:
     """Memory of the target's states that are kept, and of the method's own forward, losses and backward, over all tokens."""
-    config, element, tokens = setup.config, setup.element, setup.tokens
+    config, element, tokens = setup.config, setup.dtype.itemsize, setup.tokens
     draft = setup.method.memory(config, setup.settings, tokens, setup.dtype, setup.device, top_k=setup.top_k)
     items = [
         Item("kept of the target", kept_of_target(setup) * tokens * element, DRAFT),

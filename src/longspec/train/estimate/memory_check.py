@@ -41,7 +41,6 @@ def alternatives(setup: Setup) -> list[tuple[str, int]]:
         f"runtime.target: {PARTITIONED}": {"target": PARTITIONED},
         f"runtime.target: {TENSOR_PARALLEL}": {"target": TENSOR_PARALLEL},
         f"runtime.target_chunk: {CHUNK}": {"target_chunk": CHUNK},
-        "runtime.target_chunk: null": {"target_chunk": None},
         "runtime.deepspeed.zero_stage: 3": {"zero_stage": 3},
         "runtime.deepspeed.offload_optimizer: cpu": {"offload": "cpu", "zero_stage": max(1, setup.zero_stage)},
         f"recipe.data.sequence_length: {half}, with data packed for it": {"sequence_length": half},
@@ -49,8 +48,11 @@ def alternatives(setup: Setup) -> list[tuple[str, int]]:
     }
     now = peak(estimate(setup))
     changed = [(text, replace(setup, **change)) for text, change in changes.items()]
-    possible = [(text, then) for text, then in changed if then.parts == 1 or heads_of_rank(then.config, then.parts)]
-    tried = [(text, peak(estimate(then))) for text, then in possible]
+    tried = [
+        (text, peak(estimate(then)))
+        for text, then in changed
+        if then.target != TENSOR_PARALLEL or heads_of_rank(then.config, then.world_size)
+    ]
     return sorted([(text, then) for text, then in tried if then < 0.99 * now], key=lambda pair: pair[1])
 
 

@@ -17,7 +17,7 @@ import torch
 
 from longspec.atomic_files import read_json
 from longspec.command_line import WIDE
-from longspec.config import OFFLINE, ConfigError, Recipe, Runtime, compose, load
+from longspec.config import ConfigError, Recipe, Runtime, compose, load
 from longspec.data.layout_tally import unlike_served_warning
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.schedule import Schedule, chances
@@ -31,7 +31,7 @@ from longspec.train.estimate import flops
 from longspec.train.estimate.grad_accum import share_global_batch
 from longspec.train.estimate.memory import GIB, Setup, estimate, peak, setup_of
 from longspec.train.estimate.memory_check import alternatives, gib, table
-from longspec.train.estimate.stored_states import StoredPlan, stored_lines, stored_plan
+from longspec.train.estimate.stored_states import stored_lines
 
 TYPICAL_FLOPS = 400e12  # operations a second of one GPU, where nobody says them
 FOR_GPUS = "planned for GPUs, of which this machine has none; --device cpu plans for processors, without CUDA's own memory"
@@ -64,12 +64,12 @@ class Plan:
     setup: Setup
     steps: int
     accumulation: int
+    epochs: float  # of its own rows
     operations: flops.Operations  # of one step, over all ranks
     disk: int
-    stored: StoredPlan | None = None  # of a stage that is trained on stored states, where its rows are counted
 
     def hours(self, rate: float) -> float:
-        """Hours of training, when each rank does `rate` operations a second."""
+        """Return the hours of training, when each rank does `rate` operations a second."""
         return self.steps * self.operations.total / (rate * self.setup.world_size) / 3600
 
 
@@ -145,24 +145,18 @@ def plan_stage(
         with_loss = measures_target(recipe, runtime)
         sampled = flops.operations(config, setup.method, setup.settings, *counted, with_llm_loss=with_loss)
         operations = operations.plus(sampled, chance * recipe.global_batch / each.sampled)
-    offline = recipe.states.source == OFFLINE and rows.are_all
     epochs = steps * recipe.global_batch * sources[0][1] / rows.number
-    stored = stored_plan(config, recipe, runtime, rows, epochs) if offline else None
-    return Plan(setup, steps, accumulation, operations, disk_bytes(setup), stored)
+    return Plan(setup, steps, accumulation, epochs, operations, disk_bytes(setup))
 
 
-def fit_lines(plan: Plan, available: int) -> tuple[list[str], bool]:
-    """Whether the stage fits, and what to change when it does not."""
-    needed = peak(estimate(plan.setup))
+def stage_lines(recipe: Recipe, plan: Plan, rate: float, available: int, stored: list[str]) -> list[str]:
+    """Return batches, memory, time and disk of one stage, whether it fits, and what to change when it does not."""
+    setup, each, needed = plan.setup, plan.operations, peak(estimate(plan.setup))
     if needed <= available:
-        return [f"  fits {gib(available)} with {gib(available - needed)} to spare"], True
-    lines = [f"  DOES NOT FIT {gib(available)}: {gib(needed - available)} too much. Change one or several of:"]
-    return lines + [f"    {text:60s} then {gib(then):>12s}" for text, then in alternatives(plan.setup)], False
-
-
-def stage_lines(recipe: Recipe, plan: Plan, rate: float) -> list[str]:
-    """Batches, memory, time and disk of one stage."""
-    setup, each = plan.setup, plan.operations
+        fits = [f"  fits {gib(available)} with {gib(available - needed)} to spare"]
+    else:
+        fits = [f"  DOES NOT FIT {gib(available)}: {gib(needed - available)} too much. Change one or several of:"]
+        fits += [f"    {text:60s} then {gib(then):>12s}" for text, then in alternatives(setup)]
     tokens = recipe.global_batch * setup.sequence_length
     replayed = ", ".join(f"{share:.0%} of {name}" for name, share in sorted(recipe.data.replay.items()))
     return [
@@ -176,6 +170,8 @@ def stage_lines(recipe: Recipe, plan: Plan, rate: float) -> list[str]:
         f"{each.draft / each.total:.0%}, head {each.head / each.total:.0%}); at {rate / 1e12:.0f} TFLOP/s a rank "
         f"{each.total / rate / setup.world_size:.1f} s a step, {plan.hours(rate):.1f} hours in all",
         f"  disk: {gib(plan.disk)} (checkpoints while one is saved, and the draft)",
+        *stored,
+        *fits,
     ]
 
 
@@ -237,13 +233,9 @@ def read_stages(options: argparse.Namespace) -> list[tuple[Any, Any]]:
 
 
 def read_rows(options: argparse.Namespace, recipes: list[Any]) -> list[Rows]:
-    """The rows of each stage. Raises ValueError when neither the options nor the recipes give them."""
-    lengths = [recipe.data.sequence_length for recipe in recipes]
-    given = options.data or options.rows
-    if given is None and all(recipe.steps for recipe in recipes):
-        batches = [whole_rows(recipe.global_batch, length) for recipe, length in zip(recipes, lengths, strict=True)]
-        return [replace(rows, are_all=False) for rows in batches]
-    if given is None or len(given) != len(recipes):
+    """Return the rows of each stage. Raises ValueError when neither the options nor the recipes give them."""
+    given = options.data or options.rows or [recipe.global_batch for recipe in recipes if recipe.steps]
+    if len(given) != len(recipes):
         raise ValueError(
             f"give --data or --rows for each of {len(recipes)} stages: how many steps an epoch has depends on them"
         )
@@ -251,14 +243,16 @@ def read_rows(options: argparse.Namespace, recipes: list[Any]) -> list[Rows]:
         for warning in filter(None, (unlike_served_warning(read_json(manifest)) for manifest in options.data)):
             print(one_line(f"WARNING {warning}"), file=sys.stderr)
         return [counted_rows(manifest) for manifest in options.data]
-    return [whole_rows(number, length) for number, length in zip(options.rows, lengths, strict=True)]
+    rows = [whole_rows(number, recipe.data.sequence_length) for number, recipe in zip(given, recipes, strict=True)]
+    return [replace(each, are_all=bool(options.rows)) for each in rows]
 
 
 def main(argv: list[str]) -> int:
     """Print the plan; 0 when every stage fits, 1 when one does not or something is wrong."""
     options = parser().parse_args(argv)
     available, device = int(options.gpu_memory_gib * GIB), torch.device(options.device or "cuda")
-    all_fit, hours, disk, jobs = True, 0.0, 0, []
+    plans: list[Plan] = []
+    needs: list[dict[str, int]] = []
     try:
         stages, config = read_stages(options), read_target(options.target)
         rows = read_rows(options, [recipe for recipe, _ in stages])
@@ -267,22 +261,21 @@ def main(argv: list[str]) -> int:
         replayed = {name: counted_rows(path) for name, path in options.replay}
         if replayed and len(stages) > 1:
             raise ValueError(f"--replay: is of one stage, these are {len(stages)}; plan the one that replays by itself")
-        for (recipe, runtime), rows_of_stage in zip(stages, rows, strict=True):
-            plan = plan_stage(config, recipe, runtime, rows_of_stage, options.ranks, device, replayed)
-            lines, fits = fit_lines(plan, available)
-            needs = needs_of(plan.setup, plan.hours(options.flops), options.node_gpus, options.longest_job)
-            jobs.append(needs)
-            rate = options.flops * options.ranks
-            of_states = stored_lines(plan.stored, recipe, options.states_folder, rate)
+        for (recipe, runtime), own in zip(stages, rows, strict=True):
+            plan = plan_stage(config, recipe, runtime, own, options.ranks, device, replayed)
+            of_states = (own, plan.epochs, options.states_folder, options.flops * options.ranks)
+            stored = stored_lines(plan.setup, recipe, runtime, *of_states)
+            needs.append(needs_of(plan.setup, plan.hours(options.flops), options.node_gpus, options.longest_job))
             if options.states_only:
-                print("\n".join([f"stage {recipe.stage}:", *of_states]))
+                print("\n".join([f"stage {recipe.stage}:", *stored]))
             elif not options.json:
-                print("\n".join([*stage_lines(recipe, plan, options.flops), *of_states, *lines]))
-            all_fit, hours, disk = all_fit and fits, hours + plan.hours(options.flops), disk + plan.disk
+                print("\n".join(stage_lines(recipe, plan, options.flops, available, stored)))
+            plans.append(plan)
     except ConfigError as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         return 1
     if options.states_only:
         return 0
-    print(json.dumps(jobs) if options.json else f"all {len(stages)} stages: {hours:.1f} hours, {gib(disk)} of disk")
-    return 0 if all_fit else 1
+    hours, disk = sum(plan.hours(options.flops) for plan in plans), sum(plan.disk for plan in plans)
+    print(json.dumps(needs) if options.json else f"all {len(plans)} stages: {hours:.1f} hours, {gib(disk)} of disk")
+    return int(any(peak(estimate(plan.setup)) > available for plan in plans))

@@ -11,9 +11,11 @@ import pytest
 from rich.console import Console
 
 from longspec.atomic_files import write_json
-from longspec.cluster import stages, status_table
+from longspec.cluster import stages, status
+from longspec.cluster.queue import my_jobs
 from longspec.distributed import Ranks
 from longspec.lease import LEASE, acquire
+from longspec.slurm import NoAnswerError
 from longspec.train.checkpoint import checkpoint_dir
 from longspec.train.lifetime.job_status import Status
 from longspec.train.metrics import Metrics
@@ -76,7 +78,7 @@ def project(tmp_path: Path, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 
 def table(capsys: pytest.CaptureFixture[str]) -> str:
-    assert status_table.main([]) == 0
+    assert status.main([]) == 0
     return capsys.readouterr().out
 
 
@@ -88,10 +90,12 @@ def line_of(made: Made, text: str) -> str:
     return next(line for line in below if line.startswith(f"{stage} "))
 
 
-def rows() -> dict[str, dict[str, Any]]:
-    slurm = status_table.Slurm.ask()
-    found = [status_table.record(stage, slurm) for stage in stages.find(Path("results"))]
-    return {row["stage"].split("/")[-1]: row for row in found}
+def found() -> dict[str, stages.Stage]:
+    try:
+        jobs = my_jobs()
+    except NoAnswerError:
+        jobs = None
+    return {stage.name.split("/")[-1]: stage for stage in stages.find(Path("results"), jobs)}
 
 
 def test_numbers_computed_by_hand(project: Path, queue: Queue, capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,29 +103,27 @@ def test_numbers_computed_by_hand(project: Path, queue: Queue, capsys: pytest.Ca
     made.tried("attempt-001-job-9.log", "attempt-002-job-11.log", "attempt-002-job-11.errors", "notes.txt")
     queue.holds(queued("11", "RUNNING", workdir=str(project), elapsed="1:02:03"))
     # The last 20 steps are 11 to 30: their medians are those of step 20.5; 70 steps are left.
-    row = rows()["base"]
-    assert (row["state"], row["step"], row["steps"]) == ("running", 30, 100)
-    assert (row["tokens_per_second"], row["seconds_left"]) == (2050.0, 70 * 20.5)
-    assert row["checkpoint_step"] == 20
-    assert row["checkpoint_age"] == pytest.approx(240, abs=5)
-    assert (row["attempts"], row["log"]) == (2, f"logs/train/{made.name}/attempt-002-job-11.log")
-    assert (row["job"], row["slurm"]["state"], row["troubles"]) == ("11", "RUNNING", [])
-    os.utime(project / f"logs/train/{made.name}/attempt-001-job-9.log", (1, 1))  # of the recipe before this one
-    assert rows()["base"]["attempts"] == 1
-    os.utime(project / f"logs/train/{made.name}/attempt-001-job-9.log")
+    stage = found()["base"]
+    assert (stage.state, stage.step, stage.total) == ("running", 30, 100)
+    assert (stage.middle("tokens_per_second"), stage.seconds_left) == (2050.0, 70 * 20.5)
+    assert (stage.saved, stage.saved_ago) == (20, pytest.approx(240, abs=5))
+    assert (stage.attempts, str(stage.log)) == (2, f"logs/train/{made.name}/attempt-002-job-11.log")
+    assert stage.troubles == []
     assert line_of(made, table(capsys)) == "base running 30/100 30% 2,050 24 min 20, 4 min ago 2 11 RUNNING 1:02:03 of 4:00:00"
-    assert len(queue.asked()) == 3  # once for each table
+    assert len(queue.asked()) == 2  # once for each table
+    os.utime(project / f"logs/train/{made.name}/attempt-001-job-9.log", (1, 1))  # of the recipe before this one
+    assert found()["base"].attempts == 1
 
 
-def test_a_finished_stage_shows_its_published_metrics(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_stage_shows_its_published_metrics(project: Path) -> None:
     made = Made(project, "base").told("done", 30, 30).trained(30).saved(30, 30).held("11", 999, released=True)
     (made.folder / "checkpoints/metrics.jsonl").rename(made.folder / "metrics.jsonl")
     (made.folder / "checkpoint.json").write_text("{}")
-    row = rows()["base"]
-    assert (row["state"], row["step"], row["seconds_left"], row["tokens_per_second"]) == ("done", 30, None, 2050.0)
+    stage = found()["base"]
+    assert (stage.state, stage.step, stage.seconds_left, stage.middle("tokens_per_second")) == ("done", 30, None, 2050.0)
 
 
-def test_stages_come_in_the_order_of_their_run(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stages_come_in_the_order_of_their_run(project: Path) -> None:
     for stage in ("longcot", "base", "zzz", "long"):
         Made(project, stage)
     assert [stage.name.split("/")[-1] for stage in stages.find(project / "results")] == ["base", "long", "longcot", "zzz"]
@@ -154,26 +156,18 @@ ALIVE, GONE = {"job": "11"}, {"job": "11", "ago": 300.0}
         ("failed", ALIVE, queued("11", "RUNNING"), "running"),  # the next attempt has begun and not written yet
         ("running", ALIVE, queued("11", "RUNNING"), "running"),
         ("running", {"job": None}, "", "running"),
-        ("running", {"job": None, "ago": 300.0}, "", "interrupted"),
-        ("running", ALIVE, queued("11", "NODE_FAIL"), "interrupted"),  # before the lease is stale
-        ("running", ALIVE, "", "interrupted"),
-        ("running", GONE, "", "interrupted"),
+        ("running", {"job": None, "ago": 300.0}, "", "silent"),
+        ("running", ALIVE, "", "silent"),  # Slurm knows it no more, before the lease is stale
         ("running", GONE, QUEUED, "queued"),
-        ("running", GONE, queued("11", "RUNNING"), "dead?"),  # hung, or a machine's clock is wrong
-        ("running", GONE, None, "dead?"),
+        ("running", GONE, queued("11", "RUNNING"), "silent"),  # hung, or a machine's clock is wrong
+        ("running", GONE, None, "silent"),
         ("running", ALIVE, None, "running"),
-        ("running", {"job": "11", "released": True}, "", "interrupted"),
-        ("running", None, "", "dead?"),
+        ("running", {"job": "11", "released": True}, "", "silent"),
+        ("running", None, "", "silent"),
     ],
 )
 def test_states(
-    project: Path,
-    queue: Queue,
-    capsys: pytest.CaptureFixture[str],
-    told: str | None,
-    held: dict[str, Any] | None,
-    jobs: str | None,
-    state: str,
+    project: Path, queue: Queue, told: str | None, held: dict[str, Any] | None, jobs: str | None, state: str
 ) -> None:
     made = Made(project, "base")
     if told:
@@ -184,43 +178,41 @@ def test_states(
         queue.fails("slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
     else:
         queue.says(jobs.replace("{root}", str(project)))
-    assert rows()["base"]["state"] == state
+    assert found()["base"].state == state
 
 
-def test_another_users_job_is_not_taken_for_gone(
-    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_users_job_is_not_taken_for_gone(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Made(project, "base").told("running", 3, 10).held("11")
     monkeypatch.setattr(os, "getuid", lambda: 4711)
-    assert rows()["base"]["state"] == "running"
+    assert found()["base"].state == "running"
 
 
 def test_the_trainers_own_lease(project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     made = Made(project, "base").told("running", 3, 10)
     lease = acquire(made.folder)
-    row = rows()["base"]
-    assert (row["state"], row["job"]) == ("running", None)
-    assert f"process {os.getpid()}" in row["place"]
+    assert found()["base"].state == "running"
+    assert f"process {os.getpid()}" in table(capsys)
     lease.release()
-    assert rows()["base"]["state"] == "interrupted"
+    assert found()["base"].state == "silent"
 
 
 def test_a_job_that_ended_without_a_word(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = Made(project, "base").told("running", 20, 100).trained(30).saved(20, 100).held("11", 300)
     text = table(capsys)
-    assert f"{made.name} ended without a word after step 30 of 100, nothing heard of it for 5 min; the next attempt" in text
+    assert (
+        f"{made.name} ended without a word or hangs after step 30 of 100, nothing heard of it for 5 min; the next attempt"
+        in text
+    )
     assert "no log of it was found" in text
 
 
-def test_what_a_job_did_after_its_checkpoint_does_not_count_once_it_is_gone(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_job_did_after_its_checkpoint_does_not_count_once_it_is_gone(project: Path) -> None:
     Made(project, "base").told("running", 20, 100).trained(30).saved(20, 100).held(None, 300)
     Made(project, "long").told("stopped", 9, 10).trained(9)
-    found = rows()
-    assert (found["base"]["step"], found["base"]["seconds_left"]) == (20, 80 * 20.5)
-    assert found["long"]["step"] == 0
+    stages = found()
+    assert (stages["base"].step, stages["base"].seconds_left) == (20, 80 * 20.5)
+    assert stages["long"].step == 0
 
 
 def test_a_pending_job_of_a_stage_that_has_none_yet(project: Path, queue: Queue, capsys: pytest.CaptureFixture[str]) -> None:
@@ -262,17 +254,13 @@ def test_torn_files_are_named(project: Path, capsys: pytest.CaptureFixture[str])
     (made.folder / "checkpoints/last/manifest.json").write_text('{"step": 9, "steps": 100, "sha256": "0"}')
     lines = (made.folder / "checkpoints/metrics.jsonl").read_bytes().split(b"\n")
     (made.folder / "checkpoints/metrics.jsonl").write_bytes(b"\n".join([*lines[:-3], b"\0\xff{", b"7", *lines[-3:-1], b'{"st']))
-    row = rows()["base"]
-    assert (row["checkpoint_step"], row["state"], row["tokens_per_second"]) == (5, "stopped", 2050.0)
-    troubles = "\n".join(row["troubles"])
-    for words in (
-        "status.json: line 1: not valid JSON",
-        "last/manifest.json: differs from its own hash",
-        "metrics.jsonl: 2 of its last 32 lines cannot be read",
-        "metrics.jsonl: its last line is torn",
-    ):
-        assert words in troubles
-        assert words in table(capsys)
+    stage = found()["base"]
+    assert (stage.saved, stage.state, stage.middle("tokens_per_second")) == (5, "stopped", 2050.0)
+    assert [row["step"] for row in stage.rows] == list(range(11, 31))
+    text = table(capsys)
+    for path in ("status.json", "last/manifest.json"):
+        assert sum(path in trouble for trouble in stage.troubles) == 1
+        assert path in text
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff\xfe", b"null", b'{"state": 7, "steps": "x", "step": null}'])
@@ -298,10 +286,7 @@ def test_the_end_of_a_long_record(project: Path) -> None:
 
 def test_a_narrow_terminal_cuts_nothing_off(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = Made(project, "base").told("running", 20, 100).trained(30).saved(20, 100).held("14711")
-    slurm = status_table.Slurm([])
-    status_table.render(
-        [status_table.record(stage, slurm) for stage in stages.find(project / "results")], slurm, Console(width=80)
-    )
+    status.render(stages.find(project / "results"), Console(width=80))
     text = capsys.readouterr().out
     assert made.name.rsplit("/", 1)[0] in text
     assert "…" not in text
@@ -313,5 +298,5 @@ def test_no_results_say_what_to_type(project: Path, capsys: pytest.CaptureFixtur
 
 
 def test_a_login_node_needs_no_torch() -> None:
-    program = "import sys, longspec.cluster.status_table; sys.exit('torch' in sys.modules)"
+    program = "import sys, longspec.cluster.status; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -5,50 +5,45 @@ from pathlib import Path
 
 import pytest
 
-from longspec.cluster.queued_jobs import FIELD, FORMAT, RECORD, jobs_of_folder, my_jobs
+from longspec.cluster.queue import FIELD, FORMAT, RECORD, my_jobs
 from longspec.slurm import NoAnswerError
 from tests.cluster.queue import Queue, queued
 
-OTHER = queued("7", "RUNNING", workdir="/elsewhere")
 
-
-def test_jobs_of_a_folder(queue: Queue, tmp_path: Path) -> None:
+def test_jobs_and_their_folders(queue: Queue, tmp_path: Path) -> None:
     odd = "a | b\tc\nd"
-    queue.holds(OTHER, queued("12", "PENDING", comment=odd, workdir=str(tmp_path), reason="Priority", elapsed="0:00"))
-    [job] = jobs_of_folder(tmp_path)
-    assert (job.id, job.state, job.comment, job.reason, job.nodes) == ("12", "PENDING", odd, "Priority", "")
-    assert (job.elapsed, job.limit, job.has_ended) == ("0:00", "4:00:00", False)
-    assert [job.id for job in my_jobs()] == ["7", "12"]
-
-
-def test_the_folder_by_another_name(queue: Queue, tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
-    queue.holds(queued("7", "RUNNING", workdir=str(tmp_path / "real")))
-    assert [job.id for job in jobs_of_folder(tmp_path / "link")] == ["7"]
+    own = queued("12", "PENDING", comment=odd, workdir=str(tmp_path / "real"), reason="Priority", elapsed="0:00")
+    queue.holds(queued("7", "RUNNING", workdir="/elsewhere"), own)
+    other, job = my_jobs()
+    assert (job.id, job.state, job.comment, job.reason, job.elapsed, job.limit) == (
+        "12", "PENDING", odd, "Priority", "0:00", "4:00:00",
+    )  # fmt: skip
+    assert (job.is_of(tmp_path / "link"), other.is_of(tmp_path / "link")) == (True, False)
 
 
 def test_what_is_asked(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SQUEUE_STATES", "FAILED")
     queue.holds()
-    assert my_jobs(with_ended=True) == []
-    assert queue.asked() == [f"--noheader --user={os.getuid()} --format {FORMAT} --states=all"]
+    assert my_jobs() == []
+    assert queue.asked() == [f"--noheader --user={os.getuid()} --format {FORMAT}"]
     assert queue.environment() == []
     assert RECORD not in FORMAT[1:]
     assert FORMAT.split(FIELD)[-1] == "%l"
 
 
 def test_lines_of_several_clusters_and_missing_fields(queue: Queue) -> None:
-    queue.says("CLUSTER: one\n" + queued("1", "RUNNING", comment="(null)") + "CLUSTER: two\n" + queued("2", "TIMEOUT"))
+    queue.says("CLUSTER: one\n" + queued("1", "RUNNING", comment="(null)") + "CLUSTER: two\n" + queued("2", "COMPLETING"))
     first, second = my_jobs()
     assert (first.id, first.comment, first.limit) == ("1", "", "4:00:00")
-    assert (second.id, second.has_ended) == ("2", True)
+    assert (second.id, second.state) == ("2", "COMPLETING")
 
 
 def test_no_answer_is_not_an_empty_queue(queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     queue.fails("squeue: error: Unable to contact slurm controller (connect failure)")
     with pytest.raises(NoAnswerError, match="squeue gave no answer: squeue: error: Unable to contact"):
-        jobs_of_folder(tmp_path)
+        my_jobs()
     queue.says(f"{RECORD}7{FIELD}RUNNING\n")
     with pytest.raises(NoAnswerError, match="an answer that cannot be read: '7"):
         my_jobs()
