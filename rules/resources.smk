@@ -11,7 +11,7 @@ from longspec.workflow.jobs.resources import StageNeeds, gpus_in, limits_of
 
 
 def resources_of(rule):
-    """set-resources of a rule in the profile."""
+    """Return set-resources of a rule in the profile. Snakemake (9.27) has no public name for them; not reported."""
     given = workflow.resource_settings._parsed_overwrite_resources.get(rule, {})
     return {name: str(value.raw) for name, value in given.items()}
 
@@ -28,7 +28,7 @@ def asked_stage(wildcards):
 
 
 def share_of(name, given):
-    """A resource of the profile's `train` as each stage's job asks for it; the jobs themselves are told the profile's."""
+    """Return a resource of the profile's `train` as each stage's job asks for it; a job's own process reads the profile's."""
 
     def asked_for(wildcards):
         return NEEDS.share(name, str(given.raw), PLAN.configs[asked_stage(wildcards)])
