@@ -4,7 +4,9 @@ import re
 import shutil
 from pathlib import Path
 
-from longspec.config import compose_stage, differences, plain, stages_of
+from omegaconf import OmegaConf
+
+from longspec.config import compose_stage, differences, stages_of
 from tests.workflow.planning import Workflow
 
 STAGES = ("base", "long")
@@ -41,7 +43,7 @@ def test_ablations_differ_in_what_they_leave_out(root: Path) -> None:
     def changed(run: str, other: str) -> dict[str, list[str]]:
         """By stage what differs."""
         pairs = {stage: [compose_stage(name, "sinkpi-slicing", stage, config) for name in (run, other)] for stage in STAGES}
-        return {stage: differences(*(plain(each.recipe) for each in pair)) for stage, pair in pairs.items()}
+        return {stage: differences(*(OmegaConf.to_container(each.recipe) for each in pair)) for stage, pair in pairs.items()}
 
     without_anchors = changed("ablation-reference", "ablation-plain-positions")
     assert list(without_anchors.values()) == [["draft.anchors: random -> off"]] * 2
