@@ -19,13 +19,13 @@ Where everything lies (P = results/{run}/{variant}, R = P/{stage}; longspec.work
     R/draft/                                  its extracted draft                       rules/draft.smk
     P/draft_vocabulary_{size}.json            the tokens that a draft can propose       rules/train.smk
     P/evaluation/{drafter}.jsonl              acceptance and speed
-    P/bench/{drafter}.jsonl                   the same of what a run measures apart, `snakemake bench`     rules/bench.smk
+    P/bench/{drafter}.jsonl                   the same of what a run measures apart, `snakemake bench`     rules/pages.smk
     P/final_stage.json                        which stage is published, where it is chosen
     P/final_draft/                            what is published
     results/{run}/report.html                 the page a person reads
     results/{run}/bench.html                  its page
     results/{run}/gates.json                  that the draft is good enough
-    results/compare/{first}_{second}.html     two runs side by side, `snakemake compare`     rules/compare.smk
+    results/compare/{first}_{second}.html     two runs side by side, `snakemake compare`     rules/pages.smk
     logs/, timings/                           one file a job
 """
 
@@ -39,21 +39,9 @@ from longspec.report.ending import SAID
 from longspec.report.ending import lines as ending_of
 from longspec.workflow.jobs.resources import check_block, check_nodes
 from longspec.workflow.paths import GATES, NUMBERS, PAGE
-from longspec.workflow.plan import freeze_runtime
-from longspec.workflow.settings.workflow_file import check_text
+from longspec.workflow.plan import check_frozen, freeze_runtime
 
 min_version("9.19")
-
-
-include: "rules/errors.smk"
-
-
-# What Snakemake would take the last of, or run as a template, it must not read.
-with told_in_one_line():
-    check_text(Path("config/workflow.yaml"))
-
-
-configfile: "config/workflow.yaml"
 
 
 # Used with `--software-deployment-method apptainer` alone: an image of yours in which this package is installed
@@ -62,8 +50,7 @@ container: "longspec.sif"
 
 
 include: "rules/common.smk"
-include: "rules/needs.smk"
-include: "rules/ranks.smk"
+include: "rules/resources.smk"
 include: "rules/data.smk"
 include: "rules/answers.smk"
 include: "rules/target.smk"
@@ -71,19 +58,17 @@ include: "rules/states.smk"
 include: "rules/train.smk"
 include: "rules/preflight.smk"
 include: "rules/draft.smk"
-include: "rules/bench.smk"
-include: "rules/compare.smk"
-include: "rules/retries.smk"
-include: "rules/seals.smk"
-include: "rules/unfinished.smk"
+include: "rules/pages.smk"
+include: "rules/upstream.smk"
 
 
 # Before the first job of a call, in the Snakemake that controls it alone, and not in a dry run.
 onstart:
     planned = list(workflow.dag.needrun_jobs())
-    with told_in_one_line():
-        if not workflow.touch:  # which is to take what is there
-            SEALS.check(finished_inputs(planned))
+    with one_line_errors():
+        for job in set(workflow.dag.jobs).difference(planned):
+            if job.rule.name in ("stage_config", "build_config"):
+                check_frozen(job.output[0], job.params.text)
         if hasattr(
             workflow.executor_settings, "init_seconds_before_status_checks"
         ):  # Slurm's

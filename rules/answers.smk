@@ -9,7 +9,7 @@ from longspec.workflow.paths import RAW, TOKENIZER
 rule answer:
     input:
         raw=RAW,
-        target=judged(RANKS.judge_answers, ANSWERS.target),
+        target=checked_target(RANKS.judge_answers, ANSWERS.target),
         tokenizer=TOKENIZER,
     output:
         f"{ANSWERS_FOLDER}/{{part}}-of-{{parts}}/shard.json",
@@ -23,15 +23,15 @@ rule answer:
         *ENVMODULES,
     threads: 2
     resources:
-        ranks=asks(RANKS.of_answers),
+        ranks=from_plan(RANKS.of_answers),
         cpus_per_task=job_threads,
-        gres=asks(RANKS.gpus_of_answers),
+        gres=from_plan(RANKS.gpus_of_answers),
         gpu_jobs=1,
         mem_mb=8000,
         runtime="4h",
     params:
-        settings=asks(ANSWERS.settings),
-        runtime=asks_of_input(ANSWERS.runtime),
+        settings=from_plan(ANSWERS.settings),
+        runtime=from_plan_and_input(ANSWERS.runtime),
     shell:
         "python -m longspec.cluster launch --plain --ranks {resources.ranks:q} --cpus {resources.cpus_per_task:q}"
         " -- longspec.answers shard --raw {input.raw:q} --target {input.target:q} --tokenizer {input.tokenizer:q}"
@@ -53,7 +53,7 @@ use rule answer as ask with:
 rule merge_answers:
     input:
         raw=RAW,
-        shards=asks(ANSWERS.shards),
+        shards=from_plan(ANSWERS.shards),
     output:
         manifest=f"{ANSWERS_FOLDER}/manifest.json",
         records=collect(

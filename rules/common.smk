@@ -5,8 +5,10 @@ import inspect
 import os
 import re
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
+from snakemake.logging import logger
 from snakemake.utils import update_config
 
 from longspec.config import COLLATIONS, OVERLONG
@@ -14,13 +16,33 @@ from longspec.workflow.answers import AnswersPlan
 from longspec.workflow.bench import bench_of
 from longspec.workflow.checks import (
     check_prompts,
+    check_published,
     check_sources,
     checked_plan,
     forgetting_warning,
     unused_variants,
 )
-from longspec.workflow.settings.workflow_file import typed_call
+from longspec.workflow.settings.workflow_file import check_text, typed_call
 from longspec.workflow.states import StatesPlan
+
+
+@contextmanager
+def one_line_errors():
+    """End the command with what is wrong. Of an exception Snakemake would print its own frames and those of rules/ too."""
+    try:
+        yield
+    except ValueError as error:
+        logger.error(str(error))
+        sys.exit(1)
+
+
+# What Snakemake would take the last of, or run as a template, it must not read.
+with one_line_errors():
+    check_text(Path("config/workflow.yaml"))
+
+
+configfile: "config/workflow.yaml"
+
 
 # Jobs run the interpreter that runs Snakemake, also when its environment is not activated.
 BIN = str(Path(sys.executable).parent)
@@ -34,11 +56,12 @@ os.environ.update(HF_HUB_OFFLINE="1")
 
 CALLED = typed_call(workflow.config_settings.config)
 update_config(config, CALLED)
-with told_in_one_line():
+with one_line_errors():
     PLAN = checked_plan(config, arguments=sys.argv[1:])
     if workflow.is_main_process:  # jobs read this file again
         check_prompts(PLAN)
         check_sources(PLAN)
+        check_published(PLAN)
     ANSWERS = AnswersPlan(PLAN)
     STATES = StatesPlan(PLAN)
     BENCH = bench_of(PLAN)
@@ -63,7 +86,7 @@ ENVMODULES = PLAN.settings.get("envmodules", [])
 
 def bench_pages(wildcards):
     """The page of each chosen run. Refused here, since other commands may have runs that measure nothing apart."""
-    with told_in_one_line():
+    with one_line_errors():
         return BENCH.pages()
 
 
@@ -98,9 +121,9 @@ wildcard_constraints:
     declaration=one_of(STATES.declarations),
 
 
-def asks(question):
-    """A question to the plan as a function that Snakemake calls: each argument is the wildcard of its name, where there is one.
-    As a param Snakemake records its value, and a changed one runs the job again.
+def from_plan(question):
+    """Return a question to the plan as a function that Snakemake calls: each argument is the wildcard of its name, where there
+    is one. Of a param Snakemake records the value, and a changed one runs the job again.
     """
     names = inspect.signature(question).parameters
 
@@ -111,9 +134,9 @@ def asks(question):
     return answer
 
 
-def asks_of_input(question):
-    """A question whose arguments are wildcards and named inputs. A param that follows from the input Snakemake does not
-    record: it knows by the function's argument `input`.
+def from_plan_and_input(question):
+    """Return a question whose arguments are wildcards and named inputs. Snakemake does not record a param that follows from the
+    input: it knows it by the function's argument `input`.
     """
     names = inspect.signature(question).parameters
 
@@ -124,14 +147,14 @@ def asks_of_input(question):
     return answer
 
 
-def option(word, name):
-    """A param that tells a job of the files of one of its inputs; nothing where there are none."""
+def option_with_files(word, name):
+    """Return a param: an option of the command with the files of one of its inputs, nothing where there are none."""
 
-    def answer(wildcards, input):
+    def option(wildcards, input):
         files = getattr(input, name)
         return [word, *files] if files else []
 
-    return answer
+    return option
 
 
 def job_threads(wildcards, threads):
@@ -152,5 +175,5 @@ def shard_threads(wildcards):
 
 def compared_page(wildcards):
     """The page of the two chosen runs. Refused here, since commands other than `compare` may have more runs, or one."""
-    with told_in_one_line():
+    with one_line_errors():
         return PLAN.compared_page()

@@ -16,8 +16,8 @@ rule fetch_data:
         dataset=one_of(PLAN.from_hub),
     localrule: True
     params:
-        source=asks(PLAN.source),
-        revision=asks(PLAN.revision),
+        source=from_plan(PLAN.source),
+        revision=from_plan(PLAN.revision),
     shell:
         "HF_HUB_OFFLINE=$FETCH_OFFLINE python -m longspec.data fetch --source={params.source:q} --revision={params.revision:q}"
         " --out {output:q} > {log:q} 2>&1"
@@ -31,14 +31,14 @@ use rule fetch_data as fetch_prompts with:
     wildcard_constraints:
         dataset=one_of(HUB_PROMPTS),
     params:
-        source=asks(partial(hub_prompts, "source")),
-        revision=asks(partial(hub_prompts, "revision")),
+        source=from_plan(partial(hub_prompts, "source")),
+        revision=from_plan(partial(hub_prompts, "revision")),
 
 
 # rejects.jsonl and rejects.raw lie there too, undeclared: a job that fails because of them must leave them to be read.
 rule raw:
     input:
-        files=asks(PLAN.raw_files),
+        files=from_plan(PLAN.raw_files),
     output:
         manifest=RAW,
         records=collect("data/raw/{{dataset}}/{part}.jsonl", part=["train", "held_out"]),
@@ -50,8 +50,8 @@ rule raw:
         mem_mb=8000,
         runtime="4h",
     params:
-        settings=asks(PLAN.raw_settings),
-        fetched=asks_of_input(PLAN.fetched_option),
+        settings=from_plan(PLAN.raw_settings),
+        fetched=from_plan_and_input(PLAN.fetched_option),
     shell:
         "python -m longspec.data raw --name {wildcards.dataset:q}"
         " --settings {params.settings:q} {params.fetched:q} --out {output.manifest:q} > {log:q} 2>&1"
@@ -61,7 +61,7 @@ rule raw:
 # with fewer shards than cores each takes several, which changes nothing in what it writes.
 rule tokenize:
     input:
-        raw=asks(ANSWERS.records),
+        raw=from_plan(ANSWERS.records),
         tokenizer=TOKENIZER,
     output:
         manifest=TOKENS,
@@ -76,7 +76,7 @@ rule tokenize:
         mem_mb=8000,
         runtime="4h",
     params:
-        shards=asks(PLAN.shards),
+        shards=from_plan(PLAN.shards),
     shell:
         "RAYON_NUM_THREADS={resources.cpus_per_task:q}"
         " python -m longspec.data tokenize --raw {input.raw:q} --tokenizer {input.tokenizer:q}"
@@ -86,7 +86,7 @@ rule tokenize:
 
 rule pack:
     input:
-        asks(PLAN.token_shards),
+        from_plan(PLAN.token_shards),
     output:
         manifest=PACKED,
         rows=PACKED.replace("manifest.json", "rows.arrow"),

@@ -19,7 +19,7 @@ from longspec.workflow.paths import (
 # Local: compute nodes often have no way to the internet. The files of a draft from the hub lie beside, undeclared.
 rule fetch_draft:
     input:
-        asks(PLAN.draft_files),
+        from_plan(PLAN.draft_files),
     output:
         PUBLISHED,
     log:
@@ -30,7 +30,7 @@ rule fetch_draft:
         draft=one_of(PLAN.begun_drafts),
     localrule: True
     params:
-        source=asks(PLAN.draft_source),
+        source=from_plan(PLAN.draft_source),
     shell:
         "HF_HUB_OFFLINE=$FETCH_OFFLINE python -m longspec.draft fetch --source={params.source:q} --out {output:q} > {log:q} 2>&1"
 
@@ -38,9 +38,9 @@ rule fetch_draft:
 # Of the draft's own making are the tokens that it proposes: they come from here, and not from a count.
 rule import_draft:
     input:
-        published=asks(PLAN.fetched_draft),
-        recipe=asks(PLAN.drafter_recipe),
-        target=asks(PLAN.target),
+        published=from_plan(PLAN.fetched_draft),
+        recipe=from_plan(PLAN.drafter_recipe),
+        target=from_plan(PLAN.target),
     output:
         collect(
             f"{BEGINNING}/{{file}}",
@@ -68,8 +68,8 @@ rule extract:
     input:
         checkpoint=f"{STAGE}/checkpoint.json",
         recipe=RECIPE,
-        target=asks(PLAN.target),
-        vocabulary=asks(PLAN.vocabulary),
+        target=from_plan(PLAN.target),
+        vocabulary=from_plan(PLAN.vocabulary),
     output:
         collect(f"{STAGE}/draft/{{file}}", file=DRAFT_FILES, allow_missing=True),
     log:
@@ -81,7 +81,7 @@ rule extract:
         mem_mb=16000,
         runtime="30m",
     params:
-        vocabulary=option("--vocabulary", "vocabulary"),
+        vocabulary=option_with_files("--vocabulary", "vocabulary"),
         out=subpath(output[0], parent=True),
     shell:
         "python -m longspec.draft extract {input.checkpoint:q}"
@@ -92,12 +92,12 @@ rule extract:
 # output, undeclared, and the next one goes on from there.
 rule evaluate:
     input:
-        target=judged(partial(RANKS.judge, "evaluate"), PLAN.target),
-        recipe=asks(PLAN.drafter_recipe),
-        draft=asks(PLAN.drafter_weights),
-        vocabulary=asks(PLAN.drafter_vocabulary),
-        raw=asks(ANSWERS.evaluation_records),
-        prompts=asks(PLAN.task_files),
+        target=checked_target(partial(RANKS.judge, "evaluate"), PLAN.target),
+        recipe=from_plan(PLAN.drafter_recipe),
+        draft=from_plan(PLAN.drafter_weights),
+        vocabulary=from_plan(PLAN.drafter_vocabulary),
+        raw=from_plan(ANSWERS.evaluation_records),
+        prompts=from_plan(PLAN.task_files),
     output:
         EVALUATED,
     log:
@@ -108,17 +108,17 @@ rule evaluate:
         *ENVMODULES,
     threads: 1
     resources:
-        ranks=asks(partial(RANKS.ranks, "evaluate")),
+        ranks=from_plan(partial(RANKS.ranks, "evaluate")),
         cpus_per_task=job_threads,
-        gres=asks(partial(RANKS.gpus, "evaluate")),
+        gres=from_plan(partial(RANKS.gpus, "evaluate")),
         gpu_jobs=1,
         mem_mb=8000,
         runtime="4h",
     params:
-        settings=asks(PLAN.evaluation_settings),
-        raw=asks(ANSWERS.evaluation_options),
-        drafter=asks_of_input(PLAN.drafter_options),
-        vocabulary=option("--vocabulary", "vocabulary"),
+        settings=from_plan(PLAN.evaluation_settings),
+        raw=from_plan(ANSWERS.evaluation_options),
+        drafter=from_plan_and_input(PLAN.drafter_options),
+        vocabulary=option_with_files("--vocabulary", "vocabulary"),
     shell:
         "python -m longspec.cluster launch --plain --ranks {resources.ranks:q} --cpus {resources.cpus_per_task:q}"
         " -- longspec.evaluate --settings {params.settings:q}"
@@ -130,8 +130,8 @@ rule evaluate:
 # out of the report.
 rule choose_final_stage:
     input:
-        evaluations=asks(PLAN.choosing_evaluations),
-        raw=asks(ANSWERS.evaluation_records),
+        evaluations=from_plan(PLAN.choosing_evaluations),
+        raw=from_plan(ANSWERS.evaluation_records),
     output:
         FINAL_STAGE,
     log:
@@ -140,8 +140,8 @@ rule choose_final_stage:
         "timings/choose_final_stage/{run}/{variant}.tsv"
     localrule: True
     params:
-        settings=asks(PLAN.evaluation_settings),
-        raw=asks(ANSWERS.evaluation_options),
+        settings=from_plan(PLAN.evaluation_settings),
+        raw=from_plan(ANSWERS.evaluation_options),
     shell:
         "python -m longspec.choose --settings {params.settings:q} --raw {params.raw:q}"
         " --evaluations {input.evaluations:q} --out {output:q} > {log:q} 2>&1"
@@ -149,13 +149,13 @@ rule choose_final_stage:
 
 rule assemble_final_draft:
     input:
-        target=asks(PLAN.target),
-        tokenizer=asks(PLAN.tokenizer),
-        data=asks(PLAN.trained_rows),
-        draft=asks(PLAN.candidates),
-        choice=asks(PLAN.choice),
-        stages=asks(PLAN.stage_files),
-        imported=asks(PLAN.imported_config),
+        target=from_plan(PLAN.target),
+        tokenizer=from_plan(PLAN.tokenizer),
+        data=from_plan(PLAN.trained_rows),
+        draft=from_plan(PLAN.candidates),
+        choice=from_plan(PLAN.choice),
+        stages=from_plan(PLAN.stage_files),
+        imported=from_plan(PLAN.imported_config),
     output:
         collect(
             f"{FINAL_DRAFT}/{{file}}",
@@ -168,9 +168,9 @@ rule assemble_final_draft:
         "timings/assemble_final_draft/{run}/{variant}.tsv"
     localrule: True
     params:
-        published=asks_of_input(PLAN.published_option),
-        stages=asks(PLAN.stage_folders),
-        imported=option("--imported", "imported"),
+        published=from_plan_and_input(PLAN.published_option),
+        stages=from_plan(PLAN.stage_folders),
+        imported=option_with_files("--imported", "imported"),
         out=subpath(output[0], parent=True),
     shell:
         "python -m longspec.draft final {params.published:q} --stages {params.stages:q}"
@@ -180,14 +180,14 @@ rule assemble_final_draft:
 
 rule report:
     input:
-        target=asks(PLAN.target),
-        raw=asks(PLAN.report_records),
-        answers=asks(ANSWERS.trained),
-        packed=asks(PLAN.trained_rows),
-        stages=asks(PLAN.stage_files),
-        evaluations=asks(PLAN.evaluations),
-        drafts=asks(PLAN.final_drafts),
-        vocabularies=asks(PLAN.report_vocabularies),
+        target=from_plan(PLAN.target),
+        raw=from_plan(PLAN.report_records),
+        answers=from_plan(ANSWERS.trained),
+        packed=from_plan(PLAN.trained_rows),
+        stages=from_plan(PLAN.stage_files),
+        evaluations=from_plan(PLAN.evaluations),
+        drafts=from_plan(PLAN.final_drafts),
+        vocabularies=from_plan(PLAN.report_vocabularies),
     output:
         page=report(
             PAGE,
@@ -202,12 +202,12 @@ rule report:
         "timings/report/{run}.tsv"
     localrule: True
     params:
-        settings=asks(PLAN.report_settings),
-        gates=asks(PLAN.gates),
-        model=asks_of_input(PLAN.target_folder),
-        variants=asks(PLAN.report_variants),
-        vocabularies=asks_of_input(PLAN.report_vocabulary_options),
-        answers=option("--answers", "answers"),
+        settings=from_plan(PLAN.report_settings),
+        gates=from_plan(PLAN.gates),
+        model=from_plan_and_input(PLAN.target_folder),
+        variants=from_plan(PLAN.report_variants),
+        vocabularies=from_plan_and_input(PLAN.report_vocabulary_options),
+        answers=option_with_files("--answers", "answers"),
     shell:
         "python -m longspec.report --run {wildcards.run:q} {params.variants} {params.vocabularies:q}"
         " --settings {params.settings:q} --gates {params.gates:q}"

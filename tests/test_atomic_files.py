@@ -14,6 +14,7 @@ import pytest
 from longspec import atomic_files
 from longspec.atomic_files import (
     check_files,
+    checked_file,
     checked_folder,
     describe_files,
     new_file,
@@ -145,6 +146,10 @@ def test_a_file_of_another_time_is_hashed_older_or_newer(
     hashed.clear()
     assert [checked_folder(manifest) for _ in range(3)] == [str(tmp_path)] * 3
     assert hashed == ["x"]  # once, for its new time
+    assert checked_file(manifest, "x") == tmp_path / "x"
+    (tmp_path / "x").write_bytes(b"123")
+    with pytest.raises(ValueError, match="x: 3 bytes, its manifest says 4"):
+        checked_file(manifest, "x")
 
 
 def test_a_file_without_a_hash_is_held_against_what_was_seen_first(tmp_path: Path) -> None:

@@ -236,6 +236,13 @@ def check_files(
         _note_seen(manifest, found)
 
 
+def checked_file(manifest: Path, name: str) -> Path:
+    """Return a file that a manifest lists beside it. Raises ValueError as check_files for what was changed in it since."""
+    listed = read_json(manifest).get("files", {})
+    check_files(manifest.parent, {name: listed[name]} if name in listed else {}, manifest, once=True)
+    return manifest.parent / name
+
+
 def checked_folder(manifest: Path) -> str:
     """The folder that a manifest names as its `path`. Raises ValueError as check_files for what was changed in it since."""
     content = read_json(manifest)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from longspec import jsonl
-from longspec.atomic_files import read_json
+from longspec.atomic_files import describe_files, read_json, write_json
 from longspec.choose.__main__ import choose, parse_arguments
 from tests.report.synthetic_run import SETTINGS, STAGES, evaluation_rows
 
@@ -22,6 +22,11 @@ def text_of(task: str, record: int) -> str:
     return f"both {record if task == 'short' else RECORDS - 2 - record}" if shared else f"{task} {record}"
 
 
+def list_records(folder: Path) -> None:
+    """Write the manifest that proves held-out records."""
+    write_json(folder / "manifest.json", {"files": describe_files(folder, ["held_out.jsonl"])})
+
+
 def write_records(folder: Path) -> list[str]:
     """Held-out records of all three datasets in three formats; the verb's option that names them."""
     made: dict[str, list[dict[str, Any]]] = {}
@@ -30,6 +35,7 @@ def write_records(folder: Path) -> list[str]:
         formats = {"short": {"path": "a.py"}, "long": {"source": "code", "path": "b.py"}}
         made[data] = [{"text": text, **formats[task]} if task in formats else {"problem": text, "qwq": "so"} for text in texts]
         jsonl.write(folder / data / "held_out.jsonl", made[data])
+        list_records(folder / data)
     return ["--raw", *(f"{data}={folder / data / 'manifest.json'}" for data in made)]
 
 
@@ -141,6 +147,7 @@ def test_measurements_of_other_records_are_refused(tmp_path: Path) -> None:
     raw = write_records(tmp_path)
     path = tmp_path / "puzzles/held_out.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:20]))
+    list_records(path.parent)
     for stage in STAGES:
         jsonl.write(tmp_path / f"{stage}.jsonl", evaluation_rows(stage, SETTINGS, 1))
     named = ["--settings", json.dumps(SETTINGS), "--out", str(tmp_path / "out.json"), "--evaluations"]

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from transformers import Qwen2Config
 
 from longspec.draft.folder import write_draft
-from longspec.methods.draft_files import draft_weights_file
+from longspec.methods.draft_files import draft_weights_file, write_draft_manifest
 from longspec.methods.glide.layer import GlideLayer
 from longspec.methods.glide.weights import UNUSED, load_draft_weights, published_layout
 
@@ -49,6 +49,24 @@ def test_published_files_load_unchanged(layer: GlideLayer, tmp_path: Path) -> No
         fresh = GlideLayer(Qwen2Config(hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2))
         load_draft_weights(fresh, path)
         assert all(torch.equal(fresh.state_dict()[name], tensor) for name, tensor in layer.state_dict().items())
+
+
+def test_a_folder_that_differs_from_its_manifest_is_refused(layer: GlideLayer, tmp_path: Path) -> None:
+    """A stage's draft: damaged, it would be trained on and published. Made anew, it has another manifest or none."""
+    folder, published = tmp_path / "draft", published_layout(layer.state_dict())
+    write_draft(folder, published, {"stage": "base"})
+    write_draft_manifest(folder)
+    assert draft_weights_file(folder) == folder / "model.safetensors"
+    for name in ("config.json", "draft_model_weights.pth", "model.safetensors"):
+        before = (folder / name).read_bytes()
+        (folder / name).write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+        for path in (folder, folder / "model.safetensors"):
+            with pytest.raises(ValueError, match=rf"{name}: its SHA-256 differs .* again after: rm -r {folder}$"):
+                draft_weights_file(path)
+        (folder / name).write_bytes(before)
+        draft_weights_file(folder)
+    write_draft(folder, published, {"stage": "long"})
+    draft_weights_file(folder)
 
 
 def test_a_missing_or_strange_tensor_is_named(layer: GlideLayer, tmp_path: Path) -> None:

@@ -127,5 +127,8 @@ def test_records_that_were_made_again_are_refused(tmp_path: Path, corpus: Corpus
         held_out_rows(PackedRows(manifest), 1)
     write_json(raw, content)
     (tmp_path / "raw/held_out.jsonl").write_text("")
-    with pytest.raises(ValueError, match=r"held_out\.jsonl: no record of it makes a row; raise data\.raw\.held_out"):
+    with pytest.raises(ValueError, match=r"held_out\.jsonl: 0 bytes, its manifest says"):
         held_out_rows(PackedRows(manifest), 1)
+    empty = make_packed(tmp_path / "empty", corpus, "base", sentences(50), [])
+    with pytest.raises(ValueError, match=r"held_out\.jsonl: no record of it makes a row; raise data\.raw\.held_out"):
+        held_out_rows(PackedRows(empty), 1)

@@ -51,10 +51,11 @@ CHANGES = {
 }
 KINDS = (*STRIKES, *DAMAGES, *DAMAGES, *CHANGES)  # damages twice, since there are more files than signals
 GROUPS = ("data/raw", "data/tokens", "data/packed", "data/states", "models", "results/*/*/*/checkpoints", "results/*/*/*/draft")
-GROUPS += ("results/*/*/evaluation", "results/*/*/final_draft", "results/*/*/*", "results/*/*", "results/*")
-# What jobs tell one another, and lines of a job that is not done.
+GROUPS += ("results/*/*/final_draft",)
+# What jobs tell one another, lines of a job that is not done, and manifests: they prove all other files, and not themselves.
 NOT_DERIVED = re.compile(
-    r"/(\.lock|lease\.json|status\.json|needed/.*|\..*\.tmp|checkpoints/metrics\.jsonl|.*unfinished\.jsonl)$"
+    r"/(\.lock|lease\.json|status\.json|needed/.*|\..*\.tmp|checkpoints/metrics\.jsonl|.*unfinished\.jsonl|provenance\.json)$"
+    r"|^data/.*\.json$|^models/[^/]+/[^/]+$"
 )
 MOST = 40  # calls of a round
 PASSED = (0, 1, 2, 3, 5, 8)  # jobs before a moment: eight moments go through most of the run's thirty

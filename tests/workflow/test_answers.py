@@ -2,13 +2,11 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
 from longspec.answers.settings import folder_name, parse
 from longspec.workflow.answers import AnswersPlan
-from longspec.workflow.jobs.retries import PAUSE, Retries, RetryPolicy
 from tests.workflow.planning import FILE, Copied, Settings, Workflow, build_all
 
 WORKFLOW = str(FILE)
@@ -121,15 +119,6 @@ def test_running_text_and_the_targets_own_training_are_refused(settings: Setting
     settings.edit(WORKFLOW, "own: {source: puzzles, records: 4000, seed: 0", "own: {source: stdlib, held_out: 0.1")
     with pytest.raises(ValueError, match=r"data\.own\.regenerate: the source stdlib is running text"):
         settings.plan()
-
-
-def test_tries_that_have_answered_something_are_not_counted(tmp_path: Path) -> None:
-    policy, journal = RetryPolicy(0.0), tmp_path / "journal.jsonl"
-    journal.write_text('{"identity": {}}\n{}\n')
-    assert policy.other("answer", 50, 1, tmp_path / "shard.json") == Retries(3, PAUSE)
-    journal.write_text('{"identity": {}}\n{}\n{}\n')
-    assert policy.other("answer", 50, 2, tmp_path / "shard.json") == Retries(4, PAUSE)
-    assert policy.other("answer", 50, 3, tmp_path / "shard.json") == Retries(4)
 
 
 @pytest.mark.slow

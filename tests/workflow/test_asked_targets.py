@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from longspec.atomic_files import read_json
+from longspec.workflow.settings.runs import asked_targets
 from tests.targets import save_target
 from tests.workflow.planning import Workflow
 
@@ -26,10 +27,11 @@ def test_a_target_that_no_chosen_run_uses_is_made_when_its_path_is_asked_for(
     planned = workflow.output("-n", "data/packed/mine/puzzles-longcot-64-split/manifest.json")
     assert "models/mine/tokenizer_manifest.json" in planned
     file.write_text(f"{told}sha256: {'0' * 64}\n")
-    assert "fetch_target" in workflow.output("-n", "models/qwq-32b/target_manifest.json")
-    done = workflow.call("-n", "models/mine/target_manifest.json")
-    assert done.returncode == 1
-    assert "recipe.model.sha256: is of a .gguf file" in done.stdout + done.stderr
-    file.write_text(told.replace("name: mine", "name: other"))
-    done = workflow.call("-n", "models/mine/target_manifest.json")
-    assert "config/model/mine.yaml: recipe.model.name: 'other'; name the file as its target" in done.stdout + done.stderr
+    assert asked_targets(["models/qwq-32b/target_manifest.json"], ["demo"], workflow.folder / "config").keys() == {"qwq-32b"}
+    for text, message in (
+        (file.read_text(), r"recipe\.model\.sha256: "),
+        (told.replace("name: mine", "name: other"), r"config/model/mine\.yaml: recipe\.model\.name: 'other'"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            asked_targets(["models/mine/target_manifest.json"], ["demo"], workflow.folder / "config")

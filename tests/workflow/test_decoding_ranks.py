@@ -101,10 +101,6 @@ def test_published_targets_take_the_fewest_ranks_that_hold_them(
     assert ranks_of("x", target, [text(tokens, draft=draft)], replace(NODE, gpu_mem=gpu_mem)) == ranks
 
 
-def test_the_longest_of_several_decides() -> None:
-    assert ranks_of("x", qwq(), [text(4096), text(32_768), text(64)], NODE) == 2
-
-
 def test_without_anything_to_estimate_from_there_is_one() -> None:
     assert ranks_of("x", None, [], NODE) == ranks_of("x", llama(), [text(1)], replace(NODE, gpu_mem=0)) == 1
 
@@ -198,12 +194,6 @@ def test_weights_are_counted_by_their_files(tmp_path: Path) -> None:
     assert target.positions == config.max_position_embeddings
     next(tmp_path.glob("*.safetensors")).unlink()
     assert read_target(tmp_path) is None, "as while it is fetched"
-
-
-def test_yarn_stretches_the_positions() -> None:
-    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
-    assert target_of(QWQ | {"rope_scaling": yarn}, 1).positions == 131072
-    assert target_of(QWQ | {"rope_scaling": {**yarn, "rope_type": None, "type": "yarn"}}, 1).positions == 131072
 
 
 def test_the_machine_is_the_profiles() -> None:

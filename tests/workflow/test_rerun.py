@@ -1,7 +1,6 @@
 """Which change makes which job run again."""
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -90,51 +89,29 @@ def raw_jobs(workflow: Workflow) -> set[str]:
     return {path for path in workflow.plan() if path.startswith(("data/raw", "data/hub"))}
 
 
-@pytest.fixture(scope="module")
-def from_files_once(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Path:
-    """A copy with a dataset of files and one of the hub in place of the demo's, everything built."""
-    copy = copy_to(tmp_path_factory.mktemp("files"), root)
+def test_what_makes_records_again(tmp_path: Path, root: Path) -> None:
+    """Other files and settings of a dataset of files, other settings and another revision of one of the hub; no shards."""
+    copy = copy_to(tmp_path, root)
     copy.edit("config/workflow.yaml", r"^  puzzles: .*$", "  puzzles: {source: 'in/*.jsonl', held_out: 0.1, shards: 2}")
     copy.edit("config/workflow.yaml", r"^  stdlib-long: .*$", "  stdlib-long: {preset: sharegpt, shards: 2}")
     (copy.folder / "in").mkdir()
     (copy.folder / "in/a.jsonl").write_text('{"text": "a"}\n')
     build_all(copy)
-    return copy.folder
-
-
-@pytest.fixture
-def from_files(from_files_once: Path, tmp_path: Path) -> Workflow:
-    """A copy of it to work in."""
-    shutil.copytree(from_files_once, tmp_path / "files", symlinks=True)
-    return Workflow(tmp_path / "files")
-
-
-@pytest.mark.slow
-def test_files_and_settings_make_the_records_again_and_shards_do_not(from_files: Workflow) -> None:
     puzzles, sharegpt = "data/raw/puzzles/manifest.json", "data/raw/stdlib-long/manifest.json"
-    assert raw_jobs(from_files) == set()
-    from_files.edit("config/workflow.yaml", r"shards: 2", "shards: 3")
-    from_files.edit("config/data.yaml", "^sharegpt:", "# a remark\nsharegpt:")
-    assert raw_jobs(from_files) == set()
-    from_files.edit("config/data.yaml", r"max_rejected: \S+", "max_rejected: 0.5")
-    assert raw_jobs(from_files) == {sharegpt}
-    from_files.edit("config/workflow.yaml", r"(jsonl', held_out: 0.1), shards", r"\1, align: [{add_id: {}}], shards")
-    assert raw_jobs(from_files) == {sharegpt, puzzles}
-
-
-@pytest.mark.slow
-def test_a_changed_file_and_another_one_make_the_records_again(from_files: Workflow) -> None:
-    (from_files.folder / "in/a.jsonl").write_text('{"text": "b"}\n')
-    assert raw_jobs(from_files) == {"data/raw/puzzles/manifest.json"}
-    (from_files.folder / "in/a.jsonl").write_text('{"text": "a"}\n')
-    assert raw_jobs(from_files) == set(), "a small file is compared by its content"
-    (from_files.folder / "in/b.jsonl").write_text('{"text": "b"}\n')
-    assert raw_jobs(from_files) == {"data/raw/puzzles/manifest.json"}
-
-
-def test_another_revision_is_fetched(from_files: Workflow) -> None:
-    from_files.edit("config/workflow.yaml", "preset: sharegpt,", "preset: sharegpt, revision: main,")
-    assert raw_jobs(from_files) == {"data/hub/stdlib-long/manifest.json (update)", "data/raw/stdlib-long/manifest.json"}
+    (copy.folder / "in/a.jsonl").write_text('{"text": "b"}\n')
+    assert raw_jobs(copy) == {puzzles}
+    (copy.folder / "in/a.jsonl").write_text('{"text": "a"}\n')  # a small file is compared by its content
+    copy.edit("config/workflow.yaml", r"shards: 2", "shards: 3")
+    copy.edit("config/data.yaml", "^sharegpt:", "# a remark\nsharegpt:")
+    assert raw_jobs(copy) == set()
+    (copy.folder / "in/b.jsonl").write_text('{"text": "b"}\n')
+    assert raw_jobs(copy) == {puzzles}
+    (copy.folder / "in/b.jsonl").unlink()
+    copy.edit("config/data.yaml", r"max_rejected: \S+", "max_rejected: 0.5")
+    assert raw_jobs(copy) == {sharegpt}
+    copy.edit("config/workflow.yaml", r"(jsonl', held_out: 0.1), shards", r"\1, align: [{add_id: {}}], shards")
+    copy.edit("config/workflow.yaml", "preset: sharegpt,", "preset: sharegpt, revision: main,")
+    assert raw_jobs(copy) == {sharegpt, puzzles, "data/hub/stdlib-long/manifest.json (update)"}
 
 
 def test_the_evaluation_settings_measure_again_and_train_nothing(built: Workflow) -> None:
@@ -173,10 +150,3 @@ def test_a_second_variant_shares_data_and_target(built: Workflow) -> None:
 def test_an_error_is_reported_although_everything_is_built(built: Workflow) -> None:
     built.edit("config/run/demo.yaml:longcot", r"\blr:", "learning_rate:")
     assert "recipe.optimizer.learning_rate: unknown key" in built.refusal()
-
-
-def test_what_a_stage_resumes_from_is_not_declared(built: Workflow) -> None:
-    """The checkpoints' folder is no declared output: Snakemake would delete it before a job starts again."""
-    declared = built.output("--summary")
-    assert f"{P}/base/checkpoint.json" in declared
-    assert "checkpoints" not in declared

@@ -1,24 +1,14 @@
-"""Which of Slurm's states end a job, and how often a failed one is tried again; without Snakemake."""
+"""How often a failed job is tried again; without Snakemake."""
 
 import json
 import os
 from pathlib import Path
 
+import pytest
+
+from longspec.answers.settings import JOURNAL
 from longspec.journal import unfinished
-from longspec.workflow.jobs.retries import PAUSE, KnownStates, Retries, RetryPolicy
-
-
-def test_states_are_told_in_words_the_executor_knows() -> None:
-    known = KnownStates()
-    states = known.translate({"11": "CANCELLED by 0", "12": "RUNNING", "13": "PREEMPTED", "14": "NODE_FAIL"})
-    assert states == {"11": "CANCELLED", "12": "RUNNING", "13": "FAILED", "14": "FAILED"}
-
-
-def test_a_job_that_slurm_has_forgotten_is_judged_by_its_files() -> None:
-    known = KnownStates()
-    known.translate({"1": "RUNNING", "2": "RUNNING"})
-    assert known.translate({"2": "COMPLETED"}) == {"1": "UNKNOWN", "2": "COMPLETED"}
-    assert known.translate({}) == {"1": "UNKNOWN", "2": "UNKNOWN"}
+from longspec.workflow.jobs.retries import PAUSE, Retries, RetryPolicy
 
 
 def test_another_job_has_two_tries_more() -> None:
@@ -48,13 +38,14 @@ def test_a_stage_is_tried_as_often_as_allowed_unless_it_is_without_hope(tmp_path
     assert hopeless.reason == "it would fail in the same way again: no such key"
 
 
-def test_a_try_of_an_evaluation_that_measured_more_is_not_counted(tmp_path: Path) -> None:
-    evaluated = tmp_path / "lookup.jsonl"
-    policy = RetryPolicy(0.0)
-    assert policy.other("evaluate", 50, 1, evaluated).allowed == 2
-    unfinished(evaluated).write_text("identity\nmeasured\n")
-    assert policy.other("evaluate", 50, 2, evaluated).allowed == 3
-    assert policy.other("evaluate", 50, 3, evaluated).allowed == 3
-    unfinished(evaluated).write_text("identity\nmeasured\nmeasured\n")
-    assert policy.other("evaluate", 50, 4, evaluated).allowed == 4
-    assert policy.other("evaluate", 50, 1, tmp_path / "other.jsonl").allowed == 2
+@pytest.mark.parametrize(("rule", "output", "lines"), [("evaluate", "x.jsonl", ""), ("answer", "shard.json", JOURNAL)])
+def test_a_try_that_measured_or_answered_more_is_not_counted(tmp_path: Path, rule: str, output: str, lines: str) -> None:
+    policy, made = RetryPolicy(0.0), tmp_path / output
+    journal = made.with_name(lines) if lines else unfinished(made)
+    assert policy.other(rule, 50, 1, made) == Retries(2, PAUSE)
+    journal.write_text("identity\nmeasured\n")
+    assert policy.other(rule, 50, 2, made) == Retries(3, PAUSE)
+    assert policy.other(rule, 50, 3, made) == Retries(3)
+    journal.write_text("identity\nmeasured\nmeasured\n")
+    assert policy.other(rule, 50, 4, made).allowed == 4
+    assert policy.other(rule, 50, 1, tmp_path / "another" / output).allowed == 2

@@ -1,7 +1,6 @@
 """The runs of SmolLM2: planned without network, file or target, on answers that they share, measured on modules held out."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -28,24 +27,6 @@ def test_both_share_answers_and_rows_and_each_stores_its_own_states(workflow: Wo
         measured = jobs[f"results/{run}/{variant}/evaluation/answers.jsonl"]
         assert f"--raw {DATA}=data/answers/smollm2-135m/{DATA}/greedy-256-" in measured["command"]
         assert f"results/{run}/{variant}/draft_vocabulary_8192.json" in measured["input"]
-
-
-def test_make_runs_one_of_them_and_the_bench_both(workflow: Workflow, root: Path) -> None:
-    made = (root / "Makefile").read_text()
-    assert "\nSMOLLM2 ?= smollm2-eagle3\n" in made
-    threads = ("--set-threads", "evaluate=2", "answer=1", "build_states=1")
-    told = workflow.output(
-        *("-n", "final_draft", "compare", "bench", *threads, "evaluate_bench=2"),
-        *("--config", f"runs=[{','.join(RUNS)}]"),
-    )
-    assert "\nSMOLLM2_THREADS := --set-threads evaluate=2 answer=$(HALF) build_states=$(HALF)\n" in made
-    assert (
-        "final_draft compare bench --config 'runs=[smollm2-glide,smollm2-eagle3]' $(SMOLLM2_THREADS) evaluate_bench=2\n" in made
-    )
-    for page in ("results/compare/smollm2-glide_smollm2-eagle3.html", *(f"results/{run}/bench.html" for run in RUNS)):
-        assert f"page={page}" in told or page in told
-    assert "data/raw/smollm2-long/manifest.json" in told
-    assert "data/answers/smollm2-135m/smollm2-long" not in told
 
 
 @pytest.mark.parametrize(("run", "variant"), RUNS.items())

@@ -1,11 +1,8 @@
-"""Evaluations and answers of a target that is split over ranks, started by the workflow itself, tell what one rank's tell."""
+"""A target that is split over ranks: what its jobs ask a cluster for, and ranks that cannot share it."""
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +10,6 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from longspec import jsonl
 from tests.corpus import Corpus
 from tests.workflow.planning import Workflow, copy_to
 
@@ -34,9 +30,7 @@ ASKED = (
     "  asked: {source: puzzles, records: 200, seed: 0, shards: 1,"
     " regenerate: {new_tokens: 4, cut: keep, precision: fp32, batch: 64}}\n"
 )
-P = "results/tiny/sinkpi-slicing"
-GOALS = [f"{P}/evaluation/untrained.jsonl", f"{P}/evaluation/lookup.jsonl"]
-TOLD_BY_ONE = ("seconds", "sample")  # fields that no two evaluations have in common
+GOALS = [f"results/tiny/sinkpi-slicing/evaluation/{name}.jsonl" for name in ("untrained", "lookup")]
 
 
 def make_target(folder: Path, corpus: Corpus, **other: Any) -> None:
@@ -61,46 +55,6 @@ def workflow(tmp_path: Path, root: Path, corpus: Corpus) -> Workflow:
     copy.edit("config/workflow.yaml", r"^data:\n", f"data:\n{ASKED}")
     copy.edit("config/workflow.yaml", r"^runs: \[.*?\]", "runs: [tiny]")
     return copy
-
-
-def measured(path: Path) -> list[dict[str, Any]]:
-    """What an evaluation tells, but for times."""
-    return [{name: told for name, told in line.items() if not name.startswith(TOLD_BY_ONE)} for line in jsonl.read(path)]
-
-
-def answered(folder: Path) -> dict[str, Any]:
-    """By record the answers, in whichever order they were made."""
-    (journal,) = folder.glob("data/answers/tiny/asked/*/0-of-1/journal.jsonl")
-    return {json.dumps(line["record"]): line for line in list(jsonl.read(journal))[1:]}
-
-
-def made(workflow: Workflow, *options: str) -> tuple[list[list[dict[str, Any]]], dict[str, Any], str]:
-    """The lines of each evaluation, the answers, and what Snakemake printed."""
-    command = [sys.executable, "-m", "snakemake", "--printshellcmds", *GOALS, "--cores", "2", *options]
-    environment = os.environ | {"PYTHONPATH": str(workflow.folder / "src")}
-    done = subprocess.run(command, cwd=workflow.folder, env=environment, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return [measured(workflow.folder / goal) for goal in GOALS], answered(workflow.folder), done.stdout + done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.long  # tests/answers and tests/evaluate have each job on two ranks; test_sbatch.py has the workflow ask for them
-def test_two_ranks_of_the_workflows_jobs_tell_what_one_tells(workflow: Workflow) -> None:
-    pytest.importorskip("accelerate")
-    lines, answers, text = made(workflow)
-    assert "launch --plain --ranks 1 " in text
-    assert any(line["accepted"] and max(line["accepted"]) > 0 for line in lines[1]), "something was accepted"
-    assert answers
-    for made_by_one in ("data/answers", f"{P}/evaluation"):
-        shutil.rmtree(workflow.folder / made_by_one)
-    split = ["--set-resources", "evaluate:ranks=2", "answer:ranks=2"]
-    assert made(workflow, *split)[:2] == (lines, answers)
-    logs = [workflow.folder / f"logs/evaluate/tiny/sinkpi-slicing/{name}.log" for name in ("untrained", "lookup")]
-    logs += workflow.folder.glob("logs/answer/tiny/asked/*/0-of-1.log")
-    for log in logs:
-        assert "--nproc-per-node=2" in log.read_text()
-    assert len(logs) == 3
-    assert "Nothing to be done" in workflow.output(*GOALS, "--cores", "2"), "how many ranks there were measures nothing anew"
 
 
 def test_ranks_that_cannot_share_the_heads_die_before_anything_runs(workflow: Workflow) -> None:

@@ -105,12 +105,6 @@ def test_a_vocabulary_is_counted_on_each_stages_rows(settings: Settings) -> None
     assert plan.report_vocabulary_options("demo", []) == []
 
 
-def test_all_tokens_need_no_count(settings: Settings) -> None:
-    settings.edit(RUN, f"vocabulary: {SIZE}", "vocabulary: null")
-    plan = settings.plan(runs=["demo-eagle3"])
-    assert plan.vocabulary(*EAGLE3) == plan.drafter_vocabulary(*EAGLE3, "long") == []
-
-
 def test_glide_may_draft_over_a_vocabulary_and_its_training_does_not_know(settings: Settings) -> None:
     """Neither do the drafts of another method, whose own vocabulary holds, nor the settings of any evaluation."""
     before = settings.plan(runs=BOTH)
@@ -147,7 +141,6 @@ LEADS_BACK = "leads back, so that no run counts; set it to null"
 KEY = "run 'demo-eagle3', variant 'ttt': recipe.method.vocabulary_from: "
 WRONG = {
     "a run that is none": ({"vocabulary_from": "dmo"}, f"{KEY[:-2]}: there is no config/run/dmo.yaml; did you mean 'demo'?"),
-    "itself": ({"vocabulary_from": "demo-eagle3"}, f"{KEY}demo-eagle3 -> demo-eagle3 {LEADS_BACK}"),
     "a circle": ({"vocabulary_from": "circle"}, f"{KEY}demo-eagle3 -> circle -> demo-eagle3 {LEADS_BACK}"),
     "another target": (
         {"vocabulary_from": "published"},
@@ -156,14 +149,6 @@ WRONG = {
     "a run with another number": (
         {"vocabulary_from": "larger"},
         f"{KEY}recipe.method.vocabulary is {SIZE} in this run and {SIZE + 1} in run 'larger', variant 'ttt', which has no such",
-    ),
-    "a run with all tokens": (
-        {"vocabulary_from": "whole"},
-        f"{KEY}recipe.method.vocabulary is {SIZE} in this run and null (all tokens) in run 'whole', variant 'ttt', which has",
-    ),
-    "a run that takes another number": (
-        {"vocabulary": SIZE + 1, "vocabulary_from": "borrower"},
-        f"{KEY}recipe.method.vocabulary is {SIZE + 1} in this run and {SIZE} in run 'borrower', variant 'ttt', which has no",
     ),
     "all tokens of another": (
         {"vocabulary": None, "vocabulary_from": "demo"},
@@ -189,8 +174,6 @@ def test_a_vocabulary_or_layers_that_do_not_fit_die_at_the_plan(settings: Settin
     changed, message = WRONG[case]
     another(settings, "circle", vocabulary_from="demo-eagle3")
     another(settings, "larger", vocabulary=SIZE + 1)
-    another(settings, "whole", vocabulary=None)
-    another(settings, "borrower", vocabulary_from="demo")
     told = json.dumps({"layers": [0, 1, 2], "vocabulary": SIZE} | changed)
     settings.edit(RUN, r"^  method: .*$", f"  method: {told}")
     with pytest.raises(ValueError, match=re.escape(message)):

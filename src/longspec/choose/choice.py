@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from longspec import jsonl
-from longspec.atomic_files import sha256_text
+from longspec.atomic_files import checked_file, sha256_text
 from longspec.data.read.records import Text, to_messages_or_text
 from longspec.evaluate.tasks import Settings
 from longspec.report.estimates import FEWEST, acceptance, difference, drafted
@@ -90,7 +90,7 @@ def set_apart(measured: Evaluation, tasks: Mapping[str, str], manifests: Mapping
     lines: dict[str, set[int]] = {}
     for task, data in tasks.items():
         lines.setdefault(data, set()).update(_records(measured, measured.of_task(task)))
-    keys = {data: _keys(manifests[data].parent / "held_out.jsonl", held, seed) for data, held in lines.items()}
+    keys = {data: _keys(checked_file(manifests[data], "held_out.jsonl"), held, seed) for data, held in lines.items()}
     first_P = measured["prompt"] == 0
     shown = {keys[data][line] for task, data in tasks.items() for line in _records(measured, measured.of_task(task) & first_P)}
     drawn: set[str] = set()

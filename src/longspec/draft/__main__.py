@@ -30,6 +30,7 @@ def extract(options: argparse.Namespace) -> None:
     from longspec.draft.trained import check_vocabulary, recipe_and_folder, runtime_of, target_manifest
     from longspec.draft.weight_sources import read_weights
     from longspec.methods import method_of, vocabulary_for
+    from longspec.methods.draft_files import write_draft_manifest
     from longspec.models.target_config import read_target_config
     from longspec.tokenizer_files import tokenizer_files, tokenizer_hash
 
@@ -47,6 +48,7 @@ def extract(options: argparse.Namespace) -> None:
     config = draft_config(target, recipe, vocabulary)
     training = {recipe.stage: {"recipe": plain(recipe)} | runtime_of(options.checkpoint)}
     write_draft(out, method.published(state, settings), config, tokenizer=Path(target), training=training)
+    write_draft_manifest(out)
     if options.data:
         content = provenance({recipe.stage: options.checkpoint.parent}, recipe.stage, of_target, of_target, options.data)
         write_json(out / "provenance.json", content | {"files": describe_files(out, files_below(out))})
@@ -87,6 +89,7 @@ def final(options: argparse.Namespace) -> None:
     from longspec.config.names import FINAL, IMPORTED
     from longspec.draft.provenance import provenance, published
     from longspec.draft.trained import CHECKPOINT, runtime_of, write_training_config
+    from longspec.methods.draft_files import check_draft_files
 
     tokenizer = Path(checked_folder(options.tokenizer))
     draft, trained_by = (options.draft, options.stages) if options.choice is None else published(options.choice, options.stages)
@@ -94,6 +97,7 @@ def final(options: argparse.Namespace) -> None:
     for folder in trained_by:
         recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
         configurations[folder.name] = {"recipe": recipe} | runtime_of(folder / CHECKPOINT)
+    check_draft_files(draft)
     with new_folder(options.out) as beside:
         shutil.copytree(draft, beside, dirs_exist_ok=True)
         for name in read_json(options.tokenizer)["files"]:

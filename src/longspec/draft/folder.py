@@ -14,7 +14,7 @@ from longspec.draft.trained import write_training_config
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods import method_of
 from longspec.methods.contract import Method
-from longspec.methods.draft_files import CONFIG, METHOD, PTH, SAFETENSORS
+from longspec.methods.draft_files import CONFIG, METHOD, PTH, SAFETENSORS, draft_manifest
 from longspec.models.target_config import read_target_config
 from longspec.tokenizer_files import tokenizer_files
 
@@ -99,6 +99,7 @@ def write_draft(
     vocabulary: its tokens, a file beside them; tokenizer: a folder whose tokenizer is copied; training: by its stage the
     sections that it was trained by.
     """
+    draft_manifest(folder).unlink(missing_ok=True)  # of the folder before
     with new_folder(folder) as beside:
         save_file(published, beside / SAFETENSORS, metadata={"format": "pt"})
         torch.save(published, beside / PTH)

@@ -17,7 +17,7 @@ from longspec.atomic_files import check_files, files_below, read_json
 from longspec.config.names import HUB_PREFIX
 from longspec.shown import brief
 
-CARD = "README.md"
+CARD, SEEN = "README.md", ".provenance.json.seen"  # of this machine's checks
 REQUIRED = ("config.json", "model.safetensors", "training_config.yaml", "provenance.json")
 HUB = "https://huggingface.co"
 
@@ -35,7 +35,7 @@ def files_to_push(folder: Path) -> list[str]:
     if "files" not in provenance:
         raise ValueError(f"{folder / 'provenance.json'}: lists no files; put the folder together again")
     check_files(folder, provenance["files"])
-    names = files_below(folder)
+    names = [name for name in files_below(folder) if name != SEEN]
     chain_length.read_acceptance(folder)  # which came after the folder was put together
     strange = set(names) - provenance["files"].keys() - {"provenance.json", chain_length.FILE}
     if strange:

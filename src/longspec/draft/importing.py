@@ -14,7 +14,7 @@ from longspec.distributed import log
 from longspec.draft.folder import config_of, draft_config, empty_layer, write_draft
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods.contract import Method
-from longspec.methods.draft_files import CONFIG, METHOD, check_draft_config, draft_weights_file
+from longspec.methods.draft_files import CONFIG, METHOD, check_draft_config, draft_weights_file, write_draft_manifest
 from longspec.models.target_config import read_target_config
 from longspec.models.weight_files import read_folder, read_tensors
 from longspec.tokenizer_files import tokenizer_hash, tokenizer_hash_of
@@ -87,6 +87,7 @@ def import_draft(
         ids = getattr(settings, "ids", None) or range(config.vocab_size)
         proposed = DraftVocabulary(tuple(ids), config.vocab_size, tokenizer, {})  # which covers rows that are not known here
     write_draft(out, method.published(state, settings), content, proposed)
+    write_draft_manifest(out)
     log(f"{out}: {len(state)} tensors, {content['num_parameters']} parameters")
     log(f"a run that begins with it has recipe: {{method: {section}}}")
 

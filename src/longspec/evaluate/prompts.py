@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from longspec import jsonl
-from longspec.atomic_files import read_json
+from longspec.atomic_files import checked_file, read_json
 from longspec.data.align.align_base import found
 from longspec.data.align.fields import compose
 from longspec.data.chat.encoding import Encoder
@@ -48,7 +48,7 @@ def draw_prompts(name: str, task: HeldOut, raw_manifest: Path, count: int, token
     generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, *name.encode()])))
     if task.whole_questions is True or (task.whole_questions == AUTO and _has_questions(raw_manifest)):
         return _draw_questions(name, task, raw_manifest, count, tokenizer, generator)
-    path, context = raw_manifest.parent / "held_out.jsonl", task.context
+    path, context = checked_file(raw_manifest, "held_out.jsonl"), task.context
     documents, refused = [], 0
     for line, record in enumerate(jsonl.read(path)):
         try:
@@ -78,7 +78,7 @@ def draw_prompts(name: str, task: HeldOut, raw_manifest: Path, count: int, token
 
 def _has_questions(raw_manifest: Path) -> bool:
     """Tell whether the first held-out record is a conversation."""
-    first = next(iter(jsonl.read(raw_manifest.parent / "held_out.jsonl")), None)
+    first = next(iter(jsonl.read(checked_file(raw_manifest, "held_out.jsonl"))), None)
     return first is not None and isinstance(to_messages_or_text(first, unanswered=True), Chat)
 
 
@@ -105,7 +105,7 @@ def _draw_questions(
     name: str, task: HeldOut, raw_manifest: Path, count: int, tokenizer: Any, generator: np.random.Generator
 ) -> list[Prompt]:
     """`count` whole questions, each of another record; of fewer records that have one of the length asked for, all."""
-    path, encoder = raw_manifest.parent / "held_out.jsonl", Encoder(tokenizer)
+    path, encoder = checked_file(raw_manifest, "held_out.jsonl"), Encoder(tokenizer)
     candidates, refused = [], []
     for line, record in enumerate(jsonl.read(path)):
         asked = encoder.requests(_questions(record))

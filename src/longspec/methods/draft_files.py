@@ -2,12 +2,13 @@
 
 from dataclasses import fields
 from pathlib import Path
+from shlex import join
 from typing import Any, TypeVar
 
 from omegaconf import MISSING
 
 from longspec import methods
-from longspec.atomic_files import read_json_object
+from longspec.atomic_files import check_files, describe_files, files_below, read_json, read_json_object, write_manifest
 from longspec.config.faults import faults_of
 from longspec.config.names import HUB_PREFIX, IMPORTED
 
@@ -20,13 +21,34 @@ Settings = TypeVar("Settings")
 
 
 def draft_weights_file(path: str | Path) -> Path:
-    """The file of weights behind a .pth, a .safetensors or a draft folder. Raises ValueError when there is none."""
+    """The file of weights behind a .pth, a .safetensors or a draft folder. Raises ValueError when there is none, and for a
+    folder whose files are not as its manifest lists them.
+    """
     path = Path(path)
+    check_draft_files(path if path.is_dir() else path.parent)
     if path.is_dir():
         path = path / SAFETENSORS if (path / SAFETENSORS).is_file() else path / PTH
     if not path.is_file():
         raise ValueError(f"{path}: no such draft weights; give a .pth, a .safetensors or a folder with {SAFETENSORS} or {PTH}")
     return path
+
+
+def draft_manifest(folder: Path) -> Path:
+    """The manifest of a draft folder: beside it, so that the folder holds what is published and no more."""
+    return folder.parent / f"{folder.name}_manifest.json"
+
+
+def write_draft_manifest(folder: Path) -> None:
+    """Write the manifest of a draft folder that a job of the workflow has made; its readers hold the folder against it."""
+    write_manifest(draft_manifest(folder), folder, {"files": describe_files(folder, files_below(folder))})
+
+
+def check_draft_files(folder: Path) -> None:
+    """Hold a draft folder against its manifest. One that was made elsewhere, or copied, has none."""
+    manifest = draft_manifest(folder)
+    if manifest.is_file():
+        advice = f"have it made again after: {join(['rm', '-r', str(folder)])}"
+        check_files(folder, read_json(manifest)["files"], manifest, once=True, advice=advice)
 
 
 def read_draft_config(path: str | Path) -> tuple[Path, dict[str, Any]] | None:

@@ -84,6 +84,19 @@ def check_sources(plan: Plan) -> None:
                 check_files(Path(), {file: expected}, manifest, once=True, advice=advice)
 
 
+def check_published(plan: Plan) -> None:
+    """Raise ValueError for a final draft with a file that was damaged, swapped or edited since it was put together.
+
+    No job reads these files, so no job would notice. Snakemake itself makes declared ones again that are missing.
+    """
+    for provenance in map(Path, (path for run in plan.runs for path in plan.final_drafts(run))):
+        if not provenance.is_file() or not provenance.stat().st_size:
+            continue
+        listed, folder = read_json_object(provenance).get("files", {}), provenance.parent
+        there = {name: file for name, file in listed.items() if (folder / name).exists() or name not in paths.FINAL_FILES}
+        check_files(folder, there, provenance, once=True)
+
+
 def forgetting_warning(plan: Plan) -> str:
     """The datasets that gates.forgetting cannot judge, and what to do; empty when there is none.
 

@@ -5,6 +5,7 @@ Arguments have the names of wildcards and hold what these hold. `longspec.workfl
 
 import json
 from pathlib import Path
+from shlex import join
 from typing import Any
 
 from longspec import methods
@@ -247,6 +248,19 @@ def _packed(recipe: Any, dataset: str) -> str:
     """The manifest of a dataset's rows as a recipe has them packed."""
     packed = {"collation": recipe.data.collation, "length": recipe.data.sequence_length, "overlong": recipe.data.overlong}
     return paths.PACKED.format(model=recipe.model.name, dataset=dataset, **packed)
+
+
+def check_frozen(path: str, text: str) -> None:
+    """Raise ValueError for a frozen file that says something else than the plan, which no job is to write anew.
+
+    Of an empty one its readers say so.
+    """
+    found = Path(path).read_bytes() if Path(path).is_file() else b""
+    if found and found != text.encode():
+        raise ValueError(
+            f"{path}: edited since it was frozen; change the file of the run or of config/ instead; have it made again after: "
+            f"{join(['rm', path])}"
+        )
 
 
 def freeze_runtime(folder: str, text: str, name: str = "runtime.yaml") -> None:

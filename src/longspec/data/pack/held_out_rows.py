@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longspec import jsonl
-from longspec.atomic_files import read_json, sha256_file
+from longspec.atomic_files import checked_file, read_json, sha256_file
 from longspec.data import tokenize
 from longspec.data.chat.special_tokens import LayoutError
 from longspec.data.pack.arrow_shards import PackedRows
@@ -35,7 +35,7 @@ def held_out_rows(packed: PackedRows, count: int) -> list[HeldOutRow]:
     raw = Path(tokens["raw_manifest"])
     if not raw.is_file() or sha256_file(raw) != tokens["raw"]:
         raise ValueError(f"{raw}: is missing, or not what {packed.path.parent} was made of; make the packed rows again")
-    path = raw.parent / "held_out.jsonl"
+    path = checked_file(raw, "held_out.jsonl")
     tokenizer, _ = tokenize.load(Path(tokens["tokenizer_manifest"]))
     records = list(jsonl.read(path))
     spread = np.linspace(0, len(records) - 1, min(len(records), count)).astype(int).tolist() if records else []

@@ -1,1 +1,1 @@
-"""What jobs ask of a machine and how they are sent, tried again and sealed."""
+"""What jobs ask of a machine and how they are sent and tried again."""

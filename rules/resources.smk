@@ -1,18 +1,23 @@
-# What a stage's job asks a cluster for (longspec.workflow.jobs.resources), by the profile. Without one it has the rule's own.
+# What jobs ask a cluster for, by the profile; without one they have the rule's own. A stage's job asks by
+# longspec.workflow.jobs.resources; on how many ranks jobs decode with a target says longspec.workflow.jobs.decoding_jobs.
+
+from functools import partial
 
 from snakemake.resources import Resource
 
+from longspec.workflow.jobs.decoding_jobs import DecodingJobs
+from longspec.workflow.jobs.decoding_ranks import machine_of
 from longspec.workflow.jobs.resources import StageNeeds, gpus_in, limits_of
 
 
 def resources_of(rule):
-    """set-resources of a rule in the profile."""
+    """Return set-resources of a rule in the profile. Snakemake (9.27) has no public name for them; not reported."""
     given = workflow.resource_settings._parsed_overwrite_resources.get(rule, {})
     return {name: str(value.raw) for name, value in given.items()}
 
 
 TRAIN = resources_of("train")
-with told_in_one_line():
+with one_line_errors():
     LIMITS = limits_of(TRAIN)
 NEEDS = StageNeeds(LIMITS, workflow.is_main_process, logger.warning)
 
@@ -23,7 +28,7 @@ def asked_stage(wildcards):
 
 
 def share_of(name, given):
-    """A resource of the profile's `train` as each stage's job asks for it; the jobs themselves are told the profile's."""
+    """Return a resource of the profile's `train` as each stage's job asks for it; a job's own process reads the profile's."""
 
     def asked_for(wildcards):
         return NEEDS.share(name, str(given.raw), PLAN.configs[asked_stage(wildcards)])
@@ -57,3 +62,31 @@ def stage_minutes(wildcards, input, attempt):
 def gpus_of(wildcards, resources):
     """The GPUs of each node that a job asks Slurm for."""
     return gpus_in(str(resources.gres))
+
+
+DECODING = {
+    name: resources_of(name) for name in ("evaluate", "evaluate_bench", "answer")
+}
+with one_line_errors():
+    RANKS = DecodingJobs(
+        PLAN,
+        BENCH,
+        ANSWERS,
+        {name: machine_of(name, block, TRAIN) for name, block in DECODING.items()},
+        logger.warning,
+    )
+
+
+def checked_target(check, target):
+    """Return an input function for the target of a job that decodes with it. A planned job that no node holds ends the call, in
+    a dry run too.
+    """
+    run_check, target_of_job = from_plan(check), from_plan(target)
+
+    def manifest(wildcards):
+        if workflow.is_main_process:
+            with one_line_errors():
+                run_check(wildcards)
+        return target_of_job(wildcards)
+
+    return manifest

@@ -1,0 +1,120 @@
+"""The text of rules: every placeholder quoted, so that no path and no name is read as a command; which jobs share a GPU."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from longspec.config import compose_stage, to_yaml
+from tests.workflow.planning import Workflow, copy_to
+
+PLACEHOLDER = re.compile(r"(?<!\{)\{([^{}]+)\}(?!\})")
+# Several options with their values, made of names alone (longspec.config.names).
+OPTIONS = {"params.variants"}
+
+
+def shell_texts(path: Path) -> list[str]:
+    """The commands of a file's rules: the lines below each `shell:`."""
+    lines, found = path.read_text().splitlines(), []
+    for number, line in enumerate(lines):
+        if line == "    shell:":
+            rest = lines[number + 1 :]
+            end = next((at for at, below in enumerate(rest) if not below.startswith(" " * 8)), len(rest))
+            found.append("\n".join(rest[:end]))
+    return found
+
+
+def test_every_placeholder_of_every_command_is_quoted(root: Path) -> None:
+    texts = {path.name: shell_texts(path) for path in (root / "rules").glob("*.smk")}
+    written = sum(path.read_text().count("shell:\n") for path in (root / "rules").glob("*.smk"))
+    assert sum(map(len, texts.values())) == written >= 16
+    placeholders = [(name, each) for name, found in texts.items() for text in found for each in PLACEHOLDER.findall(text)]
+    assert len(placeholders) > 80
+    assert [each for each in placeholders if not each[1].endswith(":q") and each[1] not in OPTIONS] == []
+
+
+def rule_blocks(root: Path) -> dict[str, str]:
+    """Each rule's text."""
+    text = "\n".join(path.read_text() for path in [root / "Snakefile", *sorted((root / "rules").glob("*.smk"))])
+    parts = re.split(r"^(?:rule|use rule \w+ as) (\w+)(?: with)?:$", text, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def test_every_job_has_a_log_and_a_timing_and_is_one_shell_line(root: Path) -> None:
+    blocks = rule_blocks(root)
+    assert len(blocks) == 38
+    for name, block in blocks.items():
+        is_job = name not in ("bench", "compare", "final_draft", "preflight")
+        uses_another = name in ("ask", "evaluate_bench", "fetch_prompts", "held_out_states")
+        assert ("shell:" in block) == (is_job and not uses_another), name
+        if is_job:
+            assert "\n    log:" in block, name
+            assert "\n    benchmark:" in block, name
+    everything = "\n".join(blocks.values())
+    assert not re.search(r"^    (run:|script:|retries: [^0])|\blambda\b|partition", everything, re.MULTILINE)
+
+
+def test_a_clone_in_a_folder_of_any_name_builds(tmp_path: Path, root: Path) -> None:
+    clone = tmp_path / 'it\'s a "clone" $(touch INJECTED) & more'
+    clone.mkdir()
+    workflow = copy_to(clone, root)
+    recipe = "results/demo/sinkpi-slicing/base/recipe.yaml"
+    workflow.output("--cores=1", recipe)
+    assert (clone / recipe).read_text() == to_yaml(compose_stage("demo", "sinkpi-slicing", "base").recipe)
+    assert not list(tmp_path.rglob("INJECTED"))
+
+
+@pytest.mark.parametrize("folder", ["my targets/it's $(touch INJECTED)", "-x;touch INJECTED"])
+def test_a_folder_of_any_name_reaches_the_command_whole(workflow: Workflow, folder: str) -> None:
+    target = workflow.folder / folder
+    target.mkdir(parents=True)
+    (target / "config.json").write_text('{"model_type": "qwen3", "max_position_embeddings": 40960}')
+    (workflow.folder / "config/model/mine.yaml").write_text(
+        "# @package recipe.model\n_target_: longspec.train.models.qwen3_glide.Qwen3Glide.from_pretrained\nname: mine\n"
+        f'source: "{folder}"\n'
+    )
+    workflow.edit("config/run/demo.yaml", "target: demo", "target: mine")
+    command = workflow.plan()["models/mine/target_manifest.json"]["command"]
+    assert f"--source={folder}" in shlex.split(command)
+    assert not list(workflow.folder.rglob("INJECTED"))
+
+
+# On a workstation with GPUs one job that uses them runs at a time (profiles/default); elsewhere nothing holds jobs back.
+
+DEVICE = "/dev/nvidiactl"
+# Each fails where another is running.
+SNAKEFILE = """
+rule both:
+    input: "a", "b"
+rule one:
+    output: "{name}"
+    resources: gpu_jobs=1
+    shell: "mkdir running; sleep 1; rmdir running; touch {output}"
+"""
+
+
+def test_one_job_runs_at_a_time_where_a_gpu_is_seen(tmp_path: Path, root: Path) -> None:
+    profile = (root / "profiles/default/profile.yaml").read_text()
+    (tmp_path / "profile").mkdir()
+    (tmp_path / "profile/profile.yaml").write_text(profile.replace(DEVICE, str(tmp_path / "device")))
+    (tmp_path / "device").touch()
+    (tmp_path / "Snakefile").write_text(SNAKEFILE)
+    command = [sys.executable, "-m", "snakemake", "--workflow-profile", "profile", "--cores", "2", "both"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "gpu_jobs=1" in done.stderr
+
+
+def test_every_rule_whose_jobs_ask_for_gpus_is_one_of_these(root: Path) -> None:
+    wanted = {"train", "build_states", "answer", "evaluate", "evaluate_bench"}
+    found = set()
+    for file in sorted((root / "rules").glob("*.smk")):
+        for rule in re.split(r"^(?=rule |use rule )", file.read_text(), flags=re.MULTILINE):
+            if re.search(r"^ {8}gres=", rule, re.MULTILINE) and "gpu_jobs=1," in rule:
+                found.add(re.match(r"(?:use )?rule (?:\w+ as )?(\w+)", rule)[1])  # type: ignore[index]
+            elif re.search(r"^ {8}gres=", rule, re.MULTILINE):
+                assert rule.startswith("rule preflight"), rule
+    assert found == wanted
