@@ -13,7 +13,6 @@ OF_MINUTES = [
     "test_final_draft",
     "test_made_up_method",
     "test_job",
-    "test_chaos",
     "test_sbatch",
     "test_watchdog",
     "test_lease",

@@ -39,7 +39,7 @@ from longspec.train.lifetime.lifetime import Unwatched
 from longspec.train.micro_batches import StepBatches
 from longspec.train.setup import build_trainer
 from tests.jobs import RECIPE
-from tests.train.chaos import fill
+from tests.small_disk import fill
 
 TOTAL = 12  # steps the learning rate is laid out for
 IDENTITY = {"recipe": 1}

@@ -16,7 +16,7 @@ from longspec.methods.glide.weights import published_layout
 from longspec.train.checkpoint.save_load import draft_state_dict
 from tests.corpus import Corpus
 from tests.jobs import finish, start, torchrun
-from tests.train.chaos import small_disk
+from tests.small_disk import small_disk
 
 pytestmark = pytest.mark.slow
 SAVE_AT, STEPS = 3, 6

@@ -23,7 +23,7 @@ from longspec.atomic_files import read_json, write_json
 from longspec.lease import Fence, Lease, acquire, read
 from tests.jobs import Job, MakeJob, finish, ranks_of, torchrun
 from tests.slurm.cluster import is_running, until
-from tests.train.chaos import small_disk
+from tests.small_disk import small_disk
 from tests.train.lifetime.frozen import PLACES
 from tests.train.test_job import assert_same
 
