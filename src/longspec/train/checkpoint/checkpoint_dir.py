@@ -14,6 +14,7 @@ from typing import Any
 from longspec.atomic_files import check_files, fsync_path, read_json, remove, sha256_text
 from longspec.distributed import log
 
+CHECKPOINTS = "checkpoints"  # their folder in a stage's
 SLOTS = ("last", "last_2")
 MANIFEST, SEAL = "manifest.json", "sha256"
 UNFINISHED, REPLACED = ".saving-", ".saving-old"
