@@ -34,8 +34,6 @@ def rotate(folder: Path, beside: Path) -> None:
         if os.path.lexists(last_2):
             last_2.rename(folder / REPLACED)
         last.rename(last_2)
-    else:
-        remove(last)  # a link into nothing is no slot that could take the place of the other
     beside.rename(last)
     fsync_path(folder)
     with suppress(OSError):  # the checkpoint is committed; the next save tries again
