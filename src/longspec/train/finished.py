@@ -22,9 +22,8 @@ def publish(job: Job, folder: Path, ranks: Ranks, times: dict[str, float], steps
 
     times: seconds by their names in it; check_owner: called before it is written.
     """
-    newest = checkpoint_dir.find_slot(folder)
-    assert newest is not None, "the last step was just saved"
-    slot, manifest = newest
+    slot = checkpoint_dir.SLOTS[0]
+    manifest = checkpoint_dir.read_manifest(folder / slot)
     assert manifest["step"] == steps, f"{folder / slot} is of step {manifest['step']}"
     content = {
         "slot": f"{folder.name}/{slot}",
