@@ -21,12 +21,16 @@ def main() -> int:
     try:
         run.run(run.parse_args(None))  # not run.main, which logs of every failure that it has no error file to copy it to
     except ChildFailedError as error:
+        killed: list[str] = []
+        silent: list[str] = []
         for rank, failure in sorted(error.failures.items()):
-            place = f"rank {rank} on {socket.gethostname()} (pid {failure.pid})"
+            place = f"error: rank {rank} on {socket.gethostname()} (pid {failure.pid})"
             if failure.exitcode < 0 and failure.exitcode != SENT_BY_TORCHRUN:
-                print(f"error: {place} was killed by {failure.signal_name()}", flush=True)
+                killed.append(f"{place} was killed by {failure.signal_name()}")
             elif failure.exitcode == 1 and not Path(failure.error_file).is_file():
-                print(f"error: {place} ended without a word; what it wrote last, such as its stacks, stands above", flush=True)
+                silent.append(f"{place} ended without a word; what it wrote last, such as its stacks, stands above")
+        for line in killed or silent:  # where one was killed, the others ended because of it
+            print(line, flush=True)
         return 1
     except SignalException:
         return 1

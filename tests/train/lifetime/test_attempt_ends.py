@@ -91,7 +91,9 @@ def test_a_killed_ranks_job_names_it_in_the_last_line(make_job: MakeJob) -> None
 def test_a_hung_ranks_job_shows_its_stacks_and_names_those_that_left_no_word(make_job: MakeJob) -> None:
     """One that waits for the hung one ends like it."""
     job = make_job("job", ["recipe.global_batch=2", "recipe.steps=400", "runtime.watchdog_seconds=8"])
-    text = ended(job, launch(job, "tests.train.lifetime.hanging", "1", "write"))
+    _, code = finish(launch(job, "tests.train.lifetime.hanging", "1", "write"))
+    assert code == 1
+    text = (job.out / "train.log").read_text().rstrip()
     assert re.search(r'hanging\.py", line \d+ in wrapped', text)
     named = [re.match(r"error: rank (\d) on \S+ \(pid \d+\) ended without a word", line) for line in text.splitlines()[-2:]]
     assert [found and found[1] for found in named] == ["0", "1"]
