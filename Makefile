@@ -8,7 +8,6 @@
 # make test-serve   the demo's EAGLE-3 draft in an unmodified vLLM, in an environment of its own (.venv-serve, 3.4 GB)
 # make lint    style, types, the workflow's own lint; notes on rooms and files that have grown large
 # make chaos MOMENTS=300   a small run of the whole graph, killed, starved and damaged at so many random moments; a second call goes on
-# make chaos-stages        after `make demo`: shortened stages of it killed and starved at 30 random moments, and where each went on
 #
 # make status     all stages: steps, speed, time left, last checkpoint, Slurm job
 # make preflight  on the cluster's nodes, in minutes: what a job of days needs
@@ -40,7 +39,7 @@ export MPLCONFIGDIR := $(CACHE)/matplotlib
 export PYTHONDONTWRITEBYTECODE := 1
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: demo gpu smollm2 smollm2-bench test test-long test-slurm test-serve serve quick lint chaos chaos-stages status preflight resume
+.PHONY: demo gpu smollm2 smollm2-bench test test-long test-slurm test-serve serve quick lint chaos status preflight resume
 .DELETE_ON_ERROR:
 
 demo: .venv/.stamp-train | $(TMPDIR)
@@ -97,14 +96,11 @@ lint: .venv/.stamp-dev | $(TMPDIR)
 	python -m longspec.workflow.reference --check
 	@python -m tests.sizes
 
-# Both keep their result in benchmarks/results.
+# Its result is kept in benchmarks/results.
 MOMENTS ?= 300
 
 chaos: .venv/.stamp-dev | $(TMPDIR)
 	python -m tests.workflow.chaos --moments $(MOMENTS)
-
-chaos-stages: .venv/.stamp-dev | $(TMPDIR)
-	python -m tests.train.chaos
 
 # Jobs inherit the environment: on a cluster's nodes what is only for a moment belongs on the node's own disk.
 CLUSTER_ENV := env -u TMPDIR -u TORCH_EXTENSIONS_DIR -u TORCHINDUCTOR_CACHE_DIR -u TRITON_HOME -u TRITON_CACHE_DIR -u XDG_CACHE_HOME

@@ -28,6 +28,7 @@ PARTS = {
     "build_trainer": "load target and draft",
     "check_memory": "dry batch",
     "build_engine": "DeepSpeed engine",
+    "find_resumable": "read the checkpoint",
     "load": "read the checkpoint",
     "Trackers": "trackers",
 }

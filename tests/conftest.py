@@ -12,7 +12,6 @@ from tests.corpus import LENGTH, Corpus, questions, sentences, write_raw
 OF_MINUTES = [
     "test_made_up_method",
     "test_job",
-    "test_chaos",
     "test_sbatch",
     "test_watchdog",
     "test_lease",

@@ -74,7 +74,7 @@ def remove_strays(*finals: Path) -> None:
 def new_file(final: Path) -> Iterator[Path]:
     """A path beside `final` to write to; renamed to `final` when the block ends, removed when it fails."""
     final.parent.mkdir(parents=True, exist_ok=True)
-    # Two threads may write one name: the training and its watchdog both write a job's state.
+    # Two threads of a process may write one name.
     thread = "" if current_thread() is main_thread() else f"-{get_native_id()}"
     beside = final.with_name(f".{final.name}.{os.getpid()}{thread}.tmp")
     try:

@@ -4,7 +4,7 @@
 
 A lock of the file system answers at once, where it reaches all machines. Where it does not, a holder lives whose beat moves
 while another watches it; the clocks of two machines are never compared. A holder that was taken for dead finds another's
-name in the file as soon as it goes on, and ends before it writes anything else.
+name in the file as soon as it goes on, and ends before it writes anything else. filelock has no such beat, and none of this.
 """
 
 import fcntl
@@ -17,10 +17,10 @@ import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from longspec.atomic_files import fsync_path
-from longspec.distributed import log, stat_of
+from longspec.distributed import log
 from longspec.slurm import own_job
 
 LEASE, LOCK = "lease.json", ".lock"
@@ -37,62 +37,48 @@ class LeaseFile:
 
     holder: dict[str, Any]  # empty for a file that is no JSON: somebody's, of whom nothing is known
     beat: int
+    is_released: bool  # given back by its holder
 
     def __str__(self) -> str:
         job, host, pid = (self.holder.get(name) for name in ("job", "host", "pid"))
         return f"{f'Slurm job {job}' if job else 'a job'} on {host or 'an unknown machine'}, process {pid or 'unknown'}"
 
-    @property
-    def is_released(self) -> bool:
-        """Whether its holder has given it back."""
-        return bool(self.holder.get("released"))
-
 
 def read(out: Path) -> LeaseFile | None:
-    """The lease of a folder, None when no job has held it yet."""
+    """Read the lease of a folder; None when no job has held it yet."""
     try:
         # Opened, not only looked at: only then does NFS ask its server for the newest file and its time.
         with (out / LEASE).open("rb") as handle:
             beat, text = os.fstat(handle.fileno()).st_mtime_ns, handle.read()
     except FileNotFoundError:
         return None
-    try:
-        holder = json.loads(text)
-    except ValueError:
-        holder = None
-    return LeaseFile(holder if isinstance(holder, dict) else {}, beat)
+    holder: dict[str, Any] = {}
+    with suppress(TypeError, ValueError):
+        holder = dict(json.loads(text))
+    return LeaseFile(holder, beat, bool(holder.get("released")))
 
 
-def end_process(reason: str) -> NoReturn:
-    """End this process at once: whatever ran on its way out would write into a folder that is another's."""
-    log(f"error: {reason}")
-    os._exit(1)
-
-
-class Fence:
-    """Keeps a rank from writing into a folder that has become another job's."""
-
-    def __init__(self, out: Path, holder: str) -> None:
-        self.out, self.holder = out, holder
-
-    def check(self) -> None:
-        """End this process when the folder is no longer this job's. Raises OSError when the lease cannot be read."""
-        found = read(self.out)
-        if found is None or found.holder.get("holder") != self.holder:
-            now = f"is {found} now" if found else "is gone"
-            why = f"this job gave no sign of life for {STALE:g} s, or the file was changed by hand"
-            end_process(f"{self.out / LEASE}: the holder of this folder {now}: {why}; it ends and writes nothing more")
-
-
-class Lease(Fence):
+class Lease:
     """The hold of a job's rank 0 on its folder, until release() or the end of the process."""
 
     # Kept open: beats and the release go to this very file, which is nobody's once another has taken its name.
     def __init__(self, out: Path, holder: str, file: BinaryIO, lock: TextIO) -> None:
-        super().__init__(out, holder)
+        self.out, self.holder = out, holder
         self._file, self._lock, self._ended = file, lock, threading.Event()
         self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
         self._thread.start()
+
+    def check(self) -> None:
+        """End this process when the folder is no longer this job's. Raises OSError when the lease cannot be read.
+
+        It ends at once: whatever ran on its way out would write into a folder that is another's.
+        """
+        found = read(self.out)
+        if found is None or found.holder.get("holder") != self.holder:
+            now = f"is {found} now" if found else "is gone"
+            why = f"this job gave no sign of life for {STALE:g} s, or the file was changed by hand"
+            log(f"error: {self.out / LEASE}: the holder of this folder {now}: {why}; it ends and writes nothing more")
+            os._exit(1)
 
     def _renew(self) -> None:
         while not self._ended.wait(BEAT):
@@ -117,37 +103,34 @@ def acquire(out: Path, host: str | None = None) -> Lease:
     # Two machines may bear one name, and one machine's processes are gone when it has started anew.
     machine = {"host": host or socket.gethostname(), "boot": BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""}
     lock = (out / LOCK).open("w")
-    before = _wait_until_free(out, machine, locked=_lock(out, lock))
+    is_locked = True
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise _refusal(out, read(out)) from None
+    except OSError:  # a file system without locks
+        is_locked = False
+    before = _wait_until_free(out, machine if is_locked else None)
     return Lease(out, *_write(out, machine, before), lock)
 
 
 def _refusal(out: Path, found: LeaseFile | None) -> ValueError:
-    who, end = "which has just begun", "end it"
+    who, end = found or "which has just begun", "end it"
     if found is not None:
         job, pid, host = (found.holder.get(name) for name in ("job", "pid", "host"))
-        who, end = str(found), f"scancel {job}" if job else f"kill {pid} on {host}"
-    return ValueError(f"{out}: another job is writing here ({who}); wait for it or end it ({end}), then start again")
+        end = f"end it ({f'scancel {job}' if job else f'kill {pid} on {host}'})"
+    return ValueError(f"{out}: another job is writing here ({who}); wait for it or {end}, then start again")
 
 
-def _lock(out: Path, file: TextIO) -> bool:
-    """Take the file system's lock; whether it has any. Raises ValueError while another holds it."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise _refusal(out, read(out)) from None
-    except OSError:
-        return False
-    return True
+def _wait_until_free(out: Path, machine: dict[str, str] | None) -> LeaseFile | None:
+    """Return the lease that may be taken over. Raises ValueError when its holder lives.
 
-
-def _wait_until_free(out: Path, machine: dict[str, str], *, locked: bool) -> LeaseFile | None:
-    """The lease that may be taken over. Raises ValueError when its holder lives."""
+    machine: of this process, which has the folder's lock; None without it. A holder of this machine has then lost its own.
+    """
     found = read(out)
     if found is None or found.is_released:
         return found
-    # The process is asked for too: someone may have removed the file that the holder has locked.
-    is_here = locked and machine.items() <= found.holder.items()
-    if is_here and not stat_of(found.holder.get("pid")):
+    if machine is not None and machine.items() <= found.holder.items():
         log(f"{out / LEASE}: taken over from {found}, which is gone")
         return found
     log(f"{out / LEASE}: held by {found}; waiting up to {STALE:g} s for a sign of life from it")
@@ -165,11 +148,11 @@ def _wait_until_free(out: Path, machine: dict[str, str], *, locked: bool) -> Lea
 def _write(out: Path, machine: dict[str, str], before: LeaseFile | None) -> tuple[str, BinaryIO]:
     """Put a lease of our own into the place of `before`; its holder's id and its file. Raises ValueError if another did."""
     holder, since = uuid.uuid4().hex, time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    content = {"holder": holder, "job": own_job(), **machine, "pid": os.getpid(), "since": since}
+    content = {"holder": holder, "job": own_job(), **machine, "pid": os.getpid(), "since": since, "released": False}
     beside = out / f".{LEASE}.{holder}.tmp"
     file = beside.open("x+b", buffering=0)
     try:
-        file.write(json.dumps(content | {"released": False}, indent=2).encode() + b"\n")
+        file.write(json.dumps(content, indent=2).encode() + b"\n")
         os.fsync(file.fileno())
         if (now := read(out)) != before:
             raise _refusal(out, now)

@@ -13,11 +13,10 @@ from rich.console import Console
 from longspec.atomic_files import write_json
 from longspec.cluster import stages, status
 from longspec.cluster.queue import my_jobs
-from longspec.distributed import Ranks
 from longspec.lease import LEASE, acquire
 from longspec.slurm import NoAnswerError
 from longspec.train.checkpoint import checkpoint_dir
-from longspec.train.lifetime.job_status import Status
+from longspec.train.lifetime.admission import Status
 from longspec.train.metrics import Metrics
 from tests.cluster.queue import Queue, queued
 
@@ -35,8 +34,8 @@ class Made:
         (self.folder / "recipe.yaml").write_text("stage: x\n")
 
     def told(self, state: str, step: int, steps: int, reason: str = "", *, hopeless: bool = False) -> "Made":
-        writer = Status(self.folder, Ranks(0, 0, 1))
-        writer.at(step, steps)
+        writer = Status(self.folder, lambda: None)
+        writer.step, writer.steps = step, steps
         writer.write(state, reason, hopeless)
         return self
 

@@ -14,7 +14,7 @@ from longspec.atomic_files import write_json
 from longspec.report.__main__ import main
 from tests.report.synthetic_run import SETTINGS, STAGES, write_run
 from tests.report.test_numbers import TINY, report, write_tiny
-from tests.train.chaos import fill, small_disk
+from tests.small_disk import fill, small_disk
 
 pytestmark = pytest.mark.slow  # half a minute and more as a whole
 

@@ -74,10 +74,7 @@ def test_whatever_happens_to_a_job_the_stage_ends_as_if_nothing_had(
     states = [state_of(submitted.job(attempt)) for attempt in range(1, 7)]
     assert states == ["FAILED", "CANCELLED", "PREEMPTED", "NODE_FAIL", "TIMEOUT", "COMPLETED"]
     logs = [path.read_text().rstrip() for path in submitted.attempts()]
-    silent, killed = logs[0].splitlines()[-2:]
-    assert "no sign of life" in silent
-    assert "rank 1" in silent
-    assert re.search(r"rank 1 on n\d \(pid \d+\) was killed by SIGKILL", killed)
+    assert re.search(r"rank 1 on n\d \(pid \d+\) was killed by SIGKILL", logs[0].splitlines()[-1])
     for attempt in (1, 2):  # told before they are killed
         assert f"starting at step {stopped_at(logs[attempt])}\n" in logs[attempt + 1]
     assert submitted.curve() == undisturbed.curve()

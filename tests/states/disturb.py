@@ -41,9 +41,9 @@ from longspec.states.stored.reader import StoredRows
 from longspec.states.stored.sample import sampled
 from longspec.target import tokenizer
 from tests.corpus import Corpus, sentences, write_raw
+from tests.small_disk import fill, small_disk
 from tests.states.conftest import SHAPE
 from tests.states.stored import GLIDE_OFFLINE, Stored, save_target
-from tests.train.chaos import fill, small_disk
 from tests.train.test_held_out_estimate import make_packed
 
 KINDS = ("SIGKILL", "cut", "flipped bit", "full disk", "file limit", "two builders")

@@ -106,20 +106,6 @@ def test_without_the_draft_before_it_the_error_says_how_it_is_made(workplace: Pa
         read_job(command(root, LONG), ONE)
 
 
-def test_the_whole_configuration_is_shown(root: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    with pytest.raises(SystemExit) as end:
-        read_job(command(root, LONG, "--cfg", "job", f"files.out={tmp_path}/out"), ONE)
-    assert end.value.code == 0
-    shown = yaml.safe_load(capsys.readouterr().out)
-    assert (shown["recipe"]["stage"], shown["recipe"]["data"]["sequence_length"], shown["recipe"]["draft"]["loss"]) == (
-        "long",
-        LENGTH,
-        "hard",
-    )
-    assert shown["files"]["target"] == "models/qwq-32b-preview/target_manifest.json"
-    assert not (tmp_path / "out").exists()
-
-
 def test_hydras_multirun_is_refused_with_a_loop(root: Path) -> None:
     for option in ("--multirun", "-m"):
         with pytest.raises(ValueError, match=r"^--multirun: .* for seed in 1 2; do python -m longspec\.train .*; done$"):

@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import Qwen2Config
 
-from longspec.atomic_files import write_json
 from longspec.config import Recipe, load
 from longspec.data import tokenize
 from longspec.data.pack import packing
@@ -22,8 +20,7 @@ from longspec.distributed import Ranks
 from longspec.train.checkpoint.save_load import draft_state_dict
 from longspec.train.micro_batches import StepBatches
 from tests.corpus import LENGTH, Corpus, questions, sentences, write_raw
-from tests.jobs import PLAIN, Job, MakeJob, deepspeed, finish, kill_all, kill_rank, start, torchrun
-from tests.states.test_partitioned import PERSISTENT, WIDE, save
+from tests.jobs import PLAIN, Job, MakeJob, deepspeed, finish, kill_rank, start, torchrun
 
 pytestmark = pytest.mark.slow
 ZERO3 = ["deepspeed=zero3-offload"]
@@ -64,13 +61,6 @@ def labels_by_rank(rows: PackedRows, recipe: Recipe, ranks: int) -> list[list[in
         [int(sum(rows.num_labels_R[numbers].sum() for numbers in share.micro_batches(step))) for share in shares]
         for step in range(recipe.steps or 0)
     ]
-
-
-def wide_target(folder: Path, vocabulary: int) -> Path:
-    """The manifest of a target whose draft DeepSpeed really partitions under ZeRO-3."""
-    path = save(Qwen2Config(vocab_size=vocabulary, **WIDE), folder / "wide")
-    write_json(folder / "wide.json", {"path": path, "source": "test", "files": {}})
-    return folder / "wide.json"
 
 
 @pytest.fixture(scope="module")
@@ -116,29 +106,6 @@ def test_a_killed_rank_ends_the_job_and_it_resumes(partitioned: Job, make_job: M
     assert "checkpoint slot last is damaged" in log
     assert re.search(r"starting at step (8|16|24)\b", log)
     assert_same(partitioned, killed)
-
-
-# A killed job in bfloat16 under ZeRO-1 is one of test_eagle3_job.py too.
-@pytest.mark.parametrize("zero", [pytest.param("zero1-offload", marks=pytest.mark.long), "zero3-offload"])
-def test_a_killed_job_in_bfloat16_resumes(make_job: MakeJob, tmp_path: Path, corpus: Corpus, zero: str) -> None:
-    """On two ranks, in new processes. The target is so wide that DeepSpeed by itself spreads the draft's matrices over them."""
-    options = [f"deepspeed={zero}", "recipe.precision=bf16", "recipe.optimizer.lr=1e-3", "recipe.steps=7"]
-    options += ["runtime.save_every=3"]
-    wide = wide_target(tmp_path, corpus.build.vocabulary)
-    whole, killed = (make_job(name, options, torchrun(2)) for name in ("whole", "killed"))
-    for job in (whole, killed):
-        job.target = wide
-    assert "torch.bfloat16" in whole.run()
-    process = killed.start()
-    killed.wait_for(4, process)
-    kill_all(process)
-    _, code = finish(process)
-    assert code != 0
-    assert killed.step() < 7
-    assert re.search("starting at step (3|6)", killed.run())
-    assert_same(whole, killed)
-    largest = max(tensor.numel() for tensor in weights(killed).values())
-    assert largest > 2 * PERSISTENT
 
 
 def test_a_job_goes_on_with_other_ranks_and_sharding(whole: Job, make_job: MakeJob) -> None:
@@ -187,20 +154,6 @@ def test_ranks_and_micro_batches_do_not_change_the_training(make_job: MakeJob, t
         assert any(max(counts) == 0 for counts in shares), "a step without labels"
     for other in losses[1:]:
         torch.testing.assert_close(other, losses[0], rtol=2e-4, atol=2e-4)
-
-
-def test_sigterm_to_the_launcher_saves_the_last_step(partitioned: Job, make_job: MakeJob) -> None:
-    stopped = make_job("stopped", ZERO3, torchrun(2))
-    process = stopped.start()
-    stopped.wait_for(5, process)
-    process.send_signal(signal.SIGTERM)
-    _, code = finish(process)
-    status = json.loads((stopped.out / "status.json").read_text())
-    assert code != 0
-    assert (status["state"], status["reason"]) == ("stopped", "signal SIGTERM")
-    assert f"starting at step {status['step']}" in stopped.run()
-    assert json.loads((stopped.out / "status.json").read_text())["state"] == "done"
-    assert_same(partitioned, stopped)
 
 
 def test_what_a_checkpoint_refuses(make_job: MakeJob, tmp_path: Path, corpus: Corpus) -> None:

@@ -14,7 +14,7 @@ from longspec.data.replay import TrainedRows
 from longspec.distributed import Ranks
 from longspec.train.micro_batches import MicroBatch, ReadAhead, StepBatches
 from tests.corpus import Corpus
-from tests.jobs import RECIPE, MakeJob, finish, start
+from tests.jobs import RECIPE
 
 CPU = torch.device("cpu")
 PATIENCE = 60.0  # seconds after which a test fails rather than hangs
@@ -126,39 +126,3 @@ def test_a_gpu_copies_batches_from_pinned_memory(corpus: Corpus) -> None:
     assert (found.input_ids.device.type, found.row_numbers.device.type) == ("cuda", "cpu")
     for name, value in wanted.arguments.items():
         assert value is None or torch.equal(found.arguments[name].cpu(), value)
-
-
-@pytest.mark.slow
-def test_a_job_reads_the_next_batch_while_a_step_computes(make_job: MakeJob) -> None:
-    """Each forward but the last waits until the batch after its own was read: a job that reads none ahead never ends."""
-    job = make_job("job", ["recipe.steps=3", "runtime.save_every=3"])
-    program = job.out.parent / "waiting.py"
-    program.write_text(
-        "import threading\n"
-        "from longspec.train import __main__ as trainer\n"
-        "load, build = trainer.StepBatches.load, trainer.build_engine\n"
-        "read = [threading.Event() for _ in range(12)]\n"
-        "reads, forwards = iter(read), iter(read[1:])\n"
-        "def loading(*arguments):\n"
-        "    batch = load(*arguments)\n"
-        "    next(reads).set()\n"
-        "    return batch\n"
-        "def built(*arguments):\n"
-        "    engine = build(*arguments)\n"
-        "    forward = engine.module.forward\n"
-        "    def waiting(*arguments, **named):\n"
-        "        later = next(forwards, None)\n"
-        f"        assert later is None or later.wait({PATIENCE}), 'the next batch was not read ahead'\n"
-        "        return forward(*arguments, **named)\n"
-        "    engine.module.forward = waiting\n"
-        "    return engine\n"
-        "trainer.StepBatches.load, trainer.build_engine = loading, built\n"
-        "trainer.main()\n"
-    )
-    job.freeze()
-    command = job.command()
-    at = command.index("-m")
-    text, code = finish(start([*command[:at], str(program), *command[at + 2 :]], job.out))
-    assert code == 0, text
-    assert [row["step"] for row in job.rows()] == [1, 2, 3]
-    assert all(row["data_seconds"] == row["phases"]["data"] for row in job.rows())

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 from transformers import Qwen2Config
 
 from longspec.atomic_files import read_json
@@ -128,21 +126,3 @@ def test_ranks_share_a_shard_also_of_a_partitioned_target(tmp_path: Path, target
     assert f"{there} of {total} rows are there" in text
     files = [{path.name: path.read_bytes() for path in (job.out / "shard").glob("rows-*")} for job in (one, two)]
     assert files[0] == files[1]
-
-
-@pytest.mark.long  # its states are those of test_split_over_ranks.py, and shared by the ranks as those of the test above
-def test_ranks_share_a_shard_of_a_target_that_is_split_over_them(tmp_path: Path, target: Path, packed: Path) -> None:
-    """Its sums are rounded otherwise than those of one process."""
-    pytest.importorskip("accelerate")  # transformers loads the parts by it
-    common, words = [PLAIN_POSITIONS, *OFFLINE, "runtime.micro_batch=2"], ["--shard=0", "--num-shards=4"]
-    one = Job(tmp_path / "one", target, packed, common)
-    verb(one, "build", *given(one), *words, f"--out={one.out}/shard")
-    two = Job(tmp_path / "two", target, packed, [*common, "runtime.target=tensor_parallel"])
-    build = [*torchrun(2), "-m", "longspec.states", "build", *given(two), *words, f"--out={two.out}/shard"]
-    text, code = finish(start(build, two.out))
-    assert code == 0, text[-6000:]
-    (path,) = (one.out / "shard").glob("rows-*.safetensors")
-    wanted, found = load_file(path), load_file(two.out / "shard" / path.name)
-    assert found.keys() == wanted.keys()
-    for name, tensor in wanted.items():
-        torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-5)

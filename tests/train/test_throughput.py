@@ -1,4 +1,4 @@
-"""A row's derived numbers, against simulation, closed forms and what the operating system says."""
+"""A row's derived numbers, against simulation, closed forms, the operating system, and a clock that stands still."""
 
 from types import SimpleNamespace
 
@@ -6,18 +6,31 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
+from torch import nn
 from transformers import Qwen2Config
 
+from longspec import stopwatch
 from longspec.config import Runtime, compose
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.replay import TrainedRows
 from longspec.distributed import Ranks
 from longspec.methods import method_of
 from longspec.train.estimate import flops
-from longspec.train.lifetime.lifetime import Unwatched
 from longspec.train.micro_batches import StepBatches
-from longspec.train.phases import DATA, DRAFT, PHASES, TARGET
-from longspec.train.throughput import Meter, expected_tokens, peak_memory
+from longspec.train.throughput import (
+    DATA,
+    DRAFT,
+    HELD_OUT,
+    OPTIMIZER,
+    OTHER,
+    PHASES,
+    SAVE,
+    TARGET,
+    Meter,
+    Phases,
+    expected_tokens,
+    peak_memory,
+)
 from tests.corpus import Corpus
 
 
@@ -30,16 +43,6 @@ class States(torch.nn.Module):
 
     def forward(self) -> None:
         """Nothing."""
-
-
-class Heard(Unwatched):
-    """Keeps the places that it hears of."""
-
-    def __init__(self) -> None:
-        self.places: list[str] = []
-
-    def passed(self, place: str) -> None:
-        self.places.append(place)
 
 
 @pytest.mark.parametrize(("agreement", "drafted"), [(0.6, 4), (0.9, 5), (0.0, 3), (1.0, 4)])
@@ -75,7 +78,7 @@ def test_a_rows_numbers(corpus: Corpus) -> None:
     rows, recipe = PackedRows(corpus.answers), compose("train", ["run=demo", "recipe.global_batch=6"]).recipe
     ranks, runtime = Ranks(0, 0, 2), OmegaConf.structured(Runtime(peak_tflops=2.0))
     batches = StepBatches(TrainedRows(rows), recipe, 1, ranks, 4096)
-    meter = Meter(batches, States(config), runtime, ranks, torch.device("cpu"), torch.float32, Unwatched())
+    meter = Meter(batches, States(config), runtime, ranks, torch.device("cpu"), torch.float32)
     row = meter.numbers({"step": 3, "tokens": 600, "seconds": 1.5, "agreement": 0.5})
     numbers = [int(number) for number in batches.row_numbers(2)]
     documents = [length for number in numbers for length in spans(rows, number)]
@@ -108,10 +111,94 @@ def spans(rows: PackedRows, number: int) -> list[int]:
 
 def test_other_ranks_measure_nothing_and_keep_nothing(corpus: Corpus) -> None:
     batches = SimpleNamespace()
-    runtime, states, life = OmegaConf.structured(Runtime()), States(None), Heard()
-    meter = Meter(batches, states, runtime, Ranks(1, 1, 2), torch.device("cpu"), torch.float32, life)  # type: ignore[arg-type]
+    runtime, states = OmegaConf.structured(Runtime()), States(None)
+    meter = Meter(batches, states, runtime, Ranks(1, 1, 2), torch.device("cpu"), torch.float32)  # type: ignore[arg-type]
     for _ in range(100):
         meter.phases.now(DATA)
         states()
     assert len(meter.phases._clock.marks) == 1  # nobody takes them there
-    assert life.places == [DATA, TARGET, DRAFT] * 100  # the watchdog hears of them there too
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    time = [100.0]
+    monkeypatch.setattr(stopwatch.time, "perf_counter", lambda: time[0])
+    return time
+
+
+def test_every_second_belongs_to_the_phase_that_was_running(clock: list[float]) -> None:
+    timeline = Phases(torch.device("cpu"))
+    script = [(DATA, 1.0), (TARGET, 2.0), (DRAFT, 4.0), (OPTIMIZER, 8.0), (DATA, 16.0), (DRAFT, 32.0), (OTHER, 64.0)]
+    clock[0] += 0.5
+    for phase, seconds in script:
+        timeline.now(phase)
+        clock[0] += seconds
+    expected = {DATA: 17.0, TARGET: 2.0, DRAFT: 36.0, OPTIMIZER: 8.0, SAVE: 0.0, HELD_OUT: 0.0, OTHER: 64.5}
+    assert timeline.take() == expected
+    assert list(expected) == list(PHASES)
+
+
+def test_the_running_phase_goes_on_after_it_was_counted(clock: list[float]) -> None:
+    """A save, which comes after its step's row, is counted in the next."""
+    timeline = Phases(torch.device("cpu"))
+    timeline.take()
+    timeline.now(SAVE)
+    clock[0] += 3.0
+    assert timeline.take()[SAVE] == 3.0
+    clock[0] += 2.0
+    timeline.now(DATA)
+    clock[0] += 1.0
+    taken = timeline.take()
+    assert (taken[SAVE], taken[DATA], sum(taken.values())) == (2.0, 1.0, 3.0)
+
+
+def test_target_and_draft_are_told_apart_inside_one_forward(clock: list[float]) -> None:
+    class Slow(nn.Module):
+        def __init__(self, seconds: float, first: nn.Module | None = None) -> None:
+            super().__init__()
+            self.seconds, self.first = seconds, first
+
+        def forward(self) -> None:
+            if self.first is not None:
+                self.first()
+            clock[0] += self.seconds
+
+    target = Slow(5.0)
+    glide = Slow(7.0, target)
+    timeline = Phases(torch.device("cpu"))
+    timeline.watch(target)
+    timeline.now(DATA)
+    clock[0] += 1.0
+    glide()
+    clock[0] += 2.0  # the backward
+    timeline.now(OTHER)
+    taken = timeline.take()
+    assert (taken[DATA], taken[TARGET], taken[DRAFT], taken[OTHER]) == (1.0, 5.0, 9.0, 0.0)
+    with timeline.whole(HELD_OUT):
+        glide()
+        clock[0] += 1.0
+    clock[0] += 3.0
+    taken = timeline.take()
+    assert (taken[HELD_OUT], taken[OTHER], sum(taken.values())) == (13.0, 3.0, 16.0)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_phase_is_what_it_costs_the_gpu() -> None:
+    """Work that was only enqueued is counted, in the phase that enqueued it, and against the clock in total."""
+    timeline = Phases(torch.device("cuda"))
+    left = torch.randn(4096, 4096, device="cuda")
+    (left @ left).sum().item()
+    timeline.take()
+    start = torch.cuda.Event(enable_timing=True)
+    end = torch.cuda.Event(enable_timing=True)
+    start.record()
+    timeline.now(TARGET)
+    for _ in range(50):
+        left @ left
+    timeline.now(DRAFT)
+    left @ left
+    end.record()
+    taken = timeline.take()
+    end.synchronize()
+    assert taken[TARGET] > 20 * taken[DRAFT]
+    assert sum(taken.values()) == pytest.approx(start.elapsed_time(end) / 1000, rel=0.1)

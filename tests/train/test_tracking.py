@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from longspec.config import Runtime, compose
+from longspec.config import Runtime
 from longspec.distributed import Ranks
 from longspec.train import trackers as services
 from longspec.train import tracking
@@ -223,20 +223,6 @@ def test_an_upload_that_never_ends_is_given_up(
     assert "TimeoutError: not done after 0.2 s" in capsys.readouterr().out
 
 
-def test_only_rank_0_tracks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    use(monkeypatch)
-    with Trackers(runtime_of(report_to=["tensorboard"]), tmp_path, Ranks(1, 1, 2), {}) as all_of:
-        all_of.log(rows(1, 1)[0])
-        assert all_of.trackers == {}
-        assert all_of.state() == {}
-
-
-def test_none_tracks_nothing_and_imports_nothing(tmp_path: Path) -> None:
-    with Trackers(runtime_of(), tmp_path, MAIN, {}) as all_of:
-        all_of.log(rows(1, 1)[0])
-    assert list(tmp_path.iterdir()) == []
-
-
 def fake_wandb(monkeypatch: pytest.MonkeyPatch, *, key: bool, starting_step: int = 0) -> list[dict[str, Any]]:
     """The documented surface of wandb that is used; what init was called with."""
     module: Any = ModuleType("wandb")
@@ -278,14 +264,6 @@ def test_no_key_ends_the_start_and_asks_nobody(monkeypatch: pytest.MonkeyPatch, 
     assert calls == []
 
 
-def test_swanlab_without_a_key_ends_the_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("SWANLAB_API_KEY", raising=False)
-    monkeypatch.setenv("SWANLAB_ROOT", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=r"runtime\.report_to: swanlab could not be started: .*no API key.*take swanlab out"):
-        Trackers(runtime_of(report_to=["swanlab"]), tmp_path, MAIN, {})
-
-
 ONLINE = """
 import sys
 from pathlib import Path
@@ -322,15 +300,6 @@ def test_on_a_terminal_nobody_is_asked_for_a_key(name: str, tmp_path: Path) -> N
     assert b"key" in text
 
 
-def test_a_service_that_cannot_be_started_is_an_error_with_a_way_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def refuse(run: services.Run) -> Any:
-        raise ConnectionError("no route to host")
-
-    monkeypatch.setitem(services.TRACKERS, "tensorboard", refuse)
-    with pytest.raises(ValueError, match=r"tensorboard could not be started: ConnectionError: no route.*take tensorboard out"):
-        Trackers(runtime_of(report_to=["tensorboard"]), tmp_path, MAIN, {})
-
-
 def test_a_missing_package_is_named_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A folder of that name in the working directory is no package."""
     monkeypatch.setattr(tracking, "is_installed", lambda name: name != "wandb")
@@ -341,24 +310,6 @@ def test_a_missing_package_is_named_before_anything_is_loaded(monkeypatch: pytes
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.undo()
     assert not tracking.is_installed("nothing_of_this_name")
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        (
-            "runtime.report_to=[wandb,comet]",
-            r"runtime\.report_to: 'comet' is unknown; .* tensorboard, wandb, swanlab",
-        ),
-        ("runtime.report_to=[none,wandb]", r"none stands alone"),
-        ("runtime.report_to=[wandb,wandb]", r"name each tracker once"),
-        ("runtime.tracker_mode=cloud", r"runtime\.tracker_mode: 'cloud' is unknown; choose one of online, offline"),
-        ("runtime.peak_tflops=0", r"runtime\.peak_tflops: must be a number above 0 to 1000000, or null"),
-    ],
-)
-def test_wrong_settings_die_at_parse(override: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        compose("train", ["run=demo", override])
 
 
 def test_what_was_not_measured_or_is_not_finite_is_left_out() -> None:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from longspec.atomic_files import remove, sha256_file, sha256_text, write_json
-from tests.train.chaos import fill, small_disk
+from tests.small_disk import fill, small_disk
 from tests.workflow.calls import Call, Place
 from tests.workflow.planning import PARTS, SOURCES
 from tests.workflow.same_files import differing, kept_files

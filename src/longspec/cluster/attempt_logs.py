@@ -8,7 +8,7 @@ from typing import TextIO
 from longspec.slurm import own_job
 
 LAST_LINE = re.compile(r"^(?:\d\d:\d\d:\d\d )?((?:error: |stopped at step ).*)", re.MULTILINE)  # of a rank that knows why
-KILLED = re.compile(r"^error: rank \d+ on \S+ \(pid \d+\) was killed by .*", re.MULTILINE)  # as torchrun.py tells it
+SILENT = re.compile(r"^error: rank \d+ on \S+ \(pid \d+\) (?:was killed by|ended without) .*", re.MULTILINE)  # by torchrun.py
 
 
 def folder_of(log: Path) -> Path:
@@ -33,14 +33,14 @@ def new_log(log: Path) -> Path:
 
 
 def last_words(text: str, errors: Path) -> str:
-    """Why an attempt failed: the words of the rank that failed first, and a line for each rank that a signal has killed.
+    """Why an attempt failed: the words of the rank that failed first, and a line for each rank that left none.
 
     Those words are the first rank's error.json, or the first error in the log. `errors` is torchrun's folder, in which each
     rank of each machine that raises leaves error.json.
     """
     words = _first_error(errors) or next((line[1] for line in LAST_LINE.finditer(text)), "")
-    killed = [line for line in KILLED.findall(text) if line != words]
-    return "\n".join(filter(None, [words, *killed]))
+    silent = [line for line in SILENT.findall(text) if line != words]
+    return "\n".join(filter(None, [words, *silent]))
 
 
 def _first_error(errors: Path) -> str:

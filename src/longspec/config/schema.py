@@ -193,7 +193,7 @@ class Runtime:
     watchdog_seconds: Annotated[
         Whole,
         Field(ge=1, le=60 * YEAR_MINUTES),
-        means("the seconds without progress after which a rank ends the job by its name"),
+        means("the seconds that a micro batch or a save may take; a rank that takes longer ends the job with its stacks"),
     ] = 600
     stop_margin_seconds: Annotated[
         Whole,

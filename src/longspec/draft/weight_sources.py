@@ -29,12 +29,6 @@ def read_weights(source: Path) -> dict[str, Tensor]:
     if source.is_dir():
         if (source / MANIFEST).is_file():
             return draft_state_dict(source)
-        if (source / "latest").is_file() or any(source.glob("*_states.pt")):
-            raise ValueError(
-                f"{source}: is a checkpoint of DeepSpeed's own, whose pickles may run code; where you trained, make a state "
-                "dict of it by the script beside `latest`, such as python zero_to_fp32.py --safe_serialization . weights, "
-                "and give weights/model.safetensors, or its index.json if it is split"
-            )
     elif not source.exists():
         raise ValueError(f"{source}: no such file or folder")
     elif source.name.endswith(INDEX):

@@ -3,7 +3,9 @@
 A killed job is started again by the same command and goes on from its last checkpoint, bit by bit.
 """
 
+import faulthandler
 import logging
+import os
 import signal
 import sys
 import time
@@ -11,11 +13,10 @@ import traceback
 from contextlib import suppress
 from typing import Any
 
-from longspec.shown import one_line
-from longspec.train.lifetime.launcher import die_with_launcher
+from longspec.distributed import Ranks, die_with_parent, end_at_once, find_ranks, is_launched, log, write_error_file
 
-if __name__ == "__main__":  # the imports below take seconds
-    die_with_launcher()
+if __name__ == "__main__" and is_launched():  # before the imports below, which take seconds
+    die_with_parent()  # a rank ends with its launcher, so that none trains on alone
 
 import torch
 import torch.distributed as dist
@@ -23,33 +24,29 @@ from tqdm import tqdm
 
 from longspec.atomic_files import checked_folder
 from longspec.config import OFFLINE, ConfigError
-from longspec.distributed import Ranks, end_at_once, find_ranks, log, write_error_file
 from longspec.families import position_limit
-from longspec.lease import Fence, Lease, acquire
+from longspec.lease import Lease, acquire
 from longspec.methods import measures_target
 from longspec.models.inputs import NO_LABEL
 from longspec.models.precision import resolve_dtype
 from longspec.process_group import of_first_rank
+from longspec.shown import one_line
 from longspec.train import finished
 from longspec.train.arguments import Job, read_job
 from longspec.train.checkpoint import save_load
+from longspec.train.checkpoint.checkpoint_dir import CHECKPOINTS
 from longspec.train.engine import FLOAT32_SUMS, boot, build_engine, control_group, sums_in_float32
 from longspec.train.estimate import plan
 from longspec.train.estimate.grad_accum import share_global_batch
 from longspec.train.estimate.memory_check import check_memory
 from longspec.train.held_out_estimate import HeldOut
-from longspec.train.lifetime.admission import refuse_changed
-from longspec.train.lifetime.job_status import Status, non_retryable
-from longspec.train.lifetime.lifetime import Lifetime
+from longspec.train.lifetime.admission import Status, find_resumable, non_retryable
 from longspec.train.lifetime.nonfinite import SkippedSteps
 from longspec.train.lifetime.preemption import Stop
-from longspec.train.lifetime.watchdog import Watchdog
 from longspec.train.metrics import Metrics, whole_lines
 from longspec.train.micro_batches import ReadAhead, StepBatches
-from longspec.train.names import CHECKPOINTS
-from longspec.train.phases import DATA, DRAFT, HELD_OUT, OPTIMIZER, OTHER, SAVE
 from longspec.train.setup import build_trainer, identity_of, open_rows, open_stored, read_vocabulary, total_steps
-from longspec.train.throughput import Meter
+from longspec.train.throughput import DATA, HELD_OUT, OPTIMIZER, OTHER, SAVE, Meter
 from longspec.train.tracking import Trackers, chosen
 
 # Progress of a stage that has no checkpoint yet.
@@ -57,7 +54,7 @@ FRESH: dict[str, Any] = {"step": 0, "tokens_seen": 0, "seconds": 0.0, "saving": 
 
 
 def train_step(
-    engine: Any, reader: ReadAhead, step: int, accumulation: int, life: Lifetime, meter: Meter, skips: SkippedSteps
+    engine: Any, reader: ReadAhead, step: int, accumulation: int, stop: Stop, meter: Meter, skips: SkippedSteps
 ) -> dict[str, Any] | None:
     """One optimizer step over this rank's share of the global batch; losses are means over the global batch's labels.
 
@@ -71,13 +68,12 @@ def train_step(
     losses, skipped = [], engine.skipped_steps
     measured = measures_target(batches.recipe, meter.runtime)
     for _ in range(accumulation):
-        if life.must_stop():
+        if stop.before_micro_batch():
             return None
         phases.now(DATA)
         batch = reader.take()
         labels = (batch.labels[:, 1:] != NO_LABEL).sum()
         output = engine(**batch.arguments, num_labels=num_labels, with_llm_loss=measured)
-        phases.now(DRAFT)  # still; a mark for the watchdog: in the backward ranks wait for each other
         # DeepSpeed divides by the accumulation steps and the ranks; the loss is already a share of the global mean.
         engine.backward(output.loss * (accumulation * batches.ranks.world_size))
         phases.now(OPTIMIZER)
@@ -110,7 +106,7 @@ def shown(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
-def train(job: Job, ranks: Ranks, device: torch.device, life: Lifetime) -> None:
+def train(job: Job, ranks: Ranks, device: torch.device, status: Status, stop: Stop) -> None:
     """The whole stage, from its start or its last checkpoint to its last step or a request to stop."""
     with non_retryable():
         rows = open_rows(job)
@@ -121,16 +117,21 @@ def train(job: Job, ranks: Ranks, device: torch.device, life: Lifetime) -> None:
         held_out = HeldOut(rows.own, job.recipe, job.runtime, ranks, steps)
         stored = open_stored(job, rows, held_out.rows, dtype, vocabulary)
         folder, identity = job.out / CHECKPOINTS, identity_of(job, rows, dtype, vocabulary, stored)
-        refuse_changed(folder, identity)
+    # Before the target is loaded. It hashes every rank's file of the newest checkpoint.
+    found = of_first_rank(lambda: find_resumable(folder, identity), ranks)
+    with non_retryable():
         target_path = of_first_rank(lambda: checked_folder(job.target), ranks)  # it may read the weights once more
         trainer = build_trainer(job.recipe, job.runtime, target_path, job.init_weights, device, dtype, vocabulary, stored)
         check_memory(trainer, job.recipe, job.runtime, micro_batch, ranks, device, dtype)
     if accumulation > 1 and dtype == torch.bfloat16 and not sums_in_float32(job.runtime):
         log(f"each step's gradients of {accumulation} micro batches are added up in bfloat16; {FLOAT32_SUMS}", ranks)
     engine = build_engine(trainer, job.recipe, job.runtime, (micro_batch, accumulation), steps, dtype)
-    resumed = save_load.load(engine, folder, identity, ranks) or FRESH
+    resumed = FRESH
+    if found is not None:
+        slot, resumed = found
+        save_load.load(engine, folder / slot, resumed, ranks)
     step, tokens_seen, seconds, saving = (resumed[name] for name in ("step", "tokens_seen", "seconds", "saving"))
-    life.status.at(step, steps)
+    status.step, status.steps = step, steps
     log(
         f"stage {job.recipe.stage}: {steps} steps of {job.recipe.global_batch} rows of {rows.sequence_length} tokens; "
         f"{ranks.world_size} processes x {accumulation} micro batches of {micro_batch} rows; "
@@ -142,26 +143,26 @@ def train(job: Job, ranks: Ranks, device: torch.device, life: Lifetime) -> None:
     if stored is not None and stored.held_out is not None:
         held_out.left_out = stored.held_out.left_out
     batches = StepBatches(rows, job.recipe, micro_batch, ranks, position_limit(trainer.states.config), left_out)
-    metrics = Metrics(folder / "metrics.jsonl", step, life.check_owner) if ranks.is_main else None
+    metrics = Metrics(folder / "metrics.jsonl", step, status.check_owner) if ranks.is_main else None
     record = [] if metrics is None else whole_lines(metrics.path)
     trackers = Trackers(job.runtime, job.out, ranks, identity, resumed.get("trackers"), record)
-    meter = Meter(batches, trainer.states, job.runtime, ranks, device, dtype, life)
+    meter = Meter(batches, trainer.states, job.runtime, ranks, device, dtype)
     bar = tqdm(total=steps, initial=step, disable=not (ranks.is_main and sys.stderr.isatty()))
-    skips = SkippedSteps(job.out / "skipped.jsonl", ranks, job.runtime.max_skipped_in_a_row, life)
+    skips = SkippedSteps(job.out / "skipped.jsonl", ranks, job.runtime.max_skipped_in_a_row)
     saved = step
     with trackers, ReadAhead(batches, trainer.states, range(step, steps), device) as reader:
         while step < steps:
             began = time.perf_counter()
             lr = engine.get_lr()[0]
-            numbers = train_step(engine, reader, step, accumulation, life, meter, skips)
+            numbers = train_step(engine, reader, step, accumulation, stop, meter, skips)
             if numbers is not None:
                 step += 1
                 tokens_seen += int(numbers["tokens"])
                 elapsed = time.perf_counter() - began
                 seconds += elapsed
-                life.status.at(step, steps)
+                status.step = step
                 with meter.phases.whole(HELD_OUT):
-                    estimated = held_out.estimate(engine, step, life)
+                    estimated = held_out.estimate(engine, step, stop.begin_part)
                 norm = engine.get_global_grad_norm()  # before clipping; None where DeepSpeed measures none (ZeRO-0 in float32)
                 row = {"step": step, **numbers, "lr": lr, "grad_norm": None if norm is None else float(norm)}
                 row |= {"tokens_seen": tokens_seen, "seconds": elapsed, "skipped": engine.skipped_steps}
@@ -180,17 +181,18 @@ def train(job: Job, ranks: Ranks, device: torch.device, life: Lifetime) -> None:
             due = step % job.runtime.save_every == 0 or step == steps or numbers is None
             if due and step > saved:
                 began = time.perf_counter()
+                stop.begin_part()
                 meter.phases.now(SAVE)
                 state = {"step": step, "steps": steps, "tokens_seen": tokens_seen, "seconds": seconds, "saving": saving}
                 state |= {"trackers": trackers.state(), "identity": identity}
                 sync = metrics.sync if metrics else lambda: None
-                size = save_load.save(engine, folder, state, ranks, life, sync)
+                size = save_load.save(engine, folder, state, ranks, status.check_owner, sync)
                 if ranks.is_main:
-                    life.status.write("running")
+                    status.write("running")
                 meter.phases.now(OTHER)
                 saved, took = step, time.perf_counter() - began
                 saving += took
-                life.saved(took)
+                stop.saved(took)
                 log(
                     f"saved step {step}, {size / 2**20:.1f} MiB, in {took:.2f} s; "
                     f"saving took {saving / (saving + seconds):.1%} of the time so far",
@@ -198,44 +200,40 @@ def train(job: Job, ranks: Ranks, device: torch.device, life: Lifetime) -> None:
                 )
             if numbers is None:
                 return
+    faulthandler.cancel_dump_traceback_later()
     bar.close()
     if metrics is not None:
         metrics.publish(job.out / "metrics.jsonl")
-        finished.publish(job, folder, ranks, {"training_seconds": seconds, "saving_seconds": saving}, steps, life)
+        times = {"training_seconds": seconds, "saving_seconds": saving}
+        finished.publish(job, folder, ranks, times, steps, status.check_owner)
 
 
 def run(job: Job, ranks: Ranks, lease: Lease | None) -> int:
     """Train, and leave in status.json how it ended; the exit code. Rank 0 holds the lease."""
-    status = Status(job.out, ranks, lease)
+    status = Status(job.out, lease.check if lease else lambda: None)
     if ranks.is_main:
         status.write("running")
     try:
-        device, store = boot(ranks, job.runtime.timeout_minutes)
+        device, _ = boot(ranks, job.runtime.timeout_minutes)
         # Not before: a signal ends at once a rank that still waits for the others to come.
         control = control_group(ranks, job.runtime.timeout_minutes)
-        stop = Stop(job.deadline, job.runtime.stop_margin_seconds, control)
-        holder = [lease.holder if lease else ""]
-        if control is not None:
-            dist.broadcast_object_list(holder, src=0, group=control)
-        fence = lease or Fence(job.out, holder[0])  # of rank 0's lease, on every rank
-        if lease is None:  # this rank may have to write for another one
-            status = Status(job.out, ranks, fence)
-        seconds = job.runtime.watchdog_seconds
-        with Watchdog(store.clone(), ranks, seconds, lambda reason: status.write("failed", reason), stop.asked) as watchdog:
-            train(job, ranks, device, Lifetime(fence, status, watchdog, stop))
+        longest_part = min(job.runtime.watchdog_seconds, 60 * job.runtime.timeout_minutes)
+        stop = Stop(longest_part, job.deadline, job.runtime.stop_margin_seconds, control, ranks.local_rank)
+        train(job, ranks, device, status, stop)
         if status.step == status.steps and ranks.is_main and job.runtime.extract_at_end:
             finished.extract_draft(job)
     except BaseException as error:
-        status.fail(error)
+        if ranks.is_main:
+            status.fail(error)
         raise
     done = status.step == status.steps
     if ranks.is_main:
         status.write("done" if done else "stopped", "" if done else stop.reason)
     if not done:
         log(f"stopped at step {status.step} of {status.steps}: {stop.reason}", ranks)
-    # Rank 0 alone ends with an error when the job was stopped: a launcher that sees one ends the other ranks, and rank 0 has
+    # Rank 0 alone does not end well when the job was stopped: a launcher that sees one ends the other ranks, and rank 0 has
     # still to close its trackers and to give its folder back.
-    return 0 if done or not ranks.is_main else 1
+    return 0 if done or not ranks.is_main else os.EX_TEMPFAIL
 
 
 def print_error(words: str) -> None:

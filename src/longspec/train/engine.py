@@ -49,7 +49,10 @@ def control_group(ranks: Ranks, timeout_minutes: int) -> Any:
 
 
 def learning_rate_factor(step: int, total_steps: int, warmup_steps: int, schedule: str = "cosine") -> float:
-    """Share of the learning rate at 0-based `step`: linear warm-up that starts above zero, then `schedule` to the floor."""
+    """Share of the learning rate at 0-based `step`: linear warm-up that starts above zero, then `schedule` to the floor.
+
+    None of transformers' schedules is this one: they begin at 0, or are a step ahead of it after the warm-up.
+    """
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     progress = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))

@@ -3,6 +3,7 @@
 import platform
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -11,20 +12,18 @@ from longspec.config import plain
 from longspec.distributed import Ranks, log
 from longspec.train.arguments import Job
 from longspec.train.checkpoint import checkpoint_dir
-from longspec.train.lifetime.lifetime import Lifetime
 
 CHECKPOINT, DRAFT = "checkpoint.json", "draft"
 VERSIONS_OF = ("longspec", "torch", "transformers", "deepspeed", "numpy", "pyarrow", "tokenizers")
 
 
-def publish(job: Job, folder: Path, ranks: Ranks, times: dict[str, float], steps: int, life: Lifetime) -> None:
+def publish(job: Job, folder: Path, ranks: Ranks, times: dict[str, float], steps: int, check_owner: Callable[[], None]) -> None:
     """Write checkpoint.json for the slot of the last step, which has just been saved.
 
-    times: seconds by their names in it.
+    times: seconds by their names in it; check_owner: called before it is written.
     """
-    newest = checkpoint_dir.find_slot(folder)
-    assert newest is not None, "the last step was just saved"
-    slot, manifest = newest
+    slot = checkpoint_dir.SLOTS[0]
+    manifest = checkpoint_dir.read_manifest(folder / slot)
     assert manifest["step"] == steps, f"{folder / slot} is of step {manifest['step']}"
     content = {
         "slot": f"{folder.name}/{slot}",
@@ -38,7 +37,7 @@ def publish(job: Job, folder: Path, ranks: Ranks, times: dict[str, float], steps
         "tokens_seen": manifest["tokens_seen"],
         "versions": {"python": platform.python_version()} | {name: version(name) for name in VERSIONS_OF},
     }
-    life.check_owner()
+    check_owner()
     write_json(job.out / CHECKPOINT, content)
     log(f"done: {job.out / CHECKPOINT}")
 

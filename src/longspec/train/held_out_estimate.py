@@ -4,7 +4,7 @@ Shapes: S tokens of a row.
 """
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -17,7 +17,6 @@ from longspec.distributed import Ranks, log
 from longspec.methods import method_of
 from longspec.models.inputs import NO_LABEL
 from longspec.states.stored.stored_states import held_out_number
-from longspec.train.lifetime.lifetime import Unwatched
 
 
 class HeldOut:
@@ -35,8 +34,9 @@ class HeldOut:
         if self.every:
             log(f"acceptance on {len(self.rows)} held-out rows is estimated every {self.every} steps", ranks)
 
-    def estimate(self, engine: Any, step: int, life: Unwatched) -> dict[str, float] | None:
-        """After step `step`, counted from 1; None where none is due. All ranks call it; `life` hears of each row.
+    def estimate(self, engine: Any, step: int, begin_row: Callable[[], None] = lambda: None) -> dict[str, float] | None:
+        """Measure after step `step`, counted from 1; None where none is due. All ranks call it, and each `begin_row` before
+        each of its rows.
 
         acceptance_k: share of the labels at which draft and target prefer the same next token when the draft stands in step k
         of drafting; expected_tokens = 1 + a_1 + a_1 a_2 + ...: tokens a round of a chain, each step accepted as often
@@ -49,7 +49,7 @@ class HeldOut:
         engine.eval()
         # As many forwards on every rank, since ZeRO-3 gathers weights in them; a row too many counts nothing.
         for start in range(0, len(self.rows), self.ranks.world_size):
-            life.passed("held-out rows")
+            begin_row()
             sums += self._measure(engine, start + self.ranks.rank)
         engine.train(was_training)
         dist.all_reduce(sums)

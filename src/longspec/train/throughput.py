@@ -1,17 +1,22 @@
-"""Numbers of a step's row beside its losses: speed, share of the machine used, memory, and an estimate of acceptance."""
+"""Numbers of a step's row beside its losses: speed, where its time goes, memory, and an estimate of acceptance."""
 
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 
 from longspec.config import Runtime
 from longspec.distributed import Ranks
 from longspec.methods import measures_target
+from longspec.stopwatch import Stopwatch
 from longspec.train.estimate import flops
-from longspec.train.lifetime.lifetime import Unwatched
 from longspec.train.micro_batches import StepBatches
-from longspec.train.phases import DATA, Phases
+
+PHASES = ("data", "target_forward", "draft", "optimizer", "save", "held_out", "other")
+DATA, TARGET, DRAFT, OPTIMIZER, SAVE, HELD_OUT, OTHER = PHASES
 
 
 def expected_tokens(agreement: float | None, drafted: int) -> float | None:
@@ -33,8 +38,49 @@ def peak_memory(device: torch.device) -> dict[str, int]:
     return {"peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}  # Linux counts in KiB
 
 
+class Phases:
+    """A timeline of which phase is running. A call of `now` costs a microsecond on a CPU, and some on a GPU.
+
+    On a GPU the marks are events in its stream, so nothing waits for it, and a phase is what it costs the GPU: batches that
+    are read while it still works are free, and only the wait for them counts as data.
+    """
+
+    def __init__(self, device: torch.device, *, on: bool = True) -> None:
+        """`on`: whether anybody will take the times; else nothing is kept."""
+        self.on = on
+        self._whole = False  # whether what runs is one phase, whatever its parts are
+        self._clock, self._phase = Stopwatch(device), OTHER
+
+    def now(self, phase: str) -> None:
+        """Begin a phase, one of PHASES; the time until the next call counts as its own."""
+        if self.on and not self._whole:
+            self._clock.mark(self._phase)
+            self._phase = phase
+
+    @contextmanager
+    def whole(self, phase: str) -> Iterator[None]:
+        """Count the whole block as this phase, the target's forwards in it too; OTHER follows."""
+        self.now(phase)
+        self._whole = True
+        try:
+            yield
+        finally:
+            self._whole = False
+            self.now(OTHER)
+
+    def watch(self, target: nn.Module) -> None:
+        """Tell the target's forward, a call of this module, from the draft's, which follows it."""
+        target.register_forward_pre_hook(lambda *_: self.now(TARGET))
+        target.register_forward_hook(lambda *_: self.now(DRAFT))
+
+    def take(self) -> dict[str, float]:
+        """Seconds of each phase since the last call; the phase that runs goes on. Waits for the GPU to come this far."""
+        self._clock.mark(self._phase)
+        return dict.fromkeys(PHASES, 0.0) | self._clock.take()
+
+
 class Meter:
-    """Counts and times the steps of one job, whose loop says to `phases` what is running; `life` hears of each phase."""
+    """Counts and times the steps of one job, whose loop says to `phases` what is running."""
 
     def __init__(
         self,
@@ -44,11 +90,10 @@ class Meter:
         ranks: Ranks,
         device: torch.device,
         dtype: torch.dtype,
-        life: Unwatched,
     ) -> None:
         self.batches, self.states, self.runtime, self.device = batches, states, runtime, device
         self.world_size, self.peak = ranks.world_size, flops.peak(device, dtype, runtime.peak_tflops)
-        self.phases = Phases(device, on=ranks.is_main, passed=life.passed)
+        self.phases = Phases(device, on=ranks.is_main)
         self.phases.watch(states)
 
     def operations(self, step: int) -> flops.Operations:

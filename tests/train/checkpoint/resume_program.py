@@ -35,11 +35,11 @@ from longspec.train.checkpoint import save_load, zero_state
 from longspec.train.engine import boot, build_engine
 from longspec.train.estimate.grad_accum import share_global_batch
 from longspec.train.held_out_estimate import HeldOut
-from longspec.train.lifetime.lifetime import Unwatched
+from longspec.train.lifetime.admission import find_resumable
 from longspec.train.micro_batches import StepBatches
 from longspec.train.setup import build_trainer
 from tests.jobs import RECIPE
-from tests.train.chaos import fill
+from tests.small_disk import fill
 
 TOTAL = 12  # steps the learning rate is laid out for
 IDENTITY = {"recipe": 1}
@@ -138,27 +138,30 @@ def run(case: dict[str, Any], plan: dict[str, Any], ranks: Ranks) -> None:
     if "go_on" not in case:
         torch.manual_seed(ranks.rank)  # not as a new engine begins, nor as another rank: a load that restores nothing is seen
     else:
-        found = save_load.load(engine, folder / case["go_on"] / "checkpoints", IDENTITY, ranks)
-        assert found is not None
+        before = folder / case["go_on"] / "checkpoints"
+        resumable = find_resumable(before, IDENTITY)
+        assert resumable is not None
+        slot, found = resumable
+        save_load.load(engine, before / slot, found, ranks)
         step, result["found"] = found["step"], {key: found[key] for key in ("step", "trackers", "world_size", "zero_stage")}
         draw()
     while step < case["steps"]:
         result["losses"][step] = train_step(engine, batches, step, ranks, poison=step == case.get("poison"))
         step += 1
-        estimated = held_out.estimate(engine, step, Unwatched())
+        estimated = held_out.estimate(engine, step)
         if estimated is not None:
             result.setdefault("held_out", {})[step] = estimated
         result["whole"].append(kept_whole(engine))
         state = {"step": step, "steps": TOTAL, "identity": IDENTITY, "trackers": {"wandb": "abc"}}
         if step == case.get("save_at"):
-            result["bytes"] = save_load.save(engine, own, state, ranks, Unwatched())
+            result["bytes"] = save_load.save(engine, own, state, ranks)
             keep_weights(engine, folder / f"{case['name']}-saved.safetensors")
             draw()
         if step == case.get("trouble", {}).get("at"):
             told = ""
             with trouble(case["trouble"]["kind"], folder, ranks):
                 try:
-                    save_load.save(engine, own, state, ranks, Unwatched())
+                    save_load.save(engine, own, state, ranks)
                 except save_load.SaveError as error:
                     told = str(error)
             everyone: list[Any] = [None] * ranks.world_size

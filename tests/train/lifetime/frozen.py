@@ -13,16 +13,13 @@ import longspec.train.__main__ as program
 from longspec import lease
 from longspec.train import finished, metrics
 from longspec.train.checkpoint import save_load
-from longspec.train.lifetime import job_status
+from longspec.train.lifetime import admission
 
 PLACES: dict[str, tuple[Any, str]] = {
-    "before the first row": (metrics.Metrics, "__init__"),
     "before a row": (metrics.Metrics, "append"),
-    "before a save": (save_load, "save"),
     "before the commit": (save_load, "fsync_path"),
-    "before the record is published": (metrics.Metrics, "publish"),
     "before checkpoint.json": (finished, "publish"),
-    "before the status": (job_status.Status, "write"),
+    "before the status": (admission.Status, "write"),
 }
 FIRST = 1
 CALL = {"before a row": 3, "before the status": 2}  # which call of it

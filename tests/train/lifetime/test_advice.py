@@ -53,31 +53,6 @@ def test_after_the_removal_of_the_checkpoints_a_changed_recipe_trains(job: Job) 
     assert job.status()["state"] == "done"
 
 
-def test_after_the_change_is_undone_the_stage_goes_on(job: Job) -> None:
-    before, saved = job.overrides, job.status()["step"]
-    job.overrides = [*before, "recipe.optimizer.lr=2e-2"]
-    assert "Undo the change to go on" in job.refusal()
-    job.overrides = before
-    process = job.start()
-    job.wait_for(saved + 1, process)
-    process.send_signal(signal.SIGTERM)
-    assert f"starting at step {saved}" in finish(process)[0]
-
-
-def test_a_stage_whose_checkpoints_are_all_damaged_trains_from_its_start(job: Job) -> None:
-    job.overrides = [*SHORT]
-    shutil.rmtree(job.out)
-    job.run()
-    (job.out / "checkpoint.json").unlink()
-    for file in job.out.glob("checkpoints/*/rank_00000.safetensors"):
-        file.write_bytes(b"")
-    for _ in range(2):
-        text = job.refusal()
-        assert "every checkpoint slot is damaged" in text
-    follow(text, "rm -r ")
-    assert "starting at step 0" in job.run()
-
-
 @pytest.fixture
 def diverging(make_job: MakeJob) -> Job:
     """A job that has checkpoints of its own when it fails for good, and none when it begins."""

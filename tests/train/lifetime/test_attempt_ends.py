@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.jobs import Job, MakeJob, finish, kill_rank, start
-from tests.train.lifetime.test_watchdog import named
 
 pytestmark = pytest.mark.slow
 RAISING = """
@@ -29,12 +28,12 @@ program.main()
 """
 
 
-def launch(job: Job, module: str = "longspec.train") -> "subprocess.Popen[str]":
+def launch(job: Job, *module: str) -> "subprocess.Popen[str]":
     """As the rule starts a stage on a machine with two GPUs."""
     options = job.command()[len(job.launcher) + 2 :]
     launcher = [sys.executable, "-m", "longspec.cluster", "launch", "--ranks=2", f"--log={job.out / 'train.log'}"]
     job.freeze()
-    return start([*launcher, "--", module, *options], job.out)
+    return start([*launcher, "--", *(module or ["longspec.train"]), *options], job.out)
 
 
 def ended(job: Job, process: "subprocess.Popen[str]") -> str:
@@ -75,16 +74,26 @@ def test_a_crashed_jobs_log_ends_with_the_crashed_ranks_traceback(
     assert re.match(r"rank 1 on \S+: Traceback \(most recent call last\):", end[1])
     assert end[-1] == "ZeroDivisionError: broken on purpose"
     assert "raising.py" in "".join(end)
+    assert (job.status()["state"], job.status()["deterministic"]) == ("failed", False)
 
 
-def test_a_killed_ranks_job_names_it_in_the_last_line_and_in_its_status(make_job: MakeJob) -> None:
+def test_a_killed_ranks_job_names_it_in_the_last_line(make_job: MakeJob) -> None:
     job = make_job("job", ["recipe.steps=2000"])
     process = launch(job)
     job.wait_for(2, process)
     pid = kill_rank(process, 1)
     text = ended(job, process)
     assert re.fullmatch(rf"error: rank 1 on \S+ \(pid {pid}\) was killed by SIGKILL", text.splitlines()[-1])
-    found = job.status()
-    assert found["state"] == "failed"
-    assert found["reason"].startswith(f"no sign of life for 10 s: {named(1, pid)} in ")
-    assert found["step"] >= 2
+    assert job.status()["state"] == "failed"
+    assert job.status()["step"] >= 2
+
+
+def test_a_hung_ranks_job_shows_its_stacks_and_names_those_that_left_no_word(make_job: MakeJob) -> None:
+    """One that waits for the hung one ends like it."""
+    job = make_job("job", ["recipe.global_batch=2", "recipe.steps=400", "runtime.watchdog_seconds=8"])
+    _, code = finish(launch(job, "tests.train.lifetime.hanging", "1", "write"))
+    assert code == 1
+    text = (job.out / "train.log").read_text().rstrip()
+    assert re.search(r'hanging\.py", line \d+ in wrapped', text)
+    named = [re.match(r"error: rank (\d) on \S+ \(pid \d+\) ended without a word", line) for line in text.splitlines()[-2:]]
+    assert [found and found[1] for found in named] == ["0", "1"]

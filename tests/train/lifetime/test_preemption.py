@@ -9,7 +9,7 @@ import itertools, os, signal, time
 from longspec.train.lifetime.preemption import Stop
 for numbers in itertools.permutations([signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]):
     signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # before the thread that takes them is born, which inherits it
-    stop = Stop()
+    stop = Stop(60)
     for number in numbers:
         os.kill(os.getpid(), number)
     assert not stop.agreed()

@@ -14,6 +14,7 @@ from typing import Any
 from longspec.atomic_files import check_files, fsync_path, read_json, remove, sha256_text
 from longspec.distributed import log
 
+CHECKPOINTS = "checkpoints"  # their folder in a stage's
 SLOTS = ("last", "last_2")
 MANIFEST, SEAL = "manifest.json", "sha256"
 UNFINISHED, REPLACED = ".saving-", ".saving-old"
@@ -33,8 +34,6 @@ def rotate(folder: Path, beside: Path) -> None:
         if os.path.lexists(last_2):
             last_2.rename(folder / REPLACED)
         last.rename(last_2)
-    else:
-        remove(last)  # a link into nothing is no slot that could take the place of the other
     beside.rename(last)
     fsync_path(folder)
     with suppress(OSError):  # the checkpoint is committed; the next save tries again

@@ -23,8 +23,6 @@ from longspec.distributed import Ranks, log
 from longspec.methods.draft_files import TRAINING_PREFIX
 from longspec.train.checkpoint import checkpoint_dir, zero_state
 from longspec.train.checkpoint.checkpoint_file import RANDOM, Shards, header, shard_key, shard_name, whole_tensors, write_shard
-from longspec.train.lifetime.admission import find_resumable
-from longspec.train.lifetime.lifetime import Unwatched
 
 RESERVE = 2**20  # bytes of a disk left free for the manifest, the metrics and status.json
 COUNTERS = ("global_steps", "global_samples", "skipped_steps")
@@ -65,7 +63,7 @@ def _gather(value: Any, ranks: Ranks) -> list[Any]:
     return gathered
 
 
-def _together(work: Callable[[], Any], ranks: Ranks, life: Unwatched) -> tuple[list[Any], str]:
+def _together(work: Callable[[], Any], ranks: Ranks) -> tuple[list[Any], str]:
     """Each rank's result, and what went wrong on the first rank on which something did; on every rank the same."""
     result, fault = None, ""
     try:
@@ -73,20 +71,23 @@ def _together(work: Callable[[], Any], ranks: Ranks, life: Unwatched) -> tuple[l
     except (OSError, ValueError) as error:
         where = f"rank {ranks.rank}: " if ranks.world_size > 1 else ""
         fault = f"{where}{error}"
-    life.passed(f"checkpoint, after {work.__name__}")
     answers = _gather((result, fault), ranks)
     return [result for result, _ in answers], next((fault for _, fault in answers if fault), "")
 
 
 def save(
-    engine: Any, folder: Path, state: dict[str, Any], ranks: Ranks, life: Unwatched, record: Callable[[], None] = lambda: None
+    engine: Any,
+    folder: Path,
+    state: dict[str, Any],
+    ranks: Ranks,
+    check_owner: Callable[[], None] = lambda: None,
+    record: Callable[[], None] = lambda: None,
 ) -> int:
     """Commit a checkpoint of all ranks to the slot `last`; the slot before it becomes `last_2`. Its size in bytes.
 
     `state` is JSON: step, steps, identity (recipe, data, target, initial weights), and whatever else the loop wants back.
-    `record` is called on rank 0 before: what must be on the disk before a checkpoint says that its steps are done.
-    `life` hears of each part of the save that this rank has done, before it waits for the others; rank 0 asks it for the
-    folder's owner before anything is changed there, and again right before the commit.
+    Rank 0 calls `record` before: what must be on the disk before a checkpoint says that its steps are done. It calls
+    `check_owner` before anything is changed in the folder, and again right before the commit.
     Raises SaveError, the same on every rank, when it cannot be written.
     """
     sizes = {shard_key(kind, f.name, f.start): f.numel for f in zero_state.owned(engine) for kind in zero_state.KINDS}
@@ -98,7 +99,7 @@ def save(
 
     def prepare() -> None:
         if ranks.is_main:
-            life.check_owner()
+            check_owner()
             record()
             checkpoint_dir.begin(beside)
             free = shutil.disk_usage(folder).free
@@ -127,12 +128,12 @@ def save(
             manifest.write_text(json.dumps(checkpoint_dir.seal(content), indent=2, sort_keys=True), encoding="utf-8")
             fsync_path(manifest)
             fsync_path(beside)
-            life.check_owner()
+            check_owner()
             checkpoint_dir.rotate(folder, beside)
 
     written: list[Any] = []
     for work in (prepare, write, commit):
-        answers, fault = _together(work, ranks, life)
+        answers, fault = _together(work, ranks)
         if fault:
             _give_up(folder, beside, f"step {state['step']} could not be saved: {fault}", needed, ranks)
         if work is write:
@@ -156,30 +157,18 @@ def _give_up(folder: Path, beside: Path, reason: str, needed: int, ranks: Ranks)
     raise SaveError(answer[0])
 
 
-def load(engine: Any, folder: Path, identity: dict[str, Any], ranks: Ranks) -> dict[str, Any] | None:
-    """Restore engine and random state from the newest whole slot; its manifest, or None when there is none yet.
+def load(engine: Any, slot: Path, manifest: dict[str, Any], ranks: Ranks) -> None:
+    """Restore engine and random state from a whole slot, as find_resumable finds it.
 
     The number of ranks and the ZeRO stage may differ from those that saved. Raises ValueError, the same on every rank, for
-    what cannot be gone on from. No watchdog hears of it: rank 0 hashes every rank's file while the others wait, which takes
-    as long as the disk does.
+    what cannot be gone on from.
     """
-    life = Unwatched()
-
-    def look() -> tuple[str, dict[str, Any]] | None:
-        return find_resumable(folder, identity) if ranks.is_main else None
-
-    answers, fault = _together(look, ranks, life)
-    if fault:
-        raise ValueError(fault)
-    if answers[0] is None:
-        return None
-    name, manifest = answers[0]
 
     def read() -> None:
-        _read(engine, folder / name, manifest, ranks)
+        _read(engine, slot, manifest, ranks)
 
     zero_state.before_writing(engine)
-    _, fault = _together(read, ranks, life)
+    _, fault = _together(read, ranks)
     if fault:
         raise ValueError(fault)
     zero_state.after_writing(engine, manifest["optimizer_step"])
@@ -191,7 +180,6 @@ def load(engine: Any, folder: Path, identity: dict[str, Any], ranks: Ranks) -> d
     before = (manifest["world_size"], manifest["zero_stage"])
     if before != (ranks.world_size, engine.zero_optimization_stage()):
         log(f"going on from a checkpoint of {before[0]} processes with ZeRO-{before[1]}", ranks)
-    return manifest
 
 
 def _read(engine: Any, slot: Path, manifest: dict[str, Any], ranks: Ranks) -> None:

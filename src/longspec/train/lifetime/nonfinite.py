@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +10,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from longspec.distributed import Ranks, log
+from longspec.train.checkpoint.checkpoint_dir import CHECKPOINTS
 from longspec.train.lifetime.admission import NonRetryableError
-from longspec.train.lifetime.lifetime import Unwatched
-from longspec.train.names import CHECKPOINTS
 
 
 class SkippedSteps:
     """Asked after every step, by all ranks alike."""
 
-    def __init__(self, file: Path, ranks: Ranks, max_in_a_row: int, life: Unwatched) -> None:
-        self.skipped_file, self.ranks, self.max_in_a_row, self.life = file, ranks, max_in_a_row, life
+    def __init__(self, file: Path, ranks: Ranks, max_in_a_row: int) -> None:
+        self.skipped_file, self.ranks, self.max_in_a_row = file, ranks, max_in_a_row
         self.in_a_row = 0
 
     def check_step(self, step: int, losses: list[tuple[Any, Tensor]], *, skipped: bool) -> None:
@@ -29,22 +29,16 @@ class SkippedSteps:
         self.in_a_row = self.in_a_row + 1 if skipped else 0
         if not skipped:
             return
-        self.life.passed("telling the rows of a skipped step")
-        mine = [([int(row) for row in rows], float(loss)) for rows, loss in losses]
         everyone: list[Any] = [None] * self.ranks.world_size
-        dist.all_gather_object(everyone, mine)
+        dist.all_gather_object(everyone, [([int(row) for row in rows], float(loss)) for rows, loss in losses])
         batches = [batch for batches in everyone for batch in batches]
         # A finite loss may still have a gradient that is not; then any row may be the cause.
         bad = [rows for rows, loss in batches if not math.isfinite(loss)] or [rows for rows, _ in batches]
         rows = sorted(row for group in bad for row in group)
-        written = f"see {self.skipped_file}"
         if self.ranks.is_main:
-            try:
-                with self.skipped_file.open("a", encoding="utf-8") as handle:
-                    handle.write(json.dumps({"step": step, "rows": rows}) + "\n")
-            except OSError as fault:  # a full disk; the rows stand in the log
-                written = f"{self.skipped_file} could not be written: {fault}"
-        log(f"WARNING step {step} skipped: loss or gradient is not finite; rows {rows} ({written})", self.ranks)
+            with suppress(OSError), self.skipped_file.open("a", encoding="utf-8") as file:  # full disk: the log has the rows
+                file.write(json.dumps({"step": step, "rows": rows}) + "\n")
+        log(f"WARNING step {step} skipped: loss or gradient is not finite; rows {rows} (see {self.skipped_file})", self.ranks)
         if self.in_a_row > self.max_in_a_row:
             raise NonRetryableError(
                 f"step {step}: {self.in_a_row} steps in a row skipped, their loss or gradient is not finite; their rows stand "
