@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers.utils import logging
 
 from longspec.models.target import load_target, without_layers
-from longspec.states.frozen_target import FrozenTarget
+from longspec.states.forward import FrozenTarget
 from longspec.states.stored.encoding import decode
 from longspec.states.stored.reader import JointRows, StoredRows
 
