@@ -66,7 +66,7 @@ def test_a_cancelled_job_of_a_shard_ends_with_the_same_states(prepared: Submitte
         parts: list[Path] = []
 
         def one_builds() -> bool:
-            parts[:] = submitted.folder.glob("data/states/demo/*/*/0-of-2/rows-*.jsonl")
+            parts[:] = submitted.folder.glob("data/states/demo/*/*/0-of-2/lease.json")
             return bool(parts)
 
         submitted.wait_until(one_builds, process)

@@ -99,9 +99,9 @@ def test_a_configured_folder_becomes_the_place_or_is_refused(settings: Settings)
 
 def test_the_rows_of_a_shard_in_work_are_counted(tmp_path: Path) -> None:
     assert stored_rows(tmp_path) == 0
-    (tmp_path / "rows-000000-000063.json").write_text("{}")
-    (tmp_path / "rows-000064-000127.jsonl").write_text('{"row": 64}\n{"row": 65}\n')
-    assert stored_rows(tmp_path) == 66
+    for name in ("rows-000000-000063.safetensors", "rows-000064-000099.safetensors", ".rows-000100-000163.safetensors.7.tmp"):
+        (tmp_path / name).touch()
+    assert stored_rows(tmp_path) == 100
 
 
 @pytest.fixture(scope="module")

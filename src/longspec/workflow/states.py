@@ -286,8 +286,6 @@ def _stage_folder(stage: Stage) -> Path:
 
 
 def stored_rows(folder: Path) -> int:
-    """How many rows of a shard that is being built are in its files: of whole chunks, and of those in work."""
-    chunks = [path.stem.split("-") for path in folder.glob("rows-*.json")]
-    return sum(int(last) - int(first) + 1 for _, first, last in chunks) + sum(
-        path.read_bytes().count(b"\n") for path in folder.glob("rows-*.jsonl")
-    )
+    """Count the rows of a shard that is being built which are in its files."""
+    names = [path.stem.split("-") for path in folder.glob("rows-*.safetensors")]
+    return sum(int(last) - int(first) + 1 for _, first, last in names)
