@@ -45,7 +45,7 @@ with told_in_one_line():
     BENCH_ANSWERS = AnswersPlan(BENCH)
     if workflow.is_main_process:
         STATES.check_place()
-        STATES.forget_removed()
+        STATES.forget_copies()
 # The Snakemake that plans the jobs warns, in a dry run too.
 if workflow.is_main_process:
     for warning in filter(

@@ -108,8 +108,6 @@ WITHOUT_TORCH = {
     "decode.levels",
     "evaluate.tasks",
     "models.weight_index",
-    "states.folder_name",
-    "states.holds",
     "train.estimate.feed_forward",
     "train.lifetime.admission",
 }

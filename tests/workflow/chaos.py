@@ -53,9 +53,7 @@ KINDS = (*STRIKES, *DAMAGES, *DAMAGES, *CHANGES)  # damages twice, since there a
 GROUPS = ("data/raw", "data/tokens", "data/packed", "data/states", "models", "results/*/*/*/checkpoints", "results/*/*/*/draft")
 GROUPS += ("results/*/*/evaluation", "results/*/*/final_draft", "results/*/*/*", "results/*/*", "results/*")
 # What jobs tell one another, and lines of a job that is not done.
-NOT_DERIVED = re.compile(
-    r"/(\.lock|lease\.json|status\.json|needed/.*|\..*\.tmp|checkpoints/metrics\.jsonl|.*unfinished\.jsonl)$"
-)
+NOT_DERIVED = re.compile(r"/(\.lock|lease\.json|status\.json|\..*\.tmp|checkpoints/metrics\.jsonl|.*unfinished\.jsonl)$")
 MOST = 40  # calls of a round
 PASSED = (0, 1, 2, 3, 5, 8)  # jobs before a moment: eight moments go through most of the run's thirty
 

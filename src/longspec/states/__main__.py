@@ -11,14 +11,12 @@ from typing import Any
 
 import torch
 
-from longspec.atomic_files import write_json
 from longspec.command_line import add_verb
 from longspec.config import PARTITIONED, ConfigError, Recipe, Runtime, load
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.pack.held_out_rows import held_out_rows
 from longspec.distributed import end_at_once, find_ranks, log, write_error_file
 from longspec.shown import one_line
-from longspec.states.holds import put_back, release
 from longspec.states.stored.build import build
 from longspec.states.stored.compute import Computation, open_job
 from longspec.states.stored.rows import HeldOutSource, RowSource, TrainingRows
@@ -42,10 +40,6 @@ def parser() -> argparse.ArgumentParser:
     merging = add_verb(verbs, "merge", "write the manifest of all shards")
     merging.add_argument("shards", type=Path, nargs="+", help="shard.json of each shard")
     merging.add_argument("--out", type=Path, required=True, help="the manifest to write, manifest.json")
-    removing = add_verb(verbs, "remove", "remove states when no stage needs them any more")
-    removing.add_argument("--folder", type=Path, required=True, nargs="+", help="of the stored states; one or several")
-    removing.add_argument("--reader", required=True, help="the stage that is trained: {run}_{variant}_{stage}")
-    removing.add_argument("--out", type=Path, required=True, help="the record to write, removed_states.json")
     return parser
 
 
@@ -78,9 +72,6 @@ def main() -> None:
         if options.verb == "merge":
             content = merge(options.shards, options.out)
             log(f"{options.out}: {content['bytes']} bytes, {len(content['left_out'])} rows left out")
-        elif options.verb == "remove":
-            put_back(options.out.parent)
-            write_json(options.out, {"released": [release(folder, options.reader) for folder in options.folder]})
         else:
             build_shard(options)
     except (*ConfigError, OSError) as error:
