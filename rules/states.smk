@@ -88,16 +88,3 @@ rule stage_states:
     localrule: True
     shell:
         "cat {input:q} > {output:q} 2> {log:q}"
-
-
-# At the end of a call (Snakefile). temp() would remove less and more: a failed job's rows, which the next one goes on from, lie in
-# undeclared files; states that are made again would train finished stages again.
-def remove_states():
-    """Remove the states that no stage is still to be trained on, as a part of final_draft."""
-    called = {job.rule.name for job in workflow.dag.jobs}
-    if "final_draft" in called and not workflow.touch:
-        try:
-            for folder in STATES.remove_unneeded():
-                logger.info(f"removed {folder}: no stage needs these states any more")
-        except (ValueError, OSError) as error:
-            logger.warning(f"stored states are not removed: {error}")
