@@ -15,7 +15,6 @@ Where everything lies (P = results/{run}/{variant}, R = P/{stage}; longspec.work
     R/checkpoint.json, R/metrics.jsonl        a trained stage
     R/checkpoints/                            to resume from; never a declared output
     R/states.json                             the stored states that it is trained on
-    R/removed_states.json                     that its stored states are needed no more     rules/states.smk
     R/draft/                                  its extracted draft                       rules/draft.smk
     P/draft_vocabulary_{size}.json            the tokens that a draft can propose       rules/train.smk
     P/evaluation/{drafter}.jsonl              acceptance and speed
@@ -69,6 +68,20 @@ onstart:
         for job in set(workflow.dag.jobs).difference(planned):
             if job.rule.name in ("stage_config", "build_config"):
                 check_frozen(job.output[0], job.params.text)
+        if not workflow.touch:  # which is to take what is there
+            names = ("run", "variant", "stage")
+            STATES.begin(
+                [
+                    tuple(job.wildcards[name] for name in names)
+                    for job in planned
+                    if job.rule.name == "train"
+                ],
+                [
+                    job.output[0]
+                    for job in planned
+                    if job.rule.name == "stage_states"
+                ],
+            )
         if hasattr(
             workflow.executor_settings, "init_seconds_before_status_checks"
         ):  # Slurm's
@@ -77,11 +90,6 @@ onstart:
             for name in sorted({job.rule.name for job in planned}):
                 check_nodes(name, resources_of(name))
         STATES.make_place()
-        STATES.hold(
-            tuple(job.wildcards[name] for name in ("run", "variant", "stage"))
-            for job in planned
-            if job.rule.name == "train"
-        )
     for job in planned:
         if job.rule.name == "train":
             freeze_runtime(
@@ -98,6 +106,7 @@ onstart:
 # Say what a person wants to know then. A report that cannot be read is a warning: the call itself went well. `longspec train` says
 # it itself, also where there was nothing to do.
 onsuccess:
+    remove_states()
     made = {job.rule.name for job in workflow.dag.jobs}
     if SAID not in os.environ and "final_draft" in made and not workflow.touch:
         try:
@@ -112,10 +121,14 @@ onsuccess:
             logger.warning(str(error))
 
 
+# A stage may be trained, and what comes after it have failed.
+onerror:
+    remove_states()
+
+
 rule final_draft:
     default_target: True
     input:
         reports=collect([PAGE, NUMBERS], run=PLAN.runs),
         gates=collect(GATES, run=PLAN.runs),
         drafts=PLAN.all_final_drafts(),
-        removed=STATES.removed(),

@@ -51,9 +51,9 @@ from longspec.draft_vocabulary import DraftVocabulary
 from longspec.families import position_limit
 from longspec.methods import method_of, vocabulary_for, vocabulary_size
 from longspec.states.stored.build import build
-from longspec.states.stored.job import StatesJob, open_job
-from longspec.states.stored.reader import StoredRows
+from longspec.states.stored.compute import Computation, StatesJob, open_job
 from longspec.states.stored.rows import TrainingRows
+from longspec.states.stored.stored_rows import StoredRows
 from longspec.states.stored.stored_states import StoredStates
 from longspec.train.micro_batches import ReadAhead, StepBatches
 
@@ -86,7 +86,7 @@ class Bench:
     device: torch.device
 
     def __post_init__(self) -> None:
-        self.computation = self.job.computation(ONE)
+        self.computation = Computation(self.job, ONE)
         self.batches = RowByRow(TrainedRows(self.source.packed), self.job.recipe, 1, ONE, position_limit(self.job.config))
 
     def trainer(self, states: Any) -> Any:
@@ -108,7 +108,7 @@ class Bench:
         shutil.rmtree(folder, ignore_errors=True)
         told = {"command": "benchmarks/offline_states.py"}
         micro_batch = self.job.runtime.micro_batch
-        return StoredRows(
+        return StoredRows.open(
             build(folder, self.source, self.job.declaration, rows, lambda: self.computation, micro_batch, ONE, told)
         )
 

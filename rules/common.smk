@@ -68,7 +68,7 @@ with one_line_errors():
     BENCH_ANSWERS = AnswersPlan(BENCH)
     if workflow.is_main_process:
         STATES.check_place()
-        STATES.forget_removed()
+        STATES.forget_copies()
 # The Snakemake that plans the jobs warns, in a dry run too.
 if workflow.is_main_process:
     for warning in filter(
@@ -177,3 +177,16 @@ def compared_page(wildcards):
     """The page of the two chosen runs. Refused here, since commands other than `compare` may have more runs, or one."""
     with one_line_errors():
         return PLAN.compared_page()
+
+
+def remove_states():
+    """At the end of a call of final_draft (Snakefile), remove the states that no stage is still to be trained on. temp() would
+    remove less and more: a failed job's rows, which the next one goes on from, lie in undeclared files; states that are made
+    again would train finished stages again."""
+    called = {job.rule.name for job in workflow.dag.jobs}
+    if "final_draft" in called and not workflow.touch:
+        try:
+            for folder in STATES.remove_unneeded():
+                logger.info(f"removed {folder}: no stage needs these states any more")
+        except (ValueError, OSError) as error:
+            logger.warning(f"stored states are not removed: {error}")

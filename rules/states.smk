@@ -1,12 +1,12 @@
 # The target's states, computed once for every stage that is trained offline on them (recipe.states).
 
-from longspec.workflow.paths import REMOVED_STATES, STAGE, STAGE_STATES, TARGET
+from longspec.workflow.paths import STAGE_STATES, TARGET
 from longspec.workflow.paths import STATES as STATES_FOLDER
-from longspec.workflow.states_estimate import lines
+from longspec.workflow.states import estimate_lines
 
 # Before anything runs, and in a dry run.
 if workflow.is_main_process:
-    for line in lines(STATES, LIMITS):
+    for line in estimate_lines(STATES, LIMITS):
         logger.info(line)
 
 
@@ -88,23 +88,3 @@ rule stage_states:
     localrule: True
     shell:
         "cat {input:q} > {output:q} 2> {log:q}"
-
-
-# A stage that is trained needs its states no more; the last one of those that share them removes them (longspec.states.holds,
-# onstart in the Snakefile). Snakemake makes them anew when another stage wants them, and does not miss them before. temp()
-# would leave what is not declared.
-rule remove_states:
-    input:
-        checkpoint=f"{STAGE}/checkpoint.json",
-    output:
-        REMOVED_STATES,
-    log:
-        "logs/remove_states/{run}/{variant}/{stage}.log",
-    benchmark:
-        "timings/remove_states/{run}/{variant}/{stage}.tsv"
-    priority: 2
-    localrule: True
-    params:
-        states=from_plan_and_input(STATES.removal_options),
-    shell:
-        "python -m longspec.states remove {params.states:q} --out {output:q} > {log:q} 2>&1"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from longspec.config import Recipe, compose, load, plain, to_yaml
-from longspec.states.folder_name import folder_name
+from longspec.workflow.states import folder_name
 
 GLIDE = ["run=demo", "stage=long", "variant=sinkpi-slicing"]
 EAGLE3 = ["run=demo-eagle3", "stage=long"]

@@ -67,7 +67,7 @@ MAY_IMPORT = {
     "workflow": {"answers", "cluster", "data", "decode", "evaluate", "methods", "states", "train"},
 }
 DOORS = {
-    "deepspeed": {"train.engine", "states.partitioned"},
+    "deepspeed": {"train.engine", "states.load"},
     "liger_kernel": {"models.losses"},
     "flash_attn": {"models.attention.flash"},
     "hydra": {"config.schema", "config.compose"},
@@ -108,8 +108,6 @@ WITHOUT_TORCH = {
     "decode.levels",
     "evaluate.tasks",
     "models.weight_index",
-    "states.folder_name",
-    "states.holds",
     "train.estimate.feed_forward",
     "train.lifetime.admission",
 }

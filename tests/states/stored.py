@@ -14,10 +14,9 @@ from longspec.data.pack.held_out_rows import held_out_rows
 from longspec.distributed import Ranks
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.states.stored.build import build
-from longspec.states.stored.compute import Computation
-from longspec.states.stored.job import StatesJob, open_job
-from longspec.states.stored.manifest import merge, rows_of_shard
+from longspec.states.stored.compute import Computation, StatesJob, open_job
 from longspec.states.stored.rows import HeldOutSource, RowSource, TrainingRows
+from longspec.states.stored.stored_rows import merge, rows_of_shard
 from tests.jobs import EAGLE3, RECIPE
 
 ONE = Ranks(0, 0, 1)
@@ -56,7 +55,7 @@ class Stored:
         return open_job(config.recipe, config.runtime, self.target, source, self.vocabulary, torch.device("cpu"))
 
     def computation(self, job: StatesJob) -> Computation:
-        computation = job.computation(ONE)
+        computation = Computation(job, ONE)
         computation.states.register_forward_hook(lambda *_: setattr(self, "batches", self.batches + 1))
         return computation
 
@@ -64,8 +63,8 @@ class Stored:
         source = self.source(held_out=held_out)
         job, out = self.job(source), self.folder / ("held-out" if held_out else f"{shard}-of-{num_shards}")
         rows = rows_of_shard(len(source), shard, num_shards)
-        told = {"shard": shard, "num_shards": num_shards, "command": f"build --shard {shard}"}
-        return build(out, source, job.declaration, rows, lambda: self.computation(job), job.runtime.micro_batch, ONE, told)
+        more = {"shard": shard, "num_shards": num_shards, "command": f"build --shard {shard}"}
+        return build(out, source, job.declaration, rows, lambda: self.computation(job), job.runtime.micro_batch, ONE, more)
 
     def manifest(self, num_shards: int = 1) -> Path:
         paths = [self.build(shard, num_shards) for shard in range(num_shards)]

@@ -1,8 +1,8 @@
 """Building a shard: goes on where it was, leaves out what is not finite, and takes nothing for done that is not."""
 
-import re
+import itertools
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,17 +16,15 @@ from longspec.atomic_files import describe_files, read_json, write_json
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.lease import acquire
 from longspec.states.stored import build as building
-from longspec.states.stored.chunk import ChunkWriter
-from longspec.states.stored.manifest import merge, read_shards
-from longspec.states.stored.reader import StoredRows
+from longspec.states.stored.stored_rows import StoredRows, merge, read_shards
 from tests.states.conftest import Sources
 from tests.states.stored import Stored
 
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some rows in a file."""
-    monkeypatch.setattr(building, "CHUNK_BYTES", 64_000)
+    """Five rows in a file."""
+    monkeypatch.setattr(building, "PART_BYTES", 64_000)
 
 
 @pytest.fixture
@@ -38,41 +36,41 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.glob("*-of-*/[rs][oh][wa]*")}
 
 
-def read_all(manifest: Path) -> None:
-    rows = StoredRows(manifest)
-    rows.read(range(rows.declaration.num_rows), pinned=False)
-
-
 class KilledError(Exception):
     """Stands for a kill."""
 
 
-@pytest.mark.parametrize("moment", ["write", "count", "finish"])
-def test_a_killed_builder_computes_again_only_what_was_in_flight(
+@pytest.mark.parametrize("moment", ["save", "describe_files"])
+def test_a_killed_builder_computes_again_only_what_was_in_work(
     glide: Stored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
+    """Killed before or after a part has its name; what lies under another name counts for nothing."""
     glide.build()
-    whole, batches = files(glide.folder), glide.batches
-    for after in (0, 3, 11):
+    whole, batches, original = files(glide.folder), glide.batches, getattr(building, moment)
+    for after in (0, 2):
         killed = glide.like(tmp_path / f"killed-{after}")
-        calls, original = [0], getattr(ChunkWriter, moment)
+        calls = itertools.count()
 
-        def dying(*arguments: Any, after: int = after, calls: list[int] = calls, original: Any = original) -> Any:
-            calls[0] += 1
-            if calls[0] > (min(after, 1) if moment == "finish" else after):
+        def dying(*arguments: Any, after: int = after, calls: Iterator[int] = calls) -> Any:
+            if next(calls) == after:
                 raise KilledError
             return original(*arguments)
 
-        monkeypatch.setattr(ChunkWriter, moment, dying)
+        monkeypatch.setattr(building, moment, dying)
         with pytest.raises(KilledError):
             killed.build()
-        assert not (killed.folder / "0-of-1/shard.json").exists()
-        monkeypatch.setattr(ChunkWriter, moment, original)
+        out = killed.folder / "0-of-1"
+        assert not (out / "shard.json").exists()
+        there = len(list(out.glob("*.safetensors")))
+        assert there == after + (moment == "describe_files")
+        (out / ".rows-000000-000004.safetensors.99.tmp").write_bytes(b"torn")
+        (out / "rows-000000-000004.part").write_bytes(b"of the version before")
+        monkeypatch.setattr(building, moment, original)
         killed.batches = 0
         killed.build()
         assert files(killed.folder) == whole
-        counted = 5 * (min(after, 1) + 1) if moment == "finish" else after  # rows that were there; five make a file
-        assert killed.batches <= batches - counted // 2
+        assert len(list(out.glob("*rows-*"))) == len(whole) - 1
+        assert killed.batches <= batches - 5 * there // 2  # five rows make a part, two a batch
 
 
 def test_a_whole_shard_is_not_computed_again(glide: Stored) -> None:
@@ -83,36 +81,40 @@ def test_a_whole_shard_is_not_computed_again(glide: Stored) -> None:
     assert files(glide.folder) == before
 
 
-def test_a_damaged_row_alone_is_computed_again(glide: Stored) -> None:
+def test_damaged_and_missing_parts_are_named_and_they_alone_are_made_again(glide: Stored) -> None:
     manifest = glide.manifest()
     before = files(glide.folder)
-    path = sorted(glide.folder.glob("*/*.safetensors"))[1]
-    content = bytearray(path.read_bytes())
-    content[-100] ^= 16
-    path.write_bytes(content)
-    told = rf"{path}: row \d+: [\w.]+: torn, or its checksum differs; build it again.*: build --shard 0$"
-    with pytest.raises(ValueError, match=told):
-        read_all(manifest)
-    glide.batches = 0
-    glide.manifest()
-    assert 1 <= glide.batches <= 2  # with the sampled row's own forward, if it is that one
-    assert files(glide.folder) == before
-    read_all(manifest)
-
-
-def test_files_that_are_missing_or_cut_are_told_and_made_again(glide: Stored) -> None:
-    manifest = glide.manifest()
-    before = files(glide.folder)
+    StoredRows.open(manifest)
     first, second, third = sorted(glide.folder.glob("*/*.safetensors"))[:3]
-    first.unlink()
-    second.write_bytes(second.read_bytes()[:-1])
-    third.with_suffix(".json").write_text("{")
-    ours = (f"{first}: is missing", f"{second}: row 9: ", f"{third.with_suffix('.json')}: is missing, torn or edited")
-    for number, told in enumerate(ours):
-        with pytest.raises(ValueError, match=re.escape(told)):
-            StoredRows(manifest).read(range(5 * number, 5 * number + 5), pinned=False)
+    content = bytearray(second.read_bytes())
+    content[-100] ^= 16
+
+    def cut() -> None:
+        third.write_bytes(third.read_bytes()[:-1])
+
+    for path, damage in ((first, first.unlink), (second, lambda: second.write_bytes(content)), (third, cut)):
+        damage()
+        with pytest.raises(ValueError, match=rf"^{path}: .*: build --shard 0$"):
+            StoredRows.open(manifest)
+        glide.batches = 0
+        glide.manifest()
+        assert glide.batches <= 4  # five rows, two in a batch, and one of them alone
+        assert files(glide.folder) == before
+        StoredRows.open(manifest)
+
+
+def test_what_another_version_stored_is_refused_with_what_builds_it_again(glide: Stored) -> None:
+    manifest = glide.manifest()
+    shard = glide.folder / "0-of-1/shard.json"
+    content = read_json(shard)
+    write_json(shard, {name: content[name] for name in content.keys() - {"files"}})
+    with pytest.raises(ValueError, match=rf"^{shard}: .* build it again: build --shard 0$"):
+        StoredRows.open(shard)
+    write_json(manifest, {"shards": []})
+    with pytest.raises(ValueError, match=rf"^{manifest}: .* remove {glide.folder}, and build them"):
+        StoredRows.open(manifest)
     glide.manifest()
-    assert files(glide.folder) == before
+    assert read_json(shard) == content
 
 
 def test_another_target_makes_all_rows_anew_and_is_not_mixed_up(glide: Stored, tmp_path: Path) -> None:
@@ -127,13 +129,13 @@ def test_another_target_makes_all_rows_anew_and_is_not_mixed_up(glide: Stored, t
     with pytest.raises(ValueError, match="holds other states than"):
         merge([new, old], glide.folder / "manifest.json")
     new_too = glide.build(1, 2)
-    with pytest.raises(ValueError, match=r"ends with row \d+ of \d+ rows; give all shards"):
+    with pytest.raises(ValueError, match=rf"give each shard once: {new} 0 to"):
         merge([new], glide.folder / "manifest.json")
-    with pytest.raises(ValueError, match=r"begins with row \d+, row 0 is next; give each shard once"):
+    with pytest.raises(ValueError, match=rf"give each shard once: {new_too} "):
         merge([new_too], glide.folder / "manifest.json")
     merge([new_too, new], glide.folder / "manifest.json")
     write_json(new, read_json(new) | {"bytes": 1})
-    with pytest.raises(ValueError, match="merge the shards again"):
+    with pytest.raises(ValueError, match=rf"^{new}: .*merge the shards again"):
         read_shards(glide.folder / "manifest.json")
 
 
@@ -155,7 +157,7 @@ def test_rows_that_are_not_finite_are_named_and_left_out(
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     glide.target = tmp_path / "broken.json"
     write_json(glide.target, {"path": str(folder), "files": {}})
-    stored = StoredRows(glide.manifest(2))
+    stored = StoredRows.open(glide.manifest(2))
     assert sorted(stored.left_out) == without
     told = capsys.readouterr().out
     for row in without:
@@ -184,13 +186,13 @@ def test_a_row_that_depends_on_those_beside_it_is_refused(glide: Stored, monkeyp
 
 def test_no_start_without_the_disk(glide: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
     source = glide.source()
-    size = len(source) * glide.job(source).declaration.row_bytes
+    size = len(source) * glide.job(source).declaration.row_bytes - 1
     monkeypatch.setattr(building.shutil, "disk_usage", lambda _: SimpleNamespace(free=size))
     with pytest.raises(ValueError, match=rf"states of the rows that are missing need \d+ bytes, {size} are free there"):
         glide.build()
     assert glide.batches == 0
     monkeypatch.undo()
-    monkeypatch.setattr(building, "CHUNK_BYTES", 64_000)
+    monkeypatch.setattr(building, "PART_BYTES", 64_000)
     glide.build()
     monkeypatch.setattr(building.shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
     glide.build()  # nothing is missing
@@ -215,8 +217,8 @@ def test_more_shards_than_rows_leave_some_empty(glide: Stored) -> None:
     shards = len(glide.source()) + 3
     paths = [glide.build(shard, shards) for shard in range(shards)]
     content = merge(paths[::-1], glide.folder / "manifest.json")
-    assert len(content["shards"]) == shards
-    stored = StoredRows(glide.folder / "manifest.json")
+    assert len(content["files"]) == shards
+    stored = StoredRows.open(glide.folder / "manifest.json")
     assert [len(shard.rows) for shard in stored.shards].count(0) == 3
     for row in range(len(glide.source())):
         stored.read([row], pinned=False)

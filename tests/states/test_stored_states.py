@@ -24,8 +24,8 @@ from longspec.models.rotation import rotations
 from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
 from longspec.states.load import load_states
-from longspec.states.stored.job import check_same, checked_config
-from longspec.states.stored.reader import JointRows, StoredRows
+from longspec.states.stored.compute import checked_config
+from longspec.states.stored.stored_rows import StoredRows
 from longspec.states.stored.stored_states import StoredStates, held_out_number, load_without_layers
 from longspec.train.micro_batches import StepBatches
 from tests.states.conftest import Sources
@@ -57,9 +57,9 @@ def online(stored: Stored) -> Any:
 
 def offline(stored: Stored, held_out: Path | None = None, shards: int = 1) -> Any:
     path, config = target_of(stored)
-    rows = StoredRows(stored.manifest(shards))
+    rows = StoredRows.open(stored.manifest(shards))
     return trainer_of(
-        stored, StoredStates(path, config, FLOAT32, "sdpa", rows, None if held_out is None else StoredRows(held_out))
+        stored, StoredStates(path, config, FLOAT32, "sdpa", rows, None if held_out is None else StoredRows.open(held_out))
     )
 
 
@@ -208,43 +208,20 @@ def test_every_family_without_its_layers(any_target_path: str) -> None:
     assert not [name for name, _ in without.named_parameters() if "layers" in name]
 
 
-def test_bytes_that_are_read_of_the_states(tmp_path: Path, sources: Sources) -> None:
-    """Those of the rows that are asked for, once each, whether ahead or not; states that are read ahead are the same."""
+def test_states_that_are_read_ahead_are_the_same(tmp_path: Path, sources: Sources) -> None:
     stored = sources.glide(tmp_path)
     states = offline(stored).states
-    rows, size = states.rows, states.rows.declaration.row_bytes
-    names = [tensor.name for tensor in rows.declaration.tensors]
+    names = [tensor.name for tensor in states.rows.declaration.tensors]
     batch = stored.source().batch([3, 1])
     arguments = (batch.input_ids_BS, batch.position_ids_BS, batch.document_ids_BS, names, torch.tensor([3, 1]))
     without = states(*arguments)
-    assert rows.bytes_read == 2 * size
     for _ in range(2):
         states.prefetch([3, 1])
     ahead = states(*arguments)
-    assert rows.bytes_read == 4 * size
     assert without.keys() == ahead.keys()
     assert all(torch.equal(without[name], ahead[name]) for name in names)
     with pytest.raises(ValueError, match="row_numbers: must be given where the target's states are stored"):
         states(*arguments[:-1])
-
-
-def test_damage_is_named_where_it_is_read(tmp_path: Path, sources: Sources) -> None:
-    stored = sources.glide(tmp_path)
-    states = offline(stored).states
-    path = next(tmp_path.glob("0-of-1/*.safetensors"))
-    content = path.read_bytes()
-    batch = stored.source().batch([2])
-    arguments = (batch.input_ids_BS, batch.position_ids_BS, batch.document_ids_BS, [], torch.tensor([2]))
-    layout = StoredRows(tmp_path / "manifest.json")._find  # where row 2 lies is of no interest: all bytes are changed
-    assert layout(2) == (0, 0)
-    for damaged, told in ((bytes(len(content)), "torn, or its checksum differs"), (content[:3000], "torn, or its checksum")):
-        path.write_bytes(damaged)
-        for ahead in (True, False):
-            with pytest.raises(ValueError, match=rf"{path}: row 2: [\w.]+: {told}.*; build it again.*: build --shard 0"):
-                states.prefetch([2]) if ahead else states(*arguments)
-    path.unlink()
-    with pytest.raises(ValueError, match=rf"{path}: is missing; build it again"):
-        states(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -258,10 +235,10 @@ def test_damage_is_named_where_it_is_read(tmp_path: Path, sources: Sources) -> N
 )
 def test_states_of_something_else_are_refused(tmp_path: Path, sources: Sources, change: dict[str, str], told: str) -> None:
     stored = sources.glide(tmp_path)
-    rows = StoredRows(stored.manifest())
-    check_same(rows, rows.declaration)
+    rows = StoredRows.open(stored.manifest())
+    rows.check_same(rows.declaration)
     with pytest.raises(ValueError, match=rf"holds other states than this job reads: {told}"):
-        check_same(rows, replace(rows.declaration, **change))
+        rows.check_same(replace(rows.declaration, **change))
 
 
 def test_what_states_hang_on(tmp_path: Path, sources: Sources) -> None:
@@ -289,13 +266,10 @@ def test_what_states_hang_on(tmp_path: Path, sources: Sources) -> None:
 def test_rows_of_several_sources_are_read_as_numbered_through(sources: Sources, tmp_path: Path) -> None:
     """Also those of a source whose rows are partly left out."""
     stored = sources.glide(tmp_path)
-    one, other = StoredRows(stored.manifest()), StoredRows(stored.manifest())
-    other.left_out = {2: "why"}
-    count = one.declaration.num_rows
-    joint = JointRows([one, other])
-    assert joint.left_out == {count + 2: "why"}
-    found, wanted = joint.read([count + 1, 3, count + 2], pinned=False), one.read([1, 3, 2], pinned=False)
-    for name, tensor in wanted.items():
-        assert torch.equal(found[name][:2], tensor[:2])
-        assert tensor[2].any()
-        assert not found[name][2].any()
+    one, other = StoredRows.open(stored.manifest()), StoredRows.open(stored.manifest(3))
+    other.shards[1].content["left_out"] = {str(other.shards[1].rows[0]): "why"}
+    count, place = one.declaration.num_rows, len(other.shards[0].rows)
+    joint = StoredRows([*one.shards, *other.shards])
+    assert joint.left_out == {count + place: "why"}
+    found, wanted = joint.read([count + 1, 3, count + place], pinned=False), one.read([1, 3, place], pinned=False)
+    assert all(torch.equal(found[name].view(torch.uint8), tensor.view(torch.uint8)) for name, tensor in wanted.items())

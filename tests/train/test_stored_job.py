@@ -91,17 +91,12 @@ def test_a_stage_from_stored_states(tmp_path: Path, target: Path, packed: Path) 
     content = file.read_bytes()
     file.write_bytes(bytes(len(content)))
     told = again.refusal()
-    assert "torn, or its checksum differs; build it again, which computes what is damaged: python -m longspec.states " in told
+    assert str(file) in told
     cure = told.split("computes what is damaged: ")[1].splitlines()[0].split()
     assert finish(start([sys.executable, *cure[1:]], job.out))[1] == 0
     assert file.read_bytes() == content
     again.run()
     assert_same(beside, again)
-
-
-def written_rows(folder: Path) -> int:
-    """Rows of a shard's file in work that are written down."""
-    return sum(path.read_text().count("\n") for path in folder.glob("*.jsonl"))
 
 
 def test_ranks_share_a_shard_also_of_a_partitioned_target(tmp_path: Path, target: Path, packed: Path) -> None:
@@ -115,14 +110,11 @@ def test_ranks_share_a_shard_also_of_a_partitioned_target(tmp_path: Path, target
     two = Job(tmp_path / "two", target, packed, [*common, "runtime.target=partitioned"])
     build = [*torchrun(2), "-m", "longspec.states", "build", *given(two), *words, f"--out={two.out}/shard"]
     process = start(build, two.out)
-    two.wait_until(lambda: written_rows(two.out / "shard") >= 2, process)
+    two.wait_until((two.out / "shard/lease.json").exists, process)
     kill_rank(process, 1)
     assert finish(process)[1] != 0
     assert not (two.out / "shard/shard.json").exists()
-    there, total = written_rows(two.out / "shard"), read_json(one.out / "shard/shard.json")["rows"]
-    assert 2 <= there < total
     text, code = finish(start(build, two.out))
     assert code == 0, text[-6000:]
-    assert f"{there} of {total} rows are there" in text
     files = [{path.name: path.read_bytes() for path in (job.out / "shard").glob("rows-*")} for job in (one, two)]
     assert files[0] == files[1]

@@ -69,7 +69,7 @@ def test_the_default_is_not_written_into_the_frozen_recipe() -> None:
     assert "replay" not in to_yaml(compose_stage("demo", "sinkpi-slicing", "long", CONFIG_DIR).recipe)
 
 
-def test_states_of_replayed_rows_are_stored_read_and_removed_with_the_stages_own(settings: Settings) -> None:
+def test_states_of_replayed_rows_are_stored_and_read_beside_the_stages_own(settings: Settings) -> None:
     run = ("demo-offline", "sinkpi-slicing", "longcot")
     stage_file(settings.folder, "{long: 0.2, base: 0.3}")
     states = StatesPlan(settings.plan(runs=["demo-offline"]))
@@ -81,7 +81,6 @@ def test_states_of_replayed_rows_are_stored_read_and_removed_with_the_stages_own
         "--states", f"{own}/manifest.json", "--held-out-states", f"{own}/held-out-1/manifest.json",
         "--replay-states", f"base={base}/manifest.json", f"long={long}/manifest.json",
     ]  # fmt: skip
-    assert states.removal_options(*run, "checkpoint.json") == ["--folder", own, base, long, "--reader", "_".join(run)]
     names = tuple(base.split("/")[2:])
     assert len(states.shards(*names)) == 2
 

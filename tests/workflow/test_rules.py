@@ -45,7 +45,7 @@ def rule_blocks(root: Path) -> dict[str, str]:
 
 def test_every_job_has_a_log_and_a_timing_and_is_one_shell_line(root: Path) -> None:
     blocks = rule_blocks(root)
-    assert len(blocks) == 38
+    assert len(blocks) == 37
     for name, block in blocks.items():
         is_job = name not in ("bench", "compare", "final_draft", "preflight")
         uses_another = name in ("ask", "evaluate_bench", "fetch_prompts", "held_out_states")

@@ -8,8 +8,7 @@ import pytest
 
 from longspec.atomic_files import read_json
 from longspec.config import CONFIG_DIR, compose, compose_stage, to_yaml
-from longspec.states.folder_name import folder_name
-from longspec.workflow.states import StatesPlan, stored_rows
+from longspec.workflow.states import StatesPlan, folder_name, stored_rows
 from tests.workflow.planning import FILE, Settings, Workflow, build_all, copy_to
 
 pytestmark = pytest.mark.slow  # half a minute and more as a whole
@@ -71,7 +70,6 @@ def test_a_run_may_mix_and_stages_with_anchors_stay_online(settings: Settings) -
     assert states.states(*stage, "base") == []
     assert states.options(*stage, "base", []) == []
     assert states.states(*stage, "long") == ["results/demo-offline/sinkpi-slicing/long/states.json"]
-    assert [path.split("/")[-2] for path in states.removed()] == ["long", "longcot"]
     settings.edit("config/run/demo-offline.yaml:base", r"\Z", "recipe: {draft: {start: random}, states: {source: offline}}\n")
     two_ways = r"train this stage with recipe\.states\.source: online .*, or set recipe\.draft\.anchors: off"
     told = rf"run 'demo-offline', variant 'sinkpi-slicing', stage 'base': recipe\.draft\.anchors: random: .*{two_ways}"
@@ -88,7 +86,7 @@ def test_a_configured_folder_becomes_the_place_or_is_refused(settings: Settings)
     assert Path("data/states").resolve() == scratch == states.disk
     states.check_place()
     other = StatesPlan(settings.plan(runs=[RUN], states_folder=str(settings.folder / "elsewhere")))
-    with pytest.raises(ValueError, match=re.escape(f"data/states is a link to {scratch} already; change that first: rm data/")):
+    with pytest.raises(ValueError, match=r"states_folder: .* rm data/states$"):
         other.check_place()
     StatesPlan(settings.plan(runs=["demo"], states_folder="elsewhere")).check_place()  # stores nothing
     for file in (settings.folder / "README.md", settings.folder / "README.md/states"):
@@ -99,9 +97,41 @@ def test_a_configured_folder_becomes_the_place_or_is_refused(settings: Settings)
 
 def test_the_rows_of_a_shard_in_work_are_counted(tmp_path: Path) -> None:
     assert stored_rows(tmp_path) == 0
-    (tmp_path / "rows-000000-000063.json").write_text("{}")
-    (tmp_path / "rows-000064-000127.jsonl").write_text('{"row": 64}\n{"row": 65}\n')
-    assert stored_rows(tmp_path) == 66
+    for name in ("rows-000000-000063.safetensors", "rows-000064-000099.safetensors", ".rows-000100-000163.safetensors.7.tmp"):
+        (tmp_path / name).touch()
+    assert stored_rows(tmp_path) == 100
+
+
+def frozen(settings: Settings, run: str, *stages: str, trained: bool) -> None:
+    """Have the frozen recipes of a run's stages, and their checkpoints where they are trained."""
+    for stage in stages:
+        folder = settings.folder / f"results/{run}/ttt/{stage}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "recipe.yaml").write_text(to_yaml(compose_stage(run, "ttt", stage, settings.folder / "config").recipe))
+        if trained:
+            (folder / "checkpoint.json").write_text("{}")
+
+
+def test_states_are_removed_when_the_stages_of_all_runs_are_trained_on_them(settings: Settings) -> None:
+    another(settings.folder, "begun")
+    another(settings.folder, "float8", more="recipe: {states: {dtype: float8}}\n")
+    states = StatesPlan(settings.plan(runs=[RUN]))
+    by_stage = {stage: settings.folder / "data/states" / path for (*_, stage), path in
+                ((name.split("/"), path) for name, path in folders(settings, RUN).items())}  # fmt: skip
+    for folder in by_stage.values():
+        (folder / "0-of-2").mkdir(parents=True)
+    frozen(settings, RUN, "base", "long", trained=True)
+    frozen(settings, "begun", "base", trained=False)
+    frozen(settings, "float8", "long", trained=False)
+    assert StatesPlan(settings.plan(runs=[RUN], keep_states=True)).remove_unneeded() == []
+    assert states.remove_unneeded() == [by_stage["long"].relative_to(settings.folder)]
+    assert states.remove_unneeded() == []
+    assert [stage for stage in STAGES if by_stage[stage].exists()] == ["base", "longcot"]
+    frozen(settings, "begun", "base", trained=True)
+    frozen(settings, RUN, "longcot", trained=True)
+    settings.edit(*CHANGED)  # long, and with it longcot, is to be trained again
+    assert len(StatesPlan(settings.plan(runs=[RUN])).remove_unneeded()) == 1
+    assert list((settings.folder / "data/states/demo").glob("*/*")) == [by_stage["longcot"]]
 
 
 @pytest.fixture(scope="module")
@@ -117,8 +147,6 @@ def trained_once(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Path:
         runtime = to_yaml(compose_stage(RUN, "ttt", stage, CONFIG_DIR).runtime)
         path.with_name("runtime.yaml").write_text(runtime)
     build_all(copy)
-    for held in copy.folder.glob("data/states/*/*/*/needed"):
-        shutil.rmtree(held)
     return copy.folder
 
 
@@ -187,39 +215,33 @@ def test_what_is_advised_for_removed_states_makes_them(removed: Workflow) -> Non
 
 
 def test_a_stage_whose_states_were_removed_has_them_made_again(removed: Workflow) -> None:
-    """Those of a later stage, which only its new weights train again, one call later."""
-    removed.edit(*CHANGED)
+    """Also those of a later stage, which only its new weights train again; and after a call that was stopped."""
     wanted = ("train", "build_states")
-    of_long, both = "build_states stdlib-long-long-nomask-4096-split", ["train long", "train longcot"]
-    assert rules(removed.plan(), *wanted) == [of_long, of_long, *both]
+    planned = [f"build_states {rows}" for rows in ("puzzles-longcot-2048-split", "stdlib-long-long-nomask-4096-split")]
+    planned = sorted([*planned, *planned, "train long", "train longcot"])
+    removed.edit(*CHANGED)
+    assert rules(removed.plan(), *wanted) == planned
+    assert removed.call("final_draft", "--cores=1").returncode != 0  # its first job fails: nothing is built here
+    assert rules(removed.plan(), *wanted) == planned
+
+
+def test_new_rows_or_another_target_have_removed_states_made_again_by_the_second_call(removed: Workflow) -> None:
+    """Since the recipe is the same, only Snakemake knows that the stages are to be trained again."""
+    removed.edit("config/model/demo.yaml", r"^  seed: 0", "  seed: 1")
     refused = removed.call("final_draft", "--cores=1")
     assert refused.returncode != 0
-    told = f"results/{RUN}/ttt/longcot: must be trained again, and the stored states were removed; start the same command again"
-    assert told in refused.stdout + refused.stderr
-    of_cot = "build_states puzzles-longcot-2048-split"
-    assert rules(removed.plan(), *wanted) == [of_cot, of_cot, of_long, of_long, *both]
+    told = [line for line in (refused.stdout + refused.stderr).splitlines() if "start the same command again" in line]
+    assert [f"results/{RUN}/ttt/{stage}" in told[0] for stage in STAGES] == [True] * 3
+    plan = removed.plan()
+    assert len(rules(plan, "build_states")) == 2 * len(rules(plan, "train")) == 6
 
 
-def test_a_change_that_is_taken_back_leaves_nothing_behind(removed: Workflow) -> None:
-    """Neither after a dry run nor after a call that held the states to be made: else another run would train these again."""
+def test_a_change_that_is_taken_back_plans_nothing(removed: Workflow) -> None:
     before = (removed.folder / LONG.partition(":")[0]).read_text()
-    copies = {path: path.read_bytes() for path in removed.folder.glob("results/*/*/*/states.json")}
-    assert len(copies) == len(STAGES)
-    for real in (False, True):
-        removed.edit(*CHANGED)
-        assert removed.plan()
-        if real:
-            assert removed.call("final_draft", "--cores=1").returncode != 0
-        (removed.folder / LONG.partition(":")[0]).write_text(before)
-        held = ["remove_states longcot"] if real else []
-        plan = removed.plan()
-        assert rules(plan, *{job["rule"] for job in plan.values()} - {"final_draft"}) == held
-        if real:
-            assert removed.call("final_draft", "--cores=1").returncode == 0
-        assert {path: path.read_bytes() for path in removed.folder.glob("results/*/*/*/states.json")} == copies
-        assert list(removed.folder.glob("data/states/**/needed/*")) == []
-        plan = removed.plan("--config", f"runs=[{RUN},again]")
-        assert {path.split("/")[1] for path, job in plan.items() if job["rule"] == "train"} == {"again"}
+    removed.edit(*CHANGED)
+    assert removed.plan()
+    (removed.folder / LONG.partition(":")[0]).write_text(before)
+    assert removed.plan() == {}
 
 
 def test_a_stage_that_is_not_done_keeps_them_and_the_plan_tells_of_those_to_build(removed: Workflow) -> None:

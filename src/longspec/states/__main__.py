@@ -9,13 +9,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from longspec.atomic_files import write_json
+import torch
+
 from longspec.command_line import add_verb
 from longspec.config import PARTITIONED, ConfigError, Recipe, Runtime, load
+from longspec.data.pack.arrow_shards import PackedRows
+from longspec.data.pack.held_out_rows import held_out_rows
 from longspec.distributed import end_at_once, find_ranks, log, write_error_file
 from longspec.shown import one_line
-from longspec.states.holds import put_back, release
-from longspec.states.stored.manifest import MANIFEST, merge
+from longspec.states.stored.build import build
+from longspec.states.stored.compute import Computation, open_job
+from longspec.states.stored.rows import HeldOutSource, RowSource, TrainingRows
+from longspec.states.stored.stored_rows import MANIFEST, merge, rows_of_shard
 
 
 def parser() -> argparse.ArgumentParser:
@@ -35,24 +40,11 @@ def parser() -> argparse.ArgumentParser:
     merging = add_verb(verbs, "merge", "write the manifest of all shards")
     merging.add_argument("shards", type=Path, nargs="+", help="shard.json of each shard")
     merging.add_argument("--out", type=Path, required=True, help="the manifest to write, manifest.json")
-    removing = add_verb(verbs, "remove", "remove states when no stage needs them any more")
-    removing.add_argument("--folder", type=Path, required=True, nargs="+", help="of the stored states; one or several")
-    removing.add_argument("--reader", required=True, help="the stage that is trained: {run}_{variant}_{stage}")
-    removing.add_argument("--out", type=Path, required=True, help="the record to write, removed_states.json")
     return parser
 
 
 def build_shard(options: argparse.Namespace) -> None:
     """The verb `build`."""
-    import torch
-
-    from longspec.data.pack.arrow_shards import PackedRows
-    from longspec.data.pack.held_out_rows import held_out_rows
-    from longspec.states.stored.build import build
-    from longspec.states.stored.job import open_job
-    from longspec.states.stored.manifest import rows_of_shard
-    from longspec.states.stored.rows import HeldOutSource, RowSource, TrainingRows
-
     ranks, recipe, runtime = find_ranks(), load(options.recipe, Recipe), load(options.runtime, Runtime)
     device = torch.device("cuda", ranks.local_rank) if torch.cuda.is_available() else torch.device("cpu")
     if ranks.world_size > 1 or runtime.target == PARTITIONED:
@@ -65,9 +57,9 @@ def build_shard(options: argparse.Namespace) -> None:
         source = HeldOutSource(packed, held_out_rows(packed, runtime.held_out_rows))
     rows = rows_of_shard(len(source), options.shard, options.num_shards)
     job = open_job(recipe, runtime, options.target, source, options.vocabulary, device)
-    told: dict[str, Any] = {"shard": options.shard, "num_shards": options.num_shards}
-    told |= {"command": shlex.join(["python", "-m", "longspec.states", *sys.argv[1:]])}
-    path = build(options.out, source, job.declaration, rows, lambda: job.computation(ranks), runtime.micro_batch, ranks, told)
+    more: dict[str, Any] = {"shard": options.shard, "num_shards": options.num_shards}
+    more |= {"command": shlex.join(["python", "-m", "longspec.states", *sys.argv[1:]])}
+    path = build(options.out, source, job.declaration, rows, lambda: Computation(job, ranks), runtime.micro_batch, ranks, more)
     if options.held_out and ranks.is_main:
         merge([path], path.with_name(MANIFEST))
     log(f"done: {path}", ranks)
@@ -80,9 +72,6 @@ def main() -> None:
         if options.verb == "merge":
             content = merge(options.shards, options.out)
             log(f"{options.out}: {content['bytes']} bytes, {len(content['left_out'])} rows left out")
-        elif options.verb == "remove":
-            put_back(options.out.parent)
-            write_json(options.out, {"released": [release(folder, options.reader) for folder in options.folder]})
         else:
             build_shard(options)
     except (*ConfigError, OSError) as error:

@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from longspec.models.attention.backends import AUTO, target_attention
 from longspec.models.attention.visibility import Visibility
-from longspec.models.tensor_parallel import Group, all_heads_at, group_of, rows_of_ranks, splits_heads
-from longspec.states.frozen_target import FrozenTarget
-from longspec.states.tensors import EMBEDDED, FINAL, HIDDEN, KEYS, VALUES, check_names, layer_of, layers_of
+from longspec.models.rotation import rotations
+from longspec.models.tensor_parallel import Group, all_heads_at, group_of, rows_of_ranks, splits_heads, whole
+from longspec.states.tensors import COS, EMBEDDED, FINAL, HIDDEN, KEYS, SIN, VALUES, check_names, layer_of, layers_of
 
 Gather = Callable[[list[nn.Parameter]], AbstractContextManager[Any]]
 Cached = tuple[Tensor, Tensor]  # keys after RoPE, values, [B, K, S, D] each
@@ -164,6 +165,39 @@ def _inputs_kept(model: Any, states: _Pass) -> Iterator[None]:
 
             hooks.enter_context(module.register_forward_pre_hook(take))
         yield
+
+
+class FrozenTarget(nn.Module):
+    """A target with its embeddings, rotations, final norm and head. Their weights are whole within `gather` of a subclass.
+
+    target: transformers' causal language model, with or without layers.
+    """
+
+    def __init__(self, target: Any) -> None:
+        super().__init__()
+        self.target = target
+        self._whole_heads: list[nn.Parameter] = []  # out of reach of what moves and counts a module's parameters
+
+    @property
+    def head_weight(self) -> nn.Parameter:
+        """The weight [V, H] of the head. Where it is split over ranks they all ask for it; its whole is made once and kept."""
+        weight: nn.Parameter = self.target.lm_head.weight
+        if not isinstance(weight, DTensor):
+            return weight
+        if not self._whole_heads:
+            self._whole_heads.append(nn.Parameter(whole(weight), requires_grad=False))
+        return self._whole_heads[0]
+
+    @property
+    def final_norm_weight(self) -> nn.Parameter:
+        """The weight [H] of the norm before the head."""
+        return self.target.model.norm.weight
+
+    def inputs(self, input_ids_BS: Tensor, position_ids_BS: Tensor) -> dict[str, Tensor]:
+        """Embeddings [B, S, H], and rotations [B, S, R], of the tokens at these positions."""
+        embedded_BSH = self.target.model.embed_tokens(input_ids_BS)
+        cos_BSR, sin_BSR = rotations(self.target.model, embedded_BSH, position_ids_BS)
+        return {EMBEDDED: embedded_BSH, COS: cos_BSR, SIN: sin_BSR}
 
 
 class TargetStates(FrozenTarget):

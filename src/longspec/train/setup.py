@@ -18,10 +18,10 @@ from longspec.models.attention.backends import choose
 from longspec.models.target import head_width
 from longspec.models.target_config import read_target_config
 from longspec.states.load import load_states
+from longspec.states.stored.compute import checked_config
 from longspec.states.stored.declaration import declare, target_hash
-from longspec.states.stored.job import check_same, checked_config
-from longspec.states.stored.reader import JointRows, StoredRows
 from longspec.states.stored.rows import HeldOutSource, RowSource, TrainingRows
+from longspec.states.stored.stored_rows import StoredRows
 from longspec.states.stored.stored_states import StoredStates
 from longspec.train.arguments import Job
 
@@ -38,9 +38,9 @@ class StoredInputs:
     held_out: StoredRows | None
 
     @property
-    def rows(self) -> StoredRows | JointRows:
+    def rows(self) -> StoredRows:
         """The states of all trained rows, numbered as TrainedRows numbers these."""
-        return JointRows([self.own, *self.replayed.values()]) if self.replayed else self.own
+        return StoredRows([shard for each in (self.own, *self.replayed.values()) for shard in each.shards])
 
 
 def identity_of(
@@ -107,8 +107,8 @@ def open_stored(
     config = read_target_config(read_json(job.target)["path"])
 
     def opened(path: Path, source: RowSource) -> StoredRows:
-        stored = StoredRows(path)
-        check_same(stored, declare(job.recipe, config, job.target, source, dtype, vocabulary))
+        stored = StoredRows.open(path)
+        stored.check_same(declare(job.recipe, config, job.target, source, dtype, vocabulary))
         return stored
 
     check_replay(job, job.replay_states, "--replay-states", "the manifest.json of its stored states")

@@ -2,7 +2,6 @@
 
 from longspec.config.names import IMPORTED
 from longspec.data.hub.fetch import MANIFEST
-from longspec.states.holds import COPY
 
 HUB = MANIFEST
 RAW = "data/raw/{dataset}/manifest.json"
@@ -20,8 +19,7 @@ DRAFT_VOCABULARY = "results/{run}/{variant}/draft_vocabulary_{size}.json"
 PUBLISHED = "models/drafts/{draft}/manifest.json"  # of a draft that runs begin with
 BEGINNING = f"results/{{run}}/{{variant}}/{IMPORTED}/draft"  # that draft, where a stage's lies
 STATES = "data/states/{model}/{rows}/{declaration}"
-STAGE_STATES = f"results/{{linked}}/{COPY}"
-REMOVED_STATES = f"{STAGE}/removed_states.json"
+STAGE_STATES = "results/{linked}/states.json"
 EVALUATED = "results/{run}/{variant}/evaluation/{drafter}.jsonl"
 BENCHED = "results/{run}/{variant}/bench/{drafter}.jsonl"
 BENCH_PAGE = "results/{run}/bench.html"

@@ -5,24 +5,40 @@ them and is known when a run is planned). Stages whose folders have the same nam
 """
 
 import copy
-from collections.abc import Iterable
+import os
+import shutil
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from longspec import methods
-from longspec.atomic_files import fsync_path
-from longspec.config import OFFLINE, to_yaml, yaml_files
-from longspec.states.folder_name import folder_name
-from longspec.states.holds import COPY, hold, needed_by, put_back, set_aside
+from longspec.atomic_files import fsync_path, sha256_text
+from longspec.config import OFFLINE, plain, to_yaml, yaml_files
 from longspec.workflow import paths
 from longspec.workflow.choices import Stage
+from longspec.workflow.jobs.resources import Limits, estimated
 from longspec.workflow.plan import Plan, freeze_runtime
 
 Folder = tuple[str, str, str]  # model, rows, declaration
 ROOT = Path("data/states")
 PLACE = "states_folder"  # of config/workflow.yaml: a folder that ROOT becomes a link to
+REMOVED = ".removed"  # the end of a folder's name while it is removed
+HASH_LETTERS = 8
+CORE = 0.05e12  # operations a second of a core with AVX-512 in float32; without a profile a machine's cores build
+
+
+def folder_name(recipe: Any, vocabulary: str | None = None) -> str:
+    """Name the folder, below those of its target and its packed rows, that all recipes share which want the same states.
+
+    vocabulary: whatever names the draft vocabulary, such as its file; it counts where the likeliest tokens are taken from it.
+    What the target's files and the rows are is held against the folder's manifests when they are read.
+    """
+    states, word = recipe.states, methods.settings_of(recipe.method.name).stored(recipe)
+    of_vocabulary = None if states.top_k is None or methods.vocabulary_size(recipe) is None else vocabulary
+    decides = [word, states.dtype, recipe.precision, states.top_k, of_vocabulary]
+    return f"{word}-{states.dtype}-{sha256_text(repr(decides))[:HASH_LETTERS]}"
 
 
 class StatesPlan:
@@ -80,35 +96,31 @@ class StatesPlan:
         return next(path for path in (wanted, *wanted.parents) if path.is_dir())
 
     def check_place(self) -> None:
-        """Raise ValueError where data/states cannot become a link to the configured folder, since it is something else."""
+        """Raise ValueError where data/states cannot become a link to the configured folder."""
         configured = self._configured
-        above = next((path for path in [configured, *configured.parents] if path.exists()), None) if configured else None
-        if above is not None and not above.is_dir():
-            raise ValueError(f"config/workflow.yaml: {PLACE}: {configured}: {above} is a file; name a folder")
-        if configured is None or (not ROOT.is_symlink() and not ROOT.exists()) or ROOT.resolve() == configured.resolve():
+        if configured is None:
             return
-        is_link = ROOT.is_symlink()
-        there = f"a link to {ROOT.readlink()}" if is_link else "a folder"
-        fix = f"rm {ROOT}" if is_link else f"mv {ROOT}/* {configured}/ && rmdir {ROOT}, or rm -r {ROOT}"
-        raise ValueError(f"config/workflow.yaml: {PLACE}: {configured}: {ROOT} is {there} already; change that first: {fix}")
+        above = next(path for path in (configured, *configured.parents) if path.exists())
+        if not above.is_dir():
+            raise ValueError(f"config/workflow.yaml: {PLACE}: {configured}: {above} is a file; name a folder")
+        if os.path.lexists(ROOT) and ROOT.resolve() != configured.resolve():
+            fix = f"rm {ROOT}" if ROOT.is_symlink() else f"mv {ROOT}/* {configured}/ && rmdir {ROOT}, or rm -r {ROOT}"
+            raise ValueError(f"config/workflow.yaml: {PLACE}: {configured}: {ROOT} is there already; change that first: {fix}")
 
     def make_place(self) -> None:
         """Make data/states a link to the configured folder: paths, which Snakemake records, stay when the disk changes."""
-        configured = self._configured
-        if configured is None or ROOT.is_symlink():
-            return
-        configured.mkdir(parents=True, exist_ok=True)
-        ROOT.parent.mkdir(parents=True, exist_ok=True)
-        ROOT.symlink_to(configured)
-        fsync_path(ROOT.parent)
+        if self._configured is not None and not ROOT.is_symlink():
+            self._configured.mkdir(parents=True, exist_ok=True)
+            ROOT.parent.mkdir(parents=True, exist_ok=True)
+            ROOT.symlink_to(self._configured)
+            fsync_path(ROOT.parent)
 
     # Building.
 
     def vocabulary(self, model: str, rows: str, declaration: str) -> list[str]:
         """The draft vocabulary that decides which tokens are the likeliest; none where the final hidden state is stored."""
-        run, variant, stage = self.readers[model, rows, declaration][0]
-        found = self._vocabulary(run, variant)
-        top_k = self.plan.configs[run, variant, stage].recipe.states.top_k
+        stage = self.readers[model, rows, declaration][0]
+        found, top_k = self._vocabulary(*stage[:2]), self.plan.configs[stage].recipe.states.top_k
         return [] if found is None or top_k is None else [found]
 
     def rows_options(self, part: str = "", parts: str = "") -> list[str]:
@@ -118,7 +130,7 @@ class StatesPlan:
     def shards(self, model: str, rows: str, declaration: str) -> list[str]:
         """The manifests of all shards: as many as the dataset is tokenized in."""
         number = self.plan.shards(self._datasets[model, rows, declaration])
-        folder = paths.STATES.format(model=model, rows=rows, declaration=declaration)
+        folder = _path((model, rows, declaration))
         return [f"{folder}/{part}-of-{number}/shard.json" for part in range(number)]
 
     def config_of(self, names: Folder) -> Any:
@@ -147,47 +159,10 @@ class StatesPlan:
 
     # Reading.
 
-    @property
-    def linked(self) -> list[str]:
-        """The stages, as {run}/{variant}/{stage}, whose states a job of this plan makes.
-
-        Not those that are trained and whose states are gone: where another stage has the same ones made again, Snakemake would
-        train them again.
-        """
-        return ["/".join(stage) for stage in self._folders_of if not self._is_cut_off(stage)]
-
-    def forget_removed(self) -> None:
-        """Set aside the copies of contents.json, below, whose states are gone, of stages that would have them made again.
-
-        Snakemake makes an input that is there not again because what it was made of is gone: it would train without states.
-        The note of a held stage, that it needs them no more, is removed: where it is not trained after all, it is released.
-        """
-        for run, variant, name in self._folders_of:
-            stage = run, variant, name
-            if not self._are_there(stage):
-                put_back(_stage_folder(stage))
-                if not self._is_cut_off(stage):
-                    set_aside(_stage_folder(stage))
-            if self._is_held(stage):
-                Path(paths.REMOVED_STATES.format(run=run, variant=variant, stage=name)).unlink(missing_ok=True)
-
-    def _is_cut_off(self, stage: Stage) -> bool:
-        of_stage = _stage_folder(stage)
-        recipe = of_stage / "recipe.yaml"
-        return (
-            (of_stage / "checkpoint.json").is_file()
-            and (of_stage / COPY).is_file()
-            and recipe.is_file()
-            and recipe.read_bytes() == to_yaml(self.plan.configs[stage].recipe).encode()
-            and not self._are_there(stage)
-            and not self._is_held(stage)
-        )
-
-    def _is_held(self, stage: Stage) -> bool:
-        return any(reader(stage) in needed_by(folder) for folder in self._folders(stage))
-
-    def _are_there(self, stage: Stage) -> bool:
-        return all((folder / "contents.json").is_file() for folder in self._folders(stage))
+    def states(self, run: str, variant: str, stage: str) -> list[str]:
+        """The stage's own copy of contents; none of a stage that is trained online."""
+        offline = (run, variant, stage) in self._folders_of
+        return [paths.STAGE_STATES.format(linked=f"{run}/{variant}/{stage}")] if offline else []
 
     def contents(self, linked: str) -> list[str]:
         """The contents.json of the states that a stage is trained on, of those of its held-out rows, if it measures any, and
@@ -196,98 +171,162 @@ class StatesPlan:
         linked: the stage's run, variant and name, with slashes between them.
         """
         run, variant, name = linked.split("/")
-        own, *replayed = self._folders((run, variant, name))
+        own, *replayed = map(_path, self._folders_of[run, variant, name])
         number = self._held_out_rows((run, variant, name))
         held_out = [own / f"held-out-{number}"] if number else []
         return [f"{folder}/contents.json" for folder in (own, *held_out, *replayed)]
-
-    def states(self, run: str, variant: str, stage: str) -> list[str]:
-        """The stage's own copy of that; none of a stage that is trained online."""
-        offline = (run, variant, stage) in self._folders_of
-        return [paths.STAGE_STATES.format(linked=f"{run}/{variant}/{stage}")] if offline else []
 
     def options(self, run: str, variant: str, stage: str, states: list[str]) -> list[str]:
         """The trainer's options that name these states."""
         if not states:
             return []
-        contents = self.contents(f"{run}/{variant}/{stage}")
         names = list(self.plan.replayed_data(run, variant, stage))
-        found = [str(Path(path).with_name("manifest.json")) for path in contents]
+        found = [str(Path(path).with_name("manifest.json")) for path in self.contents(f"{run}/{variant}/{stage}")]
         of_stage, replayed = found[: len(found) - len(names)], found[len(found) - len(names) :]
         options = [word for pair in zip(("--states", "--held-out-states"), of_stage, strict=False) for word in pair]
         named = [f"{name}={path}" for name, path in zip(names, replayed, strict=True)]
         return [*options, "--replay-states", *named] if named else options
 
-    def _folders(self, stage: Stage) -> list[Path]:
-        """The folders that a stage reads, that of its own rows first."""
-        named = [dict(zip(("model", "rows", "declaration"), names, strict=True)) for names in self._folders_of[stage]]
-        return [Path(paths.STATES.format(**names)) for names in named]
-
     def _held_out_rows(self, stage: Stage) -> int:
-        """The number of held-out rows that a stage measures on; for a finished one that of its frozen runtime, since `runtime`
+        """The number of held-out rows that a stage measures on; for a trained one that of its frozen runtime, since `runtime`
         trains nothing again.
         """
-        frozen = _stage_folder(stage) / "runtime.yaml"
-        if frozen.with_name("checkpoint.json").is_file() and frozen.is_file():
-            trained: Any = yaml_files.read(frozen)
-            if isinstance(trained, dict) and trained.keys() >= {"held_out_every", "held_out_rows"}:
-                return int(trained["held_out_rows"] if trained["held_out_every"] else 0)
-        return self._wanted_rows(stage)
+        runtime, frozen = self.plan.configs[stage].runtime, _stage_folder(stage) / "runtime.yaml"
+        if self.is_trained(stage) and frozen.is_file():
+            runtime = yaml_files.read(frozen)
+        return int(runtime["held_out_rows"] if runtime["held_out_every"] else 0)
 
-    def _wanted_rows(self, stage: Stage) -> int:
-        runtime = self.plan.configs[stage].runtime
-        return int(runtime.held_out_rows if runtime.held_out_every else 0)
+    # Making again and removing.
 
-    # Keeping and removing.
+    def is_trained(self, stage: Stage) -> bool:
+        """Whether a stage and those before it are trained, with the recipes that they have now."""
+        stages = self.plan.stages_of(*stage[:2])
+        return all(map(self._is_trained_alone, stages[: stages.index(stage) + 1]))
 
-    def hold(self, stages: Iterable[Stage]) -> None:
-        """Keep the states of stages that are about to be trained, until each is done.
+    def _is_trained_alone(self, stage: Stage) -> bool:
+        folder = _stage_folder(stage)
+        return _is_done(folder) and (folder / "recipe.yaml").read_bytes() == to_yaml(self.plan.configs[stage].recipe).encode()
 
-        Raises ValueError for a trained stage that is to be trained again, and whose states this plan does not make.
+    def _is_gone(self, stage: Stage) -> bool:
+        return not all((_path(folder) / "contents.json").is_file() for folder in self._folders_of[stage])
+
+    @property
+    def linked(self) -> list[str]:
+        """The stages, as {run}/{variant}/{stage}, whose copies of contents a job of this plan makes.
+
+        Not those that are trained and whose states are gone: where another stage has the same ones made again, Snakemake would
+        train them again.
         """
-        trained = sorted(set(stages) & self._folders_of.keys())
-        for stage in trained:
-            path, planned, wanted = _stage_folder(stage), self._held_out_rows(stage), self._wanted_rows(stage)
-            if planned != wanted:
-                raise ValueError(
-                    f"{path}: is to be trained again, and the number of its held-out rows (runtime.held_out_rows, 0 without "
-                    f"runtime.held_out_every) is {wanted} now, was {planned}; remove {path}/checkpoint.json and start again"
-                )
-        gone = [stage for stage in trained if self._is_cut_off(stage)]
-        for stage in gone or trained:  # a call that ends here builds nothing for the others
-            for folder in self._folders(stage):
-                hold(folder, reader(stage))
-        if gone:
+        cut = [
+            each for each in self._folders_of if self.is_trained(each) and self._is_gone(each) and self._copy(each).is_file()
+        ]
+        return ["/".join(stage) for stage in self._folders_of if stage not in cut]
+
+    def _copy(self, stage: Stage) -> Path:
+        return Path(*self.states(*stage))
+
+    def forget_copies(self) -> None:
+        """Remove the copy of each stage that is to be trained and whose states are gone.
+
+        Snakemake makes an input that is there not again because what it was made of is gone: it would train without states.
+        """
+        for stage in self._folders_of:
+            if not self.is_trained(stage) and self._is_gone(stage):
+                self._copy(stage).unlink(missing_ok=True)
+
+    def begin(self, trained: Iterable[Stage], copied: Collection[str]) -> None:
+        """Remove the copies of the planned stages, by which a call that is killed has them made again in the next one.
+
+        trained: the planned stages; copied: the copies that are made in this call. Raises ValueError, and removes the copy all
+        the same, where a stage is to be trained again without: only Snakemake knows of new rows or another target.
+        """
+        alone = [each for each in trained if each in self._folders_of and self._is_gone(each)]
+        alone = [each for each in alone if str(self._copy(each)) not in copied]
+        for path in (*map(Path, copied), *map(self._copy, alone)):
+            path.unlink(missing_ok=True)
+        if alone:
             raise ValueError(
-                f"{', '.join(str(_stage_folder(stage)) for stage in gone)}: must be trained again, and the stored states were "
+                f"{', '.join(str(_stage_folder(stage)) for stage in alone)}: must be trained again, and the stored states were "
                 "removed; start the same command again, which builds them first"
             )
 
-    def removed(self) -> list[str]:
-        """The notes of all stages of the chosen runs that their states are needed no more; none with keep_states."""
-        if self.plan.settings.get("keep_states"):
+    def remove_unneeded(self) -> list[Path]:
+        """Remove the folders of the chosen runs that no stage is still to be trained on; return them. None with keep_states.
+
+        The frozen recipes under results/ tell which states the stages of all runs need that have begun and are not done.
+        """
+        if self.plan.settings.get("keep_states") or not self.readers:
             return []
-        stages = [stage for run in self.plan.runs for stage in self.plan.stages_of(run, None) if stage in self._folders_of]
-        return [paths.REMOVED_STATES.format(run=run, variant=variant, stage=stage) for run, variant, stage in stages]
+        needed = [each for path in Path("results").glob("*/*/*/recipe.yaml") for each in _needed(path)]
+        removed = []
+        for names, readers in self.readers.items():
+            chosen = [stage for stage in readers if stage[0] in self.plan.runs]  # not those that lend a vocabulary alone
+            folder, states = _path(names), plain(self.plan.configs[readers[0]].recipe)["states"]
+            trained = bool(chosen) and all(map(self.is_trained, chosen))
+            if folder.is_dir() and trained and (*names[:2], states) not in needed:
+                folder.rename(folder.with_name(f".{folder.name}{REMOVED}"))  # at once: a part of it is of no use
+                removed.append(folder)
+        for path in ROOT.glob(f"*/*/.*{REMOVED}"):  # also what a killed call has left
+            shutil.rmtree(path)
+        return removed
 
-    def removal_options(self, run: str, variant: str, stage: str, checkpoint: str) -> list[str]:
-        """How a stage says that it needs its states no more. checkpoint: its input; so Snakemake does not record the answer."""
-        folders = [str(folder) for folder in dict.fromkeys(self._folders((run, variant, stage)))]
-        return ["--folder", *folders, "--reader", reader((run, variant, stage))]
 
-
-def reader(stage: Stage) -> str:
-    """A stage as one word: no name has an underscore."""
-    return "_".join(stage)
+def _path(names: Folder) -> Path:
+    return Path(paths.STATES.format(model=names[0], rows=names[1], declaration=names[2]))
 
 
 def _stage_folder(stage: Stage) -> Path:
     return Path(paths.stage_folder(*stage))
 
 
+def _is_done(folder: Path) -> bool:
+    """Whether a stage was trained since its recipe was frozen."""
+    recipe, checkpoint = folder / "recipe.yaml", folder / "checkpoint.json"
+    return recipe.is_file() and checkpoint.is_file() and recipe.stat().st_mtime_ns <= checkpoint.stat().st_mtime_ns
+
+
+def _needed(path: Path) -> list[tuple[str, str, Any]]:
+    """Return model, rows and recipe.states of the states that the stage of a frozen recipe is still to be trained on."""
+    recipe: Any = yaml_files.read(path)
+    states, data = recipe.get("states", {}), recipe["data"]
+    if _is_done(path.parent) or states.get("source") != OFFLINE:
+        return []
+    replayed = [yaml_files.read(path.parents[1] / name / path.name)["data"]["name"] for name in data.get("replay", {})]
+    shape = {"collation": data["collation"], "length": data["sequence_length"], "overlong": data["overlong"]}
+    model = recipe["model"]["name"]
+    packed = [paths.PACKED.format(model=model, dataset=name, **shape) for name in (data["name"], *replayed)]
+    return [(model, Path(manifest).parent.name, states) for manifest in packed]
+
+
 def stored_rows(folder: Path) -> int:
-    """How many rows of a shard that is being built are in its files: of whole chunks, and of those in work."""
-    chunks = [path.stem.split("-") for path in folder.glob("rows-*.json")]
-    return sum(int(last) - int(first) + 1 for _, first, last in chunks) + sum(
-        path.read_bytes().count(b"\n") for path in folder.glob("rows-*.jsonl")
-    )
+    """Count the rows of a shard that is being built which are in its files."""
+    names = [path.stem.split("-") for path in folder.glob("rows-*.safetensors")]
+    return sum(int(last) - int(first) + 1 for _, first, last in names)
+
+
+# What is printed before states are built.
+
+
+def estimate_lines(states: StatesPlan, limits: Limits) -> list[str]:
+    """Return the disk space, hours and epochs of each folder of states that is not built and that a stage still needs."""
+    lines: list[str] = []
+    for names, stages in states.readers.items():
+        if (_path(names) / "contents.json").is_file() or all(map(states.is_trained, stages)):
+            continue
+        shared = f", read by {len(stages)} stages" if len(stages) > 1 else ""
+        lines += [f"states to be stored in {_path(names)}{shared}:", *_figures(states, names, limits)]
+    return lines
+
+
+def _figures(states: StatesPlan, names: Folder, limits: Limits) -> list[str]:
+    needed = [paths.TARGET.format(model=names[0]), f"data/packed/{names[0]}/{names[1]}/manifest.json"]
+    missing = [path for path in needed if not Path(path).is_file()]
+    if missing:
+        return [f"  disk and hours can be told when {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} there"]
+    rate = limits.nodes * limits.ranks * limits.tflops * 1e12 or CORE * (os.cpu_count() or 1)
+    options = ["--states-only", "--ranks", 1, "--flops", rate, "--states-folder", states.disk]
+    done = estimated(states.config_of(names), needed[0], needed[1], *options)
+    if done.returncode:
+        said = (done.stderr.strip() or "it says nothing").splitlines()[-1]
+        return [f"  an estimate failed: {said}"]
+    return done.stdout.splitlines()[1:]

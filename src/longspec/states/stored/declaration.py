@@ -94,7 +94,7 @@ class Declaration:
     @property
     def hash(self) -> str:
         """A hash of all of it."""
-        return sha256_text(json.dumps(self.plain(), sort_keys=True))
+        return hash_of(self.plain())
 
     @property
     def row_bytes(self) -> int:
@@ -102,9 +102,14 @@ class Declaration:
         return self.sequence_length * bytes_a_token(self.tensors)
 
 
+def hash_of(plain: Any) -> str:
+    """Return a hash of a declaration's plain content, or of another JSON value."""
+    return sha256_text(json.dumps(plain, sort_keys=True))
+
+
 def target_hash(manifest: Path) -> str:
-    """The hash of a target's files alone: its manifest also says how long the target was trained."""
-    return sha256_text(json.dumps(read_json(manifest)["files"], sort_keys=True))
+    """Return the hash of a target's files alone: its manifest also says how long the target was trained."""
+    return hash_of(read_json(manifest)["files"])
 
 
 def declare(

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from transformers.utils import logging
 
 from longspec.models.target import load_target, without_layers
-from longspec.states.frozen_target import FrozenTarget
+from longspec.states.forward import FrozenTarget
 from longspec.states.stored.encoding import decode
-from longspec.states.stored.reader import JointRows, StoredRows
+from longspec.states.stored.stored_rows import StoredRows
 
 
 def held_out_number(row: int) -> int:
@@ -45,7 +45,7 @@ class StoredStates(FrozenTarget):
         config: Any,
         dtype: torch.dtype,
         attention: str,
-        rows: StoredRows | JointRows,
+        rows: StoredRows,
         held_out: StoredRows | None = None,
     ) -> None:
         super().__init__(load_without_layers(path, config, dtype))
@@ -70,7 +70,7 @@ class StoredStates(FrozenTarget):
             self._ahead[numbers] = self._read(numbers)
 
     def _read(self, numbers: tuple[int, ...]) -> dict[str, Tensor]:
-        source: StoredRows | JointRows = self.rows
+        source: StoredRows = self.rows
         rows = list(numbers)
         if numbers[0] < 0:
             if self.held_out is None:
