@@ -10,7 +10,7 @@ from longspec.decode.levels import DEFAULT_SHAPE, levels_of
 from longspec.decode.prefill import prefill
 from longspec.decode.speculate import Row, speculate
 from longspec.decode.stops import Stops
-from longspec.evaluate.losslessness import Comparison, compare
+from longspec.measure.losslessness import Comparison, compare
 from tests.decode.models import (
     DEPTHS,
     METHODS,

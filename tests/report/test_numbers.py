@@ -8,7 +8,7 @@ import pytest
 
 from longspec import jsonl
 from longspec.atomic_files import read_json, write_json
-from longspec.evaluate.tasks import parse
+from longspec.measure.tasks import parse
 from longspec.report.__main__ import make_report, parse_arguments
 from longspec.report.inputs import read_variant
 from longspec.report.numbers import against_baselines, figures_of, improvements

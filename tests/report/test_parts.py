@@ -10,7 +10,7 @@ import pytest
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from longspec.atomic_files import read_json, write_json
-from longspec.evaluate.tasks import parse
+from longspec.measure.tasks import parse
 from longspec.methods.glide.layer import GlideLayer
 from longspec.methods.glide.settings import layer_weights
 from longspec.report import prediction, tables

@@ -10,8 +10,8 @@ import torch
 from transformers import Qwen2Config
 
 from longspec.config import compose
-from longspec.evaluate.tasks import Benchmark, HeldOut, check_room
 from longspec.families import position_limit
+from longspec.measure.tasks import Benchmark, HeldOut, check_room
 from longspec.methods.glide.settings import FAMILIES, TARGETS
 from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from longspec import shown
 from longspec.command_line import WIDE, named_path
-from longspec.evaluate.tasks import parse
+from longspec.measure.tasks import parse
 from longspec.report.chain_lengths import store_acceptance
 from longspec.report.inputs import read_manifest, read_target, read_variant, records_that_chose
 from longspec.report.numbers import report_numbers

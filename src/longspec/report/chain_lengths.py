@@ -8,7 +8,7 @@ from typing import Any
 
 from longspec.chain_length import LONGEST, Acceptance, ChainCosts, TreeAcceptance, pooled, write_acceptance
 from longspec.config.names import WITH_LOOKUP
-from longspec.evaluate.tasks import Setting, Settings
+from longspec.measure.tasks import Setting, Settings
 from longspec.report.inputs import Variant
 
 Line = dict[str, Any]

@@ -1,13 +1,13 @@
-"""Is the draft good enough to go on with? Each gate's figures and verdict; `python -m longspec.gates` acts on them."""
+"""Is the draft good enough to go on with? Each gate's figures and verdict; `python -m longspec.measure gates` acts on them."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from longspec.evaluate.summary import bucket_name, bucket_of
-from longspec.evaluate.tasks import Settings
-from longspec.report.estimates import FEWEST, acceptance
+from longspec.measure.estimates import FEWEST, acceptance
+from longspec.measure.summary import bucket_name, bucket_of
+from longspec.measure.tasks import Settings
 from longspec.report.inputs import Stage, Variant
 
 Row = dict[str, Any]

@@ -11,9 +11,9 @@ from longspec.atomic_files import read_json_object, sha256_file
 from longspec.config import Recipe, load
 from longspec.config.names import BASELINES, FINAL, IMPORTED, UNTRAINED, WITH_LOOKUP
 from longspec.draft_vocabulary import DraftVocabulary, read_draft_vocabulary
-from longspec.evaluate.tasks import Settings
-from longspec.report import evaluations
-from longspec.report.evaluations import Evaluation
+from longspec.measure import lines
+from longspec.measure.lines import Evaluation
+from longspec.measure.tasks import Settings
 from longspec.report.prediction import Shape, shape_of
 
 TARGET_RULE = "train_target or fetch_target"
@@ -114,8 +114,8 @@ def records_that_chose(folders: Iterable[Path]) -> dict[str, set[int]]:
     """By dataset the records that have chosen the published stage of one of these variants, given by their folders."""
     found: dict[str, set[int]] = {}
     for folder in folders:
-        for data, lines in read_provenance(folder).content.get(FINAL, {}).get("records", {}).items():
-            found.setdefault(data, set()).update(lines)
+        for data, numbers in read_provenance(folder).content.get(FINAL, {}).get("records", {}).items():
+            found.setdefault(data, set()).update(numbers)
     return found
 
 
@@ -139,8 +139,8 @@ def read_variant(
     drafters = {}
     for drafter in (*baselines, *(stage.name for stage in stages), *beside):
         path = require(folder / measured / f"{drafter}.jsonl", "evaluate")
-        drafters[drafter] = evaluations.read(path, drafter, settings, left_out)
-        evaluations.check_pairs(drafters[UNTRAINED], drafters[drafter])
+        drafters[drafter] = lines.read(path, drafter, settings, left_out)
+        lines.check_pairs(drafters[UNTRAINED], drafters[drafter])
     held = None if vocabulary is None else read_draft_vocabulary(require(vocabulary, "draft_vocabulary"))
     final = provenance.content.get(FINAL, {"stage": stages[-1].name})["stage"]
     return Variant(name, stages, drafters, provenance.content, final, held)

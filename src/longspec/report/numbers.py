@@ -8,11 +8,11 @@ import numpy as np
 
 from longspec.config import plain
 from longspec.config.names import FINAL, LOOKUP, WITH_LOOKUP
-from longspec.evaluate.summary import summarize
-from longspec.evaluate.tasks import Settings
+from longspec.measure.estimates import acceptance, difference, ratio_of
+from longspec.measure.lines import Evaluation, check_pairs
+from longspec.measure.summary import summarize
+from longspec.measure.tasks import Settings
 from longspec.report.chain_lengths import expected_speeds
-from longspec.report.estimates import acceptance, difference, ratio_of
-from longspec.report.evaluations import Evaluation, check_pairs
 from longspec.report.gates import count, judge
 from longspec.report.inputs import Target, Variant
 from longspec.report.prediction import predictions

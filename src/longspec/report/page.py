@@ -9,9 +9,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from longspec import methods
 from longspec.atomic_files import write_json, write_text
 from longspec.config.names import UNTRAINED
-from longspec.evaluate.tasks import Settings, shape_name
+from longspec.measure.estimates import FEWEST
+from longspec.measure.tasks import Settings, shape_name
 from longspec.report import plots, tables, training_curves
-from longspec.report.estimates import FEWEST
 from longspec.report.inputs import Manifest, Target, Variant
 from longspec.report.samples import all_samples, visible
 from longspec.report.style import STAGES, Series, drafter_colour

@@ -6,7 +6,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 
 from longspec.config.names import IMPORTED, LOOKUP, UNTRAINED, WITH_LOOKUP
-from longspec.evaluate.tasks import Settings
+from longspec.measure.tasks import Settings
 from longspec.report.inputs import Variant
 from longspec.report.style import COLOUR, MARKERS, Series, bare, drafter_colour, panels, quiet, to_svg
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from longspec import shown
-from longspec.report.evaluations import Evaluation
+from longspec.measure.lines import Evaluation
 
 
 def visible(text: str) -> str:

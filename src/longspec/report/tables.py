@@ -8,7 +8,7 @@ from typing import Any
 from longspec import methods
 from longspec.config import plain
 from longspec.data.layout_tally import answer_reasons, cut_warning, unlike_served_warning
-from longspec.evaluate.tasks import Task
+from longspec.measure.tasks import Task
 from longspec.report.inputs import Manifest, Stage, Target, Variant
 
 # The recipe's main keys as the page calls them. Those of its method follow, then others that differ between stages by their

@@ -1,0 +1,237 @@
+"""Measure a drafter on prompts: acceptance, speed, losslessness."""
+
+import argparse
+import json
+import platform
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from omegaconf import OmegaConf
+from transformers import AutoTokenizer
+
+from longspec import jsonl, methods, shown
+from longspec.atomic_files import checked_folder, read_json, sha256_file, sha256_text
+from longspec.command_line import named_path
+from longspec.config import Recipe, load
+from longspec.config.names import BASELINES, LOOKUP, UNTRAINED, WITH_LOOKUP
+from longspec.decode.drafters import Drafter, LookupDrafter
+from longspec.decode.generate import load_drafter
+from longspec.decode.stops import ends_of_text
+from longspec.decode.with_lookup import WithLookup
+from longspec.distributed import ALONE, Ranks, end_at_once, launched_ranks, log, told_to_launcher
+from longspec.draft_vocabulary import DraftVocabulary
+from longspec.families import position_limit
+from longspec.journal import Followed, Identity, Journal, journal_of, unfinished
+from longspec.measure import served, tasks
+from longspec.measure.measurer import Line, Measurer, Work, key_of, key_text
+from longspec.measure.prompts import all_prompts
+from longspec.measure.served_lines import PLAIN, ServedMeasurer
+from longspec.measure.summary import summarize
+from longspec.methods import decoded_vocabulary, method_of
+from longspec.models.attention import flash
+from longspec.models.placement import join_ranks, place_target
+from longspec.models.precision import resolve_dtype
+from longspec.process_group import own_device
+from longspec.states.forward import TargetStates
+from longspec.tokenizer_files import tokenizer_hash
+
+
+def read_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m longspec.measure evaluate", description=__doc__)
+    parser.add_argument("--settings", type=json.loads, required=True, help="JSON of workflow.yaml: evaluation")
+    parser.add_argument("--target", type=Path, required=True, help="target_manifest.json")
+    parser.add_argument(
+        "--raw", nargs="*", default=[], type=named_path, metavar="NAME=MANIFEST", help="raw manifests of the tasks' data"
+    )
+    parser.add_argument("--drafter", required=True, help=f"{UNTRAINED} | {LOOKUP} | {WITH_LOOKUP} | a stage's name")
+    parser.add_argument("--draft", type=Path, help="the draft's folder")
+    parser.add_argument("--recipe", type=Path, required=True, help="the stage's recipe.yaml (its draft settings and seed)")
+    parser.add_argument("--vocabulary", type=Path, help="tokens that the draft can propose, or is to; default: all")
+    parser.add_argument("--engine", choices=(tasks.OURS, tasks.VLLM), help="what decodes; default: the settings' `engine`")
+    python = f"interpreter of vLLM's environment; default: the settings' `serve_python`, {tasks.SERVE_PYTHON}"
+    parser.add_argument("--serve-python", metavar="PATH", help=python)
+    parser.add_argument("--out", type=Path, required=True, help="JSON lines, one a prompt, temperature and shape")
+    options = parser.parse_args(arguments)
+    if options.drafter not in BASELINES and options.draft is None:
+        parser.error(f"--drafter {options.drafter} needs --draft, the draft's folder")
+    named = {"engine": options.engine, "serve_python": options.serve_python}
+    options.settings |= {name: value for name, value in named.items() if value is not None}
+    return options
+
+
+def read_vocabulary(options: argparse.Namespace, target: Any, recipe: Any) -> DraftVocabulary | None:
+    """The tokens that the drafter proposes; None for all. Raises ValueError for a file that does not fit recipe or target."""
+    if options.drafter == LOOKUP:
+        return None
+    vocabulary = decoded_vocabulary(recipe, options.vocabulary)
+    if vocabulary is not None:
+        tokenizer = tokenizer_hash(read_json(options.target)["files"])
+        vocabulary.check_tokens(options.vocabulary, target.config.vocab_size, options.target, tokenizer)
+    return vocabulary
+
+
+def make_drafter(
+    options: argparse.Namespace, target: Any, recipe: Any, vocabulary: DraftVocabulary | None, copied: int | None = None
+) -> Drafter:
+    """The drafter to measure: prompt lookup, a draft of trained weights or of fresh ones of the recipe's seed, or both beside.
+
+    copied: most tokens of prompt lookup beside a draft; None is refused by a ValueError where they are asked for.
+    """
+    if options.drafter == LOOKUP:
+        return LookupDrafter()
+    if options.drafter == WITH_LOOKUP:
+        if copied is None:
+            raise ValueError(f"--drafter {WITH_LOOKUP}: evaluation.with_lookup: null: give a number of tokens, such as 8")
+        # Its own settings, which are those of whichever stage is published.
+        is_own = methods.has_own_vocabulary(recipe.method.name)
+        return WithLookup(load_drafter(target, options.draft, None if is_own else options.vocabulary), copied)
+    method, settings = method_of(recipe, vocabulary)
+    torch.manual_seed(recipe.seed)
+    layer = method.fresh_layer(TargetStates(target), settings).to(target.device)
+    if options.drafter != UNTRAINED:
+        method.check_same(options.draft, target.config, settings)
+        method.load(layer, options.draft)
+    return methods.drafter(method.name, target, layer.eval(), settings, vocabulary)
+
+
+def served_drafter(
+    options: argparse.Namespace, target: served.ServedTarget, recipe: Any, vocabulary: DraftVocabulary | None
+) -> AbstractContextManager[served.Drafted]:
+    """The drafter that vLLM is to measure, for the length of a block."""
+    if options.drafter == LOOKUP:
+        return nullcontext(served.Drafted(served.NGRAM))
+    if options.drafter == UNTRAINED:
+        return served.fresh_draft(target, recipe, vocabulary)
+    return nullcontext(served.trained_draft(options.draft, target, recipe, vocabulary))
+
+
+def code_hash() -> str:
+    """Hash of this package's Python files: its commit is not known everywhere, and says nothing of changes."""
+    files = sorted(Path(__file__).parents[1].rglob("*.py"))
+    return sha256_text("".join(path.read_text(encoding="utf-8") for path in files))
+
+
+def identity_of(
+    options: argparse.Namespace, target: Any, recipe: Any, section: tasks.Settings, vocabulary: DraftVocabulary | None
+) -> Identity:
+    """The inputs that decide a line of the results, besides its prompt and setting."""
+    device, with_recipe = target.device, options.drafter != LOOKUP
+    shape: Any = OmegaConf.to_container(recipe.method) if with_recipe else {}
+    return {
+        "drafter": options.drafter,
+        "draft": sha256_file(options.draft / "model.safetensors") if options.draft else None,
+        "target": sha256_file(options.target),
+        "seed of fresh weights": recipe.seed if options.drafter == UNTRAINED else None,
+        "method": recipe.method.name if with_recipe else None,
+        # None where it has none, as journals have it that were begun before there was this line.
+        "shape": {name: value for name, value in shape.items() if name != "name"} or None,
+        "settings": OmegaConf.to_container(recipe.draft) if with_recipe else None,
+        "vocabulary": None if vocabulary is None else vocabulary.hash,
+        "dtype": str(target.dtype),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "flash-attn": flash.is_installed(),
+        "code": code_hash(),
+        "repeats": section.repeats,
+        "seed": section.seed,
+    } | ({"copied tokens": section.with_lookup} if options.drafter == WITH_LOOKUP else {})
+
+
+def measure_all(journal: Journal | Followed, measurer: Measurer | ServedMeasurer, all_work: Work) -> list[Line]:
+    """A line for each prompt and setting, in their order: those of the journal, and the others measured now."""
+    done = {key_text(line): line for line in journal.lines or [] if PLAIN not in line}
+    left_out = len(done.keys() - all_work.keys())
+    if left_out:
+        log(f"{journal.path}: {left_out} lines of other prompts or settings are left out")
+    done |= measurer.lines({key: item for key, item in all_work.items() if key not in done}, journal)
+    # Nothing is computed from the answer beside the target's, which may have changed: it is the prompt's of today.
+    return [done[key] | {"reference": prompt.reference} for key, (prompt, _) in all_work.items()]
+
+
+@contextmanager
+def measurer_of(
+    options: argparse.Namespace,
+    target: Any,
+    recipe: Any,
+    section: tasks.Settings,
+    vocabulary: DraftVocabulary | None,
+    tokenizer: Any,
+) -> Iterator[Measurer | ServedMeasurer]:
+    """The measurer of section.engine, as a context in which its drafter may be used.
+
+    target: the loaded target of our own engine; for vLLM, which loads the target itself, what served_target tells of it.
+    """
+    eos = ends_of_text(target, tokenizer)
+    if section.engine == tasks.OURS:
+        drafter = make_drafter(options, target, recipe, vocabulary, section.with_lookup)
+        is_trained = options.drafter not in (*BASELINES, WITH_LOOKUP)
+        yield Measurer(target, tokenizer, drafter, eos, section.repeats, section.seed, with_costs=is_trained)
+        return
+    with served_drafter(options, target, recipe, vocabulary) as drafted:
+        ask = served.asking(section.serve_python, target, drafted, section.repeats)
+        yield ServedMeasurer(
+            ask, tokenizer, sorted(eos), target.dtype, section.seed, target.config.get_text_config().vocab_size
+        )
+
+
+def evaluate(options: argparse.Namespace, ranks: Ranks = ALONE) -> None:
+    """Measure one drafter on all tasks and write its lines.
+
+    ranks: that hold the target together; each decodes all, and the first one writes. Raises ValueError when greedy text is not
+    the target's own.
+    """
+    path, recipe = checked_folder(options.target), load(options.recipe, Recipe)
+    section = tasks.parse(options.settings)
+    if options.drafter == UNTRAINED:  # nobody decodes with it: its acceptance is told, and its seconds need no median
+        section = replace(section, repeats=1)
+    in_vllm = section.engine == tasks.VLLM
+    if section.precision is None:
+        dtype = resolve_dtype(recipe.precision)
+    else:
+        dtype = resolve_dtype(section.precision, "evaluation.precision")
+    device = own_device(ranks)
+    if in_vllm and ranks.world_size > 1:
+        raise ValueError(f"evaluation.engine: vllm: was started on {ranks.world_size} ranks; start one, without torchrun")
+    join_ranks(ranks)
+    if in_vllm:
+        engine: dict[str, Any] = {"engine": served.versions(section.serve_python)}
+        target: Any = served.served_target(path, dtype, device)
+    else:
+        engine, target = {"ranks": ranks.world_size} if ranks.world_size > 1 else {}, place_target(path, dtype, ranks)
+    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    vocabulary = read_vocabulary(options, target, recipe)
+    with measurer_of(options, target, recipe, section, vocabulary, tokenizer) as measurer:
+        prompts = all_prompts(dict(options.raw), section, tokenizer, position_limit(target.config))
+        by = engine.get("engine", device)
+        log(f"{options.drafter}: {len(prompts)} prompts, {len(section.settings)} settings, {dtype}, {by}", ranks)
+        work = {key_text(key_of(*item)): item for item in product(prompts, section.settings)}
+        identity = engine | identity_of(options, target, recipe, section, vocabulary)
+        with journal_of(unfinished(options.out), identity, ranks) as journal:
+            lines = measure_all(journal, measurer, work)
+            if ranks.is_main:
+                jsonl.write(options.out, ({"drafter": options.drafter, **line} for line in lines))
+            journal.remove()
+    log("\n".join(map(json.dumps, summarize(lines))), ranks)
+
+
+def main(arguments: list[str]) -> None:
+    """Run the evaluation, or one rank of it; a user's mistake is reported in one line."""
+    ranks = launched_ranks()
+    if ranks.world_size == 1:
+        # Told to end, it ends vLLM and removes what it wrote for it, as after an error.
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    with shown.ending_for_mistakes(), told_to_launcher(ranks):
+        evaluate(read_arguments(arguments), ranks)
+    if ranks.world_size > 1:
+        end_at_once(0)
