@@ -29,7 +29,7 @@ from longspec.atomic_files import read_json
 from longspec.decode.autoregressive import near_tie_margin
 from longspec.decode.drafters import LookupDrafter
 from longspec.decode.generate import generate, load_drafter
-from longspec.measure.losslessness import judge
+from longspec.measure.lines import judge
 from longspec.measure.prompts import draw_prompts
 from longspec.measure.tasks import HeldOut
 from longspec.models.precision import resolve_dtype

@@ -21,7 +21,7 @@ import machine
 
 from longspec import jsonl
 from longspec.measure.estimates import estimate
-from longspec.measure.summary import summarize
+from longspec.measure.lines import summarize
 
 RUN, STAGE, DATA, MODEL = "results/smollm2-eagle3/ttt", "answers", "smollm2-questions", "models/smollm2-135m"
 VOCABULARY = 8192

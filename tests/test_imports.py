@@ -216,15 +216,14 @@ def test_what_runs_in_vllms_environment_needs_nothing_else(imported: dict[str, s
     """Beside vLLM itself, which is loaded with the first job: that environment has other versions of torch and transformers."""
     loaded = {module: names for module, names in imported.items() if room(module) in ("measure.engines", "__init__")}
     loaded["measure"] = imported["measure"]
-    assert {"__init__", "measure.engines.__main__", "measure.engines.vllm", "measure.engines.protocol"} <= loaded.keys()
+    assert {"__init__", "measure.engines.vllm", "measure.engines.protocol"} <= loaded.keys()
     for module, names in loaded.items():
         outside = {name for name in names if name.split(".")[0] not in sys.stdlib_module_names and name.split(".")[0] != "vllm"}
         assert all(name.startswith("longspec.measure.engines") for name in outside), f"{module}: {outside}"
 
 
 def test_vllm_is_loaded_with_the_first_job_alone() -> None:
-    ours = "longspec.measure.engines.__main__, longspec.measure.engines.vllm"
-    code = f"import sys, {ours}; print(*{{name.split('.')[0] for name in sys.modules}})"
+    code = "import sys, longspec.measure.engines.vllm; print(*{name.split('.')[0] for name in sys.modules})"
     loaded = subprocess.run(
         [sys.executable, "-S", "-c", code], env={"PYTHONPATH": str(SOURCE.parent)}, text=True, capture_output=True
     )

@@ -6,15 +6,13 @@ No torch: reports are made with it too.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from operator import index, mul
+from operator import mul
 from pathlib import Path
-from typing import Any
 
 from longspec.atomic_files import read_json_object, write_json
 
 FILE = "acceptance.json"  # in a final draft's folder, once it was evaluated
 LONGEST = 16  # tokens of the longest chain whose cost is measured
-AGAIN = "remove the file, then chains have their usual length, or make the report again (rule report), which writes it"
 
 
 @dataclass(frozen=True)
@@ -83,16 +81,15 @@ def pooled(temperature: float, lines: Iterable[Sequence[Sequence[int]]]) -> Chai
 
 def write_acceptance(folder: Path, held: Sequence[Acceptance]) -> None:
     """Write the file into a draft's folder, whole or not at all."""
-    chains = [
-        {"temperature": each.temperature, "positions": each.positions} for each in held if isinstance(each, ChainAcceptance)
-    ]
+    chains = [vars(each) for each in held if isinstance(each, ChainAcceptance)]
     # A field at its default is left out, as files have it that were written before there was that field.
-    trees = [
-        {name: value for name, value in vars(each).items() if name != "copied" or value}
-        for each in held
-        if isinstance(each, TreeAcceptance)
-    ]
+    found = [vars(each) for each in held if isinstance(each, TreeAcceptance)]
+    trees = [{name: value for name, value in each.items() if name != "copied" or value} for each in found]
     write_json(folder / FILE, {"chains": chains} | ({"trees": trees} if trees else {}))
+
+
+def _pairs(counts: list[list[int]]) -> tuple[tuple[int, int], ...]:
+    return tuple((kept, reached) for kept, reached in counts)
 
 
 def read_acceptance(draft: Path) -> tuple[Acceptance, ...]:
@@ -105,20 +102,11 @@ def read_acceptance(draft: Path) -> tuple[Acceptance, ...]:
         return ()
     content = read_json_object(path)
     try:
-        chains = [ChainAcceptance(each["temperature"], tuple(map(_pair, each["positions"]))) for each in content["chains"]]
-        trees = [TreeAcceptance(**each | {"levels": tuple(map(index, each["levels"]))}) for each in content.get("trees", [])]
-        held: list[Acceptance] = [*chains, *trees]
-        counted = [tree.rounds in range(1, tree.tokens + 1) and min(tree.levels) > 0 <= tree.copied for tree in trees]
-        if not held or not all([*counted, *(each.temperature >= 0 for each in held), *(each.positions for each in chains)]):
-            raise ValueError("a number out of range, or none")
+        chains = [ChainAcceptance(each["temperature"], _pairs(each["positions"])) for each in content["chains"]]
+        trees = [TreeAcceptance(**each | {"levels": tuple(each["levels"])}) for each in content.get("trees", [])]
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: is no acceptance by position and tree ({type(error).__name__}: {error}); {AGAIN}") from error
-    return tuple(held)
-
-
-def _pair(counts: Any) -> tuple[int, int]:
-    """Counts [kept, all before it kept], kept the lesser. Raises ValueError for others."""
-    kept, reached = map(index, counts)
-    if not 0 <= kept <= reached:
-        raise ValueError(f"positions: {counts}")
-    return kept, reached
+        raise ValueError(
+            f"{path}: is no acceptance by position and tree ({type(error).__name__}: {error}); remove the file, then chains "
+            "have their usual length, or make the report again (rule report), which writes it"
+        ) from error
+    return (*chains, *trees)

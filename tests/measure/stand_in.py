@@ -1,4 +1,4 @@
-"""An interpreter that answers as longspec.measure.engines does, without vLLM: its texts are a function of the prompt alone.
+"""An interpreter that answers as longspec.measure.engines.vllm does, without vLLM: the prompt alone decides a text.
 
 What it is asked, and after how many answers it is to end itself, stands in the folder that STAND_IN names.
 """
@@ -20,7 +20,7 @@ def text_of(prompt: list[int], count: int) -> list[int]:
 
 def main() -> None:
     folder = Path(os.environ["STAND_IN"])
-    assert sys.argv[1:3] == ["-m", "longspec.measure.engines"]
+    assert sys.argv[1:3] == ["-m", "longspec.measure.engines.vllm"]
     if sys.argv[3] == "--versions":
         print(json.dumps(VERSIONS))
         return

@@ -18,7 +18,6 @@ from longspec.measure import tasks
 from longspec.measure.prompt_files import manifest_of, read_records
 from longspec.measure.prompts import read_prompts
 from tests.corpus import Corpus
-from tests.terminal import control_characters
 
 CHAT = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
 ASKED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
@@ -74,14 +73,6 @@ def prompts_of(folder: Path, tokenizer: Any, records: list[Any], positions: int 
 
 def test_every_preset_is_tested() -> None:
     assert presets.TASK.read().keys() == PUBLISHED.keys()
-
-
-@pytest.mark.parametrize("preset", PUBLISHED)
-def test_a_preset_lays_a_published_record_out(tmp_path: Path, tokenizer: Any, preset: str) -> None:
-    record, text, reference, new_tokens = PUBLISHED[preset]
-    [prompt] = prompts_of(tmp_path, tokenizer, [record], preset=preset)
-    assert tokenizer.decode(prompt.ids) == text
-    assert (prompt.reference, prompt.new_tokens, prompt.cut_tokens, prompt.record) == (reference, new_tokens, 0, 0)
 
 
 def place(preset: str, records: list[dict[str, Any]]) -> tuple[tasks.Benchmark, Path]:
@@ -165,11 +156,6 @@ def test_a_file_of_an_archive_that_is_not_there_or_damaged_is_named(tmp_path: Pa
             list(read_records(path, "data/a.jsonl"))
 
 
-def test_plain_records_need_no_preset(tmp_path: Path, tokenizer: Any) -> None:
-    made = prompts_of(tmp_path, tokenizer, [{"prompt": "a"}, {"prompt": "b", "reference": "r"}], chat=False)
-    assert [(tokenizer.decode(prompt.ids), prompt.reference) for prompt in made] == [("a", None), ("b", "r")]
-
-
 def test_prompts_are_drawn_without_repetition(tmp_path: Path, tokenizer: Any) -> None:
     records = [{"prompt": f"number {n}"} for n in range(50)]
     made = prompts_of(tmp_path, tokenizer, records, count=20, chat=False)
@@ -216,13 +202,3 @@ def test_the_names_of_special_tokens_stay_text(tmp_path: Path, tokenizer: Any) -
 def test_what_makes_no_prompt_is_named(tmp_path: Path, tokenizer: Any, records: Any, keys: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         prompts_of(tmp_path, tokenizer, records, **keys)
-
-
-def test_the_name_of_a_file_of_prompts_stays_in_its_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "a\x1b[2J\n\x9b\u202e.jsonl"
-    path.write_bytes(b'{"x": "q"}\r\n')
-    assert len(list(read_records(path))) == 1
-    said = capfd.readouterr().out
-    assert control_characters(said.encode()) == []
-    assert said.count("\n") == 1
-    assert "a␛[2J␊<U+009B><U+202E>.jsonl: 1 x the line ends in CRLF" in said

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from longspec import jsonl
-from longspec.atomic_files import read_json, write_json
+from longspec.atomic_files import read_json
 from longspec.measure.gates import main as check
-from tests.report.synthetic_run import SETTINGS, positions, write_run
+from tests.report.synthetic_run import SETTINGS, line, write_run
 from tests.report.test_numbers import report
 from tests.report.test_page import read_page
 
@@ -34,11 +34,8 @@ def write(folder: Path, records: int = 10, kept_of: dict[str, dict[str, tuple[in
         for task in TASKS:
             for prompt in range(20):
                 kept = kept_of.get(drafter, {task: (0, 0)})[task][prompt % 2]
-                row = {"task": task, "drafter": drafter, "prompt": prompt, "record": prompt // 2 % records}
-                row |= {"context_tokens": (500, 3000)[prompt % 2], "new_tokens": kept + 1, "rounds": 1, "accepted": [kept]}
-                row |= {"temperature": 0.0, "shape": 3, "prompt_hash": f"{task} {prompt}", "positions": positions([kept], 3)}
-                row |= {"tokens_compared": 4, "mismatches": 0, "near_ties": 0, "seconds_plain": 1.0}
-                rows.append(row | {"seconds_speculative": 1.0, "seconds_draft": 0.5, "seconds_target": 0.4})
+                more = {"record": prompt // 2 % records, "context_tokens": (500, 3000)[prompt % 2]}
+                rows.append(line(drafter, task, prompt, [kept], 3, **more))
         jsonl.write(folder / "results/base/evaluation" / f"{drafter}.jsonl", rows)
     return arguments
 
@@ -130,16 +127,6 @@ def test_a_gate_that_judges_nothing_is_seen(tmp_path: Path, capsys: pytest.Captu
     assert [row["passed"] for row in read_json(tmp_path / "gates.json")] == [None, None, None, True, True]
 
 
-def test_one_stage_alone_has_nothing_to_forget(tmp_path: Path) -> None:
-    arguments = write(tmp_path)
-    path = tmp_path / "results/base/final_draft/provenance.json"
-    write_json(path, read_json(path) | {"order": ["base"]})
-    arguments[arguments.index("--gates") + 1] = '{"forgetting": 0.3, "context": null}'
-    counts = report(arguments)["gate_counts"]["base"]
-    assert counts == {"gates": 1, "judged": 0, "failed": 0}
-    assert "there is no stage before it" in read_page(tmp_path)[2]
-
-
 def test_a_bucket_of_few_records_does_not_hide_the_others(tmp_path: Path) -> None:
     """One prompt that is longer than all others, kept in full, is not what the shortest contexts are compared with."""
     arguments = write(tmp_path)
@@ -153,20 +140,3 @@ def test_a_bucket_of_few_records_does_not_hide_the_others(tmp_path: Path) -> Non
     rows = {row["task"]: row for row in report(arguments)["gates"]["base"]}
     assert {row["what"] for row in rows.values()} == {"longcot, 2-4k against 0-1k"}
     assert (rows["long"]["lost"], rows["long"]["passed"]) == (CONTEXT_LONG, False)
-
-
-def test_no_gate_is_told_too(tmp_path: Path) -> None:
-    assert judged(tmp_path, '{"forgetting": null, "context": null}') == {}
-    assert "No gate is on." in head(tmp_path)
-    assert "no gate is on" in read_page(tmp_path)[2]
-
-
-def test_data_and_buckets_that_are_not_measured(tmp_path: Path) -> None:
-    """Without a task on stdlib-long and with contexts of one bucket there is nothing to compare."""
-    short = {"short": TASKS["short"]}
-    arguments = write_run(tmp_path, {"base": 0.0}, TINY | {"tasks": short})
-    rows = report(arguments)["gates"]["base"]
-    assert [(row["gate"], row["task"], row["passed"], row["why"]) for row in rows[2:]] == [
-        ("forgetting", None, None, "no task measures stdlib-long"),
-        ("context", "short", None, "all contexts of short lie in one bucket"),
-    ]

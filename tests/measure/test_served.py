@@ -19,7 +19,7 @@ from longspec.measure import evaluate as verb
 from longspec.measure import served
 from longspec.measure.engines import vllm
 from longspec.measure.engines.protocol import Answer, Job, Request
-from longspec.measure.losslessness import Comparison
+from longspec.measure.lines import Comparison
 from longspec.measure.served_lines import ServedMeasurer, accepted_of, check_counters, compare
 from longspec.measure.tasks import Prompt, Setting, check_interpreter, parse
 from tests.measure.stand_in import VERSIONS
@@ -58,7 +58,7 @@ def test_steps_and_counters_make_the_rounds() -> None:
     cut = answer([7, 8, 9, 7, 8, 9, 5], steps=[1, 1, 4, 1], accepted=5, by_place=[2, 2, 1])
     assert accepted_of(cut) == [0, 3, 2]
     prompt = Prompt("short", 0, 4, [1, 2, 3], 6)
-    measurer = ServedMeasurer(lambda *_: iter(()), Words(), [0], torch.float32, 0, 100)
+    measurer = measurer_of_words()
     plain = answer(cut.tokens, [1] * 7, 0, [], best=[[(token, 1.0)] for token in cut.tokens])
     line = measurer.line(prompt, Setting(0.0, 3), plain, cut)
     assert (line["engine"], line["rounds"], line["new_tokens"], line["acceptance_length"]) == ("vllm", 3, 8, 8 / 3)
@@ -92,11 +92,17 @@ def test_tokens_kept_behind_the_end_of_a_text_are_not_counted(
         texts.rows[0].accepted.append(texts.add(0, new))
         taken += size
     ours = texts.rows[0]
-    measurer = ServedMeasurer(lambda *_: iter(()), Words(), [0], torch.float32, 0, 100)
+    measurer = measurer_of_words()
     plain = answer(tokens, [1] * len(tokens), 0, [], best=[[(token, 1.0)] for token in tokens])
     line = measurer.line(Prompt("short", 0, 1, [1], 8), Setting(0.0, 3), plain, answer(tokens, steps, kept, by_place))
     assert (line["accepted"], line["positions"]) == (accepted, positions) == (ours.accepted, ours.position_acceptance(3))
     assert line["new_tokens"] == len(tokens) - 1 == ours.new_tokens
+
+
+def measurer_of_words() -> ServedMeasurer:
+    """A measurer that asks nothing, of a target in float32."""
+    target: Any = SimpleNamespace(dtype=torch.float32)
+    return ServedMeasurer(served.Engine("", target, "ngram", None, 1), Words(), [0], 0)
 
 
 class Words:
@@ -137,10 +143,12 @@ def test_a_killed_evaluation_goes_on_without_asking_again(arguments: Any, python
     call = [*arguments("lookup", "v.jsonl", **CHAINS), "--serve-python", str(python)]
     for ends_after, done in ((5, 5), (14, 11 + 5 + 3)):
         (tmp_path / "ends_after").write_text(str(ends_after))
-        with pytest.raises(ValueError, match=r"longspec\.measure\.engines ended with exit code 7; vLLM's own message stands"):
+        with pytest.raises(ValueError, match=r"longspec\.measure\.engines\.vllm ended with exit code 7; its own message"):
             evaluate(call)
         if done == 5:
             assert len(asked(tmp_path)) == 5
+            begun_with = json.loads((tmp_path / "v.unfinished.jsonl").read_text().splitlines()[0])["identity"]
+            assert begun_with["engine"] == VERSIONS  # another version measures all anew
     lines = told(evaluate(call))
     requests = asked(tmp_path)
     assert len(requests) == len(set(requests)) == 16 + 32
@@ -165,52 +173,29 @@ def test_prompts_are_those_of_our_own_engine(arguments: Any, python: Path) -> No
     assert ours[0].keys() == theirs[0].keys() - {"engine"}
 
 
-def test_another_version_of_vllm_measures_all_anew(arguments: Any, python: Path, tmp_path: Path, capfd: Any) -> None:
-    call = [*arguments("lookup", "v.jsonl", **CHAINS | {"shapes": [2]}), "--serve-python", str(python)]
-    (tmp_path / "ends_after").write_text("4")
-    with pytest.raises(ValueError, match="exit code 7"):
-        evaluate(call)
-    journal = tmp_path / "v.unfinished.jsonl"
-    first, *lines = journal.read_text().splitlines()
-    identity = json.loads(first)
-    assert identity["identity"]["engine"] == VERSIONS
-    identity["identity"]["engine"]["vllm"] = "0.31.0"
-    journal.write_text("\n".join([json.dumps(identity), *lines, ""]))
-    assert len(told(evaluate(call))) == 16
-    assert len(asked(tmp_path)) == 4 + 32
-    assert "engine: {'vllm': '0.31.0'" in capfd.readouterr().out
-
-
 def test_another_text_with_drafts_is_a_fault(arguments: Any, python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     call = [*arguments("lookup", "v.jsonl", **CHAINS), "--serve-python", str(python)]
-    real = served.answers
+    real = served.Engine.ask
 
-    def wrong(python: str, job: Any, vocabulary: int) -> Any:
-        for found in real(python, job, vocabulary):
-            if job.method:
+    def wrong(engine: served.Engine, tokens: int | None, requests: list[Request]) -> Any:
+        for found in real(engine, tokens, requests):
+            if tokens is not None:
                 found.tokens[2] = 1
             yield found
 
-    monkeypatch.setattr("longspec.measure.served.answers", wrong)
+    monkeypatch.setattr(served.Engine, "ask", wrong)
     with pytest.raises(ValueError, match=r"than plain decoding at token 3 .*lie 1\.5 apart, a tie's 0\.0001 at most"):
         evaluate(call)
 
 
-def test_an_interpreter_that_is_missing_or_has_no_vllm(arguments: Any, tmp_path: Path) -> None:
+def test_an_interpreter_that_is_missing_or_has_no_vllm(arguments: Any) -> None:
     told = r"evaluation\.serve_python: none/python: no such file; `make \.venv-serve/\.stamp` makes an environment with vLLM"
     with pytest.raises(ValueError, match=told):
         check_interpreter("none/python")
     with pytest.raises(ValueError, match=told):
         evaluate([*arguments("lookup", "v.jsonl", **CHAINS), "--serve-python", "none/python"])
-    with pytest.raises(ValueError, match=r"serve_python: /\S*: vLLM is not installed here; `make \.venv-serve/\.stamp` makes"):
+    with pytest.raises(ValueError, match=r"serve_python: /\S*: vllm is not installed here; `make \.venv-serve/\.stamp` makes"):
         evaluate([*arguments("lookup", "v.jsonl", **CHAINS), "--serve-python", sys.executable])
-    with pytest.raises(ValueError, match=r"serve_python: \S*: is no program; `make"):
-        check_interpreter(__file__)
-    (tmp_path / "text").write_text("no program")
-    (tmp_path / "text").chmod(0o755)
-    for other, why in ((str(tmp_path / "text"), "Exec format error"), ("/bin/true", "is no Python with vLLM: it answers ''")):
-        with pytest.raises(ValueError, match=rf"serve_python: {other}: {why}; `make"):
-            served.versions(other)
 
 
 def test_told_to_end_it_ends_vllm_and_leaves_nothing_behind(arguments: Any, tmp_path: Path) -> None:
@@ -248,50 +233,6 @@ def test_the_other_environment_finds_this_package_and_nothing_beside_it(python: 
     with served._environment() as environment:
         (entry,) = environment["PYTHONPATH"].split(os.pathsep)
         assert [path.name for path in Path(entry).iterdir()] == ["longspec"]
-
-
-GOOD = {"id": "a", "tokens": [5, 6], "steps": [1, 1], "accepted": 0, "accepted_by_place": [], "seconds": [0.5], "best": []}
-
-
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ("[" * 200_000, "wrote no answer to 'a': .*recursion"),
-        ("garbage", "wrote no answer to 'a': "),
-        ("[]", "no answer of longspec.measure.engines"),
-        (json.dumps(GOOD | {"tokens": [], "steps": []}), r"tokens \(at least one, below 100\): is \[\]"),
-        (json.dumps(GOOD | {"tokens": [5, 100]}), r"tokens \(.*\): is \[5, 100\]"),
-        (json.dumps(GOOD | {"tokens": [5, -1]}), r"tokens \("),
-        (json.dumps(GOOD | {"steps": [1]}), r"steps \(adding up to the tokens\): is \[1\]"),
-        (json.dumps(GOOD | {"seconds": [-0.5]}), r"seconds: is \[-0.5\]"),
-        (json.dumps(GOOD | {"seconds": [float("nan")]}), "seconds: is"),
-        (json.dumps(GOOD | {"accepted": "x"}), "accepted: is x"),
-        (json.dumps(GOOD | {"best": [[[100, 1.0]]]}), "best: is"),
-        (json.dumps(GOOD | {"id": "b"}), "answered with 2 tokens for 'b', where 3 for 'a' were asked"),
-        (json.dumps(GOOD | {"tokens": [5] * 4, "steps": [4]}), "answered with 4 tokens for 'a', where 3"),
-    ],
-)
-def test_what_vllm_writes_is_checked_and_it_is_named(tmp_path: Path, line: str, reason: str) -> None:
-    """Whatever it writes in place of an answer, the error says that it was vLLM, and how to have the tested one."""
-    (tmp_path / "line").write_text(line + "\n")
-    python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\ncat {tmp_path}/line\n")
-    python.chmod(0o755)
-    with pytest.raises(ValueError, match=rf"python -m longspec\.measure\.engines: .*{reason}.*make \.venv-serve"):
-        list(served.answers(str(python), JOB, 100))
-
-
-def test_a_vllm_that_says_nothing_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served, "SILENT", 0.2)
-    python = tmp_path / "python"
-    for script in ("exec sleep 60", f"cat {tmp_path}/line; exec sleep 60"):
-        (tmp_path / "line").write_text(json.dumps(GOOD) + "\n")
-        python.write_text(f"#!/bin/sh\n{script}\n")
-        python.chmod(0o755)
-        began = time.monotonic()
-        with pytest.raises(ValueError, match=r"has written nothing for 0 s|does not end 0 s after its last answer"):
-            list(served.answers(str(python), JOB, 100))
-        assert time.monotonic() - began < 30
 
 
 def test_sampling_beside_a_draft_on_a_cpu_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

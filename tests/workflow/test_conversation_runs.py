@@ -134,7 +134,7 @@ def test_one_run_reads_its_own_data_and_fits_eight_gpus_of_80_gb(
     peak, hours = (re.findall(pattern, told)[0] for pattern in PATTERNS)
     node = json.loads(estimated(settings, plan, run, target, capsys, "--json"))[0]["memory_mb"]
     assert node < 900_000  # MB of a node, by profiles/slurm/profile.yaml
-    shape = shape_of(run, yaml_files.read(target.parent / "target/config.json"), run)
+    shape = shape_of(run, yaml_files.read(target.parent / "target/config.json"))
     cost = cost_ratio(shape, layer_weights(shape), 32000 / shape.vocab_size)
     figures = f"{float(peak):.1f} | {node / 1000:.0f} | {hours} | {cost:.3f}"
     source = plan.model_source(TARGETS[run][0]).removeprefix("hf:")

@@ -12,7 +12,7 @@ from longspec.atomic_files import write_json
 from longspec.cli import serve
 from longspec.cli.__main__ import main
 from longspec.cli.serve import Acceptance, counted, is_less, measured
-from longspec.measure.measurer import key_of
+from longspec.measure.lines import key_of
 from longspec.measure.tasks import Prompt, Setting
 from tests.workflow.planning import Settings
 

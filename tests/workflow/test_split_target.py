@@ -84,7 +84,7 @@ def made(workflow: Workflow, *options: str) -> tuple[list[list[dict[str, Any]]],
 
 
 @pytest.mark.slow
-@pytest.mark.long  # tests/answers and tests/evaluate have each job on two ranks; test_sbatch.py has the workflow ask for them
+@pytest.mark.long  # tests/answers and tests/measure have each job on two ranks; test_sbatch.py has the workflow ask for them
 def test_two_ranks_of_the_workflows_jobs_tell_what_one_tells(workflow: Workflow) -> None:
     pytest.importorskip("accelerate")
     lines, answers, text = made(workflow)

@@ -26,7 +26,7 @@ from longspec.atomic_files import read_json_object
 from longspec.cli.runs import plan_of
 from longspec.families import position_limit
 from longspec.measure.engines.vllm import BY_PLACE, ENVIRONMENT
-from longspec.measure.measurer import key_of, key_text
+from longspec.measure.lines import key_of, key_text
 from longspec.measure.prompts import all_prompts
 from longspec.measure.tasks import ROOM, Prompt, Setting, Settings, check_interpreter, parse
 from longspec.models.target_config import read_target_config

@@ -6,7 +6,7 @@ import platform
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import transformers
-from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 
 from longspec import jsonl, methods, shown
@@ -31,10 +30,10 @@ from longspec.draft_vocabulary import DraftVocabulary
 from longspec.families import position_limit
 from longspec.journal import Followed, Identity, Journal, journal_of, unfinished
 from longspec.measure import served, tasks
-from longspec.measure.measurer import Line, Measurer, Work, key_of, key_text
+from longspec.measure.lines import Line, Work, key_of, key_text, summarize
+from longspec.measure.measurer import Measurer
 from longspec.measure.prompts import all_prompts
 from longspec.measure.served_lines import PLAIN, ServedMeasurer
-from longspec.measure.summary import summarize
 from longspec.methods import decoded_vocabulary, method_of
 from longspec.models.attention import flash
 from longspec.models.placement import join_ranks, place_target
@@ -44,8 +43,8 @@ from longspec.states.forward import TargetStates
 from longspec.tokenizer_files import tokenizer_hash
 
 
-def read_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+def read_arguments(arguments: list[str]) -> argparse.Namespace:
+    """Read the command line; its engine and interpreter stand in `settings`."""
     parser = argparse.ArgumentParser(prog="python -m longspec.measure evaluate", description=__doc__)
     parser.add_argument("--settings", type=json.loads, required=True, help="JSON of workflow.yaml: evaluation")
     parser.add_argument("--target", type=Path, required=True, help="target_manifest.json")
@@ -69,7 +68,7 @@ def read_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def read_vocabulary(options: argparse.Namespace, target: Any, recipe: Any) -> DraftVocabulary | None:
-    """The tokens that the drafter proposes; None for all. Raises ValueError for a file that does not fit recipe or target."""
+    """Return the tokens that the drafter proposes; None for all. Raises ValueError where they do not fit recipe or target."""
     if options.drafter == LOOKUP:
         return None
     vocabulary = decoded_vocabulary(recipe, options.vocabulary)
@@ -82,7 +81,7 @@ def read_vocabulary(options: argparse.Namespace, target: Any, recipe: Any) -> Dr
 def make_drafter(
     options: argparse.Namespace, target: Any, recipe: Any, vocabulary: DraftVocabulary | None, copied: int | None = None
 ) -> Drafter:
-    """The drafter to measure: prompt lookup, a draft of trained weights or of fresh ones of the recipe's seed, or both beside.
+    """Make the drafter to measure: prompt lookup, a draft of trained weights or of fresh ones of the recipe's seed, or both.
 
     copied: most tokens of prompt lookup beside a draft; None is refused by a ValueError where they are asked for.
     """
@@ -103,38 +102,18 @@ def make_drafter(
     return methods.drafter(method.name, target, layer.eval(), settings, vocabulary)
 
 
-def served_drafter(
-    options: argparse.Namespace, target: served.ServedTarget, recipe: Any, vocabulary: DraftVocabulary | None
-) -> AbstractContextManager[served.Drafted]:
-    """The drafter that vLLM is to measure, for the length of a block."""
-    if options.drafter == LOOKUP:
-        return nullcontext(served.Drafted(served.NGRAM))
-    if options.drafter == UNTRAINED:
-        return served.fresh_draft(target, recipe, vocabulary)
-    return nullcontext(served.trained_draft(options.draft, target, recipe, vocabulary))
-
-
-def code_hash() -> str:
-    """Hash of this package's Python files: its commit is not known everywhere, and says nothing of changes."""
-    files = sorted(Path(__file__).parents[1].rglob("*.py"))
-    return sha256_text("".join(path.read_text(encoding="utf-8") for path in files))
-
-
 def identity_of(
-    options: argparse.Namespace, target: Any, recipe: Any, section: tasks.Settings, vocabulary: DraftVocabulary | None
+    options: argparse.Namespace, target: Any, section: tasks.Settings, vocabulary: DraftVocabulary | None
 ) -> Identity:
-    """The inputs that decide a line of the results, besides its prompt and setting."""
-    device, with_recipe = target.device, options.drafter != LOOKUP
-    shape: Any = OmegaConf.to_container(recipe.method) if with_recipe else {}
+    """Return what decides a line of the results, besides its prompt and setting."""
+    # This package's commit is not known everywhere, and says nothing of changes.
+    code = sorted(Path(__file__).parents[1].rglob("*.py"))
+    device = target.device
     return {
         "drafter": options.drafter,
         "draft": sha256_file(options.draft / "model.safetensors") if options.draft else None,
         "target": sha256_file(options.target),
-        "seed of fresh weights": recipe.seed if options.drafter == UNTRAINED else None,
-        "method": recipe.method.name if with_recipe else None,
-        # None where it has none, as journals have it that were begun before there was this line.
-        "shape": {name: value for name, value in shape.items() if name != "name"} or None,
-        "settings": OmegaConf.to_container(recipe.draft) if with_recipe else None,
+        "recipe": None if options.drafter == LOOKUP else sha256_file(options.recipe),
         "vocabulary": None if vocabulary is None else vocabulary.hash,
         "dtype": str(target.dtype),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine(),
@@ -142,14 +121,15 @@ def identity_of(
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "flash-attn": flash.is_installed(),
-        "code": code_hash(),
+        "code": sha256_text("".join(path.read_text(encoding="utf-8") for path in code)),
         "repeats": section.repeats,
         "seed": section.seed,
-    } | ({"copied tokens": section.with_lookup} if options.drafter == WITH_LOOKUP else {})
+        "copied tokens": section.with_lookup,
+    }
 
 
 def measure_all(journal: Journal | Followed, measurer: Measurer | ServedMeasurer, all_work: Work) -> list[Line]:
-    """A line for each prompt and setting, in their order: those of the journal, and the others measured now."""
+    """Return a line for each prompt and setting, in their order: those of the journal, and the others measured now."""
     done = {key_text(line): line for line in journal.lines or [] if PLAIN not in line}
     left_out = len(done.keys() - all_work.keys())
     if left_out:
@@ -161,28 +141,22 @@ def measure_all(journal: Journal | Followed, measurer: Measurer | ServedMeasurer
 
 @contextmanager
 def measurer_of(
-    options: argparse.Namespace,
-    target: Any,
-    recipe: Any,
-    section: tasks.Settings,
-    vocabulary: DraftVocabulary | None,
-    tokenizer: Any,
+    options: argparse.Namespace, target: Any, recipe: Any, section: tasks.Settings, vocabulary: DraftVocabulary | None
 ) -> Iterator[Measurer | ServedMeasurer]:
-    """The measurer of section.engine, as a context in which its drafter may be used.
+    """Yield the measurer of section.engine; its drafter is gone behind the block.
 
     target: the loaded target of our own engine; for vLLM, which loads the target itself, what served_target tells of it.
     """
+    tokenizer = AutoTokenizer.from_pretrained(checked_folder(options.target), trust_remote_code=False)
     eos = ends_of_text(target, tokenizer)
     if section.engine == tasks.OURS:
         drafter = make_drafter(options, target, recipe, vocabulary, section.with_lookup)
         is_trained = options.drafter not in (*BASELINES, WITH_LOOKUP)
         yield Measurer(target, tokenizer, drafter, eos, section.repeats, section.seed, with_costs=is_trained)
         return
-    with served_drafter(options, target, recipe, vocabulary) as drafted:
-        ask = served.asking(section.serve_python, target, drafted, section.repeats)
-        yield ServedMeasurer(
-            ask, tokenizer, sorted(eos), target.dtype, section.seed, target.config.get_text_config().vocab_size
-        )
+    with served.served_draft(options.drafter, options.draft, target, recipe, vocabulary) as (method, folder):
+        engine = served.Engine(section.serve_python, target, method, folder, section.repeats)
+        yield ServedMeasurer(engine, tokenizer, sorted(eos), section.seed)
 
 
 def evaluate(options: argparse.Namespace, ranks: Ranks = ALONE) -> None:
@@ -195,28 +169,26 @@ def evaluate(options: argparse.Namespace, ranks: Ranks = ALONE) -> None:
     section = tasks.parse(options.settings)
     if options.drafter == UNTRAINED:  # nobody decodes with it: its acceptance is told, and its seconds need no median
         section = replace(section, repeats=1)
-    in_vllm = section.engine == tasks.VLLM
-    if section.precision is None:
-        dtype = resolve_dtype(recipe.precision)
-    else:
-        dtype = resolve_dtype(section.precision, "evaluation.precision")
+    key = "recipe.precision" if section.precision is None else "evaluation.precision"
+    dtype = resolve_dtype(section.precision or recipe.precision, key)
     device = own_device(ranks)
+    in_vllm = section.engine == tasks.VLLM
     if in_vllm and ranks.world_size > 1:
         raise ValueError(f"evaluation.engine: vllm: was started on {ranks.world_size} ranks; start one, without torchrun")
     join_ranks(ranks)
+    engine: dict[str, Any]
     if in_vllm:
-        engine: dict[str, Any] = {"engine": served.versions(section.serve_python)}
+        engine = {"engine": served.versions(section.serve_python)}
         target: Any = served.served_target(path, dtype, device)
     else:
         engine, target = {"ranks": ranks.world_size} if ranks.world_size > 1 else {}, place_target(path, dtype, ranks)
-    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     vocabulary = read_vocabulary(options, target, recipe)
-    with measurer_of(options, target, recipe, section, vocabulary, tokenizer) as measurer:
-        prompts = all_prompts(dict(options.raw), section, tokenizer, position_limit(target.config))
+    with measurer_of(options, target, recipe, section, vocabulary) as measurer:
+        prompts = all_prompts(dict(options.raw), section, measurer.tokenizer, position_limit(target.config))
         by = engine.get("engine", device)
         log(f"{options.drafter}: {len(prompts)} prompts, {len(section.settings)} settings, {dtype}, {by}", ranks)
         work = {key_text(key_of(*item)): item for item in product(prompts, section.settings)}
-        identity = engine | identity_of(options, target, recipe, section, vocabulary)
+        identity = engine | identity_of(options, target, section, vocabulary)
         with journal_of(unfinished(options.out), identity, ranks) as journal:
             lines = measure_all(journal, measurer, work)
             if ranks.is_main:

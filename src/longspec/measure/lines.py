@@ -1,11 +1,14 @@
-"""The evaluation files of a variant: their lines, and those of the main setting as arrays over prompts.
+"""The lines of an evaluation, one a prompt, temperature and shape: what identifies them, reading, pairing and summing them.
 
 Suffixes: P prompts, sorted by task and prompt, the same for every drafter.
 """
 
+import json
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +16,74 @@ import numpy as np
 import numpy.typing as npt
 
 from longspec import jsonl
-from longspec.measure.tasks import OURS, Setting, Settings
+from longspec.measure.tasks import OURS, Prompt, Setting, Settings
 
-WHOLE = ("prompt", "record", "context_tokens", "new_tokens", "rounds", "tokens_compared", "mismatches", "near_ties")
-SECONDS = ("seconds_plain", "seconds_speculative", "seconds_draft", "seconds_target")
-UNTOLD = ("seconds_draft", "seconds_target")  # vLLM does not tell them apart: null in its lines, NaN in columns
+Line = dict[str, Any]
+Work = dict[str, tuple[Prompt, Setting]]  # by key_text
 Array = npt.NDArray[Any]
+EDGES = (0, 1024, 2048, 4096, 8192, 16384, 32768)  # the first context length of each bucket, in tokens; the last is open
+KEY = ("task", "prompt", "temperature", "shape", "prompt_hash")  # fields that identify a line
+COUNTS = ("prompt", "record", "context_tokens", "new_tokens", "rounds")
+SUMS = ("new_tokens", "rounds", "tokens_compared", "mismatches", "near_ties")
+SECONDS = ("seconds_plain", "seconds_speculative", "seconds_draft", "seconds_target")  # null: the engine does not tell
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Tokens compared with plain decoding up to the first difference; a difference is a near-tie or it is a fault.
+
+    margin: how far plain decoding's own logits of the two tokens lie apart; margin_allowed: how far those of a near-tie may.
+    None without two tokens that differ.
+    """
+
+    tokens_compared: int
+    mismatches: int
+    near_ties: int
+    margin: float | None = None
+    margin_allowed: float | None = None
+
+
+def judge(plain: list[int], speculative: list[int], gap: Callable[[int, int, int], tuple[float, float]]) -> Comparison:
+    """Compare two texts up to and including the first difference: after it they are different texts.
+
+    gap: from a place, the plain text's token there and the other one, how far plain decoding's logits of the two lie apart and
+    how far those of a near-tie may.
+    """
+    for place, (left, right) in enumerate(zip(plain, speculative, strict=False)):
+        if left != right:
+            margin, allowed = gap(place, left, right)
+            return Comparison(place + 1, 1, int(margin <= allowed), margin, allowed)
+    return Comparison(min(len(plain), len(speculative)), int(len(speculative) != len(plain)), 0)
+
+
+def refuse_fault(prompt: Prompt, setting: Setting, verdict: Comparison, plain: list[int], fast: list[int]) -> None:
+    """Raise ValueError when the text differs from plain decoding by more than a near-tie."""
+    if verdict.mismatches > verdict.near_ties:
+        place = verdict.tokens_compared
+        if verdict.margin is None:
+            why = "one text ends before the other"
+        else:
+            why = f"the target's logits of the two lie {verdict.margin:.3g} apart, a tie's {verdict.margin_allowed:.3g} at most"
+        raise ValueError(
+            f"{prompt.task}, prompt {prompt.number}, {setting}: other tokens than plain decoding at token {place} "
+            f"({plain[place - 1 : place]} became {fast[place - 1 : place]}; {why}): decoding is not lossless"
+        )
+
+
+def key_of(prompt: Prompt, setting: Setting) -> Line:
+    """Return the fields of KEY."""
+    shape = setting.shape if isinstance(setting.shape, int) else list(setting.shape)
+    return dict(zip(KEY, (prompt.task, prompt.number, setting.temperature, shape, prompt.hash), strict=True))
+
+
+def key_text(line: Line) -> str:
+    """Return the fields of KEY of a line as one text."""
+    return json.dumps([line.get(name) for name in KEY])
+
+
+def plain_key(prompt: Prompt, setting: Setting) -> str:
+    """Return the key_text of a text without draft, which has no shape."""
+    return key_text(key_of(prompt, setting) | {"shape": None})
 
 
 @dataclass(frozen=True)
@@ -26,94 +91,113 @@ class Evaluation:
     """Measurements of one drafter on every prompt."""
 
     path: Path
-    drafter: str
-    columns: dict[str, Array]  # each [P]: task, prompt_hash and the names of WHOLE and SECONDS
-    accepted: list[list[int]]  # per prompt: the drafted tokens accepted in each round
-    lines: list[dict[str, Any]]  # of every temperature and shape
+    columns: dict[str, Array]  # each [P]: task, prompt_hash and the names of COUNTS and SECONDS
+    lines: list[Line]  # of every temperature and shape, those of the main setting first
     left_out: dict[str, int] = field(default_factory=dict)  # by task: prompts of records that are not told
 
     def __getitem__(self, name: str) -> Array:
         return self.columns[name]
 
+    @property
+    def main_lines(self) -> list[Line]:
+        """The lines of the main setting, [P]."""
+        return self.lines[: len(self["task"])]
+
     def of_task(self, task: str | None) -> Array:
-        """Which prompts belong to a task, boolean [P]; all for None."""
+        """Tell which prompts belong to a task, boolean [P]; all for None."""
         return np.ones(len(self["task"]), bool) if task is None else np.asarray(self["task"] == task)
 
 
-def _check_row(where: str, row: dict[str, Any], drafter: str, settings: Settings) -> Setting:
-    """Hold one line against the format; its setting. Raises ValueError with file, line, field and fix."""
-    fix = "evaluate this drafter again (rule evaluate)"
-    if row.get("engine", OURS) != settings.engine:
-        raise ValueError(f"{where}: engine: {row.get('engine', OURS)}, but evaluation.engine is {settings.engine}; {fix}")
-    seconds = [name for name in SECONDS if settings.engine == OURS or name not in UNTOLD or row.get(name) is not None]
-    for name, kind in [(name, int) for name in WHOLE] + [(name, (int, float)) for name in seconds]:
-        if not isinstance(row.get(name), kind) or row[name] < 0:
-            raise ValueError(f"{where}: {name}: {row.get(name)!r} is no count or time; {fix}")
-    if row.get("drafter") != drafter:
-        raise ValueError(f"{where}: drafter: {row.get('drafter')!r} in the file of {drafter!r}; {fix}")
-    if row.get("task") not in settings.tasks:
-        raise ValueError(f"{where}: task: {row.get('task')!r} is none of {', '.join(settings.tasks)}; {fix}")
-    if not isinstance(row.get("prompt_hash"), str):
-        raise ValueError(f"{where}: prompt_hash: {row.get('prompt_hash')!r} is no hash of the prompt's tokens; {fix}")
-    shape = row.get("shape")
-    own = (row.get("temperature"), tuple(shape) if isinstance(shape, list) else shape)
-    setting = next((setting for setting in settings.settings if (setting.temperature, setting.shape) == own), None)
-    if setting is None:
-        raise ValueError(f"{where}: temperature, shape: {own} is none of the settings (evaluation.temperatures, shapes); {fix}")
-    if row["near_ties"] > row["mismatches"]:
-        raise ValueError(f"{where}: near_ties: {row['near_ties']} of {row['mismatches']} mismatches; {fix}")
-    accepted, positions, copied = row.get("accepted"), row.get("positions"), settings.copied_by(drafter)
-    if not isinstance(accepted, list) or len(accepted) != row["rounds"]:
-        raise ValueError(f"{where}: accepted: must list one count for each of the {row['rounds']} rounds; {fix}")
-    if any(not 0 <= count <= max(setting.depth, copied) for count in accepted):
-        keys = "evaluation.shapes, with_lookup" if copied else "evaluation.shapes"
-        raise ValueError(f"{where}: accepted: counts must lie in 0..{max(setting.depth, copied)} ({keys}); {fix}")
-    if not isinstance(positions, list) or len(positions) != setting.depth:
-        raise ValueError(f"{where}: positions: must list {setting.depth} pairs of counts; {fix}")
-    return setting
+def read(path: Path, settings: Settings, left_out: Mapping[str, Collection[int]] | None = None) -> Evaluation:
+    """Read a drafter's file, sorted by setting, task and prompt.
 
-
-def read(path: Path, drafter: str, settings: Settings, left_out: Mapping[str, Collection[int]] | None = None) -> Evaluation:
-    """Read a drafter's file, checked and sorted.
-
-    left_out: by task the records whose prompts are not told. Raises ValueError for a line that does not fit or a task without
-    one.
+    left_out: by task the records whose prompts are not told. Raises ValueError for a line of other settings, and for a task
+    without a round.
     """
-    found: dict[Setting, list[dict[str, Any]]] = {setting: [] for setting in settings.settings}
+    found: dict[Setting, list[Line]] = {setting: [] for setting in settings.settings}
     dropped: Counter[str] = Counter()
+    tasks = list(settings.tasks)
     for number, row in enumerate(jsonl.read(path), 1):
-        setting = _check_row(f"{path}: line {number}", row, drafter, settings)
+        shape = row["shape"]
+        setting = Setting(row["temperature"], tuple(shape) if isinstance(shape, list) else shape)
+        if setting not in found or row["task"] not in tasks or row.get("engine", OURS) != settings.engine:
+            raise ValueError(
+                f"{path}: line {number}: task {row['task']}, {setting}, by {row.get('engine', OURS)}, is not what `evaluation` "
+                "asks for (tasks, temperatures, shapes, engine); evaluate this drafter again (rule evaluate)"
+            )
         if row["record"] not in (left_out or {}).get(row["task"], ()):
             found[setting].append(row)
         elif setting == settings.settings[0]:
             dropped[row["task"]] += 1
-    tasks = list(settings.tasks)
     for setting, rows in found.items():
         rows.sort(key=lambda row: (tasks.index(row["task"]), row["prompt"]))
-        keys = [(row["task"], row["prompt"]) for row in rows]
-        if len(set(keys)) != len(keys):
-            raise ValueError(f"{path}: prompt: a prompt stands twice; evaluate this drafter again (rule evaluate)")
         for task in tasks:
-            if not sum(row["rounds"] for row in rows if row["task"] == task):
+            if not any(row["rounds"] for row in rows if row["task"] == task):
                 raise ValueError(
                     f"{path}: task: {task!r} has no prompt with a round at {setting}; evaluate again (rule evaluate)"
                 )
-    rows = found[settings.settings[0]]
-    columns = {name: np.array([row[name] for row in rows]) for name in WHOLE}
-    columns |= {name: np.array([row.get(name) for row in rows], float) for name in SECONDS}
-    columns |= {name: np.array([row[name] for row in rows]) for name in ("task", "prompt_hash")}
-    lines = [row for held in found.values() for row in held]
-    return Evaluation(path, drafter, columns, [row["accepted"] for row in rows], lines, dict(dropped))
+    main = found[settings.settings[0]]
+    columns = {name: np.array([row[name] for row in main]) for name in (*COUNTS, "task", "prompt_hash")}
+    columns |= {name: np.array([row[name] for row in main], float) for name in SECONDS}
+    return Evaluation(path, columns, [row for rows in found.values() for row in rows], dict(dropped))
 
 
 def check_pairs(first: Evaluation, other: Evaluation) -> None:
-    """Two drafters must have met the same prompts, to the token. Raises ValueError that names the first difference."""
-    for name in ("task", "prompt", "record", "context_tokens"):
-        if len(first[name]) != len(other[name]) or (first[name] != other[name]).any():
-            raise ValueError(f"{other.path}: {name}: prompts differ from those of {first.path}; evaluate both again")
-    for place in np.flatnonzero(first["prompt_hash"] != other["prompt_hash"]):
-        raise ValueError(
-            f"{other.path}: task {other['task'][place]}, prompt {other['prompt'][place]}: prompt_hash: "
-            f"{other['prompt_hash'][place]}, but {first['prompt_hash'][place]} in {first.path}; only drafters of one target, "
-            "on the same data with the same settings, can be compared; evaluate both again"
-        )
+    """Raise ValueError, with the first prompt, where two drafters have not met the same prompts, to the token."""
+    prompts = (zip(one["task"], one["prompt"], one["prompt_hash"], strict=True) for one in (first, other))
+    for left, right in zip_longest(*prompts):
+        if left != right:
+            task, prompt, _ = right or left
+            raise ValueError(
+                f"{other.path}: task {task}, prompt {prompt}: is another prompt than in {first.path}; only drafters of one "
+                "target, on the same data with the same settings, can be compared; evaluate both again"
+            )
+
+
+def bucket_of(context_tokens: int) -> int:
+    """Return the number of the bucket that a context length lies in."""
+    return bisect_right(EDGES, context_tokens) - 1
+
+
+def bucket_name(number: int) -> str:
+    """Return 0-1k, 1-2k, ... 32k+."""
+    low = EDGES[number] // 1024
+    return f"{low}k+" if number == len(EDGES) - 1 else f"{low}-{EDGES[number + 1] // 1024}k"
+
+
+def summarize(lines: Iterable[Line]) -> list[Line]:
+    """Return a row for each task, temperature, shape and filled bucket, in the order of the lines and then of the buckets."""
+    groups: dict[str, dict[int, list[Line]]] = {}
+    for line in lines:
+        name = f"{line['task']} {line['temperature']} {line['shape']}"
+        groups.setdefault(name, {}).setdefault(bucket_of(line["context_tokens"]), []).append(line)
+    return [_figures(number, held[number]) for held in groups.values() for number in sorted(held)]
+
+
+def _ratio(over: float | None, under: float | None) -> float | None:
+    return over / under if under and over is not None else None
+
+
+def _figures(bucket: int, lines: list[Line]) -> Line:
+    """Return the figures of some lines of one task and setting. A figure that nothing was measured for is None.
+
+    position_acceptance: of the rounds in which all drafted tokens before it were kept, the share in which the first,
+    second, ... was kept too; tokens a second are those after the prompt.
+    """
+    sums = {name: sum(line[name] for line in lines) for name in SUMS}
+    told = [name for name in SECONDS if all(line[name] is not None for line in lines)]  # an engine may not tell all
+    seconds = dict.fromkeys(SECONDS) | {name: sum(line[name] for line in lines) for name in told}
+    by_place = zip(*(line["positions"] for line in lines), strict=True)
+    positions = [[sum(counts) for counts in zip(*pairs, strict=True)] for pairs in by_place]
+    return {
+        **{name: lines[0][name] for name in ("task", "temperature", "shape")},
+        "context": bucket_name(bucket),
+        "prompts": len(lines),
+        **{name: sums[name] for name in SUMS},
+        "acceptance_length": _ratio(sums["new_tokens"], sums["rounds"]),
+        "position_acceptance": [_ratio(kept, reached) for kept, reached in positions],
+        "tokens_per_second": _ratio(sums["new_tokens"], seconds["seconds_speculative"]),
+        "tokens_per_second_plain": _ratio(sums["new_tokens"], seconds["seconds_plain"]),
+        "speed_up": _ratio(seconds["seconds_plain"], seconds["seconds_speculative"]),
+        "draft_share": _ratio(seconds["seconds_draft"], seconds["seconds_speculative"]),
+    }

@@ -1,6 +1,5 @@
 """One prompt, decoded plainly and with drafts, both on the same cache of its prompt: a line of the results."""
 
-import json
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -11,7 +10,7 @@ import torch
 
 from longspec.atomic_files import sha256_text
 from longspec.chain_length import LONGEST
-from longspec.decode.autoregressive import Plain, decode_plain
+from longspec.decode.autoregressive import Plain, decode_plain, near_tie_margin
 from longspec.decode.cache import tokens_ahead
 from longspec.decode.chain_costs import measure_costs
 from longspec.decode.drafters import Drafter
@@ -20,13 +19,9 @@ from longspec.decode.prefill import Prefilled, prefill
 from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import Decoded, Row, speculate
 from longspec.journal import Followed, Journal
-from longspec.measure.losslessness import Comparison, compare
+from longspec.measure.lines import Comparison, Line, Work, judge, key_of, plain_key, refuse_fault
 from longspec.measure.sample import sample_of
 from longspec.measure.tasks import Prompt, Setting
-
-Line = dict[str, Any]
-Work = dict[str, tuple[Prompt, Setting]]  # by key_text
-KEY = ("task", "prompt", "temperature", "shape", "prompt_hash")  # fields that identify a line of the results
 
 
 @dataclass(frozen=True)
@@ -62,7 +57,7 @@ class Measurer:
         """A line for each of the settings, which have one temperature: the text without draft is decoded once for all.
 
         A repeat decodes it, then by each setting; every second one in the reverse order. Seconds are the medians, the lower of
-        two; the prompt's forward is not in them. The first prompt of a task keeps what was drafted for it too.
+        two; the prompt's forward is not in them.
 
         Raises ValueError when greedy output is not the target's own up to near-ties.
         """
@@ -97,11 +92,9 @@ class Measurer:
             "seconds_draft": decoded.seconds_draft,
             "seconds_target": decoded.seconds_target,
         }
-        line = line_of(prompt, setting, fast, verdict, plain, seconds)
-        if prompt.number == 0:
-            line["sample"] = sample_of(self.tokenizer, prompt.ids, fast.ids, fast.accepted)
-            if self.with_costs and setting.temperature == 0 and isinstance(setting.shape, int):
-                line["seconds_by_chain"] = vars(measure_costs(self.target, self.drafter, start, min(setting.shape, LONGEST)))
+        line = line_of(self.tokenizer, prompt, setting, fast, verdict, plain, seconds)
+        if prompt.number == 0 and self.with_costs and setting.temperature == 0 and isinstance(setting.shape, int):
+            line["seconds_by_chain"] = vars(measure_costs(self.target, self.drafter, start, min(setting.shape, LONGEST)))
         return line
 
     def _speculative(self, start: Prefilled, prompt: Prompt, setting: Setting) -> Decoded:
@@ -122,27 +115,36 @@ class Measurer:
         return torch.Generator(self.target.device).manual_seed(int(sha256_text(name)[:15], 16))
 
 
-def key_of(prompt: Prompt, setting: Setting) -> Line:
-    """The fields of KEY."""
-    shape = setting.shape if isinstance(setting.shape, int) else list(setting.shape)
-    return dict(zip(KEY, (prompt.task, prompt.number, setting.temperature, shape, prompt.hash), strict=True))
+def compare(plain: Plain, speculative: list[int]) -> Comparison:
+    """Compare with plain decoding.
 
+    A mismatch is a near-tie when plain decoding's own logits gave the other token as much as the best one, up to the
+    rounding noise of the dtype.
+    """
 
-def plain_key(prompt: Prompt, setting: Setting) -> str:
-    """As of key_text, of a text without draft, which has no shape."""
-    return key_text(key_of(prompt, setting) | {"shape": None})
+    def gap(place: int, own: int, other: int) -> tuple[float, float]:
+        logits_V = plain.logits[place]
+        return float(logits_V[own] - logits_V[other]), near_tie_margin(logits_V)
+
+    return judge(plain.ids, speculative, gap)
 
 
 def verdict_of(prompt: Prompt, setting: Setting, plain: Plain, decoded: Decoded) -> Comparison:
-    """How the text compares with that without draft. Raises ValueError when greedy text differs by more than a near-tie."""
+    """Compare a text with that without draft. Raises ValueError when greedy text differs by more than a near-tie."""
     (fast,) = decoded.rows
     verdict = compare(plain, fast.ids) if setting.temperature == 0 else Comparison(0, 0, 0)
-    refuse_fault(prompt, setting, verdict, plain, fast.ids)
+    refuse_fault(prompt, setting, verdict, plain.ids, fast.ids)
     return verdict
 
 
-def line_of(prompt: Prompt, setting: Setting, row: Row, verdict: Comparison, plain: float, seconds: dict[str, Any]) -> Line:
-    """A line of the results. plain: seconds of a token by plain decoding; seconds: the fields that tell of the speculative."""
+def line_of(
+    tokenizer: Any, prompt: Prompt, setting: Setting, row: Row, verdict: Comparison, plain: float, seconds: Line
+) -> Line:
+    """Return a line; that of a task's first prompt keeps what was drafted for it too.
+
+    plain: seconds of a token by plain decoding; seconds: the fields that tell of the speculative.
+    """
+    sample = {"sample": sample_of(tokenizer, prompt.ids, row.ids, row.accepted)} if prompt.number == 0 else {}
     return {
         **key_of(prompt, setting),
         "record": prompt.record,
@@ -159,23 +161,4 @@ def line_of(prompt: Prompt, setting: Setting, row: Row, verdict: Comparison, pla
         **seconds,
         "tokens": row.ids,
         "reference": prompt.reference,
-    }
-
-
-def key_text(line: Line) -> str:
-    """The fields of KEY of a line as one text."""
-    return json.dumps([line.get(name) for name in KEY])
-
-
-def refuse_fault(prompt: Prompt, setting: Setting, verdict: Comparison, plain: Plain, fast: list[int]) -> None:
-    """Raise ValueError when the text differs from plain decoding by more than a near-tie."""
-    if verdict.mismatches > verdict.near_ties:
-        place = verdict.tokens_compared
-        if verdict.margin is None:
-            why = "one text ends before the other"
-        else:
-            why = f"the target's logits of the two lie {verdict.margin:.3g} apart, a tie's {verdict.margin_allowed:.3g} at most"
-        raise ValueError(
-            f"{prompt.task}, prompt {prompt.number}, {setting}: other tokens than plain decoding at token {place} "
-            f"({plain.ids[place - 1 : place]} became {fast[place - 1 : place]}; {why}): decoding is not lossless"
-        )
+    } | sample

@@ -27,13 +27,12 @@ ROOM_AFTER = 16
 
 def all_prompts(raw: Mapping[str, Path], section: Settings, tokenizer: Any, positions: int) -> list[Prompt]:
     """Return the prompts of every task. raw: manifests of held-out records, by dataset. Raises ValueError for a missing one."""
+    section.check_raw(raw)
     prompts = []
     for name, task in section.tasks.items():
         if isinstance(task, Benchmark):
             prompts += read_prompts(name, task, section.prompts, tokenizer, section.seed, positions)
             continue
-        if task.data not in raw:
-            raise ValueError(f"--raw: the manifest of {task.data} is missing, which evaluation.tasks.{name}.data needs")
         check_room(name, task, positions)
         prompts += draw_prompts(name, task, raw[task.data], section.prompts, tokenizer, section.seed)
     return prompts

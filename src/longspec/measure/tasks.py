@@ -6,6 +6,7 @@ fields of a file (`source`, `template`, ...), as benchmarks are.
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from typing import Any
 from longspec.atomic_files import sha256_text
 from longspec.config.explain import faults_in
 from longspec.config.faults import check
-from longspec.config.names import WITH_LOOKUP
 from longspec.data.align.fields import compose
 from longspec.data.hub.names import parse as parse_hub
 from longspec.data.raw import is_hub
@@ -92,11 +92,11 @@ class Benchmark:
     """
 
     source: str | list[str]
-    template: str
-    chat: bool
-    reference: str
-    longest: int
     new_tokens: int
+    template: str = "{prompt}"
+    chat: bool = True
+    reference: str = "reference"
+    longest: int = 0
     revision: str | None = None
     member: str = ""
 
@@ -107,9 +107,7 @@ class Benchmark:
 
 
 Task = HeldOut | Benchmark
-HELD_OUT: dict[str, Any] = {"data": None, "context": None, "whole_questions": False}
-BENCHMARK: dict[str, Any] = {"source": None, "template": "{prompt}", "chat": True, "reference": "reference", "longest": 0}
-OF_HUB: dict[str, Any] = {"revision": "main", "member": ""}
+OF_HUB = ("revision", "member")  # keys of a task whose source is on the hub
 
 
 @dataclass(frozen=True)
@@ -137,9 +135,11 @@ class Settings:
         """By name the dataset of each task of held-out records."""
         return {name: task.data for name, task in self.tasks.items() if isinstance(task, HeldOut)}
 
-    def copied_by(self, drafter: str) -> int:
-        """Most tokens that a drafter copies by prompt lookup beside those that it drafts."""
-        return (self.with_lookup or 0) if drafter == WITH_LOOKUP else 0
+    def check_raw(self, raw: Mapping[str, Path]) -> None:
+        """Raise ValueError for a dataset of these without a manifest in `raw`."""
+        for task, data in self.data.items():
+            if data not in raw:
+                raise ValueError(f"--raw: the manifest of {data} is missing, which evaluation.tasks.{task}.data needs")
 
     @property
     def draft_tokens(self) -> int:
@@ -165,27 +165,21 @@ def parse(section: dict[str, Any]) -> Settings:
             raise ValueError(f"evaluation.temperatures, evaluation.shapes: {setting} stands twice; name each once")
         if isinstance(setting.shape, tuple) and sum(setting.shape) > MOST_NODES:
             raise ValueError(f"evaluation.shapes: {setting} has {sum(setting.shape)} nodes; {MOST_NODES} is the most")
-    engine = section.get("engine", OURS)
-    check_engine(engine, settings)
     tasks = {name: task_of(name, task, section["new_tokens"]) for name, task in section["tasks"].items()}
-    python = section.get("serve_python", SERVE_PYTHON)
-    copied = section.get("with_lookup")
-    if copied is not None and engine == VLLM:
+    same = {name: value for name, value in section.items() if name in Settings.__dataclass_fields__ and name != "tasks"}
+    found = Settings(**same, settings=settings, tasks=tasks)
+    trees = [setting.shape for setting in settings if not isinstance(setting.shape, int)]
+    if found.engine == VLLM and trees:
         raise ValueError(
-            f"evaluation.with_lookup: {copied}: vLLM drafts by one means alone; give null, or evaluation.engine: {OURS}"
-        )
-    prompts, repeats, seed, new_tokens = (section[key] for key in ("prompts", "repeats", "seed", "new_tokens"))
-    return Settings(prompts, repeats, seed, settings, new_tokens, tasks, engine, python, section.get("precision"), copied)
-
-
-def check_engine(engine: str, settings: list[Setting]) -> None:
-    """Raise ValueError, with the key, for shapes that vLLM does not draft."""
-    trees = [setting for setting in settings if not isinstance(setting.shape, int)]
-    if engine == VLLM and trees:
-        raise ValueError(
-            f"evaluation.shapes: {shape_name(trees[0].shape)}: vLLM drafts chains alone; give a number of tokens, or "
+            f"evaluation.shapes: {shape_name(trees[0])}: vLLM drafts chains alone; give a number of tokens, or "
             f"evaluation.engine: {OURS}"
         )
+    if found.engine == VLLM and found.with_lookup is not None:
+        raise ValueError(
+            f"evaluation.with_lookup: {found.with_lookup}: vLLM drafts by one means alone; give null, or "
+            f"evaluation.engine: {OURS}"
+        )
+    return found
 
 
 def check_interpreter(python: str) -> None:
@@ -206,27 +200,28 @@ def task_of(name: str, settings: dict[str, Any], new_tokens: int) -> Task:
             f"{key}: give either data and context (held-out records of the run's own data) or source (a file of prompts), "
             f"not {'both' if 'data' in settings else 'neither'}"
         )
-    defaults = HELD_OUT if "data" in settings else BENCHMARK | (OF_HUB if is_hub(settings["source"]) else {})
-    known = {**defaults, "new_tokens": new_tokens}
+    kind, on_hub = (HeldOut, False) if "data" in settings else (Benchmark, is_hub(settings["source"]))
+    known = [name for name in kind.__dataclass_fields__ if on_hub or name not in OF_HUB]
     for given in settings:
         if given not in known:
-            kind = "held-out records" if "data" in settings else "files of the hub" if is_hub(settings["source"]) else "a file"
-            raise ValueError(f"{key}.{given}: unknown for a task of {kind}; known: {', '.join(known)}")
-    whole = known | settings
-    if "data" in settings:
-        if whole["context"] is None:
+            what = "held-out records" if kind is HeldOut else "files of the hub" if on_hub else "a file"
+            raise ValueError(f"{key}.{given}: unknown for a task of {what}; known: {', '.join(known)}")
+    whole = {"new_tokens": new_tokens} | ({"revision": "main"} if on_hub else {}) | settings
+    if kind is HeldOut:
+        if "context" not in settings:
             raise ValueError(f"{key}.context: must be given: the shortest and the longest prompt in tokens, such as [64, 448]")
         shortest, longest = whole["context"]
         if shortest > longest:
             raise ValueError(f"{key}.context: [{shortest}, {longest}] is reversed; give the shortest prompt first")
-        return HeldOut(whole["data"], (shortest, longest), whole["new_tokens"], whole["whole_questions"])
+        return HeldOut(**whole | {"context": (shortest, longest)})
+    task = Benchmark(**whole)
     try:
-        compose(to="prompt", template=whole["template"], optional=[])
+        compose(to="prompt", template=task.template, optional=[])
     except RecordError as error:
         raise ValueError(f"{key}.{error.field}: {error.reason}") from error
-    if is_hub(whole["source"]):
-        _check_hub(key, whole["source"], whole["member"])
-    return Benchmark(**whole)
+    if on_hub:
+        _check_hub(key, str(task.source), task.member)
+    return task
 
 
 def _check_hub(key: str, source: str, member: str) -> None:

@@ -15,10 +15,9 @@ Line = dict[str, Any]
 
 
 def longest_chains(settings: list[Setting]) -> list[Setting]:
-    """Of each temperature the longest chain that was measured, which tells of all shorter ones."""
-    chains = [setting for setting in settings if isinstance(setting.shape, int)]
-    by_temperature = groupby(sorted(chains, key=lambda setting: (setting.temperature, -setting.depth)), lambda s: s.temperature)
-    return [next(held) for _, held in by_temperature]
+    """Return the longest chain that was measured at each temperature, which tells of all shorter ones."""
+    chains = sorted((setting for setting in settings if isinstance(setting.shape, int)), key=lambda setting: setting.depth)
+    return [longest for _, longest in sorted({setting.temperature: setting for setting in chains}.items())]
 
 
 def store_acceptance(folder: Path, variant: Variant, settings: Settings) -> None:

@@ -1,6 +1,6 @@
 """The page's numbers: what each drafter's measurements say, and the drafters against each other. Suffix: P prompts."""
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -8,29 +8,16 @@ import numpy as np
 
 from longspec.config import plain
 from longspec.config.names import FINAL, LOOKUP, WITH_LOOKUP
+from longspec.measure import gates as gate
 from longspec.measure.estimates import acceptance, difference, ratio_of
-from longspec.measure.lines import Evaluation, check_pairs
-from longspec.measure.summary import summarize
+from longspec.measure.lines import Evaluation, check_pairs, summarize
 from longspec.measure.tasks import Settings
 from longspec.report.chain_lengths import expected_speeds
-from longspec.report.gates import count, judge
-from longspec.report.inputs import Target, Variant
+from longspec.report.inputs import Stage, Target, Variant
 from longspec.report.prediction import predictions
-from longspec.report.samples import all_samples
 from longspec.report.tables import flatten
-from longspec.report.training_curves import estimates
 
 Row = dict[str, Any]
-
-
-def by_task(found: Evaluation, settings: Settings) -> Row:
-    """task -> acceptance."""
-    return {task: acceptance(found, found.of_task(task)) for task in settings.tasks}
-
-
-def overall(found: Evaluation, settings: Settings) -> Row:
-    """Acceptance over all tasks."""
-    return acceptance(found, found.of_task(None))
 
 
 def bucket_edges(longest: int) -> list[int]:
@@ -56,8 +43,7 @@ def by_position(found: Evaluation, settings: Settings) -> dict[str, list[float]]
     """task -> share of rounds in which the first, second, ... drafted token was accepted."""
     shares = {}
     for task in settings.tasks:
-        inside = zip(found.accepted, found.of_task(task), strict=True)
-        accepted = np.array([count for rounds, chosen in inside if chosen for count in rounds])
+        accepted = np.array([count for line in found.main_lines if line["task"] == task for count in line["accepted"]])
         shares[task] = [float(np.mean(accepted >= place)) for place in range(1, settings.draft_tokens + 1)]
     return shares
 
@@ -69,8 +55,6 @@ def speed(found: Evaluation, settings: Settings) -> Row:
     engine does not tell the seconds of draft and target apart.
     """
     plain, speculative = float(found["seconds_plain"].sum()), float(found["seconds_speculative"].sum())
-    if not plain or not speculative:
-        raise ValueError(f"{found.path}: seconds_plain, seconds_speculative: no time measured; evaluate again")
     draft, target = (float(found[name].sum()) for name in ("seconds_draft", "seconds_target"))
     step_draft = draft / (found["rounds"].sum() * settings.draft_tokens)
     step_plain = plain / found["new_tokens"].sum()
@@ -89,21 +73,17 @@ def speed(found: Evaluation, settings: Settings) -> Row:
     }
 
 
-def speed_by_task(found: Evaluation, settings: Settings) -> Row:
-    """task -> measured speed-up."""
-    columns = "seconds_plain", "seconds_speculative"
-    return {task: ratio_of(found, *columns, found.of_task(task)) for task in settings.tasks}
-
-
-# What a report tells of every drafter, by its name there.
-PARTS: dict[str, Callable[[Evaluation, Settings], Any]] = {
-    "variants": by_task,
-    "overall": overall,
-    "by_context": by_context,
-    "by_position": by_position,
-    "speed": speed,
-    "speed_by_task": speed_by_task,
-}
+def of_drafter(found: Evaluation, settings: Settings) -> Row:
+    """Return what a report tells of every drafter, by its name there."""
+    columns, inside = ("seconds_plain", "seconds_speculative"), {task: found.of_task(task) for task in settings.tasks}
+    return {
+        "variants": {task: acceptance(found, chosen_P) for task, chosen_P in inside.items()},
+        "overall": acceptance(found, found.of_task(None)),
+        "by_context": by_context(found, settings),
+        "by_position": by_position(found, settings),
+        "speed": speed(found, settings),
+        "speed_by_task": {task: ratio_of(found, *columns, chosen_P) for task, chosen_P in inside.items()},
+    }
 
 
 def improvements(variant: Variant, settings: Settings) -> list[dict[str, Any]]:
@@ -134,6 +114,30 @@ def with_lookup(variant: Variant, settings: Settings) -> dict[str, Any] | None:
     if (both := variant.evaluations.get(WITH_LOOKUP)) is None:
         return None
     return difference(both, variant.evaluations[variant.final], both.of_task(None))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One text; a token is {text, depth}, its depth that in the draft of its round, 0: the target's own."""
+
+    task: str
+    context_tokens: int
+    before: str
+    tokens: list[Row]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Count the tokens, and the drafted ones that were kept."""
+        return {"tokens": len(self.tokens), "kept": sum(token["depth"] > 0 for token in self.tokens)}
+
+
+def all_samples(variant: Variant) -> dict[str, list[Sample]]:
+    """Return by drafter the texts after each task's first prompt, at the main setting; a drafter without one is left out."""
+    found = {
+        drafter: [Sample(line["task"], line["context_tokens"], **line["sample"]) for line in one.main_lines if "sample" in line]
+        for drafter, one in variant.evaluations.items()
+    }
+    return {drafter: samples for drafter, samples in found.items() if samples}
 
 
 def lossless(variant: Variant) -> dict[str, Any]:
@@ -196,12 +200,17 @@ def told_differently(variants: list[Variant]) -> list[dict[str, Any]]:
     return rows
 
 
+def estimates(stage: Stage) -> list[dict[str, Any]]:
+    """Return each logged estimate with its step: acceptance_k by lag, expected_tokens a round, loss in nats, seconds."""
+    logged = [{"step": row["step"]} | row["held_out"] for row in stage.metrics if "held_out" in row]
+    return [row for row in logged if row["expected_tokens"] is not None]  # null: it was not finite
+
+
 def figures_of(variant: Variant, settings: Settings) -> dict[str, Any]:
     """What a variant's drafters did, each by its name, and how they were trained."""
-    drafters = variant.evaluations.items()
-    figures: dict[str, Any] = {
-        part: {drafter: figure(found, settings) for drafter, found in drafters} for part, figure in PARTS.items()
-    }
+    drafters = {drafter: of_drafter(found, settings) for drafter, found in variant.evaluations.items()}
+    parts = next(iter(drafters.values()))
+    figures = {part: {drafter: each[part] for drafter, each in drafters.items()} for part in parts}
     estimated = {stage.name: estimates(stage) for stage in variant.stages}
     return figures | {"lossless": lossless(variant), "training_estimates": estimated}
 
@@ -212,10 +221,11 @@ def report_numbers(
     """All measured numbers that the page shows, which are the content of report.json."""
     found = {}
     for variant in variants:
-        shared, judged = figures_of(variant, settings), judge(variant, settings, gates)
+        stages = {stage.name: stage.data for stage in variant.stages}
+        shared, judged = figures_of(variant, settings), gate.judge(stages, variant.final, variant.evaluations, settings, gates)
         held = variant.vocabulary
         head_share = 1.0 if held is None else len(held.ids) / held.size
-        samples, tau = all_samples(variant.evaluations), shared["overall"][variant.final]["mean"]
+        samples, tau = all_samples(variant), shared["overall"][variant.final]["mean"]
         found[variant.name] = shared | {
             "improvements": improvements(variant, settings),
             "against_baselines": against_baselines(variant, settings),
@@ -224,7 +234,7 @@ def report_numbers(
             "samples": {drafter: {each.task: each.counts for each in texts} for drafter, texts in samples.items()},
             "measured": {drafter: summarize(lines.lines) for drafter, lines in variant.evaluations.items()},
             "gates": judged,
-            "gate_counts": count(judged),
+            "gate_counts": gate.count(judged),
             "vocabulary": vocabulary(variant),
             "final": variant.provenance.get(FINAL, {"stage": variant.final}),
             "left_out": variant.evaluations[variant.final].left_out,

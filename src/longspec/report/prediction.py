@@ -34,19 +34,16 @@ PUBLISHED = (
 )
 
 
-def shape_of(name: str, config: dict[str, Any], path: str) -> Shape:
-    """The shape in a target's config.json. Raises ValueError with file and field for one that is missing."""
-    heads = config.get("num_attention_heads")
-    values: dict[str, Any] = {
-        "num_key_value_heads": heads,
-        "head_dim": config["hidden_size"] // heads if config.get("hidden_size") and heads else None,
-    } | {key: value for key, value in config.items() if value is not None}
-    fields = [key for key in Shape.__dataclass_fields__ if key not in ("name", "model_type", "expert_width", "published")]
-    for key in fields:
-        if not isinstance(values.get(key), int):
-            raise ValueError(f"{path}: {key}: {values.get(key)!r} is no whole number; give a target of docs/families.md")
-    expert_width = values.get("moe_intermediate_size", values["intermediate_size"]) * values.get("num_experts_per_tok", 0)
-    return Shape(name, values.get("model_type", ""), **{key: values[key] for key in fields}, expert_width=expert_width)
+def shape_of(name: str, config: dict[str, Any]) -> Shape:
+    """Return the shape in a target's config.json."""
+    heads, experts = config["num_attention_heads"], config.get("num_experts_per_tok") or 0
+    beside = {
+        "num_key_value_heads": config.get("num_key_value_heads") or heads,
+        "head_dim": config.get("head_dim") or config["hidden_size"] // heads,
+        "expert_width": experts * (config.get("moe_intermediate_size") or config["intermediate_size"]),
+    }
+    sizes = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+    return Shape(name, config["model_type"], **{key: config[key] for key in sizes}, **beside)
 
 
 def layer_parameters(shape: Shape) -> int:

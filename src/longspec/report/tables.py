@@ -1,7 +1,7 @@
 """Rows for the page's tables of data, recipes and provenance."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from operator import ne
 from typing import Any
 
@@ -9,7 +9,7 @@ from longspec import methods
 from longspec.config import plain
 from longspec.data.layout_tally import answer_reasons, cut_warning, unlike_served_warning
 from longspec.measure.tasks import Task
-from longspec.report.inputs import Manifest, Stage, Target, Variant
+from longspec.report.inputs import Stage, Target, Variant
 
 # The recipe's main keys as the page calls them. Those of its method follow, then others that differ between stages by their
 # own names.
@@ -22,7 +22,8 @@ RECIPE_ROWS = {
 }
 HIDDEN = ("stage", "init")
 PACKED = ("rows", "sequence_length", "collation", "overlong", "tokens", "labels", "documents", "padding_share", "skipped")
-SORTED = ("train", "held_out", "rejected", "filtered")  # where a record can go
+RECORDS = ("read", "made", "train", "held_out", "rejected", "filtered")
+Manifest = dict[str, Any]
 
 
 def flatten(content: Any, prefix: str = "") -> dict[str, Any]:
@@ -84,20 +85,17 @@ def _replayed(stages: list[Stage]) -> list[tuple[str, list[str]]]:
 
 
 def raw_table(raw: list[Manifest], variants: list[Variant], tasks: Mapping[str, Task]) -> list[dict[str, Any]]:
-    """Where the records of each dataset went. Raises ValueError when they do not add up."""
+    """Say where the records of each dataset went."""
     rows = []
     for manifest in raw:
-        records, name = manifest["records"], manifest["name"]
-        parts = {key: int(records.get(key, -1)) for key in (*SORTED, "read", "made")}
-        if min(parts.values()) < 0 or parts["read"] + parts["made"] != sum(parts[key] for key in SORTED):
-            raise ValueError(f"{manifest.path}: records: {records} do not add up; make the dataset again (rule raw)")
+        name, parts = manifest["name"], {key: manifest["records"][key] for key in RECORDS}
         trains = dict.fromkeys(stage.name for variant in variants for stage in variant.stages if stage.data == name)
         measures = [key for key, task in tasks.items() if task.origin == name]
         rows.append({"name": name, "trains": list(trains), "measures": measures} | parts)
     return rows
 
 
-def answers_table(answered: Sequence[Manifest]) -> list[dict[str, Any]]:
+def answers_table(answered: list[Manifest]) -> list[dict[str, Any]]:
     """Return for each dataset that the target has answered what became of its records, and why, the most frequent first."""
     rows = []
     for manifest in answered:
@@ -108,7 +106,7 @@ def answers_table(answered: Sequence[Manifest]) -> list[dict[str, Any]]:
                 "records": counts["records"],
                 "ends": counts["ends"],
                 "reasons": answer_reasons(counts) or "—",
-                "warning": cut_warning(manifest.content),
+                "warning": cut_warning(manifest),
             }
         )
     return rows
@@ -143,7 +141,7 @@ def packed_table(packed: list[Manifest], variants: list[Variant]) -> list[dict[s
     rows = []
     for manifest in packed:
         row = {name: manifest[name] for name in (*PACKED, "cut_tokens")} | {"name": manifest["dataset"]}
-        row["warning"] = unlike_served_warning(manifest.content)
+        row["warning"] = unlike_served_warning(manifest)
         kind = (row["name"], row["collation"], row["sequence_length"], row["overlong"])
         trained = [stage.name for variant in variants for stage in variant.stages if kind in packed_kinds(stage, variant)]
         row["stages"] = list(dict.fromkeys(trained))

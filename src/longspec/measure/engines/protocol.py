@@ -1,12 +1,15 @@
-"""The files between an evaluation and vLLM's environment: a job in, a line of answer for each request out.
+"""What an evaluation and an engine's environment hand each other: a job in, a line of answer for each request out.
 
-Standard library alone, since both environments read this.
+An engine is a module here, run as a program by the Python of its environment. Standard library alone, since both read this.
 """
 
+import argparse
 import json
-import math
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +32,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Job:
-    """A model and its requests. method: vLLM's name of the kind of draft, None to decode without; tokens: of each draft.
+    """A model and its requests. method: the engine's name of the kind of draft, None to decode without; tokens: of each draft.
 
     draft: the folder of its weights, None for kinds that have none; positions: of the longest text with its drafts; repeats:
     how often each request is decoded.
@@ -50,12 +53,9 @@ class Job:
 
 
 def read_job(path: Path) -> Job:
-    """The job of a file. Raises ValueError for one that is none."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return Job(**content | {"requests": [Request(**request) for request in content["requests"]]})
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{path}: is no job of longspec.measure: {error}") from error
+    """Read what Job.write has written."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return Job(**content | {"requests": [Request(**request) for request in content["requests"]]})
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Answer:
     """One decoded text, as the engine told it.
 
     tokens: the text; steps: how many of them each step of the engine brought, the prompt's first; accepted, accepted_by_place:
-    by how much vLLM's counters grew, the last for the first, second, ... drafted token; best: at each place (token, logit) of
+    by how much its counters grew, the last for the first, second, ... drafted token; best: at each place (token, logit) of
     the likeliest ones, best first; seconds: from the first token to the end, of every repeat.
     """
 
@@ -76,55 +76,36 @@ class Answer:
     best: list[list[tuple[int, float]]] = field(default_factory=list)
 
     def encode(self) -> str:
-        """A line of JSON."""
+        """Return a line of JSON."""
         return json.dumps(asdict(self))
 
 
-def answer_of(content: Any, vocabulary: int) -> Answer:
-    """Return the answer that a parsed line holds. Raise ValueError, with the field, for one that is none.
+def run(packages: tuple[str, ...], load: Callable[[Job], Any], answer: Callable[[Any, Request, int], Answer]) -> None:
+    """Print the versions of an engine's packages, or the answers to a job.
 
-    vocabulary: the target's number of tokens.
+    packages: the first is the engine's own; answer: of what load has loaded, a request and a number of repeats. All that the
+    engine prints goes to the standard error: the standard output is for answers alone.
     """
-    if not isinstance(content, dict):
-        raise ValueError(f"no answer of longspec.measure.engines: {str(content)[:80]!r}")
+    parser = argparse.ArgumentParser(description="Decode the requests of a job; print a line of JSON for each answer.")
+    asked = parser.add_mutually_exclusive_group(required=True)
+    asked.add_argument("--versions", action="store_true", help="print the versions of the engine and of what it stands on")
+    asked.add_argument("job", nargs="?", type=Path, help="a job's file, as longspec.measure evaluate writes it")
+    options = parser.parse_args()
+    if options.versions:
+        names = metadata.packages_distributions()
+        if packages[0] not in names:
+            sys.exit(f"{sys.executable}: {packages[0]} is not installed here")
+        print(json.dumps({name: metadata.version(names[name][0]) for name in packages}))
+        return
+    out = os.dup(1)
+    os.dup2(2, 1)
+    job = read_job(options.job)
     try:
-        found = Answer(**{name: content[name] for name in content if name in Answer.__match_args__})  # an older one has more
-    except TypeError as error:
-        raise ValueError(f"no answer of longspec.measure.engines: {error}") from error
-    tokens = _are(found.tokens, lambda token: _is_count(token) and token < vocabulary)
-    steps = _are(found.steps, _is_count) and tokens and sum(found.steps) == len(found.tokens)
-    faults = {
-        "id": not isinstance(found.id, str),
-        f"tokens (at least one, below {vocabulary})": not tokens or not found.tokens,
-        "steps (adding up to the tokens)": not steps,
-        "accepted": not _is_count(found.accepted),
-        "accepted_by_place": not _are(found.accepted_by_place, _is_count),
-        "seconds": not found.seconds or not _are(found.seconds, _is_number) or min(found.seconds) < 0,
-        "best": not _are(found.best, lambda place: _are(place, lambda pair: _is_pair(pair, vocabulary))),
-    }
-    if wrong := [name for name, fault in faults.items() if fault]:
-        raise ValueError(f"answer to {str(found.id)[:80]!r}: {wrong[0]}: is {str(content.get(wrong[0].split()[0]))[:80]}")
-    return found
-
-
-def _are(values: Any, fits: Callable[[Any], bool]) -> bool:
-    return isinstance(values, list | tuple) and all(map(fits, values))
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
-
-
-def _is_pair(pair: Any, vocabulary: int) -> bool:
-    """Tell whether a pair is a token of the vocabulary and a finite logit."""
-    return (
-        isinstance(pair, list | tuple)
-        and len(pair) == 2
-        and _is_count(pair[0])
-        and pair[0] < vocabulary
-        and _is_number(pair[1])
-    )
+        loaded = load(job)
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    answer(loaded, job.requests[0], 1)  # its first times are those of a cold start
+    with os.fdopen(out, "w", encoding="utf-8") as answers:
+        for request in job.requests:
+            answers.write(answer(loaded, request, job.repeats).encode() + "\n")
+            answers.flush()

@@ -1,13 +1,16 @@
 """One request at a time through vLLM, with what its own counters say of each: the only door to vLLM.
 
+    python -m longspec.measure.engines.vllm JOB        in an environment that has vLLM
+
 A request by itself, step by step: the tokens of a step are then those of one round, and the counters' growth is its own.
 """
 
 import os
 import time
+from itertools import zip_longest
 from typing import Any
 
-from longspec.measure.engines.protocol import Answer, Job, Request
+from longspec.measure.engines.protocol import Answer, Job, Request, run
 
 # Before vLLM is imported. Nothing is asked of a network and nothing reported; a user's own values stand. On a CPU: one thread
 # that is bound to no core (bound ones fight with all else that runs there), one GiB of keys and values, one process.
@@ -94,19 +97,16 @@ def _decode(llm: Any, request: Request, repeat: int) -> dict[str, Any]:
                 by_logit = sorted(((token, float(found.logprob)) for token, found in place.items()), key=lambda pair: -pair[1])
                 best.append(by_logit[: request.best])
     ended = time.perf_counter()
-    grown = {name: _difference(value, before[name]) for name, value in _counters(llm).items()}
-    return {"tokens": tokens, "steps": steps, "best": best, **grown, "seconds": ended - first}
+    accepted, *by_place = [now - earlier for now, earlier in zip_longest(_counters(llm), before, fillvalue=0)] or [0]
+    found = {"tokens": tokens, "steps": steps, "best": best, "seconds": ended - first}
+    return found | {"accepted": accepted, "accepted_by_place": by_place}
 
 
-def _counters(llm: Any) -> dict[str, Any]:
-    """vLLM's counters of drafts; 0 and an empty list where nothing was drafted so far."""
+def _counters(llm: Any) -> list[int]:
+    """Return vLLM's counters of kept drafts: all, then by place; none where nothing was drafted so far."""
     found = {metric.name: metric for metric in llm.get_metrics()}
-    by_place = list(found[BY_PLACE].values) if BY_PLACE in found else []
-    return {"accepted": found[ACCEPTED].value if ACCEPTED in found else 0, "accepted_by_place": by_place}
+    return [found[ACCEPTED].value, *found[BY_PLACE].values] if ACCEPTED in found else []
 
 
-def _difference(now: Any, before: Any) -> Any:
-    """By how much a counter has grown, or each of a list of them."""
-    if isinstance(now, list):
-        return [value - earlier for value, earlier in zip(now, before or [0] * len(now), strict=True)]
-    return now - before
+if __name__ == "__main__":
+    run(("vllm", "torch", "transformers"), load, answer)

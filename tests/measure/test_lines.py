@@ -2,7 +2,7 @@
 
 import pytest
 
-from longspec.measure.summary import bucket_name, bucket_of, summarize
+from longspec.measure.lines import bucket_name, bucket_of, summarize
 
 BASE = {"task": "a", "temperature": 0.0, "shape": 2, "tokens_compared": 7, "mismatches": 1, "near_ties": 1}
 SECONDS = {"seconds_plain": 3.0, "seconds_speculative": 2.0, "seconds_draft": 0.5, "seconds_target": 1.0}
