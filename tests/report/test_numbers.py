@@ -33,7 +33,7 @@ def write_tiny(folder: Path, **changes: Any) -> list[str]:
             more = {"context_tokens": CONTEXT[prompt % 5], "margin": 0.01 * (prompt % 5), "margin_allowed": 0.08}
             more |= {"tokens_compared": 10, "mismatches": 1, "near_ties": 1}
             more |= {"seconds_plain": 3.0, "seconds_speculative": 2.0, "seconds_target": 1.0}
-            rows.append(line(drafter, "short", prompt, accepted, 2, **more | changes))
+            rows.append(line(drafter, "short", prompt, accepted, 2) | more | changes)
         jsonl.write(folder / "results" / "base" / "evaluation" / f"{drafter}.jsonl", reversed(rows))
     return arguments
 
