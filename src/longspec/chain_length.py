@@ -23,7 +23,7 @@ class ChainAcceptance:
     positions: tuple[tuple[int, int], ...]
 
     def expected_tokens(self) -> list[float]:
-        """Tokens a round with chains of 1, 2, ... drafts, the target's own included: 1 + sum over i of prod(a_1 .. a_i).
+        """Return tokens a round with chains of 1, 2, ... drafts, the target's own included: 1 + sum over i of prod(a_1 .. a_i).
 
         a_i: the share in which token i was kept, of the rounds in which all before it were (arXiv 2211.17192, section 3.1,
         where all a_i are one).
@@ -47,7 +47,7 @@ class TreeAcceptance:
 
     @property
     def expected_tokens(self) -> float:
-        """Tokens a round."""
+        """Return tokens a round."""
         return self.tokens / self.rounds
 
 
@@ -63,7 +63,7 @@ class ChainCosts:
 
 
 def nearest(held: Sequence[Acceptance], temperature: float, with_lookup: bool = False) -> list[Acceptance]:
-    """Those at the temperature nearest to this one; at that of the first, of equals.
+    """Return those at the temperature nearest to this one; at that of the first, of equals.
 
     with_lookup: those of trees that had tokens of prompt lookup beside them, where there are any; else those of a draft alone.
     """
@@ -74,7 +74,7 @@ def nearest(held: Sequence[Acceptance], temperature: float, with_lookup: bool = 
 
 
 def pooled(temperature: float, lines: Iterable[Sequence[Sequence[int]]]) -> ChainAcceptance:
-    """The acceptance over several texts, from the pairs of counts of each."""
+    """Return the acceptance over several texts, from the pairs of counts of each."""
     places = zip(*lines, strict=True)
     return ChainAcceptance(temperature, tuple((sum(k for k, _ in pairs), sum(r for _, r in pairs)) for pairs in places))
 
@@ -93,7 +93,7 @@ def _pairs(counts: list[list[int]]) -> tuple[tuple[int, int], ...]:
 
 
 def read_acceptance(draft: Path) -> tuple[Acceptance, ...]:
-    """The acceptance that is stored in a draft's folder, or in that of its weight file; empty where there is no file.
+    """Return the acceptance that is stored in a draft's folder, or in that of its weight file; empty where there is no file.
 
     Raises ValueError with file and fix for another content.
     """

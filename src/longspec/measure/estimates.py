@@ -22,7 +22,7 @@ Sums = tuple[npt.ArrayLike, npt.ArrayLike]  # over [N] and under [N], of one rat
 def sums_by_record(
     tasks_P: npt.NDArray[np.generic], records_P: npt.NDArray[np.generic], *columns_P: npt.NDArray[np.generic]
 ) -> tuple[npt.NDArray[np.generic], list[FloatArray]]:
-    """The task of each (task, record) [N], and every column [P] summed over that record's prompts [N]."""
+    """Return the task of each (task, record) [N], and every column [P] summed over that record's prompts [N]."""
     _, stratum_P = np.unique(tasks_P, return_inverse=True)
     pairs_2P = np.stack([stratum_P, records_P])
     _, first_N, number_P = np.unique(pairs_2P, axis=1, return_index=True, return_inverse=True)
@@ -63,7 +63,7 @@ FEWEST = 8  # records for an interval: below it too many intervals miss (benchma
 
 
 def drafted(chosen_P: Array, *found: Evaluation) -> Array:
-    """The chosen prompts, [P] boolean, of which every drafter had a round.
+    """Return the chosen prompts, [P] boolean, of which every drafter had a round.
 
     A text that its first token ends has none. It adds nothing to a ratio, so a record of such texts alone must not count as
     one that an interval rests on.
@@ -72,12 +72,12 @@ def drafted(chosen_P: Array, *found: Evaluation) -> Array:
 
 
 def ratio_of(found: Evaluation, over: str, under: str, chosen_P: Array) -> dict[str, Any]:
-    """Ratio of two columns' sums over the chosen prompts, [P] boolean; no interval below FEWEST records."""
+    """Return the ratio of two columns' sums over the chosen prompts, [P] boolean; no interval below FEWEST records."""
     return _estimate([(found, over, under)], chosen_P)
 
 
 def _estimate(ratios: list[tuple[Evaluation, str, str]], chosen_P: Array) -> dict[str, Any]:
-    """One ratio of sums, or the first less the second."""
+    """Return one ratio of sums, or the first less the second."""
     inside_P = drafted(chosen_P, *(found for found, _, _ in ratios))
     first, columns = ratios[0][0], [found[name][inside_P] for found, *names in ratios for name in names]
     tasks_N, sums = sums_by_record(first["task"][inside_P], first["record"][inside_P], *columns)
@@ -86,7 +86,7 @@ def _estimate(ratios: list[tuple[Evaluation, str, str]], chosen_P: Array) -> dic
 
 
 def acceptance(found: Evaluation, chosen_P: Array) -> dict[str, Any]:
-    """Acceptance length of the chosen prompts, [P] boolean, with how much it rests on."""
+    """Return the acceptance length of the chosen prompts, [P] boolean, with how much it rests on."""
     inside_P = drafted(chosen_P, found)
     tasks_N, (new_N,) = sums_by_record(*(found[name][inside_P] for name in ("task", "record", "new_tokens")))
     counts = {"prompts": int(chosen_P.sum()), "tokens": int(new_N.sum()), "documents": len(tasks_N)}
@@ -94,7 +94,7 @@ def acceptance(found: Evaluation, chosen_P: Array) -> dict[str, Any]:
 
 
 def difference(new: Evaluation, old: Evaluation, chosen_P: Array) -> dict[str, Any]:
-    """Paired difference in acceptance length; `improved`: its whole interval lies above 0."""
+    """Return the paired difference in acceptance length; `improved`: its whole interval lies above 0."""
     found = _estimate([(one, "new_tokens", "rounds") for one in (new, old)], chosen_P)
     improved = None if found["low"] is None else found["low"] > 0
     return {"difference": found["mean"], "low": found["low"], "high": found["high"], "improved": improved}

@@ -58,7 +58,7 @@ def _judged(gate: str, task: str, what: str, limit: float, before: Row, after: R
 
 
 def _forgetting(stages: Mapping[str, str], final: str, measured: Measured, settings: Settings, limit: float) -> Iterator[Row]:
-    """Each stage against those before it, on the tasks of their data: of each dataset, against the last that trained on it."""
+    """Compare each stage with those before it, on the tasks of their data: for each dataset, the last that trained on it."""
     if len(stages) == 1:
         yield _unjudged("forgetting", None, final, limit, "there is no stage before it")
     for before, stage in _earlier(stages):
@@ -85,7 +85,7 @@ def _earlier(stages: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _context(final: str, measured: Evaluation, settings: Settings, limit: float) -> Iterator[Row]:
-    """The final draft on each task: its longest contexts against its shortest, of those with records enough to judge by."""
+    """Compare the final draft's longest contexts of each task with its shortest, of those with records enough to judge by."""
     bucket_P = np.array([bucket_of(int(tokens)) for tokens in measured["context_tokens"]])
     for task in settings.tasks:
         chosen_P = measured.of_task(task)

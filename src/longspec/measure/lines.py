@@ -100,7 +100,7 @@ class Evaluation:
 
     @property
     def main_lines(self) -> list[Line]:
-        """The lines of the main setting, [P]."""
+        """Return the lines of the main setting, [P]."""
         return self.lines[: len(self["task"])]
 
     def of_task(self, task: str | None) -> Array:

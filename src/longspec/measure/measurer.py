@@ -41,7 +41,7 @@ class Measurer:
     with_costs: bool = False
 
     def lines(self, work: Work, journal: Journal | Followed) -> dict[str, Line]:
-        """A line for each prompt and setting, by its key; in the journal as soon as a prompt is measured at its temperature."""
+        """Return a line for each prompt and setting, by its key; the journal has them once a temperature is done."""
         for setting in {setting: None for _, setting in work.values()}:  # its first times are those of a cold start
             first = next(prompt for prompt, other in work.values() if other == setting)
             replace(self, repeats=1, with_costs=False).measure(first, [setting])
@@ -54,7 +54,7 @@ class Measurer:
         return found
 
     def measure(self, prompt: Prompt, settings: list[Setting]) -> list[Line]:
-        """A line for each of the settings, which have one temperature: the text without draft is decoded once for all.
+        """Return a line for each of the settings, which have one temperature: the text without draft is decoded once for all.
 
         A repeat decodes it, then by each setting; every second one in the reverse order. Seconds are the medians, the lower of
         two; the prompt's forward is not in them.
@@ -84,7 +84,7 @@ class Measurer:
     def _line(
         self, start: Prefilled, prompt: Prompt, setting: Setting, verdict: Comparison, plain: float, runs: list[Decoded]
     ) -> Line:
-        """The line of one setting. All its times are of the repeat with the median total, so that they add up to it."""
+        """Return the line of one setting. All its times are of the repeat with the median total, so that they add up to it."""
         decoded = sorted(runs, key=lambda run: run.seconds)[(len(runs) - 1) // 2]
         (fast,) = decoded.rows
         seconds = {
@@ -110,7 +110,7 @@ class Measurer:
         )
 
     def _generator(self, prompt: Prompt, setting: str) -> torch.Generator:
-        """Draws that depend on what is decoded alone, so that an evaluation that was killed ends in the same texts."""
+        """Return draws that depend on what is decoded alone, so that an evaluation that was killed ends in the same texts."""
         name = f"{self.seed} {prompt.task} {prompt.number} {setting}"
         return torch.Generator(self.target.device).manual_seed(int(sha256_text(name)[:15], 16))
 

@@ -20,14 +20,14 @@ MAX_LINE_BYTES = 32_000_000
 
 
 def manifest_of(task: Benchmark) -> Path | None:
-    """Where the files of a task of the hub are fetched; None for one of files of this machine."""
+    """Return where the files of a task of the hub are fetched; None for one of files of this machine."""
     if task.revision is None:
         return None
     return Path(MANIFEST.format(dataset=readable_name(str(task.source), task.revision)))
 
 
 def files_of(name: str, task: Benchmark) -> list[Path]:
-    """The files of a task. Raises ValueError, with its key, for one that is missing or not as it was fetched."""
+    """Return the files of a task. Raises ValueError, with its key, for one that is missing or not as it was fetched."""
     manifest = manifest_of(task)
     if manifest is None or task.revision is None:
         return source_files.files_of(task.source)
@@ -35,7 +35,7 @@ def files_of(name: str, task: Benchmark) -> list[Path]:
 
 
 def read_records(path: Path, member: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every record of a file with its place; of a zip archive those of its file `member`.
+    """Yield every record of a file with its place; of a zip archive those of its file `member`.
 
     Raises ValueError for a line that holds none, and for an archive that is damaged or has no such file.
     """
@@ -53,7 +53,7 @@ def read_records(path: Path, member: str = "") -> Iterator[tuple[str, dict[str, 
 
 @contextmanager
 def _unpacked(path: Path, member: str) -> Iterator[Path]:
-    """The file `member` of an archive as a file of its own, for the length of a block; without a member the path itself."""
+    """Yield the file `member` of an archive as a file, for the length of a block; without a member the path itself."""
     if not member:
         yield path
         return

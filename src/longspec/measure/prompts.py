@@ -39,7 +39,7 @@ def all_prompts(raw: Mapping[str, Path], section: Settings, tokenizer: Any, posi
 
 
 def draw_prompts(name: str, task: HeldOut, raw_manifest: Path, count: int, tokenizer: Any, seed: int) -> list[Prompt]:
-    """`count` prompts of a task, a function of (seed, name) alone.
+    """Draw `count` prompts of a task, a function of (seed, name) alone.
 
     Of plain text any stretch is taken, of a conversation its beginning, since a chat does not start in its middle. Raises
     ValueError when no held-out record is long enough.
@@ -87,7 +87,7 @@ def _tell_refused(path: Path, refused: int) -> None:
 
 
 def _questions(record: dict[str, Any]) -> list[Chat]:
-    """The parts of a conversation that end with a question: what the target is given when it is asked. None of other text.
+    """Return the parts of a conversation that end with a question, as the target is asked it; none of other text.
 
     They have the record's tools and template arguments. Questions behind a thought or a call of a tool are left out.
     """
@@ -103,7 +103,7 @@ def _questions(record: dict[str, Any]) -> list[Chat]:
 def _draw_questions(
     name: str, task: HeldOut, raw_manifest: Path, count: int, tokenizer: Any, generator: np.random.Generator
 ) -> list[Prompt]:
-    """`count` whole questions, each of another record; of fewer records that have one of the length asked for, all."""
+    """Draw `count` whole questions, each of another record; of fewer records that have one of the length asked for, all."""
     path, encoder = raw_manifest.parent / "held_out.jsonl", Encoder(tokenizer)
     candidates, refused = [], []
     for line, record in enumerate(jsonl.read(path)):
@@ -132,7 +132,7 @@ def _draw_questions(
 
 
 def read_prompts(name: str, task: Benchmark, count: int, tokenizer: Any, seed: int, positions: int) -> list[Prompt]:
-    """`count` prompts drawn without repetition, all in order where there are no more; `positions`: those of the target.
+    """Draw `count` prompts without repetition, all in order where there are no more; `positions`: those of the target.
 
     As in LongBench a prompt that is too long is cut in its middle before the chat template is laid around it. Raises ValueError
     with file, line and field for a record that makes no prompt, and when the target's positions hold no prompt.
@@ -166,7 +166,7 @@ def read_prompts(name: str, task: Benchmark, count: int, tokenizer: Any, seed: i
 
 
 def _cut(tokenizer: Any, encoder: Encoder, text: str, longest: int) -> tuple[str, int]:
-    """The text without its middle, and how many tokens that was; as it is when it is short enough."""
+    """Return the text without its middle, and how many tokens that was; as it is when it is short enough."""
     ids = encoder.prompt(text, chat=False)
     if len(ids) <= longest:
         return text, 0

@@ -8,8 +8,7 @@ READ_ALONG = 16  # tokens before a token with which it is turned into text: some
 
 
 def sample_of(tokenizer: Any, prompt: list[int], ids: list[int], accepted: list[int]) -> dict[str, Any]:
-    """The end of the prompt as text, and of each token of the text its own text and its depth in the draft of its round, 0: the
-    target's own.
+    """Return the end of the prompt as text, and each token's own text and its depth in the draft of its round, 0: the target's.
 
     ids: the text; accepted: tokens kept in each round. The first token comes from the prompt's forward, of no round.
     """
@@ -40,13 +39,13 @@ class Pieces:
 
 
 def _pieces(tokenizer: Any, ids: list[int], start: int) -> list[str]:
-    """The text of each token from `start` on."""
+    """Return the text of each token from `start` on."""
     pieces = Pieces(tokenizer, ids[:start])
     return [pieces.text_of(token, place + 1 == len(ids)) for place, token in enumerate(ids[start:], start)]
 
 
 def _added(tokenizer: Any, before: list[int], new: list[int]) -> str:
-    """The text that new tokens add behind others."""
+    """Return the text that new tokens add behind others."""
     before = before[-READ_ALONG:]
     without, together = tokenizer.decode(before), tokenizer.decode(before + new)
     same = next((place for place, (a, b) in enumerate(zip(without, together, strict=False)) if a != b), len(without))

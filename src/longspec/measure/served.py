@@ -153,7 +153,7 @@ class Engine:
 
 @contextmanager
 def _environment() -> Iterator[dict[str, str]]:
-    """Variables with which another environment finds this package, and nothing else that is installed beside it."""
+    """Yield variables with which another environment finds this package, and nothing else that is installed beside it."""
     with TemporaryDirectory() as folder:
         (Path(folder) / "longspec").symlink_to(Path(longspec.__file__).parent)
         yield os.environ | {"PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}

@@ -36,7 +36,7 @@ class Setting:
 
     @property
     def depth(self) -> int:
-        """The most drafted tokens that a round can keep."""
+        """Return the most drafted tokens that a round can keep."""
         return self.shape if isinstance(self.shape, int) else len(self.shape)
 
     def __str__(self) -> str:
@@ -57,7 +57,7 @@ class Prompt:
 
     @property
     def hash(self) -> str:
-        """Hash of the prompt's tokens and the number of tokens to decode."""
+        """Return the hash of the prompt's tokens and the number of tokens to decode."""
         return sha256_text(json.dumps([self.ids, self.new_tokens]))[:16]
 
 
@@ -76,7 +76,7 @@ class HeldOut:
 
     @property
     def origin(self) -> str:
-        """The dataset that the prompts come from."""
+        """Return the dataset that the prompts come from."""
         return self.data
 
 
@@ -102,7 +102,7 @@ class Benchmark:
 
     @property
     def origin(self) -> str:
-        """The files that the prompts come from."""
+        """Return the files that the prompts come from."""
         return self.source if isinstance(self.source, str) else ", ".join(self.source)
 
 
@@ -132,7 +132,7 @@ class Settings:
 
     @property
     def data(self) -> dict[str, str]:
-        """By name the dataset of each task of held-out records."""
+        """Return by name the dataset of each task of held-out records."""
         return {name: task.data for name, task in self.tasks.items() if isinstance(task, HeldOut)}
 
     def check_raw(self, raw: Mapping[str, Path]) -> None:
@@ -143,17 +143,17 @@ class Settings:
 
     @property
     def draft_tokens(self) -> int:
-        """The drafted tokens of a round of the main setting, one below the other."""
+        """Return the drafted tokens of a round of the main setting, one below the other."""
         return self.settings[0].depth
 
 
 def shape_name(shape: Any) -> str:
-    """chain of 4, tree 4-16-16."""
+    """Return such as: chain of 4, tree 4-16-16."""
     return f"chain of {shape}" if isinstance(shape, int) else f"tree {'-'.join(map(str, shape))}"
 
 
 def parse(section: dict[str, Any]) -> Settings:
-    """The checked section. Raises ValueError with the key that is unknown, missing or wrong."""
+    """Return the checked section. Raises ValueError with the key that is unknown, missing or wrong."""
     for key in ("prompts", "repeats", "seed", "new_tokens", "temperatures", "shapes", "tasks"):
         if section.get(key) in (None, [], {}):
             raise ValueError(f"evaluation.{key}: missing or empty; give it as config/workflow.yaml does")
@@ -193,7 +193,7 @@ def check_interpreter(python: str) -> None:
 
 
 def task_of(name: str, settings: dict[str, Any], new_tokens: int) -> Task:
-    """One task. Raises ValueError that names the key."""
+    """Return one task. Raises ValueError that names the key."""
     key = f"evaluation.tasks.{name}"
     if ("data" in settings) == ("source" in settings):
         raise ValueError(
@@ -235,7 +235,7 @@ def _check_hub(key: str, source: str, member: str) -> None:
 
 
 def check_room(name: str, task: Task, positions: int, layout: int = 0) -> int:
-    """The most tokens of a task's prompt beside a target of so many positions and the chat template's `layout` tokens.
+    """Return the most tokens of a task's prompt beside a target of so many positions and the chat template's `layout` tokens.
 
     Raises ValueError, with the key, where there is no room for a prompt and its answer, or for prompts as long as asked for.
     """

@@ -17,7 +17,7 @@ EVALUATIONS = "evaluation"  # the folder of what a run measures of itself; other
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The verb's arguments."""
+    """Return the verb's arguments."""
     parser = argparse.ArgumentParser(prog="python -m longspec.report", description=__doc__, formatter_class=WIDE)
     parser.add_argument("--run", required=True, help="the run's name")
     parser.add_argument("--variant", required=True, action="append", type=named_path, help="[RUN/]NAME=FOLDER; repeat it")

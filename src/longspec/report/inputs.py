@@ -30,7 +30,7 @@ class Stage:
         return str(self.recipe.data.name)
 
     def total(self, name: str) -> Any:
-        """The sum of a number over all steps."""
+        """Return the sum of a number over all steps."""
         return sum(row[name] for row in self.metrics)
 
 
@@ -51,12 +51,12 @@ class Variant:
 
     @property
     def baselines(self) -> tuple[str, ...]:
-        """The drafters that no stage has trained."""
+        """Return the drafters that no stage has trained."""
         return tuple(name for name in (*BASELINES, IMPORTED) if name in self.evaluations)
 
     @property
     def beginning(self) -> str:
-        """The draft that the first stage is measured against: the one that it begins with."""
+        """Return the draft that the first stage is measured against: the one that it begins with."""
         return IMPORTED if IMPORTED in self.baselines else UNTRAINED
 
 

@@ -21,7 +21,7 @@ Row = dict[str, Any]
 
 
 def bucket_edges(longest: int) -> list[int]:
-    """0, 256, 512, 1024, ... up to the first edge above the longest context, in tokens."""
+    """Return 0, 256, 512, 1024, ... up to the first edge above the longest context, in tokens."""
     edges = [0, 256]
     while edges[-1] <= longest:
         edges.append(edges[-1] * 2)
@@ -29,7 +29,7 @@ def bucket_edges(longest: int) -> list[int]:
 
 
 def by_context(found: Evaluation, settings: Settings) -> list[Row]:
-    """Acceptance by task and bucket of context length (low <= tokens < high); filled buckets only."""
+    """Return the acceptance by task and bucket of context length (low <= tokens < high); filled buckets only."""
     rows = []
     for task in settings.tasks:
         for low, high in pairwise(bucket_edges(int(found["context_tokens"].max()))):
@@ -40,7 +40,7 @@ def by_context(found: Evaluation, settings: Settings) -> list[Row]:
 
 
 def by_position(found: Evaluation, settings: Settings) -> dict[str, list[float]]:
-    """task -> share of rounds in which the first, second, ... drafted token was accepted."""
+    """Return by task the share of rounds in which the first, second, ... drafted token was accepted."""
     shares = {}
     for task in settings.tasks:
         accepted = np.array([count for line in found.main_lines if line["task"] == task for count in line["accepted"]])
@@ -49,7 +49,7 @@ def by_position(found: Evaluation, settings: Settings) -> dict[str, list[float]]
 
 
 def speed(found: Evaluation, settings: Settings) -> Row:
-    """Measured speed-up with interval, shares of the speculative time, cost of a draft step and of a verification.
+    """Return the measured speed-up with interval, shares of the speculative time, cost of a draft step and of a verification.
 
     Both costs are in plain steps; a draft step is a token of a chain or a level of a tree. Shares and costs are None where the
     engine does not tell the seconds of draft and target apart.
@@ -87,7 +87,7 @@ def of_drafter(found: Evaluation, settings: Settings) -> Row:
 
 
 def improvements(variant: Variant, settings: Settings) -> list[dict[str, Any]]:
-    """Each stage against the one before (the first: against the draft it begins with) on the tasks of its own data."""
+    """Compare each stage with the one before (the first: with the draft it begins with) on the tasks of its own data."""
     rows = []
     for before, stage in zip([variant.beginning, *variant.stage_names], variant.stages, strict=False):
         new, old = variant.evaluations[stage.name], variant.evaluations[before]
@@ -100,7 +100,7 @@ def improvements(variant: Variant, settings: Settings) -> list[dict[str, Any]]:
 
 
 def against_baselines(variant: Variant, settings: Settings) -> list[dict[str, Any]]:
-    """The final draft against each baseline, over all tasks."""
+    """Compare the final draft with each baseline, over all tasks."""
     final = variant.evaluations[variant.final]
     all_P = final.of_task(None)
     return [
@@ -110,7 +110,7 @@ def against_baselines(variant: Variant, settings: Settings) -> list[dict[str, An
 
 
 def with_lookup(variant: Variant, settings: Settings) -> dict[str, Any] | None:
-    """The final draft with prompt lookup beside it against it alone, over all tasks; None where that was not measured."""
+    """Compare the final draft with prompt lookup beside it with it alone, over all tasks; None if not measured."""
     if (both := variant.evaluations.get(WITH_LOOKUP)) is None:
         return None
     return difference(both, variant.evaluations[variant.final], both.of_task(None))
@@ -141,7 +141,7 @@ def all_samples(variant: Variant) -> dict[str, list[Sample]]:
 
 
 def lossless(variant: Variant) -> dict[str, Any]:
-    """Tokens compared with plain greedy decoding over all drafters and shapes, mismatches, and those proven near-ties.
+    """Sum tokens compared with plain greedy decoding over all drafters and shapes, mismatches, and those proven near-ties.
 
     largest_margin: of all mismatches the widest gap of the target's two logits, as a share of what a near-tie may have.
     """
@@ -155,20 +155,20 @@ def lossless(variant: Variant) -> dict[str, Any]:
 
 
 def vocabulary(variant: Variant) -> dict[str, Any] | None:
-    """How many of the target's tokens the draft can propose, and the share of the trained tokens that are among them."""
+    """Return how many of the target's tokens the draft can propose, and the share of the trained tokens that are among them."""
     held = variant.vocabulary
     return None if held is None else {"size": len(held.ids), "of": held.size, "coverage": held.coverage}
 
 
 def paired(variants: list[Variant]) -> list[tuple[Variant, Variant]]:
-    """Every further variant after the one it is held against: of two runs' the other run's of its name, else the first one."""
+    """Return pairs of each further variant behind what it is compared with: the other run's of its name, else the first."""
     own = [variant.name.rpartition("/")[2] for variant in variants]
     before = [own.index(name) if name in own[:number] else 0 for number, name in enumerate(own)]
     return [(variants[at], variant) for at, variant in list(zip(before, variants, strict=True))[1:]]
 
 
 def between_variants(variants: list[Variant], settings: Settings) -> list[dict[str, Any]]:
-    """The difference of the final drafts, and of the drafts of one name, of paired variants, by task and over all."""
+    """Return the difference of the final drafts, and of the drafts of one name, of paired variants, by task and over all."""
     rows = []
     for before, other in paired(variants):
         same = {name: (name, name) for name in before.evaluations if name in other.evaluations and name != LOOKUP}
@@ -182,7 +182,7 @@ def between_variants(variants: list[Variant], settings: Settings) -> list[dict[s
 
 
 def told_differently(variants: list[Variant]) -> list[dict[str, Any]]:
-    """Keys in which the recipes of the stages that both have, or the final drafts' provenance, differ in paired variants.
+    """Return the keys in which the recipes of common stages, or the final drafts' provenance, differ in paired variants.
 
     Not what provenance says of stages, files and the choice: recipes, weights and figures, which the page tells by themselves.
     """
@@ -207,7 +207,7 @@ def estimates(stage: Stage) -> list[dict[str, Any]]:
 
 
 def figures_of(variant: Variant, settings: Settings) -> dict[str, Any]:
-    """What a variant's drafters did, each by its name, and how they were trained."""
+    """Return what a variant's drafters did, each by its name, and how they were trained."""
     drafters = {drafter: of_drafter(found, settings) for drafter, found in variant.evaluations.items()}
     parts = next(iter(drafters.values()))
     figures = {part: {drafter: each[part] for drafter, each in drafters.items()} for part in parts}
@@ -218,7 +218,7 @@ def figures_of(variant: Variant, settings: Settings) -> dict[str, Any]:
 def report_numbers(
     run: str, variants: list[Variant], target: Target, settings: Settings, gates: dict[str, float | None]
 ) -> dict[str, Any]:
-    """All measured numbers that the page shows, which are the content of report.json."""
+    """Return all measured numbers that the page shows, which are the content of report.json."""
     found = {}
     for variant in variants:
         stages = {stage.name: stage.data for stage in variant.stages}

@@ -17,7 +17,7 @@ from longspec.report.style import STAGES, Series, drafter_colour
 
 
 def compact(count: float) -> str:
-    """720,896 -> 0.7 M, 31,980,000,000 -> 32.0 B."""
+    """Return such as: 720,896 -> 0.7 M, 31,980,000,000 -> 32.0 B."""
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if count >= 0.1 * size:
             return f"{count / size:.1f} {unit}"
@@ -30,7 +30,7 @@ def visible(text: str) -> str:
 
 
 def environment() -> Environment:
-    """Jinja2 with autoescape on, undefined names an error, and characters that nobody sees as signs."""
+    """Set up Jinja2 with autoescape on, undefined names an error, and characters that nobody sees as signs."""
     loader = PackageLoader("longspec", ".")
     made = Environment(
         loader=loader,
@@ -60,7 +60,7 @@ def environment() -> Environment:
 
 
 def figures(variants: list[Variant], numbers: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    """All SVG elements; those of one variant by its name."""
+    """Return all SVG elements; those of one variant by its name."""
 
     def drafters(part: str, v: Variant) -> list[Series]:
         found = numbers[part][v.name].items()
@@ -77,20 +77,20 @@ def figures(variants: list[Variant], numbers: dict[str, Any], settings: Settings
 
 
 def unfinished(variants: list[Variant]) -> list[str]:
-    """A line for each stage with steps whose loss is not a finite number: they are left out of the curves."""
+    """Return a line for each stage with steps whose loss is not a finite number: they are left out of the curves."""
     found = [(v.name, stage.name, len(stage.metrics) - len(plots.curves(stage)[0])) for v in variants for stage in v.stages]
     return [f"{variant}, {stage}: {count:,}" for variant, stage, count in found if count]
 
 
 def short_of_prompts(numbers: dict[str, Any], settings: Settings) -> list[str]:
-    """A line for each task that has fewer prompts than the settings ask for, those counted that are measured and not told."""
+    """Return a line for each task with fewer prompts than the settings ask for; those that are measured and not told count."""
     first, left_out = next(iter(numbers["variants"].values()))[UNTRAINED], next(iter(numbers["left_out"].values()))
     measured = {task: found["prompts"] + left_out.get(task, 0) for task, found in first.items()}
     return [f"{task}: {count} of {settings.prompts}" for task, count in measured.items() if count < settings.prompts]
 
 
 def left_out(variant: Variant) -> list[str]:
-    """A line for each task with prompts that are measured and not told; they are the same of all variants."""
+    """Return a line for each task with prompts that are measured and not told; they are the same of all variants."""
     return [f"{task}: {count} prompts" for task, count in variant.evaluations[variant.final].left_out.items()]
 
 

@@ -47,23 +47,23 @@ def shape_of(name: str, config: dict[str, Any]) -> Shape:
 
 
 def layer_parameters(shape: Shape) -> int:
-    """Weights of one decoder layer that a token reads, norms, biases and routers (below 0.1 %) left out."""
+    """Return weights of one decoder layer that a token reads, norms, biases and routers (below 0.1 %) left out."""
     attention = 2 * shape.head_dim * (shape.num_attention_heads + shape.num_key_value_heads)
     return shape.hidden_size * (attention + 3 * (shape.expert_width or shape.intermediate_size))
 
 
 def head_parameters(shape: Shape) -> int:
-    """Weights of the output head, which target and draft both read for every token."""
+    """Return weights of the output head, which target and draft both read for every token."""
     return shape.hidden_size * shape.vocab_size
 
 
 def target_parameters(shape: Shape) -> int:
-    """Weights that the target reads for every token; embeddings (a row each) are not counted."""
+    """Return weights that the target reads for every token; embeddings (a row each) are not counted."""
     return shape.num_hidden_layers * layer_parameters(shape) + head_parameters(shape)
 
 
 def cost_ratio(shape: Shape, layer: int, head_share: float, *, with_head: bool = True) -> float:
-    """Parameters the draft reads per token, over those the target reads.
+    """Return the parameters the draft reads per token, over those the target reads.
 
     layer: of the draft's layer; head_share: of the rows of the target's head, those of the draft's.
     """
@@ -73,12 +73,12 @@ def cost_ratio(shape: Shape, layer: int, head_share: float, *, with_head: bool =
 
 
 def speed_up(tau: float, gamma: int, cost: float) -> float:
-    """The predicted speed-up of a chain of gamma drafted tokens with acceptance length tau."""
+    """Return the predicted speed-up of a chain of gamma drafted tokens with acceptance length tau."""
     return tau / (1 + gamma * cost)
 
 
 def predictions(own: Shape, tau: float, gamma: int, method: Any, head_share: float) -> list[dict[str, Any]]:
-    """One row for the run's own target and each published shape, all at the run's tau, gamma and head_share.
+    """Return one row for the run's own target and each published shape, all at the run's tau, gamma and head_share.
 
     method: the recipe's section, which decides the draft's layer beside the own target; published shapes have its defaults.
     """

@@ -27,7 +27,7 @@ Manifest = dict[str, Any]
 
 
 def flatten(content: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested dictionaries and lists of dictionaries as one level of dotted keys; other lists become text."""
+    """Return nested dictionaries and lists of dictionaries as one level of dotted keys; other lists become text."""
     if isinstance(content, list) and any(isinstance(item, dict) for item in content):
         content = {str(number): item for number, item in enumerate(content, 1)}
     if isinstance(content, dict):
@@ -40,12 +40,12 @@ def flatten(content: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    """A recipe's value as text."""
+    """Return a recipe's value as text."""
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def recipe_table(variant: Variant) -> dict[str, Any]:
-    """Stages as columns, settings as rows; each cell (text, differs from the stage before)."""
+    """Return stages as columns, settings as rows; each cell (text, differs from the stage before)."""
     recipes = [flatten(plain(stage.recipe)) for stage in variant.stages]
     method = methods.settings_of(variant.stages[0].recipe.method.name)
     own = list(zip(*(method.told(stage.recipe) for stage in variant.stages), strict=True))  # by row, of each stage
@@ -72,7 +72,7 @@ def recipe_table(variant: Variant) -> dict[str, Any]:
 
 
 def _replayed(stages: list[Stage]) -> list[tuple[str, list[str]]]:
-    """The shares of the trained tokens that were those of earlier stages, as counted step by step; no row where none was."""
+    """Return the shares of the trained tokens that were earlier stages', as counted step by step; no row where none was."""
     cells = []
     for stage in stages:
         counts = Counter[str]()
@@ -113,7 +113,7 @@ def answers_table(answered: list[Manifest]) -> list[dict[str, Any]]:
 
 
 def faults_table(raw: list[Manifest]) -> list[dict[str, Any]]:
-    """Why records were rejected, by reason; then what was read though it was unusual, and what the aligners did."""
+    """Return why records were rejected, by reason; then what was read though it was unusual, and what the aligners did."""
     rows = []
     for manifest in raw:
         for kind in ("rejects", "notes"):
@@ -130,14 +130,14 @@ def faults_table(raw: list[Manifest]) -> list[dict[str, Any]]:
 
 
 def packed_kinds(stage: Stage, variant: Variant) -> list[tuple[str, str, int, str]]:
-    """Which rows a stage trains on: its own, then those that it replays."""
+    """Return which rows a stage trains on: its own, then those that it replays."""
     data = stage.recipe.data
     datasets = [data.name, *(other.data for other in variant.stages if other.name in data.replay)]
     return [(dataset, data.collation, data.sequence_length, data.overlong) for dataset in datasets]
 
 
 def packed_table(packed: list[Manifest], variants: list[Variant]) -> list[dict[str, Any]]:
-    """The rows made from each dataset, and the stages that train on them."""
+    """Return the rows made from each dataset, and the stages that train on them."""
     rows = []
     for manifest in packed:
         row = {name: manifest[name] for name in (*PACKED, "cut_tokens")} | {"name": manifest["dataset"]}
@@ -150,7 +150,7 @@ def packed_table(packed: list[Manifest], variants: list[Variant]) -> list[dict[s
 
 
 def provenance_table(variant: Variant, target: Target) -> list[tuple[str, str]]:
-    """All that the final draft's provenance says, and the target manifest's hash."""
+    """Return all that the final draft's provenance says, and the target manifest's hash."""
     told = flatten(variant.provenance)
     rows = [(key, "none" if value is None else str(value)) for key, value in told.items()]
     return [*rows, ("target_manifest.json, SHA-256", target.manifest_hash)]

@@ -28,7 +28,7 @@ BY_PLACE = "vllm:spec_decode_num_accepted_tokens_per_pos"
 
 
 def load(job: Job) -> Any:
-    """The engine of a job, an `LLM` of vLLM's."""
+    """Return the engine of a job, an `LLM` of vLLM's."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     from vllm import LLM
@@ -64,7 +64,7 @@ def answer(llm: Any, request: Request, repeats: int) -> Answer:
 
 
 def _decode(llm: Any, request: Request, repeat: int) -> dict[str, Any]:
-    """The fields of an Answer, of one repeat."""
+    """Return the fields of an Answer, of one repeat."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
