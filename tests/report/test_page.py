@@ -134,7 +134,7 @@ def test_the_tables_hold_the_figures_of_lines_made_by_hand(tmp_path: Path) -> No
     ]
     measured = {row[0]: row[1:] for row in parser.rows("Drafter", "task", "T")}
     assert measured["longcot"] == [
-        "short", "0", "chain of 2", "0-1k", "10", "2.38", "0.88 0.57", "1.9", "1.3", "1.50", "25%", "100", "10 10"
+        "short", "0.0", "chain of 2", "0-1k", "10", "2.38", "0.88 0.57", "1.9", "1.3", "1.50", "25%", "100", "10 10"
     ]  # fmt: skip
     assert "n = 4" in text  # prompts of the buckets 0-256 and 256-512
 
