@@ -19,7 +19,7 @@ from workflow_copy import EXPERIMENTS, WorkflowCopy
 
 from longspec.config import stages_of
 from longspec.report.inputs import Stage, read_stage
-from longspec.report.training_curves import curves, smooth
+from longspec.report.plots import curves, smooth
 
 REFERENCE = "ablation-reference"
 LEFT_OUT = {"anchor-offset positions": "ablation-plain-positions", "random lag": "ablation-lag-1"}

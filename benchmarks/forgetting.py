@@ -38,9 +38,9 @@ from longspec.decode.cache import tokens_ahead
 from longspec.decode.prefill import prefill
 from longspec.decode.speculate import speculate
 from longspec.distributed import Ranks
-from longspec.evaluate import tasks
-from longspec.evaluate.prompts import draw_prompts
 from longspec.families import position_limit
+from longspec.measure import tasks
+from longspec.measure.prompts import draw_prompts
 from longspec.methods import method_of
 from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config

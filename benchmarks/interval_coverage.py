@@ -14,7 +14,7 @@ import machine
 import numpy as np
 import numpy.typing as npt
 
-from longspec.report.estimates import FEWEST, estimate
+from longspec.measure.estimates import FEWEST, estimate
 
 DEPTH, SAMPLES, SIZES = 4, 2000, (5, 8, 12, 23, 40)
 TASKS = {"alike": [(6, 4)], "three tasks": [(6, 4), (5, 3), (1, 4)], "skewed": [(1, 4)]}  # a, b of the beta distribution

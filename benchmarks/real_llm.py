@@ -29,9 +29,9 @@ from longspec.atomic_files import read_json
 from longspec.decode.autoregressive import near_tie_margin
 from longspec.decode.drafters import LookupDrafter
 from longspec.decode.generate import generate, load_drafter
-from longspec.evaluate.losslessness import judge
-from longspec.evaluate.prompts import draw_prompts
-from longspec.evaluate.tasks import HeldOut
+from longspec.measure.lines import judge
+from longspec.measure.prompts import draw_prompts
+from longspec.measure.tasks import HeldOut
 from longspec.models.precision import resolve_dtype
 from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config

@@ -20,8 +20,8 @@ from typing import Any
 import machine
 
 from longspec import jsonl
-from longspec.evaluate.summary import summarize
-from longspec.report.estimates import estimate
+from longspec.measure.estimates import estimate
+from longspec.measure.lines import summarize
 
 RUN, STAGE, DATA, MODEL = "results/smollm2-eagle3/ttt", "answers", "smollm2-questions", "models/smollm2-135m"
 VOCABULARY = 8192
@@ -46,7 +46,7 @@ def measure(engine: str, settings: dict[str, Any]) -> tuple[dict[str, Any], list
     out.parent.mkdir(parents=True, exist_ok=True)
     subprocess.run(
         [
-            *(sys.executable, "-m", "longspec.evaluate", "--engine", engine, "--settings", json.dumps(settings)),
+            *(sys.executable, "-m", "longspec.measure", "evaluate", "--engine", engine, "--settings", json.dumps(settings)),
             *("--target", f"{MODEL}/target_manifest.json", "--raw", f"{DATA}=data/raw/{DATA}/manifest.json"),
             *("--drafter", STAGE, "--draft", f"{RUN}/{STAGE}/draft", "--recipe", f"{RUN}/{STAGE}/recipe.yaml"),
             *("--vocabulary", f"{RUN}/draft_vocabulary_{VOCABULARY}.json", "--out", str(out)),

@@ -121,7 +121,7 @@ rule evaluate:
         vocabulary=option_with_files("--vocabulary", "vocabulary"),
     shell:
         "python -m longspec.cluster launch --plain --ranks {resources.ranks:q} --cpus {resources.cpus_per_task:q}"
-        " -- longspec.evaluate --settings {params.settings:q}"
+        " -- longspec.measure evaluate --settings {params.settings:q}"
         " --target {input.target:q} --raw {params.raw:q} {params.drafter:q} --recipe {input.recipe:q}"
         " {params.vocabulary:q} --out {output:q} > {log:q} 2>&1"
 
@@ -143,7 +143,7 @@ rule choose_final_stage:
         settings=from_plan(PLAN.evaluation_settings),
         raw=from_plan(ANSWERS.evaluation_options),
     shell:
-        "python -m longspec.choose --settings {params.settings:q} --raw {params.raw:q}"
+        "python -m longspec.measure choose --settings {params.settings:q} --raw {params.raw:q}"
         " --evaluations {input.evaluations:q} --out {output:q} > {log:q} 2>&1"
 
 
@@ -229,4 +229,4 @@ rule check_gates:
     retries: 0
     localrule: True
     shell:
-        "python -m longspec.gates --report {input.numbers:q} --out {output:q} > {log:q} 2>&1"
+        "python -m longspec.measure gates --report {input.numbers:q} --out {output:q} > {log:q} 2>&1"

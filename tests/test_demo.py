@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from longspec.decode.generate import load_drafter
 from longspec.decode.levels import DEFAULT_SHAPE
 from longspec.decode.speculate import speculate
-from longspec.evaluate.prompts import draw_prompts
-from longspec.evaluate.tasks import HeldOut
+from longspec.measure.prompts import draw_prompts
+from longspec.measure.tasks import HeldOut
 
 VARIANT = "sinkpi-slicing"
 

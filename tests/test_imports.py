@@ -57,14 +57,24 @@ MAY_IMPORT = {
     "decode": {"models", "states", "methods"},
     "answers": {"data", "decode", "models"},
     "draft": {"models", "methods"},
-    "evaluate": {"data", "decode", "models", "states", "methods", "serve"},
-    "serve": set(),
-    "report": {"evaluate", "methods"},
-    "choose": {"report", "evaluate", "data"},
-    "gates": set(),
-    "cli": {"answers", "cluster", "decode", "train", "evaluate", "models", "data", "methods", "report", "serve", "workflow"},
+    "measure": {"data", "decode", "models", "states", "methods", "measure.engines"},
+    "measure.engines": set(),
+    "report": {"measure", "methods"},
+    "cli": {
+        "answers",
+        "cluster",
+        "decode",
+        "train",
+        "measure",
+        "measure.engines",
+        "models",
+        "data",
+        "methods",
+        "report",
+        "workflow",
+    },
     "cluster": {"train", "models", "data", "methods"},
-    "workflow": {"answers", "cluster", "data", "decode", "evaluate", "methods", "states", "train"},
+    "workflow": {"answers", "cluster", "data", "decode", "measure", "methods", "states", "train"},
 }
 DOORS = {
     "deepspeed": {"train.engine", "states.load"},
@@ -78,11 +88,11 @@ DOORS = {
     "wandb": {"train.trackers"},
     "swanlab": {"train.trackers"},
     "snakemake": set(),
-    "vllm": {"serve.engine"},
+    "vllm": {"measure.engines.vllm"},
 }
 # Single modules of a room that the table above does not open: the checkpoint's layout has one owner.
 EXTRA = {
-    ("evaluate.served", "draft.folder"),  # a fresh draft is served from a folder like any other
+    ("measure.served", "draft.folder"),  # a fresh draft is served from a folder like any other
     ("workflow.jobs.decoding_ranks", "models.weight_index"),  # which of a target's files are its weights
     ("states.__main__", "train.engine"),  # starts the process group of a partitioned target
     ("report.tables", "data.layout_tally"),  # says the same of a dataset as its own room does
@@ -106,7 +116,7 @@ WITHOUT_TORCH = {
     "methods.draft_files",
     "answers.settings",
     "decode.levels",
-    "evaluate.tasks",
+    "measure.tasks",
     "models.weight_index",
     "train.estimate.feed_forward",
     "train.lifetime.admission",
@@ -119,9 +129,10 @@ def module_name(path: Path, source: Path) -> str:
 
 
 def room(module: str) -> str:
-    """The package a module belongs to; the published faces are a room of their own, and so is each method."""
-    if f"{module}.".startswith("train.models."):
-        return "train.models"
+    """The package a module belongs to; published faces and engines are rooms of their own, and so is each method."""
+    for inner in ("train.models", "measure.engines"):
+        if f"{module}.".startswith(f"{inner}."):
+            return inner
     return "a method" if method_of(module) else module.split(".")[0]
 
 
@@ -201,15 +212,16 @@ def test_heavy_libraries_have_one_door(imported: dict[str, set[str]]) -> None:
 
 def test_what_runs_in_vllms_environment_needs_nothing_else(imported: dict[str, set[str]]) -> None:
     """Beside vLLM itself, which is loaded with the first job: that environment has other versions of torch and transformers."""
-    loaded = {module: names for module, names in imported.items() if room(module) in ("serve", "__init__")}
-    assert {"__init__", "serve.__main__", "serve.engine", "serve.protocol"} <= loaded.keys()
+    loaded = {module: names for module, names in imported.items() if room(module) in ("measure.engines", "__init__")}
+    loaded["measure"] = imported["measure"]
+    assert {"__init__", "measure.engines.vllm", "measure.engines.protocol"} <= loaded.keys()
     for module, names in loaded.items():
         outside = {name for name in names if name.split(".")[0] not in sys.stdlib_module_names and name.split(".")[0] != "vllm"}
-        assert all(name.startswith("longspec.serve") for name in outside), f"{module}: {outside}"
+        assert all(name.startswith("longspec.measure.engines") for name in outside), f"{module}: {outside}"
 
 
 def test_vllm_is_loaded_with_the_first_job_alone() -> None:
-    code = "import sys, longspec.serve.__main__, longspec.serve.engine; print(*{name.split('.')[0] for name in sys.modules})"
+    code = "import sys, longspec.measure.engines.vllm; print(*{name.split('.')[0] for name in sys.modules})"
     loaded = subprocess.run(
         [sys.executable, "-S", "-c", code], env={"PYTHONPATH": str(SOURCE.parent)}, text=True, capture_output=True
     )

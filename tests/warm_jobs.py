@@ -34,12 +34,13 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 POPEN = subprocess.Popen
 # What starts a job's ranks: the processes that it starts are forks of it. DeepSpeed's ranks know theirs by its command line.
 LAUNCHERS = ("longspec.cluster", "longspec.cluster.torchrun")
-VERBS = ("longspec.evaluate", "longspec.train")
+VERBS = ("longspec.train",)
 # Imported by a job when it knows its verb, its method and its target.
 LATE = (
     "deepspeed.module_inject.auto_ep_layer",
     "longspec.cluster.launch",
     "longspec.cluster.preflight",
+    "longspec.measure.evaluate",
     "longspec.methods.eagle3.method",
     "longspec.methods.glide.method",
     "transformers.models.qwen2.modeling_qwen2",

@@ -6,15 +6,13 @@ No torch: reports are made with it too.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from operator import index, mul
+from operator import mul
 from pathlib import Path
-from typing import Any
 
 from longspec.atomic_files import read_json_object, write_json
 
 FILE = "acceptance.json"  # in a final draft's folder, once it was evaluated
 LONGEST = 16  # tokens of the longest chain whose cost is measured
-AGAIN = "remove the file, then chains have their usual length, or make the report again (rule report), which writes it"
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,7 @@ class ChainAcceptance:
     positions: tuple[tuple[int, int], ...]
 
     def expected_tokens(self) -> list[float]:
-        """Tokens a round with chains of 1, 2, ... drafts, the target's own included: 1 + sum over i of prod(a_1 .. a_i).
+        """Return tokens a round with chains of 1, 2, ... drafts, the target's own included: 1 + sum over i of prod(a_1 .. a_i).
 
         a_i: the share in which token i was kept, of the rounds in which all before it were (arXiv 2211.17192, section 3.1,
         where all a_i are one).
@@ -49,7 +47,7 @@ class TreeAcceptance:
 
     @property
     def expected_tokens(self) -> float:
-        """Tokens a round."""
+        """Return tokens a round."""
         return self.tokens / self.rounds
 
 
@@ -65,7 +63,7 @@ class ChainCosts:
 
 
 def nearest(held: Sequence[Acceptance], temperature: float, with_lookup: bool = False) -> list[Acceptance]:
-    """Those at the temperature nearest to this one; at that of the first, of equals.
+    """Return those at the temperature nearest to this one; at that of the first, of equals.
 
     with_lookup: those of trees that had tokens of prompt lookup beside them, where there are any; else those of a draft alone.
     """
@@ -76,27 +74,26 @@ def nearest(held: Sequence[Acceptance], temperature: float, with_lookup: bool = 
 
 
 def pooled(temperature: float, lines: Iterable[Sequence[Sequence[int]]]) -> ChainAcceptance:
-    """The acceptance over several texts, from the pairs of counts of each."""
+    """Return the acceptance over several texts, from the pairs of counts of each."""
     places = zip(*lines, strict=True)
     return ChainAcceptance(temperature, tuple((sum(k for k, _ in pairs), sum(r for _, r in pairs)) for pairs in places))
 
 
 def write_acceptance(folder: Path, held: Sequence[Acceptance]) -> None:
     """Write the file into a draft's folder, whole or not at all."""
-    chains = [
-        {"temperature": each.temperature, "positions": each.positions} for each in held if isinstance(each, ChainAcceptance)
-    ]
+    chains = [vars(each) for each in held if isinstance(each, ChainAcceptance)]
     # A field at its default is left out, as files have it that were written before there was that field.
-    trees = [
-        {name: value for name, value in vars(each).items() if name != "copied" or value}
-        for each in held
-        if isinstance(each, TreeAcceptance)
-    ]
+    found = [vars(each) for each in held if isinstance(each, TreeAcceptance)]
+    trees = [{name: value for name, value in each.items() if name != "copied" or value} for each in found]
     write_json(folder / FILE, {"chains": chains} | ({"trees": trees} if trees else {}))
 
 
+def _pairs(counts: list[list[int]]) -> tuple[tuple[int, int], ...]:
+    return tuple((kept, reached) for kept, reached in counts)
+
+
 def read_acceptance(draft: Path) -> tuple[Acceptance, ...]:
-    """The acceptance that is stored in a draft's folder, or in that of its weight file; empty where there is no file.
+    """Return the acceptance that is stored in a draft's folder, or in that of its weight file; empty where there is no file.
 
     Raises ValueError with file and fix for another content.
     """
@@ -105,20 +102,11 @@ def read_acceptance(draft: Path) -> tuple[Acceptance, ...]:
         return ()
     content = read_json_object(path)
     try:
-        chains = [ChainAcceptance(each["temperature"], tuple(map(_pair, each["positions"]))) for each in content["chains"]]
-        trees = [TreeAcceptance(**each | {"levels": tuple(map(index, each["levels"]))}) for each in content.get("trees", [])]
-        held: list[Acceptance] = [*chains, *trees]
-        counted = [tree.rounds in range(1, tree.tokens + 1) and min(tree.levels) > 0 <= tree.copied for tree in trees]
-        if not held or not all([*counted, *(each.temperature >= 0 for each in held), *(each.positions for each in chains)]):
-            raise ValueError("a number out of range, or none")
+        chains = [ChainAcceptance(each["temperature"], _pairs(each["positions"])) for each in content["chains"]]
+        trees = [TreeAcceptance(**each | {"levels": tuple(each["levels"])}) for each in content.get("trees", [])]
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: is no acceptance by position and tree ({type(error).__name__}: {error}); {AGAIN}") from error
-    return tuple(held)
-
-
-def _pair(counts: Any) -> tuple[int, int]:
-    """Counts [kept, all before it kept], kept the lesser. Raises ValueError for others."""
-    kept, reached = map(index, counts)
-    if not 0 <= kept <= reached:
-        raise ValueError(f"positions: {counts}")
-    return kept, reached
+        raise ValueError(
+            f"{path}: is no acceptance by position and tree ({type(error).__name__}: {error}); remove the file, then chains "
+            "have their usual length, or make the report again (rule report), which writes it"
+        ) from error
+    return (*chains, *trees)

@@ -20,7 +20,6 @@ from longspec.data.layout_tally import CUT_BY_LIMIT, cut_warning
 from longspec.data.tokenize import make as tokenize
 from longspec.decode.sampling import Sampler
 from longspec.report import tables
-from longspec.report.inputs import Manifest
 from tests.answers.conftest import Case, journal_of, turns, write_chats
 from tests.jobs import finish, start, torchrun
 from tests.targets import save_target
@@ -229,7 +228,7 @@ def test_many_cut_answers_are_warned_of_and_counted_in_the_report(case: Case, tm
     assert cut_warning(made["drop", 200]) == ""
     assert cut_warning({"name": "d", "records": {}}) == ""
     reasons = made["drop", 12]["answers"]["reasons"]
-    [row] = tables.answers_table([Manifest(tmp_path, made["drop", 12])])
+    [row] = tables.answers_table([made["drop", 12]])
     assert row["ends"] == made["drop", 12]["answers"]["ends"]
     assert row["warning"] == cut_warning(made["drop", 12])
     assert f"dropped: {CUT_BY_LIMIT}" in row["reasons"]

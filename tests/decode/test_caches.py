@@ -17,8 +17,8 @@ from longspec.decode.prefill import prefill
 from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import speculate
 from longspec.decode.verify import verify_tree
-from longspec.evaluate.measure import Measurer
-from longspec.evaluate.tasks import Prompt, Setting
+from longspec.measure.measurer import Measurer
+from longspec.measure.tasks import Prompt, Setting
 from longspec.methods.eagle3.drafter import Eagle3Drafter
 from longspec.methods.glide.drafter import GlideDrafter
 from longspec.models.attention.tree_visibility import TreeVisibility

@@ -10,7 +10,8 @@ from longspec.decode.levels import DEFAULT_SHAPE, levels_of
 from longspec.decode.prefill import prefill
 from longspec.decode.speculate import Row, speculate
 from longspec.decode.stops import Stops
-from longspec.evaluate.losslessness import Comparison, compare
+from longspec.measure.lines import Comparison
+from longspec.measure.measurer import compare
 from tests.decode.models import (
     DEPTHS,
     METHODS,

@@ -45,10 +45,22 @@ def positions(accepted: list[int], depth: int) -> list[list[int]]:
     ]
 
 
+def line(drafter: str, task: str, prompt: int, accepted: list[int], depth: int, **more: Any) -> dict[str, Any]:
+    """Make a line of an evaluation; more: fields in place of its own."""
+    new, rounds = sum(accepted) + len(accepted), len(accepted)
+    made = {"task": task, "drafter": drafter, "prompt": prompt, "record": prompt, "prompt_hash": f"{task} {prompt}"}
+    made |= {"temperature": 0.0, "shape": depth, "context_tokens": 100, "accepted": accepted, "rounds": rounds}
+    made |= {"new_tokens": new, "acceptance_length": new / max(1, rounds), "positions": positions(accepted, depth)}
+    made |= {"tokens_compared": new, "mismatches": 0, "near_ties": 0, "margin": None, "margin_allowed": None}
+    seconds = {"seconds_plain": 1.0, "seconds_speculative": 1.0, "seconds_draft": 0.5, "seconds_target": 0.4}
+    return made | seconds | more
+
+
 def evaluation_rows(drafter: str, settings: dict[str, Any], seed: int, shift: float = 0.0) -> list[dict[str, Any]]:
     """One line per prompt; hardness and context of a prompt are the same for every drafter."""
     rows = []
     rng = np.random.default_rng([seed, sum(map(ord, drafter))])
+    depth = settings["shapes"][0]
     for number, (task, chosen) in enumerate(settings["tasks"].items()):
         prompts = np.random.default_rng(number)
         for prompt in range(settings["prompts"]):
@@ -56,18 +68,12 @@ def evaluation_rows(drafter: str, settings: dict[str, Any], seed: int, shift: fl
             chance = float(np.clip(SKILL[drafter][task] + shift * (drafter in STAGES) + hard, 0.01, 0.95))
             accepted: list[int] = []
             while sum(accepted) + len(accepted) < settings["new_tokens"]:
-                accepted.append(min(int(rng.geometric(1 - chance)) - 1, settings["shapes"][0]))
-            new, rounds = sum(accepted) + len(accepted), len(accepted)
-            target, draft = 0.0021 * rounds, (0.00002 if drafter == "lookup" else 0.0033) * rounds
-            rows.append(
-                {"task": task, "drafter": drafter, "prompt": prompt, "record": prompt // 2, "context_tokens": context}
-                | {"new_tokens": new, "rounds": rounds, "accepted": accepted, "acceptance_length": new / rounds}
-                | {"temperature": 0.0, "shape": settings["shapes"][0], "positions": positions(accepted, settings["shapes"][0])}
-                | {"tokens_compared": new, "mismatches": 0, "near_ties": 0, "margin": None, "margin_allowed": None}
-                | {"seconds_draft": draft, "seconds_plain": 0.0019 * new * rng.normal(1, 0.05), "seconds_target": target}
-                | {"seconds_speculative": (target + draft) * 1.12, "prompt_hash": f"{task} {prompt}"}
-                | ({} if prompt else {"sample": sample(accepted)})
-            )
+                accepted.append(min(int(rng.geometric(1 - chance)) - 1, depth))
+            target, draft = 0.0021 * len(accepted), (0.00002 if drafter == "lookup" else 0.0033) * len(accepted)
+            plain = 0.0019 * (sum(accepted) + len(accepted)) * rng.normal(1, 0.05)
+            seconds = {"seconds_draft": draft, "seconds_target": target, "seconds_speculative": (target + draft) * 1.12}
+            more = seconds | {"seconds_plain": plain} | ({} if prompt else {"sample": sample(accepted)})
+            rows.append(line(drafter, task, prompt, accepted, depth, record=prompt // 2, context_tokens=context, **more))
     return rows
 
 
@@ -141,14 +147,8 @@ def write_data(folder: Path) -> tuple[list[Path], list[Path]]:
         "puzzles": ("longcot", 2048, "split", 4000),
     }
     for name, (collation, length, overlong, read) in kinds.items():
-        records = {
-            "train": read - read // 20 - 3,
-            "held_out": read // 20,
-            "rejected": 1,
-            "filtered": 2,
-            "read": read,
-            "made": 0,
-        }
+        records = {"train": read - read // 20 - 3, "held_out": read // 20, "rejected": 1, "filtered": 2}
+        records |= {"read": read, "made": 0}
         raw.append(folder / "raw" / name / "manifest.json")
         place = {"file": f"inputs/{name}.jsonl", "line": 7}
         faults = {"rejects": [{"field": "text", "reason": "holds <NUL>", "count": 1, **place}]}
@@ -179,15 +179,7 @@ def write_run(folder: Path, variants: dict[str, float], settings: dict[str, Any]
         known = name if name in ("base", "sinkpi-slicing") else "base"
         write_variant(folder / "results" / name, known, settings, shift)
         options += ["--variant", f"{name}={folder / 'results' / name}"]
-    options += [
-        "--run",
-        "demo",
-        "--settings",
-        json.dumps(settings),
-        "--gates",
-        json.dumps(GATES),
-        "--model-dir",
-        str(folder / "models" / model),
-    ]
+    options += ["--run", "demo", "--settings", json.dumps(settings), "--gates", json.dumps(GATES)]
+    options += ["--model-dir", str(folder / "models" / model)]
     options += ["--raw", *map(str, raw), "--packed", *map(str, packed)]
     return [*options, "--out", str(folder / "report.html")]

@@ -7,7 +7,7 @@ import pytest
 
 from longspec import jsonl
 from longspec.chain_length import FILE, ChainAcceptance, TreeAcceptance, read_acceptance
-from longspec.evaluate.tasks import Setting, parse
+from longspec.measure.tasks import Setting, parse
 from longspec.report.chain_lengths import expected_speeds, longest_chains, store_acceptance
 from longspec.report.inputs import read_variant
 from tests.report.synthetic_run import SETTINGS, write_variant

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from longspec import jsonl
-from longspec.report.samples import visible
 from tests.report.test_numbers import TINY, report, write_tiny
 from tests.report.test_page import read_page
 
@@ -55,10 +54,6 @@ def test_without_samples_the_page_says_so(tmp_path: Path) -> None:
     assert "No evaluation kept a sample" in read_page(tmp_path)[2]
 
 
-def test_control_characters_become_signs() -> None:
-    assert visible("a\n\t\x1b\x7f ü") == "a↵\n⇥␛␡ ü"
-
-
 def test_lines_of_vllm_show_what_it_does_not_tell_as_unknown(tmp_path: Path) -> None:
     arguments = write_tiny(tmp_path, engine="vllm", seconds_draft=None, seconds_target=None)
     settings = json.dumps(TINY | {"engine": "vllm"})
@@ -79,5 +74,5 @@ def test_lines_of_vllm_show_what_it_does_not_tell_as_unknown(tmp_path: Path) -> 
     assert "1 of 3 tokens were drafted" in text
     assert "nan" not in text.lower().split()
     arguments[arguments.index("--settings") + 1] = json.dumps(TINY)
-    with pytest.raises(ValueError, match=r"untrained\.jsonl: line 1: engine: vllm, but evaluation\.engine is longspec;"):
+    with pytest.raises(ValueError, match=r"untrained\.jsonl: line 1: task short, temperature 0, chain of 2, by vllm, "):
         report(arguments)

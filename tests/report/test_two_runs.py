@@ -115,16 +115,3 @@ def test_what_has_chosen_one_runs_stage_is_left_out_of_both(tmp_path: Path) -> N
     assert by_drafter(numbers)["final draft"]["difference"] == pytest.approx(
         15 / 8 - numbers["overall"]["a/base"]["long"]["mean"]
     )
-
-
-def test_other_prompts_are_refused(tmp_path: Path) -> None:
-    arguments = write_runs(tmp_path)
-    for changes, message in (
-        ({"prompt_hash": "other"}, r"longcot\.jsonl: task short, prompt 0: prompt_hash: other, but 0 in "),
-        ({"context_tokens": 7}, r"longcot\.jsonl: context_tokens: prompts differ from those of .*longcot\.jsonl"),
-    ):
-        for path in (tmp_path / "b/base/evaluation").iterdir():
-            jsonl.write(path, [row | changes for row in list(jsonl.read(path))])
-        with pytest.raises(ValueError, match=message):
-            report(arguments)
-    assert not (tmp_path / "report.html").exists()

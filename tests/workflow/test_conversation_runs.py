@@ -1,20 +1,94 @@
-"""The runs on UltraChat and ShareGPT: planned without their targets, measured on their own data."""
+"""The runs on UltraChat and ShareGPT: planned without their targets, measured on their own data, of a size that fits."""
 
 import json
+import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from longspec.atomic_files import write_json
 from longspec.config import yaml_files
+from longspec.methods.eagle3.settings import layer_weights
+from longspec.report.prediction import cost_ratio, shape_of
+from longspec.train.estimate import plan as estimate
 from longspec.workflow.checks import forgetting_warning
+from longspec.workflow.plan import Plan
 from tests.workflow.planning import FILE, Settings, Workflow
 
 pytestmark = pytest.mark.slow  # half a minute and more as a whole
 
-RUNS = ["llama3.1-8b-eagle3", "qwen3-8b-eagle3", "qwen3-30b-a3b-eagle3", "llama3.3-70b-eagle3"]
-FIRST = RUNS[0]
+LLAMA_3: dict[str, Any] = {
+    "model_type": "llama",
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "rope_theta": 500000.0,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+}
+QWEN_3: dict[str, Any] = {"num_attention_heads": 32, "head_dim": 128, "vocab_size": 151936, "rope_theta": 1e6}
+EXPERTS = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+# By run: its target's name, its published shape, its parameters in 10**9.
+TARGETS: dict[str, tuple[str, dict[str, Any], float]] = {
+    "llama3.1-8b-eagle3": (
+        "llama-3.1-8b",
+        {**LLAMA_3, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32},
+        8.03,
+    ),
+    "qwen3-8b-eagle3": (
+        "qwen3-8b",
+        {
+            **QWEN_3,
+            "model_type": "qwen3",
+            "hidden_size": 4096,
+            "intermediate_size": 12288,
+            "num_hidden_layers": 36,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 40960,
+        },
+        8.19,
+    ),
+    "qwen3-30b-a3b-eagle3": (
+        "qwen3-30b-a3b",
+        {
+            **QWEN_3,
+            **EXPERTS,
+            "model_type": "qwen3_moe",
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "num_hidden_layers": 48,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 262144,
+        },
+        30.5,
+    ),
+    "llama3.3-70b-eagle3": (
+        "llama-3.3-70b",
+        {**LLAMA_3, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64},
+        70.6,
+    ),
+}
+RUNS = list(TARGETS)
+FIRST, OTHERS = RUNS[0], RUNS[1:]
 STAGES = ["ultrachat", "sharegpt"]
 RULES = ("fetch_data", "fetch_target", "raw", "train", "evaluate", "assemble_final_draft")
 RUN = f"config/run/{FIRST}.yaml"
+PATTERNS = (r"PEAK of one rank, device +([\d.]+) GiB", r"([\d.]+) hours in all")
+
+
+def place_target(settings: Settings, run: str) -> Path:
+    """A config.json where the target will lie, without weights; returns its manifest."""
+    name, shape, _ = TARGETS[run]
+    folder = settings.folder / "models" / name
+    write_json(folder / "target/config.json", {"tie_word_embeddings": False, **shape})
+    write_json(folder / "target_manifest.json", {"path": str(folder / "target"), "files": {}})
+    return folder / "target_manifest.json"
 
 
 def test_all_four_are_planned_in_one_call(workflow: Workflow) -> None:
@@ -29,14 +103,55 @@ def test_all_four_are_planned_in_one_call(workflow: Workflow) -> None:
         "assemble_final_draft": 4,
     }
     assert not [path for path in jobs if "stdlib" in path or "puzzles" in path]
-    packed = {output.split("/")[-2] for output, fields in jobs.items() if fields["rule"] == "pack"}
-    assert packed == {f"{stage}-long-4096-truncate" for stage in STAGES}, "answers alone"
     for run in RUNS:
         measured = jobs[f"results/{run}/ttt/evaluation/sharegpt.jsonl"]
         assert {f"data/raw/{name}/manifest.json" for name in STAGES} <= set(measured["input"].split(", "))
         assert (
             "--raw sharegpt=data/raw/sharegpt/manifest.json ultrachat=data/raw/ultrachat/manifest.json" in measured["command"]
         )
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_one_run_reads_its_own_data_and_fits_eight_gpus_of_80_gb(
+    settings: Settings, capsys: pytest.CaptureFixture[str], root: Path, run: str
+) -> None:
+    target = place_target(settings, run)
+    plan = settings.plan(runs=[run])
+    assert (plan.stages[run], plan.variants[run], plan.fetched) == (STAGES, ["ttt"], [TARGETS[run][0]])
+    assert plan.evaluation_data(run) == sorted(plan.datasets_in_use()) == sorted(STAGES)
+    assert plan.vocabulary(run, "ttt") == [f"results/{run}/ttt/draft_vocabulary_32000.json"]
+    assert forgetting_warning(plan) == ""
+    for stage in STAGES:
+        recipe = plan.configs[run, "ttt", stage].recipe
+        assert plan.rows(run, "ttt", stage).endswith(f"/{stage}-long-4096-truncate/manifest.json")  # answers alone
+        assert (recipe.draft.steps, recipe.optimizer.lr, recipe.global_batch) == (
+            (7, 5e-5, 16) if "30b" in run else (7, 1e-4, 8)
+        )
+    told = estimated(settings, plan, run, target, capsys)
+    assert told.count("  fits 80.00 GiB with ") == len(STAGES)
+    bytes_of_target = float(told.split("parameters; target ")[1].split(" GiB")[0]) * 2**30
+    assert bytes_of_target == pytest.approx(2e9 * TARGETS[run][2], rel=0.005)
+    peak, hours = (re.findall(pattern, told)[0] for pattern in PATTERNS)
+    node = json.loads(estimated(settings, plan, run, target, capsys, "--json"))[0]["memory_mb"]
+    assert node < 900_000  # MB of a node, by profiles/slurm/profile.yaml
+    shape = shape_of(run, yaml_files.read(target.parent / "target/config.json"))
+    cost = cost_ratio(shape, layer_weights(shape), 32000 / shape.vocab_size)
+    figures = f"{float(peak):.1f} | {node / 1000:.0f} | {hours} | {cost:.3f}"
+    source = plan.model_source(TARGETS[run][0]).removeprefix("hf:")
+    assert f"| `{run}` | {source} | {figures} |" in (root / "docs/serve.md").read_text()
+
+
+def estimated(settings: Settings, plan: Plan, run: str, target: Path, capsys: pytest.CaptureFixture[str], *more: str) -> str:
+    """The words of `python -m longspec.train plan` on both stages, which must fit."""
+    options = ["--target", str(target), "--ranks", "8", "--rows", *["60000"] * len(STAGES), *more]
+    for section in ("recipe", "runtime"):
+        options.append(f"--{section}")
+        for stage in STAGES:
+            path = settings.folder / f"{stage}-{section}.yaml"
+            path.write_text(plan.stage_yaml(run, "ttt", stage, section))
+            options.append(str(path))
+    assert estimate.main(options) == 0
+    return capsys.readouterr().out
 
 
 def test_the_demo_neither_fetches_nor_measures_them(settings: Settings) -> None:
@@ -49,6 +164,54 @@ def test_the_demo_neither_fetches_nor_measures_them(settings: Settings) -> None:
         }
         assert plan.evaluation_data("demo") == ["puzzles", "stdlib", "stdlib-long"]
         assert set(plan.datasets_in_use()) & set(STAGES) == (set(STAGES) if chosen[1:] else set())
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new", "message"),
+    [
+        (RUN, "vocabulary: 32000", "vocabulry: 32000", r"vocabulry"),
+        (RUN, r"^target: \S+", "target: llama-3.1-9b", r"llama-3\.1-9b"),
+        (
+            RUN,
+            r"^stages: .*$",
+            "stages: [ultrachat, sharegtp]",
+            r"stages: there is no config/stage/sharegtp\.yaml; did you mean",
+        ),
+        (RUN, "new_tokens: 128", "new_token: 128", rf"{RUN}: evaluation\.new_token: unknown key; did you mean 'new_tokens'\?"),
+        (RUN, "data: sharegpt", "data: sharegtp", rf"{RUN}: evaluation\.tasks\.sharegpt\.data: there is no dataset 'sharegtp'"),
+        (RUN, r"data: ultrachat, context: \[64, 3072\]", "data: ultrachat, context: [3072, 64]", rf"{RUN}: .*is reversed"),
+        (
+            RUN,
+            r"sharegpt: \{data.*\}",
+            "gsm8k: {preset: gsm8k, source: in.jsonl}",
+            rf"{RUN}: .*gsm8k\.source: in\.jsonl: no such",
+        ),
+        (
+            RUN,
+            r"sharegpt: \{data.*\}",
+            "gsm8k: {preset: gsm, source: in.jsonl}",
+            rf"{RUN}: .*gsm8k\.preset: config/evaluation\.yaml has no preset 'gsm'",
+        ),
+        ("config/stage/sharegpt.yaml", "epochs: 10", "epoch: 10", r"epoch"),
+        (
+            str(FILE),
+            "ultrachat: .*",
+            "ultrachat: {preset: ultrachta}",
+            r"data\.ultrachat\.preset: .* has no preset .* did you mean",
+        ),
+    ],
+)
+def test_a_typo_dies_with_its_key(settings: Settings, path: str, old: str, new: str, message: str) -> None:
+    settings.edit(path, old, new)
+    with pytest.raises(ValueError, match=message):
+        settings.plan(runs=[FIRST])
+
+
+def test_prompts_beyond_the_targets_positions_are_told_with_the_runs_file(settings: Settings) -> None:
+    place_target(settings, FIRST)
+    settings.edit(RUN, r"data: sharegpt, context: \[64, 3072\]", "data: sharegpt, context: [64, 131072]")
+    with pytest.raises(ValueError, match=rf"^{RUN}: evaluation\.tasks\.sharegpt\.context: prompts of 131072 tokens"):
+        settings.plan(runs=[FIRST])
 
 
 def test_a_gate_that_judges_nothing_names_the_runs_file(settings: Settings) -> None:
@@ -78,3 +241,9 @@ def test_a_wrong_key_names_the_file_that_holds_it(settings: Settings, path: str,
     settings.edit(path, old, new)
     with pytest.raises(ValueError, match=told):
         settings.plan(runs=[FIRST])
+
+
+def test_runs_that_are_measured_in_two_ways_are_not_compared(settings: Settings) -> None:
+    assert settings.plan(runs=[FIRST, OTHERS[0]]).compared_page() == f"results/compare/{FIRST}_{OTHERS[0]}.html"
+    with pytest.raises(ValueError, match=r" evaluation\.new_tokens: 24 -> 128; evaluation\.tasks\.cot: .* -> None; "):
+        settings.plan(runs=["demo", FIRST]).compared_page()

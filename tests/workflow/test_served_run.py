@@ -12,8 +12,8 @@ from longspec.atomic_files import write_json
 from longspec.cli import serve
 from longspec.cli.__main__ import main
 from longspec.cli.serve import Acceptance, counted, is_less, measured
-from longspec.evaluate.measure import key_of
-from longspec.evaluate.tasks import Prompt, Setting
+from longspec.measure.lines import key_of
+from longspec.measure.tasks import Prompt, Setting
 from tests.workflow.planning import Settings
 
 # Keeps two of three drafted tokens in each of five rounds of a completion; counts from a start that is not zero.

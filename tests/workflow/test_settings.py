@@ -13,7 +13,7 @@ from snakemake.cli import parse_config
 from longspec.config import CONFIG_DIR, yaml_files
 from longspec.data import presets
 from longspec.data.raw import complete
-from longspec.evaluate import tasks
+from longspec.measure import tasks
 from longspec.workflow.settings.workflow_file import check_text, check_values, typed_call
 
 NAN, INF, HUGE = math.nan, math.inf, 10**12

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from longspec.evaluate.tasks import HeldOut
+from longspec.measure.tasks import HeldOut
 from longspec.workflow.answers import AnswersPlan
 from longspec.workflow.bench import bench_of
 from longspec.workflow.checks import forgetting_warning

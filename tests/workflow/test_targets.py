@@ -10,8 +10,8 @@ import torch
 from transformers import Qwen2Config
 
 from longspec.config import compose
-from longspec.evaluate.tasks import Benchmark, HeldOut, check_room
 from longspec.families import position_limit
+from longspec.measure.tasks import Benchmark, HeldOut, check_room
 from longspec.methods.glide.settings import FAMILIES, TARGETS
 from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
@@ -143,7 +143,7 @@ def test_rows_and_prompts_find_room_in_the_positions() -> None:
     with pytest.raises(ValueError, match=r"evaluation\.tasks\.long\.context: prompts of 1001 tokens .* 1000 is the most"):
         check_room("long", HeldOut("a", (4, 1001), 24), 1088)
     with pytest.raises(ValueError, match=r"evaluation\.tasks\.own\.new_tokens: 1023 leave no room"):
-        check_room("own", Benchmark("a.jsonl", "{prompt}", True, "", 0, 1023), 1088)
+        check_room("own", Benchmark("a.jsonl", 1023), 1088)
 
 
 def benchmark(template: str) -> Benchmark:

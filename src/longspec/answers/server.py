@@ -16,7 +16,7 @@ from pathlib import Path
 
 from longspec.distributed import die_with_parent, log
 
-# As longspec.serve.engine asks of vLLM: nothing is reported, and nothing is asked of a network.
+# As longspec.measure.engines.vllm asks of vLLM: nothing is reported, and nothing is asked of a network.
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 PAST_PROXIES = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 LOOK = 1.0  # seconds between two looks whether it answers

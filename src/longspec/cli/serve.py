@@ -24,12 +24,12 @@ from longspec import jsonl, methods
 from longspec.answers.server import PAST_PROXIES, started
 from longspec.atomic_files import read_json_object
 from longspec.cli.runs import plan_of
-from longspec.evaluate.measure import key_of, key_text
-from longspec.evaluate.prompts import all_prompts
-from longspec.evaluate.tasks import ROOM, Prompt, Setting, Settings, check_interpreter, parse
 from longspec.families import position_limit
+from longspec.measure.engines.vllm import BY_PLACE, ENVIRONMENT
+from longspec.measure.lines import key_of, key_text
+from longspec.measure.prompts import all_prompts
+from longspec.measure.tasks import ROOM, Prompt, Setting, Settings, check_interpreter, parse
 from longspec.models.target_config import read_target_config
-from longspec.serve.engine import BY_PLACE, ENVIRONMENT
 from longspec.workflow.answers import AnswersPlan
 from longspec.workflow.plan import Plan
 

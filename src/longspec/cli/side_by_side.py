@@ -23,7 +23,7 @@ from longspec.decode.levels import DEFAULT_SHAPE
 from longspec.decode.prefill import prefill
 from longspec.decode.speculate import Row, speculate
 from longspec.decode.stops import ends_of_text
-from longspec.evaluate.sample import Pieces
+from longspec.measure.sample import Pieces
 from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
 

@@ -5,10 +5,11 @@ import json
 from pathlib import Path
 
 from longspec import shown
+from longspec.atomic_files import read_json_object
 from longspec.command_line import WIDE, named_path
-from longspec.evaluate.tasks import parse
+from longspec.measure.tasks import parse
 from longspec.report.chain_lengths import store_acceptance
-from longspec.report.inputs import read_manifest, read_target, read_variant, records_that_chose
+from longspec.report.inputs import read_target, read_variant, records_that_chose
 from longspec.report.numbers import report_numbers
 from longspec.report.page import render, write_page
 
@@ -16,7 +17,7 @@ EVALUATIONS = "evaluation"  # the folder of what a run measures of itself; other
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The verb's arguments."""
+    """Return the verb's arguments."""
     parser = argparse.ArgumentParser(prog="python -m longspec.report", description=__doc__, formatter_class=WIDE)
     parser.add_argument("--run", required=True, help="the run's name")
     parser.add_argument("--variant", required=True, action="append", type=named_path, help="[RUN/]NAME=FOLDER; repeat it")
@@ -44,10 +45,8 @@ def make_report(options: argparse.Namespace) -> None:
     ]
     if vocabularies:
         raise ValueError(f"--vocabulary: {', '.join(vocabularies)}: no such variant is reported; add --variant NAME=FOLDER")
-    raw = [read_manifest(path, "raw") for path in options.raw]
-    packed = [read_manifest(path, "pack") for path in options.packed]
+    raw, packed, answered = (list(map(read_json_object, paths)) for paths in (options.raw, options.packed, options.answers))
     numbers = report_numbers(options.run, variants, target, settings, options.gates)
-    answered = [read_manifest(path, "merge_answers") for path in options.answers]
     page = render(variants, numbers, settings, target, raw, packed, answered)
     for variant in variants:
         if variant.vocabulary is not None and (warning := variant.vocabulary.low_coverage):

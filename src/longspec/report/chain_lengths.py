@@ -8,17 +8,16 @@ from typing import Any
 
 from longspec.chain_length import LONGEST, Acceptance, ChainCosts, TreeAcceptance, pooled, write_acceptance
 from longspec.config.names import WITH_LOOKUP
-from longspec.evaluate.tasks import Setting, Settings
+from longspec.measure.tasks import Setting, Settings
 from longspec.report.inputs import Variant
 
 Line = dict[str, Any]
 
 
 def longest_chains(settings: list[Setting]) -> list[Setting]:
-    """Of each temperature the longest chain that was measured, which tells of all shorter ones."""
-    chains = [setting for setting in settings if isinstance(setting.shape, int)]
-    by_temperature = groupby(sorted(chains, key=lambda setting: (setting.temperature, -setting.depth)), lambda s: s.temperature)
-    return [next(held) for _, held in by_temperature]
+    """Return the longest chain that was measured at each temperature, which tells of all shorter ones."""
+    chains = sorted((setting for setting in settings if isinstance(setting.shape, int)), key=lambda setting: setting.depth)
+    return [longest for _, longest in sorted({setting.temperature: setting for setting in chains}.items())]
 
 
 def store_acceptance(folder: Path, variant: Variant, settings: Settings) -> None:
@@ -34,7 +33,7 @@ def store_acceptance(folder: Path, variant: Variant, settings: Settings) -> None
 
 
 def _trees(variant: Variant, settings: list[Setting], drafter: str = "", copied: int = 0) -> Iterator[TreeAcceptance]:
-    """What a drafter's rounds brought at these settings; "": the final draft."""
+    """Yield what a drafter's rounds brought at these settings; "": the final draft."""
     for setting in settings:
         lines = _lines(variant, setting, drafter)
         tokens, rounds = (sum(line[name] for line in lines) for name in ("new_tokens", "rounds"))
@@ -44,8 +43,9 @@ def _trees(variant: Variant, settings: list[Setting], drafter: str = "", copied:
 
 
 def expected_speeds(variant: Variant, settings: Settings) -> dict[str, Any] | None:
-    """The final draft's expected greedy speed-up by length of its chains, over all tasks: each as often as its tokens, at its
-    own acceptance and costs; and the length with the highest. None where no chains or no costs were measured.
+    """Return the final draft's expected greedy speed-up by length of its chains, and the best length; None if not measured.
+
+    Over all tasks: each as often as its tokens, at its own acceptance and costs.
     """
     greedy = next((setting for setting in longest_chains(settings.settings) if setting.temperature == 0), None)
     if greedy is None:
@@ -66,7 +66,7 @@ def expected_speeds(variant: Variant, settings: Settings) -> dict[str, Any] | No
 
 
 def _lines(variant: Variant, setting: Setting, drafter: str = "") -> list[Line]:
-    """The lines of a drafter ("": the final draft) at a setting, task by task."""
+    """Return the lines of a drafter ("": the final draft) at a setting, task by task."""
     lines = variant.evaluations[drafter or variant.final].lines
     shape = setting.shape if isinstance(setting.shape, int) else list(setting.shape)
     return [line for line in lines if (line["temperature"], line["shape"]) == (setting.temperature, shape)]

@@ -1,4 +1,4 @@
-"""Reads and checks the inputs of the report: stages, evaluations, manifests, provenance."""
+"""Reads the inputs of the report: stages, evaluations, provenance, the target's shape."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping
@@ -6,18 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from longspec import jsonl, methods
+from longspec import jsonl
 from longspec.atomic_files import read_json_object, sha256_file
 from longspec.config import Recipe, load
 from longspec.config.names import BASELINES, FINAL, IMPORTED, UNTRAINED, WITH_LOOKUP
 from longspec.draft_vocabulary import DraftVocabulary, read_draft_vocabulary
-from longspec.evaluate.tasks import Settings
-from longspec.report import evaluations
-from longspec.report.evaluations import Evaluation
+from longspec.measure import lines
+from longspec.measure.lines import Evaluation
+from longspec.measure.tasks import Settings
 from longspec.report.prediction import Shape, shape_of
-
-TARGET_RULE = "train_target or fetch_target"
-METRICS = ("step", "loss", "llm_loss", "lr", "tokens", "labels", "seconds", "skipped")
 
 
 @dataclass(frozen=True)
@@ -33,7 +30,7 @@ class Stage:
         return str(self.recipe.data.name)
 
     def total(self, name: str) -> Any:
-        """The sum of a number over all steps."""
+        """Return the sum of a number over all steps."""
         return sum(row[name] for row in self.metrics)
 
 
@@ -54,68 +51,35 @@ class Variant:
 
     @property
     def baselines(self) -> tuple[str, ...]:
-        """The drafters that no stage has trained."""
+        """Return the drafters that no stage has trained."""
         return tuple(name for name in (*BASELINES, IMPORTED) if name in self.evaluations)
 
     @property
     def beginning(self) -> str:
-        """The draft that the first stage is measured against: the one that it begins with."""
+        """Return the draft that the first stage is measured against: the one that it begins with."""
         return IMPORTED if IMPORTED in self.baselines else UNTRAINED
 
 
-@dataclass(frozen=True)
-class Manifest:
-    """A manifest and where it stands."""
-
-    path: Path
-    content: dict[str, Any]
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self.content:
-            raise ValueError(f"{self.path}: {name}: missing; make the file again")
-        return self.content[name]
-
-
-def require(path: Path, rule: str) -> Path:
-    """The path, if the file is there. Raises ValueError that names the file and the rule that makes it."""
-    if not path.is_file():
-        raise ValueError(f"{path}: missing; the workflow makes it (rule {rule})")
-    return path
-
-
-def read_manifest(path: Path, rule: str) -> Manifest:
-    """A JSON object with its path, for errors that name it. Raises ValueError when it is missing or no object."""
-    return Manifest(path, read_json_object(require(path, rule)))
-
-
 def read_stage(folder: Path) -> Stage:
-    """Recipe and metrics of a stage's folder. Raises ValueError with file, line and field for what does not fit."""
-    recipe = load(require(folder / "recipe.yaml", "stage_config"), Recipe)
-    path = require(folder / "metrics.jsonl", "train")
-    metrics, counts = [], methods.settings_of(recipe.method.name).COUNTS
-    for number, row in enumerate(jsonl.read(path), 1):
-        for name in (*METRICS, *counts):
-            if name not in row:
-                raise ValueError(f"{path}: line {number}: {name}: missing; train this stage again (rule train)")
+    """Read recipe and metrics of a stage's folder."""
+    metrics = list(jsonl.read(folder / "metrics.jsonl"))
+    for row in metrics:
         for name in ("loss", "llm_loss"):
             row[name] = math.nan if row[name] is None else float(row[name])
-        metrics.append(row)
-    if not metrics:
-        raise ValueError(f"{path}: no step in it; train this stage again (rule train)")
-    return Stage(folder.name, recipe, metrics)
+    return Stage(folder.name, load(folder / "recipe.yaml", Recipe), metrics)
 
 
-def read_provenance(folder: Path) -> Manifest:
-    """What the final draft in a variant's folder says of its making."""
-    return read_manifest(folder / "final_draft" / "provenance.json", "assemble_final_draft")
+def read_provenance(folder: Path) -> dict[str, Any]:
+    """Read what the final draft in a variant's folder says of its making."""
+    return read_json_object(folder / "final_draft" / "provenance.json")
 
 
 def records_that_chose(folders: Iterable[Path]) -> dict[str, set[int]]:
-    """By dataset the records that have chosen the published stage of one of these variants, given by their folders."""
+    """Return by dataset the records that have chosen the published stage of one of these variants, given by their folders."""
     found: dict[str, set[int]] = {}
     for folder in folders:
-        for data, lines in read_provenance(folder).content.get(FINAL, {}).get("records", {}).items():
-            found.setdefault(data, set()).update(lines)
+        for data, numbers in read_provenance(folder).get(FINAL, {}).get("records", {}).items():
+            found.setdefault(data, set()).update(numbers)
     return found
 
 
@@ -127,23 +91,22 @@ def read_variant(
     measured: str = "evaluation",
     records: Mapping[str, Collection[int]] | None = None,
 ) -> Variant:
-    """All of a variant's files; `vocabulary`: that of its draft, where it has one; measured: the folder of its measurements.
+    """Read all of a variant's files; `vocabulary`: that of its draft, where it has one; measured: the folder of measurements.
 
-    records: by dataset those that are not told. Raises ValueError for the first file that is missing or does not fit.
+    records: by dataset those that are not told. Raises ValueError for measurements of other settings or prompts.
     """
     provenance = read_provenance(folder)
     stages = [read_stage(folder / stage) for stage in provenance["order"]]
     left_out = {task: (records or {}).get(data, ()) for task, data in settings.data.items()}
-    baselines = BASELINES if stages[0].recipe.init is None else (*BASELINES, IMPORTED)
+    begun_with = [] if stages[0].recipe.init is None else [IMPORTED]
     beside = [] if settings.with_lookup is None else [WITH_LOOKUP]
     drafters = {}
-    for drafter in (*baselines, *(stage.name for stage in stages), *beside):
-        path = require(folder / measured / f"{drafter}.jsonl", "evaluate")
-        drafters[drafter] = evaluations.read(path, drafter, settings, left_out)
-        evaluations.check_pairs(drafters[UNTRAINED], drafters[drafter])
-    held = None if vocabulary is None else read_draft_vocabulary(require(vocabulary, "draft_vocabulary"))
-    final = provenance.content.get(FINAL, {"stage": stages[-1].name})["stage"]
-    return Variant(name, stages, drafters, provenance.content, final, held)
+    for drafter in (*BASELINES, *begun_with, *(stage.name for stage in stages), *beside):
+        drafters[drafter] = lines.read(folder / measured / f"{drafter}.jsonl", settings, left_out)
+        lines.check_pairs(drafters[UNTRAINED], drafters[drafter])
+    held = None if vocabulary is None else read_draft_vocabulary(vocabulary)
+    final = provenance.get(FINAL, {"stage": stages[-1].name})["stage"]
+    return Variant(name, stages, drafters, provenance, final, held)
 
 
 @dataclass(frozen=True)
@@ -156,8 +119,8 @@ class Target:
 
 
 def read_target(model_dir: Path) -> Target:
-    """The target's shape from its own config.json, found through its manifest."""
-    manifest = read_manifest(model_dir / "target_manifest.json", TARGET_RULE)
-    config = read_manifest(Path(manifest["path"]) / "config.json", TARGET_RULE)
-    shape = shape_of(model_dir.name, config.content, str(config.path))
-    return Target(shape, sha256_file(manifest.path), str(manifest["source"]))
+    """Read the target's shape from its own config.json, found through its manifest."""
+    path = model_dir / "target_manifest.json"
+    manifest = read_json_object(path)
+    shape = shape_of(model_dir.name, read_json_object(Path(manifest["path"]) / "config.json"))
+    return Target(shape, sha256_file(path), str(manifest["source"]))

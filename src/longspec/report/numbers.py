@@ -1,6 +1,6 @@
 """The page's numbers: what each drafter's measurements say, and the drafters against each other. Suffix: P prompts."""
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -8,33 +8,20 @@ import numpy as np
 
 from longspec.config import plain
 from longspec.config.names import FINAL, LOOKUP, WITH_LOOKUP
-from longspec.evaluate.summary import summarize
-from longspec.evaluate.tasks import Settings
+from longspec.measure import gates as gate
+from longspec.measure.estimates import acceptance, difference, ratio_of
+from longspec.measure.lines import Evaluation, check_pairs, summarize
+from longspec.measure.tasks import Settings
 from longspec.report.chain_lengths import expected_speeds
-from longspec.report.estimates import acceptance, difference, ratio_of
-from longspec.report.evaluations import Evaluation, check_pairs
-from longspec.report.gates import count, judge
-from longspec.report.inputs import Target, Variant
+from longspec.report.inputs import Stage, Target, Variant
 from longspec.report.prediction import predictions
-from longspec.report.samples import all_samples
 from longspec.report.tables import flatten
-from longspec.report.training_curves import estimates
 
 Row = dict[str, Any]
 
 
-def by_task(found: Evaluation, settings: Settings) -> Row:
-    """task -> acceptance."""
-    return {task: acceptance(found, found.of_task(task)) for task in settings.tasks}
-
-
-def overall(found: Evaluation, settings: Settings) -> Row:
-    """Acceptance over all tasks."""
-    return acceptance(found, found.of_task(None))
-
-
 def bucket_edges(longest: int) -> list[int]:
-    """0, 256, 512, 1024, ... up to the first edge above the longest context, in tokens."""
+    """Return 0, 256, 512, 1024, ... up to the first edge above the longest context, in tokens."""
     edges = [0, 256]
     while edges[-1] <= longest:
         edges.append(edges[-1] * 2)
@@ -42,7 +29,7 @@ def bucket_edges(longest: int) -> list[int]:
 
 
 def by_context(found: Evaluation, settings: Settings) -> list[Row]:
-    """Acceptance by task and bucket of context length (low <= tokens < high); filled buckets only."""
+    """Return the acceptance by task and bucket of context length (low <= tokens < high); filled buckets only."""
     rows = []
     for task in settings.tasks:
         for low, high in pairwise(bucket_edges(int(found["context_tokens"].max()))):
@@ -53,24 +40,21 @@ def by_context(found: Evaluation, settings: Settings) -> list[Row]:
 
 
 def by_position(found: Evaluation, settings: Settings) -> dict[str, list[float]]:
-    """task -> share of rounds in which the first, second, ... drafted token was accepted."""
+    """Return by task the share of rounds in which the first, second, ... drafted token was accepted."""
     shares = {}
     for task in settings.tasks:
-        inside = zip(found.accepted, found.of_task(task), strict=True)
-        accepted = np.array([count for rounds, chosen in inside if chosen for count in rounds])
+        accepted = np.array([count for line in found.main_lines if line["task"] == task for count in line["accepted"]])
         shares[task] = [float(np.mean(accepted >= place)) for place in range(1, settings.draft_tokens + 1)]
     return shares
 
 
 def speed(found: Evaluation, settings: Settings) -> Row:
-    """Measured speed-up with interval, shares of the speculative time, cost of a draft step and of a verification.
+    """Return the measured speed-up with interval, shares of the speculative time, cost of a draft step and of a verification.
 
     Both costs are in plain steps; a draft step is a token of a chain or a level of a tree. Shares and costs are None where the
     engine does not tell the seconds of draft and target apart.
     """
     plain, speculative = float(found["seconds_plain"].sum()), float(found["seconds_speculative"].sum())
-    if not plain or not speculative:
-        raise ValueError(f"{found.path}: seconds_plain, seconds_speculative: no time measured; evaluate again")
     draft, target = (float(found[name].sum()) for name in ("seconds_draft", "seconds_target"))
     step_draft = draft / (found["rounds"].sum() * settings.draft_tokens)
     step_plain = plain / found["new_tokens"].sum()
@@ -89,25 +73,21 @@ def speed(found: Evaluation, settings: Settings) -> Row:
     }
 
 
-def speed_by_task(found: Evaluation, settings: Settings) -> Row:
-    """task -> measured speed-up."""
-    columns = "seconds_plain", "seconds_speculative"
-    return {task: ratio_of(found, *columns, found.of_task(task)) for task in settings.tasks}
-
-
-# What a report tells of every drafter, by its name there.
-PARTS: dict[str, Callable[[Evaluation, Settings], Any]] = {
-    "variants": by_task,
-    "overall": overall,
-    "by_context": by_context,
-    "by_position": by_position,
-    "speed": speed,
-    "speed_by_task": speed_by_task,
-}
+def of_drafter(found: Evaluation, settings: Settings) -> Row:
+    """Return what a report tells of every drafter, by its name there."""
+    columns, inside = ("seconds_plain", "seconds_speculative"), {task: found.of_task(task) for task in settings.tasks}
+    return {
+        "variants": {task: acceptance(found, chosen_P) for task, chosen_P in inside.items()},
+        "overall": acceptance(found, found.of_task(None)),
+        "by_context": by_context(found, settings),
+        "by_position": by_position(found, settings),
+        "speed": speed(found, settings),
+        "speed_by_task": {task: ratio_of(found, *columns, chosen_P) for task, chosen_P in inside.items()},
+    }
 
 
 def improvements(variant: Variant, settings: Settings) -> list[dict[str, Any]]:
-    """Each stage against the one before (the first: against the draft it begins with) on the tasks of its own data."""
+    """Compare each stage with the one before (the first: with the draft it begins with) on the tasks of its own data."""
     rows = []
     for before, stage in zip([variant.beginning, *variant.stage_names], variant.stages, strict=False):
         new, old = variant.evaluations[stage.name], variant.evaluations[before]
@@ -120,7 +100,7 @@ def improvements(variant: Variant, settings: Settings) -> list[dict[str, Any]]:
 
 
 def against_baselines(variant: Variant, settings: Settings) -> list[dict[str, Any]]:
-    """The final draft against each baseline, over all tasks."""
+    """Compare the final draft with each baseline, over all tasks."""
     final = variant.evaluations[variant.final]
     all_P = final.of_task(None)
     return [
@@ -130,14 +110,38 @@ def against_baselines(variant: Variant, settings: Settings) -> list[dict[str, An
 
 
 def with_lookup(variant: Variant, settings: Settings) -> dict[str, Any] | None:
-    """The final draft with prompt lookup beside it against it alone, over all tasks; None where that was not measured."""
+    """Compare the final draft with prompt lookup beside it with it alone, over all tasks; None if not measured."""
     if (both := variant.evaluations.get(WITH_LOOKUP)) is None:
         return None
     return difference(both, variant.evaluations[variant.final], both.of_task(None))
 
 
+@dataclass(frozen=True)
+class Sample:
+    """One text; a token is {text, depth}, its depth that in the draft of its round, 0: the target's own."""
+
+    task: str
+    context_tokens: int
+    before: str
+    tokens: list[Row]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Count the tokens, and the drafted ones that were kept."""
+        return {"tokens": len(self.tokens), "kept": sum(token["depth"] > 0 for token in self.tokens)}
+
+
+def all_samples(variant: Variant) -> dict[str, list[Sample]]:
+    """Return by drafter the texts after each task's first prompt, at the main setting; a drafter without one is left out."""
+    found = {
+        drafter: [Sample(line["task"], line["context_tokens"], **line["sample"]) for line in one.main_lines if "sample" in line]
+        for drafter, one in variant.evaluations.items()
+    }
+    return {drafter: samples for drafter, samples in found.items() if samples}
+
+
 def lossless(variant: Variant) -> dict[str, Any]:
-    """Tokens compared with plain greedy decoding over all drafters and shapes, mismatches, and those proven near-ties.
+    """Sum tokens compared with plain greedy decoding over all drafters and shapes, mismatches, and those proven near-ties.
 
     largest_margin: of all mismatches the widest gap of the target's two logits, as a share of what a near-tie may have.
     """
@@ -151,20 +155,20 @@ def lossless(variant: Variant) -> dict[str, Any]:
 
 
 def vocabulary(variant: Variant) -> dict[str, Any] | None:
-    """How many of the target's tokens the draft can propose, and the share of the trained tokens that are among them."""
+    """Return how many of the target's tokens the draft can propose, and the share of the trained tokens that are among them."""
     held = variant.vocabulary
     return None if held is None else {"size": len(held.ids), "of": held.size, "coverage": held.coverage}
 
 
 def paired(variants: list[Variant]) -> list[tuple[Variant, Variant]]:
-    """Every further variant after the one it is held against: of two runs' the other run's of its name, else the first one."""
+    """Return pairs of each further variant behind what it is compared with: the other run's of its name, else the first."""
     own = [variant.name.rpartition("/")[2] for variant in variants]
     before = [own.index(name) if name in own[:number] else 0 for number, name in enumerate(own)]
     return [(variants[at], variant) for at, variant in list(zip(before, variants, strict=True))[1:]]
 
 
 def between_variants(variants: list[Variant], settings: Settings) -> list[dict[str, Any]]:
-    """The difference of the final drafts, and of the drafts of one name, of paired variants, by task and over all."""
+    """Return the difference of the final drafts, and of the drafts of one name, of paired variants, by task and over all."""
     rows = []
     for before, other in paired(variants):
         same = {name: (name, name) for name in before.evaluations if name in other.evaluations and name != LOOKUP}
@@ -178,7 +182,7 @@ def between_variants(variants: list[Variant], settings: Settings) -> list[dict[s
 
 
 def told_differently(variants: list[Variant]) -> list[dict[str, Any]]:
-    """Keys in which the recipes of the stages that both have, or the final drafts' provenance, differ in paired variants.
+    """Return the keys in which the recipes of common stages, or the final drafts' provenance, differ in paired variants.
 
     Not what provenance says of stages, files and the choice: recipes, weights and figures, which the page tells by themselves.
     """
@@ -196,12 +200,17 @@ def told_differently(variants: list[Variant]) -> list[dict[str, Any]]:
     return rows
 
 
+def estimates(stage: Stage) -> list[dict[str, Any]]:
+    """Return each logged estimate with its step: acceptance_k by lag, expected_tokens a round, loss in nats, seconds."""
+    logged = [{"step": row["step"]} | row["held_out"] for row in stage.metrics if "held_out" in row]
+    return [row for row in logged if row["expected_tokens"] is not None]  # null: it was not finite
+
+
 def figures_of(variant: Variant, settings: Settings) -> dict[str, Any]:
-    """What a variant's drafters did, each by its name, and how they were trained."""
-    drafters = variant.evaluations.items()
-    figures: dict[str, Any] = {
-        part: {drafter: figure(found, settings) for drafter, found in drafters} for part, figure in PARTS.items()
-    }
+    """Return what a variant's drafters did, each by its name, and how they were trained."""
+    drafters = {drafter: of_drafter(found, settings) for drafter, found in variant.evaluations.items()}
+    parts = next(iter(drafters.values()))
+    figures = {part: {drafter: each[part] for drafter, each in drafters.items()} for part in parts}
     estimated = {stage.name: estimates(stage) for stage in variant.stages}
     return figures | {"lossless": lossless(variant), "training_estimates": estimated}
 
@@ -209,13 +218,14 @@ def figures_of(variant: Variant, settings: Settings) -> dict[str, Any]:
 def report_numbers(
     run: str, variants: list[Variant], target: Target, settings: Settings, gates: dict[str, float | None]
 ) -> dict[str, Any]:
-    """All measured numbers that the page shows, which are the content of report.json."""
+    """Return all measured numbers that the page shows, which are the content of report.json."""
     found = {}
     for variant in variants:
-        shared, judged = figures_of(variant, settings), judge(variant, settings, gates)
+        stages = {stage.name: stage.data for stage in variant.stages}
+        shared, judged = figures_of(variant, settings), gate.judge(stages, variant.final, variant.evaluations, settings, gates)
         held = variant.vocabulary
         head_share = 1.0 if held is None else len(held.ids) / held.size
-        samples, tau = all_samples(variant.evaluations), shared["overall"][variant.final]["mean"]
+        samples, tau = all_samples(variant), shared["overall"][variant.final]["mean"]
         found[variant.name] = shared | {
             "improvements": improvements(variant, settings),
             "against_baselines": against_baselines(variant, settings),
@@ -224,7 +234,7 @@ def report_numbers(
             "samples": {drafter: {each.task: each.counts for each in texts} for drafter, texts in samples.items()},
             "measured": {drafter: summarize(lines.lines) for drafter, lines in variant.evaluations.items()},
             "gates": judged,
-            "gate_counts": count(judged),
+            "gate_counts": gate.count(judged),
             "vocabulary": vocabulary(variant),
             "final": variant.provenance.get(FINAL, {"stage": variant.final}),
             "left_out": variant.evaluations[variant.final].left_out,

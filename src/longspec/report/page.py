@@ -1,33 +1,36 @@
 """The page: numbers, figures and tables through one template, everything escaped unless it is a figure of ours."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from longspec import methods
+from longspec import methods, shown
 from longspec.atomic_files import write_json, write_text
 from longspec.config.names import UNTRAINED
-from longspec.evaluate.tasks import Settings, shape_name
-from longspec.report import plots, tables, training_curves
-from longspec.report.estimates import FEWEST
-from longspec.report.inputs import Manifest, Target, Variant
-from longspec.report.samples import all_samples, visible
+from longspec.measure.estimates import FEWEST
+from longspec.measure.tasks import Settings, shape_name
+from longspec.report import plots, tables
+from longspec.report.inputs import Target, Variant
+from longspec.report.numbers import all_samples
 from longspec.report.style import STAGES, Series, drafter_colour
-from longspec.shown import lines
 
 
 def compact(count: float) -> str:
-    """720,896 -> 0.7 M, 31,980,000,000 -> 32.0 B."""
+    """Return such as: 720,896 -> 0.7 M, 31,980,000,000 -> 32.0 B."""
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if count >= 0.1 * size:
             return f"{count / size:.1f} {unit}"
     return f"{count:.0f}"
 
 
+def visible(text: str) -> str:
+    """Show line ends, tabs and control characters as signs; a line end still ends the line."""
+    return shown.lines(text.replace("\t", "⇥").replace("\n", "↵\n"))
+
+
 def environment() -> Environment:
-    """Jinja2 with autoescape on, undefined names an error, and characters that nobody sees as signs."""
+    """Set up Jinja2 with autoescape on, undefined names an error, and characters that nobody sees as signs."""
     loader = PackageLoader("longspec", ".")
     made = Environment(
         loader=loader,
@@ -35,7 +38,7 @@ def environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=lambda value: lines(value) if type(value) is str else value,  # names may hold what no reader sees
+        finalize=lambda value: shown.lines(value) if type(value) is str else value,  # names may hold what no reader sees
     )
     made.filters.update(
         {
@@ -57,7 +60,7 @@ def environment() -> Environment:
 
 
 def figures(variants: list[Variant], numbers: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    """All SVG elements; those of one variant by its name."""
+    """Return all SVG elements; those of one variant by its name."""
 
     def drafters(part: str, v: Variant) -> list[Series]:
         found = numbers[part][v.name].items()
@@ -69,27 +72,25 @@ def figures(variants: list[Variant], numbers: dict[str, Any], settings: Settings
     return {kind: plots.by_drafter(kind, variants, numbers, settings) for kind in plots.BY_DRAFTER} | {
         "context": plots.by_context({v.name: drafters("by_context", v) for v in variants}, settings),
         "position": plots.by_position({v.name: drafters("by_position", v) for v in variants}, settings),
-        "loss": training_curves.losses({v.name: stages(v) for v in variants}),
+        "loss": plots.losses({v.name: stages(v) for v in variants}),
     }
 
 
 def unfinished(variants: list[Variant]) -> list[str]:
-    """A line for each stage with steps whose loss is not a finite number: they are left out of the curves."""
-    found = [
-        (v.name, stage.name, len(stage.metrics) - len(training_curves.curves(stage)[0])) for v in variants for stage in v.stages
-    ]
+    """Return a line for each stage with steps whose loss is not a finite number: they are left out of the curves."""
+    found = [(v.name, stage.name, len(stage.metrics) - len(plots.curves(stage)[0])) for v in variants for stage in v.stages]
     return [f"{variant}, {stage}: {count:,}" for variant, stage, count in found if count]
 
 
 def short_of_prompts(numbers: dict[str, Any], settings: Settings) -> list[str]:
-    """A line for each task that has fewer prompts than the settings ask for, those counted that are measured and not told."""
+    """Return a line for each task with fewer prompts than the settings ask for; those that are measured and not told count."""
     first, left_out = next(iter(numbers["variants"].values()))[UNTRAINED], next(iter(numbers["left_out"].values()))
     measured = {task: found["prompts"] + left_out.get(task, 0) for task, found in first.items()}
     return [f"{task}: {count} of {settings.prompts}" for task, count in measured.items() if count < settings.prompts]
 
 
 def left_out(variant: Variant) -> list[str]:
-    """A line for each task with prompts that are measured and not told; they are the same of all variants."""
+    """Return a line for each task with prompts that are measured and not told; they are the same of all variants."""
     return [f"{task}: {count} prompts" for task, count in variant.evaluations[variant.final].left_out.items()]
 
 
@@ -98,11 +99,11 @@ def render(
     numbers: dict[str, Any],
     settings: Settings,
     target: Target,
-    raw: list[Manifest],
-    packed: list[Manifest],
-    answered: Sequence[Manifest] = (),
+    raw: list[tables.Manifest],
+    packed: list[tables.Manifest],
+    answered: list[tables.Manifest],
 ) -> str:
-    """The whole page as HTML text. answered: of the datasets whose questions the target has answered."""
+    """Return the whole page as HTML text. answered: of the datasets whose questions the target has answered."""
     page = environment().get_template("report/page.html.j2")
     return page.render(
         run=numbers["run"],
@@ -112,7 +113,7 @@ def render(
         target=target,
         longest_bar=max(0.001, *(f["mean"] - 1 for found in numbers["overall"].values() for f in found.values())),
         figures=figures(variants, numbers, settings),
-        samples={v.name: all_samples(v.evaluations) for v in variants},
+        samples={v.name: all_samples(v) for v in variants},
         unfinished=unfinished(variants),
         short_of_prompts=short_of_prompts(numbers, settings),
         left_out=left_out(variants[0]),

@@ -1,15 +1,22 @@
-"""The figures of acceptance: per drafter, by context length, by position. A legend names the series."""
+"""The figures: acceptance by drafter, context length and position, speed-up by drafter, loss by step.
+
+A legend names the series. Suffix: T optimizer steps.
+"""
 
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
 from longspec.config.names import IMPORTED, LOOKUP, UNTRAINED, WITH_LOOKUP
-from longspec.evaluate.tasks import Settings
-from longspec.report.inputs import Variant
-from longspec.report.style import COLOUR, MARKERS, Series, bare, drafter_colour, panels, quiet, to_svg
+from longspec.measure.tasks import Settings
+from longspec.report.inputs import Stage, Variant
+from longspec.report.style import COLOUR, DASHED, MARKERS, Series, bare, drafter_colour, panels, quiet, to_svg
 
+FloatArray = npt.NDArray[np.float64]
+POINTS = 800  # drawn per curve at most: more than a panel has pixels
 NAMES = {
     UNTRAINED: "untrained draft",
     LOOKUP: "prompt lookup",
@@ -19,17 +26,17 @@ NAMES = {
 
 
 def drafter_name(drafter: str) -> str:
-    """How the page calls a drafter."""
+    """Return how the page calls a drafter."""
     return NAMES.get(drafter, drafter)
 
 
 def size_name(tokens: int) -> str:
-    """256, 512, 1k, 2k, ..."""
+    """Return 256, 512, 1k, 2k, ..."""
     return f"{tokens // 1024}k" if tokens >= 1024 else str(tokens)
 
 
 def draw_point(axes: Axes, found: dict[str, Any], at: float, colour: str, marker: str, upright: bool = True) -> None:
-    """A figure with its interval; hollow when there are too few records for one."""
+    """Draw a point with its interval; hollow when there are too few records for one."""
     if found["low"] is not None:
         ends, across = [found["low"], found["high"]], [at, at]
         axes.plot(*((across, ends) if upright else (ends, across)), color=colour, linewidth=1.6, zorder=3)
@@ -39,7 +46,7 @@ def draw_point(axes: Axes, found: dict[str, Any], at: float, colour: str, marker
 
 
 def interval_limits(values: list[dict[str, Any]]) -> tuple[float, float]:
-    """Axis limits: just below 1 (no drafted token accepted, no speed-up) or the lowest end, and just above the highest."""
+    """Return axis limits: just below 1 (no draft accepted, no speed-up) or the lowest end, and just above the highest."""
     low = min(1.0, *(found["mean"] if found["low"] is None else found["low"] for found in values))
     high = max(1.0, *(found["mean"] if found["high"] is None else found["high"] for found in values))
     return low - 0.04 * (high - low) - 0.01, high + 0.1 * (high - low) + 0.02
@@ -52,7 +59,7 @@ BY_DRAFTER = {  # by figure: the part of the numbers, the label of its axis, its
 
 
 def by_drafter(kind: str, variants: list[Variant], numbers: dict[str, Any], settings: Settings) -> Markup:
-    """A figure of BY_DRAFTER: a panel per task, a row per drafter, a marker per variant; equal scales."""
+    """Draw a figure of BY_DRAFTER: a panel per task, a row per drafter, a marker per variant; equal scales."""
     part, label, told = BY_DRAFTER[kind]
     found = numbers[part]
     drafters = list(dict.fromkeys(name for variant in variants for name in variant.evaluations))
@@ -84,13 +91,13 @@ def _drafters_panel(axes: Axes, task: str, variants: list[Variant], found: Any, 
 
 
 def by_context(found: dict[str, list[Series]], settings: Settings) -> dict[str, Markup]:
-    """A figure by name, all on one scale; values of a series: its buckets of context length."""
+    """Draw a figure by name, all on one scale; values of a series: its buckets of context length."""
     limits = interval_limits([bucket for series in found.values() for one in series for bucket in one.values])
     return {name: _context(name, series, settings, limits) for name, series in found.items()}
 
 
 def _context(name: str, series: list[Series], settings: Settings, limits: tuple[float, float]) -> Markup:
-    """A panel per task, a group of points per bucket, a line per series."""
+    """Draw a panel per task, a group of points per bucket, a line per series."""
     buckets = {task: [b for b in series[0].values if b["task"] == task] for task in settings.tasks}
     with quiet():
         figure, row = panels([max(len(held), 1.4) for held in buckets.values()], 3.1)
@@ -113,14 +120,14 @@ def _context(name: str, series: list[Series], settings: Settings, limits: tuple[
 
 
 def by_position(found: dict[str, list[Series]], settings: Settings) -> dict[str, Markup]:
-    """A figure by name, all on one scale; values of a series: by task the shares of rounds that kept token 1, 2, ..."""
+    """Draw a figure by name, all on one scale; values of a series: by task the shares of rounds that kept token 1, 2, ..."""
     highest = max(max(shares) for series in found.values() for one in series for shares in one.values.values())
     limits = -0.02, min(1.02, highest * 1.08 + 0.02)
     return {name: _position(name, series, settings, limits) for name, series in found.items()}
 
 
 def _position(name: str, series: list[Series], settings: Settings, limits: tuple[float, float]) -> Markup:
-    """A panel per task, a line per series."""
+    """Draw a panel per task, a line per series."""
     places = list(range(1, settings.draft_tokens + 1))
     with quiet():
         figure, row = panels([1.0] * len(settings.tasks), 2.9)
@@ -135,3 +142,74 @@ def _position(name: str, series: list[Series], settings: Settings, limits: tuple
         figure.supxlabel("place of the drafted token in its round", color=COLOUR["muted"], fontsize=9)
         row[-1].legend(loc="upper left", bbox_to_anchor=(1, 1))
         return to_svg(figure, f"position-{name}", f"Acceptance by position in the round, {name}")
+
+
+def smooth(values_T: FloatArray) -> FloatArray:
+    """Return the centred moving mean over a twelfth of the steps; shorter at both ends, never padded."""
+    if not len(values_T):
+        return values_T
+    window = 2 * (len(values_T) // 24) + 1
+    ones_W = np.ones(window)
+    return np.asarray(np.convolve(values_T, ones_W, "same") / np.convolve(np.ones(len(values_T)), ones_W, "same"), dtype=float)
+
+
+def curves(stage: Stage) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return steps and draft loss [T] of steps with a finite loss; the target's loss there, nan where it was not measured."""
+    columns = np.array([[row["step"], row["loss"], row["llm_loss"]] for row in stage.metrics], dtype=float)
+    step_T, loss_T, target_T = columns[np.isfinite(columns[:, 1])].T
+    return step_T, loss_T, target_T
+
+
+def losses(found: dict[str, list[Series]]) -> dict[str, Markup]:
+    """Draw a figure by name; a panel per stage, each with its own y axis, for stages train on different kinds of text.
+
+    Each step's loss is faint, the smoothed one on top, the target's own loss dashed.
+    """
+    scales = _scales([one.values for series in found.values() for one in series])
+    return {name: _losses(name, series, scales) for name, series in found.items()}
+
+
+def _scales(stages: list[Stage]) -> dict[str, tuple[float, float]]:
+    """Return by stage's name one scale for all figures: from below the lowest smoothed loss to the first steps' losses."""
+    scales: dict[str, tuple[float, float]] = {}
+    for stage in stages:
+        _, loss_T, target_T = curves(stage)
+        if len(loss_T):
+            floor_T = target_T[np.isfinite(target_T)]
+            low, high = min([smooth(loss_T).min(), *smooth(floor_T)]), float(np.quantile(loss_T, 0.995))
+            seen = scales.get(stage.name, (low, high))
+            scales[stage.name] = (min(low, seen[0]), max(high, seen[1]))
+    return {name: (low - 0.08 * (high - low), high + 0.05 * (high - low)) for name, (low, high) in scales.items()}
+
+
+def _losses(name: str, series: list[Series], scales: dict[str, tuple[float, float]]) -> Markup:
+    with quiet():
+        figure, row = panels([1.0] * len(series), 2.9, common=False)
+        for axes, one in zip(row, series, strict=True):
+            bare(axes)
+            axes.set(title=f"{one.values.name}  ·  {one.values.data}", xlabel="optimizer step")
+            if one.values.name in scales:  # else no step has a finite loss; the page says so
+                axes.set_ylim(scales[one.values.name])
+                _curves_of(axes, one)
+                axes.legend()
+        row[0].set_ylabel("loss, nats per token")
+        return to_svg(figure, f"loss-{name}", f"Loss of each stage beside the target's own, {name}")
+
+
+def _curves_of(axes: Axes, one: Series) -> None:
+    """Draw a stage's loss and the target's."""
+    step_T, loss_T, target_T = curves(one.values)
+    known_T = np.isfinite(target_T)
+    _draw(axes, step_T, loss_T, color=one.colour, alpha=0.3, linewidth=0.8)
+    floor, own = ("target", COLOUR["muted"], DASHED, 1.4), (one.label, one.colour, "-", 1.9)
+    for at_T, value_T, (label, colour, line, width) in ((step_T, loss_T, own), (step_T[known_T], target_T[known_T], floor)):
+        if len(value_T):
+            smoothed_T = smooth(value_T)
+            named = f"{label} {smoothed_T[-1]:.2f}"
+            _draw(axes, at_T, smoothed_T, color=colour, linestyle=line, linewidth=width, label=named)
+
+
+def _draw(axes: Axes, step_T: FloatArray, value_T: FloatArray, **look: Any) -> None:
+    """Draw a curve of at most about POINTS points."""
+    thin = slice(None, None, -(-len(step_T) // POINTS))
+    axes.plot(step_T[thin], value_T[thin], **look)

@@ -34,39 +34,36 @@ PUBLISHED = (
 )
 
 
-def shape_of(name: str, config: dict[str, Any], path: str) -> Shape:
-    """The shape in a target's config.json. Raises ValueError with file and field for one that is missing."""
-    heads = config.get("num_attention_heads")
-    values: dict[str, Any] = {
-        "num_key_value_heads": heads,
-        "head_dim": config["hidden_size"] // heads if config.get("hidden_size") and heads else None,
-    } | {key: value for key, value in config.items() if value is not None}
-    fields = [key for key in Shape.__dataclass_fields__ if key not in ("name", "model_type", "expert_width", "published")]
-    for key in fields:
-        if not isinstance(values.get(key), int):
-            raise ValueError(f"{path}: {key}: {values.get(key)!r} is no whole number; give a target of docs/families.md")
-    expert_width = values.get("moe_intermediate_size", values["intermediate_size"]) * values.get("num_experts_per_tok", 0)
-    return Shape(name, values.get("model_type", ""), **{key: values[key] for key in fields}, expert_width=expert_width)
+def shape_of(name: str, config: dict[str, Any]) -> Shape:
+    """Return the shape in a target's config.json."""
+    heads, experts = config["num_attention_heads"], config.get("num_experts_per_tok") or 0
+    beside = {
+        "num_key_value_heads": config.get("num_key_value_heads") or heads,
+        "head_dim": config.get("head_dim") or config["hidden_size"] // heads,
+        "expert_width": experts * (config.get("moe_intermediate_size") or config["intermediate_size"]),
+    }
+    sizes = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+    return Shape(name, config["model_type"], **{key: config[key] for key in sizes}, **beside)
 
 
 def layer_parameters(shape: Shape) -> int:
-    """Weights of one decoder layer that a token reads, norms, biases and routers (below 0.1 %) left out."""
+    """Return weights of one decoder layer that a token reads, norms, biases and routers (below 0.1 %) left out."""
     attention = 2 * shape.head_dim * (shape.num_attention_heads + shape.num_key_value_heads)
     return shape.hidden_size * (attention + 3 * (shape.expert_width or shape.intermediate_size))
 
 
 def head_parameters(shape: Shape) -> int:
-    """Weights of the output head, which target and draft both read for every token."""
+    """Return weights of the output head, which target and draft both read for every token."""
     return shape.hidden_size * shape.vocab_size
 
 
 def target_parameters(shape: Shape) -> int:
-    """Weights that the target reads for every token; embeddings (a row each) are not counted."""
+    """Return weights that the target reads for every token; embeddings (a row each) are not counted."""
     return shape.num_hidden_layers * layer_parameters(shape) + head_parameters(shape)
 
 
 def cost_ratio(shape: Shape, layer: int, head_share: float, *, with_head: bool = True) -> float:
-    """Parameters the draft reads per token, over those the target reads.
+    """Return the parameters the draft reads per token, over those the target reads.
 
     layer: of the draft's layer; head_share: of the rows of the target's head, those of the draft's.
     """
@@ -76,12 +73,12 @@ def cost_ratio(shape: Shape, layer: int, head_share: float, *, with_head: bool =
 
 
 def speed_up(tau: float, gamma: int, cost: float) -> float:
-    """The predicted speed-up of a chain of gamma drafted tokens with acceptance length tau."""
+    """Return the predicted speed-up of a chain of gamma drafted tokens with acceptance length tau."""
     return tau / (1 + gamma * cost)
 
 
 def predictions(own: Shape, tau: float, gamma: int, method: Any, head_share: float) -> list[dict[str, Any]]:
-    """One row for the run's own target and each published shape, all at the run's tau, gamma and head_share.
+    """Return one row for the run's own target and each published shape, all at the run's tau, gamma and head_share.
 
     method: the recipe's section, which decides the draft's layer beside the own target; published shapes have its defaults.
     """

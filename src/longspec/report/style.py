@@ -68,20 +68,20 @@ class Series:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """The look, for the figures drawn inside the block."""
+    """Apply the look to the figures drawn inside the block."""
     with matplotlib.rc_context(SETTINGS):
         yield
 
 
 def drafter_colour(drafter: str, stages: list[str]) -> str:
-    """A drafter's colour, the same in every figure: the baselines have their own, stages go by their order."""
+    """Return a drafter's colour, the same in every figure: the baselines have their own, stages go by their order."""
     if drafter in stages:
         return COLOUR[f"stage-{stages.index(drafter) % STAGES + 1}"]
     return COLOUR[drafter]
 
 
 def panels(widths: list[float], height: float, *, common: bool = True) -> tuple[Figure, list[Axes]]:
-    """A row of panels, with a common y axis or each its own; `height` in inches."""
+    """Return a row of panels, with a common y axis or each its own; `height` in inches."""
     figure = Figure(figsize=(WIDTH, height), layout=ConstrainedLayoutEngine(w_pad=0.08, wspace=0.03))
     axes = figure.subplots(1, len(widths), sharey=common, squeeze=False, width_ratios=widths)
     return figure, list(axes[0])
@@ -94,7 +94,7 @@ def bare(axes: Axes, grid: Literal["x", "y"] = "y") -> None:
 
 
 def to_svg(figure: Figure, name: str, description: str) -> Markup:
-    """The figure as an inline SVG element; ids differ between names, equal figures give equal text."""
+    """Return the figure as an inline SVG element; ids differ between names, equal figures give equal text."""
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": name, "svg.id": None}):
         figure.savefig(buffer, format="svg", transparent=True, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))

@@ -1,15 +1,15 @@
 """Rows for the page's tables of data, recipes and provenance."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from operator import ne
 from typing import Any
 
 from longspec import methods
 from longspec.config import plain
 from longspec.data.layout_tally import answer_reasons, cut_warning, unlike_served_warning
-from longspec.evaluate.tasks import Task
-from longspec.report.inputs import Manifest, Stage, Target, Variant
+from longspec.measure.tasks import Task
+from longspec.report.inputs import Stage, Target, Variant
 
 # The recipe's main keys as the page calls them. Those of its method follow, then others that differ between stages by their
 # own names.
@@ -22,11 +22,12 @@ RECIPE_ROWS = {
 }
 HIDDEN = ("stage", "init")
 PACKED = ("rows", "sequence_length", "collation", "overlong", "tokens", "labels", "documents", "padding_share", "skipped")
-SORTED = ("train", "held_out", "rejected", "filtered")  # where a record can go
+RECORDS = ("read", "made", "train", "held_out", "rejected", "filtered")
+Manifest = dict[str, Any]
 
 
 def flatten(content: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested dictionaries and lists of dictionaries as one level of dotted keys; other lists become text."""
+    """Return nested dictionaries and lists of dictionaries as one level of dotted keys; other lists become text."""
     if isinstance(content, list) and any(isinstance(item, dict) for item in content):
         content = {str(number): item for number, item in enumerate(content, 1)}
     if isinstance(content, dict):
@@ -39,12 +40,12 @@ def flatten(content: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    """A recipe's value as text."""
+    """Return a recipe's value as text."""
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def recipe_table(variant: Variant) -> dict[str, Any]:
-    """Stages as columns, settings as rows; each cell (text, differs from the stage before)."""
+    """Return stages as columns, settings as rows; each cell (text, differs from the stage before)."""
     recipes = [flatten(plain(stage.recipe)) for stage in variant.stages]
     method = methods.settings_of(variant.stages[0].recipe.method.name)
     own = list(zip(*(method.told(stage.recipe) for stage in variant.stages), strict=True))  # by row, of each stage
@@ -71,7 +72,7 @@ def recipe_table(variant: Variant) -> dict[str, Any]:
 
 
 def _replayed(stages: list[Stage]) -> list[tuple[str, list[str]]]:
-    """The shares of the trained tokens that were those of earlier stages, as counted step by step; no row where none was."""
+    """Return the shares of the trained tokens that were earlier stages', as counted step by step; no row where none was."""
     cells = []
     for stage in stages:
         counts = Counter[str]()
@@ -84,20 +85,17 @@ def _replayed(stages: list[Stage]) -> list[tuple[str, list[str]]]:
 
 
 def raw_table(raw: list[Manifest], variants: list[Variant], tasks: Mapping[str, Task]) -> list[dict[str, Any]]:
-    """Where the records of each dataset went. Raises ValueError when they do not add up."""
+    """Say where the records of each dataset went."""
     rows = []
     for manifest in raw:
-        records, name = manifest["records"], manifest["name"]
-        parts = {key: int(records.get(key, -1)) for key in (*SORTED, "read", "made")}
-        if min(parts.values()) < 0 or parts["read"] + parts["made"] != sum(parts[key] for key in SORTED):
-            raise ValueError(f"{manifest.path}: records: {records} do not add up; make the dataset again (rule raw)")
+        name, parts = manifest["name"], {key: manifest["records"][key] for key in RECORDS}
         trains = dict.fromkeys(stage.name for variant in variants for stage in variant.stages if stage.data == name)
         measures = [key for key, task in tasks.items() if task.origin == name]
         rows.append({"name": name, "trains": list(trains), "measures": measures} | parts)
     return rows
 
 
-def answers_table(answered: Sequence[Manifest]) -> list[dict[str, Any]]:
+def answers_table(answered: list[Manifest]) -> list[dict[str, Any]]:
     """Return for each dataset that the target has answered what became of its records, and why, the most frequent first."""
     rows = []
     for manifest in answered:
@@ -108,14 +106,14 @@ def answers_table(answered: Sequence[Manifest]) -> list[dict[str, Any]]:
                 "records": counts["records"],
                 "ends": counts["ends"],
                 "reasons": answer_reasons(counts) or "—",
-                "warning": cut_warning(manifest.content),
+                "warning": cut_warning(manifest),
             }
         )
     return rows
 
 
 def faults_table(raw: list[Manifest]) -> list[dict[str, Any]]:
-    """Why records were rejected, by reason; then what was read though it was unusual, and what the aligners did."""
+    """Return why records were rejected, by reason; then what was read though it was unusual, and what the aligners did."""
     rows = []
     for manifest in raw:
         for kind in ("rejects", "notes"):
@@ -132,18 +130,18 @@ def faults_table(raw: list[Manifest]) -> list[dict[str, Any]]:
 
 
 def packed_kinds(stage: Stage, variant: Variant) -> list[tuple[str, str, int, str]]:
-    """Which rows a stage trains on: its own, then those that it replays."""
+    """Return which rows a stage trains on: its own, then those that it replays."""
     data = stage.recipe.data
     datasets = [data.name, *(other.data for other in variant.stages if other.name in data.replay)]
     return [(dataset, data.collation, data.sequence_length, data.overlong) for dataset in datasets]
 
 
 def packed_table(packed: list[Manifest], variants: list[Variant]) -> list[dict[str, Any]]:
-    """The rows made from each dataset, and the stages that train on them."""
+    """Return the rows made from each dataset, and the stages that train on them."""
     rows = []
     for manifest in packed:
         row = {name: manifest[name] for name in (*PACKED, "cut_tokens")} | {"name": manifest["dataset"]}
-        row["warning"] = unlike_served_warning(manifest.content)
+        row["warning"] = unlike_served_warning(manifest)
         kind = (row["name"], row["collation"], row["sequence_length"], row["overlong"])
         trained = [stage.name for variant in variants for stage in variant.stages if kind in packed_kinds(stage, variant)]
         row["stages"] = list(dict.fromkeys(trained))
@@ -152,7 +150,7 @@ def packed_table(packed: list[Manifest], variants: list[Variant]) -> list[dict[s
 
 
 def provenance_table(variant: Variant, target: Target) -> list[tuple[str, str]]:
-    """All that the final draft's provenance says, and the target manifest's hash."""
+    """Return all that the final draft's provenance says, and the target manifest's hash."""
     told = flatten(variant.provenance)
     rows = [(key, "none" if value is None else str(value)) for key, value in told.items()]
     return [*rows, ("target_manifest.json, SHA-256", target.manifest_hash)]

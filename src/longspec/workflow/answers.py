@@ -7,7 +7,7 @@ from pathlib import Path
 
 from longspec.answers import settings as answer_settings
 from longspec.answers.settings import parse
-from longspec.evaluate.tasks import HeldOut
+from longspec.measure.tasks import HeldOut
 from longspec.workflow import paths
 from longspec.workflow.choices import Choices
 from longspec.workflow.settings.targets import positions_of

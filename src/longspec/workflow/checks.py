@@ -17,7 +17,7 @@ from longspec.config import CONFIG_DIR, explain
 from longspec.config.run_file import SUFFIX, read_run
 from longspec.data import presets
 from longspec.data.raw import is_hub, is_made
-from longspec.evaluate import tasks
+from longspec.measure import tasks
 from longspec.workflow import paths
 from longspec.workflow.answers import AnswersPlan
 from longspec.workflow.choices import Choices

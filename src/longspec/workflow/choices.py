@@ -9,7 +9,7 @@ from longspec.config.checks import BUILT
 from longspec.config.names import BASELINES, IMPORTED, WHEEL_PREFIX, WITH_LOOKUP, is_gguf
 from longspec.config.run_file import Run
 from longspec.data.raw import is_hub
-from longspec.evaluate.tasks import HeldOut
+from longspec.measure.tasks import HeldOut
 from longspec.workflow.settings.evaluations import RunEvaluation
 
 Stage = tuple[str, str, str]  # run, variant, stage

@@ -9,8 +9,8 @@ from typing import Any
 
 from longspec.config import differences
 from longspec.config.names import BASELINES, IMPORTED, WITH_LOOKUP
-from longspec.evaluate.prompt_files import manifest_of
-from longspec.evaluate.tasks import OURS, SERVE_PYTHON, Benchmark
+from longspec.measure.prompt_files import manifest_of
+from longspec.measure.tasks import OURS, SERVE_PYTHON, Benchmark
 from longspec.workflow import paths
 from longspec.workflow.choices import Choices
 from longspec.workflow.settings.datasets import prompt_files

@@ -16,7 +16,7 @@ from longspec import methods
 from longspec.config import Build, Recipe, Runtime
 from longspec.config.faults import Node, allowed, schema_of, shown
 from longspec.config.run_file import CONFIG_DIR, RunFile
-from longspec.evaluate.section import Evaluation
+from longspec.measure.section import Evaluation
 from longspec.workflow.settings.workflow_file import Dataset, Gates, WorkflowFile
 
 RUN, WORKFLOW, PAGE = "config/run.schema.json", "config/workflow.schema.json", "docs/configuration.md"

@@ -22,7 +22,7 @@ from longspec.data.read.record_checks import RecordError
 from longspec.shown import one_line
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
-ARCHIVE = ".zip"  # of the hub: fetched whole; of a file in it prompts are read (longspec.evaluate.prompt_files)
+ARCHIVE = ".zip"  # of the hub: fetched whole; of a file in it prompts are read (longspec.measure.prompt_files)
 KNOWN = "*.jsonl, *.json (both also .gz or .zst) or *.parquet"
 # The first bytes of a file that may carry a wrong name.
 SIGNATURES = {

@@ -10,7 +10,7 @@ from typing import Any
 
 from longspec import methods
 from longspec.answers.settings import BATCH_TOKENS, ENDPOINT, Regenerate
-from longspec.evaluate.tasks import OURS, ROOM, HeldOut, parse
+from longspec.measure.tasks import OURS, ROOM, HeldOut, parse
 from longspec.workflow import paths
 from longspec.workflow.answers import AnswersPlan
 from longspec.workflow.jobs.decoding_ranks import Decoding, Machine, Target, ranks_of, read_target

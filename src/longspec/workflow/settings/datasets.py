@@ -12,8 +12,8 @@ from longspec.data.align.fields import units_of
 from longspec.data.hub import names
 from longspec.data.raw import complete, is_hub, is_made
 from longspec.data.read import source_files
-from longspec.evaluate.prompt_files import read_records
-from longspec.evaluate.tasks import Benchmark, Task
+from longspec.measure.prompt_files import read_records
+from longspec.measure.tasks import Benchmark, Task
 
 FILE = "config/workflow.yaml"
 

@@ -8,8 +8,8 @@ from typing import Any
 from longspec.config.explain import faults_in
 from longspec.config.run_file import Run
 from longspec.data import presets
-from longspec.evaluate import tasks
-from longspec.evaluate.section import AUTO, Evaluation
+from longspec.measure import tasks
+from longspec.measure.section import AUTO, Evaluation
 from longspec.workflow.settings import datasets
 from longspec.workflow.settings.workflow_file import check_values
 

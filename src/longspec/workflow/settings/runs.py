@@ -18,7 +18,7 @@ from longspec.config.names import check_name
 from longspec.config.run_file import Run, path_of, read_run
 from longspec.config.run_implied import numbers_of, source_of, variants_of
 from longspec.decode.levels import levels_of
-from longspec.evaluate.tasks import check_room
+from longspec.measure.tasks import check_room
 from longspec.workflow.choices import Choices, Stage
 from longspec.workflow.paths import TARGET
 from longspec.workflow.settings import targets

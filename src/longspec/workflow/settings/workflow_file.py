@@ -15,7 +15,7 @@ from longspec.config.faults import check, wrong_texts
 from longspec.config.names import IS_NAME, is_name
 from longspec.config.run_file import SUFFIX
 from longspec.config.typed import Filled, Flag, Keys, Name, Number, Once, Seed, Share, Text, Whole, left_out, words
-from longspec.evaluate.section import Evaluation
+from longspec.measure.section import Evaluation
 from longspec.shown import ManyLinesError
 
 TEMPLATED = "__use_yte__"  # has Snakemake run the file's values as Python

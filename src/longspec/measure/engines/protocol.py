@@ -1,0 +1,111 @@
+"""What an evaluation and an engine's environment hand each other: a job in, a line of answer for each request out.
+
+An engine is a module here, run as a program by the Python of its environment. Standard library alone, since both read this.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Request:
+    """One text to decode. Temperature 0 is greedy; stop: tokens that end the text, which keeps them.
+
+    best: how many of the likeliest tokens are told at each place of the text, with their logits.
+    """
+
+    id: str
+    prompt: list[int]
+    max_tokens: int
+    temperature: float
+    seed: int
+    stop: list[int]
+    best: int = 0
+
+
+@dataclass(frozen=True)
+class Job:
+    """A model and its requests. method: the engine's name of the kind of draft, None to decode without; tokens: of each draft.
+
+    draft: the folder of its weights, None for kinds that have none; positions: of the longest text with its drafts; repeats:
+    how often each request is decoded.
+    """
+
+    model: str
+    method: str | None
+    draft: str | None
+    tokens: int
+    dtype: str
+    positions: int
+    repeats: int
+    requests: list[Request]
+
+    def write(self, path: Path) -> None:
+        """Write the job as JSON, for read_job."""
+        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+
+def read_job(path: Path) -> Job:
+    """Read what Job.write has written."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return Job(**content | {"requests": [Request(**request) for request in content["requests"]]})
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One decoded text, as the engine told it.
+
+    tokens: the text; steps: how many of them each step of the engine brought, the prompt's first; accepted, accepted_by_place:
+    by how much its counters grew, the last for the first, second, ... drafted token; best: at each place (token, logit) of
+    the likeliest ones, best first; seconds: from the first token to the end, of every repeat.
+    """
+
+    id: str
+    tokens: list[int]
+    steps: list[int]
+    accepted: int
+    accepted_by_place: list[int]
+    seconds: list[float]
+    best: list[list[tuple[int, float]]] = field(default_factory=list)
+
+    def encode(self) -> str:
+        """Return a line of JSON."""
+        return json.dumps(asdict(self))
+
+
+def run(packages: tuple[str, ...], load: Callable[[Job], Any], answer: Callable[[Any, Request, int], Answer]) -> None:
+    """Print the versions of an engine's packages, or the answers to a job.
+
+    packages: the first is the engine's own; answer: of what load has loaded, a request and a number of repeats. All that the
+    engine prints goes to the standard error: the standard output is for answers alone.
+    """
+    parser = argparse.ArgumentParser(description="Decode the requests of a job; print a line of JSON for each answer.")
+    asked = parser.add_mutually_exclusive_group(required=True)
+    asked.add_argument("--versions", action="store_true", help="print the versions of the engine and of what it stands on")
+    asked.add_argument("job", nargs="?", type=Path, help="a job's file, as longspec.measure evaluate writes it")
+    options = parser.parse_args()
+    if options.versions:
+        names = metadata.packages_distributions()
+        if packages[0] not in names:
+            sys.exit(f"{sys.executable}: {packages[0]} is not installed here")
+        print(json.dumps({name: metadata.version(names[name][0]) for name in packages}))
+        return
+    out = os.dup(1)
+    os.dup2(2, 1)
+    job = read_job(options.job)
+    try:
+        loaded = load(job)
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    answer(loaded, job.requests[0], 1)  # its first times are those of a cold start
+    with os.fdopen(out, "w", encoding="utf-8") as answers:
+        for request in job.requests:
+            answers.write(answer(loaded, request, job.repeats).encode() + "\n")
+            answers.flush()

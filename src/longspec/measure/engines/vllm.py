@@ -1,0 +1,112 @@
+"""One request at a time through vLLM, with what its own counters say of each: the only door to vLLM.
+
+    python -m longspec.measure.engines.vllm JOB        in an environment that has vLLM
+
+A request by itself, step by step: the tokens of a step are then those of one round, and the counters' growth is its own.
+"""
+
+import os
+import time
+from itertools import zip_longest
+from typing import Any
+
+from longspec.measure.engines.protocol import Answer, Job, Request, run
+
+# Before vLLM is imported. Nothing is asked of a network and nothing reported; a user's own values stand. On a CPU: one thread
+# that is bound to no core (bound ones fight with all else that runs there), one GiB of keys and values, one process.
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+}
+ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
+BY_PLACE = "vllm:spec_decode_num_accepted_tokens_per_pos"
+
+
+def load(job: Job) -> Any:
+    """Return the engine of a job, an `LLM` of vLLM's."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    from vllm import LLM
+    from vllm.platforms import current_platform
+
+    if job.method and current_platform.is_cpu() and any(request.temperature for request in job.requests):
+        raise ValueError(
+            "evaluation.temperatures: vLLM samples wrongly beside a draft on a CPU: random numbers that are all drawn before "
+            "they are used, so that the text's distribution is not the target's; measure temperature 0 here, or on a GPU"
+        )
+    draft = {"method": job.method, "model": job.draft, "num_speculative_tokens": job.tokens}
+    if job.method == "ngram":
+        draft |= {"prompt_lookup_max": 3, "prompt_lookup_min": 1}  # n-grams as of decode.drafters.LookupDrafter
+    return LLM(
+        model=job.model,
+        skip_tokenizer_init=True,
+        dtype=job.dtype,
+        max_model_len=job.positions,
+        max_num_seqs=1,
+        enforce_eager=current_platform.is_cpu(),
+        enable_prefix_caching=False,  # prompts share no work, so that each one's seconds are its own
+        disable_log_stats=False,
+        logprobs_mode="raw_logits",
+        seed=0,
+        speculative_config={name: value for name, value in draft.items() if value is not None} if job.method else None,
+    )
+
+
+def answer(llm: Any, request: Request, repeats: int) -> Answer:
+    """Decode a request. The repeats are told by their seconds alone: greedy text and drafts are the same in each."""
+    first, *others = [_decode(llm, request, repeat) for repeat in range(repeats)]
+    return Answer(id=request.id, **first | {"seconds": [each["seconds"] for each in (first, *others)]})
+
+
+def _decode(llm: Any, request: Request, repeat: int) -> dict[str, Any]:
+    """Return the fields of an Answer, of one repeat."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    settings = SamplingParams(
+        temperature=request.temperature,
+        seed=request.seed,
+        max_tokens=request.max_tokens,
+        stop_token_ids=request.stop,
+        ignore_eos=True,  # `stop` has all that end a text
+        logprobs=request.best or None,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+    )
+    before, engine = _counters(llm), llm.llm_engine
+    engine.add_request(f"{request.id} {repeat}", {"prompt_token_ids": request.prompt}, settings)
+    tokens: list[int] = []
+    steps: list[int] = []
+    best: list[Any] = []
+    first = time.perf_counter()
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            (new,) = output.outputs
+            if not new.token_ids:
+                continue
+            if not tokens:
+                first = time.perf_counter()
+            tokens += new.token_ids
+            steps.append(len(new.token_ids))
+            for place in new.logprobs or []:  # vLLM adds the token that it has chosen to the likeliest ones
+                by_logit = sorted(((token, float(found.logprob)) for token, found in place.items()), key=lambda pair: -pair[1])
+                best.append(by_logit[: request.best])
+    ended = time.perf_counter()
+    accepted, *by_place = [now - earlier for now, earlier in zip_longest(_counters(llm), before, fillvalue=0)] or [0]
+    found = {"tokens": tokens, "steps": steps, "best": best, "seconds": ended - first}
+    return found | {"accepted": accepted, "accepted_by_place": by_place}
+
+
+def _counters(llm: Any) -> list[int]:
+    """Return vLLM's counters of kept drafts: all, then by place; none where nothing was drafted so far."""
+    found = {metric.name: metric for metric in llm.get_metrics()}
+    return [found[ACCEPTED].value, *found[BY_PLACE].values] if ACCEPTED in found else []
+
+
+if __name__ == "__main__":
+    run(("vllm", "torch", "transformers"), load, answer)

@@ -1,0 +1,100 @@
+"""Figures of chosen prompts with their intervals, and differences between drafters on them.
+
+Suffixes: P prompts, N records. An acceptance length is sum(new tokens) / sum(rounds). The record is the unit of an interval,
+not the round or the prompt: the rounds of one prompt, and prompts that are stretches of one record, are not independent of
+each other.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import stdtrit
+
+from longspec.measure.lines import Array, Evaluation
+
+LEVEL = 0.95  # of every interval
+
+FloatArray = npt.NDArray[np.float64]
+Sums = tuple[npt.ArrayLike, npt.ArrayLike]  # over [N] and under [N], of one ratio
+
+
+def sums_by_record(
+    tasks_P: npt.NDArray[np.generic], records_P: npt.NDArray[np.generic], *columns_P: npt.NDArray[np.generic]
+) -> tuple[npt.NDArray[np.generic], list[FloatArray]]:
+    """Return the task of each (task, record) [N], and every column [P] summed over that record's prompts [N]."""
+    _, stratum_P = np.unique(tasks_P, return_inverse=True)
+    pairs_2P = np.stack([stratum_P, records_P])
+    _, first_N, number_P = np.unique(pairs_2P, axis=1, return_index=True, return_inverse=True)
+    sums = [np.asarray(np.bincount(number_P.ravel(), weights=column_P), float) for column_P in columns_P]
+    return tasks_P[first_N], sums
+
+
+def estimate(*ratios: Sums, strata_N: npt.ArrayLike | None = None) -> dict[str, float]:
+    """Return `mean`, sum(over) / sum(under) over records, and the ends of its 95 % interval, `low` and `high`.
+
+    Of two ratios it is the first less the second, of the same records. strata_N: the task of each record, [N]. The interval is
+    Student's t of the changes that leaving one record out makes (the jackknife: Cochran, Sampling Techniques, 6.17), around
+    each task's mean. A task of one record has no spread of its own: its change counts whole. How often the interval holds the
+    truth: benchmarks/interval_coverage.py. Raises ValueError without records.
+    """
+    pairs = [(np.asarray(over_N, float), np.asarray(under_N, float)) for over_N, under_N in ratios]
+    records = len(pairs[0][0])
+    if records == 0:
+        raise ValueError("a ratio over 0 records has nothing to divide by; evaluate more prompts")
+    assert all(len(over_N) == records and np.all(under_N > 0) for over_N, under_N in pairs)
+    strata = np.zeros(records, int) if strata_N is None else np.asarray(strata_N)
+    mean, change_N = 0.0, np.zeros(records)
+    for sign, (over_N, under_N) in zip((1, -1), pairs, strict=False):
+        ratio = over_N.sum() / under_N.sum()
+        others_N = under_N.sum() - under_N if records > 1 else under_N
+        mean, change_N = mean + sign * ratio, change_N + sign * (over_N - ratio * under_N) / others_N
+    variances = [_variance(change_N[strata == stratum]) for stratum in np.unique(strata)]
+    reach = float(stdtrit(max(records - len(variances), 1), (1 + LEVEL) / 2) * np.sqrt(sum(variances)))
+    return {"mean": float(mean), "low": float(mean - reach), "high": float(mean + reach)}
+
+
+def _variance(change_M: FloatArray) -> float:
+    """Return the variance of the sum of one task's changes, [M]."""
+    return float(len(change_M) * np.var(change_M, ddof=1)) if len(change_M) > 1 else float(change_M[0] ** 2)
+
+
+FEWEST = 8  # records for an interval: below it too many intervals miss (benchmarks/interval_coverage.py)
+
+
+def drafted(chosen_P: Array, *found: Evaluation) -> Array:
+    """Return the chosen prompts, [P] boolean, of which every drafter had a round.
+
+    A text that its first token ends has none. It adds nothing to a ratio, so a record of such texts alone must not count as
+    one that an interval rests on.
+    """
+    return chosen_P & np.all([one["rounds"] > 0 for one in found], axis=0)
+
+
+def ratio_of(found: Evaluation, over: str, under: str, chosen_P: Array) -> dict[str, Any]:
+    """Return the ratio of two columns' sums over the chosen prompts, [P] boolean; no interval below FEWEST records."""
+    return _estimate([(found, over, under)], chosen_P)
+
+
+def _estimate(ratios: list[tuple[Evaluation, str, str]], chosen_P: Array) -> dict[str, Any]:
+    """Return one ratio of sums, or the first less the second."""
+    inside_P = drafted(chosen_P, *(found for found, _, _ in ratios))
+    first, columns = ratios[0][0], [found[name][inside_P] for found, *names in ratios for name in names]
+    tasks_N, sums = sums_by_record(first["task"][inside_P], first["record"][inside_P], *columns)
+    found: dict[str, Any] = estimate(*zip(sums[::2], sums[1::2], strict=True), strata_N=tasks_N)
+    return found if len(tasks_N) >= FEWEST else found | {"low": None, "high": None}
+
+
+def acceptance(found: Evaluation, chosen_P: Array) -> dict[str, Any]:
+    """Return the acceptance length of the chosen prompts, [P] boolean, with how much it rests on."""
+    inside_P = drafted(chosen_P, found)
+    tasks_N, (new_N,) = sums_by_record(*(found[name][inside_P] for name in ("task", "record", "new_tokens")))
+    counts = {"prompts": int(chosen_P.sum()), "tokens": int(new_N.sum()), "documents": len(tasks_N)}
+    return ratio_of(found, "new_tokens", "rounds", chosen_P) | counts
+
+
+def difference(new: Evaluation, old: Evaluation, chosen_P: Array) -> dict[str, Any]:
+    """Return the paired difference in acceptance length; `improved`: its whole interval lies above 0."""
+    found = _estimate([(one, "new_tokens", "rounds") for one in (new, old)], chosen_P)
+    improved = None if found["low"] is None else found["low"] > 0
+    return {"difference": found["mean"], "low": found["low"], "high": found["high"], "improved": improved}

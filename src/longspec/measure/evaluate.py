@@ -1,0 +1,209 @@
+"""Measure a drafter on prompts: acceptance, speed, losslessness."""
+
+import argparse
+import json
+import platform
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoTokenizer
+
+from longspec import jsonl, methods, shown
+from longspec.atomic_files import checked_folder, read_json, sha256_file, sha256_text
+from longspec.command_line import named_path
+from longspec.config import Recipe, load
+from longspec.config.names import BASELINES, LOOKUP, UNTRAINED, WITH_LOOKUP
+from longspec.decode.drafters import Drafter, LookupDrafter
+from longspec.decode.generate import load_drafter
+from longspec.decode.stops import ends_of_text
+from longspec.decode.with_lookup import WithLookup
+from longspec.distributed import ALONE, Ranks, end_at_once, launched_ranks, log, told_to_launcher
+from longspec.draft_vocabulary import DraftVocabulary
+from longspec.families import position_limit
+from longspec.journal import Followed, Identity, Journal, journal_of, unfinished
+from longspec.measure import served, tasks
+from longspec.measure.lines import Line, Work, key_of, key_text, summarize
+from longspec.measure.measurer import Measurer
+from longspec.measure.prompts import all_prompts
+from longspec.measure.served_lines import PLAIN, ServedMeasurer
+from longspec.methods import decoded_vocabulary, method_of
+from longspec.models.attention import flash
+from longspec.models.placement import join_ranks, place_target
+from longspec.models.precision import resolve_dtype
+from longspec.process_group import own_device
+from longspec.states.forward import TargetStates
+from longspec.tokenizer_files import tokenizer_hash
+
+
+def read_arguments(arguments: list[str]) -> argparse.Namespace:
+    """Read the command line; its engine and interpreter stand in `settings`."""
+    parser = argparse.ArgumentParser(prog="python -m longspec.measure evaluate", description=__doc__)
+    parser.add_argument("--settings", type=json.loads, required=True, help="JSON of workflow.yaml: evaluation")
+    parser.add_argument("--target", type=Path, required=True, help="target_manifest.json")
+    parser.add_argument(
+        "--raw", nargs="*", default=[], type=named_path, metavar="NAME=MANIFEST", help="raw manifests of the tasks' data"
+    )
+    parser.add_argument("--drafter", required=True, help=f"{UNTRAINED} | {LOOKUP} | {WITH_LOOKUP} | a stage's name")
+    parser.add_argument("--draft", type=Path, help="the draft's folder")
+    parser.add_argument("--recipe", type=Path, required=True, help="the stage's recipe.yaml (its draft settings and seed)")
+    parser.add_argument("--vocabulary", type=Path, help="tokens that the draft can propose, or is to; default: all")
+    parser.add_argument("--engine", choices=(tasks.OURS, tasks.VLLM), help="what decodes; default: the settings' `engine`")
+    python = f"interpreter of vLLM's environment; default: the settings' `serve_python`, {tasks.SERVE_PYTHON}"
+    parser.add_argument("--serve-python", metavar="PATH", help=python)
+    parser.add_argument("--out", type=Path, required=True, help="JSON lines, one a prompt, temperature and shape")
+    options = parser.parse_args(arguments)
+    if options.drafter not in BASELINES and options.draft is None:
+        parser.error(f"--drafter {options.drafter} needs --draft, the draft's folder")
+    named = {"engine": options.engine, "serve_python": options.serve_python}
+    options.settings |= {name: value for name, value in named.items() if value is not None}
+    return options
+
+
+def read_vocabulary(options: argparse.Namespace, target: Any, recipe: Any) -> DraftVocabulary | None:
+    """Return the tokens that the drafter proposes; None for all. Raises ValueError where they do not fit recipe or target."""
+    if options.drafter == LOOKUP:
+        return None
+    vocabulary = decoded_vocabulary(recipe, options.vocabulary)
+    if vocabulary is not None:
+        tokenizer = tokenizer_hash(read_json(options.target)["files"])
+        vocabulary.check_tokens(options.vocabulary, target.config.vocab_size, options.target, tokenizer)
+    return vocabulary
+
+
+def make_drafter(
+    options: argparse.Namespace, target: Any, recipe: Any, vocabulary: DraftVocabulary | None, copied: int | None = None
+) -> Drafter:
+    """Make the drafter to measure: prompt lookup, a draft of trained weights or of fresh ones of the recipe's seed, or both.
+
+    copied: most tokens of prompt lookup beside a draft; None is refused by a ValueError where they are asked for.
+    """
+    if options.drafter == LOOKUP:
+        return LookupDrafter()
+    if options.drafter == WITH_LOOKUP:
+        if copied is None:
+            raise ValueError(f"--drafter {WITH_LOOKUP}: evaluation.with_lookup: null: give a number of tokens, such as 8")
+        # Its own settings, which are those of whichever stage is published.
+        is_own = methods.has_own_vocabulary(recipe.method.name)
+        return WithLookup(load_drafter(target, options.draft, None if is_own else options.vocabulary), copied)
+    method, settings = method_of(recipe, vocabulary)
+    torch.manual_seed(recipe.seed)
+    layer = method.fresh_layer(TargetStates(target), settings).to(target.device)
+    if options.drafter != UNTRAINED:
+        method.check_same(options.draft, target.config, settings)
+        method.load(layer, options.draft)
+    return methods.drafter(method.name, target, layer.eval(), settings, vocabulary)
+
+
+def identity_of(
+    options: argparse.Namespace, target: Any, section: tasks.Settings, vocabulary: DraftVocabulary | None
+) -> Identity:
+    """Return what decides a line of the results, besides its prompt and setting."""
+    # This package's commit is not known everywhere, and says nothing of changes.
+    code = sorted(Path(__file__).parents[1].rglob("*.py"))
+    device = target.device
+    return {
+        "drafter": options.drafter,
+        "draft": sha256_file(options.draft / "model.safetensors") if options.draft else None,
+        "target": sha256_file(options.target),
+        "recipe": None if options.drafter == LOOKUP else sha256_file(options.recipe),
+        "vocabulary": None if vocabulary is None else vocabulary.hash,
+        "dtype": str(target.dtype),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "flash-attn": flash.is_installed(),
+        "code": sha256_text("".join(path.read_text(encoding="utf-8") for path in code)),
+        "repeats": section.repeats,
+        "seed": section.seed,
+        "copied tokens": section.with_lookup,
+    }
+
+
+def measure_all(journal: Journal | Followed, measurer: Measurer | ServedMeasurer, all_work: Work) -> list[Line]:
+    """Return a line for each prompt and setting, in their order: those of the journal, and the others measured now."""
+    done = {key_text(line): line for line in journal.lines or [] if PLAIN not in line}
+    left_out = len(done.keys() - all_work.keys())
+    if left_out:
+        log(f"{journal.path}: {left_out} lines of other prompts or settings are left out")
+    done |= measurer.lines({key: item for key, item in all_work.items() if key not in done}, journal)
+    # Nothing is computed from the answer beside the target's, which may have changed: it is the prompt's of today.
+    return [done[key] | {"reference": prompt.reference} for key, (prompt, _) in all_work.items()]
+
+
+@contextmanager
+def measurer_of(
+    options: argparse.Namespace, target: Any, recipe: Any, section: tasks.Settings, vocabulary: DraftVocabulary | None
+) -> Iterator[Measurer | ServedMeasurer]:
+    """Yield the measurer of section.engine; its drafter is gone behind the block.
+
+    target: the loaded target of our own engine; for vLLM, which loads the target itself, what served_target tells of it.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(checked_folder(options.target), trust_remote_code=False)
+    eos = ends_of_text(target, tokenizer)
+    if section.engine == tasks.OURS:
+        drafter = make_drafter(options, target, recipe, vocabulary, section.with_lookup)
+        is_trained = options.drafter not in (*BASELINES, WITH_LOOKUP)
+        yield Measurer(target, tokenizer, drafter, eos, section.repeats, section.seed, with_costs=is_trained)
+        return
+    with served.served_draft(options.drafter, options.draft, target, recipe, vocabulary) as (method, folder):
+        engine = served.Engine(section.serve_python, target, method, folder, section.repeats)
+        yield ServedMeasurer(engine, tokenizer, sorted(eos), section.seed)
+
+
+def evaluate(options: argparse.Namespace, ranks: Ranks = ALONE) -> None:
+    """Measure one drafter on all tasks and write its lines.
+
+    ranks: that hold the target together; each decodes all, and the first one writes. Raises ValueError when greedy text is not
+    the target's own.
+    """
+    path, recipe = checked_folder(options.target), load(options.recipe, Recipe)
+    section = tasks.parse(options.settings)
+    if options.drafter == UNTRAINED:  # nobody decodes with it: its acceptance is told, and its seconds need no median
+        section = replace(section, repeats=1)
+    key = "recipe.precision" if section.precision is None else "evaluation.precision"
+    dtype = resolve_dtype(section.precision or recipe.precision, key)
+    device = own_device(ranks)
+    in_vllm = section.engine == tasks.VLLM
+    if in_vllm and ranks.world_size > 1:
+        raise ValueError(f"evaluation.engine: vllm: was started on {ranks.world_size} ranks; start one, without torchrun")
+    join_ranks(ranks)
+    engine: dict[str, Any]
+    if in_vllm:
+        engine = {"engine": served.versions(section.serve_python)}
+        target: Any = served.served_target(path, dtype, device)
+    else:
+        engine, target = {"ranks": ranks.world_size} if ranks.world_size > 1 else {}, place_target(path, dtype, ranks)
+    vocabulary = read_vocabulary(options, target, recipe)
+    with measurer_of(options, target, recipe, section, vocabulary) as measurer:
+        prompts = all_prompts(dict(options.raw), section, measurer.tokenizer, position_limit(target.config))
+        by = engine.get("engine", device)
+        log(f"{options.drafter}: {len(prompts)} prompts, {len(section.settings)} settings, {dtype}, {by}", ranks)
+        work = {key_text(key_of(*item)): item for item in product(prompts, section.settings)}
+        identity = engine | identity_of(options, target, section, vocabulary)
+        with journal_of(unfinished(options.out), identity, ranks) as journal:
+            lines = measure_all(journal, measurer, work)
+            if ranks.is_main:
+                jsonl.write(options.out, ({"drafter": options.drafter, **line} for line in lines))
+            journal.remove()
+    log("\n".join(map(json.dumps, summarize(lines))), ranks)
+
+
+def main(arguments: list[str]) -> None:
+    """Run the evaluation, or one rank of it; a user's mistake is reported in one line."""
+    ranks = launched_ranks()
+    if ranks.world_size == 1:
+        # Told to end, it ends vLLM and removes what it wrote for it, as after an error.
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    with shown.ending_for_mistakes(), told_to_launcher(ranks):
+        evaluate(read_arguments(arguments), ranks)
+    if ranks.world_size > 1:
+        end_at_once(0)

@@ -1,0 +1,141 @@
+"""Is a run's draft good enough to go on with? Each gate's figures and verdict, and the command that ends with an error.
+
+The report holds the verdicts of all variants; `python -m longspec.measure gates` reads them there.
+"""
+
+import argparse
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from longspec import shown
+from longspec.atomic_files import read_json, write_json
+from longspec.measure.estimates import FEWEST, acceptance
+from longspec.measure.lines import Evaluation, bucket_name, bucket_of
+from longspec.measure.tasks import Settings
+
+Row = dict[str, Any]
+Measured = Mapping[str, Evaluation]
+
+
+def judge(
+    stages: Mapping[str, str], final: str, measured: Measured, settings: Settings, gates: dict[str, float | None]
+) -> list[Row]:
+    """Return a row for each comparison of each gate that is on: acceptance length before and after, share lost, verdict.
+
+    stages: by name, in order, the data that each trains on; final: the published one; measured: by drafter. `passed` is None
+    where nothing can be compared, and `why` says so. The figures themselves are judged, not the ends of their intervals: a gate
+    that held whenever too little was measured would be none.
+    """
+    rows: list[Row] = []
+    if gates["forgetting"] is not None:
+        rows += _forgetting(stages, final, measured, settings, gates["forgetting"])
+    if gates["context"] is not None:
+        rows += _context(final, measured[final], settings, gates["context"])
+    return rows
+
+
+def count(rows: list[Row]) -> Row:
+    """Count a variant's rows, those that were judged, and those of them that failed."""
+    passed = [row["passed"] for row in rows]
+    return {"gates": len(rows), "judged": len(rows) - passed.count(None), "failed": passed.count(False)}
+
+
+def _unjudged(gate: str, task: str | None, what: str, limit: float, why: str) -> Row:
+    row: Row = {"gate": gate, "task": task, "what": what, "limit": limit, "why": why}
+    return row | {"before": None, "after": None, "lost": None, "passed": None}
+
+
+def _judged(gate: str, task: str, what: str, limit: float, before: Row, after: Row) -> Row:
+    lost, why = 1 - after["mean"] / before["mean"], ""
+    fewest = min(before["documents"], after["documents"])
+    if fewest < FEWEST:
+        why = f"{fewest} {'record is' if fewest == 1 else 'records are'} too few to judge by; {FEWEST} are needed"
+    row = _unjudged(gate, task, what, limit, why)
+    return row | {"before": before, "after": after, "lost": lost, "passed": None if why else lost <= limit}
+
+
+def _forgetting(stages: Mapping[str, str], final: str, measured: Measured, settings: Settings, limit: float) -> Iterator[Row]:
+    """Compare each stage with those before it, on the tasks of their data: for each dataset, the last that trained on it."""
+    if len(stages) == 1:
+        yield _unjudged("forgetting", None, final, limit, "there is no stage before it")
+    for before, stage in _earlier(stages):
+        data = stages[before]
+        own = [name for name, task in settings.tasks.items() if task.origin == data]
+        what = f"{stage} after {before}, on {data}"
+        if stages[stage] == data:
+            yield _unjudged("forgetting", None, what, limit, f"both stages train on {data}")
+        elif not own:
+            yield _unjudged("forgetting", None, what, limit, f"no task measures {data}")
+        for task in own if stages[stage] != data else []:
+            found = [acceptance(measured[name], measured[name].of_task(task)) for name in (before, stage)]
+            yield _judged("forgetting", task, what, limit, *found)
+
+
+def _earlier(stages: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the pairs of an earlier and a later stage to compare."""
+    names = list(stages)
+    for number, stage in enumerate(names[1:], 1):
+        last_on = {stages[before]: before for before in names[:number]}
+        for data, before in last_on.items():
+            if before == names[number - 1] or data != stages[stage]:
+                yield before, stage
+
+
+def _context(final: str, measured: Evaluation, settings: Settings, limit: float) -> Iterator[Row]:
+    """Compare the final draft's longest contexts of each task with its shortest, of those with records enough to judge by."""
+    bucket_P = np.array([bucket_of(int(tokens)) for tokens in measured["context_tokens"]])
+    for task in settings.tasks:
+        chosen_P = measured.of_task(task)
+        buckets = {int(bucket): chosen_P & (bucket_P == bucket) for bucket in np.unique(bucket_P[chosen_P])}
+        inside = {bucket_name(bucket): each_P for bucket, each_P in buckets.items() if measured["rounds"][each_P].sum()}
+        if len(inside) < 2:
+            why = f"all contexts of {task} lie in one bucket"
+            yield _unjudged("context", task, f"{final}, {next(iter(inside))} alone", limit, why)
+            continue
+        found = {name: acceptance(measured, each_P) for name, each_P in inside.items()}
+        enough = [name for name, figure in found.items() if figure["documents"] >= FEWEST]
+        first, *_, last = enough if len(enough) > 1 else found
+        yield _judged("context", task, f"{final}, {last} against {first}", limit, found[first], found[last])
+
+
+def told(row: Row) -> str:
+    """Return a gate's figures in one line."""
+    name = f"{row['gate']}: {row['what']}" + (f", task {row['task']}" if row["task"] else "")
+    if row["passed"] is None:
+        return f"{name}: not judged, {row['why']}"
+    before, after = row["before"]["mean"], row["after"]["mean"]
+    return f"{name}: acceptance length {before:.3f} -> {after:.3f}, {row['lost']:.1%} lost of {row['limit']:.1%} allowed"
+
+
+def check(report: Path, out: Path) -> None:
+    """Print every row of report.json and write them to `out`.
+
+    Raises ValueError with the figures of each gate that failed; then nothing is written.
+    """
+    rows = [{"variant": variant} | row for variant, held in read_json(report)["gates"].items() for row in held]
+    for row in rows:
+        print(f"{row['variant']}: {told(row)}")
+    judged = sum(row["passed"] is not None for row in rows)
+    print(f"{judged} of {len(rows)} comparisons of the gates judged; {len(rows) - judged} not")
+    failed = [f"{row['variant']}: {told(row)}" for row in rows if row["passed"] is False]
+    if failed:
+        page = report.with_suffix(".html")
+        raise shown.ManyLinesError(
+            f"{len(failed)} of {len(rows)} comparisons of the gates failed; {page} shows why, and `gates` in"
+            " config/workflow.yaml holds the limits:",
+            *failed,
+        )
+    write_json(out, rows)
+
+
+def main(arguments: list[str]) -> None:
+    """Check the gates; a user's mistake is reported in one line."""
+    parser = argparse.ArgumentParser(prog="python -m longspec.measure gates", description=__doc__)
+    parser.add_argument("--report", required=True, type=Path, help="the report's numbers, report.json")
+    parser.add_argument("--out", required=True, type=Path, help="the verdicts, written when no gate failed")
+    options = parser.parse_args(arguments)
+    with shown.ending_for_mistakes():
+        check(options.report, options.out)

@@ -1,0 +1,203 @@
+"""The lines of an evaluation, one a prompt, temperature and shape: what identifies them, reading, pairing and summing them.
+
+Suffixes: P prompts, sorted by task and prompt, the same for every drafter.
+"""
+
+import json
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from longspec import jsonl
+from longspec.measure.tasks import OURS, Prompt, Setting, Settings
+
+Line = dict[str, Any]
+Work = dict[str, tuple[Prompt, Setting]]  # by key_text
+Array = npt.NDArray[Any]
+EDGES = (0, 1024, 2048, 4096, 8192, 16384, 32768)  # the first context length of each bucket, in tokens; the last is open
+KEY = ("task", "prompt", "temperature", "shape", "prompt_hash")  # fields that identify a line
+COUNTS = ("prompt", "record", "context_tokens", "new_tokens", "rounds")
+SUMS = ("new_tokens", "rounds", "tokens_compared", "mismatches", "near_ties")
+SECONDS = ("seconds_plain", "seconds_speculative", "seconds_draft", "seconds_target")  # null: the engine does not tell
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Tokens compared with plain decoding up to the first difference; a difference is a near-tie or it is a fault.
+
+    margin: how far plain decoding's own logits of the two tokens lie apart; margin_allowed: how far those of a near-tie may.
+    None without two tokens that differ.
+    """
+
+    tokens_compared: int
+    mismatches: int
+    near_ties: int
+    margin: float | None = None
+    margin_allowed: float | None = None
+
+
+def judge(plain: list[int], speculative: list[int], gap: Callable[[int, int, int], tuple[float, float]]) -> Comparison:
+    """Compare two texts up to and including the first difference: after it they are different texts.
+
+    gap: from a place, the plain text's token there and the other one, how far plain decoding's logits of the two lie apart and
+    how far those of a near-tie may.
+    """
+    for place, (left, right) in enumerate(zip(plain, speculative, strict=False)):
+        if left != right:
+            margin, allowed = gap(place, left, right)
+            return Comparison(place + 1, 1, int(margin <= allowed), margin, allowed)
+    return Comparison(min(len(plain), len(speculative)), int(len(speculative) != len(plain)), 0)
+
+
+def refuse_fault(prompt: Prompt, setting: Setting, verdict: Comparison, plain: list[int], fast: list[int]) -> None:
+    """Raise ValueError when the text differs from plain decoding by more than a near-tie."""
+    if verdict.mismatches > verdict.near_ties:
+        place = verdict.tokens_compared
+        if verdict.margin is None:
+            why = "one text ends before the other"
+        else:
+            why = f"the target's logits of the two lie {verdict.margin:.3g} apart, a tie's {verdict.margin_allowed:.3g} at most"
+        raise ValueError(
+            f"{prompt.task}, prompt {prompt.number}, {setting}: other tokens than plain decoding at token {place} "
+            f"({plain[place - 1 : place]} became {fast[place - 1 : place]}; {why}): decoding is not lossless"
+        )
+
+
+def key_of(prompt: Prompt, setting: Setting) -> Line:
+    """Return the fields of KEY."""
+    shape = setting.shape if isinstance(setting.shape, int) else list(setting.shape)
+    return dict(zip(KEY, (prompt.task, prompt.number, setting.temperature, shape, prompt.hash), strict=True))
+
+
+def key_text(line: Line) -> str:
+    """Return the fields of KEY of a line as one text."""
+    return json.dumps([line.get(name) for name in KEY])
+
+
+def plain_key(prompt: Prompt, setting: Setting) -> str:
+    """Return the key_text of a text without draft, which has no shape."""
+    return key_text(key_of(prompt, setting) | {"shape": None})
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Measurements of one drafter on every prompt."""
+
+    path: Path
+    columns: dict[str, Array]  # each [P]: task, prompt_hash and the names of COUNTS and SECONDS
+    lines: list[Line]  # of every temperature and shape, those of the main setting first
+    left_out: dict[str, int] = field(default_factory=dict)  # by task: prompts of records that are not told
+
+    def __getitem__(self, name: str) -> Array:
+        return self.columns[name]
+
+    @property
+    def main_lines(self) -> list[Line]:
+        """Return the lines of the main setting, [P]."""
+        return self.lines[: len(self["task"])]
+
+    def of_task(self, task: str | None) -> Array:
+        """Tell which prompts belong to a task, boolean [P]; all for None."""
+        return np.ones(len(self["task"]), bool) if task is None else np.asarray(self["task"] == task)
+
+
+def read(path: Path, settings: Settings, left_out: Mapping[str, Collection[int]] | None = None) -> Evaluation:
+    """Read a drafter's file, sorted by setting, task and prompt.
+
+    left_out: by task the records whose prompts are not told. Raises ValueError for a line of other settings, and for a task
+    without a round.
+    """
+    found: dict[Setting, list[Line]] = {setting: [] for setting in settings.settings}
+    dropped: Counter[str] = Counter()
+    tasks = list(settings.tasks)
+    for number, row in enumerate(jsonl.read(path), 1):
+        shape = row["shape"]
+        setting = Setting(row["temperature"], tuple(shape) if isinstance(shape, list) else shape)
+        if setting not in found or row["task"] not in tasks or row.get("engine", OURS) != settings.engine:
+            raise ValueError(
+                f"{path}: line {number}: task {row['task']}, {setting}, by {row.get('engine', OURS)}, is not what `evaluation` "
+                "asks for (tasks, temperatures, shapes, engine); evaluate this drafter again (rule evaluate)"
+            )
+        if row["record"] not in (left_out or {}).get(row["task"], ()):
+            found[setting].append(row)
+        elif setting == settings.settings[0]:
+            dropped[row["task"]] += 1
+    for setting, rows in found.items():
+        rows.sort(key=lambda row: (tasks.index(row["task"]), row["prompt"]))
+        for task in tasks:
+            if not any(row["rounds"] for row in rows if row["task"] == task):
+                raise ValueError(
+                    f"{path}: task: {task!r} has no prompt with a round at {setting}; evaluate again (rule evaluate)"
+                )
+    main = found[settings.settings[0]]
+    columns = {name: np.array([row[name] for row in main]) for name in (*COUNTS, "task", "prompt_hash")}
+    columns |= {name: np.array([row[name] for row in main], float) for name in SECONDS}
+    return Evaluation(path, columns, [row for rows in found.values() for row in rows], dict(dropped))
+
+
+def check_pairs(first: Evaluation, other: Evaluation) -> None:
+    """Raise ValueError, with the first prompt, where two drafters have not met the same prompts, to the token."""
+    prompts = (zip(one["task"], one["prompt"], one["prompt_hash"], strict=True) for one in (first, other))
+    for left, right in zip_longest(*prompts):
+        if left != right:
+            task, prompt, _ = right or left
+            raise ValueError(
+                f"{other.path}: task {task}, prompt {prompt}: is another prompt than in {first.path}; only drafters of one "
+                "target, on the same data with the same settings, can be compared; evaluate both again"
+            )
+
+
+def bucket_of(context_tokens: int) -> int:
+    """Return the number of the bucket that a context length lies in."""
+    return bisect_right(EDGES, context_tokens) - 1
+
+
+def bucket_name(number: int) -> str:
+    """Return 0-1k, 1-2k, ... 32k+."""
+    low = EDGES[number] // 1024
+    return f"{low}k+" if number == len(EDGES) - 1 else f"{low}-{EDGES[number + 1] // 1024}k"
+
+
+def summarize(lines: Iterable[Line]) -> list[Line]:
+    """Return a row for each task, temperature, shape and filled bucket, in the order of the lines and then of the buckets."""
+    groups: dict[str, dict[int, list[Line]]] = {}
+    for line in lines:
+        name = f"{line['task']} {line['temperature']} {line['shape']}"
+        groups.setdefault(name, {}).setdefault(bucket_of(line["context_tokens"]), []).append(line)
+    return [_figures(number, held[number]) for held in groups.values() for number in sorted(held)]
+
+
+def _ratio(over: float | None, under: float | None) -> float | None:
+    return over / under if under and over is not None else None
+
+
+def _figures(bucket: int, lines: list[Line]) -> Line:
+    """Return the figures of some lines of one task and setting. A figure that nothing was measured for is None.
+
+    position_acceptance: of the rounds in which all drafted tokens before it were kept, the share in which the first,
+    second, ... was kept too; tokens a second are those after the prompt.
+    """
+    sums = {name: sum(line[name] for line in lines) for name in SUMS}
+    told = [name for name in SECONDS if all(line[name] is not None for line in lines)]  # an engine may not tell all
+    seconds = dict.fromkeys(SECONDS) | {name: sum(line[name] for line in lines) for name in told}
+    by_place = zip(*(line["positions"] for line in lines), strict=True)
+    positions = [[sum(counts) for counts in zip(*pairs, strict=True)] for pairs in by_place]
+    return {
+        **{name: lines[0][name] for name in ("task", "temperature", "shape")},
+        "context": bucket_name(bucket),
+        "prompts": len(lines),
+        **{name: sums[name] for name in SUMS},
+        "acceptance_length": _ratio(sums["new_tokens"], sums["rounds"]),
+        "position_acceptance": [_ratio(kept, reached) for kept, reached in positions],
+        "tokens_per_second": _ratio(sums["new_tokens"], seconds["seconds_speculative"]),
+        "tokens_per_second_plain": _ratio(sums["new_tokens"], seconds["seconds_plain"]),
+        "speed_up": _ratio(seconds["seconds_plain"], seconds["seconds_speculative"]),
+        "draft_share": _ratio(seconds["seconds_draft"], seconds["seconds_speculative"]),
+    }

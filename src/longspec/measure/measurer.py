@@ -1,0 +1,164 @@
+"""One prompt, decoded plainly and with drafts, both on the same cache of its prompt: a line of the results."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from itertools import groupby
+from statistics import median_low
+from typing import Any
+
+import torch
+
+from longspec.atomic_files import sha256_text
+from longspec.chain_length import LONGEST
+from longspec.decode.autoregressive import Plain, decode_plain, near_tie_margin
+from longspec.decode.cache import tokens_ahead
+from longspec.decode.chain_costs import measure_costs
+from longspec.decode.drafters import Drafter
+from longspec.decode.levels import levels_of
+from longspec.decode.prefill import Prefilled, prefill
+from longspec.decode.sampling import Sampler
+from longspec.decode.speculate import Decoded, Row, speculate
+from longspec.journal import Followed, Journal
+from longspec.measure.lines import Comparison, Line, Work, judge, key_of, plain_key, refuse_fault
+from longspec.measure.sample import sample_of
+from longspec.measure.tasks import Prompt, Setting
+
+
+@dataclass(frozen=True)
+class Measurer:
+    """Measures a drafter on prompts.
+
+    eos: tokens that end a text; repeats: runs of each prompt; seed: that of all draws; with_costs: the first prompt of each
+    task tells too what rounds with chains of each length cost.
+    """
+
+    target: Any
+    tokenizer: Any
+    drafter: Drafter
+    eos: Collection[int]
+    repeats: int
+    seed: int
+    with_costs: bool = False
+
+    def lines(self, work: Work, journal: Journal | Followed) -> dict[str, Line]:
+        """Return a line for each prompt and setting, by its key; the journal has them once a temperature is done."""
+        for setting in {setting: None for _, setting in work.values()}:  # its first times are those of a cold start
+            first = next(prompt for prompt, other in work.values() if other == setting)
+            replace(self, repeats=1, with_costs=False).measure(first, [setting])
+        found = {}
+        for _, same in groupby(work.items(), key=lambda each: plain_key(*each[1])):
+            keys, items = zip(*same, strict=True)
+            for key, line in zip(keys, self.measure(items[0][0], [setting for _, setting in items]), strict=True):
+                found[key] = line
+                journal.append(line)
+        return found
+
+    def measure(self, prompt: Prompt, settings: list[Setting]) -> list[Line]:
+        """Return a line for each of the settings, which have one temperature: the text without draft is decoded once for all.
+
+        A repeat decodes it, then by each setting; every second one in the reverse order. Seconds are the medians, the lower of
+        two; the prompt's forward is not in them.
+
+        Raises ValueError when greedy output is not the target's own up to near-ties.
+        """
+        levels = [levels_of(each.shape, self.target.config.vocab_size, self.drafter.proposed) for each in settings]
+        ahead = tokens_ahead(prompt.new_tokens + 1, max(map(sum, levels)) + self.drafter.copied)
+        start = prefill(self.target, [prompt.ids], ahead, self.drafter.reads)
+        temperature, seconds_plain = settings[0].temperature, list[float]()
+        runs: dict[Setting, list[Decoded]] = {setting: [] for setting in settings}
+        for repeat in range(self.repeats):
+            for setting in [None, *settings][:: -1 if repeat % 2 else 1]:
+                if setting is None:
+                    sampler = Sampler(temperature, generator=self._generator(prompt, f"temperature {temperature:g}"))
+                    # The prompt's forward brings a token beside those that are asked for.
+                    plain = decode_plain(self.target, start, prompt.new_tokens + 1, self.eos, sampler)
+                else:
+                    runs[setting].append(self._speculative(start, prompt, setting))
+            if repeat == 0:  # the others draw the same tokens
+                verdicts = {setting: verdict_of(prompt, setting, plain, runs[setting][0]) for setting in settings}
+            plain.logits.clear()  # a vocabulary for each token
+            seconds_plain.append(plain.seconds)
+        of_token = median_low(seconds_plain) / max(1, len(plain.ids) - 1)
+        return [self._line(start, prompt, each, verdicts[each], of_token, runs[each]) for each in settings]
+
+    def _line(
+        self, start: Prefilled, prompt: Prompt, setting: Setting, verdict: Comparison, plain: float, runs: list[Decoded]
+    ) -> Line:
+        """Return the line of one setting. All its times are of the repeat with the median total, so that they add up to it."""
+        decoded = sorted(runs, key=lambda run: run.seconds)[(len(runs) - 1) // 2]
+        (fast,) = decoded.rows
+        seconds = {
+            "seconds_speculative": decoded.seconds,
+            "seconds_draft": decoded.seconds_draft,
+            "seconds_target": decoded.seconds_target,
+        }
+        line = line_of(self.tokenizer, prompt, setting, fast, verdict, plain, seconds)
+        if prompt.number == 0 and self.with_costs and setting.temperature == 0 and isinstance(setting.shape, int):
+            line["seconds_by_chain"] = vars(measure_costs(self.target, self.drafter, start, min(setting.shape, LONGEST)))
+        return line
+
+    def _speculative(self, start: Prefilled, prompt: Prompt, setting: Setting) -> Decoded:
+        return speculate(
+            self.target,
+            self.drafter,
+            start,
+            max_new_tokens=prompt.new_tokens + 1,
+            shape=setting.shape,
+            temperature=setting.temperature,
+            eos=self.eos,
+            generator=self._generator(prompt, str(setting)),
+        )
+
+    def _generator(self, prompt: Prompt, setting: str) -> torch.Generator:
+        """Return draws that depend on what is decoded alone, so that an evaluation that was killed ends in the same texts."""
+        name = f"{self.seed} {prompt.task} {prompt.number} {setting}"
+        return torch.Generator(self.target.device).manual_seed(int(sha256_text(name)[:15], 16))
+
+
+def compare(plain: Plain, speculative: list[int]) -> Comparison:
+    """Compare with plain decoding.
+
+    A mismatch is a near-tie when plain decoding's own logits gave the other token as much as the best one, up to the
+    rounding noise of the dtype.
+    """
+
+    def gap(place: int, own: int, other: int) -> tuple[float, float]:
+        logits_V = plain.logits[place]
+        return float(logits_V[own] - logits_V[other]), near_tie_margin(logits_V)
+
+    return judge(plain.ids, speculative, gap)
+
+
+def verdict_of(prompt: Prompt, setting: Setting, plain: Plain, decoded: Decoded) -> Comparison:
+    """Compare a text with that without draft. Raises ValueError when greedy text differs by more than a near-tie."""
+    (fast,) = decoded.rows
+    verdict = compare(plain, fast.ids) if setting.temperature == 0 else Comparison(0, 0, 0)
+    refuse_fault(prompt, setting, verdict, plain.ids, fast.ids)
+    return verdict
+
+
+def line_of(
+    tokenizer: Any, prompt: Prompt, setting: Setting, row: Row, verdict: Comparison, plain: float, seconds: Line
+) -> Line:
+    """Return a line; that of a task's first prompt keeps what was drafted for it too.
+
+    plain: seconds of a token by plain decoding; seconds: the fields that tell of the speculative.
+    """
+    sample = {"sample": sample_of(tokenizer, prompt.ids, row.ids, row.accepted)} if prompt.number == 0 else {}
+    return {
+        **key_of(prompt, setting),
+        "record": prompt.record,
+        "context_tokens": len(prompt.ids),
+        "cut_tokens": prompt.cut_tokens,
+        "new_tokens": row.new_tokens,
+        "rounds": row.rounds,
+        "accepted": row.accepted,
+        "positions": row.position_acceptance(setting.depth),
+        "acceptance_length": row.new_tokens / max(1, row.rounds),
+        **vars(verdict),
+        # Scaled to as many tokens: the last speculative round may bring more than were asked for.
+        "seconds_plain": plain * row.new_tokens,
+        **seconds,
+        "tokens": row.ids,
+        "reference": prompt.reference,
+    } | sample

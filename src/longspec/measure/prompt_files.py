@@ -1,0 +1,71 @@
+"""The records that a task's prompts are made of, as its files hold them. No torch: the plan reads the first of them."""
+
+import shutil
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from longspec.config.names import readable_name
+from longspec.data.hub.fetch import MANIFEST, read_fetched
+from longspec.data.read import source_files
+from longspec.data.read.items import Note
+from longspec.distributed import log
+from longspec.measure.tasks import Benchmark
+from longspec.shown import one_line
+
+MAX_LINE_BYTES = 32_000_000
+
+
+def manifest_of(task: Benchmark) -> Path | None:
+    """Return where the files of a task of the hub are fetched; None for one of files of this machine."""
+    if task.revision is None:
+        return None
+    return Path(MANIFEST.format(dataset=readable_name(str(task.source), task.revision)))
+
+
+def files_of(name: str, task: Benchmark) -> list[Path]:
+    """Return the files of a task. Raises ValueError, with its key, for one that is missing or not as it was fetched."""
+    manifest = manifest_of(task)
+    if manifest is None or task.revision is None:
+        return source_files.files_of(task.source)
+    return read_fetched(manifest, f"evaluation.tasks.{name}", str(task.source), task.revision)[0]
+
+
+def read_records(path: Path, member: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield every record of a file with its place; of a zip archive those of its file `member`.
+
+    Raises ValueError for a line that holds none, and for an archive that is damaged or has no such file.
+    """
+    with _unpacked(path, member) as plain:
+        for item in source_files.read(plain, MAX_LINE_BYTES):
+            told = f"{path}/{member}" if member else item.file
+            if isinstance(item, Note):
+                log(one_line(f"{told}: {item.count} x {item.reason} (first: line {item.line})"))
+                continue
+            place = f"{told}: line {item.line}"
+            if item.record is None:
+                raise ValueError(f"{place}: {item.error}; correct or remove the line")
+            yield place, item.record
+
+
+@contextmanager
+def _unpacked(path: Path, member: str) -> Iterator[Path]:
+    """Yield the file `member` of an archive as a file, for the length of a block; without a member the path itself."""
+    if not member:
+        yield path
+        return
+    with TemporaryDirectory() as folder:
+        plain = Path(folder, Path(member).name)
+        try:
+            with zipfile.ZipFile(path) as archive, archive.open(member) as packed, plain.open("wb") as handle:
+                shutil.copyfileobj(packed, handle)
+        except KeyError:
+            raise ValueError(f"{path}: has no file {member}; name one that it has as the task's `member`") from None
+        except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError) as error:
+            raise ValueError(
+                f"{path}: {member}: {error}; the archive is damaged or of an unknown kind: get it again"
+            ) from error
+        yield plain

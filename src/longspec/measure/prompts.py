@@ -1,0 +1,175 @@
+"""Prompts: of a benchmark's file, laid out as the benchmark does; of held-out records stretches, or whole questions."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from longspec import jsonl
+from longspec.atomic_files import checked_file, read_json
+from longspec.data.align.align_base import found
+from longspec.data.align.fields import compose
+from longspec.data.chat.encoding import Encoder
+from longspec.data.chat.special_tokens import LayoutError
+from longspec.data.read.record_checks import RecordError, check_characters
+from longspec.data.read.records import Chat, to_messages_or_text
+from longspec.data.tokenize import encode
+from longspec.distributed import log
+from longspec.measure.prompt_files import files_of, read_records
+from longspec.measure.section import AUTO
+from longspec.measure.tasks import Benchmark, HeldOut, Prompt, Settings, check_room
+
+# Tokens a record must still hold after a prompt, so that there is something to go on with.
+ROOM_AFTER = 16
+
+
+def all_prompts(raw: Mapping[str, Path], section: Settings, tokenizer: Any, positions: int) -> list[Prompt]:
+    """Return the prompts of every task. raw: manifests of held-out records, by dataset. Raises ValueError for a missing one."""
+    section.check_raw(raw)
+    prompts = []
+    for name, task in section.tasks.items():
+        if isinstance(task, Benchmark):
+            prompts += read_prompts(name, task, section.prompts, tokenizer, section.seed, positions)
+            continue
+        check_room(name, task, positions)
+        prompts += draw_prompts(name, task, raw[task.data], section.prompts, tokenizer, section.seed)
+    return prompts
+
+
+def draw_prompts(name: str, task: HeldOut, raw_manifest: Path, count: int, tokenizer: Any, seed: int) -> list[Prompt]:
+    """Draw `count` prompts of a task, a function of (seed, name) alone.
+
+    Of plain text any stretch is taken, of a conversation its beginning, since a chat does not start in its middle. Raises
+    ValueError when no held-out record is long enough.
+    """
+    generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, *name.encode()])))
+    if task.whole_questions is True or (task.whole_questions == AUTO and _has_questions(raw_manifest)):
+        return _draw_questions(name, task, raw_manifest, count, tokenizer, generator)
+    path, context = checked_file(raw_manifest, "held_out.jsonl"), task.context
+    documents, refused = [], 0
+    for line, record in enumerate(jsonl.read(path)):
+        try:
+            ids_S, answer_mask_S = encode(tokenizer, record)
+        except LayoutError:  # the chat template refuses it, as it does in training, where such records are counted too
+            refused += 1
+            continue
+        if len(ids_S) >= context[0] + ROOM_AFTER:
+            documents.append((line, ids_S, bool(answer_mask_S.all())))
+    _tell_refused(path, refused)
+    if not documents:
+        raise ValueError(
+            f"{path}: no record has {context[0] + ROOM_AFTER} tokens, as evaluation.tasks.{name}.context needs; lower it, "
+            f"or hold out more of {read_json(raw_manifest)['name']}"
+        )
+    order = generator.permutation(len(documents))
+    prompts = []
+    for number in range(count):
+        line, ids_S, is_text = documents[order[number % len(documents)]]
+        longest = min(context[1], len(ids_S) - ROOM_AFTER)
+        length = int(generator.integers(context[0], longest + 1))
+        start = int(generator.integers(0, len(ids_S) - ROOM_AFTER - length + 1)) if is_text else 0
+        ids = ids_S[start : start + length].tolist()
+        prompts.append(Prompt(name, number, line, ids, task.new_tokens))
+    return prompts
+
+
+def _has_questions(raw_manifest: Path) -> bool:
+    """Tell whether the first held-out record is a conversation."""
+    first = next(iter(jsonl.read(checked_file(raw_manifest, "held_out.jsonl"))), None)
+    return first is not None and isinstance(to_messages_or_text(first, unanswered=True), Chat)
+
+
+def _tell_refused(path: Path, refused: int) -> None:
+    if refused:
+        log(f"{path}: {refused} held-out records left out: they cannot be laid out")
+
+
+def _questions(record: dict[str, Any]) -> list[Chat]:
+    """Return the parts of a conversation that end with a question, as the target is asked it; none of other text.
+
+    They have the record's tools and template arguments. Questions behind a thought or a call of a tool are left out.
+    """
+    document = to_messages_or_text(record, unanswered=True)
+    if not isinstance(document, Chat):
+        return []
+    roles = [message["role"] for message in document.messages] + ["assistant"]  # the answer to the last one
+    ends = [end for end in range(1, len(roles)) if roles[end - 1 : end + 1] == ["user", "assistant"]]
+    asked = [replace(document, messages=document.messages[:end]) for end in ends]
+    return [chat for chat in asked if Chat(chat.messages).is_plain]
+
+
+def _draw_questions(
+    name: str, task: HeldOut, raw_manifest: Path, count: int, tokenizer: Any, generator: np.random.Generator
+) -> list[Prompt]:
+    """Draw `count` whole questions, each of another record; of fewer records that have one of the length asked for, all."""
+    path, encoder = checked_file(raw_manifest, "held_out.jsonl"), Encoder(tokenizer)
+    candidates, refused = [], []
+    for line, record in enumerate(jsonl.read(path)):
+        asked = encoder.requests(_questions(record))
+        if asked and all(isinstance(ids, LayoutError) for ids in asked):
+            refused.append(str(asked[0]))
+        fitting = [ids for ids in asked if not isinstance(ids, LayoutError) and task.context[0] <= len(ids) <= task.context[1]]
+        if fitting:
+            candidates.append((line, fitting))
+    _tell_refused(path, len(refused))
+    if not candidates and refused:
+        raise ValueError(f"{path}: {len(refused)} records hold no question that can be asked whole, such as: {refused[0]}")
+    if not candidates:
+        raise ValueError(
+            f"{path}: no question has {task.context[0]} to {task.context[1]} tokens, as evaluation.tasks.{name}.context asks; "
+            f"widen it, or hold out more of {read_json(raw_manifest)['name']}"
+        )
+    if len(candidates) < count:
+        log(f"{name}: {len(candidates)} questions of this length, fewer than the {count} prompts asked for; all are taken")
+    prompts = []
+    for number, place in enumerate(generator.permutation(len(candidates))[:count]):
+        line, fitting = candidates[place]
+        ids = fitting[int(generator.integers(len(fitting)))]
+        prompts.append(Prompt(name, number, line, ids, task.new_tokens))
+    return prompts
+
+
+def read_prompts(name: str, task: Benchmark, count: int, tokenizer: Any, seed: int, positions: int) -> list[Prompt]:
+    """Draw `count` prompts without repetition, all in order where there are no more; `positions`: those of the target.
+
+    As in LongBench a prompt that is too long is cut in its middle before the chat template is laid around it. Raises ValueError
+    with file, line and field for a record that makes no prompt, and when the target's positions hold no prompt.
+    """
+    records = [record for path in files_of(name, task) for record in read_records(path, task.member)]
+    if not records:
+        raise ValueError(f"{task.source}: holds no record, but evaluation.tasks.{name} needs prompts")
+    drawn = sorted(np.random.default_rng([seed, *name.encode()]).permutation(len(records))[:count].tolist())
+    if len(records) < count:
+        log(f"{name}: {len(records)} records, fewer than the {count} prompts asked for; all are taken")
+    encoder, lay_out = Encoder(tokenizer), compose(to="prompt", template=task.template, optional=[])
+    room = check_room(name, task, positions, len(encoder.prompt("x", chat=task.chat)))
+    longest = min(task.longest or room, room)
+    prompts = []
+    for number, record in enumerate(drawn):
+        place, fields = records[record]
+        try:
+            made = lay_out(fields)
+            assert isinstance(made, dict)
+            text, cut = _cut(tokenizer, encoder, made["prompt"], longest)
+            ids = encoder.prompt(text, chat=task.chat)
+            beside = found(fields, task.reference) if task.reference else None  # the answer to read beside the target's
+            reference = None if beside is None else check_characters(beside, task.reference)
+        except (RecordError, LayoutError) as error:
+            raise ValueError(f"{place}: {error}; correct it, or evaluation.tasks.{name}") from error
+        prompts.append(Prompt(name, number, record, ids, task.new_tokens, reference, cut))
+    if any(prompt.cut_tokens for prompt in prompts):
+        count_cut = sum(prompt.cut_tokens > 0 for prompt in prompts)
+        log(f"{name}: {count_cut} of {len(prompts)} prompts cut in their middle to {longest} tokens")
+    return prompts
+
+
+def _cut(tokenizer: Any, encoder: Encoder, text: str, longest: int) -> tuple[str, int]:
+    """Return the text without its middle, and how many tokens that was; as it is when it is short enough."""
+    ids = encoder.prompt(text, chat=False)
+    if len(ids) <= longest:
+        return text, 0
+    half = longest // 2
+    ends = [tokenizer.decode(part, skip_special_tokens=True) for part in (ids[:half], ids[-half:])]
+    return "".join(ends), len(ids) - 2 * half

@@ -1,0 +1,52 @@
+"""One text with what was drafted and kept of it, round by round: the report colours it by that."""
+
+from typing import Any
+
+BEFORE = 48  # tokens of the prompt that are shown before the text
+LONGEST = 200  # tokens of the text
+READ_ALONG = 16  # tokens before a token with which it is turned into text: some tokenizers drop a leading space otherwise
+
+
+def sample_of(tokenizer: Any, prompt: list[int], ids: list[int], accepted: list[int]) -> dict[str, Any]:
+    """Return the end of the prompt as text, and each token's own text and its depth in the draft of its round, 0: the target's.
+
+    ids: the text; accepted: tokens kept in each round. The first token comes from the prompt's forward, of no round.
+    """
+    depths = [0, *(depth for kept in accepted for depth in (*range(1, kept + 1), 0))]
+    whole = prompt[-BEFORE:] + ids[:LONGEST]
+    start = len(whole) - len(ids[:LONGEST])
+    tokens = [{"text": text, "depth": depth} for text, depth in zip(_pieces(tokenizer, whole, start), depths, strict=False)]
+    return {"before": tokenizer.decode(whole[:start]), "tokens": tokens}
+
+
+class Pieces:
+    """The texts of tokens that come one by one behind others.
+
+    A character that several tokens make up comes with the last of them; the tokens before it bring nothing.
+    """
+
+    def __init__(self, tokenizer: Any, before: list[int]) -> None:
+        self.tokenizer, self.ids, self.begun = tokenizer, list(before), len(before)
+
+    def text_of(self, token: int, is_last: bool = False) -> str:
+        """Return the text that a token adds; of the last one also a character that is not whole."""
+        self.ids.append(token)
+        text = _added(self.tokenizer, self.ids[: self.begun], self.ids[self.begun :])
+        if text.endswith("\ufffd") and not is_last:
+            return ""
+        self.begun = len(self.ids)
+        return text
+
+
+def _pieces(tokenizer: Any, ids: list[int], start: int) -> list[str]:
+    """Return the text of each token from `start` on."""
+    pieces = Pieces(tokenizer, ids[:start])
+    return [pieces.text_of(token, place + 1 == len(ids)) for place, token in enumerate(ids[start:], start)]
+
+
+def _added(tokenizer: Any, before: list[int], new: list[int]) -> str:
+    """Return the text that new tokens add behind others."""
+    before = before[-READ_ALONG:]
+    without, together = tokenizer.decode(before), tokenizer.decode(before + new)
+    same = next((place for place, (a, b) in enumerate(zip(without, together, strict=False)) if a != b), len(without))
+    return str(together[same:])

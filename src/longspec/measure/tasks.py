@@ -1,0 +1,253 @@
+"""Checks the `evaluation` section of workflow.yaml: which tasks are evaluated, and how. No torch here: Snakemake reads it too.
+
+A task's prompts are stretches of held-out records of the run's own data (`data`, `context`), or they are laid out from the
+fields of a file (`source`, `template`, ...), as benchmarks are.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from longspec.atomic_files import sha256_text
+from longspec.config.explain import faults_in
+from longspec.config.faults import check
+from longspec.data.align.fields import compose
+from longspec.data.hub.names import parse as parse_hub
+from longspec.data.raw import is_hub
+from longspec.data.read.record_checks import RecordError
+from longspec.data.read.source_files import ARCHIVE
+from longspec.measure.section import MOST_NODES, OURS, SERVE_PYTHON, VLLM, Evaluation
+
+Shape = int | tuple[int, ...]
+# Positions that stay free behind prompt and answer: the last round may draft beyond the answer, and a prompt that was cut is
+# tokenized anew, which may make a few tokens more of it.
+ROOM = 64
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How is decoded: temperature 0 is greedy; shape: tokens of a chain, or the levels of a tree."""
+
+    temperature: float
+    shape: Shape
+
+    @property
+    def depth(self) -> int:
+        """Return the most drafted tokens that a round can keep."""
+        return self.shape if isinstance(self.shape, int) else len(self.shape)
+
+    def __str__(self) -> str:
+        return f"temperature {self.temperature:g}, {shape_name(self.shape)}"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt of a task: `ids` are of the record `record`, a line's number from 0; at most new_tokens are decoded."""
+
+    task: str
+    number: int
+    record: int
+    ids: list[int]
+    new_tokens: int
+    reference: str | None = None
+    cut_tokens: int = 0  # left out of its middle
+
+    @property
+    def hash(self) -> str:
+        """Return the hash of the prompt's tokens and the number of tokens to decode."""
+        return sha256_text(json.dumps([self.ids, self.new_tokens]))[:16]
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Prompts of context[0]..context[1] tokens from held-out records of a dataset.
+
+    whole_questions: a prompt is a conversation up to the end of a question, and the template's request for its answer; AUTO:
+    where the records are conversations.
+    """
+
+    data: str
+    context: tuple[int, int]
+    new_tokens: int
+    whole_questions: bool | str = False
+
+    @property
+    def origin(self) -> str:
+        """Return the dataset that the prompts come from."""
+        return self.data
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Prompts from a file's records.
+
+    source: files of this machine, or hf:<name>; revision: of the latter, None for the former; member: the file to read in a zip
+    archive of the hub.
+    template: the prompt's text with the fields in braces; chat: laid out by the target's chat template; reference: the field of
+    an answer to read beside the target's, "" for none; longest: prompts of more tokens are cut in their middle, 0: as long as
+    the target's positions allow.
+    """
+
+    source: str | list[str]
+    new_tokens: int
+    template: str = "{prompt}"
+    chat: bool = True
+    reference: str = "reference"
+    longest: int = 0
+    revision: str | None = None
+    member: str = ""
+
+    @property
+    def origin(self) -> str:
+        """Return the files that the prompts come from."""
+        return self.source if isinstance(self.source, str) else ", ".join(self.source)
+
+
+Task = HeldOut | Benchmark
+OF_HUB = ("revision", "member")  # keys of a task whose source is on the hub
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The whole section. settings: the first is the main one, that reports show throughout; new_tokens: where a task has none.
+
+    engine: the program that decodes; serve_python: the interpreter of vLLM's own environment.
+    precision: that of target and draft while they are measured; None: that of the recipe. with_lookup: most tokens that
+    prompt lookup puts beside the published draft's, which is then measured so too; None: it is not.
+    """
+
+    prompts: int
+    repeats: int
+    seed: int
+    settings: list[Setting]
+    new_tokens: int
+    tasks: dict[str, Task]
+    engine: str = OURS
+    serve_python: str = SERVE_PYTHON
+    precision: str | None = None
+    with_lookup: int | None = None
+
+    @property
+    def data(self) -> dict[str, str]:
+        """Return by name the dataset of each task of held-out records."""
+        return {name: task.data for name, task in self.tasks.items() if isinstance(task, HeldOut)}
+
+    def check_raw(self, raw: Mapping[str, Path]) -> None:
+        """Raise ValueError for a dataset of these without a manifest in `raw`."""
+        for task, data in self.data.items():
+            if data not in raw:
+                raise ValueError(f"--raw: the manifest of {data} is missing, which evaluation.tasks.{task}.data needs")
+
+    @property
+    def draft_tokens(self) -> int:
+        """Return the drafted tokens of a round of the main setting, one below the other."""
+        return self.settings[0].depth
+
+
+def shape_name(shape: Any) -> str:
+    """Return such as: chain of 4, tree 4-16-16."""
+    return f"chain of {shape}" if isinstance(shape, int) else f"tree {'-'.join(map(str, shape))}"
+
+
+def parse(section: dict[str, Any]) -> Settings:
+    """Return the checked section. Raises ValueError with the key that is unknown, missing or wrong."""
+    for key in ("prompts", "repeats", "seed", "new_tokens", "temperatures", "shapes", "tasks"):
+        if section.get(key) in (None, [], {}):
+            raise ValueError(f"evaluation.{key}: missing or empty; give it as config/workflow.yaml does")
+    check(Evaluation, section, "evaluation")
+    shapes: list[Shape] = [shape if isinstance(shape, int) else tuple(shape) for shape in section["shapes"]]
+    settings = [Setting(float(temperature), shape) for temperature in section["temperatures"] for shape in shapes]
+    for setting in settings:
+        if settings.count(setting) > 1:
+            raise ValueError(f"evaluation.temperatures, evaluation.shapes: {setting} stands twice; name each once")
+        if isinstance(setting.shape, tuple) and sum(setting.shape) > MOST_NODES:
+            raise ValueError(f"evaluation.shapes: {setting} has {sum(setting.shape)} nodes; {MOST_NODES} is the most")
+    tasks = {name: task_of(name, task, section["new_tokens"]) for name, task in section["tasks"].items()}
+    same = {name: value for name, value in section.items() if name in Settings.__dataclass_fields__ and name != "tasks"}
+    found = Settings(**same, settings=settings, tasks=tasks)
+    trees = [setting.shape for setting in settings if not isinstance(setting.shape, int)]
+    if found.engine == VLLM and trees:
+        raise ValueError(
+            f"evaluation.shapes: {shape_name(trees[0])}: vLLM drafts chains alone; give a number of tokens, or "
+            f"evaluation.engine: {OURS}"
+        )
+    if found.engine == VLLM and found.with_lookup is not None:
+        raise ValueError(
+            f"evaluation.with_lookup: {found.with_lookup}: vLLM drafts by one means alone; give null, or "
+            f"evaluation.engine: {OURS}"
+        )
+    return found
+
+
+def check_interpreter(python: str) -> None:
+    """Raise ValueError, with the command that makes it, where vLLM's interpreter is missing or is no program."""
+    if not os.access(python, os.X_OK) or not Path(python).is_file():
+        why = "is no program" if Path(python).exists() else "no such file"
+        raise ValueError(
+            f"evaluation.serve_python: {python}: {why}; `make .venv-serve/.stamp` makes an environment with vLLM, or "
+            "name the interpreter of one"
+        )
+
+
+def task_of(name: str, settings: dict[str, Any], new_tokens: int) -> Task:
+    """Return one task. Raises ValueError that names the key."""
+    key = f"evaluation.tasks.{name}"
+    if ("data" in settings) == ("source" in settings):
+        raise ValueError(
+            f"{key}: give either data and context (held-out records of the run's own data) or source (a file of prompts), "
+            f"not {'both' if 'data' in settings else 'neither'}"
+        )
+    kind, on_hub = (HeldOut, False) if "data" in settings else (Benchmark, is_hub(settings["source"]))
+    known = [name for name in kind.__dataclass_fields__ if on_hub or name not in OF_HUB]
+    for given in settings:
+        if given not in known:
+            what = "held-out records" if kind is HeldOut else "files of the hub" if on_hub else "a file"
+            raise ValueError(f"{key}.{given}: unknown for a task of {what}; known: {', '.join(known)}")
+    whole = {"new_tokens": new_tokens} | ({"revision": "main"} if on_hub else {}) | settings
+    if kind is HeldOut:
+        if "context" not in settings:
+            raise ValueError(f"{key}.context: must be given: the shortest and the longest prompt in tokens, such as [64, 448]")
+        shortest, longest = whole["context"]
+        if shortest > longest:
+            raise ValueError(f"{key}.context: [{shortest}, {longest}] is reversed; give the shortest prompt first")
+        return HeldOut(**whole | {"context": (shortest, longest)})
+    task = Benchmark(**whole)
+    try:
+        compose(to="prompt", template=task.template, optional=[])
+    except RecordError as error:
+        raise ValueError(f"{key}.{error.field}: {error.reason}") from error
+    if on_hub:
+        _check_hub(key, str(task.source), task.member)
+    return task
+
+
+def _check_hub(key: str, source: str, member: str) -> None:
+    """Raise ValueError, with the key, for no name of the hub, and for an archive without a member or the reverse."""
+    with faults_in(f"{key}.source"):
+        parse_hub(source)
+    if source.endswith(ARCHIVE) and not member:
+        raise ValueError(f"{key}.member: missing; {source} is an archive: name the file in it to read")
+    if member and not source.endswith(ARCHIVE):
+        raise ValueError(f"{key}.member: {member}: {source} is no archive ({ARCHIVE}); remove the key")
+
+
+def check_room(name: str, task: Task, positions: int, layout: int = 0) -> int:
+    """Return the most tokens of a task's prompt beside a target of so many positions and the chat template's `layout` tokens.
+
+    Raises ValueError, with the key, where there is no room for a prompt and its answer, or for prompts as long as asked for.
+    """
+    longest = positions - task.new_tokens - ROOM - layout
+    if longest < 2:
+        raise ValueError(
+            f"evaluation.tasks.{name}.new_tokens: {task.new_tokens} leave no room for a prompt in the target's {positions} "
+            "positions; lower it"
+        )
+    if isinstance(task, HeldOut) and task.context[1] > longest:
+        raise ValueError(
+            f"evaluation.tasks.{name}.context: prompts of {task.context[1]} tokens and what follows them do not fit the "
+            f"target's {positions} positions; {longest} is the most"
+        )
+    return longest

@@ -1,0 +1,50 @@
+"""An interpreter that answers as longspec.measure.engines.vllm does, without vLLM: the prompt alone decides a text.
+
+What it is asked, and after how many answers it is to end itself, stands in the folder that STAND_IN names.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from longspec.measure.engines.protocol import Answer, read_job
+
+VERSIONS = {"vllm": "0.32.0", "torch": "2.13.0+cpu", "transformers": "5.19.0"}
+
+
+def text_of(prompt: list[int], count: int) -> list[int]:
+    """A text that no two prompts share."""
+    return [3 + (sum(prompt) + 7 * place) % 250 for place in range(count)]
+
+
+def main() -> None:
+    folder = Path(os.environ["STAND_IN"])
+    assert sys.argv[1:3] == ["-m", "longspec.measure.engines.vllm"]
+    if sys.argv[3] == "--versions":
+        print(json.dumps(VERSIONS))
+        return
+    job = read_job(Path(sys.argv[3]))
+    left = json.loads((folder / "ends_after").read_text()) if (folder / "ends_after").exists() else 10**9
+    with (folder / "asked.jsonl").open("a") as asked:
+        for request in job.requests:
+            left -= 1
+            if left < 0:
+                (folder / "ends_after").unlink()
+                print('{"id": "torn', end="", flush=True)
+                sys.exit(7)
+            asked.write(json.dumps([job.method, job.draft, job.tokens, job.positions, request.id]) + "\n")
+            asked.flush()
+            tokens = text_of(request.prompt, request.max_tokens)
+            best = [[[token, 2.0], [1, 0.5]] for token in tokens] if request.best else []
+            # Rounds of one kept draft each: as many as the text needs, the last one may have kept one beyond it.
+            rounds = 0 if job.method is None else len(tokens) // 2
+            sizes = [1] * len(tokens) if job.method is None else [1, *([2] * rounds)]
+            sizes[-1] -= sum(sizes) - len(tokens)
+            by_place = [rounds] + [0] * (job.tokens - 1) if job.method else []
+            answer = Answer(request.id, tokens, sizes, rounds, by_place, [0.5] * job.repeats, best)
+            print(answer.encode(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

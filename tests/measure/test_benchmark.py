@@ -1,0 +1,204 @@
+"""Prompts from files: the benchmarks' own layouts, what is cut, and what is wrong told by file, line and field."""
+
+import json
+import re
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from longspec.data import presets
+from longspec.data.hub import fetch
+from longspec.data.hub.names import parse
+from longspec.data.tokenize import load
+from longspec.measure import tasks
+from longspec.measure.prompt_files import manifest_of, read_records
+from longspec.measure.prompts import read_prompts
+from tests.corpus import Corpus
+
+CHAT = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+ASKED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
+LONG = {"context": "C", "input": "I", "answers": ["A", "B"], "length": 3, "all_classes": None, "_id": "0"}
+# A record of each published file, and the prompt that the benchmark makes of it.
+PUBLISHED: dict[str, tuple[dict[str, Any], str, str, int]] = {
+    "gsm8k": ({"question": "Q {x}", "answer": "A"}, f"[user]Q {{x}}{ASKED}[assistant]", "A", 9),
+    "aime-2024": ({"problem": "P", "solution": "S", "answer": "4"}, f"[user]P{ASKED}[assistant]", "S", 9),
+    "math": ({"problem": "P", "solution": "S", "answer": "4"}, f"[user]P{ASKED}[assistant]", "S", 9),
+    "gov-report": (
+        LONG,
+        "[user]You are given a report by a government agency. Write a one-page summary of the report.\n\nReport:\nC\n\n"
+        "Now, write a one-page summary of the report.\n\nSummary:[assistant]",
+        "A",
+        512,
+    ),
+    "qmsum": (
+        LONG,
+        "[user]You are given a meeting transcript and a query containing a question or instruction. Answer the query in one or "
+        "more sentences.\n\nTranscript:\nC\n\nNow, answer the query based on the above meeting transcript in one or more "
+        "sentences.\n\nQuery: I\nAnswer:[assistant]",
+        "A",
+        512,
+    ),
+    "multi-news": (
+        LONG,
+        "[user]You are given several news passages. Write a one-page summary of all news. \n\nNews:\nC\n\nNow, write a "
+        "one-page summary of all the news.\n\nSummary:[assistant]",
+        "A",
+        512,
+    ),
+    "lcc": (LONG, "Please complete the code given below. \nCNext line of code:\n", "A", 64),
+    "repobench-p": (LONG, "Please complete the code given below. \nCINext line of code:\n", "A", 64),
+}
+
+
+@pytest.fixture
+def tokenizer(corpus: Corpus) -> Any:
+    loaded = load(corpus.tokenizer)[0]
+    loaded.chat_template = CHAT
+    return loaded
+
+
+def prompts_of(folder: Path, tokenizer: Any, records: list[Any], positions: int = 4096, count: int = 3, **keys: Any) -> Any:
+    """The prompts of a task whose file holds these records; text stands in it as it is."""
+    path = folder / "in.jsonl"
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in records))
+    settings = presets.expand("t", {"source": str(path)} | keys, presets.TASK)
+    task = tasks.task_of("t", settings, 9)
+    assert isinstance(task, tasks.Benchmark)
+    return read_prompts("t", task, count, tokenizer, seed=0, positions=positions)
+
+
+def test_every_preset_is_tested() -> None:
+    assert presets.TASK.read().keys() == PUBLISHED.keys()
+
+
+def place(preset: str, records: list[dict[str, Any]]) -> tuple[tasks.Benchmark, Path]:
+    """A preset's task, and the file of these records that stands in for what is fetched, in the format of its name."""
+    task = tasks.task_of("t", presets.expand("t", {"preset": preset}, presets.TASK), 9)
+    assert isinstance(task, tasks.Benchmark)
+    manifest = manifest_of(task)
+    assert manifest is not None
+    path = manifest.parent / "files" / parse(str(task.source)).file.replace("*", "00000-of-00001")
+    path.parent.mkdir(parents=True)
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(records), path)
+    elif task.member:
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr(task.member, lines)
+    else:
+        path.write_text(lines)
+    return task, path
+
+
+@pytest.mark.parametrize("preset", PUBLISHED)
+def test_a_preset_names_its_files_on_the_hub(
+    tmp_path: Path, tokenizer: Any, preset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Placed by hand, as where there is no network; a commit is named, and the bytes are pinned."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    record, text, reference, new_tokens = PUBLISHED[preset]
+    task, path = place(preset, [record, record])
+    manifest = manifest_of(task)
+    assert task.revision is not None
+    assert re.fullmatch(r"[0-9a-f]{40}", task.revision)
+    with pytest.raises(ValueError, match=r"^evaluation\.tasks\.t\.source: hf:.* must be fetched first: .* --out data/hub/"):
+        read_prompts("t", task, 1, tokenizer, seed=0, positions=4096)
+    fetch.make(str(task.source), task.revision, manifest)
+    made = read_prompts("t", task, 2, tokenizer, seed=0, positions=4096)
+    assert [(tokenizer.decode(prompt.ids), prompt.reference, prompt.new_tokens) for prompt in made] == [
+        (text, reference, new_tokens)
+    ] * 2
+    path.write_bytes(path.read_bytes() + b"\n")
+    with pytest.raises(ValueError, match=r"size|differs|bytes"):
+        read_prompts("t", task, 1, tokenizer, seed=0, positions=4096)
+
+
+def test_a_copy_on_this_machine_takes_the_place_of_a_presets_source() -> None:
+    task = tasks.task_of("t", presets.expand("t", {"preset": "lcc", "source": "in.jsonl"}, presets.TASK), 9)
+    assert isinstance(task, tasks.Benchmark)
+    assert (task.source, task.revision, task.member, manifest_of(task)) == ("in.jsonl", None, "", None)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"source": "hf:o"}, r"evaluation\.tasks\.t\.source: 'hf:o' is no name of a dataset of the hub"),
+        ({"source": "hf:o/n/a.zip"}, r"evaluation\.tasks\.t\.member: missing; hf:o/n/a\.zip is an archive"),
+        ({"source": "hf:o/n/a.jsonl", "member": "b"}, r"evaluation\.tasks\.t\.member: b: hf:o/n/a\.jsonl is no archive"),
+        ({"source": "in.jsonl", "revision": "v1"}, r"evaluation\.tasks\.t\.revision: unknown for a task of a file"),
+        ({"source": "hf:o/n", "lenght": 3}, r"evaluation\.tasks\.t\.lenght: unknown for a task of files of the hub"),
+    ],
+)
+def test_a_source_that_cannot_be_meant_is_refused(keys: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tasks.task_of("t", keys, 9)
+
+
+def test_a_file_of_an_archive_that_is_not_there_or_damaged_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "data.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("data/a.jsonl", '{"x": 1}\n{no json}\n')
+    read = read_records(path, "data/a.jsonl")
+    assert next(read) == (f"{path}/data/a.jsonl: line 1", {"x": 1})
+    with pytest.raises(ValueError, match=r"data\.zip/data/a\.jsonl: line 2: line: is not valid JSON"):
+        next(read)
+    with pytest.raises(ValueError, match=r"data\.zip: has no file data/b\.jsonl; name one that it has"):
+        next(read_records(path, "data/b.jsonl"))
+    whole = path.read_bytes()
+    for spoilt in (whole[:-30], whole.replace(b"no json", b"no jsen"), b""):
+        path.write_bytes(spoilt)
+        with pytest.raises(ValueError, match=r"data\.zip: data/a\.jsonl: .*get it again"):
+            list(read_records(path, "data/a.jsonl"))
+
+
+def test_prompts_are_drawn_without_repetition(tmp_path: Path, tokenizer: Any) -> None:
+    records = [{"prompt": f"number {n}"} for n in range(50)]
+    made = prompts_of(tmp_path, tokenizer, records, count=20, chat=False)
+    numbers = [prompt.record for prompt in made]
+    assert numbers == sorted(set(numbers))
+    assert len(numbers) == 20
+    assert numbers != list(range(20))
+    assert [tokenizer.decode(prompt.ids) for prompt in made] == [f"number {n}" for n in numbers]
+
+
+@pytest.mark.parametrize(("positions", "longest"), [(4096, 30), (tasks.ROOM + 9 + 1 + 30, 0)])
+def test_a_long_prompt_loses_its_middle(tmp_path: Path, tokenizer: Any, positions: int, longest: int) -> None:
+    """By the task's own limit, or by the target's positions, of which the answer and some room are kept free."""
+    text = "the red fox meets the lazy dog. " * 40
+    [prompt] = prompts_of(tmp_path, tokenizer, [{"prompt": text}], positions, chat=False, longest=longest)
+    whole = tokenizer(text)["input_ids"]
+    assert prompt.cut_tokens == len(whole) - 30
+    assert tokenizer.decode(prompt.ids) == tokenizer.decode(whole[:15]) + tokenizer.decode(whole[-15:])
+
+
+def test_the_names_of_special_tokens_stay_text(tmp_path: Path, tokenizer: Any) -> None:
+    name = tokenizer.eos_token
+    [prompt] = prompts_of(tmp_path, tokenizer, [{"prompt": f"what is {name}?"}])
+    assert tokenizer.eos_token_id not in prompt.ids
+    assert tokenizer.decode(prompt.ids) == f"[user]what is {name}?[assistant]"
+
+
+@pytest.mark.parametrize(
+    ("records", "keys", "message"),
+    [
+        ([{"prompt": "a"}, "{no json"], {}, r"in\.jsonl: line 2: line: is not valid JSON"),
+        (
+            [{"prompt": "a"}, {"prompts": "b"}],
+            {},
+            r"in\.jsonl: line 2: prompt: is missing or null; correct it, or evaluation\.tasks\.t",
+        ),
+        ([{"prompt": " "}], {}, r"in\.jsonl: line 1: prompt: is empty"),
+        ([{"prompt": "a", "reference": 4}], {}, r"in\.jsonl: line 1: reference: must be text, is int"),
+        ([LONG | {"context": None}], {"preset": "lcc"}, r"in\.jsonl: line 1: context: is missing or null"),
+        ([], {}, r"in\.jsonl: holds no record, but evaluation\.tasks\.t needs prompts"),
+        ([{"prompt": "a"}], {"new_tokens": 5000}, r"evaluation\.tasks\.t\.new_tokens: 5000 leave no room for a prompt"),
+    ],
+)
+def test_what_makes_no_prompt_is_named(tmp_path: Path, tokenizer: Any, records: Any, keys: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        prompts_of(tmp_path, tokenizer, records, **keys)

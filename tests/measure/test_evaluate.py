@@ -1,0 +1,279 @@
+"""The verb: a killed evaluation ends in the lines of an undisturbed one, and nothing made otherwise is among them."""
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen2Config
+
+from longspec import jsonl
+from longspec.atomic_files import read_json, sha256_file, write_json, write_text
+from longspec.config import compose_stage, to_yaml
+from longspec.decode.autoregressive import Plain, decode_plain
+from longspec.decode.with_lookup import WithLookup
+from longspec.draft_vocabulary import DraftVocabulary
+from longspec.journal import Journal
+from longspec.measure import evaluate as verb
+from longspec.measure import measurer
+from longspec.measure.lines import refuse_fault
+from longspec.measure.measurer import compare
+from longspec.measure.tasks import Prompt, Setting
+from longspec.methods.glide.settings import Draft
+from tests.corpus import Corpus
+from tests.jobs import finish, start, torchrun
+from tests.methods.test_attach import save_draft
+from tests.warm_jobs import popen
+
+pytestmark = pytest.mark.slow  # half a minute and more as a whole
+
+SETTINGS = {"prompts": 4, "new_tokens": 8, "temperatures": [0, 0.7], "shapes": [2, [2, 3]], "repeats": 2, "seed": 3}
+TASKS = {"file": {"source": "in.jsonl", "chat": False, "new_tokens": 5}, "held": {"data": "d", "context": [4, 12]}}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus) -> Path:
+    """A tiny target, prompts in a file and held-out records."""
+    path = tmp_path_factory.mktemp("evaluate")
+    torch.manual_seed(5)
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = Qwen2Config(vocab_size=corpus.build.vocabulary, num_key_value_heads=2, initializer_range=0.3, **shape)
+    AutoModelForCausalLM.from_config(config).save_pretrained(path / "target")
+    tokenizer = Path(read_json(corpus.tokenizer)["path"])
+    for file in tokenizer.iterdir():
+        (path / "target" / file.name).write_bytes(file.read_bytes())
+    write_json(path / "target_manifest.json", {"path": str(path / "target"), "source": "test", "files": {}})
+    write_text(path / "recipe.yaml", to_yaml(compose_stage("demo", "sinkpi-slicing", "base").recipe))
+    jsonl.write(path / "in.jsonl", ({"prompt": f"the red fox {n}"} for n in range(9)))
+    jsonl.write(path / "raw/held_out.jsonl", ({"text": "the old cat meets the red fox. " * 9} for _ in range(5)))
+    write_json(path / "raw/manifest.json", {"name": "d"})
+    return path
+
+
+@pytest.fixture
+def arguments(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """The verb's command line for a drafter, with some settings changed."""
+    monkeypatch.chdir(folder)
+
+    def make(drafter: str, name: str, **changes: Any) -> list[str]:
+        settings = json.dumps(SETTINGS | {"tasks": TASKS} | changes)
+        made = ["--settings", settings, "--target", "target_manifest.json", "--raw", "d=raw/manifest.json"]
+        return [*made, "--drafter", drafter, "--recipe", "recipe.yaml", "--out", str(tmp_path / name)]
+
+    return make
+
+
+def told(path: Path) -> list[dict[str, Any]]:
+    """The lines without their seconds."""
+    return [{key: value for key, value in line.items() if not key.startswith("seconds")} for line in jsonl.read(path)]
+
+
+def evaluate(arguments: list[str]) -> Path:
+    """Run the verb here; its output."""
+    options = verb.read_arguments(arguments)
+    verb.evaluate(options)
+    return Path(options.out)
+
+
+def test_a_killed_evaluation_goes_on_where_it_was(arguments: Any, tmp_path: Path, capfd: Any) -> None:
+    """SIGKILL in the middle, the last line torn: 2 tasks x 4 prompts x 4 settings in the end, as undisturbed."""
+    call = arguments("lookup", "killed.jsonl", repeats=8)  # so that there is time to kill it
+    process = popen([sys.executable, "-m", "longspec.measure", "evaluate", *call])
+    journal = tmp_path / "killed.unfinished.jsonl"
+    while process.poll() is None and not (journal.exists() and journal.read_bytes().count(b"\n") > 3):
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    kept = journal.read_bytes().splitlines(keepends=True)
+    kept = kept if kept[-1].endswith(b"\n") else kept[:-1]
+    assert 4 <= len(kept) < 32
+    journal.write_bytes(b"".join(kept)[:-20])
+    capfd.readouterr()
+    out = evaluate(call)
+    assert f"{len(kept) - 2} lines of an unfinished evaluation, the torn one behind them left out" in capfd.readouterr().out
+    assert not journal.exists()
+    lines = told(out)
+    assert len(lines) == 32
+    assert lines == told(evaluate(arguments("lookup", "undisturbed.jsonl")))
+    reused = [json.loads(line)["seconds_plain"] for line in kept[1:-1]]
+    assert [line["seconds_plain"] for line in jsonl.read(out)][: len(reused)] == reused
+
+
+def test_a_target_split_over_ranks_is_measured_as_a_whole_one(arguments: Any, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    whole = evaluate(arguments("untrained", "whole.jsonl", repeats=1, prompts=2))
+    call = arguments("untrained", "split.jsonl", repeats=1, prompts=2)
+    text, code = finish(start([*torchrun(2), "-m", "longspec.measure", "evaluate", *call], Path.cwd()))
+    assert code == 0, text
+    assert told(tmp_path / "split.jsonl") == told(whole)
+    assert not (tmp_path / "split.unfinished.jsonl").exists()
+
+
+@pytest.mark.parametrize(("drafter", "repeats"), [("untrained", 1), ("lookup", 3)])
+def test_every_draft_but_an_untrained_one_is_measured_repeatedly(
+    arguments: Any, monkeypatch: pytest.MonkeyPatch, drafter: str, repeats: int
+) -> None:
+    texts: list[Plain] = []
+
+    def counted(*given: Any) -> Plain:
+        texts.append(decode_plain(*given))
+        return texts[-1]
+
+    monkeypatch.setattr(measurer, "decode_plain", counted)
+    evaluate(arguments(drafter, f"{drafter}.jsonl", repeats=3, temperatures=[0]))
+    assert len(texts) == 2 + repeats * 8  # before anything is measured each of two shapes is tried once
+
+
+def test_lines_tell_what_was_decoded(arguments: Any) -> None:
+    lines = told(evaluate(arguments("lookup", "lookup.jsonl")))
+    greedy = [line for line in lines if line["temperature"] == 0]
+    for line in greedy:
+        assert line["tokens_compared"] == len(line["tokens"]) <= {"file": 6, "held": 9}[line["task"]]
+        assert line["new_tokens"] == sum(line["accepted"]) + line["rounds"]
+    by_shape = [[line["tokens"] for line in greedy if line["shape"] == shape] for shape in (2, [2, 3])]
+    assert by_shape[0] == by_shape[1]
+    assert {line["tokens_compared"] for line in lines if line["temperature"]} == {0}
+    assert [line["record"] for line in lines if line["task"] == "file"][::4] == sorted({line["record"] for line in lines[:16]})
+
+
+def test_other_settings_measure_anew_and_are_named(arguments: Any, tmp_path: Path, capfd: Any) -> None:
+    """A further temperature keeps the lines; another drafter's or repeats' are left out."""
+    few = {"temperatures": [0], "shapes": [2], "prompts": 2}
+    whole = list(jsonl.read(evaluate(arguments("lookup", "a.jsonl", **few))))
+    identity = {"identity": verb.identity_of(*identity_arguments(arguments("lookup", "b.jsonl", **few)))}
+    marked = [line | {"tokens": ["kept"], "reference": "of another day"} for line in whole]
+    journal = tmp_path / "b.unfinished.jsonl"
+    jsonl.write(journal, [identity, *marked, marked[0] | {"prompt_hash": "another"}])
+    lines = told(evaluate(arguments("lookup", "b.jsonl", **few | {"temperatures": [0, 1]})))
+    assert [line["tokens"] == ["kept"] for line in lines] == [True, False] * 4
+    assert "1 lines of other prompts or settings are left out" in capfd.readouterr().out
+    assert "of another day" not in [line["reference"] for line in lines]
+    for name in ("code", "transformers", "flash-attn"):
+        jsonl.write(journal, [{"identity": identity["identity"] | {name: "other"}}, *marked])
+        assert not [line for line in told(evaluate(arguments("lookup", "b.jsonl", **few))) if line["tokens"] == ["kept"]]
+        assert f"made otherwise: {name}: other then, " in capfd.readouterr().out
+    jsonl.write(journal, [identity, *marked])
+    lines = told(evaluate(arguments("lookup", "b.jsonl", **few | {"repeats": 1})))
+    assert not [line for line in lines if line["tokens"] == ["kept"]]
+    assert "4 lines of an unfinished evaluation are left out, made otherwise: repeats: 2 then, 1 now" in capfd.readouterr().out
+
+
+def test_a_glide_draft_proposes_from_a_vocabulary_alone(arguments: Any, corpus: Corpus, tmp_path: Path) -> None:
+    """What it drafts comes from these tokens, greedy text stays the target's own, and prompt lookup does not ask for it."""
+    path, ids = tmp_path / "v.json", tuple(range(5, corpus.build.vocabulary, 7))
+    DraftVocabulary(ids, corpus.build.vocabulary, "t", {"all": 0.5}).write(path)
+    few: dict[str, Any] = {"prompts": 2, "temperatures": [0], "shapes": [3], "repeats": 1}
+    lines = told(evaluate([*arguments("untrained", "v.jsonl", **few), "--vocabulary", str(path)]))
+    whole = told(evaluate(arguments("untrained", "w.jsonl", **few)))
+    assert [line["tokens"] for line in lines] == [line["tokens"] for line in whole]
+    assert all(line["mismatches"] == line["near_ties"] for line in lines)
+    options = verb.read_arguments([*arguments("untrained", "x.jsonl"), "--vocabulary", str(path)])
+    target, recipe = AutoModelForCausalLM.from_pretrained("target", dtype=torch.float32), verb.load(options.recipe, verb.Recipe)
+    vocabulary = verb.read_vocabulary(options, target, recipe)
+    assert verb.make_drafter(options, target, recipe, vocabulary).proposed == len(ids)
+    section = verb.tasks.parse(options.settings)
+    own, other = (verb.identity_of(options, target, section, each)["vocabulary"] for each in (vocabulary, None))
+    assert (own, other) == (DraftVocabulary(ids, corpus.build.vocabulary, "t", {}).hash, None)
+    options.drafter = "lookup"
+    assert verb.read_vocabulary(options, target, recipe) is None
+
+
+def test_a_draft_is_measured_with_prompt_lookup_beside_it(arguments: Any, tmp_path: Path) -> None:
+    """Greedy text stays the target's own; the draft is what its folder says, whatever the recipe's stage was trained with."""
+    save_draft("target", tmp_path / "draft", Draft(window=33, anchors="off", lag_mode="fixed"))
+    few: dict[str, Any] = {"prompts": 3, "temperatures": [0], "shapes": [1, [2, 4]], "repeats": 1}
+    draft = ["--draft", str(tmp_path / "draft")]
+    call = [*arguments("with-lookup", "both.jsonl", **few, with_lookup=5), *draft]
+    lines = told(evaluate(call))
+    assert [line["drafter"] for line in lines] == ["with-lookup"] * 12
+    assert all(line["mismatches"] == line["near_ties"] for line in lines)
+    options = verb.read_arguments(call)
+    target, recipe = AutoModelForCausalLM.from_pretrained("target", dtype=torch.float32), verb.load(options.recipe, verb.Recipe)
+    drafter: Any = verb.make_drafter(options, target, recipe, None, 5)
+    assert (type(drafter), drafter.copied, drafter.drafter.window) == (WithLookup, 5, 33)
+    with pytest.raises(ValueError, match=r"--drafter with-lookup: evaluation\.with_lookup: null: give a number of tokens"):
+        evaluate([*arguments("with-lookup", "none.jsonl", **few), *draft])
+
+
+def test_a_draft_that_the_recipe_did_not_train_is_refused(arguments: Any, tmp_path: Path) -> None:
+    """By key with both values, though its tensors have the layer's shapes; nothing is measured."""
+    save_draft("target", tmp_path / "draft", Draft(window=33, anchors="off", lag_mode="random"))
+    call = [*arguments("base", "d.jsonl"), "--draft", str(tmp_path / "draft")]
+    with pytest.raises(ValueError, match=r"recipe\.draft\.window: this run has 512, the draft was trained with 33; give one"):
+        evaluate(call)
+    save_draft("target", tmp_path / "draft", Draft(anchors="off", lag_mode="fixed"))  # how it was trained is no matter
+    lines = list(jsonl.read(evaluate(call)))
+    assert len(lines) == 32
+    costs = {(line["task"], line["prompt"]): line for line in lines if "seconds_by_chain" in line}
+    assert costs.keys() == {("file", 0), ("held", 0)}  # of a task's first prompt, decoded greedily with a chain of 2
+    for line in costs.values():
+        assert (line["temperature"], line["shape"]) == (0, 2)
+        assert len(line["seconds_by_chain"]["rounds"]) == 2
+
+
+def test_a_precision_of_the_evaluations_own(arguments: Any, capfd: Any) -> None:
+    """It stands in place of the recipe's, which is float32 on a CPU."""
+    evaluate(arguments("lookup", "p.jsonl", precision="bf16", prompts=1, shapes=[2], repeats=1))
+    assert "lookup: 2 prompts, 2 settings, torch.bfloat16, cpu" in capfd.readouterr().out
+    with pytest.raises(ValueError, match=r"evaluation\.precision: 'half' is unknown; choose one of auto, bf16, fp32"):
+        evaluate(arguments("lookup", "p.jsonl", precision="half"))
+
+
+def test_the_recipe_is_part_of_the_identity_of_a_draft_alone(arguments: Any) -> None:
+    found = [verb.identity_of(*identity_arguments(arguments(drafter, "m.jsonl"))) for drafter in ("untrained", "lookup")]
+    assert [each["recipe"] for each in found] == [sha256_file(Path("recipe.yaml")), None]
+
+
+def identity_arguments(call: list[str]) -> tuple[Any, Any, Any, None]:
+    """What decides the identity, as the verb has it."""
+    options = verb.read_arguments(call)
+    target = AutoModelForCausalLM.from_pretrained("target", dtype=torch.float32)
+    return options, target, verb.tasks.parse(options.settings), None
+
+
+def test_a_cut_target_is_named(arguments: Any, folder: Path, tmp_path: Path) -> None:
+    command = arguments("lookup", "x.jsonl")
+    shutil.copytree(folder / "target", tmp_path / "target")
+    weights = tmp_path / "target/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    write_json(tmp_path / "target_manifest.json", {"path": str(tmp_path / "target"), "source": "test", "files": {}})
+    command[command.index("--target") + 1] = str(tmp_path / "target_manifest.json")
+    with pytest.raises(SystemExit, match=r"^error: .*target/model\.safetensors: is damaged"):
+        verb.main(command)
+
+
+def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.unfinished.jsonl"
+    path.write_text('{"identity": {"a": 1}}\n{"task": \n{"task": "t"}\n')
+    with pytest.raises(ValueError, match=r"x\.unfinished\.jsonl: line 2: is not valid JSON.*; remove the file"):
+        Journal(path, {"a": 1})
+
+
+def test_a_changed_text_is_a_fault_and_a_near_tie_is_none() -> None:
+    """Token 2 of 3 differs; its logit is the best one's but for one rounding, then 0.125 below.
+
+    64 roundings of 2 ** -23 at the size of the largest logit, 3, are allowed: 2.29e-05.
+    """
+    prompt, setting = Prompt("short", 7, 0, [1], 3), Setting(0.0, (4, 2))
+    logits_V = torch.tensor([0.0, 3.0, 3.0, 0.1])
+    for gap, fault in ((2**-22, False), (0.125, True)):
+        plain = Plain([0, 1, 1], [logits_V, logits_V - gap * torch.tensor([0.0, 0, 1, 0]), logits_V])
+        verdict = compare(plain, [0, 2, 3])
+        assert (verdict.tokens_compared, verdict.mismatches, verdict.near_ties) == (2, 1, 0 if fault else 1)
+        assert (verdict.margin, verdict.margin_allowed) == (gap, 3 * 2**-17)
+        if not fault:
+            refuse_fault(prompt, setting, verdict, plain.ids, [0, 2, 3])
+            continue
+        message = (
+            r"short, prompt 7, temperature 0, tree 4-2: other tokens than plain decoding at token 2 \(\[1\] became \[2\]; "
+        )
+        message += r"the target's logits of the two lie 0\.125 apart, a tie's 2\.29e-05 at most\)"
+        with pytest.raises(ValueError, match=message):
+            refuse_fault(prompt, setting, verdict, plain.ids, [0, 2, 3])

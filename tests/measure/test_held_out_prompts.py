@@ -1,0 +1,137 @@
+"""Prompts come from held-out records alone."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longspec.data import raw
+from longspec.data.tokenize import encode, load
+from longspec.measure.prompts import ROOM_AFTER, draw_prompts
+from longspec.measure.tasks import HeldOut
+from tests.corpus import Corpus
+from tests.data.families import byte_level, family
+
+CONTEXT = (8, 30)
+TASK = HeldOut("d", CONTEXT, 24)
+
+
+@pytest.fixture
+def tokenizer(corpus: Corpus) -> Any:
+    return load(corpus.tokenizer)[0]
+
+
+def write_raw(folder: Path, records: list[dict[str, Any]]) -> Path:
+    source = folder / "in.jsonl"
+    source.write_text("".join(json.dumps(record) + "\n" for record in records))
+    raw.make("d", {"source": str(source), "held_out": 0.3}, folder / "raw/manifest.json")
+    return folder / "raw/manifest.json"
+
+
+def texts(count: int) -> list[dict[str, Any]]:
+    return [{"text": f"number {n} " + "of the words that follow " * (n % 7)} for n in range(count)]
+
+
+def chats(count: int) -> list[dict[str, Any]]:
+    answer = "a long answer that goes on and on " * 3
+    return [
+        {"messages": [{"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": answer}]} for n in range(count)
+    ]
+
+
+@pytest.mark.parametrize("kind", [texts, chats])
+def test_stretches_of_held_out_records(tmp_path: Path, tokenizer: Any, kind: Any) -> None:
+    """Of a text from anywhere, of a conversation from its beginning; with room for what is decoded."""
+    manifest = write_raw(tmp_path, kind(60))
+    held_out = [json.loads(line) for line in (manifest.parent / "held_out.jsonl").read_text().splitlines()]
+    prompts = draw_prompts("short", TASK, manifest, 40, tokenizer, seed=1)
+    assert [prompt.number for prompt in prompts] == list(range(40))
+    starts = []
+    for prompt in prompts:
+        ids = encode(tokenizer, held_out[prompt.record])[0].tolist()
+        assert CONTEXT[0] <= len(prompt.ids) <= CONTEXT[1]
+        places = [at for at in range(len(ids) - len(prompt.ids) + 1) if ids[at : at + len(prompt.ids)] == prompt.ids]
+        assert places, "not a stretch of its record"
+        assert places[0] + len(prompt.ids) + ROOM_AFTER <= len(ids)
+        starts.append(places[0])
+    assert (max(starts) > 0) is (kind is texts)
+    assert prompts == draw_prompts("short", TASK, manifest, 40, tokenizer, seed=1)
+    assert prompts != draw_prompts("short", TASK, manifest, 40, tokenizer, seed=2)
+    assert prompts != draw_prompts("long", TASK, manifest, 40, tokenizer, seed=1)
+
+
+def test_records_that_are_too_short_are_named(tmp_path: Path, tokenizer: Any) -> None:
+    manifest = write_raw(tmp_path, [{"text": f"t{n}"} for n in range(60)])
+    with pytest.raises(
+        ValueError, match=r"held_out\.jsonl: no record has 24 tokens, as evaluation\.tasks\.short\.context needs"
+    ):
+        draw_prompts("short", TASK, manifest, 4, tokenizer, seed=1)
+
+
+def turns(count: int, answered: bool) -> list[dict[str, Any]]:
+    """Conversations of one to three questions; without the last answer, or with it."""
+    made = []
+    for n in range(count):
+        messages = []
+        for turn in range(n % 3 + 1 if answered else 1):
+            messages += [{"role": "user", "content": f"question {n} " + "and more " * (n + turn)}]
+            messages += [{"role": "assistant", "content": f"answer {turn}"}]
+        made.append({"messages": messages if answered else messages[:-1]})
+    return made
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_whole_questions_are_what_the_template_makes_of_them(tmp_path: Path, tokenizer: Any, answered: bool) -> None:
+    """The prompt is that of transformers' own chat template, of a conversation with answers or without."""
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps(record) + "\n" for record in turns(60, answered)))
+    settings = {"source": str(source), "held_out": 0.5} | ({} if answered else {"unanswered": True})
+    raw.make("d", settings, tmp_path / "raw/manifest.json")
+    manifest, task = tmp_path / "raw/manifest.json", HeldOut("d", (20, 150), 24, whole_questions=True)
+    held_out = [json.loads(line) for line in (manifest.parent / "held_out.jsonl").read_text().splitlines()]
+    expected: dict[int, list[list[int]]] = {}
+    for line, record in enumerate(held_out):
+        ends = [n for n, message in enumerate(record["messages"], 1) if message["role"] == "user"]
+        asked = [
+            tokenizer.apply_chat_template(record["messages"][:end], add_generation_prompt=True)["input_ids"] for end in ends
+        ]
+        if fitting := [ids for ids in asked if 20 <= len(ids) <= 150]:
+            expected[line] = fitting
+    assert 5 < len(expected) < len(held_out)
+    prompts = draw_prompts("d", task, manifest, 1000, tokenizer, seed=1)
+    assert sorted(prompt.record for prompt in prompts) == sorted(expected)
+    assert all(prompt.ids in expected[prompt.record] for prompt in prompts)
+    assert prompts[:4] == draw_prompts("d", task, manifest, 4, tokenizer, seed=1)
+    assert prompts != draw_prompts("d", task, manifest, 1000, tokenizer, seed=2)
+
+
+def test_whole_questions_of_no_such_length_are_named(tmp_path: Path, tokenizer: Any) -> None:
+    manifest = write_raw(tmp_path, chats(30))
+    with pytest.raises(ValueError, match=r"no question has 900 to 999 tokens, as evaluation\.tasks\.far\.context asks"):
+        draw_prompts("far", HeldOut("d", (900, 999), 24, whole_questions=True), manifest, 4, tokenizer, seed=1)
+    (tmp_path / "text").mkdir()
+    text = write_raw(tmp_path / "text", texts(30))
+    with pytest.raises(ValueError, match=r"no question has 1 to 999 tokens"):
+        draw_prompts("far", HeldOut("d", (1, 999), 24, whole_questions=True), text, 4, tokenizer, seed=1)
+    (tmp_path / "odd").mkdir()
+    odd = write_raw(tmp_path / "odd", [chat | {"chat_template_kwargs": {"enable_thinking": False}} for chat in chats(30)])
+    told = r"no question that can be asked whole, such as: chat_template_kwargs\.enable_thinking: .* does not ask for it"
+    with pytest.raises(ValueError, match=told):
+        draw_prompts("far", HeldOut("d", (1, 999), 24, whole_questions=True), odd, 4, tokenizer, seed=1)
+
+
+def test_whole_questions_have_the_tools_and_template_arguments_of_their_records(tmp_path: Path) -> None:
+    """The prompt is that of transformers' own chat template; a question behind a thought is left out."""
+    tokenizer = family("qwen3-tools", byte_level())
+    beside = {"tools": [{"type": "function", "function": {"name": "sum"}}], "chat_template_kwargs": {"enable_thinking": False}}
+    thought = {"role": "assistant", "content": "yes", "reasoning_content": "hm"}
+    questions = [[{"role": "user", "content": f"{each} {n}"} for each in ("first", "then")] for n in range(20)]
+    records = [{"messages": [first, thought, then, thought], **beside} for first, then in questions]
+    manifest, task = write_raw(tmp_path, records), HeldOut("d", (1, 999), 24, whole_questions=True)
+    held_out = [json.loads(line)["messages"] for line in (manifest.parent / "held_out.jsonl").read_text().splitlines()]
+    given = {"tools": beside["tools"], "enable_thinking": False, "add_generation_prompt": True}
+    expected = [tokenizer.apply_chat_template(messages[:1], **given)["input_ids"] for messages in held_out]
+    assert 0 < len(expected) < 20
+    found = {prompt.record: prompt.ids for prompt in draw_prompts("d", task, manifest, 20, tokenizer, seed=1)}
+    assert [found[line] for line in range(len(expected))] == expected

@@ -1,0 +1,59 @@
+"""Figures by task, setting and bucket against sums made by hand."""
+
+import pytest
+
+from longspec.measure.lines import bucket_name, bucket_of, summarize
+
+BASE = {"task": "a", "temperature": 0.0, "shape": 2, "tokens_compared": 7, "mismatches": 1, "near_ties": 1}
+SECONDS = {"seconds_plain": 3.0, "seconds_speculative": 2.0, "seconds_draft": 0.5, "seconds_target": 1.0}
+
+
+def line(**changes: object) -> dict[str, object]:
+    """Rounds that kept 2, 0 and 1 drafted tokens of 2."""
+    own = {"context_tokens": 100, "new_tokens": 6, "rounds": 3, "positions": [[2, 3], [1, 2]]}
+    return BASE | SECONDS | own | changes
+
+
+@pytest.mark.parametrize(
+    ("tokens", "name"),
+    [
+        (0, "0-1k"),
+        (1023, "0-1k"),
+        (1024, "1-2k"),
+        (2048, "2-4k"),
+        (8191, "4-8k"),
+        (8192, "8-16k"),
+        (16384, "16-32k"),
+        (32767, "16-32k"),
+        (32768, "32k+"),
+        (10**6, "32k+"),
+    ],
+)
+def test_the_buckets(tokens: int, name: str) -> None:
+    assert bucket_name(bucket_of(tokens)) == name
+
+
+def test_figures_are_ratios_of_sums() -> None:
+    other = line(context_tokens=900, new_tokens=3, rounds=1, positions=[[1, 1], [1, 1]], seconds_plain=1.0)
+    rows = summarize([line(), line(context_tokens=5000), other, line(shape=[2, 3]), line(temperature=1.0)])
+    assert [(row["shape"], row["temperature"], row["context"], row["prompts"]) for row in rows] == [
+        (2, 0.0, "0-1k", 2),
+        (2, 0.0, "4-8k", 1),
+        ([2, 3], 0.0, "0-1k", 1),
+        (2, 1.0, "0-1k", 1),
+    ]
+    first = rows[0]
+    assert (first["tokens_compared"], first["mismatches"], first["near_ties"]) == (14, 2, 2)
+    assert first["acceptance_length"] == 9 / 4
+    assert first["position_acceptance"] == [3 / 4, 2 / 3]
+    assert (first["tokens_per_second"], first["tokens_per_second_plain"]) == (9 / 4, 9 / 4)
+    assert (first["speed_up"], first["draft_share"]) == (1.0, 0.25)
+    assert rows[1]["speed_up"] == 1.5
+
+
+def test_what_nothing_was_measured_for_is_told_as_nothing() -> None:
+    """A text that ended with its first token has no round and takes no time."""
+    none = dict.fromkeys(SECONDS, 0.0) | {"new_tokens": 0, "rounds": 0, "positions": [[0, 0], [0, 0]]}
+    [row] = summarize([line(**none)])
+    assert [row[name] for name in ("acceptance_length", "speed_up", "draft_share")] == [None] * 3
+    assert row["position_acceptance"] == [None, None]

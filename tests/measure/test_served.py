@@ -1,0 +1,253 @@
+"""Evaluation through vLLM, with a stand-in for it: its answers become the lines of any evaluation."""
+
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from longspec.decode.speculate import _Texts
+from longspec.decode.stops import Stops
+from longspec.measure import evaluate as verb
+from longspec.measure import served
+from longspec.measure.engines import vllm
+from longspec.measure.engines.protocol import Answer, Job, Request
+from longspec.measure.lines import Comparison
+from longspec.measure.served_lines import ServedMeasurer, accepted_of, check_counters, compare
+from longspec.measure.tasks import Prompt, Setting, check_interpreter, parse
+from tests.measure.stand_in import VERSIONS
+from tests.measure.test_evaluate import arguments, evaluate, folder, told
+from tests.slurm.cluster import is_running, until
+from tests.warm_jobs import popen
+
+__all__ = ["arguments", "folder"]  # fixtures
+JOB = Job("target", "ngram", None, 2, "float32", 64, 1, [Request("a", [3, 4], 3, 0.0, 0, [0])])
+CHAINS = {"engine": "vllm", "shapes": [2, 3], "repeats": 1}
+
+
+def answer(tokens: list[int], steps: list[int], accepted: int, by_place: list[int], **more: Any) -> Answer:
+    return Answer("a", tokens, steps, accepted, by_place, [0.75], **more)
+
+
+@pytest.fixture
+def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The stand-in, as an interpreter."""
+    path = tmp_path / "python"
+    script = Path(__file__).with_name("stand_in.py")
+    path.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH" exec {sys.executable} {script} "$@"\n')
+    path.chmod(0o755)
+    monkeypatch.setenv("STAND_IN", str(tmp_path))
+    return path
+
+
+def asked(folder: Path) -> list[tuple[Any, ...]]:
+    """Each request so far: vLLM's method, drafted tokens of a round, and the task and number of the prompt."""
+    found = [json.loads(line) for line in (folder / "asked.jsonl").read_text().splitlines()]
+    return [(method, tokens, *json.loads(key)[:3]) for method, _, tokens, _, key in found]
+
+
+def test_steps_and_counters_make_the_rounds() -> None:
+    """The prompt's step is no round; the last round's text was cut, and the counter says that two were kept in it."""
+    cut = answer([7, 8, 9, 7, 8, 9, 5], steps=[1, 1, 4, 1], accepted=5, by_place=[2, 2, 1])
+    assert accepted_of(cut) == [0, 3, 2]
+    prompt = Prompt("short", 0, 4, [1, 2, 3], 6)
+    measurer = measurer_of_words()
+    plain = answer(cut.tokens, [1] * 7, 0, [], best=[[(token, 1.0)] for token in cut.tokens])
+    line = measurer.line(prompt, Setting(0.0, 3), plain, cut)
+    assert (line["engine"], line["rounds"], line["new_tokens"], line["acceptance_length"]) == ("vllm", 3, 8, 8 / 3)
+    assert line["positions"] == [(2, 3), (2, 2), (1, 2)]
+    assert (line["tokens_compared"], line["mismatches"]) == (7, 0)
+    assert line["seconds_plain"] == 0.75 / 6 * 8
+    assert (line["seconds_speculative"], line["seconds_draft"], line["seconds_target"]) == (0.75, None, None)
+    assert [token["depth"] for token in line["sample"]["tokens"]] == [0, 0, 1, 2, 3, 0, 1]
+    assert accepted_of(answer([7], [1], 0, [])) == []
+
+
+@pytest.mark.parametrize(
+    ("tokens", "steps", "kept", "by_place", "accepted", "positions"),
+    [
+        ([5, 6, 0], [1, 2], 3, [1, 1, 1], [1], [(1, 1), (0, 0), (0, 0)]),
+        ([5, 6, 0], [1, 1, 1], 0, [0, 0, 0], [0, 0], [(0, 1), (0, 0), (0, 0)]),
+        ([5, 6, 7, 8, 0], [1, 4], 3, [1, 1, 1], [3], [(1, 1), (1, 1), (1, 1)]),
+        ([0], [1], 0, [], [], [(0, 0), (0, 0), (0, 0)]),
+    ],
+)
+def test_tokens_kept_behind_the_end_of_a_text_are_not_counted(
+    tokens: list[int], steps: list[int], kept: int, by_place: list[int], accepted: list[int], positions: Any
+) -> None:
+    """The lines of our own engine for these rounds; vLLM's counters, which have these tokens, are held against its steps."""
+    texts, steps_left = _Texts([[1]], Stops([0]), 9, None), iter(steps)
+    texts.add(0, tokens[: next(steps_left)])
+    taken = len(texts.rows[0].ids)
+    whole = accepted_of(answer(tokens, steps, kept, by_place))
+    for size, drafted in zip(steps_left, whole, strict=True):
+        new = (tokens[taken : taken + size] + [9] * 3)[: drafted + 1]
+        texts.rows[0].accepted.append(texts.add(0, new))
+        taken += size
+    ours = texts.rows[0]
+    measurer = measurer_of_words()
+    plain = answer(tokens, [1] * len(tokens), 0, [], best=[[(token, 1.0)] for token in tokens])
+    line = measurer.line(Prompt("short", 0, 1, [1], 8), Setting(0.0, 3), plain, answer(tokens, steps, kept, by_place))
+    assert (line["accepted"], line["positions"]) == (accepted, positions) == (ours.accepted, ours.position_acceptance(3))
+    assert line["new_tokens"] == len(tokens) - 1 == ours.new_tokens
+
+
+def measurer_of_words() -> ServedMeasurer:
+    """A measurer that asks nothing, of a target in float32."""
+    target: Any = SimpleNamespace(dtype=torch.float32)
+    return ServedMeasurer(served.Engine("", target, "ngram", None, 1), Words(), [0], 0)
+
+
+class Words:
+    """A tokenizer of one sign a token."""
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(chr(97 + token) for token in ids)
+
+
+def test_counters_that_the_steps_contradict_are_refused() -> None:
+    prompt = Prompt("short", 5, 0, [1], 6)
+    check_counters(prompt, answer([1], [1], 0, []), [0, 0])
+    with pytest.raises(ValueError, match=r"short, prompt 5: .*_per_pos grew by \[2, 1\], its steps give \[2, 0\]"):
+        check_counters(prompt, answer([1, 2], [1, 1], 3, [2, 1]), [2, 0])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "gap", "other", "expected"),
+    [
+        (torch.float32, 0.5e-4, 9, (0.5e-4, 1e-4, 1)),
+        (torch.float32, 2e-4, 9, (2e-4, 1e-4, 0)),
+        (torch.float32, 0.5e-4, 4, (2e-4, 1e-4, 0)),  # not among the likeliest: no tie, however close the last of these is
+        (torch.bfloat16, 0.25, 9, (0.25, 4 * 2**-7 * 16, 1)),  # four roundings of 16
+        (torch.bfloat16, 0.75, 9, (0.75, 4 * 2**-7 * 16, 0)),
+    ],
+)
+def test_a_near_tie_is_two_logits_that_rounding_may_swap(
+    dtype: torch.dtype, gap: float, other: int, expected: tuple[float, float, int]
+) -> None:
+    plain = answer([5, 8, 2], [1, 1, 1], 0, [], best=[[(5, 16.0)], [(8, 16.0), (9, 16.0 - gap)], [(2, 16.0)]])
+    found = compare(plain, answer([5, other, 2], [1, 2], 1, [1]), dtype)
+    margin, allowed, tie = expected
+    assert found == Comparison(2, 1, tie, pytest.approx(margin), allowed)
+
+
+def test_a_killed_evaluation_goes_on_without_asking_again(arguments: Any, python: Path, tmp_path: Path) -> None:
+    """vLLM ends after 5 of the 16 plain texts (2 tasks x 4 prompts x 2 temperatures), then after 3 of 16 with chains of 2."""
+    call = [*arguments("lookup", "v.jsonl", **CHAINS), "--serve-python", str(python)]
+    for ends_after, done in ((5, 5), (14, 11 + 5 + 3)):
+        (tmp_path / "ends_after").write_text(str(ends_after))
+        with pytest.raises(ValueError, match=r"longspec\.measure\.engines\.vllm ended with exit code 7; its own message"):
+            evaluate(call)
+        if done == 5:
+            assert len(asked(tmp_path)) == 5
+            begun_with = json.loads((tmp_path / "v.unfinished.jsonl").read_text().splitlines()[0])["identity"]
+            assert begun_with["engine"] == VERSIONS  # another version measures all anew
+    lines = told(evaluate(call))
+    requests = asked(tmp_path)
+    assert len(requests) == len(set(requests)) == 16 + 32
+    assert {(method, tokens) for method, tokens, *_ in requests} == {(None, 0), ("ngram", 2), ("ngram", 3)}
+    assert not (tmp_path / "v.unfinished.jsonl").exists()
+    assert [(line["task"], line["prompt"], line["temperature"], line["shape"]) for line in lines[:5]] == [
+        ("file", 0, 0, 2), ("file", 0, 0, 3), ("file", 0, 0.7, 2), ("file", 0, 0.7, 3), ("file", 1, 0, 2)
+    ]  # fmt: skip
+    assert {line["engine"] for line in lines} == {"vllm"}
+    assert {line["acceptance_length"] for line in lines} == {2.0}
+    assert {line["tokens_compared"] for line in lines if line["temperature"] == 0} == {6, 9}
+    assert {line["tokens_compared"] for line in lines if line["temperature"] > 0} == {0}
+
+
+def test_prompts_are_those_of_our_own_engine(arguments: Any, python: Path) -> None:
+    """And our own lines say nothing of an engine."""
+    ours = told(evaluate(arguments("lookup", "ours.jsonl", shapes=[2], repeats=1)))
+    theirs = told(evaluate([*arguments("lookup", "v.jsonl", **CHAINS | {"shapes": [2]}), "--serve-python", str(python)]))
+    names = ("task", "prompt", "prompt_hash", "record", "context_tokens", "temperature", "shape")
+    assert [[line[name] for name in names] for line in ours] == [[line[name] for name in names] for line in theirs]
+    assert not any("engine" in line for line in ours)
+    assert ours[0].keys() == theirs[0].keys() - {"engine"}
+
+
+def test_another_text_with_drafts_is_a_fault(arguments: Any, python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = [*arguments("lookup", "v.jsonl", **CHAINS), "--serve-python", str(python)]
+    real = served.Engine.ask
+
+    def wrong(engine: served.Engine, tokens: int | None, requests: list[Request]) -> Any:
+        for found in real(engine, tokens, requests):
+            if tokens is not None:
+                found.tokens[2] = 1
+            yield found
+
+    monkeypatch.setattr(served.Engine, "ask", wrong)
+    with pytest.raises(ValueError, match=r"than plain decoding at token 3 .*lie 1\.5 apart, a tie's 0\.0001 at most"):
+        evaluate(call)
+
+
+def test_an_interpreter_that_is_missing_or_has_no_vllm(arguments: Any) -> None:
+    told = r"evaluation\.serve_python: none/python: no such file; `make \.venv-serve/\.stamp` makes an environment with vLLM"
+    with pytest.raises(ValueError, match=told):
+        check_interpreter("none/python")
+    with pytest.raises(ValueError, match=told):
+        evaluate([*arguments("lookup", "v.jsonl", **CHAINS), "--serve-python", "none/python"])
+    with pytest.raises(ValueError, match=r"serve_python: /\S*: vllm is not installed here; `make \.venv-serve/\.stamp` makes"):
+        evaluate([*arguments("lookup", "v.jsonl", **CHAINS), "--serve-python", sys.executable])
+
+
+def test_told_to_end_it_ends_vllm_and_leaves_nothing_behind(arguments: Any, tmp_path: Path) -> None:
+    """A program in place of vLLM writes its number and answers nothing."""
+    (temporary := tmp_path / "tmp").mkdir()
+    script, number = tmp_path / "python", tmp_path / "number"
+    versions = json.dumps(VERSIONS)
+    script.write_text(f"#!/bin/sh\n[ \"$3\" = --versions ] && echo '{versions}' && exit\necho $$ > {number}\nexec sleep 60\n")
+    script.chmod(0o755)
+    call = [*arguments("lookup", "v.jsonl", **CHAINS), "--serve-python", str(script)]
+    environment = os.environ | {"TMPDIR": str(temporary)}
+    with popen([sys.executable, "-m", "longspec.measure", "evaluate", *map(str, call)], env=environment) as job:
+        while not number.exists() or not number.read_text().strip():
+            assert job.poll() is None
+            time.sleep(0.1)
+        assert any(temporary.iterdir())
+        job.terminate()
+        assert job.wait(30) == 128 + signal.SIGTERM
+    until(lambda: not is_running(int(number.read_text())), 10, "vLLM has ended")
+    assert [path.name for path in temporary.iterdir() if not path.name.startswith(("torch", "pymp"))] == []
+
+
+def test_trees_and_drafts_that_vllm_does_not_load_are_refused(arguments: Any, python: Path) -> None:
+    with pytest.raises(ValueError, match=r"evaluation\.shapes: tree 2-3: vLLM drafts chains alone; give a number of"):
+        verb.evaluate(verb.read_arguments([*arguments("lookup", "v.jsonl"), "--engine", "vllm"]))
+    with pytest.raises(ValueError, match=r"evaluation\.engine: 'sglang' is unknown; choose one of longspec, vllm"):
+        parse(verb.read_arguments(arguments("lookup", "v.jsonl", engine="sglang")).settings)
+    with pytest.raises(ValueError, match=r"evaluation\.engine: vllm: no engine loads glide drafts; set evaluation\.engine: lo"):
+        evaluate([*arguments("untrained", "v.jsonl", **CHAINS), "--serve-python", str(python)])
+
+
+def test_the_other_environment_finds_this_package_and_nothing_beside_it(python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packages of ours, such as another transformers, would come before its own."""
+    monkeypatch.setenv("PYTHONPATH", "/somewhere/site-packages")
+    with served._environment() as environment:
+        (entry,) = environment["PYTHONPATH"].split(os.pathsep)
+        assert [path.name for path in Path(entry).iterdir()] == ["longspec"]
+
+
+def test_sampling_beside_a_draft_on_a_cpu_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM 0.32's kernel for CPUs samples from a distribution that is not the target's there; greedy text is right."""
+    stand_in = ModuleType("vllm")
+    stand_in.LLM = lambda **given: given["speculative_config"]  # type: ignore[attr-defined]
+    platforms = ModuleType("vllm.platforms")
+    platforms.current_platform = SimpleNamespace(is_cpu=lambda: True)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm", stand_in)
+    monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
+    monkeypatch.setattr(vllm, "ENVIRONMENT", {})  # it is set for a process of its own, and would stay in this one
+    sampled = replace(JOB, requests=[replace(JOB.requests[0], temperature=0.7)])
+    with pytest.raises(ValueError, match=r"evaluation\.temperatures: vLLM samples wrongly beside a draft on a CPU"):
+        vllm.load(sampled)
+    assert vllm.load(replace(sampled, method=None)) is None
+    assert vllm.load(JOB) == {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+    platforms.current_platform.is_cpu = lambda: False
+    assert vllm.load(sampled)

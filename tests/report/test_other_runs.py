@@ -1,0 +1,199 @@
+"""Reports of runs with something more: a chosen stage, prompt lookup beside the draft, another method."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longspec import jsonl
+from longspec.atomic_files import read_json, write_json
+from longspec.chain_length import ChainAcceptance, read_acceptance
+from longspec.report.__main__ import make_report, parse_arguments
+from longspec.report.inputs import records_that_chose
+from tests.report.synthetic_run import SETTINGS, STAGES, evaluation_rows, make_eagle3, sample, write_run
+from tests.report.test_numbers import report, write_tiny
+from tests.report.test_page import read_page
+
+RECORDS = {"stdlib": [1, 5], "stdlib-long": [2], "puzzles": [3, 4, 9]}  # two prompts of each
+OF_TASK = {"short": RECORDS["stdlib"], "long": RECORDS["stdlib-long"], "cot": RECORDS["puzzles"]}
+PROMPTS = {task: 2 * len(lines) for task, lines in OF_TASK.items()}
+FIGURE = {"mean": 2.5, "low": 2.25, "high": 2.75, "prompts": 12, "tokens": 99, "documents": 6}
+
+
+def choose(folder: Path, stage: str = "long") -> None:
+    """Have a stage of the variant base published."""
+    path = folder / "final_draft/provenance.json"
+    choice: dict[str, Any] = {"stage": stage, "why": "the best", "prompts": PROMPTS, "records": RECORDS}
+    choice["figures"] = {name: FIGURE | {"mean": 2.5 + 0.1 * (name == stage)} for name in STAGES}
+    choice["against_last"] = {"difference": 0.1, "low": 0.02, "high": 0.18, "improved": True}
+    write_json(path, read_json(path) | {"final": choice})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The chosen run, reported."""
+    path = tmp_path_factory.mktemp("chosen")
+    arguments = write_run(path, {"base": 0.0})
+    choose(path / "results/base")
+    report(arguments)
+    return path
+
+
+def test_every_figure_is_of_what_is_left(folder: Path, tmp_path: Path) -> None:
+    """As of a run that has never measured these records, but for its final draft."""
+    arguments = write_run(tmp_path, {"base": 0.0})
+    for path in (tmp_path / "results/base/evaluation").iterdir():
+        jsonl.write(path, [row for row in list(jsonl.read(path)) if row["record"] not in OF_TASK[row["task"]]])
+    wanted, found = report(arguments), read_json(folder / "report.json")
+    assert found["left_out"]["base"] == PROMPTS
+    assert wanted["left_out"]["base"] == {}
+    same = (
+        "variants",
+        "overall",
+        "improvements",
+        "by_context",
+        "by_position",
+        "lossless",
+        "speed",
+        "measured",
+        "samples",
+    )
+    for part in same:
+        assert found[part] == wanted[part], part
+    assert {row["stage"] for row in found["against_baselines"]["base"]} == {"long"}
+    assert {row["stage"] for row in wanted["against_baselines"]["base"]} == {"longcot"}
+
+
+def test_the_gates_judge_the_published_draft_and_every_stage(folder: Path) -> None:
+    rows = read_json(folder / "report.json")["gates"]["base"]
+    assert {row["what"].split(",")[0] for row in rows if row["gate"] == "context"} == {"long"}
+    assert "longcot after long" in {row["what"].split(",")[0] for row in rows if row["gate"] == "forgetting"}
+
+
+def test_chains_are_chosen_by_the_published_stage(folder: Path) -> None:
+    rows = list(jsonl.read(folder / "results/base/evaluation/long.jsonl"))
+    kept = [count for row in rows if row["record"] not in OF_TASK[row["task"]] for count in row["accepted"]]
+    (stored,) = read_acceptance(folder / "results/base/final_draft")
+    assert vars(stored)["positions"][0] == (sum(count > 0 for count in kept), len(kept))
+
+
+def test_the_page_tells_which_stage_why_and_what_is_left_out(folder: Path) -> None:
+    parser, _, text = read_page(folder)
+    assert (parser.faults, parser.open) == ([], [])
+    assert "base, final draft (after long)" in text
+    assert "long: the best. Against the last stage, longcot, on the same prompts: +0.100 (+0.020 to +0.180)." in text
+    rows = parser.rows("Stage", "acceptance")
+    assert rows[1] == ["long", "2.60 2.25 – 2.75", "12", "6", "yes"]
+    assert [row[-1] for row in rows] == ["no", "yes", "no"]
+    assert "have chosen which stage is published: short: 4 prompts; long: 2 prompts; cot: 6 prompts." in text
+    assert "Fewer prompts than asked for" not in text
+    assert ["final.records.puzzles", "3, 4, 9"] in [row for table in parser.tables for row in table]
+
+
+def test_what_has_chosen_for_one_of_two_runs_is_told_of_neither(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / name / "final_draft").mkdir(parents=True)
+    write_json(tmp_path / "a/final_draft/provenance.json", {"final": {"records": {"x": [1, 2]}}})
+    write_json(tmp_path / "b/final_draft/provenance.json", {"final": {"records": {"x": [2, 3], "y": [0]}}})
+    write_json(tmp_path / "c/final_draft/provenance.json", {"order": []})
+    assert records_that_chose(tmp_path / name for name in "abc") == {"x": {1, 2, 3}, "y": {0}}
+
+
+WITH_LOOKUP = "with-lookup"
+
+
+def measured_too(folder: Path, arguments: list[str], more: int) -> list[str]:
+    """The command line after such a measurement, of so many more kept tokens in each round than the last stage's."""
+    folder /= "results/base/evaluation"
+    rows: list[dict[str, Any]] = []
+    for row in evaluation_rows("longcot", SETTINGS, 1):
+        accepted = [kept + more for kept in row["accepted"]]
+        new = sum(accepted) + len(accepted)
+        if "sample" in row:
+            row["sample"] = sample(accepted)
+        row |= {"drafter": WITH_LOOKUP, "accepted": accepted, "new_tokens": new, "acceptance_length": new / len(accepted)}
+        rows.append(row)
+    jsonl.write(folder / f"{WITH_LOOKUP}.jsonl", rows)
+    place = arguments.index("--settings") + 1
+    return [*arguments[:place], json.dumps(SETTINGS | {"with_lookup": 8}), *arguments[place + 1 :]]
+
+
+def test_its_gain_over_the_draft_alone_is_told(tmp_path: Path) -> None:
+    arguments = write_run(tmp_path, {"base": 0.0})
+    alone = report(arguments)
+    assert alone["with_lookup"] == {"base": None}
+    assert "prompt lookup beside it" not in read_page(tmp_path)[2]
+    found = report(measured_too(tmp_path, arguments, 1))
+    mean = {name: each["mean"] for name, each in found["overall"]["base"].items()}
+    assert mean[WITH_LOOKUP] == pytest.approx(mean["longcot"] + 1)
+    assert found["with_lookup"]["base"]["difference"] == pytest.approx(1)
+    assert found["with_lookup"]["base"]["improved"] is True
+    assert found["against_baselines"] == alone["against_baselines"], "it is no baseline"
+    speed = found["speed"]["base"][WITH_LOOKUP]["speed_up"]["mean"]
+    told = (
+        f"With up to 8 tokens of prompt lookup beside it the final draft brings {mean[WITH_LOOKUP]:.2f} tokens a round: +1.00"
+    )
+    text = read_page(tmp_path)[2]
+    assert told in text
+    assert f", {speed:.2f} times plain decoding." in text
+    assert "draft and lookup" in text
+    (chain, beside) = read_acceptance(tmp_path / "results/base/final_draft")
+    assert isinstance(chain, ChainAcceptance)
+    assert (beside.levels, beside.copied) == ((1, 1, 1, 1), 8)
+    assert beside.expected_tokens == pytest.approx(mean[WITH_LOOKUP])
+    assert f"draft token {SETTINGS['shapes'][0] + 1} or later, kept" in text
+
+
+def test_a_measurement_that_the_settings_ask_for_is_missed(tmp_path: Path) -> None:
+    arguments = measured_too(tmp_path, write_run(tmp_path, {"base": 0.0}), 0)
+    (tmp_path / f"results/base/evaluation/{WITH_LOOKUP}.jsonl").unlink()
+    with pytest.raises(FileNotFoundError, match=r"with-lookup\.jsonl"):
+        report(arguments)
+
+
+HIGH = {"base": 0.99, "long": 0.98, "longcot": 0.97, "all": 0.984}
+
+
+def write_eagle3(folder: Path, coverage: dict[str, float]) -> list[str]:
+    """The tiny run, trained by EAGLE-3; the report's command line."""
+    arguments = write_tiny(folder)
+    path = make_eagle3(folder / "results/base", coverage)
+    return [*arguments, "--vocabulary", f"base={path}"]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_its_own_settings_and_counts(tmp_path: Path) -> None:
+    numbers = report(write_eagle3(tmp_path, HIGH))
+    assert numbers["vocabulary"] == {"base": {"size": 4, "of": 1024, "coverage": HIGH}}
+    parser, _, text = read_page(tmp_path)
+    rows = {row[0]: row[1:] for row in parser.rows("Setting", "base", "long", "longcot")}
+    assert rows["layers read"] == ["0, 1, 2"] * 3
+    assert rows["chain"] == [f"{steps} steps, weighted 0.8^i" for steps in (2, 3, 4)]
+    assert rows["attention window, tokens"] == ["512"] * 3
+    assert "lag" not in rows
+    assert rows["no loss: the target prefers a token outside the draft vocabulary"] == [
+        "1,400",
+        "420",
+        "700",
+    ]  # of 200, 60, 100
+    assert rows["no loss: past the document's end"] == ["600", "180", "300"]
+    told = "the draft vocabulary, 4 of the target's 1,024 tokens, holds 98.4 % of the trained tokens"
+    assert f"{told} (base 99.0 %, long 98.0 %, longcot 97.0 %)." in text
+    assert "Low coverage" not in text
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_low_coverage_is_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report(write_eagle3(tmp_path, HIGH | {"all": 0.949}))
+    _, _, text = read_page(tmp_path)
+    assert "Low coverage : the draft vocabulary, 4 of" in text
+    told = "WARNING base: the draft vocabulary of 4 tokens holds 94.9% of the trained tokens, less than 95%"
+    assert told in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_vocabulary_of_no_variant_is_refused(tmp_path: Path) -> None:
+    arguments = write_eagle3(tmp_path, HIGH)
+    with pytest.raises(ValueError, match="--vocabulary: other: no such variant is reported; add --variant NAME=FOLDER"):
+        make_report(parse_arguments([*arguments, "--vocabulary", "other=x.json"]))
