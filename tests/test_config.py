@@ -116,14 +116,6 @@ def test_an_experiment_takes_overrides() -> None:
     assert config.files.target == "models/llama-3.1-8b/target_manifest.json"
 
 
-def test_a_frozen_recipe_reads_back_equal(tmp_path: Path) -> None:
-    recipe = compose_stage("demo", "sinkpi-slicing", "long").recipe
-    path = tmp_path / "recipe.yaml"
-    path.write_text(to_yaml(recipe))
-    assert load(path, Recipe) == recipe
-    assert to_yaml(load(path, Recipe)) == to_yaml(recipe)
-
-
 def test_a_frozen_recipe_of_another_version_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(to_yaml(compose_stage("demo", "base", "base").recipe) + "colour: red\n")

@@ -158,7 +158,7 @@ class Search:
             raise TooLongError
 
     def solve(self, terms: list[Term], back: str) -> Term | None:
-        """The term that equals the target, or None; `back` names the numbers to return to."""
+        """Return the term that equals the target, or None; `back` names the numbers to return to."""
         state = tuple(sorted(term.value for term in terms))
         if state in self.seen:
             self.say(self.style.seen.format(numbers=_numbers(terms), back=back))
@@ -183,7 +183,7 @@ class Search:
         return None
 
     def rank(self, move: Move) -> float:
-        """How little a step promises: far from the target is bad, chance has its say."""
+        """Say how little a step promises: far from the target is bad, chance has its say."""
         distance = abs(move[0] - self.target) / self.target
         return min(distance, 2.0) + 1.5 * self.rng.random()
 
@@ -232,7 +232,7 @@ def _puzzle(rng: random.Random) -> tuple[list[int], int]:
 
 
 def _attempt(rng: random.Random) -> tuple[str, dict[str, Any]] | None:
-    """One puzzle and its story; None when the search gave up, or the story is too short or too long."""
+    """Return one puzzle and its story; None when the search gave up, or the story is too short or too long."""
     numbers, target = _puzzle(rng)
     style = rng.choice(STYLES)
     search = Search(target, style, rng)

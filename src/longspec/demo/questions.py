@@ -139,7 +139,7 @@ STATEMENTS = {f"{verb}{'es' if verb.endswith(('ch', 'x', 'ss', 'sh')) else 's'}"
 
 
 def request_of(sentence: str) -> str:
-    """A sentence as an order that follows "to": "Returns the sum" is "return the sum"; "" for one that is none."""
+    """Return a sentence as an order that follows "to": "Returns the sum" is "return the sum"; "" for one that is none."""
     first, _, rest = sentence.partition(" ")
     verb = STATEMENTS.get(first.lower(), first.lower())
     return f"{verb} {rest}" if verb in VERBS and rest else ""
@@ -167,7 +167,7 @@ def _subject(unit: Unit, others: list[str]) -> Subject:
 
 
 def _subjects(folder: Path | None) -> Iterator[Subject]:
-    """Every unit of the library; what an earlier module says in the same words is left out of its parts."""
+    """Yield every unit of the library; what an earlier module says in the same words is left out of its parts."""
     first: dict[str, str] = {}
     for path, of_module in groupby(read_units(folder), key=lambda unit: unit.path):
         units = list(of_module)
@@ -180,7 +180,7 @@ def _subjects(folder: Path | None) -> Iterator[Subject]:
 
 
 def _drawn(subjects: Iterator[Subject], rng: random.Random) -> list[Subject]:
-    """The subjects, of a module that has more than MOST_UNITS so many."""
+    """Return the subjects, of a module that has more than MOST_UNITS so many."""
     drawn = []
     for _, of_module in groupby(subjects, key=lambda subject: subject.unit.path):
         those = list(of_module)

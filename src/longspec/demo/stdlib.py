@@ -25,7 +25,7 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def _is_generated(name: str, text: str) -> bool:
-    """Whether a file is a table that a program wrote: no text a person reads, and huge when it is one."""
+    """Tell whether a file is a table that a program wrote: no text a person reads, and huge when it is one."""
     return name in GENERATED_FILES or GENERATED_NOTICE.search(text[:NOTICE_CHARACTERS]) is not None
 
 
@@ -79,14 +79,14 @@ class Unit:
 
     @property
     def sentence(self) -> str:
-        """The documentation's first sentence, without its full stop; "" where there is none."""
+        """Return the documentation's first sentence, without its full stop; "" where there is none."""
         first = " ".join(self.documentation.split("\n\n")[0].split())
         end = first.find(". ")
         return (first if end < 0 else first[:end]).removesuffix(".")
 
 
 def module_name(path: str) -> str:
-    """The name under which a file is imported: email/__init__.py is email."""
+    """Return the name under which a file is imported: email/__init__.py is email."""
     parts = path.removesuffix(".py").split("/")
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -96,7 +96,7 @@ def _is_private(name: str) -> bool:
 
 
 def _definitions(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, Definition]]:
-    """The public classes and functions of a body, with their names; of a class its methods too."""
+    """Yield the public classes and functions of a body, with their names; of a class its methods too."""
     for node in body:
         if isinstance(node, Definition) and not _is_private(node.name):
             name = f"{prefix}.{node.name}"
@@ -106,7 +106,7 @@ def _definitions(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, Defin
 
 
 def units_of(path: str, text: str) -> Iterator[Unit]:
-    """The public units of one module: itself, then its classes and functions in their order."""
+    """Yield the public units of one module: itself, then its classes and functions in their order."""
     name, tree, lines = module_name(path), ast.parse(text), text.splitlines()
     yield Unit(path, "module", name, _documentation(tree), text.strip("\n"))
     for full_name, node in _definitions(tree.body, name):
@@ -115,7 +115,7 @@ def units_of(path: str, text: str) -> Iterator[Unit]:
 
 
 def _code(node: Definition, lines: list[str]) -> str:
-    """The source of a definition, without indentation; of a function without the docstring, which would tell what it does."""
+    """Return a definition's source, without indentation; of a function without the docstring, which would tell what it does."""
     kept = lines[node.lineno - 1 : node.end_lineno]
     first = node.body[0]
     alone = first.lineno > node.lineno and len(node.body) > 1 and node.body[1].lineno > (first.end_lineno or 0)
@@ -125,13 +125,13 @@ def _code(node: Definition, lines: list[str]) -> str:
 
 
 def _documentation(node: ast.Module | Definition) -> str:
-    """A docstring without indentation; none where it holds characters that records may not have."""
+    """Return a docstring without indentation; none where it holds characters that records may not have."""
     text = ast.get_docstring(node, clean=False) or ""
     return "" if "\0" in text or any("\ud800" <= each <= "\udfff" for each in text) else inspect.cleandoc(text).strip()
 
 
 def read_units(folder: Path | None = None) -> Iterator[Unit]:
-    """All public units of a library, this Python's own unless a folder is given, in the order of their files' names."""
+    """Yield all public units of a library, this Python's own unless a folder is given, in the order of their files' names."""
     for path, text in read_modules(folder or Path(sysconfig.get_path("stdlib"))):
         if text is not None and not _is_private(module_name(path)):
             yield from units_of(path, text)
