@@ -187,6 +187,7 @@ def test_json_errors_name_the_file(tmp_path: Path) -> None:
         read_json(tmp_path / "a.json")
     with pytest.raises(ValueError, match=r"no such file; make it first: snakemake data/states/x/manifest\.json, and .*, or"):
         read_json(Path("data/states/x/manifest.json"))
-    (tmp_path / "a.json").write_text("{\n1")
-    with pytest.raises(ValueError, match=r"a\.json: line 2: not valid JSON"):
-        read_json(tmp_path / "a.json")
+    for content, place in ((b"{\n1", "line 2: "), (b"\xff", ""), (b"[" * 10**5, ""), (b"[" + b"1" * 5000 + b"]", "")):
+        (tmp_path / "a.json").write_bytes(content)
+        with pytest.raises(ValueError, match=rf"a\.json: {place}not valid JSON"):
+            read_json(tmp_path / "a.json")

@@ -116,14 +116,6 @@ def test_an_experiment_takes_overrides() -> None:
     assert config.files.target == "models/llama-3.1-8b/target_manifest.json"
 
 
-def test_a_frozen_recipe_reads_back_equal(tmp_path: Path) -> None:
-    recipe = compose_stage("demo", "sinkpi-slicing", "long").recipe
-    path = tmp_path / "recipe.yaml"
-    path.write_text(to_yaml(recipe))
-    assert load(path, Recipe) == recipe
-    assert to_yaml(load(path, Recipe)) == to_yaml(recipe)
-
-
 def test_a_frozen_recipe_of_another_version_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(to_yaml(compose_stage("demo", "base", "base").recipe) + "colour: red\n")
@@ -134,23 +126,15 @@ def test_a_frozen_recipe_of_another_version_is_refused_by_name(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("recipe.draft.anchors=some", r"recipe\.draft\.anchors: 'some' is unknown; choose one of off, fixed, random"),
-        ("recipe.draft.lag_mode=some", r"recipe\.draft\.lag_mode: 'some' is unknown; choose one of random, fixed, blocks"),
-        ("recipe.draft.loss=some", r"recipe\.draft\.loss: 'some' is unknown; choose one of hard, soft, mix"),
-        ("recipe.draft.window=0", r"recipe\.draft\.window: must be a whole number from 1 to 16777216, is 0"),
-        ("recipe.steps=-1", r"recipe\.steps: must be a whole number from 1 to 1000000000, or null, is -1"),
-        ("recipe.optimizer.warmup_ratio=2", r"recipe\.optimizer\.warmup_ratio: must be a number from 0 to 1, is 2\.0"),
-        ("recipe.optimizer.lr=nan", r"recipe\.optimizer\.lr: must be a number above 0 to 1, is nan"),
         ("recipe.draft.lag=600", r"recipe\.draft\.lag: 600 hides the target from every token of a row of 128"),
         ("recipe.model._target_=os.system", r"recipe\.model\._target_: 'os\.system' is unknown; known are"),
-        ("runtime.deepspeed.zero_stage=4", r"runtime\.deepspeed\.zero_stage: must be a whole number from 0 to 3, is 4"),
         (
             "recipe.optimizer.rate=1",
             r"recipe\.optimizer\.rate: unknown key; Known: betas, clip, eps, lr, name, schedule, warmup_ratio, weight_decay\.",
         ),
     ],
 )
-def test_impossible_values_are_refused_with_the_fix(override: str, message: str) -> None:
+def test_values_that_do_not_fit_are_refused_with_the_fix(override: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         compose("train", ["run=demo", override])
 

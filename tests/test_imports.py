@@ -81,8 +81,9 @@ DOORS = {
     "liger_kernel": {"models.losses"},
     "flash_attn": {"models.attention.flash"},
     "hydra": {"config.schema", "config.compose"},
-    "tokenizers": {"data.tokenize", "target.tokenizer", "target.gguf_tokenizer"},
+    "tokenizers": {"data.tokenize", "target.tokenizer", "target.gguf_file"},
     "gguf": {"target.dequantize"},
+    "openai": {"answers.client"},
     "datasets": {"data.hub.names"},
     "tensorboard": set(),  # torch.utils.tensorboard, in train.trackers
     "wandb": {"train.trackers"},

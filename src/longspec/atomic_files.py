@@ -22,13 +22,13 @@ LARGE = 2**30  # bytes of a file that is named when it was hashed
 
 
 def sha256_file(path: Path) -> str:
-    """The SHA-256 of a file's bytes, in hexadecimal."""
+    """Return the SHA-256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def sha256_text(text: str) -> str:
-    """The SHA-256 of a text's UTF-8 bytes, in hexadecimal."""
+    """Return the SHA-256 of a text's UTF-8 bytes, in hexadecimal."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -42,7 +42,7 @@ def fsync_path(path: Path) -> None:
 
 
 def _is_alive(process: int) -> bool:
-    """Whether a process of this number runs on this machine."""
+    """Tell whether a process of this number runs on this machine."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -72,7 +72,7 @@ def remove_strays(*finals: Path) -> None:
 
 @contextmanager
 def new_file(final: Path) -> Iterator[Path]:
-    """A path beside `final` to write to; renamed to `final` when the block ends, removed when it fails."""
+    """Yield a path beside `final` to write to; it is renamed to `final` when the block ends, and removed when it fails."""
     final.parent.mkdir(parents=True, exist_ok=True)
     # Two threads of a process may write one name.
     thread = "" if current_thread() is main_thread() else f"-{get_native_id()}"
@@ -88,7 +88,7 @@ def new_file(final: Path) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(final: Path) -> Iterator[Path]:
-    """A folder beside `final` to fill; it takes the place of `final` when the block ends, and vanishes when it fails.
+    """Yield a folder beside `final` to fill; it takes the place of `final` when the block ends, and vanishes when it fails.
 
     Killed in between, `final` is the old folder, the new one, or not there.
     """
@@ -146,12 +146,12 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def files_below(folder: Path) -> list[str]:
-    """The names of all files of a folder and of the folders in it, relative to it, sorted."""
+    """Return the names of all files of a folder and of the folders in it, relative to it, sorted."""
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
 def path_text(path: Path) -> str:
-    """A file or a folder as manifests write it: relative to the working directory when inside it, else absolute."""
+    """Return a file or a folder as manifests write it: relative to the working directory when inside it, else absolute."""
     whole, here = path.resolve(), Path.cwd()
     return str(whole.relative_to(here)) if whole.is_relative_to(here) else str(whole)
 
@@ -244,7 +244,7 @@ def checked_file(manifest: Path, name: str) -> Path:
 
 
 def checked_folder(manifest: Path) -> str:
-    """The folder that a manifest names as its `path`. Raises ValueError as check_files for what was changed in it since."""
+    """Return the folder that a manifest names as its `path`. Raises ValueError as check_files for what has changed in it."""
     content = read_json(manifest)
     check_files(Path(content["path"]), content.get("files", {}), manifest, once=True)
     return str(content["path"])

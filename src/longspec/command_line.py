@@ -10,7 +10,7 @@ WIDE = partial(HelpFormatter, max_help_position=36)
 
 
 def add_verb(verbs: Any, name: str, purpose: str, **defaults: Any) -> ArgumentParser:
-    """A verb of `verbs` (add_subparsers) whose purpose stands in their list and at the head of its own --help."""
+    """Add a verb to `verbs` (add_subparsers); its purpose stands in their list and at the head of its own --help."""
     parser: ArgumentParser = verbs.add_parser(name, help=purpose, description=purpose)
     parser.set_defaults(**defaults)
     return parser

@@ -31,7 +31,7 @@ class Ranks:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes what is written once."""
+        """Tell whether this process writes what is written once."""
         return self.rank == 0
 
 
@@ -39,19 +39,19 @@ ALONE = Ranks(0, 0, 1)
 
 
 def find_ranks() -> Ranks:
-    """This process's ranks as its launcher says; a process without a launcher is the only one."""
+    """Return this process's ranks as its launcher says; a process without a launcher is the only one."""
     if "RANK" not in os.environ:
         os.environ.update(PLAIN_PYTHON)
     return Ranks(*(int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")))
 
 
 def launched_ranks() -> Ranks:
-    """This process's ranks; the only one without a launcher, which its own child processes hear nothing of."""
+    """Return this process's ranks; the only one without a launcher, which its own child processes hear nothing of."""
     return find_ranks() if is_launched() else ALONE
 
 
 def is_launched() -> bool:
-    """Whether this process is one of a launcher's ranks; asked before find_ranks."""
+    """Tell whether this process is one of a launcher's ranks; asked before find_ranks."""
     return "RANK" in os.environ
 
 
@@ -62,7 +62,7 @@ def die_with_parent() -> None:
 
 
 def stat_of(process: object) -> list[str]:
-    """The fields of a process in /proc/PID/stat (man proc): its state, its parent and so on; [] when it has ended.
+    """Return the fields of a process in /proc/PID/stat (man proc): its state, its parent and so on; [] when it has ended.
 
     A zombie, which has ended but whose parent has not read its exit code yet, counts as ended.
     """
@@ -75,7 +75,7 @@ def stat_of(process: object) -> list[str]:
 
 
 def log(message: str, ranks: Ranks | None = None) -> None:
-    """One line with the time of day, from rank 0 alone unless no ranks are given.
+    """Print one line with the time of day, from rank 0 alone unless no ranks are given.
 
     A full disk under the log ends no job: a line that could not be written comes with the next one.
     """

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from longspec.atomic_files import read_json_object, sha256_text, write_json
 
-AGAIN = "count it again by python -m longspec.data vocabulary; a file of the workflow's: remove it, which then counts it"
-OTHER = "give the file that was counted for this target; a file of the workflow's: remove it, which then counts it again"
+COUNT_AGAIN = "count it again by python -m longspec.data vocabulary; a file of the workflow's: remove it, which then counts it"
+GIVE_OWN = "give the file that was counted for this target; a file of the workflow's: remove it, which then counts it again"
 ALL = "all"  # the rows of every set
-ENOUGH = 0.95  # share of the trained tokens below which a draft often cannot say what comes next
+LOW_COVERAGE = 0.95  # share of the trained tokens below which a draft often cannot say what comes next
 
 
 @dataclass(frozen=True)
@@ -31,18 +31,18 @@ class DraftVocabulary:
 
     @property
     def hash(self) -> str:
-        """A hash of the ids and of what they are ids of; coverage is no part of it."""
+        """Hash the ids and what they are ids of; coverage is no part of it."""
         return sha256_text(json.dumps([self.ids, self.size, self.tokenizer]))
 
     @property
     def low_coverage(self) -> str:
-        """A warning where too many of the trained tokens cannot be proposed; empty where these are few."""
+        """Warn where too many of the trained tokens cannot be proposed; empty where these are few."""
         share = self.coverage[ALL]
-        if share >= ENOUGH:
+        if share >= LOW_COVERAGE:
             return ""
         return (
-            f"the draft vocabulary of {len(self.ids)} tokens holds {share:.1%} of the trained tokens, less than {ENOUGH:.0%}: "
-            "what it lacks is never proposed; give it more tokens"
+            f"the draft vocabulary of {len(self.ids)} tokens holds {share:.1%} of the trained tokens, less than "
+            f"{LOW_COVERAGE:.0%}: what it lacks is never proposed; give it more tokens"
         )
 
     def check_tokens(self, path: object, size: int, source: object, tokenizer: str | None = None) -> None:
@@ -59,7 +59,7 @@ class DraftVocabulary:
         if self.tokenizer != tokenizer:
             raise ValueError(
                 f"{path}: tokenizer: {self.tokenizer[:12]}, a vocabulary of another tokenizer than {source}, {tokenizer[:12]}: "
-                f"its numbers are other tokens there; {OTHER}"
+                f"its numbers are other tokens there; {GIVE_OWN}"
             )
 
     def write(self, path: Path) -> None:
@@ -70,7 +70,7 @@ class DraftVocabulary:
 def check_size(path: object, own: int, size: int, source: object) -> None:
     """Raise ValueError when a draft vocabulary was chosen from another number of tokens than a target, `source`, has."""
     if own != size:
-        raise ValueError(f"{path}: size: of a target of {own} tokens, {source} has {size}; {OTHER}")
+        raise ValueError(f"{path}: size: of a target of {own} tokens, {source} has {size}; {GIVE_OWN}")
 
 
 def read_draft_vocabulary(path: Path, *, counted: bool = True) -> DraftVocabulary:
@@ -80,14 +80,14 @@ def read_draft_vocabulary(path: Path, *, counted: bool = True) -> DraftVocabular
     content = read_json_object(path)
     for name, kind in (("ids", list), ("size", int), ("tokenizer", str), ("coverage", dict)):
         if not isinstance(content.get(name), kind):
-            raise ValueError(f"{path}: {name}: not as a draft vocabulary has it; {AGAIN}")
+            raise ValueError(f"{path}: {name}: not as a draft vocabulary has it; {COUNT_AGAIN}")
     ids, size = tuple(content["ids"]), content["size"]
     whole = all(type(token) is int for token in ids)
     if not (ids and whole and ids[0] >= 0 and ids[-1] < size and all(a < b for a, b in pairwise(ids))):
-        raise ValueError(f"{path}: ids: must be tokens 0 to {size - 1} of the target, ascending, each once; {AGAIN}")
+        raise ValueError(f"{path}: ids: must be tokens 0 to {size - 1} of the target, ascending, each once; {COUNT_AGAIN}")
     shares = content["coverage"]
     if (counted and ALL not in shares) or not all(
         isinstance(share, int | float) and 0 <= share <= 1 for share in shares.values()
     ):
-        raise ValueError(f"{path}: coverage: must be shares from 0 to 1, that of all rows as '{ALL}'; {AGAIN}")
+        raise ValueError(f"{path}: coverage: must be shares from 0 to 1, that of all rows as '{ALL}'; {COUNT_AGAIN}")
     return DraftVocabulary(ids, size, content["tokenizer"], shares)

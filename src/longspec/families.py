@@ -34,7 +34,7 @@ _IN_BFLOAT16 = (
     "give the folder of the original weights in bfloat16, such as save_pretrained writes, where the package accelerate is "
     "installed, after from_pretrained with quantization_config="
 )
-INSTEAD = {  # quant_method -> what to do where the published weights may be quantized ones alone
+UNQUANTIZED = {  # quant_method -> what to do where the published weights may be quantized ones alone
     "fp8": f"{_IN_BFLOAT16}FineGrainedFP8Config(dequantize=True)",
     "mxfp4": f"{_IN_BFLOAT16}Mxfp4Config(dequantize=True)",
     "gguf": "give the .gguf file itself as recipe.model.source",
@@ -42,7 +42,7 @@ INSTEAD = {  # quant_method -> what to do where the published weights may be qua
 
 
 def why_refused(model_type: Any) -> str:
-    """The reason why there is no draft for a family, behind a colon; empty where none is known."""
+    """Return the reason why there is no draft for a family, behind a colon; empty where none is known."""
     return f": {REFUSED[model_type]}" if model_type in REFUSED else ""
 
 
@@ -74,7 +74,7 @@ def check_not_quantized(content: Mapping[str, Any], path: object) -> None:
             method = str(getattr(method, "value", method) or "of no quant_method")
             raise ValueError(
                 f"{path}: {key}: quantized targets are not supported ({method}): a frozen target's head and layers are read as "
-                f"plain matrices here; {INSTEAD.get(method, 'give the folder of the original weights')}"
+                f"plain matrices here; {UNQUANTIZED.get(method, 'give the folder of the original weights')}"
             )
 
 

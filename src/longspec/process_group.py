@@ -15,7 +15,7 @@ Value = TypeVar("Value")
 
 
 def own_device(ranks: Ranks) -> torch.device:
-    """This rank's GPU; the CPU where there are none."""
+    """Return this rank's GPU; the CPU where there are none."""
     return torch.device("cuda", ranks.local_rank) if torch.cuda.is_available() else torch.device("cpu")
 
 
@@ -35,7 +35,7 @@ def join(ranks: Ranks, timeout_minutes: float) -> tuple[torch.device, Any]:
 
 
 def of_first_rank(make: Callable[[], Value], ranks: Ranks) -> Value:
-    """What rank 0 makes, on every rank; the others wait for it."""
+    """Return what rank 0 makes, on every rank; the others wait for it."""
     if ranks.world_size == 1:
         return make()
     held = [make() if ranks.is_main else None]

@@ -34,22 +34,22 @@ def _sign(found: re.Match[str]) -> str:
 
 
 def one_line(text: object) -> str:
-    """The text as it can be written within one line."""
+    """Return the text as it can be written within one line."""
     return _SIGNS.sub(_sign, str(text))
 
 
 def brief(text: object) -> str:
-    """The beginning of what may be a long text, such as a library's error, within one line."""
+    """Return the beginning of what may be a long text, such as a library's error, within one line."""
     return one_line(" ".join(str(text).split())[:BRIEF])
 
 
 def lines(text: str) -> str:
-    """The text with its line ends, each line as it can be written."""
+    """Return the text with its line ends, each line as it can be written."""
     return "\n".join(one_line(line) for line in text.split("\n"))
 
 
 def duration(seconds: float | None) -> str:
-    """A span of time in its two largest units at most."""
+    """Say a span of time in its two largest units at most."""
     if seconds is None:
         return "-"
     minutes = round(seconds / 60)
@@ -70,7 +70,7 @@ class ManyLinesError(ValueError):
 
 
 def error(fault: Exception) -> str:
-    """The last words of a verb that ends for a user's mistake: one line, or those of ManyLinesError."""
+    """Return the last words of a verb that ends for a user's mistake: one line, or those of ManyLinesError."""
     told = fault.args if isinstance(fault, ManyLinesError) else [fault]
     return "error: " + "\n".join(one_line(line) for line in told)
 

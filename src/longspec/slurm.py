@@ -16,7 +16,7 @@ class NoAnswerError(ValueError):
 
 
 def answer_of(command: list[str], environment: dict[str, str] | None = None) -> str:
-    """All that a Slurm command prints. Raises NoAnswerError when there is no such command or it gives no answer."""
+    """Return all that a Slurm command prints. Raises NoAnswerError when there is no such command or it gives no answer."""
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", timeout=SECONDS)
     except FileNotFoundError:
@@ -30,7 +30,7 @@ def answer_of(command: list[str], environment: dict[str, str] | None = None) -> 
 
 
 def own_job() -> str | None:
-    """The Slurm job that this process runs in; None outside of Slurm."""
+    """Return the Slurm job that this process runs in; None outside of Slurm."""
     return os.environ.get("SLURM_JOB_ID")
 
 
@@ -42,7 +42,7 @@ def squeue(*options: str) -> str:
 
 
 def ask_patiently(ask: Callable[[], T], pause: float = PAUSE) -> T:
-    """The first answer in some tries. Raises the last try's ValueError."""
+    """Return the first answer in some tries. Raises the last try's ValueError."""
     for _ in range(TRIES - 1):
         try:
             return ask()

@@ -20,16 +20,16 @@ TOKENIZER_FILES = (
 
 
 def tokenizer_files(folder: Path) -> list[str]:
-    """The names of a folder's tokenizer files."""
+    """Return the names of a folder's tokenizer files."""
     return [name for name in TOKENIZER_FILES if (folder / name).is_file()]
 
 
 def tokenizer_hash(files: dict[str, Any]) -> str | None:
-    """The hash of the tokenizer among a manifest's files, the tokenizer's own or its target's; None: no such."""
+    """Return the hash of the tokenizer among a manifest's files, the tokenizer's own or its target's; None: no such."""
     own = {name: files[name] for name in TOKENIZER_FILES if name in files}
     return sha256_text(json.dumps(own, sort_keys=True)) if own else None
 
 
 def tokenizer_hash_of(folder: Path) -> str | None:
-    """The hash of the tokenizer in a target's folder; None where there is none."""
+    """Return the hash of the tokenizer in a target's folder; None where there is none."""
     return tokenizer_hash(describe_files(folder, tokenizer_files(folder)))

@@ -36,7 +36,7 @@ class Server(ThreadingHTTPServer):
         self.name, self.owner = name, ""  # of the model
         self.reply, self.seen, self.asked, self.keys = reply, Counter[str](), [], set()  # type: ignore[var-annotated]
         self.now = self.most = 0
-        self.lock, self.retry_after, self.location = threading.Lock(), "", ""
+        self.lock, self.location = threading.Lock(), ""
 
     @property
     def address(self) -> str:
@@ -81,8 +81,7 @@ class Handler(BaseHTTPRequestHandler):
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
-        if self.server.retry_after:
-            self.send_header("Retry-After", self.server.retry_after)
+        self.send_header("Retry-After-Ms", "1")  # nobody waits before a second try
         if self.server.location:
             self.send_header("Location", self.server.location)
         self.end_headers()

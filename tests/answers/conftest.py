@@ -1,7 +1,7 @@
 """A random target that ends its answers now and then, and conversations of one and of several turns."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config
 
 from longspec import jsonl, lease
-from longspec.answers import client, shard
+from longspec.answers import shard
 from longspec.answers.settings import parse
 from longspec.atomic_files import describe_files, read_json, write_json
 from tests.corpus import Corpus
@@ -70,12 +70,6 @@ def no_other_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "SETTLE", 0.0)
 
 
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits before a second try."""
-    monkeypatch.setattr(client, "PAUSE", 0.001)
-
-
 @pytest.fixture(scope="session")
 def case(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Case:
     """Twelve conversations to train on, two held out."""
@@ -96,6 +90,17 @@ def case(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Case:
     chats = [*map(turns, ASKED), *(turns(*pair) for pair in list(permutations(ASKED, 2))[::3])]
     raw = write_chats(folder / "chats", chats, [turns("the old cat?"), turns(*ASKED)])
     return Case(raw, folder / "target_manifest.json", corpus.tokenizer)
+
+
+def with_template(case: Case, template: str, folder: Path, *, keep: bool = False) -> Case:
+    """The case with another chat template, or with one before the tokenizer's own."""
+    tokenizer = AutoTokenizer.from_pretrained(read_json(case.tokenizer)["path"])
+    tokenizer.chat_template = template + (tokenizer.chat_template if keep else "")
+    tokenizer.save_pretrained(folder / "tokenizer")
+    files = describe_files(folder / "tokenizer", [path.name for path in (folder / "tokenizer").iterdir()])
+    manifest = folder / "tokenizer_manifest.json"
+    write_json(manifest, read_json(case.tokenizer) | {"path": str(folder / "tokenizer"), "files": files})
+    return replace(case, tokenizer=manifest)
 
 
 def journal_of(out: Path) -> dict[tuple[str, int], dict[str, Any]]:

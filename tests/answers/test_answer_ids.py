@@ -9,11 +9,11 @@ from transformers import AutoTokenizer
 
 from longspec import jsonl
 from longspec.answers.merge import merge
-from longspec.atomic_files import describe_files, read_json, write_json
+from longspec.atomic_files import read_json
 from longspec.data.chat.encoding import Encoder
 from longspec.data.read.record_checks import RecordError
 from tests.answers.chat_server import Reply, ask, echo, said, serving
-from tests.answers.conftest import Case, journal_of, turns, write_chats
+from tests.answers.conftest import Case, journal_of, turns, with_template, write_chats
 
 # Puts an empty thought before an answer without one, and strips answers: as many reasoning models' templates.
 THINKING = """{% for turn in messages %}
@@ -22,17 +22,6 @@ THINKING = """{% for turn in messages %}
 {{- turn.content | trim + '<|im_end|>\\n' }}
 {%- else %}{{ '<|im_start|>' + turn.role + '\\n' + turn.content + '<|im_end|>\\n' }}{% endif %}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
-
-
-def with_template(case: Case, template: str, folder: Path) -> Case:
-    """The case with another chat template."""
-    tokenizer = AutoTokenizer.from_pretrained(read_json(case.tokenizer)["path"])
-    tokenizer.chat_template = template
-    tokenizer.save_pretrained(folder)
-    told = read_json(case.tokenizer) | {"path": str(folder)}
-    told["files"] = describe_files(folder, [path.name for path in folder.iterdir()])
-    write_json(folder.with_suffix(".json"), told)
-    return Case(case.raw, case.target, folder.with_suffix(".json"))
 
 
 def spelt(document: Any) -> list[int]:
@@ -50,7 +39,7 @@ def documents_of(tokenizer: Any, record: dict[str, Any]) -> list[Any]:
 @pytest.mark.parametrize("template", [None, THINKING])
 def test_what_is_trained_is_what_was_written(case: Case, tmp_path: Path, template: str | None) -> None:
     """By transformers' own rendering: each answer's tokens stand behind the template's request, and nothing else is trained."""
-    case = case if template is None else with_template(case, template, tmp_path / "tokenizer")
+    case = case if template is None else with_template(case, template, tmp_path)
     case.make(tmp_path / "out", batch=5)
     merge([tmp_path / "out/shard.json"], case.raw, tmp_path / "merged/manifest.json")
     tokenizer = AutoTokenizer.from_pretrained(read_json(case.tokenizer)["path"])

@@ -11,11 +11,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from longspec import jsonl
-from longspec.answers import local, shard
+from longspec.answers import local
 from longspec.answers.local import decode
 from longspec.answers.merge import merge
 from longspec.answers.settings import parse
-from longspec.atomic_files import read_json, write_json
+from longspec.atomic_files import read_json
 from longspec.data.layout_tally import CUT_BY_LIMIT, cut_warning
 from longspec.data.tokenize import make as tokenize
 from longspec.decode.sampling import Sampler
@@ -278,29 +278,3 @@ def test_a_target_without_room_and_one_that_computes_no_numbers_are_refused(case
     torch.nn.init.constant_(model.lm_head.weight, float("nan"))
     with pytest.raises(ValueError, match="inf or NaN"):
         decode(model, [[1, 2]], 3, {0}, [Sampler()])
-
-
-def test_another_target_of_the_same_name_starts_anew(case: Case, tmp_path: Path, capfd: Any) -> None:
-    case.make(tmp_path)
-    before = (tmp_path / shard.JOURNAL).read_bytes()
-    write_json(tmp_path / "target.json", read_json(case.target) | {"source": "another"})
-    Case(case.raw, tmp_path / "target.json", case.tokenizer).make(tmp_path)
-    assert "made otherwise: target: " in capfd.readouterr().out
-    assert json.loads((tmp_path / shard.JOURNAL).read_text().splitlines()[0])["identity"]["dataset"] == "chats"
-    (aside,) = tmp_path.glob("journal.*.jsonl")
-    assert aside.read_bytes() == before
-
-
-def test_records_without_any_answer_end_the_merge_with_the_reasons(case: Case, tmp_path: Path) -> None:
-    raw = write_chats(tmp_path / "texts", [{"text": "running text"}, turns("why? " * 30)], [])
-    Case(raw, case.target, case.tokenizer).make(tmp_path / "out", longest_prompt=20)
-    told = r"has an answer: 1 x skipped: running text, .*; 1 x skipped: a prompt of more than N tokens; remove data\.chats"
-    with pytest.raises(ValueError, match=told):
-        merge([tmp_path / "out/shard.json"], raw, tmp_path / "merged/manifest.json")
-    assert not (tmp_path / "merged").exists()
-    cut = write_chats(tmp_path / "cut", [turns("why?")], [])
-    Case(cut, case.target, case.tokenizer).make(tmp_path / "few", new_tokens=1, cut="drop")
-    with pytest.raises(
-        ValueError, match=r"dropped: cut by new_tokens; raise data\.chats\.regenerate\.new_tokens, or set .*cut: keep$"
-    ):
-        merge([tmp_path / "few/shard.json"], cut, tmp_path / "merged/manifest.json")

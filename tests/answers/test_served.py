@@ -56,8 +56,6 @@ def test_many_requests_are_under_way_at_once(case: Case, tmp_path: Path) -> None
         (429, {"error": {"message": "slow down"}}),
         (500, b"oops"),
         (503, b""),
-        (200, b'{"choices": [{"mess'),
-        (200, b""),
     ],
 )
 def test_what_passes_is_tried_again(case: Case, tmp_path: Path, fault: Reply) -> None:
@@ -65,13 +63,6 @@ def test_what_passes_is_tried_again(case: Case, tmp_path: Path, fault: Reply) ->
         made = ask(case, tmp_path, server)
     assert made["ends"]["answered"] == 14
     assert set(server.seen.values()) >= {3}
-
-
-def test_a_server_says_how_long_it_wants_to_be_left_alone(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "PAUSE", 1e6)
-    with serving(lambda body, number: (429, b"") if number == 0 else echo(body, number)) as server:
-        server.retry_after = "0"
-        assert ask(case, tmp_path, server)["ends"]["answered"] == 14
 
 
 def test_a_stalled_request_is_tried_again(case: Case, tmp_path: Path) -> None:
@@ -143,7 +134,7 @@ def test_a_server_that_is_not_there_or_serves_another_model_is_named(case: Case,
         address = server.address
         with pytest.raises(ValueError, match=r"serves the-target; set regenerate\.served_model"):
             ask(case, tmp_path, server, served_model="other")
-    with pytest.raises(ValueError, match=rf"{re.escape(address)}: does not answer: .*\(2 tries\)"):
+    with pytest.raises(ValueError, match=rf"{re.escape(address)}: lists no models: .*\(2 tries\)"):
         case.make(tmp_path, engine="endpoint", endpoint=address, tries=2)
 
 
@@ -152,50 +143,42 @@ def test_the_key_goes_to_no_other_server(monkeypatch: pytest.MonkeyPatch) -> Non
     with serving(echo) as other, serving(echo) as server:
         server.location = f"{other.address}/models"
         settings = Regenerate(new_tokens=4, engine="endpoint", endpoint=server.address)
-        with pytest.raises(ValueError, match=r"does not answer: HTTP 302"):
+        with pytest.raises(ValueError, match=r"lists no models: HTTP 302"):
             client.Client(server.address, settings).find_model()
         assert (server.keys, other.keys) == ({"Bearer secret"}, set())
 
 
-NESTED = b'{"choices": ' + b"[" * 200_000 + b"]" * 200_000 + b"}"
-
-
-def counted(tokens: str) -> bytes:
-    """A whole answer that counts so many tokens."""
-    chat = '{"message": {"content": "x"}, "finish_reason": "stop"}'
-    return f'{{"choices": [{chat}], "usage": {{"completion_tokens": {tokens}}}}}'.encode()
+def answer(**more: Any) -> bytes:
+    """A whole answer with other fields."""
+    return json.dumps(said("x")[1] | more).encode()
 
 
 @pytest.mark.parametrize(
-    ("reply", "reason"),
+    ("reply", "place"),
     [
-        (NESTED, "RecursionError: .*"),
+        (b'{"choices": [{"mess', "all of it"),
+        (b'{"choices": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", "all of it"),
+        (b"", "all of it"),
         *(
-            (counted(count), r"usage\.completion_tokens: .* is no count of at most 12 tokens")
-            for count in ("1e999", "NaN", "[1]", '"x"', "-5", "13", "true")
+            (answer(usage={"completion_tokens": count}), "usage.completion_tokens")
+            for count in (float("nan"), [1], "x", -5, True)
         ),
-        (
-            b'{"choices": [], "pad": "' + b"x" * 2**21 + b'"}',
-            r"a reply of more than 1,051,648 bytes, where 12 tokens were asked for",
-        ),
-        (json.dumps(said("x", reasoning_content={"a": 1})[1]).encode(), r"thought: \{'a': 1\} is no text"),
-        (json.dumps(said(["x"])[1]).encode(), r"content: \['x'\] is no text"),  # type: ignore[arg-type]
-        (b'{"choices": [], "usage": 3}', "no answer of a chat: .*"),
+        (json.dumps(said("x", reasoning_content={"a": 1})[1]).encode(), "choices.0.message.reasoning_content"),
+        (json.dumps(said(["x"])[1]).encode(), "choices.0.message.content"),  # type: ignore[arg-type]
+        (answer(choices=[]), "choices.0.finish_reason"),
+        (answer(choices=[{"finish_reason": "stop"}]), "choices.0.message.content"),
     ],
 )
-def test_a_bad_reply_fails_its_record_alone(case: Case, tmp_path: Path, reply: bytes, reason: str) -> None:
+def test_a_bad_reply_fails_its_record_alone(case: Case, tmp_path: Path, reply: bytes, place: str) -> None:
     def some(body: dict[str, Any], number: int) -> Reply:
         return (200, reply) if question(body) == "why?" else echo(body, number)
 
     raw = write_chats(tmp_path / "chats", [turns("why?"), turns("who?")], [])
     with serving(some) as server:
-        made = ask(Case(raw, case.target, case.tokenizer), tmp_path / "out", server, max_failed=0.5, tries=1)
+        made = ask(Case(raw, case.target, case.tokenizer), tmp_path / "out", server, max_failed=0.5)
     assert (made["ends"]["answered"], made["ends"]["failed"]) == (1, 1)
     (told,) = made["reasons"]["failed"]
-    numberless = (
-        re.escape(server.address) + ": " + re.sub(r"(?<!\\)\d[\d,]*", lambda found: re.sub(r"\d+", "N", found[0]), reason)
-    )
-    assert re.fullmatch(numberless + r"( \(N tries\))?", told)
+    assert told.startswith(f"{server.address}: the reply to chat/completions: {place.replace('0', 'N')}: ")
 
 
 def test_a_special_token_in_a_servers_text_drops_the_answer(case: Case, tmp_path: Path) -> None:
@@ -228,33 +211,6 @@ def test_a_key_that_no_header_takes_is_refused_before_anything_is_sent(monkeypat
     with pytest.raises(ValueError, match="OPENAI_API_KEY: holds white space or a character outside ASCII") as found:
         client.Client("http://127.0.0.1:9/v1", Regenerate(new_tokens=4, engine="endpoint"))
     assert "sk-a" not in str(found.value)
-
-
-@pytest.mark.parametrize(
-    ("field", "change"),
-    [
-        ("record", {"record": 3}),
-        ("record", {"record": ["train", 99]}),
-        ("record", {"record": [["train"], 1]}),
-        ("end", {"end": "done"}),
-        ("end", {"end": None}),
-        ("reason", {"reason": 1}),
-        ("answers, tokens", {"tokens": -1}),
-        ("answers, tokens", {"answers": True}),
-        ("messages", {"messages": None}),
-    ],
-)
-def test_a_damaged_line_of_answers_is_named(case: Case, tmp_path: Path, field: str, change: dict[str, Any]) -> None:
-    """And as the message says, answers are made anew once the file is gone."""
-    with serving(echo) as server:
-        ask(case, tmp_path, server)
-        path = tmp_path / "journal.jsonl"
-        lines = list(jsonl.read(path))
-        jsonl.write(path, [*lines[:2], lines[2] | change, *lines[3:]])
-        with pytest.raises(ValueError, match=rf"journal\.jsonl: line 3: {field}: .*; remove the line, or the file"):
-            ask(case, tmp_path, server)
-        path.unlink()
-        assert ask(case, tmp_path, server)["ends"]["answered"] == 14
 
 
 @pytest.mark.parametrize("address", ["http://h:99999/v1", "http://[::1/v1", "http://h:x/v1", "http://:80/v1", "http://h:0/v1"])

@@ -1,6 +1,7 @@
 """What a server is sent, and whether it reads that as the target would: prompts, tools, the name of what it serves."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +10,9 @@ from transformers import AutoTokenizer
 
 from longspec import jsonl
 from longspec.answers.merge import merge
-from longspec.atomic_files import describe_files, read_json, write_json
+from longspec.atomic_files import read_json
 from tests.answers.chat_server import Reply, ask, echo, question, said, serving
-from tests.answers.conftest import Case, journal_of, turns, write_chats
-
-
-def templated(case: Case, raw: Path, before: str, folder: Path) -> Case:
-    """The case with other records, and a chat template that writes something before each conversation."""
-    tokenizer = AutoTokenizer.from_pretrained(read_json(case.tokenizer)["path"])
-    tokenizer.chat_template = before + tokenizer.chat_template
-    tokenizer.save_pretrained(folder / "tokenizer")
-    told = read_json(case.tokenizer) | {"path": str(folder / "tokenizer")}
-    told["files"] = describe_files(folder / "tokenizer", [path.name for path in (folder / "tokenizer").iterdir()])
-    write_json(folder / "tokenizer_manifest.json", told)
-    return Case(raw, case.target, folder / "tokenizer_manifest.json")
+from tests.answers.conftest import Case, journal_of, turns, with_template, write_chats
 
 
 def lays_out(case: Case, before: str = "") -> Callable[[dict[str, Any], int], Reply]:
@@ -47,7 +37,7 @@ def test_tools_and_template_arguments_are_sent_and_a_call_that_is_kept_apart_is_
     template = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{{ terse }}"
     replies = {"who?": said(None, "tool_calls", tool_calls=[{"function": {"name": "sum", "arguments": "{}"}}])}
     with serving(lambda body, number: replies.get(question(body)) or echo(body, number)) as server:
-        made = ask(templated(case, raw, template, tmp_path), tmp_path / "out", server)
+        made = ask(replace(with_template(case, template, tmp_path, keep=True), raw=raw), tmp_path / "out", server)
     beside = {"tools": [tool], "tool_choice": "none", "chat_template_kwargs": {"terse": True}}
     sent = {question(body): {key: value for key, value in body.items() if key in beside} for body in server.asked}
     assert sent == {"why?": beside, "who?": beside, "what?": {}}

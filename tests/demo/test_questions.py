@@ -12,7 +12,7 @@ from longspec import jsonl
 from longspec.data import raw
 from longspec.data.read.split_records import is_held_out
 from longspec.demo import questions
-from longspec.demo.library_units import units_of
+from longspec.demo.stdlib import units_of
 
 SHARED = "Return every second element of a long list, in the order in which they stand."
 MODULE = '''"""About {name}: a module of a made-up library, long enough to be worth a question or two."""

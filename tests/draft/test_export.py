@@ -13,11 +13,11 @@ from transformers import LlamaConfig, Qwen3Config
 from longspec.atomic_files import describe_files, files_below, read_json, write_json, write_text
 from longspec.config import compose, load, to_yaml
 from longspec.config.schema import Recipe
-from longspec.draft.__main__ import main
 from longspec.draft.folder import draft_config, write_draft
 from longspec.draft.hub_upload import files_to_push, model_card
 from longspec.methods.eagle3.weights import draft_settings
 from longspec.methods.glide.layer import GlideLayer
+from tests.draft.conftest import Verb
 from tests.draft.eagle3_drafts import SHAPE, TARGET, extract_draft
 from tests.targets import LLAMA3
 
@@ -43,16 +43,6 @@ THEIRS = {
     "norm.weight": (torch.float32, (32,)),
     "t2d": (torch.bool, (97,)),
 }
-Verb = Callable[..., None]
-
-
-@pytest.fixture
-def verb(monkeypatch: pytest.MonkeyPatch) -> Verb:
-    def run(*options: object) -> None:
-        monkeypatch.setattr("sys.argv", ["draft", *map(str, options)])
-        main()
-
-    return run
 
 
 def export(verb: Verb, folder: Path, layout: str = "speculators") -> Path:
@@ -127,22 +117,6 @@ def spoil_weights(folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors")
 
 
-def drop(folder: Path, name: str) -> None:
-    content = read_json(folder / "config.json")
-    write_json(folder / "config.json", {each: value for each, value in content.items() if each != name})
-
-
-def change_target(**fields: Any) -> Callable[[Path], None]:
-    """Another model type for the one in the section `target`, or none."""
-
-    def change(folder: Path) -> None:
-        content = read_json(folder / "config.json")
-        del content["target"]["model_type"]
-        write_json(folder / "config.json", content | {"target": content["target"] | fields})
-
-    return change
-
-
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -153,15 +127,6 @@ def change_target(**fields: Any) -> Callable[[Path], None]:
             lambda folder: (folder / "config.json").unlink(),
             r"draft: not a draft folder: has no config\.json with the field draft",
         ),
-        (
-            lambda folder: write_json(folder / "config.json", read_json(folder / "config.json") | {"hidden_size": "wide"}),
-            r"config\.json: hidden_size: is 'wide', by its settings and target it is 32",
-        ),
-        (change_target(), r"config\.json: target: model_type: is missing, must be a text"),
-        (change_target(model_type="gpt9"), r"config\.json: target: model_type: is 'gpt9', must be one of llama, mistral"),
-        (change_target(model_type=[1]), r"config\.json: target: model_type: is \[1\], must be a text"),
-        (lambda folder: drop(folder, "rope_parameters"), r"config\.json: rope_parameters: is missing, by its settings"),
-        (lambda folder: drop(folder, "eos_token_id"), r"config\.json: eos_token_id: is missing, must be as the target's"),
     ],
 )
 def test_a_damaged_folder_leaves_nothing(verb: Verb, tmp_path: Path, spoil: Callable[[Path], Any], message: str) -> None:

@@ -1,7 +1,6 @@
 """Published drafts become draft folders that compute what they computed: against plain PyTorch, decoded, exported, trained."""
 
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -110,7 +109,6 @@ def trainer_of(folder: Path, target: Any) -> Any:
     return METHOD.trainer(states, METHOD.stored_settings(folder), folder)
 
 
-SLIDING = {"layer_types": ["sliding_attention"]}
 NORMS = [f"fc_norm.{n}" for n in range(3)]
 CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "the authors' own": (engines, {}, {}),
@@ -243,11 +241,6 @@ def test_fewer_positions_than_the_targets_are_warned_of(verb: Verb, tmp_path: Pa
     ("fields", "message"),
     [
         ({"hidden_size": 64}, r"config\.json: hidden_size: is 64, the target has 32"),
-        ({"vocab_size": 96}, r"vocab_size: is 96, the target has 97"),
-        ({"num_hidden_layers": 2}, r"num_hidden_layers: is 2, a draft of ours has 1"),
-        ({"attention_bias": True}, r"attention_bias: is True, a draft of ours has False"),
-        ({"hidden_act": "gelu"}, r"hidden_act: is 'gelu', the target has 'silu'"),
-        ({"model_type": "qwen3"}, r"model_type: is 'qwen3', a draft of ours has 'llama'"),
         (
             {"architectures": ["LlamaForCausalLM"]},
             r"architectures: \['LlamaForCausalLM'\]: is no published draft that is known",
@@ -258,17 +251,9 @@ def test_fewer_positions_than_the_targets_are_warned_of(verb: Verb, tmp_path: Pa
         ({"norm_output": "yes"}, r"norm_output: is 'yes', must be true or false"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, r"eagle_config\.use_aux_hidden_state: is False"),
         ({"eagle_aux_hidden_state_layer_ids": [3, 2, 9]}, r"must be 3 of the target's layers 0 to 8, ascending"),
-        ({"architectures": [{"a": 1}]}, r"architectures: \[\{'a': 1\}\]: is no published draft"),
-        (
-            {"num_key_value_heads": 0},
-            r"config\.json: num_key_value_heads: must be a whole number from 1 to 1048576, or null, is 0",
-        ),
-        ({"rms_norm_eps": 2.0}, r"rms_norm_eps: must be a number above 0 to 1, or null, is 2\.0"),
         ({"rope_theta": "abc"}, r"rope_parameters: rope_theta: is 'abc', must be a number"),
         ({"layer_types": "sliding_attention"}, r"layer_types: is 'sliding_attention', must be a list"),
         ({"layer_types": ["chunked_attention"]}, r"layer_types: is \['chunked_attention'\], must be a list of sliding_att"),
-        (SLIDING | {"sliding_window": "512"}, r"sliding_window: must be a whole number from 1 to 16777216, or null, is '512'"),
-        (SLIDING | {"sliding_window": 0}, r"sliding_window: must be a whole number from 1 to 16777216, or null, is 0"),
         ({"speculators_config": {"proposal_methods": {"a": 1}}}, r"proposal_methods: is \{'a': 1\}, must be a list of objects"),
         (
             {"speculators_config": {"proposal_methods": [{"speculative_tokens": "5"}]}},
@@ -291,20 +276,7 @@ def test_longer_chains_than_are_trained_are_cut_and_said(
     assert "speculative_tokens: is 100; taken for 64" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("settings", [{"rms_norm_eps": 2.0}, {"steps": "five"}, {"layers": [6, 4, 2]}])
-def test_an_imported_folder_is_made_again_by_an_import(settings: dict[str, Any], verb: Verb, tmp_path: Path) -> None:
-    """Its last step: there is no checkpoint of ours that it could be extracted from."""
-    source = engines(tmp_path / "published", tensors() | published.vocabulary())
-    folder = verb(source)
-    content = read_json(folder / "config.json")
-    write_json(folder / "config.json", content | {"settings": content["settings"] | settings})
-    with pytest.raises(ValueError, match=r"make the draft folder again by python -m longspec\.draft import, from the draft"):
-        METHOD.stored_settings(folder)
-    shutil.rmtree(folder)
-    METHOD.stored_settings(verb(source))
-
-
-@pytest.mark.parametrize("content", [{}, {"path": "somewhere"}, {"path": 1, "files": {}}])
+@pytest.mark.parametrize("content", [{}, {"path": 1, "files": {}}])
 def test_a_file_that_is_no_manifest_is_named(content: dict[str, Any], verb: Verb, tmp_path: Path) -> None:
     write_json(tmp_path / "config.json", content)
     with pytest.raises(SystemExit, match=r"config\.json: is no manifest of `draft fetch`; give the draft's folder$"):

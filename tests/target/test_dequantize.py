@@ -2,14 +2,12 @@
 
 import random
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from gguf import GGUFReader
 from safetensors import safe_open
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -22,7 +20,6 @@ from longspec.target import dequantize
 from tests import gguf_files
 from tests.gguf_files import CONFIGS, TOKENS
 
-NAN = float("nan")
 IDS = torch.arange(40).view(1, 40) * 5
 
 
@@ -84,7 +81,8 @@ def test_several_files_hold_the_same_weights(llama: Path, tmp_path: Path, monkey
     monkeypatch.setattr(dequantize, "SHARD_BYTES", 50_000)
     folder = made(llama, tmp_path / "b")
     shards = sorted(path.name for path in folder.glob("*.safetensors"))
-    assert shards == [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
+    assert shards == [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
+    assert len(shards) > 2
     parts = load_target(str(folder), read_target_config(folder), torch.float32)
     assert all(torch.equal(parts.state_dict()[name], weight) for name, weight in whole.state_dict().items())
 
@@ -131,17 +129,6 @@ def test_qwen_composes_characters_and_splits_in_one_way(tmp_path: Path) -> None:
         ({"more": {"rope.dimension_count": 8}}, "llama.rope.dimension_count is 8|has not the shape|has the shape"),
         ({"more": {"feed_forward_length": 128}}, r"ffn_\w+|mlp.* has the shape \[.*96.*\], the model's is \[.*128"),
         ({"more": {"split.count": 3}}, "is one of 3 parts of a model; put them together first: llama-gguf-split --merge"),
-        ({"more": {"block_count": 2**31}}, "llama.block_count is 2147483648, it holds 2 layers"),
-        ({"more": {"attention.head_count": 0}}, "llama.attention.head_count is 0, must be a whole number from 1 on; download"),
-        ({"more": {"embedding_length": 0}}, "llama.embedding_length is 0, must be a whole number"),
-        ({"more": {"context_length": 0}}, "llama.context_length is 0, must be a whole number"),
-        ({"more": {"attention.head_count_kv": 3}}, "head_count_kv 3 do not fit"),
-        *(
-            ({"more": {"rope.freq_base": base}}, "llama.rope.freq_base is .*, must be a number above 0")
-            for base in (0.0, -1.0, NAN, "x")
-        ),
-        ({"more": {"attention.layer_norm_rms_epsilon": NAN}}, "layer_norm_rms_epsilon is nan, must be a number above 0"),
-        ({"more": {"tokenizer.ggml.padding_token_id": 5000}}, "padding_token_id is 5000, must be one of the [0-9]+ tokens"),
         ({"without": ("rope.freq_base",)}, "lacks llama.rope.freq_base; convert"),
         ({"without": ("tokenizer",)}, "lacks tokenizer.ggml.model, tokenizer.ggml.tokens, tokenizer.ggml.eos_token_id"),
         ({"pre": "unheard-of"}, "tokenizer.ggml.pre 'unheard-of' is not known, .*smollm"),
@@ -194,21 +181,6 @@ def test_a_cut_file_is_refused_wherever_it_is_cut(llama: Path, tmp_path: Path) -
         assert [each.name for each in tmp_path.iterdir()] == ["cut.gguf"]
 
 
-def test_flipped_bytes_before_the_weights_end_in_a_message_or_a_target(llama: Path, tmp_path: Path) -> None:
-    whole = llama.read_bytes()
-    path = tmp_path / "flipped.gguf"
-    draw = random.Random(0)
-    for _ in range(12):
-        at = draw.randrange(8, whole.index(b"output_norm.weight"))
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << draw.randrange(8)]) + whole[at + 1 :])
-        refused = ""
-        try:
-            made(path, tmp_path)
-        except ValueError as error:
-            refused = str(error)
-        assert not refused or (refused.startswith(f"{path}: ") and "\n" not in refused)
-
-
 def test_another_hash_is_refused_and_a_file_that_is_gone(llama: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^recipe\.model\.sha256: is 0{64}, that of .*tiny llama\.gguf is [0-9a-f]{64}; copy"):
         made(llama, tmp_path, "0" * 64)
@@ -217,35 +189,3 @@ def test_another_hash_is_refused_and_a_file_that_is_gone(llama: Path, tmp_path: 
     with pytest.raises(ValueError, match=r"gone\.gguf: no such file; place it there"):
         dequantize.make("wheel:a==1/a.gguf", "0" * 64, fetched, tmp_path / "t.json", tmp_path / "k.json")
     assert not (tmp_path / "target").exists()
-
-
-def test_headers_with_values_of_any_kind_end_in_a_message_or_a_target(tmp_path: Path) -> None:
-    """300 files with one or two keys changed at random: whatever is refused is refused in one line with the file."""
-    draw, model = random.Random(0), gguf_files.random_model("llama")
-    keys = [*gguf_files._keys(model.config), "tokenizer.ggml.padding_token_id", "expert_count", "attention.key_length"]
-    values: list[Any] = [0, 1, 3, 7, 2**31, 2**32 - 1, 0.0, -1.0, NAN, float("inf"), 1e-30, "", "x"]
-    told: list[tuple[Path, str]] = []
-    for number in range(300):
-        changed = {key: draw.choice(values) for key in draw.sample(keys, draw.choice([1, 1, 2]))}
-        path = gguf_files.write(tmp_path / f"{number}.gguf", model, "F16", more=changed)
-        try:
-            made(path, tmp_path / str(number))
-        except ValueError as error:
-            told.append((path, str(error)))
-        shutil.rmtree(tmp_path / str(number), ignore_errors=True)
-        path.unlink()
-    assert [words for path, words in told if not words.startswith(str(path)) or "\n" in words] == []
-    assert len(told) > 200
-
-
-def test_overlapping_tensors_are_refused(llama: Path, tmp_path: Path) -> None:
-    """One tensor's place is set to another's."""
-    path = tmp_path / "a.gguf"
-    shutil.copy(llama, path)
-    reader = GGUFReader(path, "r+")
-    first, second = sorted(reader.tensors, key=lambda tensor: int(tensor.data_offset))[1:3]
-    offset = second.field.parts[-1]
-    offset[0] -= 32
-    del reader, offset
-    with pytest.raises(ValueError, match=rf"the tensors {first.name} and {second.name} overlap"):
-        made(path, tmp_path)

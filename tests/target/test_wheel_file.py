@@ -98,25 +98,3 @@ def test_a_damaged_wheel_is_named(index: Path, tmp_path: Path) -> None:
     wheel.write_bytes(whole[:at] + b"X" + whole[at + 1 :])
     with pytest.raises(ValueError, match=r"tiny_model-1\.0-py3-none-any\.whl: damaged.* \(Bad CRC-32"):
         wheel_file.make(SOURCE, sha256_text(CONTENT), tmp_path / "models/mine/wheel_file.json")
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("flag_bits", 1, "encrypted"),
-        ("compress_type", 99, "compression"),
-        ("file_size", 3 * 2**30, "has 3,221,225,472 bytes; 2,147,483,648"),
-    ],
-)
-def test_members_that_cannot_be_unpacked_are_named(index: Path, tmp_path: Path, field: str, value: int, message: str) -> None:
-    """Encrypted, packed in a way that nobody knows, or larger than any file that is taken: before anything is written."""
-    wheel = add_wheel(index)
-    data = bytearray(wheel.read_bytes())
-    entry = data.index(b"PK\x01\x02", data.index(b"PK\x01\x02") + 4)  # the second member's, in the directory
-    place, size = {"flag_bits": (8, 2), "compress_type": (10, 2), "file_size": (24, 4)}[field]
-    data[entry + place : entry + place + size] = value.to_bytes(size, "little")
-    wheel.write_bytes(data)
-    out = tmp_path / "models/mine/wheel_file.json"
-    with pytest.raises(ValueError, match=rf"recipe\.model\.source: .*{message}"):
-        wheel_file.make(SOURCE, sha256_text(CONTENT), out)
-    assert [path for path in out.parent.rglob("*") if path.is_file()] == []

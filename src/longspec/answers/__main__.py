@@ -16,7 +16,7 @@ from longspec.distributed import Ranks, end_at_once, launched_ranks, log, told_t
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the command line."""
     top = argparse.ArgumentParser(prog="python -m longspec.answers", description=__doc__)
     verbs = top.add_subparsers(dest="verb", required=True)
     verb = add_verb(verbs, "shard", "write the target's answers to one shard of a dataset's records")
@@ -43,13 +43,14 @@ def run(arguments: argparse.Namespace, ranks: Ranks) -> str:
 
     if arguments.verb == "merge":
         made = merge.merge(arguments.shards, arguments.raw, arguments.out)
-        return "\n".join(filter(None, [merge.told(made["answers"]), cut_warning(made)]))
+        return "\n".join(filter(None, [merge.counts_line(made["answers"]), cut_warning(made)]))
     from longspec.answers import settings, shard
 
     name = json.loads(arguments.raw.read_bytes())["name"] if arguments.raw.is_file() else arguments.raw.parent.name
     chosen = settings.parse(name, arguments.settings | arguments.runtime)
     part = (arguments.shard, arguments.num_shards)
-    return merge.told(shard.make(arguments.raw, arguments.target, arguments.tokenizer, chosen, part, arguments.out, ranks))
+    made = shard.make(arguments.raw, arguments.target, arguments.tokenizer, chosen, part, arguments.out, ranks)
+    return merge.counts_line(made)
 
 
 def main() -> None:

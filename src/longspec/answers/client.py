@@ -1,15 +1,13 @@
-"""An OpenAI-compatible server as the engine: many conversations at once, a request tried again where that helps."""
+"""An OpenAI-compatible server as the engine: many conversations at once. The package openai sends and tries again."""
 
-import http.client
-import json
+import logging
 import os
-import random
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from threading import Event
-from typing import Any
+from typing import Any, TypeVar
+
+import openai
+from pydantic import AliasPath, BaseModel, Field, NonNegativeInt, ValidationError
 
 from longspec.answers.conversation import Answer, Conversation
 from longspec.answers.questions import Asker
@@ -20,14 +18,9 @@ from longspec.distributed import log
 from longspec.shown import brief
 
 KEY = "OPENAI_API_KEY"  # the environment variable of the server's key
-PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds before the second try, and before any
-AGAIN = {408, 409, 425, 429, 500, 502, 503, 504}
+NO_KEY = "EMPTY"  # what a server without a key is sent, since openai asks for one; vLLM's examples send it too
 HOPELESS = {401, 403, 404, 405}  # what one request gets all get
-# No answer, or none that can be read; JSON may be nested deeper than Python reads.
-BROKEN = (urllib.error.URLError, http.client.HTTPException, OSError, ValueError, RecursionError)
-REPLY_BYTES, TOKEN_BYTES = 2**20, 256  # that a reply may have, and for each token that it was asked for
 FINISHED, CUT, CALLED = "stop", "length", "tool_calls"
-THOUGHTS = ("reasoning_content", "reasoning")  # under which servers put a thought apart from the content
 
 
 class FailedError(Exception):
@@ -42,11 +35,38 @@ class OtherPromptError(HopelessError):
     """The server lays questions out otherwise than the target's chat template does."""
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """The key is for one server: an answer that names another one is an error."""
+class Model(BaseModel):
+    """A model that a server lists."""
 
-    def redirect_request(self, *_: Any) -> None:
-        return None
+    id: str
+    owned_by: str | None = None
+
+
+class Models(BaseModel):
+    """The reply to GET models."""
+
+    data: list[Model]
+
+
+def _at(first: str, *more: str | int) -> Any:
+    """Return the place of a field in a reply, which may be left out."""
+    return Field(None, validation_alias=AliasPath(first, *more))
+
+
+class Reply(BaseModel):
+    """What is read of the reply to POST chat/completions; a thought stands apart from the content under one of two names."""
+
+    finish_reason: str = Field(validation_alias=AliasPath("choices", 0, "finish_reason"))
+    content: str | None = Field(validation_alias=AliasPath("choices", 0, "message", "content"))
+    reasoning_content: str | None = _at("choices", 0, "message", "reasoning_content")
+    reasoning: str | None = _at("choices", 0, "message", "reasoning")
+    tool_calls: list[Any] | None = _at("choices", 0, "message", "tool_calls")
+    token_ids: list[NonNegativeInt] | None = _at("choices", 0, "token_ids")
+    completion_tokens: NonNegativeInt | None = _at("usage", "completion_tokens")
+    prompt_tokens: NonNegativeInt | None = _at("usage", "prompt_tokens")
+
+
+Form = TypeVar("Form", bound=BaseModel)
 
 
 def server_key() -> str:
@@ -69,26 +89,30 @@ class Client:
     """The server at an address such as http://host:8000/v1, which serves `model`; own: this job has started it here."""
 
     def __init__(self, address: str, settings: Regenerate, *, own: bool = False) -> None:
-        self.address, self.settings, self.stopped = address.rstrip("/"), settings, Event()
-        self._key = server_key()
-        # A proxy of the environment knows no server of this machine.
-        proxies = [urllib.request.ProxyHandler({})] if own else []
-        self._open = urllib.request.build_opener(_NoRedirect, *proxies).open
+        self.address, self.settings = address.rstrip("/"), settings
         self.model = settings.served_model or ""
         self._is_compared = True
         self._tells_ids = False  # vLLM says the tokens of an answer; other servers may refuse to be asked
+        for name in ("openai", "httpx2"):
+            logging.getLogger(name).setLevel(logging.WARNING)  # a line for each request
+        self._server = openai.OpenAI(
+            base_url=self.address,
+            api_key=server_key() or NO_KEY,
+            max_retries=settings.tries - 1,
+            timeout=settings.timeout,
+            # The key is for one server: no redirect is followed. A proxy of the environment knows no server of this machine.
+            http_client=openai.DefaultHttpxClient(follow_redirects=False, trust_env=not own),
+        )
 
     def find_model(self) -> str:
         """Ask for the name of the served model, which is then asked. Raises ValueError where it is not the only one."""
         try:
-            models = self.send("models", None)["data"]
-            names = [_shown(each["id"]) for each in models]
-            self._tells_ids = any(each.get("owned_by") == "vllm" for each in models)
+            models = self._read(self._server.get, "models", Models).data
         except FailedError as error:
             reason = str(error).removeprefix(f"{self.address}: ")
-            raise ValueError(f"{self.address}: does not answer: {reason}") from None
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{self.address}/models: is no list of models; give the address with its /v1") from error
+            raise ValueError(f"{self.address}: lists no models: {reason}; give the address with its /v1") from None
+        names = [_shown(each.id) for each in models]
+        self._tells_ids = any(each.owned_by == "vllm" for each in models)
         wanted = self.settings.served_model
         if wanted not in names and (wanted or len(names) != 1):
             raise ValueError(
@@ -98,32 +122,22 @@ class Client:
         return self.model
 
     def ask(self, chat: Chat, seed: int, length: int) -> Answer:
-        """The answer to a conversation, which the target's chat template lays out in so many tokens.
+        """Return the answer to a conversation, which the target's chat template lays out in so many tokens.
 
         Raises FailedError, HopelessError.
         """
-        told = self.send("chat/completions", self._body(chat, seed))
-        try:
-            choice, usage = told["choices"][0], told.get("usage") or {}
-            message, finish = choice["message"], choice["finish_reason"]
-            text, tokens, read = message["content"], usage.get("completion_tokens"), usage.get("prompt_tokens")
-            thought = next((message[name] for name in THOUGHTS if message.get(name)), "")
-            ids = choice.get("token_ids")
-        except (KeyError, IndexError, TypeError, AttributeError):
-            raise self._failed(f"no answer of a chat: {told}") from None
-        for name, value, most in (("completion_tokens", tokens, self.settings.new_tokens), ("prompt_tokens", read, 2**31)):
-            if value is not None and not (type(value) is int and 0 <= value <= most):
-                raise self._failed(f"usage.{name}: {value!r} is no count of at most {most} tokens")
-        for name, value in (("content", text), ("thought", thought)):
-            if not isinstance(value, str | None):
-                raise self._failed(f"{name}: {value!r} is no text")
-        if not isinstance(ids, list | None) or not all(type(token) is int and token >= 0 for token in ids or ()):
-            raise self._failed(f"token_ids: {ids!r} are no tokens")
-        self._compare(read, length)
-        if finish not in (FINISHED, CUT, CALLED):
-            raise self._failed(f"finish_reason {finish!r}")
-        fault = "it calls a tool, which the server keeps apart" if message.get("tool_calls") else ""
-        return Answer(text or "", tokens or 0, cut=finish == CUT, fault=fault, thought=thought, ids=tuple(ids) if ids else None)
+        reply = self._read(self._server.post, "chat/completions", Reply, body=self._body(chat, seed))
+        self._compare(reply.prompt_tokens, length)
+        if reply.finish_reason not in (FINISHED, CUT, CALLED):
+            raise self._failed(f"finish_reason {reply.finish_reason!r}")
+        return Answer(
+            reply.content or "",
+            reply.completion_tokens or 0,
+            cut=reply.finish_reason == CUT,
+            fault="it calls a tool, which the server keeps apart" if reply.tool_calls else "",
+            thought=reply.reasoning_content or reply.reasoning or "",
+            ids=tuple(reply.token_ids) if reply.token_ids else None,
+        )
 
     def _failed(self, reason: str) -> FailedError:
         """Return the error of one request, with the address and without the key."""
@@ -142,82 +156,43 @@ class Client:
             body["chat_template_kwargs"] = chat.template_arguments
         return body
 
-    def _compare(self, read: Any, length: int) -> None:
+    def _compare(self, read: int | None, length: int) -> None:
         """Raise OtherPromptError where the server has read a question in another number of tokens than the target would."""
-        if isinstance(read, int) and read != length:
+        if read is not None and read != length:
             raise OtherPromptError(
                 f"{self.address}: has read a question as {read} tokens (usage.prompt_tokens), which the target's own chat "
                 f"template lays out in {length}: it serves another model, or lays questions out otherwise; correct "
                 "regenerate.endpoint, server or served_model, or serve the target's folder with the chat template that is in it"
             )
-        if not isinstance(read, int) and self._is_compared:
+        if read is None and self._is_compared:
             self._is_compared = False
             log(
                 f"{self.address}: tells no usage.prompt_tokens, so nobody sees whether it lays questions out as the target does"
             )
 
-    def send(self, path: str, body: dict[str, Any] | None) -> Any:
-        """The server's answer to a POST of `body`, or to a GET without one; asked again where that may help."""
-        reason, wish = "", None  # why there is no answer yet, and how long the server wants to be left alone
-        for number in range(self.settings.tries):
-            if number:
-                self._wait(number, wish)
-            try:
-                with self._open(self._request(path, body), timeout=self.settings.timeout) as response:
-                    return json.loads(self._whole(response))
-            except urllib.error.HTTPError as error:
-                with error:
-                    reason, wish = _words(error), error.headers.get("Retry-After")
-                if error.code in HOPELESS:
-                    raise HopelessError(
-                        f"{self.address}/{path}: {reason}; correct regenerate.endpoint or served_model, or set {KEY}"
-                    ) from None
-                if error.code not in AGAIN:
-                    raise self._failed(reason) from None
-            except BROKEN as error:
-                reason, wish = f"{type(error).__name__}: {_shown(getattr(error, 'reason', error))}", None
-        raise self._failed(f"{reason} ({self.settings.tries} tries)")
-
-    def _whole(self, response: Any) -> bytes:
-        """Return a reply's bytes. Raise FailedError for more of them than a reply of so many tokens has."""
-        most = REPLY_BYTES + TOKEN_BYTES * self.settings.new_tokens
-        if len(found := response.read(most + 1)) > most:
-            raise self._failed(f"a reply of more than {most:,} bytes, where {self.settings.new_tokens} tokens were asked for")
-        return bytes(found)
-
-    def _request(self, path: str, body: dict[str, Any] | None) -> urllib.request.Request:
-        headers = {"Content-Type": "application/json"}
-        if self._key:
-            headers["Authorization"] = f"Bearer {self._key}"
-        data = None if body is None else json.dumps(body).encode()
-        return urllib.request.Request(f"{self.address}/{path}", data, headers)
-
-    def _wait(self, number: int, wish: str | None) -> None:
-        """Pause before a try, longer each time unless the server said how long. Raises FailedError when all is over."""
-        pause = min(LONGEST_PAUSE, PAUSE * 2 ** (number - 1)) * random.uniform(0.5, 1.5)
-        if wish is not None and wish.isdecimal():
-            pause = min(LONGEST_PAUSE, float(wish))
-        if self.stopped.wait(pause):
-            raise FailedError("the job ends")
+    def _read(self, send: Callable[..., str], path: str, form: type[Form], **more: Any) -> Form:
+        """Return the server's reply, tried again where that may help. Raise FailedError, HopelessError."""
+        try:
+            return form.model_validate_json(send(path, cast_to=str, **more), strict=True)
+        except openai.APIStatusError as error:
+            message = error.body.get("message") if isinstance(error.body, dict) else None
+            reason = f"HTTP {error.status_code}: {_shown(message or error.body)}"
+            if error.status_code in HOPELESS:
+                raise HopelessError(
+                    f"{self.address}/{path}: {reason}; correct regenerate.endpoint or served_model, or set {KEY}"
+                ) from None
+            raise self._failed(reason) from None
+        except openai.APIConnectionError as error:
+            raise self._failed(f"{error} {error.__cause__} ({self.settings.tries} tries)") from None
+        except ValidationError as error:
+            fault = error.errors()[0]
+            where = ".".join(map(str, fault["loc"])) or "all of it"
+            raise self._failed(f"the reply to {path}: {where}: {fault['msg']}, is {fault['input']!r}") from None
 
 
-def _words(error: urllib.error.HTTPError) -> str:
-    """A status with the server's own words."""
-    try:
-        text = error.read(4096).decode(errors="replace")
-    except BROKEN:
-        text = ""
-    try:
-        told = json.loads(text)
-        inner = told.get("error", told)
-        text = inner.get("message", text) if isinstance(inner, dict) else str(inner)
-    except (ValueError, AttributeError, RecursionError):
-        pass
-    return f"HTTP {error.code}: {_shown(text or error.reason)}"
-
-
-def answered(conversations: list[Conversation], client: Client, asker: Asker) -> Iterator[list[Conversation]]:
-    """All conversations, answered or failed, as they end. Raises HopelessError for what would fail them all."""
+def answered(conversations: list[Conversation], client: Client, asker: Asker) -> Generator[list[Conversation], None, None]:
+    """Yield all conversations, answered or failed, as they end. Raises HopelessError for what would fail them all."""
+    log(f"{client.address}: asking {client.model}, {client.settings.requests} at a time")
     pool = ThreadPoolExecutor(client.settings.requests)
     try:
         rest = iter(conversations)
@@ -231,7 +206,6 @@ def answered(conversations: list[Conversation], client: Client, asker: Asker) ->
             ended, waiting = wait(waiting, return_when=FIRST_COMPLETED)
             yield [future.result() for future in ended]
     finally:
-        client.stopped.set()
         pool.shutdown(wait=False, cancel_futures=True)
 
 

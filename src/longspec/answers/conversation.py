@@ -2,10 +2,8 @@
 
 import hashlib
 from collections import deque
-from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from longspec.answers.settings import DROP
@@ -14,10 +12,10 @@ from longspec.data.read.conversations import Chat
 from longspec.data.read.record_checks import RecordError, check_characters, check_text
 from longspec.data.read.records import ANSWER_IDS, Text, to_messages_or_text
 from longspec.data.read.thoughts import Marks, closes_one, opened_at_start
-from longspec.shown import brief
 
 Messages = list[dict[str, Any]]
-Key = tuple[str, int]  # the file of the raw records, train or held_out, and the line in it, from 1
+FILES = ("train", "held_out")  # of the raw records
+Key = tuple[str, int]  # one of FILES, and the line in it, from 1
 
 ANSWERED = "answered"  # every turn
 SHORTENED = "shortened"  # the first turns alone: the next one could not be asked, or its answer could not be kept
@@ -71,11 +69,11 @@ class Conversation:
 
     @property
     def asked(self) -> Chat:
-        """The conversation that the target is to continue: all messages so far, the record's tools and template arguments."""
+        """Return what the target is to continue: all messages so far, the record's tools and template arguments."""
         return replace(self._chat, messages=self.history)
 
     def seed(self, seed: int) -> int:
-        """The seed of the next answer: by the settings' seed, record and turn alone, whoever is answered beside it."""
+        """Return the seed of the next answer: by the settings' seed, record and turn alone, whoever is answered beside it."""
         name = repr((seed, self.key, self.answers)).encode()
         return int.from_bytes(hashlib.sha256(name).digest()[:8], "big") % SEEDS
 
@@ -113,7 +111,7 @@ class Conversation:
             self._go_on()
 
     def _thinks_on(self, text: str, thought: str) -> bool:
-        """Whether an answer ends before its thought does."""
+        """Tell whether an answer ends before its thought does."""
         if thought:
             return not text.strip()
         opened = self.opened or opened_at_start(text)
@@ -134,46 +132,24 @@ class Conversation:
         self.end, self.reason = SHORTENED if self.answers else without, reason
 
     def line(self) -> dict[str, Any]:
-        """The record as it stands in the journal."""
-        told: dict[str, Any] = {"record": list(self.key), "end": self.end}
-        told |= {"reason": self.reason, "answers": self.answers, "tokens": self.tokens}
+        """Return the record as it stands in the journal."""
+        line: dict[str, Any] = {"record": list(self.key), "end": self.end}
+        line |= {"reason": self.reason, "answers": self.answers, "tokens": self.tokens}
         if self.end not in TAKEN:
-            return told
+            return line
         known = [list(ids) for ids in self.ids if ids is not None]
-        return told | record_of(self.asked) | ({ANSWER_IDS: known} if len(known) == self.answers else {})
-
-
-def check_lines(path: Path, lines: Iterable[dict[str, Any]], keys: Collection[Key]) -> set[Key]:
-    """Return the records that a journal's lines hold; keys: those of its shard. Raise ValueError with file, line and field."""
-    found: set[Key] = set()
-    for number, line in enumerate(lines, 2):  # the first one says what they were made with
-        record, counts = line.get("record"), [line.get(name) for name in ("answers", "tokens")]
-        key = tuple(record) if isinstance(record, list) and all(isinstance(each, str | int) for each in record) else None
-        faults = {
-            "record": key not in keys or key in found,
-            "end": line.get("end") not in ENDS or line["end"] == FAILED,
-            "reason": not isinstance(line.get("reason"), str),
-            "answers, tokens": not all(type(count) is int and count >= 0 for count in counts),
-            "messages": line.get("end") in TAKEN and not isinstance(line.get("messages"), list),
-        }
-        if wrong := [name for name, fault in faults.items() if fault]:
-            raise ValueError(
-                f"{path}: line {number}: {wrong[0]}: {brief(line)}: is no answered record of this shard, or one that stands "
-                "twice; remove the line, or the file to begin anew"
-            )
-        found.add(key)  # type: ignore[arg-type]
-    return found
+        return line | record_of(self.asked) | ({ANSWER_IDS: known} if len(known) == self.answers else {})
 
 
 def record_of(chat: Chat) -> dict[str, Any]:
-    """A record that is read as this conversation."""
+    """Return a record that is read as this conversation."""
     beside = {"tools": chat.tools, "chat_template_kwargs": chat.template_arguments}
-    told = {"messages": chat.messages} | {name: value for name, value in beside.items() if value}
-    return told if chat.train_thoughts else told | {"train_thoughts": False}
+    record = {"messages": chat.messages} | {name: value for name, value in beside.items() if value}
+    return record if chat.train_thoughts else record | {"train_thoughts": False}
 
 
 def _to_answer(record: dict[str, Any]) -> Chat | str:
-    """The conversation of a record, or why nobody can answer it anew. Raises RecordError."""
+    """Return the conversation of a record, or why nobody can answer it anew. Raises RecordError."""
     document = to_messages_or_text(record, unanswered=True)
     if isinstance(document, Text):
         return "running text, which asks nothing"
@@ -190,7 +166,7 @@ def _to_answer(record: dict[str, Any]) -> Chat | str:
 
 
 def _fault(text: str, thought: str) -> str:
-    """The reason why a text with the thought before it can be no answer of a record; empty for none."""
+    """Return the reason why a text with the thought before it can be no answer of a record; empty for none."""
     try:
         check_text(text, "it")
         check_characters(thought, "it")

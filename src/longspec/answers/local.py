@@ -77,7 +77,7 @@ def answered(
     asker: Asker,
     ranks: Ranks,
 ) -> Iterator[list[Conversation]]:
-    """Those that are not done yet, a batch at a time; every rank yields the same.
+    """Yield those that are not done yet, a batch at a time; every rank yields the same.
 
     lengths: of first prompts; ranks: that have joined to hold the target together, which is loaded for the first batch.
     """
@@ -94,7 +94,7 @@ def answered(
 def decode(
     target: Any, prompts: list[list[int]], new_tokens: int, ends: Collection[int], samplers: list[Sampler]
 ) -> list[list[int]]:
-    """The tokens after each prompt: through the first of `ends`, or `new_tokens` of them.
+    """Return the tokens after each prompt: through the first of `ends`, or `new_tokens` of them.
 
     Rows are padded on the left, and those that have ended leave the batch together. samplers: each row's own, all of one
     temperature and top_p; then a row's draws do not depend on the rows beside it. Raises ValueError for logits that are no
@@ -125,7 +125,7 @@ def decode(
 
 
 def _left_padded(prompts: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The prompts in rows of one length, int64 [B, T], and 1 where a row has a token, 0 on the padding before it."""
+    """Return the prompts in rows of one length, int64 [B, T], and 1 where a row has a token, 0 on the padding before it."""
     longest = max(map(len, prompts))
     ids = [[0] * (longest - len(prompt)) + prompt for prompt in prompts]
     mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
@@ -133,7 +133,7 @@ def _left_padded(prompts: list[list[int]], device: torch.device) -> tuple[Tensor
 
 
 def _chosen(logits_BV: Tensor, samplers: list[Sampler]) -> Tensor:
-    """The next token of each row, int64 [B]."""
+    """Return the next token of each row, int64 [B]."""
     if not logits_BV.amax(-1).isfinite().all():
         raise ValueError(
             "the target's logits hold inf or NaN, so that there is no next token; set data.<name>.regenerate.precision to "

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from longspec import jsonl
-from longspec.answers.conversation import ENDS, FAILED, TAKEN
+from longspec.answers.conversation import ENDS, FAILED, FILES, TAKEN
 from longspec.answers.settings import JOURNAL, SERVED
-from longspec.answers.shard import FILES
 from longspec.atomic_files import check_files, describe_files, read_json, sha256_file, write_json
 from longspec.data.layout_tally import CUT_BY_LIMIT, answer_reasons
 from longspec.data.read.conversations import BESIDE
@@ -24,7 +23,7 @@ Place = tuple[int, Path, int]  # a record's line in the raw file, the journal th
 
 
 def _places(journals: list[Path]) -> dict[str, list[Place]]:
-    """Where the answers of each file's records stand, in the raw order; texts are not held in memory."""
+    """Find where the answers of each file's records stand, in the raw order; texts are not held in memory."""
     found: dict[str, list[Place]] = {name: [] for name in FILES}
     for path in journals:
         with path.open("rb") as handle:
@@ -51,7 +50,7 @@ def _records(places: list[Place]) -> Iterator[dict[str, Any]]:
 
 
 def _checked(shards: list[Path], raw: Path) -> list[dict[str, Any]]:
-    """The shards' manifests. Raises ValueError unless they are all shards of one making, of these raw records, and whole."""
+    """Return the shards' manifests. Raises ValueError unless they are all shards of one making, of these records, and whole."""
     manifests = [read_json(path) for path in shards]
     first, of_raw = manifests[0], sha256_file(raw)
     for path, manifest in zip(shards, manifests, strict=True):
@@ -105,8 +104,8 @@ def merge(shards: list[Path], raw: Path, out: Path) -> dict[str, Any]:
     return manifest
 
 
-def told(counts: dict[str, Any]) -> str:
-    """The counts in a line."""
+def counts_line(counts: dict[str, Any]) -> str:
+    """Say the counts in a line."""
     ends = ", ".join(f"{count} {end}" for end, count in counts["ends"].items() if count or end == FAILED)
     made = f"{counts['records']} records: {ends}; {counts['answers']} answers of {counts['tokens']} tokens"
     return "; ".join(filter(None, [made, answer_reasons(counts)]))

@@ -42,7 +42,7 @@ class Asker:
             )
 
     def prompts(self, conversations: Sequence[Conversation]) -> list[list[int] | None]:
-        """The token ids of each one's next question; None where it cannot be asked, which ends the conversation."""
+        """Return the token ids of each one's next question; None where it cannot be asked, which ends the conversation."""
         found: list[list[int] | None] = []
         for each, made in zip(conversations, self._encoder.requests([each.asked for each in conversations]), strict=True):
             found.append(None)
@@ -56,7 +56,7 @@ class Asker:
         return found
 
     def first_lengths(self, conversations: Sequence[Conversation]) -> dict[Key, int]:
-        """The tokens of each first question; those that cannot be asked end, and are left out."""
+        """Return the tokens of each first question; those that cannot be asked end, and are left out."""
         lengths: dict[Key, int] = {}
         for start in range(0, len(conversations), TOGETHER):
             some = conversations[start : start + TOGETHER]
@@ -65,7 +65,7 @@ class Asker:
         return lengths
 
     def sent_length(self, chat: Chat) -> int:
-        """The tokens that a server of the target makes of a conversation. Raises LayoutError when the template refuses it."""
+        """Count the tokens that a server makes of a conversation. Raises LayoutError where the template refuses."""
         return len(self._encoder.as_sent(chat))
 
     def without_control(self, answer: Answer) -> Answer:
@@ -83,7 +83,7 @@ class Asker:
         return answer.text.strip() in said and answer.thought.strip() in said
 
     def answer(self, tokens: list[int]) -> Answer:
-        """The answer that these tokens are. Its last character may be torn: half of one is what a limit of tokens may leave."""
+        """Return the answer that these tokens are. Its last character may be torn, where a limit of tokens has cut it."""
         ended = tokens[-1] in self.ends
         said = tokens[:-1] if ended else tokens
         text = str(self.tokenizer.decode(said, skip_special_tokens=False, clean_up_tokenization_spaces=False))
@@ -95,15 +95,15 @@ class Asker:
 
 
 def ends_of(tokenizer: Any, target: Path, encoder: Encoder) -> Collection[int]:
-    """The tokens that end an answer. Raises ValueError for a chat template that lays out no answer."""
-    told: Any = None
+    """Return the tokens that end an answer. Raises ValueError for a chat template that lays out no answer."""
+    eos: Any = None
     for name in ("config.json", "generation_config.json"):  # the second one's word counts
         if (target / name).is_file():
-            told = read_json_object(target / name).get("eos_token_id", told)
+            eos = read_json_object(target / name).get("eos_token_id", eos)
     try:
         marker = encoder.template.end_of_answer()
     except LayoutError as error:
         raise ValueError(f"{target}: {error}; this target answers no questions") from error
     special = set(tokenizer.convert_tokens_to_ids(list(encoder.special)))
     closing = [token for token in tokenizer(marker, add_special_tokens=False)["input_ids"] if token in special]
-    return frozenset({tokenizer.eos_token_id, *(told if isinstance(told, list) else [told]), *closing[:1]} - {None})
+    return frozenset({tokenizer.eos_token_id, *(eos if isinstance(eos, list) else [eos]), *closing[:1]} - {None})

@@ -61,7 +61,7 @@ class Regenerate:
 
 
 def parse(name: str, given: dict[str, Any]) -> Regenerate:
-    """The settings of dataset `name`. Raises ValueError, with the key, for those that do not go together."""
+    """Return the settings of dataset `name`. Raises ValueError, with the key, for those that do not go together."""
     key = f"data.{name}.regenerate"
     # 0 and 0.0 are one temperature, and name one folder.
     settings = Regenerate(**given | {each: float(given[each]) for each in ("temperature", "top_p") if each in given})
@@ -134,12 +134,12 @@ def room_for_prompts(settings: Regenerate, positions: int, key: str) -> int:
 
 
 def deciding(settings: Regenerate) -> str:
-    """The settings that decide the answers, as canonical JSON; the other engine's keys are left out."""
+    """Return the settings that decide the answers, as canonical JSON; the other engine's keys are left out."""
     return _json(settings, lambda name: name not in RUNTIME)
 
 
 def runtime(settings: Regenerate) -> str:
-    """The rest."""
+    """Return the settings that decide no answer."""
     return _json(settings, lambda name: name in RUNTIME)
 
 
@@ -150,6 +150,6 @@ def _json(settings: Regenerate, wanted: Any) -> str:
 
 
 def folder_name(settings: Regenerate) -> str:
-    """The folder, below those of target and dataset, of answers by these settings."""
+    """Return the folder, below those of target and dataset, of answers by these settings."""
     how = "greedy" if settings.temperature == 0 else f"t{settings.temperature:g}"
     return f"{how}-{settings.new_tokens}-{sha256_text(deciding(settings))[:HASH_LETTERS]}"

@@ -5,19 +5,20 @@ shard.json       written last: the counts, and the journal's hash
 """
 
 import json
+import re
 import time
-from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from longspec import jsonl
 from longspec.answers import client, server
-from longspec.answers.conversation import FAILED, Conversation, Key, check_lines
+from longspec.answers.conversation import ENDS, FAILED, FILES, Conversation
 from longspec.answers.questions import Asker
 from longspec.answers.settings import ENDPOINT, JOURNAL, PRINTED, SERVED, Regenerate, deciding
-from longspec.answers.tally import Tally
 from longspec.atomic_files import check_files, checked_folder, describe_files, read_json, sha256_file, write_json
 from longspec.data.read.records import RecordError
 from longspec.data.tokenize import load
@@ -26,13 +27,73 @@ from longspec.families import position_limit
 from longspec.journal import Followed, Journal, journal_of
 from longspec.lease import acquire
 from longspec.models.target_config import read_target_config
+from longspec.shown import duration
 
-FILES = ("train", "held_out")
 SYNC = 5.0  # seconds of work that a power cut may cost, beyond a batch
+PROGRESS_SECONDS = 30.0  # between two lines of progress
+MAX_REASONS = 10  # in an error or a log
+
+
+class Tally:
+    """Counts over `total` records, of which those of `lines` were done before."""
+
+    def __init__(self, total: int, lines: Iterable[dict[str, Any]]) -> None:
+        self.total, self.ends, self.reasons = total, Counter[str](), Counter[tuple[str, str]]()
+        self.answers = self.tokens = 0
+        for line in lines:
+            self._count(line["end"], line["reason"], line["answers"], line["tokens"])
+        self._began = self._told = time.monotonic()
+        self._before, self._tokens_before = self.ends.total(), self.tokens
+
+    def count(self, conversation: Conversation) -> None:
+        """Count one more, and tell now and then how far this is."""
+        self._count(conversation.end, conversation.reason, conversation.answers, conversation.tokens)
+        if time.monotonic() - self._told > PROGRESS_SECONDS:
+            self.tell()
+
+    def _count(self, end: str, reason: str, answers: int, tokens: int) -> None:
+        self.ends[end] += 1
+        if end != FAILED:
+            self.answers, self.tokens = self.answers + answers, self.tokens + tokens
+        if reason:
+            # One line for messages that differ in numbers alone; an address keeps its own.
+            self.reasons[end, re.sub(r"(\w+://\S+)|\d+", lambda found: found[1] or "N", reason)] += 1
+
+    def tell(self) -> None:
+        """Log how far it is, how fast, and the time left."""
+        self._told = time.monotonic()
+        seconds, done = self._told - self._began, self.ends.total()
+        new = done - self._before
+        rate = (self.tokens - self._tokens_before) / max(seconds, 1e-9)
+        left = f", {duration(seconds * (self.total - done) / new)} left" if new else ""
+        failed = f", {self.ends[FAILED]:,} failed" if self.ends[FAILED] else ""
+        log(f"{done:,} of {self.total:,} records, {rate:,.0f} tokens/s{left}{failed}")
+
+    def check(self, most: float) -> None:
+        """Raise ValueError, with the reasons, when more than this share of all records failed."""
+        failed = self.ends[FAILED]
+        if failed > most * self.total:
+            found = [(count, reason) for (end, reason), count in self.reasons.most_common() if end == FAILED]
+            reasons = "; ".join(f"{count} x {reason}" for count, reason in found[:MAX_REASONS])
+            raise ValueError(
+                f"{failed} of {self.total} records failed, more than the share {most} that regenerate.max_failed allows: "
+                f"{reasons}; what is answered stays, and the same command goes on with the others"
+            )
+
+    def describe(self) -> dict[str, Any]:
+        """Return the counts for a manifest: the ends add up to `records`."""
+        assert self.ends.total() == self.total
+        return {
+            "records": self.total,
+            "ends": {end: self.ends[end] for end in ENDS},
+            "reasons": {end: {reason: n for (of, reason), n in sorted(self.reasons.items()) if of == end} for end in ENDS},
+            "answers": self.answers,
+            "tokens": self.tokens,
+        }
 
 
 def read(raw: Path, shard: int, num_shards: int, cut: str) -> list[Conversation]:
-    """Every num_shards-th record of each raw file, from the shard's first one on. Raises ValueError with file and line."""
+    """Return every num_shards-th record of each raw file, from the shard's first one. Raises ValueError with file and line."""
     found = []
     for name in FILES:
         path = raw.parent / f"{name}.jsonl"
@@ -64,20 +125,20 @@ def make(
         from longspec.models.placement import join_ranks
 
         join_ranks(ranks)
-    told = read_json(raw)
-    check_files(raw.parent, told["files"], raw, once=True)
+    dataset = read_json(raw)
+    check_files(raw.parent, dataset["files"], raw, once=True)
     folder = Path(checked_folder(target))
-    made_with = {"dataset": told["name"], "settings": json.loads(deciding(settings)), "raw": sha256_file(raw)}
+    made_with = {"dataset": dataset["name"], "settings": json.loads(deciding(settings)), "raw": sha256_file(raw)}
     made_with |= {"target": sha256_file(target), "tokenizer": sha256_file(tokenizer), "num_shards": num_shards}
     endpoint = None  # where this job computes, or starts a server
     if settings.endpoint is not None:
         endpoint = client.Client(settings.endpoint, settings)
         made_with |= {SERVED: endpoint.find_model()}
     positions = position_limit(read_target_config(folder))
-    asker = Asker(load(tokenizer)[0], folder, positions, settings, f"data.{told['name']}.regenerate")
+    asker = Asker(load(tokenizer)[0], folder, positions, settings, f"data.{dataset['name']}.regenerate")
     conversations = read(raw, shard, num_shards, settings.cut)
     with _alone_in(out, ranks):
-        identity, of = made_with | {"shard": shard}, f"{told['name']}'s answers"
+        identity, of = made_with | {"shard": shard}, f"{dataset['name']}'s answers"
         with journal_of(out.parent / JOURNAL, identity, ranks, of=of, aside=True) as journal:
             tally = _answer(conversations, journal, folder, settings, asker, endpoint, ranks)
         manifest = identity | tally.describe()
@@ -111,15 +172,24 @@ def _answer(
     endpoint: client.Client | None,
     ranks: Ranks,
 ) -> Tally:
-    """A line of the journal for each conversation that did not fail."""
-    done = check_lines(journal.path, journal.lines or [], {each.key for each in conversations})
-    tally = Tally(len(conversations), journal.lines or [])
+    """Write a line of the journal for each conversation that did not fail; a server of the job's own lives as long."""
+    lines = journal.lines or []
+    done = {(name, number) for name, number in (line["record"] for line in lines)}
+    tally = Tally(len(conversations), lines)
     lengths = asker.first_lengths([each for each in conversations if not each.end])
     ended = [each for each in conversations if each.end and each.key not in done]
     going = [each for each in conversations if not each.end]
+    left = [each for each in going if each.key not in done]
     log(f"{len(conversations):,} records, {len(done):,} of them done; {len(going):,} ask something", ranks)
-    synced = time.monotonic()
-    with _engine(going, lengths, done, target, settings, asker, endpoint, journal.path, ranks) as answered:
+    synced, answered = time.monotonic(), iter(())  # type: float, Iterator[list[Conversation]]
+    with ExitStack() as stack:
+        if settings.engine != ENDPOINT:
+            from longspec.answers import local  # torch, which no server needs
+
+            answered = local.answered(going, lengths, done, target, settings, asker, ranks)
+        elif left:
+            asked = endpoint or _of_own_server(target, settings, journal.path, stack)
+            answered = stack.enter_context(closing(_asked(left, asked, asker, journal.path)))
         for together in chain([ended], answered):
             for each in together:
                 if each.end != FAILED:
@@ -135,42 +205,19 @@ def _answer(
     return tally
 
 
-@contextmanager
-def _engine(
-    going: list[Conversation],
-    lengths: dict[Key, int],
-    done: set[Key],
-    target: Path,
-    settings: Regenerate,
-    asker: Asker,
-    endpoint: client.Client | None,
-    journal: Path,
-    ranks: Ranks,
-) -> Iterator[Iterator[list[Conversation]]]:
-    """The conversations as the chosen engine ends them; a server of the job's own lives as long as the block."""
-    left = [each for each in going if each.key not in done]
-    if settings.engine != ENDPOINT:
-        from longspec.answers import local  # torch, which no server needs
-
-        yield local.answered(going, lengths, done, target, settings, asker, ranks)
-    elif not left:
-        yield iter(())
-    elif endpoint is not None:
-        with closing(_asked(left, endpoint, asker, journal)) as answered:
-            yield answered
-    else:
-        assert settings.server is not None
-        with server.started(settings.server, target, settings.server_minutes, journal.with_name(PRINTED)) as address:
-            own = client.Client(address, settings, own=True)
-            own.find_model()
-            with closing(_asked(left, own, asker, journal)) as answered:
-                yield answered
+def _of_own_server(target: Path, settings: Regenerate, journal: Path, stack: ExitStack) -> client.Client:
+    """Start the server of the settings for as long as the stack lives; its client."""
+    assert settings.server is not None
+    started = server.started(settings.server, target, settings.server_minutes, journal.with_name(PRINTED))
+    asked = client.Client(stack.enter_context(started), settings, own=True)
+    asked.find_model()
+    return asked
 
 
 def _asked(
     left: list[Conversation], asked: client.Client, asker: Asker, journal: Path
 ) -> Generator[list[Conversation], None, None]:
-    log(f"{asked.address}: asking {asked.model}, {asked.settings.requests} at a time")
+    """Yield conversations as a server answers them. Raises ValueError that names the journal of another server's answers."""
     try:
         yield from client.answered(left, asked, asker)
     except client.OtherPromptError as error:

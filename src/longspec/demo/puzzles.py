@@ -5,14 +5,77 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from longspec.demo.puzzle_words import PROBLEMS, STYLES, Style
-
 MIN_CHARACTERS, MAX_CHARACTERS = 750, 6500
 LARGEST = 999  # no intermediate result above it
 TARGETS = range(20, 200)
 # How many steps the search tries from a set of numbers, by the set's size: it prunes, so it may fail.
 TRIES = {6: 2, 5: 2, 4: 3, 3: 3}
 SLIPS = 0.08  # share of steps told with a slip of the tongue that is corrected
+
+PROBLEMS = (
+    "Use the numbers {numbers} and the operations + - * / to reach {target}. Each number may be used at most once.",
+    "Reach the target {target} with the numbers {numbers}. You may add, subtract, multiply and divide, and use each "
+    "number once at most.",
+    "Numbers: {numbers}. Target: {target}. Combine them with + - * / so that the result is the target; no number "
+    "may be used twice.",
+    "Find an expression that equals {target}. It may use each of {numbers} at most once, and only + - * /.",
+)
+
+
+@dataclass(frozen=True)
+class Style:
+    """One narrator: the sentences of a search, each a format string."""
+
+    start: str  # numbers, target
+    attempt: str  # equation, left
+    correct: str  # wrong, term, equation, left: a slip that the narrator notices
+    last_two: str  # pair, equations
+    none: str  # target, back
+    exhausted: str  # numbers, back
+    seen: str  # numbers, back
+    hit: str  # target
+    check: str  # equations, used
+    answer: str  # expression, target
+
+
+STYLES = (
+    Style(
+        start="I have {numbers} and want {target}.",
+        attempt="Try {equation}. Left: {left}.",
+        correct="Try {term}. Is it {wrong}? No, let me count again: {equation}. Left: {left}.",
+        last_two="With {pair}: {equations}.",
+        none=" None of them is {target}. Dead end, go back to {back}.",
+        exhausted="Nothing more to try with {numbers}. Go back to {back}.",
+        seen="I have been at {numbers} before. Go back to {back}.",
+        hit=" That is {target}!",
+        check="Check: {equations}. Used: {used}, each once.",
+        answer="Answer: {expression} = {target}",
+    ),
+    Style(
+        start="Let me think. The numbers are {numbers}, the target is {target}.",
+        attempt="What about {equation}? Then I have {left}.",
+        correct="What about {term}? I said {wrong}, but that is wrong: {equation}. Then I have {left}.",
+        last_two="Two numbers, {pair}: {equations}.",
+        none=" No {target} here, so back to {back}.",
+        exhausted="{numbers} leads nowhere. Back to {back}.",
+        seen="Wait, {numbers} was tried already. Back to {back}.",
+        hit=" Yes, {target}!",
+        check="Let me verify: {equations}. I used {used}, no number twice.",
+        answer="So the answer is {expression} = {target}",
+    ),
+    Style(
+        start="Goal: {target}. Numbers: {numbers}.",
+        attempt="Step: {equation}; now {left}.",
+        correct="Step: {term}, which is {wrong}... no, correction: {equation}; now {left}.",
+        last_two="Last pair {pair}: {equations}.",
+        none=" Not {target}. Undo, return to {back}.",
+        exhausted="All good steps from {numbers} failed. Undo, return to {back}.",
+        seen="Already seen: {numbers}. Undo, return to {back}.",
+        hit=" Found {target}.",
+        check="Verification: {equations}. Numbers used: {used}.",
+        answer="Final answer: {expression} = {target}",
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -95,7 +158,7 @@ class Search:
             raise TooLongError
 
     def solve(self, terms: list[Term], back: str) -> Term | None:
-        """The term that equals the target, or None; `back` names the numbers to return to."""
+        """Return the term that equals the target, or None; `back` names the numbers to return to."""
         state = tuple(sorted(term.value for term in terms))
         if state in self.seen:
             self.say(self.style.seen.format(numbers=_numbers(terms), back=back))
@@ -120,7 +183,7 @@ class Search:
         return None
 
     def rank(self, move: Move) -> float:
-        """How little a step promises: far from the target is bad, chance has its say."""
+        """Say how little a step promises: far from the target is bad, chance has its say."""
         distance = abs(move[0] - self.target) / self.target
         return min(distance, 2.0) + 1.5 * self.rng.random()
 
@@ -169,7 +232,7 @@ def _puzzle(rng: random.Random) -> tuple[list[int], int]:
 
 
 def _attempt(rng: random.Random) -> tuple[str, dict[str, Any]] | None:
-    """One puzzle and its story; None when the search gave up, or the story is too short or too long."""
+    """Return one puzzle and its story; None when the search gave up, or the story is too short or too long."""
     numbers, target = _puzzle(rng)
     style = rng.choice(STYLES)
     search = Search(target, style, rng)

@@ -1,8 +1,15 @@
-"""The sources of Python's own standard library: real text that every machine has."""
+"""The sources of Python's own standard library: real text that every machine has.
 
+Modules as they are, and their public classes and functions, read as syntax trees: nothing of them is imported or run.
+"""
+
+import ast
+import inspect
 import re
 import sysconfig
+import textwrap
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +21,11 @@ GENERATED_NOTICE = re.compile(r"\b(auto-?|automatically )?generated (by|and used
 NOTICE_CHARACTERS = 200
 # A whole library has more than 500 modules; fewer than this is a trimmed one.
 FEWEST_MODULES = 200
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def _is_generated(name: str, text: str) -> bool:
-    """Whether a file is a table that a program wrote: no text a person reads, and huge when it is one."""
+    """Tell whether a file is a table that a program wrote: no text a person reads, and huge when it is one."""
     return name in GENERATED_FILES or GENERATED_NOTICE.search(text[:NOTICE_CHARACTERS]) is not None
 
 
@@ -55,3 +63,75 @@ def generate(
             f"{folder}: only {modules} modules of Python's standard library, at least {FEWEST_MODULES} expected; "
             "this Python was trimmed: install the full one (Debian: libpython3-stdlib, or a build from python.org)"
         )
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A module, class or function. path: the file's, relative to the library; documentation: its docstring, "" for none; code:
+    all of its source, a function's without its docstring.
+    """
+
+    path: str
+    kind: str  # module | class | function
+    name: str  # as it is imported: textwrap.dedent
+    documentation: str
+    code: str
+
+    @property
+    def sentence(self) -> str:
+        """Return the documentation's first sentence, without its full stop; "" where there is none."""
+        first = " ".join(self.documentation.split("\n\n")[0].split())
+        end = first.find(". ")
+        return (first if end < 0 else first[:end]).removesuffix(".")
+
+
+def module_name(path: str) -> str:
+    """Return the name under which a file is imported: email/__init__.py is email."""
+    parts = path.removesuffix(".py").split("/")
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _is_private(name: str) -> bool:
+    return any(part.startswith("_") for part in name.split("."))
+
+
+def _definitions(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, Definition]]:
+    """Yield the public classes and functions of a body, with their names; of a class its methods too."""
+    for node in body:
+        if isinstance(node, Definition) and not _is_private(node.name):
+            name = f"{prefix}.{node.name}"
+            yield name, node
+            if isinstance(node, ast.ClassDef):
+                yield from _definitions(node.body, name)
+
+
+def units_of(path: str, text: str) -> Iterator[Unit]:
+    """Yield the public units of one module: itself, then its classes and functions in their order."""
+    name, tree, lines = module_name(path), ast.parse(text), text.splitlines()
+    yield Unit(path, "module", name, _documentation(tree), text.strip("\n"))
+    for full_name, node in _definitions(tree.body, name):
+        kind = "class" if isinstance(node, ast.ClassDef) else "function"
+        yield Unit(path, kind, full_name, _documentation(node), _code(node, lines))
+
+
+def _code(node: Definition, lines: list[str]) -> str:
+    """Return a definition's source, without indentation; of a function without the docstring, which would tell what it does."""
+    kept = lines[node.lineno - 1 : node.end_lineno]
+    first = node.body[0]
+    alone = first.lineno > node.lineno and len(node.body) > 1 and node.body[1].lineno > (first.end_lineno or 0)
+    if not isinstance(node, ast.ClassDef) and ast.get_docstring(node) is not None and alone:
+        kept = lines[node.lineno - 1 : first.lineno - 1] + lines[first.end_lineno : node.end_lineno]
+    return textwrap.dedent("\n".join(kept))
+
+
+def _documentation(node: ast.Module | Definition) -> str:
+    """Return a docstring without indentation; none where it holds characters that records may not have."""
+    text = ast.get_docstring(node, clean=False) or ""
+    return "" if "\0" in text or any("\ud800" <= each <= "\udfff" for each in text) else inspect.cleandoc(text).strip()
+
+
+def read_units(folder: Path | None = None) -> Iterator[Unit]:
+    """Yield all public units of a library, this Python's own unless a folder is given, in the order of their files' names."""
+    for path, text in read_modules(folder or Path(sysconfig.get_path("stdlib"))):
+        if text is not None and not _is_private(module_name(path)):
+            yield from units_of(path, text)

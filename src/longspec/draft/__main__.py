@@ -23,11 +23,10 @@ from longspec.distributed import log
 
 
 def extract(options: argparse.Namespace) -> None:
-    """A checkpoint or a state dict -> its draft folder, on one CPU, without loading the target."""
+    """Make a draft folder of a checkpoint or a state dict, on one CPU, without loading the target."""
     from longspec.config import plain
     from longspec.draft.folder import draft_config, empty_layer, write_draft
-    from longspec.draft.provenance import provenance
-    from longspec.draft.trained import check_vocabulary, recipe_and_folder, runtime_of, target_manifest
+    from longspec.draft.trained import check_vocabulary, provenance, recipe_and_folder, runtime_of, target_manifest
     from longspec.draft.weight_sources import read_weights
     from longspec.methods import method_of, vocabulary_for
     from longspec.methods.draft_files import write_draft_manifest
@@ -57,14 +56,14 @@ def extract(options: argparse.Namespace) -> None:
 
 
 def fetch(options: argparse.Namespace) -> None:
-    """A draft made elsewhere: fetched from the hub or found in a folder, with its manifest."""
+    """Fetch a draft made elsewhere from the hub, or find it in a folder, and write its manifest."""
     from longspec.draft import fetch
 
     fetch.make(options.source, options.out)
 
 
 def import_(options: argparse.Namespace) -> None:
-    """A draft made elsewhere -> a draft folder. Of the target only its configuration and its embeddings are read."""
+    """Make a draft folder of a draft made elsewhere. Of the target only its configuration and its embeddings are read."""
     from longspec.config import Recipe, load
     from longspec.draft.fetch import fetch
     from longspec.draft.importing import import_draft
@@ -85,10 +84,9 @@ def import_(options: argparse.Namespace) -> None:
 
 
 def final(options: argparse.Namespace) -> None:
-    """The published stage's draft with tokenizer, training configuration and provenance."""
+    """Put the published stage's draft together with tokenizer, training configuration and provenance."""
     from longspec.config.names import FINAL, IMPORTED
-    from longspec.draft.provenance import provenance, published
-    from longspec.draft.trained import CHECKPOINT, runtime_of, write_training_config
+    from longspec.draft.trained import CHECKPOINT, provenance, published, runtime_of, write_training_config
     from longspec.methods.draft_files import check_draft_files
 
     tokenizer = Path(checked_folder(options.tokenizer))
@@ -115,7 +113,7 @@ def final(options: argparse.Namespace) -> None:
 
 
 def export(options: argparse.Namespace) -> None:
-    """A draft folder in another program's layout. What engines load as it is needs none: it is the folder itself."""
+    """Write a draft folder in another program's layout. What engines load as it is needs none: it is the folder itself."""
     from safetensors.torch import save_file
 
     from longspec import methods
@@ -130,8 +128,8 @@ def export(options: argparse.Namespace) -> None:
     file, content = found
     layouts = methods.layouts_of(content[METHOD])
     if layout not in layouts:
-        told = f"it has {', '.join(layouts)}" if layouts else "it has none"
-        raise ValueError(f"--layout: {layout}: {file}: {METHOD}: drafts of {content[METHOD]!r} have no such layout; {told}")
+        known = f"it has {', '.join(layouts)}" if layouts else "it has none"
+        raise ValueError(f"--layout: {layout}: {file}: {METHOD}: drafts of {content[METHOD]!r} have no such layout; {known}")
     tensors, config = layouts[layout].exported(folder)
     with new_folder(out) as beside:
         save_file(tensors, beside / SAFETENSORS, metadata={"format": "pt"})

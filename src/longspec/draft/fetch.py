@@ -15,7 +15,7 @@ CONFIG = "config.json"
 
 
 def check_folder(folder: Path) -> list[str]:
-    """The files of a draft's folder that count. Raises ValueError for what it lacks, and for what is no draft."""
+    """Return the files of a draft's folder that count. Raises ValueError for what it lacks, and for what is no draft."""
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{folder / CONFIG}: missing; give the folder of a draft, with its {CONFIG} and its weights")
     config = read_json_object(folder / CONFIG)
@@ -28,7 +28,7 @@ def check_folder(folder: Path) -> list[str]:
 
 
 def fetch(source: str, place: Path) -> tuple[Path, dict[str, Any]]:
-    """The folder of a draft, `place` for one of the hub, and its manifest: source, files with hashes, commit of a repository.
+    """Return a draft's folder, `place` for one of the hub, and its manifest: source, files with hashes, commit of a repository.
 
     Raises ValueError for a folder that is none, and where the hub does not give it.
     """

@@ -52,7 +52,7 @@ TARGET_FIELDS = (
 
 
 def empty_layer(method: Method, config: Any, settings: Any) -> nn.Module:
-    """The draft's layer for its names and shapes; it holds no numbers. config: the target's."""
+    """Return the draft's layer for its names and shapes; it holds no numbers. config: the target's."""
     with torch.device("meta"):
         return method.layer(config, settings)
 
@@ -81,7 +81,7 @@ def config_of(method: Method, settings: Any, target_path: str, target_source: st
 
 
 def _is_stored(field: Field[Any], settings: Any) -> bool:
-    """A later field at its default is not: folders that were made before there was it say the same."""
+    """Tell whether a setting is stored. A later field at its default is not: older folders, from before it, say the same."""
     default = field.metadata.get("later", False) and getattr(settings, field.name) == field.default
     return field.metadata.get("stored", True) and not default
 
@@ -94,7 +94,7 @@ def write_draft(
     tokenizer: Path | None = None,
     training: dict[str, Any] | None = None,
 ) -> None:
-    """A draft folder from the tensors that it is to hold, whole or not at all.
+    """Write a draft folder of the tensors that it is to hold, whole or not at all.
 
     vocabulary: its tokens, a file beside them; tokenizer: a folder whose tokenizer is copied; training: by its stage the
     sections that it was trained by.

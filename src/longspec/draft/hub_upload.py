@@ -23,21 +23,17 @@ HUB = "https://huggingface.co"
 
 
 def files_to_push(folder: Path) -> list[str]:
-    """The names of the files of a final draft folder. Raises ValueError that names what is missing, strange or changed."""
+    """Name the files of a final draft folder. Raises ValueError that names what is missing, strange or changed."""
     missing = [name for name in REQUIRED if not (folder / name).is_file()]
     if missing:
         raise ValueError(
             f"{folder}: not a final draft folder: {', '.join(missing)}: missing; make it by python -m longspec.draft final"
         )
-    if "draft" not in read_json(folder / "config.json"):
-        raise ValueError(f"{folder / 'config.json'}: not a draft's: the field draft is missing")
-    provenance = read_json(folder / "provenance.json")
-    if "files" not in provenance:
-        raise ValueError(f"{folder / 'provenance.json'}: lists no files; put the folder together again")
-    check_files(folder, provenance["files"])
+    listed = read_json(folder / "provenance.json")["files"]
+    check_files(folder, listed)
     names = [name for name in files_below(folder) if name != SEEN]
     chain_length.read_acceptance(folder)  # which came after the folder was put together
-    strange = set(names) - provenance["files"].keys() - {"provenance.json", chain_length.FILE}
+    strange = set(names) - listed.keys() - {"provenance.json", chain_length.FILE}
     if strange:
         raise ValueError(f"{folder}: {', '.join(sorted(strange))}: not in its provenance.json; move it elsewhere")
     return names
@@ -72,24 +68,15 @@ def push(folder: Path, card: str, repository: str, revision: str, *, private: bo
             api.create_branch(repository, branch=revision, exist_ok=True)
         commit = api.create_commit(repository, files, commit_message=f"Draft {folder.name}", revision=revision)
     except (HTTPError, OSError) as error:
-        raise ValueError(f"{api.endpoint}/{repository}: {_reason(error)}") from error
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        reason = f"the hub refuses with {status}" if status else f"no answer from the hub: {type(error).__name__}"
+        fix = "; give a token with write access to this owner's repositories as HF_TOKEN" if status in (401, 403) else ""
+        raise ValueError(f"{api.endpoint}/{repository}: {reason} ({brief(error)}){fix}") from error
     return str(commit.commit_url)
 
 
-def _reason(error: Any) -> str:
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    text = brief(error)
-    if status == 401:
-        return f"the hub does not accept HF_TOKEN; make a new one ({text})"
-    if status == 403:
-        return f"HF_TOKEN may not write there; give a token with write access to this owner's repositories ({text})"
-    if status is not None:
-        return f"the hub refuses with {status} ({text})"
-    return f"no answer from the hub ({type(error).__name__}: {text})"
-
-
 def model_card(folder: Path, repository: str, revision: str, report: Path | None, variant: str | None) -> str:
-    """The card's text. Raises ValueError for a report that does not hold this draft."""
+    """Return the card's text. Raises ValueError for a report that does not hold this draft."""
     config, provenance = read_json(folder / "config.json"), read_json(folder / "provenance.json")
     training = yaml.safe_load((folder / "training_config.yaml").read_text(encoding="utf-8"))
     stages = [
@@ -121,14 +108,14 @@ def model_card(folder: Path, repository: str, revision: str, report: Path | None
 
 
 def acceptance_table(report: Path, variant: str | None, stage: str) -> dict[str, Any]:
-    """This draft's figures of report.json beside those of the drafters that are no stage of a training."""
+    """Return this draft's figures of report.json beside those of the drafters that are no stage of a training."""
     content = read_json(report)
     variants = content.get("variants", {})
     if variant is None and len(variants) == 1:
         variant = next(iter(variants))
     if variant not in variants:
-        told = f"has no variant {variant!r}" if variant else "has several variants"
-        raise ValueError(f"{report}: {told}; name one by --variant: {', '.join(variants)}")
+        fault = f"has no variant {variant!r}" if variant else "has several variants"
+        raise ValueError(f"{report}: {fault}; name one by --variant: {', '.join(variants)}")
     by_drafter, overall = variants[variant], content["overall"][variant]
     if stage not in by_drafter:
         raise ValueError(f"{report}: variant {variant}: has no figures of stage {stage}; make the report of this draft")

@@ -32,7 +32,7 @@ def read_target(target: Path) -> tuple[str, str, str | None]:
 
 
 def target_embeddings(folder: str) -> Tensor:
-    """The target's embeddings, the one tensor of it that is read. Raises ValueError where it has none of the usual name."""
+    """Read the target's embeddings alone. Raises ValueError where it has none of the usual name."""
     found = read_folder(Path(folder), lambda name: name.endswith("embed_tokens.weight"))
     if len(found) != 1:
         raise ValueError(f"{folder}: embed_tokens.weight: there are {len(found)} tensors of this name, must be one")
@@ -40,7 +40,7 @@ def target_embeddings(folder: str) -> Tensor:
 
 
 def read_draft(folder: Path, target_path: str, layers: tuple[int, ...] | None) -> tuple[Method, dict[str, Tensor], Any]:
-    """Method, state dict and settings of a draft's folder, published or ours. Raises ValueError for one that is neither."""
+    """Return method, state dict and settings of a draft's folder, published or ours."""
     config = read_target_config(target_path)
     content = {} if folder.is_file() else read_json_object(folder / CONFIG)
     if METHOD in content:
@@ -56,13 +56,10 @@ def read_draft(folder: Path, target_path: str, layers: tuple[int, ...] | None) -
         found = read_tensors(draft_weights_file(folder))
         return method, {name: found[name] for name in layer.state_dict()}, settings
     name = methods.method_of_file() if folder.is_file() else methods.published_method(content)
-    if name is not None:
-        reader = methods.reader_of(name)
-        state, settings = reader.read_published(folder, content, config, lambda: target_embeddings(target_path), layers)
-        return methods.method(name), state, settings
-    told = content.get("architectures") or content.get("speculators_model_type")
-    readers = ", ".join(name for name in methods.names() if methods.reader_of(name))
-    raise ValueError(f"{folder / CONFIG}: architectures: {told!r}: is no published draft that is known; those of {readers} are")
+    assert name is not None  # longspec.draft.fetch has looked
+    reader = methods.reader_of(name)
+    state, settings = reader.read_published(folder, content, config, lambda: target_embeddings(target_path), layers)
+    return methods.method(name), state, settings
 
 
 def import_draft(
@@ -115,7 +112,7 @@ def check_recipe(content: dict[str, Any], own: dict[str, Any], section: str, fol
 
 
 def _of_method(content: dict[str, Any]) -> dict[str, Any]:
-    """The settings in a config.json that are keys of recipe.method, less those at their defaults there."""
+    """Return the settings in a config.json that are keys of recipe.method, less those at their defaults there."""
     known = {each.name: each.default for each in fields(methods.settings_of(content[METHOD]).Method) if each.name != "name"}
     settings = content["settings"]
     return {

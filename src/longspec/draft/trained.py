@@ -1,11 +1,17 @@
-"""Origin of a checkpoint that this project trained: its recipe, the folder of its stage, its target."""
+"""Origin of a draft that this project trained: its recipe, the folder of its stage, its target; code, versions and hashes.
 
+No torch: the final folder is put together on login nodes too.
+"""
+
+import shutil
+import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from longspec.atomic_files import read_json_object, write_text
+from longspec.atomic_files import read_json, read_json_object, sha256_file, write_text
 from longspec.config import Recipe, differences, load, plain, typed, yaml_files
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.train.checkpoint.checkpoint_dir import MANIFEST, read_manifest
@@ -14,7 +20,7 @@ CHECKPOINT, RUNTIME = "checkpoint.json", "runtime.yaml"  # in a stage's folder
 
 
 def recipe_and_folder(checkpoint: Path, recipe_path: Path | None, out: Path | None) -> tuple[Any, Path]:
-    """The recipe of a checkpoint's draft and where the draft goes; both may be given.
+    """Find the recipe of a checkpoint's draft and where the draft goes; both may be given.
 
     Raises ValueError when they are neither given nor known, and for another recipe than the checkpoint was trained by.
     """
@@ -31,7 +37,7 @@ def recipe_and_folder(checkpoint: Path, recipe_path: Path | None, out: Path | No
 
 
 def runtime_of(checkpoint: Path) -> dict[str, Any]:
-    """The section `runtime` that a checkpoint was trained with; empty where none is known.
+    """Return the section `runtime` that a checkpoint was trained with; empty where none is known.
 
     The last job of a finished stage has noted its own; of one that is not finished runtime.yaml is read.
     """
@@ -70,8 +76,55 @@ def _of_ours(checkpoint: Path) -> tuple[dict[str, Any], Path]:
 
 
 def target_manifest(model: str) -> Path:
-    """Where the workflow leaves a model's manifest. Raises ValueError when it is not there."""
+    """Find where the workflow leaves a model's manifest. Raises ValueError when it is not there."""
     path = Path("models", model, "target_manifest.json")
     if not path.is_file():
         raise ValueError(f"{path}: no such file here; give --target, the target_manifest.json of {model}")
     return path
+
+
+def git_commit() -> str:
+    """Return the commit the code stands at, marked when it has uncommitted changes; 'unknown' outside a clone."""
+    git = shutil.which("git")
+    if git is None:
+        return "unknown"
+    described = subprocess.run(
+        [git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+    )
+    return described.stdout.strip() or "unknown"
+
+
+def published(choice: Path, stage_folders: list[Path]) -> tuple[Path, list[Path]]:
+    """Return the draft folder of the stage that a choice names, and the stages that have trained it, in order.
+
+    Raises ValueError, with file and key, for a stage that is none of them.
+    """
+    stage, names = read_json(choice)["stage"], [folder.name for folder in stage_folders]
+    if stage not in names:
+        raise ValueError(f"{choice}: stage: {stage!r} is none of {', '.join(names)}; make it again (rule choose_final_stage)")
+    trained_by = stage_folders[: names.index(stage) + 1]
+    return trained_by[-1] / "draft", trained_by
+
+
+def provenance(folders: Mapping[str, Path], stage: str, target: Path, tokenizer: Path, data: list[Path]) -> dict[str, Any]:
+    """provenance.json: code, versions, hashes of everything that went in, and how each stage was trained.
+
+    folders: of the stages by their names, in order; stage: the published one, whose training had these versions.
+    """
+    checkpoints = {name: read_json(folder / "checkpoint.json") for name, folder in folders.items()}
+    return {
+        "git_commit": git_commit(),
+        "versions": checkpoints[stage]["versions"],
+        "recipes": {name: sha256_file(folder / "recipe.yaml") for name, folder in folders.items()},
+        "data": {str(path): sha256_file(path) for path in data},
+        "target": {str(target): sha256_file(target)},
+        "tokenizer": {str(tokenizer): sha256_file(tokenizer)},
+        "order": list(folders),
+        "stages": {
+            name: {key: checkpoint[key] for key in ("step", "world_size", "zero_stage", "training_seconds", "tokens_seen")}
+            for name, checkpoint in checkpoints.items()
+        },
+    }

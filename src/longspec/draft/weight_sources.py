@@ -45,7 +45,7 @@ def read_weights(source: Path) -> dict[str, Tensor]:
 
 
 def finished_slot(source: Path) -> Path:
-    """The slot that a checkpoint.json names. Raises ValueError when it is another one by now."""
+    """Return the slot that a checkpoint.json names. Raises ValueError when it is another one by now."""
     checkpoint = read_json_object(source)
     if not isinstance(checkpoint.get("slot"), str) or "manifest_sha256" not in checkpoint:
         raise ValueError(f"{source}: not the checkpoint.json of a finished stage; train the stage to its end")
@@ -56,7 +56,7 @@ def finished_slot(source: Path) -> Path:
 
 
 def without_prefix(state: dict[str, Tensor], source: Path) -> dict[str, Tensor]:
-    """The tensors whose names begin with the prefix, less the prefix; what is left out goes to the log."""
+    """Keep the tensors whose names begin with the prefix, less the prefix; what is left out goes to the log."""
     kept = {name.removeprefix(TRAINING_PREFIX): t for name, t in state.items() if name.startswith(TRAINING_PREFIX)}
     others = [name for name in state if not name.startswith(TRAINING_PREFIX)]
     if not kept:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from longspec import jsonl, shown
-from longspec.atomic_files import sha256_text, write_json
+from longspec.atomic_files import checked_file, sha256_text, write_json
 from longspec.command_line import named_path
 from longspec.data.read.records import Text, to_messages_or_text
 from longspec.measure import lines

