@@ -4,6 +4,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from longspec.data.chat.encoding import Encoded, Encoder
+from longspec.data.chat.special_tokens import LayoutError
 from longspec.demo import puzzles
 from tests.data.agent_families import AGENTS
 
@@ -139,3 +141,24 @@ def family(name: str, backend: Tokenizer) -> Any:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=eos, pad_token=eos, bos_token=bos)
     tokenizer.chat_template = template
     return tokenizer
+
+
+def encoded(tokenizer: Any, record: dict[str, Any]) -> list[Encoded]:
+    """The documents of a record. Raises LayoutError when it cannot be laid out."""
+    encoder = Encoder(tokenizer)
+    [documents] = encoder.encode(encoder.plan([record]))
+    if isinstance(documents, LayoutError):
+        raise documents
+    return documents
+
+
+def stretches(tokenizer: Any, document: Encoded, kind: int = 1) -> list[str]:
+    """The decoded text of each stretch of trained tokens (kind 1), or of untrained ones (0)."""
+    texts, run = [], []
+    for token, trained in zip([*document.ids.tolist(), -1], [*document.answer_mask.tolist(), 1 - kind], strict=True):
+        if trained == kind:
+            run.append(token)
+        elif run:
+            texts.append(tokenizer.decode(run, skip_special_tokens=False))
+            run = []
+    return texts

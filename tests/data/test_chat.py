@@ -10,10 +10,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from longspec.data.chat import chat_template
-from longspec.data.chat.chat_template import ChatTemplate
-from longspec.data.chat.encoding import Encoded, Encoder
+from longspec.data.chat.chat_template import CHATML, ChatTemplate
+from longspec.data.chat.encoding import Encoded
+from longspec.data.chat.layout import lay_out
 from longspec.data.chat.special_tokens import LayoutError
+from longspec.data.read.conversations import Chat
 from tests.data import families
+from tests.data.families import stretches
 
 ONE = [("user", "What is 2 + 2?"), ("assistant", "It is 4.")]
 TWO = [("system", "Be brief."), ("user", "q"), ("assistant", "a"), ("user", "q"), ("assistant", "longer a, 14 - 3 = 11")]
@@ -44,23 +47,9 @@ def messages(turns: list[tuple[str, str]]) -> list[dict[str, str]]:
 
 
 def encoded(tokenizer: Any, turns: list[tuple[str, str]]) -> Encoded:
-    encoder = Encoder(tokenizer)
-    [documents] = encoder.encode(encoder.plan([{"messages": messages(turns)}]))
-    if isinstance(documents, LayoutError):
-        raise documents
-    return documents[0]
-
-
-def trained(tokenizer: Any, document: Encoded) -> list[str]:
-    """The decoded text of each stretch of trained tokens."""
-    texts, stretch = [], []
-    for token, is_trained in zip([*document.ids.tolist(), -1], [*document.answer_mask.tolist(), 0], strict=True):
-        if is_trained:
-            stretch.append(token)
-        elif stretch:
-            texts.append(tokenizer.decode(stretch, skip_special_tokens=False))
-            stretch = []
-    return texts
+    """The one document of a conversation."""
+    [document] = families.encoded(tokenizer, {"messages": messages(turns)})
+    return document
 
 
 def end_of(name: str) -> str:
@@ -72,18 +61,20 @@ def test_answers_and_their_ends_are_trained(tokenizers: dict[str, Any], name: st
     tokenizer, end = tokenizers[name], end_of(name)
     # The space that a template puts before an answer, and not into its request, is for the model to write.
     space = " " if name in ("mistral", "spaced") else ""
-    for turns in (ONE, TWO):
+    # Mistral's template puts a system message before the last question: each answer is then a document of its own.
+    for turns in (ONE, TWO[1:] if name in ("mistral", "spaced") else TWO):
         answers = [f"{space}{content}{end}" for role, content in turns if role == "assistant"]
-        assert trained(tokenizer, encoded(tokenizer, turns)) == answers
+        assert stretches(tokenizer, encoded(tokenizer, turns)) == answers
 
 
 @pytest.mark.parametrize("name", [*(n for n in NAMES if n != "gemma"), "spaced"])
 def test_tokens_are_those_of_transformers(tokenizers: dict[str, Any], name: str) -> None:
     tokenizer = tokenizers[name]
-    for turns in (ONE, TWO):
+    # Mistral's template puts a system message before the last question: each answer is then a document of its own.
+    for turns in (ONE, TWO[1:] if name in ("mistral", "spaced") else TWO):
         expected = tokenizer.apply_chat_template(messages(turns), tokenize=True, return_dict=False)
         if name == "llama":  # the date is ours
-            dated = ChatTemplate.of(tokenizer).render(messages(turns), False)[0]
+            dated = ChatTemplate.of(tokenizer).render(messages(turns), False)
             expected = tokenizer(dated, add_special_tokens=False).input_ids
         ids = encoded(tokenizer, turns).ids.tolist()
         # White space behind the last answer is left out; a document is closed with eos.
@@ -98,11 +89,51 @@ def test_the_last_answer_begins_where_the_request_for_it_ends(tokenizers: dict[s
     tokenizer = tokenizers[name]
     turns = [("user", "q"), ("assistant", "a"), ("user", "14 - 3?"), ("assistant", "11")]
     document = encoded(tokenizer, turns)
-    request = ChatTemplate.of(tokenizer).render(messages(turns[:-1]), True)[0]
+    request = ChatTemplate.of(tokenizer).render(messages(turns[:-1]), True)
     prompt = tokenizer(request, add_special_tokens=False).input_ids
     assert document.as_served
     assert document.ids[: len(prompt)].tolist() == prompt
     assert document.answer_mask[len(prompt) - 1 : len(prompt) + 1].tolist() == [0, 1]
+
+
+PLAIN_CHATS = json.loads(Path(__file__).with_name("plain_chats.json").read_text(encoding="utf-8"))
+ENDS = [("user", "4?"), ("assistant", "assistant: 4")]
+KEPT = {
+    "one": ONE,
+    "system": TWO[:3],
+    "two": TWO[1:],
+    "systwo": TWO,
+    "three": [
+        ("user", "q q"),
+        ("assistant", "q"),
+        ("user", "q"),
+        ("assistant", "q"),
+        ("user", "4?"),
+        ("assistant", "assistant: 4"),
+    ],
+    "tail": [("user", "q"), ("assistant", "a"), ("user", "thanks")],
+    "space": [("user", " q\n"), ("assistant", "\n\na line  ")],
+    "spacetwo": [("user", "q"), ("assistant", " a\n"), ("user", "q"), ("assistant", "x \n\n  y\n")],
+    "twice": [("user", "q"), ("assistant", "a"), ("assistant", "b"), ("user", "q"), ("assistant", "c")],
+    "reasoned": REASONED,
+    "tight": [("user", "first"), ("assistant", "<think>well</think>no")],
+    "emptythought": [("user", "first"), ("assistant", "\n</think>\n\nno")],
+}
+
+
+@pytest.mark.parametrize("name", sorted(PLAIN_CHATS))
+def test_plain_chats_keep_their_text_and_what_is_trained_of_it(byte_level: Tokenizer, name: str) -> None:
+    """Of every template, where it rewrites no history: as laid out when such chats had a way of their own."""
+    tokenizer = families.family(name if name != "chatml" else "qwen2.5", byte_level)
+    tokenizer.chat_template = CHATML if name == "chatml" else tokenizer.chat_template
+    laid_out = {}
+    for key in PLAIN_CHATS[name]:
+        [conversation] = lay_out(ChatTemplate.of(tokenizer), Chat(messages(KEPT[key])))
+        text = conversation.text
+        for start, end in reversed(conversation.answers):
+            text = f"{text[:start]}⟦{text[start:end]}⟧{text[end:]}"
+        laid_out[key] = text
+    assert laid_out == PLAIN_CHATS[name]
 
 
 @pytest.mark.parametrize("name", sorted({"llama", "mistral", "gemma", "r1"}))
@@ -123,24 +154,15 @@ def test_marked_answers_against_transformers(tokenizers: dict[str, Any], name: s
     assert mask == expected[: len(mask)]
 
 
-def test_reasoning_left_out_of_earlier_answers_is_not_trained(tokenizers: dict[str, Any]) -> None:
-    document = encoded(tokenizers["qwen3"], REASONED)
-    assert trained(tokenizers["qwen3"], document) == ["yes<|im_end|>", "<think>\nwell\n</think>\n\nno<|im_end|>"]
-    assert document.shortened == 1
-    assert document.as_served
-    whole = tokenizers["qwen3"].apply_chat_template(messages(REASONED), tokenize=False)
-    assert tokenizers["qwen3"].decode(document.ids) == whole.rstrip()
-
-
 def test_reasoning_laid_out_anew_is_the_answer(tokenizers: dict[str, Any]) -> None:
     turns = [("user", "first"), ("assistant", "<think>well</think>no")]
-    assert trained(tokenizers["qwen3"], encoded(tokenizers["qwen3"], turns)) == ["<think>\nwell\n</think>\n\nno<|im_end|>"]
+    assert stretches(tokenizers["qwen3"], encoded(tokenizers["qwen3"], turns)) == ["<think>\nwell\n</think>\n\nno<|im_end|>"]
 
 
 def test_reasoning_that_a_template_would_put_there_is_not_the_answer(tokenizers: dict[str, Any]) -> None:
     document = encoded(tokenizers["qwen3"], ONE)
     assert "<think>\n\n</think>\n\nIt is 4." in tokenizers["qwen3"].decode(document.ids)
-    assert trained(tokenizers["qwen3"], document) == ["It is 4.<|im_end|>"]
+    assert stretches(tokenizers["qwen3"], document) == ["It is 4.<|im_end|>"]
     assert not document.as_served
 
 
@@ -155,31 +177,60 @@ def test_an_empty_thought_keeps_the_line_end_that_the_model_writes(tokenizers: d
     assert tokenizer.decode(opened.ids[opened.answer_mask == 1]) == "it is\n</think>\n\nfour<|eos|>"
 
 
-def test_a_template_that_drops_all_reasoning_still_trains_the_last(tokenizers: dict[str, Any]) -> None:
-    """As it is served: the request opens the reasoning, and the content does not open it twice."""
-    tokenizer = tokenizers["r1"]
-    document = encoded(tokenizer, REASONED)
-    assert trained(tokenizer, document) == ["\n\nyes<|eos|>", "well\n</think>\n\nno<|eos|>"]
-    request = tokenizer.apply_chat_template(messages(REASONED[:-1]), tokenize=False, add_generation_prompt=True)
-    assert tokenizer.decode(document.ids) == request + "well\n</think>\n\nno<|eos|>"
-    assert document.as_served
-    assert document.shortened == 1
+@pytest.mark.parametrize(("name", "opened"), [("qwen3", "<think>\n"), ("r1", "")])
+def test_reasoning_within_contents_is_trained_once_behind_what_is_served(
+    tokenizers: dict[str, Any], name: str, opened: str
+) -> None:
+    """Also where the template drops it from the last answer: the request opens it, and the content does not do so twice."""
+    tokenizer, end = tokenizers[name], end_of(name)
+    first, second = families.encoded(tokenizer, {"messages": messages(REASONED)})
+    assert stretches(tokenizer, first) == [f"{opened}hm\n</think>\n\nyes{end}"]
+    assert stretches(tokenizer, second) == [f"{opened}well\n</think>\n\nno{end}"]
+    for document, turns in ((first, REASONED[:1]), (second, REASONED[:3])):
+        request = tokenizer.apply_chat_template(messages(turns), tokenize=False, add_generation_prompt=True)
+        assert stretches(tokenizer, document, kind=0)[0] == request
+        assert document.as_served
+
+
+def test_the_empty_thoughts_that_a_template_adds_part_no_conversation(tokenizers: dict[str, Any]) -> None:
+    """The template writes one before an answer without a thought, and drops it once the answer is history."""
+    turns = [("user", "q"), ("assistant", "a"), ("user", "q"), ("assistant", "b"), ("user", "thanks")]
+    for end in (4, 5):
+        document = encoded(tokenizers["qwen3"], turns[:end])
+        assert stretches(tokenizers["qwen3"], document) == ["a<|im_end|>", "b<|im_end|>"]
+        assert tokenizers["qwen3"].decode(document.ids).count("<think>") == 5 - end
 
 
 def test_an_answer_unlike_the_served_is_told(tokenizers: dict[str, Any]) -> None:
     assert not encoded(tokenizers["r1"], ONE).as_served
 
 
+@pytest.mark.parametrize(
+    ("request_for_it", "content"),
+    [("assistant:\\n", "It is 4."), ("", "It is 4."), ("assistant: <think>", "<think>4</think>"), ("?", " It is 4.\n")],
+)
+def test_an_answer_that_its_request_does_not_lead_to_is_trained_alone_and_told(
+    byte_level: Tokenizer, request_for_it: str, content: str
+) -> None:
+    tokenizer = families.family("mistral", byte_level)
+    asking = "{% if add_generation_prompt %}{{ '" + request_for_it + "' }}{% endif %}"
+    tokenizer.chat_template = "{% for m in messages %}{{ m.role + ': ' + m.content + eos_token }}{% endfor %}" + asking
+    document = encoded(tokenizer, [("user", "q"), ("assistant", content)])
+    assert tokenizer.decode(document.ids) == f"user: q</s>assistant: {content}</s>"
+    assert stretches(tokenizer, document) == [f"{content}</s>"]
+    assert not document.as_served
+
+
 def test_without_an_end_token_the_last_answer_still_ends(tokenizers: dict[str, Any]) -> None:
     document = encoded(tokenizers["plain"], [*ONE, ("user", "q"), ("assistant", "a")])
-    assert trained(tokenizers["plain"], document) == [" It is 4.", " a<|endoftext|>"]
+    assert stretches(tokenizers["plain"], document) == [" It is 4.", " a<|endoftext|>"]
 
 
 @pytest.mark.parametrize("name", ["plain", "llama", "qwen2.5"])
 def test_a_question_at_the_end_does_not_train_the_end(tokenizers: dict[str, Any], name: str) -> None:
     document = encoded(tokenizers[name], [*ONE, ("user", "thanks")])
     assert document.answer_mask[-1] == 0
-    assert len(trained(tokenizers[name], document)) == 1
+    assert len(stretches(tokenizers[name], document)) == 1
 
 
 @pytest.mark.parametrize("name", ["qwen2.5", "marked", "phi", "qwen3"])
@@ -192,7 +243,7 @@ def test_edges_of_an_answer_are_exact(tokenizers: dict[str, Any], name: str, ans
     if name == "qwen3" and answer.startswith("\n"):
         pytest.skip("its template leaves lines at the beginning out")
     document = encoded(tokenizers[name], [("user", f"q {answer} q"), ("assistant", answer)])
-    assert trained(tokenizers[name], document) == [answer + end_of(name)]
+    assert stretches(tokenizers[name], document) == [answer + end_of(name)]
 
 
 @pytest.mark.parametrize("name", ["qwen2.5", "mistral", "llama", "r1", "marked"])
@@ -208,7 +259,7 @@ def test_names_of_special_tokens_in_messages_stay_text(tokenizers: dict[str, Any
     assert [i for i in document.ids.tolist() if i in control] == [i for i in plain.ids.tolist() if i in control]
     text = tokenizer.decode(document.ids)
     assert all(said in text for said in (typed, own, f"no {special[-1]}"))
-    assert trained(tokenizer, document)[-1].strip() == own + end_of(name)
+    assert stretches(tokenizer, document)[-1].strip() == own + end_of(name)
 
 
 def test_the_marks_of_reasoning_are_tokens(tokenizers: dict[str, Any]) -> None:
@@ -235,15 +286,17 @@ def test_what_a_template_refuses(tokenizers: dict[str, Any], name: str, turns: l
         ("{% for m in messages %}{{ m.content[:3] }};{% endfor %}", "does not write this answer out"),
         ("{% for m in messages %}{{ m.content | upper }};{% endfor %}", "does not write this answer out"),
         ("{% for m in messages %}{{ m.content }};{{ m.content }};{% endfor %}", "writes it 2 times"),
-        ("{% for m in messages %}{{ m.role }};{% endfor %}", "writes it 0 times"),
-        ("{% for m in messages %}{{ m.content }}{{ m.content | length }};{% endfor %}", "writes behind it depends on it"),
+        ("{% for m in messages %}{{ m.role }};{% endfor %}", "does not write it out in such an answer"),
+        ("{% for m in messages %}{{ m.content }}{{ m.content | length }};{% endfor %}", "closes this answer with no token"),
+        ("{% for m in messages %}{{ m.content }}{{ m.content | length }}<s>{% endfor %}", "does not write this answer out"),
+        ("{% for m in messages %}{{ m.content.split('</think>')[0] }};{% endfor %}", "does not write this answer out"),
     ],
 )
 def test_answers_that_cannot_be_told_are_refused(byte_level: Tokenizer, template: str, reason: str) -> None:
-    tokenizer = families.family("plain", byte_level)
+    tokenizer = families.family("mistral", byte_level)
     tokenizer.chat_template = template
     with pytest.raises(LayoutError, match=reason):
-        encoded(tokenizer, ONE)
+        encoded(tokenizer, [("user", "q"), ("assistant", "It is 4.</think>5")])
 
 
 def test_a_name_of_a_special_token_cut_in_two_is_refused(byte_level: Tokenizer) -> None:
@@ -264,7 +317,7 @@ def test_wrong_tokens_are_found_by_decoding(byte_level: Tokenizer, monkeypatch: 
 
 
 def test_the_date_is_the_same_on_any_day(tokenizers: dict[str, Any]) -> None:
-    text = ChatTemplate.of(tokenizers["llama"]).render(messages(ONE), False)[0]
+    text = ChatTemplate.of(tokenizers["llama"]).render(messages(ONE), False)
     assert "Today: 26 Jul 2024\n" in text
 
 
@@ -284,30 +337,13 @@ def test_chatml_is_the_default_and_the_log_says_so(byte_level: Tokenizer, caplog
     assert tokenizer.decode(document.ids) == (
         "<|im_start|>user\nWhat is 2 + 2?<|im_end|>\n<|im_start|>assistant\nIt is 4.<|im_end|>"
     )
-    assert trained(tokenizer, document) == ["It is 4.<|im_end|>"]
+    assert stretches(tokenizer, document) == ["It is 4.<|im_end|>"]
 
 
 def test_of_several_named_templates_the_default_is_taken(byte_level: Tokenizer) -> None:
     tokenizer = families.family("qwen2.5", byte_level)
     tokenizer.chat_template = {"default": families.QWEN25, "tool_use": families.PLAIN}
     assert chat_template.template_of(tokenizer) == families.QWEN25
-
-
-def test_published_records_through_a_template(tokenizers: dict[str, Any]) -> None:
-    """Every kind of conversation comes to the same messages, and so to the same tokens."""
-    tokenizer = tokenizers["qwen2.5"]
-    turns = [("user", "p"), ("assistant", "a")]
-    records: list[dict[str, Any]] = [
-        {"problem": "p", "qwq": "a"},
-        {"messages": messages(turns)},
-        {"source": "tulu-v2", "conversation": messages(turns)},
-        {"conversations": [{"from": "human", "value": "p"}, {"from": "gpt", "value": "a"}]},
-    ]
-    encoder = Encoder(tokenizer)
-    [first], *others = encoder.encode(encoder.plan(records))
-    for [document] in others:
-        assert (document.ids == first.ids).all()
-        assert (document.answer_mask == first.answer_mask).all()
 
 
 WORDS = [
@@ -345,7 +381,7 @@ def test_any_answers_come_back_from_their_tokens(tokenizers: dict[str, Any], nam
     document = encoded(tokenizer, turns)
     stripped = name in ("llama", "gemma", "mistral")
     answers = [content.strip() if stripped else content for role, content in turns if role == "assistant"]
-    texts = trained(tokenizer, document)
+    texts = stretches(tokenizer, document)
     if name == "plain":
         # Without end tokens; the layout's own lines and the last answer's cannot be told apart.
         assert [text.strip() for text in texts] == [answer.strip() for answer in answers[:-1]] + [texts[-1].strip()]
@@ -355,10 +391,9 @@ def test_any_answers_come_back_from_their_tokens(tokenizers: dict[str, Any], nam
     assert texts == [f"{space}{answer}{end_of(name)}" for answer in answers]
 
 
-def test_long_conversation_is_laid_out_in_bounded_time(tokenizers: dict[str, Any], tmp_path: Path) -> None:
-    """300 turns with reasoning, which no skeleton matches: each answer is found all the same."""
+def test_a_long_conversation_is_laid_out_in_bounded_time(tokenizers: dict[str, Any]) -> None:
+    """300 turns with reasoning, of which the template drops all but the last: a document an answer."""
     turns = [turn for n in range(150) for turn in (("user", f"q{n}"), ("assistant", f"<think>\nr{n}\n</think>\n\na{n}"))]
-    document = encoded(tokenizers["qwen3"], turns)
-    texts = trained(tokenizers["qwen3"], document)
-    assert texts == [*(f"a{n}<|im_end|>" for n in range(149)), "<think>\nr149\n</think>\n\na149<|im_end|>"]
-    assert json.dumps(texts)
+    documents = families.encoded(tokenizers["qwen3"], {"messages": messages(turns)})
+    texts = [text for document in documents for text in stretches(tokenizers["qwen3"], document)]
+    assert texts == [f"<think>\nr{n}\n</think>\n\na{n}<|im_end|>" for n in range(150)]

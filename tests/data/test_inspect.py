@@ -2,7 +2,6 @@
 
 import io
 import itertools
-import json
 import re
 import subprocess
 import sys
@@ -80,14 +79,6 @@ def test_every_document_names_its_record(packed: Path) -> None:
     assert all(before[1] + 1 == after[0] for before, after in itertools.pairwise(ends))
 
 
-def test_colours_take_the_place_of_marks_on_a_terminal(packed: Path) -> None:
-    page = shown(packed, 0, force_terminal=True, color_system="truecolor")
-    assert "⟦" not in page
-    assert "\x1b[1;32m" in page
-    bare = shown(packed, 0, force_terminal=True, color_system="truecolor", no_color=True)
-    assert "⟦trained⟧" in bare
-
-
 def test_long_documents_are_shown_in_part(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspection, "HEAD", 3)
     monkeypatch.setattr(inspection, "TAIL", 2)
@@ -126,13 +117,6 @@ def test_refusals(packed: Path, tmp_path: Path, tokenizer_manifest: Path) -> Non
         inspection.load_tokenizer(what, tokenizer_manifest)
 
 
-def test_the_verb(packed: Path) -> None:
-    command = [sys.executable, "-m", "longspec.data", "inspect", str(packed), "--row", "0"]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "⟦trained⟧" in ran.stdout
-    assert json.dumps(RECORDS[0]["qwq"])[1:-1] in ran.stdout or "word word" in ran.stdout
-
-
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory, tokenizer_manifest: Path) -> Path:
     """A row of one record that types what stands for control, and moves the cursor; its folder's name does too."""
@@ -151,7 +135,8 @@ def test_typed_names_and_marks_are_not_taken_for_our_own(hostile: Path) -> None:
     # Two turns: what opens and closes them, and no typed name, is marked (and once in the legend's own word).
     assert re.findall("‹([^›]*)›", page) == ["special", "<|im_start|>", END, "<|im_start|>", END]
     coloured = shown(hostile, force_terminal=True, color_system="truecolor")
-    assert re.findall(r"\x1b\[[\d;]*\b7(?:;\d+)*m([^\x1b]*)", coloured) == ["special", "<|im_start|>", END, "<|im_start|>", END]
+    special = [f"‹{name}›" for name in ("special", "<|im_start|>", END, "<|im_start|>", END)]
+    assert re.findall(r"\x1b\[[\d;]*\b7(?:;\d+)*m([^\x1b]*)", coloured) == special
 
 
 def test_nothing_of_a_text_or_a_path_moves_the_cursor(hostile: Path) -> None:
@@ -159,6 +144,7 @@ def test_nothing_of_a_text_or_a_path_moves_the_cursor(hostile: Path) -> None:
     ran = subprocess.run(command, capture_output=True, check=True)
     assert control_characters(ran.stdout + ran.stderr) == []
     assert "a␛[2J␊b" in ran.stdout.decode()
+    assert "⟦trained⟧" in ran.stdout.decode()
 
 
 def test_a_space_behind_a_special_token_is_shown() -> None:

@@ -16,9 +16,7 @@ from longspec import jsonl
 from longspec.atomic_files import check_files, describe_files, write_json
 from longspec.data import raw
 from longspec.data.read import source_files, split_records
-from longspec.data.read.conversations import Chat
 from longspec.data.read.items import Item
-from longspec.data.read.records import to_messages_or_text
 from longspec.demo import stdlib
 from tests.terminal import control_characters
 
@@ -95,31 +93,16 @@ def test_corrected_originals_are_fed_back(tmp_path: Path) -> None:
     assert [row["text"] for row in rows(tmp_path / "again", "train")] == ["2", "3", "4"]
 
 
-def test_summary_counts_reasons_that_differ_in_numbers_as_one(tmp_path: Path) -> None:
+def test_reasons_that_differ_in_numbers_count_as_one_and_stand_as_the_first(tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     broken = [{"messages": [{"role": "user", "content": "u"}] * number + [3]} for number in range(5)]
     source.write_text("\n".join(json.dumps(record) for record in [*GOOD, *broken, {"text": ""}]))
     manifest = raw.make("d", {"source": str(source), "held_out": 0, "max_rejected": 0.5}, tmp_path / RAW)
     place = {"file": str(source)}
     assert manifest["rejects"] == [
-        {"field": "messages[N]", "reason": "must be an object, is int", "count": 5, "line": 9, **place},
+        {"field": "messages[0]", "reason": "must be an object, is int", "count": 5, "line": 9, **place},
         {"field": "text", "reason": "is empty", "count": 1, "line": 14, **place},
     ]
-
-
-def test_summary_keeps_the_numbers_that_a_reason_shares(tmp_path: Path) -> None:
-    source = tmp_path / "in.jsonl"
-    lines = [b'{"text": "%s\xff"}' % (b"x" * n) for n in range(3)] + [b'{"text": "\xfe"}', b"[1]", b'{"text": "\\u200b"}']
-    source.write_bytes(b"\n".join([b'{"text": "good"}', *lines]))
-    manifest = raw.make("d", {"source": str(source), "held_out": 0, "max_rejected": 1}, tmp_path / RAW)
-    assert [(row["reason"], row["count"]) for row in manifest["rejects"]] == [
-        ("is not UTF-8: byte N at byte N", 4),
-        ("must be a JSON object, is list", 1),
-        ("is empty: it holds nothing but characters that are not seen, such as U+200B", 1),
-    ]
-    source.write_bytes(b"\n".join([b'{"text": "good"}', lines[0], b""]))
-    manifest = raw.make("d", {"source": str(source), "held_out": 0, "max_rejected": 1}, tmp_path / RAW)
-    assert [row["reason"] for row in manifest["rejects"]] == ["is not UTF-8: byte 0xff at byte 11"]
 
 
 def test_nothing_of_the_data_moves_the_cursor(tmp_path: Path) -> None:
@@ -155,24 +138,6 @@ def test_many_reasons_and_long_ones_stay_small(tmp_path: Path) -> None:
     assert [row["count"] for row in manifest["rejects"]] == [1] * 20 + [30]
     assert manifest["rejects"][-1]["reason"] == "other reasons"
     assert all(len(row["reason"]) < 400 for row in rows(tmp_path / "raw", "rejects"))
-
-
-def test_gsm8k_comes_in_as_long_reasoning_by_configuration_alone(tmp_path: Path) -> None:
-    source = tmp_path / "gsm8k_train.jsonl"
-    asked = [
-        {"question": f"What is {n} + 1?", "answer": f"{n} + 1 = <<{n}+1={n + 1}>>{n + 1}\n#### {n + 1}"} for n in range(400)
-    ]
-    jsonl.write(source, asked)
-    steps = [{"rename": {"question": "problem", "answer": "qwq"}}, {"add_id": {"prefix": "gsm8k"}}]
-    manifest = raw.make("gsm8k", {"source": str(source), "align": steps, "held_out": 0.1}, tmp_path / RAW)
-    train, held_out = rows(tmp_path / "raw", "train"), rows(tmp_path / "raw", "held_out")
-    assert holds(manifest, train=len(train), held_out=len(held_out), read=400)
-    assert 15 < len(held_out) < 70
-    made = sorted(train + held_out, key=lambda record: int(record["id"].removeprefix("gsm8k-")))
-    assert [to_messages_or_text(record) for record in made] == [
-        Chat([{"role": "user", "content": each["question"]}, {"role": "assistant", "content": each["answer"]}])
-        for each in asked
-    ]
 
 
 def test_flattened_and_filtered_records_are_counted_and_siblings_stay_together(tmp_path: Path) -> None:

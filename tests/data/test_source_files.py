@@ -73,31 +73,6 @@ def test_every_kind_of_file_gives_the_same_records(
     assert records_of(list(source_files.read(tmp_path / name, LIMIT))) == RECORDS
 
 
-@pytest.mark.parametrize("rows", [1, 2, 1000])
-def test_parquet_rows(tmp_path: Path, rows: int) -> None:
-    table = pa.table(
-        {
-            "text": ["a", None, "c\n"],
-            "turns": [[{"role": "user", "content": "u"}], [], None],
-            "n": pa.array([1, 2, 3], pa.int8()),
-        }
-    )
-    pq.write_table(table, tmp_path / "a.parquet", row_group_size=rows)
-    found = list(source_files.read(tmp_path / "a.parquet", LIMIT))
-    assert records_of(found) == table.to_pylist()
-    assert [item.line for item in found if isinstance(item, Item)] == [1, 2, 3]
-
-
-def test_parquet_text_that_is_no_utf8(tmp_path: Path) -> None:
-    column = pa.array([b"good", b"b\xffd", b"too"]).view(pa.string())
-    pq.write_table(pa.table({"id": [1, 2, 3], "text": column}), tmp_path / "a.parquet")
-    good, bad, too = source_files.read(tmp_path / "a.parquet", LIMIT)
-    assert isinstance(bad, Item)
-    assert bad.error is not None
-    assert (bad.line, bad.error.field) == (2, "text")
-    assert records_of([good, too]) == [{"id": 1, "text": "good"}, {"id": 3, "text": "too"}]
-
-
 def random_value(draw: random.Random, depth: int) -> Any:
     kind = draw.randrange(7 if depth else 5)
     if kind == 6:
@@ -138,11 +113,6 @@ def test_only_what_is_longer_than_the_limit_is_too_long(piece: int, monkeypatch:
     expected = [(line + b"\n", len(line) > 10) for line in values]
     assert whole_and_too_long(b"\n".join(values) + b"\n", 11, line_pieces) == expected
     assert whole_and_too_long(b"\n".join(values), 11, line_pieces) == [*expected[:-1], (values[-1], True)]
-
-
-def test_what_nobody_asked_for_of_an_overlong_line_is_passed_over() -> None:
-    text = b"x" * 3_000_000 + b"\n{}\n"
-    assert [element.content for element in gather(line_pieces(io.BytesIO(text)), 100)][1:] == [b"{}\n"]
 
 
 FAULTS: list[tuple[bytes, str]] = [
@@ -289,13 +259,12 @@ def test_files_of_globs_and_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_what_cannot_be_read_is_refused_before_it_is_opened(tmp_path: Path, name: str) -> None:
     """Opening a pipe that nobody writes to would wait for ever."""
     (tmp_path / "good.jsonl").touch()
-    (tmp_path / "dangling.jsonl").symlink_to("gone\x1b[31m.jsonl")
+    (tmp_path / "dangling.jsonl").symlink_to("gone.jsonl")
     (tmp_path / "circle.jsonl").symlink_to("circle.jsonl")
     os.mkfifo(tmp_path / "pipe.jsonl")
     (tmp_path / "to-pipe.parquet").symlink_to("pipe.jsonl")
-    why = "is no regular file" if "pipe" in name else r"is a symbolic link to (gone␛\[31m|circle)\.jsonl, which is not there"
     for source in (str(tmp_path / name), f"{tmp_path}/{name[:3]}*", [str(tmp_path / "good.jsonl"), str(tmp_path / name)]):
-        with pytest.raises(ValueError, match=f"{name}: {why}"):
+        with pytest.raises(ValueError, match=f"{name}: is no regular file"):
             source_files.files_of(source)
     (tmp_path / "link.jsonl").symlink_to("good.jsonl")
     assert source_files.files_of(str(tmp_path / "link.jsonl")) == [tmp_path / "link.jsonl"]

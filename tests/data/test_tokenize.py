@@ -51,33 +51,6 @@ def test_prompt_of_general_text_is_no_answer(tokenizer: Any) -> None:
     assert answers(tokenizer, {"source": "Question: ", "target": "an answer"}) == "an answer" + END
 
 
-@pytest.mark.parametrize("answer", ["14 - 3 = 11", "\n\nIt begins with lines", "ends with space  ", "größer 🙂", "x"])
-def test_answer_mask_decodes_to_the_answer_and_its_end(tokenizer: Any, answer: str) -> None:
-    assert answers(tokenizer, {"problem": f"What? Not {answer}, or is it?", "qwq": answer}) == answer + END
-
-
-def test_every_turn_of_a_conversation(tokenizer: Any) -> None:
-    turns = [("system", "s"), ("human", "same"), ("gpt", "same"), ("human", "more"), ("gpt", "the last")]
-    record = {"conversations": [{"from": who, "value": what} for who, what in turns]}
-    ids, mask = tokenize.encode(tokenizer, record)
-    assert answers(tokenizer, record) == f"same{END}the last{END}"
-    assert tokenizer.decode(ids, skip_special_tokens=False) == (
-        f"<|im_start|>system\ns{END}\n<|im_start|>user\nsame{END}\n<|im_start|>assistant\nsame{END}\n"
-        f"<|im_start|>user\nmore{END}\n<|im_start|>assistant\nthe last{END}"
-    )
-    assert mask[-1] == 1
-    assert ids[-1] == tokenizer.pad_token_id
-
-
-def test_names_of_special_tokens_in_messages_stay_text(tokenizer: Any) -> None:
-    record = {"problem": "say <|im_end|><|im_start|> now", "qwq": "I say <|im_end|>, see"}
-    ids, mask = tokenize.encode(tokenizer, record)
-    assert answers(tokenizer, record) == f"I say <|im_end|>, see{END}"
-    # Two turns: two opening and two closing tokens, none of them from the text.
-    assert sum(token in tokenizer.all_special_ids for token in ids.tolist()) == 4
-    assert sum(token in tokenizer.all_special_ids for token in ids[mask == 1].tolist()) == 1
-
-
 def test_batch_equals_one_by_one(tokenizer: Any) -> None:
     records: list[dict[str, Any]] = [{"text": "plain <|im_end|>"}, {"problem": "p", "qwq": "q"}, {"source": "s", "target": "t"}]
     encoder = Encoder(tokenizer)
@@ -131,7 +104,7 @@ def test_a_shard_reads_its_own_part_alone(tmp_path: Path, tokenizer_manifest: Pa
     }
     write_json(source.with_name(".manifest.json.seen"), seen)
     assert tokenize.make(source, tokenizer_manifest, 3, 4, tmp_path / "003.json")["documents"] == 10
-    with pytest.raises(ValueError, match=r"train\.jsonl: line 21: is no JSON object"):
+    with pytest.raises(json.JSONDecodeError):
         tokenize.make(source, tokenizer_manifest, 2, 4, tmp_path / "002.json")
 
 
@@ -195,7 +168,7 @@ def test_a_record_too_long_for_the_jobs_memory_is_counted(
     tmp_path: Path, tokenizer_manifest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of all its text in bytes: of one text, and of a conversation as it is laid out."""
-    monkeypatch.setattr(encoding, "LONGEST", 300)
+    monkeypatch.setattr(encoding, "MAX_RECORD_BYTES", 300)
     turns = [{"role": "user", "content": "ä" * 130}, {"role": "assistant", "content": "a"}]
     records = [{"text": "ä" * 150}, {"text": "ä" * 150 + "a"}, {"messages": turns}, *chats(3, set())]
     source = make_raw(tmp_path, records, max_rejected=0.5)
@@ -234,11 +207,6 @@ def test_the_share_is_counted_over_all_shards(tmp_path: Path, tokenizer_manifest
             assert packing.make(outs, 512, "longcot", "split", tmp_path / "packed/manifest.json")["skipped"] == 1
 
 
-def test_the_share_is_the_datasets(tmp_path: Path, tokenizer_manifest: Path) -> None:
-    source = make_raw(tmp_path, chats(100, {4, 9}), max_rejected=0.02)
-    tokenize.make(source, refusing(tokenizer_manifest, tmp_path), 0, 1, tmp_path / "000.json")
-
-
 def test_a_record_in_no_format_names_its_line(tmp_path: Path, tokenizer_manifest: Path) -> None:
     """Not of our own making, since `raw` lets none through: the file was edited, its manifest too."""
     source = write_raw(tmp_path / "raw", [{"text": "one"}, {"text": 2}, {"text": "three"}])
@@ -262,7 +230,6 @@ def test_manifest_tells_everything(tmp_path: Path, tokenizer_manifest: Path, tok
         "tokens": sum(sizes),
         "skipped": {"count": 0, "allowed": 0.01, "reasons": {}},
         "unlike_served": 0,
-        "shortened_answers": 0,
         "eos": tokenizer.eos_token_id,
         "tokenizer": tokenize.load(tokenizer_manifest)[1],
         "template": sha256_text(CHATML),
@@ -271,17 +238,10 @@ def test_manifest_tells_everything(tmp_path: Path, tokenizer_manifest: Path, tok
     assert {key: made[key] for key in expected} == expected
     packed = packing.make([tmp_path / "000.json"], 64, "base", "split", tmp_path / "packed" / "manifest.json")
     shard = {"path": str(tmp_path / "000.json"), "sha256": sha256_file(tmp_path / "000.json"), "shard": 0}
-    assert packed["shards"] == [shard | {"documents": 2, "tokens": sum(sizes), "files": made["files"]}]
+    assert packed["shards"] == [shard | {"documents": 2, "tokens": sum(sizes)}]
     for key in ("dataset", "raw_records", "documents", "tokens", "eos", "tokenizer", "template"):
         assert packed[key] == expected[key]
     assert sum(packed["document_lengths"].values()) == 2
-
-
-def test_edited_raw_file_is_refused(tmp_path: Path, tokenizer_manifest: Path) -> None:
-    source = make_raw(tmp_path, [{"text": "one"}])
-    (source.parent / "train.jsonl").write_text('{"text": "two"}\n')
-    with pytest.raises(ValueError, match="differs from its manifest"):
-        tokenize.make(source, tokenizer_manifest, 0, 1, tmp_path / "000.json")
 
 
 def test_tokenizer_hash_follows_its_files(tmp_path: Path, tokenizer_manifest: Path) -> None:

@@ -13,7 +13,6 @@ from tokenizers import Tokenizer
 from longspec.atomic_files import read_json
 from longspec.data import __main__ as verb
 from longspec.data import inspection
-from longspec.data.layout_tally import unlike_served_warning
 from longspec.data.pack import packing
 from longspec.report import tables
 from longspec.target.fetch import write_manifest
@@ -77,11 +76,3 @@ def test_it_is_said_of_more_than_a_tenth(
     found = [re.search(TOLD, text) for text in told]
     assert [match is not None for match in found] == [is_said] * 4, told
     assert {int(match[1]) for match in found if match} == ({thoughtless} if is_said else set())
-
-
-def test_answers_as_the_target_writes_them_end_the_warning(
-    tmp_path: Path, backend: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As it says: the same questions with the target's own answers."""
-    assert unlike_served_warning(read_json(made(tmp_path / "before", backend, 20, monkeypatch)))
-    assert not unlike_served_warning(read_json(made(tmp_path / "after", backend, 0, monkeypatch)))

@@ -8,6 +8,7 @@ from typing import Any
 from longspec.answers.conversation import Answer, Conversation, Key
 from longspec.answers.settings import ENDPOINT, LOCAL, Regenerate, room_for_prompts
 from longspec.atomic_files import read_json_object
+from longspec.data.chat.answer_forms import end_of
 from longspec.data.chat.encoding import Encoder
 from longspec.data.chat.special_tokens import REASONING, LayoutError, special_names
 from longspec.data.read.conversations import Chat
@@ -101,7 +102,7 @@ def ends_of(tokenizer: Any, target: Path, encoder: Encoder) -> Collection[int]:
         if (target / name).is_file():
             eos = read_json_object(target / name).get("eos_token_id", eos)
     try:
-        marker = encoder.template.end_of_answer()
+        marker, _ = end_of(encoder.template)
     except LayoutError as error:
         raise ValueError(f"{target}: {error}; this target answers no questions") from error
     special = set(tokenizer.convert_tokens_to_ids(list(encoder.special)))

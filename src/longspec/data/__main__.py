@@ -13,7 +13,7 @@ from longspec import shown
 from longspec.command_line import add_verb, named_path
 from longspec.data import draft_vocabulary, inspection, raw, tokenize
 from longspec.data.hub import fetch
-from longspec.data.layout_tally import BEYOND, unlike_served_warning
+from longspec.data.layout_tally import REWRITE_COUNTS, unlike_served_warning
 from longspec.data.pack import bin_packing, packing
 
 
@@ -65,14 +65,14 @@ def parser() -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace, progress: Any) -> dict[str, Any]:
     """Do one verb; the numbers to report."""
     if arguments.verb == "fetch":
-        fetched = fetch.make(arguments.source, arguments.revision, arguments.out, progress)
+        fetched = fetch.make(arguments.source, arguments.revision, arguments.out)
         size = sum(file["bytes"] for file in fetched["files"].values())
         return {"commit": fetched["commit"], "files": len(fetched["files"]), "bytes": size}
     if arguments.verb == "raw":
         return raw.make(arguments.name, arguments.settings, arguments.out, progress, arguments.fetched)["records"]
     if arguments.verb == "tokenize":
         made = tokenize.make(arguments.raw, arguments.tokenizer, arguments.shard, arguments.num_shards, arguments.out, progress)
-        told = {key: made[key] for key in ("documents", "skipped", *BEYOND, "tokens", "answer_tokens") if key in made}
+        told = {key: made[key] for key in ("documents", "skipped", *REWRITE_COUNTS, "tokens", "answer_tokens") if key in made}
         return told | {"warning": unlike_served_warning(made)}
     if arguments.verb == "vocabulary":
         packed, target = arguments.packed, arguments.target

@@ -1,7 +1,7 @@
 """Rows for a person to read: the `inspect` verb.
 
-What is trained stands out: in colour on a terminal, between ⟦ and ⟧ elsewhere and where NO_COLOR is set. So do special tokens,
-reversed or between ‹ and ›: their names in a text that somebody typed are not what a model takes for control.
+What is trained stands between ⟦ and ⟧, and special tokens between ‹ and ›: their names in a text that somebody typed are not
+what a model takes for control. On a terminal both have a colour too.
 """
 
 from collections.abc import Iterator
@@ -20,14 +20,14 @@ from rich.text import Text
 from longspec.atomic_files import read_json, sha256_file
 from longspec.data import tokenize
 from longspec.data.chat.special_tokens import special_names
-from longspec.data.layout_tally import BEYOND, line_number, unlike_served_warning
+from longspec.data.layout_tally import REWRITE_COUNTS, line_number, unlike_served_warning
 from longspec.data.pack.arrow_shards import DOCUMENT_STARTS, LENGTH, PIECE_STARTS, PackedRows
 from longspec.shown import lines, one_line
 
 TRAINED, UNTRAINED, FRAME = "bold green", "default", "cyan"
 OPEN, CLOSE = "⟦", "⟧"
 SPECIAL, SPECIAL_OPEN, SPECIAL_CLOSE = "reverse", "‹", "›"
-# Marks in the text itself are shown by their code points where colour does not set ours apart from them.
+# Marks in the text itself are shown by their code points, which sets ours apart from them.
 TYPED = {ord(mark): f"<U+{ord(mark):04X}>" for mark in (OPEN, CLOSE, SPECIAL_OPEN, SPECIAL_CLOSE)}
 HEAD, TAIL = 160, 80  # tokens of a document that are shown at its beginning and its end
 BAR = 40  # characters of the longest bar
@@ -73,7 +73,7 @@ def _facts(manifest: dict[str, Any]) -> dict[str, str]:
     }
     if warning := unlike_served_warning(manifest):
         facts["WARNING"] = warning
-    further, left_out = (manifest.get(name, 0) for name in BEYOND)
+    further, left_out = (manifest.get(name, 0) for name in REWRITE_COUNTS)
     if further or left_out:
         facts["turns"] = (
             f"{_count(further, 'document')} beyond one a record, where the chat template rewrites earlier messages; "
@@ -153,21 +153,21 @@ def _decoded(ids: list[int], tokenizer: Any, special: set[int]) -> Iterator[tupl
             yield False, decode([*before, *tokens]).removeprefix(decode(before))
 
 
-def _text(piece: Piece, tokenizer: Any, full: bool, colour: bool) -> Text:
+def _text(piece: Piece, tokenizer: Any, full: bool) -> Text:
     text, special = Text(), set(tokenizer.convert_tokens_to_ids(list(special_names(tokenizer))))
     for trained, ids in _runs(piece, full):
         if trained is None:
             text.append(f"\n … {len(ids):,} tokens left out, --full shows them … \n", style="dim")
             continue
-        style, marked = TRAINED if trained else UNTRAINED, trained and not colour
-        text.append(OPEN if marked else "")
+        style = TRAINED if trained else UNTRAINED
+        text.append(OPEN if trained else "", style=style)
         for is_special, decoded in _decoded(ids, tokenizer, special):
-            shown_as = lines(decoded)
-            if not colour:
-                shown_as = shown_as.translate(TYPED)
-                shown_as = f"{SPECIAL_OPEN}{shown_as}{SPECIAL_CLOSE}" if is_special else shown_as
-            text.append(shown_as, style=f"{style} {SPECIAL}" if is_special and colour else style)
-        text.append(CLOSE if marked else "")
+            shown_as = lines(decoded).translate(TYPED)
+            if is_special:
+                text.append(f"{SPECIAL_OPEN}{shown_as}{SPECIAL_CLOSE}", style=f"{style} {SPECIAL}")
+            else:
+                text.append(shown_as, style=style)
+        text.append(CLOSE if trained else "", style=style)
     return text
 
 
@@ -191,7 +191,6 @@ def _title(console: Console, text: str) -> None:
 
 def show(shown: Shown, tokenizer: Any, full: bool, console: Console) -> None:
     """Print it."""
-    colour = console.color_system is not None and not console.no_color
     console.print(Rule(Text(one_line(shown.title), style="bold"), style=FRAME, align="left"))
     for name, fact in shown.facts.items():
         console.print(Text(f"{name:>10}  ", style=FRAME).append(one_line(fact), style="default"))
@@ -200,14 +199,13 @@ def show(shown: Shown, tokenizer: Any, full: bool, console: Console) -> None:
     lengths = {f"{below // 2:,} to {below - 1:,} tokens": count for below, count in edges}
     _bars(console, "documents by length", lengths)
     console.print(Rule(Text(shown.heading, style="bold"), style=FRAME, align="left"))
-    legend = Text("trained", style=TRAINED) if colour else Text(f"{OPEN}trained{CLOSE}")
-    special = Text("special", style=SPECIAL) if colour else Text(f"{SPECIAL_OPEN}special{SPECIAL_CLOSE}")
-    console.print(Text.assemble(legend, " and untrained text; ", special, " tokens by their names"))
+    marks = (f"{OPEN}trained{CLOSE}", TRAINED), " and untrained text; ", (f"{SPECIAL_OPEN}special{SPECIAL_CLOSE}", SPECIAL)
+    console.print(Text.assemble(*marks, " tokens by their names"))
     for number, piece in enumerate(shown.pieces, 1):
         last = piece.start + len(piece.ids_N) - 1
         where = f"its tokens {piece.start:,} to {last:,}, {int(piece.trained_N.sum()):,} trained"
         _title(console, f"document {number}: {where}")
         console.print(Text(one_line(_origin_of(piece, shown.origin)), style="dim"))
-        console.print(_text(piece, tokenizer, full, colour), soft_wrap=True)
+        console.print(_text(piece, tokenizer, full), soft_wrap=True)
     if shown.padding:
         _title(console, f"padding: {_count(shown.padding, 'token')}")

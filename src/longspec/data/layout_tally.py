@@ -10,11 +10,11 @@ from typing import Any
 from longspec.data.chat.encoding import Encoded
 from longspec.data.chat.special_tokens import LayoutError
 
-# Counts of records with thoughts or tools (longspec.data.chat.turns), not written at 0.
-BEYOND = ("further_documents", "left_out_messages")
-UNLIKE, MOST_UNLIKE = "unlike_served", 0.1  # of a dataset's documents
-MOST_REASONS = 10
-CUT_BY_LIMIT, MOST_CUT = "cut by new_tokens", 0.1  # a reason why an answer is torn or dropped; of a dataset's records
+# Counts of records of which a template rewrites what it laid out (longspec.data.chat.layout), not written at 0.
+REWRITE_COUNTS = ("further_documents", "left_out_messages")
+UNLIKE_SERVED, MAX_UNLIKE_SERVED = "unlike_served", 0.1  # of a dataset's documents
+MAX_REASONS = 10
+CUT_BY_LIMIT, MAX_CUT = "cut by new_tokens", 0.1  # a reason why an answer is torn or dropped; of a dataset's records
 
 
 def unlike_served_warning(manifest: Mapping[str, Any]) -> str:
@@ -22,8 +22,8 @@ def unlike_served_warning(manifest: Mapping[str, Any]) -> str:
 
     manifest: of a token shard or of packed rows.
     """
-    unlike, documents, name = manifest.get(UNLIKE, 0), manifest["documents"], manifest["dataset"]
-    if unlike <= MOST_UNLIKE * documents:
+    unlike, documents, name = manifest.get(UNLIKE_SERVED, 0), manifest["documents"], manifest["dataset"]
+    if unlike <= MAX_UNLIKE_SERVED * documents:
         return ""
     return (
         f"{name}: {unlike:,} of {documents:,} documents are laid out otherwise than this target is asked and answers, so a "
@@ -35,7 +35,7 @@ def unlike_served_warning(manifest: Mapping[str, Any]) -> str:
 def answer_reasons(counts: Mapping[str, Any]) -> str:
     """Say why records have not all their answers, the reasons of the most records first. counts: `answers` of a manifest."""
     found = sorted(((n, end, reason) for end, some in counts["reasons"].items() for reason, n in some.items()), reverse=True)
-    return "; ".join(f"{n} x {end}: {reason}" for n, end, reason in found[:MOST_REASONS])
+    return "; ".join(f"{n} x {end}: {reason}" for n, end, reason in found[:MAX_REASONS])
 
 
 def cut_warning(manifest: Mapping[str, Any]) -> str:
@@ -47,7 +47,7 @@ def cut_warning(manifest: Mapping[str, Any]) -> str:
     if not counts:
         return ""
     dropped = sum(found.get(CUT_BY_LIMIT, 0) for found in counts["reasons"].values())
-    if dropped <= MOST_CUT * counts["records"]:
+    if dropped <= MAX_CUT * counts["records"]:
         return ""
     return (
         f"{name}: the limit of new tokens cut an answer of {dropped:,} of {counts['records']:,} records, so the draft sees few "
@@ -57,15 +57,14 @@ def cut_warning(manifest: Mapping[str, Any]) -> str:
 
 @dataclass
 class Tally:
-    """Counts over a shard: records skipped, by reason; documents laid out unlike served prompts; shortened answers.
+    """Counts over a shard: records skipped, by reason; documents laid out unlike served prompts.
 
-    Of records whose template rewrites what it laid out (turns.py): documents beyond the first; messages in none of them.
+    Of records whose template rewrites what it laid out (layout.py): documents beyond the first; messages in none of them.
     """
 
     skipped: Counter[str] = field(default_factory=Counter)
     first: dict[str, int] = field(default_factory=dict)  # where the first record stands that was skipped for a reason
     unlike_served: int = 0
-    shortened: int = 0
     further: int = 0
     left_out: int = 0
 
@@ -80,7 +79,6 @@ class Tally:
         self.further += len(documents) - 1
         for document in documents:
             self.unlike_served += not document.as_served
-            self.shortened += document.shortened
             self.left_out += document.left_out
 
     def check(self, train: Path, records: int, most: float) -> None:
@@ -104,11 +102,10 @@ class Tally:
         reasons = {reason: {"count": self.skipped[reason], "first": self.first[reason]} for reason in sorted(self.skipped)}
         counts = {
             "skipped": {"count": self.skipped.total(), "allowed": most, "reasons": reasons},
-            UNLIKE: self.unlike_served,
-            "shortened_answers": self.shortened,
+            UNLIKE_SERVED: self.unlike_served,
         }
         # Not written at 0, so that manifests of data without such records, and what is made of them, stay as they were.
-        beyond = zip(BEYOND, (self.further, self.left_out), strict=True)
+        beyond = zip(REWRITE_COUNTS, (self.further, self.left_out), strict=True)
         return counts | {name: count for name, count in beyond if count}
 
 

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from longspec.atomic_files import (
 )
 from longspec.data import Progress
 from longspec.data.chat import chat_template
-from longspec.data.chat.encoding import Encoded, Encoder, Planned, documents_of
+from longspec.data.chat.encoding import Encoded, Encoder, Planned
 from longspec.data.chat.special_tokens import LayoutError
 from longspec.data.layout_tally import Tally, line_number
 from longspec.data.pack import arrow_shards
@@ -85,13 +84,7 @@ def _groups(path: Path, shard: int, num_shards: int) -> Iterator[Group]:
     group: Group = []
     size = 0
     for place, line in _lines(path, shard, num_shards):
-        try:
-            record = json.loads(line)
-        except ValueError:
-            record = None
-        if not isinstance(record, dict):
-            raise ValueError(f"{path}: line {line_number(path, place)}: is no JSON object; make the file again")
-        group.append((place, record))
+        group.append((place, json.loads(line)))
         size += len(line)
         if size >= GROUP_BYTES:
             yield group
@@ -111,28 +104,12 @@ def _plan(encoder: Encoder, path: Path, group: Group) -> list[Planned]:
     return plans
 
 
-def _encoded(
-    encoder: Encoder, path: Path, groups: Iterator[Group]
-) -> Iterator[tuple[Group, list[list[Encoded] | LayoutError]]]:
-    """Each group with its records' documents. While the tokenizer works on one, the next is read and the last one written."""
-    waiting: tuple[Group, list[Planned], Future[list[list[Any]]]] | None = None
-    with ThreadPoolExecutor(1) as pool:
-        for group in groups:
-            plans = _plan(encoder, path, group)
-            coming = group, plans, pool.submit(encoder.run, documents_of(plans))
-            if waiting is not None:
-                yield waiting[0], encoder.finish(waiting[1], waiting[2].result())
-            waiting = coming
-        if waiting is not None:
-            yield waiting[0], encoder.finish(waiting[1], waiting[2].result())
-
-
 def _write(encoder: Encoder, train: Path, part: tuple[int, int], writer: arrow_shards.TokenWriter, progress: Progress) -> Tally:
     """Every record of the shard, `part` of (shard, num_shards), as documents, or counted as skipped."""
     tally = Tally()
-    for group, records in _encoded(encoder, train, _groups(train, *part)):
+    for group in _groups(train, *part):
         kept: list[tuple[int, Encoded]] = []
-        for (place, _), documents in zip(group, records, strict=True):
+        for (place, _), documents in zip(group, encoder.encode(_plan(encoder, train, group)), strict=True):
             if isinstance(documents, LayoutError):
                 tally.skip(place, documents)
                 continue

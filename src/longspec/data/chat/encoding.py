@@ -4,7 +4,6 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from threading import Lock
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,9 +17,9 @@ from longspec.data.read.conversations import Chat
 from longspec.data.read.record_checks import RecordError
 from longspec.data.read.records import ANSWER_IDS
 
-# Bytes of a record's text in UTF-8, as laid out. A tokenizer's own bookkeeping takes up to 190 for each, two records are in
-# memory at a time, and a job of rule tokenize has 8 GB of it.
-LONGEST = 12_000_000
+# Bytes of a record's text in UTF-8, as laid out. A tokenizer's own bookkeeping takes up to 190 for each, and a job of rule
+# tokenize has 8 GB of memory.
+MAX_RECORD_BYTES = 12_000_000
 EDGE = 16  # tokens at either edge of an answer that are decoded; what lies between them is between them in the text too
 
 
@@ -104,8 +103,7 @@ class Encoded:
 
     ids: NDArray[np.int32]
     answer_mask: NDArray[np.uint8]
-    as_served: bool = True  # of a conversation, see longspec.data.chat.chat_template
-    shortened: int = 0
+    as_served: bool = True  # of a conversation, see longspec.data.chat.layout
     left_out: int = 0
     said_end: int = 0  # of an answer in the target's own tokens, where it ends
 
@@ -114,13 +112,8 @@ def _ids(encodings: list[Any]) -> list[int]:
     return list(chain.from_iterable(encoding.ids for encoding in encodings))
 
 
-def documents_of(planned: Sequence[Planned]) -> list[Plan]:
-    """The documents of all records that are laid out."""
-    return [made for plans in planned if not isinstance(plans, LayoutError) for made in plans]
-
-
 class Encoder:
-    """A tokenizer with what is asked of it again and again. One thread may `run` while another does the rest."""
+    """A tokenizer with what is asked of it again and again."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
@@ -131,7 +124,6 @@ class Encoder:
         self._backend = tokenizer.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
-        self._lock = Lock()  # whether names of special tokens are text is a setting of the backend
 
     def plan(self, records: list[dict[str, Any]]) -> list[Planned]:
         """The plans of each record's documents, or why its conversation cannot be laid out. Raises RecordError."""
@@ -139,14 +131,14 @@ class Encoder:
 
     def _plan_one(self, record: dict[str, Any]) -> list[Plan]:
         plans = plan(record, self.template, self.special)
-        if sum(len(piece.text.encode("utf-8", "surrogatepass")) for made in plans for piece in made.pieces) > LONGEST:
-            raise LayoutError(f"its text is longer than the {LONGEST / 1e6:g} MB that fit a job's memory; split it")
+        if sum(len(piece.text.encode("utf-8", "surrogatepass")) for made in plans for piece in made.pieces) > MAX_RECORD_BYTES:
+            raise LayoutError(f"its text is longer than the {MAX_RECORD_BYTES / 1e6:g} MB that fit a job's memory; split it")
         highest = max((token for made in plans for token in made.said or ()), default=0)
         if highest >= len(self.tokenizer):
             raise RecordError(ANSWER_IDS, f"{highest} is none of the tokenizer's {len(self.tokenizer)} tokens")
         return plans
 
-    def run(self, plans: Sequence[Plan]) -> list[list[Any]]:
+    def _run(self, plans: Sequence[Plan]) -> list[list[Any]]:
         """The backend's encodings of each plan's pieces, on all of its threads.
 
         Character offsets take time and are made only where a mask needs them.
@@ -156,33 +148,26 @@ class Encoder:
         for i, made in enumerate(plans):
             for j, piece in enumerate(made.pieces):
                 chosen.setdefault((piece.literal, piece.opens, made.answers is not None), []).append((i, j, piece.text))
-        with self._lock:
-            for (as_text, opens, offsets), those in sorted(chosen.items()):
-                encode = self._backend.encode_batch if offsets else self._backend.encode_batch_fast
-                self._backend.encode_special_tokens = as_text
-                made_now = encode([text for _, _, text in those], add_special_tokens=opens)
-                for (i, j, _), encoding in zip(those, made_now, strict=True):
-                    encodings[i][j] = encoding
-            self._backend.encode_special_tokens = False
+        for (as_text, opens, offsets), those in sorted(chosen.items()):
+            encode = self._backend.encode_batch if offsets else self._backend.encode_batch_fast
+            self._backend.encode_special_tokens = as_text
+            made_now = encode([text for _, _, text in those], add_special_tokens=opens)
+            for (i, j, _), encoding in zip(those, made_now, strict=True):
+                encodings[i][j] = encoding
+        self._backend.encode_special_tokens = False
         return encodings
 
-    def finish(self, planned: Sequence[Planned], encodings: list[list[Any]]) -> list[list[Encoded] | LayoutError]:
-        """The documents of each record, of which `documents_of` were run; one LayoutError stands for its whole record."""
-        plans = documents_of(planned)
-        documents = self._documents(plans, encodings)
+    def encode(self, planned: Sequence[Planned]) -> list[list[Encoded] | LayoutError]:
+        """The documents of each record; one LayoutError stands for its whole record."""
+        plans = [made for each in planned if not isinstance(each, LayoutError) for made in each]
+        documents = self._documents(plans)
         # A token reaches over an answer's edge there, so the text is cut: when served the request ends there, and the model
         # never writes such a token. All others are tokenized in one piece, as the template's text is when served.
         again = [i for i, document in enumerate(documents) if document is None]
-        cut = [cut_at_answers(plans[i]) for i in again]
-        for i, document in zip(again, self._documents(cut, self.run(cut)), strict=True):
+        for i, document in zip(again, self._documents([cut_at_answers(plans[i]) for i in again]), strict=True):
             documents[i] = document
         left = iter(documents)
-        whole = [each if isinstance(each, LayoutError) else _whole([next(left) for _ in each]) for each in planned]
-        return [each if isinstance(each, LayoutError) else _joined(each) for each in whole]
-
-    def encode(self, planned: Sequence[Planned]) -> list[list[Encoded] | LayoutError]:
-        """The documents of several records at once."""
-        return self.finish(planned, self.run(documents_of(planned)))
+        return [each if isinstance(each, LayoutError) else _joined([next(left) for _ in each]) for each in planned]
 
     def prompt(self, text: str, *, chat: bool) -> list[int]:
         """The token ids of a prompt: as it is, or as a user's message and the request for an answer. Raises LayoutError."""
@@ -198,16 +183,17 @@ class Encoder:
         return self._ids_of(request(chat, self.template.of_today(), ()))
 
     def _ids_of(self, made: Plan) -> list[int]:
-        return _ids(self.run([made])[0])
+        return _ids(self._run([made])[0])
 
     def requests(self, conversations: Sequence[Chat]) -> list[list[int] | LayoutError]:
         """The token ids with which the target is asked to go on with each conversation; a LayoutError where that is refused."""
         asked = [_or_refusal(request, chat, self.template, self.special) for chat in conversations]
-        made = iter(self.run([each for each in asked if not isinstance(each, LayoutError)]))
+        made = iter(self._run([each for each in asked if not isinstance(each, LayoutError)]))
         return [each if isinstance(each, LayoutError) else _ids(next(made)) for each in asked]
 
-    def _documents(self, plans: list[Plan], encodings: list[list[Any]]) -> list[Encoded | None]:
+    def _documents(self, plans: list[Plan]) -> list[Encoded | None]:
         """The documents; None for one in which decoding finds another text than its answers."""
+        encodings = self._run(plans)
         ids = [_ids(parts) for parts in encodings]
         found = verified(self.tokenizer, plans, encodings, ids)
         for made, tokens, ranges in zip(plans, ids, found, strict=True):
@@ -231,7 +217,7 @@ class Encoder:
         elif made.answers is not None and last != self.eos:
             # A document learns to end, but not a second time after an answer's own end token, nor after a question.
             mask[-1] = mask[at] and last not in self._special_ids
-        return Encoded(np.array(tokens, dtype=np.int32), mask, made.as_served, made.shortened, made.left_out, said_end)
+        return Encoded(np.array(tokens, dtype=np.int32), mask, made.as_served, made.left_out, said_end)
 
 
 def _or_refusal(make: Callable[..., Made], *arguments: Any) -> Made | LayoutError:
@@ -242,20 +228,19 @@ def _or_refusal(make: Callable[..., Made], *arguments: Any) -> Made | LayoutErro
         return error
 
 
-def _joined(documents: list[Encoded]) -> list[Encoded]:
-    """Put each answer in the target's own tokens behind the one before it, where its request goes on from that one's tokens."""
-    made: list[Encoded] = []
+def _joined(documents: list[Encoded | None]) -> list[Encoded] | LayoutError:
+    """A record's documents, if all of them are there.
+
+    An answer in the target's own tokens is put behind the one before it, where its request goes on from that one's tokens.
+    """
+    joined: list[Encoded] = []
     for document in documents:
-        end = made[-1].said_end if made else 0
-        if end and np.array_equal(document.ids[:end], made[-1].ids[:end]):
+        if document is None:
+            return LayoutError("its tokens do not decode to its answers")
+        end = joined[-1].said_end if joined else 0
+        if end and np.array_equal(document.ids[:end], joined[-1].ids[:end]):
             mask = document.answer_mask.copy()
-            mask[:end] = made.pop().answer_mask[:end]
+            mask[:end] = joined.pop().answer_mask[:end]
             document = replace(document, answer_mask=mask)
-        made.append(document)
-    return made
-
-
-def _whole(documents: list[Encoded | None]) -> list[Encoded] | LayoutError:
-    """A record's documents, if all of them are there."""
-    whole = [document for document in documents if document is not None]
-    return whole if len(whole) == len(documents) else LayoutError("its tokens do not decode to its answers")
+        joined.append(document)
+    return joined

@@ -4,8 +4,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from longspec.data.chat import special_tokens, turns
-from longspec.data.chat.chat_template import ChatTemplate, Conversation
+from longspec.data.chat import layout, special_tokens
+from longspec.data.chat.chat_template import ChatTemplate
+from longspec.data.chat.layout import Conversation
 from longspec.data.read.conversations import Chat
 from longspec.data.read.record_checks import RecordError
 from longspec.data.read.records import ANSWER_IDS, Text, to_messages_or_text
@@ -28,7 +29,6 @@ class Plan:
     pieces: list[Piece]
     answers: list[tuple[int, int]] | None
     as_served: bool = True
-    shortened: int = 0
     left_out: int = 0  # messages of the record that stand in no document of it
     said: tuple[int, ...] | None = None  # the tokens of an answer, which the target itself has written behind the text
 
@@ -38,7 +38,7 @@ class Plan:
 
 
 def plan(record: dict[str, Any], template: ChatTemplate, special: tuple[str, ...]) -> list[Plan]:
-    """How a record is to be tokenized: one document, or several (turns.py). Raises RecordError or LayoutError."""
+    """How a record is to be tokenized: one document, or several (layout.py). Raises RecordError or LayoutError."""
     document = to_messages_or_text(record)
     if isinstance(document, Text):
         if not document.prompt:
@@ -49,11 +49,8 @@ def plan(record: dict[str, Any], template: ChatTemplate, special: tuple[str, ...
         return [Plan(pieces, [(start, start + len(document.text))])]
     if ANSWER_IDS in record and document.train_thoughts:
         return _generated(document, record[ANSWER_IDS], template, special)
-    if document.is_plain:
-        messages, names = special_tokens.hide(document.messages, special)
-        return [_cut(template.lay_out(messages), names)]
     hidden, names = _hidden(document, special)
-    return [_cut(conversation, names) for conversation in turns.lay_out(template, hidden)]
+    return [_cut(conversation, names) for conversation in layout.lay_out(template, hidden)]
 
 
 def _generated(chat: Chat, ids: Any, template: ChatTemplate, special: tuple[str, ...]) -> list[Plan]:
@@ -77,7 +74,7 @@ def _cut(laid_out: Conversation, names: dict[str, str]) -> Plan:
     for piece, is_name in special_tokens.pieces(laid_out.text, names):
         cut.append(Piece(piece, is_name, start))
         start += len(piece)
-    return Plan(cut, laid_out.answers, laid_out.as_served, laid_out.shortened, laid_out.left_out)
+    return Plan(cut, laid_out.answers, laid_out.as_served, laid_out.left_out)
 
 
 def request(chat: Chat, template: ChatTemplate, special: tuple[str, ...]) -> Plan:
@@ -86,7 +83,7 @@ def request(chat: Chat, template: ChatTemplate, special: tuple[str, ...]) -> Pla
     Raises LayoutError when the template refuses it.
     """
     hidden, names = _hidden(chat, special)
-    rendered = turns.request(template, hidden)
+    rendered = layout.request(template, hidden)
     return Plan([Piece(piece, is_name) for piece, is_name in special_tokens.pieces(rendered, names)], None)
 
 

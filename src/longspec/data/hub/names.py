@@ -7,12 +7,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from longspec.config.names import HUB_PREFIX, is_repository
-from longspec.data.hub.remote import UnavailableError
 from longspec.shown import brief
 
 FORMS = "hf:<owner>/<repository>[:config][:split] or hf:<owner>/<repository>/<file>, the file with * ? [...] if there are many"
 CARD = "README.md"
 NUMBERED = re.compile(r"(.*-)(\d+)-of-(\d+)(?=[-.])")
+
+
+class UnavailableError(ValueError):
+    """The hub cannot be asked, or has not what it is asked for; the message says why in one line."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from longspec.atomic_files import describe_files, new_file, remove_strays, sha256_file, write_manifest
 from longspec.data import Progress
-from longspec.data.layout_tally import BEYOND, UNLIKE
+from longspec.data.layout_tally import REWRITE_COUNTS, UNLIKE_SERVED
 from longspec.data.pack.arrow_shards import NUM_LABELS, ROWS, TokenShards, lists, row_schema, view
 from longspec.data.pack.bin_packing import SHORTEST, Placed, histogram, place
 
@@ -74,14 +74,14 @@ def _check_shards(shards: TokenShards, paths: list[Path]) -> None:
 
 def _describe_shards(shards: TokenShards, paths: list[Path]) -> dict[str, Any]:
     manifests = shards.manifests
-    keys = ("shard", "documents", "tokens", "files")
-    told = [
+    keys = ("shard", "documents", "tokens")
+    rows = [
         {"path": str(path), "sha256": sha256_file(path)} | {key: manifest[key] for key in keys}
         for path, manifest in zip(paths, manifests, strict=True)
     ]
-    beyond = {name: sum(manifest.get(name, 0) for manifest in manifests) for name in (*BEYOND, UNLIKE)}
+    beyond = {name: sum(manifest.get(name, 0) for manifest in manifests) for name in (*REWRITE_COUNTS, UNLIKE_SERVED)}
     return {
-        "shards": told,
+        "shards": rows,
         "skipped": sum(manifest["skipped"]["count"] for manifest in manifests),
         **{name: count for name, count in beyond.items() if count},
         "raw_records": manifests[0]["raw_records"],

@@ -1,10 +1,27 @@
-"""The results of every file reader: records with the place they come from, faults, and notes on the file."""
+"""What every file reader gives: records with their places, faults and notes on the file; and how faults are written down.
 
-from collections.abc import Iterable
+rejects.jsonl has each fault with its place, rejects.raw the original bytes to correct.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
+import jsonlines
+
+from longspec import jsonl
+from longspec.atomic_files import new_file
 from longspec.data.read.record_checks import RecordError
+
+ROWS, ORIGINALS = "rejects.jsonl", "rejects.raw"
+MAX_REASON_CHARACTERS = 300  # characters of a reason: it may quote the record
+MAX_REASONS = 1000  # counted one by one; the rest counts as other reasons
+MAX_SUMMARY_ROWS = 20  # reasons in a manifest
+OTHER_REASONS = ("", "other reasons")  # field and reason of all that are not counted one by one
+_NUMBER = re.compile(r"0x[0-9a-f]+|U\+[0-9A-F]+|\d+")
 
 
 @dataclass(frozen=True)
@@ -42,3 +59,77 @@ class Notes:
             self.found[reason].count += 1
         else:
             self.found[reason] = Note(self.file, line, reason)
+
+
+def _short(text: str) -> str:
+    """A text that may quote the record: not too long, and without lone surrogates, which many readers of JSON refuse."""
+    text = text if len(text) <= MAX_REASON_CHARACTERS else f"{text[:MAX_REASON_CHARACTERS]}…"
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+class Rejects:
+    """Writes the rejects of a dataset. `rejected`: how many records; `notes`: what was unusual, but read."""
+
+    def __init__(self, rows: jsonlines.Writer, originals: BinaryIO) -> None:
+        self._rows, self._originals = rows, originals
+        self._item: Item | None = None
+        self._place = (0, 0)  # of its original bytes: offset and length
+        self._written, self._ends_line = 0, True
+        self._reasons: dict[tuple[str, str], dict[str, Any]] = {}  # faults that differ in numbers alone are of one kind
+        self.rejected = 0
+        self.notes: list[dict[str, Any]] = []
+
+    def add(self, item: Item, fault: RecordError) -> None:
+        """Write down a fault. Several of one item (a flattened list's) share its original bytes."""
+        if item is not self._item:
+            self._item, self._place = item, self._keep(item)
+        self.rejected += 1
+        row: dict[str, Any] = {"file": item.file, "line": item.line, "field": _short(fault.field)}
+        row["reason"] = _short(fault.reason)
+        self._count(row)
+        self._rows.write(row | {"outcome": "rejected", "offset": self._place[0], "bytes": self._place[1]})
+
+    def note(self, note: Note) -> None:
+        """Write down what was read without loss."""
+        row: dict[str, Any] = {"file": note.file, "line": note.line, "field": "line", "reason": note.reason}
+        row["count"] = note.count
+        self.notes.append(row)
+        self._rows.write(row | {"outcome": "kept", "offset": None, "bytes": 0})
+
+    def _keep(self, item: Item) -> tuple[int, int]:
+        """Copy an item's original bytes, on a line of their own; their offset and length."""
+        if not self._ends_line:
+            self._written += self._originals.write(b"\n")
+        start = self._written
+        for piece in item.original:
+            self._written += self._originals.write(piece)
+            self._ends_line = piece.endswith(b"\n") if piece else self._ends_line
+        return start, self._written - start
+
+    def _count(self, row: dict[str, Any]) -> None:
+        field, reason = row["field"], row["reason"]
+        key = (_NUMBER.sub("\0", field), _NUMBER.sub("\0", reason))
+        if key not in self._reasons and len(self._reasons) >= MAX_REASONS:
+            key = field, reason = OTHER_REASONS
+        first = {"field": field, "reason": reason, "count": 0, "file": row["file"], "line": row["line"]}
+        self._reasons.setdefault(key, first)["count"] += 1
+
+    def summary(self) -> list[dict[str, Any]]:
+        """Return the reasons by frequency, each as its first record has it, with that one's place; the rarest in one row."""
+        rows = sorted(self._reasons.values(), key=lambda row: -row["count"])
+        if rest := rows[MAX_SUMMARY_ROWS:]:
+            count = sum(row["count"] for row in rest)
+            rows[MAX_SUMMARY_ROWS:] = [rest[0] | {"field": OTHER_REASONS[0], "reason": OTHER_REASONS[1], "count": count}]
+        return rows
+
+
+@contextmanager
+def open_rejects(folder: Path) -> Iterator[Rejects]:
+    """Both files in a folder, under their names when the block ends without an error."""
+    with (
+        new_file(folder / ORIGINALS) as originals_beside,
+        new_file(folder / ROWS) as rows_beside,
+        originals_beside.open("wb") as originals,
+        jsonlines.open(rows_beside, mode="w", dumps=jsonl.encode) as rows,
+    ):
+        yield Rejects(rows, originals)

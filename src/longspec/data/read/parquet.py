@@ -10,94 +10,13 @@ how a dataset is aligned, and they stay in the record, as the other fields of a 
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from longspec.data.read.items import Item, Note, Notes
 from longspec.data.read.record_checks import RecordError
 
-
-@dataclass(frozen=True)
-class Cell:
-    """One value; `shown` stands for it where it is to be looked at, `fault` says why it could not be read."""
-
-    value: Any
-    shown: Any
-    fault: str | None
-
-
-def holds_beyond_json(kind: Any) -> bool:
-    """Whether values of a pyarrow type are, or hold, some that JSON has not: bytes, times, decimals."""
-    import pyarrow as pa
-
-    if pa.types.is_nested(kind):
-        return any(holds_beyond_json(kind.field(number).type) for number in range(kind.num_fields))
-    if pa.types.is_dictionary(kind):
-        return holds_beyond_json(kind.value_type)
-    tests = (pa.types.is_temporal, pa.types.is_decimal, pa.types.is_binary, pa.types.is_large_binary)
-    return any(test(kind) for test in (*tests, pa.types.is_fixed_size_binary, pa.types.is_binary_view))
-
-
-def size_of(row: Any) -> int:
-    """Bytes that the values of a batch of one row take."""
-    return sum(_decoded(column).nbytes for column in row.columns)
-
-
-def _decoded(column: Any) -> Any:
-    """A column without a dictionary, which holds what other rows hold."""
-    import pyarrow as pa
-
-    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-
-
-def whole_rows(batch: Any) -> list[dict[str, Any]] | None:
-    """All rows of a batch; None when one holds what cannot be read."""
-    try:
-        made: list[dict[str, Any]] = batch.to_pylist()
-    except (ValueError, OverflowError):  # no UTF-8, a time beyond Python's
-        return None
-    return made
-
-
-def cell(column: Any) -> Cell:
-    """The value of a column of one row."""
-    try:
-        value = column[0].as_py()
-    except UnicodeDecodeError as error:
-        plain = _decoded(column)
-        value = plain.cast(_bytes_type(plain.type))[0].as_py()
-        return Cell(None, _bytes_shown(value), f"is not UTF-8: {error.reason} at byte {error.start + 1}")
-    except (ValueError, OverflowError) as error:
-        return Cell(None, column.to_string(), f"cannot be read: {error}")
-    return Cell(value, value, None)
-
-
-def _bytes_type(kind: Any) -> Any:
-    """The pyarrow type with bytes in place of text."""
-    import pyarrow as pa
-
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
-        return pa.large_binary()
-    if pa.types.is_struct(kind):
-        fields = [kind.field(number) for number in range(kind.num_fields)]
-        return pa.struct([field.with_type(_bytes_type(field.type)) for field in fields])
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        return pa.large_list(kind.value_field.with_type(_bytes_type(kind.value_type)))
-    return kind
-
-
-def _bytes_shown(value: Any) -> Any:
-    """The value as text again, in which a byte that is no UTF-8 stands as \\xff."""
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "backslashreplace")
-    if isinstance(value, dict):
-        return {name: _bytes_shown(part) for name, part in value.items()}
-    return [_bytes_shown(part) for part in value] if isinstance(value, list) else value
-
-
 BATCH = 8 << 20  # bytes of rows decoded at once, by the file's own average
-
 _encode = json.JSONEncoder(sort_keys=True, allow_nan=False).encode
 
 
@@ -134,14 +53,43 @@ def read(path: Path, limit: int, asked: set[str] | None = None) -> Iterator[Item
 
 def _rows(batch: Any, limit: int) -> Iterator[dict[str, Any] | Any]:
     """Each row as a dict; as a batch of one where it is too large for that, or a cell of it cannot be read."""
-    whole = whole_rows(batch) if batch.nbytes <= limit else None
+    whole = _decoded(batch) if batch.nbytes <= limit else None
     if whole is not None:
         yield from whole
         return
     for number in range(batch.num_rows):
         alone = batch.slice(number, 1)
-        made = whole_rows(alone) if size_of(alone) <= limit else None
-        yield alone if made is None else made[0]
+        row = _decoded(alone) if _size_of(alone) <= limit else None
+        yield alone if row is None else row[0]
+
+
+def _decoded(batch: Any) -> list[dict[str, Any]] | None:
+    """All rows of a batch; None when one holds what cannot be read."""
+    try:
+        rows: list[dict[str, Any]] = batch.to_pylist()
+    except (ValueError, OverflowError):  # no UTF-8, a time beyond Python's
+        return None
+    return rows
+
+
+def _size_of(row: Any) -> int:
+    """Bytes that the values of a batch of one row take, without a dictionary, which holds what other rows hold."""
+    import pyarrow as pa
+
+    plain = [column.dictionary_decode() if pa.types.is_dictionary(column.type) else column for column in row.columns]
+    return sum(column.nbytes for column in plain)
+
+
+def _holds_beyond_json(kind: Any) -> bool:
+    """Whether values of a pyarrow type are, or hold, some that JSON has not: bytes, times, decimals."""
+    import pyarrow as pa
+
+    if pa.types.is_nested(kind):
+        return any(_holds_beyond_json(kind.field(number).type) for number in range(kind.num_fields))
+    if pa.types.is_dictionary(kind):
+        return _holds_beyond_json(kind.value_type)
+    tests = (pa.types.is_temporal, pa.types.is_decimal, pa.types.is_binary, pa.types.is_large_binary)
+    return any(test(kind) for test in (*tests, pa.types.is_fixed_size_binary, pa.types.is_binary_view))
 
 
 class _Maker:
@@ -152,7 +100,7 @@ class _Maker:
 
     def is_read(self, field: Any) -> bool:
         """Whether a column is; noted when it is not."""
-        if not holds_beyond_json(field.type):
+        if not _holds_beyond_json(field.type):
             return True
         if self._is_asked(field.name):
             self._beyond.add(field.name)
@@ -166,29 +114,43 @@ class _Maker:
             if not self._beyond and (text := _json(row)):
                 # A row has no bytes of its own in the file: as JSON, keys sorted, it can be corrected and fed back.
                 return Item(self._file, number, text, row, (text,))
-            return self._sorted_out(number, {name: Cell(value, value, None) for name, value in row.items()})
-        if size_of(row) > self._limit:
+            return self._sorted_out(number, row, {})
+        if _size_of(row) > self._limit:
             return self._too_large(number, row)
-        return self._sorted_out(number, {name: cell(row.column(name)) for name in row.schema.names})
+        values, faults = {}, {}
+        for name in row.schema.names:
+            try:
+                values[name] = row.column(name)[0].as_py()
+            except (ValueError, OverflowError) as error:
+                values[name], faults[name] = None, _why(error)
+        return self._sorted_out(number, values, faults)
 
     def _too_large(self, number: int, row: Any) -> Item:
         """A fault with a large row's place and its columns' sizes, without a part of it, which might be taken for the whole."""
-        told = {"file": self._file, "row": number, "bytes": {name: size_of(row.select([name])) for name in row.schema.names}}
+        sizes = {name: _size_of(row.select([name])) for name in row.schema.names}
+        place = {"file": self._file, "row": number, "bytes": sizes}
         fault = RecordError("row", f"holds more than {self._limit / 1e6:g} MB (max_line_mb)")
-        return Item(self._file, number, b"", None, (json.dumps(told).encode(),), fault)
+        return Item(self._file, number, b"", None, (json.dumps(place).encode(),), fault)
 
-    def _sorted_out(self, number: int, cells: dict[str, Cell]) -> Item:
+    def _sorted_out(self, number: int, values: dict[str, Any], faults: dict[str, str]) -> Item:
         """The item of a row of which JSON may not hold some cells: without those that nothing asks for."""
-        unholdable = {name for name, found in cells.items() if found.fault or _json(found.value) is None}
-        for name in [name for name in cells if name in unholdable and not self._is_asked(name)]:
+        unholdable = {name for name, value in values.items() if name in faults or _json(value) is None}
+        for name in [name for name in values if name in unholdable and not self._is_asked(name)]:
             self.notes.add(f"column {name}: JSON cannot hold a value; left out of its record, as nothing asks for it", number)
-            del cells[name]
-        key = _json({name: found.value for name, found in cells.items() if name not in unholdable | self._beyond})
+            del values[name]
+            faults.pop(name, None)
+        key = _json({name: value for name, value in values.items() if name not in unholdable | self._beyond})
         assert key is not None
-        original = json.dumps({name: found.shown for name, found in cells.items()}, sort_keys=True, default=_as_text)
-        fault = next((RecordError(name, found.fault) for name, found in cells.items() if found.fault), None)
-        record = None if fault else {name: found.value for name, found in cells.items()}
-        return Item(self._file, number, key, record, (original.encode(),), fault)
+        original = json.dumps(values, sort_keys=True, default=_as_text).encode()
+        fault = next((RecordError(name, reason) for name, reason in faults.items()), None)
+        return Item(self._file, number, key, None if fault else values, (original,), fault)
+
+
+def _why(error: Exception) -> str:
+    """Why a cell cannot be read."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"is not UTF-8: {error.reason} at byte {error.start + 1}"
+    return f"cannot be read: {error}"
 
 
 def _json(value: Any) -> bytes | None:

@@ -55,21 +55,11 @@ def files_of(source: str | list[str]) -> list[Path]:
         found += (Path(each) for each in some if not Path(each).is_dir())
     for path in found:
         kind_of(path)
-        _check_regular(path)
+        if not path.is_file():  # a glob finds these too, and opening a pipe would wait for ever
+            raise ValueError(f"{one_line(path)}: is no regular file (a broken link, a pipe, a device); mend or remove it")
         if found.count(path) > 1:
             raise ValueError(f"{one_line(path)}: named twice in {one_line(source)}; its records would count twice")
     return sorted(found)
-
-
-def _check_regular(path: Path) -> None:
-    """Raises ValueError for what a glob finds though there is nothing to read: opening a pipe would wait for ever."""
-    if path.is_file():
-        return
-    if path.is_symlink() and not path.exists():
-        why = f"is a symbolic link to {path.readlink()}, which is not there; mend or remove the link"
-    else:
-        why = "is no regular file (a pipe, a socket or a device); write its content to a file"
-    raise ValueError(one_line(f"{path}: {why}"))
 
 
 def kind_of(path: Path) -> tuple[str, str]:

@@ -17,10 +17,9 @@ from longspec.atomic_files import new_file, remove_strays
 from longspec.data import Progress
 from longspec.data.align import pipeline
 from longspec.data.align.align_base import Record
-from longspec.data.read.items import Item, Note
+from longspec.data.read.items import ORIGINALS, ROWS, Item, Note, Rejects, open_rejects
 from longspec.data.read.record_checks import RecordError
 from longspec.data.read.records import to_messages_or_text
-from longspec.data.read.rejects import ORIGINALS, ROWS, Rejects, open_rejects
 from longspec.shown import ManyLinesError
 
 # A setting of the workflow: the records are answered anew, so that conversations without any answer are records too.

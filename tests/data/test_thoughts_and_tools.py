@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from longspec.data.chat import encoding
-from longspec.data.chat.encoding import Encoded, Encoder, documents_of
+from longspec.data.chat.encoding import Encoder
 from longspec.data.chat.segments import Plan
 from longspec.data.chat.special_tokens import LayoutError
 from tests.data import families
 from tests.data.agent_families import AGENTS
+from tests.data.families import encoded, stretches
 
 Record = dict[str, Any]
-Document = tuple[str, list[str]]  # the text, and each stretch of it that is trained
 TOOL = {"type": "function", "function": {"name": "sum", "description": "Adds.", "parameters": {"type": "object"}}}
 CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "sum", "arguments": '{"a":14,"b":"größer \\"x\\""}'}}
 ARGUMENTS = '{"a": 14, "b": "größer \\"x\\""}'
@@ -41,26 +41,6 @@ TWICE = [
 def tokenizers() -> dict[str, Any]:
     byte_level = families.byte_level()
     return {name: families.family(name, byte_level) for name in [*AGENTS, "qwen3", "r1", "phi", "qwen2.5", "llama"]}
-
-
-def stretches(tokenizer: Any, document: Encoded, kind: int = 1) -> list[str]:
-    """The decoded text of each stretch of trained tokens (kind 1), or of untrained ones (0)."""
-    texts, run = [], []
-    for token, trained in zip([*document.ids.tolist(), -1], [*document.answer_mask.tolist(), 1 - kind], strict=True):
-        if trained == kind:
-            run.append(token)
-        elif run:
-            texts.append(tokenizer.decode(run, skip_special_tokens=False))
-            run = []
-    return texts
-
-
-def encoded(tokenizer: Any, record: Record) -> list[Encoded]:
-    encoder = Encoder(tokenizer)
-    [documents] = encoder.encode(encoder.plan([record]))
-    if isinstance(documents, LayoutError):
-        raise documents
-    return documents
 
 
 def trained(tokenizer: Any, record: Record) -> list[list[str]]:
@@ -305,7 +285,7 @@ def test_one_refused_document_refuses_its_record(tokenizers: dict[str, Any], mon
     encoder = Encoder(tokenizers["qwen3-tools"])
     records = [{"messages": TWICE}, {"text": "t"}]
     planned = encoder.plan(records)
-    first = documents_of(planned)[0].text()
+    first = planned[0][0].text()
 
     def refusing_the_first(_: Any, plans: list[Plan], *__: Any) -> list[Any]:
         return [None if made.text() == first else [] for made in plans]
