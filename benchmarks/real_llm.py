@@ -32,9 +32,7 @@ from longspec.decode.generate import generate, load_drafter
 from longspec.evaluate.losslessness import judge
 from longspec.evaluate.prompts import draw_prompts
 from longspec.evaluate.tasks import HeldOut
-from longspec.models.precision import resolve_dtype
-from longspec.models.target import load_target
-from longspec.models.target_config import read_target_config
+from longspec.models.target import load_target, read_target_config, resolve_dtype
 
 TARGET = Path("models/smollm2-135m/target_manifest.json")
 QUESTIONS = Path("data/raw/smollm2-questions/manifest.json")

@@ -83,7 +83,7 @@ DOORS = {
 # Single modules of a room that the table above does not open: the checkpoint's layout has one owner.
 EXTRA = {
     ("evaluate.served", "draft.folder"),  # a fresh draft is served from a folder like any other
-    ("workflow.jobs.decoding_ranks", "models.weight_index"),  # which of a target's files are its weights
+    ("workflow.jobs.decoding_ranks", "models.model_folder"),  # which of a target's files are its weights
     ("states.__main__", "train.engine"),  # starts the process group of a partitioned target
     ("report.tables", "data.layout_tally"),  # says the same of a dataset as its own room does
     ("draft.weight_sources", "train.checkpoint.save_load"),
@@ -107,7 +107,7 @@ WITHOUT_TORCH = {
     "answers.settings",
     "decode.levels",
     "evaluate.tasks",
-    "models.weight_index",
+    "models.model_folder",
     "states.folder_name",
     "states.holds",
     "train.estimate.feed_forward",

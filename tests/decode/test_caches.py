@@ -21,7 +21,7 @@ from longspec.evaluate.measure import Measurer
 from longspec.evaluate.tasks import Prompt, Setting
 from longspec.methods.eagle3.drafter import Eagle3Drafter
 from longspec.methods.glide.drafter import GlideDrafter
-from longspec.models.attention.tree_visibility import TreeVisibility
+from longspec.models.attention.visibility import TreeVisibility
 from tests.decode.models import DEPTHS, METHODS, WINDOW, Oracle, generated, make_drafter, make_eagle3, make_layer, make_target
 
 pytestmark = pytest.mark.slow  # half a minute and more as a whole

@@ -12,7 +12,7 @@ from longspec.decode.autoregressive import decode_plain
 from longspec.decode.generate import generate
 from longspec.decode.prefill import prefill
 from longspec.decode.speculate import speculate
-from longspec.models.placement import draft_device
+from longspec.models.target import draft_device
 from tests.decode.models import METHODS, WINDOW, generated, make_drafter, make_target
 from tests.decode.pretended_devices import FIRST, SECOND, pretended_devices
 

@@ -19,7 +19,7 @@ from longspec.methods.eagle3.method import METHOD
 from longspec.methods.eagle3.settings import Settings
 from longspec.methods.eagle3.trainer import ChainLabels, Eagle3Trainer, trainer
 from longspec.methods.eagle3.weights import published_layout
-from longspec.models import losses
+from longspec.models import teachers
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from tests.eager import EAGER
 from tests.methods import eagle3_reference as reference
@@ -45,7 +45,7 @@ def exact_norms(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(losses, "chunk_tokens", lambda *_: 5)
+    monkeypatch.setattr(teachers, "chunk_tokens", lambda *_: 5)
 
 
 def make(name: str = "llama", dtype: torch.dtype = torch.float64, attention: str = EAGER, **settings: Any) -> Eagle3Trainer:

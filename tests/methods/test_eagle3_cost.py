@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen2Config
 from longspec.methods.eagle3 import cost
 from longspec.methods.eagle3.settings import Settings
 from longspec.methods.eagle3.trainer import trainer
-from longspec.models import losses
+from longspec.models import teachers
 from longspec.models.attention import text_part
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.train.estimate.memory import parameter_bytes
@@ -130,7 +130,7 @@ def test_memory_of_scores_is_that_of_the_backend(monkeypatch: pytest.MonkeyPatch
 
 def test_memory_grows_linearly_with_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside a chunk of logits and the head, which are as large for all."""
-    monkeypatch.setattr(losses, "chunk_tokens", lambda *_: 128)
+    monkeypatch.setattr(teachers, "chunk_tokens", lambda *_: 128)
     config = Qwen2Config(**WIDE, num_hidden_layers=3, tie_word_embeddings=False)
     settings = Settings(layers=LAYERS, steps=3, vocabulary=64, ids=tuple(range(64)), target_vocabulary=512)
     peaks = [measured(config, settings, tokens, torch.float32) for tokens in (1024, 2048, 4096)]

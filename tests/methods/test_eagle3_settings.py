@@ -10,7 +10,7 @@ from transformers import LlamaConfig
 
 from longspec.methods.eagle3 import settings as eagle3
 from longspec.models.attention.visibility import Visibility
-from longspec.models.rotation import Rotation
+from longspec.models.draft_attention import Rotation
 from tests.draft.eagle3_drafts import recipe_of
 
 STEPS = 5  # of recipe_of

@@ -20,8 +20,7 @@ from longspec.models.attention.backends import (
     choose,
     fastest,
 )
-from longspec.models.attention.tree_visibility import TreeVisibility
-from longspec.models.attention.visibility import Visibility
+from longspec.models.attention.visibility import TreeVisibility, Visibility
 from tests.models import flash_stand_in
 from tests.models.flash_stand_in import flash_attn_varlen_func
 

@@ -7,7 +7,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from longspec.models.attention import flash, flex, tree
 from longspec.models.attention.backends import FLASH, FLEX, SDPA, attend
-from longspec.models.attention.tree_visibility import TreeVisibility
+from longspec.models.attention.visibility import TreeVisibility
 from tests.eager import EAGER
 from tests.models import flash_stand_in
 from tests.models.flash_stand_in import flash_attn_with_kvcache

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from longspec.models.attention.visibility import Visibility
-from longspec.models.pairs import block_pairs, causal_pairs
+from longspec.models.attention.visibility import Visibility, block_pairs, causal_pairs
 
 
 def seen(length: int, **visibility: Any) -> int:

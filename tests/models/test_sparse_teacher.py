@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from longspec.models import losses, top_tokens
+from longspec.models import teachers
 from longspec.models.chain_losses import ChainSums, DenseTeacher, chain_cross_entropy
 from longspec.models.losses import linear_cross_entropy
-from longspec.models.sparse_teacher import SparseTeacher, draft_numbers
-from longspec.models.top_tokens import top_k_of
+from longspec.models.teachers import SparseTeacher, draft_numbers, top_k_of
 
 N, H, T, K = 40, 16, 53, 6
 IDS = torch.arange(3, T, 2)
@@ -21,8 +20,7 @@ WEIGHTS = [1.0, 0.5, 0.25]
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (losses, top_tokens):
-        monkeypatch.setattr(module, "chunk_tokens", lambda *_: 7)
+    monkeypatch.setattr(teachers, "chunk_tokens", lambda *_: 7)
     torch.manual_seed(0)
 
 

@@ -28,7 +28,7 @@ from longspec.evaluate.measure import key_of, key_text
 from longspec.evaluate.prompts import all_prompts
 from longspec.evaluate.tasks import ROOM, Prompt, Setting, Settings, check_interpreter, parse
 from longspec.families import position_limit
-from longspec.models.target_config import read_target_config
+from longspec.models.target import read_target_config
 from longspec.serve.engine import BY_PLACE, ENVIRONMENT
 from longspec.workflow.answers import AnswersPlan
 from longspec.workflow.plan import Plan

@@ -12,9 +12,9 @@ from longspec.data import tokenize
 from longspec.data.chat.chat_template import ChatTemplate
 from longspec.data.chat.special_tokens import LayoutError
 from longspec.families import check_family
-from longspec.models.precision import resolve_dtype
+from longspec.models.model_folder import weight_files
+from longspec.models.target import resolve_dtype
 from longspec.models.weight_files import open_safetensors
-from longspec.models.weight_index import weight_files
 from longspec.train.estimate.grad_accum import share_global_batch, sharing_ranks
 from longspec.train.estimate.memory import GPU_OVERHEAD, Setup, estimate, peak, setup_of
 from longspec.train.estimate.memory_check import explain_out_of_memory, gib

@@ -11,8 +11,7 @@ import torch.distributed as dist
 from longspec.cluster.preflight_ranks import FAIL, NETWORK, OK, WARN, Finding, Place
 from longspec.models.attention import backends, flash
 from longspec.models.attention.visibility import Visibility
-from longspec.models.precision import resolve_dtype
-from longspec.models.target import head_width
+from longspec.models.target import head_width, resolve_dtype
 from longspec.train.estimate.memory_check import gib
 
 EXACT = 1000  # elements whose sum is checked

@@ -23,7 +23,7 @@ from torch.distributed import PrefixStore, TCPStore
 from longspec.atomic_files import read_json
 from longspec.distributed import Ranks
 from longspec.families import check_target
-from longspec.models.target_config import read_target_config
+from longspec.models.target import read_target_config
 from longspec.train.estimate.memory_check import memory_of
 
 OK, WARN, FAIL = "ok", "warn", "fail"

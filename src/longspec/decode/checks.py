@@ -6,7 +6,7 @@ import torch
 
 from longspec.decode.drafters import Drafter
 from longspec.families import check_target
-from longspec.models.placement import draft_device
+from longspec.models.target import draft_device
 from longspec.models.tensor_parallel import check_splits, group_of
 
 

@@ -16,7 +16,7 @@ from longspec.chain_length import Acceptance
 from longspec.decode.levels import Levels
 from longspec.decode.sampling import Sampler
 from longspec.decode.tree import NOTHING, DraftTree, chains
-from longspec.models.placement import draft_device
+from longspec.models.target import draft_device
 
 
 @dataclass

@@ -25,7 +25,7 @@ from longspec.decode.speculate import speculate
 from longspec.decode.with_lookup import WithLookup
 from longspec.families import check_target
 from longspec.methods.draft_files import check_draft_config, method_of_draft
-from longspec.models.placement import draft_device
+from longspec.models.target import draft_device
 from longspec.tokenizer_files import tokenizer_hash_of
 
 WARPS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper)

@@ -18,8 +18,8 @@ from transformers.cache_utils import Cache
 
 from longspec.decode.cache import restore, target_cache
 from longspec.decode.checks import check_decodable, check_prompts
-from longspec.decode.states import ReadTarget
-from longspec.models.placement import draft_device
+from longspec.decode.twin import ReadTarget
+from longspec.models.target import draft_device
 from longspec.models.tensor_parallel import check_alike
 
 # logits_to_keep of a forward over prompts. An index, since of a slice of several rows torch copies the whole head for each row:

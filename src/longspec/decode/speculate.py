@@ -17,12 +17,12 @@ from longspec.decode.drafters import Drafter, DraftInput, alone_with
 from longspec.decode.levels import DEFAULT_SHAPE, Levels, levels_of
 from longspec.decode.prefill import Prefilled, prefill
 from longspec.decode.sampling import Sampler, check_drawn
-from longspec.decode.states import ReadTarget, is_hidden
 from longspec.decode.stops import Stops
 from longspec.decode.tree import DraftTree
+from longspec.decode.twin import ReadTarget, is_hidden
 from longspec.decode.verify import Acceptance, verify_tree
 from longspec.models.attention.backends import TARGET_ATTENTION
-from longspec.models.attention.tree_visibility import TreeVisibility
+from longspec.models.attention.visibility import TreeVisibility
 from longspec.models.tensor_parallel import check_alike, group_of
 from longspec.states.tensors import layer_of
 from longspec.stopwatch import Stopwatch

@@ -37,8 +37,7 @@ from longspec.families import position_limit
 from longspec.journal import Followed, Identity, Journal, journal_of, unfinished
 from longspec.methods import decoded_vocabulary, method_of
 from longspec.models.attention import flash
-from longspec.models.placement import join_ranks, place_target
-from longspec.models.precision import resolve_dtype
+from longspec.models.target import join_ranks, place_target, resolve_dtype
 from longspec.process_group import own_device
 from longspec.states.forward import TargetStates
 from longspec.tokenizer_files import tokenizer_hash

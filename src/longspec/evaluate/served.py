@@ -22,8 +22,7 @@ from longspec.evaluate.served_lines import Ask
 from longspec.evaluate.tasks import ROOM, check_interpreter
 from longspec.families import position_limit
 from longspec.methods import method_of, vllm_method
-from longspec.models.target import load_target
-from longspec.models.target_config import read_target_config
+from longspec.models.target import load_target, read_target_config
 from longspec.serve.protocol import Answer, Job, Request, answer_of
 from longspec.shown import brief
 from longspec.states.forward import TargetStates

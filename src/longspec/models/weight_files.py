@@ -17,7 +17,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from longspec.models.weight_index import INDEX, read_weight_map, weight_files
+from longspec.models.model_folder import INDEX, read_weight_map, weight_files
 from longspec.shown import brief
 
 SAFETENSORS_SUFFIX = ".safetensors"

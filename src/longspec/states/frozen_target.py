@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from longspec.models.rotation import rotations
+from longspec.models.draft_attention import rotations
 from longspec.models.tensor_parallel import whole
 from longspec.states.tensors import COS, EMBEDDED, SIN
 

@@ -8,8 +8,7 @@ import deepspeed
 import torch
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
-from longspec.models.target import load_target
-from longspec.models.target_config import read_target_config
+from longspec.models.target import load_target, read_target_config
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 
 

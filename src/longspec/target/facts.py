@@ -8,7 +8,7 @@ from longspec.config import target_facts
 from longspec.config.names import HUB_PREFIX, hub_source, is_gguf
 from longspec.config.target_facts import TargetFacts
 from longspec.families import OF_GGUF, check_family, check_not_quantized
-from longspec.models import hub_snapshot
+from longspec.models import model_folder
 
 OTHERWISE = "say the family in the run's file: recipe: {model: {family: llama}}, or give the folder of the model"
 
@@ -24,7 +24,7 @@ def of_folder(source: str) -> TargetFacts:
         folder = Path(source).expanduser()
         if source.startswith(HUB_PREFIX):
             folder = Path(scratch)
-            hub_snapshot.download(hub_source(source)[0], folder, ["config.json"], None, OTHERWISE)
+            model_folder.download(hub_source(source)[0], folder, ["config.json"], None, OTHERWISE)
         config = read_json_object(folder / "config.json")
     check_family(config.get("model_type"), f"{source}: config.json")
     check_not_quantized(config, f"{source}: config.json")

@@ -6,9 +6,9 @@ from typing import Any
 from longspec import atomic_files
 from longspec.atomic_files import describe_files, path_text
 from longspec.families import check_target
-from longspec.models import hub_snapshot
-from longspec.models.target_config import read_target_config
-from longspec.models.weight_index import weight_files
+from longspec.models import model_folder
+from longspec.models.model_folder import weight_files
+from longspec.models.target import read_target_config
 from longspec.tokenizer_files import tokenizer_files
 
 PATTERNS = ["*.json", "*.safetensors", "*.safetensors.index.json", "tokenizer.model", "merges.txt", "*.jinja"]
@@ -43,10 +43,10 @@ def download(repository: str, folder: Path) -> str:
         "place the folder (config.json, *.safetensors, tokenizer.json, tokenizer_config.json) where this machine can read it, "
         f"and set recipe.model.source in config/model/{folder.parent.name}.yaml to its path"
     )
-    commit = hub_snapshot.download(repository, folder, ["config.json"], None, otherwise)
+    commit = model_folder.download(repository, folder, ["config.json"], None, otherwise)
     if (folder / "config.json").is_file():  # else check_folder says what is missing, beside what is there
         check_target(read_target_config(folder), f"hf:{repository}/config.json")
-    return hub_snapshot.download(repository, folder, PATTERNS, commit, otherwise)
+    return model_folder.download(repository, folder, PATTERNS, commit, otherwise)
 
 
 def make(source: str, out_target: Path, out_tokenizer: Path) -> None:

@@ -28,7 +28,7 @@ from longspec.families import position_limit
 from longspec.lease import Fence, Lease, acquire
 from longspec.methods import measures_target
 from longspec.models.inputs import NO_LABEL
-from longspec.models.precision import resolve_dtype
+from longspec.models.target import resolve_dtype
 from longspec.process_group import of_first_rank
 from longspec.train import finished
 from longspec.train.arguments import Job, read_job

@@ -16,10 +16,10 @@ from longspec.methods.eagle3.settings import AUXILIARY, Settings
 from longspec.methods.eagle3.shape import layer_config
 from longspec.models.attention.backends import SDPA, fastest
 from longspec.models.attention.text_part import block_bytes
+from longspec.models.attention.visibility import causal_pairs
 from longspec.models.chain_losses import chain_bytes
-from longspec.models.pairs import causal_pairs
-from longspec.models.sparse_teacher import TOP_BYTES
 from longspec.models.target import head_width
+from longspec.models.teachers import TOP_BYTES
 
 
 def projection_operations(config: Any, settings: Settings, tokens: int) -> float:

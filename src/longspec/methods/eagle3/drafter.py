@@ -22,8 +22,8 @@ from longspec.methods.eagle3.layer import Eagle3Layer, check_vocabulary
 from longspec.methods.eagle3.settings import Settings, layers_of
 from longspec.models.attention.backends import attend
 from longspec.models.attention.chains import KeysValues
-from longspec.models.attention.tree_visibility import TreeVisibility
-from longspec.models.rotation import rotations
+from longspec.models.attention.visibility import TreeVisibility
+from longspec.models.draft_attention import rotations
 from longspec.states.tensors import HIDDEN
 
 

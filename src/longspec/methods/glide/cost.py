@@ -11,10 +11,10 @@ import torch
 
 from longspec.methods.contract import DraftMemory, DraftOperations
 from longspec.methods.glide.settings import Draft
+from longspec.models.attention.visibility import block_pairs, causal_pairs
 from longspec.models.losses import loss_bytes
-from longspec.models.pairs import block_pairs, causal_pairs
-from longspec.models.sparse_teacher import TOP_BYTES
 from longspec.models.target import head_width
+from longspec.models.teachers import TOP_BYTES
 
 
 def cross_pairs(length: int, draft: Draft) -> float:

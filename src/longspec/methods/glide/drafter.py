@@ -17,9 +17,9 @@ from longspec.decode.sampling import Sampler
 from longspec.decode.tree import DraftTree, TreeBuilder, draft_to_target_of
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods.glide.layer import GlideLayer
-from longspec.models.attention.tree_visibility import TreeVisibility
-from longspec.models.placement import draft_device
-from longspec.models.rotation import rotations
+from longspec.models.attention.visibility import TreeVisibility
+from longspec.models.draft_attention import rotations
+from longspec.models.target import draft_device
 from longspec.models.tensor_parallel import whole
 from longspec.states.tensors import KEYS, VALUES
 

@@ -13,8 +13,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 
 from longspec.methods.glide.settings import LAST, RANDOM, Draft
 from longspec.models.attention.backends import AUTO, attend
-from longspec.models.attention.tree_visibility import TreeVisibility
-from longspec.models.attention.visibility import Visibility
+from longspec.models.attention.visibility import TreeVisibility, Visibility
 from longspec.models.draft_attention import DraftAttention
 from longspec.models.tensor_parallel import whole
 

@@ -23,10 +23,8 @@ from longspec.models.attention.backends import AUTO, check_backend
 from longspec.models.attention.visibility import Visibility
 from longspec.models.inputs import NO_LABEL, check_inputs, check_ranges
 from longspec.models.losses import linear_cross_entropy
-from longspec.models.precision import resolve_dtype
-from longspec.models.sparse_teacher import SparseTeacher
-from longspec.models.target import load_target
-from longspec.models.target_config import read_target_config
+from longspec.models.target import load_target, read_target_config, resolve_dtype
+from longspec.models.teachers import SparseTeacher
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.states.target_labels import sparse_teacher
 from longspec.states.tensors import COS, EMBEDDED, FINAL, SIN, StateTensor, final_hidden_states, keys_and_values
