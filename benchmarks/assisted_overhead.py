@@ -24,8 +24,8 @@ import machine
 import torch
 from transformers import AutoModelForCausalLM
 
-from longspec.decode.drafters import LookupDrafter
 from longspec.decode.generate import generate
+from longspec.decode.lookup import LookupDrafter
 from longspec.methods.glide.drafter import GlideDrafter
 from longspec.methods.glide.layer import GlideLayer
 from longspec.models.target import load_target, read_target_config

@@ -27,8 +27,8 @@ from transformers import AutoTokenizer
 
 from longspec.atomic_files import read_json
 from longspec.decode.autoregressive import near_tie_margin
-from longspec.decode.drafters import LookupDrafter
 from longspec.decode.generate import generate, load_drafter
+from longspec.decode.lookup import LookupDrafter
 from longspec.evaluate.losslessness import judge
 from longspec.evaluate.prompts import draw_prompts
 from longspec.evaluate.tasks import HeldOut

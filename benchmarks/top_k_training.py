@@ -27,7 +27,7 @@ from longspec.draft_vocabulary import read_draft_vocabulary
 from longspec.families import position_limit
 from longspec.methods import method_of, vocabulary_size
 from longspec.methods.contract import DraftTrainer
-from longspec.models.inputs import NO_LABEL
+from longspec.models.losses import NO_LABEL
 from longspec.models.target import load_target, read_target_config
 from longspec.models.teachers import top_k_of
 from longspec.states.forward import STATES_ATTENTION, TargetStates

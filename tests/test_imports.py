@@ -49,7 +49,7 @@ MAY_IMPORT = {
     "data": {"demo"},
     "models": set(),
     "states": {"models", "data", "methods"},  # what is stored of packed rows, the method says
-    "methods": {"states", "decode"},
+    "methods": {"models", "states", "decode"},
     "a method": {"methods", "models", "states", "decode"},
     "target": {"data", "models"},
     "train": {"data", "models", "states", "methods"},
@@ -104,6 +104,7 @@ WITHOUT_TORCH = {
     "tokenizer_files",
     "methods",
     "methods.draft_files",
+    "methods.eagle3.shape",
     "answers.settings",
     "decode.levels",
     "evaluate.tasks",

@@ -13,8 +13,8 @@ import torch
 from longspec.answers.local import decode
 from longspec.chain_length import ChainAcceptance, TreeAcceptance
 from longspec.decode.autoregressive import decode_plain
-from longspec.decode.drafters import LookupDrafter
 from longspec.decode.generate import generate
+from longspec.decode.lookup import LookupDrafter
 from longspec.decode.prefill import prefill
 from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import speculate

@@ -50,8 +50,7 @@ def decoded(model, drafter, **options):
     return [(row.ids, row.accepted) for row in speculate(model, drafter, PROMPTS, max_new_tokens=LENGTH, **options).rows]
 
 
-@pytest.mark.parametrize("shape", [3, (2, 3)])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "shape"), zip(METHODS, (3, (2, 3)), strict=True))
 def test_chains_and_trees_are_those_of_the_target_held_whole(method: str, shape: int | tuple[int, ...]) -> None:
     target, drafter, parted, own = pair(method)
     assert (parted.device, draft_device(parted)) == (FIRST, SECOND)

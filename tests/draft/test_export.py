@@ -155,13 +155,11 @@ def change_target(**fields: Any) -> Callable[[Path], None]:
         ),
         (
             lambda folder: write_json(folder / "config.json", read_json(folder / "config.json") | {"hidden_size": "wide"}),
-            r"config\.json: hidden_size: is 'wide', by its settings and target it is 32",
+            r"config\.json: is no configuration of a draft .*'hidden_size'",
         ),
-        (change_target(), r"config\.json: target: model_type: is missing, must be a text"),
+        (change_target(), r"config\.json: target: model_type: is None, must be one of llama, mistral"),
         (change_target(model_type="gpt9"), r"config\.json: target: model_type: is 'gpt9', must be one of llama, mistral"),
-        (change_target(model_type=[1]), r"config\.json: target: model_type: is \[1\], must be a text"),
-        (lambda folder: drop(folder, "rope_parameters"), r"config\.json: rope_parameters: is missing, by its settings"),
-        (lambda folder: drop(folder, "eos_token_id"), r"config\.json: eos_token_id: is missing, must be as the target's"),
+        (lambda folder: drop(folder, "rope_parameters"), r"config\.json: is no configuration of a draft .*'rope_parameters'"),
     ],
 )
 def test_a_damaged_folder_leaves_nothing(verb: Verb, tmp_path: Path, spoil: Callable[[Path], Any], message: str) -> None:

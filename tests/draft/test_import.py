@@ -298,7 +298,7 @@ def test_an_imported_folder_is_made_again_by_an_import(settings: dict[str, Any],
     folder = verb(source)
     content = read_json(folder / "config.json")
     write_json(folder / "config.json", content | {"settings": content["settings"] | settings})
-    with pytest.raises(ValueError, match=r"make the draft folder again by python -m longspec\.draft import, from the draft"):
+    with pytest.raises(ValueError, match=r"make the draft folder again by python -m longspec\.draft extract, or import"):
         METHOD.stored_settings(folder)
     shutil.rmtree(folder)
     METHOD.stored_settings(verb(source))

@@ -16,9 +16,8 @@ from longspec.config import compose_stage, load, to_yaml
 from longspec.draft.__main__ import main
 from longspec.draft.folder import draft_config, write_draft
 from longspec.draft.hub_upload import model_card
-from longspec.methods.glide.layer import GlideLayer
+from longspec.methods.glide.layer import GlideLayer, published_layout
 from longspec.methods.glide.trainer import CLASSES
-from longspec.methods.glide.weights import published_layout
 from tests.draft.hub_upload import Hub, hub_upload
 
 SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}

@@ -18,7 +18,7 @@ from longspec import jsonl
 from longspec.atomic_files import describe_files, read_json, write_json, write_text
 from longspec.config import compose, compose_stage, to_yaml
 from longspec.decode.autoregressive import Plain, decode_plain
-from longspec.decode.with_lookup import WithLookup
+from longspec.decode.lookup import WithLookup
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.evaluate import __main__ as verb
 from longspec.evaluate import measure

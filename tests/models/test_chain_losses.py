@@ -3,11 +3,10 @@
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from longspec.models import teachers
 from longspec.models.chain_losses import DenseTeacher, chain_cross_entropy
+from tests.largest import Largest
 
 N, H, T = 40, 16, 53
 IDS = torch.arange(3, T, 2)
@@ -59,18 +58,6 @@ def test_the_heads_gradient_is_added_up_in_float32(monkeypatch: pytest.MonkeyPat
     (wanted,) = torch.autograd.grad(sum(scale * loss for scale, loss in zip(WEIGHTS, steps, strict=True)), exact)
     assert got.dtype == torch.bfloat16
     assert (got.float() - wanted).norm() < 0.01 * wanted.norm()
-
-
-class Largest(TorchDispatchMode):
-    """Elements of the largest tensor that an operation makes."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        self.elements = max(self.elements, *sizes, 0)
-        return result
 
 
 def test_no_tensor_of_all_tokens_and_a_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:

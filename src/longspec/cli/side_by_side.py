@@ -21,8 +21,8 @@ from longspec.decode.chain_costs import best_shape, nodes_of
 from longspec.decode.generate import load_drafter
 from longspec.decode.levels import DEFAULT_SHAPE
 from longspec.decode.prefill import prefill
-from longspec.decode.speculate import Row, speculate
-from longspec.decode.stops import ends_of_text
+from longspec.decode.speculate import speculate
+from longspec.decode.texts import Row, ends_of_text
 from longspec.evaluate.sample import Pieces
 from longspec.models.target import load_target, read_target_config
 

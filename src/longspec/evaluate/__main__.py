@@ -22,10 +22,10 @@ from longspec.atomic_files import checked_folder, read_json, sha256_file, sha256
 from longspec.command_line import named_path
 from longspec.config import Recipe, load
 from longspec.config.names import BASELINES, LOOKUP, UNTRAINED, WITH_LOOKUP
-from longspec.decode.drafters import Drafter, LookupDrafter
+from longspec.decode.drafters import Drafter
 from longspec.decode.generate import load_drafter
-from longspec.decode.stops import ends_of_text
-from longspec.decode.with_lookup import WithLookup
+from longspec.decode.lookup import LookupDrafter, WithLookup
+from longspec.decode.texts import ends_of_text
 from longspec.distributed import ALONE, Ranks, end_at_once, launched_ranks, log, told_to_launcher
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.evaluate import served, tasks

@@ -18,7 +18,8 @@ from longspec.decode.drafters import Drafter
 from longspec.decode.levels import levels_of
 from longspec.decode.prefill import Prefilled, prefill
 from longspec.decode.sampling import Sampler
-from longspec.decode.speculate import Decoded, Row, speculate
+from longspec.decode.speculate import Decoded, speculate
+from longspec.decode.texts import Row
 from longspec.evaluate.losslessness import Comparison, compare
 from longspec.evaluate.sample import sample_of
 from longspec.evaluate.tasks import Prompt, Setting

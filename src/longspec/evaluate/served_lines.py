@@ -9,7 +9,7 @@ import torch
 
 from longspec.atomic_files import sha256_text
 from longspec.decode.autoregressive import Plain, near_tie_margin
-from longspec.decode.speculate import LENGTH, STOP, Row
+from longspec.decode.texts import LENGTH, STOP, Row
 from longspec.evaluate.losslessness import Comparison, judge
 from longspec.evaluate.measure import Line, Work, key_of, key_text, line_of, plain_key, refuse_fault
 from longspec.evaluate.sample import sample_of

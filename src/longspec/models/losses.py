@@ -16,6 +16,8 @@ from torch import Tensor
 from longspec.models import teachers
 from longspec.models.teachers import SparseTeacher
 
+NO_LABEL = -100  # of tokens that are not trained
+
 
 @dataclass
 class LossSums:

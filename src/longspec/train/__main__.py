@@ -27,7 +27,7 @@ from longspec.distributed import Ranks, end_at_once, find_ranks, log, write_erro
 from longspec.families import position_limit
 from longspec.lease import Fence, Lease, acquire
 from longspec.methods import measures_target
-from longspec.models.inputs import NO_LABEL
+from longspec.models.losses import NO_LABEL
 from longspec.models.target import resolve_dtype
 from longspec.process_group import of_first_rank
 from longspec.train import finished

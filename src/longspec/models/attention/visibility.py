@@ -130,10 +130,10 @@ class Visibility(Remembering):
 
 def is_hidden(queries: range, keys: range, window: int | None, device: torch.device) -> Tensor:
     """Which of the keys each query does not see, [Q, L], by causality and a window; both are places of one document."""
-    back_QL = torch.arange(queries.start, queries.stop, device=device)[:, None] - torch.arange(
-        keys.start, keys.stop, device=device
-    )
-    return back_QL < 0 if window is None else (back_QL < 0) | (back_QL > window)
+    query_Q1 = torch.arange(queries.start, queries.stop, device=device)[:, None]
+    key_L = torch.arange(keys.start, keys.stop, device=device)
+    hidden_QL = key_L > query_Q1
+    return hidden_QL if window is None else hidden_QL | (key_L < query_Q1 - window)
 
 
 def additive(hidden: Tensor, dtype: torch.dtype) -> Tensor:
