@@ -47,8 +47,7 @@ def made(name: str, dtype: torch.dtype) -> tuple[Any, dict[str, Tensor], Tensor]
     return method.trainer(states, settings, None), found, ids
 
 
-@pytest.mark.parametrize("name", ["eagle3", "eagle3 all tokens"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("name", "dtype"), [("eagle3", torch.bfloat16), ("eagle3 all tokens", torch.float32)])
 def test_memory_is_within_a_tenth(name: str, dtype: torch.dtype) -> None:
     trainer, found, ids = made(name, dtype)
     own = trainer.draft_model
@@ -62,8 +61,7 @@ def test_memory_is_within_a_tenth(name: str, dtype: torch.dtype) -> None:
     assert measured * 0.9 < estimate.kept + max(estimate.losses, estimate.backward) < measured * 1.1
 
 
-@pytest.mark.parametrize("chunks", [1, 3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("chunks", "dtype"), [(1, torch.bfloat16), (3, torch.float32)])
 def test_memory_of_logits_under_the_targets_head(chunks: int, dtype: torch.dtype) -> None:
     """To a tenth where the text's tokens are labels too; soft labels alone need less."""
     cpu, vocabulary = torch.device("cpu"), 4096

@@ -161,10 +161,6 @@ def test_flex_refuses_a_gradient_on_a_cpu() -> None:
         attend(q, q, q, Visibility(), 1.0, FLEX)
 
 
-def test_sdpa_trains_anywhere() -> None:
-    assert choose(SDPA, CPU, torch.float32, 16) == SDPA
-
-
 @pytest.mark.parametrize(("queries", "keys", "shown"), [(2, 5, "11110 11111"), (5, 2, "00 00 00 10 11")])
 def test_the_stand_in_aligns_as_flash_attn_documents(queries: int, keys: int, shown: str) -> None:
     """The two pictures of its documentation: values of 1 at one key show which queries see it."""

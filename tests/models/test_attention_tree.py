@@ -64,7 +64,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("lengths", ROWS)
-@pytest.mark.parametrize("window", [None, 1, 3, 12, 25, 1000])
+@pytest.mark.parametrize("window", [None, 3, 25])
 @pytest.mark.parametrize("backend", [SDPA, FLASH, FLEX, EAGER])
 def test_each_node_attends_as_the_last_token_of_its_own_path(backend: str, lengths, window) -> None:
     case = tree_case(lengths, torch.float64, window)
