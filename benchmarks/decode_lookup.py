@@ -20,8 +20,8 @@ import machine
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from longspec.decode.drafters import LookupDrafter
 from longspec.decode.generate import generate
+from longspec.decode.lookup import LookupDrafter
 from longspec.decode.speculate import speculate
 
 TARGET = {

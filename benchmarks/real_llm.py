@@ -27,14 +27,12 @@ from transformers import AutoTokenizer
 
 from longspec.atomic_files import read_json
 from longspec.decode.autoregressive import near_tie_margin
-from longspec.decode.drafters import LookupDrafter
 from longspec.decode.generate import generate, load_drafter
+from longspec.decode.lookup import LookupDrafter
 from longspec.measure.lines import judge
 from longspec.measure.prompts import draw_prompts
 from longspec.measure.tasks import HeldOut
-from longspec.models.precision import resolve_dtype
-from longspec.models.target import load_target
-from longspec.models.target_config import read_target_config
+from longspec.models.target import load_target, read_target_config, resolve_dtype
 
 TARGET = Path("models/smollm2-135m/target_manifest.json")
 QUESTIONS = Path("data/raw/smollm2-questions/manifest.json")

@@ -49,7 +49,7 @@ MAY_IMPORT = {
     "data": {"demo"},
     "models": set(),
     "states": {"models", "data", "methods"},  # what is stored of packed rows, the method says
-    "methods": {"states", "decode"},
+    "methods": {"models", "states", "decode"},
     "a method": {"methods", "models", "states", "decode"},
     "target": {"data", "models"},
     "train": {"data", "models", "states", "methods"},
@@ -94,7 +94,7 @@ DOORS = {
 # Single modules of a room that the table above does not open: the checkpoint's layout has one owner.
 EXTRA = {
     ("measure.served", "draft.folder"),  # a fresh draft is served from a folder like any other
-    ("workflow.jobs.decoding_ranks", "models.weight_index"),  # which of a target's files are its weights
+    ("workflow.jobs.decoding_ranks", "models.model_folder"),  # which of a target's files are its weights
     ("states.__main__", "train.engine"),  # starts the process group of a partitioned target
     ("report.tables", "data.layout_tally"),  # says the same of a dataset as its own room does
     ("draft.weight_sources", "train.checkpoint.save_load"),
@@ -115,10 +115,11 @@ WITHOUT_TORCH = {
     "tokenizer_files",
     "methods",
     "methods.draft_files",
+    "methods.eagle3.shape",
     "answers.settings",
     "decode.levels",
     "measure.tasks",
-    "models.weight_index",
+    "models.model_folder",
     "train.estimate.feed_forward",
     "train.lifetime.admission",
 }

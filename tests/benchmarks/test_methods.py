@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from benchmarks import methods
 from benchmarks.cells import Cell, fill, over_seeds
 from longspec.config.run_file import read_run
-from longspec.decode.speculate import Row
+from longspec.decode.texts import Row
 
 DEPTH = 4
 

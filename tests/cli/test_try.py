@@ -13,7 +13,7 @@ from longspec.atomic_files import write_json, write_text
 from longspec.cli.__main__ import main
 from longspec.cli.asked import asked_of
 from longspec.decode.autoregressive import Plain
-from longspec.decode.speculate import Row
+from longspec.decode.texts import Row
 from longspec.measure.sample import Pieces
 from tests.cli import small_draft
 from tests.corpus import Corpus

@@ -84,16 +84,13 @@ class Oracle(Drafter):
 
 
 class Itself(Drafter):
-    """Drafts by the target, warped alike, or with the target's likeliest tokens struck out (`avoid`)."""
+    """Drafts by the target, warped alike."""
 
-    def __init__(self, target, avoid: bool = False) -> None:
-        self.target, self.avoid = target, avoid
+    def __init__(self, target) -> None:
+        self.target = target
 
     def _log_q(self, texts: Tensor, sampler: Sampler) -> Tensor:
         logits_NV = self.target(texts).logits[:, -1]
-        if self.avoid:  # what the warped target never says
-            banned_NV = sampler.log_probabilities(logits_NV) > -torch.inf
-            return torch.zeros_like(logits_NV).masked_fill(banned_NV, -torch.inf).log_softmax(-1)
         return sampler.log_probabilities(logits_NV)
 
     def propose(self, draft_input: DraftInput, levels: Levels, sampler: Sampler) -> DraftTree:

@@ -13,14 +13,13 @@ import torch
 from longspec.answers.local import decode
 from longspec.chain_length import ChainAcceptance, TreeAcceptance
 from longspec.decode.autoregressive import decode_plain
-from longspec.decode.drafters import LookupDrafter
 from longspec.decode.generate import generate
+from longspec.decode.lookup import LookupDrafter
 from longspec.decode.prefill import prefill
 from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import speculate
 from longspec.distributed import end_at_once, find_ranks
-from longspec.models.target import load_target
-from longspec.models.target_config import read_target_config
+from longspec.models.target import load_target, read_target_config
 from longspec.models.tensor_parallel import split_over
 from longspec.process_group import join
 from longspec.states.forward import STATES_ATTENTION, TargetStates

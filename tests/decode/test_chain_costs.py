@@ -16,10 +16,10 @@ from longspec.decode.chain_costs import best_shape, measure_costs
 from longspec.decode.drafters import DraftInput
 from longspec.decode.generate import generate, load_drafter
 from longspec.decode.levels import DEFAULT_SHAPE, Levels
+from longspec.decode.lookup import WithLookup
 from longspec.decode.prefill import prefill
 from longspec.decode.sampling import Sampler
 from longspec.decode.tree import DraftTree
-from longspec.decode.with_lookup import WithLookup
 from tests.decode.models import METHODS, Oracle, generated, make_drafter, make_target
 from tests.methods.test_attach import save_draft, save_target
 

@@ -1,18 +1,17 @@
 """The draft in decoding is the draft in training: positions, lags, windows, what is fed back, and tree depths agree."""
 
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 
 from longspec.decode.drafters import DraftInput
-from longspec.decode.levels import DEFAULT_SHAPE
 from longspec.decode.sampling import Sampler
-from longspec.decode.tree import TreeBuilder
 from longspec.methods.eagle3.drafter import Eagle3Drafter
 from longspec.methods.eagle3.trainer import Eagle3Trainer
 from longspec.methods.glide.drafter import GlideDrafter
@@ -20,7 +19,6 @@ from longspec.methods.glide.settings import Draft
 from longspec.methods.glide.trainer import Qwen2Glide
 from longspec.models.attention.visibility import Visibility
 from longspec.states.forward import TargetStates
-from tests.decode.eagle3_reference import chain_logits, own_states
 from tests.decode.models import WINDOW, make_eagle3, make_layer, make_target
 from tests.targets import last_states
 
@@ -30,13 +28,18 @@ ROWS = (31, 5, 18, 1)
 UNKNOWN = 1e3  # in places that nobody may read
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}  # norms are taken in float32, whatever the layer's dtype
 SOME = tuple(range(1, 61, 3))  # of the target's tokens
-TRAINED = ("eagle3", "eagle3-window", "eagle3.1")  # not of a window that hides a chain's own beginning: no recipe has it
 EAGLE3 = {
     "eagle3": (Qwen2Config, {}),
     "eagle3-window": (LlamaConfig, {"window": 7, "ids": SOME}),
-    "eagle3-narrow": (MistralConfig, {"window": 2}),  # which hides some of a tree's own path
     "eagle3.1": (Qwen3Config, {"fc_norm": True, "norm_output": True, "ids": SOME}),
 }
+
+
+@lru_cache
+def own_states(target: Any, text: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """transformers' hidden states of a text, [T, H] each, layer by layer."""
+    with torch.no_grad():
+        return tuple(states[0] for states in target(torch.tensor([text]), output_hidden_states=True).hidden_states)
 
 
 class Recorded:
@@ -92,7 +95,7 @@ class GlideCase:
 
 
 class Eagle3Case:
-    """EAGLE-3, and plain algebra."""
+    """EAGLE-3, and its training forward."""
 
     def __init__(self, name: str) -> None:
         family, options = EAGLE3[name]
@@ -100,7 +103,16 @@ class Eagle3Case:
         self.drafter = RecordedEagle3(made.target, made.layer, made.settings)
 
     def trained_logits(self, text: list[int], drafted: list[int]) -> Tensor:
-        return chain_logits(self.drafter, text, drafted)[-1]
+        """The training forward's of the chain that starts in the root's slot, in the step after so many drafted ones, [V]."""
+        layer, steps, rows = self.drafter.layer, len(drafted) + 1, list[Tensor]()
+        settings = replace(self.drafter.settings, steps=steps)
+        trainer, ids_BS = (
+            Eagle3Trainer(TargetStates(self.drafter.target), layer, settings),
+            torch.tensor([[*text, *drafted, 0]]),
+        )
+        with layer.lm_head.register_forward_pre_hook(lambda _, inputs: rows.extend(inputs[0])), torch.no_grad():
+            trainer(ids_BS, ids_BS)
+        return layer.lm_head(rows[steps - 1][len(text) - 2])
 
     def cached(self, texts: list[list[int]]) -> dict[str, Tensor]:
         return {}
@@ -131,8 +143,7 @@ def begin(case: Any, prompts: list[list[int]]) -> None:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("shape", [(1,) * 4, (3, 5, 4), DEFAULT_SHAPE])
-@pytest.mark.parametrize("rows", [ROWS, ROWS[:1]])
+@pytest.mark.parametrize(("shape", "rows"), [((1,) * 4, ROWS[:1]), ((3, 5, 4), ROWS)])
 def test_draft_logits_in_decoding_are_those_of_training(case: Any, shape, rows) -> None:
     """Every node at depth d equals the training forward over its own path with lag d + 1 (GLIDE), or step d of the chain from
     the root's slot along its path (EAGLE-3), through windows and rejections.
@@ -166,40 +177,6 @@ def test_draft_logits_in_decoding_are_those_of_training(case: Any, shape, rows) 
         if kept[1] == 0 and len(texts) == len(ROWS):
             drafter.select(torch.tensor([0, 2, 3]))
             texts = [texts[0], texts[2], texts[3]]
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("name", EAGLE3)
-def test_a_texts_own_tokens_give_the_logits_of_chains_unrolled_from_every_token(name: str) -> None:
-    """As training unrolls them, fed with the text's own next tokens: against plain algebra and the trainer's own forward."""
-    case, steps = Eagle3Case(name), 5
-    drafter, text = case.drafter, torch.randint(0, 61, (24,)).tolist()
-    trained = trained_steps(drafter, text, steps) if name in TRAINED else None
-    begin(case, [text[:1]])
-    for length in range(2, len(text) - steps):
-        draft_input, builder = draft_input_of(case, [text[:length]]), TreeBuilder(torch.tensor(text[length - 1 : length]))
-        logits = []
-        for token in text[length : length + steps]:
-            logits.append(drafter.logits(draft_input, builder)[0, 0])
-            builder.add(torch.zeros(1, 1, dtype=torch.int64), torch.tensor([[token]]))
-        wanted = chain_logits(drafter, text[:length], text[length : length + steps - 1])
-        torch.testing.assert_close(torch.stack(logits), wanted, **CLOSE)
-        for step, logits_MV in enumerate(trained or ()):
-            torch.testing.assert_close(logits[step], logits_MV[length - 2], **CLOSE)  # the root's slot
-        drafter.commit(torch.zeros(1, 1, dtype=torch.int64), torch.tensor([0]), case.hidden([text], [[length - 1]]))
-
-
-def trained_steps(drafter: Eagle3Drafter, text: list[int], steps: int) -> list[Tensor]:
-    """The logits [M, V] of each step of the trainer's own forward over a text, of the chains from its first slots on."""
-    settings, seen = replace(drafter.settings, steps=steps), []
-    trainer = Eagle3Trainer(TargetStates(drafter.target), drafter.layer, settings)
-    head = drafter.layer.lm_head
-    hook = head.register_forward_pre_hook(lambda _, inputs: seen.extend(inputs[0]))
-    ids_BS = torch.tensor([text])
-    trainer(ids_BS, ids_BS)
-    hook.remove()
-    assert len(seen) == steps
-    return [head(rows_MH) for rows_MH in seen]
 
 
 def row_paths(tree, row: int, node: int) -> list[int]:

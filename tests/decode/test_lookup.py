@@ -4,7 +4,8 @@ import pytest
 import torch
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
-from longspec.decode.drafters import DraftInput, Followers, LookupDrafter
+from longspec.decode.drafters import DraftInput
+from longspec.decode.lookup import Followers, LookupDrafter
 from longspec.decode.sampling import Sampler
 
 CHAIN = 5

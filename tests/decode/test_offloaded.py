@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
-from longspec.decode.drafters import LookupDrafter
+from longspec.decode.lookup import LookupDrafter
 from longspec.decode.speculate import speculate
 from tests.decode.models import METHODS, generated, make_drafter, make_target
 
@@ -22,8 +22,7 @@ def offloaded(target, folder: Path, placed: dict[str, str]):
     ).eval()
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("family", [Qwen2Config, LlamaConfig])
+@pytest.mark.parametrize(("method", "family"), zip(METHODS, (Qwen2Config, LlamaConfig), strict=True))
 def test_chains_and_trees_are_those_of_the_target_held_whole(family: type, method: str, tmp_path: Path) -> None:
     target = make_target(4, family, num_hidden_layers=3)
     layers = {f"model.layers.{number}": place for number, place in enumerate(("disk", "cpu", "disk"))}

@@ -12,7 +12,7 @@ from longspec.decode.autoregressive import decode_plain
 from longspec.decode.generate import generate
 from longspec.decode.prefill import prefill
 from longspec.decode.speculate import speculate
-from longspec.models.placement import draft_device
+from longspec.models.target import draft_device
 from tests.decode.models import METHODS, WINDOW, generated, make_drafter, make_target
 from tests.decode.pretended_devices import FIRST, SECOND, pretended_devices
 
@@ -50,8 +50,7 @@ def decoded(model, drafter, **options):
     return [(row.ids, row.accepted) for row in speculate(model, drafter, PROMPTS, max_new_tokens=LENGTH, **options).rows]
 
 
-@pytest.mark.parametrize("shape", [3, (2, 3)])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "shape"), zip(METHODS, (3, (2, 3)), strict=True))
 def test_chains_and_trees_are_those_of_the_target_held_whole(method: str, shape: int | tuple[int, ...]) -> None:
     target, drafter, parted, own = pair(method)
     assert (parted.device, draft_device(parted)) == (FIRST, SECOND)

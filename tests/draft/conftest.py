@@ -12,8 +12,7 @@ from transformers import Qwen2Config
 from longspec.atomic_files import write_json, write_text
 from longspec.config import compose, to_yaml
 from longspec.draft.__main__ import main
-from longspec.methods.glide.layer import GlideLayer
-from longspec.methods.glide.weights import UNUSED
+from longspec.methods.glide.layer import UNUSED, GlideLayer
 
 SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
 CONFIG = Qwen2Config(**SHAPE, num_hidden_layers=2, vocab_size=97)

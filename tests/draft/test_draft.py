@@ -10,8 +10,8 @@ from transformers import Qwen2Config
 
 from longspec.draft.folder import write_draft
 from longspec.methods.draft_files import draft_weights_file, write_draft_manifest
-from longspec.methods.glide.layer import GlideLayer
-from longspec.methods.glide.weights import UNUSED, load_draft_weights, published_layout
+from longspec.methods.glide.layer import UNUSED, GlideLayer, published_layout
+from longspec.methods.glide.method import METHOD
 
 PROJECTIONS = [f"{kind}_proj.{part}" for kind in "qkv" for part in ("weight", "bias")] + ["o_proj.weight"]
 PUBLISHED = {
@@ -47,7 +47,7 @@ def test_published_files_load_unchanged(layer: GlideLayer, tmp_path: Path) -> No
     torch.save(published, pth)
     for path in (pth, tmp_path / "draft/model.safetensors", tmp_path / "draft"):
         fresh = GlideLayer(Qwen2Config(hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2))
-        load_draft_weights(fresh, path)
+        METHOD.load(fresh, path)
         assert all(torch.equal(fresh.state_dict()[name], tensor) for name, tensor in layer.state_dict().items())
 
 
@@ -74,6 +74,6 @@ def test_a_missing_or_strange_tensor_is_named(layer: GlideLayer, tmp_path: Path)
     del state["mlp.up_proj.weight"]
     torch.save(state, tmp_path / "x.pth")
     with pytest.raises(ValueError, match=r"mlp\.up_proj\.weight: missing; stranger: unknown"):
-        load_draft_weights(layer, tmp_path / "x.pth")
+        METHOD.load(layer, tmp_path / "x.pth")
     with pytest.raises(ValueError, match="no such draft weights"):
         draft_weights_file(tmp_path / "y.pth")

@@ -127,6 +127,10 @@ def spoil_weights(folder: Path) -> None:
             lambda folder: (folder / "config.json").unlink(),
             r"draft: not a draft folder: has no config\.json with the field draft",
         ),
+        (
+            lambda folder: write_json(folder / "config.json", read_json(folder / "config.json") | {"hidden_size": "wide"}),
+            r"config\.json: is no configuration of a draft .*'hidden_size'",
+        ),
     ],
 )
 def test_a_damaged_folder_leaves_nothing(verb: Verb, tmp_path: Path, spoil: Callable[[Path], Any], message: str) -> None:

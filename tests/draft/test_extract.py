@@ -17,7 +17,7 @@ from longspec.config import compose, yaml_files
 from longspec.draft.__main__ import main
 from longspec.draft.trained import check_vocabulary
 from longspec.draft_vocabulary import DraftVocabulary
-from longspec.methods.glide.weights import UNUSED
+from longspec.methods.glide.layer import UNUSED
 from longspec.train.checkpoint import checkpoint_dir, checkpoint_file
 from tests.damaged import FILES
 from tests.draft.conftest import Extract

@@ -11,8 +11,7 @@ from transformers import Qwen2Config
 from longspec.atomic_files import read_json, write_json
 from longspec.config import compose, to_yaml
 from longspec.draft.__main__ import main
-from longspec.methods.glide.layer import GlideLayer
-from longspec.methods.glide.weights import UNUSED, published_layout
+from longspec.methods.glide.layer import UNUSED, GlideLayer, published_layout
 
 CONFIG = Qwen2Config(
     hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=50

@@ -15,9 +15,8 @@ from longspec.config import Recipe as RecipeSchema
 from longspec.config import compose_stage, load, to_yaml
 from longspec.draft.folder import draft_config, write_draft
 from longspec.draft.hub_upload import model_card
-from longspec.methods.glide.layer import GlideLayer
+from longspec.methods.glide.layer import GlideLayer, published_layout
 from longspec.methods.glide.trainer import CLASSES
-from longspec.methods.glide.weights import published_layout
 from tests.draft.conftest import Verb
 from tests.draft.hub_upload import Hub, hub_upload
 

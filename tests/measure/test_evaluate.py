@@ -18,7 +18,7 @@ from longspec import jsonl
 from longspec.atomic_files import read_json, sha256_file, write_json, write_text
 from longspec.config import compose_stage, to_yaml
 from longspec.decode.autoregressive import Plain, decode_plain
-from longspec.decode.with_lookup import WithLookup
+from longspec.decode.lookup import WithLookup
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.journal import Journal
 from longspec.measure import evaluate as verb

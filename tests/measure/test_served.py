@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from longspec.decode.speculate import _Texts
-from longspec.decode.stops import Stops
+from longspec.decode.texts import Stops, Texts
 from longspec.measure import evaluate as verb
 from longspec.measure import served
 from longspec.measure.engines import vllm
@@ -83,7 +82,7 @@ def test_tokens_kept_behind_the_end_of_a_text_are_not_counted(
     tokens: list[int], steps: list[int], kept: int, by_place: list[int], accepted: list[int], positions: Any
 ) -> None:
     """The lines of our own engine for these rounds; vLLM's counters, which have these tokens, are held against its steps."""
-    texts, steps_left = _Texts([[1]], Stops([0]), 9, None), iter(steps)
+    texts, steps_left = Texts([[1]], Stops([0]), 9, None), iter(steps)
     texts.add(0, tokens[: next(steps_left)])
     taken = len(texts.rows[0].ids)
     whole = accepted_of(answer(tokens, steps, kept, by_place))

@@ -3,7 +3,6 @@
 import io
 import json
 import re
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,9 @@ from longspec.decode.generate import load_drafter
 from longspec.draft.folder import draft_config, write_draft
 from longspec.methods.draft_files import target_and_draft
 from longspec.methods.glide.attach import attach
+from longspec.methods.glide.layer import published_layout
 from longspec.methods.glide.settings import TARGETS, Draft, Method
 from longspec.methods.glide.trainer import PUBLISHED, Glide, LlamaGlide, MistralGlide, Qwen2Glide, Qwen3Glide, class_for
-from longspec.methods.glide.weights import published_layout
 from tests.damaged import FILES
 from tests.targets import VOCABULARY, save_target
 
@@ -104,31 +103,6 @@ def test_the_target_is_built_as_the_given_configuration_says(target_path: str) -
     assert glide.target.config.rope_parameters["rope_theta"] == 123.0
     plain = attach(target_path, dtype=torch.float32)
     assert not torch.equal(glide.model.rotary_emb.inv_freq, plain.model.rotary_emb.inv_freq)
-
-
-@pytest.mark.parametrize(
-    ("name", "message"), [("flash", "'flash' is unknown; choose one of auto"), ("flash_attention_2", "pip")]
-)
-def test_a_backend_that_is_not_there_is_refused_before_anything_is_loaded(name: str, message: str, target_path: str) -> None:
-    if name == "flash_attention_2" and find_spec("flash_attn"):
-        pytest.skip("flash-attn is installed")
-    with pytest.raises(ValueError, match=message):
-        attach(target_path, attention=name)
-
-
-def test_a_published_file_is_trained_on_as_published(target_path: str, tmp_path: Path) -> None:
-    """Hard labels against the formula, by the contract's arguments alone."""
-    config = AutoConfig.from_pretrained(target_path)
-    save_draft(target_path, tmp_path / "draft", PUBLISHED)
-    alone = (tmp_path / "draft/draft_model_weights.pth").rename(tmp_path / "draft_model_weights.pth")
-    glide = CLASSES[config.model_type](config, target_path, str(alone), torch.float32)
-    ids = torch.randint(0, VOCABULARY, (1, 50))
-    hard = CLASSES[config.model_type](
-        config, target_path, str(alone), torch.float32, Draft(anchors="off", lag_mode="fixed", loss="hard")
-    )
-    assert glide.draft_settings.loss == "hard"
-    assert glide.draft_settings.lag == 4
-    assert torch.equal(glide(ids, ids).loss, hard(ids, ids).loss)
 
 
 def test_a_draft_folder_says_its_variant(any_target_path: str, tmp_path: Path) -> None:
@@ -218,17 +192,6 @@ def test_a_recipe_that_disagrees_about_the_final_norm_is_refused(tmp_path: Path,
     what = "unknown" if final_norm else "missing"
     with pytest.raises(ValueError, match=rf"final_layernorm\.weight: {what}; recipe\.draft\.final_norm"):
         attach(target, str(tmp_path / "draft"), draft=other)
-
-
-def test_settings_of_another_version_are_named(tmp_path: Path) -> None:
-    target = save_target("qwen2", tmp_path / "qwen2")
-    save_draft(target, tmp_path / "draft")
-    path = tmp_path / "draft/config.json"
-    content = json.loads(path.read_text())
-    content["settings"]["colour"] = "red"
-    path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=r"config\.json: settings: colour: unknown to this version"):
-        attach(target, str(tmp_path / "draft"))
 
 
 def test_the_target_follows_its_draft_to_a_device_and_keeps_its_dtype(target_path: str) -> None:

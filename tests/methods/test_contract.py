@@ -26,6 +26,7 @@ from longspec.states.tensors import check_names
 from longspec.train.estimate.memory import setup_of
 from tests.targets import SHAPES, TARGETS, VOCABULARY
 from tests.workflow import made_up
+from tests.workflow.made_up import drafter as made_up_drafter
 from tests.workflow.made_up import method as made_up_method
 from tests.workflow.made_up import settings as made_up_settings
 
@@ -53,6 +54,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     ],
     "made_up": [{"labels": "hard"}, {"labels": "soft"}],
 }
+_MADE_UP = {"": made_up, ".settings": made_up_settings, ".method": made_up_method, ".drafter": made_up_drafter}
 CASES = [(name, variant) for name, variants in VARIANTS.items() for variant in variants]
 
 
@@ -60,7 +62,7 @@ CASES = [(name, variant) for name, variants in VARIANTS.items() for variant in v
 def with_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The made-up method stands among the others."""
     known = [*methods.names(), "made_up"]
-    for name, module in (("", made_up), (".settings", made_up_settings), (".method", made_up_method)):
+    for name, module in _MADE_UP.items():
         monkeypatch.setitem(sys.modules, f"longspec.methods.made_up{name}", module)
     monkeypatch.setattr(methods, "names", lambda: known)
 
@@ -247,7 +249,7 @@ def test_costs_grow_with_what_is_trained(recipe: Any, states: TargetStates) -> N
 
 def test_its_drafter_reads_what_the_target_has(recipe: Any, trainer: Any, target_path: str) -> None:
     method, settings = method_of(recipe)
-    drafter = method.drafter(trainer.states.target, trainer.draft_model, settings)
+    drafter = methods.drafter(method.name, trainer.states.target, trainer.draft_model, settings)
     assert isinstance(drafter, Drafter)
     check_names(drafter.reads, trainer.states.config.num_hidden_layers)
     drafter.check(trainer.states.target)

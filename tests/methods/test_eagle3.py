@@ -1,25 +1,19 @@
 """EAGLE-3's training forward against plain PyTorch, chain by chain, in float64."""
 
-import dataclasses
 import math
-import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from longspec.draft.folder import TARGET_FIELDS, write_draft
 from longspec.methods.eagle3.method import METHOD
 from longspec.methods.eagle3.settings import Settings
-from longspec.methods.eagle3.trainer import ChainLabels, Eagle3Trainer, trainer
-from longspec.methods.eagle3.weights import published_layout
-from longspec.models import losses
+from longspec.methods.eagle3.trainer import ChainLabels, Eagle3Trainer
+from longspec.models import teachers
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from tests.eager import EAGER
 from tests.methods import eagle3_reference as reference
@@ -27,7 +21,6 @@ from tests.targets import SHAPES, VOCABULARY
 
 THREE = SHAPES | {"num_hidden_layers": 3}
 CONFIGS = {"llama": LlamaConfig(**THREE), "qwen3": Qwen3Config(**THREE, head_dim=16)}
-FOUR = {"four layers": LlamaConfig(**SHAPES | {"num_hidden_layers": 4})}
 LAYERS = (0, 1, 2)
 IDS = tuple(range(1, VOCABULARY, 2))
 REDUCED = {"vocabulary": len(IDS), "ids": IDS, "target_vocabulary": VOCABULARY}
@@ -45,14 +38,14 @@ def exact_norms(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(losses, "chunk_tokens", lambda *_: 5)
+    monkeypatch.setattr(teachers, "chunk_tokens", lambda *_: 5)
 
 
 def make(name: str = "llama", dtype: torch.dtype = torch.float64, attention: str = EAGER, **settings: Any) -> Eagle3Trainer:
     torch.manual_seed(3)
-    target = AutoModelForCausalLM.from_config((CONFIGS | FOUR)[name], attn_implementation=STATES_ATTENTION, dtype=dtype)
+    target = AutoModelForCausalLM.from_config(CONFIGS[name], attn_implementation=STATES_ATTENTION, dtype=dtype)
     states = TargetStates(target.requires_grad_(False).eval(), attention=attention)
-    made = trainer(states, Settings(layers=LAYERS, **settings), None)
+    made = METHOD.trainer(states, Settings(layers=LAYERS, **settings), None)
     for parameter in made.draft_model.parameters():  # away from the special points of a fresh layer
         torch.nn.init.normal_(parameter, std=0.3)
     return made
@@ -148,11 +141,14 @@ def packed_row(lengths: list[int], padding: int) -> tuple[list[Tensor], Tensor, 
     return documents, ids[None], positions[None], numbers[None]
 
 
-@pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize(
-    "settings", [{"steps": 7, **REDUCED}, {"steps": 4, "sliding_window": 6, "fc_norm": True}, {"steps": 3, "norm_output": True}]
+    ("name", "settings", "first_masked", "attention"),
+    [
+        ("llama", {"steps": 7, **REDUCED}, True, EAGER),
+        ("qwen3", {"steps": 4, "sliding_window": 6, "fc_norm": True}, False, "sdpa"),
+        ("llama", {"steps": 3, "norm_output": True}, False, "sdpa"),
+    ],
 )
-@pytest.mark.parametrize(("first_masked", "attention"), [(True, EAGER), (False, "sdpa")])
 def test_packed_documents_are_as_if_alone(name: str, settings: dict[str, Any], first_masked: bool, attention: str) -> None:
     """Documents shorter and longer than a chain, and padding; whether or not each one's first label is masked already."""
     made = make(name, attention=attention, **settings)
@@ -236,7 +232,7 @@ def test_an_identity_start_reads_the_target_at_its_last_auxiliary_layer() -> Non
     target = AutoModelForCausalLM.from_config(CONFIGS["llama"], attn_implementation=STATES_ATTENTION, dtype=torch.float64)
     states = TargetStates(target.requires_grad_(False).eval(), attention=EAGER)
     ids = torch.randint(0, VOCABULARY, (2, 20))
-    found = trainer(states, Settings(layers=LAYERS, steps=3, start="identity"), None)(ids, ids, each_step=True).loss
+    found = METHOD.trainer(states, Settings(layers=LAYERS, steps=3, start="identity"), None)(ids, ids, each_step=True).loss
     output = target(ids, output_hidden_states=True, attention_backend=EAGER)
     guess = target.lm_head(target.model.norm(output.hidden_states[LAYERS[-1]])).log_softmax(-1)
     teacher = output.logits.softmax(-1)
@@ -311,61 +307,9 @@ def test_inputs_are_refused_by_name() -> None:
     assert made(ids, ids, position_ids=positions + 7).loss.isfinite()
 
 
-def saved(made: Eagle3Trainer, file: Path) -> dict[str, Tensor]:
-    """The published tensors of a draft, in a file."""
-    state = {name: tensor.clone() for name, tensor in made.draft_model.state_dict().items()}
-    tensors = published_layout(state, made.settings)
-    save_file(tensors, file)
-    return tensors
-
-
-def test_a_stage_begins_with_the_weights_of_the_one_before(tmp_path: Path) -> None:
+def test_a_vocabulary_that_is_missing_or_of_another_target_is_refused() -> None:
     before = make(steps=7, **REDUCED)
-    saved(before, tmp_path / "model.safetensors")
-    begun = trainer(before.states, replace(before.settings, steps=2), tmp_path / "model.safetensors")
-    wanted = before.draft_model.state_dict()
-    assert all(torch.equal(tensor, wanted[name]) for name, tensor in begun.draft_model.state_dict().items())
-
-
-def test_weights_of_another_vocabulary_and_broken_ones_are_refused(tmp_path: Path) -> None:
-    before = make(steps=7, **REDUCED)
-    file = tmp_path / "model.safetensors"
-    tensors = saved(before, file)
-    told = r"d2t: draft token 0 is the target's 1, in this draft's vocabulary it is 0; give a draft of the same vocabulary"
-    with pytest.raises(ValueError, match=rf"^{file}: {told}"):
-        trainer(before.states, replace(before.settings, ids=(0, *IDS[1:])), file)
     with pytest.raises(ValueError, match=r"^recipe\.method\.vocabulary: 48: the file of the draft vocabulary is missing"):
-        trainer(before.states, replace(before.settings, ids=None), file)
-    with pytest.raises(
-        ValueError, match=r"^--vocabulary: size: of a target of 90 tokens, this target has 97; give the file that was"
-    ):
-        trainer(before.states, replace(before.settings, target_vocabulary=90), None)
-    with pytest.raises(
-        ValueError, match=rf"^{file}: not the weights of this draft: lm_head.weight: is \[48, 32\], .* \[97, 32\]"
-    ):
-        trainer(before.states, replace(before.settings, ids=None, vocabulary=None), file)
-    tensors["fc.weight"][1, 2] = math.nan
-    save_file(tensors, file)
-    with pytest.raises(ValueError, match=rf"^{file}: not the weights of this draft: fc.weight: 1 of its 3072 numbers are NaN"):
-        trainer(before.states, before.settings, file)
-
-
-def test_a_stage_does_not_begin_with_a_draft_that_means_something_else(tmp_path: Path) -> None:
-    """Its shapes are alike."""
-    before = make("four layers", steps=7)
-    state = {name: tensor.clone() for name, tensor in before.draft_model.state_dict().items()}
-    config = before.states.config
-    fields = METHOD.config_fields(config, before.settings)
-    stored = {
-        field.name: getattr(before.settings, field.name)
-        for field in dataclasses.fields(before.settings)
-        if field.metadata.get("stored", True)
-    }
-    identity = {"draft": "eagle3", "target_path": "", "target_source": ""}
-    target = {name: value for name, value in config.to_dict().items() if name in TARGET_FIELDS}
-    write_draft(tmp_path, state, fields | identity | {"settings": stored | fields["settings"], "target": target})
-    assert trainer(before.states, before.settings, tmp_path).settings == before.settings
-    for name, value in (("layers", (0, 1, 3)), ("norm_output", True)):
-        told = f"recipe.method.{name}: this run has {value!r}, the draft was trained with {getattr(before.settings, name)!r}"
-        with pytest.raises(ValueError, match=re.escape(f"{tmp_path}: not the weights of this draft: {told}")):
-            trainer(before.states, replace(before.settings, **{name: value}), tmp_path)
+        METHOD.trainer(before.states, replace(before.settings, ids=None), None)
+    with pytest.raises(ValueError, match=r"^--vocabulary: size: of a target of 90 tokens, this target has 97"):
+        METHOD.trainer(before.states, replace(before.settings, target_vocabulary=90), None)

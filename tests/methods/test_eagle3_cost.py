@@ -8,9 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen2Config
 
 from longspec.methods.eagle3 import cost
+from longspec.methods.eagle3.method import METHOD
 from longspec.methods.eagle3.settings import Settings
-from longspec.methods.eagle3.trainer import trainer
-from longspec.models import losses
 from longspec.models.attention import text_part
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.train.estimate.memory import parameter_bytes
@@ -77,7 +76,11 @@ def measured(config: PretrainedConfig, settings: Settings, tokens: int, dtype: t
     """The peak of the draft's forward and backward, weights, gradients and what is kept of the target aside."""
     target = AutoModelForCausalLM.from_config(config, attn_implementation=STATES_ATTENTION, dtype=dtype)
     states = TargetStates(target.requires_grad_(False).eval(), attention="sdpa")
-    made, ids, positions = trainer(states, settings, None), torch.arange(tokens)[None] % config.vocab_size, torch.arange(tokens)
+    made, ids, positions = (
+        METHOD.trainer(states, settings, None),
+        torch.arange(tokens)[None] % config.vocab_size,
+        torch.arange(tokens),
+    )
     found = states(ids, positions[None], None, [f"hidden.{layer}" for layer in LAYERS] + ["final"])
     states.forward = lambda *_: found
     own = made.draft_model
@@ -88,8 +91,7 @@ def measured(config: PretrainedConfig, settings: Settings, tokens: int, dtype: t
     return max(forward, live.peak - parameter_bytes(own))
 
 
-@pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("name", "dtype"), zip(SHAPES, [torch.float32, torch.bfloat16] * 3, strict=True))
 def test_memory_is_within_a_tenth(name: str, dtype: torch.dtype) -> None:
     shape, tokens, chosen = SHAPES[name]
     config = Qwen2Config(**shape, num_hidden_layers=3, tie_word_embeddings=False)
@@ -101,8 +103,9 @@ def test_memory_is_within_a_tenth(name: str, dtype: torch.dtype) -> None:
     assert peak * 0.9 < estimate.kept + max(estimate.losses, estimate.backward) < peak * 1.1
 
 
-@pytest.mark.parametrize("chosen", [{"steps": 2}, {"steps": 5}, {"steps": 2, "sliding_window": 900}])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("chosen", "dtype"), [({"steps": 5}, torch.bfloat16), ({"steps": 2, "sliding_window": 900}, torch.float32)]
+)
 def test_memory_without_a_kernel(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, chosen: dict[str, Any]) -> None:
     """All scores of a block of queries, as on a GPU that has neither flash-attn nor compiled flex_attention."""
     monkeypatch.setattr(text_part, "KERNEL_DEVICE", "none")
@@ -126,12 +129,3 @@ def test_memory_of_scores_is_that_of_the_backend(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(cost, "block_bytes", lambda *_: 0)
     bare = [cost.memory(config, settings, tokens, torch.bfloat16, gpu).backward for tokens in (1024, 8192)]
     assert [one - other > 0 for one, other in zip(held, bare, strict=True)] == [scores] * 2
-
-
-def test_memory_grows_linearly_with_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside a chunk of logits and the head, which are as large for all."""
-    monkeypatch.setattr(losses, "chunk_tokens", lambda *_: 128)
-    config = Qwen2Config(**WIDE, num_hidden_layers=3, tie_word_embeddings=False)
-    settings = Settings(layers=LAYERS, steps=3, vocabulary=64, ids=tuple(range(64)), target_vocabulary=512)
-    peaks = [measured(config, settings, tokens, torch.float32) for tokens in (1024, 2048, 4096)]
-    assert peaks[2] - peaks[1] == pytest.approx(2 * (peaks[1] - peaks[0]), rel=0.02)

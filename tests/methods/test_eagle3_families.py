@@ -21,9 +21,9 @@ from longspec.decode.speculate import speculate
 from longspec.draft.__main__ import main
 from longspec.families import FAMILIES
 from longspec.methods.eagle3 import settings as eagle3
+from longspec.methods.eagle3.layer_config import layer_config
+from longspec.methods.eagle3.method import METHOD
 from longspec.methods.eagle3.settings import Settings
-from longspec.methods.eagle3.shape import layer_config
-from longspec.methods.eagle3.trainer import trainer
 from longspec.models.attention import flash, flex, sdpa
 from longspec.models.attention.backends import FLASH, FLEX, SDPA
 from longspec.models.target import load_target
@@ -118,7 +118,7 @@ def train(states: TargetStates, target: Any, texts: Tensor, recipe: Any) -> Any:
 
     What the target's own loss is tells that its logits are its head's, and nothing after it.
     """
-    made = trainer(states, eagle3.of(recipe), None)
+    made = METHOD.trainer(states, eagle3.of(recipe), None)
     torch.testing.assert_close(made(texts, texts).llm_loss, target(texts, labels=texts).loss.detach(), rtol=1e-4, atol=0)
     optimizer = torch.optim.Adam(made.draft_model.parameters(), lr=3e-3)
     half = texts.shape[1] // 2

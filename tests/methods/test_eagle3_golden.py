@@ -21,8 +21,9 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from longspec.methods.eagle3.method import METHOD
 from longspec.methods.eagle3.settings import Settings
-from longspec.methods.eagle3.trainer import Eagle3Trainer, trainer
+from longspec.methods.eagle3.trainer import Eagle3Trainer
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from tests.eager import EAGER
 
@@ -62,7 +63,7 @@ def made(golden: Golden, draft: str, attention: str) -> Eagle3Trainer:
         offsets_V = weights.pop("d2t")
         ids = tuple((offsets_V + torch.arange(len(offsets_V))).tolist())
         settings = replace(settings, vocabulary=len(ids), ids=ids, target_vocabulary=about["target"]["vocab_size"])
-    made = trainer(TargetStates(target.requires_grad_(False).eval(), attention=attention), settings, None)
+    made = METHOD.trainer(TargetStates(target.requires_grad_(False).eval(), attention=attention), settings, None)
     made.draft_model.load_state_dict(weights)
     return made
 

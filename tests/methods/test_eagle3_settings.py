@@ -9,8 +9,9 @@ import torch
 from transformers import LlamaConfig
 
 from longspec.methods.eagle3 import settings as eagle3
+from longspec.methods.eagle3.shape import layers_of
 from longspec.models.attention.visibility import Visibility
-from longspec.models.rotation import Rotation
+from longspec.models.draft_attention import Rotation
 from tests.draft.eagle3_drafts import recipe_of
 
 STEPS = 5  # of recipe_of
@@ -32,18 +33,18 @@ def test_a_window_shows_the_text_in_every_step() -> None:
 def test_layers_that_are_advised_are_allowed(layers: int) -> None:
     """A small target needs layers of its own; one with fewer than are read has no such draft, whatever is given."""
     with pytest.raises(ValueError, match=r"^recipe\.method\.layers: ") as told:
-        eagle3.layers_of(None, layers)
+        layers_of(None, layers)
     advised = re.search(r"such as (\[.*?\])", str(told.value))
     if layers < 3:
         assert advised is None
         assert f"the target has {layers} layers, an EAGLE-3 draft reads 3 different ones" in str(told.value)
         with pytest.raises(ValueError, match="there is none for this target"):
-            eagle3.layers_of((0, 1, 2), layers)
+            layers_of((0, 1, 2), layers)
     else:
         assert advised is not None
         chosen = json.loads(advised[1])
         eagle3.check(recipe_of(layers=chosen))
-        assert eagle3.layers_of(tuple(chosen), layers) == tuple(chosen)
+        assert layers_of(tuple(chosen), layers) == tuple(chosen)
 
 
 def test_settings_are_given_by_name() -> None:

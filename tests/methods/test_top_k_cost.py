@@ -12,8 +12,8 @@ from longspec.methods.eagle3.method import METHOD as EAGLE3
 from longspec.methods.eagle3.settings import Settings
 from longspec.methods.glide.method import METHOD as GLIDE
 from longspec.methods.glide.settings import Draft
-from longspec.models import losses
-from longspec.models.sparse_teacher import SparseTeacher
+from longspec.models import losses, teachers
+from longspec.models.teachers import SparseTeacher
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.states.tensors import BEST_TOKEN, FINAL, NEXT_LOG_PROB, TOP_LOG_PROBS, TOP_TOKENS
 from longspec.train.estimate.memory import parameter_bytes
@@ -47,8 +47,7 @@ def made(name: str, dtype: torch.dtype) -> tuple[Any, dict[str, Tensor], Tensor]
     return method.trainer(states, settings, None), found, ids
 
 
-@pytest.mark.parametrize("name", ["eagle3", "eagle3 all tokens"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("name", "dtype"), [("eagle3", torch.bfloat16), ("eagle3 all tokens", torch.float32)])
 def test_memory_is_within_a_tenth(name: str, dtype: torch.dtype) -> None:
     trainer, found, ids = made(name, dtype)
     own = trainer.draft_model
@@ -62,12 +61,11 @@ def test_memory_is_within_a_tenth(name: str, dtype: torch.dtype) -> None:
     assert measured * 0.9 < estimate.kept + max(estimate.losses, estimate.backward) < measured * 1.1
 
 
-@pytest.mark.parametrize("chunks", [1, 3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("chunks", "dtype"), [(1, torch.bfloat16), (3, torch.float32)])
 def test_memory_of_logits_under_the_targets_head(chunks: int, dtype: torch.dtype) -> None:
     """To a tenth where the text's tokens are labels too; soft labels alone need less."""
     cpu, vocabulary = torch.device("cpu"), 4096
-    tokens = chunks * losses.chunk_tokens(vocabulary, cpu)
+    tokens = chunks * teachers.chunk_tokens(vocabulary, cpu)
     hidden, head = torch.randn(tokens, 4, dtype=dtype, requires_grad=True), torch.randn(vocabulary, 4, dtype=dtype)
     labels = torch.zeros(tokens, dtype=torch.long)
     log_probs = torch.full((tokens, 2), -3.0)

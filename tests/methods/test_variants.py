@@ -1,4 +1,4 @@
-"""The recipe's switches: every combination trains, for every kind of text it may meet."""
+"""The recipe's switches: every value trains with every other, for every kind of text it may meet."""
 
 import itertools
 
@@ -14,7 +14,9 @@ from longspec.methods.glide.trainer import Glide
 from tests.targets import TARGETS, VOCABULARY
 
 LENGTHS = (9, 1, 30)  # of the documents in each row
-COMBINATIONS = list(itertools.product(ANCHORS, LAG_MODES, LOSSES, (8, 512), (False, True)))
+# Every pair of anchors, lag mode and loss; windows and final norms in turn.
+PAIRS = [(a, g, LOSSES[(ANCHORS.index(a) + LAG_MODES.index(g)) % 3]) for a, g in itertools.product(ANCHORS, LAG_MODES)]
+COMBINATIONS = [(*pair, (8, 512)[place % 2], place % 4 > 1) for place, pair in enumerate(PAIRS)]
 
 
 def draw(draft: Draft, rows: int) -> tuple[Tensor, Tensor | str]:
@@ -54,7 +56,7 @@ def make(path: str, draft: Draft) -> Glide:
 
 
 @pytest.mark.parametrize(("anchors", "lag_mode", "loss", "window", "final_norm"), COMBINATIONS)
-def test_every_combination_trains(
+def test_every_pair_of_values_trains(
     target_path: str, anchors: str, lag_mode: str, loss: str, window: int, final_norm: bool
 ) -> None:
     draft = Draft(anchors=anchors, lag_mode=lag_mode, loss=loss, window=window, final_norm=final_norm, lag=3)

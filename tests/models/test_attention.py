@@ -126,14 +126,14 @@ def small_blocks_and_stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("lag", sorted(LAGS))
-@pytest.mark.parametrize("window", [None, 0, 2, 20, 500])
+@pytest.mark.parametrize("window", [None, 0, 20])
 @pytest.mark.parametrize("documents", sorted(DOCUMENTS))
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_backends_follow_the_rule(backend: str, documents: str, window: int | None, lag: str) -> None:
     check(backend, Case(DOCUMENTS[documents], window, LAGS[lag]))
 
 
-@pytest.mark.parametrize("queries", [1, 5, 30])
+@pytest.mark.parametrize("queries", [1, 30])
 @pytest.mark.parametrize(("window", "lag"), [(None, None), (9, None), (None, (1, 4)), (9, (3, 2)), (None, 4)])
 @pytest.mark.parametrize("documents", ["one", "packed"])
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -143,8 +143,9 @@ def test_queries_may_stand_at_the_end_of_more_keys(
     check(backend, Case(DOCUMENTS[documents], window, lag, queries=queries))
 
 
-@pytest.mark.parametrize("heads", [(4, 4, 8), (5, 1, 16), (6, 2, 20)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("heads", "dtype"), [((4, 4, 8), torch.float32), ((5, 1, 16), torch.bfloat16), ((6, 2, 20), torch.float32)]
+)
 @pytest.mark.parametrize(("window", "lag"), [(11, None), (None, (1, 4)), (None, 4)])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_head_groups_and_dtypes(

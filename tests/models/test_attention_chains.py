@@ -17,8 +17,8 @@ from longspec.models.attention.backends import AUTO, FLASH, FLEX, SDPA
 from longspec.models.attention.chains import attend_chains
 from longspec.models.attention.visibility import Visibility
 from tests.eager import EAGER
+from tests.largest import Largest
 from tests.models import flash_stand_in
-from tests.models.test_attention_memory import Largest
 
 LENGTH, WIDTH, SCALE = 41, 12, 0.4
 DOCUMENTS: dict[str, tuple[tuple[tuple[int, int], ...], ...] | None] = {
@@ -119,34 +119,18 @@ def small_blocks_and_stand_ins(monkeypatch: pytest.MonkeyPatch, request: pytest.
         monkeypatch.setattr(text_part, "KERNEL_DEVICE", "none")
 
 
-@pytest.mark.parametrize("steps", [0, 1, 6])
-@pytest.mark.parametrize("window", [None, 1, 8, 21, 22, 500])
+@pytest.mark.parametrize("steps", [0, 6])
+@pytest.mark.parametrize("window", [None, 1, 21, 500])
 @pytest.mark.parametrize("documents", sorted(DOCUMENTS))
 @pytest.mark.parametrize("backend", [*TRAINS, FLEX])
 def test_one_dense_softmax(backend: str, documents: str, window: int | None, steps: int) -> None:
     check(Case(documents, window, steps), backend)
 
 
-@pytest.mark.parametrize("heads", [(3, 3), (4, 2), (4, 1)])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("window", "steps"), [(None, 3), (9, 3), (9, 0)])
+@pytest.mark.parametrize(("heads", "dtype"), [((3, 3), torch.float32), ((4, 1), torch.float32), ((4, 2), torch.bfloat16)])
 @pytest.mark.parametrize("backend", [*TRAINS, FLEX])
-def test_head_groups_and_dtypes(
-    backend: str, window: int | None, steps: int, dtype: torch.dtype, heads: tuple[int, int]
-) -> None:
-    check(Case("packed", window, steps, heads), backend, dtype)
-
-
-@pytest.mark.parametrize("backend", [*TRAINS, FLEX])
-def test_a_window_ends_where_it_says(backend: str) -> None:
-    """Key s counts for query t exactly when t - s <= window."""
-    case = Case("one", 5, 2)
-    before, _ = case.tensors()
-    changed = [x.clone() for x in before]
-    changed[2][:, :, 20] += 1.0
-    with torch.no_grad():
-        moved = (attend(case, changed, backend) != attend(case, before, backend)).any(-1).any(1)
-    assert [moved[row].nonzero().flatten().tolist() for row in range(2)] == [list(range(20, 26))] * 2
+def test_head_groups_and_dtypes(backend: str, dtype: torch.dtype, heads: tuple[int, int]) -> None:
+    check(Case("packed", 9, 3, heads), backend, dtype)
 
 
 @pytest.mark.parametrize("documents", ["one", "packed"])
@@ -172,14 +156,6 @@ def test_the_merge_has_the_gradients_of_one_softmax(monkeypatch: pytest.MonkeyPa
         out = attend(case, everything, FLEX)
         for left, right in zip([out, *torch.autograd.grad(out, everything, grad)], expected(case), strict=True):
             torch.testing.assert_close(left, right, rtol=1e-11, atol=1e-11)
-
-
-def test_flex_refuses_a_gradient_on_a_cpu() -> None:
-    for steps in (0, 2):
-        everything, _ = Case(steps=steps).tensors()
-        everything[0].requires_grad_()
-        with pytest.raises(ValueError, match=r"runtime.attention: flex_attention has no backward on a CPU.*set auto or sdpa"):
-            attend(Case(steps=steps), everything, FLEX)
 
 
 @pytest.mark.parametrize("backend", [AUTO, *TRAINS])

@@ -1,4 +1,4 @@
-"""Whole drafts and targets on every backend: anchors x packing x backend x family against eager, and against transformers.
+"""Whole drafts beside their targets on every backend, with anchors and packed documents, against eager attention.
 
 Shapes: B rows, S tokens, H hidden width, K key/value heads, D head width.
 """
@@ -10,18 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config
 
-from longspec.methods.glide.attach import attach
 from longspec.methods.glide.settings import BLOCKS, Draft
 from longspec.methods.glide.trainer import Glide, LlamaGlide, Qwen2Glide
 from longspec.models.attention import flash, flex, sdpa
 from longspec.models.attention.backends import FLASH, FLEX, SDPA
 from tests.eager import EAGER
 from tests.models import flash_stand_in
-from tests.targets import last_states
 
-LENGTH, SLIDING = 60, 9
+LENGTH = 60
 SHAPE: dict[str, Any] = {
     "vocab_size": 97,
     "hidden_size": 48,
@@ -35,11 +33,6 @@ SHAPE: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 DRAFTED = {"qwen2": (Qwen2Config, Qwen2Glide), "llama": (LlamaConfig, LlamaGlide)}
-WITH_SLIDING_LAYERS: dict[str, PretrainedConfig] = {
-    "mistral": MistralConfig(**SHAPE, sliding_window=SLIDING),
-    "qwen2": Qwen2Config(**SHAPE, use_sliding_window=True, sliding_window=SLIDING, max_window_layers=1),
-    "qwen3": Qwen3Config(**SHAPE, use_sliding_window=True, sliding_window=SLIDING, max_window_layers=2),
-}
 # Two rows of three documents each and padding; the second row's documents lie elsewhere.
 DOCUMENTS = ((23, 1, 31, 5), (11, 40, 6, 3))
 
@@ -88,9 +81,7 @@ def build(drafted: tuple[str, str], backend: str) -> Glide:
     return glide
 
 
-@pytest.mark.parametrize("lag", [None, "rows", BLOCKS])
-@pytest.mark.parametrize("anchors", [False, True])
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("packed", "anchors", "lag"), [(False, True, None), (True, False, "rows"), (True, True, BLOCKS)])
 @pytest.mark.parametrize("backend", [SDPA, FLASH, FLEX])
 def test_a_draft_is_the_same_on_every_backend(
     drafted: tuple[str, str], backend: str, packed: bool, anchors: bool, lag: str | None
@@ -115,43 +106,3 @@ def test_a_draft_is_the_same_on_every_backend(
         results.append([output.loss, output.llm_loss, *gradients])
     for left, right in zip(*results, strict=True):
         assert (left - right).norm() <= 1e-5 * right.norm() + 1e-7
-
-
-def own_mask(length: int, window: int | None) -> Tensor:
-    """The additive mask of transformers' eager attention, [1, 1, S, S]; its sliding window counts the query itself."""
-    distance = torch.arange(length)[:, None] - torch.arange(length)
-    seen = (distance >= 0) if window is None else (distance >= 0) & (distance < window)
-    return torch.where(seen, 0.0, torch.finfo(torch.float32).min)[None, None]
-
-
-def alone(eager: Any, ids_S: Tensor, positions_S: Tensor) -> tuple[Tensor, Tensor]:
-    """Final hidden states [S, H] and last-layer keys [K, S, D] of one document by transformers itself."""
-    masks: Any = {
-        "full_attention": own_mask(len(ids_S), None),
-        "sliding_attention": own_mask(len(ids_S), SLIDING),
-    }
-    if eager.config.model_type == "mistral":
-        masks = masks["sliding_attention"]
-    output = eager.model(ids_S[None], position_ids=positions_S[None], attention_mask=masks, use_cache=True)
-    return output.last_hidden_state[0], output.past_key_values.layers[-1].keys[0]
-
-
-@pytest.mark.parametrize("backend", [EAGER, SDPA, FLASH, FLEX])
-@pytest.mark.parametrize("family", sorted(WITH_SLIDING_LAYERS))
-def test_packed_documents_keep_their_sliding_windows(tmp_path: Path, family: str, backend: str) -> None:
-    path = saved(tmp_path, WITH_SLIDING_LAYERS[family])
-    eager = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
-    glide = attach(path, dtype=torch.float32, attention=backend)
-    ids_BS, positions = torch.randint(0, 97, (2, LENGTH)), positions_BS(packed=True, anchors=True)
-    keys_BKSD, _, hidden_BSH = last_states(glide, ids_BS, positions, document_ids_BS())
-    with torch.no_grad():
-        for row, lengths in enumerate(DOCUMENTS):
-            start = 0
-            for length in lengths[:-1]:
-                part = slice(start, start + length)
-                hidden_SH, keys_KSD = alone(eager, ids_BS[row, part], positions[row, part])
-                torch.testing.assert_close(hidden_BSH[row, part], hidden_SH, rtol=1e-4, atol=1e-5)
-                # A sliding layer's cache keeps the newest keys alone.
-                kept = keys_KSD.shape[1]
-                torch.testing.assert_close(keys_BKSD[row, :, part][:, -kept:], keys_KSD, rtol=1e-4, atol=1e-5)
-                start += length

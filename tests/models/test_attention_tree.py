@@ -7,7 +7,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from longspec.models.attention import flash, flex, tree
 from longspec.models.attention.backends import FLASH, FLEX, SDPA, attend
-from longspec.models.attention.tree_visibility import TreeVisibility
+from longspec.models.attention.visibility import TreeVisibility
 from tests.eager import EAGER
 from tests.models import flash_stand_in
 from tests.models.flash_stand_in import flash_attn_with_kvcache
@@ -64,7 +64,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("lengths", ROWS)
-@pytest.mark.parametrize("window", [None, 1, 3, 12, 25, 1000])
+@pytest.mark.parametrize("window", [None, 3, 25])
 @pytest.mark.parametrize("backend", [SDPA, FLASH, FLEX, EAGER])
 def test_each_node_attends_as_the_last_token_of_its_own_path(backend: str, lengths, window) -> None:
     case = tree_case(lengths, torch.float64, window)

@@ -3,11 +3,10 @@
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from longspec.models import losses
+from longspec.models import teachers
 from longspec.models.chain_losses import DenseTeacher, chain_cross_entropy
+from tests.largest import Largest
 
 N, H, T = 40, 16, 53
 IDS = torch.arange(3, T, 2)
@@ -35,7 +34,7 @@ def plain(weight: Tensor, hidden: list[Tensor], teacher: DenseTeacher, places: l
 
 @pytest.mark.parametrize("ids", [None, IDS], ids=["all tokens", "some"])
 def test_value_and_gradients_over_many_chunks(monkeypatch: pytest.MonkeyPatch, ids: Tensor | None) -> None:
-    monkeypatch.setattr(losses, "chunk_tokens", lambda *_: 7)
+    monkeypatch.setattr(teachers, "chunk_tokens", lambda *_: 7)
     weight, hidden, teacher, places = case(ids, torch.float64)
     sums, steps = chain_cross_entropy(weight, hidden, teacher, places, WEIGHTS), plain(weight, hidden, teacher, places)
     wanted = torch.stack([scale * loss for scale, loss in zip(WEIGHTS, steps, strict=True)]).sum()
@@ -50,7 +49,7 @@ def test_value_and_gradients_over_many_chunks(monkeypatch: pytest.MonkeyPatch, i
 
 def test_the_heads_gradient_is_added_up_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """In bfloat16 a sum of 40 chunks would lose most of its bits."""
-    monkeypatch.setattr(losses, "chunk_tokens", lambda *_: 1)
+    monkeypatch.setattr(teachers, "chunk_tokens", lambda *_: 1)
     weight, hidden, teacher, places = case(IDS, torch.bfloat16)
     (got,) = torch.autograd.grad(chain_cross_entropy(weight, hidden, teacher, places, WEIGHTS).draft, weight)
     exact, wide = weight.detach().float().requires_grad_(), [each.detach().float() for each in hidden]
@@ -61,20 +60,8 @@ def test_the_heads_gradient_is_added_up_in_float32(monkeypatch: pytest.MonkeyPat
     assert (got.float() - wanted).norm() < 0.01 * wanted.norm()
 
 
-class Largest(TorchDispatchMode):
-    """Elements of the largest tensor that an operation makes."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        self.elements = max(self.elements, *sizes, 0)
-        return result
-
-
 def test_no_tensor_of_all_tokens_and_a_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(losses, "chunk_tokens", lambda *_: 4)
+    monkeypatch.setattr(teachers, "chunk_tokens", lambda *_: 4)
     weight, hidden, teacher, places = case(IDS, torch.float32)
     with Largest() as seen:
         chain_cross_entropy(weight, hidden, teacher, places, WEIGHTS).draft.backward()

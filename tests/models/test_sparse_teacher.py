@@ -6,13 +6,11 @@ from itertools import pairwise
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
-from longspec.models import losses, top_tokens
-from longspec.models.chain_losses import ChainSums, DenseTeacher, chain_cross_entropy
+from longspec.models import teachers
+from longspec.models.chain_losses import chain_cross_entropy
 from longspec.models.losses import linear_cross_entropy
-from longspec.models.sparse_teacher import SparseTeacher, draft_numbers
-from longspec.models.top_tokens import top_k_of
+from longspec.models.teachers import SparseTeacher, draft_numbers, top_k_of
 
 N, H, T, K = 40, 16, 53, 6
 IDS = torch.arange(3, T, 2)
@@ -21,8 +19,7 @@ WEIGHTS = [1.0, 0.5, 0.25]
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (losses, top_tokens):
-        monkeypatch.setattr(module, "chunk_tokens", lambda *_: 7)
+    monkeypatch.setattr(teachers, "chunk_tokens", lambda *_: 7)
     torch.manual_seed(0)
 
 
@@ -101,35 +98,6 @@ def test_eagles_loss_and_gradients(ids: Tensor | None) -> None:
     assert sums.inside_K.tolist() == [int(inside[at].sum()) for at in places]
 
 
-def same(got: ChainSums, wanted: ChainSums) -> None:
-    for left, right in zip(got, wanted, strict=True):
-        torch.testing.assert_close(left, right, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("ids", [None, IDS], ids=["all tokens", "some"])
-def test_with_all_tokens_it_is_the_dense_loss(dtype: torch.dtype, ids: Tensor | None) -> None:
-    """Of both methods, by value and gradient; the target's own loss and the agreement as well."""
-    states, head, labels = target(dtype)
-    # A gradient is rounded to the head's dtype as it is made.
-    tolerance = {"rtol": 1e-6, "atol": 2e-6} if dtype == torch.float32 else {"rtol": 1e-2, "atol": 1e-2}
-    proposed = T if ids is None else len(ids)
-    weight, hidden, places = chains(dtype, proposed)
-    dense = chain_cross_entropy(weight, hidden, DenseTeacher(states, head, labels, ids, True), places, WEIGHTS)
-    sparse = chain_cross_entropy(weight, hidden, teacher_of(states, head, labels, proposed, ids), places, WEIGHTS)
-    same(sparse, dense)
-    for left, right in zip(*(torch.autograd.grad(sums.draft, [weight, *hidden]) for sums in (sparse, dense)), strict=True):
-        torch.testing.assert_close(left, right, **tolerance)
-    if ids is None:
-        for temperature in (1.0, 2.5):
-            teachers = states, teacher_of(states, head, labels, T, None, temperature)
-            one, other = (linear_cross_entropy(hidden[0], each, head, labels, "mix", temperature) for each in teachers)
-            torch.testing.assert_close((one.draft, one.target), (other.draft, other.target), rtol=1e-6, atol=0)
-            assert one.agreements == other.agreements
-            gradients = [torch.autograd.grad(sums.draft, hidden[0])[0] for sums in (one, other)]
-            torch.testing.assert_close(*gradients, **tolerance)
-
-
 def loss_of(p_NV: Tensor, k: int) -> Callable[[Tensor], Tensor]:
     top = p_NV.log().topk(k)
     teacher = SparseTeacher(top.indices, top.values, p_NV.argmax(-1), None)
@@ -177,20 +145,6 @@ def test_probabilities_that_rounding_brought_above_one_are_shared_anew(k: int) -
     merged = torch.zeros(1, 4).scatter(-1, top.indices, top.values / top.values.sum())
     torch.testing.assert_close(loss, -(merged * logits.log_softmax(-1)).sum(-1))
     torch.testing.assert_close(gradient, logits.softmax(-1) - merged)
-
-
-def test_the_targets_side_has_no_product_with_the_head() -> None:
-    states, head, labels = target()
-    weight, hidden, places = chains(torch.float32, len(IDS))
-    rows, counted = sum(map(len, places)), []
-    glides, eagles = teacher_of(states, head, labels, K), teacher_of(states, head, labels, K, IDS)
-    with FlopCounterMode(display=False) as counter:
-        linear_cross_entropy(hidden[0], glides, head, labels, "soft").draft.backward()
-    counted.append(counter.get_total_flops())
-    with FlopCounterMode(display=False) as counter:
-        chain_cross_entropy(weight, hidden, eagles, places, WEIGHTS).draft.backward()
-    counted.append(counter.get_total_flops())
-    assert counted == [2 * 2 * N * H * T, 3 * 2 * rows * H * len(IDS)]
 
 
 @pytest.mark.parametrize("ids", [None, IDS], ids=["all tokens", "some"])

@@ -14,11 +14,11 @@ from torch.distributed.tensor import DTensor
 
 from longspec.config import Runtime
 from longspec.distributed import end_at_once, find_ranks
+from longspec.methods.eagle3.method import METHOD
 from longspec.methods.eagle3.settings import Settings
-from longspec.methods.eagle3.trainer import trainer
 from longspec.methods.glide.attach import attach
 from longspec.methods.glide.settings import Draft
-from longspec.models.target_config import read_target_config
+from longspec.models.target import read_target_config
 from longspec.states.forward import TargetStates
 from longspec.states.load import load_states
 from longspec.train.engine import boot
@@ -43,7 +43,7 @@ def drafts(path: str, states: TargetStates) -> dict[str, Any]:
     torch.manual_seed(0)
     vocabulary = {"vocabulary": 5, "ids": (0, 2, 3, 7, 9), "target_vocabulary": states.config.vocab_size}
     settings = Settings(layers=(0, 1, 2), steps=3, **vocabulary)
-    found["eagle3"] = trainer(states, settings, None)
+    found["eagle3"] = METHOD.trainer(states, settings, None)
     return found
 
 

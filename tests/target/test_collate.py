@@ -7,7 +7,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
 from longspec.data.pack.arrow_shards import PackedRows, Row
-from longspec.models.inputs import NO_LABEL
+from longspec.models.losses import NO_LABEL
 from longspec.target.train import collate, new_model, summed_loss
 from tests.corpus import Corpus
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from longspec.config import Recipe, compose
-from longspec.models.precision import resolve_dtype
+from longspec.models.target import resolve_dtype
 from longspec.train.engine import deepspeed_config, learning_rate_factor, scheduler_factory
 from longspec.train.estimate.grad_accum import share_global_batch
 

@@ -26,7 +26,7 @@ from longspec.distributed import ALONE, Ranks, log
 from longspec.families import position_limit
 from longspec.journal import Followed, Journal, journal_of
 from longspec.lease import acquire
-from longspec.models.target_config import read_target_config
+from longspec.models.target import read_target_config
 from longspec.shown import duration
 
 SYNC = 5.0  # seconds of work that a power cut may cost, beyond a batch
@@ -122,7 +122,7 @@ def make(
     if ranks.world_size > 1:
         if settings.engine == ENDPOINT:
             raise ValueError(f"engine: {ENDPOINT}: asks a server, and was started on {ranks.world_size} ranks; start one")
-        from longspec.models.placement import join_ranks
+        from longspec.models.target import join_ranks
 
         join_ranks(ranks)
     dataset = read_json(raw)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from longspec.models.precision import resolve_dtype
+from longspec.models.target import resolve_dtype
 from longspec.train.estimate.grad_accum import share_global_batch, sharing_ranks
 from longspec.train.estimate.memory import GPU_OVERHEAD, Setup, estimate, peak, setup_of
 from longspec.train.estimate.memory_check import explain_out_of_memory, gib

@@ -13,7 +13,7 @@ from torch import Tensor
 from longspec.decode.cache import tokens_ahead
 from longspec.decode.prefill import Prefilled
 from longspec.decode.sampling import Sampler, check_drawn
-from longspec.decode.stops import Stops
+from longspec.decode.texts import Stops
 from longspec.models.tensor_parallel import group_of, of_first_rank
 from longspec.stopwatch import Stopwatch
 

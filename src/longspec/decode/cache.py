@@ -13,6 +13,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from longspec.models.tensor_parallel import Group, group_of, of_ranks, own_heads, splits_heads
 
+KeysValues = tuple[Tensor, Tensor]  # [B, K, T, D] each
 ROOM = 1 / 8  # of the length, made ahead when a layer's room is used up
 LONGEST_AHEAD = 4096  # tokens of a text for which room is made at once
 
@@ -162,7 +163,7 @@ def restore(cache: Cache, lengths: list[int]) -> None:
                 layer.values[row, :, length:] = 0
 
 
-def slide(own: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], counts_B: Tensor, window: int) -> tuple[Tensor, Tensor]:
+def slide(own: KeysValues, new: KeysValues, counts_B: Tensor, window: int) -> KeysValues:
     """The newest `window` tokens of each row, right-aligned: of its own keys and values and of counts_B[b] new ones.
 
     Rows that hold fewer begin with keys and values of nothing.
@@ -173,3 +174,79 @@ def slide(own: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], counts_B: Tens
     both = (torch.cat(parts, dim=2) for parts in zip(own, new, strict=True))
     keys, values = (x.gather(2, place_B1P1.expand(-1, x.shape[1], -1, x.shape[3])) for x in both)
     return keys, values
+
+
+class WholeText:
+    """A draft's own keys and values of the whole text, left-aligned, in a cache that grows in place: neither text nor tree is
+    copied by a round.
+
+    Key 0 of every row is that of its first token, and the last one is key lengths_B[b] - 1.
+    """
+
+    def __init__(self) -> None:
+        self.cache = empty_cache(1, 0)
+        self.longest = 0  # tokens of the longest row's text
+
+    def extend(self, new: KeysValues, counts_B: Tensor, lengths: tuple[int, ...], lengths_B: Tensor) -> None:
+        """Forget the tree, and put counts_B[b] of the E new tokens behind the former ones: the text has then lengths_B[b]."""
+        count = new[0].shape[2]
+        path_BE = torch.arange(count, device=counts_B.device).expand(len(counts_B), -1)
+        if self.longest:
+            cut(self.cache, self.longest)
+        self.cache.update(*new, 0)
+        compact(self.cache, count, path_BE, lengths_B - counts_B, max(lengths))
+        self.longest = max(lengths)
+
+    def with_nodes(self, new: KeysValues) -> KeysValues:
+        """Take the nodes of a level in, behind the longest row; the keys and values of the text and of all levels."""
+        keys, values = self.cache.update(*new, 0)
+        return keys, values
+
+    def of_text(self) -> KeysValues:
+        """The keys and values of the text, of a tree without nodes."""
+        return self.cache.layers[0].keys, self.cache.layers[0].values
+
+    def first_B(self, lengths_B: Tensor) -> None:
+        """The token of each row's key 0; None: 0."""
+
+    def select(self, rows_B: Tensor) -> None:
+        """Cut to the text; how long it is in the rows that are left, the next round says."""
+        if self.longest:
+            select(self.cache, rows_B, self.longest, 0)
+
+
+class NewestTokens:
+    """The text's newest tokens, as many as a window has, right-aligned. Its methods do what those of WholeText do."""
+
+    def __init__(self, window: int) -> None:
+        self.window = window
+        self.text: KeysValues | None = None
+        self.nodes: list[KeysValues] = []
+
+    def extend(self, new: KeysValues, counts_B: Tensor, *_: Any) -> None:
+        """The window moves on over the tokens that became text; the tree is forgotten."""
+        empty = (new[0][:, :, :0], new[1][:, :, :0])
+        self.text, self.nodes = slide(self.text or empty, new, counts_B, self.window), []
+
+    def with_nodes(self, new: KeysValues) -> KeysValues:
+        """Level by level behind the window."""
+        self.nodes.append(new)
+        keys, values = (torch.cat(parts, dim=2) for parts in zip(self.of_text(), *self.nodes, strict=True))
+        return keys, values
+
+    def of_text(self) -> KeysValues:
+        """Right-aligned."""
+        assert self.text is not None
+        return self.text
+
+    def first_B(self, lengths_B: Tensor) -> Tensor:
+        """Below 0 where a row's text is shorter than what is held of the longest."""
+        return lengths_B - self.of_text()[0].shape[2]
+
+    def select(self, rows_B: Tensor) -> None:
+        """Keys and values of the text alone; the tree is forgotten."""
+        if self.text is not None:
+            self.text, self.nodes = (self.text[0][rows_B], self.text[1][rows_B]), []
+
+
+OwnCache = WholeText | NewestTokens

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 
 from longspec.chain_length import Acceptance
 from longspec.decode.levels import Levels
 from longspec.decode.sampling import Sampler
-from longspec.decode.tree import NOTHING, DraftTree, chains
-from longspec.models.placement import draft_device
+from longspec.decode.tree import DraftTree
+from longspec.models.target import draft_device
 
 
 @dataclass
@@ -112,55 +111,8 @@ def check_beside(own: Any, target: Any, weight: Tensor, part: str = "layer") -> 
         )
 
 
-class Followers:
-    """For each n-gram of up to `longest` tokens of a growing text, the place behind its first occurrence."""
-
-    def __init__(self, longest: int) -> None:
-        self.longest = longest
-        self.known: dict[tuple[int, ...], int] = {}  # n-gram -> the place behind its first one
-        self.behind = 1  # the first place whose n-grams before it are not known yet
-
-    def learn(self, text: list[int]) -> None:
-        """Take in what the text has grown by."""
-        for size in range(1, self.longest + 1):
-            first = max(0, self.behind - size)
-            grams = zip(*(text[first + offset : -1] for offset in range(size)), strict=False)
-            for place, gram in enumerate(grams, first + size):
-                self.known.setdefault(gram, place)
-        self.behind = len(text)
-
-    def of(self, text: list[int], count: int, shortest: int = 1) -> list[int]:
-        """Up to `count` tokens that followed the longest n-gram at the text's end, of `shortest` tokens or more; else none."""
-        for size in range(min(self.longest, len(text) - 1), shortest - 1, -1):
-            place = self.known.get(tuple(text[-size:]))
-            if place is not None:
-                return text[place : place + count]
-        return []
-
-
-class LookupDrafter(Drafter):
-    """Prompt lookup: what followed the newest n-gram where it first stood in the text, as transformers' own generator says."""
-
-    def __init__(self, max_ngram: int = 3) -> None:
-        self.max_ngram = max_ngram
-        self.followers: list[Followers] = []  # of each row
-
-    def begin(self, prompts: list[list[int]], hidden: dict[str, Tensor]) -> None:
-        """Take the prompts in; from now on a round costs what it adds, however long the text is."""
-        self.followers = [Followers(self.max_ngram) for _ in prompts]
-        for followers, prompt in zip(self.followers, prompts, strict=True):
-            followers.learn(prompt)
-
-    def propose(self, draft_input: DraftInput, levels: Levels, sampler: Sampler) -> DraftTree:
-        """A chain as deep as `levels`, shorter where the text holds no earlier match."""
-        found = []
-        for followers, text in zip(self.followers, draft_input.texts, strict=True):
-            followers.learn(text)
-            found.append(followers.of(text, len(levels)))
-        longest = max(map(len, found))
-        filled = [chain + [NOTHING] * (longest - len(chain)) for chain in found]
-        return chains(draft_input.roots_B, torch.tensor(filled, dtype=torch.int64, device=draft_input.roots_B.device))
-
-    def select(self, rows_B: Tensor) -> None:
-        """Go on with these rows alone."""
-        self.followers = [self.followers[row] for row in rows_B.tolist()]
+def check_drafter(drafter: Any, target: Any) -> None:
+    """Raise ValueError for what is no drafter, or one that was made for another target."""
+    if not isinstance(drafter, Drafter):
+        raise ValueError(f"draft: {drafter!r}: give a draft folder, a weight file, or a drafter as of load_drafter")
+    drafter.check(target)

@@ -17,15 +17,14 @@ from longspec import methods
 from longspec.chain_length import read_acceptance
 from longspec.decode.cache import tokens_ahead
 from longspec.decode.chain_costs import best_shape, nodes_of
-from longspec.decode.checks import check_decodable, check_drafter, check_prompts
-from longspec.decode.drafters import Drafter
+from longspec.decode.drafters import Drafter, check_drafter
 from longspec.decode.levels import DEFAULT_SHAPE, Levels
-from longspec.decode.prefill import Prefilled, prefill
+from longspec.decode.lookup import WithLookup
+from longspec.decode.prefill import Prefilled, check_decodable, check_prompts, prefill
 from longspec.decode.speculate import speculate
-from longspec.decode.with_lookup import WithLookup
 from longspec.families import check_target
 from longspec.methods.draft_files import check_draft_config, method_of_draft
-from longspec.models.placement import draft_device
+from longspec.models.target import draft_device
 from longspec.tokenizer_files import tokenizer_hash_of
 
 WARPS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper)

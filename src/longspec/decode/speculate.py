@@ -3,66 +3,28 @@
 Shapes: B rows that still run, S nodes of a tree with its root, E = depth + 1 tokens a round can bring, V vocabulary.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from longspec.decode.cache import compact, cut, is_whole, select, tokens_ahead
-from longspec.decode.checks import check_decodable, check_drafter
-from longspec.decode.drafters import Drafter, DraftInput, alone_with
+from longspec.decode.drafters import Drafter, DraftInput, alone_with, check_drafter
 from longspec.decode.levels import DEFAULT_SHAPE, Levels, levels_of
-from longspec.decode.prefill import Prefilled, prefill
+from longspec.decode.prefill import Prefilled, check_decodable, prefill
 from longspec.decode.sampling import Sampler, check_drawn
-from longspec.decode.states import ReadTarget, is_hidden
-from longspec.decode.stops import Stops
+from longspec.decode.texts import OnTokens, Row, Stops, Texts
 from longspec.decode.tree import DraftTree
+from longspec.decode.twin import ReadTarget, is_hidden
 from longspec.decode.verify import Acceptance, verify_tree
 from longspec.models.attention.backends import TARGET_ATTENTION
-from longspec.models.attention.tree_visibility import TreeVisibility
+from longspec.models.attention.visibility import TreeVisibility
 from longspec.models.tensor_parallel import check_alike, group_of
 from longspec.states.tensors import layer_of
 from longspec.stopwatch import Stopwatch
-
-STOP, LENGTH = "stop", "length"
-OnTokens = Callable[[int, list[int]], None]
-
-
-@dataclass
-class Row:
-    """One text: its tokens after the prompt, and the drafted tokens kept in each round.
-
-    The first token comes from the prompt's forward, in no round. A round brings the kept tokens and one of the target's own;
-    a token that ends the text counts as the target's own. The last round may have brought more than were asked for.
-    """
-
-    ids: list[int] = field(default_factory=list)
-    accepted: list[int] = field(default_factory=list)
-    finish: str = ""  # "stop" (eos or a stop string) | "length"
-
-    @property
-    def rounds(self) -> int:
-        """Forwards of the target, the prompt's left out."""
-        return len(self.accepted)
-
-    @property
-    def new_tokens(self) -> int:
-        """Tokens the rounds brought."""
-        return sum(self.accepted) + len(self.accepted)
-
-    def position_acceptance(self, depth: int) -> list[tuple[int, int]]:
-        """For each of the drafted tokens 1 .. depth, how often it was kept, and how often all before it were.
-
-        The round that ended the text says nothing of the token that ended it.
-        """
-        kept = [sum(count >= place for count in self.accepted) for place in range(depth + 1)]
-        reached = kept[:-1]
-        if self.finish == STOP and self.accepted and self.accepted[-1] < depth:
-            reached[self.accepted[-1]] -= 1
-        return list(zip(kept[1:], reached, strict=True))
 
 
 @dataclass
@@ -117,7 +79,7 @@ def speculate(
     ahead = tokens_ahead(max_new_tokens, nodes)
     with alone_with(drafter), _started(target, prompts, ahead, drafter.reads) as start:
         clock, read = Stopwatch(start.logits_BV.device), ReadTarget(target, TARGET_ATTENTION, drafter.reads)
-        run = _Run(read, drafter, start, nodes, sampler, _Texts(start.prompts, stops, max_new_tokens, on_tokens))
+        run = _Run(read, drafter, start, nodes, sampler, Texts(start.prompts, stops, max_new_tokens, on_tokens))
         clock.mark("draft")
         while run.texts.active:
             tree = drafter.propose(run.draft_input(), levels, sampler)
@@ -149,38 +111,11 @@ def _is_read(name: str, target: Any, start: Prefilled) -> bool:
     return name in start.hidden if is_hidden(name) else is_whole(target, start.cache, layer_of(name))
 
 
-class _Texts:
-    """The texts decoded so far, on the host."""
-
-    def __init__(self, prompts: list[list[int]], stops: Stops, max_new_tokens: int, on_tokens: OnTokens | None) -> None:
-        self.rows = [Row() for _ in prompts]
-        self.whole = [list(prompt) for prompt in prompts]
-        self.active = list(range(len(prompts)))
-        self.stops, self.max_new_tokens, self.on_tokens = stops, max_new_tokens, on_tokens
-
-    def add(self, number: int, new: list[int]) -> int:
-        """Take in a row's new tokens up to the text's end; how many drafted tokens count as kept, all but the last."""
-        row = self.rows[number]
-        end = self.stops.end(self.whole[number], new)
-        kept = len(new) - 1 if end is None else end
-        room = self.max_new_tokens - len(row.ids)
-        if kept + 1 <= room and end is not None:
-            row.finish = STOP
-        elif kept + 1 >= room:
-            row.finish = LENGTH
-        added = new[: min(kept + 1, room)]
-        row.ids += added
-        self.whole[number] += added
-        if self.on_tokens is not None:
-            self.on_tokens(number, added)
-        return kept
-
-
 class _Run:
     """The running rows' state on the device: the target's cache and where each row stands in it."""
 
     def __init__(
-        self, read: ReadTarget, drafter: Drafter, start: Prefilled, nodes: int, sampler: Sampler, texts: _Texts
+        self, read: ReadTarget, drafter: Drafter, start: Prefilled, nodes: int, sampler: Sampler, texts: Texts
     ) -> None:
         self.read, self.drafter, self.texts = read, drafter, texts
         self.cache, self.nodes = start.cache, nodes

@@ -7,8 +7,7 @@ from longspec import methods
 from longspec.atomic_files import describe_files, path_text, read_json_object, write_json
 from longspec.config.names import HUB_PREFIX, hub_source
 from longspec.methods.draft_files import METHOD
-from longspec.models.hub_snapshot import download
-from longspec.models.weight_index import weight_files
+from longspec.models.model_folder import download, weight_files
 
 PATTERNS = ["config.json", "*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json"]
 CONFIG = "config.json"

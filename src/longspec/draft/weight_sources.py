@@ -15,8 +15,8 @@ from torch import Tensor
 from longspec.atomic_files import read_json_object, sha256_file
 from longspec.distributed import log
 from longspec.methods.draft_files import TRAINING_PREFIX
+from longspec.models.model_folder import INDEX, read_weight_map
 from longspec.models.weight_files import read_split, read_tensors
-from longspec.models.weight_index import INDEX, read_weight_map
 from longspec.train.checkpoint.checkpoint_dir import MANIFEST
 from longspec.train.checkpoint.save_load import draft_state_dict
 

@@ -21,10 +21,10 @@ from longspec.atomic_files import checked_folder, read_json, sha256_file, sha256
 from longspec.command_line import named_path
 from longspec.config import Recipe, load
 from longspec.config.names import BASELINES, LOOKUP, UNTRAINED, WITH_LOOKUP
-from longspec.decode.drafters import Drafter, LookupDrafter
+from longspec.decode.drafters import Drafter
 from longspec.decode.generate import load_drafter
-from longspec.decode.stops import ends_of_text
-from longspec.decode.with_lookup import WithLookup
+from longspec.decode.lookup import LookupDrafter, WithLookup
+from longspec.decode.texts import ends_of_text
 from longspec.distributed import ALONE, Ranks, end_at_once, launched_ranks, log, told_to_launcher
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.families import position_limit
@@ -36,8 +36,7 @@ from longspec.measure.prompts import all_prompts
 from longspec.measure.served_lines import PLAIN, ServedMeasurer
 from longspec.methods import decoded_vocabulary, method_of
 from longspec.models.attention import flash
-from longspec.models.placement import join_ranks, place_target
-from longspec.models.precision import resolve_dtype
+from longspec.models.target import join_ranks, place_target, resolve_dtype
 from longspec.process_group import own_device
 from longspec.states.forward import TargetStates
 from longspec.tokenizer_files import tokenizer_hash

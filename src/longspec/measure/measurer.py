@@ -17,7 +17,8 @@ from longspec.decode.drafters import Drafter
 from longspec.decode.levels import levels_of
 from longspec.decode.prefill import Prefilled, prefill
 from longspec.decode.sampling import Sampler
-from longspec.decode.speculate import Decoded, Row, speculate
+from longspec.decode.speculate import Decoded, speculate
+from longspec.decode.texts import Row
 from longspec.journal import Followed, Journal
 from longspec.measure.lines import Comparison, Line, Work, judge, key_of, plain_key, refuse_fault
 from longspec.measure.sample import sample_of

@@ -8,7 +8,7 @@ import torch
 
 from longspec.atomic_files import sha256_text
 from longspec.decode.autoregressive import near_tie_margin
-from longspec.decode.speculate import LENGTH, STOP, Row
+from longspec.decode.texts import LENGTH, STOP, Row
 from longspec.journal import Followed, Journal
 from longspec.measure.engines.protocol import Answer, Request
 from longspec.measure.lines import Comparison, Line, Work, judge, key_of, key_text, plain_key, refuse_fault

@@ -69,7 +69,10 @@ def drafter(name: str, target: Any, layer: Any, settings: Any, vocabulary: Draft
 
     vocabulary: the tokens to propose; where the method's drafts have their own these are in the settings already.
     """
-    return method(name).drafter(target, layer, settings, None if has_own_vocabulary(name) else vocabulary)
+    made: Drafter = import_module(f"longspec.methods.{name}.drafter").drafter(
+        target, layer, settings, None if has_own_vocabulary(name) else vocabulary
+    )
+    return made
 
 
 def vocabulary_size(recipe: Any) -> int | None:

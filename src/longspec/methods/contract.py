@@ -1,4 +1,4 @@
-"""The interface of a draft method. Each folder here has two modules that implement it:
+"""The interface of a draft method. Each folder here has three modules that implement it:
 
     settings.py   read where there is no torch, when a run is planned: what a recipe may say of the method
         Method, Draft         dataclasses of recipe.method, whose `name` is the folder's, and of recipe.draft, the variant
@@ -15,11 +15,16 @@
         COUNTS                what DraftOutput.counts may hold, with the titles of a report
         soft_labels(recipe)   whether the target's distribution is learnt, and not the text's tokens alone
         TARGETS               model type -> published class; empty where none was published
+        SAME                  section of the recipe, and its keys that a draft's weights fit alone: layers of the same shapes
+                              compute other numbers by other values
         FAMILIES              model types of the targets that it drafts for, of longspec.families.FAMILIES
         WHY_THESE             what it asks of a target that the other families have not; empty where it takes all
         NAMELESS_FILES        whether weight files without a configuration are of this method
         VLLM_METHOD           the name by which vLLM loads draft folders of this method; None where it loads none
-    method.py     METHOD, an object with the attributes of the class Method below
+    method.py     METHOD, an object of a class that inherits from Method below, which does what most methods do
+    drafter.py    read where texts are decoded: drafter(target, layer, settings, vocabulary) gives the Drafter that decodes with
+                  a layer beside its target; vocabulary: the tokens to propose, which decoding may choose where the settings
+                  hold none (methods.drafter)
     card.md.j2    what a draft's model card says of the method: a part of draft/card.md.j2
 
 A further module NAME_layout.py is a layout of its draft folders for another program: exported(folder) gives the tensors and the
@@ -30,8 +35,8 @@ published: read_published(folder, config, target's configuration, a function tha
 Shapes: B rows, S tokens.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -39,8 +44,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from longspec.decode.drafters import Drafter
-from longspec.draft_vocabulary import DraftVocabulary
+from longspec import methods
+from longspec.methods.draft_files import check_draft_config, check_same_settings, draft_weights_file, read_draft_config
+from longspec.models.losses import NO_LABEL
+from longspec.models.weight_files import check_state, read_tensors
 from longspec.states.tensors import StateTensor
 
 
@@ -130,6 +137,58 @@ class DraftTrainer(nn.Module):
         raise NotImplementedError
 
 
+def check_inputs(
+    input_ids: Tensor, position_ids: Tensor | None, num_labels: int | Tensor | None, **others: Tensor | None
+) -> Tensor:
+    """The positions [B, S], plain ones for None.
+
+    Raises ValueError unless input_ids is int64 [B, S], all others are like it or None, and num_labels is None or above 0.
+    """
+    others["position_ids"] = position_ids
+    for name, tensor in {"input_ids": input_ids, **others}.items():
+        if tensor is None:
+            continue
+        if tensor.dtype != torch.int64:
+            raise ValueError(f"{name}: must be int64, is {tensor.dtype}")
+        if tensor.ndim != 2 or tensor.shape != input_ids.shape:
+            wanted = "[B, S]" if name == "input_ids" else f"{list(input_ids.shape)} like input_ids"
+            raise ValueError(f"{name}: must be {wanted}, is {list(tensor.shape)}")
+    if input_ids.numel() == 0:
+        raise ValueError(f"input_ids: holds no token, is {list(input_ids.shape)}")
+    if num_labels is not None and num_labels <= 0:
+        raise ValueError(f"num_labels: must be above 0, is {num_labels}")
+    return (
+        torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids) if position_ids is None else position_ids
+    )
+
+
+def check_ranges(
+    input_ids: Tensor, labels: Tensor, position_ids: Tensor, lag_B: Tensor | None, vocabulary: int, positions: int
+) -> None:
+    """Ids in 0..vocabulary-1, labels those or -100, positions in 0..positions-1, lags from 1. Raises ValueError."""
+    ranges = {
+        "input_ids": (input_ids, 0, vocabulary - 1, "the target's vocabulary"),
+        "labels": (labels.where(labels != NO_LABEL, 0), 0, vocabulary - 1, f"the target's vocabulary, or {NO_LABEL}"),
+        "position_ids": (position_ids, 0, positions - 1, "the target's max_position_embeddings"),
+    }
+    if lag_B is not None:
+        ranges["lag"] = (lag_B, 1, torch.iinfo(torch.int64).max, "a draft never sees the target's key of its own token")
+    # One transfer from the device for all of them.
+    extremes = torch.stack([torch.stack(tensor.aminmax()) for tensor, *_ in ranges.values()]).tolist()
+    for (name, (_, least, most, why)), (low, high) in zip(ranges.items(), extremes, strict=True):
+        if low < least or high > most:
+            wrong = low if low < least else high
+            raise ValueError(f"{name}: {wrong} lies outside {least}..{most if name != 'lag' else ''} ({why})")
+
+
+def load_weights(layer: nn.Module, path: str | Path, check: Callable[[nn.Module, dict[str, Tensor], object], None]) -> None:
+    """Fill a layer from what draft_weights_file takes. Raises ValueError as `check` does, and for a damaged file."""
+    file = draft_weights_file(path)
+    found = read_tensors(file)
+    check(layer, found, file)
+    layer.load_state_dict({name: found[name] for name in layer.state_dict()})
+
+
 class Method(Protocol):
     """A draft method. `settings` is what its settings module makes of a recipe; `config` is the target's configuration."""
 
@@ -163,6 +222,7 @@ class Method(Protocol):
 
         rows: (number in the data, plain positions). A function of (seed, step, row number) alone, never of a rank.
         """
+        return [plain_S for _, plain_S in rows], {}
 
     def drafted_steps(self, settings: Any) -> int:
         """The length in tokens of the longest chain that training unrolls."""
@@ -172,6 +232,7 @@ class Method(Protocol):
 
     def heaviest(self, settings: Any) -> dict[str, Any]:
         """Arguments of the forward that takes most memory."""
+        return {}
 
     def memory(
         self, config: Any, settings: Any, tokens: int, dtype: torch.dtype, device: torch.device, *, top_k: int | None = None
@@ -193,15 +254,18 @@ class Method(Protocol):
 
     def published(self, state: dict[str, Tensor], settings: Any) -> dict[str, Tensor]:
         """A layer's state dict as a draft folder holds it, with what else other readers expect beside it."""
+        return state
 
     def config_fields(self, config: Any, settings: Any) -> dict[str, Any]:
         """Further fields of a draft folder's config.json, by which other readers know the draft.
 
         Those below `settings` replace the stored settings of their names: what the target decides is written out.
         """
+        return {}
 
     def check_state(self, layer: nn.Module, state: dict[str, Tensor], source: object) -> None:
         """Raise ValueError that names each tensor that is missing, unknown, misshapen or no weights; `layer` may hold none."""
+        check_state(layer, state, source)
 
     def check_same(self, path: Path, config: Any, settings: Any) -> None:
         """Hold a draft folder against the target and the settings that it is decoded with.
@@ -209,18 +273,27 @@ class Method(Protocol):
         Raises ValueError with the recipe's key and both values where a layer of the same shapes would compute other numbers;
         files of weights alone say nothing of themselves.
         """
+        check_draft_config(path, config)
+        if read_draft_config(path, self.name) is not None:
+            written = self.config_fields(config, settings).get("settings", {})
+            own = replace(settings, **{name: tuple(x) if isinstance(x, list) else x for name, x in written.items()})
+            section, names = methods.settings_of(self.name).SAME
+            check_same_settings(path, section, names, own, self.stored_settings(path))
+
+    def check_file(self, layer: nn.Module, state: dict[str, Tensor], file: object) -> None:
+        """As check_state, of a draft folder's file, which may have to say more than a checkpoint."""
+        self.check_state(layer, state, file)
 
     def load(self, layer: nn.Module, path: Path) -> None:
-        """Fill a layer from a draft folder or weight file. Raises ValueError as of check_state, and for a damaged file."""
+        """Fill a layer from a draft folder or weight file.
+
+        Raises ValueError as of check_file, for another method's folder, and for a damaged file.
+        """
+        read_draft_config(path, self.name)
+        load_weights(layer, path, self.check_file)
 
     def stored_settings(self, path: Path) -> Any:
         """The settings that a draft folder holds, or those of published weight files, which say nothing of themselves.
 
         Raises ValueError for strange ones.
-        """
-
-    def drafter(self, target: Any, layer: Any, settings: Any, vocabulary: DraftVocabulary | None = None) -> Drafter:
-        """The drafter that decodes with a layer beside its target.
-
-        vocabulary: the tokens to propose, which decoding may choose where the settings hold none (methods.drafter).
         """

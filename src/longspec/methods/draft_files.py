@@ -10,12 +10,15 @@ from omegaconf import MISSING
 from longspec import methods
 from longspec.atomic_files import check_files, describe_files, files_below, read_json, read_json_object, write_manifest
 from longspec.config.faults import faults_of
-from longspec.config.names import HUB_PREFIX, IMPORTED
+from longspec.config.names import HUB_PREFIX
 
 PTH, SAFETENSORS, CONFIG = "draft_model_weights.pth", "model.safetensors", "config.json"
 METHOD = "draft"  # the field of CONFIG that names the method
 FIELDS = {"target": dict, "settings": dict, "target_path": str, "target_source": str}  # what is read of CONFIG
-AGAIN = "make the draft folder again by python -m longspec.draft extract, or give a weight file that stands by itself"
+AGAIN = (
+    "make the draft folder again by python -m longspec.draft extract, or import for a draft that was made elsewhere; or give a "
+    "weight file that stands by itself"
+)
 TRAINING_PREFIX = "draft_model."
 Settings = TypeVar("Settings")
 
@@ -51,10 +54,10 @@ def check_draft_files(folder: Path) -> None:
         check_files(folder, read_json(manifest)["files"], manifest, once=True, advice=advice)
 
 
-def read_draft_config(path: str | Path) -> tuple[Path, dict[str, Any]] | None:
+def read_draft_config(path: str | Path, method: str | None = None) -> tuple[Path, dict[str, Any]] | None:
     """config.json of a draft folder or beside a weight file of one; None for a file of weights alone.
 
-    Raises ValueError that names a field which is not as a draft folder has it.
+    Raises ValueError that names a field which is not as a draft folder has it, and for another method than `method`, if given.
     """
     folder = Path(path) if Path(path).is_dir() else Path(path).parent
     if not (folder / CONFIG).is_file():
@@ -66,18 +69,13 @@ def read_draft_config(path: str | Path) -> tuple[Path, dict[str, Any]] | None:
         raise ValueError(
             f"{file}: {METHOD}: {content[METHOD]!r} is unknown to this version, which knows {', '.join(methods.names())}"
         )
+    if method not in (None, content[METHOD]):
+        raise ValueError(f"{file}: {METHOD}: is {content[METHOD]!r}, this draft is {method!r}; give a draft of this method")
     for name, kind in FIELDS.items():
         if not isinstance(content.get(name), kind):
             told = f"is {content[name]!r}" if name in content else "is missing"
-            raise ValueError(f"{file}: {name}: {told}, must be {'an object' if kind is dict else 'a text'}; {again(content)}")
+            raise ValueError(f"{file}: {name}: {told}, must be {'an object' if kind is dict else 'a text'}; {AGAIN}")
     return file, content
-
-
-def again(content: dict[str, Any] | None) -> str:
-    """How a draft folder with this config.json is made again; None: a file of weights without one."""
-    if content is None or IMPORTED not in content:
-        return AGAIN
-    return "make the draft folder again by python -m longspec.draft import, from the draft that was made elsewhere"
 
 
 def target_and_draft(target_path: str, draft_path: str | None) -> tuple[str, str | None]:
@@ -140,9 +138,9 @@ def stored_settings(path: str | Path, schema: type[Settings]) -> Settings | None
         raise ValueError(f"{file}: settings: {', '.join(strange)}: unknown to this version, which knows {', '.join(known)}")
     for name, field in known.items():
         if name not in settings and field.default == MISSING:
-            raise ValueError(f"{file}: settings: {name}: is missing; {again(content)}")
+            raise ValueError(f"{file}: settings: {name}: is missing; {AGAIN}")
     for fault in faults_of(schema, settings, "settings"):
-        raise ValueError(f"{file}: {fault}; {again(content)}")
+        raise ValueError(f"{file}: {fault}; {AGAIN}")
     return schema(**{name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()})
 
 

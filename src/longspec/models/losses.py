@@ -13,14 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longspec.models.sparse_teacher import SparseTeacher
+from longspec.models import teachers
+from longspec.models.teachers import SparseTeacher
 
-# Size of one chunk of float32 logits, of which about five are alive at once. benchmarks/loss_chunks.py sweeps it: on a CPU
-# up to 4 MiB are as quick as all logits at once or quicker. A GPU's is reckoned so far: 450 tokens of a vocabulary of 152k,
-# below which reading the head takes longer than multiplying by it.
-CHUNK_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20}
-# Least tokens of a chunk on a CPU: with fewer, large vocabularies get up to 1.8 times slower.
-LEAST_TOKENS = 128
+NO_LABEL = -100  # of tokens that are not trained
 
 
 @dataclass
@@ -32,11 +28,6 @@ class LossSums:
     agreements: Tensor | None  # tokens whose most likely next token is the same for draft and target
 
 
-def chunk_tokens(vocabulary: int, device: torch.device) -> int:
-    """Tokens whose logits are made at once."""
-    return max(LEAST_TOKENS, CHUNK_BYTES[device.type] // (4 * vocabulary))
-
-
 # Float32 chunks [tokens, V] at once: two models' logits, a softmax, the gradient, a temporary; two of the chunk before.
 LOGITS_ALIVE, LOGITS_BEFORE = 5, 2
 # A sparse teacher's: the draft's logits, both gradients and a temporary, of which soft labels alone need half.
@@ -45,7 +36,7 @@ SPARSE_ALIVE, SPARSE_BEFORE = 4, 1
 
 def loss_bytes(vocabulary: int, tokens: int, device: torch.device, *, sparse: bool = False) -> int:
     """Bytes of the logits that are alive at once while the loss of so many tokens is taken; `sparse`: of a sparse teacher's."""
-    chunk = chunk_tokens(vocabulary, device)
+    chunk = teachers.chunk_tokens(vocabulary, device)
     alive, before = (SPARSE_ALIVE, SPARSE_BEFORE) if sparse else (LOGITS_ALIVE, LOGITS_BEFORE)
     return min(tokens, chunk) * vocabulary * 4 * (alive + (before if tokens > chunk else 0))
 
@@ -99,7 +90,7 @@ class _ChunkedLoss(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         sums = torch.zeros(3, dtype=torch.float32, device=hidden_NH.device)
         grad_NH = torch.empty_like(hidden_NH) if hidden_NH.requires_grad else None
-        chunk = chunk_tokens(weight_VH.shape[0], hidden_NH.device)
+        chunk = teachers.chunk_tokens(weight_VH.shape[0], hidden_NH.device)
         for start in range(0, hidden_NH.shape[0], chunk):
             part = slice(start, start + chunk)
             target = None if teacher is None else _labels(teacher, part, weight_VH, labels_N)
@@ -127,7 +118,7 @@ def _loss_and_gradient(
     """Summed loss of one chunk and its gradient with respect to the logits.
 
     hard: -log q(label). soft: -sum_v p(v) log q(v) times temperature^2, both distributions at `temperature`
-    (Hinton et al. 2015, 2); of a sparse teacher's k tokens and the rest (sparse_teacher.py). mix: the mean of the two.
+    (Hinton et al. 2015, 2); of a sparse teacher's k tokens and the rest (teachers.py). mix: the mean of the two.
     """
     hard, soft = {"hard": (1.0, 0.0), "soft": (0.0, 1.0), "mix": (0.5, 0.5)}[kind]
     loss, gradient_CV = torch.zeros((), device=logits_CV.device), torch.zeros(())
@@ -171,7 +162,7 @@ def _target_sums(
 ) -> tuple[Tensor, Tensor]:
     """The target's summed cross entropy and how often its most likely token is the predicted one."""
     sums = torch.zeros(2, device=labels_N.device)
-    chunk = chunk_tokens(weight_VH.shape[0], labels_N.device)
+    chunk = teachers.chunk_tokens(weight_VH.shape[0], labels_N.device)
     for start in range(0, len(labels_N), chunk):
         part = slice(start, start + chunk)
         target = _labels(teacher, part, weight_VH, labels_N)

@@ -1,16 +1,22 @@
-"""Loading a frozen target: transformers' own classes, unmodified."""
+"""A frozen target: its config.json, its dtype, its weights by transformers' own unmodified classes, and where it lies.
+
+Nothing of a target's folder runs: for a family that transformers does not know, a folder may bring Python code of its own.
+"""
 
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from transformers.distributed import DistributedConfig
 
-from longspec.families import check_target
-from longspec.models.tensor_parallel import check_splits
+from longspec.atomic_files import read_json_object
+from longspec.distributed import Ranks
+from longspec.families import check_family, check_target
+from longspec.models.tensor_parallel import check_splits, split_over
 from longspec.models.weight_files import open_safetensors
+from longspec.process_group import join, own_device
 
 
 def head_width(config: PretrainedConfig) -> int:
@@ -52,3 +58,73 @@ def load_target(
         path, config=deepcopy(config), dtype=dtype, attn_implementation=attention, trust_remote_code=False, **spread
     )
     return target.requires_grad_(False).eval()
+
+
+CONFIG = "config.json"
+
+
+def read_target_config(target: str | Path) -> Any:
+    """transformers' configuration of a target's folder or hub name.
+
+    Raises ValueError when there is none, and for a family that is not supported, before transformers looks for its class:
+    for one that it does not know, a folder may bring Python code of its own.
+    """
+    file = f"{target}/{CONFIG}"
+    if Path(target).is_dir():
+        content = read_json_object(Path(target) / CONFIG)
+    else:
+        try:
+            content, _ = PretrainedConfig.get_config_dict(str(target))
+        except OSError as error:
+            raise ValueError(f"{file}: no configuration of a target there: {' '.join(str(error).split())}") from error
+    check_family(content.get("model_type"), file)
+    return AutoConfig.from_pretrained(target, trust_remote_code=False)
+
+
+def resolve_dtype(precision: str, key: str = "recipe.precision") -> torch.dtype:
+    """The dtype of "auto" (bfloat16 on a GPU that has it, else float32), "fastest" (the same, and bfloat16 on a
+    processor that has instructions for it), "bf16" or "fp32".
+
+    Raises ValueError, with the key, when this GPU lacks what is asked for.
+    """
+    has_bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+    if precision == "bf16" and torch.cuda.is_available() and not has_bf16:
+        raise ValueError(f"{key}: bf16, but this GPU has no bfloat16; set it to fp32")
+    if precision == "fp32":
+        return torch.float32
+    if precision == "fastest" and not torch.cuda.is_available():  # else products of bfloat16 are slower than those of float32
+        has_bf16 = any(torch.cpu.get_capabilities().get(name, False) for name in ("avx512_bf16", "amx_bf16"))
+    return torch.bfloat16 if precision == "bf16" or has_bf16 else torch.float32
+
+
+# One rank may read its part of the weights from a slow disk, or be alone in compiling a kernel, while the others wait.
+TIMEOUT_MINUTES = 30
+
+
+def draft_device(target: Any) -> torch.device:
+    """Where a text is decided and its draft stands: beside the final norm of a target that `device_map` has spread.
+
+    Layers are spread in order, so the last one, whose keys and values drafts read, runs there too. A norm that is kept in main
+    memory or on the disk is brought to the device that its hook names.
+    """
+    norm = target.model.norm
+    device: torch.device = norm.weight.device
+    hook = getattr(norm, "_hf_hook", None)
+    return torch.device(hook.execution_device) if device.type == "meta" and hook else device
+
+
+def join_ranks(ranks: Ranks) -> None:
+    """Have the ranks that are to hold a target together join; a rank that is alone has nothing to do."""
+    if ranks.world_size > 1:
+        join(ranks, TIMEOUT_MINUTES)
+
+
+def place_target(path: str, dtype: torch.dtype, ranks: Ranks) -> Any:
+    """The target of a folder on this process's device, or this rank's part of it where several have joined.
+
+    Raises ValueError as load_target does.
+    """
+    config = read_target_config(path)
+    if ranks.world_size > 1:
+        return load_target(path, config, dtype, split=split_over(ranks.world_size))
+    return load_target(path, config, dtype).to(own_device(ranks))

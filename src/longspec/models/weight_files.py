@@ -8,21 +8,22 @@ import os
 import pickle
 import re
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
-from longspec.models.weight_index import INDEX, read_weight_map, weight_files
-from longspec.shown import brief
+from longspec.models.model_folder import INDEX, read_weight_map, weight_files
+from longspec.shown import brief, one_line
 
 SAFETENSORS_SUFFIX = ".safetensors"
 TENSORS_ALONE = "save its tensors alone: torch.save(model.state_dict(), file), or as .safetensors"
 WANTED = re.compile(r"GLOBAL (\S+)")  # how torch names what a pickle asks for
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # of weights
 REFUSED = re.compile(r"WeightsUnpickler error:\s*([^\n]+)")
 
 
@@ -115,3 +116,27 @@ def read_folder(folder: Path, wanted: Callable[[str], bool] = lambda _: True) ->
     if path.name.endswith(INDEX):
         return read_split(path, wanted)
     return {name: tensor for name, tensor in read_tensors(path, wanted).items() if wanted(name)}
+
+
+def check_state(
+    layer: nn.Module, found: dict[str, Tensor], source: object, unused: Mapping[str, Tensor] | None = None, hint: str = ""
+) -> None:
+    """Raise ValueError that names each missing, unknown or misshapen tensor, and those whose numbers are no weights.
+
+    layer: may hold no numbers; unused: further names that may be there, each with a tensor of its shape, whatever their
+    numbers; hint: what else may be at fault.
+    """
+    own, unused = layer.state_dict(), unused or {}
+    faults = [f"{name}: missing" for name in own.keys() - found.keys()]
+    for name, tensor in found.items():
+        wanted = own.get(name, unused.get(name))
+        if wanted is None:
+            faults.append(f"{name}: unknown")
+        elif tensor.shape != wanted.shape:
+            faults.append(f"{name}: is {list(tensor.shape)}, this target's draft has {list(wanted.shape)}")
+        elif tensor.dtype not in DTYPES:
+            faults.append(f"{name}: is {tensor.dtype}, weights are {', '.join(map(str, DTYPES))}")
+        elif name in own and (strange := int(tensor.isfinite().logical_not().sum())):
+            faults.append(f"{name}: {strange} of its {tensor.numel()} numbers are NaN or infinite")
+    if faults:
+        raise ValueError(one_line(f"{source}: not the weights of this draft: {'; '.join(sorted(faults))}{hint}"))

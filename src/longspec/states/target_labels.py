@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from longspec.models.sparse_teacher import SparseTeacher, draft_numbers
+from longspec.models.teachers import SparseTeacher, draft_numbers
 from longspec.states.tensors import BEST_TOKEN, NEXT_LOG_PROB, TOP_LOG_PROBS, TOP_TOKENS
 
 

@@ -20,8 +20,8 @@ from transformers import AutoModelForCausalLM
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
 from longspec.atomic_files import new_folder, read_json, sha256_file, write_json
+from longspec.models.model_folder import INDEX, WEIGHT_MAP
 from longspec.models.weight_files import telling_damage
-from longspec.models.weight_index import INDEX, WEIGHT_MAP
 from longspec.target.fetch import check_folder, write_manifests
 from longspec.target.gguf_file import read_config, read_metadata, save_tokenizer
 

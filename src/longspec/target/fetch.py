@@ -10,9 +10,9 @@ from longspec.config import target_facts
 from longspec.config.names import HUB_PREFIX, hub_source, is_gguf
 from longspec.config.target_facts import TargetFacts
 from longspec.families import OF_GGUF, check_family, check_not_quantized, check_target
-from longspec.models import hub_snapshot
-from longspec.models.target_config import read_target_config
-from longspec.models.weight_index import weight_files
+from longspec.models import model_folder
+from longspec.models.model_folder import weight_files
+from longspec.models.target import read_target_config
 from longspec.tokenizer_files import tokenizer_files
 
 PATTERNS = ["*.json", "*.safetensors", "*.safetensors.index.json", "tokenizer.model", "merges.txt", "*.jinja"]
@@ -48,10 +48,10 @@ def download(repository: str, folder: Path) -> str:
         "place the folder (config.json, *.safetensors, tokenizer.json, tokenizer_config.json) where this machine can read it, "
         f"and set recipe.model.source in config/model/{folder.parent.name}.yaml to its path"
     )
-    commit = hub_snapshot.download(repository, folder, ["config.json"], None, otherwise)
+    commit = model_folder.download(repository, folder, ["config.json"], None, otherwise)
     if (folder / "config.json").is_file():  # else check_folder says what is missing, beside what is there
         check_target(read_target_config(folder), f"hf:{repository}/config.json")
-    return hub_snapshot.download(repository, folder, PATTERNS, commit, otherwise)
+    return model_folder.download(repository, folder, PATTERNS, commit, otherwise)
 
 
 def make(source: str, out_target: Path, out_tokenizer: Path) -> None:
@@ -91,7 +91,7 @@ def _facts_of_folder(source: str) -> TargetFacts:
         folder = Path(source).expanduser()
         if source.startswith(HUB_PREFIX):
             folder = Path(scratch)
-            hub_snapshot.download(hub_source(source)[0], folder, ["config.json"], None, FAMILY_INSTEAD)
+            model_folder.download(hub_source(source)[0], folder, ["config.json"], None, FAMILY_INSTEAD)
         config = read_json_object(folder / "config.json")
     check_family(config.get("model_type"), f"{source}: config.json")
     check_not_quantized(config, f"{source}: config.json")

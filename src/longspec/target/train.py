@@ -23,7 +23,7 @@ from longspec.data.pack.arrow_shards import PackedRows, Row
 from longspec.data.schedule import Schedule
 from longspec.models.attention.backends import TARGET_ATTENTION
 from longspec.models.attention.visibility import Visibility
-from longspec.models.inputs import NO_LABEL
+from longspec.models.losses import NO_LABEL
 from longspec.target.fetch import write_manifest
 from longspec.tokenizer_files import tokenizer_files
 

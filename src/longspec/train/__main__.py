@@ -27,8 +27,8 @@ from longspec.config import OFFLINE, ConfigError
 from longspec.families import position_limit
 from longspec.lease import Lease, acquire
 from longspec.methods import measures_target
-from longspec.models.inputs import NO_LABEL
-from longspec.models.precision import resolve_dtype
+from longspec.models.losses import NO_LABEL
+from longspec.models.target import resolve_dtype
 from longspec.process_group import of_first_rank
 from longspec.shown import one_line
 from longspec.train import finished

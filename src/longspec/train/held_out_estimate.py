@@ -15,7 +15,7 @@ from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.pack.held_out_rows import held_out_rows
 from longspec.distributed import Ranks, log
 from longspec.methods import method_of
-from longspec.models.inputs import NO_LABEL
+from longspec.models.losses import NO_LABEL
 from longspec.states.stored.stored_states import held_out_number
 
 

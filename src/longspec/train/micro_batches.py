@@ -14,7 +14,7 @@ from longspec.config import Recipe
 from longspec.data.replay import TrainedRows
 from longspec.distributed import Ranks
 from longspec.methods import method_of
-from longspec.models.inputs import NO_LABEL
+from longspec.models.losses import NO_LABEL
 
 
 @dataclass

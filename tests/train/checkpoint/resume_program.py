@@ -29,7 +29,7 @@ from longspec.config import compose
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.replay import TrainedRows
 from longspec.distributed import Ranks, end_at_once, find_ranks
-from longspec.models.precision import resolve_dtype
+from longspec.models.target import resolve_dtype
 from longspec.train import engine as engines
 from longspec.train.checkpoint import save_load, zero_state
 from longspec.train.engine import boot, build_engine

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from longspec.atomic_files import read_json
 from longspec.draft.folder import write_draft
 from longspec.methods.draft_files import PTH, SAFETENSORS
-from longspec.methods.glide.weights import published_layout
+from longspec.methods.glide.layer import published_layout
 from longspec.train.checkpoint.save_load import draft_state_dict
 from tests.corpus import Corpus
 from tests.jobs import finish, start, torchrun

@@ -17,8 +17,7 @@ from longspec.data.pack.arrow_shards import PackedRows
 from longspec.draft.folder import write_draft
 from longspec.methods import method_of
 from longspec.methods.glide import cost
-from longspec.methods.glide.layer import GlideLayer
-from longspec.methods.glide.weights import published_layout
+from longspec.methods.glide.layer import GlideLayer, published_layout
 from longspec.train.estimate import flops, plan
 from longspec.train.estimate.plan import Rows
 from tests.corpus import LENGTH, Corpus

@@ -1,28 +1,19 @@
 """One linear layer on the target's final hidden state, which says the token after the next one.
 
-Shapes: B rows, S tokens, T tokens of the longest prompt, E tokens of a path, N trained tokens, H hidden width, V vocabulary.
+Shapes: B rows, S tokens, N trained tokens, H hidden width.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from longspec.decode.drafters import Drafter, DraftInput
-from longspec.decode.levels import Levels
-from longspec.decode.sampling import Sampler
-from longspec.decode.tree import DraftTree, TreeBuilder, draft_to_target_of
-from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods import settings_of
-from longspec.methods.contract import DraftMemory, DraftOperations, DraftOutput, DraftTrainer
-from longspec.methods.draft_files import check_draft_config, draft_weights_file, stored_settings
-from longspec.methods.layer_state import check_state
-from longspec.models.inputs import NO_LABEL
-from longspec.models.losses import linear_cross_entropy, loss_bytes
-from longspec.models.weight_files import read_tensors
+from longspec.methods.contract import DraftMemory, DraftOperations, DraftOutput, DraftTrainer, Method
+from longspec.methods.draft_files import stored_settings
+from longspec.models.losses import NO_LABEL, linear_cross_entropy, loss_bytes
 from longspec.states.tensors import FINAL, StateTensor, final_hidden_states
 
 
@@ -78,45 +69,7 @@ class MadeUpTrainer(DraftTrainer):
         return DraftOutput(loss, llm_loss if with_llm_loss else None, agreement, counts)
 
 
-class MadeUpDrafter(Drafter):
-    """One level of drafted tokens, of which the state before the root says which are likely."""
-
-    reads = (FINAL,)
-
-    def __init__(self, target: Any, layer: nn.Module, vocabulary: DraftVocabulary | None = None) -> None:
-        self.target, self.layer, self.draft_to_target = target, layer, draft_to_target_of(vocabulary, target.device)
-        self.proposed = None if vocabulary is None else len(vocabulary.ids)
-        self.newest_BH = torch.empty(0)  # of the token before the root
-
-    def check(self, target: Any) -> None:
-        """Raise ValueError for another target than its own."""
-        if target is not self.target:
-            raise ValueError("draft: this drafter was made for another target; make one for this target")
-
-    def begin(self, prompts: list[list[int]], hidden: dict[str, Tensor]) -> None:
-        """The last token of each prompt."""
-        final_BTH = hidden[FINAL]
-        last_B = torch.tensor([len(prompt) - 1 for prompt in prompts], device=final_BTH.device)
-        self.newest_BH = final_BTH[torch.arange(len(prompts), device=final_BTH.device), last_B]
-
-    def propose(self, draft_input: DraftInput, levels: Levels, sampler: Sampler) -> DraftTree:
-        """The first of the levels."""
-        logits_BV = self.target.lm_head(self.layer(self.newest_BH))
-        logits_BV = logits_BV if self.draft_to_target is None else logits_BV[:, self.draft_to_target.ids_V]
-        growth = TreeBuilder(draft_input.roots_B, self.draft_to_target)
-        growth.grow_all(levels[:1], sampler, lambda: logits_BV[:, None])
-        return growth.tree()
-
-    def commit(self, tokens_BE: Tensor, kept_B: Tensor, hidden: dict[str, Tensor]) -> None:
-        """The last token that became text."""
-        self.newest_BH = hidden[FINAL][torch.arange(len(kept_B), device=kept_B.device), kept_B]
-
-    def select(self, rows_B: Tensor) -> None:
-        """Go on with these rows alone."""
-        self.newest_BH = self.newest_BH[rows_B]
-
-
-class MadeUpMethod:
+class MadeUpMethod(Method):
     """The contract's answers (methods/contract.py)."""
 
     name = "made_up"
@@ -144,12 +97,6 @@ class MadeUpMethod:
             self.load(layer, weights)
         return MadeUpTrainer(states, layer, settings.labels)
 
-    def draws(
-        self, settings: Any, seed: int, step: int, rows: Sequence[tuple[int, np.ndarray]], target_positions: int
-    ) -> tuple[list[np.ndarray], dict[str, Any]]:
-        """Plain positions; nothing is drawn."""
-        return [plain_S for _, plain_S in rows], {}
-
     def drafted_steps(self, settings: Any) -> int:
         """One token."""
         return 1
@@ -157,10 +104,6 @@ class MadeUpMethod:
     def each_step(self, settings: Any) -> dict[str, Any]:
         """Its one loss."""
         return {"steps": 1}
-
-    def heaviest(self, settings: Any) -> dict[str, Any]:
-        """All forwards weigh the same."""
-        return {}
 
     def memory(
         self, config: Any, settings: Any, tokens: int, dtype: torch.dtype, device: torch.device, *, top_k: int | None = None
@@ -184,37 +127,14 @@ class MadeUpMethod:
         hidden = config.hidden_size
         return DraftOperations(draft=2 * 2.0 * labels * hidden * hidden, head=3 * 2.0 * labels * hidden * config.vocab_size)
 
-    def published(self, state: dict[str, Tensor], settings: Any) -> dict[str, Tensor]:
-        """By the names that it is trained with."""
-        return state
-
     def config_fields(self, config: Any, settings: Any) -> dict[str, Any]:
         """As an engine would look for them."""
         return {"architectures": ["MadeUpForCausalLM"], "hidden_size": config.hidden_size}
-
-    def check_state(self, layer: nn.Module, state: dict[str, Tensor], source: object) -> None:
-        """Exactly the layer's tensors."""
-        check_state(layer, state, source)
-
-    def check_same(self, path: Path, config: Any, settings: Any) -> None:
-        """What labels it was trained on is no matter here."""
-        check_draft_config(path, config)
-
-    def load(self, layer: nn.Module, path: Path) -> None:
-        """From a draft folder or a weight file."""
-        file = draft_weights_file(path)
-        state = read_tensors(file)
-        self.check_state(layer, state, file)
-        layer.load_state_dict(state)
 
     def stored_settings(self, path: Path) -> Any:
         """As a draft folder holds them; weights alone were trained by the default."""
         schema = settings_of(self.name).Draft
         return stored_settings(path, schema) or schema()
-
-    def drafter(self, target: Any, layer: nn.Module, settings: Any, vocabulary: DraftVocabulary | None = None) -> MadeUpDrafter:
-        """Chains of one token."""
-        return MadeUpDrafter(target, layer, vocabulary)
 
 
 METHOD = MadeUpMethod()

@@ -12,6 +12,7 @@ VARIANTS = ("made-up",)
 TARGETS: dict[str, str] = {}  # no class of it was ever published
 FAMILIES = ("llama", "qwen2")
 WHY_THESE = "nobody has tried it beside others"
+SAME = ("recipe.draft", ())  # what labels it was trained on is no matter where it is decoded
 COUNTS = {"labels_two_ahead": "labels two tokens ahead"}
 
 

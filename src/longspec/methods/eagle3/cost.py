@@ -12,14 +12,15 @@ import torch
 
 from longspec.families import position_limit
 from longspec.methods.contract import DraftMemory, DraftOperations
-from longspec.methods.eagle3.settings import AUXILIARY, Settings
-from longspec.methods.eagle3.shape import layer_config
+from longspec.methods.eagle3.layer_config import layer_config
+from longspec.methods.eagle3.settings import Settings
+from longspec.methods.eagle3.shape import AUXILIARY
 from longspec.models.attention.backends import SDPA, fastest
 from longspec.models.attention.text_part import block_bytes
+from longspec.models.attention.visibility import causal_pairs
 from longspec.models.chain_losses import chain_bytes
-from longspec.models.pairs import causal_pairs
-from longspec.models.sparse_teacher import TOP_BYTES
 from longspec.models.target import head_width
+from longspec.models.teachers import TOP_BYTES
 
 
 def projection_operations(config: Any, settings: Settings, tokens: int) -> float:

@@ -13,93 +13,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from longspec.decode.cache import compact, cut, empty_cache, select, slide
+from longspec.decode.cache import NewestTokens, OwnCache, WholeText
 from longspec.decode.drafters import Drafter, DraftInput, check_beside
 from longspec.decode.levels import Levels
 from longspec.decode.sampling import Sampler
 from longspec.decode.tree import DraftToTarget, DraftTree, TreeBuilder
+from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods.eagle3.layer import Eagle3Layer, check_vocabulary
-from longspec.methods.eagle3.settings import Settings, layers_of
+from longspec.methods.eagle3.settings import Settings
+from longspec.methods.eagle3.shape import layers_of
 from longspec.models.attention.backends import attend
-from longspec.models.attention.chains import KeysValues
-from longspec.models.attention.tree_visibility import TreeVisibility
-from longspec.models.rotation import rotations
+from longspec.models.attention.visibility import TreeVisibility
+from longspec.models.draft_attention import rotations
 from longspec.states.tensors import HIDDEN
-
-
-class WholeText:
-    """All slots of the text, left-aligned, in a cache that grows in place: neither text nor tree is copied by a round.
-
-    Key 0 of every row is slot 0 of its text, whose last slot is lengths_B[b] - 1.
-    """
-
-    def __init__(self) -> None:
-        self.cache = empty_cache(1, 0)
-        self.longest = 0  # slots of the longest row's text
-
-    def extend(self, new: KeysValues, counts_B: Tensor, lengths: tuple[int, ...], lengths_B: Tensor) -> None:
-        """Forget the tree, and put counts_B[b] of the E new slots behind the former ones, so that the text has lengths_B[b]."""
-        count = new[0].shape[2]
-        path_BE = torch.arange(count, device=counts_B.device).expand(len(counts_B), -1)
-        if self.longest:
-            cut(self.cache, self.longest)
-        self.cache.update(*new, 0)
-        compact(self.cache, count, path_BE, lengths_B - counts_B, max(lengths))
-        self.longest = max(lengths)
-
-    def with_nodes(self, new: KeysValues) -> KeysValues:
-        """Take the nodes of a level in, behind the longest row; the keys and values of the text and of all levels."""
-        keys, values = self.cache.update(*new, 0)
-        return keys, values
-
-    def of_text(self) -> KeysValues:
-        """The keys and values of the text, of a tree without nodes."""
-        return self.cache.layers[0].keys, self.cache.layers[0].values
-
-    def first_B(self, lengths_B: Tensor) -> None:
-        """The slot of each row's key 0; None: 0."""
-
-    def select(self, rows_B: Tensor) -> None:
-        """Cut to the text; how long it is in the rows that are left, the next round says."""
-        if self.longest:
-            select(self.cache, rows_B, self.longest, 0)
-
-
-class NewestSlots:
-    """The text's newest slots, as many as a window has, right-aligned. Its methods do what those of WholeText do."""
-
-    def __init__(self, window: int) -> None:
-        self.window = window
-        self.text: KeysValues | None = None
-        self.nodes: list[KeysValues] = []
-
-    def extend(self, new: KeysValues, counts_B: Tensor, lengths: tuple[int, ...], lengths_B: Tensor) -> None:
-        """The window moves on."""
-        empty = (new[0][:, :, :0], new[1][:, :, :0])
-        self.text, self.nodes = slide(self.text or empty, new, counts_B, self.window), []
-
-    def with_nodes(self, new: KeysValues) -> KeysValues:
-        """Level by level behind the window."""
-        self.nodes.append(new)
-        keys, values = (torch.cat(parts, dim=2) for parts in zip(self.of_text(), *self.nodes, strict=True))
-        return keys, values
-
-    def of_text(self) -> KeysValues:
-        """Right-aligned."""
-        assert self.text is not None
-        return self.text
-
-    def first_B(self, lengths_B: Tensor) -> Tensor:
-        """The slot of each row's key 0: below 0 where a row's text is shorter than what is held of the longest."""
-        return lengths_B - self.of_text()[0].shape[2]
-
-    def select(self, rows_B: Tensor) -> None:
-        """Keys and values of the text alone; the tree is forgotten."""
-        if self.text is not None:
-            self.text, self.nodes = (self.text[0][rows_B], self.text[1][rows_B]), []
-
-
-Slots = WholeText | NewestSlots
 
 
 class Accepted(NamedTuple):
@@ -123,7 +49,7 @@ class Eagle3Drafter(Drafter):
         auxiliary = layers_of(settings.layers, target.config.num_hidden_layers)
         self.reads = tuple(f"{HIDDEN}{number}" for number in auxiliary)
         self.proposed = settings.vocabulary
-        self.slots: Slots = WholeText()
+        self.slots: OwnCache = WholeText()
         self.accepted: Accepted | None = None
         self.hidden_BWH: Tensor | None = None  # of the level last asked
 
@@ -144,7 +70,7 @@ class Eagle3Drafter(Drafter):
         window, device = self.settings.sliding_window, hidden[self.reads[0]].device
         longest = max(map(len, prompts))
         width = longest if window is None else min(window, longest)
-        self.slots = WholeText() if window is None else NewestSlots(window)
+        self.slots = WholeText() if window is None else NewestTokens(window)
         first = [max(0, len(prompt) - width) for prompt in prompts]
         following = [prompt[start + 1 : start + width] for prompt, start in zip(prompts, first, strict=True)]
         tokens_BE = torch.tensor([tokens + [0] * (width - len(tokens)) for tokens in following], device=device)
@@ -232,3 +158,9 @@ class Eagle3Drafter(Drafter):
         if self.layer.rotation is not None:
             return embedded_BWH, self.layer.rotation(embedded_BWH, positions_BW)
         return embedded_BWH, rotations(self.target.model, embedded_BWH, positions_BW)
+
+
+def drafter(target: Any, layer: Eagle3Layer, settings: Settings, vocabulary: DraftVocabulary | None) -> Eagle3Drafter:
+    """Trees and chains, of the tokens that its own head proposes."""
+    assert vocabulary is None, "methods.drafter hands it none"
+    return Eagle3Drafter(target, layer, settings)

@@ -14,10 +14,10 @@ from transformers import PretrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 
-from longspec.methods.eagle3.settings import AUXILIARY, Settings
-from longspec.methods.eagle3.shape import layer_config, turns_otherwise
-from longspec.models.draft_attention import DraftAttention
-from longspec.models.rotation import Rotation
+from longspec.methods.eagle3.layer_config import layer_config, turns_otherwise
+from longspec.methods.eagle3.settings import Settings
+from longspec.methods.eagle3.shape import AUXILIARY
+from longspec.models.draft_attention import DraftAttention, Rotation
 
 # Rotated queries [B, N, S, D], rotated keys and values of the slots [B, K, S, D] -> the attention's output [B, N, S, D].
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -1,46 +1,36 @@
 """EAGLE-3 as the house's draft method `eagle3`."""
 
-from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from longspec.draft_vocabulary import DraftVocabulary
-from longspec.methods.contract import Distribution
+from longspec.draft_vocabulary import check_size
+from longspec.methods.contract import Distribution, Method
 from longspec.methods.eagle3 import cost, weights
-from longspec.methods.eagle3.drafter import Eagle3Drafter
-from longspec.methods.eagle3.engine_config import config_fields
-from longspec.methods.eagle3.layer import Eagle3Layer, fresh_layer
+from longspec.methods.eagle3.layer import Eagle3Layer, check_vocabulary, fresh_layer
+from longspec.methods.eagle3.layer_config import config_fields
 from longspec.methods.eagle3.settings import Settings
-from longspec.methods.eagle3.trainer import reads, trainer
+from longspec.methods.eagle3.trainer import Eagle3Trainer, reads
+from longspec.states.forward import TargetStates
 
 
-class Eagle3Method:
+class Eagle3Method(Method):
     """The contract's answers (methods/contract.py)."""
 
     name = "eagle3"
     layer = Eagle3Layer
     reads = staticmethod(reads)
     fresh_layer = staticmethod(fresh_layer)
-    trainer = staticmethod(trainer)
     memory = staticmethod(cost.memory)
     operations = staticmethod(cost.operations)
     published = staticmethod(weights.published_layout)
     config_fields = staticmethod(config_fields)
     check_state = staticmethod(weights.check_draft_state)
-    check_same = staticmethod(weights.check_same_draft)
-    load = staticmethod(weights.load_draft_weights)
+    check_file = staticmethod(weights.check_draft_file)
     stored_settings = staticmethod(weights.draft_settings)
 
     def learnt(self, settings: Settings) -> Distribution:
         """Over the draft vocabulary; which tokens these are is known where its file was read."""
         return Distribution(settings.ids, 1.0)
-
-    def draws(
-        self, settings: Settings, seed: int, step: int, rows: Sequence[tuple[int, np.ndarray]], target_positions: int
-    ) -> tuple[list[np.ndarray], dict[str, Any]]:
-        """Plain positions; nothing is drawn."""
-        return [plain_S for _, plain_S in rows], {}
 
     def drafted_steps(self, settings: Settings) -> int:
         """The tokens of a chain, as many as training unrolls."""
@@ -50,16 +40,20 @@ class Eagle3Method:
         """The steps are unrolled in every forward; here each is measured by itself."""
         return {"each_step": True}
 
-    def heaviest(self, settings: Settings) -> dict[str, Any]:
-        """All forwards weigh the same."""
-        return {}
+    def trainer(self, states: TargetStates, settings: Settings, weights: Path | None) -> Eagle3Trainer:
+        """The draft beside a target, fresh or from a draft folder or weight file.
 
-    def drafter(
-        self, target: Any, layer: Eagle3Layer, settings: Settings, vocabulary: DraftVocabulary | None = None
-    ) -> Eagle3Drafter:
-        """Trees and chains, of the tokens that its own head proposes."""
-        assert vocabulary is None, "methods.drafter hands it none"
-        return Eagle3Drafter(target, layer, settings)
+        Raises ValueError that names both values for a vocabulary, a target or a draft that does not fit.
+        """
+        check_vocabulary(settings)
+        tokens = states.config.vocab_size
+        check_size("--vocabulary", settings.target_vocabulary or tokens, tokens, "this target")
+        if weights is None:
+            return Eagle3Trainer(states, fresh_layer(states, settings), settings)
+        self.check_same(weights, states.config, settings)
+        layer = Eagle3Layer(states.config, settings).to(states.head_weight.dtype)
+        self.load(layer, weights)
+        return Eagle3Trainer(states, layer, settings)
 
 
 METHOD = Eagle3Method()

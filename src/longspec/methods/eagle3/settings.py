@@ -1,7 +1,7 @@
 """The recipe's settings of an EAGLE-3 draft (arXiv 2503.01840). Imports no torch: runs are planned with it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -11,7 +11,7 @@ from longspec.config.faults import faults_of
 from longspec.config.schema import KNOWN, LATER
 from longspec.config.typed import Flag, Number, Rate, Size, Text, Tokens, Whole, means, words
 from longspec.draft_vocabulary import DraftVocabulary
-from longspec.methods.eagle3.rope_parameters import check_rope
+from longspec.methods.eagle3.shape import AUXILIARY, ROPE, SHAPE, check_shape, ffn_width, layers_of
 
 NAME = "eagle3"
 NAMELESS_FILES = False
@@ -27,17 +27,13 @@ PUBLISHED = (
     "Eagle3Speculator",
     "Eagle3DraftModel",
 )  # architectures, as others name them
-AUXILIARY = 3  # hidden states of the target that a draft reads; engines know no other number
-FEWEST_LAYERS = 7  # of a target: with fewer, two of the default layers 2, L // 2 and L - 3 are the same one
 COUNTS = {
     "outside_vocabulary": "no loss: the target prefers a token outside the draft vocabulary",
     "past_document": "no loss: past the document's end",
 }
-ROPE = "rope_parameters"
-SHAPE = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", ROPE)
 NORMS = ("fc_norm", "norm_output", "norm_before_residual", "norm_before_fc")
 # What a draft is: its recipe and its folder must agree in it, and tensors' shapes do not show all of it.
-MEANING = ("layers", "fc_norm", "norm_output", "sliding_window", "norm_before_residual", "norm_before_fc", *SHAPE)
+SAME = ("recipe.method", ("layers", *NORMS, "sliding_window", *SHAPE))
 STARTS = ("random", "identity")
 HeadWidth = Annotated[Whole, Field(ge=2, le=2**16)]
 MOST_STEPS = 64  # of a chain
@@ -139,40 +135,13 @@ class Settings:
 
 def of(recipe: Any, vocabulary: DraftVocabulary | None = None) -> Settings:
     """The settings that training and decoding need, from a typed recipe and the file of its draft vocabulary."""
-    method, draft = recipe.method, recipe.draft
-    return Settings(
-        layers=None if method.layers is None else tuple(method.layers),
-        vocabulary=method.vocabulary,
-        sliding_window=method.sliding_window,
-        **{name: method[name] for name in (*NORMS, *SHAPE) if name != ROPE},
-        rope_parameters=None if method.rope_parameters is None else dict(method.rope_parameters),
-        steps=draft.steps,
-        decay=draft.decay,
-        start=draft.start,
-        ids=None if vocabulary is None else vocabulary.ids,
-        target_vocabulary=None if vocabulary is None else vocabulary.size,
-    )
-
-
-def layers_of(layers: tuple[int, ...] | None, target_layers: int) -> tuple[int, ...]:
-    """The auxiliary layers of a target of so many: those that were chosen, or 2, L // 2 and L - 3.
-
-    Raises ValueError, with the key, where these are not three different ones of the target's.
-    """
-    if target_layers < AUXILIARY:
-        raise ValueError(
-            f"recipe.method.layers: the target has {target_layers} layers, an EAGLE-3 draft reads {AUXILIARY} different ones: "
-            "there is none for this target; train another method"
-        )
-    if layers is None and target_layers < FEWEST_LAYERS:
-        raise ValueError(
-            f"recipe.method.layers: must be given for a target of {target_layers} layers, such as "
-            f"{[0, target_layers // 2, target_layers - 1]}: the default 2, L // 2 and L - 3 needs {FEWEST_LAYERS} layers"
-        )
-    chosen = layers or (2, target_layers // 2, target_layers - 3)
-    if chosen[-1] >= target_layers:
-        raise ValueError(f"recipe.method.layers: {list(chosen)}: the target has layers 0 to {target_layers - 1}")
-    return chosen
+    known = {each.name for each in fields(Settings)}
+    given = {name: section[name] for section in (recipe.method, recipe.draft) for name in section if name in known}
+    given["layers"] = None if given["layers"] is None else tuple(given["layers"])
+    given[ROPE] = None if given[ROPE] is None else dict(given[ROPE])
+    if vocabulary is not None:
+        given |= {"ids": vocabulary.ids, "target_vocabulary": vocabulary.size}
+    return Settings(**given)
 
 
 def check(recipe: Any) -> None:
@@ -213,17 +182,6 @@ def check_values(values: Mapping[str, Any], section: str, advice: str) -> None:
     known = {name: value for name, value in values.items() if name != "ids"}
     for fault in faults_of(Settings, known):
         raise ValueError(f"{section}: {fault}; {advice}")
-
-
-def check_shape(shape: Mapping[str, Any], section: str) -> None:
-    """Raise ValueError, with the key, for parts of a layer's shape that no layer has."""
-    heads, key_values, width, rope = (shape[name] for name in ("num_attention_heads", "num_key_value_heads", "head_dim", ROPE))
-    if width is not None and width % 2:
-        raise ValueError(f"{section}.head_dim: {width}: must be even, rotations turn pairs")
-    if heads is not None and key_values is not None and heads % key_values:
-        raise ValueError(f"{section}.num_key_value_heads: {key_values} do not divide the {heads} of num_attention_heads")
-    if rope is not None:
-        check_rope(rope, f"{section}.{ROPE}")
 
 
 def fits(recipe: Any, layers: int, vocabulary: int) -> None:
@@ -278,14 +236,6 @@ def layer_weights(sizes: Any, method: Any = None) -> int:
     own = [None if method is None else method[name] for name in names]
     heads, key_values, width, inner = (mine or default for mine, default in zip(own, of_target, strict=True))
     return sizes.hidden_size * (width * (3 * heads + 4 * key_values) + 3 * inner)
-
-
-def ffn_width(target: Any) -> int:
-    """Feed-forward width of a draft beside a target of this configuration, or of such sizes, where it has none of its own.
-
-    GPT-OSS's `intermediate_size` is that of one expert; the drafts that were published for it have 6 times the hidden width.
-    """
-    return int(6 * target.hidden_size if target.model_type == "gpt_oss" else target.intermediate_size)
 
 
 def soft_labels(recipe: Any) -> bool:

@@ -18,9 +18,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from longspec.config.names import HUB_PREFIX
 from longspec.families import FAMILIES
-from longspec.methods.draft_files import again, draft_weights_file, read_draft_config
-from longspec.methods.eagle3.engine_config import OF_THE_TARGET
+from longspec.methods.draft_files import AGAIN, draft_weights_file, read_draft_config
 from longspec.methods.eagle3.layer import Eagle3Layer
+from longspec.methods.eagle3.layer_config import OF_THE_TARGET
 from longspec.methods.eagle3.weights import check_draft_state, draft_settings
 from longspec.models.weight_files import read_tensors, telling_damage
 
@@ -69,13 +69,12 @@ def exported(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     (file, config), weights_file = found, draft_weights_file(folder)
     with telling_damage(file, "is no configuration of a draft"), torch.device("meta"):
         layer = Eagle3Layer(LlamaConfig(**{name: config[name] for name in SHAPES}), settings)
+        of_layer, of_draft = _taken(config, OF_THE_LAYER), _taken(config, OF_THE_DRAFT)
     tensors = read_tensors(weights_file)
-    check_draft_state(layer, tensors, weights_file, config)
-    source, model_type = config["target_source"], config["target"]["model_type"]
+    check_draft_state(layer, tensors, weights_file)
+    source, model_type = config["target_source"], config["target"].get("model_type")
     if model_type not in FAMILIES:
-        raise ValueError(
-            f"{file}: target: model_type: is {model_type!r}, must be one of {', '.join(FAMILIES)}; {again(config)}"
-        )
+        raise ValueError(f"{file}: target: model_type: is {model_type!r}, must be one of {', '.join(FAMILIES)}; {AGAIN}")
     verifier = {
         "name_or_path": source.removeprefix(HUB_PREFIX) if source.startswith(HUB_PREFIX) else config["target_path"],
         "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]],
@@ -96,12 +95,12 @@ def exported(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             "proposal_methods": [proposal],
             "verifier": verifier,
         },
-        "transformer_layer_config": _taken(config, OF_THE_LAYER),
+        "transformer_layer_config": of_layer,
         "embed_requires_grad": False,
         "target_hidden_size": None,
-    } | _taken(config, OF_THE_DRAFT)
+    } | of_draft
 
 
 def _taken(config: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """These fields of a configuration that draft_settings has checked; some may not be there."""
+    """These fields of a configuration; some may not be there."""
     return {name: config[name] for name in names if name in config or name not in OPTIONAL}

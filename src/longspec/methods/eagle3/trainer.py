@@ -6,22 +6,20 @@ width, N query heads, K key/value heads, D head width.
 
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from longspec.draft_vocabulary import check_size
 from longspec.families import position_limit
-from longspec.methods.contract import DraftOutput, DraftTrainer
-from longspec.methods.eagle3.layer import Eagle3Layer, check_vocabulary, fresh_layer
-from longspec.methods.eagle3.settings import Settings, layers_of
-from longspec.methods.eagle3.weights import check_same_draft, load_draft_weights
+from longspec.methods.contract import DraftOutput, DraftTrainer, check_inputs, check_ranges
+from longspec.methods.eagle3.layer import Eagle3Layer
+from longspec.methods.eagle3.settings import Settings
+from longspec.methods.eagle3.shape import layers_of
 from longspec.models.attention.chains import KeysValues, attend_chains
 from longspec.models.attention.visibility import PADDING, Visibility, document_starts
 from longspec.models.chain_losses import ChainSums, DenseTeacher, Teacher, chain_cross_entropy
-from longspec.models.inputs import NO_LABEL, check_inputs, check_ranges
+from longspec.models.losses import NO_LABEL
 from longspec.states.forward import TargetStates
 from longspec.states.target_labels import sparse_teacher
 from longspec.states.tensors import (
@@ -235,19 +233,3 @@ def check_rising(position_ids_BS: Tensor, labels_BS: Tensor, document_ids_BS: Te
     followed_BS = has_label_BS.flip(1).cummax(dim=1).values.flip(1)
     if bool((jumps_BS & followed_BS).any()):
         raise ValueError("position_ids: must rise by one from token to token of a document")
-
-
-def trainer(states: TargetStates, settings: Settings, weights: Path | None) -> Eagle3Trainer:
-    """The draft beside a target, fresh or from a draft folder or weight file.
-
-    Raises ValueError that names both values for a vocabulary, a target or a draft that does not fit.
-    """
-    check_vocabulary(settings)
-    tokens = states.config.vocab_size
-    check_size("--vocabulary", settings.target_vocabulary or tokens, tokens, "this target")
-    if weights is None:
-        return Eagle3Trainer(states, fresh_layer(states, settings), settings)
-    check_same_draft(weights, states.config, settings)
-    layer = Eagle3Layer(states.config, settings).to(states.head_weight.dtype)
-    load_draft_weights(layer, weights)
-    return Eagle3Trainer(states, layer, settings)

@@ -11,10 +11,10 @@ import torch
 
 from longspec.methods.contract import DraftMemory, DraftOperations
 from longspec.methods.glide.settings import Draft
+from longspec.models.attention.visibility import block_pairs, causal_pairs
 from longspec.models.losses import loss_bytes
-from longspec.models.pairs import block_pairs, causal_pairs
-from longspec.models.sparse_teacher import TOP_BYTES
 from longspec.models.target import head_width
+from longspec.models.teachers import TOP_BYTES
 
 
 def cross_pairs(length: int, draft: Draft) -> float:
@@ -27,7 +27,7 @@ def cross_pairs(length: int, draft: Draft) -> float:
 
 def operations(
     config: Any,
-    draft: Draft,
+    settings: Draft,
     tokens: int,
     documents: Iterable[int],
     labels: int,
@@ -41,13 +41,13 @@ def operations(
     two; in the cross attention two, since keys and values are the frozen target's. The head has the draft's logits, their
     gradient, and the target's logits where there is a teacher: for soft labels, and for the target's own loss.
     """
-    with_teacher = top_k is None and (draft.loss != "hard" or with_llm_loss)
+    with_teacher = top_k is None and (settings.loss != "hard" or with_llm_loss)
     width = head_width(config)
     heads, key_values = config.num_attention_heads * width, config.num_key_value_heads * width
     own = cross = 0.0
     for length, times in Counter(documents).items():
-        own += times * causal_pairs(length, draft.window)
-        cross += times * cross_pairs(length, draft)
+        own += times * causal_pairs(length, settings.window)
+        cross += times * cross_pairs(length, settings)
     attention = 2 * config.hidden_size * (2 * heads + key_values)  # own: q, k, v, o; cross: q, o
     products = attention + 3 * config.hidden_size * config.intermediate_size
     return DraftOperations(
@@ -57,7 +57,7 @@ def operations(
 
 
 def memory(
-    config: Any, draft: Draft, tokens: int, dtype: torch.dtype, device: torch.device, *, top_k: int | None = None
+    config: Any, settings: Draft, tokens: int, dtype: torch.dtype, device: torch.device, *, top_k: int | None = None
 ) -> DraftMemory:
     """Bytes of the layer's forward and backward and of the losses, for tokens that are all trained.
 
@@ -70,7 +70,7 @@ def memory(
     element = torch.empty((), dtype=dtype, device="meta").element_size()
     hidden, width, ffn = config.hidden_size, head_width(config), config.intermediate_size
     heads, key_values = config.num_attention_heads * width, config.num_key_value_heads * width
-    norms = 3 if draft.final_norm else 2
+    norms = 3 if settings.final_norm else 2
     kept = element * ((5 + 2 * norms) * hidden + 2 * key_values + 4 * heads + 4 * ffn)
     kept += 4 * (norms * hidden + 2 * config.num_attention_heads)
     labels = 3 * hidden * element if top_k is None else 2 * hidden * element + TOP_BYTES * top_k

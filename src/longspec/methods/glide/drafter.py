@@ -10,16 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longspec.decode.cache import slide
+from longspec.decode.cache import KeysValues, NewestTokens
 from longspec.decode.drafters import Drafter, DraftInput, check_beside
 from longspec.decode.levels import Levels
 from longspec.decode.sampling import Sampler
 from longspec.decode.tree import DraftTree, TreeBuilder, draft_to_target_of
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods.glide.layer import GlideLayer
-from longspec.models.attention.tree_visibility import TreeVisibility
-from longspec.models.placement import draft_device
-from longspec.models.rotation import rotations
+from longspec.methods.glide.settings import Draft
+from longspec.models.attention.visibility import TreeVisibility
+from longspec.models.draft_attention import rotations
+from longspec.models.target import draft_device
 from longspec.models.tensor_parallel import whole
 from longspec.states.tensors import KEYS, VALUES
 
@@ -40,8 +41,7 @@ class GlideDrafter(Drafter):
             self.head_VH = head_TH[ids_V.to(head_TH.device)].to(ids_V.device)
         last = target.config.num_hidden_layers - 1
         self.reads = (f"{KEYS}{last}", f"{VALUES}{last}")
-        self.own: tuple[Tensor, Tensor] | None = None  # [B, K, P, D], right-aligned: the newest tokens before the root
-        self.tree_own: list[tuple[Tensor, Tensor]] = []  # of the tree last proposed, level by level
+        self.own = NewestTokens(window)  # those before the root, and of the tree last proposed
         self.root: tuple[Tensor, Tensor] | None = None  # below which it stands: tokens and positions, [B] each
 
     def check(self, target: Any) -> None:
@@ -56,12 +56,13 @@ class GlideDrafter(Drafter):
         newest = [[0] * (width - len(prompt)) + prompt[max(0, len(prompt) - width) :] for prompt in prompts]
         first_B1 = torch.tensor([[len(prompt) - width] for prompt in prompts], device=device)
         positions_BW = (first_B1 + torch.arange(width, device=device)).clamp_min(0)
-        _, self.own = self._take_in(torch.tensor(newest, device=device), positions_BW)[1:]
+        self.own = NewestTokens(self.window)
+        self.own.text = self._take_in(torch.tensor(newest, device=device), positions_BW)[2]
 
     def propose(self, draft_input: DraftInput, levels: Levels, sampler: Sampler) -> DraftTree:
         """A tree of exactly these levels; of the leaves nothing is computed."""
         builder = TreeBuilder(draft_input.roots_B, self.draft_to_target)
-        self.tree_own, self.root = [], (draft_input.roots_B, draft_input.lengths_B)
+        self.own.nodes, self.root = [], (draft_input.roots_B, draft_input.lengths_B)
         builder.grow_all(levels, sampler, lambda: self.logits(draft_input, builder))
         return builder.tree()
 
@@ -72,22 +73,18 @@ class GlideDrafter(Drafter):
         """
         positions_B1 = draft_input.lengths_B[:, None] + (len(builder.sizes) - 1)
         embedded_BWH, rope, new = self._take_in(builder.tokens[-1], positions_B1.expand_as(builder.tokens[-1]))
-        self.tree_own.append(new)
-        size, depths_S = builder.sizes[-1], builder.depths_S
-        assert self.own is not None
+        own, size, depths_S = self.own.with_nodes(new), builder.sizes[-1], builder.depths_S
         own_visibility = TreeVisibility(
             draft_input.lengths,
             draft_input.lengths_B,
             builder.seen_BSS[:, -size:],
             depths_S[-size:],
             depths_S,
-            first_B=draft_input.lengths_B - self.own[0].shape[2],
+            first_B=self.own.first_B(draft_input.lengths_B),
             window=self.window,
         )
         nothing_BW0, depths_W = builder.seen_BSS[:, -size:, :0], depths_S[-size:]
         target_visibility = TreeVisibility(draft_input.lengths, draft_input.lengths_B, nothing_BW0, depths_W, depths_W[:0])
-        keys, values = zip(self.own, *self.tree_own, strict=True)
-        own = (torch.cat(keys, dim=2), torch.cat(values, dim=2))
         cached = (draft_input.cached[self.reads[0]], draft_input.cached[self.reads[1]])
         hidden_BWH = self.layer(embedded_BWH, rope, own, cached, own_visibility, target_visibility)
         if self.head_VH is None:
@@ -96,22 +93,23 @@ class GlideDrafter(Drafter):
 
     def commit(self, tokens_BE: Tensor, kept_B: Tensor, hidden: dict[str, Tensor]) -> None:
         """The window moves on over the root and the drafted tokens that became text; the tree is forgotten."""
-        assert self.own is not None
         assert self.root is not None
         roots_B, lengths_B = self.root
         text_BE = torch.cat([roots_B[:, None], tokens_BE[:, :-1]], dim=1).clamp_min(0)  # -1 stands behind the kept ones alone
         positions_BE = lengths_B[:, None] + torch.arange(text_BE.shape[1], device=text_BE.device)
-        _, _, new = self._take_in(text_BE, positions_BE)
-        self.own = slide(self.own, new, kept_B + 1, self.window)
-        self.tree_own = []
+        self.own.extend(self._take_in(text_BE, positions_BE)[2], kept_B + 1)
 
     def select(self, rows_B: Tensor) -> None:
         """Go on with these rows alone."""
-        assert self.own is not None
-        self.own = (self.own[0][rows_B], self.own[1][rows_B])
+        self.own.select(rows_B)
 
-    def _take_in(self, tokens_BW: Tensor, positions_BW: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    def _take_in(self, tokens_BW: Tensor, positions_BW: Tensor) -> tuple[Tensor, KeysValues, KeysValues]:
         """Embeddings [B, W, H], rotations, and the draft's own keys and values [B, K, W, D]."""
         embedded_BWH = self.target.model.embed_tokens(tokens_BW).to(tokens_BW.device)
         rope = rotations(self.target.model, embedded_BWH, positions_BW)
         return embedded_BWH, rope, self.layer.own_keys_values(embedded_BWH, rope)
+
+
+def drafter(target: Any, layer: GlideLayer, settings: Draft, vocabulary: DraftVocabulary | None) -> GlideDrafter:
+    """Trees and chains, with a cache of the window alone; its head is the target's, or the rows of it that are chosen."""
+    return GlideDrafter(target, layer, settings.window, vocabulary)

@@ -1,8 +1,9 @@
-"""The GLIDE draft's one decoder layer (LongSpec, arXiv 2502.17421, section 3).
+"""The GLIDE draft's one decoder layer (LongSpec, arXiv 2502.17421, section 3), and its tensors by their published names.
 
 Shapes: B batch, S tokens, H hidden width, N query heads, K key/value heads, D head width.
 """
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,14 +12,18 @@ from transformers import PretrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 
+from longspec.methods.draft_files import stored_settings
 from longspec.methods.glide.settings import LAST, RANDOM, Draft
 from longspec.models.attention.backends import AUTO, attend
-from longspec.models.attention.tree_visibility import TreeVisibility
-from longspec.models.attention.visibility import Visibility
+from longspec.models.attention.visibility import TreeVisibility, Visibility
 from longspec.models.draft_attention import DraftAttention
 from longspec.models.tensor_parallel import whole
+from longspec.models.weight_files import check_state
 
 AnyVisibility = Visibility | TreeVisibility
+FINAL_NORM = "final_layernorm"
+# The published files hold keys and values for the cross attention, which the target's cache replaces: never used.
+UNUSED = ("cross_attn.k_proj.weight", "cross_attn.k_proj.bias", "cross_attn.v_proj.weight", "cross_attn.v_proj.bias")
 
 
 class GlideLayer(nn.Module):
@@ -112,3 +117,23 @@ def fresh_layer(states: Any, settings: Draft) -> GlideLayer:
         with states.gather([states.final_norm_weight]):
             layer.final_layernorm.load_state_dict({"weight": states.final_norm_weight})
     return layer
+
+
+def check_draft_state(layer: nn.Module, state: dict[str, Tensor], source: object) -> None:
+    """Raise ValueError as of check_state. The unused tensors are held to their shapes, and may hold any number."""
+    own = layer.state_dict()
+    unused = {name: own[name.replace("cross_attn", "self_attn")] for name in UNUSED}
+    about_norm = any(FINAL_NORM in name for name in own.keys() ^ state.keys())
+    hint = "; recipe.draft.final_norm says whether there is a final norm" if about_norm else ""
+    check_state(layer, state, source, unused, hint)
+
+
+def draft_settings(path: str | Path | None) -> Draft | None:
+    """The settings that a draft folder holds; None without a path and for weights alone. Raises ValueError for strange ones."""
+    return None if path is None else stored_settings(path, Draft)
+
+
+def published_layout(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The state dict with the published set of names: the unused tensors are added as zeros, for strict readers."""
+    unused = {name: torch.zeros_like(state[name.replace("cross_attn", "self_attn")]) for name in UNUSED}
+    return dict(sorted((state | unused).items()))

@@ -12,11 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longspec.draft_vocabulary import DraftVocabulary
-from longspec.methods.contract import Distribution
-from longspec.methods.glide import cost, weights
-from longspec.methods.glide.drafter import GlideDrafter
-from longspec.methods.glide.layer import GlideLayer, fresh_layer
+from longspec.methods.contract import Distribution, Method
+from longspec.methods.glide import cost
+from longspec.methods.glide.layer import GlideLayer, check_draft_state, draft_settings, fresh_layer, published_layout
 from longspec.methods.glide.settings import BLOCKS, Draft
 from longspec.methods.glide.trainer import PUBLISHED, Glide, class_for, reads
 
@@ -56,16 +54,14 @@ def shift_positions(position_ids_S: np.ndarray, draw: RowDraw) -> np.ndarray:
     return np.where(position_ids_S >= draw.anchors, position_ids_S + draw.offset, position_ids_S)
 
 
-class GlideMethod:
+class GlideMethod(Method):
     """The contract's answers (methods/contract.py)."""
 
     name = "glide"
     reads = staticmethod(reads)
     memory = staticmethod(cost.memory)
     operations = staticmethod(cost.operations)
-    check_state = staticmethod(weights.check_draft_state)
-    check_same = staticmethod(weights.check_same_draft)
-    load = staticmethod(weights.load_draft_weights)
+    check_state = staticmethod(check_draft_state)
     fresh_layer = staticmethod(fresh_layer)
 
     def learnt(self, settings: Draft) -> Distribution | None:
@@ -104,21 +100,11 @@ class GlideMethod:
 
     def published(self, state: dict[str, Tensor], settings: Draft) -> dict[str, Tensor]:
         """The published set of names."""
-        return weights.published_layout(state)
-
-    def config_fields(self, config: Any, settings: Draft) -> dict[str, Any]:
-        """None: other readers of GLIDE drafts read weights alone."""
-        return {}
+        return published_layout(state)
 
     def stored_settings(self, path: Path) -> Draft:
         """Published weights are of the variant that was published."""
-        return weights.draft_settings(path) or PUBLISHED
-
-    def drafter(
-        self, target: Any, layer: GlideLayer, settings: Draft, vocabulary: DraftVocabulary | None = None
-    ) -> GlideDrafter:
-        """Trees and chains, with a cache of the window alone; its head is the target's, or the rows of it that are chosen."""
-        return GlideDrafter(target, layer, settings.window, vocabulary)
+        return draft_settings(path) or PUBLISHED
 
 
 METHOD = GlideMethod()

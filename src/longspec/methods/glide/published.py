@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from longspec.methods.draft_files import CONFIG
+from longspec.methods.glide.layer import FINAL_NORM, UNUSED
 from longspec.methods.glide.settings import Draft
 from longspec.methods.glide.trainer import PUBLISHED
-from longspec.methods.glide.weights import FINAL_NORM, UNUSED
 from longspec.models.weight_files import read_folder, read_tensors
 
 PREFIX = "draft_model."  # of a training checkpoint's names

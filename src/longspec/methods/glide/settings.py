@@ -18,6 +18,8 @@ VLLM_METHOD: str | None = None  # no engine loads what reads the target's own ke
 ANCHORS, LAG_MODES, LOSSES = ("off", "fixed", "random"), ("random", "fixed", BLOCKS), ("hard", "soft", "mix")
 
 COUNTS: dict[str, str] = {}
+# What decoding takes of the settings; how it was trained is no matter there, and a later stage may train otherwise.
+SAME = ("recipe.draft", ("window", "final_norm"))
 
 # The class that the frozen recipe of a target of each model type names.
 _CLASSES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3"}

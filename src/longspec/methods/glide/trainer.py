@@ -14,19 +14,15 @@ from transformers import PretrainedConfig
 
 from longspec.config.schema import Model
 from longspec.families import position_limit
-from longspec.methods.contract import DraftOutput, DraftTrainer
+from longspec.methods.contract import DraftOutput, DraftTrainer, check_inputs, check_ranges, load_weights
 from longspec.methods.draft_files import TRAINING_PREFIX, check_draft_config, target_and_draft
-from longspec.methods.glide.layer import GlideLayer, fresh_layer
+from longspec.methods.glide.layer import UNUSED, GlideLayer, check_draft_state, draft_settings, fresh_layer
 from longspec.methods.glide.settings import BLOCKS, Draft
-from longspec.methods.glide.weights import draft_settings, load_draft_state, load_draft_weights
 from longspec.models.attention.backends import AUTO, check_backend
 from longspec.models.attention.visibility import Visibility
-from longspec.models.inputs import NO_LABEL, check_inputs, check_ranges
-from longspec.models.losses import linear_cross_entropy
-from longspec.models.precision import resolve_dtype
-from longspec.models.sparse_teacher import SparseTeacher
-from longspec.models.target import load_target
-from longspec.models.target_config import read_target_config
+from longspec.models.losses import NO_LABEL, linear_cross_entropy
+from longspec.models.target import load_target, read_target_config, resolve_dtype
+from longspec.models.teachers import SparseTeacher
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.states.target_labels import sparse_teacher
 from longspec.states.tensors import COS, EMBEDDED, FINAL, SIN, StateTensor, final_hidden_states, keys_and_values
@@ -108,7 +104,7 @@ class Glide(DraftTrainer):
         super().__init__(states, fresh_layer(states, settings))
         self.config, self.draft_settings = config, settings
         if glide_path is not None:
-            load_draft_weights(self.draft_model, glide_path)
+            load_weights(self.draft_model, glide_path, check_draft_state)
 
     @classmethod
     def from_pretrained(cls, target_model_path: str, state_dict: dict[str, Tensor] | None = None, **arguments: Any) -> "Glide":
@@ -125,7 +121,8 @@ class Glide(DraftTrainer):
         glide = cls(read_target_config(target_model_path), target_model_path, glide_path, **own)
         if state_dict is not None:
             named = {name.removeprefix(TRAINING_PREFIX): tensor for name, tensor in state_dict.items()}
-            load_draft_state(glide.draft_model, named, "state_dict")
+            check_draft_state(glide.draft_model, named, "state_dict")
+            glide.draft_model.load_state_dict({name: tensor for name, tensor in named.items() if name not in UNUSED})
         return glide
 
     @property

@@ -14,9 +14,8 @@ from torch import Tensor
 from torch.utils._triton import has_triton
 from transformers import AttentionInterface
 
-from longspec.models.attention import flash, flex, sdpa, sinks, tree
-from longspec.models.attention.tree_visibility import TreeVisibility
-from longspec.models.attention.visibility import Visibility
+from longspec.models.attention import flash, flex, sdpa, text_part, tree
+from longspec.models.attention.visibility import TreeVisibility, Visibility
 
 _log = logging.getLogger(__name__)
 
@@ -26,6 +25,8 @@ BACKENDS: dict[str, Callable[[Tensor, Tensor, Tensor, Visibility, float], Tensor
     FLEX: flex.attend,
     SDPA: sdpa.attend,
 }
+# Output and log-sum-exp of a text, or of its last tokens, over itself.
+PARTS = {FLASH: flash.attend_text, FLEX: flex.attend_text, SDPA: text_part.attend_blocks}
 TREE_BACKENDS: dict[str, tree.Backend] = {FLASH: tree.attend_flash, FLEX: flex.attend_tree, SDPA: tree.attend_fused}
 
 
@@ -59,10 +60,10 @@ def attend_with_sinks(
     log-sum-exp.
     """
     if isinstance(visibility, TreeVisibility):
-        return sinks.weaken(sinks.attend_tree(q_BNSD, k_BKTD, v_BKTD, visibility, scale), sinks_N)
+        return text_part.weaken(text_part.attend_masked_tree(q_BNSD, k_BKTD, v_BKTD, visibility, scale), sinks_N)
     if backend == AUTO:
         backend = fastest(q_BNSD.device.type, q_BNSD.dtype, q_BNSD.shape[-1], False)
-    return sinks.weaken(sinks.PARTS[backend](q_BNSD, k_BKTD, v_BKTD, visibility, scale), sinks_N)
+    return text_part.weaken(PARTS[backend](q_BNSD, k_BKTD, v_BKTD, visibility, scale), sinks_N)
 
 
 def check_backend(name: str) -> None:

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from longspec.models.attention.tree_visibility import TreeVisibility
-from longspec.models.attention.visibility import Visibility
+from longspec.models.attention.visibility import TreeVisibility, Visibility
 
 BLOCK = 128
 SHAPES = 64  # of tensors and trees in one process; more than torch's own limit, at which it gives up compiling

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from longspec.models.attention.visibility import Segment, Visibility, nothing_seen
+from longspec.models.attention.visibility import Segment, Visibility, additive, is_hidden, nothing_seen
 
 # Queries handled at once where a mask is needed: a mask of [block, keys] is the largest there is.
 QUERY_BLOCK = 256
@@ -115,17 +115,13 @@ def _mask(
     would make NaN in some kernels.
     """
     queries, keys, groups = shape
-    newest_Q1 = torch.arange(keys - queries, keys, device=like.device)[:, None]
-    key_L = torch.arange(keys, device=like.device)
-    hidden_QL = key_L > newest_Q1
+    hidden_QL = is_hidden(range(keys - queries, keys), range(keys), window, like.device)
     if lag_blocks is not None:
+        newest_Q1 = torch.arange(keys - queries, keys, device=like.device)[:, None]
         own_block_Q1 = (newest_Q1 + 1 + low) // lag_blocks * lag_blocks - low
-        hidden_QL |= key_L >= own_block_Q1
-    if window is not None:
-        hidden_QL |= key_L < newest_Q1 - window
+        hidden_QL |= torch.arange(keys, device=like.device) >= own_block_Q1
     blind_Q1 = hidden_QL.all(dim=-1, keepdim=True)
-    mask_QL = torch.zeros(queries, keys, dtype=like.dtype, device=like.device)
-    return mask_QL.masked_fill_(hidden_QL & ~blind_Q1, -torch.inf).repeat(groups, 1), blind_Q1
+    return additive(hidden_QL & ~blind_Q1, like.dtype).repeat(groups, 1), blind_Q1
 
 
 def _attend_masked(q_BNQD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, mask: tuple[Tensor, Tensor], scale: float) -> Tensor:

@@ -1,10 +1,16 @@
-"""A text's attention over itself as one part of a softmax that has further keys: by torch's CPU kernel, and in plain blocks.
+"""Attention that hands out the log-sum-exp of its scores: a text over itself as one part of a softmax that has more in it.
 
-A kernel's backward makes its weights anew, exp(score - log-sum-exp), and needs the output for one sum alone. Given output and
-log-sum-exp over all keys it therefore yields what its own keys have in the gradients, and needs no weight of the others
-(FlashAttention-2, arXiv 2307.08691, section 3.1.2).
+The rest of the softmax may be further keys (chains.py). A kernel's backward makes its weights anew, exp(score - log-sum-exp),
+and needs the output for one sum alone. Given output and log-sum-exp over all keys it therefore yields what its own keys have in
+the gradients, and needs no weight of the others (FlashAttention-2, arXiv 2307.08691, section 3.1.2).
 
-Shapes: B rows, N query heads, K key/value heads, G = N / K, S tokens, D head width, Q queries and L keys of one call.
+Or the rest is a sink: a learned number for each query head joins the softmax as one more score, of a key without a value. With
+L the log-sum-exp of the keys' scores and s the sink, every weight is multiplied by exp(L) / (exp(L) + exp(s)), which is
+sigmoid(L - s) (GPT-OSS, arXiv 2508.10925). A target alone has sinks: what serves them alone has no backward.
+
+By torch's CPU kernel; elsewhere the scores are made, for a block of queries at a time.
+
+Shapes: B rows, N query heads, K key/value heads, G = N / K, S queries, T keys, D head width, Q queries and L keys of one call.
 """
 
 from collections.abc import Callable
@@ -14,7 +20,7 @@ import torch
 from torch import Tensor
 
 from longspec.models.attention import sdpa
-from longspec.models.attention.visibility import Visibility
+from longspec.models.attention.visibility import Segment, TreeVisibility, Visibility, additive, is_hidden
 
 # The kernels that torch's own function calls on a CPU; only direct calls return and take a log-sum-exp.
 FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -133,18 +139,13 @@ def _mask(call: Call, visibility: Visibility, like: Tensor) -> Tensor | None:
     """The additive mask [1, 1, Q, L] of a call, one for all calls of its shape; None where the kernel's own causality does."""
     if call.low == call.start and call.window is None:  # as many keys as queries
         return None
-
-    def make() -> Tensor:
-        hidden_QL = _is_hidden(call, like.device)
-        return torch.zeros_like(hidden_QL, dtype=like.dtype).masked_fill_(hidden_QL, -torch.inf)[None, None]
-
-    return visibility.once(("text mask", call.stop - call.start, call.stop - call.low, call.window, like.dtype), make)
+    key = ("text mask", call.stop - call.start, call.stop - call.low, call.window, like.dtype)
+    return visibility.once(key, lambda: additive(_hidden_of(call, like.device), like.dtype)[None, None])
 
 
-def _is_hidden(call: Call, device: torch.device) -> Tensor:
+def _hidden_of(call: Call, device: torch.device) -> Tensor:
     """Which keys a call's queries do not see, [Q, L]."""
-    back_QL = torch.arange(call.start, call.stop, device=device)[:, None] - torch.arange(call.low, call.stop, device=device)
-    return back_QL < 0 if call.window is None else (back_QL < 0) | (back_QL > call.window)
+    return is_hidden(range(call.start, call.stop), range(call.low, call.stop), call.window, device)
 
 
 def _plain(
@@ -174,7 +175,7 @@ def _plain_gradients(
 def _scores(q_KGQD: Tensor, k_KLD: Tensor, call: Call, scale: float) -> Tensor:
     """Scores [K, G, Q, L], -inf where a key is hidden; every query sees itself."""
     scores_KGQL = (q_KGQD @ k_KLD[:, None].transpose(2, 3)).to(accumulated_in(q_KGQD)) * scale
-    return scores_KGQL.masked_fill_(_is_hidden(call, q_KGQD.device), -torch.inf)
+    return scores_KGQL.masked_fill_(_hidden_of(call, q_KGQD.device), -torch.inf)
 
 
 def block_bytes(heads: int, width: int, keys: int, window: int | None, dtype: torch.dtype, device: torch.device) -> int:
@@ -188,3 +189,64 @@ def block_bytes(heads: int, width: int, keys: int, window: int | None, dtype: to
     seen = keys if window is None else min(keys, sdpa.QUERY_BLOCK + window)
     narrow = 0 if dtype == torch.float32 else dtype.itemsize
     return heads * seen * (min(keys, sdpa.QUERY_BLOCK) * (12 + narrow) + width * dtype.itemsize)
+
+
+def weaken(part: Part, sinks_N: Tensor) -> Tensor:
+    """The output [B, N, S, D] of attention whose log-sum-exp is known, with the sinks in its softmax."""
+    seen_BNSD, lse_BNS = part
+    share_BNS = torch.sigmoid(lse_BNS - sinks_N.to(lse_BNS.dtype)[:, None])
+    return (seen_BNSD * share_BNS[..., None]).to(seen_BNSD.dtype)
+
+
+def attend_blocks(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visibility, scale: float) -> Part:
+    """Output and log-sum-exp, 0 and -inf for a query that sees no key, block after block of queries."""
+    (rows, heads, length, _), width = q_BNSD.shape, v_BKTD.shape[-1]
+    seen_BNSD = v_BKTD.new_zeros(rows, heads, length, width)
+    lse_BNS = q_BNSD.new_full((rows, heads, length), -torch.inf, dtype=accumulated_in(q_BNSD))
+    segments = visibility.segments(length, k_BKTD.shape[2])
+    for row in range(rows):
+        for segment in segments[row % len(segments)]:
+            for start in range(segment.start, segment.stop, sdpa.QUERY_BLOCK):
+                block = slice(start, min(start + sdpa.QUERY_BLOCK, segment.stop))
+                keys, is_hidden_QL = _keys_of(segment, block, q_BNSD.device)
+                part = attend_masked(q_BNSD[row, :, block], k_BKTD[row, :, keys], v_BKTD[row, :, keys], is_hidden_QL, scale)
+                seen_BNSD[row, :, block], lse_BNS[row, :, block] = part
+    return seen_BNSD, lse_BNS
+
+
+def _keys_of(segment: Segment, block: slice, device: torch.device) -> tuple[slice, Tensor]:
+    """The keys that a block of a segment's queries may see, and which of them each does not see, [Q, L]."""
+    high = segment.key_stop - (segment.stop - block.stop)
+    first = high - (block.stop - block.start)  # the key at which the first query stands
+    low = segment.key_start if segment.window is None else max(segment.key_start, first - segment.window)
+    return slice(low, high), is_hidden(range(first, high), range(low, high), segment.window, device)
+
+
+def attend_masked(q_NQD: Tensor, k_KLD: Tensor, v_KLD: Tensor, is_hidden_QL: Tensor, scale: float) -> Part:
+    """Output [N, Q, D] and log-sum-exp [N, Q] of one row; each of its queries sees a key."""
+    q_KGQD = q_NQD.unflatten(0, (k_KLD.shape[0], -1))
+    mask_QL = additive(is_hidden_QL, q_NQD.dtype)
+    if q_NQD.device.type == KERNEL_DEVICE:
+        keys, values = (x[:, None].expand(-1, q_KGQD.shape[1], -1, -1) for x in (k_KLD, v_KLD))
+        seen_KGQD, lse_KGQ = FUSED(q_KGQD, keys, values, attn_mask=mask_QL[None, None], scale=scale)
+        return seen_KGQD.flatten(0, 1), lse_KGQ.flatten(0, 1)
+    parts = [_plain_head(*head, mask_QL, scale) for head in zip(q_KGQD, k_KLD, v_KLD, strict=True)]
+    seen, lse = (torch.cat(part) for part in zip(*parts, strict=True))
+    return seen, lse
+
+
+def _plain_head(q_GQD: Tensor, k_LD: Tensor, v_LD: Tensor, mask_QL: Tensor, scale: float) -> Part:
+    """The queries of one key/value head, by all their scores."""
+    scores_GQL = (q_GQD @ k_LD.T).to(accumulated_in(q_GQD)) * scale + mask_QL
+    lse_GQ = scores_GQL.logsumexp(-1)
+    return (scores_GQL - lse_GQ[..., None]).exp_().to(v_LD.dtype) @ v_LD, lse_GQ
+
+
+def attend_masked_tree(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: TreeVisibility, scale: float) -> Part:
+    """Output and log-sum-exp of a tree's nodes, each of which sees itself, over the prefix and each other, row by row."""
+    prefix = k_BKTD.shape[2] - visibility.tree_BSL.shape[2]
+    low = visibility.unseen(prefix)
+    is_hidden_BST = ~visibility.without(low).mask_BST(prefix - low)
+    rows = zip(q_BNSD, k_BKTD[:, :, low:], v_BKTD[:, :, low:], is_hidden_BST.expand(len(q_BNSD), -1, -1), strict=True)
+    seen, lse = (torch.stack(part) for part in zip(*(attend_masked(*row, scale) for row in rows), strict=True))
+    return seen, lse

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from longspec.models.attention import flash
 from longspec.models.attention.text_part import FUSED
-from longspec.models.attention.tree_visibility import TreeVisibility
+from longspec.models.attention.visibility import TreeVisibility, additive
 
 Part = tuple[Tensor, Tensor]  # output [B, K, Q, D] over some keys, and the log-sum-exp of their scores [B, K, Q]
 Attend = Callable[[Tensor, Tensor], Part]
@@ -112,7 +112,7 @@ def _attend_in_parts(
 def _tree_mask(visibility: TreeVisibility, q_BKQD: Tensor) -> Tensor:
     """Additive mask [B, 1, Q, L] that hides from each node the nodes that are not on its path."""
     groups = q_BKQD.shape[2] // visibility.tree_BSL.shape[1]
-    return visibility.once(("tree", groups), lambda: _additive(~visibility.tree_BSL.repeat(1, groups, 1)[:, None], q_BKQD))
+    return visibility.once(("tree", groups), lambda: additive(~visibility.tree_BSL.repeat(1, groups, 1)[:, None], q_BKQD.dtype))
 
 
 def _padding(visibility: TreeVisibility, q_BKQD: Tensor, prefix: int) -> Tensor | None:
@@ -122,10 +122,6 @@ def _padding(visibility: TreeVisibility, q_BKQD: Tensor, prefix: int) -> Tensor 
 
     def make() -> Tensor:
         behind_BP = torch.arange(prefix, device=q_BKQD.device) >= visibility.lengths_B[:, None]
-        return _additive(behind_BP[:, None, None], q_BKQD)
+        return additive(behind_BP[:, None, None], q_BKQD.dtype)
 
     return visibility.once(("padding", prefix), make)
-
-
-def _additive(is_hidden: Tensor, like: Tensor) -> Tensor:
-    return torch.zeros_like(is_hidden, dtype=like.dtype).masked_fill_(is_hidden, -torch.inf)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from longspec.methods.contract import Distribution
-from longspec.models.top_tokens import top_k_of
+from longspec.models.teachers import top_k_of
 from longspec.states.stored.declaration import SCALE, Declaration, StoredTensor
 from longspec.states.tensors import BEST_TOKEN, FINAL, KEYS, TOP, TOP_TOKENS, VALUES
 

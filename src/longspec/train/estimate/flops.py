@@ -17,7 +17,7 @@ from longspec.config import OFFLINE, States
 from longspec.data.pack.arrow_shards import DOCUMENT_STARTS, LENGTH, PackedRows
 from longspec.data.replay import TrainedRows
 from longspec.methods.contract import Method
-from longspec.models.pairs import causal_pairs
+from longspec.models.attention.visibility import causal_pairs
 from longspec.models.target import head_width
 from longspec.states.forward import Depth
 from longspec.train.estimate.feed_forward import layer_products

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from longspec.families import UNSPLIT, WHOLE_FEED_FORWARD, WHOLE_HEADS, position_limit
-from longspec.models.weight_index import INDEX, weight_files
+from longspec.models.model_folder import INDEX, weight_files
 from longspec.train.estimate.feed_forward import experts_of, widest_elements
 from longspec.workflow.jobs.resources import GPUS, check_ranks, gpus_in, number_in
 from longspec.workflow.settings.targets import settings_of

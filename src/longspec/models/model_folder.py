@@ -1,9 +1,11 @@
-"""The index of weights in several files, `*.index.json`: which file holds which tensor.
+"""Folders of models: which files hold the weights, and how a folder comes from the Hugging Face hub.
 
-No torch: targets are fetched without.
+No torch: runs are planned with it, and login nodes fetch.
 """
 
+import os
 from pathlib import Path
+from typing import Any
 
 from longspec.atomic_files import read_json_object
 
@@ -38,3 +40,28 @@ def read_weight_map(index: Path) -> dict[str, str]:
         if not (index.parent / file).is_file():
             raise ValueError(f"{index.parent / file}: missing, though {index.name} lists it; copy or download it again")
     return where
+
+
+def download(repository: str, folder: Path, patterns: list[str], revision: str | None, otherwise: str) -> str:
+    """Bring a repository's files into `folder`, going on where an earlier try ended; returns the commit's hash.
+
+    revision: a branch, tag or commit; None: the main branch. Raises ValueError that says why it cannot be fetched, and how to
+    do without the network: `otherwise` says what to place where.
+    """
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import HTTPError
+
+    endpoint = os.environ.get("HF_ENDPOINT") or None
+    token = os.environ.get("HF_TOKEN") or False  # False: no token that a login left on this machine
+    try:
+        commit = HfApi(endpoint=endpoint, token=token).model_info(repository, revision=revision).sha
+        where: dict[str, Any] = {"local_dir": folder, "endpoint": endpoint, "token": token}
+        snapshot_download(repository, revision=commit, allow_patterns=patterns, **where)
+    except (HTTPError, OSError, ValueError) as error:  # all that the hub and its HTTP client raise
+        name = repository if revision is None else f"{repository}@{revision}"
+        raise ValueError(
+            f"hf:{name}: cannot be fetched ({type(error).__name__}: {error}). For a closed repository set HF_TOKEN. Without "
+            f"network, download it elsewhere, {otherwise}"
+        ) from error
+    assert commit is not None
+    return commit

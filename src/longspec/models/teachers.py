@@ -1,4 +1,4 @@
-"""The loss against a distribution of the target of which its k likeliest tokens are known (top_tokens.py makes them).
+"""The target's side of a loss of which its k likeliest tokens are known.
 
 With p the target's distribution over V tokens, K its k likeliest, q the draft's, r(p) = 1 - sum_{v in K} p(v):
 
@@ -11,17 +11,29 @@ never negative, 0 where q gives each of K, and all the others together, what p g
 (merging outcomes loses information). How q shares the rest among its tokens is not taught. With k = V it is the cross entropy
 of the whole distribution.
 
-Shapes: N tokens, V the tokens that the distributions are over.
+Shapes: N tokens, C tokens of a chunk, H hidden width, T target's vocabulary, V the tokens that the distributions are over.
 """
 
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+# Size of one chunk of float32 logits, of which about five are alive at once. benchmarks/loss_chunks.py sweeps it: on a CPU
+# up to 4 MiB are as quick as all logits at once or quicker. A GPU's is reckoned so far: 450 tokens of a vocabulary of 152k,
+# below which reading the head takes longer than multiplying by it.
+CHUNK_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20}
+# Least tokens of a chunk on a CPU: with fewer, large vocabularies get up to 1.8 times slower.
+LEAST_TOKENS = 128
 # Of one of the k tokens: its number in int32, and its log-probability in float16, whose rounding moves a distribution 15 to 33
 # times less than bfloat16's (nats of divergence, k = 64 and 256, benchmarks/top_k_labels.py): no such number leaves its range.
 TOP_BYTES = 6
+
+
+def chunk_tokens(vocabulary: int, device: torch.device) -> int:
+    """Tokens whose logits are made at once."""
+    return max(LEAST_TOKENS, CHUNK_BYTES[device.type] // (4 * vocabulary))
 
 
 def draft_numbers(tokens: Tensor, ids_V: Tensor | None) -> Tensor:
@@ -110,3 +122,48 @@ class SparseTeacher:
         if not has_rest:
             return p_Nk / sum_N1, torch.zeros_like(sum_N1)
         return p_Nk / sum_N1.clamp(min=1), (1 - sum_N1).clamp(min=0)
+
+
+@dataclass(frozen=True)
+class TopTokens:
+    """The k likeliest tokens [N, k] of the target's distributions, likeliest first, in the target's numbers; and what else
+    is learnt or measured of the distributions.
+
+    log_probs_Nk: float32, at the temperature, over all tokens or over the draft vocabulary alone; log_sum_exp_N: float32, what
+    was subtracted from logits / temperature to make them. best_N: the likeliest of all the target's tokens. next_log_prob_N:
+    float32, of the given next tokens, over all tokens at temperature 1.
+    """
+
+    tokens_Nk: Tensor
+    log_probs_Nk: Tensor
+    log_sum_exp_N: Tensor
+    best_N: Tensor
+    next_log_prob_N: Tensor
+
+
+@torch.no_grad()
+def top_k_of(
+    hidden_NH: Tensor, weight_TH: Tensor, k: int, ids_V: Tensor | None, temperature: float, next_tokens_N: Tensor
+) -> TopTokens:
+    """The k likeliest next tokens after each of N; a chunk of logits at a time.
+
+    hidden_NH: the target's, after its final norm; weight_TH: its head. ids_V: the draft vocabulary, int64, ascending; None: all
+    tokens. temperature: the soft labels'. next_tokens_N: int64, any token where the text has none.
+    Raises ValueError for a k above the vocabulary.
+    """
+    vocabulary = len(weight_TH) if ids_V is None else len(ids_V)
+    if not 0 < k <= vocabulary:
+        raise ValueError(f"top_k: must be 1 to {vocabulary}, the tokens of the distribution, is {k}")
+    chunk = chunk_tokens(len(weight_TH), hidden_NH.device)
+    parts: list[tuple[Tensor, ...]] = []
+    for start in range(0, max(1, len(hidden_NH)), chunk):
+        part = slice(start, start + chunk)
+        logits_CT = F.linear(hidden_NH[part], weight_TH).float()
+        next_C1 = logits_CT.gather(-1, next_tokens_N[part, None]) - logits_CT.logsumexp(-1, keepdim=True)
+        best_C = logits_CT.argmax(-1)
+        scaled_CV = (logits_CT if ids_V is None else logits_CT[:, ids_V]) / temperature
+        normalizer_C1 = scaled_CV.logsumexp(-1, keepdim=True)
+        top_Ck, tokens_Ck = scaled_CV.topk(k)
+        tokens_Ck = tokens_Ck if ids_V is None else ids_V[tokens_Ck]
+        parts.append((tokens_Ck, top_Ck - normalizer_C1, normalizer_C1[:, 0], best_C, next_C1[:, 0]))
+    return TopTokens(*(torch.cat(chunks) for chunks in zip(*parts, strict=True)))

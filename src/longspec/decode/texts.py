@@ -1,0 +1,118 @@
+"""Texts while they are decoded, and where they end: at an eos token, or with the token that completes a stop string."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from os.path import commonprefix
+from typing import Any
+
+from torch import Tensor
+
+STOP, LENGTH = "stop", "length"
+OnTokens = Callable[[int, list[int]], None]
+
+
+@dataclass
+class Row:
+    """One text: its tokens after the prompt, and the drafted tokens kept in each round.
+
+    The first token comes from the prompt's forward, in no round. A round brings the kept tokens and one of the target's own;
+    a token that ends the text counts as the target's own. The last round may have brought more than were asked for.
+    """
+
+    ids: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    finish: str = ""  # "stop" (eos or a stop string) | "length"
+
+    @property
+    def rounds(self) -> int:
+        """Forwards of the target, the prompt's left out."""
+        return len(self.accepted)
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens the rounds brought."""
+        return sum(self.accepted) + len(self.accepted)
+
+    def position_acceptance(self, depth: int) -> list[tuple[int, int]]:
+        """For each of the drafted tokens 1 .. depth, how often it was kept, and how often all before it were.
+
+        The round that ended the text says nothing of the token that ended it.
+        """
+        kept = [sum(count >= place for count in self.accepted) for place in range(depth + 1)]
+        reached = kept[:-1]
+        if self.finish == STOP and self.accepted and self.accepted[-1] < depth:
+            reached[self.accepted[-1]] -= 1
+        return list(zip(kept[1:], reached, strict=True))
+
+
+def ends_of_text(target: Any, tokenizer: Any) -> set[int]:
+    """The tokens that end a text, by the target's generation_config and its tokenizer."""
+    told = target.generation_config.eos_token_id
+    return {tokenizer.eos_token_id, *(told if isinstance(told, list) else [told])} - {None}
+
+
+class Stops:
+    """Ends of text. As in transformers' StopStringCriteria a stop string may begin in the prompt, but a decoded token must
+    complete it; that token stays whole.
+
+    Raises ValueError for stop strings that are empty or come without the target's tokenizer.
+    """
+
+    def __init__(
+        self, eos: int | Collection[int] | Tensor | None = None, strings: Collection[str] = (), tokenizer: Any = None
+    ) -> None:
+        if isinstance(strings, str) or not all(strings):
+            raise ValueError(f"stop_strings: {strings!r}: give a list of strings, none of them empty")
+        if strings and tokenizer is None:
+            raise ValueError("stop_strings: tokens become text by the target's tokenizer; give it as tokenizer=...")
+        if isinstance(eos, Tensor):  # its elements are tensors, which are found in no set
+            eos = eos.flatten().tolist()
+        self.eos = {eos} if isinstance(eos, int) else {int(token) for token in eos or ()}
+        self.strings, self.tokenizer = tuple(strings), tokenizer
+        # A token holds a byte or more, and a tokenizer may strip the first one's space or leave half a character there.
+        self.reach = max((len(string.encode()) for string in strings), default=0) + 4
+
+    def end(self, before: list[int], new: list[int]) -> int | None:
+        """The place in `new`, which follows the tokens `before`, of the token that ends the text; None if none does."""
+        if not self.strings:
+            return next((place for place, token in enumerate(new) if token in self.eos), None)
+        tail = before[-self.reach :]
+        for place, token in enumerate(new):
+            if token in self.eos or self._completes(tail, token):
+                return place
+            tail = [*tail[1 - self.reach :], token]
+        return None
+
+    def _completes(self, tail: list[int], token: int) -> bool:
+        """Whether a stop string ends within what this token adds to the text."""
+        old, text = (self.tokenizer.decode(ids, clean_up_tokenization_spaces=False) for ids in (tail, [*tail, token]))
+        # Character by character, since a token may also complete a character that was begun before.
+        same = len(commonprefix([old, text]))  # noqa: RUF071
+        return any(text.find(string, max(0, same - len(string) + 1)) >= 0 for string in self.strings)
+
+
+class Texts:
+    """The texts decoded so far, on the host."""
+
+    def __init__(self, prompts: list[list[int]], stops: Stops, max_new_tokens: int, on_tokens: OnTokens | None) -> None:
+        self.rows = [Row() for _ in prompts]
+        self.whole = [list(prompt) for prompt in prompts]
+        self.active = list(range(len(prompts)))
+        self.stops, self.max_new_tokens, self.on_tokens = stops, max_new_tokens, on_tokens
+
+    def add(self, number: int, new: list[int]) -> int:
+        """Take in a row's new tokens up to the text's end; how many drafted tokens count as kept, all but the last."""
+        row = self.rows[number]
+        end = self.stops.end(self.whole[number], new)
+        kept = len(new) - 1 if end is None else end
+        room = self.max_new_tokens - len(row.ids)
+        if kept + 1 <= room and end is not None:
+            row.finish = STOP
+        elif kept + 1 >= room:
+            row.finish = LENGTH
+        added = new[: min(kept + 1, room)]
+        row.ids += added
+        self.whole[number] += added
+        if self.on_tokens is not None:
+            self.on_tokens(number, added)
+        return kept
