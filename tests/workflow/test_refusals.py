@@ -104,7 +104,7 @@ CASES = {
         "config/run/demo.yaml",
         r"\bcot: \{.*\}",
         "cot: {data: puzzles, context: [1, 2], chat: true}",
-        "evaluation.tasks.cot.chat: unknown for a task of held-out records; known: data, context, whole_questions, new_tokens",
+        "evaluation.tasks.cot.chat: unknown for a task of held-out records; known: data, context, new_tokens, whole_questions",
     ),
     "an unknown benchmark": (
         "config/run/demo.yaml",

@@ -13,7 +13,8 @@ from longspec.config import compose
 from longspec.families import position_limit
 from longspec.measure.tasks import Benchmark, HeldOut, check_room
 from longspec.methods.glide.settings import FAMILIES, TARGETS
-from longspec.models.target import load_target, read_target_config
+from longspec.models.target import load_target
+from longspec.models.target_config import read_target_config
 from longspec.target.fetch import check_folder
 from longspec.workflow.settings.datasets import check_fields, check_paths
 from longspec.workflow.settings.targets import check_length, check_target, positions_of
@@ -146,7 +147,7 @@ def test_rows_and_prompts_find_room_in_the_positions() -> None:
 
 
 def benchmark(template: str) -> Benchmark:
-    return Benchmark("a.jsonl", template, True, "", 0, 8)
+    return Benchmark("a.jsonl", 8, template, reference="")
 
 
 def test_a_template_asks_for_fields_that_each_file_has(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from longspec.config import Runtime
 from longspec.distributed import end_at_once, find_ranks
-from longspec.models.target import read_target_config
+from longspec.models.target_config import read_target_config
 from longspec.process_group import join
 from longspec.states.load import load_states
 from longspec.train.estimate import memory

@@ -21,7 +21,8 @@ from longspec.methods.glide.settings import BLOCKS, Draft
 from longspec.models.attention.backends import AUTO, check_backend
 from longspec.models.attention.visibility import Visibility
 from longspec.models.losses import NO_LABEL, linear_cross_entropy
-from longspec.models.target import load_target, read_target_config, resolve_dtype
+from longspec.models.target import load_target, resolve_dtype
+from longspec.models.target_config import read_target_config
 from longspec.models.teachers import SparseTeacher
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.states.target_labels import sparse_teacher
