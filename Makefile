@@ -2,7 +2,6 @@
 # make smollm2    a draft for SmolLM2-135M-Instruct, a real LLM, on two cores; another method: make smollm2 SMOLLM2=smollm2-glide
 # make smollm2-bench    both methods' drafts for it, compared, and on prompts of 2k, 4k and 8k tokens
 # make test    all tests that need neither a GPU nor a Slurm cluster; `make quick`: those of seconds
-# make test-long    what `make test` leaves out for its time: repeats of what a test of it shows once, say under another ZeRO stage
 # make test-slurm   tests on a real Slurm that is brought up on this machine: Debian or Ubuntu, root; it installs Slurm's packages
 # make gpu     on a machine with a GPU: its tests, steps against their floor, the demo, decoding; keeps the results of each part
 # make test-serve   the demo's EAGLE-3 draft in an unmodified vLLM, in an environment of its own (.venv-serve, 3.4 GB)
@@ -39,7 +38,7 @@ export MPLCONFIGDIR := $(CACHE)/matplotlib
 export PYTHONDONTWRITEBYTECODE := 1
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: demo gpu smollm2 smollm2-bench test test-long test-slurm test-serve serve quick lint chaos status preflight resume
+.PHONY: demo gpu smollm2 smollm2-bench test test-slurm test-serve serve quick lint chaos status preflight resume
 .DELETE_ON_ERROR:
 
 demo: .venv/.stamp-train | $(TMPDIR)
@@ -63,10 +62,7 @@ smollm2-bench: .venv/.stamp-train | $(TMPDIR)
 PYTEST := OMP_NUM_THREADS=1 python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test: .venv/.stamp-dev | $(TMPDIR)
-	$(PYTEST) -m "not long and not slurm and not gpu and not serve"
-
-test-long: .venv/.stamp-dev | $(TMPDIR)
-	$(PYTEST) -m "long and not slurm and not gpu and not serve"
+	$(PYTEST) -m "not slurm and not gpu and not serve"
 
 test-slurm: .venv/.stamp-dev | $(TMPDIR)
 	python -m tests.slurm.cluster install
@@ -85,7 +81,7 @@ serve: .venv/.stamp-dev | $(TMPDIR)
 	@[ ! -e .venv-serve/.stamp ] || snakemake results/demo-eagle3/ttt/final_draft/provenance.json --config 'runs=[demo-eagle3]'
 
 quick: .venv/.stamp-dev | $(TMPDIR)
-	$(PYTEST) -m "not slow and not long and not slurm and not gpu and not serve"
+	$(PYTEST) -m "not slow and not slurm and not gpu and not serve"
 
 lint: .venv/.stamp-dev | $(TMPDIR)
 	ruff check .
