@@ -153,12 +153,6 @@ def test_a_rank_that_wrote_nothing_down_keeps_its_traceback(folder: Path) -> Non
     assert "RuntimeError: before anything could be written down" in text
 
 
-def test_a_refused_jobs_log_ends_with_the_refusal_and_holds_no_traceback(folder: Path) -> None:
-    text = attempt(folder, "refuse")
-    assert "Traceback" not in text
-    assert re.fullmatch(r"rank [01] on \S+: error: recipe.yaml: line 3: no such key", text.rstrip().splitlines()[-1])
-
-
 def test_a_stopped_jobs_log_ends_with_its_step(folder: Path) -> None:
     process = launch(folder, "stop")
     until(lambda: len(pids(folder)) == 2, 60, "two ranks")

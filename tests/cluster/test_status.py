@@ -214,12 +214,6 @@ def test_what_a_job_did_after_its_checkpoint_does_not_count_once_it_is_gone(proj
     assert stages["long"].step == 0
 
 
-def test_a_pending_job_of_a_stage_that_has_none_yet(project: Path, queue: Queue, capsys: pytest.CaptureFixture[str]) -> None:
-    Made(project, "long")
-    queue.holds(queued("12", "PENDING", comment=COMMENT.format("long"), workdir=str(project), reason="Resources"))
-    assert "12 PENDING (Resources)" in table(capsys)
-
-
 def test_why_a_stage_failed_and_where_its_log_is(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     reason = f"first line [not markup]\n{'long ' * 60}end"
     made = (

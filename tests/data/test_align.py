@@ -1,12 +1,10 @@
 """Aligners: what each makes of a record, which records it cannot work on, and which settings are refused."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from longspec.data.align import pipeline
-from longspec.data.read.conversations import Chat
 from longspec.data.read.record_checks import RecordError
 from longspec.data.read.records import to_messages_or_text
 
@@ -292,60 +290,3 @@ def test_messages_left_out_are_counted() -> None:
             if isinstance(made, dict)
         ]
     assert steps[0].tally == {"conversations begun later": 2, "messages left out": 3}
-
-
-PUBLISHED: list[tuple[str, list[Any], dict[str, Any], list[tuple[str, str]]]] = [
-    ("UltraChat", [{"alternate": {"field": "data"}}], {"id": "0", "data": ["u", "a", "v", "b"]}, [("u", "a"), ("v", "b")]),
-    (
-        "ShareGPT",
-        [{"start_at": {"field": "conversations"}}],
-        {
-            "id": "x_1",
-            "conversations": [{"from": "gpt", "value": "z"}, {"from": "human", "value": "u"}, {"from": "gpt", "value": "a"}],
-        },
-        [("u", "a")],
-    ),
-    (
-        "LongBench",
-        [
-            {"compose": {"to": "problem", "template": "{context}\n\n{input}"}},
-            {"compose": {"to": "qwq", "template": "{answers.0}"}},
-        ],
-        {
-            "context": "c",
-            "input": "i",
-            "answers": ["a", "b"],
-            "length": 3,
-            "dataset": "narrativeqa",
-            "language": "en",
-            "_id": "7",
-        },
-        [("c\n\ni", "a")],
-    ),
-    (
-        "Alpaca",
-        [
-            {"compose": {"to": "problem", "template": "{instruction}\n\n{input}", "optional": ["input"]}},
-            {"rename": {"output": "qwq"}},
-        ],
-        {"instruction": "do", "input": "", "output": "done"},
-        [("do", "done")],
-    ),
-]
-
-
-@pytest.mark.parametrize(("name", "steps", "record", "turns"), PUBLISHED)
-def test_published_schemas_become_conversations(
-    name: str, steps: list[Any], record: dict[str, Any], turns: list[tuple[str, str]]
-) -> None:
-    [made] = run(steps, record)
-    messages = [(who, text) for pair in turns for who, text in zip(("user", "assistant"), pair, strict=True)]
-    assert to_messages_or_text(made) == Chat([{"role": role, "content": content} for role, content in messages]), name
-
-
-def test_every_aligner_and_setting_is_documented(root: Path) -> None:
-    lines = (root / "docs" / "records.md").read_text(encoding="utf-8").splitlines()
-    told = {line.split("`")[1]: line for line in lines if line.startswith("| `")}
-    for name in pipeline.KNOWN:
-        known = pipeline.settings_of(name) if name in pipeline.SETTINGS else ()
-        assert [setting for setting in known if f"`{setting}`" not in told[name]] == [], name

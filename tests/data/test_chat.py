@@ -136,12 +136,6 @@ def test_plain_chats_keep_their_text_and_what_is_trained_of_it(byte_level: Token
     assert laid_out == PLAIN_CHATS[name]
 
 
-@pytest.mark.parametrize("name", sorted({"llama", "mistral", "gemma", "r1"}))
-def test_a_text_begins_once(tokenizers: dict[str, Any], name: str) -> None:
-    tokenizer = tokenizers[name]
-    assert encoded(tokenizer, ONE).ids.tolist().count(tokenizer.bos_token_id) == 1
-
-
 @pytest.mark.parametrize("name", ["marked", "marked, no end"])
 def test_marked_answers_against_transformers(tokenizers: dict[str, Any], name: str) -> None:
     tokenizer = tokenizers[name]
@@ -152,11 +146,6 @@ def test_marked_answers_against_transformers(tokenizers: dict[str, Any], name: s
     if name == "marked, no end":  # where the mark leaves the end token out, it is trained all the same
         expected = [now or before for before, now in zip([0, *expected], expected, strict=False)]
     assert mask == expected[: len(mask)]
-
-
-def test_reasoning_laid_out_anew_is_the_answer(tokenizers: dict[str, Any]) -> None:
-    turns = [("user", "first"), ("assistant", "<think>well</think>no")]
-    assert stretches(tokenizers["qwen3"], encoded(tokenizers["qwen3"], turns)) == ["<think>\nwell\n</think>\n\nno<|im_end|>"]
 
 
 def test_reasoning_that_a_template_would_put_there_is_not_the_answer(tokenizers: dict[str, Any]) -> None:
@@ -201,10 +190,6 @@ def test_the_empty_thoughts_that_a_template_adds_part_no_conversation(tokenizers
         assert tokenizers["qwen3"].decode(document.ids).count("<think>") == 5 - end
 
 
-def test_an_answer_unlike_the_served_is_told(tokenizers: dict[str, Any]) -> None:
-    assert not encoded(tokenizers["r1"], ONE).as_served
-
-
 @pytest.mark.parametrize(
     ("request_for_it", "content"),
     [("assistant:\\n", "It is 4."), ("", "It is 4."), ("assistant: <think>", "<think>4</think>"), ("?", " It is 4.\n")],
@@ -231,19 +216,6 @@ def test_a_question_at_the_end_does_not_train_the_end(tokenizers: dict[str, Any]
     document = encoded(tokenizers[name], [*ONE, ("user", "thanks")])
     assert document.answer_mask[-1] == 0
     assert len(stretches(tokenizers[name], document)) == 1
-
-
-@pytest.mark.parametrize("name", ["qwen2.5", "marked", "phi", "qwen3"])
-@pytest.mark.parametrize(
-    "answer", ["\n\nIt begins with lines", "ends with space  ", "größer 🙂", "x", "q", "\n", "  ", "a\u0301e"]
-)
-def test_edges_of_an_answer_are_exact(tokenizers: dict[str, Any], name: str, answer: str) -> None:
-    if not answer.strip():
-        answer += "."
-    if name == "qwen3" and answer.startswith("\n"):
-        pytest.skip("its template leaves lines at the beginning out")
-    document = encoded(tokenizers[name], [("user", f"q {answer} q"), ("assistant", answer)])
-    assert stretches(tokenizers[name], document) == [answer + end_of(name)]
 
 
 @pytest.mark.parametrize("name", ["qwen2.5", "mistral", "llama", "r1", "marked"])

@@ -13,7 +13,6 @@ import pytest
 
 from longspec.atomic_files import check_files, read_json, sha256_file
 from longspec.data.hub import fetch
-from longspec.data.hub.names import parse
 from tests.data.hub_standin import Hub, running
 
 TOKEN = "hf_secretOfNobody"
@@ -312,12 +311,6 @@ def test_files_are_of_a_kind_that_can_be_read(server: Hub, out: Path) -> None:
     assert not server.asked_for("csv")
 
 
-@pytest.mark.parametrize("text", ["hf:n", "hf:o/n:a:b:c", "hf:o/n:", "hf:o/n/", "hf:o/n/a.json:train", "hf:o n/x", "hf:"])
-def test_a_name_of_neither_form_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is no name of a dataset of the hub: hf:<owner>/<repository>"):
-        parse(text)
-
-
 def test_a_killed_download_is_no_placing_by_hand_and_goes_on(server: Hub, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two files without numbers one alone would look complete."""
     big = {"a.jsonl": lines("a", 2000), "b.jsonl": lines("b", 3)}
@@ -344,11 +337,3 @@ def test_a_killed_download_is_no_placing_by_hand_and_goes_on(server: Hub, out: P
     assert fetched(fetch.make("hf:o/big/?.jsonl", "main", out), out) == ["a.jsonl", "b.jsonl"]
     assert (files / "a.jsonl").read_bytes() == big["a.jsonl"]
     assert not server.asked_for("b.jsonl")
-
-
-def test_the_verb_reports_a_fault_in_one_line(server: Hub, out: Path) -> None:
-    command = [sys.executable, "-m", "longspec.data", "fetch", "--source", "hf:o/none", "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: hf:o/none: there is no such dataset repository")
-    assert done.stderr.count("\n") == 1

@@ -379,16 +379,3 @@ def test_a_record_that_went_nowhere_ends_the_job(tmp_path: Path, monkeypatch: py
         raw.make("d", {"source": str(source), "held_out": 0}, tmp_path / RAW)
     assert not (tmp_path / RAW).exists()
     assert not (tmp_path / "raw/train.jsonl").exists()
-
-
-def test_questions_alone_are_kept_where_the_setting_says_so_and_else_rejected_by_name(tmp_path: Path) -> None:
-    source = tmp_path / "in.jsonl"
-    source.write_text("".join(json.dumps({"problem": f"{n} + {n}?"}) + "\n" for n in range(20)))
-    settings = {"source": str(source), "held_out": 0.3}
-    manifest = raw.make("d", settings | {"unanswered": True}, tmp_path / RAW)
-    assert manifest["records"]["train"] + manifest["records"]["held_out"] == 20
-    assert {row["problem"] for row in rows(tmp_path / "raw", "train")} <= {f"{n} + {n}?" for n in range(20)}
-    with pytest.raises(
-        ValueError, match=r"20 x qwq: is missing or null; the target answers .* data\.<name>\.regenerate is set"
-    ):
-        raw.make("d", settings, tmp_path / RAW)

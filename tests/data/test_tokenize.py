@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ from longspec.data.chat.encoding import Encoder
 from longspec.data.pack import packing
 from longspec.data.pack.arrow_shards import PackedRows
 from tests.corpus import write_raw
-from tests.terminal import control_characters
 
 END = "<|im_end|>"
 
@@ -176,17 +173,6 @@ def test_a_record_too_long_for_the_jobs_memory_is_counted(
     [(reason, told)] = made["skipped"]["reasons"].items()
     assert reason == "its text is longer than the 0.0003 MB that fit a job's memory; split it"
     assert (told["count"], made["documents"]) == (2, 4)
-
-
-def test_nothing_that_a_template_quotes_moves_the_cursor(tmp_path: Path, tokenizer_manifest: Path) -> None:
-    system = {"role": "system", "content": "\x1b[2J\r\nerror: \x9b\u202ex"}
-    source = make_raw(tmp_path, [{"messages": [system, *record["messages"]]} for record in chats(3, set())])
-    tokenizer = refusing(tokenizer_manifest, tmp_path, "messages[0]['content']")
-    command = [sys.executable, "-m", "longspec.data", "tokenize", "--raw", str(source), "--tokenizer", str(tokenizer)]
-    ran = subprocess.run([*command, "--out", str(tmp_path / "000.json")], capture_output=True, check=False)
-    assert ran.returncode == 1
-    assert control_characters(ran.stdout + ran.stderr) == []
-    assert "refuses it: ␛[2J␍␊error: <U+009B><U+202E>x (first: line 1)" in ran.stderr.decode().splitlines()[-1]
 
 
 def test_the_share_is_counted_over_all_shards(tmp_path: Path, tokenizer_manifest: Path) -> None:

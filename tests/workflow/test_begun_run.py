@@ -98,12 +98,6 @@ def test_a_folder_that_is_no_draft_of_the_method_is_named_at_the_plan(
         settings.plan(runs=["demo-eagle3"])
 
 
-def test_stages_begin_with_one_draft(settings: Settings) -> None:
-    settings.edit("config/run/demo-eagle3.yaml:long", r"^recipe:\n", f"recipe:\n  init: '{HUB}'\n")
-    with pytest.raises(ValueError, match=rf"stage 'long': recipe\.init: None -> {HUB} since stage 'base': all stages"):
-        settings.plan(runs=["demo-eagle3"])
-
-
 def test_it_brings_its_own_tokens(settings: Settings) -> None:
     begun(settings, HUB)
     settings.edit(RUN, r"method: \{", "method: {vocabulary_from: demo-eagle3, ")

@@ -93,13 +93,6 @@ def test_a_report_that_is_not_there_is_told_with_the_command(built: Workflow) ->
     assert longspec(built, "report", "demo") == (1, told)
 
 
-def test_a_refused_run_trains_nothing_and_says_why(workflow: Workflow) -> None:
-    workflow.edit("config/run/demo.yaml:long", r"\blr:", "learning_rate:")
-    code, text = longspec(workflow, "train", "demo", "--cores", "1", "--config", "keep_states=true")
-    assert code == 1
-    assert "recipe.optimizer.learning_rate: unknown key, of another trainer: the rate is recipe.optimizer.lr" in text
-
-
 @pytest.mark.parametrize("verb", PASSED_ON)
 def test_verbs_of_other_rooms_are_there(verb: str) -> None:
     done = subprocess.run([sys.executable, "-m", "longspec.cli", verb, "--help"], capture_output=True, text=True)

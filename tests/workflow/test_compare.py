@@ -12,17 +12,6 @@ from tests.workflow.planning import Workflow
 STAGES = ("base", "long")
 
 
-def test_snakemakes_own_report_holds_the_page(built: Workflow) -> None:
-    """Without the internet: all that its page loads comes with Snakemake."""
-    page = built.folder / "results/demo/report.html"
-    page.write_text("<!doctype html><title>ours</title>")
-    built.output("--touch", "--forceall", "--cores=1", "--quiet")  # it is to be taken as it is
-    built.output("final_draft", "--report", "all.html")
-    text = (built.folder / "all.html").read_text()
-    assert "How good the drafts of run <strong>demo</strong> are" in text
-    assert "results/demo/report.html" in text
-
-
 def test_a_finished_run_is_compared_with_one_that_differs_in_its_name_alone(built: Workflow) -> None:
     """Of the second run all is made, its data and target are there; of the first nothing."""
     shutil.copy(built.folder / "config/run/demo.yaml", built.folder / "config/run/demo-2.yaml")

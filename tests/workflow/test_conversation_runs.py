@@ -154,74 +154,6 @@ def estimated(settings: Settings, plan: Plan, run: str, target: Path, capsys: py
     return capsys.readouterr().out
 
 
-def test_the_demo_neither_fetches_nor_measures_them(settings: Settings) -> None:
-    own = yaml_files.read(settings.folder / "config/run/demo.yaml")["evaluation"]
-    told = yaml_files.read(settings.folder / FILE)["evaluation"] | own
-    for chosen in (["demo"], ["demo", FIRST]):
-        plan = settings.plan(runs=chosen)
-        assert json.loads(plan.evaluation_settings("demo")) == {
-            key: told[key] for key in told if key not in ("draft_vocabulary", "engine", "serve_python")
-        }
-        assert plan.evaluation_data("demo") == ["puzzles", "stdlib", "stdlib-long"]
-        assert set(plan.datasets_in_use()) & set(STAGES) == (set(STAGES) if chosen[1:] else set())
-
-
-@pytest.mark.parametrize(
-    ("path", "old", "new", "message"),
-    [
-        (RUN, "vocabulary: 32000", "vocabulry: 32000", r"vocabulry"),
-        (RUN, r"^target: \S+", "target: llama-3.1-9b", r"llama-3\.1-9b"),
-        (
-            RUN,
-            r"^stages: .*$",
-            "stages: [ultrachat, sharegtp]",
-            r"stages: there is no config/stage/sharegtp\.yaml; did you mean",
-        ),
-        (RUN, "new_tokens: 128", "new_token: 128", rf"{RUN}: evaluation\.new_token: unknown key; did you mean 'new_tokens'\?"),
-        (RUN, "data: sharegpt", "data: sharegtp", rf"{RUN}: evaluation\.tasks\.sharegpt\.data: there is no dataset 'sharegtp'"),
-        (RUN, r"data: ultrachat, context: \[64, 3072\]", "data: ultrachat, context: [3072, 64]", rf"{RUN}: .*is reversed"),
-        (
-            RUN,
-            r"sharegpt: \{data.*\}",
-            "gsm8k: {preset: gsm8k, source: in.jsonl}",
-            rf"{RUN}: .*gsm8k\.source: in\.jsonl: no such",
-        ),
-        (
-            RUN,
-            r"sharegpt: \{data.*\}",
-            "gsm8k: {preset: gsm, source: in.jsonl}",
-            rf"{RUN}: .*gsm8k\.preset: config/evaluation\.yaml has no preset 'gsm'",
-        ),
-        ("config/stage/sharegpt.yaml", "epochs: 10", "epoch: 10", r"epoch"),
-        (
-            str(FILE),
-            "ultrachat: .*",
-            "ultrachat: {preset: ultrachta}",
-            r"data\.ultrachat\.preset: .* has no preset .* did you mean",
-        ),
-    ],
-)
-def test_a_typo_dies_with_its_key(settings: Settings, path: str, old: str, new: str, message: str) -> None:
-    settings.edit(path, old, new)
-    with pytest.raises(ValueError, match=message):
-        settings.plan(runs=[FIRST])
-
-
-def test_prompts_beyond_the_targets_positions_are_told_with_the_runs_file(settings: Settings) -> None:
-    place_target(settings, FIRST)
-    settings.edit(RUN, r"data: sharegpt, context: \[64, 3072\]", "data: sharegpt, context: [64, 131072]")
-    with pytest.raises(ValueError, match=rf"^{RUN}: evaluation\.tasks\.sharegpt\.context: prompts of 131072 tokens"):
-        settings.plan(runs=[FIRST])
-
-
-def test_a_gate_that_judges_nothing_names_the_runs_file(settings: Settings) -> None:
-    settings.edit(RUN, r"^    ultrachat: .*\n", "")
-    told = forgetting_warning(settings.plan(runs=["demo", FIRST]))
-    assert told.startswith("gates.forgetting cannot judge what is forgotten of ultrachat: no task measures it.")
-    assert f"evaluation.tasks in {RUN}, such as own: {{data: ultrachat" in told
-    assert "\n" not in told
-
-
 @pytest.mark.parametrize(
     ("path", "old", "new", "told"),
     [
@@ -241,9 +173,3 @@ def test_a_wrong_key_names_the_file_that_holds_it(settings: Settings, path: str,
     settings.edit(path, old, new)
     with pytest.raises(ValueError, match=told):
         settings.plan(runs=[FIRST])
-
-
-def test_runs_that_are_measured_in_two_ways_are_not_compared(settings: Settings) -> None:
-    assert settings.plan(runs=[FIRST, OTHERS[0]]).compared_page() == f"results/compare/{FIRST}_{OTHERS[0]}.html"
-    with pytest.raises(ValueError, match=r" evaluation\.new_tokens: 24 -> 128; evaluation\.tasks\.cot: .* -> None; "):
-        settings.plan(runs=["demo", FIRST]).compared_page()

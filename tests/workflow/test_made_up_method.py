@@ -60,15 +60,6 @@ def with_made_up(folder: Path, root: Path) -> Workflow:
     return copy
 
 
-def test_it_is_planned_as_any_other(tmp_path: Path, root: Path) -> None:
-    workflow = with_made_up(tmp_path, root)
-    planned = workflow.plan(*GOAL[1:])
-    assert {job["rule"] for job in planned.values()} >= {"train", "extract", "evaluate", "report", "check_gates"}
-    recipe = workflow.output("-n", "-p", f"{RESULTS}/base/recipe.yaml", *GOAL[1:])
-    assert "name: made_up" in recipe
-    assert "labels: soft" in recipe
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Workflow:
     """The whole graph, run as a user runs it, on two ranks a stage."""

@@ -243,12 +243,6 @@ def test_the_files_as_they_stand_make_a_plan(files: Settings) -> None:
     assert files.plan().runs == ["demo"]
 
 
-def test_snakemake_tells_one_line_without_frames(workflow: Workflow) -> None:
-    path, pattern, new, message = CASES["unknown recipe key"]
-    workflow.edit(path, pattern, new)
-    assert workflow.refusal() == message
-
-
 def test_snakemake_does_not_run_a_file_as_a_template(workflow: Workflow) -> None:
     path, pattern, new, message = CASES["a file that runs code"]
     workflow.edit(path, pattern, new)

@@ -135,18 +135,3 @@ def test_a_run_that_came_before_the_choice_is_chosen_and_told_anew(built: Workfl
     measured = [f"{P}/evaluation/{stage}.jsonl" for stage in ("base", "long", "longcot")]
     assert f"--evaluations {' '.join(measured)} --out {P}/final_stage.json" in planned[f"{P}/final_stage.json"]["command"]
     assert f"final --choice {P}/final_stage.json --stages {P}/base" in planned[f"{P}/final_draft/model.safetensors"]["command"]
-
-
-def test_a_second_variant_shares_data_and_target(built: Workflow) -> None:
-    built.edit("config/workflow.yaml", r"^variants: \[.*?\]", "variants: [sinkpi-slicing, base]")
-    plan = built.plan()
-    assert {path for path in plan if not path.startswith("results/demo/base/")} == {
-        "results/demo/report.html",
-        "results/demo/gates.json",
-    }
-    assert [job["rule"] for job in plan.values()].count("train") == 3
-
-
-def test_an_error_is_reported_although_everything_is_built(built: Workflow) -> None:
-    built.edit("config/run/demo.yaml:longcot", r"\blr:", "learning_rate:")
-    assert "recipe.optimizer.learning_rate: unknown key" in built.refusal()
