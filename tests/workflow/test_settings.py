@@ -123,6 +123,8 @@ def test_a_tree_of_too_many_nodes_is_refused(settings: dict[str, Any]) -> None:
         "hf:a",
         "hf:",
         "hf:a/b:",
+        "hf:a/b:c:d:e",
+        "hf:a/b/x.json:train",
     ],
 )
 def test_a_name_of_the_hub_that_is_none_is_refused(source: str) -> None:

@@ -183,6 +183,10 @@ def test_settings_of_the_machine_plan_nothing(removed: Workflow) -> None:
     removed.edit(WORKFLOW, r"^states_folder: null", "states_folder: /scratch/nobody")
     removed.edit(WORKFLOW, r"^keep_states: false", "keep_states: true")
     removed.edit(LONG, r"held_out_every: 60\}", "held_out_every: 60, held_out_rows: 4}")
+    before = (removed.folder / LONG.partition(":")[0]).read_text()
+    removed.edit(*CHANGED)
+    assert removed.plan()
+    (removed.folder / LONG.partition(":")[0]).write_text(before)  # taken back
     assert removed.plan() == {}
 
 

@@ -16,7 +16,7 @@ from longspec.methods.glide.settings import FAMILIES, TARGETS
 from longspec.models.target import load_target, read_target_config
 from longspec.target.fetch import check_folder
 from longspec.workflow.settings.datasets import check_fields, check_paths
-from longspec.workflow.settings.targets import check_length, check_target, positions_of
+from longspec.workflow.settings.targets import check_target, positions_of
 from tests import gguf_files
 
 NOWHERE = Path("nowhere")
@@ -134,10 +134,7 @@ def test_positions_are_those_that_training_reads_or_are_left_open(tmp_path: Path
     assert positions_of("hf:a/b", 7, NOWHERE) is None
 
 
-def test_rows_and_prompts_find_room_in_the_positions() -> None:
-    check_length("recipe", 128, 128)
-    with pytest.raises(ValueError, match=r"recipe\.data\.sequence_length: 129 tokens are more than the target's 128 positions"):
-        check_length("recipe", 129, 128)
+def test_prompts_find_room_in_the_positions() -> None:
     check_room("long", HeldOut("a", (4, 1000), 24), 1088)
     with pytest.raises(ValueError, match=r"evaluation\.tasks\.long\.context: prompts of 1001 tokens .* 1000 is the most"):
         check_room("long", HeldOut("a", (4, 1001), 24), 1088)
