@@ -147,10 +147,8 @@ ALIVE, GONE = {"job": "11"}, {"job": "11", "ago": 300.0}
         (None, None, "", "waiting"),
         (None, None, QUEUED, "queued"),
         (None, None, QUEUED.replace("{root}", "/elsewhere"), "waiting"),
-        (None, None, QUEUED.replace("train", "extract"), "waiting"),
         (None, None, QUEUED.replace("PENDING", "RUNNING"), "running"),
         ("stopped", {"job": "11", "released": True}, "", "stopped"),
-        ("stopped", {"job": "11", "released": True}, QUEUED, "queued"),
         ("failed", {"job": "11", "released": True}, "", "failed"),
         ("failed", ALIVE, queued("11", "RUNNING"), "running"),  # the next attempt has begun and not written yet
         ("running", ALIVE, queued("11", "RUNNING"), "running"),
@@ -159,7 +157,6 @@ ALIVE, GONE = {"job": "11"}, {"job": "11", "ago": 300.0}
         ("running", ALIVE, "", "silent"),  # Slurm knows it no more, before the lease is stale
         ("running", GONE, QUEUED, "queued"),
         ("running", GONE, queued("11", "RUNNING"), "silent"),  # hung, or a machine's clock is wrong
-        ("running", GONE, None, "silent"),
         ("running", ALIVE, None, "running"),
         ("running", {"job": "11", "released": True}, "", "silent"),
         ("running", None, "", "silent"),

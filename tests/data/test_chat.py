@@ -97,7 +97,6 @@ def test_the_last_answer_begins_where_the_request_for_it_ends(tokenizers: dict[s
 
 
 PLAIN_CHATS = json.loads(Path(__file__).with_name("plain_chats.json").read_text(encoding="utf-8"))
-ENDS = [("user", "4?"), ("assistant", "assistant: 4")]
 KEPT = {
     "one": ONE,
     "system": TWO[:3],
@@ -181,15 +180,6 @@ def test_reasoning_within_contents_is_trained_once_behind_what_is_served(
         assert document.as_served
 
 
-def test_the_empty_thoughts_that_a_template_adds_part_no_conversation(tokenizers: dict[str, Any]) -> None:
-    """The template writes one before an answer without a thought, and drops it once the answer is history."""
-    turns = [("user", "q"), ("assistant", "a"), ("user", "q"), ("assistant", "b"), ("user", "thanks")]
-    for end in (4, 5):
-        document = encoded(tokenizers["qwen3"], turns[:end])
-        assert stretches(tokenizers["qwen3"], document) == ["a<|im_end|>", "b<|im_end|>"]
-        assert tokenizers["qwen3"].decode(document.ids).count("<think>") == 5 - end
-
-
 @pytest.mark.parametrize(
     ("request_for_it", "content"),
     [("assistant:\\n", "It is 4."), ("", "It is 4."), ("assistant: <think>", "<think>4</think>"), ("?", " It is 4.\n")],
@@ -204,18 +194,6 @@ def test_an_answer_that_its_request_does_not_lead_to_is_trained_alone_and_told(
     assert tokenizer.decode(document.ids) == f"user: q</s>assistant: {content}</s>"
     assert stretches(tokenizer, document) == [f"{content}</s>"]
     assert not document.as_served
-
-
-def test_without_an_end_token_the_last_answer_still_ends(tokenizers: dict[str, Any]) -> None:
-    document = encoded(tokenizers["plain"], [*ONE, ("user", "q"), ("assistant", "a")])
-    assert stretches(tokenizers["plain"], document) == [" It is 4.", " a<|endoftext|>"]
-
-
-@pytest.mark.parametrize("name", ["plain", "llama", "qwen2.5"])
-def test_a_question_at_the_end_does_not_train_the_end(tokenizers: dict[str, Any], name: str) -> None:
-    document = encoded(tokenizers[name], [*ONE, ("user", "thanks")])
-    assert document.answer_mask[-1] == 0
-    assert len(stretches(tokenizers[name], document)) == 1
 
 
 @pytest.mark.parametrize("name", ["qwen2.5", "mistral", "llama", "r1", "marked"])

@@ -295,15 +295,6 @@ def test_a_part_of_a_numbered_set_placed_by_hand_is_refused(server: Hub, out: Pa
     assert fetched(fetch.make("hf:o/n/data/train-00001*", "main", out), out) == [TRAIN[1]]
 
 
-def test_kept_files_need_no_hub(server: Hub, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = fetch.make("hf:o/n", "main", out)
-    offline(server, monkeypatch)
-    assert fetch.make("hf:o/n", "main", out) == first
-    (out.parent / "files" / TRAIN[1]).unlink()
-    with pytest.raises(ValueError, match=r"HF_HUB_OFFLINE is set; place .*files/data/train-00001-of-00002\.jsonl, from"):
-        fetch.make("hf:o/n", "main", out)
-
-
 def test_files_are_of_a_kind_that_can_be_read(server: Hub, out: Path) -> None:
     server.add("o/table", {"train.csv": lines("a")})
     with pytest.raises(ValueError, match=r"train\.csv: of no known kind; known by their names: "):

@@ -29,13 +29,9 @@ BAD: list[tuple[bytes, str, str]] = [
     (b'{"text": 3}', "text", "must be text, is int"),
     (b'{"text": "  "}', "text", "is empty"),
     (b'{"text": "a\\u0000b"}', "text", "NUL"),
-    (b'{"text": "a\0b"}', "line", "holds 1 NUL bytes"),
     (b'{"text": "a\\ud800b"}', "text", "lone surrogate at character 2"),
     (b'{"text": "\xed\xa0\x80"}', "line", "is not UTF-8"),
-    (b'{"title": "t"}', "record", "fits no known format"),
-    (b'{"problem": "p"}', "qwq", "is missing or null"),
     (b'{"text": "t", "score": NaN}', "line", "holds NaN"),
-    (b'{"text": "t", "score": 1e999}', "score", "JSON cannot hold it"),
     (b'{"text": "%s"}' % (b"x" * 3000), "line", "is longer than 0.002 MB"),
     (b"\xef\xbb\xbf{", "line", "is not valid JSON"),
 ]
@@ -325,13 +321,10 @@ def test_what_was_fetched_must_be_what_is_configured(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({}, r"data\.d\.source: must be stdlib, puzzles, questions, hf:<name>, or a path"),
-        ({"source": []}, r"data\.d\.source"),
         ({"source": ["a.jsonl", "hf:o/d"]}, r"data\.d\.source: hf:o/d stands in a list"),
         ({"source": "stdlib", "min_chars": 3}, r"data\.d\.min_chars: unknown"),
         ({"source": "stdlib", "align": []}, r"data\.d\.align: unknown for source stdlib"),
-        ({"source": "x.jsonl", "revision": "main"}, r"data\.d\.revision: unknown"),
         ({"source": "puzzles"}, r"data\.d\.records: must be given"),
-        ({"source": "no/such.jsonl"}, r"no/such\.jsonl: no such file"),
     ],
 )
 def test_settings_are_checked(tmp_path: Path, settings: dict[str, Any], message: str) -> None:

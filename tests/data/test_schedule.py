@@ -65,13 +65,6 @@ def test_against_a_plain_shuffle(num_rows: int, seed: int, step: int) -> None:
     assert global_batch(num_rows, 1, seed, step).tolist() == [sorted(range(num_rows), key=words.__getitem__)[place]]
 
 
-def test_any_step_without_those_before_it() -> None:
-    """The same rows whether asked in order or straight away, and a caller may write into its copy."""
-    in_order = [global_batch(50, 4, 9, step).tolist() for step in range(40)]
-    global_batch(50, 4, 9, 33)[:] = 0
-    assert global_batch(50, 4, 9, 33).tolist() == in_order[33]
-
-
 @given(sources=SOURCES, size=st.integers(1, 20), seed=st.integers(0, 2**63 - 1), first=st.integers(0, 10**6))
 def test_every_source_keeps_to_its_chance_and_is_used_up_before_it_repeats(
     sources: list[tuple[int, float]], size: int, seed: int, first: int

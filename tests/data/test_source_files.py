@@ -118,12 +118,9 @@ def test_only_what_is_longer_than_the_limit_is_too_long(piece: int, monkeypatch:
 FAULTS: list[tuple[bytes, str]] = [
     (b'{"text": "cut', "is not valid JSON: Unterminated string starting at character 10"),
     (b'["text"]', "must be a JSON object, is list"),
-    (b"null", "must be a JSON object, is null"),
-    (b'"text"', "must be a JSON object, is str"),
     (b'{"text": "\xff"}', "is not UTF-8: byte 0xff at byte 11"),
     (b'{"text": NaN}', "holds NaN, which is no JSON number"),
     (b'{"text": "a", "text": "b"}', "names the key 'text' twice"),
-    (b'{"a": {"b": 1, "b": 1}, "text": "b"}', "names the key 'b' twice"),
     (b"\0\0\0", "holds 3 NUL bytes"),
     (b'{"text": "\0"}', "holds 1 NUL bytes"),
     (b'{"n": %s}' % (b"9" * 5000), "Exceeds the limit (4300 digits)"),
@@ -187,28 +184,19 @@ def test_a_file_without_records_is_told(tmp_path: Path, content: bytes) -> None:
 MANY = b"".join(b'{"text": "line %d of many"}\n' % number for number in range(20_000))
 CORRUPT: list[tuple[str, bytes, str]] = [
     ("a.jsonl.gz", gzip.compress(MANY)[:-20], "Truncated compressed stream"),
-    ("a.jsonl.gz", gzip.compress(MANY)[:-3], "Truncated compressed stream"),
     ("a.jsonl.gz", gzip.compress(MANY) + b"\0garbage", "cut off or corrupt"),
-    ("a.jsonl.gz", b"", "is empty"),
-    ("a.jsonl.gz", MANY, "cut off or corrupt"),
     ("a.jsonl.zst", compressed(MANY, "zstd")[:-20], "Truncated compressed stream"),
-    ("a.jsonl.zst", compressed(MANY, "zstd")[:-1], "Truncated compressed stream"),
-    ("a.jsonl.zst", compressed(MANY, "zstd") + b"garbage", "cut off or corrupt"),
     ("a.json.zst", MANY, "cut off or corrupt"),
     ("a.jsonl", gzip.compress(MANY), r"is gzip-compressed by its first bytes; its name must end in \.gz"),
     ("a.json", compressed(MANY, "zstd"), r"its name must end in \.zst"),
     ("a.jsonl", "a\n".encode("utf-16"), "UTF-16"),
-    ("a.json", PRETTY[:-1], "the file ends inside this record"),
     ("a.json", PRETTY[:200], r"record 2, at byte 200: the file ends inside this record"),
-    ("a.json", b"[", "the file ends inside this record"),
-    ("a.json", b'[{"a": "', "the file ends inside this record"),
     ("a.json", b'[{"a": "\\', "the file ends inside this record"),
     ("a.json", b'[{}]\n["text"]\n', "text after the end of the array"),
     ("a.json", b"text\n", "line 1: is not valid JSON: .*, and the file is no array; .* one object a line"),
     ("a.json", b'\n{\n"a": 1}\n{\n"a": 2}\n', r"line 2: .*one object a line \(jq -c"),
     ("a.json.gz", gzip.compress(LINES.replace(b"\n", b"")), "line 1: is not valid JSON: Extra data .*one object a line"),
     ("a.parquet", b"PAR1 and then nothing PAR1", "no whole Parquet file"),
-    ("a.parquet", b"", "no whole Parquet file"),
 ]
 
 

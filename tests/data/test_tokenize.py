@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from longspec.atomic_files import describe_files, read_json, sha256_file, sha256_text, write_json
+from longspec.atomic_files import describe_files, read_json, write_json
 from longspec.data import raw, tokenize
 from longspec.data.chat import encoding
 from longspec.data.chat.chat_template import CHATML
@@ -65,7 +65,7 @@ def make_raw(folder: Path, records: list[dict[str, Any]], **settings: Any) -> Pa
     return out
 
 
-@pytest.mark.parametrize("num_shards", [1, 3, 7, 60])
+@pytest.mark.parametrize("num_shards", [3, 60])
 def test_shards_hold_every_record_once(tmp_path: Path, tokenizer_manifest: Path, tokenizer: Any, num_shards: int) -> None:
     """Wherever the borders fall, and with more shards than records, of which some are then empty."""
     records: list[dict[str, Any]] = [{"text": f"document {n} größer " * (n + 1)} for n in range(11)]
@@ -200,34 +200,6 @@ def test_a_record_in_no_format_names_its_line(tmp_path: Path, tokenizer_manifest
     with pytest.raises(ValueError, match=r"train\.jsonl: line 2: text: must be text"):
         tokenize.make(source, tokenizer_manifest, 0, 1, out)
     assert list(out.parent.iterdir()) == []
-
-
-def test_manifest_tells_everything(tmp_path: Path, tokenizer_manifest: Path, tokenizer: Any) -> None:
-    records: list[dict[str, Any]] = [{"text": "one"}, {"problem": "p", "qwq": "q"}]
-    source = make_raw(tmp_path, records)
-    made = tokenize.make(source, tokenizer_manifest, 0, 1, tmp_path / "000.json")
-    arrow = tmp_path / "000.arrow"
-    sizes = [len(tokenize.encode(tokenizer, record)[0]) for record in records]
-    expected = {
-        "dataset": "d",
-        "raw": sha256_file(source),
-        "raw_records": read_json(source)["records"],
-        "documents": 2,
-        "tokens": sum(sizes),
-        "skipped": {"count": 0, "allowed": 0.01, "reasons": {}},
-        "unlike_served": 0,
-        "eos": tokenizer.eos_token_id,
-        "tokenizer": tokenize.load(tokenizer_manifest)[1],
-        "template": sha256_text(CHATML),
-        "files": {"000.arrow": {"bytes": arrow.stat().st_size, "sha256": sha256_file(arrow)}},
-    }
-    assert {key: made[key] for key in expected} == expected
-    packed = packing.make([tmp_path / "000.json"], 64, "base", "split", tmp_path / "packed" / "manifest.json")
-    shard = {"path": str(tmp_path / "000.json"), "sha256": sha256_file(tmp_path / "000.json"), "shard": 0}
-    assert packed["shards"] == [shard | {"documents": 2, "tokens": sum(sizes)}]
-    for key in ("dataset", "raw_records", "documents", "tokens", "eos", "tokenizer", "template"):
-        assert packed[key] == expected[key]
-    assert sum(packed["document_lengths"].values()) == 2
 
 
 def test_tokenizer_hash_follows_its_files(tmp_path: Path, tokenizer_manifest: Path) -> None:

@@ -45,13 +45,6 @@ def test_the_first_stage_begins_with_it_and_is_measured_after_it(settings: Setti
     assert all("init" not in to_yaml(config.recipe) for config in plan.configs_of("demo", None))
 
 
-def test_a_folder_on_this_machine_is_watched(settings: Settings) -> None:
-    folder = draft_folder(settings.folder / "mine")
-    begun(settings, str(folder))
-    plan = settings.plan(runs=["demo-eagle3"])
-    assert plan.draft_files(plan.begun_drafts[0]) == [str(folder / "config.json"), str(folder / "pytorch_model.bin")]
-
-
 @pytest.mark.parametrize(
     ("source", "message"),
     [

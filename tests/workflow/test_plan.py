@@ -179,15 +179,6 @@ def test_a_gate_is_no_setting_of_the_evaluation(settings: Settings) -> None:
     assert json.loads(after.gates("demo")) == json.loads(before.gates("demo")) | {"forgetting": None}
 
 
-def test_how_it_is_run_is_no_part_of_the_recipe(settings: Settings) -> None:
-    before = settings.plan()
-    settings.edit("config/run/demo.yaml:long", r"\bsave_every: \d+", "save_every: 77")
-    settings.edit("config/run/demo.yaml:long", r"\bmicro_batch: \d+", "micro_batch: 2")
-    after = settings.plan()
-    assert after.stage_yaml(*VARIANT, "long", "recipe") == before.stage_yaml(*VARIANT, "long", "recipe")
-    assert after.stage_yaml(*VARIANT, "long", "runtime") != before.stage_yaml(*VARIANT, "long", "runtime")
-
-
 def test_variants_stand_side_by_side_in_a_report_and_apart_in_their_drafts(settings: Settings) -> None:
     plan = settings.plan(variants=["sinkpi-slicing", "base"])
     stages = [f"results/demo/{variant}/{stage}" for variant in plan.variants["demo"] for stage in plan.stages["demo"]]

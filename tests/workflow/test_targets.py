@@ -60,9 +60,6 @@ def test_a_folder_that_is_no_target_is_refused(tmp_path: Path) -> None:
 QUANTIZED = {
     "fp8": {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"},
     "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"},
-    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False},
-    "bitsandbytes": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
-    "compressed-tensors": {"quant_method": "compressed-tensors", "format": "pack-quantized"},
     "of no quant_method": {"load_in_8bit": True},
 }
 

@@ -62,23 +62,18 @@ def test_chosen_variants_that_no_run_uses_are_told(settings: Settings) -> None:
     assert unused_variants(plan) == f"{told}: demo-eagle3 in ttt"
 
 
-@pytest.mark.parametrize("size", ["demo", "smollm2"])
-def test_variants_of_one_run_may_be_of_two_methods(settings: Settings, root: Path, size: str) -> None:
+def test_variants_of_one_run_may_be_of_two_methods(settings: Settings, root: Path) -> None:
+    """Its states are stored, those of EAGLE-3 once for both."""
     settings.add_benchmarks(root)
-    run = "glide-vs-eagle3" if size == "demo" else "smollm2-glide-vs-eagle3"
-    variants = [f"{size}-glide", f"{size}-eagle3", f"{size}-eagle3-window"]
+    run = "smollm2-glide-vs-eagle3"
+    variants = ["smollm2-glide", "smollm2-eagle3", "smollm2-eagle3-window"]
     plan = settings.plan(runs=[run])
     assert plan.variants[run] == variants
     assert [plan.first_recipe(run, variant).method.name for variant in variants] == ["glide", "eagle3", "eagle3"]
     assert len({tuple(plan.rows(run, variant, stage) for stage in plan.stages[run]) for variant in variants}) == 1
     assert plan.report_variants(run) == [f"--variant {variant}=results/{run}/{variant}" for variant in variants]
     stored = [{stage[:2] for stage in stages} for stages in StatesPlan(plan).readers.values()]
-    if size == "smollm2":  # its states are stored, those of EAGLE-3 once for both
-        assert [{(run, variants[0])}, {(run, variants[1]), (run, variants[2])}] == [
-            {reader for reader in readers if reader[0] == run} for readers in stored
-        ]
-    else:
-        assert stored == []
+    assert stored == [{(run, variants[0])}, {(run, variants[1]), (run, variants[2])}]
 
 
 def test_two_runs_are_compared_by_all_that_their_reports_read(settings: Settings) -> None:
