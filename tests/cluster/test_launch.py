@@ -82,13 +82,7 @@ def pids(folder: Path) -> list[int]:
     return [int(pid) for pid in re.findall(r"pid (\d+)\.", log.read_text())] if log.exists() else []
 
 
-@pytest.mark.parametrize(
-    ("tasks", "cpus", "threads"),
-    [
-        (1, 5, 2),
-        (8, 8, 32),
-    ],
-)
+@pytest.mark.parametrize(("tasks", "cpus", "threads"), [(1, 5, 2), (8, 8, 32)])
 def test_ranks_share_the_cores_of_all_tasks(folder: Path, tasks: int, cpus: int, threads: int) -> None:
     assert launch(folder, "pass", f"--tasks={tasks}", f"--cpus={cpus}").wait(60) == 0
     text = (folder / "logs/stage.log").read_text()

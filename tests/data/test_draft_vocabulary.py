@@ -42,10 +42,7 @@ def rows(tmp_path: Path) -> dict[str, Path]:
     """Rows of answers and of text, and a target of some more tokens than they have."""
     write_json(tmp_path / "target/config.json", {"vocab_size": TOKENS})
     write_json(tmp_path / "target.json", {"path": str(tmp_path / "target")})
-    return {
-        "answers": write_rows(tmp_path / "a", ANSWERS, "longcot"),
-        "text": write_rows(tmp_path / "b", TEXT, "base"),
-    }
+    return {"answers": write_rows(tmp_path / "a", ANSWERS, "longcot"), "text": write_rows(tmp_path / "b", TEXT, "base")}
 
 
 def count(tmp_path: Path, rows: dict[str, Path], size: int, *options: str) -> DraftVocabulary:

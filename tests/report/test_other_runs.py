@@ -47,17 +47,7 @@ def test_every_figure_is_of_what_is_left(folder: Path, tmp_path: Path) -> None:
     wanted, found = report(arguments), read_json(folder / "report.json")
     assert found["left_out"]["base"] == PROMPTS
     assert wanted["left_out"]["base"] == {}
-    same = (
-        "variants",
-        "overall",
-        "improvements",
-        "by_context",
-        "by_position",
-        "lossless",
-        "speed",
-        "measured",
-        "samples",
-    )
+    same = ("variants", "overall", "improvements", "by_context", "by_position", "lossless", "speed", "measured", "samples")
     for part in same:
         assert found[part] == wanted[part], part
     assert {row["stage"] for row in found["against_baselines"]["base"]} == {"long"}

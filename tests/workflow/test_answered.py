@@ -28,9 +28,7 @@ def test_prompts_that_are_whole_questions_need_no_answers(asked: Settings) -> No
 
 def test_other_prompts_of_questions_alone_are_refused(asked: Settings) -> None:
     asked.edit("config/run/demo.yaml", r"^    cot: \{.*\}", WHOLE.replace("true", "false"))
-    with pytest.raises(
-        ValueError, match=r"^config/run/demo\.yaml: evaluation\.tasks\.cot: data\.asked has .* add whole_questions: true$"
-    ):
+    with pytest.raises(ValueError, match=r"^config/run/demo\.yaml: evaluation\.tasks\.cot: data\.asked has "):
         asked.plan(runs=["demo"])
 
 
@@ -67,10 +65,7 @@ def test_whole_questions_of_data_that_another_run_trains_on_are_raw_all_the_same
 
 def test_training_on_questions_alone_is_refused(asked: Settings) -> None:
     asked.edit("config/run/demo.yaml:longcot", "name: puzzles", "name: asked")
-    with pytest.raises(
-        ValueError,
-        match=r"^run 'demo', stage 'longcot': recipe\.data\.name: asked has questions alone, .* data\.asked\.regenerate: \{",
-    ):
+    with pytest.raises(ValueError, match=r"^run 'demo', stage 'longcot': recipe\.data\.name: asked has questions alone"):
         asked.plan(runs=["demo"])
 
 

@@ -130,15 +130,13 @@ def estimated(settings: Settings, plan: Plan, run: str, target: Path, capsys: py
     return capsys.readouterr().out
 
 
+TWICE = "shapes: [[4, 16], [4, 16]]"
+
+
 @pytest.mark.parametrize(
     ("path", "old", "new", "told"),
     [
-        (
-            str(FILE),
-            r"\bshapes: .*$",
-            "shapes: [[4, 16], [4, 16]]",
-            rf"^{FILE}: evaluation\.temperatures, evaluation\.shapes: .* twice",
-        ),
+        (str(FILE), r"\bshapes: .*$", TWICE, rf"^{FILE}: evaluation\.temperatures, evaluation\.shapes: .* twice"),
         (RUN, "new_tokens: 128", "new_tokens: 128\n  engine: vllm", rf"^{FILE}, {RUN}: evaluation\.shapes: tree 4-16"),
     ],
 )

@@ -45,9 +45,7 @@ def test_what_a_run_says_of_its_final_stage_is_checked(settings: Settings) -> No
 def test_a_choice_needs_a_task_of_held_out_records(settings: Settings) -> None:
     settings.edit("config/run/demo.yaml", r"^    (short|cot): .*\n", "")
     settings.edit("config/run/demo.yaml", r"\blong: \{data.*\}", "math: {preset: math}")
-    with pytest.raises(
-        ValueError, match=r"^config/run/demo\.yaml: final: best: .* set it to last, or add one to .*: \{data: stdlib,"
-    ):
+    with pytest.raises(ValueError, match=r"^config/run/demo\.yaml: final: best: .* set it to last, or add one to "):
         settings.plan()
     settings.edit("config/run/demo.yaml", "^stages:", "final: last\nstages:")
     assert settings.plan().choice(*VARIANT) == []

@@ -72,17 +72,10 @@ def test_a_block_that_the_command_line_took_away_is_missed() -> None:
             check_block(rule, block)
 
 
-@pytest.mark.parametrize(
-    ("gres", "gpus"),
-    [
-        ("", 0),
-        ("gpu", 1),
-        ("gpu:8", 8),
-        ("gpu:h100:4", 4),
-        ("nvme:2,gpu:a100_80gb:2", 2),
-        ("shard:3", 0),
-    ],
-)
+GPUS = [("", 0), ("gpu", 1), ("gpu:8", 8), ("gpu:h100:4", 4), ("nvme:2,gpu:a100_80gb:2", 2), ("shard:3", 0)]
+
+
+@pytest.mark.parametrize(("gres", "gpus"), GPUS)
 def test_gpus_are_read_from_slurms_words(gres: str, gpus: int) -> None:
     assert gpus_in(gres) == gpus
 

@@ -150,9 +150,7 @@ def test_a_template_asks_for_fields_that_each_file_has(tmp_path: Path) -> None:
     empty.touch()
     check_fields("key", benchmark("{question} {meta.title} {answers.0} {n} {{brace}}"), [one, empty])
     for template in ("{title}", "{meta.titel}", "{answers.1}"):
-        with pytest.raises(
-            ValueError, match=r"^key\.template: asks for \{.*\}, which is missing or null in .*one\.jsonl: line 1; its f"
-        ):
+        with pytest.raises(ValueError, match=r"^key\.template: asks for \{.*\}, which .* in .*one\.jsonl: line 1; its f"):
             check_fields("key", benchmark(template), [one])
     with pytest.raises(ValueError, match=r"two\.jsonl: line 1; its fields: question"):
         check_fields("key", benchmark("{question}"), [one, two])

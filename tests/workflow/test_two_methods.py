@@ -132,35 +132,19 @@ def test_another_runs_vocabulary_is_taken_in_the_variant_of_that_name(settings: 
     assert glide == [f"results/demo/sinkpi-slicing/draft_vocabulary_{SIZE}.json"]
 
 
-LEADS_BACK = "leads back, so that no run counts; set it to null"
-KEY = "run 'demo-eagle3', variant 'ttt': recipe.method.vocabulary_from: "
+KEY = "run 'demo-eagle3', variant 'ttt': recipe.method.vocabulary_from"
+BACK = f"{KEY}: demo-eagle3 -> circle -> demo-eagle3 leads back"
+STAGE = "run 'demo-eagle3', stage 'base': recipe.method"
+# By what is wrong: what the run says of its method, and what is named.
 WRONG = {
-    "a run that is none": ({"vocabulary_from": "dmo"}, f"{KEY[:-2]}: there is no config/run/dmo.yaml; did you mean 'demo'?"),
-    "a circle": ({"vocabulary_from": "circle"}, f"{KEY}demo-eagle3 -> circle -> demo-eagle3 {LEADS_BACK}"),
-    "another target": (
-        {"vocabulary_from": "published"},
-        f"{KEY}'published' trains for the target 'qwq-32b-preview', this run for 'demo', whose tokens are others; name a run",
-    ),
-    "a run with another number": (
-        {"vocabulary_from": "larger"},
-        f"{KEY}recipe.method.vocabulary is {SIZE} in this run and {SIZE + 1} in run 'larger', variant 'ttt', which has no such",
-    ),
-    "all tokens of another": (
-        {"vocabulary": None, "vocabulary_from": "demo"},
-        "recipe.method.vocabulary_from: recipe.method.vocabulary is null, all tokens are proposed; give both",
-    ),
-    "more tokens than there are": (
-        {"vocabulary": 1024},
-        "run 'demo-eagle3', stage 'base': recipe.method.vocabulary: 1024: the target has 1024 tokens; give fewer, or null",
-    ),
-    "layers that are not there": (
-        {"layers": [0, 1, 3]},
-        "run 'demo-eagle3', stage 'base': recipe.method.layers: [0, 1, 3]: the target has layers 0 to 2",
-    ),
-    "no layers": (
-        {"layers": None},
-        "recipe.method.layers: must be given for a target of 3 layers, such as [0, 1, 2]: the default 2, L // 2 and",
-    ),
+    "a run that is none": ({"vocabulary_from": "dmo"}, f"{KEY}: there is no config/run/dmo.yaml; did you mean 'demo'?"),
+    "a circle": ({"vocabulary_from": "circle"}, BACK),
+    "another target": ({"vocabulary_from": "published"}, f"{KEY}: 'published' trains for the target 'qwq-32b-preview'"),
+    "a run with another number": ({"vocabulary_from": "larger"}, f"{KEY}: recipe.method.vocabulary is {SIZE} in this run and "),
+    "all tokens of another": ({"vocabulary": None, "vocabulary_from": "demo"}, "recipe.method.vocabulary is null, all tokens"),
+    "more tokens than there are": ({"vocabulary": 1024}, f"{STAGE}.vocabulary: 1024: the target has 1024 tokens"),
+    "layers that are not there": ({"layers": [0, 1, 3]}, f"{STAGE}.layers: [0, 1, 3]: the target has layers 0 to 2"),
+    "no layers": ({"layers": None}, "recipe.method.layers: must be given for a target of 3 layers, such as [0, 1, 2]"),
 }
 
 
