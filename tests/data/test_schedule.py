@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
-from longspec.data.schedule import Schedule, chances, steps_per_epoch
+from longspec.data.schedule import Schedule, steps_per_epoch
 from longspec.distributed import Ranks
 from longspec.methods.glide.settings import Draft, Method
 from longspec.train.estimate.grad_accum import share_global_batch
@@ -99,15 +99,6 @@ def test_steps_pass_over_the_own_rows_so_many_times(rows: int, size: int, epochs
     schedule = Schedule([rows, 50], [1 - share, share], size, 3)
     own, steps = rows // size * size * epochs, schedule.steps(epochs)
     assert schedule.taken(steps * size)[0] <= own < schedule.taken((steps + 1) * size)[0]
-
-
-def test_shares_are_of_trained_tokens() -> None:
-    """Rows of which an eighth is trained come eight times as often as full ones for the same share."""
-    wanted = chances([100, 10], [100 * 64, 10 * 8], [0.5, 0.5])
-    assert wanted == pytest.approx([1 / 9, 8 / 9])
-    rows = np.concatenate([Schedule([100, 10], wanted, 4, 0).batch(step) for step in range(900)])
-    trained = np.where(rows < 100, 64, 8)
-    assert trained[rows >= 100].sum() / trained.sum() == pytest.approx(0.5, abs=0.002)
 
 
 def test_the_second_pass_has_another_order_than_the_first_and_than_another_source() -> None:

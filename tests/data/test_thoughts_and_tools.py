@@ -40,7 +40,7 @@ TWICE = [
 @pytest.fixture(scope="module")
 def tokenizers() -> dict[str, Any]:
     byte_level = families.byte_level()
-    return {name: families.family(name, byte_level) for name in [*AGENTS, "qwen3", "r1", "phi", "qwen2.5", "llama"]}
+    return {name: families.family(name, byte_level) for name in [*AGENTS, "phi", "qwen2.5"]}
 
 
 def trained(tokenizer: Any, record: Record) -> list[list[str]]:
@@ -116,9 +116,7 @@ def test_llama_calls(tokenizers: dict[str, Any]) -> None:
     ("name", "said"),
     [
         ("qwen3-tools", ["<think>\nhm\n</think>\n\nyes<|im_end|>", "<think>\nwell\n</think>\n\nno<|im_end|>"]),
-        ("qwen3", ["<think>\nhm\n</think>\n\nyes<|im_end|>", "<think>\nwell\n</think>\n\nno<|im_end|>"]),
         ("r1-tools", ["hm\n</think>\n\nyes<|eos|>", "well\n</think>\n\nno<|eos|>"]),
-        ("r1", ["hm\n</think>\n\nyes<|eos|>", "well\n</think>\n\nno<|eos|>"]),
         (
             "harmony",
             [

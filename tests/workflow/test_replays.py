@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from longspec.config import CONFIG_DIR, compose_stage, to_yaml
 from longspec.workflow.states import StatesPlan
 from tests.workflow.planning import Copied, Settings, Workflow, copy_to
 
@@ -60,11 +59,6 @@ def test_earlier_data_are_packed_like_the_stages_own(settings: Settings) -> None
     assert plan.replay_options(*RUN, "longcot", replayed) == ["--replay", *named]
     assert plan.replayed_rows(*RUN, "long") == []
     assert plan.trained_rows("demo") == sorted([*plan.all_rows("demo"), *replayed])
-
-
-def test_the_default_is_not_written_into_the_frozen_recipe() -> None:
-    """So that no finished stage is trained again."""
-    assert "replay" not in to_yaml(compose_stage("demo", "sinkpi-slicing", "long", CONFIG_DIR).recipe)
 
 
 def test_states_of_replayed_rows_are_stored_and_read_beside_the_stages_own(settings: Settings) -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from longspec.config import yaml_files
 from longspec.workflow.checks import unused_variants
-from longspec.workflow.paths import FINAL_FILES
 from longspec.workflow.states import StatesPlan
 from tests.workflow.planning import FILE, Settings, Workflow
 
@@ -36,23 +35,6 @@ def another(settings: Settings, name: str, **method: object) -> None:
     text = (settings.folder / RUN).read_text().replace("variants: [ttt]", "variants: [short, ttt]")
     told = json.dumps({"layers": [0, 1, 2], "vocabulary": SIZE} | method)
     (settings.folder / f"config/run/{name}.yaml").write_text(re.sub(r"(?m)^  method: .*$", f"  method: {told}", text))
-
-
-def test_each_run_has_its_variants(settings: Settings) -> None:
-    plan = settings.plan(runs=BOTH)
-    assert plan.variants == {"demo": ["sinkpi-slicing"], "demo-eagle3": ["ttt"]}
-    assert plan.variant_names == ["sinkpi-slicing", "ttt"]
-    assert {key[:2] for key in plan.configs} == {("demo", "sinkpi-slicing"), EAGLE3}
-    assert plan.all_final_drafts() == [
-        f"results/{run}/{variant}/final_draft/{name}"
-        for run, variant in (("demo", "sinkpi-slicing"), EAGLE3)
-        for name in FINAL_FILES
-    ]
-    assert plan.evaluations("demo-eagle3")[0] == "results/demo-eagle3/ttt/evaluation/untrained.jsonl"
-    assert plan.report_variants("demo-eagle3") == ["--variant ttt=results/demo-eagle3/ttt"]
-    assert plan.of_first_variant("recipe", "demo-eagle3")[0] == "results/demo-eagle3/ttt/base/recipe.yaml"
-    assert plan.rows("demo", "sinkpi-slicing", "long") == plan.rows("demo-eagle3", "ttt", "long")
-    assert plan.target("demo") == plan.target("demo-eagle3")
 
 
 def test_chosen_variants_that_no_run_uses_are_told(settings: Settings) -> None:
