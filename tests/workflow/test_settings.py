@@ -37,6 +37,7 @@ WRONG: dict[str, list[Any]] = {
     "evaluation.new_tokens": [0, HUGE],
     "evaluation.temperatures": [[], [NAN], [INF], [-INF], [-1], [1e-30], [1e6], ["0"], [False], [True], 0],
     "evaluation.shapes": [[], [0], [10**8], [[]], [[1, 10**8]], [[1] * 65], [[4, 0]], [2.5], [NAN]],
+    "evaluation.precision": ["half"],
     "evaluation.repeats": [0, HUGE],
     "evaluation.seed": [-1, 10**40, INF],
     "evaluation.tasks": [{}, {"a b": {"data": "stdlib", "context": [1, 2]}}, {"../x": {"data": "stdlib", "context": [1, 2]}}],

@@ -140,7 +140,7 @@ def test_prompts_find_room_in_the_positions() -> None:
 
 
 def benchmark(template: str) -> Benchmark:
-    return Benchmark("a.jsonl", template, True, "", 0, 8)
+    return Benchmark("a.jsonl", 8, template)
 
 
 def test_a_template_asks_for_fields_that_each_file_has(tmp_path: Path) -> None:
