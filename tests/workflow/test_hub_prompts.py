@@ -37,9 +37,7 @@ def test_another_commit_is_another_folder(settings: Settings) -> None:
     ("source", "refused"),
     [
         ("hf:DKYoon/SlimPajama-6B/data/train-*.parquet", True),
-        ("hf:DKYoon/SlimPajama-6B", True),
         ("hf:DKYoon/SlimPajama-6B/data/validation-*.parquet", False),
-        ("hf:DKYoon/SlimPajama-6B:default:validation", False),
         ("hf:DKYoon/Other", False),
     ],
 )

@@ -50,13 +50,6 @@ def test_three_lines_are_a_whole_run(own: Settings) -> None:
     assert plan.data["chats"] == {"source": "inputs/*.jsonl", "held_out": 0.05, "shards": 1}
 
 
-def test_what_is_said_for_all_stages_comes_before_what_follows(own: Settings) -> None:
-    write(own, f"{RUN}recipe: {{data: {{sequence_length: 128, collation: base}}, model: {{name: small}}}}\n")
-    recipe = recipe_of(own)
-    assert (recipe.data.sequence_length, recipe.data.collation, recipe.data.name) == (128, "base", "chats")
-    assert (recipe.model.name, recipe.model.source) == ("small", "my-llama")
-
-
 def test_what_the_file_says_comes_before_what_follows(own: Settings) -> None:
     more = "recipe: {method: {vocabulary: 512}, optimizer: {lr: 1.0e-3}}\nevaluation: {tasks: {asked: {source: asked.jsonl}}}\n"
     write(own, f"{RUN}variants: [short]\n{more}stages: {{chat: {{data: chats, recipe: {{data: {{sequence_length: 256}}}}}}}}\n")
