@@ -221,18 +221,13 @@ def test_the_rule_checks_all_stages_of_each_run_as_they_will_be_started(tmp_path
 
 @pytest.mark.slow
 def test_what_was_found_well_is_checked_again(tmp_path: Path, root: Path) -> None:
-    """With all that it needs there, a second call runs the job again; one that fails is not tried a second time."""
+    """With all that it needs there, a second call runs the job again."""
     workflow = copy_to(tmp_path, root)
     (tmp_path / "src/longspec/cluster/launch.py").write_text(
-        "from pathlib import Path\n\n\ndef main(argv):\n"
-        "    Path(argv[-1]).write_text('report')\n    return int(Path('sick').exists())\n"
+        "from pathlib import Path\n\n\ndef main(argv):\n    Path(argv[-1]).write_text('report')\n    return 0\n"
     )
     write_text(tmp_path / "models/demo/target_manifest.json", "{}")
     until = ["--allowed-rules", "preflight", "preflight_run", "stage_config"]
     for _ in range(2):
         assert "rule preflight_run:" in workflow.output("preflight", "--cores=1", *until)
         assert (tmp_path / "results/demo/preflight.json").read_text() == "report"
-    (tmp_path / "sick").touch()
-    done = workflow.call("preflight", "--cores=1", "--retries=3", *until)
-    assert done.returncode == 1
-    assert len(re.findall(r"^(?:local)?rule preflight_run:$", done.stdout + done.stderr, re.MULTILINE)) == 1

@@ -147,10 +147,8 @@ ALIVE, GONE = {"job": "11"}, {"job": "11", "ago": 300.0}
         (None, None, "", "waiting"),
         (None, None, QUEUED, "queued"),
         (None, None, QUEUED.replace("{root}", "/elsewhere"), "waiting"),
-        (None, None, QUEUED.replace("train", "extract"), "waiting"),
         (None, None, QUEUED.replace("PENDING", "RUNNING"), "running"),
         ("stopped", {"job": "11", "released": True}, "", "stopped"),
-        ("stopped", {"job": "11", "released": True}, QUEUED, "queued"),
         ("failed", {"job": "11", "released": True}, "", "failed"),
         ("failed", ALIVE, queued("11", "RUNNING"), "running"),  # the next attempt has begun and not written yet
         ("running", ALIVE, queued("11", "RUNNING"), "running"),
@@ -159,7 +157,6 @@ ALIVE, GONE = {"job": "11"}, {"job": "11", "ago": 300.0}
         ("running", ALIVE, "", "silent"),  # Slurm knows it no more, before the lease is stale
         ("running", GONE, QUEUED, "queued"),
         ("running", GONE, queued("11", "RUNNING"), "silent"),  # hung, or a machine's clock is wrong
-        ("running", GONE, None, "silent"),
         ("running", ALIVE, None, "running"),
         ("running", {"job": "11", "released": True}, "", "silent"),
         ("running", None, "", "silent"),
@@ -212,12 +209,6 @@ def test_what_a_job_did_after_its_checkpoint_does_not_count_once_it_is_gone(proj
     stages = found()
     assert (stages["base"].step, stages["base"].seconds_left) == (20, 80 * 20.5)
     assert stages["long"].step == 0
-
-
-def test_a_pending_job_of_a_stage_that_has_none_yet(project: Path, queue: Queue, capsys: pytest.CaptureFixture[str]) -> None:
-    Made(project, "long")
-    queue.holds(queued("12", "PENDING", comment=COMMENT.format("long"), workdir=str(project), reason="Resources"))
-    assert "12 PENDING (Resources)" in table(capsys)
 
 
 def test_why_a_stage_failed_and_where_its_log_is(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -97,7 +97,6 @@ def test_the_last_answer_begins_where_the_request_for_it_ends(tokenizers: dict[s
 
 
 PLAIN_CHATS = json.loads(Path(__file__).with_name("plain_chats.json").read_text(encoding="utf-8"))
-ENDS = [("user", "4?"), ("assistant", "assistant: 4")]
 KEPT = {
     "one": ONE,
     "system": TWO[:3],
@@ -136,12 +135,6 @@ def test_plain_chats_keep_their_text_and_what_is_trained_of_it(byte_level: Token
     assert laid_out == PLAIN_CHATS[name]
 
 
-@pytest.mark.parametrize("name", sorted({"llama", "mistral", "gemma", "r1"}))
-def test_a_text_begins_once(tokenizers: dict[str, Any], name: str) -> None:
-    tokenizer = tokenizers[name]
-    assert encoded(tokenizer, ONE).ids.tolist().count(tokenizer.bos_token_id) == 1
-
-
 @pytest.mark.parametrize("name", ["marked", "marked, no end"])
 def test_marked_answers_against_transformers(tokenizers: dict[str, Any], name: str) -> None:
     tokenizer = tokenizers[name]
@@ -152,11 +145,6 @@ def test_marked_answers_against_transformers(tokenizers: dict[str, Any], name: s
     if name == "marked, no end":  # where the mark leaves the end token out, it is trained all the same
         expected = [now or before for before, now in zip([0, *expected], expected, strict=False)]
     assert mask == expected[: len(mask)]
-
-
-def test_reasoning_laid_out_anew_is_the_answer(tokenizers: dict[str, Any]) -> None:
-    turns = [("user", "first"), ("assistant", "<think>well</think>no")]
-    assert stretches(tokenizers["qwen3"], encoded(tokenizers["qwen3"], turns)) == ["<think>\nwell\n</think>\n\nno<|im_end|>"]
 
 
 def test_reasoning_that_a_template_would_put_there_is_not_the_answer(tokenizers: dict[str, Any]) -> None:
@@ -192,19 +180,6 @@ def test_reasoning_within_contents_is_trained_once_behind_what_is_served(
         assert document.as_served
 
 
-def test_the_empty_thoughts_that_a_template_adds_part_no_conversation(tokenizers: dict[str, Any]) -> None:
-    """The template writes one before an answer without a thought, and drops it once the answer is history."""
-    turns = [("user", "q"), ("assistant", "a"), ("user", "q"), ("assistant", "b"), ("user", "thanks")]
-    for end in (4, 5):
-        document = encoded(tokenizers["qwen3"], turns[:end])
-        assert stretches(tokenizers["qwen3"], document) == ["a<|im_end|>", "b<|im_end|>"]
-        assert tokenizers["qwen3"].decode(document.ids).count("<think>") == 5 - end
-
-
-def test_an_answer_unlike_the_served_is_told(tokenizers: dict[str, Any]) -> None:
-    assert not encoded(tokenizers["r1"], ONE).as_served
-
-
 @pytest.mark.parametrize(
     ("request_for_it", "content"),
     [("assistant:\\n", "It is 4."), ("", "It is 4."), ("assistant: <think>", "<think>4</think>"), ("?", " It is 4.\n")],
@@ -219,31 +194,6 @@ def test_an_answer_that_its_request_does_not_lead_to_is_trained_alone_and_told(
     assert tokenizer.decode(document.ids) == f"user: q</s>assistant: {content}</s>"
     assert stretches(tokenizer, document) == [f"{content}</s>"]
     assert not document.as_served
-
-
-def test_without_an_end_token_the_last_answer_still_ends(tokenizers: dict[str, Any]) -> None:
-    document = encoded(tokenizers["plain"], [*ONE, ("user", "q"), ("assistant", "a")])
-    assert stretches(tokenizers["plain"], document) == [" It is 4.", " a<|endoftext|>"]
-
-
-@pytest.mark.parametrize("name", ["plain", "llama", "qwen2.5"])
-def test_a_question_at_the_end_does_not_train_the_end(tokenizers: dict[str, Any], name: str) -> None:
-    document = encoded(tokenizers[name], [*ONE, ("user", "thanks")])
-    assert document.answer_mask[-1] == 0
-    assert len(stretches(tokenizers[name], document)) == 1
-
-
-@pytest.mark.parametrize("name", ["qwen2.5", "marked", "phi", "qwen3"])
-@pytest.mark.parametrize(
-    "answer", ["\n\nIt begins with lines", "ends with space  ", "größer 🙂", "x", "q", "\n", "  ", "a\u0301e"]
-)
-def test_edges_of_an_answer_are_exact(tokenizers: dict[str, Any], name: str, answer: str) -> None:
-    if not answer.strip():
-        answer += "."
-    if name == "qwen3" and answer.startswith("\n"):
-        pytest.skip("its template leaves lines at the beginning out")
-    document = encoded(tokenizers[name], [("user", f"q {answer} q"), ("assistant", answer)])
-    assert stretches(tokenizers[name], document) == [answer + end_of(name)]
 
 
 @pytest.mark.parametrize("name", ["qwen2.5", "mistral", "llama", "r1", "marked"])
@@ -346,26 +296,8 @@ def test_of_several_named_templates_the_default_is_taken(byte_level: Tokenizer) 
     assert chat_template.template_of(tokenizer) == families.QWEN25
 
 
-WORDS = [
-    "a",
-    "ab",
-    " ",
-    "\n",
-    "\n\n",
-    "\t",
-    ".",
-    "größer",
-    "🙂",
-    "e\u0301",
-    "14",
-    "<|im_end|>",
-    "</s>",
-    "[INST]",
-    "<",
-    "|",
-    "▁",
-    "\ue000",
-]
+WORDS = ["a", "ab", " ", "\n", "\n\n", "\t", ".", "größer", "🙂", "e\u0301", "14"]
+WORDS += ["<|im_end|>", "</s>", "[INST]", "<", "|", "▁", "\ue000"]
 CONTENTS = st.lists(st.sampled_from(WORDS), min_size=1, max_size=12).map("".join).filter(str.strip)
 
 

@@ -3,8 +3,6 @@
 import io
 import itertools
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ from longspec.data import inspection, tokenize
 from longspec.data.pack import packing
 from tests.corpus import write_raw
 from tests.data import families
-from tests.terminal import control_characters
 
 END = "<|im_end|>"
 RECORDS: list[dict[str, Any]] = [
@@ -137,14 +134,6 @@ def test_typed_names_and_marks_are_not_taken_for_our_own(hostile: Path) -> None:
     coloured = shown(hostile, force_terminal=True, color_system="truecolor")
     special = [f"‹{name}›" for name in ("special", "<|im_start|>", END, "<|im_start|>", END)]
     assert re.findall(r"\x1b\[[\d;]*\b7(?:;\d+)*m([^\x1b]*)", coloured) == special
-
-
-def test_nothing_of_a_text_or_a_path_moves_the_cursor(hostile: Path) -> None:
-    command = [sys.executable, "-m", "longspec.data", "inspect", str(hostile)]
-    ran = subprocess.run(command, capture_output=True, check=True)
-    assert control_characters(ran.stdout + ran.stderr) == []
-    assert "a␛[2J␊b" in ran.stdout.decode()
-    assert "⟦trained⟧" in ran.stdout.decode()
 
 
 def test_a_space_behind_a_special_token_is_shown() -> None:

@@ -116,11 +116,7 @@ def test_what_is_given_wins_over_the_preset() -> None:
     assert presets.expand("d", {"source": "x.jsonl", "shards": 1}) == {"source": "x.jsonl", "shards": 1}
 
 
-def test_a_preset_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"data\.d\.preset: config/data\.yaml has no preset 'ultrachats'; did you mean 'ultrachat'\?"
-    ):
-        presets.expand("d", {"preset": "ultrachats"})
+def test_a_file_of_presets_that_is_none_is_named(tmp_path: Path) -> None:
     for text, told in (
         ("bad: [source]", "bad: must be a mapping with the key source"),
         ("- bad", "must be a mapping of presets"),

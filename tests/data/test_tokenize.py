@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from longspec.atomic_files import describe_files, read_json, sha256_file, sha256_text, write_json
+from longspec.atomic_files import describe_files, read_json, write_json
 from longspec.data import raw, tokenize
 from longspec.data.chat import encoding
 from longspec.data.chat.chat_template import CHATML
@@ -19,7 +17,6 @@ from longspec.data.chat.encoding import Encoder
 from longspec.data.pack import packing
 from longspec.data.pack.arrow_shards import PackedRows
 from tests.corpus import write_raw
-from tests.terminal import control_characters
 
 END = "<|im_end|>"
 
@@ -68,7 +65,7 @@ def make_raw(folder: Path, records: list[dict[str, Any]], **settings: Any) -> Pa
     return out
 
 
-@pytest.mark.parametrize("num_shards", [1, 3, 7, 60])
+@pytest.mark.parametrize("num_shards", [3, 60])
 def test_shards_hold_every_record_once(tmp_path: Path, tokenizer_manifest: Path, tokenizer: Any, num_shards: int) -> None:
     """Wherever the borders fall, and with more shards than records, of which some are then empty."""
     records: list[dict[str, Any]] = [{"text": f"document {n} größer " * (n + 1)} for n in range(11)]
@@ -147,10 +144,8 @@ def test_what_a_template_refuses_is_counted(tmp_path: Path, tokenizer_manifest: 
     lines = (source.parent / "train.jsonl").read_bytes().splitlines(keepends=True)
     for manifest, number in zip(made, sorted(refused), strict=True):
         (reason,) = manifest["skipped"]["reasons"].items()
-        assert reason == (
-            "the chat template refuses it: no system role",
-            {"count": 1, "first": len(b"".join(lines[:number]))},
-        )
+        first = {"count": 1, "first": len(b"".join(lines[:number]))}
+        assert reason == ("the chat template refuses it: no system role", first)
     packed = packing.make(tokens, 64, "long", "split", tmp_path / "packed" / "manifest.json")
     assert (packed["documents"], packed["skipped"], packed["raw_records"]["train"]) == (198, 2, 200)
 
@@ -178,17 +173,6 @@ def test_a_record_too_long_for_the_jobs_memory_is_counted(
     assert (told["count"], made["documents"]) == (2, 4)
 
 
-def test_nothing_that_a_template_quotes_moves_the_cursor(tmp_path: Path, tokenizer_manifest: Path) -> None:
-    system = {"role": "system", "content": "\x1b[2J\r\nerror: \x9b\u202ex"}
-    source = make_raw(tmp_path, [{"messages": [system, *record["messages"]]} for record in chats(3, set())])
-    tokenizer = refusing(tokenizer_manifest, tmp_path, "messages[0]['content']")
-    command = [sys.executable, "-m", "longspec.data", "tokenize", "--raw", str(source), "--tokenizer", str(tokenizer)]
-    ran = subprocess.run([*command, "--out", str(tmp_path / "000.json")], capture_output=True, check=False)
-    assert ran.returncode == 1
-    assert control_characters(ran.stdout + ran.stderr) == []
-    assert "refuses it: ␛[2J␍␊error: <U+009B><U+202E>x (first: line 1)" in ran.stderr.decode().splitlines()[-1]
-
-
 def test_the_share_is_counted_over_all_shards(tmp_path: Path, tokenizer_manifest: Path) -> None:
     """One refused record is more than a hundredth of its small shard and less than one of all; three are too many."""
     refusing_manifest = refusing(tokenizer_manifest, tmp_path)
@@ -199,9 +183,7 @@ def test_the_share_is_counted_over_all_shards(tmp_path: Path, tokenizer_manifest
         for shard, out in enumerate(outs):
             tokenize.make(source, refusing_manifest, shard, 20, out)
         if fails:
-            with pytest.raises(
-                ValueError, match=r"3 of 200 records have no layout .* more than the share 0\.01 that max_rejected"
-            ):
+            with pytest.raises(ValueError, match=r"3 of 200 records have no layout .* 0\.01 that max_rejected"):
                 packing.make(outs, 512, "longcot", "split", tmp_path / "packed/manifest.json")
         else:
             assert packing.make(outs, 512, "longcot", "split", tmp_path / "packed/manifest.json")["skipped"] == 1
@@ -214,34 +196,6 @@ def test_a_record_in_no_format_names_its_line(tmp_path: Path, tokenizer_manifest
     with pytest.raises(ValueError, match=r"train\.jsonl: line 2: text: must be text"):
         tokenize.make(source, tokenizer_manifest, 0, 1, out)
     assert list(out.parent.iterdir()) == []
-
-
-def test_manifest_tells_everything(tmp_path: Path, tokenizer_manifest: Path, tokenizer: Any) -> None:
-    records: list[dict[str, Any]] = [{"text": "one"}, {"problem": "p", "qwq": "q"}]
-    source = make_raw(tmp_path, records)
-    made = tokenize.make(source, tokenizer_manifest, 0, 1, tmp_path / "000.json")
-    arrow = tmp_path / "000.arrow"
-    sizes = [len(tokenize.encode(tokenizer, record)[0]) for record in records]
-    expected = {
-        "dataset": "d",
-        "raw": sha256_file(source),
-        "raw_records": read_json(source)["records"],
-        "documents": 2,
-        "tokens": sum(sizes),
-        "skipped": {"count": 0, "allowed": 0.01, "reasons": {}},
-        "unlike_served": 0,
-        "eos": tokenizer.eos_token_id,
-        "tokenizer": tokenize.load(tokenizer_manifest)[1],
-        "template": sha256_text(CHATML),
-        "files": {"000.arrow": {"bytes": arrow.stat().st_size, "sha256": sha256_file(arrow)}},
-    }
-    assert {key: made[key] for key in expected} == expected
-    packed = packing.make([tmp_path / "000.json"], 64, "base", "split", tmp_path / "packed" / "manifest.json")
-    shard = {"path": str(tmp_path / "000.json"), "sha256": sha256_file(tmp_path / "000.json"), "shard": 0}
-    assert packed["shards"] == [shard | {"documents": 2, "tokens": sum(sizes)}]
-    for key in ("dataset", "raw_records", "documents", "tokens", "eos", "tokenizer", "template"):
-        assert packed[key] == expected[key]
-    assert sum(packed["document_lengths"].values()) == 2
 
 
 def test_tokenizer_hash_follows_its_files(tmp_path: Path, tokenizer_manifest: Path) -> None:

@@ -58,7 +58,7 @@ def made(folder: Path, backend: Tokenizer, thoughtless: int, monkeypatch: pytest
     return folder / "packed/manifest.json"
 
 
-@pytest.mark.parametrize(("thoughtless", "is_said"), [(20, True), (3, True), (2, False), (0, False)])
+@pytest.mark.parametrize(("thoughtless", "is_said"), [(3, True), (2, False)])
 def test_it_is_said_of_more_than_a_tenth(
     tmp_path: Path, backend: Tokenizer, monkeypatch: pytest.MonkeyPatch, capsys: Any, thoughtless: int, is_said: bool
 ) -> None:

@@ -14,17 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from longspec import jsonl
 from longspec.atomic_files import describe_files, read_json, write_json, write_text
 from longspec.cli import serve as serve_verb
 from longspec.config import yaml_files
 from longspec.measure import evaluate as verb
-from longspec.measure import served
-from longspec.measure.engines.protocol import Request
-from longspec.measure.served_lines import accepted_of
 
 ROOT = Path(__file__).parents[2]
 # `make test-serve` makes both, and says why where it cannot.
@@ -132,12 +127,6 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     return Measured(folder / "target_manifest.json", folder / "draft", folder / "recipe.yaml", 20, folder / "ours.jsonl")
 
 
-@pytest.fixture(scope="module")
-def ours(small: Measured) -> list[Line]:
-    """Its lines by our own decoding."""
-    return small.lines()
-
-
 def edit(path: Path, change: Callable[[Line], None]) -> None:
     """Change a JSON file in its place."""
     content = read_json(path)
@@ -145,45 +134,13 @@ def edit(path: Path, change: Callable[[Line], None]) -> None:
     write_json(path, content)
 
 
-def intact(draft: Path) -> None:
-    """Nothing."""
-
-
-def wrong_layer_order(draft: Path) -> None:
-    """The first two auxiliary states change places. vLLM collects layers ascending: the columns of `fc` say their order."""
-    weights = load_file(draft / "model.safetensors")
-    first, second, third = weights["fc.weight"].chunk(3, dim=1)
-    weights["fc.weight"] = torch.cat([second, first, third], dim=1)
-    save_file(weights, draft / "model.safetensors", metadata={"format": "pt"})
-
-
-def window_off_by_one(draft: Path) -> None:
-    """As if it did not count the query."""
-    edit(draft / "config.json", lambda config: config.update(sliding_window=WINDOW - 1))
-
-
-def rope_base_left_out(draft: Path) -> None:
-    """vLLM then takes 10,000."""
-    edit(draft / "config.json", lambda config: [config.pop(name) for name in ("rope_parameters", "rope_theta", "rope_scaling")])
-
-
-@pytest.mark.parametrize("damage", [intact, wrong_layer_order, window_off_by_one, rope_base_left_out])
-def test_a_damaged_draft_is_seen(small: Measured, ours: list[Line], tmp_path: Path, damage: Callable[[Path], None]) -> None:
-    shutil.copytree(small.draft, tmp_path / "draft")
-    damage(tmp_path / "draft")
-    path = read_json(small.target)["path"]
-    target = served.served_target(path, torch.float32, torch.device("cpu"))
-    tokenizer = verb.AutoTokenizer.from_pretrained(path)
-    section = verb.tasks.parse(small.options().settings)
-    prompts = verb.all_prompts(dict(small.options().raw), section, tokenizer, 32768)
-    stop = sorted(verb.ends_of_text(target, tokenizer))
-    requests = [Request(str(each.number), each.ids, each.new_tokens + 1, 0, 0, stop) for each in prompts]
-    engine = served.Engine(str(PYTHON), target, "eagle3", tmp_path / "draft", repeats=1)
-    answers = list(engine.ask(CHAIN, requests))
-    assert [answer.tokens for answer in answers] == [
-        line["tokens"] for line in ours
-    ]  # whatever the draft, the text is the target's
-    assert is_as_ours([accepted_of(answer) for answer in answers], ours) == (damage is intact)
+def test_window_and_rope_base_of_a_draft_are_read_as_we_read_them(small: Measured) -> None:
+    """Evaluated by both engines, as above."""
+    ours = small.lines()
+    small.out = small.out.with_name("vllm.jsonl")
+    theirs = small.lines("--engine", "vllm", "--serve-python", str(PYTHON))
+    assert sum(line["mismatches"] - line["near_ties"] for line in theirs) == 0
+    assert is_as_ours([line["accepted"] for line in theirs], ours)
 
 
 def test_a_run_that_is_served_keeps_what_our_evaluation_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

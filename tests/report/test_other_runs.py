@@ -10,7 +10,6 @@ from longspec import jsonl
 from longspec.atomic_files import read_json, write_json
 from longspec.chain_length import ChainAcceptance, read_acceptance
 from longspec.report.__main__ import make_report, parse_arguments
-from longspec.report.inputs import records_that_chose
 from tests.report.synthetic_run import SETTINGS, STAGES, evaluation_rows, make_eagle3, sample, write_run
 from tests.report.test_numbers import report, write_tiny
 from tests.report.test_page import read_page
@@ -48,17 +47,7 @@ def test_every_figure_is_of_what_is_left(folder: Path, tmp_path: Path) -> None:
     wanted, found = report(arguments), read_json(folder / "report.json")
     assert found["left_out"]["base"] == PROMPTS
     assert wanted["left_out"]["base"] == {}
-    same = (
-        "variants",
-        "overall",
-        "improvements",
-        "by_context",
-        "by_position",
-        "lossless",
-        "speed",
-        "measured",
-        "samples",
-    )
+    same = ("variants", "overall", "improvements", "by_context", "by_position", "lossless", "speed", "measured", "samples")
     for part in same:
         assert found[part] == wanted[part], part
     assert {row["stage"] for row in found["against_baselines"]["base"]} == {"long"}
@@ -89,15 +78,6 @@ def test_the_page_tells_which_stage_why_and_what_is_left_out(folder: Path) -> No
     assert "have chosen which stage is published: short: 4 prompts; long: 2 prompts; cot: 6 prompts." in text
     assert "Fewer prompts than asked for" not in text
     assert ["final.records.puzzles", "3, 4, 9"] in [row for table in parser.tables for row in table]
-
-
-def test_what_has_chosen_for_one_of_two_runs_is_told_of_neither(tmp_path: Path) -> None:
-    for name in ("a", "b", "c"):
-        (tmp_path / name / "final_draft").mkdir(parents=True)
-    write_json(tmp_path / "a/final_draft/provenance.json", {"final": {"records": {"x": [1, 2]}}})
-    write_json(tmp_path / "b/final_draft/provenance.json", {"final": {"records": {"x": [2, 3], "y": [0]}}})
-    write_json(tmp_path / "c/final_draft/provenance.json", {"order": []})
-    assert records_that_chose(tmp_path / name for name in "abc") == {"x": {1, 2, 3}, "y": {0}}
 
 
 WITH_LOOKUP = "with-lookup"
@@ -143,13 +123,6 @@ def test_its_gain_over_the_draft_alone_is_told(tmp_path: Path) -> None:
     assert (beside.levels, beside.copied) == ((1, 1, 1, 1), 8)
     assert beside.expected_tokens == pytest.approx(mean[WITH_LOOKUP])
     assert f"draft token {SETTINGS['shapes'][0] + 1} or later, kept" in text
-
-
-def test_a_measurement_that_the_settings_ask_for_is_missed(tmp_path: Path) -> None:
-    arguments = measured_too(tmp_path, write_run(tmp_path, {"base": 0.0}), 0)
-    (tmp_path / f"results/base/evaluation/{WITH_LOOKUP}.jsonl").unlink()
-    with pytest.raises(FileNotFoundError, match=r"with-lookup\.jsonl"):
-        report(arguments)
 
 
 HIGH = {"base": 0.99, "long": 0.98, "longcot": 0.97, "all": 0.984}

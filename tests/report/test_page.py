@@ -169,15 +169,6 @@ def test_steps_that_were_not_measured_are_no_steps_without_a_gain(tmp_path: Path
     assert "Measured on held-out records and on files of prompts, of which this page does not know what was trained on," in text
 
 
-def test_what_became_of_the_records_is_told(folder: Path) -> None:
-    text = read_page(folder)[2]
-    for dataset, read, train in (("stdlib", "1,640", "1,555"), ("puzzles", "4,000", "3,797")):
-        assert f"{dataset} {read} — {train}" in text
-        assert f"{dataset} rejected 1 text: holds <NUL> inputs/{dataset}.jsonl, 7" in text
-        assert f"{dataset} read, though unusual 12 the line ends in CRLF" in text
-        assert f"{dataset} aligned 2 align[0].filter: records filtered out" in text
-
-
 def test_names_are_escaped(tmp_path: Path) -> None:
     """Angle brackets, ampersands and dollars stay what they are; what turns or hides text stands as signs."""
     name = "<i>a&b</i> $x_1$"

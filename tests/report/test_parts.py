@@ -3,7 +3,6 @@
 import copy
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -99,11 +98,6 @@ def test_smoothing_invents_nothing_at_the_ends() -> None:
     assert smooth(line_T)[120] == pytest.approx(120)
     assert smooth(line_T)[0] == pytest.approx(np.mean(line_T[: 240 // 24 + 1]))
     assert len(smooth(np.array([1.0]))) == 1
-
-
-def test_flattening_keeps_every_leaf() -> None:
-    nested = {"a": {"b": 1, "c": [1, 2]}, "d": [{"e": None}], "f": SimpleNamespace}
-    assert tables.flatten(nested) == {"a.b": 1, "a.c": "1, 2", "d.1.e": None, "f": SimpleNamespace}
 
 
 def test_shares_of_replayed_tokens_are_those_that_were_counted(tmp_path: Path, variant: Variant) -> None:

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.slurm.submitted import CLUSTER, Submitted
+from tests.slurm.submitted import Submitted
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 SHARDS = [f"data/tokens/demo/puzzles/{shard:03d}.json" for shard in range(3)]
@@ -29,15 +29,3 @@ def test_preflight_on_two_nodes(submitted: Submitted) -> None:
     report = json.loads((submitted.folder / "results/demo/preflight.json").read_text())
     assert "n1" in json.dumps(report)
     assert "n2" in json.dumps(report)
-
-
-def test_all_of_a_plan_is_shown_with_its_resources(submitted: Submitted) -> None:
-    done = submitted.call(*CLUSTER, "-n", "final_draft")
-    blocks = [block for block in done.stdout.split("\n\n") if "\nrule " in f"\n{block}"]
-    assert len(blocks) > 8
-    for block in blocks:
-        shown = dict(part.split("=", 1) for part in re.findall(r"^    resources: (.*)$", block, re.MULTILINE)[0].split(", "))
-        assert {"slurm_partition", "slurm_account", "runtime", "mem_mb"} <= shown.keys()
-        if "rule train:" in block:
-            wanted = {"nodes": "1", "ranks": "2", "tasks_per_node": "2", "cpus_per_task": "1", "gres": "gpu:2", "mpi": "srun"}
-            assert wanted.items() <= shown.items()

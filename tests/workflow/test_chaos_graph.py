@@ -1,4 +1,4 @@
-"""The short version of `make chaos`: a run of the whole graph through six moments."""
+"""The short version of `make chaos`: a run of the whole graph through four moments."""
 
 import random
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from tests.workflow.chaos import KINDS, Round, place_for, undisturbed
 
-MOMENTS = 6
+MOMENTS = 4
 
 
 @pytest.mark.slow

@@ -50,19 +50,16 @@ def test_a_new_run_is_written_and_planned(workflow: Workflow) -> None:
     )
     assert "target: my-llama\ndata: {chats: inputs/*.jsonl}\nmethod: eagle3\n" in (workflow.folder / "mine.yaml").read_text()
     assert longspec(workflow, *asked) == (1, "error: mine.yaml: is there already; edit it, or give another name\n")
-    code, text = longspec(workflow, "new", "other.yaml", "--target", "my-llama", "--data", "x", "--method", "eagle9")
-    assert (code, text) == (1, "error: --method: 'eagle9' is unknown; choose one of eagle3, glide\n")
     code, text = longspec(workflow, "new", "third.yaml", "--target", "my-llama", "--data", "inputs/*.jsnol")
     assert code == 1
     assert "third.yaml: data.chats.source: inputs/*.jsnol: " in text
     assert text.splitlines()[-1] == "edit third.yaml; then: longspec plan third.yaml"
-    (workflow.folder / "third.yaml").unlink()
     packed = gzip.compress((workflow.folder / "inputs/chats.jsonl").read_bytes())
     (workflow.folder / "chats.jsonl.gz").write_bytes(packed)
-    code, text = longspec(workflow, "new", "fourth.yaml", "--target", "my-llama", "--data", "chats.jsonl.gz")
+    asked = ("new", "fourth.yaml", "--target", "my-llama", "--data", "chats.jsonl.gz", "--method", "glide")
+    code, text = longspec(workflow, *asked)
     assert (code, text.splitlines()[-1][:28]) == (0, "time and disk: not known bef")
-    code, text = longspec(workflow, "new", "third.yaml", *asked[2:], "--method", "glide")
-    assert (code, "no engine loads glide drafts" in text, "\ntime: " in text) == (0, True, True), text
+    assert "no engine loads glide drafts" in text
     (workflow.folder / "mine.yaml").write_text("target: my-llama\ndtaa: {}\n")
     code, text = longspec(workflow, "plan", "mine.yaml")
     assert (code, "mine.yaml: dtaa: unknown key; did you mean 'data'?" in text, len(text.splitlines())) == (1, True, 1)
@@ -85,22 +82,12 @@ def test_a_plan_says_which_keys_train_a_stage_again(built: Workflow) -> None:
     rows = [json.dumps({"step": step, "seconds": 2.0}) for step in (1, 2, 3)]
     (built.folder / "results/demo/sinkpi-slicing/long/metrics.jsonl").write_text("\n".join(rows) + "\n")
     assert "0.003 -> 0.002; 36 steps, about 72 s\n" in longspec(built, "plan", "demo")[1]
-
-
-def test_a_report_that_is_not_there_is_told_with_the_command(built: Workflow) -> None:
     (built.folder / "results/demo/report.json").unlink()
     told = "error: results/demo/report.json: no such file; make it first: longspec train demo\n"
     assert longspec(built, "report", "demo") == (1, told)
 
 
-def test_a_refused_run_trains_nothing_and_says_why(workflow: Workflow) -> None:
-    workflow.edit("config/run/demo.yaml:long", r"\blr:", "learning_rate:")
-    code, text = longspec(workflow, "train", "demo", "--cores", "1", "--config", "keep_states=true")
-    assert code == 1
-    assert "recipe.optimizer.learning_rate: unknown key, of another trainer: the rate is recipe.optimizer.lr" in text
-
-
-@pytest.mark.parametrize("verb", PASSED_ON)
+@pytest.mark.parametrize("verb", ["status", "push"])
 def test_verbs_of_other_rooms_are_there(verb: str) -> None:
     done = subprocess.run([sys.executable, "-m", "longspec.cli", verb, "--help"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

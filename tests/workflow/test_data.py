@@ -54,19 +54,6 @@ def test_a_dataset_of_the_hub_is_fetched_pinned_and_read(workflow: Workflow, ser
     assert len(records(workflow)) == 20
 
 
-def test_without_the_hub_a_file_placed_by_hand_goes_the_same_way(workflow: Workflow, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    workflow.edit("config/workflow.yaml", "puzzles: .*", "puzzles: {preset: longspec-long}")
-    done = workflow.call(RAW, "--cores=1")
-    assert done.returncode == 1
-    assert "place data/hub/puzzles/files/long_data.jsonl, from the same paths of " in done.stdout + done.stderr
-    path = workflow.folder / "data/hub/puzzles/files/long_data.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(lines([{"source": "book", "text": f"page {n}"} for n in range(9)]))
-    workflow.output(RAW, "--cores=1")
-    assert len(records(workflow)) == 9
-
-
 def test_a_job_that_fails_of_its_rejects_leaves_them_to_be_read(workflow: Workflow) -> None:
     workflow.edit("config/workflow.yaml", "puzzles: .*", "puzzles: {source: in.jsonl, shards: 2}")
     (workflow.folder / "in.jsonl").write_bytes(lines(QUESTIONS))

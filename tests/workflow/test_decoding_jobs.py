@@ -95,14 +95,6 @@ def test_the_largest_batch_of_answers_counts(plan: Plan) -> None:
     assert (jobs.of_answers("demo", "own"), jobs.gpus_of_answers("demo", "own")) == (2, "gpu:h100:2")
 
 
-def test_before_the_target_is_there_and_without_a_gpus_memory_there_is_one(plan: Plan) -> None:
-    assert jobs_of(plan).ranks("evaluate", "demo") == jobs_of(plan).of_answers("demo", "own") == 1
-    Path("models/demo/target_manifest.json").unlink()
-    jobs = jobs_of(plan, gpu_mem=1000)
-    assert (jobs.ranks("evaluate", "demo"), jobs.gpus("evaluate", "demo")) == (1, "gpu:h100:1")
-    jobs.judge("evaluate", *RUN)
-
-
 def test_what_is_still_to_be_made_is_judged(plan: Plan) -> None:
     jobs = jobs_of(plan, gpu_mem=1000)
     with pytest.raises(ValueError, match=r"^run 'demo': evaluate: needs .* on each of 8 GPUs, by an estimate"):

@@ -86,13 +86,9 @@ def test_memory_is_that_of_a_sum_by_hand() -> None:
     [
         (qwq(), 4096, QWQ_DRAFT, 80_000, 1),
         (qwq(), 32_768, QWQ_DRAFT, 80_000, 2),
-        (qwq(), 32_768, QWQ_DRAFT, 140_000, 1),
-        (qwq(), 4096, QWQ_DRAFT, 40_000, 2),
         (qwq(), 4096, QWQ_DRAFT, 24_000, 4),
-        (llama(), 0, 0, 80_000, 2),
         (llama(), 32_768, LLAMA_DRAFT, 80_000, 4),
         (llama(), 32_768, LLAMA_DRAFT, 140_000, 2),
-        (llama(), 130_000, LLAMA_DRAFT, 80_000, 4),
     ],
 )
 def test_published_targets_take_the_fewest_ranks_that_hold_them(
@@ -120,9 +116,7 @@ def test_what_no_node_holds_is_refused_with_the_numbers() -> None:
     with pytest.raises(ValueError, match=told):
         ranks_of("run 'a'", llama(), [text(1024)], replace(NODE, gpus=2, gpu_mem=40_000))
     alone = target_of(QWQ | {"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2}, 120_000_000_000)
-    with pytest.raises(
-        ValueError, match=r"on each of 1 GPUs, .* and a target of model_type 'gpt_oss' cannot be split over ranks"
-    ):
+    with pytest.raises(ValueError, match=r"on each of 1 GPUs, .* model_type 'gpt_oss' cannot be split over ranks"):
         ranks_of("x", alone, [text(64)], NODE)
 
 

@@ -170,8 +170,3 @@ def test_a_path_that_names_no_run_or_a_second_one_of_its_name_is_refused(setting
         (folder / "mine.yaml").write_text("base: demo\n")
     with pytest.raises(ValueError, match=r"another run has this name, config/run/mine\.yaml"):
         settings.plan(runs=["mine", f"{tmp_path}/mine.yaml"])
-
-
-def test_graph_and_lint_work(workflow: Workflow) -> None:
-    assert 25 < workflow.output("final_draft", "--rulegraph").count("->") < 50
-    assert "good condition" in workflow.output("--lint")

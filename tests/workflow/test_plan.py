@@ -45,9 +45,7 @@ def test_what_a_run_says_of_its_final_stage_is_checked(settings: Settings) -> No
 def test_a_choice_needs_a_task_of_held_out_records(settings: Settings) -> None:
     settings.edit("config/run/demo.yaml", r"^    (short|cot): .*\n", "")
     settings.edit("config/run/demo.yaml", r"\blong: \{data.*\}", "math: {preset: math}")
-    with pytest.raises(
-        ValueError, match=r"^config/run/demo\.yaml: final: best: .* set it to last, or add one to .*: \{data: stdlib,"
-    ):
+    with pytest.raises(ValueError, match=r"^config/run/demo\.yaml: final: best: .* set it to last, or add one to "):
         settings.plan()
     settings.edit("config/run/demo.yaml", "^stages:", "final: last\nstages:")
     assert settings.plan().choice(*VARIANT) == []
@@ -177,15 +175,6 @@ def test_a_gate_is_no_setting_of_the_evaluation(settings: Settings) -> None:
     after = settings.plan()
     assert after.evaluation_settings("demo") == before.evaluation_settings("demo")
     assert json.loads(after.gates("demo")) == json.loads(before.gates("demo")) | {"forgetting": None}
-
-
-def test_how_it_is_run_is_no_part_of_the_recipe(settings: Settings) -> None:
-    before = settings.plan()
-    settings.edit("config/run/demo.yaml:long", r"\bsave_every: \d+", "save_every: 77")
-    settings.edit("config/run/demo.yaml:long", r"\bmicro_batch: \d+", "micro_batch: 2")
-    after = settings.plan()
-    assert after.stage_yaml(*VARIANT, "long", "recipe") == before.stage_yaml(*VARIANT, "long", "recipe")
-    assert after.stage_yaml(*VARIANT, "long", "runtime") != before.stage_yaml(*VARIANT, "long", "runtime")
 
 
 def test_variants_stand_side_by_side_in_a_report_and_apart_in_their_drafts(settings: Settings) -> None:

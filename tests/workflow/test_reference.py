@@ -62,10 +62,3 @@ def test_so_does_that_of_the_workflows_file(root: Path) -> None:
         wrong = copy.deepcopy(content)
         wrong[section][key] = value
         assert faults(root, reference.WORKFLOW, wrong), key
-
-
-def test_the_page_names_every_key_with_what_it_may_be(root: Path) -> None:
-    page = (root / reference.PAGE).read_text()
-    assert "| `recipe.optimizer.lr` | a number above 0 to 1 |  | the learning rate after the warm-up |" in page
-    assert "| `runtime.deepspeed.zero_stage` | a whole number from 0 to 3 | `1` |" in page
-    assert "| `cut` | one of keep, drop | `drop` |" in page

@@ -15,189 +15,72 @@ WORKFLOW = "config/workflow.yaml"
 PUBLISHED = "config/run/published.yaml"
 LONGCOT = "config/run/demo.yaml:longcot"
 
+DEMO = "config/run/demo.yaml"
+MODEL = "config/model/demo.yaml"
+PUZZLES = r"puzzles: .*"
+BOTH = r"  stdlib: .*\n  stdlib-long: .*$"
+COT = r"\bcot: \{.*\}"
+
+# By what is wrong: the file (or the part of it), what is replaced, by what, and the key that is named.
 SCHEMA = {
-    ("^evaluation:", "evalution:"): "evalution: unknown key; did you mean 'evaluation'? Known: data, envmodules, evaluation,",
+    ("^evaluation:", "evalution:"): "evalution: unknown key; did you mean 'evaluation'?",
     (r"\brecords: ", "record: "): "data.puzzles.record: unknown key; did you mean 'records'?",
-    (
-        r"^runs: \[.*?\]",
-        "runs: demo",
-    ): "runs: must be a list that is not empty, each a name, or a path that ends in .yaml, is 'demo'; it is a list of files",
-    (
-        r"^(  stdlib-long: .*), shards: \d+",
-        r"\1",
-    ): "data.stdlib-long.shards: missing; give a whole number from 1 to 1000; it is the number of files",
+    (r"^runs: \[.*?\]", "runs: demo"): "runs: must be a list",
+    (r"^(  stdlib-long: .*), shards: \d+", r"\1"): "data.stdlib-long.shards: missing; give a whole number from 1 to 1000",
     (r"^data:$", "data:\n  typo: {sorce: x, shards: 1, revision: 1}"): "data.typo.sorce: unknown key; did you mean 'source'?",
-    (
-        r"revision: 1\b",
-        "revision: 2025",
-    ): "data.typo.revision: must be a text that is not empty, is 2025; it is a branch, tag or commit",
-    (r"^  puzzles: ", "  other: {source: x.jsonl, shards: 1, aling: []}\n  puzzles: "): "unknown key; did you mean 'align'?",
+    (r"revision: 1\b", "revision: 2025"): "data.typo.revision: must be a text that is not empty, is 2025",
+    (r"^  puzzles: ", "  other: {source: x.jsonl, shards: 1, aling: []}\n  puzzles: "): "data.other.aling: unknown key",
     (r"^variants: \[.*?\]", "variants: [1]"): "variants.0: must be a name, is 1",
 }
-
 CASES = {
-    "a list of replayed stages": (
-        LONGCOT,
-        r"replay: \{.*?\}",
-        "replay: [base]",
-        "a list stands where a mapping belongs, such as recipe.data.replay: {base: 0.2} (in config/run/demo.yaml, stage",
-    ),
-    "unknown key of the target's phases": (
-        "config/model/demo.yaml",
-        r"\brows:",
-        "row:",
-        "build.mixture.0.row: unknown key; did you mean 'rows'?",
-    ),
-    "missing file": (
-        WORKFLOW,
-        r"puzzles: .*",
-        "puzzles: {source: inputs/puzzles.jsonl, shards: 1}",
-        "data.puzzles.source: inputs/puzzles.jsonl: no such file;",
-    ),
-    "an unknown preset": (
-        WORKFLOW,
-        r"puzzles: .*",
-        "puzzles: {preset: ultrachats}",
-        "data.puzzles.preset: config/data.yaml has no preset 'ultrachats'; did you mean 'ultrachat'? Known: gsm8k-train,",
-    ),
+    "a list of replayed stages": (LONGCOT, r"replay: \{.*?\}", "replay: [base]", "recipe.data.replay: {base: 0.2} (in "),
+    "a key of the target's phases": (MODEL, r"\brows:", "row:", "build.mixture.0.row: unknown key; did you mean 'rows'?"),
+    "missing file": (WORKFLOW, PUZZLES, "puzzles: {source: in/a.jsonl, shards: 1}", "data.puzzles.source: in/a.jsonl: no such"),
+    "an unknown preset": (WORKFLOW, PUZZLES, "puzzles: {preset: ultrachats}", "data.puzzles.preset: config/data.yaml has no "),
     "an unknown aligner": (
         WORKFLOW,
-        r"puzzles: .*",
-        "puzzles: {source: 'hf:o/n', shards: 1, align: [{renam: {a: b}}]}",
-        "data.puzzles.align[0].renam: no such aligner;",
+        PUZZLES,
+        "puzzles: {source: a.jsonl, shards: 1, align: [{renam: 1}]}",
+        ".align[0].renam: ",
     ),
     "a preset and a split of one repository with two shares": (
         WORKFLOW,
-        r"  stdlib: .*\n  stdlib-long: .*$",
-        "  stdlib: {preset: ultrachat}\n  stdlib-long: {source: 'hf:HuggingFaceH4/ultrachat_200k:test_sft', held_out: 0.5,"
-        " shards: 1}",
-        "data.stdlib-long.held_out: 0.5, but data.stdlib.held_out: 0.02 (the default), and both are made from"
-        " 'HuggingFaceH4/ultrachat_200k'",
+        BOTH,
+        "  stdlib: {preset: ultrachat}\n  stdlib-long: {source: 'hf:HuggingFaceH4/ultrachat_200k:x', held_out: 0.5, shards: 1}",
+        "data.stdlib-long.held_out: 0.5, but data.stdlib.held_out: 0.02 (the default), and both are made from",
     ),
     "a file and a list that holds it with two shares": (
         WORKFLOW,
-        r"  stdlib: .*\n  stdlib-long: .*$",
-        "  stdlib: {source: profiles/../b.jsonl, held_out: 0.1, shards: 1}\n"
-        "  stdlib-long: {source: ['?.jsonl'], held_out: 0.2, shards: 1}",
-        "b.jsonl': a record held out in one would be trained on in the other; give both the same held_out",
+        BOTH,
+        "  stdlib: {source: profiles/../b.jsonl, held_out: 0.1, shards: 1}\n  stdlib-long: {source: ['?.jsonl'], shards: 1}",
+        "b.jsonl': a record held out in one would be trained on in the other",
     ),
-    "another share held out": (
-        WORKFLOW,
-        r"^(  stdlib-long: .*\bheld_out: )[\d.]+",
-        r"\g<1>0.37",
-        "data.stdlib-long.held_out: 0.37, but data.stdlib.held_out: ",
-    ),
-    "a context upside down": (
-        "config/run/demo.yaml",
-        r"(short: .*context: )\[.*?\]",
-        r"\1[448, 64]",
-        "evaluation.tasks.short.context: [448, 64] is reversed",
-    ),
-    "a task of two kinds": (
-        "config/run/demo.yaml",
-        r"\bcot: \{data: puzzles,",
-        "cot: {data: puzzles, source: a.jsonl,",
-        "evaluation.tasks.cot: give either data and context (held-out records of the run's own data) or source (a file of"
-        " prompts), not both",
-    ),
-    "a key of the other kind of task": (
-        "config/run/demo.yaml",
-        r"\bcot: \{.*\}",
-        "cot: {data: puzzles, context: [1, 2], chat: true}",
-        "evaluation.tasks.cot.chat: unknown for a task of held-out records; known: data, context, new_tokens, whole_questions",
-    ),
-    "an unknown benchmark": (
-        "config/run/demo.yaml",
-        r"\bcot: \{.*\}",
-        "cot: {preset: gsm8, source: a.jsonl}",
-        "evaluation.tasks.cot.preset: config/evaluation.yaml has no preset 'gsm8'; did you mean 'gsm8k'? Known: aime-2024, ",
-    ),
-    "a target's name that a shell would run": (
-        "config/model/demo.yaml",
-        r"\bname: demo",
-        "name: 'x$(touch INJECTED)'",
-        "recipe.model.name: 'x$(touch INJECTED)' is no name; a name has letters, digits, dots and hyphens",
-    ),
-    "a class that is none of ours": (
-        "config/model/demo.yaml",
-        r"\bfamily: qwen2",
-        "_target_: os.system",
-        "recipe.model._target_: 'os.system' is unknown; known are longspec.train.models.llama_glide.",
-    ),
-    "a target's folder that is not there": (
-        "config/model/demo.yaml",
-        r"\bsource: build",
-        "source: inputs/target",
-        "run 'demo', stage 'base': recipe.model.source: inputs/target: no such folder",
-    ),
-    "rows longer than the target's positions": (
-        LONGCOT,
-        r"\bsequence_length: \d+",
-        "sequence_length: 40000",
-        "stage 'longcot': recipe.data.sequence_length: 40000 tokens are more than the target's 32768 positions",
-    ),
-    "a template of fields that the file has not": (
-        "config/run/demo.yaml",
-        r"\bcot: \{.*\}",
-        "cot: {source: prompts.jsonl, template: 'Q: {qestion}'}",
-        "config/run/demo.yaml: evaluation.tasks.cot.template: asks for {qestion}, which is missing or null in prompts.jsonl:"
-        " line 1; its fields: question, reference",
-    ),
-    "a path with a wildcard": (
-        WORKFLOW,
-        r"puzzles: .*",
-        "puzzles: {source: '{x}.jsonl', shards: 1}",
-        "config/workflow.yaml: data.puzzles.source: {x}.jsonl: has braces, which the workflow takes for a wildcard; rename",
-    ),
+    "a context upside down": (DEMO, r"(short: .*context: )\[.*?\]", r"\1[448, 64]", "tasks.short.context: [448, 64] is rev"),
+    "a task of two kinds": (DEMO, r"\bcot: \{data", "cot: {source: a.jsonl, data", "evaluation.tasks.cot: give either data "),
+    "a key of the other kind": (DEMO, COT, "cot: {data: puzzles, context: [1, 2], chat: true}", "evaluation.tasks.cot.chat: "),
+    "an unknown benchmark": (DEMO, COT, "cot: {preset: gsm8, source: a.jsonl}", "evaluation.tasks.cot.preset: config/ev"),
+    "a name that a shell would run": (MODEL, r"\bname: demo", "name: 'x$(touch INJECTED)'", "recipe.model.name: 'x$(touch INJ"),
+    "a class that is none of ours": (MODEL, r"\bfamily: qwen2", "_target_: os.system", "recipe.model._target_: 'os.system' is"),
+    "rows beyond the positions": (LONGCOT, r"_length: \d+", "_length: 40000", "recipe.data.sequence_length: 40000 tokens"),
+    "fields that the file has not": (DEMO, COT, "cot: {source: prompts.jsonl, template: '{qestion}'}", "tasks.cot.template: "),
+    "a path with a wildcard": (WORKFLOW, PUZZLES, "puzzles: {source: '{x}.jsonl', shards: 1}", "data.puzzles.source: {x}.js"),
     "a file that runs code": (
         WORKFLOW,
         r"^envmodules: .*",
         "__use_yte__: true\nenvmodules:\n  - ?open('INJECTED', 'w').close()",
         "config/workflow.yaml: __use_yte__: a configuration holds values and runs no code; remove the key",
     ),
-    "unknown dataset of a task": (
-        "config/run/demo.yaml",
-        r"\bdata: puzzles\b",
-        "data: puzzle",
-        "evaluation.tasks.cot.data: there is no dataset 'puzzle' under `data` in config/workflow.yaml; add it there",
-    ),
-    "unknown dataset of a stage": (
-        LONGCOT,
-        r"\bname: puzzles\b",
-        "name: puzles",
-        "run 'demo', stage 'longcot': recipe.data.name: there is no dataset 'puzles' under `data`",
-    ),
-    "unknown dataset of the target": (
-        "config/model/demo.yaml",
-        "dataset: stdlib,",
-        "dataset: stdlibs,",
-        "config/model/demo.yaml: build.mixture: dataset: there is no dataset 'stdlibs' under `data`",
-    ),
-    "unknown run": (
-        WORKFLOW,
-        r"^runs: \[.*?\]",
-        "runs: [dmo]",
-        "runs: there is no config/run/dmo.yaml; did you mean 'demo'? Known: demo, demo-eagle3, demo-",
-    ),
-    "unknown variant": (
-        WORKFLOW,
-        r"^variants: \[.*?\]",
-        "variants: [sinkpi]",
-        "variants: there is no config/variant/sinkpi.yaml; did you mean 'sinkpi-slicing'? Known: base, hard-labels, ",
-    ),
+    "unknown dataset of a task": (DEMO, r"\bdata: puzzles\b", "data: puzzle", "evaluation.tasks.cot.data: there is no dataset"),
+    "unknown dataset of a stage": (LONGCOT, r"\bname: puzzles\b", "name: puzles", "recipe.data.name: there is no dataset"),
+    "unknown dataset of the target": (MODEL, "dataset: stdlib,", "dataset: other,", f"{MODEL}: build.mixture: dataset: "),
+    "unknown run": (WORKFLOW, r"^runs: \[.*?\]", "runs: [dmo]", "runs: there is no config/run/dmo.yaml; did you mean 'demo'?"),
     "unknown stage": (
-        "config/run/demo.yaml",
+        DEMO,
         r"^  long:",
         "  lang:",
-        "config/run/demo.yaml: stages: there is no config/stage/lang.yaml; did you mean 'long'?",
+        f"{DEMO}: stages: there is no config/stage/lang.yaml; did you mean 'long'?",
     ),
-    "stages with the names of other drafters": (
-        "config/run/demo.yaml",
-        r"^  long:",
-        "  lookup:",
-        "config/run/demo.yaml: stages: lookup: untrained, lookup, imported, with-lookup are drafters that no stage"
-        " trains; give the stage another name",
-    ),
+    "a stage with the name of another drafter": (DEMO, r"^  long:", "  lookup:", f"{DEMO}: stages: lookup: "),
     "unknown recipe key": (
         LONGCOT,
         r"\blr:",
@@ -205,13 +88,7 @@ CASES = {
         "run 'demo', variant 'sinkpi-slicing', stage 'longcot': recipe.optimizer.learning_rate: unknown key, of another "
         "trainer: the rate is recipe.optimizer.lr (in config/run/demo.yaml, stage longcot)",
     ),
-    "wrong recipe type": (
-        LONGCOT,
-        r"\bsteps: ",
-        "steps: x",
-        "recipe.steps: Value 'x104' of type 'str' could not be converted to Integer; "
-        "give a whole number from 1 to 1000000000, or null",
-    ),
+    "wrong recipe type": (LONGCOT, r"\bsteps: ", "steps: x", "recipe.steps: Value 'x104' of type 'str' could not be converted"),
 }
 
 
@@ -243,12 +120,6 @@ def test_the_files_as_they_stand_make_a_plan(files: Settings) -> None:
     assert files.plan().runs == ["demo"]
 
 
-def test_snakemake_tells_one_line_without_frames(workflow: Workflow) -> None:
-    path, pattern, new, message = CASES["unknown recipe key"]
-    workflow.edit(path, pattern, new)
-    assert workflow.refusal() == message
-
-
 def test_snakemake_does_not_run_a_file_as_a_template(workflow: Workflow) -> None:
     path, pattern, new, message = CASES["a file that runs code"]
     workflow.edit(path, pattern, new)
@@ -256,11 +127,12 @@ def test_snakemake_does_not_run_a_file_as_a_template(workflow: Workflow) -> None
     assert not list(workflow.folder.rglob("INJECTED"))
 
 
-def test_all_violations_of_the_schema_are_told_at_once(workflow: Workflow) -> None:
+def test_all_violations_of_the_schema_are_told_at_once(settings: Settings) -> None:
     for pattern, new in SCHEMA:
-        workflow.edit(WORKFLOW, pattern, new)
-    refusal = workflow.refusal()
-    assert [message for message in SCHEMA.values() if message not in refusal] == []
+        settings.edit(WORKFLOW, pattern, new)
+    with pytest.raises(ValueError, match=r"^config/workflow\.yaml: ") as refused:
+        settings.plan()
+    assert [message for message in SCHEMA.values() if message not in str(refused.value)] == []
 
 
 def test_a_file_in_another_encoding_is_told_with_its_line(settings: Settings) -> None:
@@ -293,14 +165,11 @@ def test_prompts_that_are_trained_on_are_refused(files: Settings) -> None:
 def test_data_that_may_be_forgotten_unseen_is_told(settings: Settings) -> None:
     """The published run trains on slimpajama, long-data and longcot."""
     told = "gates.forgetting cannot judge what is forgotten of "
-    assert forgetting_warning(settings.plan()) == ""
     assert forgetting_warning(settings.plan(runs=["published"])) == ""
     settings.edit(PUBLISHED, r"^    (general|long): \{data.*\n", "")
     warning = forgetting_warning(settings.plan(runs=["published"]))
     assert warning.startswith(f"{told}slimpajama, long-data: no task measures it.")
-    assert "own: {data: slimpajama, context: [64, 448]}" in warning
-    settings.edit(PUBLISHED, r"^  tasks:$", "  tasks:\n    own: {data: slimpajama, context: [64, 448]}")
-    assert forgetting_warning(settings.plan(runs=["published"])).startswith(f"{told}long-data: no task measures it.")
+    assert f"evaluation.tasks in {PUBLISHED}, such as own: {{data: slimpajama, context: [64, 448]}}" in warning
     settings.edit(WORKFLOW, r"\bforgetting: \S+", "forgetting: null")
     assert forgetting_warning(settings.plan(runs=["published"])) == ""
 
@@ -351,18 +220,11 @@ def test_drafts_that_vllm_does_not_load_and_trees_are_refused(settings: Settings
         settings.plan(runs=["demo-eagle3"])
 
 
-def test_a_precision_of_the_evaluation_is_checked_and_recorded_where_it_is_given(settings: Settings) -> None:
-    before = json.loads(settings.plan().evaluation_settings("demo"))
-    settings.edit(WORKFLOW, r"^  engine: longspec", "  precision: bf16\n  engine: longspec")
-    assert json.loads(settings.plan().evaluation_settings("demo")) == before | {"precision": "bf16"}
-    settings.edit(WORKFLOW, r"^  precision: bf16", "  precision: half")
-    with pytest.raises(ValueError, match=r"evaluation\.precision: 'half' is unknown; choose one of auto, bf16, fp32"):
-        settings.plan()
-
-
-def test_our_own_engine_is_not_recorded(settings: Settings) -> None:
+def test_a_precision_is_recorded_where_it_is_given_and_our_own_engine_is_not(settings: Settings) -> None:
     """What was evaluated before there was a choice stays as it is."""
     before = settings.plan().evaluation_settings("demo")
     assert not {"engine", "serve_python"} & json.loads(before).keys()
     settings.edit(WORKFLOW, r"^  (engine|serve_python): .*\n", "")
     assert settings.plan().evaluation_settings("demo") == before
+    settings.edit(WORKFLOW, r"^evaluation:$", "evaluation:\n  precision: bf16")
+    assert json.loads(settings.plan().evaluation_settings("demo")) == json.loads(before) | {"precision": "bf16"}

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from longspec.config import CONFIG_DIR, compose_stage, to_yaml
 from longspec.workflow.states import StatesPlan
 from tests.workflow.planning import Copied, Settings, Workflow, copy_to
 
@@ -27,14 +26,12 @@ def stage_file(folder: Path, shares: str) -> None:
     [
         ("{basis: 0.2}", r"recipe\.data\.replay\.basis: the run has no such stage; .* did you mean 'base'\?"),
         ("{longcot: 0.2}", r"recipe\.data\.replay\.longcot: is this stage itself; name earlier stages"),
-        ("{base: 1}", r"recipe\.data\.replay\.base: must be a number above 0 to below 1, is 1"),
         ("{base: -0.1}", r"recipe\.data\.replay\.base: must be a number above 0 to below 1, is -0\.1"),
         ("{base: 0.5, long: 0.5}", r"recipe\.data\.replay: the shares of base, long are 1 together; leave some"),
         (
             "{base: much}",
             r"recipe\.data\.replay\.base: Value 'much' .* could not be converted to Float; give a number above 0 to below 1",
         ),
-        ("0.3", r"recipe\.data\.replay: "),
     ],
 )
 def test_what_cannot_be_replayed_dies_at_the_plan(settings: Settings, shares: str, message: str) -> None:
@@ -62,11 +59,6 @@ def test_earlier_data_are_packed_like_the_stages_own(settings: Settings) -> None
     assert plan.replay_options(*RUN, "longcot", replayed) == ["--replay", *named]
     assert plan.replayed_rows(*RUN, "long") == []
     assert plan.trained_rows("demo") == sorted([*plan.all_rows("demo"), *replayed])
-
-
-def test_the_default_is_not_written_into_the_frozen_recipe() -> None:
-    """So that no finished stage is trained again."""
-    assert "replay" not in to_yaml(compose_stage("demo", "sinkpi-slicing", "long", CONFIG_DIR).recipe)
 
 
 def test_states_of_replayed_rows_are_stored_and_read_beside_the_stages_own(settings: Settings) -> None:

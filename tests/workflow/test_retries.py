@@ -1,7 +1,5 @@
 """How often a failed job is tried again; without Snakemake."""
 
-import json
-import os
 from pathlib import Path
 
 import pytest
@@ -19,23 +17,6 @@ def test_another_job_has_two_tries_more() -> None:
         Retries(2),
     ]
     assert policy.other("pack", 1, 1, output).allowed == 1
-
-
-def test_a_stage_is_tried_as_often_as_allowed_unless_it_is_without_hope(tmp_path: Path) -> None:
-    folder, log = tmp_path / "base", tmp_path / "logs/base.log"
-    (log.parent / "base").mkdir(parents=True)
-    folder.mkdir()
-    status = folder / "status.json"
-    status.write_text(json.dumps({"state": "failed", "deterministic": True, "reason": "no such key"}))
-    os.utime(status, (1, 1))
-    policy = RetryPolicy(100.0)
-    assert policy.stage(50, 1, folder, log) == Retries(50, PAUSE), "it may have been mended; its job has not begun"
-    (log.parent / "base/attempt-1.log").touch()
-    assert policy.stage(50, 1, folder, log) == Retries(50, 0)
-    os.utime(status, (200, 200))
-    hopeless = policy.stage(50, 1, folder, log)
-    assert (hopeless.allowed, hopeless.pause) == (0, 0)
-    assert hopeless.reason == "it would fail in the same way again: no such key"
 
 
 @pytest.mark.parametrize(("rule", "output", "lines"), [("evaluate", "x.jsonl", ""), ("answer", "shard.json", JOURNAL)])

@@ -53,6 +53,8 @@ def test_every_job_has_a_log_and_a_timing_and_is_one_shell_line(root: Path) -> N
         if is_job:
             assert "\n    log:" in block, name
             assert "\n    benchmark:" in block, name
+    # A rule's own retries would be repeated inside one Slurm job too, and multiply: they stand in the profile alone.
+    assert re.search(r"^retries: (5\d|[6-9]\d|\d{3,})", (root / "profiles/slurm/profile.yaml").read_text(), re.MULTILINE)
     everything = "\n".join(blocks.values())
     assert not re.search(r"^    (run:|script:|retries: [^0])|\blambda\b|partition", everything, re.MULTILINE)
 

@@ -72,14 +72,6 @@ def test_a_stage_on_a_node_of_eight_gpus(slurm: Path, built: Workflow) -> None:
     )
 
 
-def test_a_block_that_the_command_line_took_away_is_missed(slurm: Path, built: Workflow) -> None:
-    """Else a GPU's stage would be a job of one process without a GPU."""
-    assert "takes the place of all that the profile sets for train" in send(
-        built, "--set-resources", "train:slurm_partition=h100"
-    )
-    assert not slurm.exists()
-
-
 def test_gpus_that_no_node_has_end_the_call_before_a_job_is_sent(slurm: Path, built: Workflow) -> None:
     """Those of a rule whose jobs come days later, too."""
     sinfo = Path(os.environ["PATH"].split(os.pathsep)[0]) / "sinfo"
@@ -128,10 +120,3 @@ def test_a_preempted_stage_is_tried_again_and_a_hopeless_one_is_not(
     text = built.call("--profile", "slurm", f"{STAGE}/checkpoint.json", "--retries", "5", *SHORT).stderr
     assert slurm.read_text().count("--parsable") == 2
     assert f"{STAGE} is not tried again: it would fail in the same way again: no such key" in text
-
-
-def test_retries_stand_in_the_profile_alone(root: Path) -> None:
-    """A rule's own would be repeated inside one Slurm job too, and multiply."""
-    for path in [root / "Snakefile", *(root / "rules").glob("*.smk")]:
-        assert not re.search(r"^\s*retries: *[^0 ]", path.read_text(), re.MULTILINE), path
-    assert re.search(r"^retries: (5\d|[6-9]\d|\d{3,})", (root / "profiles/slurm/profile.yaml").read_text(), re.MULTILINE)

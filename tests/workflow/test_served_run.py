@@ -127,10 +127,7 @@ def test_without_lines_of_these_prompts_nothing_is_compared(finished: Settings, 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["demo-eagle3"],
-            f"{DRAFT}: there is no draft yet; make it first: longspec train demo-eagle3",
-        ),
+        (["demo-eagle3"], f"{DRAFT}: there is no draft yet; make it first: longspec train demo-eagle3"),
         (["demo-eagle3", "--variant", "base"], "--variant: 'base' is unknown; choose one of ttt"),
         (["demo"], "final_draft: no engine loads glide drafts; see it at work: longspec try results/demo/sinkpi-slicing/final"),
     ],

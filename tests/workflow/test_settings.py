@@ -12,7 +12,6 @@ from snakemake.cli import parse_config
 
 from longspec.config import CONFIG_DIR, yaml_files
 from longspec.data import presets
-from longspec.data.raw import complete
 from longspec.measure import tasks
 from longspec.workflow.settings.workflow_file import check_text, check_values, typed_call
 
@@ -38,6 +37,7 @@ WRONG: dict[str, list[Any]] = {
     "evaluation.new_tokens": [0, HUGE],
     "evaluation.temperatures": [[], [NAN], [INF], [-INF], [-1], [1e-30], [1e6], ["0"], [False], [True], 0],
     "evaluation.shapes": [[], [0], [10**8], [[]], [[1, 10**8]], [[1] * 65], [[4, 0]], [2.5], [NAN]],
+    "evaluation.precision": ["half"],
     "evaluation.repeats": [0, HUGE],
     "evaluation.seed": [-1, 10**40, INF],
     "evaluation.tasks": [{}, {"a b": {"data": "stdlib", "context": [1, 2]}}, {"../x": {"data": "stdlib", "context": [1, 2]}}],
@@ -124,6 +124,8 @@ def test_a_tree_of_too_many_nodes_is_refused(settings: dict[str, Any]) -> None:
         "hf:a",
         "hf:",
         "hf:a/b:",
+        "hf:a/b:c:d:e",
+        "hf:a/b/x.json:train",
     ],
 )
 def test_a_name_of_the_hub_that_is_none_is_refused(source: str) -> None:
@@ -131,17 +133,6 @@ def test_a_name_of_the_hub_that_is_none_is_refused(source: str) -> None:
 
     with pytest.raises(ValueError, match=r"is no name of a dataset of the hub: hf:<owner>/<repository>"):
         parse(source)
-
-
-@pytest.mark.parametrize(
-    "step",
-    [{"set": {"text": NAN}}, {"set": {"text": datetime.date(2026, 1, 1)}}, {"filter": {"field": "n", "min": INF}}],
-)
-def test_an_aligner_by_hand_takes_what_json_holds(step: dict[str, Any]) -> None:
-    """The verb's own --settings pass no schema, and its JSON may hold NaN."""
-    [name] = step
-    with pytest.raises(ValueError, match=rf"^data\.x\.align\[0\]\.{name}: must hold texts, finite numbers"):
-        complete("x", {"source": "a.jsonl", "align": [step]})
 
 
 @pytest.mark.parametrize(

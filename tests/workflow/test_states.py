@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from longspec.atomic_files import read_json
 from longspec.config import CONFIG_DIR, compose, compose_stage, to_yaml
 from longspec.workflow.states import StatesPlan, folder_name, stored_rows
 from tests.workflow.planning import FILE, Settings, Workflow, build_all, copy_to
@@ -184,34 +183,17 @@ def test_settings_of_the_machine_plan_nothing(removed: Workflow) -> None:
     removed.edit(WORKFLOW, r"^states_folder: null", "states_folder: /scratch/nobody")
     removed.edit(WORKFLOW, r"^keep_states: false", "keep_states: true")
     removed.edit(LONG, r"held_out_every: 60\}", "held_out_every: 60, held_out_rows: 4}")
+    before = (removed.folder / LONG.partition(":")[0]).read_text()
+    removed.edit(*CHANGED)
+    assert removed.plan()
+    (removed.folder / LONG.partition(":")[0]).write_text(before)  # taken back
     assert removed.plan() == {}
-
-
-def test_another_target_stores_them_again(trained: Workflow) -> None:
-    trained.edit("config/model/demo.yaml", r"^  seed: 0", "  seed: 1")
-    plan = trained.plan()
-    assert len(rules(plan, "build_states")) == 2 * len(rules(plan, "train")) == 6
-    assert len(rules(plan, "held_out_states")) == 3
 
 
 def test_a_second_run_has_them_made_again_and_trains_the_first_one_not(removed: Workflow) -> None:
     plan = removed.plan("--config", f"runs=[{RUN},again]")
     assert len(rules(plan, "build_states")) == 6
     assert {path.split("/")[1] for path, job in plan.items() if job["rule"] in ("train", "stage_states")} == {"again"}
-
-
-def test_what_is_advised_for_removed_states_makes_them(removed: Workflow) -> None:
-    """A stage that is trained by hand reads them."""
-    removed.edit(*CHANGED)
-    folder = re.search(r"data/states/\S+/", removed.plan()[f"results/{RUN}/ttt/long/checkpoint.json"]["command"])
-    assert folder
-    with pytest.raises(ValueError, match="make it first: snakemake ") as refused:
-        read_json(Path(folder[0], "manifest.json"))
-    found = re.search(r"snakemake (\S+), and --config ('runs=\[)\.\.\.", str(refused.value))
-    assert found
-    removed.edit(WORKFLOW, rf"^runs: \[{RUN}\]", "runs: [demo]")
-    plan = removed.output("-n", found[1], "--config", f"{found[2][1:]}{RUN}]")
-    assert plan.count("rule build_states:") == 2
 
 
 def test_a_stage_whose_states_were_removed_has_them_made_again(removed: Workflow) -> None:
@@ -234,14 +216,6 @@ def test_new_rows_or_another_target_have_removed_states_made_again_by_the_second
     assert [f"results/{RUN}/ttt/{stage}" in told[0] for stage in STAGES] == [True] * 3
     plan = removed.plan()
     assert len(rules(plan, "build_states")) == 2 * len(rules(plan, "train")) == 6
-
-
-def test_a_change_that_is_taken_back_plans_nothing(removed: Workflow) -> None:
-    before = (removed.folder / LONG.partition(":")[0]).read_text()
-    removed.edit(*CHANGED)
-    assert removed.plan()
-    (removed.folder / LONG.partition(":")[0]).write_text(before)
-    assert removed.plan() == {}
 
 
 def test_a_stage_that_is_not_done_keeps_them_and_the_plan_tells_of_those_to_build(removed: Workflow) -> None:

@@ -13,11 +13,10 @@ from longspec.config import compose
 from longspec.families import position_limit
 from longspec.measure.tasks import Benchmark, HeldOut, check_room
 from longspec.methods.glide.settings import FAMILIES, TARGETS
-from longspec.models.target import load_target
-from longspec.models.target_config import read_target_config
+from longspec.models.target import load_target, read_target_config
 from longspec.target.fetch import check_folder
 from longspec.workflow.settings.datasets import check_fields, check_paths
-from longspec.workflow.settings.targets import check_length, check_target, positions_of
+from longspec.workflow.settings.targets import check_target, positions_of
 from tests import gguf_files
 
 NOWHERE = Path("nowhere")
@@ -61,9 +60,6 @@ def test_a_folder_that_is_no_target_is_refused(tmp_path: Path) -> None:
 QUANTIZED = {
     "fp8": {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"},
     "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"},
-    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False},
-    "bitsandbytes": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
-    "compressed-tensors": {"quant_method": "compressed-tensors", "format": "pack-quantized"},
     "of no quant_method": {"load_in_8bit": True},
 }
 
@@ -135,10 +131,7 @@ def test_positions_are_those_that_training_reads_or_are_left_open(tmp_path: Path
     assert positions_of("hf:a/b", 7, NOWHERE) is None
 
 
-def test_rows_and_prompts_find_room_in_the_positions() -> None:
-    check_length("recipe", 128, 128)
-    with pytest.raises(ValueError, match=r"recipe\.data\.sequence_length: 129 tokens are more than the target's 128 positions"):
-        check_length("recipe", 129, 128)
+def test_prompts_find_room_in_the_positions() -> None:
     check_room("long", HeldOut("a", (4, 1000), 24), 1088)
     with pytest.raises(ValueError, match=r"evaluation\.tasks\.long\.context: prompts of 1001 tokens .* 1000 is the most"):
         check_room("long", HeldOut("a", (4, 1001), 24), 1088)
@@ -147,7 +140,7 @@ def test_rows_and_prompts_find_room_in_the_positions() -> None:
 
 
 def benchmark(template: str) -> Benchmark:
-    return Benchmark("a.jsonl", 8, template, reference="")
+    return Benchmark("a.jsonl", 8, template)
 
 
 def test_a_template_asks_for_fields_that_each_file_has(tmp_path: Path) -> None:
@@ -157,9 +150,7 @@ def test_a_template_asks_for_fields_that_each_file_has(tmp_path: Path) -> None:
     empty.touch()
     check_fields("key", benchmark("{question} {meta.title} {answers.0} {n} {{brace}}"), [one, empty])
     for template in ("{title}", "{meta.titel}", "{answers.1}"):
-        with pytest.raises(
-            ValueError, match=r"^key\.template: asks for \{.*\}, which is missing or null in .*one\.jsonl: line 1; its f"
-        ):
+        with pytest.raises(ValueError, match=r"^key\.template: asks for \{.*\}, which .* in .*one\.jsonl: line 1; its f"):
             check_fields("key", benchmark(template), [one])
     with pytest.raises(ValueError, match=r"two\.jsonl: line 1; its fields: question"):
         check_fields("key", benchmark("{question}"), [one, two])
