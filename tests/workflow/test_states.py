@@ -124,7 +124,10 @@ def test_states_are_removed_when_the_stages_of_all_runs_are_trained_on_them(sett
     frozen(settings, "begun", "base", trained=False)
     frozen(settings, "float8", "long", trained=False)
     assert StatesPlan(settings.plan(runs=[RUN], keep_states=True)).remove_unneeded() == []
+    left = by_stage["long"].with_name(f".{by_stage['long'].name}.removed")
+    (left / "0-of-2").mkdir(parents=True)  # by a call that was killed as it removed them
     assert states.remove_unneeded() == [by_stage["long"].relative_to(settings.folder)]
+    assert not left.exists()
     assert states.remove_unneeded() == []
     assert [stage for stage in STAGES if by_stage[stage].exists()] == ["base", "longcot"]
     frozen(settings, "begun", "base", trained=True)

@@ -259,15 +259,17 @@ class StatesPlan:
             return []
         needed = [each for path in Path("results").glob("*/*/*/recipe.yaml") for each in _needed(path)]
         removed = []
+        for path in ROOT.glob(f"*/*/.*{REMOVED}"):  # what a killed call has left, whose name is wanted
+            shutil.rmtree(path)
         for names, readers in self.readers.items():
             chosen = [stage for stage in readers if stage[0] in self.plan.runs]  # not those that lend a vocabulary alone
             folder, states = _path(names), plain(self.plan.configs[readers[0]].recipe)["states"]
             trained = bool(chosen) and all(map(self.is_trained, chosen))
             if folder.is_dir() and trained and (*names[:2], states) not in needed:
-                folder.rename(folder.with_name(f".{folder.name}{REMOVED}"))  # at once: a part of it is of no use
+                aside = folder.with_name(f".{folder.name}{REMOVED}")
+                folder.rename(aside)  # at once: a part of it is of no use
+                shutil.rmtree(aside)
                 removed.append(folder)
-        for path in ROOT.glob(f"*/*/.*{REMOVED}"):  # also what a killed call has left
-            shutil.rmtree(path)
         return removed
 
 
