@@ -245,6 +245,8 @@ def test_a_change_that_is_taken_back_plans_nothing(removed: Workflow) -> None:
     assert removed.plan()
     (removed.folder / LONG.partition(":")[0]).write_text(before)
     assert removed.plan() == {}
+    plan = removed.plan("--config", f"runs=[{RUN},again]")  # which has the same states made again
+    assert {path.split("/")[1] for path, job in plan.items() if job["rule"] == "train"} == {"again"}
 
 
 def test_a_stage_that_is_not_done_keeps_them_and_the_plan_tells_of_those_to_build(removed: Workflow) -> None:
