@@ -68,6 +68,13 @@ onstart:
         for job in set(workflow.dag.jobs).difference(planned):
             if job.rule.name in ("stage_config", "build_config"):
                 check_frozen(job.output[0], job.params.text)
+        if hasattr(
+            workflow.executor_settings, "init_seconds_before_status_checks"
+        ):  # Slurm's
+            for name, block in {"train": TRAIN, **DECODING}.items():
+                check_block(name, block)
+            for name in sorted({job.rule.name for job in planned}):
+                check_nodes(name, resources_of(name))
         if not workflow.touch:  # which is to take what is there
             names = ("run", "variant", "stage")
             STATES.begin(
@@ -82,13 +89,6 @@ onstart:
                     if job.rule.name == "stage_states"
                 ],
             )
-        if hasattr(
-            workflow.executor_settings, "init_seconds_before_status_checks"
-        ):  # Slurm's
-            for name, block in {"train": TRAIN, **DECODING}.items():
-                check_block(name, block)
-            for name in sorted({job.rule.name for job in planned}):
-                check_nodes(name, resources_of(name))
         STATES.make_place()
     for job in planned:
         if job.rule.name == "train":

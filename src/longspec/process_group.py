@@ -35,9 +35,19 @@ def join(ranks: Ranks, timeout_minutes: float) -> tuple[torch.device, Any]:
 
 
 def of_first_rank(make: Callable[[], Value], ranks: Ranks) -> Value:
-    """Return what rank 0 makes, on every rank; the others wait for it."""
+    """Return what rank 0 makes, on every rank; the others wait for it. Raises what it raises on every rank too.
+
+    Ranks that go on waiting for one that has ended hang: NCCL does not tell them, and a training takes SIGTERM for a request.
+    """
     if ranks.world_size == 1:
         return make()
-    held = [make() if ranks.is_main else None]
+    held: list[Any] = [None, None]
+    if ranks.is_main:
+        try:
+            held[0] = make()
+        except (OSError, ValueError) as error:
+            held[1] = error
     dist.broadcast_object_list(held)
+    if held[1] is not None:
+        raise held[1]
     return cast(Value, held[0])

@@ -206,6 +206,14 @@ def test_a_server_that_repeats_the_key_puts_it_nowhere(
     assert "sk-secret" not in printed + kept + str(found.value)
 
 
+def test_a_proxy_that_cannot_be_used_is_named_and_is_none_of_an_own_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
+    settings = Regenerate(new_tokens=4, engine="endpoint")
+    with pytest.raises(ValueError, match="ALL_PROXY"):
+        client.Client("http://127.0.0.1:9/v1", settings)
+    client.Client("http://127.0.0.1:9/v1", settings, own=True)
+
+
 def test_a_key_that_no_header_takes_is_refused_before_anything_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-a\rb")
     with pytest.raises(ValueError, match="OPENAI_API_KEY: holds white space or a character outside ASCII") as found:

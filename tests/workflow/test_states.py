@@ -123,7 +123,10 @@ def test_states_are_removed_when_the_stages_of_all_runs_are_trained_on_them(sett
     frozen(settings, "begun", "base", trained=False)
     frozen(settings, "float8", "long", trained=False)
     assert StatesPlan(settings.plan(runs=[RUN], keep_states=True)).remove_unneeded() == []
+    left = by_stage["long"].with_name(f".{by_stage['long'].name}.removed")
+    (left / "0-of-2").mkdir(parents=True)  # by a call that was killed as it removed them
     assert states.remove_unneeded() == [by_stage["long"].relative_to(settings.folder)]
+    assert not left.exists()
     assert states.remove_unneeded() == []
     assert [stage for stage in STAGES if by_stage[stage].exists()] == ["base", "longcot"]
     frozen(settings, "begun", "base", trained=True)
@@ -216,6 +219,16 @@ def test_new_rows_or_another_target_have_removed_states_made_again_by_the_second
     assert [f"results/{RUN}/ttt/{stage}" in told[0] for stage in STAGES] == [True] * 3
     plan = removed.plan()
     assert len(rules(plan, "build_states")) == 2 * len(rules(plan, "train")) == 6
+
+
+def test_a_change_that_is_taken_back_plans_nothing(removed: Workflow) -> None:
+    before = (removed.folder / LONG.partition(":")[0]).read_text()
+    removed.edit(*CHANGED)
+    assert removed.plan()
+    (removed.folder / LONG.partition(":")[0]).write_text(before)
+    assert removed.plan() == {}
+    plan = removed.plan("--config", f"runs=[{RUN},again]")  # which has the same states made again
+    assert {path.split("/")[1] for path, job in plan.items() if job["rule"] == "train"} == {"again"}
 
 
 def test_a_stage_that_is_not_done_keeps_them_and_the_plan_tells_of_those_to_build(removed: Workflow) -> None:

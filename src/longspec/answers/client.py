@@ -95,13 +95,17 @@ class Client:
         self._tells_ids = False  # vLLM says the tokens of an answer; other servers may refuse to be asked
         for name in ("openai", "httpx2"):
             logging.getLogger(name).setLevel(logging.WARNING)  # a line for each request
+        try:
+            # The key is for one server: no redirect is followed. A proxy of the environment knows no server of this machine.
+            sender = openai.DefaultHttpxClient(follow_redirects=False, trust_env=not own)
+        except (ImportError, ValueError) as error:  # socks needs a package that is not among ours
+            raise ValueError(f"{address}: a proxy of the environment (ALL_PROXY, HTTP_PROXY): {error}; unset it") from None
         self._server = openai.OpenAI(
             base_url=self.address,
             api_key=server_key() or NO_KEY,
             max_retries=settings.tries - 1,
             timeout=settings.timeout,
-            # The key is for one server: no redirect is followed. A proxy of the environment knows no server of this machine.
-            http_client=openai.DefaultHttpxClient(follow_redirects=False, trust_env=not own),
+            http_client=sender,
         )
 
     def find_model(self) -> str:

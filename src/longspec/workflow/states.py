@@ -226,13 +226,16 @@ class StatesPlan:
         return Path(*self.states(*stage))
 
     def forget_copies(self) -> None:
-        """Remove the copy of each stage that is to be trained and whose states are gone.
+        """Hide the copy of each stage that is to be trained and whose states are gone, until the change is taken back.
 
         Snakemake makes an input that is there not again because what it was made of is gone: it would train without states.
         """
-        for stage in self._folders_of:
-            if not self.is_trained(stage) and self._is_gone(stage):
-                self._copy(stage).unlink(missing_ok=True)
+        for stage in filter(self._is_gone, self._folders_of):
+            copy, hidden = self._copy(stage), _hidden(self._copy(stage))
+            if not self.is_trained(stage) and copy.is_file():
+                copy.replace(hidden)
+            elif self.is_trained(stage) and hidden.is_file() and not copy.is_file():
+                hidden.replace(copy)
 
     def begin(self, trained: Iterable[Stage], copied: Collection[str]) -> None:
         """Remove the copies of the planned stages, by which a call that is killed has them made again in the next one.
@@ -244,6 +247,7 @@ class StatesPlan:
         alone = [each for each in alone if str(self._copy(each)) not in copied]
         for path in (*map(Path, copied), *map(self._copy, alone)):
             path.unlink(missing_ok=True)
+            _hidden(path).unlink(missing_ok=True)
         if alone:
             raise ValueError(
                 f"{', '.join(str(_stage_folder(stage)) for stage in alone)}: must be trained again, and the stored states were "
@@ -259,20 +263,26 @@ class StatesPlan:
             return []
         needed = [each for path in Path("results").glob("*/*/*/recipe.yaml") for each in _needed(path)]
         removed = []
+        for path in ROOT.glob(f"*/*/.*{REMOVED}"):  # what a killed call has left, whose name is wanted
+            shutil.rmtree(path)
         for names, readers in self.readers.items():
             chosen = [stage for stage in readers if stage[0] in self.plan.runs]  # not those that lend a vocabulary alone
             folder, states = _path(names), plain(self.plan.configs[readers[0]].recipe)["states"]
             trained = bool(chosen) and all(map(self.is_trained, chosen))
             if folder.is_dir() and trained and (*names[:2], states) not in needed:
-                folder.rename(folder.with_name(f".{folder.name}{REMOVED}"))  # at once: a part of it is of no use
+                aside = folder.with_name(f".{folder.name}{REMOVED}")
+                folder.rename(aside)  # at once: a part of it is of no use
+                shutil.rmtree(aside)
                 removed.append(folder)
-        for path in ROOT.glob(f"*/*/.*{REMOVED}"):  # also what a killed call has left
-            shutil.rmtree(path)
         return removed
 
 
 def _path(names: Folder) -> Path:
     return Path(paths.STATES.format(model=names[0], rows=names[1], declaration=names[2]))
+
+
+def _hidden(copy: Path) -> Path:
+    return copy.with_name(f".{copy.name}")
 
 
 def _stage_folder(stage: Stage) -> Path:

@@ -1,14 +1,18 @@
 """A stage's folder speaks against a job: checkpoints of other settings, a status of a failure that stays."""
 
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from longspec.atomic_files import write_json
+from longspec.distributed import Ranks
+from longspec.process_group import of_first_rank
 from longspec.train.lifetime.admission import NonRetryableError, Status, find_resumable, non_retryable_reason
 from tests.train.checkpoint.test_save_load import write_slot
 
@@ -27,6 +31,18 @@ def test_another_identity_is_refused_until_the_stage_is_finished(tmp_path: Path)
     (folder / "damaged").rename(folder / "last")
     assert find_resumable(folder, {"recipe": {"lr": 2}}) is None
     assert len(list(tmp_path.glob("checkpoints.*/last"))) == 1
+
+
+def test_what_rank_0_alone_finds_ends_the_other_ranks_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else they wait for it: a rank that trains takes torchrun's SIGTERM for a request to stop."""
+    sent: list[bytes] = []
+    write_slot(tmp_path / "last", 20)
+    for rank, broadcast in enumerate(
+        [lambda held: sent.append(pickle.dumps(held)), lambda held: held.__setitem__(slice(None), pickle.loads(sent[0]))]
+    ):
+        monkeypatch.setattr(dist, "broadcast_object_list", broadcast)
+        with pytest.raises(NonRetryableError, match=r"recipe\.lr: 1 -> 2"):
+            of_first_rank(lambda: find_resumable(tmp_path, {"recipe": {"lr": 2}}), Ranks(rank, rank, 2))
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def stored_tensors(reads: Sequence[StateTensor], dtype: str, top_k: int | None) 
 
 
 def bytes_a_token(tensors: Sequence[StoredTensor]) -> int:
-    """Bytes of one token in the files; a row's checksums and a chunk's header come to far below a thousandth."""
+    """Bytes of one token in the files, whose headers come to far below a thousandth."""
     return sum(tensor.token_bytes for tensor in tensors)
 
 

@@ -63,7 +63,7 @@ class StoredStates(FrozenTarget):
     def prefetch(self, row_numbers: Sequence[int]) -> None:
         """Read the rows of a forward to come; another thread may, while the forward before it runs.
 
-        Raises ValueError for rows whose states are damaged or not there.
+        Raises ValueError for held-out rows where no states of such are given.
         """
         numbers = tuple(int(number) for number in row_numbers)
         if numbers not in self._ahead:
@@ -91,7 +91,7 @@ class StoredStates(FrozenTarget):
     ) -> dict[str, Tensor]:
         """Embeddings and rotations of the tokens, and the stored tensors of the rows with these numbers.
 
-        Raises ValueError for rows whose states are damaged or not there.
+        Raises ValueError as prefetch.
         """
         if row_numbers_B is None:
             raise ValueError("row_numbers: must be given where the target's states are stored")
