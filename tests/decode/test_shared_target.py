@@ -17,7 +17,7 @@ from tests.decode.models import DEPTHS, METHODS, generated, make_drafter, make_t
 
 pytestmark = pytest.mark.slow  # half a minute and more as a whole
 
-NEW, TRIALS, SECONDS = 40, 4, 60.0
+NEW, TRIALS, SECONDS = 40, 2, 60.0
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6]]
 IDS = torch.tensor([[0, 0, 0, 7, 8], [1, 2, 3, 4, 5], [0, 0, 5, 5, 6]])
 PADDED = {"input_ids": IDS, "attention_mask": (IDS != 0).long(), "max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
@@ -101,7 +101,7 @@ def test_threads_write_their_own_texts() -> None:
 def test_a_drafter_in_two_threads_is_refused_and_then_free() -> None:
     target = make_target(1, **DEPTHS["eagle3"])
     texts = [generated(target, prompt, NEW) for prompt in PROMPTS]
-    for drafter in (*(make_drafter(method, target) for method in METHODS), LookupDrafter()):
+    for drafter in (make_drafter("eagle3", target), LookupDrafter()):
         began, end, first = Event(), Event(), []
 
         def hold(*_: Any, began: Event = began, end: Event = end) -> None:
@@ -124,10 +124,9 @@ def test_a_drafter_in_two_threads_is_refused_and_then_free() -> None:
         assert decoded(target, drafter) == texts
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_drafter_is_free_after_a_failure(method: str) -> None:
-    target = make_target(1, **DEPTHS[method])
-    drafter = make_drafter(method, target)
+def test_a_drafter_is_free_after_a_failure() -> None:
+    target = make_target(1)
+    drafter = make_drafter("glide", target)
 
     def fail(*_: Any) -> None:
         raise OSError("full")

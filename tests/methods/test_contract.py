@@ -90,7 +90,7 @@ def method_of(recipe: Any) -> tuple[Method, Any]:
     return methods.method_of(recipe, None if size is None else DraftVocabulary(IDS, VOCABULARY, "", {}))
 
 
-@pytest.fixture(scope="session", params=["qwen2", "llama"])
+@pytest.fixture(scope="session", params=["qwen2"])
 def target_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The folder of a target with as many layers as any method reads."""
     config = type(TARGETS[request.param])(**SHAPES | {"num_hidden_layers": 3})

@@ -20,7 +20,7 @@ def seen(length: int, **visibility: Any) -> int:
     return int((last_BS - first_BS + 1).clamp(min=0).sum())
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 7, 8, 9, 30])
+@pytest.mark.parametrize("length", [1, 8, 30])
 def test_pairs_are_those_the_masks_leave(length: int) -> None:
     assert causal_pairs(length) == seen(length)
     for window in (0, 1, 5, 8, 40):

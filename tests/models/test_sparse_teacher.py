@@ -49,8 +49,7 @@ def cross_entropy(p_NV: Tensor, log_q_NV: Tensor, k: int) -> Tensor:
     return -(p * log_q).sum(-1)
 
 
-@pytest.mark.parametrize("kind", ["soft", "mix"])
-@pytest.mark.parametrize("temperature", [1.0, 2.5])
+@pytest.mark.parametrize(("kind", "temperature"), [("soft", 1.0), ("mix", 2.5)])
 def test_glides_loss_and_gradient(kind: str, temperature: float) -> None:
     states, head, labels = target()
     hidden = torch.randn(N, H, requires_grad=True)
@@ -147,8 +146,7 @@ def test_probabilities_that_rounding_brought_above_one_are_shared_anew(k: int) -
     torch.testing.assert_close(gradient, logits.softmax(-1) - merged)
 
 
-@pytest.mark.parametrize("ids", [None, IDS], ids=["all tokens", "some"])
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize(("ids", "temperature"), [(None, 1.0), (IDS, 0.7)], ids=["all tokens", "some"])
 def test_the_likeliest_tokens(ids: Tensor | None, temperature: float) -> None:
     """Over all tokens or the draft vocabulary alone; the text's next token and the best one always of all tokens."""
     states, head, labels = target()

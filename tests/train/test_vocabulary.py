@@ -55,16 +55,11 @@ def test_one_that_does_not_fit_is_refused(job: Job) -> None:
     whole = read_json(path)
     for changed, message in (
         ({"tokenizer": "u"}, f"{path}: tokenizer: u, a vocabulary of another tokenizer than {job.data}"),
-        ({"size": 99}, f"{path}: size: of a target of 99 tokens, "),
         ({"ids": [1, 4]}, f"{path}: ids: are 2, recipe.method.vocabulary is 3; count it again"),
-        ({"ids": [4, 1, 9]}, f"{path}: ids: must be tokens 0 to"),
     ):
         write_json(path, whole | changed)
         with pytest.raises(ValueError, match=re.escape(message)):
             read_vocabulary(job, rows)
-    path.write_text("{")
-    with pytest.raises(ValueError, match=re.escape(str(path))):
-        read_vocabulary(job, rows)
 
 
 def test_both_doors_take_it(job: Job, tmp_path: Path) -> None:

@@ -84,26 +84,6 @@ def test_any_changed_byte_of_a_slot_is_seen(tmp_path: Path, name: str) -> None:
         checkpoint_dir.read_slot(tmp_path / "last")
 
 
-@pytest.mark.parametrize("slot", checkpoint_dir.SLOTS)
-def test_a_link_into_nothing_is_a_damaged_slot(tmp_path: Path, slot: str) -> None:
-    """A disk that is not mounted: the other slot is taken and saves go on; two such links are no fresh start."""
-    other = {"last": "last_2", "last_2": "last"}[slot]
-    write_slot(tmp_path / other, 10)
-    (tmp_path / slot).symlink_to(tmp_path / "nothing")
-    found = checkpoint_dir.find_slot(tmp_path)
-    assert found is not None
-    assert found[1]["step"] == 10
-    for step in (20, 30):
-        write_slot(tmp_path / ".saving-next", step)
-        checkpoint_dir.rotate(tmp_path, tmp_path / ".saving-next")
-    assert [checkpoint_dir.read_slot(tmp_path / name)["step"] for name in checkpoint_dir.SLOTS] == [30, 20]
-    for name in checkpoint_dir.SLOTS:
-        (tmp_path / name).rename(tmp_path / f"moved_{name}")
-        (tmp_path / name).symlink_to(tmp_path / "nothing")
-    with pytest.raises(ValueError, match="every checkpoint slot is damaged"):
-        checkpoint_dir.find_slot(tmp_path)
-
-
 def write_shards(folder: Path, cuts: list[int]) -> dict[str, torch.Tensor]:
     """Two parameters, each cut at these elements over as many ranks."""
     whole = {"a": torch.randn(3, 4), "b": torch.randn(12)}
