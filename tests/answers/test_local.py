@@ -109,13 +109,6 @@ def test_sampled_answers_hang_on_seed_record_and_turn_and_not_on_the_batch(case:
     assert sum(one[key] != other[key] for key in one) > len(one) // 2
 
 
-def test_records_of_one_question_draw_for_themselves(case: Case, tmp_path: Path) -> None:
-    raw = write_chats(tmp_path / "same", [turns("a bird")] * 6, [])
-    Case(raw, case.target, case.tokenizer).make(tmp_path / "out", temperature=1.0)
-    lines = journal_of(tmp_path / "out").values()
-    assert len({(line["tokens"], line["reason"], str(line.get("messages"))) for line in lines}) > 2
-
-
 class KilledError(Exception):
     pass
 

@@ -17,7 +17,7 @@ from longspec.decode.prefill import prefill
 from longspec.decode.speculate import speculate
 from longspec.methods.eagle3.drafter import Eagle3Drafter
 from longspec.methods.glide.drafter import GlideDrafter
-from tests.decode.models import DEPTHS, METHODS, WINDOW, Oracle, generated, make_drafter, make_eagle3, make_layer, make_target
+from tests.decode.models import DEPTHS, METHODS, WINDOW, generated, make_drafter, make_eagle3, make_layer, make_target
 
 pytestmark = pytest.mark.slow  # half a minute and more as a whole
 
@@ -182,24 +182,6 @@ def test_decodings_of_a_start_share_one_storage(held, shape, ahead: int | None) 
     assert len(looks) > 18
     assert set(looks) == {((90 + room) * PER_TOKEN, made)}
     assert (last.keys.data_ptr(), last.keys.shape[2]) == (made, 90)
-
-
-@pytest.mark.parametrize("is_own", [True, False])
-def test_rows_that_left_are_held_by_their_start_alone(held, is_own: bool) -> None:
-    """A start that the decoding made itself goes with them, and the others have room for what is still to come, no more."""
-    target = make_target(3)
-    prompts = [[7] * 50, [8] * 40]
-    ends = [generated(target, prompt, 30) for prompt in prompts]
-    eos = next(token for token in ends[1][1:9] if token not in ends[0])
-    oracle, looks = Oracle([prompt + text for prompt, text in zip(prompts, ends, strict=True)], wrong=True), []
-    propose = oracle.propose
-    oracle.propose = lambda draft_input, *rest: looks.append((len(draft_input.texts), held(40))) or propose(draft_input, *rest)
-    room, start = tokens_ahead(30, 1), prompts if is_own else prefill(target, prompts)
-    speculate(target, oracle, start, max_new_tokens=30, shape=1, eos=eos)
-    both, left = 2 * (50 + room) * PER_TOKEN, [size for rows, size in looks if rows == 1]
-    assert {size for rows, size in looks if rows == 2} == {both}
-    assert (50 + room - 1) * PER_TOKEN == left[0] - both * (not is_own)  # the newest token is in no cache yet
-    assert len(set(left)) == 1
 
 
 @pytest.mark.parametrize("method", METHODS)

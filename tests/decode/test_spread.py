@@ -19,7 +19,7 @@ from tests.decode.pretended_devices import FIRST, SECOND, pretended_devices
 accelerate = pytest.importorskip("accelerate")
 PROMPTS = [[7] * 20, [8, 3, 5]]
 TAIL = ("model.layers.2", "model.norm", "lm_head")
-LENGTH = 8
+LENGTH = 6
 
 
 @pytest.fixture(autouse=True)

@@ -46,36 +46,22 @@ def alone(target: str) -> dict[str, Any]:
     return json.loads(json.dumps(texts(whole)))
 
 
-def decoded_by(ranks: int, root: Path, folder: Path, *targets: str, apart: int = 0) -> list[dict[str, Any]]:
-    """What each of the ranks tells of each target."""
-    program = str(root / "tests/decode/parallel_program.py")
-    text, code = finish(start([*torchrun(ranks), program, str(folder), str(apart), *targets], folder))
-    assert code == 0, text
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
-
-
-def check_read(path: str, folder: Path, ranks: int) -> None:
-    """Hold what drafts read of a target on each rank against that of a whole one."""
-    wanted = states(path, 1)
-    for rank in range(ranks):
-        found = torch.load(folder / f"{rank}.pt")[path]
-        assert found.keys() == wanted.keys()
-        for name, tensor in wanted.items():
-            torch.testing.assert_close(found[name], tensor, rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.slow
 def test_every_rank_decodes_what_one_alone_decodes(root: Path, target: str, alone: dict[str, Any], tmp_path: Path) -> None:
     """Both methods, chains and trees, greedy and drawn, rows that end apart, plainly and as answers; and what drafts read.
 
     Rank 1 would draw otherwise, as when the last bits of its logits differed, and takes rank 0's tokens.
     """
-    ranks = 2
+    ranks, apart, program = 2, 1, str(root / "tests/decode/parallel_program.py")
+    text, code = finish(start([*torchrun(ranks), program, str(tmp_path), str(apart), target], tmp_path))
+    assert code == 0, text
     whole = sum(tensor.numel() for tensor in load_target(target, read_target_config(target), torch.float64).parameters())
-    for told in decoded_by(ranks, root, tmp_path, target, apart=1):
-        assert told[target]["texts"] == alone
-        assert told[target]["refusal"].startswith("prompts, settings: those of rank 1 are not rank 0's; ")
-        assert 0.9 * whole / ranks < told[target]["split"] < 1.1 * whole / ranks
-    check_read(target, tmp_path, ranks)
+    wanted = states(target, 1)
+    for rank in range(ranks):
+        told, read = json.loads((tmp_path / f"{rank}.json").read_text()), torch.load(tmp_path / f"{rank}.pt")
+        assert told["texts"] == alone
+        assert told["refusal"].startswith("prompts, settings: those of rank 1 are not rank 0's; ")
+        assert 0.9 * whole / ranks < told["split"] < 1.1 * whole / ranks
+        torch.testing.assert_close(read, wanted, rtol=1e-12, atol=1e-12)
     accepted = [kept for key, rows in alone.items() if key.endswith("prompts") for _, row in rows for kept in row]
     assert {0, 1, 2} <= set(accepted), "texts in which drafts were kept and rejected"

@@ -13,12 +13,10 @@ from transformers import LlamaConfig, Qwen3Config
 from longspec.atomic_files import describe_files, files_below, read_json, write_json, write_text
 from longspec.config import compose, load, to_yaml
 from longspec.config.schema import Recipe
-from longspec.draft.folder import draft_config, write_draft
 from longspec.draft.hub_upload import files_to_push, model_card
 from longspec.methods.eagle3.weights import draft_settings
-from longspec.methods.glide.layer import GlideLayer
 from tests.draft.conftest import Verb
-from tests.draft.eagle3_drafts import SHAPE, TARGET, extract_draft
+from tests.draft.eagle3_drafts import SHAPE, extract_draft
 from tests.targets import LLAMA3
 
 # Taken down from what speculators 0.9.0 saved (Eagle3DraftModel.save_pretrained, a Llama of these shapes with fc_norm), less
@@ -93,15 +91,6 @@ def test_the_configuration_is_that_of_speculators(verb: Verb, tmp_path: Path) ->
         assert getattr(layer, name) == SHAPE[name]
     assert (layer.rope_parameters, layer.num_hidden_layers) == (target.rope_parameters, 1)
     assert (layer.layer_types, layer.sliding_window) == (["sliding_attention"], 64)
-
-
-def test_a_method_without_the_layout_is_named(verb: Verb, tmp_path: Path) -> None:
-    TARGET.save_pretrained(tmp_path / "target")
-    state = GlideLayer(TARGET).state_dict()
-    write_draft(tmp_path / "draft", state, draft_config(str(tmp_path / "target"), compose("train", ["run=demo"]).recipe))
-    with pytest.raises(SystemExit, match=r"--layout: speculators: .*draft: drafts of 'glide' have no such layout; it has none"):
-        export(verb, tmp_path / "draft")
-    assert not (tmp_path / "exported").exists()
 
 
 def spoil_weights(folder: Path) -> None:

@@ -188,18 +188,6 @@ def test_of_the_workflows_own_checkpoints_nothing_else_is_asked(
     assert_equal({name: tensor for name, tensor in written.items() if name not in UNUSED}, state)
 
 
-def test_a_slot_with_a_tensor_that_is_not_the_drafts_is_refused(
-    state: dict[str, Tensor], extract: Extract, tmp_path: Path
-) -> None:
-    slot = write_slot(tmp_path / "last", state, 1)
-    content = read_json(slot / checkpoint_dir.MANIFEST)
-    del content[checkpoint_dir.SEAL]
-    content["shapes"]["model.norm.weight"] = [32]
-    (slot / checkpoint_dir.MANIFEST).write_text(json.dumps(checkpoint_dir.seal(content)))
-    with pytest.raises(SystemExit, match=r"holds model\.norm\.weight, which is no part of the draft"):
-        extract(slot)
-
-
 def test_of_other_sources_recipe_and_folder_are_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["draft", "extract", str(tmp_path / "model.safetensors")])
     with pytest.raises(SystemExit, match="says nothing of its recipe and its stage; give --recipe and --out"):

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from longspec.atomic_files import read_json, write_json, write_text
 from longspec.config import to_yaml
-from longspec.decode.generate import generate, load_drafter
 from longspec.draft.__main__ import main
 from longspec.draft_vocabulary import read_draft_vocabulary
 from longspec.methods.eagle3 import settings as eagle3
@@ -37,7 +36,6 @@ from tests.draft.published_drafts import (
 )
 from tests.eager import EAGER
 from tests.methods import eagle3_reference as reference
-from tests.reference import rms_norm
 
 Verb = Callable[..., Path]
 DEFAULT_LAYERS = (2, LAYERS // 2, LAYERS - 3)
@@ -89,19 +87,6 @@ def losses_of(target: Any, found: dict[str, Tensor], ids_S: Tensor, steps: int, 
     return torch.stack([loss / max(1, inside) for loss, inside in zip(sums.losses, sums.inside, strict=True)])
 
 
-@torch.no_grad()
-def chain_logits(target: Any, found: dict[str, Tensor], ids_S: Tensor, start: int, **kind: Any) -> Tensor:
-    """Logits of both steps of the chain that begins at a token, by the reference."""
-    draft = reference.Draft(found, (HEADS, KEY_VALUES), EPS, target.lm_head.weight, list(IDS), 2, 1.0, **kind)
-    out = target.model(ids_S[None], output_hidden_states=True)
-    auxiliary = [out.hidden_states[layer][0] for layer in DEFAULT_LAYERS]
-    text = reference.Text(out.hidden_states[0][0], auxiliary, out.last_hidden_state[0], ids_S, turned)
-    features, keys = reference.features(draft, text), []
-    for place in range(start + 1):
-        hidden = reference.chain(draft, text, place, features[place], keys)
-    return torch.stack([found["lm_head.weight"] @ rms_norm(hidden_H, found["norm.weight"], EPS) for hidden_H in hidden])
-
-
 def trainer_of(folder: Path, target: Any) -> Any:
     """The draft as a stage begins with it."""
     target.set_attn_implementation(STATES_ATTENTION)
@@ -142,28 +127,6 @@ def test_a_published_draft_computes_what_it_did(case: str, made: tuple[Path, Any
     kind = {name: value for name, value in fields.items() if name in ("norm_output", "norm_before_residual")}
     expected = losses_of(made[1], found, ids[0], stored.steps, **kind)
     torch.testing.assert_close(own, expected, rtol=2e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("layout", [engines, speculators])
-def test_it_drafts_as_it_was_published_and_loses_nothing(
-    layout: Any, made: tuple[Path, Any], verb: Verb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The logits of the first round's chain are plain PyTorch's; the text is the target's own."""
-    target, found = made[1], tensors()
-    target.set_attn_implementation("sdpa")
-    folder = verb(layout(tmp_path / "published", found | published.vocabulary()))
-    drafter, prompt, logits = load_drafter(target, folder), torch.tensor([[1, 5, 9, 60, 3, 3, 80]]), []
-    own = drafter.layer.logits
-    monkeypatch.setattr(drafter.layer, "logits", lambda hidden: logits.append(own(hidden)) or logits[-1])
-    drafted = generate(target, prompt, draft=drafter, shape=2, max_new_tokens=20, do_sample=False, eos_token_id=None)
-    plain = target.generate(prompt, max_new_tokens=20, do_sample=False, eos_token_id=None)
-    assert torch.equal(plain, drafted)
-    first, second = (each.flatten() for each in logits[:2])
-    root, length = int(plain[0, prompt.shape[1]]), prompt.shape[1]
-    text = torch.cat([prompt[0], torch.tensor([root, IDS[int(first.argmax())]])])
-    norm_first = layout is speculators
-    expected = chain_logits(target, found, text, length - 1, norm_before_residual=norm_first)
-    torch.testing.assert_close(torch.stack([first, second]), expected, rtol=1e-3, atol=1e-4)
 
 
 def test_an_exported_import_is_the_published_draft(made: tuple[Path, Any], verb: Verb, tmp_path: Path) -> None:

@@ -69,11 +69,6 @@ def test_heads_too_narrow_for_flex_attention_and_no_compiler_for_it(monkeypatch:
         choose(FLEX, CUDA, torch.bfloat16, 16)
 
 
-def test_auto_compiles_nothing_while_lengths_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, flash=False, triton=True)
-    assert fastest("cuda", torch.bfloat16, 16, training=False) == SDPA
-
-
 @pytest.mark.parametrize(
     ("flash", "triton", "dtype", "width", "expected"),
     [

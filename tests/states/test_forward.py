@@ -217,16 +217,6 @@ def test_names_that_the_target_has_no_tensor_of_are_refused(target_path: str, na
         load(target_path).states(ids_BS, torch.arange(4)[None], None, ["final", name])
 
 
-def test_soft_labels_need_the_whole_target_also_when_its_loss_is_skipped(target_path: str) -> None:
-    glide = load(target_path)
-    glide.draft_settings.loss = "soft"
-    ids_BS = torch.randint(0, VOCABULARY, (1, 20))
-    with_it, without = glide(ids_BS, ids_BS), glide(ids_BS, ids_BS, with_llm_loss=False)
-    assert torch.equal(with_it.loss, without.loss)
-    assert without.llm_loss is None
-    assert without.agreement is not None
-
-
 def test_nothing_of_the_target_gets_a_gradient(any_target_path: str) -> None:
     glide = load(any_target_path)
     ids_BS = torch.randint(0, VOCABULARY, (1, 20))

@@ -178,15 +178,6 @@ def test_a_tracker_gets_what_it_lacks_and_nothing_twice(monkeypatch: pytest.Monk
         assert (tracker.run.id, tracker.run.step, tracker.finished) == ("id1", 4, [False])
 
 
-def test_a_tracker_added_on_the_way_begins_with_the_whole_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    use(monkeypatch)
-    all_of = Trackers(runtime_of(report_to=["tensorboard"]), tmp_path, MAIN, {}, {"wandb": "other"}, rows(1, 4))
-    tracker: Any = all_of.trackers["tensorboard"]
-    assert tracker.sent == [1, 2, 3, 4]
-    assert tracker.run.step == 0
-    assert all_of.state() == {"tensorboard": tracker.run.id}
-
-
 def test_a_failing_tracker_costs_its_numbers_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from longspec.atomic_files import describe_files
-from longspec.train.checkpoint import checkpoint_dir, checkpoint_file, save_load
+from longspec.train.checkpoint import checkpoint_dir, checkpoint_file
 from longspec.train.metrics import Metrics, whole_lines
 
 
@@ -123,22 +123,6 @@ def test_what_is_missing_or_strange_is_named(tmp_path: Path) -> None:
         checkpoint_file.whole_tensors(tmp_path, names, {"a": [3, 4], "b": [12], "c": [2]}, "fp32")
     with pytest.raises(ValueError, match="b: unexpected"):
         checkpoint_file.whole_tensors(tmp_path, names, {"a": [3, 4]}, "fp32")
-
-
-def test_random_generators_go_on_where_they_were() -> None:
-    import random
-
-    import numpy as np
-
-    def draws() -> list[float]:
-        return [random.gauss(0, 1), random.random(), np.random.randn(), np.random.rand(), float(torch.rand(1))]
-
-    random.gauss(0, 1), np.random.randn()  # both keep the second of a pair of normal draws
-    state = save_load.random_state()
-    first = draws()
-    assert draws() != first
-    save_load.restore_random_state(state)
-    assert draws() == first
 
 
 def test_numbers_that_are_not_finite_are_null(tmp_path: Path) -> None:

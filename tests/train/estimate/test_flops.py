@@ -144,12 +144,6 @@ def test_the_documents_of_packed_rows(corpus: Corpus) -> None:
     assert flops.document_lengths(rows, [3, 5]) == flops.document_lengths(rows, [3]) + flops.document_lengths(rows, [5])
 
 
-def test_the_peak_is_what_was_configured_or_unknown() -> None:
-    cpu = torch.device("cpu")
-    assert flops.peak(cpu, torch.float32, 12.5) == 12.5e12
-    assert flops.peak(cpu, torch.float32, None) is None
-
-
 def test_known_gpus_have_their_data_sheets_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {"NVIDIA H100 PCIe": 756e12, "NVIDIA H100 80GB HBM3": 989e12, "NVIDIA A100-SXM4-80GB": 312e12}
     for name, rate in names.items():

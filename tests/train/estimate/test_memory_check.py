@@ -95,18 +95,6 @@ def test_the_message_names_the_largest_and_switches_with_what_they_save() -> Non
     assert list(options.values()) == sorted(options.values())
 
 
-def test_no_target_is_split_over_ranks_that_cannot_share_its_heads() -> None:
-    """Eight heads, three ranks."""
-    setup = replace(large(), world_size=3)
-    options = dict(memory_check.alternatives(setup))
-    assert "runtime.target: partitioned" in options
-    assert "runtime.target: tensor_parallel" not in options
-    assert "16 processes" not in dict(memory_check.alternatives(replace(large(), target="tensor_parallel")))
-    settings = OmegaConf.structured(Runtime(target="tensor_parallel"))
-    with pytest.raises(ValueError, match=r"runtime\.target: tensor_parallel: .*8 heads cannot be split over 16 ranks"):
-        memory.setup_of(EIGHT_BILLION, recipe_of(), settings, 1, 16, torch.bfloat16, torch.device("cuda"))
-
-
 def test_switches_that_would_not_help_are_not_named() -> None:
     setup = replace(large(target="partitioned"), micro_batch=1, zero_stage=3, offload="cpu")
     assert not {text for text, _ in memory_check.alternatives(setup)} & {

@@ -102,16 +102,6 @@ def test_packed_data_are_counted(folder: Path, corpus: Corpus, monkeypatch: pyte
     assert made.operations.head == pytest.approx(head * 4 / len(data))
 
 
-def test_some_rows_stand_for_many(folder: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe, runtime = frozen(folder)
-    whole = plan.plan_stage(TARGET, recipe, runtime, plan.counted_rows(corpus.packed), 2, torch.device("cpu"))
-    monkeypatch.setattr(plan, "SAMPLE", 20)
-    sampled = plan.plan_stage(TARGET, recipe, runtime, plan.counted_rows(corpus.packed), 2, torch.device("cpu"))
-    assert sampled.steps == whole.steps
-    assert sampled.operations.total == pytest.approx(whole.operations.total, rel=0.1)
-    assert sampled.operations.total != whole.operations.total
-
-
 def test_the_drafts_folder_is_as_large_as_planned(folder: Path) -> None:
     recipe, runtime = frozen(folder)
     setup = plan.plan_stage(TARGET, recipe, runtime, Rows(8, [LENGTH], LENGTH, 1), 1, torch.device("cpu")).setup

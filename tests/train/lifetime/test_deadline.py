@@ -42,11 +42,6 @@ def test_no_limit_and_no_job(squeue: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert slurm_deadline() == (None, "")
 
 
-def test_a_scheduler_that_is_away_for_a_moment(squeue: Path, tmp_path: Path) -> None:
-    prints(squeue, f"[ -e {tmp_path}/asked ] && exec echo {LATER}\ntouch {tmp_path}/asked\necho down >&2; exit 1")
-    assert slurm_deadline(pause=0.01)[0] is not None
-
-
 @pytest.mark.parametrize(
     ("text", "why"),
     [
