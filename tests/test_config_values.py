@@ -160,13 +160,6 @@ def test_every_key_has_help_and_every_number_two_bounds(schema: Any) -> None:
                 assert {"maximum", "exclusiveMaximum"} & form.keys(), place
 
 
-@pytest.mark.parametrize("schema", [Recipe, Runtime, Build])
-def test_the_defaults_are_possible(demo: Any, tmp_path: Path, schema: type) -> None:
-    path = tmp_path / "section.yaml"
-    path.write_text(to_yaml(demo[schema.__name__.lower()]))
-    load(path, schema)
-
-
 @pytest.fixture
 def experiment(tmp_path: Path) -> Path:
     """An experiment of a user's own, whose file a test may spoil."""

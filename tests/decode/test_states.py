@@ -118,12 +118,3 @@ def test_a_start_is_read_once_and_decoded_from_many_times() -> None:
         ValueError, match=r"prefilled without hidden\.2, final, hidden\.0, .* prefill\(\.\.\., drafter\.reads\)"
     ):
         speculate(target, Reader(target, []), prefill(target, [prompt]), max_new_tokens=1)
-
-
-@pytest.mark.parametrize("name", ["hidden.3", "logits"])
-def test_a_tensor_that_the_target_has_not_is_named(name: str) -> None:
-    target = make_target(1, num_hidden_layers=3)
-    reader = Reader(target, [])
-    reader.reads = (name,)
-    with pytest.raises(ValueError, match=f"^{name}: the target has no such tensor"):
-        speculate(target, reader, [[3, 1]], max_new_tokens=1)

@@ -1,7 +1,6 @@
 """Losses against the k likeliest tokens of the target's distributions, against plain PyTorch over all tokens."""
 
 from collections.abc import Callable
-from itertools import pairwise
 
 import pytest
 import torch
@@ -101,25 +100,6 @@ def loss_of(p_NV: Tensor, k: int) -> Callable[[Tensor], Tensor]:
     top = p_NV.log().topk(k)
     teacher = SparseTeacher(top.indices, top.values, p_NV.argmax(-1), None)
     return lambda logits_NV: teacher.loss_and_gradient_(logits_NV.clone())
-
-
-def test_it_is_a_divergence_below_that_of_all_tokens() -> None:
-    """It grows with k up to the whole; it is 0, without a gradient, where only the rest is shared otherwise."""
-    logits, p = torch.randn(N, T, dtype=torch.float64), (3 * torch.randn(N, T, dtype=torch.float64)).softmax(-1)
-    divergences = []
-    for k in (1, 3, 10, 30, T):
-        merged = outcomes(p, logits.log_softmax(-1), k)[0]
-        entropy = -torch.special.xlogy(merged, merged).sum(-1)
-        divergences.append(loss_of(p, k)(logits) - entropy)
-    assert (divergences[0] >= 0).all()
-    for less, more in pairwise(divergences):
-        assert (less <= more + 1e-12).all()
-    order = p.argsort(-1, descending=True)
-    other = p.scatter(-1, order[:, K:], p.gather(-1, order[:, K:]).flip(-1)).log()
-    assert not torch.equal(other, p.log())
-    top = p.log().topk(K)
-    SparseTeacher(top.indices, top.values, top.indices[:, 0], None).loss_and_gradient_(other)
-    assert other.abs().max() < 1e-12
 
 
 def test_a_rest_that_the_draft_holds_for_impossible() -> None:
