@@ -15,6 +15,7 @@ from longspec.atomic_files import write_json, write_text
 from longspec.config import compose, to_yaml
 from longspec.config.schema import Model
 from longspec.draft_vocabulary import DraftVocabulary
+from longspec.methods.draft_files import draft_manifest
 from longspec.methods.eagle3 import settings as eagle3
 from longspec.methods.eagle3.layer import Eagle3Layer
 
@@ -74,4 +75,5 @@ def extract_draft(folder: Path, verb: Callable[..., None], config: PretrainedCon
         more = ["--vocabulary", folder / "vocabulary.json"]
     options = ["--recipe", folder / "recipe.yaml", "--target", folder / "target.json", "--out", folder / "draft"]
     verb("extract", folder / "state.safetensors", *options, *more)
+    draft_manifest(folder / "draft").unlink()  # which would refuse a spoiled file before anybody looks into it
     return folder / "draft"

@@ -24,7 +24,7 @@ B, S = 2, 20
 
 @pytest.mark.parametrize(
     ("name", "settings"),
-    zip(CONFIGS, [{"steps": 7, **REDUCED}, {"steps": 2, "fc_norm": True, "sliding_window": 5}], strict=True),
+    list(zip(CONFIGS, [{"steps": 7, **REDUCED}, {"steps": 2, "fc_norm": True, "sliding_window": 5}], strict=True)),
 )
 def test_a_step_is_counted_as_torch_counts_it(name: str, settings: dict[str, object]) -> None:
     """Dense attention multiplies every pair of the text; a chain's own few keys are no product to torch."""
@@ -90,7 +90,7 @@ def measured(config: PretrainedConfig, settings: Settings, tokens: int, dtype: t
     return max(forward, live.peak - parameter_bytes(own))
 
 
-@pytest.mark.parametrize(("name", "dtype"), zip(SHAPES, [torch.float32, torch.bfloat16, torch.bfloat16], strict=True))
+@pytest.mark.parametrize(("name", "dtype"), list(zip(SHAPES, [torch.float32, torch.bfloat16, torch.bfloat16], strict=True)))
 def test_memory_is_within_a_tenth(name: str, dtype: torch.dtype) -> None:
     shape, tokens, chosen = SHAPES[name]
     config = Qwen2Config(**shape, num_hidden_layers=3, tie_word_embeddings=False)
