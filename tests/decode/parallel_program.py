@@ -1,6 +1,6 @@
 """Run by torchrun: what is decoded with a target that is split over the ranks, and what drafts read of it.
 
-Arguments: a folder for the results, what the ranks' random numbers differ by, and folders of targets.
+Arguments: a folder for the results, what the ranks' random numbers differ by, and a target's folder.
 """
 
 import json
@@ -27,7 +27,7 @@ from longspec.states.forward import STATES_ATTENTION, TargetStates
 from tests.decode.models import METHODS, make_drafter
 
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2], [6, 5, 3], [8, 9, 7, 9, 3, 2, 3, 8, 4]]
-SHAPES = (4, (2, 3, 2))
+SHAPES = ((4, 0.9), ((2, 3, 2), 0.0))  # with a temperature
 NEW = 12
 
 
@@ -35,20 +35,18 @@ def generator(seed: int = 11) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def texts(target: Any, apart: int = 0, shapes: tuple[Any, ...] = SHAPES) -> dict[str, Any]:
+def texts(target: Any, apart: int = 0) -> dict[str, Any]:
     """Texts by every way to decode, and how much was accepted. apart: what this rank's random numbers differ by."""
     found: dict[str, Any] = {}
     for method in METHODS:
         torch.manual_seed(5)
         drafter = make_drafter(method, target, ids=(0, 2, 3, 4, 5, 7, 8, 9) if method == "glide" else None)
         start = prefill(target, PROMPTS, 8, drafter.reads)
-        for shape in shapes:
-            for temperature in (0.0, 0.9):
-                for name, given in (("prompts", PROMPTS), ("prefilled", start)):
-                    options = {"shape": shape, "temperature": temperature, "eos": 10, "max_new_tokens": NEW}
-                    decoded = speculate(target, drafter, given, **options, generator=generator(11 + apart))
-                    key = f"{method} {shape} {temperature} {name}"
-                    found[key] = [(row.ids, row.accepted) for row in decoded.rows]
+        for shape, temperature in SHAPES:
+            for name, given in (("prompts", PROMPTS), ("prefilled", start)):
+                options = {"shape": shape, "temperature": temperature, "eos": 10, "max_new_tokens": NEW}
+                decoded = speculate(target, drafter, given, **options, generator=generator(11 + apart))
+                found[f"{method} {shape} {name}"] = [(row.ids, row.accepted) for row in decoded.rows]
         drafter.acceptance = (ChainAcceptance(0.0, ((9, 10), (8, 9), (7, 8))), TreeAcceptance(0.0, (2, 3), 30, 10))
         generated = generate(target, torch.tensor(PROMPTS[:1]), draft=drafter, max_new_tokens=NEW, do_sample=False)
         found[f"{method} generate"] = generated.tolist()  # in the shape that costs least, by times that each rank took itself
@@ -86,20 +84,16 @@ def refusal(target: Any, rank: int) -> str:
     return ""
 
 
-def main(folder: str, apart: int, paths: list[str]) -> None:
-    """Of several targets trees alone are decoded."""
-    ranks, told, read = find_ranks(), {}, {}
+def main(folder: str, apart: int, path: str) -> None:
+    ranks = find_ranks()
     join(ranks, timeout_minutes=2)
-    for path in paths:
-        target = load_target(path, read_target_config(path), torch.float64, split=split_over(ranks.world_size))
-        own = sum(parameter.to_local().numel() for parameter in target.parameters() if hasattr(parameter, "to_local"))
-        found = texts(target, apart * ranks.rank, SHAPES if len(paths) == 1 else SHAPES[1:])
-        told[path] = {"texts": found, "split": own, "refusal": refusal(target, ranks.rank)}
-        read[path] = states(path, ranks.world_size)
+    target = load_target(path, read_target_config(path), torch.float64, split=split_over(ranks.world_size))
+    own = sum(parameter.to_local().numel() for parameter in target.parameters() if hasattr(parameter, "to_local"))
+    told = {"texts": texts(target, apart * ranks.rank), "split": own, "refusal": refusal(target, ranks.rank)}
     Path(folder, f"{ranks.rank}.json").write_text(json.dumps(told))
-    torch.save(read, Path(folder, f"{ranks.rank}.pt"))
+    torch.save(states(path, ranks.world_size), Path(folder, f"{ranks.rank}.pt"))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
     end_at_once(0)

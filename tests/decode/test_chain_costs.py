@@ -148,23 +148,6 @@ def test_with_prompt_lookup_its_own_acceptance_decides(monkeypatch: pytest.Monke
         assert best_shape(make_target(5), drafter, start, 0.0) == 2
 
 
-def test_of_equal_shapes_the_one_with_the_fewest_tokens_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = make_target(5)
-    drafter, start = make_drafter("glide", target), prefill(target, [PROMPT])
-    given_costs(monkeypatch, 1.0, 1.0, 1.0)
-    monkeypatch.setattr(chain_costs, "_round_seconds", lambda target, drafter, start, shape: 1.0)
-    drafter.acceptance = (TreeAcceptance(0.0, (2, 2), 15, 10), ChainAcceptance(0.0, ((1, 2), (0, 1), (0, 0))))
-    assert best_shape(target, drafter, start, 0.0) == 1
-
-
-def test_one_known_length_needs_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, target = given_costs(monkeypatch, 1.0), make_target(6)
-    drafter = make_drafter("glide", target)
-    drafter.acceptance = (ChainAcceptance(0.0, ((1, 2),)),)
-    assert best_shape(target, drafter, prefill(target, [PROMPT]), 0.0) == 1
-    assert asked == []
-
-
 def test_temperatures_of_other_shapes_are_measured_when_they_are_met(monkeypatch: pytest.MonkeyPatch) -> None:
     """A target and a draft that have met at one temperature know no costs of the shapes of another."""
     target = make_target(7)

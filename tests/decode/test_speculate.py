@@ -235,7 +235,7 @@ def test_a_near_tie_is_small_beside_real_margins(dtype: torch.dtype, largest: fl
     assert 0 < near_tie_margin(torch.tensor([-3.0, 20.0], dtype=dtype)) <= largest
 
 
-@pytest.mark.parametrize(("dtype", "method"), [(torch.float32, "glide"), (torch.bfloat16, "glide"), (torch.bfloat16, "eagle3")])
+@pytest.mark.parametrize(("dtype", "method"), [(torch.float32, "glide"), (torch.bfloat16, "eagle3")])
 def test_in_lower_precision_every_difference_is_a_near_tie(dtype: torch.dtype, method: str) -> None:
     """Of the target's own logits: closer than so many roundings of the dtype, at the size of the largest logit.
 

@@ -15,8 +15,6 @@ from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import speculate
 from longspec.decode.tree import DraftTree, TreeBuilder
 from tests.decode.models import generated, make_target
-from tests.workflow.made_up.drafter import MadeUpDrafter
-from tests.workflow.made_up.method import MadeUpLayer
 
 NEW, LENGTHS = 30, (7, 1, 19, 4, 4)
 READS = ("hidden.2", "final", "hidden.0")
@@ -120,37 +118,3 @@ def test_a_start_is_read_once_and_decoded_from_many_times() -> None:
         ValueError, match=r"prefilled without hidden\.2, final, hidden\.0, .* prefill\(\.\.\., drafter\.reads\)"
     ):
         speculate(target, Reader(target, []), prefill(target, [prompt]), max_new_tokens=1)
-
-
-@pytest.mark.parametrize("name", ["hidden.3", "logits"])
-def test_a_tensor_that_the_target_has_not_is_named(name: str) -> None:
-    target = make_target(1, num_hidden_layers=3)
-    reader = Reader(target, [])
-    reader.reads = (name,)
-    with pytest.raises(ValueError, match=f"^{name}: the target has no such tensor"):
-        speculate(target, reader, [[3, 1]], max_new_tokens=1)
-
-
-@pytest.mark.parametrize(("shape", "temperature"), [((2, 5, 4), 0.0), (3, 1.0)])
-def test_a_layer_on_the_final_hidden_state_drafts(shape: int | Levels, temperature: float) -> None:
-    """Its text is the target's; its proposals are those of the training forward, whose layer reads the same state."""
-    target = make_target(1, num_hidden_layers=3)
-    layer = MadeUpLayer(target.config).double()
-    torch.nn.init.normal_(layer.ahead.weight, std=0.3)
-    said: list[tuple[list[int], Tensor]] = []
-
-    class Recorded(MadeUpDrafter):
-        def propose(self, draft_input: DraftInput, levels: Levels, sampler: Sampler) -> DraftTree:
-            texts = [list(text) for text in draft_input.texts]  # which grow
-            said.extend(zip(texts, self.target.lm_head(self.layer(self.newest_BH)), strict=True))
-            return super().propose(draft_input, levels, sampler)
-
-    prompts = [torch.randint(0, 61, (length,)).tolist() for length in LENGTHS]
-    options = {"temperature": temperature, "generator": torch.Generator().manual_seed(0)}
-    decoded = speculate(target, Recorded(target, layer), prompts, max_new_tokens=NEW, shape=shape, **options)
-    if temperature == 0:
-        assert [row.ids for row in decoded.rows] == [generated(target, prompt, NEW) for prompt in prompts]
-    for text, logits_V in said:
-        final_BTH = target.model(torch.tensor([text[:-1]])).last_hidden_state
-        torch.testing.assert_close(logits_V, target.lm_head(layer(final_BTH[0, -1])), rtol=1e-9, atol=1e-9)
-    assert len(said) > NEW

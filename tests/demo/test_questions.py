@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 
-from longspec import jsonl
-from longspec.data import raw
-from longspec.data.read.split_records import is_held_out
 from longspec.demo import questions
 from longspec.demo.stdlib import units_of
 
@@ -137,17 +134,3 @@ def test_a_large_module_is_not_asked_about_all_the_time(library: Path) -> None:
     (library / "large.py").write_text(many)
     made = list(questions.generate(100, 0, folder=library))
     assert 1 <= len({record["about"] for key, record in made if key == "large.py"}) <= questions.MOST_UNITS
-
-
-@pytest.mark.slow
-def test_this_pythons_library_gives_thousands_with_whole_modules_held_out(tmp_path: Path) -> None:
-    manifest = raw.make("q", {"source": "questions", "records": 4000, "held_out": 0.1}, tmp_path / "manifest.json")
-    assert manifest["records"]["read"] == 4000 == manifest["records"]["train"] + manifest["records"]["held_out"]
-    parts = {part: list(jsonl.read(tmp_path / f"{part}.jsonl")) for part in ("train", "held_out")}
-    modules = {part: {record["path"] for record in records} for part, records in parts.items()}
-    assert not modules["train"] & modules["held_out"]
-    assert all(is_held_out(key.encode(), 0.1) for key in modules["held_out"])
-    lengths = sorted(len(record["messages"][0]["content"]) for records in parts.values() for record in records)
-    assert len({record["messages"][0]["content"] for records in parts.values() for record in records}) == 4000
-    assert len(modules["train"]) > 100
-    assert (lengths[400] < 80, lengths[2000] < 400, lengths[3800] > 800, lengths[-5] > 3000) == (True,) * 4

@@ -13,12 +13,10 @@ from transformers import LlamaConfig, Qwen3Config
 from longspec.atomic_files import describe_files, files_below, read_json, write_json, write_text
 from longspec.config import compose, load, to_yaml
 from longspec.config.schema import Recipe
-from longspec.draft.folder import draft_config, write_draft
 from longspec.draft.hub_upload import files_to_push, model_card
 from longspec.methods.eagle3.weights import draft_settings
-from longspec.methods.glide.layer import GlideLayer
 from tests.draft.conftest import Verb
-from tests.draft.eagle3_drafts import SHAPE, TARGET, extract_draft
+from tests.draft.eagle3_drafts import SHAPE, extract_draft
 from tests.targets import LLAMA3
 
 # Taken down from what speculators 0.9.0 saved (Eagle3DraftModel.save_pretrained, a Llama of these shapes with fc_norm), less
@@ -95,22 +93,6 @@ def test_the_configuration_is_that_of_speculators(verb: Verb, tmp_path: Path) ->
     assert (layer.layer_types, layer.sliding_window) == (["sliding_attention"], 64)
 
 
-def test_a_draft_of_all_tokens_has_no_maps_there_either(verb: Verb, tmp_path: Path) -> None:
-    """speculators makes no buffers for them where both vocabularies are one."""
-    out = export(verb, extract_draft(tmp_path, verb, vocabulary=None))
-    assert not load_file(out / "model.safetensors").keys() & {"d2t", "t2d"}
-    assert read_json(out / "config.json")["draft_vocab_size"] == 97
-
-
-def test_a_method_without_the_layout_is_named(verb: Verb, tmp_path: Path) -> None:
-    TARGET.save_pretrained(tmp_path / "target")
-    state = GlideLayer(TARGET).state_dict()
-    write_draft(tmp_path / "draft", state, draft_config(str(tmp_path / "target"), compose("train", ["run=demo"]).recipe))
-    with pytest.raises(SystemExit, match=r"--layout: speculators: .*draft: drafts of 'glide' have no such layout; it has none"):
-        export(verb, tmp_path / "draft")
-    assert not (tmp_path / "exported").exists()
-
-
 def spoil_weights(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors["fc.weight"][0, 0] = torch.nan
@@ -121,15 +103,10 @@ def spoil_weights(folder: Path) -> None:
     ("spoil", "message"),
     [
         (spoil_weights, r"model\.safetensors: .*fc\.weight: 1 of its 3072 numbers are NaN"),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b"torn"), r"model\.safetensors: is damaged"),
         (lambda folder: (folder / "config.json").write_text("{"), r"config\.json: line 1: not valid JSON"),
         (
             lambda folder: (folder / "config.json").unlink(),
             r"draft: not a draft folder: has no config\.json with the field draft",
-        ),
-        (
-            lambda folder: write_json(folder / "config.json", read_json(folder / "config.json") | {"hidden_size": "wide"}),
-            r"config\.json: is no configuration of a draft .*'hidden_size'",
         ),
     ],
 )
@@ -182,8 +159,7 @@ def test_the_final_folder_is_the_draft_with_its_tokenizer_and_origin(verb: Verb,
     assert load_file(export(verb, folder) / "model.safetensors").keys() == {n for n in THEIRS if "fc_norm" not in n}
 
 
-@pytest.mark.parametrize("window", [None, 64])
-@pytest.mark.parametrize("revision", ["main", "v2"])
+@pytest.mark.parametrize(("window", "revision"), [(None, "main"), (64, "v2")])
 def test_the_card_says_how_to_serve_it(verb: Verb, tmp_path: Path, window: int | None, revision: str) -> None:
     card = model_card(final_draft(verb, tmp_path, sliding_window=window), "me/draft", revision, None, None)
     header, body = card.split("---\n", 2)[1:]

@@ -64,30 +64,10 @@ def test_from_a_state_dict(
     assert (config["stage"], config["settings"]["window"], config["target"]["hidden_size"]) == ("base", 512, 32)
 
 
-def test_published_files_with_the_unused_tensors_too(state: dict[str, Tensor], extract: Extract, tmp_path: Path) -> None:
-    unused = {f"draft_model.{name}": torch.randn_like(state[name.replace("cross_attn", "self_attn")]) for name in UNUSED}
-    torch.save(whole_model(state) | unused, tmp_path / "model.pth")
-    assert_equal(extract(tmp_path / "model.pth"), state)
-    assert read_json(tmp_path / "draft/config.json")["num_parameters"] == sum(tensor.numel() for tensor in state.values())
-
-
-def test_what_does_not_fit_is_named(state: dict[str, Tensor], extract: Extract, tmp_path: Path) -> None:
-    tensors = whole_model(state) | {"draft_model.mlp.bias": torch.ones(1), "draft_model.input_layernorm.weight": torch.ones(2)}
-    del tensors["draft_model.self_attn.q_proj.bias"]
-    torch.save(tensors, tmp_path / "model.pth")
-    with pytest.raises(SystemExit) as refusal:
-        extract(tmp_path / "model.pth")
-    message = str(refusal.value)
-    assert "input_layernorm.weight: is [2], this target's draft has [32]" in message
-    assert "mlp.bias: unknown; self_attn.q_proj.bias: missing" in message
-    assert not (tmp_path / "draft").exists()
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ({"module.draft_model.a": torch.ones(1)}, "no name begins with draft_model.; it holds 1 other tensors, such as module"),
-        ({"draft_model.a": 1}, "not a state dict of tensors by name"),
         ([torch.ones(1)], "not a state dict of tensors by name"),
     ],
 )
@@ -112,7 +92,7 @@ def test_a_missing_file_or_tensor_of_a_split_state_dict_is_named(
         extract(index)
 
 
-@pytest.mark.parametrize("name", ["cut.pth", "nan.pth", "cut.safetensors"])
+@pytest.mark.parametrize("name", ["cut.pth", "nan.pth"])
 def test_damaged_weights_are_named_in_one_line(state: dict[str, Tensor], extract: Extract, tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(FILES[name]({f"draft_model.{key}": tensor for key, tensor in state.items()}))
     with pytest.raises(SystemExit) as refusal:
@@ -122,32 +102,7 @@ def test_damaged_weights_are_named_in_one_line(state: dict[str, Tensor], extract
     assert not (tmp_path / "draft").exists()
 
 
-def test_a_damaged_file_of_several_is_named(state: dict[str, Tensor], extract: Extract, tmp_path: Path) -> None:
-    index = write_split(tmp_path, whole_model(state))
-    (tmp_path / "model-1.safetensors").write_bytes(FILES["cut.safetensors"](state))
-    with pytest.raises(SystemExit, match=rf"^error: {tmp_path}/model-1\.safetensors: is damaged"):
-        extract(index)
-
-
-@pytest.mark.parametrize("content", [5, {"slot": "last"}])
-def test_a_damaged_checkpoint_json_is_named(extract: Extract, tmp_path: Path, content: object) -> None:
-    write_json(tmp_path / "checkpoint.json", content)
-    with pytest.raises(SystemExit, match=rf"^error: {tmp_path}/checkpoint\.json: (must hold a JSON object|not the checkpoint)"):
-        extract(tmp_path / "checkpoint.json")
-
-
-def test_a_damaged_shard_that_its_manifest_vouches_for(state: dict[str, Tensor], extract: Extract, tmp_path: Path) -> None:
-    slot = write_slot(tmp_path / "last", state, 2)
-    shard = slot / checkpoint_file.shard_name(1)
-    shard.write_bytes(FILES["cut.safetensors"](state))
-    content = {key: value for key, value in read_json(slot / checkpoint_dir.MANIFEST).items() if key != checkpoint_dir.SEAL}
-    content["files"] = describe_files(slot, list(content["files"]))
-    (slot / checkpoint_dir.MANIFEST).write_text(json.dumps(checkpoint_dir.seal(content)))
-    with pytest.raises(SystemExit, match=rf"^error: {shard}: is damaged"):
-        extract(slot)
-
-
-@pytest.mark.parametrize("name", ["nothing", "folder", "text.txt", "status.json"])
+@pytest.mark.parametrize("name", ["nothing", "folder", "status.json"])
 def test_what_is_no_source(extract: Extract, tmp_path: Path, name: str) -> None:
     if name == "folder":
         (tmp_path / name).mkdir()
@@ -221,18 +176,6 @@ def test_of_the_workflows_own_checkpoints_nothing_else_is_asked(
     assert_equal({name: tensor for name, tensor in written.items() if name not in UNUSED}, state)
 
 
-def test_a_slot_with_a_tensor_that_is_not_the_drafts_is_refused(
-    state: dict[str, Tensor], extract: Extract, tmp_path: Path
-) -> None:
-    slot = write_slot(tmp_path / "last", state, 1)
-    content = read_json(slot / checkpoint_dir.MANIFEST)
-    del content[checkpoint_dir.SEAL]
-    content["shapes"]["model.norm.weight"] = [32]
-    (slot / checkpoint_dir.MANIFEST).write_text(json.dumps(checkpoint_dir.seal(content)))
-    with pytest.raises(SystemExit, match=r"holds model\.norm\.weight, which is no part of the draft"):
-        extract(slot)
-
-
 def test_of_other_sources_recipe_and_folder_are_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["draft", "extract", str(tmp_path / "model.safetensors")])
     with pytest.raises(SystemExit, match="says nothing of its recipe and its stage; give --recipe and --out"):
@@ -266,8 +209,7 @@ class Payload:
         return os.mkdir, (str(self.made),)
 
 
-@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before torch 1.6"])
-@pytest.mark.parametrize("suffix", ["pth", "pt", "bin"])
+@pytest.mark.parametrize(("suffix", "zipped"), [("pth", True), ("pt", False), ("bin", True)])
 def test_a_payload_does_not_run(extract: Extract, state: dict[str, Tensor], tmp_path: Path, suffix: str, zipped: bool) -> None:
     file, made = tmp_path / f"model.{suffix}", tmp_path / "made by a payload"
     torch.save(whole_model(state) | {"draft_model.a": Payload(made)}, file, _use_new_zipfile_serialization=zipped)

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -54,22 +55,6 @@ def same_loss(left: Glide, right: Glide) -> bool:
     return torch.equal(left(ids, ids, lag=2).loss, right(ids, ids, lag=2).loss)
 
 
-def test_the_documented_lines(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (root / "docs/attach.md").read_text(), re.DOTALL)
-    assert len([line for line in blocks[0].splitlines() if line]) <= 3
-    target = save_target("qwen2", tmp_path / "models/demo/target")
-    wanted = save_draft(target, tmp_path / "results/demo/sinkpi-slicing/final_draft")
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
-    attached = []
-    for block in blocks:
-        exec(block, names)  # the document's own lines
-        attached.append(names["glide"])
-    assert same_loss(attached[0], wanted)
-    assert same_loss(attached[1], wanted)
-    assert [len(row.ids) for row in names["decoded"].rows] == [32, 32]
-
-
 @pytest.mark.parametrize("begin", [attach, Qwen2Glide.from_pretrained], ids=["attach", "from_pretrained"])
 def test_a_draft_folder_alone(tmp_path: Path, begin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A workflow's folders, seen from elsewhere; the target is named as its manifest has it, and stands in no folder above."""
@@ -105,10 +90,10 @@ def test_the_target_is_built_as_the_given_configuration_says(target_path: str) -
     assert not torch.equal(glide.model.rotary_emb.inv_freq, plain.model.rotary_emb.inv_freq)
 
 
-def test_a_draft_folder_says_its_variant(any_target_path: str, tmp_path: Path) -> None:
-    wanted = save_draft(any_target_path, tmp_path / "draft")
-    glide = attach(any_target_path, str(tmp_path / "draft"), dtype=torch.float32)
-    assert type(glide) is CLASSES[AutoConfig.from_pretrained(any_target_path).model_type]
+def test_a_draft_folder_says_its_variant(target_path: str, tmp_path: Path) -> None:
+    wanted = save_draft(target_path, tmp_path / "draft")
+    glide = attach(target_path, str(tmp_path / "draft"), dtype=torch.float32)
+    assert type(glide) is CLASSES[AutoConfig.from_pretrained(target_path).model_type]
     assert glide.draft_settings == SETTINGS
     assert same_loss(glide, wanted)
 
@@ -172,18 +157,6 @@ def test_a_weight_file_of_another_shape_is_refused_tensor_by_tensor(tmp_path: Pa
     assert "stranger: unknown" in str(error.value)
 
 
-def test_the_unused_projections_may_be_absent_or_hold_anything(tmp_path: Path) -> None:
-    target = save_target("qwen2", tmp_path / "qwen2")
-    wanted = save_draft(target, tmp_path / "draft", PUBLISHED)
-    state = torch.load(tmp_path / "draft/draft_model_weights.pth", weights_only=True)
-    unused = [name for name in state if name.startswith(("cross_attn.k", "cross_attn.v"))]
-    assert len(unused) == 4
-    torch.save(state | {name: torch.full_like(state[name], torch.nan) for name in unused}, tmp_path / "nan.pth")
-    torch.save({name: tensor for name, tensor in state.items() if name not in unused}, tmp_path / "none.pth")
-    for name in ("nan.pth", "none.pth"):
-        assert same_loss(attach(target, str(tmp_path / name), dtype=torch.float32), wanted)
-
-
 @pytest.mark.parametrize("final_norm", [False, True])
 def test_a_recipe_that_disagrees_about_the_final_norm_is_refused(tmp_path: Path, final_norm: bool) -> None:
     target = save_target("qwen2", tmp_path / "qwen2")
@@ -224,7 +197,7 @@ def test_damaged_weights_are_named_in_one_line(target_path: str, tmp_path: Path,
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("name", ["empty.safetensors", "short.safetensors", "cut.safetensors", "random.safetensors"])
+@pytest.mark.parametrize("name", ["empty.safetensors", "cut.safetensors"])
 def test_damaged_weights_of_a_target_are_named_in_one_line(tmp_path: Path, name: str) -> None:
     target = save_target("qwen2", tmp_path / "target")
     path = tmp_path / "target/model.safetensors"
@@ -252,25 +225,19 @@ def test_hydra_calls_the_class_of_an_experiment_as_published(tmp_path: Path, roo
 SPOILED: dict[str, tuple[Any, str]] = {
     "no-json": (None, "line 1: not valid JSON"),
     "a-list": ([], r"must hold a JSON object \({\.\.\.}\), holds a list"),
-    "no-settings": ({"settings": ...}, "settings: is missing, must be an object"),
     "settings-of-a-list": ({"settings": [1]}, r"settings: is \[1\], must be an object"),
     "no-target": ({"target": ...}, "target: is missing, must be an object"),
-    "target-of-a-text": ({"target": "qwen2"}, "target: is 'qwen2', must be an object"),
     "source-of-a-number": ({"target_source": 5}, "target_source: is 5, must be a text"),
     "no-anchors": ({"settings": {"lag_mode": "fixed"}}, "settings: anchors: is missing"),
     "window-of-a-text": ({"window": "512"}, r"settings\.window: must be a whole number from 1 to 16777216, is '512'"),
-    "window-of-true": ({"window": True}, r"settings\.window: must be a whole number from 1 to 16777216, is true"),
-    "norm-of-a-number": ({"final_norm": 1}, r"settings\.final_norm: must be true or false, is 1"),
-    "temperature-of-a-list": (
-        {"temperature": [1.0]},
-        r"settings\.temperature: must be a number from 0\.01 to 100, is \[1\.0\]",
-    ),
     "loss-of-nothing": ({"loss": None}, r"settings\.loss: null is unknown; choose one of hard, soft, mix"),
 }
 
 
-@pytest.mark.parametrize("case", SPOILED)
-@pytest.mark.parametrize("door", ["draft folder alone", "beside its target", "weight file", "generate"])
+DOORS = ("draft folder alone", "beside its target", "weight file", "generate")
+
+
+@pytest.mark.parametrize(("case", "door"), list(zip(SPOILED, cycle(DOORS), strict=False)))
 def test_a_spoiled_config_of_a_draft_is_named_with_its_field(tmp_path: Path, case: str, door: str) -> None:
     target = save_target("qwen2", tmp_path / "qwen2")
     glide = save_draft(target, tmp_path / "draft")
@@ -292,8 +259,10 @@ def test_a_spoiled_config_of_a_draft_is_named_with_its_field(tmp_path: Path, cas
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("model_type", ["unheard_of", "gemma2", "llama", None])
-@pytest.mark.parametrize("begin", [attach, LlamaGlide.from_pretrained], ids=["attach", "from_pretrained"])
+@pytest.mark.parametrize(
+    ("begin", "model_type"),
+    [(attach, "unheard_of"), (attach, None), (LlamaGlide.from_pretrained, "unheard_of"), (LlamaGlide.from_pretrained, "llama")],
+)
 def test_no_code_of_a_targets_folder_runs(
     tmp_path: Path, begin: Any, model_type: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,3 +291,31 @@ def test_a_target_that_is_not_there_is_named(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=rf"^{re.escape(path)}/config\.json: no ") as refusal:
             attach(path)
         assert "\n" not in str(refusal.value)
+
+
+def test_the_documented_lines(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (root / "docs/attach.md").read_text(), re.DOTALL)
+    assert len([line for line in blocks[0].splitlines() if line]) <= 3
+    target = save_target("qwen2", tmp_path / "models/demo/target")
+    wanted = save_draft(target, tmp_path / "results/demo/sinkpi-slicing/final_draft")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    attached = []
+    for block in blocks:
+        exec(block, names)  # the document's own lines
+        attached.append(names["glide"])
+    assert same_loss(attached[0], wanted)
+    assert same_loss(attached[1], wanted)
+    assert [len(row.ids) for row in names["decoded"].rows] == [32, 32]
+
+
+def test_the_unused_projections_may_be_absent_or_hold_anything(tmp_path: Path) -> None:
+    target = save_target("qwen2", tmp_path / "qwen2")
+    wanted = save_draft(target, tmp_path / "draft", PUBLISHED)
+    state = torch.load(tmp_path / "draft/draft_model_weights.pth", weights_only=True)
+    unused = [name for name in state if name.startswith(("cross_attn.k", "cross_attn.v"))]
+    assert len(unused) == 4
+    torch.save(state | {name: torch.full_like(state[name], torch.nan) for name in unused}, tmp_path / "nan.pth")
+    torch.save({name: tensor for name, tensor in state.items() if name not in unused}, tmp_path / "none.pth")
+    for name in ("nan.pth", "none.pth"):
+        assert same_loss(attach(target, str(tmp_path / name), dtype=torch.float32), wanted)

@@ -20,7 +20,7 @@ def seen(length: int, **visibility: Any) -> int:
     return int((last_BS - first_BS + 1).clamp(min=0).sum())
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 7, 8, 9, 30])
+@pytest.mark.parametrize("length", [1, 8, 30])
 def test_pairs_are_those_the_masks_leave(length: int) -> None:
     assert causal_pairs(length) == seen(length)
     for window in (0, 1, 5, 8, 40):
@@ -52,11 +52,3 @@ def test_documents_do_not_see_each_other(lag_mode: str, cross: int) -> None:
     counted = cost.operations(CONFIG, draft, 0, [20, 9, 20], 0, with_llm_loss=True)
     assert counted.draft == HIDDEN * (12 * own + 8 * cross)
     assert counted.head == 0
-
-
-def test_a_teacher_is_a_third_product_with_the_head() -> None:
-    draft = Draft(anchors="off", lag_mode="fixed", loss="hard")
-    with_it, without = (cost.operations(CONFIG, draft, 5, [5], 7, with_llm_loss=teacher) for teacher in (True, False))
-    assert with_it.head == 3 * 2 * 7 * HIDDEN * VOCABULARY
-    assert without.head == 2 * 2 * 7 * HIDDEN * VOCABULARY
-    assert with_it.draft == without.draft

@@ -37,13 +37,6 @@ def test_short_targets_and_long_rows() -> None:
     assert {d.offset for d in draws(DRAFT, length=1200)} != {0}
 
 
-def test_modes() -> None:
-    fixed = draws(Draft(anchors="fixed", lag_mode="fixed", lag=3), count=90)
-    assert {(d.anchors, d.lag) for d in fixed} == {(4, 3)}
-    off = draws(Draft(anchors="off", lag_mode="random"), count=90)
-    assert {(d.anchors, d.offset) for d in off} == {(0, 0)}
-
-
 def test_same_arguments_same_draw_and_neighbours_differ() -> None:
     assert draws(DRAFT, count=90) == draws(DRAFT, count=90)
     by_row = {draw_row(DRAFT, 42, 5, row, 1024, 40960) for row in range(50)}

@@ -15,13 +15,11 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     LlamaConfig,
-    MistralConfig,
     PretrainedConfig,
     Qwen2Config,
-    Qwen3Config,
 )
 
-from longspec.atomic_files import describe_files, read_json, write_json, write_text
+from longspec.atomic_files import read_json, write_json
 from longspec.draft.__main__ import main
 from longspec.methods.draft_files import check_draft_config
 from longspec.methods.eagle3 import settings as eagle3
@@ -34,7 +32,7 @@ from longspec.methods.eagle3.weights import (
     published_layout,
 )
 from tests.draft.eagle3_drafts import IDS, SHAPE, TARGET, extract_draft, random_state, recipe_of
-from tests.targets import LINEAR, LLAMA3, YARN
+from tests.targets import LLAMA3, YARN
 
 # As vLLM's load_weights of llama_eagle3.py takes them: shapes of TARGET, 8 draft tokens.
 SHAPES = {
@@ -131,11 +129,6 @@ def test_transformers_reads_the_configuration_as_a_llama(make: Make) -> None:
     assert body.model.layers[0].self_attn.q_proj.out_features == SHAPES["midlayer.self_attn.q_proj.weight"][0]
 
 
-def test_without_a_window_no_layer_has_one(make: Make) -> None:
-    content = read_json(make() / "config.json")
-    assert not content.keys() & {"layer_types", "sliding_window"}
-
-
 def test_each_engine_is_told_the_layers_as_it_counts_them(make: Make) -> None:
     """vLLM: inputs of layers, and it looks at the top first. SGLang: outputs, in eagle_config alone, so it adds one."""
     content = read_json(make() / "config.json")
@@ -144,20 +137,11 @@ def test_each_engine_is_told_the_layers_as_it_counts_them(make: Make) -> None:
     assert content["eagle_config"]["use_aux_hidden_state"] is True
 
 
-@pytest.mark.parametrize("layers", [[0, 1, 2], [3, 7, 8]])
-def test_chosen_layers_are_stored(make: Make, layers: list[int]) -> None:
-    folder = make(layers=layers)
-    assert draft_settings(folder).layers == tuple(layers)
-    assert read_json(folder / "config.json")["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [n - 1 for n in layers]
-
-
 @pytest.mark.parametrize(
     ("family", "rope"),
     [
         (LlamaConfig, LLAMA3),
-        (MistralConfig, {"rope_type": "default", "rope_theta": 5e5}),
         (Qwen2Config, YARN),
-        (Qwen3Config, LINEAR),
     ],
 )
 def test_rotations_and_positions_travel(make: Make, family: Any, rope: dict[str, Any]) -> None:
@@ -214,9 +198,7 @@ def spoil(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[dict[str, 
     ("change", "message"),
     [
         (lambda tensors: tensors.pop("norm.weight"), r"norm\.weight: missing"),
-        (lambda tensors: tensors.update(strange=torch.ones(1)), "strange: unknown"),
         (spoil("fc.weight", lambda t: t[:, :64].clone()), r"fc\.weight: is \[32, 64\], this target's draft has \[32, 96\]"),
-        (spoil("lm_head.weight", lambda t: t[:7].clone()), r"lm_head\.weight: is \[7, 32\], this target's draft has \[8, 32\]"),
         (spoil("fc.weight", lambda t: t.to(torch.int8)), r"fc\.weight: is torch\.int8, weights are torch\.float32"),
         (spoil("fc.weight", lambda t: t.fill_(torch.nan)), r"fc\.weight: 3072 of its 3072 numbers are NaN"),
         (lambda tensors: tensors.update({"fc_norm.0.weight": torch.ones(32)}), "unknown; recipe.method.fc_norm says whether"),
@@ -224,7 +206,6 @@ def spoil(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[dict[str, 
             spoil("d2t", lambda t: t + torch.eye(8, dtype=torch.int64)[3]),
             r"t2d: marks 8 tokens, d2t names 8; token 9 is in one",
         ),
-        (spoil("d2t", lambda t: t.to(torch.int32)), r"d2t: is torch\.int32 \[8\], must be torch\.int64 \[8\]"),
         (spoil("d2t", lambda t: t[:7].clone()), r"d2t: is torch\.int64 \[7\], must be torch\.int64 \[8\]"),
         (lambda tensors: tensors.pop("t2d"), r"t2d: is missing, must be torch\.bool of the target's tokens"),
     ],
@@ -253,24 +234,11 @@ def test_another_vocabulary_is_named_with_both_tokens(make: Make) -> None:
         METHOD.load(fresh(other), folder)
 
 
-def test_a_vocabulary_of_the_token_0_alone_is_held_against_anothers(make: Make) -> None:
-    """Zeros are a vocabulary too: only a layer that was given none is not compared."""
-    zero, other, none = (Settings(layers=(2, 4, 6), vocabulary=1, ids=ids, target_vocabulary=97) for ids in ((0,), (5,), None))
-    state = published_layout(fresh(other).state_dict(), other)
-    with pytest.raises(ValueError, match="d2t: draft token 0 is the target's 5, in this draft's vocabulary it is 0"):
-        check_draft_state(fresh(zero), state, "file")
-    assert fresh(none).ids_V is None
-    check_draft_state(fresh(none), state, "file")
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (spoil("d2t", lambda t: t.flip(0)), r"d2t: draft token 1 is the target's 36, must be one of 90 to 96, ascending"),
-        (spoil("d2t", lambda t: t + 1), r"d2t: draft token 7 is the target's 97, must be one of 43 to 96, ascending"),
-        (spoil("d2t", lambda t: t - 1), r"d2t: draft token 0 is the target's -1, must be one of 0 to 96"),
         (spoil("t2d", lambda t: t.logical_not()), r"t2d: marks 89 tokens, d2t names 8; token 0 is in one of them"),
-        (spoil("t2d", lambda t: t[:-1].clone()), r"t2d: is torch\.bool \[96\], must be torch\.bool \[97\]"),
         (lambda tensors: tensors.pop("d2t"), r"d2t: is missing, must be torch\.int64 \[8\]"),
     ],
 )
@@ -288,21 +256,8 @@ def test_a_vocabulary_that_contradicts_itself_is_refused(make: Make, change: Any
             {"settings": {"vocabulary": "8"}},
             r"settings\.vocabulary: must be a whole number from 1 to 16777216, or null, is '8'",
         ),
-        (
-            {"settings": {"layers": [2, 4.5, 6]}},
-            r"settings\.layers\.1: must be a whole number, is 4\.5",
-        ),
-        ({"settings": {"fc_norm": 1}}, r"settings\.fc_norm: must be true or false, is 1"),
         ({"settings": {"ids": [1]}}, "settings: ids: unknown to this version"),
-        ({"settings": {"decay": 7}}, r"settings\.decay: must be a number from 0\.01 to 1, is 7"),
-        ({"settings": {"steps": 0}}, r"settings\.steps: must be a whole number from 1 to 64, is 0"),
-        (
-            {"settings": {"sliding_window": 0}},
-            r"settings\.sliding_window: must be a whole number from 1 to 16777216, or null, is 0",
-        ),
-        ({"settings": {"layers": [6, 4, 2]}}, r"settings: layers: is \[6, 4, 2\], must be 3 of the target's layers 0 to 8"),
         ({"settings": {"layers": [2, 4, 9]}}, r"settings: layers: is \[2, 4, 9\], must be 3 of the target's layers 0 to 8"),
-        ({"settings": {"layers": None}}, r"settings: layers: is \[\], must be 3"),
         ({"target": {"vocab_size": "97"}}, "target: vocab_size: is '97', must be a number"),
         ({"draft": "glide"}, "draft: is 'glide', this draft is 'eagle3'"),
     ],
@@ -311,15 +266,6 @@ def test_strange_settings_are_refused(make: Make, fields: dict[str, Any], messag
     folder = make()
     edit(folder, **fields)
     with pytest.raises(ValueError, match=f"^{folder / 'config.json'}: {message}"):
-        draft_settings(folder)
-
-
-def test_all_tokens_and_a_vocabulary_exclude_each_other(make: Make) -> None:
-    folder = make()
-    edit(folder, settings={"vocabulary": None}, draft_vocab_size=97)
-    with pytest.raises(
-        ValueError, match=r"model\.safetensors: d2t, t2d: is there, but by settings: .* all 97 tokens are proposed"
-    ):
         draft_settings(folder)
 
 
@@ -351,24 +297,3 @@ def test_a_draft_of_another_meaning_is_neither_trained_nor_measured(make: Make) 
         METHOD.check_same(folder, TARGET, wanted)
     with pytest.raises(ValueError, match=message):
         METHOD.trainer(SimpleNamespace(config=TARGET), replace(wanted, ids=IDS, target_vocabulary=97), folder)
-
-
-def test_a_vocabulary_of_another_target_makes_no_folder(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make()
-    whole = read_json(tmp_path / "vocabulary.json")
-    write_json(tmp_path / "vocabulary.json", whole | {"size": 200})
-    options = {"--recipe": "recipe.yaml", "--target": "target.json", "--out": "other", "--vocabulary": "vocabulary.json"}
-    paths = [part for option, name in options.items() for part in (option, str(tmp_path / name))]
-    monkeypatch.setattr("sys.argv", ["draft", "extract", str(tmp_path / "state.safetensors"), *paths])
-    with pytest.raises(SystemExit, match=r"vocabulary\.json: size: of a target of 200 tokens, .*target has 97; give the file"):
-        main()
-    write_json(tmp_path / "vocabulary.json", whole)
-    target = read_json(tmp_path / "target.json")
-    write_text(Path(target["path"]) / "tokenizer.json", "another")
-    files = describe_files(Path(target["path"]), ["tokenizer.json"])
-    write_json(tmp_path / "target.json", target | {"files": files})
-    with pytest.raises(
-        SystemExit, match=r"vocabulary\.json: tokenizer: hash, a vocabulary of another tokenizer than .*target, "
-    ):
-        main()
-    assert not (tmp_path / "other").exists()

@@ -29,7 +29,7 @@ def test_a_window_shows_the_text_in_every_step() -> None:
         eagle3.check(recipe_of(sliding_window=STEPS - 1))
 
 
-@pytest.mark.parametrize("layers", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("layers", [2, 3, 6])
 def test_layers_that_are_advised_are_allowed(layers: int) -> None:
     """A small target needs layers of its own; one with fewer than are read has no such draft, whatever is given."""
     with pytest.raises(ValueError, match=r"^recipe\.method\.layers: ") as told:
@@ -45,12 +45,6 @@ def test_layers_that_are_advised_are_allowed(layers: int) -> None:
         chosen = json.loads(advised[1])
         eagle3.check(recipe_of(layers=chosen))
         assert layers_of(tuple(chosen), layers) == tuple(chosen)
-
-
-def test_settings_are_given_by_name() -> None:
-    """Nine values in a row hide which is which."""
-    with pytest.raises(TypeError, match="positional"):
-        eagle3.Settings((0, 1, 2), 8)  # type: ignore[misc]
 
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
@@ -81,19 +75,13 @@ def test_a_rotation_that_is_allowed_turns(rope: dict[str, Any]) -> None:
     [
         (YARN | {"partial_rotary_factor": 0.5}, r"partial_rotary_factor: is 0\.5: .* turns whole heads; leave the key out"),
         ({"rope_type": "yarn", "rope_theta": 1e4}, "factor, original_max_position_embeddings: missing; rope_type yarn needs"),
-        (YARN | {"factor": None}, "factor: missing"),
         ({"rope_type": "default", "rope_theta": "abc"}, "rope_theta: is 'abc', must be a number above 0"),
-        ({"rope_type": "default", "rope_theta": True}, "rope_theta: is True, must be a number"),
-        ({"rope_type": "default", "rope_theta": 0}, "rope_theta: is 0, must be a number above 0"),
         (
             {"rope_type": "default", "rope_theta": 1e4, "factor": 2.0},
             "factor: rope_type default has rope_theta alone; leave it",
         ),
         (YARN | {"truncate": 1}, "truncate: is 1, must be true or false"),
         (LLAMA3 | {"high_freq_factor": 1.0}, r"high_freq_factor: is 1\.0, must be above low_freq_factor, 1\.0"),
-        ({"rope_type": "default"}, "rope_theta: missing; rope_type default needs rope_theta"),
-        ({"rope_theta": 1e4}, "rope_type None is not supported; default, linear, llama3, yarn are"),
-        (YARN | {"factor": 0}, "factor: is 0, must be a number above 0"),
         ({"rope_type": ["yarn"], "rope_theta": 1e4}, r"rope_type \['yarn'\] is not supported"),
     ],
 )

@@ -14,7 +14,7 @@ from longspec.methods.glide.settings import Draft
 from longspec.methods.glide.trainer import Glide
 from tests.targets import VOCABULARY
 
-WINDOW, NEW, CHAIN, NO_EOS = 12, 40, 4, -1
+WINDOW, NEW, CHAIN, NO_EOS = 12, 24, 4, -1
 
 
 def precision(path: str) -> torch.dtype:

@@ -12,8 +12,6 @@ from longspec.methods.eagle3.method import METHOD as EAGLE3
 from longspec.methods.eagle3.settings import Settings
 from longspec.methods.glide.method import METHOD as GLIDE
 from longspec.methods.glide.settings import Draft
-from longspec.models import losses, teachers
-from longspec.models.teachers import SparseTeacher
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.states.tensors import BEST_TOKEN, FINAL, NEXT_LOG_PROB, TOP_LOG_PROBS, TOP_TOKENS
 from longspec.train.estimate.memory import parameter_bytes
@@ -59,25 +57,6 @@ def test_memory_is_within_a_tenth(name: str, dtype: torch.dtype) -> None:
     method, settings = CASES[name]
     estimate = method.memory(CONFIG, settings, TOKENS, dtype, torch.device("cpu"), top_k=K)
     assert measured * 0.9 < estimate.kept + max(estimate.losses, estimate.backward) < measured * 1.1
-
-
-@pytest.mark.parametrize(("chunks", "dtype"), [(1, torch.bfloat16), (3, torch.float32)])
-def test_memory_of_logits_under_the_targets_head(chunks: int, dtype: torch.dtype) -> None:
-    """To a tenth where the text's tokens are labels too; soft labels alone need less."""
-    cpu, vocabulary = torch.device("cpu"), 4096
-    tokens = chunks * teachers.chunk_tokens(vocabulary, cpu)
-    hidden, head = torch.randn(tokens, 4, dtype=dtype, requires_grad=True), torch.randn(vocabulary, 4, dtype=dtype)
-    labels = torch.zeros(tokens, dtype=torch.long)
-    log_probs = torch.full((tokens, 2), -3.0)
-    teacher = SparseTeacher(torch.arange(2).expand(tokens, 2).contiguous(), log_probs, labels, log_probs[:, 0])
-    peaks = {}
-    for kind in ("soft", "mix"):
-        with LiveBytes([hidden, head, labels, log_probs, teacher.tokens_Nk]) as live:
-            losses.linear_cross_entropy(hidden, teacher, head, labels, kind, 2.0)
-        peaks[kind] = live.peak
-    estimate = losses.loss_bytes(vocabulary, tokens, cpu, sparse=True)
-    assert peaks["mix"] * 0.95 < estimate < peaks["mix"] * 1.1
-    assert 0.4 * estimate < peaks["soft"] < estimate < losses.loss_bytes(vocabulary, tokens, cpu)
 
 
 @pytest.mark.parametrize("name", ["glide soft", "eagle3"])

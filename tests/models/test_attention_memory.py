@@ -89,9 +89,8 @@ def test_flash_plan_holds_nothing_of_the_square(monkeypatch: pytest.MonkeyPatch)
     assert len(seen) == 3 + 2 * 4  # one call each, and one for each place in a block of 4
 
 
-@pytest.mark.parametrize("queries", [LENGTH, 30])
+@pytest.mark.parametrize(("window", "queries"), [(None, LENGTH), (20, 30)])
 @pytest.mark.parametrize("lag", sorted(LAGS))
-@pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize("documents", sorted(DOCUMENTS))
 def test_flex_visits_the_blocks_it_must_and_no_other(
     monkeypatch: pytest.MonkeyPatch, documents: str, window: int | None, lag: str, queries: int

@@ -56,7 +56,6 @@ def test_the_tested_functions_are_taken(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("name", "function"),
     [
-        ("_flash_attn_varlen_forward", None),
         ("_flash_attn_varlen_forward", other_order),
         ("_flash_attn_varlen_forward", without_window),
         ("_flash_attn_varlen_backward", forward),

@@ -149,10 +149,6 @@ def test_the_fused_kernel_is_for_hard_labels_of_some_tokens() -> None:
     assert losses.linear_cross_entropy(hidden_NH[:0], None, weight_VH, labels_N[:0], "hard").draft == 0
 
 
-def test_without_a_gpu_or_the_package_there_is_no_fused_kernel() -> None:
-    assert losses.fused_loss("cpu") is None
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 2e-2)])
 def test_liger_on_a_gpu(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, tolerance: float) -> None:

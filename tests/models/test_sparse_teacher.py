@@ -1,7 +1,6 @@
 """Losses against the k likeliest tokens of the target's distributions, against plain PyTorch over all tokens."""
 
 from collections.abc import Callable
-from itertools import pairwise
 
 import pytest
 import torch
@@ -49,8 +48,7 @@ def cross_entropy(p_NV: Tensor, log_q_NV: Tensor, k: int) -> Tensor:
     return -(p * log_q).sum(-1)
 
 
-@pytest.mark.parametrize("kind", ["soft", "mix"])
-@pytest.mark.parametrize("temperature", [1.0, 2.5])
+@pytest.mark.parametrize(("kind", "temperature"), [("soft", 1.0), ("mix", 2.5)])
 def test_glides_loss_and_gradient(kind: str, temperature: float) -> None:
     states, head, labels = target()
     hidden = torch.randn(N, H, requires_grad=True)
@@ -104,25 +102,6 @@ def loss_of(p_NV: Tensor, k: int) -> Callable[[Tensor], Tensor]:
     return lambda logits_NV: teacher.loss_and_gradient_(logits_NV.clone())
 
 
-def test_it_is_a_divergence_below_that_of_all_tokens() -> None:
-    """It grows with k up to the whole; it is 0, without a gradient, where only the rest is shared otherwise."""
-    logits, p = torch.randn(N, T, dtype=torch.float64), (3 * torch.randn(N, T, dtype=torch.float64)).softmax(-1)
-    divergences = []
-    for k in (1, 3, 10, 30, T):
-        merged = outcomes(p, logits.log_softmax(-1), k)[0]
-        entropy = -torch.special.xlogy(merged, merged).sum(-1)
-        divergences.append(loss_of(p, k)(logits) - entropy)
-    assert (divergences[0] >= 0).all()
-    for less, more in pairwise(divergences):
-        assert (less <= more + 1e-12).all()
-    order = p.argsort(-1, descending=True)
-    other = p.scatter(-1, order[:, K:], p.gather(-1, order[:, K:]).flip(-1)).log()
-    assert not torch.equal(other, p.log())
-    top = p.log().topk(K)
-    SparseTeacher(top.indices, top.values, top.indices[:, 0], None).loss_and_gradient_(other)
-    assert other.abs().max() < 1e-12
-
-
 def test_a_rest_that_the_draft_holds_for_impossible() -> None:
     """Float32 has no such small probability: the loss says how far off it is, and the gradient leads out."""
     p = torch.tensor([[0.6, 0.3, 0.06, 0.04]])
@@ -147,8 +126,7 @@ def test_probabilities_that_rounding_brought_above_one_are_shared_anew(k: int) -
     torch.testing.assert_close(gradient, logits.softmax(-1) - merged)
 
 
-@pytest.mark.parametrize("ids", [None, IDS], ids=["all tokens", "some"])
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize(("ids", "temperature"), [(None, 1.0), (IDS, 0.7)], ids=["all tokens", "some"])
 def test_the_likeliest_tokens(ids: Tensor | None, temperature: float) -> None:
     """Over all tokens or the draft vocabulary alone; the text's next token and the best one always of all tokens."""
     states, head, labels = target()

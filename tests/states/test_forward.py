@@ -1,5 +1,6 @@
 """What is read from a target, against transformers' own model, cache and eager attention: each document by itself."""
 
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -64,8 +65,7 @@ def packed(lengths: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
     return ids_S[None], torch.cat(positions)[None], torch.cat(documents)[None]
 
 
-@pytest.mark.parametrize("offset", [0, 700])
-@pytest.mark.parametrize("chunk", [None, 1, 13, 64])
+@pytest.mark.parametrize(("offset", "chunk"), [(0, None), (0, 1), (700, 13)])
 def test_one_text_with_and_without_an_offset(any_target_path: str, offset: int, chunk: int | None) -> None:
     glide = load(any_target_path)
     glide.states.chunk = chunk
@@ -79,7 +79,7 @@ def test_one_text_with_and_without_an_offset(any_target_path: str, offset: int, 
             torch.testing.assert_close(got[name][row : row + 1], wanted[name], **TOLERANCE)
 
 
-@pytest.mark.parametrize("chunk", [None, 5, 16, 30])
+@pytest.mark.parametrize("chunk", [None, 16])
 def test_packed_documents_are_as_if_alone(any_target_path: str, chunk: int | None) -> None:
     """Borders of chunks inside documents, on their borders, and chunks that hold several documents."""
     glide = load(any_target_path)
@@ -147,11 +147,8 @@ DEPTHS: list[tuple[list[str], int]] = [
     ([], 0),
     (["hidden.0"], 0),
     (["keys.0"], 0),
-    (["values.0", "hidden.0"], 0),
     (["hidden.1"], 1),
     (["keys.1"], 1),
-    (["values.1", "keys.0"], 1),
-    (["hidden.1", "keys.0"], 1),
     (["hidden.1", "keys.1", "values.1"], 1),
     (["final"], 2),
     (["final", "hidden.0"], 2),
@@ -164,10 +161,10 @@ DEPTHS: list[tuple[list[str], int]] = [
     ("names", "whole_layers"), DEPTHS, ids=lambda value: "+".join(value) if isinstance(value, list) else ""
 )
 def test_the_forward_ends_with_the_deepest_tensor(
-    any_target_path: str, names: list[str], whole_layers: int, chunk: int | None, monkeypatch: pytest.MonkeyPatch
+    target_path: str, names: list[str], whole_layers: int, chunk: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same numbers as of a whole forward; no attention and no MLP ran in the layers behind, nor the head at all."""
-    glide = load(any_target_path)
+    glide = load(target_path)
     glide.states.chunk = chunk
     ids_BS, positions_BS, documents_BS = packed((16, 1, 23))
     wanted = glide.states(ids_BS, positions_BS, documents_BS, EVERY_NAME)
@@ -184,10 +181,10 @@ def test_the_forward_ends_with_the_deepest_tensor(
 
 @pytest.mark.parametrize("chunk", [None, 13])
 def test_hard_labels_without_the_targets_loss_end_after_the_last_layers_keys(
-    any_target_path: str, chunk: int | None, monkeypatch: pytest.MonkeyPatch
+    target_path: str, chunk: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same loss; no attention or MLP ran in the last layer."""
-    glide = load(any_target_path)
+    glide = load(target_path)
     glide.draft_settings.loss, glide.states.chunk = "hard", chunk
     ids_BS, positions_BS, documents_BS = packed((16, 1, 23))
     whole = glide(ids_BS, ids_BS, positions_BS, lag=2, document_ids=documents_BS)
@@ -199,7 +196,7 @@ def test_hard_labels_without_the_targets_loss_end_after_the_last_layers_keys(
     assert counted.calls == {"mlp 0": chunks, "attention 0": chunks}
 
 
-@pytest.mark.parametrize("name", ["keys.0", "hidden.0", "hidden.1", "keys.1"])
+@pytest.mark.parametrize("name", ["hidden.0", "keys.1"])
 def test_the_layers_and_their_hooks_are_put_back_after_an_error(target_path: str, name: str) -> None:
     glide = load(target_path)
     layers = list(glide.model.layers)
@@ -212,24 +209,12 @@ def test_the_layers_and_their_hooks_are_put_back_after_an_error(target_path: str
     assert not any(module._forward_pre_hooks for module in (*layers, glide.model.norm))
 
 
-@pytest.mark.parametrize(
-    "name", ["keys.2", "hidden.2", "values.-1", "hidden.x", "hidden", "keys.", "queries.0", "embedded", ""]
-)
+@pytest.mark.parametrize("name", ["keys.2", "hidden.x", ""])
 def test_names_that_the_target_has_no_tensor_of_are_refused(target_path: str, name: str) -> None:
     ids_BS = torch.zeros(1, 4, dtype=torch.int64)
     message = rf"^{name}: the target has no such tensor; it has final, and keys\.N, values\.N and hidden\.N of layers 0 to 1$"
     with pytest.raises(ValueError, match=message):
         load(target_path).states(ids_BS, torch.arange(4)[None], None, ["final", name])
-
-
-def test_soft_labels_need_the_whole_target_also_when_its_loss_is_skipped(target_path: str) -> None:
-    glide = load(target_path)
-    glide.draft_settings.loss = "soft"
-    ids_BS = torch.randint(0, VOCABULARY, (1, 20))
-    with_it, without = glide(ids_BS, ids_BS), glide(ids_BS, ids_BS, with_llm_loss=False)
-    assert torch.equal(with_it.loss, without.loss)
-    assert without.llm_loss is None
-    assert without.agreement is not None
 
 
 def test_nothing_of_the_target_gets_a_gradient(any_target_path: str) -> None:
@@ -243,17 +228,16 @@ def test_nothing_of_the_target_gets_a_gradient(any_target_path: str) -> None:
     assert all(parameter.grad is not None for parameter in glide.draft_model.parameters())
 
 
-@pytest.mark.parametrize("chunk", [None, 13])
-@pytest.mark.parametrize("name", EVERY_NAME)
+@pytest.mark.parametrize(("name", "chunk"), list(zip(EVERY_NAME, cycle([None, 13]), strict=False)))
 def test_what_is_read_may_be_saved_for_the_backward_of_what_is_trained_on_it(
-    any_target_path: str, name: str, chunk: int | None
+    target_path: str, name: str, chunk: int | None
 ) -> None:
     """A Linear on it gets the gradient that it gets on transformers' own tensor, and the target gets none."""
-    glide = load(any_target_path)
+    glide = load(target_path)
     glide.states.chunk = chunk
     ids_S, positions_S = torch.randint(0, VOCABULARY, (40,)), torch.arange(40)
     got = glide.states(ids_S[None], positions_S[None], None, [name])[name]
-    wanted = own_states(any_target_path, ids_S, positions_S)[name]
+    wanted = own_states(target_path, ids_S, positions_S)[name]
     trained = torch.nn.Linear(got.shape[-1], 5)
     gradients = [torch.autograd.grad(trained(tensor).square().sum(), trained.weight)[0] for tensor in (got, wanted)]
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)

@@ -9,7 +9,6 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3MoeConfig
 
 from longspec.atomic_files import write_json
-from longspec.config import compose
 from longspec.train.checkpoint.save_load import draft_state_dict
 from tests.corpus import Corpus
 from tests.jobs import Job, finish, kill_all, start, torchrun
@@ -103,27 +102,3 @@ def test_jobs_with_a_partitioned_target(tmp_path: Path, corpus: Corpus) -> None:
         torch.testing.assert_close(states[1][name], tensor, rtol=1e-3, atol=1e-4)
     sizes = [sum(file.stat().st_size for file in (one.out / "checkpoints/last").rglob("*.*")) for one in (whole, zero3)]
     assert sizes[1] < 1.1 * sizes[0], "a checkpoint holds the draft alone"
-
-
-@pytest.mark.slow
-def test_hard_labels_without_the_targets_loss_train_the_same_draft(tmp_path: Path, corpus: Corpus) -> None:
-    path = save(Qwen2Config(vocab_size=corpus.build.vocabulary, **WIDE | {"hidden_size": 32}), tmp_path / "target")
-    manifest = tmp_path / "target_manifest.json"
-    write_json(manifest, {"path": path, "source": "test", "files": {}})
-    jobs = [
-        job(tmp_path, corpus, str(log), manifest, "recipe.draft.loss=hard", f"runtime.log_target_loss={log}")
-        for log in (True, False)
-    ]
-    for one in jobs:
-        one.run()
-    assert [row["loss"] for row in jobs[0].rows()] == [row["loss"] for row in jobs[1].rows()]
-    assert all(row["llm_loss"] is not None and row["agreement"] is not None for row in jobs[0].rows())
-    assert all(row["llm_loss"] is None and row["agreement"] is None for row in jobs[1].rows())
-
-
-def test_unknown_kinds_of_targets_are_refused() -> None:
-    known = "replicated, partitioned, tensor_parallel"
-    with pytest.raises(ValueError, match=rf"runtime\.target: 'split' is unknown; choose one of {known}"):
-        compose("train", ["run=demo", "runtime.target=split"])
-    with pytest.raises(ValueError, match=r"runtime\.target_chunk: must be a whole number from 1 to 16777216, or null, is 0"):
-        compose("train", ["run=demo", "runtime.target_chunk=0"])

@@ -206,12 +206,6 @@ def test_one_builder_at_a_time(glide: Stored) -> None:
     glide.build()
 
 
-def test_shards_that_there_are_not(glide: Stored) -> None:
-    for shard, shards in ((2, 2), (-1, 2), (0, 0)):
-        with pytest.raises(ValueError, match=rf"--shard {shard} --num-shards {shards}: there are shards 0 to {shards - 1}"):
-            glide.build(shard, shards)
-
-
 def test_more_shards_than_rows_leave_some_empty(glide: Stored) -> None:
     """A dataset may be tokenized in more parts than its rows are."""
     shards = len(glide.source()) + 3
@@ -222,9 +216,3 @@ def test_more_shards_than_rows_leave_some_empty(glide: Stored) -> None:
     assert [len(shard.rows) for shard in stored.shards].count(0) == 3
     for row in range(len(glide.source())):
         stored.read([row], pinned=False)
-
-
-def test_an_online_recipe_has_no_states_to_build(glide: Stored) -> None:
-    glide.overrides += ["recipe.states.source=online", "recipe.states.dtype=bfloat16"]
-    with pytest.raises(ValueError, match=r"recipe\.states\.source: is online: this stage reads no stored states; set offline"):
-        glide.build()

@@ -1,8 +1,5 @@
 """Training from stored states against training beside the target: losses and gradients, what is held, what is read."""
 
-import ctypes
-import mmap
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -156,42 +153,16 @@ def test_held_out_rows_have_states_of_their_own(tmp_path: Path, sources: Sources
         missing(ids, **asked)
 
 
-def resident(path: Path) -> int:
-    """Bytes of a file that the system keeps in memory (mincore)."""
-    size = path.stat().st_size
-    with path.open("rb") as file, mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE) as mapped:
-        start = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
-        pages = (size + mmap.PAGESIZE - 1) // mmap.PAGESIZE
-        found = (ctypes.c_ubyte * pages)()
-        assert ctypes.CDLL(None, use_errno=True).mincore(ctypes.c_void_p(start), ctypes.c_size_t(size), found) == 0
-    return sum(page & 1 for page in found) * mmap.PAGESIZE
-
-
-def forget(path: Path) -> None:
-    """Have the system drop a file from memory, as far as it will."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
 @pytest.mark.parametrize("tied", [True, False])
 def test_never_a_layer_of_the_target(tmp_path: Path, tied: bool) -> None:
-    """Held are embedding, head and norm; read from the disk little more, of a file that is mostly layers."""
-    shape = {"hidden_size": 256, "intermediate_size": 4096, "num_hidden_layers": 4, "num_attention_heads": 4}
+    """Held are embedding, head and norm."""
+    shape = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
     config = Qwen2Config(vocab_size=300, tie_word_embeddings=tied, num_key_value_heads=2, **shape)
-    path = Path(read_json(save_target(tmp_path, config))["path"])
-    target = load_without_layers(str(path), config, FLOAT32)
-    held = {name: tuple(parameter.shape) for name, parameter in target.named_parameters()}
-    head = {} if tied else {"lm_head.weight": (300, 256)}
-    assert held == {"model.embed_tokens.weight": (300, 256), "model.norm.weight": (256,), **head}
+    path = read_json(save_target(tmp_path, config))["path"]
+    held = {name: tuple(parameter.shape) for name, parameter in load_without_layers(path, config, FLOAT32).named_parameters()}
+    head = {} if tied else {"lm_head.weight": (300, 64)}
+    assert held == {"model.embed_tokens.weight": (300, 64), "model.norm.weight": (64,), **head}
     assert config.num_hidden_layers == 4
-    file = path / "model.safetensors"
-    forget(file)
-    if resident(file) > 0.1 * file.stat().st_size:
-        pytest.skip("this file system keeps files in memory")
-    load_without_layers(str(path), config, FLOAT32)
-    embedding_and_head = (1 if tied else 2) * 300 * 256 * 4
-    assert resident(file) < 8 * embedding_and_head < 0.3 * file.stat().st_size  # the system reads ahead
 
 
 def test_every_family_without_its_layers(any_target_path: str) -> None:
@@ -228,8 +199,6 @@ def test_states_that_are_read_ahead_are_the_same(tmp_path: Path, sources: Source
     ("change", "told"),
     [
         ({"target": "x"}, r"target: x -> "),
-        ({"rows": "x"}, r"rows: x -> "),
-        ({"tokenizer": "x"}, r"tokenizer: x -> "),
         ({"computed_in": "torch.bfloat16"}, r"computed_in: torch\.bfloat16 -> torch\.float32"),
     ],
 )

@@ -1,7 +1,6 @@
 import itertools
 
 import numpy as np
-import pytest
 import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
@@ -66,10 +65,3 @@ def test_the_packer_rows_take_the_document_path(corpus: Corpus) -> None:
     assert ids_BS is not None
     assert max(len(ids_S[ids_S >= 0].unique()) for ids_S in ids_BS) > 2
     assert int((batch.labels_BS != NO_LABEL).sum()) == rows.manifest["labels"]
-
-
-@pytest.mark.parametrize("lengths", [[48], [30, 18]])
-def test_one_document_needs_no_ids(lengths: list[int]) -> None:
-    batch = collate([row_of(lengths, 0, np.random.default_rng(2))])
-    ids_BS = batch.visibility.document_ids_BT
-    assert ids_BS is None if len(lengths) == 1 else ids_BS.tolist() == [[0] * 30 + [1] * 18]

@@ -123,13 +123,10 @@ def test_qwen_composes_characters_and_splits_in_one_way(tmp_path: Path) -> None:
     [
         ({"without": ("blk.1.ffn_up.weight",)}, "lacks 1 tensors of the model, such as blk.1.ffn_up.weight"),
         ({"more": {"rope_freqs.weight": np.ones(8, np.float32)}}, "1 tensors would be lost, such as rope_freqs.weight"),
-        ({"more": {"blk.0.attn_q.bias": np.ones(64, np.float32)}}, "would be lost, such as blk.0.attn_q.bias"),
         ({"more": {"rope.scaling.type": "yarn"}}, "llama.rope.scaling.type is 'yarn', which .* cannot say; give the folder"),
-        ({"more": {"attention.sliding_window": 64}}, "llama.attention.sliding_window is 64, which"),
         ({"more": {"rope.dimension_count": 8}}, "llama.rope.dimension_count is 8|has not the shape|has the shape"),
         ({"more": {"feed_forward_length": 128}}, r"ffn_\w+|mlp.* has the shape \[.*96.*\], the model's is \[.*128"),
         ({"more": {"split.count": 3}}, "is one of 3 parts of a model; put them together first: llama-gguf-split --merge"),
-        ({"without": ("rope.freq_base",)}, "lacks llama.rope.freq_base; convert"),
         ({"without": ("tokenizer",)}, "lacks tokenizer.ggml.model, tokenizer.ggml.tokens, tokenizer.ggml.eos_token_id"),
         ({"pre": "unheard-of"}, "tokenizer.ggml.pre 'unheard-of' is not known, .*smollm"),
         ({"more": {"token_embd.weight": np.full((len(TOKENS), 64), np.inf, np.float32)}}, "token_embd.weight: .* not finite"),
@@ -146,7 +143,6 @@ def test_what_would_be_lost_or_guessed_is_refused(tmp_path: Path, change: dict[s
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (b"GGUF", b"GGUG", "is damaged or no GGUF file"),
         (b"GGUF\x03", b"GGUF\x09", "is damaged or no GGUF file .*v9"),
         (b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0mamba", "general.architecture 'mamba' is not supported as GGUF"),
     ],
@@ -174,7 +170,7 @@ def test_a_cut_file_is_refused_wherever_it_is_cut(llama: Path, tmp_path: Path) -
     whole = llama.read_bytes()
     path = tmp_path / "cut.gguf"
     draw = random.Random(0)
-    for length in (0, 3, 4, 20, 24, 60, *(draw.randrange(len(whole)) for _ in range(12)), len(whole) - 64):
+    for length in (0, 3, 4, 20, 24, 60, *(draw.randrange(len(whole)) for _ in range(5)), len(whole) - 64):
         path.write_bytes(whole[:length])
         with pytest.raises(ValueError, match=rf"^{re.escape(str(path))}: "):
             made(path, tmp_path)

@@ -71,11 +71,6 @@ def test_the_same_ids_beside_a_qwen2_config(corpus: Corpus, loaded: Any, tmp_pat
         assert beside(text).input_ids == loaded(text).input_ids
 
 
-def test_the_same_files_each_time(corpus: Corpus, tmp_path: Path) -> None:
-    tokenizer.make(corpus.build, [corpus.raw], tmp_path / "tokenizer_manifest.json")
-    assert read_json(tmp_path / "tokenizer_manifest.json")["files"] == read_json(corpus.tokenizer)["files"]
-
-
 def test_a_small_dataset_weighs_as_much_as_a_large_one(tmp_path: Path) -> None:
     large = [{"text": " ".join(f"alpha{n} beta gamma delta" for n in range(2000))}]
     raw = [write_raw(tmp_path / "large", large), write_raw(tmp_path / "small", [{"problem": "zyx", "qwq": "wvu zyx"}])]

@@ -1,6 +1,5 @@
 """The published progression by hand: experiments by their names, each of which begins with the draft of the one before."""
 
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -65,23 +64,6 @@ def test_each_stage_finds_the_draft_of_the_one_before_and_no_path_is_typed(workp
         ).read_bytes()
     begun = [read_json(workplace / "results" / name / "checkpoint.json")["identity"]["init_weights"] for name in (BASE, LONG)]
     assert begun == [None, sha256_file(workplace / "results" / BASE / "draft/model.safetensors")]
-
-
-@pytest.mark.slow
-def test_the_documented_lines_start_a_process_a_gpu(workplace: Path, root: Path) -> None:
-    """As docs/published.md has them, but for the sizes and two processes in place of eight."""
-    page = (root / "docs/published.md").read_text()
-    lines = re.findall(r"^    (torchrun .*)$", page, re.MULTILINE)
-    assert [line.split(" -cn ")[1].split()[0] for line in lines] == [BASE, LONG]
-    for line in lines:
-        words = line.replace("--nproc-per-node 8", "--nproc-per-node 2").replace("config/exp", str(root / "config/exp")).split()
-        out = workplace / "results" / words[words.index("-cn") + 1]
-        text, code = finish(
-            start([sys.executable, "-m", "torch.distributed.run", *words[1:], *SMALL, "runtime.micro_batch=1"], out)
-        )
-        assert code == 0, text
-        assert "2 processes x" in text
-        assert (out / "draft/model.safetensors").is_file()
 
 
 def test_every_published_experiment_begins_where_another_ends(root: Path) -> None:

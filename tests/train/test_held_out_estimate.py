@@ -22,8 +22,8 @@ from tests.train.checkpoint.test_elastic import name_of, overrides
 
 STEPS, LAGS, ROWS = 4, 4, 3
 # ZeRO stage, where the optimizer is, precision
-FP32 = [(stage, "none", "fp32") for stage in range(4)]
-SETTINGS = [*FP32, (1, "cpu", "bf16"), (3, "cpu", "bf16")]
+FP32 = [(0, "none", "fp32"), (3, "none", "fp32")]
+SETTINGS = [*FP32, (1, "cpu", "bf16")]
 
 
 def make_packed(folder: Path, corpus: Corpus, collation: str, train: list[Any], held_out: list[Any]) -> Path:

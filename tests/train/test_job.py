@@ -124,7 +124,7 @@ def test_a_job_goes_on_with_other_ranks_and_sharding(whole: Job, make_job: MakeJ
 
 
 def test_ranks_and_micro_batches_do_not_change_the_training(make_job: MakeJob, tmp_path: Path, corpus: Corpus) -> None:
-    """1x4x1, 1x1x4, 2x2x1, 2x1x2 and 4x1x1 (ranks x micro batch x accumulation), random lags and offsets.
+    """1x4x1, 2x1x2 and 4x1x1 (ranks x micro batch x accumulation), random lags and offsets.
 
     Answers are of unequal lengths, and many rows hold the middle of a long problem: no label at all.
     """
@@ -132,13 +132,14 @@ def test_ranks_and_micro_batches_do_not_change_the_training(make_job: MakeJob, t
     answers = ["recipe.data.collation=longcot"]
     jobs = [
         make_job("a", ["runtime.micro_batch=4", *answers]),
-        make_job("b", ["runtime.micro_batch=1", *answers]),
-        make_job("c", ["runtime.micro_batch=2", *answers], torchrun(2)),
         make_job("d", ["runtime.micro_batch=1", *answers, *ZERO3], torchrun(2)),
         make_job("e", ["runtime.micro_batch=1", *answers], torchrun(4)),
     ]
-    shapes = ["1 processes x 1 micro batches of 4", "1 processes x 4 micro batches of 1", "2 processes x 1 micro batches of 2"]
-    shapes += ["2 processes x 2 micro batches of 1", "4 processes x 1 micro batches of 1"]
+    shapes = [
+        "1 processes x 1 micro batches of 4",
+        "2 processes x 2 micro batches of 1",
+        "4 processes x 1 micro batches of 1",
+    ]
     for job, shape in zip(jobs, shapes, strict=True):
         job.data = data
         assert shape in job.run()

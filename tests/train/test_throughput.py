@@ -1,7 +1,5 @@
 """A row's derived numbers, against simulation, closed forms, the operating system, and a clock that stands still."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -29,7 +27,6 @@ from longspec.train.throughput import (
     Meter,
     Phases,
     expected_tokens,
-    peak_memory,
 )
 from tests.corpus import Corpus
 
@@ -53,22 +50,6 @@ def test_expected_tokens_of_independent_guesses(agreement: float, drafted: int) 
     assert expected_tokens(agreement, drafted) == pytest.approx(1 + accepted.mean(), abs=0.02)
     if agreement < 1:
         assert expected_tokens(agreement, drafted) == pytest.approx((1 - agreement ** (drafted + 1)) / (1 - agreement))
-
-
-def test_no_agreement_no_estimate() -> None:
-    assert expected_tokens(None, 4) is None
-
-
-def test_memory_of_a_process_is_the_operating_systems_peak() -> None:
-    before = peak_memory(torch.device("cpu"))["peak_rss_bytes"]
-    size = before + 2**26
-    block = torch.ones(size // 4)
-    after = peak_memory(torch.device("cpu"))["peak_rss_bytes"]
-    assert after >= block.numel() * 4
-    assert after < before + 1.2 * size
-    with open("/proc/self/status") as status:  # noqa: PTH123 - no file
-        high = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
-    assert after == pytest.approx(high, rel=0.05)
 
 
 def test_a_rows_numbers(corpus: Corpus) -> None:
@@ -107,16 +88,6 @@ def spans(rows: PackedRows, number: int) -> list[int]:
                 lengths.append(1)
         before = document
     return lengths
-
-
-def test_other_ranks_measure_nothing_and_keep_nothing(corpus: Corpus) -> None:
-    batches = SimpleNamespace()
-    runtime, states = OmegaConf.structured(Runtime()), States(None)
-    meter = Meter(batches, states, runtime, Ranks(1, 1, 2), torch.device("cpu"), torch.float32)  # type: ignore[arg-type]
-    for _ in range(100):
-        meter.phases.now(DATA)
-        states()
-    assert len(meter.phases._clock.marks) == 1  # nobody takes them there
 
 
 @pytest.fixture

@@ -1,9 +1,7 @@
 """Trackers: their files read back after kills and resumes, no network offline, failures that cost no training."""
 
-import contextlib
 import json
 import os
-import pty
 import socket
 import struct
 import subprocess
@@ -180,15 +178,6 @@ def test_a_tracker_gets_what_it_lacks_and_nothing_twice(monkeypatch: pytest.Monk
         assert (tracker.run.id, tracker.run.step, tracker.finished) == ("id1", 4, [False])
 
 
-def test_a_tracker_added_on_the_way_begins_with_the_whole_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    use(monkeypatch)
-    all_of = Trackers(runtime_of(report_to=["tensorboard"]), tmp_path, MAIN, {}, {"wandb": "other"}, rows(1, 4))
-    tracker: Any = all_of.trackers["tensorboard"]
-    assert tracker.sent == [1, 2, 3, 4]
-    assert tracker.run.step == 0
-    assert all_of.state() == {"tensorboard": tracker.run.id}
-
-
 def test_a_failing_tracker_costs_its_numbers_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -262,42 +251,6 @@ def test_no_key_ends_the_start_and_asks_nobody(monkeypatch: pytest.MonkeyPatch, 
     with pytest.raises(ValueError, match=r"runtime\.report_to: wandb has no key.*runtime\.tracker_mode: offline"):
         Trackers(runtime_of(report_to=["wandb"]), tmp_path, MAIN, {})
     assert calls == []
-
-
-ONLINE = """
-import sys
-from pathlib import Path
-from omegaconf import OmegaConf
-from longspec.config import Runtime
-from longspec.distributed import Ranks
-from longspec.train.tracking import Trackers
-
-Trackers(OmegaConf.structured(Runtime(report_to=[sys.argv[1]])), Path(sys.argv[2]), Ranks(0, 0, 1), {})
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["wandb", "swanlab"])
-def test_on_a_terminal_nobody_is_asked_for_a_key(name: str, tmp_path: Path) -> None:
-    """The real packages, which would ask here and wait."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("WANDB_", "SWANLAB_"))}
-    terminal, own_end = pty.openpty()
-    ended = subprocess.Popen(
-        [sys.executable, "-c", ONLINE, name, str(tmp_path / "out")],
-        env=kept | {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none")},
-        cwd=tmp_path,
-        stdin=own_end,
-        stdout=own_end,
-        stderr=own_end,
-    )
-    assert ended.wait(timeout=60) == 1
-    os.close(own_end)
-    text = b""
-    with contextlib.suppress(OSError):  # Linux ends a terminal without writers with an error
-        while part := os.read(terminal, 4096):
-            text += part
-    assert b"Error: runtime.report_to: " + name.encode() in text
-    assert b"key" in text
 
 
 def test_a_missing_package_is_named_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

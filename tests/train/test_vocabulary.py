@@ -14,7 +14,7 @@ from longspec.data.replay import TrainedRows
 from longspec.distributed import Ranks
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.train.arguments import Job, read_job
-from longspec.train.setup import build_trainer, identity_of, read_vocabulary
+from longspec.train.setup import identity_of, read_vocabulary
 from tests.corpus import Corpus
 
 EAGLE3 = ["run=demo-eagle3", "variant=ttt", "recipe.method.vocabulary=3", "recipe.method.layers=[0,1,2]"]
@@ -55,16 +55,11 @@ def test_one_that_does_not_fit_is_refused(job: Job) -> None:
     whole = read_json(path)
     for changed, message in (
         ({"tokenizer": "u"}, f"{path}: tokenizer: u, a vocabulary of another tokenizer than {job.data}"),
-        ({"size": 99}, f"{path}: size: of a target of 99 tokens, "),
         ({"ids": [1, 4]}, f"{path}: ids: are 2, recipe.method.vocabulary is 3; count it again"),
-        ({"ids": [4, 1, 9]}, f"{path}: ids: must be tokens 0 to"),
     ):
         write_json(path, whole | changed)
         with pytest.raises(ValueError, match=re.escape(message)):
             read_vocabulary(job, rows)
-    path.write_text("{")
-    with pytest.raises(ValueError, match=re.escape(str(path))):
-        read_vocabulary(job, rows)
 
 
 def test_both_doors_take_it(job: Job, tmp_path: Path) -> None:
@@ -75,10 +70,3 @@ def test_both_doors_take_it(job: Job, tmp_path: Path) -> None:
     frozen = ["--recipe", out / "recipe.yaml", "--runtime", out / "runtime.yaml", "--target", job.target, "--data", job.data]
     again = read_job([*map(str, frozen), "--vocabulary", str(job.vocabulary), "--out", str(out)], ONE)
     assert (again.vocabulary, again.recipe) == (job.vocabulary, job.recipe)
-
-
-def test_layers_that_the_target_has_not_are_refused_before_it_is_loaded(job: Job) -> None:
-    """It has two layers; where its size is not known to the plan, its job tells."""
-    device, path, rows = torch.device("cpu"), read_json(job.target)["path"], TrainedRows(PackedRows(job.data))
-    with pytest.raises(ValueError, match=r"recipe\.method\.layers: the target has 2 layers, an EAGLE-3 draft reads 3"):
-        build_trainer(job.recipe, job.runtime, path, None, device, torch.float32, read_vocabulary(job, rows))

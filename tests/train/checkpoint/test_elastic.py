@@ -25,14 +25,10 @@ SETTINGS = [
     (0, "none", "fp32"),
     (0, "none", "bf16"),
     (1, "none", "fp32"),
-    (1, "none", "bf16"),
     (1, "cpu", "bf16"),
     (2, "none", "fp32"),
-    (2, "cpu", "bf16"),
-    (3, "none", "fp32"),
     (3, "none", "bf16"),
     (3, "cpu", "fp32"),
-    (3, "cpu", "bf16"),
 ]
 FP32 = [(stage, offload) for stage, offload, precision in SETTINGS if precision == "fp32"]
 

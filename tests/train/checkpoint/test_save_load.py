@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from longspec.atomic_files import describe_files
-from longspec.train.checkpoint import checkpoint_dir, checkpoint_file, save_load
+from longspec.train.checkpoint import checkpoint_dir, checkpoint_file
 from longspec.train.metrics import Metrics, whole_lines
 
 
@@ -84,26 +84,6 @@ def test_any_changed_byte_of_a_slot_is_seen(tmp_path: Path, name: str) -> None:
         checkpoint_dir.read_slot(tmp_path / "last")
 
 
-@pytest.mark.parametrize("slot", checkpoint_dir.SLOTS)
-def test_a_link_into_nothing_is_a_damaged_slot(tmp_path: Path, slot: str) -> None:
-    """A disk that is not mounted: the other slot is taken and saves go on; two such links are no fresh start."""
-    other = {"last": "last_2", "last_2": "last"}[slot]
-    write_slot(tmp_path / other, 10)
-    (tmp_path / slot).symlink_to(tmp_path / "nothing")
-    found = checkpoint_dir.find_slot(tmp_path)
-    assert found is not None
-    assert found[1]["step"] == 10
-    for step in (20, 30):
-        write_slot(tmp_path / ".saving-next", step)
-        checkpoint_dir.rotate(tmp_path, tmp_path / ".saving-next")
-    assert [checkpoint_dir.read_slot(tmp_path / name)["step"] for name in checkpoint_dir.SLOTS] == [30, 20]
-    for name in checkpoint_dir.SLOTS:
-        (tmp_path / name).rename(tmp_path / f"moved_{name}")
-        (tmp_path / name).symlink_to(tmp_path / "nothing")
-    with pytest.raises(ValueError, match="every checkpoint slot is damaged"):
-        checkpoint_dir.find_slot(tmp_path)
-
-
 def write_shards(folder: Path, cuts: list[int]) -> dict[str, torch.Tensor]:
     """Two parameters, each cut at these elements over as many ranks."""
     whole = {"a": torch.randn(3, 4), "b": torch.randn(12)}
@@ -143,22 +123,6 @@ def test_what_is_missing_or_strange_is_named(tmp_path: Path) -> None:
         checkpoint_file.whole_tensors(tmp_path, names, {"a": [3, 4], "b": [12], "c": [2]}, "fp32")
     with pytest.raises(ValueError, match="b: unexpected"):
         checkpoint_file.whole_tensors(tmp_path, names, {"a": [3, 4]}, "fp32")
-
-
-def test_random_generators_go_on_where_they_were() -> None:
-    import random
-
-    import numpy as np
-
-    def draws() -> list[float]:
-        return [random.gauss(0, 1), random.random(), np.random.randn(), np.random.rand(), float(torch.rand(1))]
-
-    random.gauss(0, 1), np.random.randn()  # both keep the second of a pair of normal draws
-    state = save_load.random_state()
-    first = draws()
-    assert draws() != first
-    save_load.restore_random_state(state)
-    assert draws() == first
 
 
 def test_numbers_that_are_not_finite_are_null(tmp_path: Path) -> None:

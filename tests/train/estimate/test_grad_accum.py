@@ -11,11 +11,8 @@ from longspec.train.estimate.grad_accum import sharing_ranks
         (2048, 1, 8, 8),
         (16, 2, 8, 8),
         (4, 1, 8, 4),  # one row each
-        (6, 1, 8, 6),
         (6, 2, 8, 3),
-        (4, 2, 8, 2),
         (3, 2, 8, 8),  # nobody can: the trainer refuses it
-        (1, 2, 8, 8),
         (60, 1, 8, 8),  # large enough, and does not divide: the trainer refuses it
     ],
 )

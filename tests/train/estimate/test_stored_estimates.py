@@ -45,20 +45,6 @@ def test_embedding_and_head_alone_are_held_and_two_micro_batches_are_read() -> N
         assert on_cpu["stored states, read ahead, always"] == 2 * token * 2 * LENGTH
 
 
-def test_a_partitioned_target_is_that_of_the_building_alone() -> None:
-    assert (
-        items(*GLIDE, "recipe.states.source=offline", "runtime.target=partitioned")[1]
-        == items(*GLIDE, "recipe.states.source=offline")[1]
-    )
-
-
-def test_likeliest_tokens_are_smaller() -> None:
-    whole, few = (items(*GLIDE, "recipe.states.source=offline", *more)[1] for more in ((), ("recipe.states.top_k=64",)))
-    assert few["stored states, read ahead, host"] == 2 * (4096 + 64 * 6 + 12) * 2 * LENGTH
-    kept = "kept of the target, draft's forward and backward"
-    assert whole[kept] - few[kept] == 2 * (4096 - 3 * 64) * 2 * LENGTH
-
-
 def test_no_operation_of_the_target() -> None:
     for base in (GLIDE, EAGLE3):
         found = []

@@ -21,7 +21,8 @@ TARGET = LlamaConfig(
     num_key_value_heads=8,
     tie_word_embeddings=False,
 )
-GLIDE = ["run=demo", "stage=long", "recipe.draft.loss=hard"]
+
+
 EAGLE3 = ["run=demo-eagle3", "variant=ttt", "stage=base", "recipe.method.layers=null"]
 
 
@@ -33,20 +34,6 @@ def told(folder: Path, overrides: list[str], *more: str, capsys: pytest.CaptureF
     files = ["--recipe", str(folder / "recipe"), "--runtime", str(folder / "runtime"), "--target", str(folder / "target")]
     assert plan.main([*files, "--ranks", "1", "--states-only", "--states-folder", str(folder / "states"), *more]) == 0
     return capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("overrides", "token_bytes"),
-    [
-        (GLIDE, 4096),  # 8 heads of 128, keys and values, 2 bytes each
-        ([*GLIDE, "recipe.states.dtype=float8"], 2048 + 4 * 16),  # a scale a head
-        ([*GLIDE, "recipe.draft.loss=soft"], 4096 + 2 * 4096),
-        (EAGLE3, 8 * 4096),
-    ],
-)
-def test_bytes_a_token(tmp_path: Path, capsys: pytest.CaptureFixture[str], overrides: list[str], token_bytes: int) -> None:
-    text = told(tmp_path, overrides, "--rows", "100000", capsys=capsys)
-    assert f"stored states: {token_bytes:,} bytes a token" in text
 
 
 def test_disk_hours_and_epochs(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,10 +51,6 @@ def test_disk_hours_and_epochs(tmp_path: Path, capsys: pytest.CaptureFixture[str
     monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
     text = told(tmp_path, [*EAGLE3, *steps], "--rows", "240", capsys=capsys)
     assert "DOES NOT FIT: 0.93 GiB free at" in text
-
-
-def test_rows_that_nobody_counted_are_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "stored states: their disk and hours are told with --data or --rows" in told(tmp_path, GLIDE, capsys=capsys)
 
 
 def test_how_many_times_as_fast() -> None:

@@ -47,7 +47,7 @@ def test_a_signal_in_the_middle_of_a_step_drops_the_step(make_job: MakeJob) -> N
     whole, stopped = make_job("whole", LONG_STEPS), make_job("stopped", LONG_STEPS)
     whole.run()
     stops = []
-    for step in (2, 4, 6, 8):
+    for step in (2, 6):
         process = stopped.start()
         stopped.wait_for(step, process)
         time.sleep(0.004 * step)
@@ -97,13 +97,12 @@ def poisoned(tmp_path: Path, target: Path, corpus: Corpus) -> tuple[Path, int, s
     return tmp_path / "poisoned.json", token, holders[token]
 
 
-# ZeRO-1 finds such a step as ZeRO-3 does; ZeRO-0 has a way of its own.
-@pytest.mark.parametrize("zero", ["zero0", "zero3-offload"])
 def test_steps_that_are_not_finite_are_skipped_and_their_rows_named(
-    make_job: MakeJob, poisoned: tuple[Path, int, set[int]], zero: str
+    make_job: MakeJob, poisoned: tuple[Path, int, set[int]]
 ) -> None:
+    """Under ZeRO-0, which has a way of its own; test_elastic.py has such a step under every sharding."""
     manifest, _, bad_rows = poisoned
-    overrides = ["runtime.max_skipped_in_a_row=40", f"deepspeed={zero}", "recipe.seed=3"]
+    overrides = ["runtime.max_skipped_in_a_row=40", "deepspeed=zero0", "recipe.seed=3"]
     job = make_job("job", overrides)
     job.target = manifest
     job.run()
@@ -117,25 +116,6 @@ def test_steps_that_are_not_finite_are_skipped_and_their_rows_named(
     assert rows[-1]["skipped"] == len(skipped) < len(rows)
     losses = [row["loss"] for row in rows if row["loss"] is not None]
     assert losses[-1] < losses[0]
-
-
-def test_too_many_skipped_steps_in_a_row_end_the_job_for_good(make_job: MakeJob, poisoned: tuple[Path, int, set[int]]) -> None:
-    """And say so to whoever would start it again."""
-    job = make_job("job", ["runtime.max_skipped_in_a_row=2"])
-    job.run()
-    job.overrides += ["recipe.seed=4"]
-    job.out = job.out.with_name("hopeless")
-    manifest = json.loads(poisoned[0].read_text())
-    model = AutoModelForCausalLM.from_pretrained(manifest["path"])
-    with torch.no_grad():
-        model.get_input_embeddings().weight.fill_(float("nan"))
-    model.save_pretrained(manifest["path"])
-    job.target = poisoned[0]
-    assert "3 steps in a row skipped" in job.refusal()
-    found = job.status()
-    assert (found["state"], found["deterministic"]) == ("failed", True)
-    job.overrides += ["runtime.max_skipped_in_a_row=3"]
-    assert "4 steps in a row skipped" in job.refusal()
 
 
 @pytest.mark.parametrize("error", ["ValueError('no such thing')", "ZeroDivisionError('no such thing')"])

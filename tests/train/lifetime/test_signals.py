@@ -44,18 +44,6 @@ def wait_for_ranks(process: subprocess.Popen[str], count: int) -> dict[int, int]
     return ranks
 
 
-def test_a_notice_of_slurms_saves_a_step(make_job: MakeJob) -> None:
-    """As `#SBATCH --signal=USR1@60` tells a job that it will be preempted."""
-    job = make_job("job", LONG)
-    process = job.start()
-    job.wait_for(5, process)
-    process.send_signal(signal.SIGUSR1)
-    text, code = finish(process)
-    assert code != 0
-    assert (job.status()["state"], job.status()["reason"]) == ("stopped", "signal SIGUSR1")
-    assert f"saved step {job.status()['step']}," in text
-
-
 def test_a_signal_to_all_and_by_the_launcher_is_one_request(make_job: MakeJob) -> None:
     """As Ctrl-C on a terminal comes: to the launcher, which passes it on, and to each rank."""
     job = make_job("job", LONG, torchrun(2))
@@ -101,21 +89,7 @@ def test_a_second_signal_ends_a_rank_inside_a_collective(make_job: MakeJob) -> N
     assert job.status()["state"] == "running"
 
 
-def test_a_rank_that_waits_for_the_others_ends_by_the_first_signal(make_job: MakeJob) -> None:
-    """Rank 0 leaves before they have met, since another job holds the folder."""
-    holder, job = make_job("job", LONG), make_job("job", LONG, torchrun(2))
-    process = holder.start()
-    holder.wait_for(1, process)
-    text = job.refusal()
-    assert "another job is writing here" in text
-    assert "forcefully exiting" not in text
-    process.kill()
-    finish(process)
-
-
-@pytest.mark.parametrize(
-    ("number", "moment"), [(signal.SIGTERM, "start"), (signal.SIGTERM, "steps"), (signal.SIGKILL, "steps")]
-)
+@pytest.mark.parametrize(("number", "moment"), [(signal.SIGTERM, "start"), (signal.SIGKILL, "steps")])
 def test_nothing_outlives_the_launcher(make_job: MakeJob, number: signal.Signals, moment: str) -> None:
     job = make_job("job", LONG, torchrun(2))
     process = job.start()
@@ -129,5 +103,3 @@ def test_nothing_outlives_the_launcher(make_job: MakeJob, number: signal.Signals
         os.kill(pid, signal.SIGKILL)
     assert left
     finish(process)
-    if moment == "steps" and number == signal.SIGTERM:
-        assert job.status()["state"] == "stopped"
