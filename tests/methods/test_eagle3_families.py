@@ -35,7 +35,7 @@ from tests.targets import EAGLE3_TARGETS, VOCABULARY, save_target
 
 pytestmark = pytest.mark.slow  # half a minute and more as a whole
 
-LAYERS, NEW = (0, 1, 3), 16
+LAYERS, NEW = (0, 1, 3), 30
 DOCUMENTS = (20, 1, 13, 30)  # of one row, and padding
 PADDING = 3
 
@@ -126,7 +126,7 @@ def train(states: TargetStates, target: Any, texts: Tensor, recipe: Any) -> Any:
         "document_ids": torch.arange(2).repeat_interleave(half).expand_as(texts),
     }
     losses = []
-    for _ in range(6):
+    for _ in range(12):
         optimizer.zero_grad()
         loss = made(texts, texts, **documents).loss
         loss.backward()
