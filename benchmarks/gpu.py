@@ -1,6 +1,6 @@
 """All that only a GPU can show, in parts of at most nine minutes that keep their results: make gpu
 
-    python benchmarks/gpu.py                        every part that has no result yet, then the page
+    python benchmarks/gpu.py                        every part that has no result yet
     python benchmarks/gpu.py demo resume            these parts, again
     python benchmarks/gpu.py --out FOLDER           where results go (default benchmarks/results)
 
@@ -11,8 +11,8 @@
 * steps      training steps of every method against their floor, memory against the estimate (gpu_steps.py)
 * decode     decoding with a draft against plain decoding (gpu_decode.py)
 
-torch and transformers are taken as they are; nothing is downloaded. A part that fails or that its package is missing for says
-so in the result and on the page, gpu.md. Kept in gpu.json, with the card, the versions and the commit of each part.
+torch and transformers are taken as they are; nothing is downloaded. A part that fails says so in its result. Kept in gpu.json, with
+the card, the versions and the commit of each part.
 """
 
 import argparse

@@ -54,7 +54,7 @@ def _at(first: str, *more: str | int) -> Any:
 
 
 class Reply(BaseModel):
-    """What is read of the reply to POST chat/completions; a thought stands apart from the content under one of two names."""
+    """Hold what is read of the reply to POST chat/completions; a thought has a field of its own, under one of two names."""
 
     finish_reason: str = Field(validation_alias=AliasPath("choices", 0, "finish_reason"))
     content: str | None = Field(validation_alias=AliasPath("choices", 0, "message", "content"))

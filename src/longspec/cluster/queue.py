@@ -26,7 +26,7 @@ class QueuedJob:
     limit: str
 
     def is_of(self, folder: Path) -> bool:
-        """Whether it was sent from a folder."""
+        """Tell whether the job was sent from a folder."""
         return bool(self.workdir) and Path(self.workdir).resolve() == folder.resolve()
 
 

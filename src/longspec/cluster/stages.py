@@ -68,7 +68,7 @@ class Stage:
 
     @property
     def is_alive(self) -> bool:
-        """Whether its folder's holder still writes, as far as its lease and Slurm tell."""
+        """Tell whether a job still writes into the stage's folder, by its lease and by Slurm."""
         if self.holder is None or self.holder.is_released or self.silent > lease.STALE:
             return False
         if self.jobs is None or self.job_id is None or not self.is_mine:

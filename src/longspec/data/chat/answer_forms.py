@@ -38,7 +38,7 @@ class Renderer:
 
 @dataclass(frozen=True)
 class Written:
-    """What a template writes for an answer behind the prompt for it, whose end `opener` it does not repeat."""
+    """Return what a template writes for an answer behind its prompt; the prompt's end, `opener`, is not repeated."""
 
     prompt: str  # without the opener
     opener: str
@@ -72,7 +72,7 @@ def _as_text(function: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_content_alone(message: Message) -> bool:
-    """Whether an answer has neither a thought apart from its content nor calls."""
+    """Tell whether an answer is its content alone: no separate thought, no calls."""
     return not message.keys() & {"reasoning_content", "tool_calls"}
 
 
