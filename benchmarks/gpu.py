@@ -1,18 +1,18 @@
-"""All that only a GPU can show, in parts of at most nine minutes that keep their results: make gpu
+"""All that only a GPU can show, in parts that keep their results; each command ends within nine minutes: make gpu
 
     python benchmarks/gpu.py                        every part that has no result yet
     python benchmarks/gpu.py demo resume            these parts, again
     python benchmarks/gpu.py --out FOLDER           where results go (default benchmarks/results)
 
 * tests      the tests marked `gpu`: attention backends, losses, batches from pinned memory, times by CUDA's events
-* demo       the embedded default's run, trained and measured on the GPU: acceptance, losslessness, seconds
+* demo       the embedded default's run, trained and measured on the GPU; results/demo is removed first
 * resume     its first stage once as it is and once killed half way: both drafts must have the same bytes
 * attention  the backends side by side, forward and backward (attention.py)
 * steps      training steps of every method against their floor, memory against the estimate (gpu_steps.py)
 * decode     decoding with a draft against plain decoding (gpu_decode.py)
 
-torch and transformers are taken as they are; nothing is downloaded. A part that fails says so in its result. Kept in gpu.json, with
-the card, the versions and the commit of each part.
+torch and transformers are taken as they are; nothing is downloaded. A part that fails says so in its result. Kept in gpu.json,
+with the card, the versions and the commit of each part.
 """
 
 import argparse
@@ -24,6 +24,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from collections.abc import Callable
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
@@ -70,10 +71,11 @@ def tests(out: Path) -> dict[str, Any]:
 
     def of_kind(kind: str) -> dict[str, str]:
         found = {f"{case.get('classname')}::{case.get('name')}": case.find(kind) for case in cases}
-        return {name: (part.get("message") or "").splitlines()[0][:300] for name, part in found.items() if part is not None}
+        return {name: (part.get("message") or "").partition("\n")[0][:300] for name, part in found.items() if part is not None}
 
     failed, skipped = of_kind("failure") | of_kind("error"), of_kind("skipped")
-    return {"passed": len(cases) - len(failed) - len(skipped), "failed": failed, "skipped": skipped}
+    passed = len(cases) - len(failed) - len(skipped)
+    return {"passed": passed, "failed": failed, "skipped": Counter(skipped.values())}
 
 
 def demo(out: Path) -> dict[str, Any]:
@@ -86,49 +88,57 @@ def demo(out: Path) -> dict[str, Any]:
     for path in sorted((ROOT / DEMO).glob("*/*/checkpoint.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
         rows = [json.loads(line) for line in (path.parent / "metrics.jsonl").read_text().splitlines()]
-        last = {key: rows[-1].get(key) for key in ("loss", "agreement", "tokens_per_second", "mfu", "memory")}
+        last = {key: rows[-1].get(key) for key in ("loss", "agreement", "tokens_per_second", "mfu", "peak_gpu_bytes")}
         stages[path.parent.name] = {"steps": content["step"], "seconds": content["training_seconds"], **last}
     return {"seconds": time.perf_counter() - began, "measured": found.get("measured"), "stages": stages}
 
 
-def train(folder: Path, stop_after: int | None) -> str:
-    """Train the demo's first stage into a folder, killed once at a step where one is given; the SHA-256 of its draft."""
-    recipe = yaml.safe_load((ROOT / STAGE / "recipe.yaml").read_text())
-    runtime = yaml.safe_load((ROOT / STAGE / "runtime.yaml").read_text()) | {"extract_at_end": True}
+def train(folder: Path, stop_after: int | None) -> tuple[int, str]:
+    """Train the demo's first stage into a folder, killed once at a step where one is given.
+
+    Returns the step at which it began to train to its end, and the SHA-256 of its draft.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+    shutil.copy(ROOT / STAGE / "recipe.yaml", folder)
+    recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
+    runtime = yaml.safe_load((ROOT / STAGE / "runtime.yaml").read_text()) | {"extract_at_end": True}
     (folder / "runtime.yaml").write_text(yaml.safe_dump(runtime))
     data, name = recipe["data"], recipe["model"]["name"]
     packed = f"data/packed/{name}/{data['name']}-{data['collation']}-{data['sequence_length']}-{data['overlong']}/manifest.json"
-    command = [
-        sys.executable,
-        "-m",
-        "longspec.train",
-        "--recipe",
-        f"{STAGE}/recipe.yaml",
-        "--runtime",
-        str(folder / "runtime.yaml"),
-    ]
-    command += ["--target", f"models/{name}/target_manifest.json", "--data", packed, "--out", str(folder)]
+    files = {"recipe": folder / "recipe.yaml", "runtime": folder / "runtime.yaml", "out": folder}
+    files |= {"target": f"models/{name}/target_manifest.json", "data": packed}
+    command = [sys.executable, "-m", "longspec.train", *(f"--{option}={path}" for option, path in files.items())]
     if stop_after is not None:
-        status = folder / "status.json"
-        with (folder / "killed.log").open("w") as log:
-            process = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=log, stderr=log, start_new_session=True)
-            while process.poll() is None and (not status.is_file() or json.loads(status.read_text())["step"] < stop_after):
-                time.sleep(0.05)
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        kill_at(command, folder, stop_after)
     call(command, folder / "train.log")
     began = next(line for line in (folder / "train.log").read_text().splitlines() if "starting at step" in line)
-    print(began.split("; ")[-1], flush=True)
-    return sha256((folder / "draft/model.safetensors").read_bytes()).hexdigest()
+    return int(began.rsplit(" ", 1)[1]), sha256((folder / "draft/model.safetensors").read_bytes()).hexdigest()
+
+
+def kill_at(command: list[str], folder: Path, step: int) -> None:
+    """Kill a training when it is so far. Raises RuntimeError with its log's end when it ends by itself, or takes too long."""
+    status, end = folder / "status.json", time.monotonic() + LIMIT
+    with (folder / "killed.log").open("w", encoding="utf-8") as log:
+        process = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=log, stderr=log, start_new_session=True)
+        while process.poll() is None and time.monotonic() < end:
+            if status.is_file() and json.loads(status.read_text())["step"] >= step:
+                break
+            time.sleep(0.05)
+        if process.poll() is not None or time.monotonic() >= end:
+            process.kill()
+            raise RuntimeError(f"it was not killed at step {step}:\n{(folder / 'killed.log').read_text()[-1500:]}")
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def resume(_: Path) -> dict[str, Any]:
     """Compare a stage that was killed half way with one that was not, and with the demo's own."""
-    whole, killed = train(WORK / "whole", None), train(WORK / "killed", 200)
+    (_, whole), (began, killed) = train(WORK / "whole", None), train(WORK / "killed", 200)
+    if not began:
+        raise RuntimeError("the killed stage began anew")
     own = sha256((ROOT / STAGE / "draft/model.safetensors").read_bytes()).hexdigest()
-    return {"bit_equal": whole == killed, "as_in_the_demo": whole == own, "sha256": whole}
+    return {"bit_equal": whole == killed, "resumed_at": began, "as_in_the_demo": whole == own, "sha256": whole}
 
 
 def script(name: str, *options: str) -> Callable[[Path], dict[str, Any]]:
@@ -190,6 +200,8 @@ def main() -> None:
             print(f"{name}: no time left", flush=True)
             continue
         clock = time.perf_counter()
+        if name == "steps" and name in options.parts:
+            (options.out / "gpu_steps.json").unlink(missing_ok=True)  # else it measures what is missing in it alone
         try:
             result = PARTS[name](options.out.resolve())
         except Exception as error:  # the other parts have their own reasons to work

@@ -207,7 +207,10 @@ def main() -> None:
     }
     print(json.dumps(about), flush=True)
     path = options.out / "gpu_steps.json"
-    rows = json.loads(path.read_text())["rows"] if path.is_file() and not options.tiny else []
+    kept = json.loads(path.read_text()) if path.is_file() and not options.tiny else about | {"rows": []}
+    if any(kept[name] != about[name] for name in ("device", "torch", "liger")):
+        sys.exit(f"{path}: measured on {kept['device']} with torch {kept['torch']}; give --out, or remove it")
+    rows = kept["rows"]
     fastest = choose("auto", device, dtype, head_width(target.config))
     backends = dict.fromkeys([fastest, SDPA])
     for length in options.lengths or (TINY_LENGTHS if options.tiny else LENGTHS):

@@ -168,7 +168,7 @@ def describe_files(folder: Path, names: list[str]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _seen_file(manifest: Path) -> Path:
+def seen_file(manifest: Path) -> Path:
     """Name the hidden file beside a manifest that keeps size, time and hash of its files as they were last found whole."""
     return manifest.with_name(f".{manifest.name}.seen")
 
@@ -182,13 +182,13 @@ def _stamp(path: Path) -> list[int]:
 def _note_seen(manifest: Path, found: dict[str, list[Any]]) -> None:
     """Add files with their stamp and hash. Where nobody may write they are hashed again the next time."""
     with suppress(OSError):
-        write_json(_seen_file(manifest), _seen(manifest) | found)
+        write_json(seen_file(manifest), _seen(manifest) | found)
 
 
 def _seen(manifest: Path) -> dict[str, list[Any]]:
     """Read what _note_seen has kept, by file: size, time and hash; nothing where it is torn or not there."""
     with suppress(OSError, ValueError):
-        content = json.loads(_seen_file(manifest).read_text(encoding="utf-8"))
+        content = json.loads(seen_file(manifest).read_text(encoding="utf-8"))
         if isinstance(content, dict):
             return {name: each for name, each in content.items() if isinstance(each, list) and len(each) == 3}
     return {}

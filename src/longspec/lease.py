@@ -78,7 +78,7 @@ class Lease:
             now = f"is {found} now" if found else "is gone"
             why = f"this job gave no sign of life for {STALE:g} s, or the file was changed by hand"
             log(f"error: {self.out / LEASE}: the holder of this folder {now}: {why}; it ends and writes nothing more")
-            os._exit(1)
+            os._exit(os.EX_TEMPFAIL)  # the reason is said: torchrun adds none
 
     def _renew(self) -> None:
         while not self._ended.wait(BEAT):

@@ -74,7 +74,6 @@ def test_greedy_answers_are_those_of_generate_for_each_prompt_alone(case: Case, 
 
 @pytest.mark.slow
 def test_a_target_split_over_ranks_gives_the_same_answers(case: Case, tmp_path: Path) -> None:
-    pytest.importorskip("accelerate")
     temperature = 0.8
     case.make(tmp_path / "whole", temperature=temperature)
     settings = json.dumps({"new_tokens": 12, "temperature": temperature, "cut": "keep"})
@@ -111,6 +110,17 @@ def test_sampled_answers_hang_on_seed_record_and_turn_and_not_on_the_batch(case:
 
 class KilledError(Exception):
     pass
+
+
+def test_draws_follow_the_targets_distribution(case: Case) -> None:
+    """Rows of one prompt, each with a seed of its own, against the softmax that transformers computes."""
+    model = AutoModelForCausalLM.from_pretrained(case.folder, dtype=torch.float32)
+    rows, prompt = 4000, [5, 9, 70]
+    samplers = [Sampler(1.0, 0, 1.0, torch.Generator().manual_seed(row)) for row in range(rows)]
+    tokens = torch.tensor(decode(model, [prompt] * rows, 1, {0}, samplers))[:, 0]
+    p_V = model(torch.tensor([prompt])).logits[0, -1].detach().softmax(-1)
+    seen_V = torch.bincount(tokens, minlength=len(p_V)) / rows
+    assert float((seen_V - p_V).abs().max()) < 5 * (0.25 / rows) ** 0.5
 
 
 def killed(case: Case, out: Path, monkeypatch: pytest.MonkeyPatch, after: int, **settings: Any) -> None:

@@ -122,7 +122,7 @@ def test_gpus_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_gpus([H100], 1) == Finding(OK, "1 x H100, 80.00 GiB each")
 
 
-def test_a_rank_whose_sums_fail_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_whose_sums_fail_is_named() -> None:
     findings = [Finding(OK, "well"), Finding(FAIL, "RuntimeError: Connection closed by peer", "network")]
     assert worst(findings, [HERE, replace(HERE, host="n2")]).found == "rank 1 (n2): RuntimeError: Connection closed by peer"
     assert worst(findings[:1], [HERE]) == findings[0]

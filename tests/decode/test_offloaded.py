@@ -10,7 +10,6 @@ from longspec.decode.lookup import LookupDrafter
 from longspec.decode.speculate import speculate
 from tests.decode.models import METHODS, generated, make_drafter, make_target
 
-pytest.importorskip("accelerate")
 AROUND = dict.fromkeys(("model.embed_tokens", "model.rotary_emb", "model.norm", "lm_head"), "cpu")
 
 

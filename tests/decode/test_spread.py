@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import accelerate
 import pytest
 import torch
 from transformers import LlamaConfig, Qwen2Config
@@ -16,7 +17,6 @@ from longspec.models.target import draft_device
 from tests.decode.models import METHODS, WINDOW, generated, make_drafter, make_target
 from tests.decode.pretended_devices import FIRST, SECOND, pretended_devices
 
-accelerate = pytest.importorskip("accelerate")
 PROMPTS = [[7] * 20, [8, 3, 5]]
 TAIL = ("model.layers.2", "model.norm", "lm_head")
 LENGTH = 6

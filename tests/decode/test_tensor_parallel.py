@@ -13,8 +13,6 @@ from longspec.models.target_config import read_target_config
 from tests.decode.parallel_program import states, texts
 from tests.jobs import finish, start, torchrun
 
-pytest.importorskip("accelerate")  # transformers loads the parts by it
-
 # A vocabulary that no number of ranks divides, and so small that random drafts are kept now and then.
 SHAPE: dict[str, Any] = {
     "vocab_size": 11,

@@ -107,8 +107,8 @@ def test_files_that_do_not_fit_are_named(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"draft_vocabulary: .*_8\.json: the head of a draft of eagle3 has its own tokens"):
         chosen_vocabulary("eagle3", path)
     target = AutoModelForCausalLM.from_pretrained(folder / "target")
+    write_json(folder / "target/tokenizer.json", {})
     for changed, field in (({"size": 98}, "size"), ({"tokenizer": "other"}, "tokenizer"), ({"ids": [3, 2]}, "ids")):
-        write_json(folder / "target/tokenizer.json", {})
         write_json(folder / "other.json", read_json(path) | {"tokenizer": tokenizer_hash_of(folder / "target")} | changed)
         with pytest.raises(ValueError, match=rf"other\.json: {field}: "):
             load_drafter(target, folder / "draft", folder / "other.json")

@@ -107,7 +107,6 @@ def test_a_killed_evaluation_goes_on_where_it_was(arguments: Any, tmp_path: Path
 
 
 def test_a_target_split_over_ranks_is_measured_as_a_whole_one(arguments: Any, tmp_path: Path) -> None:
-    pytest.importorskip("accelerate")
     whole = evaluate(arguments("untrained", "whole.jsonl", repeats=1, prompts=2))
     call = arguments("untrained", "split.jsonl", repeats=1, prompts=2)
     text, code = finish(start([*torchrun(2), "-m", "longspec.measure", "evaluate", *call], Path.cwd()))

@@ -1,4 +1,4 @@
-"""The recipe's switches: every value trains with every other, for every kind of text it may meet."""
+"""A draft's final norm, and the families among the tests' targets."""
 
 import torch
 

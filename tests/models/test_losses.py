@@ -85,7 +85,7 @@ def test_no_float32_tensor_of_all_logits_is_made(monkeypatch: pytest.MonkeyPatch
     weight_VH, labels_N = torch.randn(500, 16), torch.randint(0, 500, (96,))
     with largest:
         losses.linear_cross_entropy(hidden_NH, teacher_NH, weight_VH, labels_N, kind, 2.0).draft.backward()
-    assert largest.elements <= 500 * 16  # the head itself; a chunk is half of it, all logits are six times as many
+    assert 500 * 8 <= largest.elements <= 500 * 16  # the head itself; a chunk is half of it, all logits are six times as many
 
 
 class LigerStandIn:

@@ -41,7 +41,6 @@ def test_every_rank_trains_on_its_own_rows_as_beside_a_whole_target(root: Path, 
 
     In float64, but for the losses and their gradients, which are taken in float32.
     """
-    pytest.importorskip("accelerate")  # transformers loads the parts by it
     ranks, paths = 2, [save(config, tmp_path / name) for name, config in TARGETS.items()]
     text, code = finish(start([*torchrun(ranks), str(root / "tests/states/split_program.py"), str(tmp_path), *paths], tmp_path))
     assert code == 0, text
@@ -58,7 +57,6 @@ def test_every_rank_trains_on_its_own_rows_as_beside_a_whole_target(root: Path, 
 @pytest.mark.slow
 def test_a_job_and_its_estimates_are_those_of_a_whole_target(tmp_path: Path, corpus: Corpus) -> None:
     """In chunks, under ZeRO-3; a stage that is done with one kind of target is done with the other."""
-    pytest.importorskip("accelerate")
     held_out = [{"text": "the old cat meets the red fox. " * n} for n in (1, 4, 30)]
     packed = make_packed(tmp_path / "packed", corpus, "base", sentences(200), held_out)
     target = tmp_path / "target.json"

@@ -20,7 +20,7 @@ from longspec.distributed import log
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 PAST_PROXIES = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 LOOK = 1.0  # seconds between two looks whether it answers
-PORTS = range(20000, 32000)  # below those that systems give to connections, which could take one before the server listens
+PORTS = range(30000, 32000)  # below those that systems give to connections, which could take one before the server listens
 GUARD = "import os, sys; sys.stdin.read(); os.killpg(int(sys.argv[1]), 9)"
 ENDING = 20.0  # that it has for its own way out
 

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from longspec.atomic_files import write_json, write_text
 from longspec.cluster.preflight_checks import FAIL, OK, WARN, Facts, Finding, check_gpus, check_needs, check_versions, worst
 from longspec.config import ConfigError, Recipe, Runtime, load
-from longspec.distributed import Ranks, end_at_once, find_ranks
+from longspec.distributed import Ranks, end_at_once, find_ranks, write_error_file
 from longspec.process_group import join, own_device
 from longspec.shown import one_line
 from longspec.train.estimate.memory_check import gib, memory_of
@@ -148,6 +148,8 @@ def run(options: argparse.Namespace, ranks: Ranks) -> int:
 
     Raises ValueError for stages that cannot be read, and for a rank that does not come or falls silent.
     """
+    if len(options.recipe) != len(options.runtime):
+        raise ValueError(f"{len(options.recipe)} --recipe, but {len(options.runtime)} --runtime: give both for each stage")
     pairs = zip(options.recipe, options.runtime, strict=True)
     stages = [(load(recipe, Recipe), load(runtime, Runtime)) for recipe, runtime in pairs]
     store, _, _ = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=options.seconds))))
@@ -171,7 +173,10 @@ def run(options: argparse.Namespace, ranks: Ranks) -> int:
     findings |= check_needs(options.target, facts, stages, own_device(ranks), options.out)
     if wrong := next((reason for _, reason in told if reason), unwritten):
         findings["disk"] = Finding(FAIL, wrong, f"give the run a folder that all nodes share and can write ({options.out})")
-    return concluded(options.report, facts, findings)
+    code = concluded(options.report, facts, findings)
+    if code:
+        write_error_file(ValueError("a check failed; the table above says which, and what to do"), ranks, known=True)
+    return code
 
 
 def concluded(report: Path | None, facts: list[Facts], findings: dict[str, Finding]) -> int:
@@ -196,5 +201,6 @@ def main(argv: list[str]) -> int:
         code = run(options, ranks)
     except (*ConfigError, OSError, dist.DistError) as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
+        write_error_file(error, ranks, known=True)
         code = 1
     end_at_once(code)

@@ -17,6 +17,7 @@ from pathlib import Path
 from longspec.atomic_files import read_json, write_json
 from longspec.cluster.queue import QueuedJob, my_jobs
 from longspec.distributed import stat_of
+from longspec.lease import BOOT_ID
 from longspec.slurm import NoAnswerError
 
 NOTE = Path(".snakemake/controller.json")  # which process on which machine controls the folder's jobs, or did so last
@@ -29,7 +30,7 @@ RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 def _began(pid: int) -> str:
     """Return when a process of this machine's present run began, in ticks of its clock; empty when it is no more."""
     fields = stat_of(pid)
-    return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {fields[19]}" if fields else ""
+    return f"{BOOT_ID.read_text().strip()} {fields[19]}" if fields else ""
 
 
 def note_controller(folder: Path) -> None:

@@ -13,11 +13,11 @@ import jinja2
 import yaml
 
 from longspec import chain_length, methods
-from longspec.atomic_files import check_files, files_below, read_json
+from longspec.atomic_files import check_files, files_below, read_json, seen_file
 from longspec.config.names import HUB_PREFIX
 from longspec.shown import brief
 
-CARD, SEEN = "README.md", ".provenance.json.seen"  # of this machine's checks
+CARD = "README.md"
 REQUIRED = ("config.json", "model.safetensors", "training_config.yaml", "provenance.json")
 HUB = "https://huggingface.co"
 
@@ -29,9 +29,9 @@ def files_to_push(folder: Path) -> list[str]:
         raise ValueError(
             f"{folder}: not a final draft folder: {', '.join(missing)}: missing; make it by python -m longspec.draft final"
         )
-    listed = read_json(folder / "provenance.json")["files"]
+    listed = read_json(folder / "provenance.json").get("files", {})
     check_files(folder, listed)
-    names = [name for name in files_below(folder) if name != SEEN]
+    names = [name for name in files_below(folder) if name != seen_file(folder / "provenance.json").name]
     chain_length.read_acceptance(folder)  # which came after the folder was put together
     strange = set(names) - listed.keys() - {"provenance.json", chain_length.FILE}
     if strange:

@@ -48,7 +48,7 @@ def write_draft_manifest(folder: Path) -> None:
 
 def check_draft_files(folder: Path) -> None:
     """Hold a draft folder against its manifest. One that was made elsewhere, or copied, has none."""
-    manifest = draft_manifest(folder)
+    manifest = draft_manifest(folder.absolute())  # a folder that is given as `.` has a name too
     if manifest.is_file():
         advice = f"have it made again after: {join(['rm', '-r', str(folder)])}"
         check_files(folder, read_json(manifest)["files"], manifest, once=True, advice=advice)

@@ -1,7 +1,4 @@
-"""A frozen target: its config.json, its dtype, its weights by transformers' own unmodified classes, and where it lies.
-
-Nothing of a target's folder runs: for a family that transformers does not know, a folder may bring Python code of its own.
-"""
+"""A frozen target: its dtype, its weights by transformers' own unmodified classes, and where it lies."""
 
 from copy import deepcopy
 from pathlib import Path

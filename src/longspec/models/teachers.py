@@ -1,4 +1,4 @@
-"""The target's side of a loss of which its k likeliest tokens are known.
+"""The target's side of a loss: its k likeliest tokens, and the loss where these alone are known.
 
 With p the target's distribution over V tokens, K its k likeliest, q the draft's, r(p) = 1 - sum_{v in K} p(v):
 

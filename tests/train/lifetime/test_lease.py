@@ -335,7 +335,7 @@ def test_a_frozen_job_writes_nothing_when_it_goes_on(make_job: MakeJob, place: s
     before = written(frozen)
     process.send_signal(signal.SIGCONT)
     text, code = finish(process)
-    assert code == 1
+    assert code == os.EX_TEMPFAIL
     assert "it ends and writes nothing more" in text
     assert written(frozen) == before
     if place == "before the commit":

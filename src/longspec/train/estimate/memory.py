@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from longspec.config import OFFLINE, PARTITIONED, REPLICATED, TENSOR_PARALLEL, Recipe, Runtime
 from longspec.methods import measures_target, method_of
 from longspec.methods.contract import Method
+from longspec.models.attention.backends import SDPA, fastest
 from longspec.models.attention.sdpa import QUERY_BLOCK
 from longspec.models.target import head_width, without_layers
 from longspec.models.teachers import TOP_BYTES
@@ -178,6 +179,10 @@ def target_items(setup: Setup) -> list[Item]:
         items.append(Item("kept of another rank's rows", kept, TARGET))
     elif setup.device.type == "cuda":
         items.append(Item("target while it is loaded", setup.target_bytes, on_host=True))
+    if config.model_type == "gpt_oss" and setup.device.type == "cuda" and fastest("cuda", setup.dtype, width, False) == SDPA:
+        groups = config.num_attention_heads // config.num_key_value_heads
+        # Scores, weights and a mask in float32, of a block of queries and one key/value head.
+        items.append(Item("attention scores beside sinks", 12 * groups * QUERY_BLOCK * setup.sequence_length, TARGET))
     if at_once < tokens:
         all_layers = 2 * key_values * (layers - 1) + hidden
         items.append(Item("target keys and values of all layers", all_layers * tokens * element, TARGET))
