@@ -119,11 +119,13 @@ resume:
 	python -m pip install -q --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[train,track,dev]'
 	@touch $@ .venv/.stamp-train
 
+# With the plugin by which vLLM loads GLIDE drafts.
 # The builds of torchvision, torchaudio and torchcodec that an index serves may not fit a CPU's torch; transformers imports them
 # wherever they are installed, and fails then. vLLM does without.
-.venv-serve/.stamp: serve-requirements.txt serve-constraints.txt | $(TMPDIR)
+.venv-serve/.stamp: serve-requirements.txt serve-constraints.txt plugins/vllm/pyproject.toml | $(TMPDIR)
 	$(PYTHON) -m venv --clear .venv-serve
 	.venv-serve/bin/python -m pip install -q --disable-pip-version-check $(PIP_ARGS) $(SERVE)
+	.venv-serve/bin/python -m pip install -q --disable-pip-version-check $(PIP_ARGS) --no-deps -e plugins/vllm
 	@for each in torchvision torchaudio torchcodec; do .venv-serve/bin/python -c "import $$each" 2> /dev/null || \
 	  .venv-serve/bin/python -m pip uninstall -q -y --disable-pip-version-check $$each 2> /dev/null; done
 	@touch $@

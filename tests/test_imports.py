@@ -94,6 +94,7 @@ DOORS = {
 # Single modules of a room that the table above does not open: the checkpoint's layout has one owner.
 EXTRA = {
     ("measure.served", "draft.folder"),  # a fresh draft is served from a folder like any other
+    ("measure.served", "draft.layouts"),  # which vLLM may read in a layout of its own
     ("workflow.jobs.decoding_ranks", "models.model_folder"),  # which of a target's files are its weights
     ("states.__main__", "train.engine"),  # starts the process group of a partitioned target
     ("report.tables", "data.layout_tally"),  # says the same of a dataset as its own room does

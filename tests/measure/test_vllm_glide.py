@@ -1,0 +1,228 @@
+"""GLIDE drafts in an unmodified vLLM with the plugin of plugins/vllm: what the draft says in each round, and the text.
+
+The other side is our training forward, with the lag of each drafted token.
+"""
+
+import argparse
+import dataclasses
+import subprocess
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+
+from longspec.atomic_files import write_json
+from longspec.draft.folder import config_of, write_draft
+from longspec.draft.layouts import write_layout
+from longspec.methods.glide.attach import attach
+from longspec.methods.glide.layer import GlideLayer, published_layout
+from longspec.methods.glide.method import METHOD
+from longspec.methods.glide.settings import Draft
+from longspec.methods.glide.trainer import Glide
+from longspec.models.attention.visibility import Visibility
+from tests.measure.vllm_glide import Job, Pass
+from tests.targets import last_states
+
+ROOT = Path(__file__).parents[2]
+NEEDED = (".venv-serve/.stamp", "results/demo/sinkpi-slicing/final_draft/provenance.json")
+MISSING = [name for name in NEEDED if not (ROOT / name).is_file()]
+pytestmark = [pytest.mark.serve, pytest.mark.skipif(bool(MISSING), reason=f"{MISSING} missing: make test-serve")]
+PYTHON, PROGRAM = ROOT / ".venv-serve/bin/python", Path(__file__).with_name("vllm_glide.py")
+TARGET, DRAFT = ROOT / "models/demo/target", ROOT / "results/demo/sinkpi-slicing/final_draft"
+CLOSE = 1e-4
+SHAPES: dict[str, Any] = {
+    "vocab_size": 512,
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "initializer_range": 0.1,
+    "tie_word_embeddings": False,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+    "eos_token_id": None,
+    "bos_token_id": None,
+}
+FAMILIES = {
+    "llama": LlamaConfig(**SHAPES),
+    "mistral": MistralConfig(**SHAPES, sliding_window=None),
+    "qwen2": Qwen2Config(**SHAPES),
+    "qwen3": Qwen3Config(**SHAPES, head_dim=64),
+}
+WINDOW = 8  # of the random drafts: in prompts of a few tokens another one is then seen
+Found = dict[str, Any]
+
+
+def run(folder: Path, job: Job) -> list[Found]:
+    """What each pass of a job brought."""
+    write_json(folder / "job.json", asdict(job))
+    out = folder / "found.pt"
+    done = subprocess.run([PYTHON, PROGRAM, folder / "job.json", out], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-3000:]
+    found: list[Found] = torch.load(out, weights_only=True)
+    return found
+
+
+@torch.no_grad()
+def expected(glide: Glide, keys_values: tuple[Tensor, Tensor], text: list[int], drafts: list[int]) -> Tensor:
+    """Our logits of each drafted token, [K, V]; text: up to the token that the target has just sampled."""
+    whole, steps = torch.tensor([text + drafts[:-1]]), len(drafts)
+    embedded = glide.model.embed_tokens(whole)
+    cos, sin = glide.model.rotary_emb(embedded, torch.arange(whole.shape[1])[None])
+    own = glide.draft_model.own_keys_values(embedded, (cos, sin))
+    # Of the text before its last token. Nothing may look at the zeros behind.
+    keys, values = (
+        torch.cat([x[:, :, : len(text) - 1], torch.zeros_like(x[:, :, :1]).expand(-1, -1, steps, -1)], 2) for x in keys_values
+    )
+    rows = []
+    for step in range(steps):
+        hidden = glide.draft_model(
+            embedded[:, -steps:],
+            (cos[:, -steps:], sin[:, -steps:]),
+            own,
+            (keys, values),
+            Visibility(window=glide.draft_settings.window),
+            Visibility(lag_B=torch.tensor([step + 1])),
+        )
+        rows.append(glide.lm_head(hidden[0, step]))
+    return torch.stack(rows)
+
+
+def differences(glide: Glide, prompts: list[list[int]], found: Found) -> list[float]:
+    """How far each round's logits are from ours, at most, in absolute value."""
+    numbers = {request: number for number, request in enumerate(found["requests"])}
+    states: dict[int, tuple[Tensor, Tensor]] = {}
+    away = []
+    for each in found["rounds"]:
+        number = numbers[each["request"].split("-")[0]]  # vLLM makes the name its own
+        text = prompts[number] + found["texts"][number]
+        end = each["position"] + 1
+        if not len(prompts[number]) < end <= len(text):  # a part of a prompt, or behind the last token that was asked for
+            continue
+        if number not in states:
+            with torch.no_grad():
+                keys, values, _ = last_states(glide, torch.tensor([text]), torch.arange(len(text))[None])
+            states[number] = (keys, values)
+        ours = expected(glide, states[number], text[:end], each["drafts"])
+        away.append(float((torch.stack(each["logits"]) - ours).abs().max()))
+    return away
+
+
+def prompts_of(lengths: list[int]) -> list[list[int]]:
+    """Stretches of Python's own library, as the demo was trained on it; each begins elsewhere."""
+    tokenizer = AutoTokenizer.from_pretrained(TARGET)
+    ids = [id for file in (argparse, dataclasses) for id in tokenizer(Path(file.__file__).read_text())["input_ids"]]
+    return [ids[31 * number :][:length] for number, length in enumerate(lengths)]
+
+
+LENGTHS = [1, 2, 3, 9, 33, 64, 120, 200, 510, 511, 512, 513, 514, 700, 1023, 1500, 2100, 4096]
+NEW = 120
+GREEDY = {"temperature": 0, "max_tokens": NEW}
+ENGINE = {"max_model_len": 4352, "max_num_batched_tokens": 4096}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[list[int]], Found]:
+    """The demo's prompts, and vLLM's own text of them without a draft."""
+    prompts = prompts_of(LENGTHS)
+    greedy = GREEDY | {"logprobs": 2}
+    return prompts, run(tmp_path_factory.mktemp("plain"), Job(str(TARGET), None, 0, [Pass(prompts, greedy)], ENGINE))[0]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's draft in vLLM's layout."""
+    out = tmp_path_factory.mktemp("demo") / "vllm"
+    write_layout(DRAFT, "vllm", out)
+    return out
+
+
+def assert_same_texts(plain: Found, found: Found) -> None:
+    """Equal up to a place at which vLLM's own two likeliest tokens are a near-tie."""
+    for number, (own, other) in enumerate(zip(plain["texts"], found["texts"], strict=True)):
+        place = next((place for place, (a, b) in enumerate(zip(own, other, strict=False)) if a != b), None)
+        assert place is None or plain["margins"][number * NEW + place] < CLOSE, (number, place)
+        assert len(own) == len(other)
+
+
+def test_every_drafted_step_is_ours_on_prompts_of_1_to_4096_tokens(
+    plain: tuple[list[list[int]], Found], folder: Path, tmp_path: Path
+) -> None:
+    """16 requests at once; the second pass finds all prompts in the prefix cache."""
+    prompts, own = plain
+    glide = attach(str(TARGET), str(DRAFT), dtype=torch.float32)
+    passes = [Pass(prompts, GREEDY), Pass(prompts, GREEDY)]
+    found = run(tmp_path, Job(str(TARGET), str(folder), 4, passes, ENGINE | {"max_num_seqs": 16}))
+    assert sum(map(len, own["texts"])) >= 2000
+    for each in found:
+        assert_same_texts(own, each)
+        away = differences(glide, prompts, each)
+        print(f"{len(away)} rounds, at most {max(away):.1e} from ours; {each['counters']}")
+        assert len(away) > 400
+        assert max(away) <= CLOSE
+
+
+@pytest.mark.parametrize(
+    ("engine", "tokens", "preempted"),
+    [
+        ({"max_num_seqs": 1, "enable_prefix_caching": False}, 4, False),
+        ({"max_num_seqs": 4, "max_num_batched_tokens": 64}, 7, False),  # prompts in parts
+        ({"max_num_seqs": 16, "num_gpu_blocks_override": 34}, 1, True),
+    ],
+    ids=["one at a time", "four, in parts", "preempted"],
+)
+def test_text_and_steps_do_not_hang_on_the_schedule(
+    plain: tuple[list[list[int]], Found], folder: Path, tmp_path: Path, engine: dict[str, Any], tokens: int, preempted: bool
+) -> None:
+    prompts, own = plain
+    glide = attach(str(TARGET), str(DRAFT), dtype=torch.float32)
+    [found] = run(tmp_path, Job(str(TARGET), str(folder), tokens, [Pass(prompts, GREEDY)], ENGINE | engine))
+    assert_same_texts(own, found)
+    away = differences(glide, prompts, found)
+    print(f"{len(away)} rounds, at most {max(away):.1e} from ours; {found['counters']}")
+    assert max(away) <= CLOSE
+    assert (found["counters"]["preemptions"] > 0) == preempted
+
+
+@pytest.fixture(scope="module", params=sorted(FAMILIES))
+def random_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    """A random target, a random draft beside it whose numbers are large enough for a fault to show, and its layout for vLLM."""
+    torch.manual_seed(0)
+    place, config = tmp_path_factory.mktemp(request.param), FAMILIES[request.param]
+    target = AutoModelForCausalLM.from_config(config).eval()
+    target.save_pretrained(place / "target")
+    settings = Draft(window=WINDOW, anchors="off", lag_mode="random", final_norm=request.param == "qwen3")
+    layer = GlideLayer(config, final_norm=settings.final_norm)
+    for name, parameter in layer.named_parameters():
+        torch.nn.init.normal_(parameter, mean=float("norm" in name), std=0.1)
+    write_draft(
+        place / "draft",
+        published_layout(layer.state_dict()),
+        config_of(METHOD, settings, str(place / "target"), "build", "base"),
+    )
+    write_layout(place / "draft", "vllm")
+    return place / "target", place / "draft", place / "draft/vllm"
+
+
+def test_each_family_and_each_fault(random_pair: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    """Clip, window, position or cache set wrong by one: the logits say so, whatever the text is."""
+    target, draft, folder = random_pair
+    glide = attach(str(target), str(draft), dtype=torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    prompts = [torch.randint(512, (length,), generator=generator).tolist() for length in (1, 2, 7, 8, 9, 10, 40, 300)]
+    faults = ["", "clip+1", "clip-1", "window+1", "window-1", "position+1", "another layer"]
+    passes = [Pass(prompts, {"temperature": 0, "max_tokens": 40}, fault) for fault in faults]
+    engine = {"max_model_len": 1024, "enable_prefix_caching": False}
+    found = run(tmp_path, Job(str(target), str(folder), 4, passes, engine))
+    right, *wrong = [differences(glide, prompts, each) for each in found]
+    print({fault: f"{max(away):.1e}" for fault, away in zip(faults, [right, *wrong], strict=True)})
+    assert len(right) > 200
+    assert max(right) <= CLOSE
+    for fault, away, each in zip(faults[1:], wrong, found[1:], strict=True):
+        assert max(away) > 1e-2, fault
+        assert each["texts"] == found[0]["texts"], fault
