@@ -5,7 +5,9 @@ The other side is our training forward, with the lag of each drafted token.
 
 import argparse
 import dataclasses
+import json
 import subprocess
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -226,3 +228,76 @@ def test_each_family_and_each_fault(random_pair: tuple[Path, Path, Path], tmp_pa
     for fault, away, each in zip(faults[1:], wrong, found[1:], strict=True):
         assert max(away) > 1e-2, fault
         assert each["texts"] == found[0]["texts"], fault
+
+
+SAMPLES, LEAST = 2000, 8.0
+
+
+@torch.no_grad()
+def cells_of(target: Any, prompt: list[int], temperature: float, tokens: int) -> dict[tuple[int, ...], float]:
+    """The target's own probabilities of texts of so many tokens, of those that are to be expected LEAST times."""
+    found = {(): 1.0}
+    for _ in range(tokens):
+        logits = target(torch.tensor([prompt + list(text) for text in found])).logits[:, -1].double()
+        probabilities = (logits / temperature).softmax(-1).tolist()
+        found = {
+            (*text, token): before * p
+            for (text, before), row in zip(found.items(), probabilities, strict=True)
+            for token, p in enumerate(row)
+            if SAMPLES * before * p >= LEAST
+        }
+    return found
+
+
+def chi_square(cells: dict[tuple[int, ...], float], texts: list[list[int]]) -> float:
+    """The probability of texts as far from the cells as these, or farther."""
+    counted = Counter(map(tuple, texts))
+    counts = [*(counted[text] for text in cells), len(texts) - sum(counted[text] for text in cells)]
+    wanted = torch.tensor([*cells.values(), 1 - sum(cells.values())], dtype=torch.double) * len(texts)
+    away = ((torch.tensor(counts) - wanted) ** 2 / wanted).sum()
+    return float(torch.special.gammaincc(torch.tensor(len(cells) / 2, dtype=torch.double), away / 2))
+
+
+def test_sampled_text_has_the_targets_distribution_and_vllms_own_has_not(folder: Path, tmp_path: Path) -> None:
+    """Three tokens of which the draft proposes two; on CPUs by the plugin's remedy, without which the text is another."""
+    target = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
+    prompt = prompts_of([401])[0][-24:]  # behind which few tokens are likely
+    settings = [{"temperature": temperature, "max_tokens": 3} for temperature in (1.0, 0.7, 0.7)]
+    faults = ["", "", "vLLM's own sampling"]
+    passes = [Pass([prompt] * SAMPLES, each, fault, keep=0) for each, fault in zip(settings, faults, strict=True)]
+    found = run(tmp_path, Job(str(TARGET), str(folder), 2, passes, {"max_model_len": 256, "max_num_seqs": 64}, "probabilistic"))
+    cells = [cells_of(target, prompt, each["temperature"], 3) for each in settings]
+    likely = [chi_square(each, one["texts"]) for each, one in zip(cells, found, strict=True)]
+    print(f"{[len(each) for each in cells]} cells, probabilities {likely}; {[one['counters'] for one in found]}")
+    assert min(map(len, cells)) >= 12
+    assert min(likely[:2]) > 1e-3
+    assert likely[2] < 1e-9
+    assert found[0]["counters"]["num_accepted_tokens"] > SAMPLES / 2
+
+
+def test_what_the_plugin_cannot_serve_is_refused_by_name() -> None:
+    """By its own checks, which run as vLLM builds the draft beside the loaded target."""
+    program = PROGRAM.with_name("vllm_refusals.py")
+    done = subprocess.run([PYTHON, program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert (said.pop("right"), said.pop("plain layers")) == ("", "")
+    named = {
+        "v2": "VLLM_USE_V2_MODEL_RUNNER=0",
+        "multimodal": "multimodal",
+        "pipeline": "--pipeline-parallel-size",
+        "context": "--decode-context-parallel-size",
+        "fast": "--kv-sharing-fast-prefill",
+        "draft_tp": "draft_tensor_parallel_size",
+        "cache": "kv_cache_dtype",
+        "method": '"method": "draft_model"',
+        "target": "vocab_size: the draft was made for a target of 512, this one has 600",
+        "sliding": "model.layers.1.self_attn.attn: slides a window of 64",
+        "mixed": "model.layers.0.self_attn.attn: slides a window of 64",
+        "other layers": "is a OtherAttention",
+        "backend": "--attention-backend FLASH_ATTN",
+        "warned": "tested with vLLM 0.32.0, this is 0.99.0",
+    }
+    assert said.keys() == named.keys()
+    for name, words in named.items():
+        assert words in said[name], name
