@@ -17,9 +17,11 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-from longspec.atomic_files import write_json
+from longspec import jsonl
+from longspec.atomic_files import read_json, write_json
 from longspec.draft.folder import config_of, write_draft
 from longspec.draft.layouts import write_layout
+from longspec.measure import evaluate as verb
 from longspec.methods.glide.attach import attach
 from longspec.methods.glide.layer import GlideLayer, published_layout
 from longspec.methods.glide.method import METHOD
@@ -301,3 +303,48 @@ def test_what_the_plugin_cannot_serve_is_refused_by_name() -> None:
     assert said.keys() == named.keys()
     for name, words in named.items():
         assert words in said[name], name
+
+
+@pytest.mark.parametrize("temperatures", [[0], [0.7, 1.0]], ids=["greedy", "sampled"])
+def test_an_evaluation_through_vllm_keeps_what_ours_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, temperatures: list[float]
+) -> None:
+    """By place of the chain within 2 % where greedy, and within the interval of the difference where sampled."""
+    monkeypatch.chdir(ROOT)
+    settings = {"prompts": 40, "new_tokens": 64, "temperatures": temperatures, "shapes": [4], "repeats": 1, "seed": 0}
+    settings["tasks"] = {"short": {"data": "stdlib", "context": [64, 448]}, "cot": {"data": "puzzles", "context": [64, 1024]}}
+    recipe = DRAFT.parent / str(read_json(DRAFT / "config.json")["stage"]) / "recipe.yaml"
+    raw = [f"{name}=data/raw/{name}/manifest.json" for name in ("stdlib", "puzzles")]
+    arguments = ["--settings", json.dumps(settings), "--target", "models/demo/target_manifest.json", "--raw", *raw]
+    arguments += ["--drafter", "final", "--draft", str(DRAFT), "--recipe", str(recipe)]
+    measured = {}
+    for engine in ("longspec", "vllm"):
+        out = tmp_path / f"{engine}.jsonl"
+        more = ["--engine", engine, "--serve-python", str(PYTHON)] if engine == "vllm" else []
+        verb.evaluate(verb.read_arguments([*arguments, "--out", str(out), *more]))
+        measured[engine] = list(jsonl.read(out))
+    ours, theirs = measured["longspec"], measured["vllm"]
+    assert [(line["prompt_hash"], line["temperature"]) for line in ours] == [
+        (line["prompt_hash"], line["temperature"]) for line in theirs
+    ]
+    if temperatures == [0]:
+        assert sum(line["mismatches"] - line["near_ties"] for line in theirs) == 0
+        kept = {engine: by_place(lines) for engine, lines in measured.items()}
+        print(kept)
+        assert kept["vllm"] == pytest.approx(kept["longspec"], rel=0.02)
+        return
+    for temperature in temperatures:
+        pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a["temperature"] == temperature]
+        away = torch.tensor([b["acceptance_length"] - a["acceptance_length"] for a, b in pairs])
+        interval = 2.6 * away.std() / len(away) ** 0.5
+        means = [
+            torch.tensor([line["acceptance_length"] for line in lines]).mean().item() for lines in zip(*pairs, strict=True)
+        ]
+        print(f"T = {temperature}: tokens a round {means[0]:.3f}, vLLM {means[1]:.3f}, 99 % +- {interval:.3f}")
+        assert abs(away.mean()) <= interval
+
+
+def by_place(lines: list[dict[str, Any]]) -> list[float]:
+    """The share of rounds in which the first, second, ... drafted token was kept."""
+    counts = [count for line in lines for count in line["accepted"]]
+    return [sum(count >= place for count in counts) / len(counts) for place in range(1, 5)]

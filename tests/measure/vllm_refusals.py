@@ -1,4 +1,4 @@
-"""What the plugin for vLLM says of what it cannot serve, as JSON: a program for test_vllm_glide.py, in vLLM's own environment."""
+"""What the plugin for vLLM says of what it cannot serve, as JSON: a program for test_vllm_glide.py in vLLM's environment."""
 
 import json
 import logging
