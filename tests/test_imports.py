@@ -223,6 +223,11 @@ def test_what_runs_in_vllms_environment_needs_nothing_else(imported: dict[str, s
         assert all(name.startswith("longspec.measure.engines") for name in outside), f"{module}: {outside}"
 
 
+def test_the_plugin_for_vllm_imports_neither_this_package_nor_transformers(root: Path) -> None:
+    names = {name.split(".")[0] for path in (root / "plugins/vllm").rglob("*.py") for name in imports(path)}
+    assert {"vllm", "torch"} < names <= {"vllm", "torch", "longspec_vllm"} | set(sys.stdlib_module_names)
+
+
 def test_vllm_is_loaded_with_the_first_job_alone() -> None:
     code = "import sys, longspec.measure.engines.vllm; print(*{name.split('.')[0] for name in sys.modules})"
     loaded = subprocess.run(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-ENVIRONMENT |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+ENVIRONMENT |= {"VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 COUNTERS = ("num_drafts", "num_accepted_tokens", "num_accepted_tokens_per_pos")
 
 
@@ -134,13 +134,11 @@ def main() -> None:
     llm = LLM(
         model=job.model,
         skip_tokenizer_init=True,
-        dtype="float32",
-        enforce_eager=True,
         disable_log_stats=False,
         seed=0,
         logprobs_mode="raw_logits",
         speculative_config=speculative | {"draft_sample_method": job.sample_method} if job.draft else None,
-        **job.engine,
+        **{"dtype": "float32", "enforce_eager": True} | job.engine,
     )
     found = []
     for each in job.passes:

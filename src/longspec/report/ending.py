@@ -54,4 +54,6 @@ def _next(run: str, draft: Path) -> list[str]:
         settings = json.dumps({"method": engine, "model": str(folder), "num_speculative_tokens": 3})
         told += [f"Serve it:  longspec serve {quote(run)}"]
         told += [f"           vllm serve {quote(str(config['target_path']))} --speculative-config {quote(settings)}"]
+        if folder != draft:
+            told += ["           (beside vLLM: pip install plugins/vllm; plugins/vllm/README.md says what it serves)"]
     return told

@@ -50,6 +50,8 @@ def load(job: Job) -> Any:
         draft["draft_sample_method"] = "probabilistic"  # else drafts are greedy, and fewer of them are kept
     if job.method == "ngram":
         draft |= {"prompt_lookup_max": 3, "prompt_lookup_min": 1}  # n-grams as of decode.drafters.LookupDrafter
+    # A seeded request whose prompt is computed in parts ends vLLM on a CPU.
+    whole = {"max_num_batched_tokens": job.positions} if sampled and current_platform.is_cpu() else {}
     return LLM(
         model=job.model,
         skip_tokenizer_init=True,
@@ -62,6 +64,7 @@ def load(job: Job) -> Any:
         logprobs_mode="raw_logits",
         seed=0,
         speculative_config={name: value for name, value in draft.items() if value is not None} if job.method else None,
+        **whole,
     )
 
 
