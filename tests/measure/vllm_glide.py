@@ -79,6 +79,14 @@ def runner_of(llm: Any) -> Any:
     return llm.llm_engine.model_executor.driver_worker.worker.model_runner
 
 
+def shares_scales(llm: Any) -> bool:
+    """Whether the cross attention, and it alone, reads an fp8 cache by the factors of the layer that has written it."""
+    model = runner_of(llm).drafter.model
+    (of_target,) = model.cross_attn.of_target
+    own, cross = model.self_attn.attn, model.cross_attn.attn
+    return cross._k_scale is of_target._k_scale is not own._k_scale and cross._v_scale is of_target._v_scale
+
+
 def set_wrong(llm: Any, fault: str, own_expand: Any) -> Any:
     """Set one thing wrong in a running engine; returns how to set it right again."""
     if not fault:
@@ -159,6 +167,7 @@ def main() -> None:
                 "requests": [output.request_id for output in outputs],
                 "rounds": recorder.rounds if recorder else [],
                 "counters": grown,
+                "scales": bool(recorder) and shares_scales(llm),
                 "margins": [logits[0] - logits[1] for logits in best],
             }
         )

@@ -45,7 +45,9 @@ class WindowedAttention(Attention):
 class SelfAttention(nn.Module):
     """Causal attention to the draft's own keys: key j is seen by query i where 0 <= i - j <= window."""
 
-    def __init__(self, config: Any, of_target: Attention, rope: nn.Module, window: int, vllm_config: VllmConfig, prefix: str):
+    def __init__(
+        self, config: Any, of_target: Attention, rope: nn.Module, window: int, vllm_config: VllmConfig, prefix: str
+    ) -> None:
         super().__init__()
         width = of_target.head_size
         self.qkv_proj = QKVParallelLinear(
@@ -94,8 +96,12 @@ class CrossAttention(nn.Module):
             kv_sharing_target_layer_name=of_target.layer_name,
             prefix=f"{prefix}.attn",
         )
+        self.of_target = (of_target,)  # no module of the draft's
+
+    def take_scales(self) -> None:
+        """Read the cache as it is written. Not before the draft is loaded: vLLM then sets its layers' scales to 1, in place."""
         for name in SCALES:
-            setattr(self.attn, name, getattr(of_target, name))
+            setattr(self.attn, name, getattr(self.of_target[0], name))
 
     def forward(self, positions_T: Tensor, hidden_TH: Tensor) -> Tensor:
         """Return the attention's output [T, H]."""
@@ -130,8 +136,9 @@ class GlideForCausalLM(nn.Module):
         self._logits: Callable[[Tensor], Tensor | None]
 
     def share(self, target_model: Any) -> None:
-        """Take embeddings and head from the target."""
+        """Take embeddings, head and the scales of the cache from the target, when both are loaded."""
         self._embed, self._logits = target_model.embed_input_ids, target_model.compute_logits
+        self.cross_attn.take_scales()
         self.cross_attn.attn.stands_beside_target = True
 
     def embed_input_ids(self, input_ids: Tensor, *_: Any, **__: Any) -> Tensor:
