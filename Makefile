@@ -4,7 +4,7 @@
 # make test    all tests that need neither a GPU nor a Slurm cluster; `make quick`: those of seconds
 # make test-slurm   tests on a real Slurm that is brought up on this machine: Debian or Ubuntu, root; it installs Slurm's packages
 # make gpu     on a machine with a GPU: its tests, steps against their floor, the demo, decoding; keeps the results of each part
-# make test-serve   the demo's EAGLE-3 draft in an unmodified vLLM, in an environment of its own (.venv-serve, 3.4 GB)
+# make test-serve   the demo's drafts in an unmodified vLLM, in an environment of its own (.venv-serve, 3.4 GB)
 # make lint    style, types, the workflow's own lint; notes on rooms and files that have grown large
 # make chaos MOMENTS=300   a small run of the whole graph, killed, starved and damaged at so many random moments; a second call goes on
 #
@@ -75,10 +75,11 @@ test-serve: serve
 gpu:
 	python benchmarks/gpu.py
 
-# What its tests need: vLLM and a draft for it. Without vLLM they skip themselves.
+# What its tests need: vLLM and drafts for it. Without vLLM they skip themselves.
 serve: .venv/.stamp-dev | $(TMPDIR)
 	@$(MAKE) .venv-serve/.stamp || echo "vLLM cannot be installed here, for the reason above; its tests skip themselves."
-	@[ ! -e .venv-serve/.stamp ] || snakemake results/demo-eagle3/ttt/final_draft/provenance.json --config 'runs=[demo-eagle3]'
+	@[ ! -e .venv-serve/.stamp ] || snakemake results/demo/sinkpi-slicing/final_draft/provenance.json \
+	  results/demo-eagle3/ttt/final_draft/provenance.json --config 'runs=[demo,demo-eagle3]'
 
 quick: .venv/.stamp-dev | $(TMPDIR)
 	$(PYTEST) -m "not slow and not slurm and not gpu and not serve"
@@ -119,11 +120,13 @@ resume:
 	python -m pip install -q --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[train,track,dev]'
 	@touch $@ .venv/.stamp-train
 
+# With the plugin by which vLLM loads GLIDE drafts.
 # The builds of torchvision, torchaudio and torchcodec that an index serves may not fit a CPU's torch; transformers imports them
 # wherever they are installed, and fails then. vLLM does without.
-.venv-serve/.stamp: serve-requirements.txt serve-constraints.txt | $(TMPDIR)
+.venv-serve/.stamp: serve-requirements.txt serve-constraints.txt plugins/vllm/pyproject.toml | $(TMPDIR)
 	$(PYTHON) -m venv --clear .venv-serve
 	.venv-serve/bin/python -m pip install -q --disable-pip-version-check $(PIP_ARGS) $(SERVE)
+	.venv-serve/bin/python -m pip install -q --disable-pip-version-check $(PIP_ARGS) --no-deps -e plugins/vllm
 	@for each in torchvision torchaudio torchcodec; do .venv-serve/bin/python -c "import $$each" 2> /dev/null || \
 	  .venv-serve/bin/python -m pip uninstall -q -y --disable-pip-version-check $$each 2> /dev/null; done
 	@touch $@

@@ -94,6 +94,7 @@ DOORS = {
 # Single modules of a room that the table above does not open: the checkpoint's layout has one owner.
 EXTRA = {
     ("measure.served", "draft.folder"),  # a fresh draft is served from a folder like any other
+    ("measure.served", "draft.layouts"),  # which vLLM may read in a layout of its own
     ("workflow.jobs.decoding_ranks", "models.model_folder"),  # which of a target's files are its weights
     ("states.__main__", "train.engine"),  # starts the process group of a partitioned target
     ("report.tables", "data.layout_tally"),  # says the same of a dataset as its own room does
@@ -220,6 +221,11 @@ def test_what_runs_in_vllms_environment_needs_nothing_else(imported: dict[str, s
     for module, names in loaded.items():
         outside = {name for name in names if name.split(".")[0] not in sys.stdlib_module_names and name.split(".")[0] != "vllm"}
         assert all(name.startswith("longspec.measure.engines") for name in outside), f"{module}: {outside}"
+
+
+def test_the_plugin_for_vllm_imports_neither_this_package_nor_transformers(root: Path) -> None:
+    names = {name.split(".")[0] for path in (root / "plugins/vllm").rglob("*.py") for name in imports(path)}
+    assert {"vllm", "torch"} < names <= {"vllm", "torch", "longspec_vllm"} | set(sys.stdlib_module_names)
 
 
 def test_vllm_is_loaded_with_the_first_job_alone() -> None:

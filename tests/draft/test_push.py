@@ -1,5 +1,7 @@
 """The `final` folder and its way to the hub, by huggingface_hub's own client against a stand-in."""
 
+import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -7,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from transformers import Qwen2Config
+from transformers import LlamaConfig, Qwen2Config
 
 from longspec.atomic_files import describe_files, files_below, read_json, write_json, write_text
 from longspec.chain_length import ChainAcceptance, write_acceptance
@@ -80,10 +82,29 @@ def report(tmp_path: Path) -> Path:
 
 def test_the_final_folder_lists_its_files(final_draft: Path) -> None:
     provenance = read_json(final_draft / "provenance.json")
-    names = [name for name in files_below(final_draft) if name != "provenance.json"]
+    found = files_below(final_draft)
+    names = [name for name in found if name != "provenance.json" and not name.startswith("vllm/")]
     assert {"model.safetensors", "draft_model_weights.pth", "tokenizer.json", "training_config.yaml"} < set(names)
     assert provenance["files"] == describe_files(final_draft, names)
     assert provenance["order"] == list(STAGES)
+
+
+def test_vllm_reads_the_folders_own_weights(final_draft: Path, verb: Verb, tmp_path: Path) -> None:
+    """In a folder in it, which drafts from before it get by `export`; elsewhere with a copy."""
+    link = final_draft / "vllm/model.safetensors"
+    assert (link.is_symlink(), link.readlink()) == (True, Path("../model.safetensors"))
+    config = read_json(final_draft / "vllm/config.json")
+    assert (config["architectures"], config["num_hidden_layers"], config["head_dim"]) == (["GlideForCausalLM"], 1, 8)
+    assert config["glide"]["window"] == 512
+    assert config["glide"]["target"] == read_json(final_draft / "config.json")["target"]
+    assert LlamaConfig(**config).rope_parameters == CONFIG.rope_parameters
+    shutil.rmtree(final_draft / "vllm")
+    verb("export", final_draft, "--layout", "vllm")
+    assert read_json(final_draft / "vllm/config.json") == config
+    assert link.read_bytes() == (final_draft / "model.safetensors").read_bytes()
+    verb("export", final_draft, "--layout", "vllm", "--out", tmp_path / "elsewhere")
+    assert not (tmp_path / "elsewhere/model.safetensors").is_symlink()
+    assert read_json(tmp_path / "elsewhere/config.json") == config
 
 
 def test_the_chosen_stages_draft_is_published_with_what_it_was_trained_by(
@@ -146,6 +167,9 @@ def test_every_byte_and_a_card_arrive(
     rows = [line.split(" | ")[0] for line in body.split("## Data")[1].split("## Recipe")[0].splitlines()]
     assert rows[-5:] == ["|---|---|---|---|---|", "| base", "| long", "| longcot", ""]
     assert str(final_draft.parent) not in card
+    served = next(line for line in body.splitlines() if line.startswith("vllm serve"))
+    speculative = json.loads(served.split("--speculative-config ")[1].strip("'"))
+    assert speculative == {"method": "draft_model", "model": "draft/vllm", "num_speculative_tokens": 4}
     called = next(line for line in body.splitlines() if line.startswith("glide ="))
     assert called == 'glide = Qwen2Glide.from_pretrained("Qwen/QwQ-32B-Preview", glide_path=draft)'
     assert ('revision="v2"' in body) is (revision == "v2")

@@ -21,6 +21,7 @@ from longspec.measure.engines.protocol import Answer, Job, Request
 from longspec.measure.lines import Comparison
 from longspec.measure.served_lines import ServedMeasurer, accepted_of, check_counters, compare
 from longspec.measure.tasks import Prompt, Setting, check_interpreter, parse
+from longspec.methods.glide import settings
 from tests.measure.stand_in import VERSIONS
 from tests.measure.test_evaluate import arguments, evaluate, folder, told
 from tests.slurm.cluster import is_running, until
@@ -217,7 +218,10 @@ def test_told_to_end_it_ends_vllm_and_leaves_nothing_behind(arguments: Any, tmp_
     assert [path.name for path in temporary.iterdir() if not path.name.startswith(("torch", "pymp"))] == []
 
 
-def test_trees_and_drafts_that_vllm_does_not_load_are_refused(arguments: Any, python: Path) -> None:
+def test_trees_and_drafts_that_vllm_does_not_load_are_refused(
+    arguments: Any, python: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settings, "VLLM_METHOD", None)
     with pytest.raises(ValueError, match=r"evaluation\.shapes: tree 2-3: vLLM drafts chains alone; give a number of"):
         verb.evaluate(verb.read_arguments([*arguments("lookup", "v.jsonl"), "--engine", "vllm"]))
     with pytest.raises(ValueError, match=r"evaluation\.engine: 'sglang' is unknown; choose one of longspec, vllm"):
@@ -244,9 +248,16 @@ def test_sampling_beside_a_draft_on_a_cpu_is_refused_with_the_reason(monkeypatch
     monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
     monkeypatch.setattr(vllm, "ENVIRONMENT", {})  # it is set for a process of its own, and would stay in this one
     sampled = replace(JOB, requests=[replace(JOB.requests[0], temperature=0.7)])
-    with pytest.raises(ValueError, match=r"evaluation\.temperatures: vLLM samples wrongly beside a draft on a CPU"):
+    with pytest.raises(ValueError, match=r"evaluation\.temperatures: .*longspec-vllm mends that: `make \.venv-serve/\.stamp`"):
         vllm.load(sampled)
+    with pytest.raises(ValueError, match=r"evaluation\.engine: vllm: .*the plugin longspec-vllm alone; `make"):
+        vllm.load(replace(JOB, method="draft_model"))
     assert vllm.load(replace(sampled, method=None)) is None
     assert vllm.load(JOB) == {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+    with monkeypatch.context() as patch:
+        patch.setattr(vllm, "find_spec", lambda name: name == "longspec_vllm")
+        served = vllm.load(replace(sampled, method="draft_model", draft="draft/vllm"))
+    drafted = {"method": "draft_model", "model": "draft/vllm", "num_speculative_tokens": 2}
+    assert served == drafted | {"draft_sample_method": "probabilistic"}
     platforms.current_platform.is_cpu = lambda: False
     assert vllm.load(sampled)

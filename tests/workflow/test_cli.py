@@ -59,7 +59,7 @@ def test_a_new_run_is_written_and_planned(workflow: Workflow) -> None:
     asked = ("new", "fourth.yaml", "--target", "my-llama", "--data", "chats.jsonl.gz", "--method", "glide")
     code, text = longspec(workflow, *asked)
     assert (code, text.splitlines()[-1][:28]) == (0, "time and disk: not known bef")
-    assert "no engine loads glide drafts" in text
+    assert "# vLLM loads this draft, with the plugin in plugins/vllm." in (workflow.folder / "fourth.yaml").read_text()
     (workflow.folder / "mine.yaml").write_text("target: my-llama\ndtaa: {}\n")
     code, text = longspec(workflow, "plan", "mine.yaml")
     assert (code, "mine.yaml: dtaa: unknown key; did you mean 'data'?" in text, len(text.splitlines())) == (1, True, 1)

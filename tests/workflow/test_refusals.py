@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from longspec import methods
 from longspec.workflow.checks import forgetting_warning
 from tests.workflow.planning import Settings, Workflow
 
@@ -199,8 +200,9 @@ def test_snakemake_warns_when_it_plans_and_a_job_is_silent(workflow: Workflow) -
     assert told not in workflow.output("-n", "final_draft", "--mode=subprocess")
 
 
-def test_drafts_that_vllm_does_not_load_and_trees_are_refused(settings: Settings) -> None:
+def test_drafts_that_vllm_does_not_load_and_trees_are_refused(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """And an interpreter that is not there, for a run whose drafts it would load."""
+    monkeypatch.setattr(methods.settings_of("glide"), "VLLM_METHOD", None)
     settings.edit(WORKFLOW, r"^  engine: longspec", "  engine: vllm")
     told = "config/workflow.yaml: evaluation.engine: vllm: no engine loads glide drafts; set evaluation.engine: longspec (run "
     with pytest.raises(ValueError, match=re.escape(told + "'demo', variant 'sinkpi-slicing')")):

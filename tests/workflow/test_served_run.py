@@ -53,6 +53,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 GREEDY = Setting(0.0, 3)
+OLDER = "results/demo/sinkpi-slicing/final_draft"  # from before vLLM's layout was made with it
 DRAFT, TARGET = Path("results/demo-eagle3/ttt/final_draft"), "models/demo/target"
 PROMPTS = [Prompt("short", number, number, [1, 2, 3], 8) for number in range(2)]
 
@@ -129,7 +130,7 @@ def test_without_lines_of_these_prompts_nothing_is_compared(finished: Settings, 
     [
         (["demo-eagle3"], f"{DRAFT}: there is no draft yet; make it first: longspec train demo-eagle3"),
         (["demo-eagle3", "--variant", "base"], "--variant: 'base' is unknown; choose one of ttt"),
-        (["demo"], "final_draft: no engine loads glide drafts; see it at work: longspec try results/demo/sinkpi-slicing/final"),
+        (["demo"], f"{OLDER}/vllm: missing; make it by: longspec export {OLDER} --layout vllm"),
     ],
 )
 def test_what_cannot_be_served_is_refused_with_what_to_type(

@@ -74,9 +74,10 @@ def run(options: argparse.Namespace) -> int:
     if options.method not in methods.names():
         raise ValueError(f"--method: {options.method!r} is unknown; choose one of {', '.join(methods.names())}")
     served = methods.settings_of(options.method).VLLM_METHOD
-    comment = (
-        "vLLM and SGLang load this draft." if served else "No engine loads this draft yet; transformers' generate and ours do."
-    )
+    comment = "No engine loads this draft yet; transformers' generate and ours do."
+    if served:
+        by_itself = methods.vllm_folder(options.method, Path()) == Path()
+        comment = "vLLM and SGLang load this draft." if by_itself else "vLLM loads this draft, with the plugin in plugins/vllm."
     told = {"target": options.target, "data": options.data, "name": options.name, "method": options.method}
     schema = CONFIG_DIR / "run.schema.json"
     path.write_text(TEMPLATE.format(comment=comment, file=path, schema=schema, **told), encoding="utf-8")

@@ -85,6 +85,9 @@ def run(options: argparse.Namespace) -> int:
     method = methods.settings_of(config["draft"]).VLLM_METHOD
     if method is None:
         raise ValueError(f"{draft}: no engine loads {config['draft']} drafts; see it at work: longspec try {draft}")
+    folder = methods.vllm_folder(config["draft"], draft)
+    if not folder.is_dir():  # of a draft from before this layout
+        raise ValueError(f"{folder}: missing; make it by: longspec export {draft} --layout {folder.name}")
     section = parse(plan.evaluation_of[name].section)
     python = options.python or section.serve_python
     check_interpreter(python)
@@ -93,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
     prompts = first_prompts(plan, name, section, target)
     tokens = CHAIN if setting is None else setting.depth
     more = [*_on_this_machine(target, prompts), *options.more]
-    speculative = json.dumps({"method": method, "model": str(draft), "num_speculative_tokens": tokens})
+    speculative = json.dumps({"method": method, "model": str(folder), "num_speculative_tokens": tokens})
     words = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", "{model}", "--port", "{port}"]
     command = shlex.join([*words, "--speculative-config", speculative, *more])
     log = Path(f"logs/serve/{name}.log")

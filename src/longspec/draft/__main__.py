@@ -85,9 +85,11 @@ def import_(options: argparse.Namespace) -> None:
 
 def final(options: argparse.Namespace) -> None:
     """Put the published stage's draft together with tokenizer, training configuration and provenance."""
+    from longspec import methods
     from longspec.config.names import FINAL, IMPORTED
+    from longspec.draft.layouts import write_layout
     from longspec.draft.trained import CHECKPOINT, provenance, published, runtime_of, write_training_config
-    from longspec.methods.draft_files import check_draft_files
+    from longspec.methods.draft_files import check_draft_files, method_of_draft
 
     tokenizer = Path(checked_folder(options.tokenizer))
     draft, trained_by = (options.draft, options.stages) if options.choice is None else published(options.choice, options.stages)
@@ -109,32 +111,16 @@ def final(options: argparse.Namespace) -> None:
             content[IMPORTED] = read_json(options.imported)[IMPORTED]
         files = describe_files(beside, files_below(beside))
         write_json(beside / "provenance.json", content | {"files": files})
+        if methods.vllm_folder(method_of_draft(beside), beside) != beside:
+            write_layout(beside, methods.VLLM_LAYOUT)
     log(f"{options.out}: {', '.join(files_below(options.out))}")
 
 
 def export(options: argparse.Namespace) -> None:
     """Write a draft folder in another program's layout. What engines load as it is needs none: it is the folder itself."""
-    from safetensors.torch import save_file
+    from longspec.draft.layouts import write_layout
 
-    from longspec import methods
-    from longspec.methods.draft_files import CONFIG, METHOD, SAFETENSORS, read_draft_config
-
-    folder, layout, out = options.folder, options.layout, options.out
-    if out.exists():
-        raise ValueError(f"--out: {out}: is there already; give another name, or remove it")
-    found = read_draft_config(folder) if folder.is_dir() else None
-    if found is None:
-        raise ValueError(f"{folder}: not a draft folder: has no {CONFIG} with the field {METHOD}")
-    file, content = found
-    layouts = methods.layouts_of(content[METHOD])
-    if layout not in layouts:
-        known = f"it has {', '.join(layouts)}" if layouts else "it has none"
-        raise ValueError(f"--layout: {layout}: {file}: {METHOD}: drafts of {content[METHOD]!r} have no such layout; {known}")
-    tensors, config = layouts[layout].exported(folder)
-    with new_folder(out) as beside:
-        save_file(tensors, beside / SAFETENSORS, metadata={"format": "pt"})
-        write_json(beside / CONFIG, config)
-    log(f"{out}: {', '.join(files_below(out))}")
+    write_layout(options.folder, options.layout, options.out)
 
 
 def push(options: argparse.Namespace) -> None:
@@ -179,8 +165,9 @@ def main() -> None:
     verb.add_argument("--out", type=Path, required=True, help="the folder to make")
     verb = add_verb(verbs, "export", str(export.__doc__), run=export)
     verb.add_argument("folder", type=Path, help="final_draft folder, or the draft of a stage")
-    verb.add_argument("--layout", required=True, help="such as speculators")
-    verb.add_argument("--out", type=Path, required=True, help="the folder to make, which must not be there")
+    verb.add_argument("--layout", required=True, help="speculators or vllm, as the draft's method has them")
+    where = "the folder to make, which must not be there; default, for layouts without weights of their own: {folder}/{layout}"
+    verb.add_argument("--out", type=Path, help=where)
     verb = add_verb(verbs, "push", f"{push.__doc__} The token is read from HF_TOKEN.", run=push)
     verb.add_argument("folder", type=Path, help="final_draft folder")
     verb.add_argument("--repo", required=True, help="owner/name of the repository; made if it is not there")

@@ -14,9 +14,11 @@ import torch
 from transformers import GenerationConfig
 
 import longspec
+from longspec import methods
 from longspec.config.names import LOOKUP, UNTRAINED
 from longspec.distributed import die_with_parent
 from longspec.draft.folder import draft_config, write_draft
+from longspec.draft.layouts import write_layout
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.families import position_limit
 from longspec.measure.engines.protocol import Answer, Job, Request
@@ -61,16 +63,19 @@ def served_draft(
         return
     served = vllm_method(recipe.method.name)
     method, settings = method_of(recipe, vocabulary)
-    if drafter != UNTRAINED:
-        assert folder is not None
-        method.check_same(folder, target.config, settings)
-        method.load(method.layer(target.config, settings), folder)
-        yield served, folder
-        return
     with TemporaryDirectory() as place:
-        fresh = Path(place) / "draft"
-        _write_fresh(fresh, target, recipe, vocabulary)
-        yield served, fresh
+        if drafter == UNTRAINED:
+            folder = Path(place) / "draft"
+            _write_fresh(folder, target, recipe, vocabulary)
+        else:
+            assert folder is not None
+            method.check_same(folder, target.config, settings)
+            method.load(method.layer(target.config, settings), folder)
+        loaded = methods.vllm_folder(recipe.method.name, folder)
+        if loaded != folder:
+            loaded = Path(place) / loaded.name
+            write_layout(folder, loaded.name, loaded)
+        yield served, loaded
 
 
 def _write_fresh(folder: Path, target: ServedTarget, recipe: Any, vocabulary: DraftVocabulary | None) -> None:

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from longspec.decode.drafters import Drafter
     from longspec.methods.contract import Method
 
+VLLM_LAYOUT = "vllm"
+
 
 def names() -> list[str]:
     """The methods that there are: the folders of this room."""
@@ -34,6 +36,12 @@ def layouts_of(name: str) -> dict[str, Any]:
     """The modules of other programs' layouts that a method can write its draft folders in, by the layouts' names."""
     files = sorted((Path(__file__).parent / name).glob("*_layout.py"))
     return {path.stem.removesuffix("_layout"): import_module(f"longspec.methods.{name}.{path.stem}") for path in files}
+
+
+def vllm_folder(name: str, draft: Path) -> Path:
+    """Return what vLLM loads of a method's draft folder: the folder itself, or the method's layout for vLLM in it."""
+    has_layout = (Path(__file__).parent / name / f"{VLLM_LAYOUT}_layout.py").is_file()
+    return draft / VLLM_LAYOUT if has_layout else draft
 
 
 def reader_of(name: str) -> Any:

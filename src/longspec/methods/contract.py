@@ -28,9 +28,11 @@
     card.md.j2    what a draft's model card says of the method: a part of draft/card.md.j2
 
 A further module NAME_layout.py is a layout of its draft folders for another program: exported(folder) gives the tensors and the
-config.json that `python -m longspec.draft export --layout NAME` writes. A further module published.py reads drafts that others
-published: read_published(folder, config, target's configuration, a function that reads the target's embeddings, layers or None)
--> (state dict of the layer, settings); settings.py then has is_published(config) too, which knows them by their config.json.
+config.json that `python -m longspec.draft export --layout NAME` writes; no tensors, None, where the program reads the folder's
+own. The layout `vllm` is what vLLM loads in the place of the draft's folder. A further
+module published.py reads drafts that others published: read_published(folder, config, target's configuration, a function that
+reads the target's embeddings, layers or None) -> (state dict of the layer, settings); settings.py then has is_published(config)
+too, which knows them by their config.json.
 
 Shapes: B rows, S tokens.
 """

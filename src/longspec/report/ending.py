@@ -50,7 +50,10 @@ def _next(run: str, draft: Path) -> list[str]:
     if engine is None:
         told.append(f"Serve it:  no engine loads {config['draft']} drafts; transformers' generate does: docs/generate.md")
     else:
-        settings = json.dumps({"method": engine, "model": str(draft), "num_speculative_tokens": 3})
+        folder = methods.vllm_folder(str(config["draft"]), draft)
+        settings = json.dumps({"method": engine, "model": str(folder), "num_speculative_tokens": 3})
         told += [f"Serve it:  longspec serve {quote(run)}"]
         told += [f"           vllm serve {quote(str(config['target_path']))} --speculative-config {quote(settings)}"]
+        if folder != draft:
+            told += ["           (beside vLLM: pip install plugins/vllm; plugins/vllm/README.md says what it serves)"]
     return told

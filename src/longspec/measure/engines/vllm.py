@@ -7,6 +7,7 @@ A request by itself, step by step: the tokens of a step are then those of one ro
 
 import os
 import time
+from importlib.util import find_spec
 from itertools import zip_longest
 from typing import Any
 
@@ -23,6 +24,8 @@ ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
+PLUGIN = "longspec-vllm"
+INSTALL = "`make .venv-serve/.stamp` installs it, or `pip install --no-deps plugins/vllm` by the pip of that environment"
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
 BY_PLACE = "vllm:spec_decode_num_accepted_tokens_per_pos"
 
@@ -34,14 +37,21 @@ def load(job: Job) -> Any:
     from vllm import LLM
     from vllm.platforms import current_platform
 
-    if job.method and current_platform.is_cpu() and any(request.temperature for request in job.requests):
+    sampled, has_plugin = any(request.temperature for request in job.requests), find_spec(PLUGIN.replace("-", "_")) is not None
+    if job.method == "draft_model" and not has_plugin:
+        raise ValueError(f"evaluation.engine: vllm: loads these drafts by the plugin {PLUGIN} alone; {INSTALL}")
+    if job.method and current_platform.is_cpu() and sampled and not has_plugin:
         raise ValueError(
-            "evaluation.temperatures: vLLM samples wrongly beside a draft on a CPU: random numbers that are all drawn before "
-            "they are used, so that the text's distribution is not the target's; measure temperature 0 here, or on a GPU"
+            "evaluation.temperatures: vLLM 0.32 samples wrongly beside a draft on a CPU: it never fills in the temperatures of "
+            f"the drafted tokens; {PLUGIN} mends that: {INSTALL}; or measure temperature 0, or on a GPU"
         )
     draft = {"method": job.method, "model": job.draft, "num_speculative_tokens": job.tokens}
+    if sampled and job.method in ("draft_model", "eagle3"):
+        draft["draft_sample_method"] = "probabilistic"  # else drafts are greedy, and fewer of them are kept
     if job.method == "ngram":
         draft |= {"prompt_lookup_max": 3, "prompt_lookup_min": 1}  # n-grams as of decode.drafters.LookupDrafter
+    # A seeded request whose prompt is computed in parts ends vLLM on a CPU.
+    whole = {"max_num_batched_tokens": job.positions} if sampled and current_platform.is_cpu() else {}
     return LLM(
         model=job.model,
         skip_tokenizer_init=True,
@@ -54,6 +64,7 @@ def load(job: Job) -> Any:
         logprobs_mode="raw_logits",
         seed=0,
         speculative_config={name: value for name, value in draft.items() if value is not None} if job.method else None,
+        **whole,
     )
 
 

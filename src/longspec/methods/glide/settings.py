@@ -14,7 +14,7 @@ BLOCKS = "blocks"
 RANDOM, LAST, MIDDLE = "random", "last", "middle"
 NAMELESS_FILES = True  # draft_model_weights.pth, as published, comes without a configuration
 VARIANTS: tuple[str, ...] = ()  # those of config/workflow.yaml
-VLLM_METHOD: str | None = None  # no engine loads what reads the target's own keys and values
+VLLM_METHOD: str | None = "draft_model"  # with the plugin of plugins/vllm
 ANCHORS, LAG_MODES, LOSSES = ("off", "fixed", "random"), ("random", "fixed", BLOCKS), ("hard", "soft", "mix")
 
 COUNTS: dict[str, str] = {}

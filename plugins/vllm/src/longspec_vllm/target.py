@@ -1,0 +1,80 @@
+"""The target that a draft stands beside: what must hold of it, and how the draft gets hold of it."""
+
+import json
+from typing import Any
+
+import vllm
+from torch import nn
+from vllm.config import VllmConfig, get_layers_from_vllm_config
+from vllm.logger import init_logger
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.v1.spec_decode.draft_model import DraftModelProposer
+
+from longspec_vllm import ARCHITECTURE, TESTED
+from longspec_vllm.clipped import BACKENDS, V1
+
+logger = init_logger(f"vllm.{__name__}")  # vLLM shows the lines of its own loggers alone
+
+
+def checked_target(vllm_config: VllmConfig, own: Any) -> Any:
+    """Return the target's configuration, that of transformers. own: the draft's.
+
+    Raises ValueError, with what to do, for a target, a server's options or a draft that do not fit.
+    """
+    if vllm.__version__.split("+")[0] not in TESTED:
+        logger.warning("GLIDE: tested with vLLM %s, this is %s", ", ".join(TESTED), vllm.__version__)
+    spec, parallel, cache = vllm_config.speculative_config, vllm_config.parallel_config, vllm_config.cache_config
+    if spec is None or spec.method != "draft_model":
+        use = {"method": "draft_model", "model": "<this folder>", "num_speculative_tokens": 4}
+        raise ValueError(f"GLIDE: serve a target, with --speculative-config '{json.dumps(use)}'")
+    of_target, own_parallel = spec.target_model_config, spec.draft_parallel_config
+    refused = {
+        f"Model Runner V2, which would show the draft what it must not see; {V1}": vllm_config.use_v2_model_runner,
+        "a multimodal target; give one of text alone": of_target.is_multimodal_model,
+        "--pipeline-parallel-size above 1; use --tensor-parallel-size": spec.target_parallel_config.pipeline_parallel_size > 1,
+        "--decode-context-parallel-size above 1; leave it out": parallel.decode_context_parallel_size > 1,
+        "--kv-sharing-fast-prefill; leave it out": cache.kv_sharing_fast_prefill,
+        "draft_tensor_parallel_size other than --tensor-parallel-size; leave it out": (
+            own_parallel.tensor_parallel_size != spec.target_parallel_config.tensor_parallel_size
+        ),
+        "kv_cache_dtype in --speculative-config; leave it out": spec.kv_cache_dtype is not None,
+    }
+    for what, there in refused.items():
+        if there:
+            raise ValueError(f"GLIDE: does not go with {what}")
+    config = of_target.hf_text_config
+    for name, value in own.glide["target"].items():
+        # How far a target's positions reach is the server's choice.
+        found = value if name in ("max_position_embeddings", "rope_parameters") else getattr(config, name, value)
+        if found != value:
+            raise ValueError(f"GLIDE: {name}: the draft was made for a target of {value!r}, this one has {found!r}")
+    return config
+
+
+def last_attention(vllm_config: VllmConfig) -> Attention:
+    """Return the target's last attention layer. Raises ValueError, by name, where its layers are not all of one kind."""
+    layers = get_layers_from_vllm_config(vllm_config, AttentionLayerBase)
+    for name, layer in layers.items():
+        if type(layer) is not Attention or layer.kv_sharing_target_layer_name is not None:
+            raise ValueError(f"GLIDE: {name}: is a {type(layer).__name__}; all of the target's layers must be plain attention")
+        if layer.sliding_window is not None:
+            raise ValueError(
+                f"GLIDE: {name}: slides a window of {layer.sliding_window}; all of the target's layers must see the whole text"
+            )
+        if layer.attn_backend.get_name() not in BACKENDS:
+            raise ValueError(
+                f"GLIDE: attention backend {layer.attn_backend.get_name()} is not supported; start vLLM with "
+                f"--attention-backend {BACKENDS[1]}"
+            )
+    *_, last = layers.values()  # in the order in which they were built
+    return last
+
+
+def _share(self: DraftModelProposer, target_language_model: nn.Module) -> None:
+    """Hand the draft its target. vLLM calls this behind the loading of both; its own drafts of this method share nothing."""
+    if self.speculative_config.draft_model_config.architecture == ARCHITECTURE:
+        self.model.share(target_language_model)
+
+
+DraftModelProposer._maybe_share_embeddings = _share

@@ -1,0 +1,42 @@
+"""A draft folder laid out for another program. No torch, where the program reads the weights as they are."""
+
+import shutil
+from pathlib import Path
+
+from longspec import methods
+from longspec.atomic_files import files_below, new_folder, write_json
+from longspec.distributed import log
+from longspec.methods.draft_files import CONFIG, METHOD, SAFETENSORS, draft_weights_file, read_draft_config
+
+
+def write_layout(folder: Path, layout: str, out: Path | None = None) -> None:
+    """Write a draft folder in a layout of its method.
+
+    out: None: a folder of the layout's name in the draft's, for layouts that need no weights of their own. Raises ValueError
+    for what is no draft folder, an unknown layout, a file that is damaged, and an `out` that is there already.
+    """
+    if out is not None and out.exists():
+        raise ValueError(f"--out: {out}: is there already; give another name, or remove it")
+    found = read_draft_config(folder) if folder.is_dir() else None
+    if found is None:
+        raise ValueError(f"{folder}: not a draft folder: has no {CONFIG} with the field {METHOD}")
+    file, content = found
+    layouts = methods.layouts_of(content[METHOD])
+    if layout not in layouts:
+        known = f"it has {', '.join(layouts)}" if layouts else "it has none"
+        raise ValueError(f"--layout: {layout}: {file}: {METHOD}: drafts of {content[METHOD]!r} have no such layout; {known}")
+    tensors, config = layouts[layout].exported(folder)
+    if tensors is not None and out is None:
+        raise ValueError(f"--out: missing; the layout {layout} has weights of its own: name a folder for them")
+    place = out or folder / layout
+    with new_folder(place) as beside:
+        write_json(beside / CONFIG, config)
+        if tensors is not None:
+            from safetensors.torch import save_file
+
+            save_file(tensors, beside / SAFETENSORS, metadata={"format": "pt"})
+        elif place.absolute().parent == folder.absolute():
+            (beside / SAFETENSORS).symlink_to(Path("..", draft_weights_file(folder).name))
+        else:  # a link would break when either is moved
+            shutil.copy(draft_weights_file(folder), beside / SAFETENSORS)
+    log(f"{place}: {', '.join(files_below(place))}")

@@ -1,0 +1,27 @@
+"""A GLIDE draft as vLLM's plugin longspec-vllm (plugins/vllm) reads it: a config.json beside the same weights. No torch."""
+
+from pathlib import Path
+from typing import Any
+
+from longspec.methods.draft_files import read_draft_config, stored_settings
+from longspec.methods.glide.settings import Draft
+
+OF_THE_TARGET = ("model_type", "num_hidden_layers")  # fields that say something else of the draft
+
+
+def exported(folder: Path) -> tuple[None, dict[str, Any]]:
+    """Return no tensors and config.json. vLLM takes the draft for a small Llama; `glide` is for the plugin alone."""
+    found, settings = read_draft_config(folder, "glide"), stored_settings(folder, Draft)
+    assert found is not None, "longspec.draft.layouts has looked"
+    assert settings is not None
+    target = found[1]["target"]
+    shapes = {name: value for name, value in target.items() if name not in OF_THE_TARGET}
+    return None, {
+        "head_dim": target["hidden_size"] // target["num_attention_heads"],
+    } | shapes | {
+        "architectures": ["GlideForCausalLM"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "tie_word_embeddings": False,
+        "glide": {"window": settings.window, "final_norm": settings.final_norm, "target": target},
+    }

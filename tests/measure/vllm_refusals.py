@@ -1,0 +1,87 @@
+"""What the plugin for vLLM says of what it cannot serve, as JSON: a program for test_vllm_glide.py in vLLM's environment."""
+
+import json
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import vllm
+from longspec_vllm import target
+from vllm.model_executor.layers.attention import Attention
+
+SHAPE = {"hidden_size": 128, "vocab_size": 512}
+
+
+def config(**changed: Any) -> Any:
+    """A server's configuration, as far as the plugin looks at it."""
+    given = {"v2": False, "multimodal": False, "pipeline": 1, "context": 1, "fast": False, "draft_tp": 2, "cache": None}
+    given |= {"method": "draft_model", "target": SHAPE} | changed
+    of_target = SimpleNamespace(is_multimodal_model=given["multimodal"], hf_text_config=SimpleNamespace(**given["target"]))
+    spec = SimpleNamespace(
+        method=given["method"],
+        target_model_config=of_target,
+        target_parallel_config=SimpleNamespace(pipeline_parallel_size=given["pipeline"], tensor_parallel_size=2),
+        draft_parallel_config=SimpleNamespace(tensor_parallel_size=given["draft_tp"]),
+        kv_cache_dtype=given["cache"],
+    )
+    return SimpleNamespace(
+        speculative_config=spec,
+        parallel_config=SimpleNamespace(decode_context_parallel_size=given["context"]),
+        cache_config=SimpleNamespace(kv_sharing_fast_prefill=given["fast"]),
+        use_v2_model_runner=given["v2"],
+    )
+
+
+def layers(*windows: int | None, backend: str = "CPU_ATTN", kind: type = Attention) -> Any:
+    """A server's configuration with layers of these windows."""
+    built = {}
+    for number, window in enumerate(windows):
+        layer = kind.__new__(kind)
+        layer.__dict__ |= {"kv_sharing_target_layer_name": None, "sliding_window": window}
+        layer.__dict__["attn_backend"] = SimpleNamespace(get_name=lambda: backend)
+        built[f"model.layers.{number}.self_attn.attn"] = layer
+    return SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=built))
+
+
+def said(call: Any, *arguments: Any) -> str:
+    """The error, or nothing."""
+    try:
+        call(*arguments)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+class OtherAttention(Attention):
+    """Stands for layers of another kind."""
+
+
+def main() -> None:
+    own = SimpleNamespace(glide={"target": SHAPE | {"max_position_embeddings": 1}})
+    changes: dict[str, dict[str, Any]] = {
+        "right": {},
+        "v2": {"v2": True},
+        "multimodal": {"multimodal": True},
+        "pipeline": {"pipeline": 2},
+        "context": {"context": 2},
+        "fast": {"fast": True},
+        "draft_tp": {"draft_tp": 1},
+        "cache": {"cache": "fp8"},
+        "method": {"method": "eagle"},
+        "target": {"target": SHAPE | {"vocab_size": 600}},
+    }
+    found = {name: said(target.checked_target, config(**changed), own) for name, changed in changes.items()}
+    found["plain layers"] = said(target.last_attention, layers(None, None))
+    found["sliding"] = said(target.last_attention, layers(None, 64))
+    found["mixed"] = said(target.last_attention, layers(64, None))
+    found["other layers"] = said(target.last_attention, layers(None, kind=OtherAttention))
+    found["backend"] = said(target.last_attention, layers(None, backend="FLASHINFER"))
+    warned: list[str] = []
+    target.logger.addHandler(type("Kept", (logging.Handler,), {"emit": lambda _, record: warned.append(record.getMessage())})())
+    vllm.__version__ = "0.99.0"
+    said(target.checked_target, config(), own)
+    print(json.dumps(found | {"warned": " ".join(warned)}))
+
+
+if __name__ == "__main__":
+    main()
