@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from longspec.answers.conversation import ANSWERED, DROPPED, SHORTENED, SKIPPED, Answer, Conversation
+from longspec.data.read.record_checks import MARKS, Marks
 from longspec.data.read.records import to_messages_or_text
-from longspec.data.read.thoughts import MARKS, Marks
 
 SYSTEM, ASKED = {"role": "system", "content": "s"}, {"role": "user", "content": "u"}
 OLD, NEW = {"role": "assistant", "content": "old"}, {"role": "assistant", "content": "new"}

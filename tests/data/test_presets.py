@@ -14,8 +14,7 @@ from longspec import jsonl
 from longspec.data import presets, raw
 from longspec.data.hub import fetch
 from longspec.data.hub.names import parse
-from longspec.data.read.conversations import Chat
-from longspec.data.read.records import Text, to_messages_or_text
+from longspec.data.read.records import Chat, Text, to_messages_or_text
 from tests.data.hub_standin import Hub, running
 
 TALK = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]

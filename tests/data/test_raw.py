@@ -278,7 +278,7 @@ def test_a_source_that_cannot_be_read_whole_changes_nothing(tmp_path: Path) -> N
     raw.make("d", {"source": str(source), "held_out": 0}, tmp_path / RAW)
     before = {path.name: path.read_bytes() for path in (tmp_path / "raw").iterdir()}
     source.write_text('[{"text": "x"}, {"text": "y"')
-    with pytest.raises(ValueError, match=r"in\.json: record 2, .*the file ends inside this record"):
+    with pytest.raises(ValueError, match=r"in\.json: record 2: .*cut off by the end of the file"):
         raw.make("d", {"source": str(source), "held_out": 0}, tmp_path / RAW)
     assert {path.name: path.read_bytes() for path in (tmp_path / "raw").iterdir()} == before
 

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from longspec.data.read.conversations import Chat
 from longspec.data.read.record_checks import RecordError
-from longspec.data.read.records import Text, to_messages_or_text
+from longspec.data.read.records import Chat, Text, to_messages_or_text
 
 ASKED = {"role": "user", "content": "u"}
 ANSWERED = {"role": "assistant", "content": "a"}

@@ -13,7 +13,7 @@ from longspec.answers.conversation import Answer, Conversation
 from longspec.answers.questions import Asker
 from longspec.answers.settings import Regenerate
 from longspec.data.chat.special_tokens import LayoutError
-from longspec.data.read.conversations import Chat
+from longspec.data.read.records import Chat
 from longspec.distributed import log
 from longspec.shown import brief
 

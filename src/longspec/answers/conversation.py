@@ -8,10 +8,8 @@ from typing import Any
 
 from longspec.answers.settings import DROP
 from longspec.data.layout_tally import CUT_BY_LIMIT
-from longspec.data.read.conversations import Chat
-from longspec.data.read.record_checks import RecordError, check_characters, check_text
-from longspec.data.read.records import ANSWER_IDS, Text, to_messages_or_text
-from longspec.data.read.thoughts import Marks, closes_one, opened_at_start
+from longspec.data.read.record_checks import Marks, RecordError, check_characters, check_text, closes_one, opened_at_start
+from longspec.data.read.records import ANSWER_IDS, Chat, Text, to_messages_or_text
 
 Messages = list[dict[str, Any]]
 FILES = ("train", "held_out")  # of the raw records

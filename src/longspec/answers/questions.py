@@ -11,8 +11,8 @@ from longspec.atomic_files import read_json_object
 from longspec.data.chat.answer_forms import end_of
 from longspec.data.chat.encoding import Encoder
 from longspec.data.chat.special_tokens import REASONING, LayoutError, special_names
-from longspec.data.read.conversations import Chat
-from longspec.data.read.thoughts import opened_at_end
+from longspec.data.read.record_checks import opened_at_end
+from longspec.data.read.records import Chat
 
 TOGETHER = 1024  # questions whose tokens are held in memory at a time
 OPENER_TOKENS = 8  # more than a mark such as <think> and a line's end have in any vocabulary

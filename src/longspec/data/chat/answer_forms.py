@@ -12,7 +12,7 @@ from jinja2 import TemplateError
 
 from longspec.data.chat.chat_template import ChatTemplate
 from longspec.data.chat.special_tokens import LayoutError, unused_characters
-from longspec.data.read.thoughts import MARKS, THINK, Marks
+from longspec.data.read.record_checks import MARKS, THINK, Marks
 
 Message = dict[str, Any]
 EMPTY_THOUGHT = re.compile(r"\s*(<think>)?\s*</think>\s*")

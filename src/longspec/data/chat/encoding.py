@@ -13,9 +13,8 @@ from longspec.data.chat import special_tokens
 from longspec.data.chat.chat_template import ChatTemplate
 from longspec.data.chat.segments import Piece, Plan, cut_at_answers, plan, request
 from longspec.data.chat.special_tokens import LayoutError
-from longspec.data.read.conversations import Chat
 from longspec.data.read.record_checks import RecordError
-from longspec.data.read.records import ANSWER_IDS
+from longspec.data.read.records import ANSWER_IDS, Chat
 
 # Bytes of a record's text in UTF-8, as laid out. A tokenizer's own bookkeeping takes up to 190 for each, and a job of rule
 # tokenize has 8 GB of memory.

@@ -31,8 +31,8 @@ from longspec.data.chat.answer_forms import (
 )
 from longspec.data.chat.chat_template import ChatTemplate
 from longspec.data.chat.special_tokens import LayoutError
-from longspec.data.read.conversations import Chat
-from longspec.data.read.thoughts import closes_one
+from longspec.data.read.record_checks import closes_one
+from longspec.data.read.records import Chat
 
 # What closes a thought: a mark such as </think>, [/THINK] or <|end|>.
 _CLOSES_THOUGHT = re.compile(r"\s*(</[\w:]+>|\[/\w+\]|<[|\uff5c][^<>]*?[|\uff5c]>)")

@@ -7,9 +7,8 @@ from typing import Any
 from longspec.data.chat import layout, special_tokens
 from longspec.data.chat.chat_template import ChatTemplate
 from longspec.data.chat.layout import Conversation
-from longspec.data.read.conversations import Chat
 from longspec.data.read.record_checks import RecordError
-from longspec.data.read.records import ANSWER_IDS, Text, to_messages_or_text
+from longspec.data.read.records import ANSWER_IDS, Chat, Text, to_messages_or_text
 
 
 @dataclass(frozen=True)

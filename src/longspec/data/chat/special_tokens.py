@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
-from longspec.data.read.thoughts import MARKS
+from longspec.data.read.record_checks import MARKS
 
 # Tokens that a reasoning model writes itself inside its answers, though its tokenizer may count them as special tokens.
 REASONING = tuple(mark for marks in MARKS for mark in (marks.opener, marks.closer))
