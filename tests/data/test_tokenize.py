@@ -51,7 +51,7 @@ def test_prompt_of_general_text_is_no_answer(tokenizer: Any) -> None:
 def test_batch_equals_one_by_one(tokenizer: Any) -> None:
     records: list[dict[str, Any]] = [{"text": "plain <|im_end|>"}, {"problem": "p", "qwq": "q"}, {"source": "s", "target": "t"}]
     encoder = Encoder(tokenizer)
-    for [document], record in zip(encoder.encode(encoder.plan(records)), records, strict=True):
+    for [document], record in zip(encoder.encode([encoder.plan(record) for record in records]), records, strict=True):
         alone_ids, alone_mask = tokenize.encode(tokenizer, record)
         assert document.ids.tolist() == alone_ids.tolist()
         assert document.answer_mask.tolist() == alone_mask.tolist()

@@ -8,7 +8,7 @@ from typing import Any
 from longspec.answers.conversation import Answer, Conversation, Key
 from longspec.answers.settings import ENDPOINT, LOCAL, Regenerate, room_for_prompts
 from longspec.atomic_files import read_json_object
-from longspec.data.chat.answer_forms import end_of
+from longspec.data.chat.chat_template import end_of
 from longspec.data.chat.encoding import Encoder
 from longspec.data.chat.special_tokens import REASONING, LayoutError, special_names
 from longspec.data.read.record_checks import opened_at_end

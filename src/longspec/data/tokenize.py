@@ -58,7 +58,7 @@ def encode(tokenizer: Any, record: dict[str, Any]) -> tuple[NDArray[np.int32], N
     known format, LayoutError for a conversation that the chat template cannot lay out; both are ValueErrors.
     """
     encoder = Encoder(tokenizer)
-    [documents] = encoder.encode(encoder.plan([record]))
+    [documents] = encoder.encode([encoder.plan(record)])
     if isinstance(documents, LayoutError):
         raise documents
     return documents[-1].ids, documents[-1].answer_mask
@@ -98,7 +98,7 @@ def _plan(encoder: Encoder, path: Path, group: Group) -> list[Planned]:
     plans = []
     for place, record in group:
         try:
-            plans += encoder.plan([record])
+            plans.append(encoder.plan(record))
         except RecordError as error:
             raise ValueError(f"{path}: line {line_number(path, place)}: {error}; make the file again") from error
     return plans
