@@ -21,11 +21,11 @@ from longspec.config import Build
 from longspec.data.chat.encoding import load_tokenizer
 from longspec.data.pack.arrow_shards import PackedRows, Row
 from longspec.data.schedule import Schedule
+from longspec.draft_vocabulary import tokenizer_files
 from longspec.models.attention.backends import TARGET_ATTENTION
 from longspec.models.attention.visibility import Visibility
 from longspec.models.losses import NO_LABEL
 from longspec.target.fetch import write_manifest
-from longspec.tokenizer_files import tokenizer_files
 
 MICRO_TOKENS = 2048  # of one forward: small enough for the caches, measured fastest on CPU
 HELD_IN_BATCHES = 4  # of each phase, for the final loss

@@ -17,7 +17,7 @@ from longspec.data.chat.special_tokens import LayoutError, Piece, hide, pieces, 
 from longspec.data.read.conversations import Chat
 from longspec.data.read.record_checks import RecordError
 from longspec.data.read.records import ANSWER_IDS, Text, to_messages_or_text
-from longspec.tokenizer_files import tokenizer_hash
+from longspec.draft_vocabulary import tokenizer_hash
 
 # Bytes of a record's text in UTF-8, as laid out. A tokenizer's own bookkeeping takes up to 190 for each, and a job of rule
 # tokenize has 8 GB of memory.
