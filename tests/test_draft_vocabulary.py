@@ -9,9 +9,8 @@ import pytest
 
 from longspec.atomic_files import describe_files, read_json, sha256_text, write_json
 from longspec.config import compose_stage
-from longspec.draft_vocabulary import DraftVocabulary, read_draft_vocabulary
+from longspec.draft_vocabulary import DraftVocabulary, read_draft_vocabulary, tokenizer_hash, tokenizer_hash_of
 from longspec.methods import vocabulary_for
-from longspec.tokenizer_files import tokenizer_hash, tokenizer_hash_of
 
 HELD = DraftVocabulary((0, 3, 7), 8, "t", {"base": 0.75, "all": 0.96})
 

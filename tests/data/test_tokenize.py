@@ -13,7 +13,7 @@ from longspec.atomic_files import describe_files, read_json, write_json
 from longspec.data import raw, tokenize
 from longspec.data.chat import encoding
 from longspec.data.chat.chat_template import CHATML
-from longspec.data.chat.encoding import Encoder
+from longspec.data.chat.encoding import Encoder, load_tokenizer
 from longspec.data.pack import packing
 from longspec.data.pack.arrow_shards import PackedRows
 from tests.corpus import write_raw
@@ -199,10 +199,10 @@ def test_a_record_in_no_format_names_its_line(tmp_path: Path, tokenizer_manifest
 
 
 def test_tokenizer_hash_follows_its_files(tmp_path: Path, tokenizer_manifest: Path) -> None:
-    _, before = tokenize.load(tokenizer_manifest)
+    _, before = load_tokenizer(tokenizer_manifest)
     changed = read_json(tokenizer_manifest)
     changed["files"]["tokenizer.json"]["sha256"] = "0"
     (tmp_path / "m.json").write_text(json.dumps(changed))
     with pytest.raises(ValueError, match=r"tokenizer\.json"):
-        tokenize.load(tmp_path / "m.json")
+        load_tokenizer(tmp_path / "m.json")
     assert len(before) == 64

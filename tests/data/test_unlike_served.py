@@ -14,9 +14,9 @@ from longspec.atomic_files import read_json
 from longspec.data import __main__ as verb
 from longspec.data import inspection
 from longspec.data.pack import packing
+from longspec.draft_vocabulary import tokenizer_files
 from longspec.report import tables
 from longspec.target.fetch import write_manifest
-from longspec.tokenizer_files import tokenizer_files
 from longspec.train.estimate import plan
 from tests.data.families import byte_level, family
 from tests.data.test_tokenize import make_raw

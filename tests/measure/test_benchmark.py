@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from longspec.data import presets
+from longspec.data.chat.encoding import load_tokenizer
 from longspec.data.hub import fetch
 from longspec.data.hub.names import parse
-from longspec.data.tokenize import load
 from longspec.measure import tasks
 from longspec.measure.prompt_files import manifest_of, read_records
 from longspec.measure.prompts import read_prompts
@@ -56,7 +56,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], str, str, int]] = {
 
 @pytest.fixture
 def tokenizer(corpus: Corpus) -> Any:
-    loaded = load(corpus.tokenizer)[0]
+    loaded = load_tokenizer(corpus.tokenizer)[0]
     loaded.chat_template = CHAT
     return loaded
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from longspec.atomic_files import checked_folder, read_json, sha256_file, write_json
+from longspec.draft_vocabulary import tokenizer_hash, tokenizer_hash_of
 from longspec.target import fetch
-from longspec.tokenizer_files import tokenizer_hash, tokenizer_hash_of
 from tests.corpus import Corpus
 from tests.damaged import INDICES
 from tests.data.hub_standin import running

@@ -20,8 +20,8 @@ from longspec.answers.conversation import ENDS, FAILED, FILES, Conversation
 from longspec.answers.questions import Asker
 from longspec.answers.settings import ENDPOINT, JOURNAL, PRINTED, SERVED, Regenerate, deciding
 from longspec.atomic_files import check_files, checked_folder, describe_files, read_json, sha256_file, write_json
+from longspec.data.chat.encoding import load_tokenizer
 from longspec.data.read.records import RecordError
-from longspec.data.tokenize import load
 from longspec.distributed import ALONE, Ranks, log
 from longspec.families import position_limit
 from longspec.journal import Followed, Journal, journal_of
@@ -135,7 +135,7 @@ def make(
         endpoint = client.Client(settings.endpoint, settings)
         made_with |= {SERVED: endpoint.find_model()}
     positions = position_limit(read_target_config(folder))
-    asker = Asker(load(tokenizer)[0], folder, positions, settings, f"data.{dataset['name']}.regenerate")
+    asker = Asker(load_tokenizer(tokenizer)[0], folder, positions, settings, f"data.{dataset['name']}.regenerate")
     conversations = read(raw, shard, num_shards, settings.cut)
     with _alone_in(out, ranks):
         identity, of = made_with | {"shard": shard}, f"{dataset['name']}'s answers"

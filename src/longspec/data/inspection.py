@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from longspec.atomic_files import read_json, sha256_file
-from longspec.data import tokenize
+from longspec.data.chat import encoding
 from longspec.data.chat.special_tokens import special_names
 from longspec.data.layout_tally import REWRITE_COUNTS, line_number, unlike_served_warning
 from longspec.data.pack.arrow_shards import DOCUMENT_STARTS, LENGTH, PIECE_STARTS, PackedRows
@@ -112,7 +112,7 @@ def load_tokenizer(shown: Shown, given: Path | None) -> Any:
     path = given or Path(shown.origin["tokenizer_manifest"])
     if not path.is_file():
         raise ValueError(f"{path}: no such file; name the tokenizer's manifest with --tokenizer")
-    tokenizer, tokenizer_hash = tokenize.load(path)
+    tokenizer, tokenizer_hash = encoding.load_tokenizer(path)
     if tokenizer_hash != shown.origin["tokenizer"]:
         raise ValueError(f"{path}: another tokenizer made these tokens; name its manifest with --tokenizer")
     return tokenizer

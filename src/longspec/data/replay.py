@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from longspec.data.pack.arrow_shards import NumLabels, PackedRows, Row
+from longspec.data.pack.arrow_shards import PackedRows, Row, count_labels
 from longspec.data.schedule import Schedule, chances
 
 
@@ -26,7 +26,6 @@ class TrainedRows:
             if rows.manifest["tokenizer"] != own.manifest["tokenizer"]:
                 raise ValueError(f"{rows.path}: another tokenizer made these rows than {own.path}; tokenize and pack again")
         self._edges = np.cumsum([0, *map(len, self.sources)]).tolist()
-        self.num_labels_R = NumLabels(self.find)
 
     def __len__(self) -> int:
         return int(self._edges[-1])
@@ -54,7 +53,7 @@ class TrainedRows:
         for row in rows:
             source, _ = self.source_of(row)
             if source:
-                found[names[source - 1]] += int(self.num_labels_R[int(row)])
+                found[names[source - 1]] += count_labels(self.find, [row])
         return found
 
     def schedule(self, shares: Mapping[str, float], global_batch_size: int, seed: int) -> Schedule:

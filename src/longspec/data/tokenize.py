@@ -20,12 +20,11 @@ from longspec.atomic_files import (
 )
 from longspec.data import Progress
 from longspec.data.chat import chat_template
-from longspec.data.chat.encoding import Encoded, Encoder, Planned
+from longspec.data.chat.encoding import Encoded, Encoder, Planned, load_tokenizer
 from longspec.data.chat.special_tokens import LayoutError
 from longspec.data.layout_tally import Tally, line_number
 from longspec.data.pack import arrow_shards
 from longspec.data.read.record_checks import RecordError
-from longspec.tokenizer_files import tokenizer_hash
 
 # Records are handed to the tokenizer in groups of about this many bytes: enough to keep all its threads busy.
 GROUP_BYTES = 1 << 20
@@ -33,22 +32,6 @@ GROUP_BYTES = 1 << 20
 MAX_SKIPPED = 0.01
 
 Group = list[tuple[int, dict[str, Any]]]  # where each record's line begins in its file, in bytes, and the record
-
-
-def load(manifest_path: Path) -> tuple[Any, str]:
-    """The tokenizer of a tokenizer manifest, its files checked, and the hash of these files."""
-    from transformers import AutoTokenizer
-
-    manifest = read_json(manifest_path)
-    check_files(Path(manifest["path"]), manifest["files"], manifest_path)
-    tokenizer = AutoTokenizer.from_pretrained(manifest["path"], trust_remote_code=False)
-    if not tokenizer.is_fast:
-        raise ValueError(f"{manifest['path']}: no fast tokenizer (tokenizer.json); convert it with transformers first")
-    if tokenizer.eos_token_id is None:
-        raise ValueError(f"{manifest['path']}: the tokenizer has no eos token; set eos_token in tokenizer_config.json")
-    found = tokenizer_hash(manifest["files"])
-    assert found is not None, "it was loaded from these files"
-    return tokenizer, found
 
 
 def encode(tokenizer: Any, record: dict[str, Any]) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
@@ -134,7 +117,7 @@ def make(
         raise ValueError(f"--shard: must lie in 0..{num_shards - 1}, is {shard}")
     raw_manifest = read_json(raw)
     check_files(raw.parent, raw_manifest["files"], raw, once=True)
-    tokenizer, tokenizer_hash = load(tokenizer_manifest)
+    tokenizer, tokenizer_hash = load_tokenizer(tokenizer_manifest)
     train, arrow = raw.parent / "train.jsonl", out.with_suffix(".arrow")
     remove_strays(arrow, out)
     most = raw_manifest["settings"].get("max_rejected", MAX_SKIPPED)

@@ -28,10 +28,10 @@ def extract(options: argparse.Namespace) -> None:
     from longspec.draft.folder import draft_config, empty_layer, write_draft
     from longspec.draft.trained import check_vocabulary, provenance, recipe_and_folder, runtime_of, target_manifest
     from longspec.draft.weight_sources import read_weights
+    from longspec.draft_vocabulary import tokenizer_files, tokenizer_hash
     from longspec.methods import method_of, vocabulary_for
     from longspec.methods.draft_files import write_draft_manifest
     from longspec.models.target_config import read_target_config
-    from longspec.tokenizer_files import tokenizer_files, tokenizer_hash
 
     recipe, out = recipe_and_folder(options.checkpoint, options.recipe, options.out)
     vocabulary = vocabulary_for(recipe, options.vocabulary)

@@ -12,12 +12,11 @@ from longspec.atomic_files import read_json_object
 from longspec.config.names import IMPORTED
 from longspec.distributed import log
 from longspec.draft.folder import config_of, draft_config, empty_layer, write_draft
-from longspec.draft_vocabulary import DraftVocabulary
+from longspec.draft_vocabulary import DraftVocabulary, tokenizer_hash, tokenizer_hash_of
 from longspec.methods.contract import Method
 from longspec.methods.draft_files import CONFIG, METHOD, check_draft_config, draft_weights_file, write_draft_manifest
 from longspec.models.target_config import read_target_config
 from longspec.models.weight_files import read_folder, read_tensors
-from longspec.tokenizer_files import tokenizer_hash, tokenizer_hash_of
 
 
 def read_target(target: Path) -> tuple[str, str, str | None]:

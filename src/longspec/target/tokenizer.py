@@ -15,8 +15,8 @@ from longspec.atomic_files import check_files, new_folder, read_json
 from longspec.config import Build
 from longspec.data.chat.chat_template import CHATML
 from longspec.data.read.records import Text, to_messages_or_text
+from longspec.draft_vocabulary import tokenizer_files
 from longspec.target.fetch import write_manifest
-from longspec.tokenizer_files import tokenizer_files
 
 END_OF_TEXT = "<|endoftext|>"
 SPECIAL = [END_OF_TEXT, "<|im_start|>", "<|im_end|>"]

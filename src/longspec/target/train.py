@@ -18,14 +18,14 @@ from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
 from longspec.atomic_files import new_folder
 from longspec.config import Build
-from longspec.data import tokenize
+from longspec.data.chat.encoding import load_tokenizer
 from longspec.data.pack.arrow_shards import PackedRows, Row
 from longspec.data.schedule import Schedule
+from longspec.draft_vocabulary import tokenizer_files
 from longspec.models.attention.backends import TARGET_ATTENTION
 from longspec.models.attention.visibility import Visibility
 from longspec.models.losses import NO_LABEL
 from longspec.target.fetch import write_manifest
-from longspec.tokenizer_files import tokenizer_files
 
 MICRO_TOKENS = 2048  # of one forward: small enough for the caches, measured fastest on CPU
 HELD_IN_BATCHES = 4  # of each phase, for the final loss
@@ -237,7 +237,7 @@ def make(build: Build, tokenizer_manifest: Path, data: list[Path], out: Path) ->
 
     Raises ValueError when tokenizer, rows and build do not fit each other.
     """
-    tokenizer, tokenizer_hash = tokenize.load(tokenizer_manifest)
+    tokenizer, tokenizer_hash = load_tokenizer(tokenizer_manifest)
     if len(tokenizer) != build.vocabulary:
         raise ValueError(f"build.vocabulary: {build.vocabulary}, but {tokenizer_manifest} holds {len(tokenizer)} entries")
     phases = open_phases(build, data, tokenizer_hash)

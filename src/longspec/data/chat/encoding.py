@@ -4,16 +4,19 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from longspec.atomic_files import check_files, read_json
 from longspec.data.chat import layout
 from longspec.data.chat.chat_template import ChatTemplate
 from longspec.data.chat.special_tokens import LayoutError, Piece, hide, pieces, special_names
 from longspec.data.read.record_checks import RecordError
 from longspec.data.read.records import ANSWER_IDS, Chat, Text, to_messages_or_text
+from longspec.draft_vocabulary import tokenizer_hash
 
 # Bytes of a record's text in UTF-8, as laid out. A tokenizer's own bookkeeping takes up to 190 for each, and a job of rule
 # tokenize has 8 GB of memory.
@@ -163,6 +166,22 @@ def verified(
         if not _is_exact(expected, decoded[3 * number : 3 * number + 3], is_short):
             found[i] = None
     return found
+
+
+def load_tokenizer(manifest_path: Path) -> tuple[Any, str]:
+    """Load the tokenizer of a tokenizer manifest, its files checked; returns it and the hash of these files."""
+    from transformers import AutoTokenizer
+
+    manifest = read_json(manifest_path)
+    check_files(Path(manifest["path"]), manifest["files"], manifest_path)
+    tokenizer = AutoTokenizer.from_pretrained(manifest["path"], trust_remote_code=False)
+    if not tokenizer.is_fast:
+        raise ValueError(f"{manifest['path']}: no fast tokenizer (tokenizer.json); convert it with transformers first")
+    if tokenizer.eos_token_id is None:
+        raise ValueError(f"{manifest['path']}: the tokenizer has no eos token; set eos_token in tokenizer_config.json")
+    found = tokenizer_hash(manifest["files"])
+    assert found is not None, "it was loaded from these files"
+    return tokenizer, found
 
 
 Planned = list[Plan] | LayoutError  # a record's documents, or why it cannot be laid out
