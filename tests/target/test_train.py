@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from longspec.atomic_files import check_files, read_json, write_json
 from longspec.data.chat.encoding import load_tokenizer
 from longspec.data.pack.arrow_shards import PackedRows
-from longspec.data.schedule import Schedule
+from longspec.data.replay import Schedule
 from longspec.draft_vocabulary import tokenizer_hash, tokenizer_hash_of
 from longspec.target import train
 from tests.corpus import LENGTH, Corpus

@@ -86,8 +86,7 @@ def main() -> None:
     shown.start_logging("%(levelname)s %(name)s: %(message)s")
     arguments = parser().parse_args()
     if arguments.verb == "inspect":
-        found = inspection.open_manifest(arguments.manifest, arguments.row)
-        inspection.show(found, inspection.load_tokenizer(found, arguments.tokenizer), arguments.full, Console())
+        inspection.show(arguments.manifest, arguments.row, arguments.tokenizer, arguments.full, Console())
         return
     start = time.perf_counter()
     with tqdm(desc=arguments.verb, disable=None) as bar:

@@ -6,6 +6,7 @@ what a model takes for control. On a terminal both have a colour too.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.rule import Rule
-from rich.table import Table
 from rich.text import Text
 
 from longspec.atomic_files import read_json, sha256_file
-from longspec.data.chat import encoding
+from longspec.data.chat.encoding import load_tokenizer
 from longspec.data.chat.special_tokens import special_names
-from longspec.data.layout_tally import REWRITE_COUNTS, line_number, unlike_served_warning
+from longspec.data.layout_tally import REWRITE_COUNTS, unlike_served_warning
 from longspec.data.pack.arrow_shards import DOCUMENT_STARTS, LENGTH, PIECE_STARTS, PackedRows
 from longspec.shown import lines, one_line
 
@@ -41,19 +41,6 @@ class Piece:
     trained_N: NDArray[np.uint8]
     record: int  # where its record begins in train.jsonl, in bytes
     start: int  # of the piece in its document, in tokens
-
-
-@dataclass(frozen=True)
-class Shown:
-    """A dataset as it is shown: its name and facts, its lengths, and one row of it."""
-
-    title: str
-    facts: dict[str, str]
-    lengths: dict[str, int]  # documents by length, see longspec.data.pack.bin_packing.histogram
-    heading: str
-    pieces: list[Piece]
-    padding: int
-    origin: dict[str, Any]  # the manifest of the first token shard they come from
 
 
 def _count(number: int, name: str) -> str:
@@ -82,38 +69,21 @@ def _facts(manifest: dict[str, Any]) -> dict[str, str]:
     return facts
 
 
-def open_manifest(path: Path, number: int) -> Shown:
-    """One row of a packed folder, named by its manifest, to be shown. Raises ValueError for another manifest."""
-    rows = PackedRows(path)
-    if not 0 <= number < len(rows):
-        raise ValueError(f"--row: must lie in 0..{len(rows) - 1}, is {number}")
+def _pieces(rows: PackedRows, number: int) -> list[Piece]:
     row, (batch, place) = rows[number], rows.find(number)
     begins, length, starts = (batch.column(each)[place].as_py() for each in (DOCUMENT_STARTS, LENGTH, PIECE_STARTS))
-    ends = [*begins[1:], length]
-    pieces = [
-        Piece(row.input_ids_S[begin:end], row.loss_mask_S[begin:end], record, start)
-        for begin, end, record, start in zip(begins, ends, row.records, starts, strict=True)
+    stretches = zip(begins, [*begins[1:], length], row.records, starts, strict=True)
+    return [
+        Piece(row.input_ids_S[begin:end], row.loss_mask_S[begin:end], record, start) for begin, end, record, start in stretches
     ]
-    heading = f"row {number:,}: {_count(len(pieces), 'document')}, {length:,} tokens, {int(row.loss_mask_S.sum()):,} trained"
-    manifest = rows.manifest
-    return Shown(
-        title=f"{manifest['dataset']}, packed",
-        facts=_facts(manifest),
-        lengths=manifest["document_lengths"],
-        heading=heading,
-        pieces=pieces,
-        padding=rows.sequence_length - length,
-        origin=read_json(Path(manifest["shards"][0]["path"])),
-    )
 
 
-def load_tokenizer(shown: Shown, given: Path | None) -> Any:
-    """The tokenizer that made the tokens. Raises ValueError when there is none, or another one."""
-    path = given or Path(shown.origin["tokenizer_manifest"])
+def _tokenizer(origin: dict[str, Any], given: Path | None) -> Any:
+    path = given or Path(origin["tokenizer_manifest"])
     if not path.is_file():
         raise ValueError(f"{path}: no such file; name the tokenizer's manifest with --tokenizer")
-    tokenizer, tokenizer_hash = encoding.load_tokenizer(path)
-    if tokenizer_hash != shown.origin["tokenizer"]:
+    tokenizer, found = load_tokenizer(path)
+    if found != origin["tokenizer"]:
         raise ValueError(f"{path}: another tokenizer made these tokens; name its manifest with --tokenizer")
     return tokenizer
 
@@ -124,7 +94,17 @@ def _origin_of(piece: Piece, origin: dict[str, Any]) -> str:
     train = raw.parent / "train.jsonl"
     if not raw.is_file() or sha256_file(raw) != origin["raw"]:
         return f"byte {piece.record:,} of {train}, which is there no more as it was"
-    return f"{train} line {line_number(train, piece.record):,}"
+    return f"{train} line {_line_number(train, piece.record):,}"
+
+
+def _line_number(path: Path, place: int) -> int:
+    """The number, from 1, of the line that begins at a byte."""
+    count = 1
+    with path.open("rb") as handle:
+        while place > 0:
+            block = handle.read(min(place, 1 << 20))
+            count, place = count + block.count(b"\n"), place - len(block)
+    return count
 
 
 def _runs(piece: Piece, full: bool) -> Iterator[tuple[bool | None, list[int]]]:
@@ -138,11 +118,7 @@ def _runs(piece: Piece, full: bool) -> Iterator[tuple[bool | None, list[int]]]:
 
 def _decoded(ids: list[int], tokenizer: Any, special: set[int]) -> Iterator[tuple[bool, str]]:
     """The text of tokens; that of each special token by itself, with True."""
-
-    def decode(some: list[int]) -> str:
-        text: str = tokenizer.decode(some, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return text
-
+    decode = partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     before: list[int] = []
     for is_special, run in groupby(ids, key=special.__contains__):
         tokens = list(run)
@@ -171,41 +147,43 @@ def _text(piece: Piece, tokenizer: Any, full: bool) -> Text:
     return text
 
 
-def _bars(console: Console, title: str, counts: dict[str, int]) -> None:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1), show_header=False)
-    for justify in ("right", "right", "right", "left"):
-        table.add_column(justify=justify, no_wrap=True)
-    total, most = sum(counts.values()), max(counts.values(), default=1)
-    mark = "█" if console.encoding.startswith("utf") else "#"
-    for name, count in counts.items():
-        bar = mark * max(1, round(BAR * count / most))
-        table.add_row(name, f"{count:,}", f"{count / total:.1%}", Text(bar, style=FRAME))
-    console.print(table)
-    console.print()
-
-
 def _title(console: Console, text: str) -> None:
     console.print()
     console.print(Rule(Text(text, style=FRAME), style=FRAME, align="left", characters="╌"))
 
 
-def show(shown: Shown, tokenizer: Any, full: bool, console: Console) -> None:
-    """Print it."""
-    console.print(Rule(Text(one_line(shown.title), style="bold"), style=FRAME, align="left"))
-    for name, fact in shown.facts.items():
+def show(path: Path, number: int, tokenizer_manifest: Path | None, full: bool, console: Console) -> None:
+    """Print one row of a packed folder, named by its manifest, with facts of all.
+
+    tokenizer_manifest: where it lies elsewhere than the tokens' manifest says. Raises ValueError for a manifest of no packed
+    rows, a number of no row, and a tokenizer that is missing or did not make the tokens.
+    """
+    rows = PackedRows(path)
+    if not 0 <= number < len(rows):
+        raise ValueError(f"--row: must lie in 0..{len(rows) - 1}, is {number}")
+    manifest, pieces = rows.manifest, _pieces(rows, number)
+    origin = read_json(Path(manifest["shards"][0]["path"]))  # of the first token shard
+    tokenizer = _tokenizer(origin, tokenizer_manifest)
+    console.print(Rule(Text(one_line(f"{manifest['dataset']}, packed"), style="bold"), style=FRAME, align="left"))
+    for name, fact in _facts(manifest).items():
         console.print(Text(f"{name:>10}  ", style=FRAME).append(one_line(fact), style="default"))
+    console.print(Text("\ndocuments by length", style="bold"))
+    lengths = sorted((int(below), count) for below, count in manifest["document_lengths"].items())
+    most, mark = max((count for _, count in lengths), default=1), "█" if console.encoding.startswith("utf") else "#"
+    for below, count in lengths:
+        told = f"{f'{below // 2:,} to {below - 1:,} tokens':>32} {count:>12,} {count / manifest['documents']:>7.1%} "
+        console.print(Text(told).append(mark * max(1, round(BAR * count / most)), style=FRAME))
+    length, trained = sum(len(piece.ids_N) for piece in pieces), sum(int(piece.trained_N.sum()) for piece in pieces)
+    heading = f"row {number:,}: {_count(len(pieces), 'document')}, {length:,} tokens, {trained:,} trained"
     console.print()
-    edges = sorted((int(below), count) for below, count in shown.lengths.items())
-    lengths = {f"{below // 2:,} to {below - 1:,} tokens": count for below, count in edges}
-    _bars(console, "documents by length", lengths)
-    console.print(Rule(Text(shown.heading, style="bold"), style=FRAME, align="left"))
+    console.print(Rule(Text(heading, style="bold"), style=FRAME, align="left"))
     marks = (f"{OPEN}trained{CLOSE}", TRAINED), " and untrained text; ", (f"{SPECIAL_OPEN}special{SPECIAL_CLOSE}", SPECIAL)
     console.print(Text.assemble(*marks, " tokens by their names"))
-    for number, piece in enumerate(shown.pieces, 1):
+    for place, piece in enumerate(pieces, 1):
         last = piece.start + len(piece.ids_N) - 1
         where = f"its tokens {piece.start:,} to {last:,}, {int(piece.trained_N.sum()):,} trained"
-        _title(console, f"document {number}: {where}")
-        console.print(Text(one_line(_origin_of(piece, shown.origin)), style="dim"))
+        _title(console, f"document {place}: {where}")
+        console.print(Text(one_line(_origin_of(piece, origin)), style="dim"))
         console.print(_text(piece, tokenizer, full), soft_wrap=True)
-    if shown.padding:
-        _title(console, f"padding: {_count(shown.padding, 'token')}")
+    if padding := rows.sequence_length - length:
+        _title(console, f"padding: {_count(padding, 'token')}")

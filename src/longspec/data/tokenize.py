@@ -1,7 +1,9 @@
 """Records as token ids and answer masks, and the `tokenize` verb: one shard of a raw folder to Arrow."""
 
 import json
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from longspec.data import Progress
 from longspec.data.chat import chat_template
 from longspec.data.chat.encoding import Encoded, Encoder, Planned, load_tokenizer
 from longspec.data.chat.special_tokens import LayoutError
-from longspec.data.layout_tally import Tally, line_number
+from longspec.data.layout_tally import REWRITE_COUNTS, UNLIKE_SERVED
 from longspec.data.pack import arrow_shards
 from longspec.data.read.record_checks import RecordError
 
@@ -32,6 +34,38 @@ GROUP_BYTES = 1 << 20
 MAX_SKIPPED = 0.01
 
 Group = list[tuple[int, dict[str, Any]]]  # where each record's line begins in its file, in bytes, and the record
+
+
+@dataclass
+class Tally:
+    """Counts over a shard: records skipped, by reason; documents laid out unlike served prompts.
+
+    Of records whose template rewrites what it laid out (layout.py): documents beyond the first; messages in none of them.
+    """
+
+    skipped: dict[str, dict[str, int]] = field(default_factory=dict)  # by reason the count, and where the first one stands
+    unlike_served: int = 0
+    further: int = 0
+    left_out: int = 0
+
+    def skip(self, place: int, error: LayoutError) -> None:
+        """Count a record that has no layout, whichever of its messages is the cause."""
+        reason = re.sub(r"\[\d+\]", "[]", str(error))
+        self.skipped.setdefault(reason, {"count": 0, "first": place})["count"] += 1
+
+    def keep(self, documents: list[Encoded]) -> None:
+        """Count a record's documents."""
+        self.further += len(documents) - 1
+        self.unlike_served += sum(not document.as_served for document in documents)
+        self.left_out += sum(document.left_out for document in documents)
+
+    def describe(self, most: float) -> dict[str, Any]:
+        """Return the counts for the manifest; `most`: the share of all shards' records that may be skipped (pack checks it)."""
+        count = sum(each["count"] for each in self.skipped.values())
+        skipped = {"count": count, "allowed": most, "reasons": self.skipped}
+        # Not written at 0, so that manifests of data without such records, and what is made of them, stay as they were.
+        beyond = zip(REWRITE_COUNTS, (self.further, self.left_out), strict=True)
+        return {"skipped": skipped, UNLIKE_SERVED: self.unlike_served} | {name: some for name, some in beyond if some}
 
 
 def encode(tokenizer: Any, record: dict[str, Any]) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
@@ -47,44 +81,31 @@ def encode(tokenizer: Any, record: dict[str, Any]) -> tuple[NDArray[np.int32], N
     return documents[-1].ids, documents[-1].answer_mask
 
 
-def _lines(path: Path, shard: int, num_shards: int) -> Iterator[tuple[int, bytes]]:
-    """The lines that begin in the shard's part of a file, with the byte each begins at; nothing else is read."""
-    size = path.stat().st_size
-    start, end = size * shard // num_shards, size * (shard + 1) // num_shards
-    with path.open("rb") as handle:
-        if start:
-            # A line that begins right at the border follows a line end, so the byte before it is read too.
-            handle.seek(start - 1)
-            start += len(handle.readline()) - 1
-        while start < end:
-            line = handle.readline()
-            yield start, line
-            start += len(line)
-
-
 def _groups(path: Path, shard: int, num_shards: int) -> Iterator[Group]:
-    """The shard's records with their places, in groups of bounded size."""
+    """The records whose lines begin in the shard's part of a file, in groups of bounded size; nothing else is read."""
+    size = path.stat().st_size
+    place, end = size * shard // num_shards, size * (shard + 1) // num_shards
     group: Group = []
-    size = 0
-    for place, line in _lines(path, shard, num_shards):
-        group.append((place, json.loads(line)))
-        size += len(line)
-        if size >= GROUP_BYTES:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group
+    group_bytes = 0
+    with path.open("rb") as handle:
+        if place:
+            # A line that begins right at the border follows a line end, so the byte before it is read too.
+            handle.seek(place - 1)
+            place += len(handle.readline()) - 1
+        while place < end:
+            line = handle.readline()
+            group.append((place, json.loads(line)))
+            place, group_bytes = place + len(line), group_bytes + len(line)
+            if group_bytes >= GROUP_BYTES or place >= end:
+                yield group
+                group, group_bytes = [], 0
 
 
-def _plan(encoder: Encoder, path: Path, group: Group) -> list[Planned]:
-    """The group's plans. Raises ValueError with the line of a record that fits no format."""
-    plans = []
-    for place, record in group:
-        try:
-            plans.append(encoder.plan(record))
-        except RecordError as error:
-            raise ValueError(f"{path}: line {line_number(path, place)}: {error}; make the file again") from error
-    return plans
+def _plan(encoder: Encoder, path: Path, place: int, record: dict[str, Any]) -> Planned:
+    try:
+        return encoder.plan(record)
+    except RecordError as error:
+        raise ValueError(f"{path}: the line at byte {place}: {error}; make the file again") from error
 
 
 def _write(encoder: Encoder, train: Path, part: tuple[int, int], writer: arrow_shards.TokenWriter, progress: Progress) -> Tally:
@@ -92,7 +113,8 @@ def _write(encoder: Encoder, train: Path, part: tuple[int, int], writer: arrow_s
     tally = Tally()
     for group in _groups(train, *part):
         kept: list[tuple[int, Encoded]] = []
-        for (place, _), documents in zip(group, encoder.encode(_plan(encoder, train, group)), strict=True):
+        planned = [_plan(encoder, train, place, record) for place, record in group]
+        for (place, _), documents in zip(group, encoder.encode(planned), strict=True):
             if isinstance(documents, LayoutError):
                 tally.skip(place, documents)
                 continue
@@ -110,8 +132,8 @@ def make(
 ) -> dict[str, Any]:
     """Write a token shard beside its manifest `out`; returns the manifest.
 
-    A shard is a stretch of the file's bytes, and no other is read. Raises ValueError when too many of its conversations
-    have no layout, and for files that are not those of the raw manifest.
+    A shard is a stretch of the file's bytes, and no other is read. Raises ValueError for files that are not those of the raw
+    manifest.
     """
     if not 0 <= shard < num_shards:
         raise ValueError(f"--shard: must lie in 0..{num_shards - 1}, is {shard}")
@@ -124,7 +146,6 @@ def make(
     with new_file(arrow) as beside:
         with arrow_shards.TokenWriter(beside) as writer:
             tally = _write(Encoder(tokenizer), train, (shard, num_shards), writer, progress)
-        tally.check(train, raw_manifest["records"]["train"], most)
         # An old manifest must not stand beside the new shard.
         out.unlink(missing_ok=True)
     manifest = {

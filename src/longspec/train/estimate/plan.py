@@ -20,7 +20,7 @@ from longspec.command_line import WIDE
 from longspec.config import ConfigError, Recipe, Runtime, compose, load
 from longspec.data.layout_tally import unlike_served_warning
 from longspec.data.pack.arrow_shards import PackedRows, count_labels
-from longspec.data.schedule import Schedule, chances
+from longspec.data.replay import Schedule, chances
 from longspec.families import check_target
 from longspec.methods import measures_target
 from longspec.models.target_config import read_target_config
