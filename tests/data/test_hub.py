@@ -139,7 +139,6 @@ def test_a_branch_that_moved_is_refused_and_accepted_by_its_commit(server: Hub, 
     other = server.commit("o/n", FILES | {TRAIN[1]: lines("new")})
     with pytest.raises(ValueError, match=f"is commit {other} now.* keeps {first['commit']}") as error:
         fetch.make("hf:o/n", "main", out)
-    assert f"changed or gone: {TRAIN[1]});" in str(error.value)
     assert f"`revision: {first['commit']}` to stay, or `revision: {other}` to accept" in str(error.value)
     assert out.read_bytes() == kept
     assert fetched(fetch.make("hf:o/n", first["commit"], out), out) == TRAIN
@@ -194,7 +193,7 @@ def test_the_token_comes_from_the_environment_and_goes_nowhere_else(
     server: Hub, out: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.add("o/closed", FILES, token=TOKEN)
-    with pytest.raises(ValueError, match=r"hf:o/closed: there is no such dataset repository, or it is closed and HF_TOKEN"):
+    with pytest.raises(ValueError, match=r"hf:o/closed: .*RepositoryNotFoundError: .*HF_TOKEN"):
         fetch.make("hf:o/closed", "main", out)
     assert {token for _, _, token in server.requests} == {None}
     server.requests.clear()
@@ -224,11 +223,11 @@ def remove(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 FAULTS = {
-    "no answer": (close, "hf:o/n/data/train-*", "main", "no answer from the hub"),
+    "no answer": (close, "hf:o/n/data/train-*", "main", "the hub gives nothing (ConnectError"),
     "offline": (offline, "hf:o/n/data/train-*", "main", "HF_HUB_OFFLINE is set"),
-    "gated": (gate, "hf:o/n/data/train-*", "main", "the repository is gated: accept its terms on its page and set HF_TOKEN"),
-    "no repository": (remove, "hf:o/n/data/train-*", "main", "there is no such dataset repository"),
-    "no revision": (None, "hf:o/n/data/train-*", "v9", "the repository has no revision 'v9'"),
+    "gated": (gate, "hf:o/n/data/train-*", "main", "the hub gives nothing (GatedRepoError"),
+    "no repository": (remove, "hf:o/n/data/train-*", "main", "the hub gives nothing (RepositoryNotFoundError"),
+    "no revision": (None, "hf:o/n/data/train-*", "v9", "the hub gives nothing (RevisionNotFoundError"),
     "no file": (None, "hf:o/n/data/trial-*", "main", "there is no file 'data/trial-*' in it"),
     "no split": (None, "hf:o/n:trail", "main", "config 'default' has no split 'trail'; its splits: test, train;"),
     "no config": (None, "hf:o/n:large:train", "main", "it has no config 'large'; its configs: default, folder, small"),
@@ -252,7 +251,7 @@ def test_without_the_hub_it_says_which_file_to_place_where(
     assert str(out.parent / "files") in text
     assert "then run the same command again" in text
     if case == "gated":  # what is in a gated repository can be listed, so the files have names
-        assert str(out.parent / "files" / TRAIN[0]) in text
+        assert TRAIN[0] in text
     assert not out.exists()
 
 
@@ -290,7 +289,7 @@ def test_a_part_of_a_numbered_set_placed_by_hand_is_refused(server: Hub, out: Pa
     offline(server, monkeypatch)
     (out.parent / "files" / TRAIN[1]).parent.mkdir(parents=True)
     (out.parent / "files" / TRAIN[1]).write_bytes(FILES[TRAIN[1]])
-    with pytest.raises(ValueError, match=r"of the 00002 files data/train-\*-of-00002\* these numbers are missing: \[0\]"):
+    with pytest.raises(ValueError, match=r"of the 00002 files .* are missing: data/train-00000-of-00002\.jsonl"):
         fetch.make("hf:o/n/data/train-*", "main", out)
     assert fetched(fetch.make("hf:o/n/data/train-00001*", "main", out), out) == [TRAIN[1]]
 

@@ -94,11 +94,10 @@ def choose(source: Source, names: list[str], card: str) -> list[str]:
 
 def check_complete(source: Source, names: list[str]) -> None:
     """Refuse a numbered set (x-00000-of-00048.parquet, ...) of which some are not there, for files placed by hand."""
-    there = {(found[1], found[3], int(found[2])) for found in map(NUMBERED.match, names) if found}
-    for start, total, _ in sorted(there):
-        numbers = [number for number in range(int(total)) if (start, total, number) not in there]
-        like = next(name for name in names if name.startswith(start) and f"-of-{total}" in name)
-        wanted = [NUMBERED.sub(rf"\g<1>{number:0{len(total)}d}-of-{total}", like, count=1) for number in numbers]
-        lacking = [n for n, name in zip(numbers, wanted, strict=True) if not source.file or _matches(source, name)]
+    there = set(names)
+    for found in {(found[1], found[3]): found for found in map(NUMBERED.match, names) if found}.values():
+        start, digits, total, rest = found[1], len(found[2]), found[3], found.string[found.end() :]
+        wanted = [f"{start}{number:0{digits}d}-of-{total}{rest}" for number in range(int(total))]
+        lacking = [name for name in wanted if name not in there and (not source.file or _matches(source, name))]
         if lacking:
-            raise UnavailableError(f"of the {total} files {start}*-of-{total}* these numbers are missing: {lacking}")
+            raise UnavailableError(f"of the {total} files {start}*-of-{total}* these are missing: {', '.join(lacking)}")
