@@ -17,7 +17,6 @@ from longspec.atomic_files import check_files, describe_files, write_json
 from longspec.data import raw
 from longspec.data.read import source_files, split_records
 from longspec.data.read.items import Item
-from longspec.demo import stdlib
 from tests.terminal import control_characters
 
 GOOD = [{"text": f"good {number}"} for number in range(8)]
@@ -226,12 +225,6 @@ def test_modules_held_out_once_are_held_out_everywhere(tmp_path: Path) -> None:
     assert {"argparse.py", "json/decoder.py"} <= everything
     assert not any(path.startswith(("test/", "site-packages/", "encodings/")) for path in everything)
     assert not {"token.py", "keyword.py", "html/entities.py", "stringprep.py"} & everything
-
-
-def test_trimmed_library_is_named(tmp_path: Path) -> None:
-    (tmp_path / "os.py").write_text("pass\n")
-    with pytest.raises(ValueError, match="only 1 modules of Python's standard library"):
-        list(stdlib.generate(folder=tmp_path))
 
 
 @pytest.mark.parametrize(
