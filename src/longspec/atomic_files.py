@@ -41,17 +41,6 @@ def fsync_path(path: Path) -> None:
         os.close(descriptor)
 
 
-def _is_alive(process: int) -> bool:
-    """Tell whether a process of this number runs on this machine."""
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
-
-
 def remove(path: Path) -> None:
     """Remove a folder with all that is in it, a file, or a link; what a link names stays."""
     if path.is_dir() and not path.is_symlink():
@@ -66,7 +55,7 @@ def remove_strays(*finals: Path) -> None:
         pattern = re.compile(re.escape(f".{final.name}.") + r"(\d+)(-old|-\d+)?\.tmp")
         for path in final.parent.glob(".*.tmp"):
             found = pattern.fullmatch(path.name)
-            if found and not _is_alive(int(found[1])):
+            if found and not Path("/proc", found[1]).exists():
                 remove(path)
 
 
@@ -179,26 +168,23 @@ def _stamp(path: Path) -> list[int]:
     return [found.st_size, found.st_mtime_ns]
 
 
+def _seen(manifest: Path) -> dict[str, list[Any]]:
+    """Read what _note_seen has kept, by file: size, time and hash; nothing where it is torn or not there."""
+    with suppress(OSError, ValueError, TypeError):
+        return dict(json.loads(seen_file(manifest).read_text(encoding="utf-8")))
+    return {}
+
+
 def _note_seen(manifest: Path, found: dict[str, list[Any]]) -> None:
     """Add files with their stamp and hash. Where nobody may write they are hashed again the next time."""
     with suppress(OSError):
         write_json(seen_file(manifest), _seen(manifest) | found)
 
 
-def _seen(manifest: Path) -> dict[str, list[Any]]:
-    """Read what _note_seen has kept, by file: size, time and hash; nothing where it is torn or not there."""
-    with suppress(OSError, ValueError):
-        content = json.loads(seen_file(manifest).read_text(encoding="utf-8"))
-        if isinstance(content, dict):
-            return {name: each for name, each in content.items() if isinstance(each, list) and len(each) == 3}
-    return {}
-
-
 def write_manifest(manifest: Path, folder: Path, content: dict[str, Any]) -> None:
     """Write a manifest whose `files`, described as of now, lie in a folder: they are not hashed again while none changes."""
-    seen = {name: [*_stamp(folder / name), file["sha256"]] for name, file in content["files"].items()}
     write_json(manifest, content)
-    _note_seen(manifest, seen)
+    _note_seen(manifest, {name: [*_stamp(folder / name), file["sha256"]] for name, file in content["files"].items()})
 
 
 def check_files(

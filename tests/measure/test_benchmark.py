@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from longspec.config import yaml_files
 from longspec.data import presets
 from longspec.data.chat.encoding import load_tokenizer
 from longspec.data.hub import fetch
@@ -72,7 +73,7 @@ def prompts_of(folder: Path, tokenizer: Any, records: list[Any], positions: int 
 
 
 def test_every_preset_is_tested() -> None:
-    assert presets.TASK.read().keys() == PUBLISHED.keys()
+    assert yaml_files.read(presets.FILES[presets.TASK]).keys() == PUBLISHED.keys()
 
 
 def place(preset: str, records: list[dict[str, Any]]) -> tuple[tasks.Benchmark, Path]:
