@@ -192,7 +192,6 @@ def check_files(
     files: dict[str, dict[str, Any]],
     manifest: Path | None = None,
     *,
-    hashes: bool = True,
     once: bool = False,
     advice: str = "",
 ) -> None:
@@ -213,7 +212,7 @@ def check_files(
         if stamp[0] != expected["bytes"]:
             raise ValueError(f"{path}: {stamp[0]} bytes, its manifest says {expected['bytes']}; torn or edited; {advice}")
         wanted = expected.get("sha256") or (known and known[2])
-        if not hashes or (known and known == [*stamp, wanted]) or (wanted is None and not once):
+        if (known and known == [*stamp, wanted]) or (wanted is None and not once):
             continue
         found[name] = [*stamp, sha256_file(path)]
         if wanted not in (None, found[name][2]):

@@ -3,8 +3,8 @@
 JSON Lines (.jsonl, or a .json file whose first line is an object); an array of objects (.json); both also compressed
 (.gz, .zst); Parquet (.parquet). Memory is bounded by the longest line allowed, whatever the file's size.
 
-Read without loss, and noted: a byte order mark before a line, CRLF line ends, blank lines (they hold no record, so they are
-no record read), a file without records. A file of which nobody can know how many records are missing is an error.
+A byte order mark before a record, CRLF and blank lines are passed over: they hold no record. A file without records is noted;
+one of which nobody can know how many records are missing is an error.
 """
 
 import glob
@@ -26,9 +26,6 @@ ARCHIVE = ".zip"  # of the hub: fetched whole; of a file in it prompts are read 
 KNOWN = "*.jsonl, *.json (both also .gz or .zst) or *.parquet"
 PIECE = 1 << 20  # bytes read at once
 BOM = b"\xef\xbb\xbf"
-HAS_BOM = "a byte order mark before the record; read without it"
-HAS_CRLF = "the line ends in CRLF; read without it"
-IS_BLANK = "a blank line, which holds no record; passed over"
 HOLDS_NONE = "the file holds no record"
 # Finds where a value ends, whatever `jsonl.parse` will say of it.
 _LENIENT = json.JSONDecoder(parse_int=str, parse_float=str, strict=False)
@@ -106,11 +103,9 @@ def _open_bytes(path: Path, compression: str) -> Iterator[io.BufferedReader]:
         raise ValueError(f"{path}: {error}; it is cut off or corrupt, so records are missing: get it again") from error
 
 
-def _item(path: Path, number: int, original: bytes, content: bytes, notes: Notes, cut: str = "") -> Item:
+def _item(path: Path, number: int, original: bytes, content: bytes, cut: str = "") -> Item:
     """`content`: the original without what stands around a record; `cut`: what is added to its fault."""
-    if content.startswith(BOM):
-        content = content.removeprefix(BOM)
-        notes.add(path, HAS_BOM, number)
+    content = content.removeprefix(BOM)
     try:
         return Item(str(path), number, content, jsonl.parse(content), (original,))
     except ValueError as error:
@@ -128,14 +123,11 @@ def _lines(path: Path, handle: io.BufferedReader, limit: int, notes: Notes) -> I
             for _ in rest:  # what nobody asked for
                 pass
             continue
-        if line.endswith(b"\r\n"):
-            notes.add(path, HAS_CRLF, number)
         if not line.strip(b" \t\r\n"):
-            notes.add(path, IS_BLANK, number)
             continue
         records += 1
         cut = "" if line.endswith(b"\n") else "; the file ends in the middle of this line"
-        yield _item(path, number, line, line.rstrip(b"\r\n"), notes, cut)
+        yield _item(path, number, line, line.rstrip(b"\r\n"), cut)
     if not records:
         notes.add(path, HOLDS_NONE, number)
 
@@ -155,8 +147,6 @@ def _values(path: Path, handle: io.BufferedReader, limit: int, notes: Notes) -> 
     # Bytes that are no UTF-8 come back as they were, for the value's own fault to tell.
     text = io.TextIOWrapper(handle, "utf-8", "surrogateescape", newline="")
     buffer, number = text.read(PIECE), 0
-    if buffer.startswith("\ufeff"):
-        notes.add(path, HAS_BOM, 1)
     at = buffer.index("[") + 1
     while True:
         start = _behind_space(buffer, at)
@@ -180,7 +170,7 @@ def _values(path: Path, handle: io.BufferedReader, limit: int, notes: Notes) -> 
                 "(max_line_mb), or cut off by the end of the file; mend it (jq shows where), or get the file again"
             )
         number, at = number + 1, behind + 1
-        yield _item(path, number, original, original, notes)
+        yield _item(path, number, original, original)
         if buffer[behind] == "]":
             break
     if (buffer[at:] + text.read(PIECE)).strip():
