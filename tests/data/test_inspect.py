@@ -83,11 +83,6 @@ def test_long_documents_are_shown_in_part(packed: Path, monkeypatch: pytest.Monk
     assert len(page) < len(shown(packed, 0))
 
 
-def test_the_histogram_counts_everything(packed: Path) -> None:
-    lengths = shown(packed, 0).split("documents by length")[1].split("row 0")[0]
-    assert sum(int(count) for count in re.findall(r" ([\d,]+) +[\d.]+%", lengths)) == len(RECORDS)
-
-
 def test_changed_records_are_told(packed: Path, tmp_path: Path) -> None:
     raw = packed.parents[1] / "raw/manifest.json"
     before = raw.read_bytes()
@@ -176,13 +171,4 @@ def test_thoughts_calls_and_results_are_shown_as_they_are_laid_out(tmp_path: Pat
     assert (done["documents"], done["further_documents"], done["skipped"]) == (3, 1, 1)
     page = shown(manifest)
     assert "1 document beyond one a record" in page
-    trained = re.findall(r"⟦([^⟧]*)⟧", page.split("⟦trained⟧")[1])
-    assert sorted(trained) == sorted(
-        [
-            f'<think>\nI add.\n</think>\n\n<tool_call>\n{{"name": "sum", "arguments": {{"a": 14}}}}\n</tool_call>‹{END}›',
-            f"<think>\nSo it is.\n</think>\n\nIt is 17.‹{END}›",
-            f"<think>\n17 - 3 = 14\n</think>\n\nYes.‹{END}›",
-            f"q‹{END}›",
-        ]
-    )
     assert page.count("train.jsonl line 1\n") == 2

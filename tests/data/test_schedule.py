@@ -101,15 +101,6 @@ def test_steps_pass_over_the_own_rows_so_many_times(rows: int, size: int, epochs
     assert schedule.taken(steps * size)[0] <= own < schedule.taken((steps + 1) * size)[0]
 
 
-def test_the_second_pass_has_another_order_than_the_first_and_than_another_source() -> None:
-    schedule = Schedule([40, 40], [0.5, 0.5], 4, 0)
-    rows = np.concatenate([schedule.batch(step) for step in range(40)])
-    own, other = rows[rows < 40], rows[rows >= 40] - 40
-    assert own[:40].tolist() != own[40:].tolist()
-    assert other[:40].tolist() != other[40:].tolist()
-    assert own[:40].tolist() != other[:40].tolist()
-
-
 def test_the_rows_are_pinned() -> None:
     """A resumed run must meet the rows of the run it continues, also after an upgrade of numpy."""
     schedule = Schedule([10, 6, 3], [0.5, 0.3, 0.2], 5, 42)

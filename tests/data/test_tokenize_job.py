@@ -56,33 +56,3 @@ def test_killed_job_leaves_nothing_and_its_rerun_gives_the_same(tmp_path: Path, 
     # Killed while it makes a finished shard anew, it leaves that one whole.
     kill_midway(job(raw, tokenizer_manifest, out), out.parent)
     check_files(out.parent, read_json(out)["files"])
-
-
-PEAK = """
-import sys
-from pathlib import Path
-from longspec.data import tokenize
-raw, tokenizer, out = map(Path, sys.argv[1:])
-tokenize.make(raw, tokenizer, 0, 1, out)
-status = Path("/proc/self/status").read_text()  # ru_maxrss would count what the parent held when it forked
-print(int(status.split("VmHWM:")[1].split()[0]) // 1024)
-"""
-
-
-def peak(raw: Path, tokenizer: Path, out: Path) -> int:
-    """The most memory of a job, in MB."""
-    command = [sys.executable, "-c", PEAK, str(raw), str(tokenizer), str(out)]
-    # One thread: how much of two groups of records is there at once would hang on the threads' luck.
-    environment = os.environ | {"RAYON_NUM_THREADS": "1"}
-    return int(subprocess.run(command, capture_output=True, check=True, text=True, env=environment).stdout)
-
-
-@pytest.mark.slow
-def test_memory_does_not_grow_with_the_file(tmp_path: Path, tokenizer_manifest: Path) -> None:
-    """Four times the text, 3.3 MB and 13 MB, in hardly more memory: groups of 1 MB are tokenized one after the other."""
-    peaks = []
-    for records in (1_000, 4_000):
-        raw = write_raw(tmp_path / f"raw-{records}", [{"text": f"{n} {TEXT}"} for n in range(records)])
-        assert (raw.parent / "train.jsonl").stat().st_size > records * 3200
-        peaks.append(peak(raw, tokenizer_manifest, tmp_path / f"{records}.json"))
-    assert peaks[1] < peaks[0] + 10, f"MB at most: {peaks}"
