@@ -163,7 +163,6 @@ def seen_file(manifest: Path) -> Path:
 
 
 def _stamp(path: Path) -> list[int]:
-    """Read a file's size and time of change, in bytes and ns."""
     found = path.stat()
     return [found.st_size, found.st_mtime_ns]
 

@@ -217,7 +217,12 @@ FAULTS = {
     "no repository": (remove, "hf:o/n/data/train-*", "main", "the hub gives nothing (RepositoryNotFoundError"),
     "no revision": (None, "hf:o/n/data/train-*", "v9", "the hub gives nothing (RevisionNotFoundError"),
     "no split": (None, "hf:o/n:trail", "main", "config 'default' has no split 'trail'; its splits: test, train;"),
-    "no config": (None, "hf:o/n:large:train", "main", "it has no config 'large'; its configs: default, folder, small"),
+    "no config": (
+        None,
+        "hf:o/n:large:train",
+        "main",
+        "its files cannot be told apart (BuilderConfig 'large' not found.",
+    ),
     "a split offline": (offline, "hf:o/n:test", "main", "HF_HUB_OFFLINE is set"),
 }
 

@@ -39,7 +39,7 @@ def finals(folder: Path) -> set[str]:
 
 @pytest.mark.slow
 def test_killed_job_leaves_nothing_and_its_rerun_gives_the_same(tmp_path: Path, tokenizer_manifest: Path) -> None:
-    raw = write_raw(tmp_path / "raw", [{"text": f"{n} {TEXT}"} for n in range(1500)])
+    raw = write_raw(tmp_path / "raw", [{"text": f"{n} {TEXT}"} for n in range(700)])
     out, other = tmp_path / "tokens" / "000.json", tmp_path / "other" / "000.json"
     out.parent.mkdir()
     kill_midway(job(raw, tokenizer_manifest, out), out.parent)

@@ -89,7 +89,6 @@ def _tokenizer(origin: dict[str, Any], given: Path | None) -> Any:
 
 
 def _origin_of(piece: Piece, origin: dict[str, Any]) -> str:
-    """Which record a piece comes from."""
     raw = Path(origin["raw_manifest"])
     train = raw.parent / "train.jsonl"
     if not raw.is_file() or sha256_file(raw) != origin["raw"]:

@@ -85,7 +85,6 @@ def _look_up(source: Source, revision: str) -> tuple[str, dict[str, Remote]]:
 
 
 def _download(source: Source, commit: str, files: dict[str, Remote], folder: Path) -> None:
-    """Bring files of a commit below a folder and check their bytes."""
     names = [escape(name) for name in files]
     with _hub() as api:
         api.snapshot_download(source.repository, repo_type="dataset", revision=commit, allow_patterns=names, local_dir=folder)
@@ -100,7 +99,6 @@ def _download(source: Source, commit: str, files: dict[str, Remote], folder: Pat
 
 
 def _chosen(source: Source, commit: str, files: dict[str, Remote]) -> list[str]:
-    """The files that a name stands for, each of a kind that is read."""
     card = ""
     if not source.file and CARD in files:
         with TemporaryDirectory() as folder:

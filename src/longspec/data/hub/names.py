@@ -29,7 +29,7 @@ class Source:
 
 
 def parse(text: str) -> Source:
-    """An hf: name taken apart. Raises ValueError for one that has none of the two forms."""
+    """Take an hf: name apart. Raises ValueError for one that has none of the two forms."""
     repository, *parts = text.removeprefix(HUB_PREFIX).split(":")
     owner, _, rest = repository.partition("/")
     name, slash, file = rest.partition("/")
@@ -56,12 +56,9 @@ def _split_files(source: Source, names: list[str], card: str) -> list[str]:
             configs = get_dataset_config_names(str(root))
             # One part alone is a config where there is one of that name, else a split of the default config.
             config = source.parts[0] if len(source.parts) == 2 or set(source.parts) & set(configs) else None
-            known = config is None or config in configs
-            builder = load_dataset_builder(str(root), config, cache_dir=f"{folder}/cache") if known else None
+            builder = load_dataset_builder(str(root), config, cache_dir=f"{folder}/cache")
         except (ValueError, OSError) as error:
             raise UnavailableError(f"its files cannot be told apart ({brief(error)})".replace(str(root), ".")) from error
-        if builder is None:
-            raise UnavailableError(f"it has no config '{config}'; its configs: {', '.join(sorted(configs))}")
         splits = builder.config.data_files or {}
         asked = source.parts[1:] if config else source.parts
         split = asked[0] if asked else "train" if len(splits) != 1 else next(iter(splits))
@@ -80,7 +77,7 @@ def _matches(source: Source, name: str) -> bool:
 
 
 def choose(source: Source, names: list[str], card: str) -> list[str]:
-    """The paths of a repository that a name stands for. `card`: the text of its README.md, where configs are declared.
+    """Return the paths of a repository that a name stands for. `card`: the text of its README.md, where configs are declared.
 
     Raises UnavailableError when there are none.
     """

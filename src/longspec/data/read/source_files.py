@@ -133,7 +133,6 @@ def _lines(path: Path, handle: io.BufferedReader, limit: int, notes: Notes) -> I
 
 
 def _rest_of_line(handle: io.BufferedReader, piece: bytes) -> Iterator[bytes]:
-    """What follows a piece of a line, a piece at a time."""
     while not piece.endswith(b"\n") and (piece := handle.readline(PIECE)):
         yield piece
 

@@ -123,7 +123,6 @@ def _outcomes(item: Item, steps: list[pipeline.Aligner]) -> Iterable[Record | Re
 
 
 def _refuse(name: str, settings: dict[str, Any], folder: Path, records: dict[str, int], rejects: Rejects) -> None:
-    """Raise RefusedError when there is too much to reject, or nothing to train on."""
     rejected, total = records["rejected"], records["read"] + records["made"]
     allowed = settings.get("max_rejected", 1)
     if rejected > allowed * total:
