@@ -159,4 +159,4 @@ def test_a_record_in_no_format_names_its_place(tmp_path: Path, tokenizer_manifes
     out = tmp_path / "tokens" / "000.json"
     with pytest.raises(ValueError, match=r"train\.jsonl: the line at byte 16: text: must be text"):
         tokenize.make(source, tokenizer_manifest, 0, 1, out)
-    assert list(out.parent.iterdir()) == []
+    assert list(out.parent.iterdir()) == [], "nothing under a final name before it is whole"
