@@ -5,14 +5,11 @@ what a model takes for control. On a terminal both have a colour too.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.rule import Rule
 from rich.text import Text
@@ -31,16 +28,6 @@ SPECIAL, SPECIAL_OPEN, SPECIAL_CLOSE = "reverse", "‹", "›"
 TYPED = {ord(mark): f"<U+{ord(mark):04X}>" for mark in (OPEN, CLOSE, SPECIAL_OPEN, SPECIAL_CLOSE)}
 HEAD, TAIL = 160, 80  # tokens of a document that are shown at its beginning and its end
 BAR = 40  # characters of the longest bar
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A stretch of a document as it stands in a row, or the whole of it. N: its tokens."""
-
-    ids_N: NDArray[np.int32]
-    trained_N: NDArray[np.uint8]
-    record: int  # where its record begins in train.jsonl, in bytes
-    start: int  # of the piece in its document, in tokens
 
 
 def _count(number: int, name: str) -> str:
@@ -69,15 +56,6 @@ def _facts(manifest: dict[str, Any]) -> dict[str, str]:
     return facts
 
 
-def _pieces(rows: PackedRows, number: int) -> list[Piece]:
-    row, (batch, place) = rows[number], rows.find(number)
-    begins, length, starts = (batch.column(each)[place].as_py() for each in (DOCUMENT_STARTS, LENGTH, PIECE_STARTS))
-    stretches = zip(begins, [*begins[1:], length], row.records, starts, strict=True)
-    return [
-        Piece(row.input_ids_S[begin:end], row.loss_mask_S[begin:end], record, start) for begin, end, record, start in stretches
-    ]
-
-
 def _tokenizer(origin: dict[str, Any], given: Path | None) -> Any:
     path = given or Path(origin["tokenizer_manifest"])
     if not path.is_file():
@@ -88,27 +66,22 @@ def _tokenizer(origin: dict[str, Any], given: Path | None) -> Any:
     return tokenizer
 
 
-def _origin_of(piece: Piece, origin: dict[str, Any]) -> str:
+def _origin_of(record: int, origin: dict[str, Any]) -> str:
+    """Say where the record lies that begins at a byte of the training records."""
     raw = Path(origin["raw_manifest"])
     train = raw.parent / "train.jsonl"
     if not raw.is_file() or sha256_file(raw) != origin["raw"]:
-        return f"byte {piece.record:,} of {train}, which is there no more as it was"
-    return f"{train} line {_line_number(train, piece.record):,}"
+        return f"byte {record:,} of {train}, which is there no more as it was"
+    with train.open("rb") as lines_before:
+        number = 1
+        while lines_before.tell() < record:
+            lines_before.readline()
+            number += 1
+    return f"{train} line {number:,}"
 
 
-def _line_number(path: Path, place: int) -> int:
-    """The number, from 1, of the line that begins at a byte."""
-    count = 1
-    with path.open("rb") as handle:
-        while place > 0:
-            block = handle.read(min(place, 1 << 20))
-            count, place = count + block.count(b"\n"), place - len(block)
-    return count
-
-
-def _runs(piece: Piece, full: bool) -> Iterator[tuple[bool | None, list[int]]]:
+def _runs(ids: list[int], trained: list[int], full: bool) -> Iterator[tuple[bool | None, list[int]]]:
     """Stretches of tokens that are trained or not; (None, ...) holds the tokens that are left out."""
-    ids, trained = piece.ids_N.tolist(), piece.trained_N.tolist()
     hidden = range(0) if full or len(ids) <= HEAD + TAIL else range(HEAD, len(ids) - TAIL)
     kinds = [None if at in hidden else bool(is_trained) for at, is_trained in enumerate(trained)]
     for kind, run in groupby(zip(kinds, ids, strict=True), key=lambda each: each[0]):
@@ -128,21 +101,21 @@ def _decoded(ids: list[int], tokenizer: Any, special: set[int]) -> Iterator[tupl
             yield False, decode([*before, *tokens]).removeprefix(decode(before))
 
 
-def _text(piece: Piece, tokenizer: Any, full: bool) -> Text:
+def _text(ids: list[int], trained: list[int], tokenizer: Any, full: bool) -> Text:
     text, special = Text(), set(tokenizer.convert_tokens_to_ids(list(special_names(tokenizer))))
-    for trained, ids in _runs(piece, full):
-        if trained is None:
-            text.append(f"\n … {len(ids):,} tokens left out, --full shows them … \n", style="dim")
+    for is_trained, run in _runs(ids, trained, full):
+        if is_trained is None:
+            text.append(f"\n … {len(run):,} tokens left out, --full shows them … \n", style="dim")
             continue
-        style = TRAINED if trained else UNTRAINED
-        text.append(OPEN if trained else "", style=style)
-        for is_special, decoded in _decoded(ids, tokenizer, special):
+        style = TRAINED if is_trained else UNTRAINED
+        text.append(OPEN if is_trained else "", style=style)
+        for is_special, decoded in _decoded(run, tokenizer, special):
             shown_as = lines(decoded).translate(TYPED)
             if is_special:
                 text.append(f"{SPECIAL_OPEN}{shown_as}{SPECIAL_CLOSE}", style=f"{style} {SPECIAL}")
             else:
                 text.append(shown_as, style=style)
-        text.append(CLOSE if trained else "", style=style)
+        text.append(CLOSE if is_trained else "", style=style)
     return text
 
 
@@ -160,7 +133,8 @@ def show(path: Path, number: int, tokenizer_manifest: Path | None, full: bool, c
     rows = PackedRows(path)
     if not 0 <= number < len(rows):
         raise ValueError(f"--row: must lie in 0..{len(rows) - 1}, is {number}")
-    manifest, pieces = rows.manifest, _pieces(rows, number)
+    manifest, row, (batch, at) = rows.manifest, rows[number], rows.find(number)
+    begins, length, starts = (batch.column(each)[at].as_py() for each in (DOCUMENT_STARTS, LENGTH, PIECE_STARTS))
     origin = read_json(Path(manifest["shards"][0]["path"]))  # of the first token shard
     tokenizer = _tokenizer(origin, tokenizer_manifest)
     console.print(Rule(Text(one_line(f"{manifest['dataset']}, packed"), style="bold"), style=FRAME, align="left"))
@@ -172,17 +146,17 @@ def show(path: Path, number: int, tokenizer_manifest: Path | None, full: bool, c
     for below, count in lengths:
         told = f"{f'{below // 2:,} to {below - 1:,} tokens':>32} {count:>12,} {count / manifest['documents']:>7.1%} "
         console.print(Text(told).append(mark * max(1, round(BAR * count / most)), style=FRAME))
-    length, trained = sum(len(piece.ids_N) for piece in pieces), sum(int(piece.trained_N.sum()) for piece in pieces)
-    heading = f"row {number:,}: {_count(len(pieces), 'document')}, {length:,} tokens, {trained:,} trained"
+    heading = f"row {number:,}: {_count(len(begins), 'document')}, {length:,} tokens, {int(row.loss_mask_S.sum()):,} trained"
     console.print()
     console.print(Rule(Text(heading, style="bold"), style=FRAME, align="left"))
     marks = (f"{OPEN}trained{CLOSE}", TRAINED), " and untrained text; ", (f"{SPECIAL_OPEN}special{SPECIAL_CLOSE}", SPECIAL)
     console.print(Text.assemble(*marks, " tokens by their names"))
-    for place, piece in enumerate(pieces, 1):
-        last = piece.start + len(piece.ids_N) - 1
-        where = f"its tokens {piece.start:,} to {last:,}, {int(piece.trained_N.sum()):,} trained"
-        _title(console, f"document {place}: {where}")
-        console.print(Text(one_line(_origin_of(piece, origin)), style="dim"))
-        console.print(_text(piece, tokenizer, full), soft_wrap=True)
+    # A piece is a stretch of a document, or the whole of it; `start` is its place there.
+    pieces = zip(begins, [*begins[1:], length], row.records, starts, strict=True)
+    for place, (begin, end, record, start) in enumerate(pieces, 1):
+        ids, trained = row.input_ids_S[begin:end].tolist(), row.loss_mask_S[begin:end].tolist()
+        _title(console, f"document {place}: its tokens {start:,} to {start + end - begin - 1:,}, {sum(trained):,} trained")
+        console.print(Text(one_line(_origin_of(record, origin)), style="dim"))
+        console.print(_text(ids, trained, tokenizer, full), soft_wrap=True)
     if padding := rows.sequence_length - length:
         _title(console, f"padding: {_count(padding, 'token')}")
