@@ -17,7 +17,7 @@ from threading import current_thread, get_native_id, main_thread
 from typing import Any
 
 HASHING = 4  # files that are hashed at a time
-MADE = (("data",), ("models",), ("results",))  # where the workflow's own files lie, as paths name them
+MADE = ("data", "models", "results")  # where the workflow's own files lie, as paths name them
 LARGE = 2**30  # bytes of a file that is named when it was hashed
 
 
@@ -116,14 +116,13 @@ def read_json(path: Path) -> Any:
     """Read a JSON file. Raises ValueError with the file's name when it is missing or not JSON."""
     if not path.is_file():
         command = f": {join(['snakemake', str(path)])}, and --config 'runs=[...]' where config/workflow.yaml has other runs"
-        how = command if path.parts[:1] in MADE else ""
+        how = command if next(iter(path.parts), "") in MADE else ""
         raise ValueError(f"{path}: no such file; make it first{how}, or correct the path")
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: line {error.lineno}: not valid JSON ({error.msg}); make the file again") from error
-    except (ValueError, RecursionError) as error:  # no UTF-8, a number of thousands of digits, nesting without an end
-        raise ValueError(f"{path}: not valid JSON ({error}); make the file again") from error
+    except (ValueError, RecursionError) as error:  # also no UTF-8, a number of thousands of digits, nesting without an end
+        line = f"line {error.lineno}: " if isinstance(error, json.JSONDecodeError) else ""
+        raise ValueError(f"{path}: {line}not valid JSON ({error}); make the file again") from error
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

@@ -31,21 +31,9 @@ from longspec.data.read.record_checks import (
 )
 
 CALL = "function_call"  # whose value is the call itself, as LLaMA-Factory writes ShareGPT's messages
-ROLES = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "human": "user",
-    "assistant": "assistant",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "bing": "assistant",
-    "bard": "assistant",
-    CALL: "assistant",
-    "tool": "tool",
-    "function": "tool",
-    "observation": "tool",
-}
+ROLES = dict.fromkeys(("system", "developer"), "system") | dict.fromkeys(("user", "human"), "user")
+ROLES |= dict.fromkeys(("assistant", "gpt", "chatgpt", "bing", "bard", CALL), "assistant")
+ROLES |= dict.fromkeys(("tool", "function", "observation"), "tool")
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # names of a message's reasoning; the first is ours
 CALLS = ("tool_calls", "function_call")  # the second for one call, as OpenAI wrote it first
 UNREAD = ("refusal", "audio", "images")  # fields of a message that say something which nobody lays out
