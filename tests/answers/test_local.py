@@ -125,16 +125,16 @@ def test_draws_follow_the_targets_distribution(case: Case) -> None:
 
 def killed(case: Case, out: Path, monkeypatch: pytest.MonkeyPatch, after: int, **settings: Any) -> None:
     """Answer until so many batches are done, then die."""
-    left, answer = [after], local.LocalTarget.answer
+    left, answer = [after], local.answer
 
-    def counted(self: local.LocalTarget, batch: Any) -> None:
+    def counted(*given: Any) -> None:
         if left[0] == 0:
             raise KilledError
         left[0] -= 1
-        answer(self, batch)
+        answer(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(local.LocalTarget, "answer", counted)
+        patch.setattr(local, "answer", counted)
         with pytest.raises(KilledError):
             case.make(out, **settings)
     assert not (out / "shard.json").exists()

@@ -56,7 +56,7 @@ def test_a_server_that_lays_questions_out_otherwise_ends_the_job_at_its_first_an
     with (
         serving(lays_out(case, "a system's word")) as server,
         pytest.raises(
-            ValueError, match=r"has read a question as \d+ tokens .* lays out in \d+: .*; remove .*/journal\.jsonl if answers"
+            ValueError, match=r"has read a question as \d+ tokens .* lays out in \d+: .*; remove the shard's journal\.jsonl if"
         ),
     ):
         ask(case, tmp_path, server)

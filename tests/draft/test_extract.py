@@ -162,7 +162,7 @@ def test_of_the_workflows_own_checkpoints_nothing_else_is_asked(
     with pytest.raises(SystemExit, match=r"recipe\.yaml: is not what .* was trained by: draft\.lag: 3 -> 4"):
         extract(stage / source)
     monkeypatch.setattr("sys.argv", ["draft", "extract", str(stage / source)])
-    with pytest.raises(SystemExit, match=r"models/demo/target_manifest\.json: no such file here; give --target"):
+    with pytest.raises(SystemExit, match=r"models/demo/target_manifest\.json: no such file; make it first"):
         main()
     write_json(tmp_path / "models/demo/target_manifest.json", {"path": str(tmp_path / "target")})
     (tmp_path / "target/tokenizer.json").write_text("{}")

@@ -30,9 +30,8 @@ def test_a_packed_row_costs_what_its_documents_cost_alone(corpus: Corpus, tmp_pa
     model = new_model(corpus.build, 0)
     model.save_pretrained(tmp_path)
     eager = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
-    batch = collate(rows)
-    logits_BSV = model(batch.input_ids_BS, position_ids=batch.position_ids_BS, visibility=batch.visibility).logits
-    loss_BS = cross_entropy(logits_BSV.transpose(1, 2), batch.labels_BS, reduction="none", ignore_index=NO_LABEL)
+    inputs, labels_BS = collate(rows)
+    loss_BS = cross_entropy(model(**inputs).logits.transpose(1, 2), labels_BS, reduction="none", ignore_index=NO_LABEL)
     for row, (lengths, _) in enumerate(layouts):
         start = 0
         for length in lengths:
@@ -41,7 +40,7 @@ def test_a_packed_row_costs_what_its_documents_cost_alone(corpus: Corpus, tmp_pa
             torch.testing.assert_close(loss_BS[row, start : start + length - 1], expected, atol=1e-5, rtol=0)
             start += length
         labels = sum(lengths) - len(lengths)
-        assert int((batch.labels_BS[row] != NO_LABEL).sum()) == labels
+        assert int((labels_BS[row] != NO_LABEL).sum()) == labels
 
 
 def test_gradients_are_those_of_the_documents_alone(corpus: Corpus) -> None:
@@ -60,8 +59,8 @@ def test_gradients_are_those_of_the_documents_alone(corpus: Corpus) -> None:
 
 def test_the_packer_rows_take_the_document_path(corpus: Corpus) -> None:
     rows = PackedRows(corpus.packed)
-    batch = collate([rows[i] for i in range(len(rows))])
-    ids_BS = batch.visibility.document_ids_BT
+    inputs, labels_BS = collate([rows[i] for i in range(len(rows))])
+    ids_BS = inputs["visibility"].document_ids_BT
     assert ids_BS is not None
     assert max(len(ids_S[ids_S >= 0].unique()) for ids_S in ids_BS) > 2
-    assert int((batch.labels_BS != NO_LABEL).sum()) == rows.manifest["labels"]
+    assert int((labels_BS != NO_LABEL).sum()) == rows.manifest["labels"]
