@@ -70,12 +70,6 @@ def test_a_target_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
         held.check_tokens("v.json", 9, "target", own)
 
 
-def test_a_torn_one_is_refused(path: Path) -> None:
-    path.write_text(path.read_text()[:-20])
-    with pytest.raises(ValueError, match=re.escape(str(path))):
-        read_draft_vocabulary(path)
-
-
 def test_a_recipe_gets_the_one_that_it_wants(path: Path) -> None:
     glide, eagle3 = (compose_stage(*each, "base").recipe for each in (("demo", "base"), ("demo-eagle3", "ttt")))
     assert vocabulary_for(glide, None) is None

@@ -96,7 +96,6 @@ def test_turns_stand_in_one_document_where_their_tokens_go_on(case: Case) -> Non
     ("ids", "reason"),
     [
         ([], "of each of 1 answers"),
-        ([[]], "of each of 1"),
         ([[1], [2]], "of each of 1"),
         ([["x"]], "token ids"),
         ([[10**6]], "none of"),

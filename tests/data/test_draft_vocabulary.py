@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from longspec.atomic_files import describe_files, read_json, write_json
+from longspec.data import draft_vocabulary
 from longspec.data.__main__ import parser, run
 from longspec.data.pack import packing
 from longspec.data.pack.arrow_shards import TokenWriter
@@ -63,6 +64,15 @@ def test_the_most_frequent_labels_of_all_rows_with_ties_by_id(tmp_path: Path, ro
     assert count(tmp_path, rows, 4).low_coverage == ""
 
 
+def test_record_batches_add_up(tmp_path: Path, rows: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row a batch gives the counts of all at once."""
+    monkeypatch.setattr(packing, "BATCH_TOKENS", 1)
+    parts = write_rows(tmp_path / "c", [*ANSWERS, *ANSWERS], "longcot")
+    assert len(list(draft_vocabulary.PackedRows(parts).batches())) > 1
+    found = draft_vocabulary.trained_tokens(draft_vocabulary.PackedRows(parts), TOKENS)
+    assert {token: count for token, count in enumerate(found.tolist()) if count} == {3: 4, 5: 2, 7: 4}
+
+
 def test_tokens_of_another_run_cover_these_rows(tmp_path: Path, rows: dict[str, Path]) -> None:
     taken = tmp_path / "other.json"
     DraftVocabulary((7, 9), TOKENS, "t", {"all": 1.0}).write(taken)
@@ -76,17 +86,18 @@ def refused(tmp_path: Path, rows: dict[str, Path], size: int, message: str, *opt
     assert not list(tmp_path.glob("draft_vocabulary_*"))
 
 
-@pytest.mark.parametrize("size", [0, TOKENS])
-def test_a_size_that_leaves_nothing_out_is_refused(tmp_path: Path, rows: dict[str, Path], size: int) -> None:
+def test_a_size_that_leaves_nothing_out_is_refused(tmp_path: Path, rows: dict[str, Path]) -> None:
     fix = "give fewer, or count none: recipe.method.vocabulary: null"
-    refused(tmp_path, rows, size, f"--size: {size}: the target has {TOKENS} tokens; {fix}")
+    refused(tmp_path, rows, TOKENS, f"--size: {TOKENS}: the target has {TOKENS} tokens; {fix}")
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
         ({"tokenizer": "u"}, "other.json: tokenizer: u, a vocabulary of another tokenizer than"),
+        ({"size": 99}, f"other.json: size: of a target of 99 tokens, {{}}/target.json has {TOKENS}"),
         ({"ids": [3, 4, 5]}, "other.json: ids: are 3, --size is 2; give the file of that size"),
+        ({"ids": [5, 3]}, "other.json: ids: must be tokens 0 to 11 of the target, ascending, each once"),
     ],
 )
 def test_tokens_that_do_not_fit_are_refused(

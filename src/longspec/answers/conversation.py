@@ -136,14 +136,10 @@ class Conversation:
         if self.end not in TAKEN:
             return line
         known = [list(ids) for ids in self.ids if ids is not None]
-        return line | record_of(self.asked) | ({ANSWER_IDS: known} if len(known) == self.answers else {})
-
-
-def record_of(chat: Chat) -> dict[str, Any]:
-    """Return a record that is read as this conversation."""
-    beside = {"tools": chat.tools, "chat_template_kwargs": chat.template_arguments}
-    record = {"messages": chat.messages} | {name: value for name, value in beside.items() if value}
-    return record if chat.train_thoughts else record | {"train_thoughts": False}
+        beside: dict[str, Any] = {"tools": self._chat.tools, "chat_template_kwargs": self._chat.template_arguments}
+        beside[ANSWER_IDS] = known if len(known) == self.answers else None
+        line |= {"messages": self.history} | {name: value for name, value in beside.items() if value}
+        return line if self._chat.train_thoughts else line | {"train_thoughts": False}
 
 
 def _to_answer(record: dict[str, Any]) -> Chat | str:

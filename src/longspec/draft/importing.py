@@ -32,10 +32,10 @@ def read_target(target: Path) -> tuple[str, str, str | None]:
 
 def target_embeddings(folder: str) -> Tensor:
     """Read the target's embeddings alone. Raises ValueError where it has none of the usual name."""
-    found = read_folder(Path(folder), lambda name: name.endswith("embed_tokens.weight"))
+    found = list(read_folder(Path(folder), lambda name: name.endswith("embed_tokens.weight")).values())
     if len(found) != 1:
         raise ValueError(f"{folder}: embed_tokens.weight: there are {len(found)} tensors of this name, must be one")
-    return next(iter(found.values()))
+    return found[0]
 
 
 def read_draft(folder: Path, target_path: str, layers: tuple[int, ...] | None) -> tuple[Method, dict[str, Tensor], Any]:
