@@ -18,7 +18,6 @@ from typing import Any
 
 HASHING = 4  # files that are hashed at a time
 MADE = ("data", "models", "results")  # where the workflow's own files lie, as paths name them
-LARGE = 2**30  # bytes of a file that is named when it was hashed
 
 
 def sha256_file(path: Path) -> str:
@@ -145,15 +144,12 @@ def path_text(path: Path) -> str:
 
 
 def describe_files(folder: Path, names: list[str]) -> dict[str, dict[str, Any]]:
-    """Describe each named file of a folder by size and SHA-256, for a manifest; print each large one once it is read."""
-    found: dict[str, dict[str, Any]] = {}
+    """Describe each named file of a folder by size and SHA-256, for a manifest."""
+    names = sorted(names)
     with ThreadPoolExecutor(HASHING) as pool:  # hashing lets other threads run
-        for name, digest in zip(sorted(names), pool.map(lambda name: sha256_file(folder / name), sorted(names)), strict=True):
-            size = (folder / name).stat().st_size
-            found[name] = {"bytes": size, "sha256": digest}
-            if size >= LARGE:
-                print(f"{folder / name}: {size / 2**30:.1f} GiB hashed, {len(found)} of {len(names)} files", flush=True)
-    return found
+        hashes = pool.map(lambda name: sha256_file(folder / name), names)
+        described = zip(names, hashes, strict=True)
+        return {name: {"bytes": (folder / name).stat().st_size, "sha256": found} for name, found in described}
 
 
 def seen_file(manifest: Path) -> Path:

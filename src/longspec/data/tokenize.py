@@ -2,8 +2,8 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from longspec.data.chat import chat_template
 from longspec.data.chat.encoding import Encoded, Encoder, Planned, load_tokenizer
 from longspec.data.chat.special_tokens import LayoutError
 from longspec.data.layout_tally import REWRITE_COUNTS, UNLIKE_SERVED
-from longspec.data.pack import arrow_shards
+from longspec.data.pack.arrow_shards import TokenWriter
 from longspec.data.read.record_checks import RecordError
 
 # Records are handed to the tokenizer in groups of about this many bytes: enough to keep all its threads busy.
@@ -34,38 +34,6 @@ GROUP_BYTES = 1 << 20
 MAX_SKIPPED = 0.01
 
 Group = list[tuple[int, dict[str, Any]]]  # where each record's line begins in its file, in bytes, and the record
-
-
-@dataclass
-class Tally:
-    """Counts over a shard: records skipped, by reason; documents laid out unlike served prompts.
-
-    Of records whose template rewrites what it laid out (layout.py): documents beyond the first; messages in none of them.
-    """
-
-    skipped: dict[str, dict[str, int]] = field(default_factory=dict)  # by reason the count, and where the first one stands
-    unlike_served: int = 0
-    further: int = 0
-    left_out: int = 0
-
-    def skip(self, place: int, error: LayoutError) -> None:
-        """Count a record that has no layout, whichever of its messages is the cause."""
-        reason = re.sub(r"\[\d+\]", "[]", str(error))
-        self.skipped.setdefault(reason, {"count": 0, "first": place})["count"] += 1
-
-    def keep(self, documents: list[Encoded]) -> None:
-        """Count a record's documents."""
-        self.further += len(documents) - 1
-        self.unlike_served += sum(not document.as_served for document in documents)
-        self.left_out += sum(document.left_out for document in documents)
-
-    def describe(self, most: float) -> dict[str, Any]:
-        """Return the counts for the manifest; `most`: the share of all shards' records that may be skipped (pack checks it)."""
-        count = sum(each["count"] for each in self.skipped.values())
-        skipped = {"count": count, "allowed": most, "reasons": self.skipped}
-        # Not written at 0, so that manifests of data without such records, and what is made of them, stay as they were.
-        beyond = zip(REWRITE_COUNTS, (self.further, self.left_out), strict=True)
-        return {"skipped": skipped, UNLIKE_SERVED: self.unlike_served} | {name: some for name, some in beyond if some}
 
 
 def encode(tokenizer: Any, record: dict[str, Any]) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
@@ -108,23 +76,35 @@ def _plan(encoder: Encoder, path: Path, place: int, record: dict[str, Any]) -> P
         raise ValueError(f"{path}: the line at byte {place}: {error}; make the file again") from error
 
 
-def _write(encoder: Encoder, train: Path, part: tuple[int, int], writer: arrow_shards.TokenWriter, progress: Progress) -> Tally:
-    """Every record of the shard, `part` of (shard, num_shards), as documents, or counted as skipped."""
-    tally = Tally()
-    for group in _groups(train, *part):
+def _write(encoder: Encoder, groups: Iterator[Group], train: Path, writer: TokenWriter, progress: Progress) -> dict[str, Any]:
+    """Write every record as documents, or skip it; the counts for the manifest.
+
+    Counted are records that were skipped, by reason, and where the first of each stands; documents laid out unlike served
+    prompts; of records whose template rewrites what it laid out (layout.py) documents beyond the first, and messages in none.
+    """
+    skipped: dict[str, dict[str, int]] = {}
+    further, left_out = REWRITE_COUNTS
+    counts = Counter({UNLIKE_SERVED: 0})
+    for group in groups:
         kept: list[tuple[int, Encoded]] = []
         planned = [_plan(encoder, train, place, record) for place, record in group]
         for (place, _), documents in zip(group, encoder.encode(planned), strict=True):
-            if isinstance(documents, LayoutError):
-                tally.skip(place, documents)
+            if isinstance(documents, LayoutError):  # whichever of its messages is the cause
+                reason = re.sub(r"\[\d+\]", "[]", str(documents))
+                skipped.setdefault(reason, {"count": 0, "first": place})["count"] += 1
                 continue
-            tally.keep(documents)
+            counts[further] += len(documents) - 1
+            for document in documents:
+                counts[UNLIKE_SERVED] += not document.as_served
+                counts[left_out] += document.left_out
             kept += [(place, document) for document in documents]
         if kept:
             writer.write([(document.ids, document.answer_mask) for _, document in kept], [place for place, _ in kept])
         if progress:
             progress(len(group))
-    return tally
+    # Not written at 0, so that manifests of data without such records, and what is made of them, stay as they were.
+    told = {name: count for name, count in counts.items() if count or name == UNLIKE_SERVED}
+    return {"skipped": {"count": sum(each["count"] for each in skipped.values()), "reasons": skipped}, **told}
 
 
 def make(
@@ -142,12 +122,12 @@ def make(
     tokenizer, tokenizer_hash = load_tokenizer(tokenizer_manifest)
     train, arrow = raw.parent / "train.jsonl", out.with_suffix(".arrow")
     remove_strays(arrow, out)
-    most = raw_manifest["settings"].get("max_rejected", MAX_SKIPPED)
     with new_file(arrow) as beside:
-        with arrow_shards.TokenWriter(beside) as writer:
-            tally = _write(Encoder(tokenizer), train, (shard, num_shards), writer, progress)
+        with TokenWriter(beside) as writer:
+            counts = _write(Encoder(tokenizer), _groups(train, shard, num_shards), train, writer, progress)
         # An old manifest must not stand beside the new shard.
         out.unlink(missing_ok=True)
+    counts["skipped"]["allowed"] = raw_manifest["settings"].get("max_rejected", MAX_SKIPPED)  # of all shards: pack checks it
     manifest = {
         "dataset": raw_manifest["name"],
         "raw": sha256_file(raw),
@@ -158,7 +138,7 @@ def make(
         "documents": writer.documents,
         "tokens": writer.tokens,
         "answer_tokens": writer.answer_tokens,
-        **tally.describe(most),
+        **counts,
         "eos": int(tokenizer.eos_token_id),
         "tokenizer": tokenizer_hash,
         "tokenizer_manifest": str(tokenizer_manifest),

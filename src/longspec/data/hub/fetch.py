@@ -12,7 +12,6 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from glob import escape
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
@@ -29,25 +28,18 @@ FILES = "files"
 UNFINISHED = ".cache"  # what huggingface_hub leaves among the files of a download that was killed
 MANIFEST = "data/hub/{dataset}/manifest.json"
 Manifest = dict[str, Any]
+Remote = Any  # a file of a repository, as huggingface_hub describes it: RepoFile
 
 
-@dataclass(frozen=True)
-class Remote:
-    """One file of a repository: its size in bytes, the hash of its git blob, and its SHA-256 where the hub knows it."""
-
-    size: int
-    blob: str
-    sha256: str | None
-
-    def is_copied_in(self, path: Path) -> bool:
-        """Tell whether a file on this machine has exactly these bytes."""
-        if not path.is_file() or path.stat().st_size != self.size:
-            return False
-        if self.sha256:
-            return sha256_file(path) == self.sha256
-        # Small files are no large-file objects: git's own hash stands for them.
-        content = b"blob %d\0" % self.size + path.read_bytes()
-        return hashlib.sha1(content, usedforsecurity=False).hexdigest() == self.blob
+def _is_copied(path: Path, remote: Remote) -> bool:
+    """Whether a file on this machine has exactly the bytes of one of the hub."""
+    if not path.is_file() or path.stat().st_size != remote.size:
+        return False
+    if remote.lfs:
+        return bool(sha256_file(path) == remote.lfs.sha256)
+    # Small files are no large-file objects: git's own hash stands for them.
+    content = b"blob %d\0" % remote.size + path.read_bytes()
+    return bool(hashlib.sha1(content, usedforsecurity=False).hexdigest() == remote.blob_id)
 
 
 @contextmanager
@@ -81,14 +73,14 @@ def _look_up(source: Source, revision: str) -> tuple[str, dict[str, Remote]]:
     for entry in found:
         if PurePosixPath(entry.path).is_absolute() or ".." in PurePosixPath(entry.path).parts:
             raise ValueError(f"{source.text}: the name {entry.path!r} leads out of the repository")
-    return commit, {entry.path: Remote(entry.size, entry.blob_id, entry.lfs and entry.lfs.sha256) for entry in found}
+    return commit, {entry.path: entry for entry in found}
 
 
 def _download(source: Source, commit: str, files: dict[str, Remote], folder: Path) -> None:
     names = [escape(name) for name in files]
     with _hub() as api:
         api.snapshot_download(source.repository, repo_type="dataset", revision=commit, allow_patterns=names, local_dir=folder)
-    damaged = [name for name, remote in files.items() if not remote.is_copied_in(folder / name)]
+    damaged = [name for name, remote in files.items() if not _is_copied(folder / name, remote)]
     for name in damaged:
         (folder / name).unlink(missing_ok=True)
     if damaged:
@@ -135,7 +127,7 @@ def _missing(out: Path, kept: Manifest | None) -> list[str]:
 
 def _bring(source: Source, commit: str, files: dict[str, Remote], folder: Path, old: Manifest) -> None:
     """Download what is not there. Raises ValueError for a file that somebody else has put there."""
-    wanted = {name: remote for name, remote in files.items() if not remote.is_copied_in(folder / name)}
+    wanted = {name: remote for name, remote in files.items() if not _is_copied(folder / name, remote)}
     for name in wanted:
         path, before = folder / name, old.get("files", {}).get(f"{FILES}/{name}", {})
         if path.exists() and (old.get("commit") == BY_HAND or sha256_file(path) != before.get("sha256")):
