@@ -28,13 +28,13 @@ import json, time
 began = time.perf_counter()
 from pathlib import Path
 import sys
-from longspec.data.pack.arrow_shards import PackedRows
-from longspec.data.schedule import Schedule
+from longspec.data.pack.arrow_shards import PackedRows, count_labels
+from longspec.data.replay import Schedule
 imported = time.perf_counter()
 rows = PackedRows(Path(sys.argv[1]))
 opened = time.perf_counter()
 numbers = Schedule([len(rows)], [1.0], {GLOBAL_BATCH}, 42).batch({STEP})
-labels = int(rows.num_labels_R[numbers].sum())
+labels = count_labels(rows.find, numbers)
 read = [rows[int(number)] for number in numbers]
 done = time.perf_counter()
 status = Path("/proc/self/status").read_text()

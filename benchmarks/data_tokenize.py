@@ -17,8 +17,7 @@ import machine
 
 from longspec import jsonl
 from longspec.data import tokenize
-from longspec.data.chat.encoding import Encoder
-from longspec.data.chat.segments import Plan
+from longspec.data.chat.encoding import Encoder, load_tokenizer
 from longspec.data.pack import packing
 
 ROUNDS = 5
@@ -49,9 +48,10 @@ def groups_of(texts: list[str]) -> list[list[str]]:
 def measure(name: str) -> dict[str, Any]:
     """All rounds of one dataset."""
     raw, manifest = corpora.raw_manifest(name), corpora.tokenizer_manifest()
-    tokenizer, _ = tokenize.load(manifest)
-    plans = Encoder(tokenizer).plan(list(jsonl.read(raw.parent / "train.jsonl")))
-    texts = [plan.text() for plan in plans if isinstance(plan, Plan)]
+    tokenizer, _ = load_tokenizer(manifest)
+    encoder = Encoder(tokenizer)
+    planned = [encoder.plan(record) for record in jsonl.read(raw.parent / "train.jsonl")]
+    texts = [plan.text() for plans in planned if isinstance(plans, list) for plan in plans]
     groups = groups_of(texts)
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()

@@ -27,7 +27,7 @@ from longspec.config import (
     to_yaml,
     typed,
 )
-from longspec.data.pack import bin_packing, packing
+from longspec.data.pack import arrow_shards, bin_packing
 from longspec.families import REFUSED
 from longspec.methods.glide.settings import FAMILIES
 from longspec.methods.glide.trainer import CLASSES
@@ -318,5 +318,5 @@ def test_differences_name_each_key() -> None:
 
 
 def test_the_packer_knows_exactly_the_choices_of_the_recipe() -> None:
-    assert set(packing.COLLATIONS) == set(COLLATIONS)
+    assert set(arrow_shards.COLLATIONS) == set(COLLATIONS)
     assert set(bin_packing.OVERLONG) == set(OVERLONG)

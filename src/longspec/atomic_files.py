@@ -17,8 +17,7 @@ from threading import current_thread, get_native_id, main_thread
 from typing import Any
 
 HASHING = 4  # files that are hashed at a time
-MADE = (("data",), ("models",), ("results",))  # where the workflow's own files lie, as paths name them
-LARGE = 2**30  # bytes of a file that is named when it was hashed
+MADE = ("data", "models", "results")  # where the workflow's own files lie, as paths name them
 
 
 def sha256_file(path: Path) -> str:
@@ -41,17 +40,6 @@ def fsync_path(path: Path) -> None:
         os.close(descriptor)
 
 
-def _is_alive(process: int) -> bool:
-    """Tell whether a process of this number runs on this machine."""
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
-
-
 def remove(path: Path) -> None:
     """Remove a folder with all that is in it, a file, or a link; what a link names stays."""
     if path.is_dir() and not path.is_symlink():
@@ -66,7 +54,7 @@ def remove_strays(*finals: Path) -> None:
         pattern = re.compile(re.escape(f".{final.name}.") + r"(\d+)(-old|-\d+)?\.tmp")
         for path in final.parent.glob(".*.tmp"):
             found = pattern.fullmatch(path.name)
-            if found and not _is_alive(int(found[1])):
+            if found and not Path("/proc", found[1]).exists():
                 remove(path)
 
 
@@ -127,14 +115,13 @@ def read_json(path: Path) -> Any:
     """Read a JSON file. Raises ValueError with the file's name when it is missing or not JSON."""
     if not path.is_file():
         command = f": {join(['snakemake', str(path)])}, and --config 'runs=[...]' where config/workflow.yaml has other runs"
-        how = command if path.parts[:1] in MADE else ""
+        how = command if next(iter(path.parts), "") in MADE else ""
         raise ValueError(f"{path}: no such file; make it first{how}, or correct the path")
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: line {error.lineno}: not valid JSON ({error.msg}); make the file again") from error
-    except (ValueError, RecursionError) as error:  # no UTF-8, a number of thousands of digits, nesting without an end
-        raise ValueError(f"{path}: not valid JSON ({error}); make the file again") from error
+    except (ValueError, RecursionError) as error:  # also no UTF-8, a number of thousands of digits, nesting without an end
+        line = f"line {error.lineno}: " if isinstance(error, json.JSONDecodeError) else ""
+        raise ValueError(f"{path}: {line}not valid JSON ({error}); make the file again") from error
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -157,15 +144,12 @@ def path_text(path: Path) -> str:
 
 
 def describe_files(folder: Path, names: list[str]) -> dict[str, dict[str, Any]]:
-    """Describe each named file of a folder by size and SHA-256, for a manifest; print each large one once it is read."""
-    found: dict[str, dict[str, Any]] = {}
+    """Describe each named file of a folder by size and SHA-256, for a manifest."""
+    names = sorted(names)
     with ThreadPoolExecutor(HASHING) as pool:  # hashing lets other threads run
-        for name, digest in zip(sorted(names), pool.map(lambda name: sha256_file(folder / name), sorted(names)), strict=True):
-            size = (folder / name).stat().st_size
-            found[name] = {"bytes": size, "sha256": digest}
-            if size >= LARGE:
-                print(f"{folder / name}: {size / 2**30:.1f} GiB hashed, {len(found)} of {len(names)} files", flush=True)
-    return found
+        hashes = pool.map(lambda name: sha256_file(folder / name), names)
+        described = zip(names, hashes, strict=True)
+        return {name: {"bytes": (folder / name).stat().st_size, "sha256": found} for name, found in described}
 
 
 def seen_file(manifest: Path) -> Path:
@@ -174,9 +158,15 @@ def seen_file(manifest: Path) -> Path:
 
 
 def _stamp(path: Path) -> list[int]:
-    """Read a file's size and time of change, in bytes and ns."""
     found = path.stat()
     return [found.st_size, found.st_mtime_ns]
+
+
+def _seen(manifest: Path) -> dict[str, list[Any]]:
+    """Read what _note_seen has kept, by file: size, time and hash; nothing where it is torn or not there."""
+    with suppress(OSError, ValueError, TypeError):
+        return dict(json.loads(seen_file(manifest).read_text(encoding="utf-8")))
+    return {}
 
 
 def _note_seen(manifest: Path, found: dict[str, list[Any]]) -> None:
@@ -185,20 +175,10 @@ def _note_seen(manifest: Path, found: dict[str, list[Any]]) -> None:
         write_json(seen_file(manifest), _seen(manifest) | found)
 
 
-def _seen(manifest: Path) -> dict[str, list[Any]]:
-    """Read what _note_seen has kept, by file: size, time and hash; nothing where it is torn or not there."""
-    with suppress(OSError, ValueError):
-        content = json.loads(seen_file(manifest).read_text(encoding="utf-8"))
-        if isinstance(content, dict):
-            return {name: each for name, each in content.items() if isinstance(each, list) and len(each) == 3}
-    return {}
-
-
 def write_manifest(manifest: Path, folder: Path, content: dict[str, Any]) -> None:
     """Write a manifest whose `files`, described as of now, lie in a folder: they are not hashed again while none changes."""
-    seen = {name: [*_stamp(folder / name), file["sha256"]] for name, file in content["files"].items()}
     write_json(manifest, content)
-    _note_seen(manifest, seen)
+    _note_seen(manifest, {name: [*_stamp(folder / name), file["sha256"]] for name, file in content["files"].items()})
 
 
 def check_files(
@@ -206,7 +186,6 @@ def check_files(
     files: dict[str, dict[str, Any]],
     manifest: Path | None = None,
     *,
-    hashes: bool = True,
     once: bool = False,
     advice: str = "",
 ) -> None:
@@ -227,7 +206,7 @@ def check_files(
         if stamp[0] != expected["bytes"]:
             raise ValueError(f"{path}: {stamp[0]} bytes, its manifest says {expected['bytes']}; torn or edited; {advice}")
         wanted = expected.get("sha256") or (known and known[2])
-        if not hashes or (known and known == [*stamp, wanted]) or (wanted is None and not once):
+        if (known and known == [*stamp, wanted]) or (wanted is None and not once):
             continue
         found[name] = [*stamp, sha256_file(path)]
         if wanted not in (None, found[name][2]):

@@ -1,19 +1,48 @@
-"""The file of a draft vocabulary: the tokens of the target that a draft can propose, the most frequent ones of its training.
+"""Whose tokens these are: a tokenizer's files with their hash, and the draft vocabulary, which is chosen among its tokens.
 
-No torch: what is planned and counted reads it too.
+A draft can propose the tokens of its vocabulary alone, the most frequent ones of its training. No torch: what is planned and
+counted reads these files too.
 """
 
 import json
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-from longspec.atomic_files import read_json_object, sha256_text, write_json
+from longspec.atomic_files import describe_files, read_json_object, sha256_text, write_json
 
 COUNT_AGAIN = "count it again by python -m longspec.data vocabulary; a file of the workflow's: remove it, which then counts it"
 GIVE_OWN = "give the file that was counted for this target; a file of the workflow's: remove it, which then counts it again"
 ALL = "all"  # the rows of every set
 LOW_COVERAGE = 0.95  # share of the trained tokens below which a draft often cannot say what comes next
+# Written by save_pretrained or by the publishers of a model; whichever exist belong to the tokenizer.
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+)
+
+
+def tokenizer_files(folder: Path) -> list[str]:
+    """Return the names of a folder's tokenizer files."""
+    return [name for name in TOKENIZER_FILES if (folder / name).is_file()]
+
+
+def tokenizer_hash(files: dict[str, Any]) -> str | None:
+    """Return the hash of the tokenizer among a manifest's files, the tokenizer's own or its target's; None: no such."""
+    own = {name: files[name] for name in TOKENIZER_FILES if name in files}
+    return sha256_text(json.dumps(own, sort_keys=True)) if own else None
+
+
+def tokenizer_hash_of(folder: Path) -> str | None:
+    """Return the hash of the tokenizer in a target's folder; None where there is none."""
+    return tokenizer_hash(describe_files(folder, tokenizer_files(folder)))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """JSON Lines: our own files whole, and one foreign line at a time for whoever sorts the broken ones out."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -11,7 +12,7 @@ from longspec.atomic_files import new_file
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON Lines file. Raises ValueError with file and line for one that is not an object."""
+    """Yield the objects of a JSON Lines file. Raises ValueError with file and line for one that is not an object."""
     with jsonlines.open(path) as reader:
         try:
             yield from reader.iter(type=dict)
@@ -33,8 +34,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object from its pairs; Python's own way keeps the last of two equal keys and drops the first in silence."""
     made = dict(pairs)
     if len(made) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"names the key {next(name for name in names if names.count(name) > 1)!r} twice")
+        [(name, _), *_] = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"names the key {name!r} twice")
     return made
 
 
@@ -46,7 +47,7 @@ _decoder = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant)
 
 
 def decode(text: str) -> Any:
-    """The value that JSON text holds, by the letter of the standard. Raises ValueError that says what is wrong with it."""
+    """Return the value that JSON text holds, by the letter of the standard. Raises ValueError that says what is wrong."""
     try:
         return _decoder.decode(text)
     except RecursionError:
@@ -59,22 +60,11 @@ encode = json.JSONEncoder(allow_nan=False).encode
 
 
 def parse(line: bytes) -> dict[str, Any]:
-    """The object that a line of anything holds, as of decode. Raises ValueError that says what is wrong with it."""
+    """Return the object that a line of anything holds, as decode does. Raises ValueError that says what is wrong with it."""
     try:
         found = decode(line.decode())
     except ValueError as error:
-        raise ValueError(_reason(error, line)) from error
+        raise ValueError(f"is not valid JSON: {error}") from error
     if not isinstance(found, dict):
         raise ValueError(f"must be a JSON object, is {'null' if found is None else type(found).__name__}")
     return found
-
-
-def _reason(error: ValueError, line: bytes) -> str:
-    """Why a line is no JSON, without the parser's line number, which is always 1: it is given one line at a time."""
-    if b"\0" in line:
-        return f"holds {line.count(0)} NUL bytes"
-    if isinstance(error, UnicodeDecodeError):
-        return f"is not UTF-8: byte {line[error.start]:#04x} at byte {error.start + 1}"
-    if isinstance(error, json.JSONDecodeError):
-        return f"is not valid JSON: {error.msg.removesuffix(' at')} at character {error.pos + 1}"
-    return str(error).partition(";")[0]

@@ -45,6 +45,6 @@ def tokenizer_manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tokenizer(tokenizer_manifest: Path) -> Any:
-    from longspec.data.tokenize import load
+    from longspec.data.chat.encoding import load_tokenizer
 
-    return load(tokenizer_manifest)[0]
+    return load_tokenizer(tokenizer_manifest)[0]

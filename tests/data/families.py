@@ -146,7 +146,7 @@ def family(name: str, backend: Tokenizer) -> Any:
 def encoded(tokenizer: Any, record: dict[str, Any]) -> list[Encoded]:
     """The documents of a record. Raises LayoutError when it cannot be laid out."""
     encoder = Encoder(tokenizer)
-    [documents] = encoder.encode(encoder.plan([record]))
+    [documents] = encoder.encode([encoder.plan(record)])
     if isinstance(documents, LayoutError):
         raise documents
     return documents

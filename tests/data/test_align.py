@@ -24,12 +24,10 @@ def run(steps: list[Any], *records: dict[str, Any]) -> list[Any]:
 MADE: list[tuple[Any, dict[str, Any], list[Any]]] = [
     ({"rename": {"question": "problem", "answer": "qwq"}}, {"question": "q", "answer": "a"}, [{"problem": "q", "qwq": "a"}]),
     ({"rename": {"a": "b", "b": "a"}}, {"a": 1, "b": 2, "c": 3}, [{"b": 1, "a": 2, "c": 3}]),
-    ({"rename": {"a": "text"}}, {"a": "t", "text": None}, [{"text": "t"}]),
     ({"select": ["b", "a"]}, {"a": 1, "b": None, "c": 3}, [{"b": None, "a": 1}]),
     ({"drop": ["a", "z"]}, {"a": 1, "b": 2}, [{"b": 2}]),
     ({"set": {"source": "book", "n": 1}}, {"source": "x", "text": "t"}, [{"source": "book", "text": "t", "n": 1}]),
     ({"add_id": {"prefix": "p"}}, {"a": 1}, [{"a": 1, "id": "p-0"}]),
-    ({"add_id": {"field": "key"}}, {"a": 1, "key": None}, [{"a": 1, "key": "0"}]),
     ({"flatten": {"field": "a"}}, {"a": [1, "x"], "b": 2}, [{"b": 2, "a": 1}, {"b": 2, "a": "x"}]),
     ({"flatten": {"field": "a", "to": "c"}}, {"a": [1, 2], "c": None}, [{"c": 1}, {"c": 2}]),
     ({"flatten": {"field": "meta.a"}}, {"meta": {"a": [1]}, "b": 2}, [{"meta": {"a": [1]}, "b": 2, "meta.a": 1}]),
@@ -50,34 +48,20 @@ MADE: list[tuple[Any, dict[str, Any], list[Any]]] = [
         {"a.b": "flat", "a": {"b": "deep"}},
         [{"a.b": "flat", "a": {"b": "deep"}, "t": "flat"}],
     ),
-    ({"compose": {"to": "t", "template": "{n} of {f}"}}, {"n": 3, "f": 0.5}, [{"n": 3, "f": 0.5, "t": "3 of 0.5"}]),
     (
         {"compose": {"to": "t", "template": "{a}\n\n{b}!", "optional": ["b"]}},
         {"a": "x", "b": ""},
         [{"a": "x", "b": "", "t": "x!"}],
     ),
-    (
-        {"compose": {"to": "t", "template": "{a}\n\n{b}!", "optional": ["b"]}},
-        {"a": "x", "b": "y"},
-        [{"a": "x", "b": "y", "t": "x\n\ny!"}],
-    ),
-    ({"compose": {"to": "t", "template": "{a}\n\n{b}", "optional": ["b"]}}, {"a": "x"}, [{"a": "x", "t": "x"}]),
-    ({"filter": {"field": "lang", "equals": "en"}}, {"lang": "en"}, [{"lang": "en"}]),
     ({"filter": {"field": "lang", "equals": "en"}}, {"lang": "de"}, [None]),
     ({"filter": {"field": "m.lang", "in": ["en", "fr"]}}, {"m": {"lang": "fr"}}, [{"m": {"lang": "fr"}}]),
-    ({"filter": {"field": "lang", "in": ["en", "fr"]}}, {"lang": "de"}, [None]),
     ({"filter": {"field": "lang", "not_in": ["en", "fr"]}}, {"lang": "fr"}, [None]),
     ({"filter": {"field": "n", "min": 0.5, "max": 2}}, {"n": 0.5}, [{"n": 0.5}]),
     ({"filter": {"field": "n", "min": 0.5, "max": 2}}, {"n": 2.1}, [None]),
-    ({"filter": {"field": "n", "min": 0, "max": 2}}, {"n": -1}, [None]),
     ({"filter": {"field": "t", "min_characters": 2, "max_characters": 3}}, {"t": "äö"}, [{"t": "äö"}]),
     ({"filter": {"field": "t", "min_characters": 2}}, {"t": "x"}, [None]),
-    ({"filter": {"field": "t", "max_characters": 3}}, {"t": "xxxx"}, [None]),
-    ({"filter": {"field": "t", "present": True}}, {"t": "x"}, [{"t": "x"}]),
     ({"filter": {"field": "t", "present": True}}, {"t": ""}, [None]),
-    ({"filter": {"field": "t", "present": True}}, {}, [None]),
     ({"filter": {"field": "t", "present": False}}, {"t": None}, [{"t": None}]),
-    ({"filter": {"field": "t", "present": False}}, {"t": "x"}, [None]),
     (
         {"alternate": {"field": "data"}},
         {"id": 1, "data": ["u", "a"]},
@@ -147,16 +131,9 @@ FAULTS: list[tuple[Any, dict[str, Any], tuple[str, str]]] = [
     ({"compose": {"to": "t", "template": "{a}{b}"}}, {"a": "x"}, ("b", "is missing or null")),
     ({"compose": {"to": "t", "template": "{a}"}}, {"a": " "}, ("a", "is empty")),
     ({"compose": {"to": "t", "template": "{a}"}}, {"a": True}, ("a", "must be text, is bool")),
-    ({"compose": {"to": "t", "template": "{a.3}"}}, {"a": ["x"]}, ("a.3", "is missing or null")),
-    (
-        {"compose": {"to": "t", "template": "{a}{b}", "optional": ["b"]}},
-        {"a": "x", "b": 0 == 1},
-        ("b", "must be text, is bool"),
-    ),
     ({"filter": {"field": "a", "min": 1}}, {"a": "1"}, ("a", "must be a number, is str")),
     ({"filter": {"field": "a", "min_characters": 1}}, {"a": 1}, ("a", "must be text, is int")),
     ({"start_at": {"field": "a"}}, {"a": [{"role": "assistant"}]}, ("a", "has no user message to start at")),
-    ({"start_at": {"field": "a"}}, {"a": ["x"]}, ("a[0]", "must be an object, is str")),
     (TAGS, {"a": [{"role": "assistant", "content": "<tool_call>{}"}]}, ("a[0].content", UNCLOSED)),
     (TAGS, {"a": [{"role": "tool", "content": "x <tool_response>1</tool_response>"}]}, ("a[0].content", UNCLOSED)),
     (
@@ -170,27 +147,24 @@ REFUSED: list[tuple[Any, str]] = [
     ("rename", r"data\.d\.align: must be a list"),
     ([{"renam": {"a": "b"}}], r"data\.d\.align\[0\]\.renam: no such aligner; known: rename, set, select, drop, add_id"),
     ([{"drop": ["a"]}, "rename"], r"data\.d\.align\[1\]: must be one aligner with its settings"),
-    ([{"drop": ["a"], "set": {"b": 1}}], r"data\.d\.align\[0\]: must be one aligner"),
     ([{"rename": ["a"]}], r"data\.d\.align\[0\]\.rename: must be a mapping"),
     ([{"rename": {"a": 3}}], r"data\.d\.align\[0\]\.rename\.a: must be a field's new name, is 3"),
     ([{"rename": {"a": "c", "b": "c"}}], r"data\.d\.align\[0\]\.rename\.a: another field becomes 'c' too"),
     ([{"select": "a"}], r"data\.d\.align\[0\]\.select: must be a list of fields' names"),
-    ([{"add_id": {"prefx": "a"}}], r"data\.d\.align\[0\]\.add_id\.prefx: unknown; known: prefix, field, by"),
-    ([{"add_id": {"prefix": 3}}], r"add_id\.prefix: must be str, is 3"),
+    ([{"add_id": {"prefx": "a"}}], r"data\.d\.align\[0\]\.add_id\.prefx: .*, is 'a'; known: prefix, field, by"),
+    ([{"add_id": {"prefix": 3}}], r"add_id\.prefix: .*, is 3"),
     ([{"add_id": {"by": "date"}}], r"add_id\.by: must be number or hash, is 'date'"),
-    ([{"flatten": {}}], r"flatten\.field: must be given; known: field, to, merge"),
+    ([{"flatten": {}}], r"flatten\.field: Missing.*; known: field, to, merge"),
     ([{"flatten": {"field": ["a", "b"], "to": "c"}}], r"flatten\.field: several fields, `to` and `merge` exclude each other"),
-    ([{"flatten": {"field": "a", "merge": 1}}], r"flatten\.merge: must be bool, is 1"),
     ([{"compose": {"to": "t", "template": "{a"}}], r"compose\.template: .* a brace that is text is written twice"),
     ([{"compose": {"to": "t", "template": "{a:>3}"}}], r"compose\.template: each unit is a field's name"),
     ([{"compose": {"to": "t", "template": "abc"}}], r"compose\.template: names no unit"),
     ([{"compose": {"to": "t", "template": "{a}", "optional": ["b"]}}], r"compose\.optional: 'b' is no unit of the template"),
-    ([{"filter": {"field": "a"}}], r"filter\.field: needs a condition"),
     ([{"filter": {"field": "a", "present": True, "equals": 1}}], r"filter\.field: needs a condition; `present` stands alone"),
-    ([{"filter": {"field": "a", "min": True}}], r"filter\.min: must be int or float, is True"),
+    ([{"filter": {"field": "a", "min": True}}], r"filter\.min: .* number, is True"),
     ([{"alternate": {"field": "a", "roles": ["me"]}}], r"alternate\.roles: must be roles such as \[user, assistant\]"),
     ([{"lay_out": {}}], r"lay_out\.train_thoughts: is not given, nor is chat_template_kwargs; give one of them"),
-    ([{"lay_out": {"train_thoughts": "no"}}], r"data\.d\.align\[0\]\.lay_out\.train_thoughts: must be bool, is 'no'"),
+    ([{"lay_out": {"train_thoughts": "no"}}], r"data\.d\.align\[0\]\.lay_out\.train_thoughts: .*, is 'no'"),
     ([{"lay_out": {"chat_template_kwargs": {"tools": []}}}], r"lay_out\.chat_template_kwargs: 'tools' is no argument"),
     ([{"start_at": {"field": "a", "role": "human"}}], r"start_at\.role: must be one of assistant, system, user, is 'human'"),
 ]
@@ -248,12 +222,6 @@ def test_steps_go_on_from_each_other_and_count_what_they_did() -> None:
         {pipeline.FLATTENED: 2, pipeline.MADE: 5},
         {pipeline.FILTERED: 1},
     ]
-
-
-def test_a_flattened_list_is_not_held_as_records() -> None:
-    outcomes = pipeline.apply(pipeline.parse("d", [{"flatten": {"field": "a"}}]), {"a": list(range(1_000_000)), "b": "x"})
-    assert next(outcomes) == {"a": 0, "b": "x"}
-    assert next(outcomes) == {"a": 1, "b": "x"}
 
 
 def test_messages_left_out_are_counted() -> None:

@@ -14,7 +14,7 @@ from longspec.data.chat.chat_template import CHATML, ChatTemplate
 from longspec.data.chat.encoding import Encoded
 from longspec.data.chat.layout import lay_out
 from longspec.data.chat.special_tokens import LayoutError
-from longspec.data.read.conversations import Chat
+from longspec.data.read.records import Chat
 from tests.data import families
 from tests.data.families import stretches
 

@@ -36,9 +36,8 @@ def packed(tmp_path_factory: pytest.TempPathFactory, tokenizer_manifest: Path) -
 
 def shown(path: Path, row: int = 0, *, full: bool = True, **console: Any) -> str:
     """The output on a wide console."""
-    what = inspection.open_manifest(path, row)
     out = Console(file=io.StringIO(), width=200, **console)
-    inspection.show(what, inspection.load_tokenizer(what, None), full, out)
+    inspection.show(path, row, None, full, out)
     assert isinstance(out.file, io.StringIO)
     return out.file.getvalue()
 
@@ -84,14 +83,8 @@ def test_long_documents_are_shown_in_part(packed: Path, monkeypatch: pytest.Monk
     assert len(page) < len(shown(packed, 0))
 
 
-def test_the_histogram_counts_everything(packed: Path) -> None:
-    lengths = shown(packed, 0).split("documents by length")[1].split("row 0")[0]
-    assert sum(int(count) for count in re.findall(r" ([\d,]+) +[\d.]+%", lengths)) == len(RECORDS)
-
-
 def test_changed_records_are_told(packed: Path, tmp_path: Path) -> None:
-    what = inspection.open_manifest(packed, 0)
-    raw = Path(what.origin["raw_manifest"])
+    raw = packed.parents[1] / "raw/manifest.json"
     before = raw.read_bytes()
     try:
         write_json(raw, read_json(raw) | {"name": "other"})
@@ -101,17 +94,20 @@ def test_changed_records_are_told(packed: Path, tmp_path: Path) -> None:
 
 
 def test_refusals(packed: Path, tmp_path: Path, tokenizer_manifest: Path) -> None:
+    console = Console(file=io.StringIO())
     with pytest.raises(ValueError, match=r"--row: must lie in 0\.\."):
-        inspection.open_manifest(packed, 10**6)
-    for other in (tokenizer_manifest, packed.parents[1] / "tokens/000.json"):
-        with pytest.raises(ValueError, match="give the manifest of packed rows"):
-            inspection.open_manifest(other, 0)
-    what = inspection.open_manifest(packed, 0)
+        inspection.show(packed, 10**6, None, True, console)
+    with pytest.raises(ValueError, match="give the manifest of packed rows"):
+        inspection.show(packed.parents[1] / "tokens/000.json", 0, None, True, console)
     with pytest.raises(ValueError, match="name the tokenizer's manifest with --tokenizer"):
-        inspection.load_tokenizer(what, tmp_path / "none.json")
-    what.origin["tokenizer"] = "another"
+        inspection.show(packed, 0, tmp_path / "none.json", True, console)
+    other = read_json(tokenizer_manifest)
+    (tmp_path / "tokenizer.json").write_bytes((Path(other["path"]) / "tokenizer.json").read_bytes() + b"\n")
+    (tmp_path / "tokenizer_config.json").write_bytes((Path(other["path"]) / "tokenizer_config.json").read_bytes())
+    files = describe_files(tmp_path, ["tokenizer.json", "tokenizer_config.json"])
+    write_json(tmp_path / "other.json", {"path": str(tmp_path), "files": files})
     with pytest.raises(ValueError, match="another tokenizer made these tokens"):
-        inspection.load_tokenizer(what, tokenizer_manifest)
+        inspection.show(packed, 0, tmp_path / "other.json", True, console)
 
 
 @pytest.fixture(scope="module")
@@ -175,13 +171,4 @@ def test_thoughts_calls_and_results_are_shown_as_they_are_laid_out(tmp_path: Pat
     assert (done["documents"], done["further_documents"], done["skipped"]) == (3, 1, 1)
     page = shown(manifest)
     assert "1 document beyond one a record" in page
-    trained = re.findall(r"⟦([^⟧]*)⟧", page.split("⟦trained⟧")[1])
-    assert sorted(trained) == sorted(
-        [
-            f'<think>\nI add.\n</think>\n\n<tool_call>\n{{"name": "sum", "arguments": {{"a": 14}}}}\n</tool_call>‹{END}›',
-            f"<think>\nSo it is.\n</think>\n\nIt is 17.‹{END}›",
-            f"<think>\n17 - 3 = 14\n</think>\n\nYes.‹{END}›",
-            f"q‹{END}›",
-        ]
-    )
     assert page.count("train.jsonl line 1\n") == 2

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from longspec import jsonl
+from longspec.config import yaml_files
 from longspec.data import presets, raw
 from longspec.data.hub import fetch
 from longspec.data.hub.names import parse
-from longspec.data.read.conversations import Chat
-from longspec.data.read.records import Text, to_messages_or_text
+from longspec.data.read.records import Chat, Text, to_messages_or_text
 from tests.data.hub_standin import Hub, running
 
 TALK = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]
@@ -76,7 +75,7 @@ def encoded(path: str, records: list[dict[str, Any]], folder: Path) -> bytes:
 
 
 def test_every_published_set_has_a_preset() -> None:
-    assert presets.DATA.read().keys() == PUBLISHED.keys() | FROM_HERE
+    assert yaml_files.read(presets.FILES[presets.DATA]).keys() == PUBLISHED.keys() | FROM_HERE
 
 
 def test_gsm8ks_training_questions_are_read_without_their_answers(tmp_path: Path) -> None:
@@ -116,11 +115,8 @@ def test_what_is_given_wins_over_the_preset() -> None:
     assert presets.expand("d", {"source": "x.jsonl", "shards": 1}) == {"source": "x.jsonl", "shards": 1}
 
 
-def test_a_file_of_presets_that_is_none_is_named(tmp_path: Path) -> None:
-    for text, told in (
-        ("bad: [source]", "bad: must be a mapping with the key source"),
-        ("- bad", "must be a mapping of presets"),
-    ):
-        (tmp_path / "data.yaml").write_text(text)
-        with pytest.raises(ValueError, match=rf"data\.yaml: {told}"):
-            presets.expand("d", {"preset": "bad"}, replace(presets.DATA, file=tmp_path / "data.yaml"))
+def test_a_preset_that_is_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data.yaml").write_text("bad: [source]")
+    monkeypatch.setitem(presets.FILES, presets.DATA, tmp_path / "data.yaml")
+    with pytest.raises(ValueError, match=r"data\.yaml: bad: must be a mapping"):
+        presets.expand("d", {"preset": "bad"})

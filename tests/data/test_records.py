@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from longspec.data.read.conversations import Chat
 from longspec.data.read.record_checks import RecordError
-from longspec.data.read.records import Text, to_messages_or_text
+from longspec.data.read.records import Chat, Text, to_messages_or_text
 
 ASKED = {"role": "user", "content": "u"}
 ANSWERED = {"role": "assistant", "content": "a"}
@@ -24,20 +23,16 @@ def called(field: str, value: Any) -> dict[str, Any]:
 
 GOOD: list[tuple[dict[str, Any], Text | Chat]] = [
     ({"text": "t"}, Text("t")),
-    ({"text": "t", "meta": {"redpajama_set_name": "RedPajamaBook"}}, Text("t")),
     ({"source": "", "target": "t"}, Text("t")),
     ({"source": "\u200b", "target": "t"}, Text("t")),
     ({"text": "\u200ba\u200b"}, Text("\u200ba\u200b")),
     ({"source": "p", "target": "t"}, Text("t", "p")),
-    ({"source": "book", "text": "t"}, Text("t")),
     ({"source": "arxiv", "text": "t"}, Text("t")),
     ({"problem": "u", "qwq": "a"}, PAIR),
     ({"problem": "u", "qwq": "a", "text": None, "messages": None}, PAIR),
-    ({"source": "tulu-v2", "conversation": [ASKED, ANSWERED]}, PAIR),
     ({"messages": [ASKED, ANSWERED]}, PAIR),
     ({"messages": [{**ASKED, "name": None}, {**ANSWERED, "tool_calls": None, "refusal": None}]}, PAIR),
     ({"id": "x_0", "conversations": [{"from": "human", "value": "u"}, {"from": "gpt", "value": "a"}]}, PAIR),
-    ({"conversations": [{"from": "human", "value": "u"}, {"from": "bing", "value": "a"}]}, PAIR),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": "u"}]}, ANSWERED]}, PAIR),
     (
         {"messages": [{"role": "user", "content": [{"type": "text", "text": " x"}, {"type": "text", "text": "y"}]}, ANSWERED]},
@@ -52,7 +47,6 @@ GOOD: list[tuple[dict[str, Any], Text | Chat]] = [
         Chat([{"role": "system", "content": "s"}, *PAIR.messages]),
     ),
     (called("reasoning_content", "hm"), Chat([ASKED, THOUGHT])),
-    (called("thinking", "hm"), Chat([ASKED, THOUGHT])),
     (called("reasoning", " \n"), PAIR),
     ({"messages": [ASKED, CALLING, RESULT, ANSWERED]}, Chat([ASKED, CALLING, RESULT, ANSWERED])),
     (
@@ -103,24 +97,18 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"text": None}, "text", "is null"),
     ({"text": " \n\u2003"}, "text", "is empty"),
     ({"text": "\u200b"}, "text", "is empty: it holds nothing but characters that are not seen, such as U+200B"),
-    ({"text": "\ufeff \u200d\n\u2060\u00ad\ufe0f"}, "text", "is empty"),
     ({"messages": [ASKED, {"role": "assistant", "content": "\u200e\u3164"}]}, "messages[1].content", "is empty"),
     ({"text": "ab\0"}, "text", "NUL character at character 3"),
     ({"text": "a\ud800b"}, "text", "lone surrogate at character 2"),
     ({"source": "book"}, "text", "is missing or null"),
     ({"source": "x\0", "target": "t"}, "source", "NUL"),
-    ({"source": 0, "target": "t"}, "source", "must be text, is int"),
-    ({"target": ["t"]}, "target", "must be text, is list"),
     ({"title": "t"}, "record", "fits no known format (fields: title;"),
-    ({}, "record", "fits no known format (fields: none;"),
     ({"problem": "p"}, "qwq", "is missing or null"),
     ({"qwq": "p"}, "problem", "is missing or null"),
     ({"prompt": "p", "completion": ""}, "completion", "is empty"),
-    ({"prompt": 3, "completion": "a"}, "prompt", "must be text, is int"),
     ({"prompt": [ASKED], "completion": "a"}, "completion", "is no list of messages, and the prompt is one"),
     ({"prompt": "p"}, "record", "fits no known format (fields: prompt;"),
     ({"messages": []}, "messages", "not empty"),
-    ({"messages": "hello"}, "messages", "must be a list"),
     ({"messages": ["hello"]}, "messages[0]", "must be an object, is str"),
     ({"messages": [ASKED]}, "messages", "no assistant"),
     ({"messages": [ANSWERED, ASKED, ANSWERED]}, "messages[0]", "begins the conversation"),
@@ -130,7 +118,6 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [ASKED, CALLING, {**RESULT, "tool_call_id": "j"}]}, "messages[2]", "no call before it asked for it"),
     ({"messages": [ASKED, CALLING, {"role": "tool", "content": None}]}, "messages[2].content", "is missing or null"),
     ({"messages": [{**ASKED, "tool_calls": [CALL]}, ANSWERED]}, "messages[0].tool_calls", "would be lost"),
-    ({"messages": [{**ASKED, "reasoning": "hm"}, ANSWERED]}, "messages[0].reasoning", "would be lost"),
     ({"messages": [ASKED, {**ANSWERED, "refusal": "no"}]}, "messages[1].refusal", "would be lost"),
     (called("tool_calls", [{"id": 1}]), "messages[1].tool_calls[0].name", "is missing or null"),
     (
@@ -139,7 +126,6 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
         "'custom' is not 'function'",
     ),
     (called("tool_calls", "[{]"), "messages[1].tool_calls", "is text, but no JSON"),
-    (called("tool_calls", [{"name": "f", "arguments": "{]"}]), "messages[1].tool_calls[0].arguments", "is text, but no JSON"),
     (called("tool_calls", [{"name": "f", "arguments": '{"a": 1, "a": 2}'}]), "messages[1].tool_calls[0].arguments", "twice"),
     (called("tool_calls", [{"name": "f", "arguments": [1]}]), "messages[1].tool_calls[0].arguments", "must be an object"),
     (called("tool_calls", [{"name": "f", "arguments": {"a": ["\0"]}}]), "messages[1].tool_calls[0].arguments.a[0]", "NUL"),
@@ -150,7 +136,6 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
         "differs from what stands under another",
     ),
     ({"messages": [ASKED, ANSWERED], "tools": [{"type": "function"}]}, "tools[0].name", "is missing or null"),
-    ({"messages": [ASKED, ANSWERED], "tools": 3}, "tools", "must be a list of functions"),
     ({"messages": [ASKED, ANSWERED], "train_thoughts": "no"}, "train_thoughts", "must be true or false, is str"),
     ({"messages": [ASKED, ANSWERED], "chat_template_kwargs": [1]}, "chat_template_kwargs", "must be an object"),
     (
@@ -163,7 +148,6 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
         "messages[0].content[1].type",
         "'image_url' is not 'text'",
     ),
-    ({"messages": [{"role": "user", "content": ["u"]}, ANSWERED]}, "messages[0].content[0]", "must be an object, is str"),
     ({"conversations": [{"from": "human", "value": None}, {"from": "gpt", "value": "a"}]}, "conversations[0].value", "null"),
     ({"source": "tulu-v2", "text": "t"}, "conversation", "is missing or null"),
     ({"source": "arxiv"}, "article[0]", "is missing or null"),
@@ -187,7 +171,6 @@ def test_faults_name_the_field(record: dict[str, Any], field: str, reason: str) 
 UNANSWERED = [
     ({"messages": [ASKED]}, [ASKED]),
     ({"messages": [{"role": "system", "content": "s"}, ASKED]}, [{"role": "system", "content": "s"}, ASKED]),
-    ({"conversations": [{"from": "human", "value": "u"}]}, [{"role": "user", "content": "u"}]),
     ({"problem": "p"}, [{"role": "user", "content": "p"}]),
     ({"messages": [ASKED, ANSWERED, ASKED]}, [ASKED, ANSWERED, ASKED]),
 ]
@@ -207,9 +190,7 @@ def test_questions_alone_are_records_where_they_are_answered_anew(
     ("record", "reason"),
     [
         ({"messages": [{"role": "system", "content": "s"}]}, "messages: has no user message to answer"),
-        ({"messages": [ANSWERED, ASKED]}, r"messages\[0\]: begins the conversation"),
         ({"problem": "p", "qwq": " "}, "qwq: is empty"),
-        ({"qwq": "a"}, "problem: is missing or null"),
     ],
 )
 def test_what_asks_nothing_stays_a_fault(record: dict[str, Any], reason: str) -> None:

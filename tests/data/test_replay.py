@@ -5,16 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from longspec.atomic_files import read_json, write_json
-from longspec.config import compose
-from longspec.data.pack.arrow_shards import PackedRows
+from longspec.data.pack.arrow_shards import PackedRows, count_labels
 from longspec.data.replay import TrainedRows, open_replayed
-from longspec.distributed import Ranks
-from longspec.train.micro_batches import StepBatches
 from tests.corpus import Corpus
-from tests.jobs import RECIPE
 
 
 def test_rows_are_numbered_through_and_counted_by_their_stages(corpus: Corpus) -> None:
@@ -26,7 +21,7 @@ def test_rows_are_numbered_through_and_counted_by_their_stages(corpus: Corpus) -
     for part in parts:
         for place in range(len(part)):
             assert rows[number].input_ids_S.tolist() == part[place].input_ids_S.tolist()
-            assert rows.num_labels_R[number] == part[place].loss_mask_S.sum()
+            assert count_labels(rows.find, [number]) == part[place].loss_mask_S.sum()
             number += 1
     with pytest.raises(IndexError):
         rows[number]
@@ -40,7 +35,7 @@ def test_trained_tokens_come_in_the_shares_asked_for(corpus: Corpus) -> None:
     rows = TrainedRows(own, {"base": PackedRows(corpus.packed)})
     schedule = rows.schedule({"base": 0.4}, 4, 7)
     seen = np.concatenate([schedule.batch(step) for step in range(3000)])
-    counted = rows.labels_by_name(seen)["base"] / sum(rows.num_labels_R[int(row)] for row in seen)
+    counted = rows.labels_by_name(seen)["base"] / count_labels(rows.find, seen)
     assert counted == pytest.approx(0.4, abs=0.005)
 
 
@@ -58,21 +53,3 @@ def test_rows_packed_otherwise_or_of_another_tokenizer_are_refused(corpus: Corpu
     write_json(copy, whole | {"labels": 0})
     with pytest.raises(ValueError, match=r"no token of it is trained .* leave its stage out of recipe\.data\.replay"):
         TrainedRows(own, open_replayed({"base": copy}, own)).schedule({"base": 0.5}, 1, 0)
-
-
-def test_ranks_share_a_batch_of_several_sources(corpus: Corpus) -> None:
-    """Together the rows of the schedule, each drawn for by its number, however many ranks there are and whichever has it."""
-    recipe = compose("train", [*RECIPE, "recipe.stage=later", "+recipe.data.replay={base: 0.4}"]).recipe
-    rows = TrainedRows(PackedRows(corpus.packed), {"base": PackedRows(corpus.packed)})
-    whole = StepBatches(rows, recipe, 4, Ranks(0, 0, 1), 400)
-    for step in (0, 5, 1000):
-        (numbers,) = whole.micro_batches(step)
-        alone = whole.load(step, numbers)
-        for ranks in (2, 4):
-            for rank in range(ranks):
-                share = StepBatches(rows, recipe, 1, Ranks(rank, rank, ranks), 400)
-                for row in np.concatenate(share.micro_batches(step)):
-                    found, place = share.load(step, np.array([row])), numbers.tolist().index(row)
-                    assert torch.equal(found.position_ids[0], alone.position_ids[place])
-                    assert torch.equal(found.labels[0], alone.labels[place])
-                    assert found.draws["lag"][0] == alone.draws["lag"][place]

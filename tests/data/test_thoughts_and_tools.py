@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from longspec.data.chat import encoding
-from longspec.data.chat.encoding import Encoder
-from longspec.data.chat.segments import Plan
+from longspec.data.chat.encoding import Encoder, Plan
 from longspec.data.chat.special_tokens import LayoutError
 from tests.data import families
 from tests.data.agent_families import AGENTS
@@ -262,6 +261,11 @@ def test_names_of_special_tokens_in_calls_thoughts_and_results_stay_text(tokeniz
         ),
         (
             "qwen3-tools",
+            {"messages": [QUESTION, {"role": "assistant", "content": "</think>\n"}], "train_thoughts": False},
+            r"messages\[1\]\.content: the chat template does not write this answer out",
+        ),
+        (
+            "qwen3-tools",
             {"messages": TWICE, "chat_template_kwargs": {"enable_thinkin": False}},
             r"chat_template_kwargs\.enable_thinkin: the chat template does not ask for it",
         ),
@@ -275,7 +279,7 @@ def test_what_cannot_be_laid_out_exactly_is_refused(tokenizers: dict[str, Any], 
 def test_one_refused_document_refuses_its_record(tokenizers: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = Encoder(tokenizers["qwen3-tools"])
     records = [{"messages": TWICE}, {"text": "t"}]
-    planned = encoder.plan(records)
+    planned = [encoder.plan(record) for record in records]
     first = planned[0][0].text()
 
     def refusing_the_first(_: Any, plans: list[Plan], *__: Any) -> list[Any]:

@@ -13,9 +13,7 @@ from longspec.atomic_files import describe_files, read_json, write_json
 from longspec.data import raw, tokenize
 from longspec.data.chat import encoding
 from longspec.data.chat.chat_template import CHATML
-from longspec.data.chat.encoding import Encoder
 from longspec.data.pack import packing
-from longspec.data.pack.arrow_shards import PackedRows
 from tests.corpus import write_raw
 
 END = "<|im_end|>"
@@ -44,19 +42,6 @@ def test_names_of_special_tokens_in_text_stay_text(tokenizer: Any) -> None:
     assert tokenizer.decode(ids[:-1], skip_special_tokens=False) == text
 
 
-def test_prompt_of_general_text_is_no_answer(tokenizer: Any) -> None:
-    assert answers(tokenizer, {"source": "Question: ", "target": "an answer"}) == "an answer" + END
-
-
-def test_batch_equals_one_by_one(tokenizer: Any) -> None:
-    records: list[dict[str, Any]] = [{"text": "plain <|im_end|>"}, {"problem": "p", "qwq": "q"}, {"source": "s", "target": "t"}]
-    encoder = Encoder(tokenizer)
-    for [document], record in zip(encoder.encode(encoder.plan(records)), records, strict=True):
-        alone_ids, alone_mask = tokenize.encode(tokenizer, record)
-        assert document.ids.tolist() == alone_ids.tolist()
-        assert document.answer_mask.tolist() == alone_mask.tolist()
-
-
 def make_raw(folder: Path, records: list[dict[str, Any]], **settings: Any) -> Path:
     source = folder / "source.jsonl"
     source.write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -65,7 +50,7 @@ def make_raw(folder: Path, records: list[dict[str, Any]], **settings: Any) -> Pa
     return out
 
 
-@pytest.mark.parametrize("num_shards", [3, 60])
+@pytest.mark.parametrize("num_shards", [3, 25])
 def test_shards_hold_every_record_once(tmp_path: Path, tokenizer_manifest: Path, tokenizer: Any, num_shards: int) -> None:
     """Wherever the borders fall, and with more shards than records, of which some are then empty."""
     records: list[dict[str, Any]] = [{"text": f"document {n} größer " * (n + 1)} for n in range(11)]
@@ -105,18 +90,6 @@ def test_a_shard_reads_its_own_part_alone(tmp_path: Path, tokenizer_manifest: Pa
         tokenize.make(source, tokenizer_manifest, 2, 4, tmp_path / "002.json")
 
 
-def test_end_is_trained_though_it_is_the_padding_token(tmp_path: Path, tokenizer_manifest: Path, tokenizer: Any) -> None:
-    source = make_raw(tmp_path, [{"problem": f"p{n}", "qwq": f"answer {n}"} for n in range(5)])
-    tokenize.make(source, tokenizer_manifest, 0, 1, tmp_path / "000.json")
-    out = tmp_path / "packed" / "manifest.json"
-    packing.make([tmp_path / "000.json"], 128, "longcot", "split", out)
-    rows = PackedRows(out)
-    trained = ""
-    for row in (rows[n] for n in range(len(rows))):
-        trained += tokenizer.decode(row.input_ids_S[row.loss_mask_S == 1], skip_special_tokens=False)
-    assert sorted(trained.split(END)) == sorted(["", *(f"answer {n}" for n in range(5))])
-
-
 def refusing(tokenizer_manifest: Path, folder: Path, words: str = "'no system role'") -> Path:
     """The same tokenizer with a template that knows no system role; `words`: what it says then."""
     manifest = read_json(tokenizer_manifest)
@@ -150,15 +123,6 @@ def test_what_a_template_refuses_is_counted(tmp_path: Path, tokenizer_manifest: 
     assert (packed["documents"], packed["skipped"], packed["raw_records"]["train"]) == (198, 2, 200)
 
 
-def test_too_many_refusals_fail_the_shard_with_a_summary(tmp_path: Path, tokenizer_manifest: Path) -> None:
-    source = make_raw(tmp_path, chats(100, {4, 9}))
-    out = tmp_path / "tokens" / "000.json"
-    summary = r"2 of 100 records have no layout, .* 2 x the chat template refuses it: no system role \(first: line 5\)"
-    with pytest.raises(ValueError, match=summary):
-        tokenize.make(source, refusing(tokenizer_manifest, tmp_path), 0, 1, out)
-    assert list(out.parent.iterdir()) == []
-
-
 def test_a_record_too_long_for_the_jobs_memory_is_counted(
     tmp_path: Path, tokenizer_manifest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,20 +153,10 @@ def test_the_share_is_counted_over_all_shards(tmp_path: Path, tokenizer_manifest
             assert packing.make(outs, 512, "longcot", "split", tmp_path / "packed/manifest.json")["skipped"] == 1
 
 
-def test_a_record_in_no_format_names_its_line(tmp_path: Path, tokenizer_manifest: Path) -> None:
+def test_a_record_in_no_format_names_its_place(tmp_path: Path, tokenizer_manifest: Path) -> None:
     """Not of our own making, since `raw` lets none through: the file was edited, its manifest too."""
     source = write_raw(tmp_path / "raw", [{"text": "one"}, {"text": 2}, {"text": "three"}])
     out = tmp_path / "tokens" / "000.json"
-    with pytest.raises(ValueError, match=r"train\.jsonl: line 2: text: must be text"):
+    with pytest.raises(ValueError, match=r"train\.jsonl: the line at byte 16: text: must be text"):
         tokenize.make(source, tokenizer_manifest, 0, 1, out)
-    assert list(out.parent.iterdir()) == []
-
-
-def test_tokenizer_hash_follows_its_files(tmp_path: Path, tokenizer_manifest: Path) -> None:
-    _, before = tokenize.load(tokenizer_manifest)
-    changed = read_json(tokenizer_manifest)
-    changed["files"]["tokenizer.json"]["sha256"] = "0"
-    (tmp_path / "m.json").write_text(json.dumps(changed))
-    with pytest.raises(ValueError, match=r"tokenizer\.json"):
-        tokenize.load(tmp_path / "m.json")
-    assert len(before) == 64
+    assert list(out.parent.iterdir()) == [], "nothing under a final name before it is whole"

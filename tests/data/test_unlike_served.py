@@ -14,9 +14,9 @@ from longspec.atomic_files import read_json
 from longspec.data import __main__ as verb
 from longspec.data import inspection
 from longspec.data.pack import packing
+from longspec.draft_vocabulary import tokenizer_files
 from longspec.report import tables
 from longspec.target.fetch import write_manifest
-from longspec.tokenizer_files import tokenizer_files
 from longspec.train.estimate import plan
 from tests.data.families import byte_level, family
 from tests.data.test_tokenize import make_raw
@@ -64,9 +64,8 @@ def test_it_is_said_of_more_than_a_tenth(
 ) -> None:
     packed = made(tmp_path, backend, thoughtless, monkeypatch)
     told = [capsys.readouterr().out]
-    shown = inspection.open_manifest(packed, 0)
     console = Console(file=io.StringIO(), width=400)
-    inspection.show(shown, inspection.load_tokenizer(shown, tmp_path / "tokenizer.json"), False, console)
+    inspection.show(packed, 0, tmp_path / "tokenizer.json", False, console)
     told.append(console.file.getvalue())  # type: ignore[attr-defined]
     options = plan.parser().parse_args(["--target", "x", "--ranks", "1", "--data", str(packed)])
     plan.read_rows(options, [plan.compose("train", ["run=demo", "recipe.data.sequence_length=64"]).recipe])

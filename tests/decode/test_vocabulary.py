@@ -14,10 +14,9 @@ from longspec.decode.levels import DEFAULT_SHAPE
 from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import speculate
 from longspec.decode.tree import DraftTree, TreeBuilder
-from longspec.draft_vocabulary import DraftVocabulary
+from longspec.draft_vocabulary import DraftVocabulary, tokenizer_hash_of
 from longspec.methods import chosen_vocabulary
 from longspec.methods.glide.drafter import GlideDrafter
-from longspec.tokenizer_files import tokenizer_hash_of
 from tests.decode.models import DEPTHS, generated, make_drafter, make_layer, make_target
 from tests.methods.test_attach import save_draft, save_target
 from tests.targets import VOCABULARY

@@ -76,22 +76,6 @@ def test_units_are_those_that_python_itself_finds_in_a_module() -> None:
     assert not [name for name in units if "._" in name]
 
 
-@pytest.mark.parametrize(
-    ("sentence", "request_"),
-    [
-        ("Returns the sum of two numbers", "return the sum of two numbers"),
-        ("Return the sum of two numbers", "return the sum of two numbers"),
-        ("Searches a list", "search a list"),
-        ("Copies a file", "copy a file"),
-        ("A list of numbers", ""),
-        ("Return", ""),
-        ("", ""),
-    ],
-)
-def test_an_order_is_made_of_what_a_docstring_says(sentence: str, request_: str) -> None:
-    assert questions.request_of(sentence) == request_
-
-
 def test_nothing_of_the_library_is_run_and_nothing_private_is_asked_about(library: Path) -> None:
     made = list(questions.generate(40, seed=0, folder=library))
     assert not list(library.parent.glob("ran *"))
@@ -127,10 +111,3 @@ def test_lengths_are_kept_and_too_many_are_refused_with_what_there_is(library: P
         list(questions.generate(5000, 0, folder=library))
     most = int(str(caught.value).partition("gives ")[2].partition(";")[0])
     assert len(list(questions.generate(most, 0, folder=library))) == most
-
-
-def test_a_large_module_is_not_asked_about_all_the_time(library: Path) -> None:
-    many = "".join(f'def large_{n}():\n    """Return the number {n} of all the numbers there are."""\n\n\n' for n in range(500))
-    (library / "large.py").write_text(many)
-    made = list(questions.generate(100, 0, folder=library))
-    assert 1 <= len({record["about"] for key, record in made if key == "large.py"}) <= questions.MOST_UNITS

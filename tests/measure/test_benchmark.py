@@ -10,10 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from longspec.config import yaml_files
 from longspec.data import presets
+from longspec.data.chat.encoding import load_tokenizer
 from longspec.data.hub import fetch
 from longspec.data.hub.names import parse
-from longspec.data.tokenize import load
 from longspec.measure import tasks
 from longspec.measure.prompt_files import manifest_of, read_records
 from longspec.measure.prompts import read_prompts
@@ -56,7 +57,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], str, str, int]] = {
 
 @pytest.fixture
 def tokenizer(corpus: Corpus) -> Any:
-    loaded = load(corpus.tokenizer)[0]
+    loaded = load_tokenizer(corpus.tokenizer)[0]
     loaded.chat_template = CHAT
     return loaded
 
@@ -72,7 +73,7 @@ def prompts_of(folder: Path, tokenizer: Any, records: list[Any], positions: int 
 
 
 def test_every_preset_is_tested() -> None:
-    assert presets.TASK.read().keys() == PUBLISHED.keys()
+    assert yaml_files.read(presets.FILES[presets.TASK]).keys() == PUBLISHED.keys()
 
 
 def place(preset: str, records: list[dict[str, Any]]) -> tuple[tasks.Benchmark, Path]:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from longspec.data import raw
-from longspec.data.tokenize import encode, load
+from longspec.data.chat.encoding import load_tokenizer
+from longspec.data.tokenize import encode
 from longspec.measure.prompts import ROOM_AFTER, draw_prompts
 from longspec.measure.tasks import HeldOut
 from tests.corpus import Corpus
@@ -19,7 +20,7 @@ TASK = HeldOut("d", CONTEXT, 24)
 
 @pytest.fixture
 def tokenizer(corpus: Corpus) -> Any:
-    return load(corpus.tokenizer)[0]
+    return load_tokenizer(corpus.tokenizer)[0]
 
 
 def write_raw(folder: Path, records: list[dict[str, Any]]) -> Path:

@@ -1,5 +1,3 @@
-import itertools
-
 import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
@@ -7,7 +5,7 @@ from transformers import AutoModelForCausalLM
 
 from longspec.data.pack.arrow_shards import PackedRows, Row
 from longspec.models.losses import NO_LABEL
-from longspec.target.train import collate, new_model, summed_loss
+from longspec.target.train import collate, new_model
 from tests.corpus import Corpus
 
 
@@ -30,9 +28,8 @@ def test_a_packed_row_costs_what_its_documents_cost_alone(corpus: Corpus, tmp_pa
     model = new_model(corpus.build, 0)
     model.save_pretrained(tmp_path)
     eager = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
-    batch = collate(rows)
-    logits_BSV = model(batch.input_ids_BS, position_ids=batch.position_ids_BS, visibility=batch.visibility).logits
-    loss_BS = cross_entropy(logits_BSV.transpose(1, 2), batch.labels_BS, reduction="none", ignore_index=NO_LABEL)
+    inputs, labels_BS = collate(rows)
+    loss_BS = cross_entropy(model(**inputs).logits.transpose(1, 2), labels_BS, reduction="none", ignore_index=NO_LABEL)
     for row, (lengths, _) in enumerate(layouts):
         start = 0
         for length in lengths:
@@ -41,27 +38,13 @@ def test_a_packed_row_costs_what_its_documents_cost_alone(corpus: Corpus, tmp_pa
             torch.testing.assert_close(loss_BS[row, start : start + length - 1], expected, atol=1e-5, rtol=0)
             start += length
         labels = sum(lengths) - len(lengths)
-        assert int((batch.labels_BS[row] != NO_LABEL).sum()) == labels
-
-
-def test_gradients_are_those_of_the_documents_alone(corpus: Corpus) -> None:
-    draw = np.random.default_rng(1)
-    lengths = [11, 2, 15]
-    row = row_of(lengths, 4, draw)
-    packed, alone = new_model(corpus.build, 0), new_model(corpus.build, 0)
-    summed_loss(packed, [row]).backward()
-    edges = np.cumsum([0, *lengths])
-    for start, end in itertools.pairwise(edges):
-        ids = torch.from_numpy(row.input_ids_S[start:end]).long()[None]
-        cross_entropy(alone(ids).logits[0, :-1], ids[0, 1:], reduction="sum").backward()
-    for (name, one), other in zip(packed.named_parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad, atol=1e-4, rtol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
+        assert int((labels_BS[row] != NO_LABEL).sum()) == labels
 
 
 def test_the_packer_rows_take_the_document_path(corpus: Corpus) -> None:
     rows = PackedRows(corpus.packed)
-    batch = collate([rows[i] for i in range(len(rows))])
-    ids_BS = batch.visibility.document_ids_BT
+    inputs, labels_BS = collate([rows[i] for i in range(len(rows))])
+    ids_BS = inputs["visibility"].document_ids_BT
     assert ids_BS is not None
     assert max(len(ids_S[ids_S >= 0].unique()) for ids_S in ids_BS) > 2
-    assert int((batch.labels_BS != NO_LABEL).sum()) == rows.manifest["labels"]
+    assert int((labels_BS != NO_LABEL).sum()) == rows.manifest["labels"]

@@ -124,7 +124,6 @@ def test_qwen_composes_characters_and_splits_in_one_way(tmp_path: Path) -> None:
         ({"without": ("blk.1.ffn_up.weight",)}, "lacks 1 tensors of the model, such as blk.1.ffn_up.weight"),
         ({"more": {"rope_freqs.weight": np.ones(8, np.float32)}}, "1 tensors would be lost, such as rope_freqs.weight"),
         ({"more": {"rope.scaling.type": "yarn"}}, "llama.rope.scaling.type is 'yarn', which .* cannot say; give the folder"),
-        ({"more": {"rope.dimension_count": 8}}, "llama.rope.dimension_count is 8|has not the shape|has the shape"),
         ({"more": {"feed_forward_length": 128}}, r"ffn_\w+|mlp.* has the shape \[.*96.*\], the model's is \[.*128"),
         ({"more": {"split.count": 3}}, "is one of 3 parts of a model; put them together first: llama-gguf-split --merge"),
         ({"without": ("tokenizer",)}, "lacks tokenizer.ggml.model, tokenizer.ggml.tokens, tokenizer.ggml.eos_token_id"),

@@ -10,6 +10,7 @@ from transformers import AutoTokenizer, Qwen2Config
 
 from longspec.atomic_files import read_json
 from longspec.config import Build
+from longspec.data.chat.chat_template import CHATML
 from longspec.target import tokenizer
 from tests.corpus import Corpus, write_raw
 
@@ -40,26 +41,11 @@ def test_text_comes_back(loaded: Any, text: str) -> None:
 def test_special_tokens(loaded: Any, corpus: Corpus) -> None:
     assert len(loaded) == corpus.build.vocabulary
     assert loaded.eos_token == loaded.pad_token == "<|endoftext|>"
+    assert loaded.chat_template == CHATML
     assert loaded.model_max_length == corpus.build.max_position
     for token in ("<|endoftext|>", "<|im_start|>", "<|im_end|>"):
         assert loaded(f"a{token}b").input_ids[1] == loaded.convert_tokens_to_ids(token)
         assert loaded.decode(loaded(token).input_ids, skip_special_tokens=True) == ""
-
-
-def test_chat_template_is_chatml(loaded: Any) -> None:
-    messages = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "the old cat"},
-        {"role": "assistant", "content": "meets"},
-    ]
-    text = (
-        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nthe old cat<|im_end|>\n"
-        "<|im_start|>assistant\nmeets<|im_end|>\n"
-    )
-    ids = loaded.apply_chat_template(messages, return_dict=False)
-    assert loaded.decode(ids) == text
-    prompt = loaded.apply_chat_template(messages[:2], tokenize=False, add_generation_prompt=True)
-    assert prompt + "meets<|im_end|>\n" == text
 
 
 def test_the_same_ids_beside_a_qwen2_config(corpus: Corpus, loaded: Any, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from longspec import jsonl
 from longspec.atomic_files import describe_files, read_json, write_json
 from longspec.config import compose
 from longspec.data import tokenize
+from longspec.data.chat.encoding import load_tokenizer
 from longspec.data.pack import packing
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.pack.held_out_rows import held_out_rows
@@ -82,7 +83,7 @@ def test_the_figures_are_those_of_single_forwards(
     glide = Qwen2Glide.from_pretrained(read_json(target)["path"], dtype=torch.float32, draft=recipe.draft)
     weights = load_file(trained / f"{name}.safetensors")
     glide.draft_model.load_state_dict({name.removeprefix("draft_model."): value for name, value in weights.items()})
-    tokenizer = tokenize.load(corpus.tokenizer)[0]
+    tokenizer = load_tokenizer(corpus.tokenizer)[0]
     records = list(jsonl.read(packed.parents[1] / "raw/held_out.jsonl"))
     texts = [tokenize.encode(tokenizer, records[place])[0][:LENGTH].tolist() for place in (0, 2, 4)]
     shares, loss, labels = [], 0.0, sum(len(text) - 1 for text in texts)
@@ -110,7 +111,7 @@ def test_rows_are_laid_out_as_the_packed_ones(tmp_path: Path, corpus: Corpus) ->
     manifest = make_packed(tmp_path, corpus, "longcot", questions(50), [far, near, near])
     rows = held_out_rows(PackedRows(manifest), 2)
     assert len(rows) == 2
-    tokenizer = tokenize.load(corpus.tokenizer)[0]
+    tokenizer = load_tokenizer(corpus.tokenizer)[0]
     ids_N, mask_N = tokenize.encode(tokenizer, near)
     for row in rows:
         assert row.input_ids_S[: len(ids_N)].tolist() == ids_N.tolist()

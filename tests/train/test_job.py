@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from longspec.config import Recipe, load
 from longspec.data import tokenize
 from longspec.data.pack import packing
-from longspec.data.pack.arrow_shards import PackedRows
+from longspec.data.pack.arrow_shards import PackedRows, count_labels
 from longspec.data.replay import TrainedRows
 from longspec.distributed import Ranks
 from longspec.train.checkpoint.save_load import draft_state_dict
@@ -58,7 +58,7 @@ def labels_by_rank(rows: PackedRows, recipe: Recipe, ranks: int) -> list[list[in
     """For each step, how many labels the rows of each rank hold."""
     shares = [StepBatches(TrainedRows(rows), recipe, 1, Ranks(rank, rank, ranks), 400) for rank in range(ranks)]
     return [
-        [int(sum(rows.num_labels_R[numbers].sum() for numbers in share.micro_batches(step))) for share in shares]
+        [sum(count_labels(rows.find, numbers) for numbers in share.micro_batches(step)) for share in shares]
         for step in range(recipe.steps or 0)
     ]
 

@@ -11,9 +11,9 @@ from pydantic import AliasPath, BaseModel, Field, NonNegativeInt, ValidationErro
 
 from longspec.answers.conversation import Answer, Conversation
 from longspec.answers.questions import Asker
-from longspec.answers.settings import Regenerate
+from longspec.answers.settings import JOURNAL, Regenerate
 from longspec.data.chat.special_tokens import LayoutError
-from longspec.data.read.conversations import Chat
+from longspec.data.read.records import Chat
 from longspec.distributed import log
 from longspec.shown import brief
 
@@ -29,10 +29,6 @@ class FailedError(Exception):
 
 class HopelessError(ValueError):
     """No request will have one."""
-
-
-class OtherPromptError(HopelessError):
-    """The server lays questions out otherwise than the target's chat template does."""
 
 
 class Model(BaseModel):
@@ -161,12 +157,13 @@ class Client:
         return body
 
     def _compare(self, read: int | None, length: int) -> None:
-        """Raise OtherPromptError where the server has read a question in another number of tokens than the target would."""
+        """Raise HopelessError where the server has read a question in another number of tokens than the target would."""
         if read is not None and read != length:
-            raise OtherPromptError(
+            raise HopelessError(
                 f"{self.address}: has read a question as {read} tokens (usage.prompt_tokens), which the target's own chat "
                 f"template lays out in {length}: it serves another model, or lays questions out otherwise; correct "
-                "regenerate.endpoint, server or served_model, or serve the target's folder with the chat template that is in it"
+                "regenerate.endpoint, server or served_model, or serve the target's folder with the chat template that is in "
+                f"it; remove the shard's {JOURNAL} if answers by that server stand in it"
             )
         if read is None and self._is_compared:
             self._is_compared = False
@@ -219,7 +216,7 @@ def _answer(conversation: Conversation, client: Client, asker: Asker) -> Convers
         if asker.prompts([conversation])[0] is None:
             continue
         try:
-            seed, length = conversation.seed(client.settings.seed), asker.sent_length(conversation.asked)
+            seed, length = conversation.seed(client.settings.seed), len(asker.encoder.as_sent(conversation.asked))
             conversation.take(asker.without_control(client.ask(conversation.asked, seed, length)))
         except LayoutError as error:
             conversation.refuse(str(error))

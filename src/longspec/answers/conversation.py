@@ -8,10 +8,8 @@ from typing import Any
 
 from longspec.answers.settings import DROP
 from longspec.data.layout_tally import CUT_BY_LIMIT
-from longspec.data.read.conversations import Chat
-from longspec.data.read.record_checks import RecordError, check_characters, check_text
-from longspec.data.read.records import ANSWER_IDS, Text, to_messages_or_text
-from longspec.data.read.thoughts import Marks, closes_one, opened_at_start
+from longspec.data.read.record_checks import Marks, RecordError, check_characters, check_text, closes_one, opened_at_start
+from longspec.data.read.records import ANSWER_IDS, Chat, Text, to_messages_or_text
 
 Messages = list[dict[str, Any]]
 FILES = ("train", "held_out")  # of the raw records
@@ -138,14 +136,10 @@ class Conversation:
         if self.end not in TAKEN:
             return line
         known = [list(ids) for ids in self.ids if ids is not None]
-        return line | record_of(self.asked) | ({ANSWER_IDS: known} if len(known) == self.answers else {})
-
-
-def record_of(chat: Chat) -> dict[str, Any]:
-    """Return a record that is read as this conversation."""
-    beside = {"tools": chat.tools, "chat_template_kwargs": chat.template_arguments}
-    record = {"messages": chat.messages} | {name: value for name, value in beside.items() if value}
-    return record if chat.train_thoughts else record | {"train_thoughts": False}
+        beside: dict[str, Any] = {"tools": self._chat.tools, "chat_template_kwargs": self._chat.template_arguments}
+        beside[ANSWER_IDS] = known if len(known) == self.answers else None
+        line |= {"messages": self.history} | {name: value for name, value in beside.items() if value}
+        return line if self._chat.train_thoughts else line | {"train_thoughts": False}
 
 
 def _to_answer(record: dict[str, Any]) -> Chat | str:

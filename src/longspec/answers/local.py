@@ -25,7 +25,7 @@ STAYING = 7 / 8  # of a batch: while more of its rows go on, copying their cache
 
 
 def batches(conversations: list[Conversation], lengths: dict[Key, int], settings: Regenerate) -> list[list[Conversation]]:
-    """Conversations of about the same number of turns and length of their first prompt, the longest first.
+    """Group conversations of about the same number of turns and length of their first prompt, the longest first.
 
     A function of the records and settings alone: a job that goes on answers whole batches again, in the same company.
     """
@@ -38,33 +38,6 @@ def batches(conversations: list[Conversation], lengths: dict[Key, int], settings
             made.append(rest[:rows])
             rest = rest[rows:]
     return made
-
-
-class LocalTarget:
-    """A loaded target that answers batches."""
-
-    def __init__(self, path: Path, settings: Regenerate, asker: Asker, ranks: Ranks) -> None:
-        self.target: Any = place_target(str(path), resolve_dtype(settings.precision), ranks)
-        self.settings, self.asker = settings, asker
-
-    def answer(self, batch: list[Conversation]) -> None:
-        """Answer conversations to their ends."""
-        while going := [each for each in batch if not each.end]:
-            prompts = self.asker.prompts(going)
-            asked = [(each, prompt) for each, prompt in zip(going, prompts, strict=True) if prompt is not None]
-            if not asked:
-                continue
-            rows = [prompt for _, prompt in asked]
-            samplers = [self._sampler(each) for each, _ in asked]
-            found = decode(self.target, rows, self.settings.new_tokens, self.asker.ends, samplers)
-            for (each, _), tokens in zip(asked, found, strict=True):
-                each.take(self.asker.answer(tokens))
-
-    def _sampler(self, conversation: Conversation) -> Sampler:
-        if self.settings.temperature == 0:
-            return Sampler()
-        generator = torch.Generator(self.target.device).manual_seed(conversation.seed(self.settings.seed))
-        return Sampler(self.settings.temperature, 0, self.settings.top_p, generator)
 
 
 def answered(
@@ -80,13 +53,33 @@ def answered(
 
     lengths: of first prompts; ranks: that have joined to hold the target together, which is loaded for the first batch.
     """
-    target = None
+    target: Any = None
     for batch in batches(conversations, lengths, settings):
         if all(each.key in done for each in batch):
             continue
-        target = target or LocalTarget(path, settings, asker, ranks)
-        target.answer(batch)
+        target = target or place_target(str(path), resolve_dtype(settings.precision), ranks)
+        answer(batch, target, settings, asker)
         yield [each for each in batch if each.key not in done]
+
+
+def answer(batch: list[Conversation], target: Any, settings: Regenerate, asker: Asker) -> None:
+    """Answer conversations to their ends, turn by turn."""
+    while going := [each for each in batch if not each.end]:
+        prompts = zip(going, asker.prompts(going), strict=True)
+        asked = [(each, prompt) for each, prompt in prompts if prompt is not None]
+        if not asked:
+            continue
+        samplers = [_sampler(each, settings, target.device) for each, _ in asked]
+        found = decode(target, [prompt for _, prompt in asked], settings.new_tokens, asker.ends, samplers)
+        for (each, _), tokens in zip(asked, found, strict=True):
+            each.take(asker.answer(tokens))
+
+
+def _sampler(conversation: Conversation, settings: Regenerate, device: torch.device) -> Sampler:
+    if settings.temperature == 0:
+        return Sampler()
+    generator = torch.Generator(device).manual_seed(conversation.seed(settings.seed))
+    return Sampler(settings.temperature, 0, settings.top_p, generator)
 
 
 @torch.inference_mode()

@@ -16,8 +16,7 @@ from longspec.answers.conversation import ENDS, FAILED, FILES, TAKEN
 from longspec.answers.settings import JOURNAL, SERVED
 from longspec.atomic_files import check_files, describe_files, read_json, sha256_file, write_json
 from longspec.data.layout_tally import CUT_BY_LIMIT, answer_reasons
-from longspec.data.read.conversations import BESIDE
-from longspec.data.read.records import ANSWER_IDS
+from longspec.data.read.records import ANSWER_IDS, BESIDE
 
 Place = tuple[int, Path, int]  # a record's line in the raw file, the journal that has its answers, where its line begins there
 

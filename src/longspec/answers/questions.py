@@ -8,11 +8,10 @@ from typing import Any
 from longspec.answers.conversation import Answer, Conversation, Key
 from longspec.answers.settings import ENDPOINT, LOCAL, Regenerate, room_for_prompts
 from longspec.atomic_files import read_json_object
-from longspec.data.chat.answer_forms import end_of
+from longspec.data.chat.chat_template import end_of
 from longspec.data.chat.encoding import Encoder
 from longspec.data.chat.special_tokens import REASONING, LayoutError, special_names
-from longspec.data.read.conversations import Chat
-from longspec.data.read.thoughts import opened_at_end
+from longspec.data.read.record_checks import opened_at_end
 
 TOGETHER = 1024  # questions whose tokens are held in memory at a time
 OPENER_TOKENS = 8  # more than a mark such as <think> and a line's end have in any vocabulary
@@ -31,11 +30,11 @@ class Asker:
     def __init__(self, tokenizer: Any, target: Path, positions: int, settings: Regenerate, key: str) -> None:
         room = room_for_prompts(settings, positions, key)
         self.longest = settings.longest_prompt or room
-        self.tokenizer, self._encoder = tokenizer, Encoder(tokenizer)
-        self.ends = ends_of(tokenizer, target, self._encoder)
+        self.tokenizer, self.encoder = tokenizer, Encoder(tokenizer)
+        self.ends = ends_of(tokenizer, target, self.encoder)
         names = [name for name in special_names(tokenizer) if name not in REASONING]
         self._special = dict(zip(tokenizer.convert_tokens_to_ids(names), names, strict=True))
-        template, special = self._encoder.template.template, self._encoder.special
+        template, special = self.encoder.template.template, self.encoder.special
         if settings.engine == LOCAL and all(mark in template and mark in special for mark in CHANNELS):
             raise ValueError(
                 f"{key}.engine: {LOCAL} does not read answers in channels ({', '.join(CHANNELS)}), in which this target writes "
@@ -45,7 +44,7 @@ class Asker:
     def prompts(self, conversations: Sequence[Conversation]) -> list[list[int] | None]:
         """Return the token ids of each one's next question; None where it cannot be asked, which ends the conversation."""
         found: list[list[int] | None] = []
-        for each, made in zip(conversations, self._encoder.requests([each.asked for each in conversations]), strict=True):
+        for each, made in zip(conversations, self.encoder.requests([each.asked for each in conversations]), strict=True):
             found.append(None)
             if isinstance(made, LayoutError):
                 each.refuse(str(made))
@@ -64,10 +63,6 @@ class Asker:
             prompts = zip(some, self.prompts(some), strict=True)
             lengths |= {each.key: len(prompt) for each, prompt in prompts if prompt is not None}
         return lengths
-
-    def sent_length(self, chat: Chat) -> int:
-        """Count the tokens that a server makes of a conversation. Raises LayoutError where the template refuses."""
-        return len(self._encoder.as_sent(chat))
 
     def without_control(self, answer: Answer) -> Answer:
         """Return a server's answer: with a fault where it spells a special token, without tokens that are not its own."""

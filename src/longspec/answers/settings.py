@@ -5,7 +5,6 @@ import shlex
 import shutil
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 from pydantic import Field
 
@@ -29,7 +28,10 @@ ONLY = {
 }
 
 
-Address = Annotated[Text, Field(pattern=r"^https?://[^\s@]+$", title="an address such as http://host:8000/v1")]
+_HOST, _PORT = r"(\[[\da-fA-F:.]+\]|[^\s@/:\[\]]+)", r"(:[1-9]\d{0,4})?"
+Address = Annotated[
+    Text, Field(pattern=rf"^https?://{_HOST}{_PORT}(/[^\s@]*)?$", title="an address such as http://host:8000/v1")
+]
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,6 @@ def _check_place(key: str, settings: Regenerate) -> None:
             f"{key}: engine: {ENDPOINT} needs either endpoint (http://host:8000/v1, where the target is served) or server (the "
             f"command that serves it), not {'both' if settings.endpoint else 'neither'}"
         )
-    if settings.endpoint is not None:
-        _check_address(key, settings.endpoint)
     if settings.server is None:
         return
     try:
@@ -106,17 +106,6 @@ def _check_place(key: str, settings: Regenerate) -> None:
         raise ValueError(f"{key}.server: {words[0]}: no such program; `make .venv-serve/.stamp` makes .venv-serve/bin/python")
 
 
-def _check_address(key: str, address: str) -> None:
-    """Raise ValueError for an address without a host, or with a port that is none."""
-    try:
-        parts = urlsplit(address)
-        fault = "" if parts.hostname and parts.port != 0 else "names no host and port"
-    except ValueError as error:  # a port out of range, an open bracket
-        fault = str(error)
-    if fault:
-        raise ValueError(f"{key}.endpoint: {address}: {fault}; give an address such as http://host:8000/v1")
-
-
 def room_for_prompts(settings: Regenerate, positions: int, key: str) -> int:
     """Return the most tokens that a prompt may have in a target of so many positions. Raise ValueError where they do not do."""
     room = positions - settings.new_tokens
@@ -135,18 +124,17 @@ def room_for_prompts(settings: Regenerate, positions: int, key: str) -> int:
 
 def deciding(settings: Regenerate) -> str:
     """Return the settings that decide the answers, as canonical JSON; the other engine's keys are left out."""
-    return _json(settings, lambda name: name not in RUNTIME)
+    return json.dumps({name: value for name, value in _given(settings) if name not in RUNTIME}, sort_keys=True)
 
 
 def runtime(settings: Regenerate) -> str:
     """Return the settings that decide no answer."""
-    return _json(settings, lambda name: name in RUNTIME)
+    return json.dumps({name: value for name, value in _given(settings) if name in RUNTIME}, sort_keys=True)
 
 
-def _json(settings: Regenerate, wanted: Any) -> str:
+def _given(settings: Regenerate) -> list[tuple[str, Any]]:
     values = asdict(settings).items()
-    chosen = {name: value for name, value in values if wanted(name) and ONLY.get(name, settings.engine) == settings.engine}
-    return json.dumps({name: value for name, value in chosen.items() if value is not None}, sort_keys=True)
+    return [(name, value) for name, value in values if value is not None and ONLY.get(name, settings.engine) == settings.engine]
 
 
 def folder_name(settings: Regenerate) -> str:

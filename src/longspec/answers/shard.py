@@ -8,7 +8,7 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from itertools import chain
 from pathlib import Path
@@ -20,8 +20,8 @@ from longspec.answers.conversation import ENDS, FAILED, FILES, Conversation
 from longspec.answers.questions import Asker
 from longspec.answers.settings import ENDPOINT, JOURNAL, PRINTED, SERVED, Regenerate, deciding
 from longspec.atomic_files import check_files, checked_folder, describe_files, read_json, sha256_file, write_json
+from longspec.data.chat.encoding import load_tokenizer
 from longspec.data.read.records import RecordError
-from longspec.data.tokenize import load
 from longspec.distributed import ALONE, Ranks, log
 from longspec.families import position_limit
 from longspec.journal import Followed, Journal, journal_of
@@ -135,7 +135,7 @@ def make(
         endpoint = client.Client(settings.endpoint, settings)
         made_with |= {SERVED: endpoint.find_model()}
     positions = position_limit(read_target_config(folder))
-    asker = Asker(load(tokenizer)[0], folder, positions, settings, f"data.{dataset['name']}.regenerate")
+    asker = Asker(load_tokenizer(tokenizer)[0], folder, positions, settings, f"data.{dataset['name']}.regenerate")
     conversations = read(raw, shard, num_shards, settings.cut)
     with _alone_in(out, ranks):
         identity, of = made_with | {"shard": shard}, f"{dataset['name']}'s answers"
@@ -188,8 +188,12 @@ def _answer(
 
             answered = local.answered(going, lengths, done, target, settings, asker, ranks)
         elif left:
-            asked = endpoint or _of_own_server(target, settings, journal.path, stack)
-            answered = stack.enter_context(closing(_asked(left, asked, asker, journal.path)))
+            if endpoint is None:
+                printed = journal.path.with_name(PRINTED)
+                started = server.started(settings.server or "", target, settings.server_minutes, printed)
+                endpoint = client.Client(stack.enter_context(started), settings, own=True)
+                endpoint.find_model()
+            answered = stack.enter_context(closing(client.answered(left, endpoint, asker)))
         for together in chain([ended], answered):
             for each in together:
                 if each.end != FAILED:
@@ -203,22 +207,3 @@ def _answer(
     if ranks.is_main:
         tally.tell()
     return tally
-
-
-def _of_own_server(target: Path, settings: Regenerate, journal: Path, stack: ExitStack) -> client.Client:
-    """Start the server of the settings for as long as the stack lives; its client."""
-    assert settings.server is not None
-    started = server.started(settings.server, target, settings.server_minutes, journal.with_name(PRINTED))
-    asked = client.Client(stack.enter_context(started), settings, own=True)
-    asked.find_model()
-    return asked
-
-
-def _asked(
-    left: list[Conversation], asked: client.Client, asker: Asker, journal: Path
-) -> Generator[list[Conversation], None, None]:
-    """Yield conversations as a server answers them. Raises ValueError that names the journal of another server's answers."""
-    try:
-        yield from client.answered(left, asked, asker)
-    except client.OtherPromptError as error:
-        raise ValueError(f"{error}; remove {journal} if answers by that server stand in it") from None

@@ -14,7 +14,7 @@ from longspec.command_line import add_verb, named_path
 from longspec.data import draft_vocabulary, inspection, raw, tokenize
 from longspec.data.hub import fetch
 from longspec.data.layout_tally import REWRITE_COUNTS, unlike_served_warning
-from longspec.data.pack import bin_packing, packing
+from longspec.data.pack import arrow_shards, bin_packing, packing
 
 
 def parser() -> argparse.ArgumentParser:
@@ -40,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     verb.add_argument("--tokens", required=True, nargs="+", type=Path, help="the shards' manifests")
     verb.add_argument("--length", required=True, type=int, help="tokens in a row")
     verb.add_argument(
-        "--collation", required=True, choices=list(packing.COLLATIONS), help="long and longcot train answers alone"
+        "--collation", required=True, choices=list(arrow_shards.COLLATIONS), help="long and longcot train answers alone"
     )
     verb.add_argument(
         "--overlong", default="split", choices=bin_packing.OVERLONG, help="what becomes of documents longer than a row"
@@ -86,8 +86,7 @@ def main() -> None:
     shown.start_logging("%(levelname)s %(name)s: %(message)s")
     arguments = parser().parse_args()
     if arguments.verb == "inspect":
-        found = inspection.open_manifest(arguments.manifest, arguments.row)
-        inspection.show(found, inspection.load_tokenizer(found, arguments.tokenizer), arguments.full, Console())
+        inspection.show(arguments.manifest, arguments.row, arguments.tokenizer, arguments.full, Console())
         return
     start = time.perf_counter()
     with tqdm(desc=arguments.verb, disable=None) as bar:

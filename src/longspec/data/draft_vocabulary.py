@@ -31,13 +31,8 @@ def trained_tokens(rows: PackedRows, size: int, progress: Progress = None) -> ND
     return counts_V
 
 
-def coverage(counts_V: NDArray[np.int64], ids: tuple[int, ...]) -> float:
-    """The share of the counted tokens that are among these."""
-    return float(counts_V[list(ids)].sum() / max(1, counts_V.sum()))
-
-
 def target_tokens(target: Path) -> int:
-    """How many tokens a target has, by its manifest: its embeddings' rows, which may be more than its tokenizer's entries.
+    """Return how many tokens a target has, by its manifest: its embeddings' rows, perhaps more than its tokenizer's entries.
 
     Raises ValueError for a file that is no target's manifest, and for a configuration that does not say it.
     """
@@ -82,7 +77,8 @@ def make(
         if len(taken.ids) != count:
             raise ValueError(f"{ids_of}: ids: are {len(taken.ids)}, --size is {count}; give the file of that size")
         ids = taken.ids
-    shares = {name: coverage(counts_V, ids) for name, counts_V in counts.items()} | {ALL: coverage(total_V, ids)}
+    of_each = {**counts, ALL: total_V}
+    shares = {name: float(counts_V[list(ids)].sum() / max(1, counts_V.sum())) for name, counts_V in of_each.items()}
     made = DraftVocabulary(ids, size, tokenizer, shares)
     made.write(out)
     return {"tokens": count, "of": size, "trained": int(total_V.sum()), "coverage": shares, "warning": made.low_coverage}

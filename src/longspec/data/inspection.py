@@ -5,22 +5,19 @@ what a model takes for control. On a terminal both have a colour too.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.rule import Rule
-from rich.table import Table
 from rich.text import Text
 
 from longspec.atomic_files import read_json, sha256_file
-from longspec.data import tokenize
+from longspec.data.chat.encoding import load_tokenizer
 from longspec.data.chat.special_tokens import special_names
-from longspec.data.layout_tally import REWRITE_COUNTS, line_number, unlike_served_warning
+from longspec.data.layout_tally import REWRITE_COUNTS, unlike_served_warning
 from longspec.data.pack.arrow_shards import DOCUMENT_STARTS, LENGTH, PIECE_STARTS, PackedRows
 from longspec.shown import lines, one_line
 
@@ -31,29 +28,6 @@ SPECIAL, SPECIAL_OPEN, SPECIAL_CLOSE = "reverse", "‹", "›"
 TYPED = {ord(mark): f"<U+{ord(mark):04X}>" for mark in (OPEN, CLOSE, SPECIAL_OPEN, SPECIAL_CLOSE)}
 HEAD, TAIL = 160, 80  # tokens of a document that are shown at its beginning and its end
 BAR = 40  # characters of the longest bar
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A stretch of a document as it stands in a row, or the whole of it. N: its tokens."""
-
-    ids_N: NDArray[np.int32]
-    trained_N: NDArray[np.uint8]
-    record: int  # where its record begins in train.jsonl, in bytes
-    start: int  # of the piece in its document, in tokens
-
-
-@dataclass(frozen=True)
-class Shown:
-    """A dataset as it is shown: its name and facts, its lengths, and one row of it."""
-
-    title: str
-    facts: dict[str, str]
-    lengths: dict[str, int]  # documents by length, see longspec.data.pack.bin_packing.histogram
-    heading: str
-    pieces: list[Piece]
-    padding: int
-    origin: dict[str, Any]  # the manifest of the first token shard they come from
 
 
 def _count(number: int, name: str) -> str:
@@ -82,54 +56,32 @@ def _facts(manifest: dict[str, Any]) -> dict[str, str]:
     return facts
 
 
-def open_manifest(path: Path, number: int) -> Shown:
-    """One row of a packed folder, named by its manifest, to be shown. Raises ValueError for another manifest."""
-    rows = PackedRows(path)
-    if not 0 <= number < len(rows):
-        raise ValueError(f"--row: must lie in 0..{len(rows) - 1}, is {number}")
-    row, (batch, place) = rows[number], rows.find(number)
-    begins, length, starts = (batch.column(each)[place].as_py() for each in (DOCUMENT_STARTS, LENGTH, PIECE_STARTS))
-    ends = [*begins[1:], length]
-    pieces = [
-        Piece(row.input_ids_S[begin:end], row.loss_mask_S[begin:end], record, start)
-        for begin, end, record, start in zip(begins, ends, row.records, starts, strict=True)
-    ]
-    heading = f"row {number:,}: {_count(len(pieces), 'document')}, {length:,} tokens, {int(row.loss_mask_S.sum()):,} trained"
-    manifest = rows.manifest
-    return Shown(
-        title=f"{manifest['dataset']}, packed",
-        facts=_facts(manifest),
-        lengths=manifest["document_lengths"],
-        heading=heading,
-        pieces=pieces,
-        padding=rows.sequence_length - length,
-        origin=read_json(Path(manifest["shards"][0]["path"])),
-    )
-
-
-def load_tokenizer(shown: Shown, given: Path | None) -> Any:
-    """The tokenizer that made the tokens. Raises ValueError when there is none, or another one."""
-    path = given or Path(shown.origin["tokenizer_manifest"])
+def _tokenizer(origin: dict[str, Any], given: Path | None) -> Any:
+    path = given or Path(origin["tokenizer_manifest"])
     if not path.is_file():
         raise ValueError(f"{path}: no such file; name the tokenizer's manifest with --tokenizer")
-    tokenizer, tokenizer_hash = tokenize.load(path)
-    if tokenizer_hash != shown.origin["tokenizer"]:
+    tokenizer, found = load_tokenizer(path)
+    if found != origin["tokenizer"]:
         raise ValueError(f"{path}: another tokenizer made these tokens; name its manifest with --tokenizer")
     return tokenizer
 
 
-def _origin_of(piece: Piece, origin: dict[str, Any]) -> str:
-    """Which record a piece comes from."""
+def _origin_of(record: int, origin: dict[str, Any]) -> str:
+    """Say where the record lies that begins at a byte of the training records."""
     raw = Path(origin["raw_manifest"])
     train = raw.parent / "train.jsonl"
     if not raw.is_file() or sha256_file(raw) != origin["raw"]:
-        return f"byte {piece.record:,} of {train}, which is there no more as it was"
-    return f"{train} line {line_number(train, piece.record):,}"
+        return f"byte {record:,} of {train}, which is there no more as it was"
+    with train.open("rb") as lines_before:
+        number = 1
+        while lines_before.tell() < record:
+            lines_before.readline()
+            number += 1
+    return f"{train} line {number:,}"
 
 
-def _runs(piece: Piece, full: bool) -> Iterator[tuple[bool | None, list[int]]]:
+def _runs(ids: list[int], trained: list[int], full: bool) -> Iterator[tuple[bool | None, list[int]]]:
     """Stretches of tokens that are trained or not; (None, ...) holds the tokens that are left out."""
-    ids, trained = piece.ids_N.tolist(), piece.trained_N.tolist()
     hidden = range(0) if full or len(ids) <= HEAD + TAIL else range(HEAD, len(ids) - TAIL)
     kinds = [None if at in hidden else bool(is_trained) for at, is_trained in enumerate(trained)]
     for kind, run in groupby(zip(kinds, ids, strict=True), key=lambda each: each[0]):
@@ -138,11 +90,7 @@ def _runs(piece: Piece, full: bool) -> Iterator[tuple[bool | None, list[int]]]:
 
 def _decoded(ids: list[int], tokenizer: Any, special: set[int]) -> Iterator[tuple[bool, str]]:
     """The text of tokens; that of each special token by itself, with True."""
-
-    def decode(some: list[int]) -> str:
-        text: str = tokenizer.decode(some, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return text
-
+    decode = partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     before: list[int] = []
     for is_special, run in groupby(ids, key=special.__contains__):
         tokens = list(run)
@@ -153,35 +101,22 @@ def _decoded(ids: list[int], tokenizer: Any, special: set[int]) -> Iterator[tupl
             yield False, decode([*before, *tokens]).removeprefix(decode(before))
 
 
-def _text(piece: Piece, tokenizer: Any, full: bool) -> Text:
+def _text(ids: list[int], trained: list[int], tokenizer: Any, full: bool) -> Text:
     text, special = Text(), set(tokenizer.convert_tokens_to_ids(list(special_names(tokenizer))))
-    for trained, ids in _runs(piece, full):
-        if trained is None:
-            text.append(f"\n … {len(ids):,} tokens left out, --full shows them … \n", style="dim")
+    for is_trained, run in _runs(ids, trained, full):
+        if is_trained is None:
+            text.append(f"\n … {len(run):,} tokens left out, --full shows them … \n", style="dim")
             continue
-        style = TRAINED if trained else UNTRAINED
-        text.append(OPEN if trained else "", style=style)
-        for is_special, decoded in _decoded(ids, tokenizer, special):
+        style = TRAINED if is_trained else UNTRAINED
+        text.append(OPEN if is_trained else "", style=style)
+        for is_special, decoded in _decoded(run, tokenizer, special):
             shown_as = lines(decoded).translate(TYPED)
             if is_special:
                 text.append(f"{SPECIAL_OPEN}{shown_as}{SPECIAL_CLOSE}", style=f"{style} {SPECIAL}")
             else:
                 text.append(shown_as, style=style)
-        text.append(CLOSE if trained else "", style=style)
+        text.append(CLOSE if is_trained else "", style=style)
     return text
-
-
-def _bars(console: Console, title: str, counts: dict[str, int]) -> None:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1), show_header=False)
-    for justify in ("right", "right", "right", "left"):
-        table.add_column(justify=justify, no_wrap=True)
-    total, most = sum(counts.values()), max(counts.values(), default=1)
-    mark = "█" if console.encoding.startswith("utf") else "#"
-    for name, count in counts.items():
-        bar = mark * max(1, round(BAR * count / most))
-        table.add_row(name, f"{count:,}", f"{count / total:.1%}", Text(bar, style=FRAME))
-    console.print(table)
-    console.print()
 
 
 def _title(console: Console, text: str) -> None:
@@ -189,23 +124,39 @@ def _title(console: Console, text: str) -> None:
     console.print(Rule(Text(text, style=FRAME), style=FRAME, align="left", characters="╌"))
 
 
-def show(shown: Shown, tokenizer: Any, full: bool, console: Console) -> None:
-    """Print it."""
-    console.print(Rule(Text(one_line(shown.title), style="bold"), style=FRAME, align="left"))
-    for name, fact in shown.facts.items():
+def show(path: Path, number: int, tokenizer_manifest: Path | None, full: bool, console: Console) -> None:
+    """Print one row of a packed folder, named by its manifest, with facts of all.
+
+    tokenizer_manifest: where it lies elsewhere than the tokens' manifest says. Raises ValueError for a manifest of no packed
+    rows, a number of no row, and a tokenizer that is missing or did not make the tokens.
+    """
+    rows = PackedRows(path)
+    if not 0 <= number < len(rows):
+        raise ValueError(f"--row: must lie in 0..{len(rows) - 1}, is {number}")
+    manifest, row, (batch, at) = rows.manifest, rows[number], rows.find(number)
+    begins, length, starts = (batch.column(each)[at].as_py() for each in (DOCUMENT_STARTS, LENGTH, PIECE_STARTS))
+    origin = read_json(Path(manifest["shards"][0]["path"]))  # of the first token shard
+    tokenizer = _tokenizer(origin, tokenizer_manifest)
+    console.print(Rule(Text(one_line(f"{manifest['dataset']}, packed"), style="bold"), style=FRAME, align="left"))
+    for name, fact in _facts(manifest).items():
         console.print(Text(f"{name:>10}  ", style=FRAME).append(one_line(fact), style="default"))
+    console.print(Text("\ndocuments by length", style="bold"))
+    lengths = sorted((int(below), count) for below, count in manifest["document_lengths"].items())
+    most, mark = max((count for _, count in lengths), default=1), "█" if console.encoding.startswith("utf") else "#"
+    for below, count in lengths:
+        told = f"{f'{below // 2:,} to {below - 1:,} tokens':>32} {count:>12,} {count / manifest['documents']:>7.1%} "
+        console.print(Text(told).append(mark * max(1, round(BAR * count / most)), style=FRAME))
+    heading = f"row {number:,}: {_count(len(begins), 'document')}, {length:,} tokens, {int(row.loss_mask_S.sum()):,} trained"
     console.print()
-    edges = sorted((int(below), count) for below, count in shown.lengths.items())
-    lengths = {f"{below // 2:,} to {below - 1:,} tokens": count for below, count in edges}
-    _bars(console, "documents by length", lengths)
-    console.print(Rule(Text(shown.heading, style="bold"), style=FRAME, align="left"))
+    console.print(Rule(Text(heading, style="bold"), style=FRAME, align="left"))
     marks = (f"{OPEN}trained{CLOSE}", TRAINED), " and untrained text; ", (f"{SPECIAL_OPEN}special{SPECIAL_CLOSE}", SPECIAL)
     console.print(Text.assemble(*marks, " tokens by their names"))
-    for number, piece in enumerate(shown.pieces, 1):
-        last = piece.start + len(piece.ids_N) - 1
-        where = f"its tokens {piece.start:,} to {last:,}, {int(piece.trained_N.sum()):,} trained"
-        _title(console, f"document {number}: {where}")
-        console.print(Text(one_line(_origin_of(piece, shown.origin)), style="dim"))
-        console.print(_text(piece, tokenizer, full), soft_wrap=True)
-    if shown.padding:
-        _title(console, f"padding: {_count(shown.padding, 'token')}")
+    # A piece is a stretch of a document, or the whole of it; `start` is its place there.
+    pieces = zip(begins, [*begins[1:], length], row.records, starts, strict=True)
+    for place, (begin, end, record, start) in enumerate(pieces, 1):
+        ids, trained = row.input_ids_S[begin:end].tolist(), row.loss_mask_S[begin:end].tolist()
+        _title(console, f"document {place}: its tokens {start:,} to {start + end - begin - 1:,}, {sum(trained):,} trained")
+        console.print(Text(one_line(_origin_of(record, origin)), style="dim"))
+        console.print(_text(ids, trained, tokenizer, full), soft_wrap=True)
+    if padding := rows.sequence_length - length:
+        _title(console, f"padding: {_count(padding, 'token')}")

@@ -30,17 +30,17 @@ MADE: dict[str, dict[str, Any]] = {
 
 
 def is_made(source: Any) -> bool:
-    """Whether a source's records are made on this machine."""
+    """Tell whether a source's records are made on this machine."""
     return isinstance(source, str) and source in MADE
 
 
 def is_hub(source: Any) -> bool:
-    """Whether a source is a name on the hub."""
+    """Tell whether a source is a name on the hub."""
     return isinstance(source, str) and source.startswith(HUB_PREFIX)
 
 
 def _known(name: str, source: Any) -> dict[str, Any]:
-    """The settings a source knows. Raises ValueError for no source."""
+    """The settings that a source knows. Raises ValueError for no source."""
     if is_made(source):
         return MADE[source]
     names = [source] if isinstance(source, str) else source
@@ -56,7 +56,7 @@ def _known(name: str, source: Any) -> dict[str, Any]:
 
 
 def complete(name: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings with defaults filled in. Raises ValueError for one that this source does not know, or lacks.
+    """Return the settings with defaults filled in. Raises ValueError for one that this source does not know, or lacks.
 
     What each may be, whatever the source, is said by the schema of workflow.yaml, which the plan asks.
     """
@@ -78,25 +78,8 @@ def complete(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     return whole
 
 
-def origin_of(name: str, settings: dict[str, Any], fetched: Path | None) -> tuple[list[Path], dict[str, str]]:
-    """The files a dataset is read from, and for one of the hub which commit they are of.
-
-    Raises ValueError for files that are missing or not those of the fetched manifest.
-    """
-    source = settings["source"]
-    if not is_hub(source):
-        if fetched is not None:
-            raise ValueError(
-                f"data.{name}: {fetched} is given, but the source {source} is none of the hub's; leave --fetched out"
-            )
-        return [] if is_made(source) else source_files.files_of(source), {}
-    path = fetched or Path(MANIFEST.format(dataset=name))
-    files, manifest = read_fetched(path, f"data.{name}", source, settings["revision"])
-    return files, {"repository": manifest["repository"], "commit": manifest["commit"]}
-
-
 def read(settings: dict[str, Any], files: list[Path]) -> Iterator[Item | Note]:
-    """All records of the source, and notes on its files."""
+    """Yield all records of the source, and notes on its files."""
     if settings["source"] == "stdlib":
         made: Any = stdlib.generate(settings["min_characters"], settings["as"] or None)
     elif settings["source"] == "puzzles":
@@ -109,20 +92,26 @@ def read(settings: dict[str, Any], files: list[Path]) -> Iterator[Item | Note]:
             yield from source_files.read(path, int(settings["max_line_mb"] * 1e6), asked)
         return
     for number, (key, record) in enumerate(made, 1):
-        original = (jsonl.encode(each).encode() for each in [record])
-        yield Item(settings["source"], number, key.encode("utf-8", "surrogateescape"), record, original)
+        yield Item(settings["source"], number, key.encode("utf-8", "surrogateescape"), record, [jsonl.encode(record).encode()])
 
 
 def make(
     name: str, settings: dict[str, Any], out: Path, progress: Progress = None, fetched: Path | None = None
 ) -> dict[str, Any]:
-    """Write the raw folder of a dataset, its manifest `out` last; returns the manifest. `fetched`: what `fetch` wrote.
+    """Write the raw folder of a dataset, its manifest `out` last; returns the manifest. `fetched`: of a source of the hub.
 
     Raises ValueError for a source that cannot be read whole, for too many rejects, and when no record is left to train on;
     of the last two the folder then holds the rejects alone.
     """
     settings = complete(name, settings)
-    files, origin = origin_of(name, settings, fetched)
+    source, origin = settings["source"], {}
+    files: list[Path] = []
+    if is_hub(source):
+        fetched = fetched or Path(MANIFEST.format(dataset=name))
+        files, hub = read_fetched(fetched, f"data.{name}", source, settings["revision"])
+        origin = {key: hub[key] for key in ("repository", "commit")}
+    elif not is_made(source):
+        files = source_files.files_of(source)
     out.parent.mkdir(parents=True, exist_ok=True)
     done = split_records.sort(name, settings, read(settings, files), out, progress)
     manifest = {

@@ -1,6 +1,8 @@
 """Records as token ids and answer masks, and the `tokenize` verb: one shard of a raw folder to Arrow."""
 
 import json
+import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,12 +22,11 @@ from longspec.atomic_files import (
 )
 from longspec.data import Progress
 from longspec.data.chat import chat_template
-from longspec.data.chat.encoding import Encoded, Encoder, Planned
+from longspec.data.chat.encoding import Encoded, Encoder, Planned, load_tokenizer
 from longspec.data.chat.special_tokens import LayoutError
-from longspec.data.layout_tally import Tally, line_number
-from longspec.data.pack import arrow_shards
+from longspec.data.layout_tally import REWRITE_COUNTS, UNLIKE_SERVED
+from longspec.data.pack.arrow_shards import TokenWriter
 from longspec.data.read.record_checks import RecordError
-from longspec.tokenizer_files import tokenizer_hash
 
 # Records are handed to the tokenizer in groups of about this many bytes: enough to keep all its threads busy.
 GROUP_BYTES = 1 << 20
@@ -35,22 +36,6 @@ MAX_SKIPPED = 0.01
 Group = list[tuple[int, dict[str, Any]]]  # where each record's line begins in its file, in bytes, and the record
 
 
-def load(manifest_path: Path) -> tuple[Any, str]:
-    """The tokenizer of a tokenizer manifest, its files checked, and the hash of these files."""
-    from transformers import AutoTokenizer
-
-    manifest = read_json(manifest_path)
-    check_files(Path(manifest["path"]), manifest["files"], manifest_path)
-    tokenizer = AutoTokenizer.from_pretrained(manifest["path"], trust_remote_code=False)
-    if not tokenizer.is_fast:
-        raise ValueError(f"{manifest['path']}: no fast tokenizer (tokenizer.json); convert it with transformers first")
-    if tokenizer.eos_token_id is None:
-        raise ValueError(f"{manifest['path']}: the tokenizer has no eos token; set eos_token in tokenizer_config.json")
-    found = tokenizer_hash(manifest["files"])
-    assert found is not None, "it was loaded from these files"
-    return tokenizer, found
-
-
 def encode(tokenizer: Any, record: dict[str, Any]) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
     """Token ids int32 [n], ending with eos, and answer mask uint8 [n] of one record; of several documents the last one.
 
@@ -58,68 +43,68 @@ def encode(tokenizer: Any, record: dict[str, Any]) -> tuple[NDArray[np.int32], N
     known format, LayoutError for a conversation that the chat template cannot lay out; both are ValueErrors.
     """
     encoder = Encoder(tokenizer)
-    [documents] = encoder.encode(encoder.plan([record]))
+    [documents] = encoder.encode([encoder.plan(record)])
     if isinstance(documents, LayoutError):
         raise documents
     return documents[-1].ids, documents[-1].answer_mask
 
 
-def _lines(path: Path, shard: int, num_shards: int) -> Iterator[tuple[int, bytes]]:
-    """The lines that begin in the shard's part of a file, with the byte each begins at; nothing else is read."""
-    size = path.stat().st_size
-    start, end = size * shard // num_shards, size * (shard + 1) // num_shards
-    with path.open("rb") as handle:
-        if start:
-            # A line that begins right at the border follows a line end, so the byte before it is read too.
-            handle.seek(start - 1)
-            start += len(handle.readline()) - 1
-        while start < end:
-            line = handle.readline()
-            yield start, line
-            start += len(line)
-
-
 def _groups(path: Path, shard: int, num_shards: int) -> Iterator[Group]:
-    """The shard's records with their places, in groups of bounded size."""
+    """The records whose lines begin in the shard's part of a file, in groups of bounded size; nothing else is read."""
+    size = path.stat().st_size
+    place, end = size * shard // num_shards, size * (shard + 1) // num_shards
     group: Group = []
-    size = 0
-    for place, line in _lines(path, shard, num_shards):
-        group.append((place, json.loads(line)))
-        size += len(line)
-        if size >= GROUP_BYTES:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group
+    group_bytes = 0
+    with path.open("rb") as handle:
+        if place:
+            # A line that begins right at the border follows a line end, so the byte before it is read too.
+            handle.seek(place - 1)
+            place += len(handle.readline()) - 1
+        while place < end:
+            line = handle.readline()
+            group.append((place, json.loads(line)))
+            place, group_bytes = place + len(line), group_bytes + len(line)
+            if group_bytes >= GROUP_BYTES or place >= end:
+                yield group
+                group, group_bytes = [], 0
 
 
-def _plan(encoder: Encoder, path: Path, group: Group) -> list[Planned]:
-    """The group's plans. Raises ValueError with the line of a record that fits no format."""
-    plans = []
-    for place, record in group:
-        try:
-            plans += encoder.plan([record])
-        except RecordError as error:
-            raise ValueError(f"{path}: line {line_number(path, place)}: {error}; make the file again") from error
-    return plans
+def _plan(encoder: Encoder, path: Path, place: int, record: dict[str, Any]) -> Planned:
+    try:
+        return encoder.plan(record)
+    except RecordError as error:
+        raise ValueError(f"{path}: the line at byte {place}: {error}; make the file again") from error
 
 
-def _write(encoder: Encoder, train: Path, part: tuple[int, int], writer: arrow_shards.TokenWriter, progress: Progress) -> Tally:
-    """Every record of the shard, `part` of (shard, num_shards), as documents, or counted as skipped."""
-    tally = Tally()
-    for group in _groups(train, *part):
+def _write(encoder: Encoder, groups: Iterator[Group], train: Path, writer: TokenWriter, progress: Progress) -> dict[str, Any]:
+    """Write every record as documents, or skip it; the counts for the manifest.
+
+    Counted are records that were skipped, by reason, and where the first of each stands; documents laid out unlike served
+    prompts; of records whose template rewrites what it laid out (layout.py) documents beyond the first, and messages in none.
+    """
+    skipped: dict[str, dict[str, int]] = {}
+    further, left_out = REWRITE_COUNTS
+    counts = Counter({UNLIKE_SERVED: 0})
+    for group in groups:
         kept: list[tuple[int, Encoded]] = []
-        for (place, _), documents in zip(group, encoder.encode(_plan(encoder, train, group)), strict=True):
-            if isinstance(documents, LayoutError):
-                tally.skip(place, documents)
+        planned = [_plan(encoder, train, place, record) for place, record in group]
+        for (place, _), documents in zip(group, encoder.encode(planned), strict=True):
+            if isinstance(documents, LayoutError):  # whichever of its messages is the cause
+                reason = re.sub(r"\[\d+\]", "[]", str(documents))
+                skipped.setdefault(reason, {"count": 0, "first": place})["count"] += 1
                 continue
-            tally.keep(documents)
+            counts[further] += len(documents) - 1
+            for document in documents:
+                counts[UNLIKE_SERVED] += not document.as_served
+                counts[left_out] += document.left_out
             kept += [(place, document) for document in documents]
         if kept:
             writer.write([(document.ids, document.answer_mask) for _, document in kept], [place for place, _ in kept])
         if progress:
             progress(len(group))
-    return tally
+    # Not written at 0, so that manifests of data without such records, and what is made of them, stay as they were.
+    told = {name: count for name, count in counts.items() if count or name == UNLIKE_SERVED}
+    return {"skipped": {"count": sum(each["count"] for each in skipped.values()), "reasons": skipped}, **told}
 
 
 def make(
@@ -127,23 +112,22 @@ def make(
 ) -> dict[str, Any]:
     """Write a token shard beside its manifest `out`; returns the manifest.
 
-    A shard is a stretch of the file's bytes, and no other is read. Raises ValueError when too many of its conversations
-    have no layout, and for files that are not those of the raw manifest.
+    A shard is a stretch of the file's bytes, and no other is read. Raises ValueError for files that are not those of the raw
+    manifest.
     """
     if not 0 <= shard < num_shards:
         raise ValueError(f"--shard: must lie in 0..{num_shards - 1}, is {shard}")
     raw_manifest = read_json(raw)
     check_files(raw.parent, raw_manifest["files"], raw, once=True)
-    tokenizer, tokenizer_hash = load(tokenizer_manifest)
+    tokenizer, tokenizer_hash = load_tokenizer(tokenizer_manifest)
     train, arrow = raw.parent / "train.jsonl", out.with_suffix(".arrow")
     remove_strays(arrow, out)
-    most = raw_manifest["settings"].get("max_rejected", MAX_SKIPPED)
     with new_file(arrow) as beside:
-        with arrow_shards.TokenWriter(beside) as writer:
-            tally = _write(Encoder(tokenizer), train, (shard, num_shards), writer, progress)
-        tally.check(train, raw_manifest["records"]["train"], most)
+        with TokenWriter(beside) as writer:
+            counts = _write(Encoder(tokenizer), _groups(train, shard, num_shards), train, writer, progress)
         # An old manifest must not stand beside the new shard.
         out.unlink(missing_ok=True)
+    counts["skipped"]["allowed"] = raw_manifest["settings"].get("max_rejected", MAX_SKIPPED)  # of all shards: pack checks it
     manifest = {
         "dataset": raw_manifest["name"],
         "raw": sha256_file(raw),
@@ -154,7 +138,7 @@ def make(
         "documents": writer.documents,
         "tokens": writer.tokens,
         "answer_tokens": writer.answer_tokens,
-        **tally.describe(most),
+        **counts,
         "eos": int(tokenizer.eos_token_id),
         "tokenizer": tokenizer_hash,
         "tokenizer_manifest": str(tokenizer_manifest),

@@ -22,10 +22,10 @@ from longspec.decode.levels import DEFAULT_SHAPE, Levels
 from longspec.decode.lookup import WithLookup
 from longspec.decode.prefill import Prefilled, check_decodable, check_prompts, prefill
 from longspec.decode.speculate import speculate
+from longspec.draft_vocabulary import tokenizer_hash_of
 from longspec.families import check_target
 from longspec.methods.draft_files import check_draft_config, method_of_draft
 from longspec.models.target import draft_device
-from longspec.tokenizer_files import tokenizer_hash_of
 
 WARPS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper)
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 MIN_CHARACTERS, MAX_CHARACTERS = 750, 6500
@@ -22,59 +22,44 @@ PROBLEMS = (
 )
 
 
-@dataclass(frozen=True)
-class Style:
-    """One narrator: the sentences of a search, each a format string."""
-
-    start: str  # numbers, target
-    attempt: str  # equation, left
-    correct: str  # wrong, term, equation, left: a slip that the narrator notices
-    last_two: str  # pair, equations
-    none: str  # target, back
-    exhausted: str  # numbers, back
-    seen: str  # numbers, back
-    hit: str  # target
-    check: str  # equations, used
-    answer: str  # expression, target
-
-
+# Three narrators: the sentences of a search by what they say.
 STYLES = (
-    Style(
-        start="I have {numbers} and want {target}.",
-        attempt="Try {equation}. Left: {left}.",
-        correct="Try {term}. Is it {wrong}? No, let me count again: {equation}. Left: {left}.",
-        last_two="With {pair}: {equations}.",
-        none=" None of them is {target}. Dead end, go back to {back}.",
-        exhausted="Nothing more to try with {numbers}. Go back to {back}.",
-        seen="I have been at {numbers} before. Go back to {back}.",
-        hit=" That is {target}!",
-        check="Check: {equations}. Used: {used}, each once.",
-        answer="Answer: {expression} = {target}",
-    ),
-    Style(
-        start="Let me think. The numbers are {numbers}, the target is {target}.",
-        attempt="What about {equation}? Then I have {left}.",
-        correct="What about {term}? I said {wrong}, but that is wrong: {equation}. Then I have {left}.",
-        last_two="Two numbers, {pair}: {equations}.",
-        none=" No {target} here, so back to {back}.",
-        exhausted="{numbers} leads nowhere. Back to {back}.",
-        seen="Wait, {numbers} was tried already. Back to {back}.",
-        hit=" Yes, {target}!",
-        check="Let me verify: {equations}. I used {used}, no number twice.",
-        answer="So the answer is {expression} = {target}",
-    ),
-    Style(
-        start="Goal: {target}. Numbers: {numbers}.",
-        attempt="Step: {equation}; now {left}.",
-        correct="Step: {term}, which is {wrong}... no, correction: {equation}; now {left}.",
-        last_two="Last pair {pair}: {equations}.",
-        none=" Not {target}. Undo, return to {back}.",
-        exhausted="All good steps from {numbers} failed. Undo, return to {back}.",
-        seen="Already seen: {numbers}. Undo, return to {back}.",
-        hit=" Found {target}.",
-        check="Verification: {equations}. Numbers used: {used}.",
-        answer="Final answer: {expression} = {target}",
-    ),
+    {
+        "start": "I have {numbers} and want {target}.",
+        "attempt": "Try {equation}. Left: {left}.",
+        "correct": "Try {term}. Is it {wrong}? No, let me count again: {equation}. Left: {left}.",
+        "last_two": "With {pair}: {equations}.",
+        "none": " None of them is {target}. Dead end, go back to {back}.",
+        "exhausted": "Nothing more to try with {numbers}. Go back to {back}.",
+        "seen": "I have been at {numbers} before. Go back to {back}.",
+        "hit": " That is {target}!",
+        "check": "Check: {equations}. Used: {used}, each once.",
+        "answer": "Answer: {expression} = {target}",
+    },
+    {
+        "start": "Let me think. The numbers are {numbers}, the target is {target}.",
+        "attempt": "What about {equation}? Then I have {left}.",
+        "correct": "What about {term}? I said {wrong}, but that is wrong: {equation}. Then I have {left}.",
+        "last_two": "Two numbers, {pair}: {equations}.",
+        "none": " No {target} here, so back to {back}.",
+        "exhausted": "{numbers} leads nowhere. Back to {back}.",
+        "seen": "Wait, {numbers} was tried already. Back to {back}.",
+        "hit": " Yes, {target}!",
+        "check": "Let me verify: {equations}. I used {used}, no number twice.",
+        "answer": "So the answer is {expression} = {target}",
+    },
+    {
+        "start": "Goal: {target}. Numbers: {numbers}.",
+        "attempt": "Step: {equation}; now {left}.",
+        "correct": "Step: {term}, which is {wrong}... no, correction: {equation}; now {left}.",
+        "last_two": "Last pair {pair}: {equations}.",
+        "none": " Not {target}. Undo, return to {back}.",
+        "exhausted": "All good steps from {numbers} failed. Undo, return to {back}.",
+        "seen": "Already seen: {numbers}. Undo, return to {back}.",
+        "hit": " Found {target}.",
+        "check": "Verification: {equations}. Numbers used: {used}.",
+        "answer": "Final answer: {expression} = {target}",
+    },
 )
 
 
@@ -97,16 +82,9 @@ class TooLongError(Exception):
 
 def _value(a: int, b: int, operator: str) -> int:
     """`a operator b` for a >= b; 0 when it is no positive whole number in bounds or changes nothing."""
-    if operator == "+":
-        value = a + b
-    elif operator == "-":
-        value = a - b
-    elif b == 1:
+    if operator in "*/" and b == 1:
         return 0
-    elif operator == "*":
-        value = a * b
-    else:
-        value = 0 if a % b else a // b
+    value = {"+": a + b, "-": a - b, "*": a * b, "/": 0 if a % b else a // b}[operator]
     return value if value <= LARGEST else 0
 
 
@@ -139,47 +117,43 @@ def _numbers(terms: list[Term]) -> str:
     return ", ".join(str(term.value) for term in terms)
 
 
-@dataclass
 class Search:
     """A depth-first search that tells what it does; `lines` is the story so far."""
 
-    target: int
-    style: Style
-    rng: random.Random
-    lines: list[str] = field(default_factory=list)
-    seen: set[tuple[int, ...]] = field(default_factory=set)
-    characters: int = 0
+    def __init__(self, target: int, style: dict[str, str], rng: random.Random) -> None:
+        self.target, self.style, self.rng = target, style, rng
+        self.lines: list[str] = []
+        self.seen: set[tuple[int, ...]] = set()
+        self.characters = 0
 
-    def say(self, line: str) -> None:
+    def say(self, *sentences: str, **values: Any) -> None:
         """Add a line of reasoning. Raises TooLongError."""
-        self.lines.append(line)
-        self.characters += len(line) + 1
+        self.lines.append("".join(self.style[sentence] for sentence in sentences).format(target=self.target, **values))
+        self.characters += len(self.lines[-1]) + 1
         if self.characters > MAX_CHARACTERS:
             raise TooLongError
 
     def solve(self, terms: list[Term], back: str) -> Term | None:
         """Return the term that equals the target, or None; `back` names the numbers to return to."""
-        state = tuple(sorted(term.value for term in terms))
+        state, numbers = tuple(sorted(term.value for term in terms)), _numbers(terms)
         if state in self.seen:
-            self.say(self.style.seen.format(numbers=_numbers(terms), back=back))
+            self.say("seen", numbers=numbers, back=back)
             return None
         self.seen.add(state)
         if len(terms) == 2:
             return self.last_two(terms, back)
-        tries = TRIES[len(terms)]
-        ranked = sorted(_moves(terms), key=self.rank)[:tries]
-        for move in ranked:
+        for move in sorted(_moves(terms), key=self.rank)[: TRIES[len(terms)]]:
             term = _make(terms, move)
             after = _after(terms, move, term)
             self.tell(term, after)
             if term.value == self.target:
-                self.lines[-1] += self.style.hit.format(target=self.target)
+                self.lines[-1] += self.style["hit"].format(target=self.target)
                 return term
-            found = self.solve(after, _numbers(terms))
+            found = self.solve(after, numbers)
             if found is not None:
                 return found
         if back:
-            self.say(self.style.exhausted.format(numbers=_numbers(terms), back=back))
+            self.say("exhausted", numbers=numbers, back=back)
         return None
 
     def rank(self, move: Move) -> float:
@@ -192,24 +166,18 @@ class Search:
         equation, left = term.equations[-1], _numbers(after)
         if self.rng.random() < SLIPS:
             wrong = term.value + self.rng.choice((-10, -2, -1, 1, 2, 10))
-            step = equation.split(" = ")[0]
-            self.say(self.style.correct.format(wrong=wrong, term=step, equation=equation, left=left))
+            self.say("correct", wrong=wrong, term=equation.split(" = ")[0], equation=equation, left=left)
         else:
-            self.say(self.style.attempt.format(equation=equation, left=left))
+            self.say("attempt", equation=equation, left=left)
 
     def last_two(self, terms: list[Term], back: str) -> Term | None:
         """Try everything that two numbers allow."""
         results = [_make(terms, move) for move in _moves(terms)]
-        hits = [term for term in results if term.value == self.target]
-        if hits:
-            results = results[: results.index(hits[0]) + 1]
-        equations = ", ".join(term.equations[-1] for term in results)
-        line = self.style.last_two.format(pair=_numbers(terms), equations=equations)
-        if hits:
-            self.say(line + self.style.hit.format(target=self.target))
-            return hits[0]
-        self.say(line + self.style.none.format(target=self.target, back=back))
-        return None
+        hit = next((number for number, term in enumerate(results) if term.value == self.target), None)
+        told = results if hit is None else results[: hit + 1]
+        equations = ", ".join(term.equations[-1] for term in told)
+        self.say("last_two", "none" if hit is None else "hit", pair=_numbers(terms), equations=equations, back=back)
+        return None if hit is None else results[hit]
 
 
 def _puzzle(rng: random.Random) -> tuple[list[int], int]:
@@ -234,17 +202,15 @@ def _puzzle(rng: random.Random) -> tuple[list[int], int]:
 def _attempt(rng: random.Random) -> tuple[str, dict[str, Any]] | None:
     """Return one puzzle and its story; None when the search gave up, or the story is too short or too long."""
     numbers, target = _puzzle(rng)
-    style = rng.choice(STYLES)
-    search = Search(target, style, rng)
+    search = Search(target, rng.choice(STYLES), rng)
     listed = ", ".join(map(str, numbers))
-    search.say(style.start.format(numbers=listed, target=target))
+    search.say("start", numbers=listed)
     try:
         found = search.solve([Term(number, str(number), used=(number,)) for number in numbers], "")
         if found is None:
             return None
-        used = ", ".join(map(str, found.used))
-        search.say(style.check.format(equations=", ".join(found.equations), used=used))
-        search.say(style.answer.format(expression=found.expression, target=target))
+        search.say("check", equations=", ".join(found.equations), used=", ".join(map(str, found.used)))
+        search.say("answer", expression=found.expression)
     except TooLongError:
         return None
     story = "\n".join(search.lines)

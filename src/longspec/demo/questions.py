@@ -18,6 +18,7 @@ FEWEST_WORDS = 5
 MOST_UNITS = 40  # of one module, or a single large one (tkinter) would be asked about in every tenth question
 SHORTEST_TEXT = 80  # characters of a documentation or of code that is worth a question
 KINDS = ("module", "class", "function")
+Subject = tuple[Unit, dict[str, str]]  # a unit and its parts as the wordings name them
 # Wordings about a documentation or code are followed by it.
 ENDS = {"documentation": "\n\n{documentation}", "code": "\n\n```python\n{code}\n```"}
 
@@ -145,17 +146,10 @@ def request_of(sentence: str) -> str:
     return f"{verb} {rest}" if verb in VERBS and rest else ""
 
 
-@dataclass(frozen=True)
-class Subject:
-    """One unit as the wordings name its parts; `other` is another unit of its module, "" where there is none."""
-
-    unit: Unit
-    parts: dict[str, str]
-
-
-def _subject(unit: Unit, others: list[str]) -> Subject:
+def _parts(unit: Unit, others: list[str]) -> dict[str, str]:
+    """What the wordings may name of a unit, "" for what it has not; others: the units of its module."""
     sentence = unit.sentence if len(unit.sentence.split()) >= FEWEST_WORDS else ""
-    parts = {
+    return {
         "name": unit.name,
         "documentation": unit.documentation if len(unit.documentation) >= SHORTEST_TEXT else "",
         "sentence": sentence,
@@ -163,34 +157,30 @@ def _subject(unit: Unit, others: list[str]) -> Subject:
         "code": unit.code if len(unit.code) >= SHORTEST_TEXT and "```" not in unit.code else "",
         "other": others[(others.index(unit.name) + 1) % len(others)] if len(others) > 1 and unit.name in others else "",
     }
-    return Subject(unit, parts)
 
 
-def _subjects(folder: Path | None) -> Iterator[Subject]:
-    """Yield every unit of the library; what an earlier module says in the same words is left out of its parts."""
+def _subjects(folder: Path | None, rng: random.Random) -> list[Subject]:
+    """The units of the library with their parts, of a module that has more than MOST_UNITS so many.
+
+    What an earlier module says in the same words is left out of the parts.
+    """
+    subjects: list[Subject] = []
     first: dict[str, str] = {}
     for path, of_module in groupby(read_units(folder), key=lambda unit: unit.path):
         units = list(of_module)
         names = [unit.name for unit in units if unit.kind != "module"]
-        for subject in (_subject(unit, names) for unit in units):
-            for part, text in subject.parts.items():
+        found = [(unit, _parts(unit, names)) for unit in units]
+        for _, parts in found:
+            for part, text in parts.items():
                 if first.setdefault(" ".join(text.lower().split()), path) != path:
-                    subject.parts[part] = ""
-            yield subject
-
-
-def _drawn(subjects: Iterator[Subject], rng: random.Random) -> list[Subject]:
-    """Return the subjects, of a module that has more than MOST_UNITS so many."""
-    drawn = []
-    for _, of_module in groupby(subjects, key=lambda subject: subject.unit.path):
-        those = list(of_module)
-        drawn += rng.sample(those, min(len(those), MOST_UNITS))
-    return drawn
+                    parts[part] = ""
+        subjects += rng.sample(found, min(len(found), MOST_UNITS))
+    return subjects
 
 
 def _askable(task: Task, subjects: list[Subject]) -> list[Subject]:
     needed = [part for part in (task.about, "other") if any(f"{{{part}}}" in wording for wording in task.wordings)]
-    return [each for each in subjects if each.unit.kind in task.kinds and all(each.parts[part] for part in needed)]
+    return [(unit, parts) for unit, parts in subjects if unit.kind in task.kinds and all(parts[part] for part in needed)]
 
 
 def generate(
@@ -202,7 +192,7 @@ def generate(
     has not enough to ask about.
     """
     rng = random.Random(f"{seed}:questions")
-    subjects = _drawn(_subjects(folder), rng)
+    subjects = _subjects(folder, rng)
     left = {task: _askable(task, subjects) for task in TASKS}
     for of_task in left.values():
         rng.shuffle(of_task)
@@ -215,9 +205,8 @@ def generate(
                 f"Python's library gives {len(asked)}; lower records, or widen min_characters and max_characters"
             )
         task = rng.choices(open_tasks, [each.weight for each in open_tasks])[0]
-        subject, wording = left[task].pop(), rng.choice(task.wordings)
-        question = wording.format(**subject.parts)
+        (unit, parts), wording = left[task].pop(), rng.choice(task.wordings)
+        question = wording.format(**parts)
         if min_characters <= len(question) <= max_characters and question not in asked:
             asked.add(question)
-            unit = subject.unit
             yield unit.path, {"messages": [{"role": "user", "content": question}], "about": unit.name, "path": unit.path}

@@ -19,14 +19,8 @@ LEFT_OUT_FOLDERS |= {"test", "tests", "idlelib", "lib2to3", "turtledemo"}
 GENERATED_FILES = frozenset({"html/entities.py"})
 GENERATED_NOTICE = re.compile(r"\b(auto-?|automatically )?generated (by|and used by|from)\b|automatically generated", re.I)
 NOTICE_CHARACTERS = 200
-# A whole library has more than 500 modules; fewer than this is a trimmed one.
-FEWEST_MODULES = 200
+_UNUSABLE = re.compile("[\0\ud800-\udfff]")  # characters that records may not have; bytes that are no UTF-8 are read as such
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-
-
-def _is_generated(name: str, text: str) -> bool:
-    """Tell whether a file is a table that a program wrote: no text a person reads, and huge when it is one."""
-    return name in GENERATED_FILES or GENERATED_NOTICE.search(text[:NOTICE_CHARACTERS]) is not None
 
 
 def read_modules(folder: Path) -> Iterator[tuple[str, str | None]]:
@@ -35,34 +29,18 @@ def read_modules(folder: Path) -> Iterator[tuple[str, str | None]]:
     for name in names:
         if LEFT_OUT_FOLDERS.intersection(name.split("/")):
             continue
-        try:
-            text = (folder / name).read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            yield name, None
-            continue
-        usable = text.strip() and "\0" not in text and not _is_generated(name, text)
-        yield name, text if usable else None
+        text = (folder / name).read_text(encoding="utf-8", errors="surrogateescape")
+        # A table that a program wrote is no text a person reads, and huge.
+        is_generated = name in GENERATED_FILES or GENERATED_NOTICE.search(text[:NOTICE_CHARACTERS])
+        yield name, text if text.strip() and not _UNUSABLE.search(text) and not is_generated else None
 
 
-def generate(
-    min_characters: int = 0, as_source: str | None = None, folder: Path | None = None
-) -> Iterator[tuple[str, dict[str, Any] | None]]:
-    """Key and record of every module; None in place of one that is unusable or shorter than `min_characters`.
-
-    Raises ValueError when the library was trimmed by the system's packager.
-    """
-    folder = folder or Path(sysconfig.get_path("stdlib"))
+def generate(min_characters: int = 0, as_source: str | None = None) -> Iterator[tuple[str, dict[str, Any] | None]]:
+    """Key and record of every module; None in place of one that is unusable or shorter than `min_characters`."""
     source = {} if as_source is None else {"source": as_source}
-    modules = 0
-    for name, text in read_modules(folder):
-        modules += text is not None
+    for name, text in read_modules(Path(sysconfig.get_path("stdlib"))):
         kept = text is not None and len(text) >= min_characters
         yield name, {**source, "text": text, "path": name} if kept else None
-    if modules < FEWEST_MODULES:
-        raise ValueError(
-            f"{folder}: only {modules} modules of Python's standard library, at least {FEWEST_MODULES} expected; "
-            "this Python was trimmed: install the full one (Debian: libpython3-stdlib, or a build from python.org)"
-        )
 
 
 @dataclass(frozen=True)
@@ -127,7 +105,7 @@ def _code(node: Definition, lines: list[str]) -> str:
 def _documentation(node: ast.Module | Definition) -> str:
     """Return a docstring without indentation; none where it holds characters that records may not have."""
     text = ast.get_docstring(node, clean=False) or ""
-    return "" if "\0" in text or any("\ud800" <= each <= "\udfff" for each in text) else inspect.cleandoc(text).strip()
+    return "" if _UNUSABLE.search(text) else inspect.cleandoc(text).strip()
 
 
 def read_units(folder: Path | None = None) -> Iterator[Unit]:

@@ -26,17 +26,17 @@ def extract(options: argparse.Namespace) -> None:
     """Make a draft folder of a checkpoint or a state dict, on one CPU, without loading the target."""
     from longspec.config import plain
     from longspec.draft.folder import draft_config, empty_layer, write_draft
-    from longspec.draft.trained import check_vocabulary, provenance, recipe_and_folder, runtime_of, target_manifest
+    from longspec.draft.trained import check_vocabulary, provenance, recipe_and_folder, runtime_of
     from longspec.draft.weight_sources import read_weights
+    from longspec.draft_vocabulary import tokenizer_files, tokenizer_hash
     from longspec.methods import method_of, vocabulary_for
     from longspec.methods.draft_files import write_draft_manifest
     from longspec.models.target_config import read_target_config
-    from longspec.tokenizer_files import tokenizer_files, tokenizer_hash
 
     recipe, out = recipe_and_folder(options.checkpoint, options.recipe, options.out)
     vocabulary = vocabulary_for(recipe, options.vocabulary)
     check_vocabulary(options.checkpoint, options.vocabulary, vocabulary)
-    of_target = options.target or target_manifest(recipe.model.name)
+    of_target = options.target or Path("models", recipe.model.name, "target_manifest.json")
     target, tokenizer = checked_folder(of_target), tokenizer_hash(read_json(of_target).get("files", {}))
     of_model = read_target_config(target)
     if vocabulary is not None:
@@ -127,9 +127,9 @@ def push(options: argparse.Namespace) -> None:
     """Upload a final draft folder to the Hugging Face hub, with a model card."""
     from longspec.draft import hub_upload
 
-    hub_upload.files_to_push(options.folder)
+    names = hub_upload.files_to_push(options.folder)
     text = hub_upload.model_card(options.folder, options.repo, options.revision, options.report, options.variant)
-    log(hub_upload.push(options.folder, text, options.repo, options.revision, private=options.private))
+    log(hub_upload.push(options.folder, names, text, options.repo, options.revision, private=options.private))
 
 
 def main() -> None:

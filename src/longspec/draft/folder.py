@@ -11,12 +11,11 @@ from torch import Tensor, nn
 
 from longspec.atomic_files import new_folder, write_json, write_text
 from longspec.draft.trained import write_training_config
-from longspec.draft_vocabulary import DraftVocabulary
+from longspec.draft_vocabulary import DraftVocabulary, tokenizer_files
 from longspec.methods import method_of
 from longspec.methods.contract import Method
 from longspec.methods.draft_files import CONFIG, METHOD, PTH, SAFETENSORS, draft_manifest
 from longspec.models.target_config import read_target_config
-from longspec.tokenizer_files import tokenizer_files
 
 VOCABULARY = "draft_vocabulary.json"
 # By which transformers' generate decodes with the draft: it copies the file to a cache of its own and runs it there, without a

@@ -40,12 +40,11 @@ def files_to_push(folder: Path) -> list[str]:
     return names
 
 
-def push(folder: Path, card: str, repository: str, revision: str, *, private: bool) -> str:
-    """Create the repository if need be and commit the folder with its card; the commit's address.
+def push(folder: Path, names: list[str], card: str, repository: str, revision: str, *, private: bool) -> str:
+    """Create the repository if need be and commit the folder's files with its card; returns the commit's address.
 
     Raises ValueError that says why in one line when the hub does not take it. One commit: all files or none.
     """
-    names = files_to_push(folder)
     token = os.environ.get("HF_TOKEN")
     if not token:
         raise ValueError("HF_TOKEN: not set; export a token with write access (hub: Settings, Access Tokens)")

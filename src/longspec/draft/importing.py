@@ -12,12 +12,11 @@ from longspec.atomic_files import read_json_object
 from longspec.config.names import IMPORTED
 from longspec.distributed import log
 from longspec.draft.folder import config_of, draft_config, empty_layer, write_draft
-from longspec.draft_vocabulary import DraftVocabulary
+from longspec.draft_vocabulary import DraftVocabulary, tokenizer_hash, tokenizer_hash_of
 from longspec.methods.contract import Method
 from longspec.methods.draft_files import CONFIG, METHOD, check_draft_config, draft_weights_file, write_draft_manifest
 from longspec.models.target_config import read_target_config
 from longspec.models.weight_files import read_folder, read_tensors
-from longspec.tokenizer_files import tokenizer_hash, tokenizer_hash_of
 
 
 def read_target(target: Path) -> tuple[str, str, str | None]:
@@ -33,10 +32,10 @@ def read_target(target: Path) -> tuple[str, str, str | None]:
 
 def target_embeddings(folder: str) -> Tensor:
     """Read the target's embeddings alone. Raises ValueError where it has none of the usual name."""
-    found = read_folder(Path(folder), lambda name: name.endswith("embed_tokens.weight"))
+    found = list(read_folder(Path(folder), lambda name: name.endswith("embed_tokens.weight")).values())
     if len(found) != 1:
         raise ValueError(f"{folder}: embed_tokens.weight: there are {len(found)} tensors of this name, must be one")
-    return next(iter(found.values()))
+    return found[0]
 
 
 def read_draft(folder: Path, target_path: str, layers: tuple[int, ...] | None) -> tuple[Method, dict[str, Tensor], Any]:

@@ -19,19 +19,28 @@ from longspec.train.checkpoint.checkpoint_dir import MANIFEST, read_manifest
 CHECKPOINT, RUNTIME = "checkpoint.json", "runtime.yaml"  # in a stage's folder
 
 
+def read_checkpoint(checkpoint: Path) -> tuple[dict[str, Any], Path]:
+    """Read a stage's checkpoint.json or a slot's manifest: its content, and the stage's folder; no content of other sources."""
+    if checkpoint.name == CHECKPOINT:
+        return read_json_object(checkpoint), checkpoint.absolute().parent
+    if (checkpoint / MANIFEST).is_file():
+        return read_manifest(checkpoint), checkpoint.absolute().parents[1]
+    return {}, Path()
+
+
 def recipe_and_folder(checkpoint: Path, recipe_path: Path | None, out: Path | None) -> tuple[Any, Path]:
     """Find the recipe of a checkpoint's draft and where the draft goes; both may be given.
 
     Raises ValueError when they are neither given nor known, and for another recipe than the checkpoint was trained by.
     """
-    found, stage = _of_ours(checkpoint)
-    identity = found.get("identity")
-    content = None if identity is None else identity["recipe"]
-    if content is None and (recipe_path is None or out is None):
-        raise ValueError(f"{checkpoint}: says nothing of its recipe and its stage; give --recipe and --out")
-    own = None if content is None else typed(content, Recipe, checkpoint)
+    found, stage = read_checkpoint(checkpoint)
+    if "identity" not in found:
+        if recipe_path is None or out is None:
+            raise ValueError(f"{checkpoint}: says nothing of its recipe and its stage; give --recipe and --out")
+        return load(recipe_path, Recipe), out
+    own = typed(found["identity"]["recipe"], Recipe, checkpoint)
     recipe = own if recipe_path is None else load(recipe_path, Recipe)
-    if own is not None and (changed := differences(plain(own), plain(recipe))):
+    if changed := differences(plain(own), plain(recipe)):
         raise ValueError(f"{recipe_path}: is not what {checkpoint} was trained by: {'; '.join(changed)}")
     return recipe, out or stage / ("draft" if checkpoint.name == CHECKPOINT else f"draft-{checkpoint.name}")
 
@@ -41,46 +50,27 @@ def runtime_of(checkpoint: Path) -> dict[str, Any]:
 
     The last job of a finished stage has noted its own; of one that is not finished runtime.yaml is read.
     """
-    content, stage = _of_ours(checkpoint)
+    content, stage = read_checkpoint(checkpoint)
     if "runtime" in content:
         return {"runtime": content["runtime"]}
-    if content.get("identity") is None or not (stage / RUNTIME).is_file():
-        return {}
-    return {"runtime": yaml_files.read(stage / RUNTIME)}
+    if "identity" in content and (stage / RUNTIME).is_file():
+        return {"runtime": yaml_files.read(stage / RUNTIME)}
+    return {}
 
 
 def write_training_config(folder: Path, training: dict[str, Any]) -> None:
-    """training_config.yaml of a draft folder: by stage the sections `recipe` and `runtime`."""
+    """Write training_config.yaml of a draft folder: by stage the sections `recipe` and `runtime`."""
     write_text(folder / "training_config.yaml", yaml.safe_dump(training, sort_keys=True))
 
 
 def check_vocabulary(checkpoint: Path, path: Path | None, vocabulary: DraftVocabulary | None) -> None:
     """Raise ValueError for another draft vocabulary than a checkpoint of ours was trained with."""
-    identity = _of_ours(checkpoint)[0].get("identity")
+    identity = read_checkpoint(checkpoint)[0].get("identity")
     if identity is not None and vocabulary is not None and identity.get("vocabulary") != vocabulary.hash:
         raise ValueError(
             f"{path}: ids: are not those that {checkpoint} was trained with, so that its head would say other tokens; give the "
             "file that its stage was trained with"
         )
-
-
-def _of_ours(checkpoint: Path) -> tuple[dict[str, Any], Path]:
-    """Content and stage's folder of a stage's checkpoint.json or of a slot's manifest; no content for other sources."""
-    if checkpoint.name == CHECKPOINT:
-        content, stage = read_json_object(checkpoint), checkpoint.absolute().parent
-    elif (checkpoint / MANIFEST).is_file():
-        content, stage = read_manifest(checkpoint), checkpoint.absolute().parents[1]
-    else:
-        return {}, Path()
-    return content, stage
-
-
-def target_manifest(model: str) -> Path:
-    """Find where the workflow leaves a model's manifest. Raises ValueError when it is not there."""
-    path = Path("models", model, "target_manifest.json")
-    if not path.is_file():
-        raise ValueError(f"{path}: no such file here; give --target, the target_manifest.json of {model}")
-    return path
 
 
 def git_commit() -> str:
@@ -110,7 +100,7 @@ def published(choice: Path, stage_folders: list[Path]) -> tuple[Path, list[Path]
 
 
 def provenance(folders: Mapping[str, Path], stage: str, target: Path, tokenizer: Path, data: list[Path]) -> dict[str, Any]:
-    """provenance.json: code, versions, hashes of everything that went in, and how each stage was trained.
+    """Return provenance.json: code, versions, hashes of everything that went in, and how each stage was trained.
 
     folders: of the stages by their names, in order; stage: the published one, whose training had these versions.
     """

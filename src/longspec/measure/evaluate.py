@@ -26,7 +26,7 @@ from longspec.decode.generate import load_drafter
 from longspec.decode.lookup import LookupDrafter, WithLookup
 from longspec.decode.texts import ends_of_text
 from longspec.distributed import ALONE, Ranks, end_at_once, launched_ranks, log, told_to_launcher
-from longspec.draft_vocabulary import DraftVocabulary
+from longspec.draft_vocabulary import DraftVocabulary, tokenizer_hash
 from longspec.families import position_limit
 from longspec.journal import Followed, Identity, Journal, journal_of, unfinished
 from longspec.measure import served, tasks
@@ -39,7 +39,6 @@ from longspec.models.attention import flash
 from longspec.models.target import join_ranks, place_target, resolve_dtype
 from longspec.process_group import own_device
 from longspec.states.forward import TargetStates
-from longspec.tokenizer_files import tokenizer_hash
 
 
 def read_arguments(arguments: list[str]) -> argparse.Namespace:

@@ -9,8 +9,7 @@ import numpy as np
 
 from longspec import jsonl
 from longspec.atomic_files import checked_file, read_json
-from longspec.data.align.align_base import found
-from longspec.data.align.fields import compose
+from longspec.data.align.fields import compose, found
 from longspec.data.chat.encoding import Encoder
 from longspec.data.chat.special_tokens import LayoutError
 from longspec.data.read.record_checks import RecordError, check_characters

@@ -9,11 +9,11 @@ from longspec.atomic_files import describe_files, path_text, read_json_object
 from longspec.config import target_facts
 from longspec.config.names import HUB_PREFIX, hub_source, is_gguf
 from longspec.config.target_facts import TargetFacts
+from longspec.draft_vocabulary import tokenizer_files
 from longspec.families import OF_GGUF, check_family, check_not_quantized, check_target
 from longspec.models import model_folder
 from longspec.models.model_folder import weight_files
 from longspec.models.target_config import read_target_config
-from longspec.tokenizer_files import tokenizer_files
 
 PATTERNS = ["*.json", "*.safetensors", "*.safetensors.index.json", "tokenizer.model", "merges.txt", "*.jinja"]
 FAMILY_INSTEAD = "say the family in the run's file: recipe: {model: {family: llama}}, or give the folder of the model"

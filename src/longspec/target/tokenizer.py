@@ -4,19 +4,18 @@ import itertools
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
 from longspec import jsonl
-from longspec.atomic_files import check_files, new_folder, read_json
+from longspec.atomic_files import checked_file, new_folder, read_json
 from longspec.config import Build
 from longspec.data.chat.chat_template import CHATML
 from longspec.data.read.records import Text, to_messages_or_text
+from longspec.draft_vocabulary import tokenizer_files
 from longspec.target.fetch import write_manifest
-from longspec.tokenizer_files import tokenizer_files
 
 END_OF_TEXT = "<|endoftext|>"
 SPECIAL = [END_OF_TEXT, "<|im_start|>", "<|im_end|>"]
@@ -69,37 +68,17 @@ def train_bpe(texts: Iterator[str], vocabulary: int) -> Tokenizer:
     return tokenizer
 
 
-def wrap(tokenizer: Tokenizer, max_position: int) -> Any:
-    """Make the tokenizer that transformers loads, with ChatML as its chat template and the end of text as padding."""
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token=END_OF_TEXT,
-        pad_token=END_OF_TEXT,
-        additional_special_tokens=SPECIAL[1:],
-        chat_template=CHATML,
-        model_max_length=max_position,
-        clean_up_tokenization_spaces=False,
-    )
-
-
-def read_raw(manifests: list[Path]) -> dict[str, list[str]]:
-    """Return the texts of each raw dataset, by name, their files checked."""
-    texts = {}
-    for path in manifests:
-        manifest = read_json(path)
-        check_files(path.parent, manifest["files"], path)
-        texts[manifest["name"]] = texts_of(path.parent / "train.jsonl")
-        if not any(texts[manifest["name"]]):
-            raise ValueError(f"{path.parent / 'train.jsonl'}: holds no text; give the dataset more records")
-    return texts
-
-
 def make(build: Build, raw: list[Path], out: Path) -> None:
     """Train the tokenizer, write its folder beside the manifest `out`, then the manifest.
 
-    Raises ValueError for a vocabulary that the text cannot fill.
+    Raises ValueError for a dataset without text, and for a vocabulary that the text cannot fill.
     """
-    texts = read_raw(raw)
+    texts = {}
+    for path in raw:
+        name = read_json(path)["name"]
+        texts[name] = texts_of(checked_file(path, "train.jsonl"))
+        if not any(texts[name]):
+            raise ValueError(f"{path.parent / 'train.jsonl'}: holds no text; give the dataset more records")
     samples = (sample(texts[name], SAMPLE_CHARACTERS, build.seed) for name in sorted(texts))
     trained = train_bpe(itertools.chain.from_iterable(samples), build.vocabulary)
     if trained.get_vocab_size() != build.vocabulary:
@@ -110,6 +89,14 @@ def make(build: Build, raw: list[Path], out: Path) -> None:
     folder = out.parent / "tokenizer"
     out.unlink(missing_ok=True)  # it must not stand beside another tokenizer's files
     with new_folder(folder) as beside:
-        wrap(trained, build.max_position).save_pretrained(beside)
+        PreTrainedTokenizerFast(
+            tokenizer_object=trained,
+            eos_token=END_OF_TEXT,
+            pad_token=END_OF_TEXT,
+            additional_special_tokens=SPECIAL[1:],
+            chat_template=CHATML,
+            model_max_length=build.max_position,
+            clean_up_tokenization_spaces=False,
+        ).save_pretrained(beside)
     sampled = {name: {"texts": len(texts[name]), "characters": sum(map(len, texts[name]))} for name in sorted(texts)}
     write_manifest(out, folder, "build", tokenizer_files(folder), vocabulary=build.vocabulary, texts=sampled)

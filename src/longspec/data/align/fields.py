@@ -1,13 +1,57 @@
-"""Aligners that work on a record's fields."""
+"""What a step is, and the steps that work on a record's fields.
+
+A step returns the record it makes (never changing the one it got), None when it filters the record out, or Many. It raises
+RecordError with the field at fault. While a step is being built, RecordError names the setting at fault.
+"""
 
 import hashlib
 import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from string import Formatter
 from typing import Any
 
-from longspec.data.align.align_base import Record, Step, found, refuse_taken, required
-from longspec.data.read.record_checks import RecordError, check_characters, kind, says_nothing
-from longspec.data.read.tool_calls import read_template_arguments
+from longspec.data.read.record_checks import RecordError, check_characters, kind, read_template_arguments, says_nothing
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Many:
+    """The records made of a list, which is named `field`; a RecordError where an element makes none."""
+
+    field: str
+    records: Iterator[Record | RecordError]
+
+
+Step = Callable[[Record], Record | Many | None]
+
+
+def found(record: Record, field: str) -> Any:
+    """Return the value of a field, or at a path such as `meta.title` or `answers.0`; None where there is none."""
+    if field in record:
+        return record[field]
+    value: Any = record
+    for name in field.split("."):
+        if isinstance(value, list) and name.isdecimal():
+            value = value[int(name)] if int(name) < len(value) else None
+        else:
+            value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def required(record: Record, field: str) -> Any:
+    """Return the value of a field or path as `found` does. Raises RecordError where there is none."""
+    value = found(record, field)
+    if value is None:
+        raise RecordError(field, "is missing or null")
+    return value
+
+
+def refuse_taken(record: Record, field: str) -> None:
+    """Raise RecordError when a field that a step would make is there already."""
+    if record.get(field) is not None:
+        raise RecordError(field, "is there already; drop it first, or choose another name")
 
 
 def rename(names: dict[str, Any]) -> Step:
@@ -102,7 +146,7 @@ def compose(to: str, template: str, optional: list[Any] | None = None) -> Step:
 
 
 def units_of(template: str) -> list[str]:
-    """The fields that a template asks for, each once. Raises ValueError for a template that is none."""
+    """Return the fields that a template asks for, each once. Raises ValueError for a template that is none."""
     return list(dict.fromkeys(unit for _, unit in _parts(template) if unit is not None))
 
 
@@ -112,9 +156,8 @@ def _parts(template: str) -> list[tuple[str, str | None]]:
         parts = list(Formatter().parse(template))
     except ValueError as error:
         raise RecordError("template", f"{error}; a brace that is text is written twice") from error
-    for _, unit, form, conversion in parts:
-        if unit == "" or form or conversion:
-            raise RecordError("template", "each unit is a field's name in braces, nothing more: {title}")
+    if any(unit == "" or form or conversion for _, unit, form, conversion in parts):
+        raise RecordError("template", "each unit is a field's name in braces, nothing more: {title}")
     if all(unit is None for _, unit, _, _ in parts):
         raise RecordError("template", "names no unit; `set` gives a field a constant")
     return [(literal, unit) for literal, unit, _, _ in parts]
@@ -168,9 +211,8 @@ def _meets(value: Any, field: str, condition: str, limit: Any) -> bool:
         return bool(value == limit)
     if condition in ("in", "not_in"):
         return (value in limit) == (condition == "in")
-    if condition in ("min", "max"):
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise RecordError(field, f"must be a number, is {kind(value)}")
-    else:
+    if condition.endswith("_characters"):
         value = len(check_characters(value, field))
+    elif not isinstance(value, int | float) or isinstance(value, bool):
+        raise RecordError(field, f"must be a number, is {kind(value)}")
     return bool(value >= limit if condition.startswith("min") else value <= limit)

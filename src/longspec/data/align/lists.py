@@ -1,14 +1,23 @@
 """Aligners that work on lists: of records, of texts, of messages."""
 
 import re
+from collections import Counter
 from typing import Any
 
-from longspec.data.align.align_base import Many, Record, Step, Tally, refuse_taken, required_list
-from longspec.data.read.conversations import ROLES, role_of
-from longspec.data.read.record_checks import RecordError, check_characters, kind
-from longspec.data.read.tool_calls import read_calls
+from longspec.data.align.fields import Many, Record, Step, refuse_taken, required
+from longspec.data.read.record_checks import RecordError, check_characters, kind, read_calls
+from longspec.data.read.records import ROLES, role_of
 
 STARTS = ("assistant", "system", "user")  # roles that a conversation may be made to start at
+
+
+def _required_list(record: Record, field: str) -> list[Any]:
+    value = required(record, field)
+    if not isinstance(value, list):
+        raise RecordError(field, f"must be a list, is {kind(value)}")
+    if not value:
+        raise RecordError(field, "is an empty list")
+    return value
 
 
 def flatten(field: str | list[Any], to: str | None = None, merge: bool = False) -> Step:
@@ -24,7 +33,7 @@ def flatten(field: str | list[Any], to: str | None = None, merge: bool = False) 
         raise RecordError("field", "several fields, `to` and `merge` exclude each other")
 
     def step(record: Record) -> Many:
-        lists = [required_list(record, name) for name in fields]
+        lists = [_required_list(record, name) for name in fields]
         for name, values in zip(fields, lists, strict=True):
             if len(values) != len(lists[0]):
                 raise RecordError(name, f"has {len(values)} elements, {fields[0]} has {len(lists[0])}")
@@ -53,7 +62,7 @@ def alternate(field: str, to: str = "messages", roles: list[Any] | None = None) 
         raise RecordError("roles", f"must be roles such as [user, assistant], is {roles!r}; known: {', '.join(ROLES)}")
 
     def step(record: Record) -> Record:
-        texts = required_list(record, field)
+        texts = _required_list(record, field)
         rest = {name: value for name, value in record.items() if name != field}
         refuse_taken(rest, to)
         return rest | {to: [{"role": roles[n % len(roles)], "content": text} for n, text in enumerate(texts)]}
@@ -61,13 +70,14 @@ def alternate(field: str, to: str = "messages", roles: list[Any] | None = None) 
     return step
 
 
-def start_at(field: str, tally: Tally, role: str = "user") -> Step:
-    """Leave out what a conversation says before the first message of a role; system messages stay."""
+def start_at(field: str, role: str = "user") -> tuple[Step, Counter[str]]:
+    """Leave out what a conversation says before the first message of a role; system messages stay. Counts what it left out."""
+    tally: Counter[str] = Counter()
     if role not in STARTS:
         raise RecordError("role", f"must be one of {', '.join(STARTS)}, is {role!r}")
 
     def step(record: Record) -> Record:
-        turns = required_list(record, field)
+        turns = _required_list(record, field)
         roles = [role_of(turn, f"{field}[{number}]")[0] for number, turn in enumerate(turns)]
         if role not in roles:
             raise RecordError(field, f"has no {role} message to start at")
@@ -78,7 +88,7 @@ def start_at(field: str, tally: Tally, role: str = "user") -> Step:
             tally["messages left out"] += first - len(system)
         return record | {field: system + turns[first:]}
 
-    return step
+    return step, tally
 
 
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
@@ -93,7 +103,7 @@ def read_tool_tags(field: str) -> Step:
     """
 
     def step(record: Record) -> Record:
-        turns = required_list(record, field)
+        turns = _required_list(record, field)
         return record | {field: [made for number, turn in enumerate(turns) for made in _messages(turn, f"{field}[{number}]")]}
 
     return step

@@ -10,18 +10,20 @@ with the field at fault. A field that is read may stand deeper: `meta.title`, `a
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from inspect import Parameter, signature
-from types import NoneType, UnionType
-from typing import Any, get_args, get_origin
+from inspect import signature
+from typing import Any
+
+from pydantic import ConfigDict, ValidationError, validate_call
 
 from longspec.data.align import fields, lists
-from longspec.data.align.align_base import Many, Record, Step, Tally
+from longspec.data.align.fields import Many, Record, Step
 from longspec.data.read.record_checks import RecordError
 
 # Aligners whose settings are arguments of a function, which tells their types and defaults; `in_` is written `in`.
-SETTINGS: dict[str, Callable[..., Step]] = {
+SETTINGS: dict[str, Callable[..., Any]] = {
     "add_id": fields.add_id,
     "compose": fields.compose,
     "filter": fields.keep_where,
@@ -31,7 +33,6 @@ SETTINGS: dict[str, Callable[..., Step]] = {
     "read_tool_tags": lists.read_tool_tags,
     "start_at": lists.start_at,
 }
-TALLIED = ("start_at",)  # say themselves what they did
 MADE, FLATTENED, FILTERED = "records made", "lists flattened", "records filtered out"
 # Aligners whose settings are names of the user's: a mapping, or a list.
 MAPPINGS: dict[str, Callable[[dict[str, Any]], Step]] = {"rename": fields.rename, "set": fields.set_constants}
@@ -41,15 +42,15 @@ KNOWN = (*MAPPINGS, *LISTS, *SETTINGS)
 
 @dataclass(frozen=True)
 class Aligner:
-    """One step with the key that set it, such as align[2].rename, and what it did so far."""
+    """One step with the key that set it, such as align[2].rename, and what it did so far, in words for the manifest."""
 
     key: str
     step: Step
-    tally: Tally = field(default_factory=Tally)
+    tally: Counter[str] = field(default_factory=Counter)
 
 
 def parse(name: str, steps: Any) -> list[Aligner]:
-    """The steps of `data.<name>.align`. Raises ValueError with the key of what is unknown, missing or of a wrong type.
+    """Return the steps of `data.<name>.align`. Raises ValueError with the key of what is unknown, missing or of a wrong type.
 
     Each call gives new steps, which number records from 0.
     """
@@ -70,14 +71,16 @@ def _aligner(dataset: str, place: str, step: Any) -> Aligner:
         json.dumps(settings, allow_nan=False)  # what the manifest keeps, and a record of JSON Lines can hold
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where}: must hold texts, finite numbers, true, false, null, lists and mappings: {error}") from error
-    tally = Tally()
     try:
-        return Aligner(f"{place}.{name}", _step(name, settings, where, tally), tally)
+        made = _step(name, settings, where)
     except RecordError as error:
         raise ValueError(f"{where}.{error.field}: {error.reason}") from error
+    step, tally = made if isinstance(made, tuple) else (made, Counter())
+    return Aligner(f"{place}.{name}", step, tally)
 
 
-def _step(name: str, settings: Any, where: str, tally: Tally) -> Step:
+def _step(name: str, settings: Any, where: str) -> Step | tuple[Step, Counter[str]]:
+    """The step; of one that says itself what it did its tally too."""
     if name in LISTS:
         if not isinstance(settings, list) or not settings or not all(isinstance(each, str) for each in settings):
             raise ValueError(f"{where}: must be a list of fields' names, is {settings!r}")
@@ -86,33 +89,20 @@ def _step(name: str, settings: Any, where: str, tally: Tally) -> Step:
         raise ValueError(f"{where}: must be a mapping, is {settings!r}")
     if name in MAPPINGS:
         return MAPPINGS[name](settings)
-    arguments = _checked(name, settings, where)
-    return SETTINGS[name](**arguments, tally=tally) if name in TALLIED else SETTINGS[name](**arguments)
-
-
-def settings_of(name: str) -> dict[str, Parameter]:
-    """The settings of an aligner, each with its type and default."""
-    return {each.rstrip("_"): found for each, found in signature(SETTINGS[name]).parameters.items() if each != "tally"}
-
-
-def _checked(name: str, settings: dict[str, Any], where: str) -> dict[str, Any]:
-    known = settings_of(name)
-    for key, value in settings.items():
-        if key not in known:
-            raise ValueError(f"{where}.{key}: unknown; known: {', '.join(known)}")
-        told = known[key].annotation
-        kinds = tuple(get_origin(kind) or kind for kind in (get_args(told) if isinstance(told, UnionType) else [told]))
-        kinds = tuple(kind for kind in kinds if kind is not NoneType)
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise ValueError(f"{where}.{key}: must be {' or '.join(kind.__name__ for kind in kinds)}, is {value!r}")
-    for key, setting in known.items():
-        if key not in settings and setting.default is Parameter.empty:
-            raise ValueError(f"{where}.{key}: must be given; known: {', '.join(known)}")
-    return {known[key].name: value for key, value in settings.items()}
+    arguments = {"in_" if key == "in" else str(key): value for key, value in settings.items()}
+    try:
+        return validate_call(config=ConfigDict(strict=True))(SETTINGS[name])(**arguments)
+    except ValidationError as error:
+        known = ", ".join(each.rstrip("_") for each in signature(SETTINGS[name]).parameters)
+        faults = error.errors()
+        key = str(faults[0]["loc"][0])
+        why = " or ".join(fault["msg"] for fault in faults if fault["loc"][0] == key)
+        value = f", is {arguments[key]!r}" if key in arguments else ""
+        raise ValueError(f"{where}.{key.rstrip('_')}: {why}{value}; known: {known}") from error
 
 
 def fields_read(steps: list[dict[str, Any]]) -> set[str]:
-    """The fields of a source that parsed steps need or must not find; of a path such as `meta.title` `meta` too."""
+    """Return the fields of a source that parsed steps need or must not find; of a path such as `meta.title` `meta` too."""
     read: set[str] = set()
     for step in steps:
         [(name, settings)] = step.items()
@@ -121,40 +111,36 @@ def fields_read(steps: list[dict[str, Any]]) -> set[str]:
         elif name == "select":
             read |= set(settings)
         elif name in SETTINGS:
-            known = settings_of(name)
-            given = [settings.get(key, known[key].default) for key in ("field", "to") if key in known]
-            read |= {field for value in given for field in (value if isinstance(value, list) else [value]) if field}
+            known = signature(SETTINGS[name]).parameters
+            for key in known.keys() & {"field", "to"}:
+                given = settings.get(key, known[key].default)
+                read |= set(given if isinstance(given, list) else [given])
             read |= set(fields.units_of(settings["template"])) if name == "compose" else set()
+    read.discard(None)
     return read | {field.split(".")[0] for field in read}
 
 
-def apply(steps: list[Aligner], record: Record, first: int = 0) -> Iterator[Record | RecordError | None]:
-    """All that the steps from `first` on make of a record, one at a time: records, faults, None for one filtered out."""
-    for number in range(first, len(steps)):
-        aligner = steps[number]
-        try:
-            made = aligner.step(record)
-        except RecordError as error:
-            yield error
-            return
-        if made is None:
-            aligner.tally[FILTERED] += 1
-            yield None
-            return
-        if isinstance(made, Many):
-            yield from _each(steps, made, number)
-            return
-        record = made
-    yield record
-
-
-def _each(steps: list[Aligner], many: Many, number: int) -> Iterator[Record | RecordError | None]:
-    """Applies the steps behind a flatten step to each of its records; a fault says which element it is in."""
-    tally = steps[number].tally
-    tally[FLATTENED] += 1
-    for place, child in enumerate(many.records):
-        tally[MADE] += 1
-        for outcome in [child] if isinstance(child, RecordError) else apply(steps, child, number + 1):
-            if isinstance(outcome, RecordError):
-                outcome = RecordError(outcome.field, f"{outcome.reason} (in {many.field}[{place}])")
-            yield outcome
+def apply(steps: list[Aligner], record: Record) -> Iterator[Record | RecordError | None]:
+    """Yield all that the steps make of a record, one at a time: records, faults, None for one filtered out."""
+    if not steps:
+        yield record
+        return
+    aligner, rest = steps[0], steps[1:]
+    try:
+        made = aligner.step(record)
+    except RecordError as error:
+        yield error
+        return
+    if made is None:
+        aligner.tally[FILTERED] += 1
+        yield None
+    elif not isinstance(made, Many):
+        yield from apply(rest, made)
+    else:
+        aligner.tally[FLATTENED] += 1
+        for place, child in enumerate(made.records):
+            aligner.tally[MADE] += 1
+            for outcome in [child] if isinstance(child, RecordError) else apply(rest, child):
+                if isinstance(outcome, RecordError):
+                    outcome = RecordError(outcome.field, f"{outcome.reason} (in {made.field}[{place}])")
+                yield outcome

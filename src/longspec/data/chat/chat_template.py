@@ -1,13 +1,23 @@
-"""The target's own chat template: the text that it makes of a conversation.
+"""The target's own chat template: the text that it makes of a conversation, and how it writes answers of each kind.
 
 Which of that text the model writes: layout.py. The date that some templates write is always the same, so that the same records
-give the same tokens on any day.
+give the same tokens on any day. Where a template puts the thought of an answer, and what closes it, is tried with marks.
 """
 
+import json
 import logging
+import re
 from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from itertools import takewhile
 from typing import Any
 
+from jinja2 import TemplateError
+
+from longspec.data.chat.special_tokens import LayoutError, pattern_of, unused_characters
+from longspec.data.read.record_checks import MARKS, THINK, Marks
+
+Message = dict[str, Any]
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -20,31 +30,39 @@ _DAY_MACRO = (
     + "".join(f" | replace('{code}', '{value}')" for code, value in DAY.items())
     + " }}{% endmacro %}\n"
 )
-_log = logging.getLogger(__name__)
-_without_template: set[str] = set()
+EMPTY_THOUGHT = re.compile(r"\s*(<think>)?\s*</think>\s*")
+# With which a prompt may end that the template does not repeat when it lays out the answer: a thought opened, or an empty one.
+_OPENER = re.compile(r"<think>\s*(</think>\s*)?$")
 
 
 def template_of(tokenizer: Any) -> str:
-    """The tokenizer's chat template; ChatML, said in the log, when it has none."""
+    """Return the tokenizer's chat template; ChatML, said in the log, when it has none."""
     if tokenizer.chat_template:
         return tokenizer.get_chat_template()
-    if tokenizer.name_or_path not in _without_template:
-        _without_template.add(tokenizer.name_or_path)
-        _log.warning("%s: no chat template in this tokenizer; conversations are laid out as ChatML", tokenizer.name_or_path)
+    _say_chatml(tokenizer.name_or_path)
     return CHATML
+
+
+@cache
+def _say_chatml(name: str) -> None:
+    logging.getLogger(__name__).warning("%s: no chat template in this tokenizer; conversations are laid out as ChatML", name)
 
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A tokenizer's chat template with what it may write: the named special tokens, and all added tokens' names."""
+    """A tokenizer's chat template with what it may write: the named special tokens, and all added tokens' names.
+
+    arguments: those of the template itself, such as `enable_thinking`, as JSON text.
+    """
 
     template: str
     words: tuple[tuple[str, Any], ...]
     tokens: tuple[str, ...]
+    arguments: str = "{}"
 
     @classmethod
     def of(cls, tokenizer: Any) -> "ChatTemplate":
-        """The template of a tokenizer, or ChatML."""
+        """Take the template of a tokenizer, or ChatML."""
         template = template_of(tokenizer)
         if "strftime_now" in template:
             template = _DAY_MACRO + template
@@ -53,28 +71,157 @@ class ChatTemplate:
         return cls(template, tuple(sorted(words.items())), tuple(sorted(added)))
 
     def of_today(self) -> "ChatTemplate":
-        """The template as a server has it, which tells the day on which it is asked."""
+        """Return the template as a server has it, which tells the day on which it is asked."""
         return replace(self, template=self.template.removeprefix(_DAY_MACRO))
 
-    def render(
-        self,
-        messages: list[dict[str, Any]],
-        ask: bool,
-        tools: list[dict[str, Any]] | None = None,
-        arguments: dict[str, Any] | None = None,
-    ) -> str:
-        """Render messages, with the request for an answer or not.
-
-        arguments: those of the template itself, such as `enable_thinking`.
-        """
+    def render(self, messages: list[Message], ask: bool, tools: list[dict[str, Any]] | None = None) -> str:
+        """Render messages, with the request for an answer or not. Raises LayoutError when the template refuses them."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        [text], _ = render_jinja_template(
-            conversations=[messages],
-            tools=tools,
-            chat_template=self.template,
-            add_generation_prompt=ask,
-            **dict(self.words),
-            **(arguments or {}),
-        )
+        try:
+            [text], _ = render_jinja_template(
+                conversations=[messages],
+                tools=tools,
+                chat_template=self.template,
+                add_generation_prompt=ask,
+                **dict(self.words),
+                **json.loads(self.arguments),
+            )
+        except (TemplateError, TypeError) as error:
+            raise LayoutError(f"the chat template refuses it: {error}") from error
         return str(text)
+
+
+@dataclass(frozen=True)
+class AnswerForm:
+    """How a template is to be given an answer, and where it writes the thought of it."""
+
+    in_content: Marks | None = None  # between which it reads the thought at the beginning of the content
+    lost_thought: bool = False  # it writes no thought, not even the last answer's
+    calls_as_text: bool = False  # it reads arguments of calls as JSON text
+    no_content: bool = False  # it takes an empty content beside calls for an answer of its own
+    lead: str = ""  # what stands behind the prompt before the thought, or before a content alone
+
+    def given(self, message: Message) -> Message:
+        """Return the message as the template reads it."""
+        form = dict(message)
+        if self.in_content:
+            form["content"] = self.in_content.written(form.pop("reasoning_content"), form["content"])
+        if self.calls_as_text:
+            form["tool_calls"] = [call | {"function": _as_text(call["function"])} for call in form["tool_calls"]]
+        if self.no_content:
+            form["content"] = None
+        return form
+
+
+def _as_text(function: dict[str, Any]) -> dict[str, Any]:
+    return function | {"arguments": json.dumps(function["arguments"], ensure_ascii=False)}
+
+
+def is_content_alone(message: Message) -> bool:
+    """Tell whether an answer is its content alone: no separate thought, no calls."""
+    return not message.keys() & {"reasoning_content", "tool_calls"}
+
+
+def _behind(text: str, mark: str, what: str) -> str:
+    if text.count(mark) != 1:
+        raise LayoutError(f"{what} {text.count(mark)} times")
+    return text.partition(mark)[2]
+
+
+def written_behind(
+    template: ChatTemplate, before: list[Message], message: Message, place: str, tools: list[dict[str, Any]] | None = None
+) -> tuple[str, str, str]:
+    """Find what a template writes for an answer behind the messages before it: the prompt, its end, and that text.
+
+    The prompt's end is the part, often none, that the template does not repeat once there is an answer; it is no part of the
+    prompt returned. Raises LayoutError when it cannot be told.
+    """
+    prompt, whole = template.render(before, True, tools), template.render([*before, message], False, tools)
+    if whole.startswith(prompt):
+        return prompt, "", whole[len(prompt) :]
+    # The template lays out what was before otherwise, now that there is an answer. What stands behind the last message before
+    # the answer is compared, by a mark in its place.
+    mark = next(unused_characters(prompt + whole))
+    marked = [*before[:-1], before[-1] | {"content": mark}]
+    what = f"{place}: the chat template writes the message before this answer"
+    request = _behind(template.render(marked, True, tools), mark, what)
+    answered = _behind(template.render([*marked, message], False, tools), mark, what)
+    thought = _OPENER.search(request)
+    openers = ["", *([thought[0]] if thought else [])]
+    if is_content_alone(message):  # then its place in the text is seen by the content
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(request, answered, strict=False))
+        openers.append(request[len(list(same)) :])
+    if prompt.endswith(request) and whole.endswith(answered):
+        for opener in openers:
+            common = request.removesuffix(opener)
+            if answered.startswith(common):
+                return prompt.removesuffix(opener), opener, answered[len(common) :]
+    raise LayoutError(f"{place}: the chat template does not lay this answer out behind its own request for it")
+
+
+def form_of(template: ChatTemplate, message: Message, place: str) -> AnswerForm:
+    """Find the form of an answer. Raises LayoutError when the template leaves a part of such answers out."""
+    kind = "reasoning_content" in message, bool(message["content"].strip()), len(message.get("tool_calls", []))
+    return _form_of_kind(template, kind, place)
+
+
+@lru_cache(maxsize=1024)
+def _form_of_kind(template: ChatTemplate, kind: tuple[bool, bool, int], place: str) -> AnswerForm:
+    """Find the first form in which all of an answer of a kind is written: with thought, with content, number of calls."""
+    thought, content, calls = kind
+    forms = [
+        AnswerForm(in_content=in_content, calls_as_text=as_text, no_content=no_content)
+        for as_text in ((False, True) if calls else (False,))
+        for no_content in ((False, True) if calls and not content and not thought else (False,))
+        for in_content in (None, *(marks for marks in MARKS if thought and marks.closer in template.template))
+    ]
+    # Where it never writes the thought, but knows </think>, the thought is put before what it writes.
+    forms += [replace(form, in_content=None, lost_thought=True) for form in forms if form.in_content == THINK]
+    forms += [replace(form, no_content=True) for form in forms if form.lost_thought and calls and not content]
+    faults = []
+    for form in forms:
+        try:
+            return _tried(template, kind, place, form)
+        except LayoutError as fault:
+            faults.append(fault)
+    # What a template leaves out tells more than what it refuses in a form that is not its own.
+    raise next((fault for fault in faults if fault.__cause__ is None), faults[0])
+
+
+def _tried(template: ChatTemplate, kind: tuple[bool, bool, int], place: str, form: AnswerForm) -> AnswerForm:
+    """The form with its lead, tried with marks behind a question. Raises LayoutError for a part that is not written."""
+    thought, content, calls = kind
+    marks = [chr(0xF000 + number) for number in range(2 + 2 * calls)]
+    message: Message = {"role": "assistant", "content": marks[1] if content else ""}
+    message |= {"reasoning_content": marks[0]} if thought else {}
+    functions = [{"name": marks[2 + 2 * call], "arguments": {"a": marks[3 + 2 * call]}} for call in range(calls)]
+    message |= {"tool_calls": [{"id": "a" * 9, "type": "function", "function": each} for each in functions]} if calls else {}
+    _, _, text = written_behind(template, [{"role": "user", "content": "q"}], form.given(message), place)
+    wanted = {"reasoning_content": marks[0]} if thought and not form.lost_thought else {}
+    wanted |= {"content": marks[1]} if content else {}
+    wanted |= {f"tool_calls[{number // 2}]": mark for number, mark in enumerate(marks[2:])}
+    for field, mark in wanted.items():
+        if mark not in text:
+            raise LayoutError(f"{place}.{field}: the chat template does not write it out in such an answer")
+    marker, behind = end_of(template)
+    if marker.strip() and marker in text.removesuffix(behind).removesuffix(marker):
+        raise LayoutError(f"{place}: the chat template ends such an answer before all of it is written")
+    first = marks[1] if content and not (thought or calls) else marks[0]
+    return replace(form, lead=text.partition(first)[0]) if first in text else form
+
+
+@lru_cache(maxsize=256)
+def end_of(template: ChatTemplate) -> tuple[str, str]:
+    """Find what closes an answer of content alone, through its end token, and what the template writes behind that token.
+
+    Without a named token the end is all visible text. Raises LayoutError for a template that does not write the answer to a
+    user's message out, once.
+    """
+    mark, place = chr(0xF000), "messages[1]"
+    before, message = [{"role": "user", "content": "q"}], {"role": "assistant", "content": mark}
+    _, _, text = written_behind(template, before, message, place)
+    behind = _behind(text, mark, f"{place}.content: the chat template writes it")
+    token = pattern_of(template.tokens).search(behind) if template.tokens else None
+    marker = behind[: token.end()] if token else behind.rstrip()
+    return marker, behind[len(marker) :]

@@ -3,24 +3,99 @@
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
-from typing import Any, TypeVar
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from longspec.data.chat import special_tokens
+from longspec.atomic_files import check_files, read_json
+from longspec.data.chat import layout
 from longspec.data.chat.chat_template import ChatTemplate
-from longspec.data.chat.segments import Piece, Plan, cut_at_answers, plan, request
-from longspec.data.chat.special_tokens import LayoutError
-from longspec.data.read.conversations import Chat
+from longspec.data.chat.special_tokens import LayoutError, Piece, hide, pieces, special_names
 from longspec.data.read.record_checks import RecordError
-from longspec.data.read.records import ANSWER_IDS
+from longspec.data.read.records import ANSWER_IDS, Chat, Text, to_messages_or_text
+from longspec.draft_vocabulary import tokenizer_hash
 
 # Bytes of a record's text in UTF-8, as laid out. A tokenizer's own bookkeeping takes up to 190 for each, and a job of rule
 # tokenize has 8 GB of memory.
 MAX_RECORD_BYTES = 12_000_000
 EDGE = 16  # tokens at either edge of an answer that are decoded; what lies between them is between them in the text too
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A document cut into pieces; `answers` are character ranges, None when everything is one."""
+
+    pieces: list[Piece]
+    answers: list[tuple[int, int]] | None
+    as_served: bool = True
+    left_out: int = 0  # messages of the record that stand in no document of it
+    said: tuple[int, ...] | None = None  # the tokens of an answer, which the target itself has written behind the text
+
+    def text(self) -> str:
+        """The whole document."""
+        return "".join(piece.text for piece in self.pieces)
+
+
+def plan(record: dict[str, Any], template: ChatTemplate, special: tuple[str, ...]) -> list[Plan]:
+    """How a record is to be tokenized: one document, or several (layout.py). Raises RecordError or LayoutError."""
+    document = to_messages_or_text(record)
+    if isinstance(document, Text):
+        if not document.prompt:
+            return [Plan([Piece(document.text, literal=True, opens=True)], None)]
+        # Tokenized apart, so that no token belongs to both, as none does when the prompt alone is given to the target.
+        start = len(document.prompt)
+        parts = [Piece(document.prompt, literal=True, opens=True), Piece(document.text, literal=True, start=start)]
+        return [Plan(parts, [(start, start + len(document.text))])]
+    if ANSWER_IDS in record and document.train_thoughts:
+        return _generated(document, record[ANSWER_IDS], template, special)
+    hidden, names = _hidden(document, special)
+    laid_out = layout.lay_out(template, hidden)
+    return [Plan(pieces(each.text, names), each.answers, each.as_served, each.left_out) for each in laid_out]
+
+
+def _generated(chat: Chat, ids: Any, template: ChatTemplate, special: tuple[str, ...]) -> list[Plan]:
+    """Plan a document for each answer: its own tokens behind the request that it answers.
+
+    ids: of each answer, in order. Raises RecordError where they are not, and LayoutError as of request.
+    """
+    numbers = [number for number, message in enumerate(chat.messages) if message["role"] == "assistant"]
+    if not isinstance(ids, list) or [isinstance(each, list) and bool(each) for each in ids] != [True] * len(numbers):
+        raise RecordError(ANSWER_IDS, f"must be the tokens of each of {len(numbers)} answers")
+    if not all(type(token) is int and token >= 0 for each in ids for token in each):
+        raise RecordError(ANSWER_IDS, "must be token ids, from 0 on")
+    asked = [request(replace(chat, messages=chat.messages[:number]), template, special) for number in numbers]
+    plans = [replace(made, answers=[], said=tuple(each)) for made, each in zip(asked, ids, strict=True)]
+    return [*plans[:-1], replace(plans[-1], left_out=len(chat.messages) - 1 - numbers[-1])]
+
+
+def request(chat: Chat, template: ChatTemplate, special: tuple[str, ...]) -> Plan:
+    """Plan a conversation so far as it is given to the target: with the template's request for an answer behind it.
+
+    Raises LayoutError when the template refuses it.
+    """
+    hidden, names = _hidden(chat, special)
+    return Plan(pieces(layout.request(template, hidden), names), None)
+
+
+def _hidden(chat: Chat, special: tuple[str, ...]) -> tuple[Chat, dict[str, str]]:
+    """A conversation and its tools, special tokens' names in them hidden as by hide."""
+    [*messages, beside], names = hide([*chat.messages, {"tools": chat.tools}], special)
+    return replace(chat, messages=messages, tools=beside["tools"]), names
+
+
+def _cut_at_answers(made: Plan) -> Plan:
+    """Have a piece end wherever an answer begins or ends."""
+    places = {place for span in made.answers or [] for place in span}
+    cut = []
+    for piece in made.pieces:
+        inside = sorted(place - piece.start for place in places if 0 < place - piece.start < len(piece.text))
+        for start, end in pairwise([0, *inside, len(piece.text)]):
+            opens = piece.opens and start == 0
+            cut.append(replace(piece, text=piece.text[start:end], start=piece.start + start, opens=opens))
+    return replace(made, pieces=cut)
 
 
 def _token_at(pieces: list[Piece], encodings: list[Any], place: int) -> int:
@@ -93,8 +168,23 @@ def verified(
     return found
 
 
+def load_tokenizer(manifest_path: Path) -> tuple[Any, str]:
+    """Load the tokenizer of a tokenizer manifest, its files checked; returns it and the hash of these files."""
+    from transformers import AutoTokenizer
+
+    manifest = read_json(manifest_path)
+    check_files(Path(manifest["path"]), manifest["files"], manifest_path)
+    tokenizer = AutoTokenizer.from_pretrained(manifest["path"], trust_remote_code=False)
+    if not tokenizer.is_fast:
+        raise ValueError(f"{manifest['path']}: no fast tokenizer (tokenizer.json); convert it with transformers first")
+    if tokenizer.eos_token_id is None:
+        raise ValueError(f"{manifest['path']}: the tokenizer has no eos token; set eos_token in tokenizer_config.json")
+    found = tokenizer_hash(manifest["files"])
+    assert found is not None, "it was loaded from these files"
+    return tokenizer, found
+
+
 Planned = list[Plan] | LayoutError  # a record's documents, or why it cannot be laid out
-Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -118,21 +208,21 @@ class Encoder:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.template = ChatTemplate.of(tokenizer)
-        self.special = special_tokens.special_names(tokenizer)
+        self.special = special_names(tokenizer)
         self.eos = int(tokenizer.eos_token_id)
         self._special_ids = set(tokenizer.convert_tokens_to_ids(list(self.special)))
         self._backend = tokenizer.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
 
-    def plan(self, records: list[dict[str, Any]]) -> list[Planned]:
-        """The plans of each record's documents, or why its conversation cannot be laid out. Raises RecordError."""
-        return [_or_refusal(self._plan_one, record) for record in records]
-
-    def _plan_one(self, record: dict[str, Any]) -> list[Plan]:
-        plans = plan(record, self.template, self.special)
+    def plan(self, record: dict[str, Any]) -> Planned:
+        """Plan a record's documents, or say why its conversation cannot be laid out. Raises RecordError."""
+        try:
+            plans = plan(record, self.template, self.special)
+        except LayoutError as error:
+            return error
         if sum(len(piece.text.encode("utf-8", "surrogatepass")) for made in plans for piece in made.pieces) > MAX_RECORD_BYTES:
-            raise LayoutError(f"its text is longer than the {MAX_RECORD_BYTES / 1e6:g} MB that fit a job's memory; split it")
+            return LayoutError(f"its text is longer than the {MAX_RECORD_BYTES / 1e6:g} MB that fit a job's memory; split it")
         highest = max((token for made in plans for token in made.said or ()), default=0)
         if highest >= len(self.tokenizer):
             raise RecordError(ANSWER_IDS, f"{highest} is none of the tokenizer's {len(self.tokenizer)} tokens")
@@ -164,7 +254,7 @@ class Encoder:
         # A token reaches over an answer's edge there, so the text is cut: when served the request ends there, and the model
         # never writes such a token. All others are tokenized in one piece, as the template's text is when served.
         again = [i for i, document in enumerate(documents) if document is None]
-        for i, document in zip(again, self._documents([cut_at_answers(plans[i]) for i in again]), strict=True):
+        for i, document in zip(again, self._documents([_cut_at_answers(plans[i]) for i in again]), strict=True):
             documents[i] = document
         left = iter(documents)
         return [each if isinstance(each, LayoutError) else _joined([next(left) for _ in each]) for each in planned]
@@ -187,26 +277,30 @@ class Encoder:
 
     def requests(self, conversations: Sequence[Chat]) -> list[list[int] | LayoutError]:
         """The token ids with which the target is asked to go on with each conversation; a LayoutError where that is refused."""
-        asked = [_or_refusal(request, chat, self.template, self.special) for chat in conversations]
-        made = iter(self._run([each for each in asked if not isinstance(each, LayoutError)]))
-        return [each if isinstance(each, LayoutError) else _ids(next(made)) for each in asked]
+        asked: list[Plan | LayoutError] = []
+        for chat in conversations:
+            try:
+                asked.append(request(chat, self.template, self.special))
+            except LayoutError as error:
+                asked.append(error)
+        made = iter(self._run([each for each in asked if isinstance(each, Plan)]))
+        return [_ids(next(made)) if isinstance(each, Plan) else each for each in asked]
 
     def _documents(self, plans: list[Plan]) -> list[Encoded | None]:
         """The documents; None for one in which decoding finds another text than its answers."""
         encodings = self._run(plans)
         ids = [_ids(parts) for parts in encodings]
-        found = verified(self.tokenizer, plans, encodings, ids)
-        for made, tokens, ranges in zip(plans, ids, found, strict=True):
-            if made.said is not None and ranges is not None:
-                ranges.append((len(tokens), len(tokens) + len(made.said)))
-                tokens += made.said
-        of_each = zip(plans, ids, found, strict=True)
+        of_each = zip(plans, ids, verified(self.tokenizer, plans, encodings, ids), strict=True)
         return [None if ranges is None else self._close(tokens, ranges, made) for made, tokens, ranges in of_each]
 
     def _close(self, tokens: list[int], ranges: list[tuple[int, int]], made: Plan) -> Encoded:
-        """The document closed with eos; `ranges`: the tokens of its answers."""
+        """The document closed with eos; `ranges`: the tokens of its answers in its text."""
+        said_end = 0
+        if made.said is not None:
+            said_end = len(tokens) + len(made.said)
+            ranges.append((len(tokens), said_end))
+            tokens += made.said
         last, at = (tokens[-1], len(tokens) - 1) if tokens else (None, 0)
-        said_end = len(tokens) if made.said is not None else 0
         if last != self.eos:
             tokens.append(self.eos)
         mask = np.full(len(tokens), made.answers is None, dtype=np.uint8)
@@ -218,14 +312,6 @@ class Encoder:
             # A document learns to end, but not a second time after an answer's own end token, nor after a question.
             mask[-1] = mask[at] and last not in self._special_ids
         return Encoded(np.array(tokens, dtype=np.int32), mask, made.as_served, made.left_out, said_end)
-
-
-def _or_refusal(make: Callable[..., Made], *arguments: Any) -> Made | LayoutError:
-    """The result of a call, or the LayoutError that it raises."""
-    try:
-        return make(*arguments)
-    except LayoutError as error:
-        return error
 
 
 def _joined(documents: list[Encoded | None]) -> list[Encoded] | LayoutError:

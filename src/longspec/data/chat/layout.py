@@ -8,31 +8,29 @@ with their markup, the end token. Nothing else is ever trained.
   messages anew: it drops earlier thoughts, or closes an answer with another token once it is history. Then the answer begins a
   document of its own. So each answer is trained once, behind what the target reads when it is served.
 * Where a template drops the thought of the last answer too, the thought is put behind the request, as the model writes it.
-* That a template writes all parts of an answer is tried once for each kind of answer (answer_forms.py), and every answer is
+* That a template writes all parts of an answer is tried once for each kind of answer (chat_template.py), and every answer is
   compared with what its record says. A conversation that the template refuses, and an answer that it alters or does not write
   out, is a LayoutError; `tokenize` leaves the record out and counts it.
 """
 
 import json
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from longspec.data.chat.answer_forms import (
+from longspec.data.chat.chat_template import (
     EMPTY_THOUGHT,
     AnswerForm,
+    ChatTemplate,
     Message,
-    Renderer,
-    Written,
     end_of,
     form_of,
     is_content_alone,
     written_behind,
 )
-from longspec.data.chat.chat_template import ChatTemplate
 from longspec.data.chat.special_tokens import LayoutError
-from longspec.data.read.conversations import Chat
-from longspec.data.read.thoughts import closes_one
+from longspec.data.read.record_checks import closes_one
+from longspec.data.read.records import Chat
 
 # What closes a thought: a mark such as </think>, [/THINK] or <|end|>.
 _CLOSES_THOUGHT = re.compile(r"\s*(</[\w:]+>|\[/\w+\]|<[|\uff5c][^<>]*?[|\uff5c]>)")
@@ -63,10 +61,14 @@ class _Turn:
     def text(self) -> str:
         return self.prompt + self.said
 
+    @property
+    def place(self) -> Span:
+        return len(self.prompt) + self.start, len(self.text)
+
     def place_in(self, later: str) -> Span | None:
         """The place of this answer in a later prompt; None where that does not go on from it."""
         if later.startswith(self.text):
-            return len(self.prompt) + self.start, len(self.text)
+            return self.place
         # The empty thought before an answer without one, which nobody wrote, goes once the answer is history.
         bare = self.prompt + self.said[self.start :]
         if EMPTY_THOUGHT.fullmatch(self.said[: self.start]) and later.startswith(bare):
@@ -74,38 +76,33 @@ class _Turn:
         return None
 
 
-@dataclass
-class _Document:
-    """Answers each of whose prompts goes on from the one before; `places`: of all but the last."""
-
-    turns: list[_Turn]
-    places: list[Span] = field(default_factory=list)
-
-    def conversation(self) -> Conversation:
-        last = self.turns[-1]
-        place = len(last.prompt) + last.start, len(last.text)
-        return Conversation(last.text, [*self.places, place], all(turn.as_served for turn in self.turns))
-
-
 def lay_out(template: ChatTemplate, chat: Chat) -> list[Conversation]:
     """Lay a conversation out as documents, in order. Raises LayoutError when the template does not do so exactly."""
     numbers = [number for number, message in enumerate(chat.messages) if message["role"] == "assistant"]
-    renderer = _renderer(template, chat, chat.messages[: numbers[0]])
-    forms = {number: form_of(renderer, chat.messages[number], f"messages[{number}]") for number in numbers}
+    template = _for_chat(template, chat, chat.messages[: numbers[0]])
+    forms = {number: form_of(template, chat.messages[number], f"messages[{number}]") for number in numbers}
     given = [forms[at].given(message) if at in forms else message for at, message in enumerate(chat.messages)]
-    documents: list[_Document] = []
+    documents: list[Conversation] = []
+    last: _Turn | None = None
     for before, number in zip([-1, *numbers], numbers, strict=False):
-        turn = _turn(renderer, chat, number, forms[number], given)
+        turn = _turn(template, chat, number, forms[number], given)
         _check_results(chat.messages, range(before + 1, number), turn.prompt)
-        place = documents[-1].turns[-1].place_in(turn.prompt) if documents else None
+        place = last.place_in(turn.prompt) if last else None
+        last = turn
         if place is None:
-            documents.append(_Document([turn]))
+            documents.append(Conversation(turn.text, [turn.place], turn.as_served))
         else:
-            documents[-1].turns.append(turn)
-            documents[-1].places.append(place)
-    whole = renderer.render(given, False) if given[numbers[-1] + 1 :] else turn.text + turn.rest
-    *others, last = [document.conversation() for document in documents]
-    return [*others, _with_rest(documents[-1], last, whole, len(given) - 1 - numbers[-1])]
+            answers = [*documents[-1].answers[:-1], place, turn.place]
+            documents[-1] = Conversation(turn.text, answers, documents[-1].as_served and turn.as_served)
+    # What stands behind the last answer: further messages, or a token after all.
+    behind = len(given) - 1 - numbers[-1]
+    whole = template.render(given, False, chat.tools) if behind else turn.text + turn.rest
+    place = turn.place_in(whole)
+    if place is None:
+        documents[-1] = replace(documents[-1], left_out=behind)
+    elif whole[place[1] :].strip():
+        documents[-1] = replace(documents[-1], text=whole, answers=[*documents[-1].answers[:-1], place])
+    return documents
 
 
 def request(template: ChatTemplate, chat: Chat) -> str:
@@ -113,46 +110,46 @@ def request(template: ChatTemplate, chat: Chat) -> str:
 
     Raises LayoutError when the template refuses it.
     """
-    return _renderer(template, chat, chat.messages).render(chat.messages, True)
+    return _for_chat(template, chat, chat.messages).render(chat.messages, True, chat.tools)
 
 
-def _renderer(template: ChatTemplate, chat: Chat, messages: list[dict[str, Any]]) -> Renderer:
-    """The template for a conversation; `messages`: those of its first prompt."""
-    _check_arguments(template, chat)
-    renderer = Renderer(template, chat.tools, json.dumps(chat.template_arguments))
+def _for_chat(template: ChatTemplate, chat: Chat, messages: list[Message]) -> ChatTemplate:
+    """Give the template what a conversation has for it; `messages`: those of its first prompt.
+
+    Raises LayoutError for an argument that it does not ask for, and when it says nothing of the tools.
+    """
+    for name in chat.template_arguments:
+        if not re.search(rf"\b{re.escape(name)}\b", template.template):
+            raise LayoutError(f"chat_template_kwargs.{name}: the chat template does not ask for it; correct or drop it")
+    template = replace(template, arguments=json.dumps(chat.template_arguments))
     if chat.tools:
-        _check_tools(renderer, chat.tools, messages)
-    return renderer
+        prompt = template.render(messages, True, chat.tools)
+        named = all(tool["function"]["name"] in prompt for tool in chat.tools)
+        if not named or prompt == template.render(messages, True):
+            raise LayoutError("tools: the chat template does not write them out; drop them with `align` to train without")
+    return template
 
 
-def _with_rest(document: _Document, laid_out: Conversation, whole: str, messages: int) -> Conversation:
-    """The last document with what stands behind its last answer in the whole text: so many messages, or a token after all."""
-    place = document.turns[-1].place_in(whole)
-    if place is None:
-        return replace(laid_out, left_out=messages)
-    return replace(laid_out, text=whole, answers=[*document.places, place]) if whole[place[1] :].strip() else laid_out
-
-
-def _turn(renderer: Renderer, chat: Chat, number: int, form: AnswerForm, given: list[Message]) -> _Turn:
+def _turn(template: ChatTemplate, chat: Chat, number: int, form: AnswerForm, given: list[Message]) -> _Turn:
     """The answer of one message. Raises LayoutError with its field when it cannot be laid out.
 
     given: all messages as the template reads them.
     """
     message, place = chat.messages[number], f"messages[{number}]"
-    written = written_behind(renderer, given[:number], given[number], place)
-    parts = _parts(renderer, written.text, place)
+    prompt, opener, text = written_behind(template, given[:number], given[number], place, chat.tools)
+    body, end, rest = _parts(template, text, place)
     if is_content_alone(message):
-        return _content_turn(written, parts, form.lead, message["content"], place)
-    (body, end, rest), prompt, lead = parts, written.prompt + written.opener, form.lead
-    thought = message.get("reasoning_content", "").strip()
-    if thought and EMPTY_THOUGHT.fullmatch(written.opener):
+        return _content_turn(prompt, opener, (body, end, rest), form.lead, message["content"], place)
+    thought, lead = message.get("reasoning_content", "").strip(), form.lead
+    asks_without = EMPTY_THOUGHT.fullmatch(opener)
+    if thought and asks_without:
         raise LayoutError(f"{place}.reasoning_content: the chat template asks for an answer without a thought")
     if form.lost_thought:
         # The template drops even the last thought: it is put where the prompt asks for it, as the model writes it.
-        lead = "" if written.opener else "<think>\n"
+        lead = "" if opener else "<think>\n"
         body = f"{lead}{thought}\n</think>\n\n{body}"
-    elif not EMPTY_THOUGHT.fullmatch(written.opener):
-        prompt = written.prompt
+    if form.lost_thought or asks_without:
+        prompt += opener
     said = body + end
     _check_said(said, message, place)
     if thought:
@@ -160,12 +157,12 @@ def _turn(renderer: Renderer, chat: Chat, number: int, form: AnswerForm, given: 
         return _Turn(prompt, said, rest, start, as_served=True)
     empty = EMPTY_THOUGHT.match(said)
     # Nobody wrote this empty thought: the template puts it before an answer that has none.
-    return _Turn(prompt, said, rest, empty.end() if empty else 0, empty is None and prompt.endswith(written.opener))
+    return _Turn(prompt, said, rest, empty.end() if empty else 0, empty is None and prompt.endswith(opener))
 
 
-def _content_turn(written: Written, parts: tuple[str, str, str], lead: str, content: str, place: str) -> _Turn:
+def _content_turn(prompt: str, opener: str, parts: tuple[str, str, str], lead: str, content: str, place: str) -> _Turn:
     """An answer of content alone; `parts`: as of _parts, `lead`: what the template writes before such contents."""
-    (body, end, rest), prompt, opener = parts, written.prompt, written.opener
+    body, end, rest = parts
     if EMPTY_THOUGHT.fullmatch(opener):
         prompt, opener = prompt + opener, ""
     own = len(content) - len(body)
@@ -179,13 +176,13 @@ def _content_turn(written: Written, parts: tuple[str, str, str], lead: str, cont
     return _Turn(prompt, body + end, rest, start, as_served=not (start or opener))
 
 
-def _parts(renderer: Renderer, text: str, place: str) -> tuple[str, str, str]:
+def _parts(template: ChatTemplate, text: str, place: str) -> tuple[str, str, str]:
     """What a template writes for an answer, what closes it, through its end token, and what stands behind that."""
-    marker, behind = end_of(renderer.template, renderer.arguments)
+    marker, behind = end_of(template)
     if text.endswith(marker + behind):
         return text[: len(text) - len(marker + behind)], marker, behind
     said = text.rstrip()
-    token = max((token for token in renderer.template.tokens if said.endswith(token)), key=len, default="")
+    token = max((token for token in template.tokens if said.endswith(token)), key=len, default="")
     if not token:
         raise LayoutError(f"{place}: the chat template closes this answer with no token")
     return said.removesuffix(token), token, text[len(said) :]
@@ -206,6 +203,8 @@ def _start_of(body: str, lead: str, content: str) -> int | None:
         return None
     if body.startswith(lead) and _squeeze(body[len(lead) :]) == wanted:
         return len(lead)
+    if not wanted:  # white space, of which the template writes something else
+        return None
     visible = [place for place, character in enumerate(body) if not character.isspace()]
     return visible[len(written) - len(wanted)]
 
@@ -262,25 +261,9 @@ def _check_said(said: str, message: dict[str, Any], place: str) -> None:
                 raise LayoutError(f"{place}.tool_calls[{number}]: the chat template alters it, or leaves out a part")
 
 
-def _check_results(messages: list[dict[str, Any]], numbers: range, prompt: str) -> None:
+def _check_results(messages: list[Message], numbers: range, prompt: str) -> None:
     """Raises LayoutError when what a tool returned does not stand in the prompt behind it."""
     for number in numbers:
-        if messages[number]["role"] == "tool" and not any(
-            form in prompt for form in _forms_of(messages[number]["content"].strip())
-        ):
+        message = messages[number]
+        if message["role"] == "tool" and not any(form in prompt for form in _forms_of(message["content"].strip())):
             raise LayoutError(f"messages[{number}].content: the chat template does not write this tool's result out")
-
-
-def _check_tools(renderer: Renderer, tools: list[dict[str, Any]], messages: list[dict[str, Any]]) -> None:
-    """Raises LayoutError when the template says nothing of the tools."""
-    prompt = renderer.render(messages, True)
-    names = [tool["function"]["name"] for tool in tools]
-    if prompt == replace(renderer, tools=None).render(messages, True) or not all(name in prompt for name in names):
-        raise LayoutError("tools: the chat template does not write them out; drop them with `align` to train without")
-
-
-def _check_arguments(template: ChatTemplate, chat: Chat) -> None:
-    """Raises LayoutError for an argument that the template does not ask for."""
-    for name in chat.template_arguments:
-        if not re.search(rf"\b{re.escape(name)}\b", template.template):
-            raise LayoutError(f"chat_template_kwargs.{name}: the chat template does not ask for it; correct or drop it")

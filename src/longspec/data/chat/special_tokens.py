@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from longspec.data.read.thoughts import MARKS
+from longspec.data.read.record_checks import MARKS
 
 # Tokens that a reasoning model writes itself inside its answers, though its tokenizer may count them as special tokens.
 REASONING = tuple(mark for marks in MARKS for mark in (marks.opener, marks.closer))
@@ -16,29 +17,30 @@ class LayoutError(ValueError):
 
 
 def special_names(tokenizer: Any) -> tuple[str, ...]:
-    """The names of all tokens that are taken for control, those of no named role (bos, eos, ...) among them."""
+    """Return the names of all tokens that are taken for control, those of no named role (bos, eos, ...) among them."""
     added = tokenizer.added_tokens_decoder.values()
     return tuple(sorted({token.content for token in added if token.special} | set(tokenizer.all_special_tokens)))
 
 
 @lru_cache(maxsize=8)
-def _pattern(names: tuple[str, ...]) -> re.Pattern[str]:
+def pattern_of(names: tuple[str, ...]) -> re.Pattern[str]:
+    """Return what finds the first of some names in a text, the longest where several begin there."""
     return re.compile("|".join(re.escape(name) for name in sorted(names, key=len, reverse=True)))
 
 
 @lru_cache(maxsize=8)
 def _beginnings(names: tuple[str, ...]) -> tuple[str, ...]:
-    """A few short strings one of which stands wherever a name does: looking for them is faster than for 256 names."""
+    """Return a few short strings one of which stands wherever a name does: found faster than 256 names."""
     return tuple(sorted({name[:2] for name in names}))
 
 
 def unused_characters(text: str) -> Iterator[str]:
-    """Characters for private use that do not occur in `text`."""
+    """Yield characters for private use that do not occur in `text`."""
     return (chr(code) for code in range(0xE000, 0xF900) if chr(code) not in text)
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Every text in a value of lists and mappings, their keys too."""
+    """Yield every text in a value of lists and mappings, their keys too."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -59,14 +61,12 @@ def _mapped(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def hide(messages: list[dict[str, Any]], special: tuple[str, ...]) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """The messages with every special token's name in them replaced by as many of a character that occurs nowhere else.
+    """Replace every special token's name in messages by as many of a character that occurs nowhere else.
 
     Returns the messages and which name each such character stands for. A reasoning model's own marks in an answer's content
     stay.
     """
-    everything = "".join(
-        text for message in messages for key, value in message.items() if key != "role" for text in _texts(value)
-    )
+    everything = "".join(_texts(messages))
     if not special or not any(beginning in everything for beginning in _beginnings(special)):
         return messages, {}
     unused = unused_characters(everything)
@@ -81,7 +81,7 @@ def hide(messages: list[dict[str, Any]], special: tuple[str, ...]) -> tuple[list
                 characters[name] = next(unused)
             return characters[name] * len(name)
 
-        return _pattern(special).sub(cover, text)
+        return pattern_of(special).sub(cover, text)
 
     hidden = []
     for message in messages:
@@ -95,17 +95,27 @@ def hide(messages: list[dict[str, Any]], special: tuple[str, ...]) -> tuple[list
     return hidden, {character: name for name, character in characters.items()}
 
 
-def pieces(text: str, names: dict[str, str]) -> list[tuple[str, bool]]:
-    """A rendered text cut at its hidden names: (piece, whether it is such a name). Raises LayoutError for part of a name."""
+@dataclass(frozen=True)
+class Piece:
+    """A string to tokenize; `literal`: special tokens' names in it are text."""
+
+    text: str
+    literal: bool
+    start: int = 0  # of the piece in its document, in characters
+    opens: bool = False  # begins a document that the tokenizer may open with its own tokens (beginning of sequence)
+
+
+def pieces(text: str, names: dict[str, str]) -> list[Piece]:
+    """Cut a laid out text at its hidden names, each a literal piece. Raises LayoutError for part of a name."""
     if not names:
-        return [(text, False)]
-    cut: list[tuple[str, bool]] = []
+        return [Piece(text, literal=False)]
+    cut: list[Piece] = []
     place = 0
     for run in re.finditer("|".join(f"{character}+" for character in names), text):
         name = names[run[0][0]]
-        count, rest = divmod(len(run[0]), len(name))
-        if rest:
+        if len(run[0]) % len(name):
             raise LayoutError("the chat template cuts a message inside the name of a special token")
-        cut += [(text[place : run.start()], False), *[(name, True)] * count]
+        cut.append(Piece(text[place : run.start()], literal=False, start=place))
+        cut += [Piece(name, literal=True, start=start) for start in range(run.start(), run.end(), len(name))]
         place = run.end()
-    return [piece for piece in [*cut, (text[place:], False)] if piece[0]]
+    return [piece for piece in [*cut, Piece(text[place:], literal=False, start=place)] if piece.text]

@@ -29,7 +29,7 @@ class Source:
 
 
 def parse(text: str) -> Source:
-    """An hf: name taken apart. Raises ValueError for one that has none of the two forms."""
+    """Take an hf: name apart. Raises ValueError for one that has none of the two forms."""
     repository, *parts = text.removeprefix(HUB_PREFIX).split(":")
     owner, _, rest = repository.partition("/")
     name, slash, file = rest.partition("/")
@@ -56,12 +56,9 @@ def _split_files(source: Source, names: list[str], card: str) -> list[str]:
             configs = get_dataset_config_names(str(root))
             # One part alone is a config where there is one of that name, else a split of the default config.
             config = source.parts[0] if len(source.parts) == 2 or set(source.parts) & set(configs) else None
-            known = config is None or config in configs
-            builder = load_dataset_builder(str(root), config, cache_dir=f"{folder}/cache") if known else None
+            builder = load_dataset_builder(str(root), config, cache_dir=f"{folder}/cache")
         except (ValueError, OSError) as error:
             raise UnavailableError(f"its files cannot be told apart ({brief(error)})".replace(str(root), ".")) from error
-        if builder is None:
-            raise UnavailableError(f"it has no config '{config}'; its configs: {', '.join(sorted(configs))}")
         splits = builder.config.data_files or {}
         asked = source.parts[1:] if config else source.parts
         split = asked[0] if asked else "train" if len(splits) != 1 else next(iter(splits))
@@ -80,7 +77,7 @@ def _matches(source: Source, name: str) -> bool:
 
 
 def choose(source: Source, names: list[str], card: str) -> list[str]:
-    """The paths of a repository that a name stands for. `card`: the text of its README.md, where configs are declared.
+    """Return the paths of a repository that a name stands for. `card`: the text of its README.md, where configs are declared.
 
     Raises UnavailableError when there are none.
     """
@@ -94,11 +91,10 @@ def choose(source: Source, names: list[str], card: str) -> list[str]:
 
 def check_complete(source: Source, names: list[str]) -> None:
     """Refuse a numbered set (x-00000-of-00048.parquet, ...) of which some are not there, for files placed by hand."""
-    there = {(found[1], found[3], int(found[2])) for found in map(NUMBERED.match, names) if found}
-    for start, total, _ in sorted(there):
-        numbers = [number for number in range(int(total)) if (start, total, number) not in there]
-        like = next(name for name in names if name.startswith(start) and f"-of-{total}" in name)
-        wanted = [NUMBERED.sub(rf"\g<1>{number:0{len(total)}d}-of-{total}", like, count=1) for number in numbers]
-        lacking = [n for n, name in zip(numbers, wanted, strict=True) if not source.file or _matches(source, name)]
+    there = set(names)
+    for found in {(found[1], found[3]): found for found in map(NUMBERED.match, names) if found}.values():
+        start, digits, total, rest = found[1], len(found[2]), found[3], found.string[found.end() :]
+        wanted = [f"{start}{number:0{digits}d}-of-{total}{rest}" for number in range(int(total))]
+        lacking = [name for name in wanted if name not in there and (not source.file or _matches(source, name))]
         if lacking:
-            raise UnavailableError(f"of the {total} files {start}*-of-{total}* these numbers are missing: {lacking}")
+            raise UnavailableError(f"of the {total} files {start}*-of-{total}* these are missing: {', '.join(lacking)}")

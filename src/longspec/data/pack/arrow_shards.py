@@ -5,7 +5,7 @@ Suffixes: S tokens of a row, R rows, N tokens of several documents, D documents.
 
 import mmap
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 from longspec.atomic_files import check_files, read_json, read_json_object, sha256_file
 
 ROWS = "rows.arrow"  # beside the manifest of a packed folder
+COLLATIONS = {"base": False, "long-nomask": False, "long": True, "longcot": True}  # whether only answers are trained
 DOCUMENT_STARTS, LENGTH, RECORDS, NUM_LABELS, PIECE_STARTS = range(2, 7)  # columns of packed rows, behind ids and mask
 OPEN_BATCHES = 1024  # record batches of packed rows that stay open: some 40 KB each
 TOKEN_SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32())), ("answer_mask", pa.list_(pa.uint8())), ("record", pa.int64())])
 
 
 def row_schema(sequence_length: int) -> pa.Schema:
-    """The columns of packed rows."""
+    """Return the columns of packed rows."""
     return pa.schema(
         [
             ("input_ids", pa.list_(pa.int32(), sequence_length)),
@@ -41,7 +42,7 @@ def row_schema(sequence_length: int) -> pa.Schema:
 
 
 def view(array: pa.Array) -> NDArray[Any]:
-    """The values of an array of numbers without nulls, not copied; `to_numpy` would import pandas for that: 40 MB."""
+    """View the values of an array of numbers without nulls, not copied; `to_numpy` would import pandas for that: 40 MB."""
     dtype = np.dtype(array.type.to_pandas_dtype())
     if not len(array):
         return np.zeros(0, dtype)
@@ -49,7 +50,7 @@ def view(array: pa.Array) -> NDArray[Any]:
 
 
 def lists(lengths: Sequence[int] | NDArray[np.int64], values: pa.Array) -> pa.ListArray:
-    """A list column from all values in a row and each list's length."""
+    """Make a list column from all values in a row and each list's length."""
     offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values)
 
@@ -99,7 +100,7 @@ class TokenShards:
         self.records_D = np.concatenate([none, *(view(batch.column(2)) for batch in batches)])
 
     def document(self, number: int) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-        """Ids [n] and answer mask [n] of a document: views of the file, read-only."""
+        """Return ids [n] and answer mask [n] of a document: views of the file, read-only."""
         at = bisect_right(self._first, number) - 1
         place, offsets = number - self._first[at], self._offsets[at]
         window = slice(offsets[place], offsets[place + 1])
@@ -120,19 +121,6 @@ class Row:
     document_ids_S: NDArray[np.int32]  # 0, 1, ... in the row; -1: padding
     position_ids_S: NDArray[np.int32]  # from 0 in each document, and from 0 in the padding
     records: list[int]  # of each document: where its record's line begins in train.jsonl, in bytes
-
-
-class NumLabels:
-    """How many labels each row holds, read from the file where it is asked for."""
-
-    def __init__(self, find: Callable[[int], tuple[pa.RecordBatch, int]]) -> None:
-        """find: the record batch that holds a row, and the row's place in it."""
-        self._find = find
-
-    def __getitem__(self, rows: NDArray[np.int64] | int) -> NDArray[np.int32]:
-        places = [self._find(int(row)) for row in np.atleast_1d(rows)]
-        found = np.array([batch.column(NUM_LABELS)[place].as_py() for batch, place in places], dtype=np.int32)
-        return found if np.ndim(rows) else found[0]
 
 
 class PackedRows:
@@ -158,19 +146,16 @@ class PackedRows:
         # All batches but the last hold equally many rows.
         self._rows_of_batch = self._batch(0).num_rows if count else 1
         self._length = self._rows_of_batch * (count - 1) + self._batch(count - 1).num_rows if count else 0
-        if len(self) != self.manifest["rows"]:
-            raise ValueError(f"{self.path}: {len(self)} rows, its manifest says {self.manifest['rows']}; pack again")
-        self.num_labels_R = NumLabels(self.find)
 
     def __len__(self) -> int:
         return self._length
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """All record batches in order, none kept open."""
+        """Yield all record batches in order, none kept open."""
         return (self._reader.get_batch(i) for i in range(self._reader.num_record_batches))
 
     def find(self, row: int) -> tuple[pa.RecordBatch, int]:
-        """The record batch that holds a row, and the row's place in it."""
+        """Find the record batch that holds a row, and the row's place in it."""
         if not 0 <= row < len(self):
             raise IndexError(f"{self.path}: row {row} of {len(self)}")
         at, place = divmod(row, self._rows_of_batch)
@@ -188,3 +173,9 @@ class PackedRows:
         position_ids_S = (np.arange(length) - np.repeat(edges[:-1], spans)).astype(np.int32)
         records = batch.column(RECORDS)[place].as_py()
         return Row(input_ids_S, loss_mask_S, document_ids_S, position_ids_S, records)
+
+
+def count_labels(find: Callable[[int], tuple[pa.RecordBatch, int]], rows: Iterable[int]) -> int:
+    """Count the labels of some rows; find: as of PackedRows."""
+    places = [find(int(row)) for row in rows]
+    return sum(batch.column(NUM_LABELS)[place].as_py() for batch, place in places)

@@ -6,7 +6,6 @@ Lengths alone decide, so a corpus of any size is placed without reading a token 
 import heapq
 import itertools
 from bisect import bisect_left, insort
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,23 +27,8 @@ class Pieces:
     cut_tokens: int  # of the documents, in no piece
 
 
-@dataclass(frozen=True)
-class Placed:
-    """Pieces in the order in which they stand in the rows; row r holds those of edges_R1[r] to edges_R1[r + 1]."""
-
-    pieces: Pieces
-    edges_R1: NDArray[np.int64]
-
-    @property
-    def rows(self) -> int:
-        """How many rows there are."""
-        return len(self.edges_R1) - 1
-
-
 def cut(lengths_D: NDArray[np.int64], sequence_length: int, overlong: str) -> Pieces:
-    """Documents cut to a row's length: `split` makes further pieces of what follows, `truncate` drops it."""
-    if overlong not in OVERLONG:
-        raise ValueError(f"data.overlong: {overlong!r} is unknown; choose one of {', '.join(OVERLONG)}")
+    """Cut documents to a row's length: `split` makes further pieces of what follows, `truncate` drops it."""
     per_document = -(-lengths_D // sequence_length) if overlong == "split" else np.minimum(lengths_D, 1)
     document_P = np.repeat(np.arange(len(lengths_D)), per_document)
     first_P = np.repeat(np.cumsum(per_document) - per_document, per_document)
@@ -56,7 +40,7 @@ def cut(lengths_D: NDArray[np.int64], sequence_length: int, overlong: str) -> Pi
 
 
 def best_fit(length_P: NDArray[np.int64], sequence_length: int) -> NDArray[np.int64]:
-    """The row of each piece [P]: longest piece first, each into the fullest row that still holds it."""
+    """Find the row of each piece [P]: longest piece first, each into the fullest row that still holds it."""
     rows = 0
     row_of = [0] * len(length_P)
     rows_by_space: dict[int, list[int]] = {}
@@ -76,9 +60,8 @@ def best_fit(length_P: NDArray[np.int64], sequence_length: int) -> NDArray[np.in
         left = space - length
         if left >= SHORTEST:
             if left not in rows_by_space:
-                rows_by_space[left] = []
                 insort(spaces, left)
-            rows_by_space[left].append(row)
+            rows_by_space.setdefault(left, []).append(row)
     return np.array(row_of, dtype=np.int64)
 
 
@@ -104,31 +87,8 @@ def _smallest_gap(sequence_length: int) -> int:
     return max(2 * SHORTEST, sequence_length // SMALLEST_GAP)
 
 
-class _Gaps:
-    """Free places of rows, the largest first."""
-
-    def __init__(self, gap_R: NDArray[np.int64], sequence_length: int) -> None:
-        self.smallest, self.sequence_length = _smallest_gap(sequence_length), sequence_length
-        self.new_rows = itertools.count(len(gap_R))
-        rows = np.flatnonzero(gap_R >= self.smallest)
-        self.heap = list(zip((-gap_R[rows]).tolist(), rows.tolist(), strict=True))
-        heapq.heapify(self.heap)
-
-    def pour(self, length: int) -> Iterator[tuple[int, int]]:
-        """So many tokens into the gaps: (row, tokens) of each part. What no gap holds begins a new row."""
-        while length:
-            space, row = heapq.heappop(self.heap) if self.heap else (-self.sequence_length, next(self.new_rows))
-            tokens = min(-space, length)
-            if 0 < length - tokens < SHORTEST:
-                tokens -= SHORTEST - (length - tokens)
-            yield row, tokens
-            length -= tokens
-            if -space - tokens >= self.smallest:
-                heapq.heappush(self.heap, (space + tokens, row))
-
-
 def fill_up(pieces: Pieces, row_P: NDArray[np.int64], sequence_length: int) -> tuple[Pieces, NDArray[np.int64]]:
-    """Pieces and their rows with less padding: some rows are dissolved, and their tokens cut to fit the gaps of others.
+    """Cut padding: some rows are dissolved, and their tokens cut to fit the gaps of others. Returns pieces and their rows.
 
     Nothing changes as long as no more than PADDING of all rows is padding, or when no document is cut anyway.
     """
@@ -137,14 +97,23 @@ def fill_up(pieces: Pieces, row_P: NDArray[np.int64], sequence_length: int) -> t
         return pieces, row_P
     gap_R = sequence_length - np.bincount(row_P, weights=pieces.length_P).astype(np.int64)
     gap_R[dissolved] = 0
-    gaps = _Gaps(gap_R, sequence_length)
+    new_rows, smallest = itertools.count(len(gap_R)), _smallest_gap(sequence_length)
+    gaps = [(-gap, row) for row, gap in enumerate(gap_R.tolist()) if gap >= smallest]  # the largest first
+    heapq.heapify(gaps)
     moved = np.isin(row_P, dissolved)
     made = []
     for piece in np.flatnonzero(moved).tolist():
-        start = int(pieces.start_P[piece])
-        for row, tokens in gaps.pour(int(pieces.length_P[piece])):
+        start, left = int(pieces.start_P[piece]), int(pieces.length_P[piece])
+        while left:
+            # What no gap holds begins a new row.
+            space, row = heapq.heappop(gaps) if gaps else (-sequence_length, next(new_rows))
+            tokens = min(-space, left)
+            if 0 < left - tokens < SHORTEST:
+                tokens -= SHORTEST - (left - tokens)
             made.append((int(pieces.document_P[piece]), start, tokens, row))
-            start += tokens
+            start, left = start + tokens, left - tokens
+            if -space - tokens >= smallest:
+                heapq.heappush(gaps, (space + tokens, row))
     before = (pieces.document_P, pieces.start_P, pieces.length_P, row_P)
     joined = [np.concatenate([old[~moved], new]) for old, new in zip(before, np.array(made, dtype=np.int64).T, strict=True)]
     order = np.lexsort((joined[1], joined[0]))
@@ -152,8 +121,8 @@ def fill_up(pieces: Pieces, row_P: NDArray[np.int64], sequence_length: int) -> t
     return Pieces(document_P, start_P, length_P, pieces.cut_tokens), row_P
 
 
-def in_rows(pieces: Pieces, row_P: NDArray[np.int64]) -> Placed:
-    """The pieces in the order of their rows. In a row they keep their order, and rows that of their first pieces."""
+def _in_rows(pieces: Pieces, row_P: NDArray[np.int64]) -> tuple[Pieces, NDArray[np.int64]]:
+    """Order pieces by their rows. In a row they keep their order, and rows that of their first pieces."""
     used, first, row_P = np.unique(row_P, return_index=True, return_inverse=True)
     place_of_row = np.empty(len(used), dtype=np.int64)
     place_of_row[np.argsort(first)] = np.arange(len(used))
@@ -161,16 +130,20 @@ def in_rows(pieces: Pieces, row_P: NDArray[np.int64]) -> Placed:
     order = np.argsort(row_P, kind="stable")
     edges_R1 = np.concatenate([[0], np.cumsum(np.bincount(row_P, minlength=len(used)))])
     ordered = Pieces(pieces.document_P[order], pieces.start_P[order], pieces.length_P[order], pieces.cut_tokens)
-    return Placed(ordered, edges_R1)
+    return ordered, edges_R1
 
 
-def place(lengths_D: NDArray[np.int64], sequence_length: int, overlong: str) -> Placed:
-    """Documents of these lengths in rows of `sequence_length`. Raises ValueError for another `overlong` than OVERLONG."""
+def place(lengths_D: NDArray[np.int64], sequence_length: int, overlong: str) -> tuple[Pieces, NDArray[np.int64]]:
+    """Place documents of these lengths in rows of `sequence_length`; overlong: one of OVERLONG.
+
+    Returns the pieces in the order in which they stand in the rows, and edges_R1: row r holds pieces edges_R1[r] to
+    edges_R1[r + 1].
+    """
     pieces = cut(lengths_D, sequence_length, overlong)
-    return in_rows(*fill_up(pieces, best_fit(pieces.length_P, sequence_length), sequence_length))
+    return _in_rows(*fill_up(pieces, best_fit(pieces.length_P, sequence_length), sequence_length))
 
 
 def histogram(lengths: NDArray[np.int64]) -> dict[str, int]:
-    """How many lengths there are below each power of two and not below the one before."""
+    """Count the lengths below each power of two and not below the one before."""
     counts = np.bincount(np.ceil(np.log2(np.maximum(lengths, 1) + 1)).astype(np.int64))
     return {str(2**power): int(count) for power, count in enumerate(counts) if count}

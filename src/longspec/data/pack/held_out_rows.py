@@ -9,10 +9,9 @@ from numpy.typing import NDArray
 
 from longspec import jsonl
 from longspec.atomic_files import checked_file, read_json, sha256_file
-from longspec.data import tokenize
+from longspec.data.chat.encoding import Encoder, load_tokenizer
 from longspec.data.chat.special_tokens import LayoutError
-from longspec.data.pack.arrow_shards import PackedRows
-from longspec.data.pack.packing import COLLATIONS
+from longspec.data.pack.arrow_shards import COLLATIONS, PackedRows
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class HeldOutRow:
 
 
 def held_out_rows(packed: PackedRows, count: int) -> list[HeldOutRow]:
-    """`count` rows, fewer where there are fewer records, from records spread evenly over the held-out ones.
+    """Lay out `count` rows, fewer where there are fewer records, from records spread evenly over the held-out ones.
 
     Found through the manifests' own paths. Raises ValueError when one is not there, was made again, or no record makes a row.
     """
@@ -36,12 +35,12 @@ def held_out_rows(packed: PackedRows, count: int) -> list[HeldOutRow]:
     if not raw.is_file() or sha256_file(raw) != tokens["raw"]:
         raise ValueError(f"{raw}: is missing, or not what {packed.path.parent} was made of; make the packed rows again")
     path = checked_file(raw, "held_out.jsonl")
-    tokenizer, _ = tokenize.load(Path(tokens["tokenizer_manifest"]))
+    encoder = Encoder(load_tokenizer(Path(tokens["tokenizer_manifest"]))[0])
     records = list(jsonl.read(path))
     spread = np.linspace(0, len(records) - 1, min(len(records), count)).astype(int).tolist() if records else []
     rows = []
     for place in dict.fromkeys([*spread, *range(len(records))]):
-        row = _row(tokenizer, records[place], packed)
+        row = _row(encoder, records[place], packed)
         if row is not None:
             rows.append(row)
         if len(rows) == count:
@@ -51,12 +50,12 @@ def held_out_rows(packed: PackedRows, count: int) -> list[HeldOutRow]:
     return rows
 
 
-def _row(tokenizer: Any, record: dict[str, Any], packed: PackedRows) -> HeldOutRow | None:
+def _row(encoder: Encoder, record: dict[str, Any], packed: PackedRows) -> HeldOutRow | None:
     """A record's row; None when the chat template refuses it, as in training, or it has no label in a row's length."""
-    try:
-        ids_N, answer_mask_N = tokenize.encode(tokenizer, record)
-    except LayoutError:
+    [documents] = encoder.encode([encoder.plan(record)])
+    if isinstance(documents, LayoutError):
         return None
+    ids_N, answer_mask_N = documents[-1].ids, documents[-1].answer_mask
     length = min(packed.sequence_length, len(ids_N))
     input_ids_S = np.full(packed.sequence_length, packed.manifest["eos"], dtype=np.int64)
     loss_mask_S = np.zeros(packed.sequence_length, dtype=bool)

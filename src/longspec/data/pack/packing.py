@@ -8,29 +8,29 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from longspec.atomic_files import describe_files, new_file, remove_strays, sha256_file, write_manifest
 from longspec.data import Progress
 from longspec.data.layout_tally import REWRITE_COUNTS, UNLIKE_SERVED
-from longspec.data.pack.arrow_shards import NUM_LABELS, ROWS, TokenShards, lists, row_schema, view
-from longspec.data.pack.bin_packing import SHORTEST, Placed, histogram, place
+from longspec.data.pack.arrow_shards import COLLATIONS, NUM_LABELS, ROWS, TokenShards, lists, row_schema, view
+from longspec.data.pack.bin_packing import SHORTEST, Pieces, histogram, place
 
-COLLATIONS = {"base": False, "long-nomask": False, "long": True, "longcot": True}  # whether only answers are trained
 BATCH_TOKENS = 1 << 20  # of a record batch
 
 
-def _row_batch(shards: TokenShards, placed: Placed, rows: range, shape: tuple[int, int], answers_only: bool) -> pa.RecordBatch:
-    """Some rows as a record batch; `shape`: a row's length and the token that fills it up. P: pieces, T: tokens of all rows."""
-    sequence_length, eos = shape
-    first, last = placed.edges_R1[rows.start], placed.edges_R1[rows.stop]
-    pieces, counts_R = placed.pieces, np.diff(placed.edges_R1[rows.start : rows.stop + 1])
-    document_P, start_P, length_P = (each[first:last] for each in (pieces.document_P, pieces.start_P, pieces.length_P))
-    row_P = np.repeat(np.arange(len(rows)), counts_R)
+def _row_batch(shards: TokenShards, pieces: Pieces, edges_R1: NDArray[np.int64], manifest: dict[str, Any]) -> pa.RecordBatch:
+    """Some rows as a record batch; row r holds pieces edges_R1[r] to edges_R1[r + 1]. P: pieces, T: tokens of all rows."""
+    sequence_length, counts_R = manifest["sequence_length"], np.diff(edges_R1)
+    answers_only = COLLATIONS[manifest["collation"]]
+    here = slice(edges_R1[0], edges_R1[-1])
+    document_P, start_P, length_P = pieces.document_P[here], pieces.start_P[here], pieces.length_P[here]
+    row_P = np.repeat(np.arange(len(counts_R)), counts_R)
     used_R = np.bincount(row_P, weights=length_P).astype(np.int64)
     # Where each piece begins in its row: what stands before it in all rows, less what stands before its row.
     begin_P = np.cumsum(length_P) - length_P - np.repeat(np.cumsum(used_R) - used_R, counts_R)
     place_P = row_P * sequence_length + begin_P
-    ids_T = np.full(len(rows) * sequence_length, eos, dtype=np.int32)
+    ids_T = np.full(len(counts_R) * sequence_length, manifest["eos"], dtype=np.int32)
     mask_T = np.zeros(len(ids_T), dtype=np.uint8)
     for number, start, length, at in zip(*(each.tolist() for each in (document_P, start_P, length_P, place_P)), strict=True):
         ids, answer_mask = shards.document(number)
@@ -43,7 +43,7 @@ def _row_batch(shards: TokenShards, placed: Placed, rows: range, shape: tuple[in
         lists(counts_R, pa.array(begin_P, pa.int32())),
         pa.array(used_R, pa.int32()),
         lists(counts_R, pa.array(shards.records_D[document_P], pa.int64())),
-        pa.array(mask_T.reshape(len(rows), sequence_length).sum(axis=1, dtype=np.int32)),
+        pa.array(mask_T.reshape(len(counts_R), sequence_length).sum(axis=1, dtype=np.int32)),
         lists(counts_R, pa.array(start_P, pa.int64())),
     ]
     return pa.record_batch(columns, schema=row_schema(sequence_length))
@@ -74,9 +74,8 @@ def _check_shards(shards: TokenShards, paths: list[Path]) -> None:
 
 def _describe_shards(shards: TokenShards, paths: list[Path]) -> dict[str, Any]:
     manifests = shards.manifests
-    keys = ("shard", "documents", "tokens")
     rows = [
-        {"path": str(path), "sha256": sha256_file(path)} | {key: manifest[key] for key in keys}
+        {"path": str(path), "sha256": sha256_file(path)} | {key: manifest[key] for key in ("shard", "documents", "tokens")}
         for path, manifest in zip(paths, manifests, strict=True)
     ]
     beyond = {name: sum(manifest.get(name, 0) for manifest in manifests) for name in (*REWRITE_COUNTS, UNLIKE_SERVED)}
@@ -84,62 +83,48 @@ def _describe_shards(shards: TokenShards, paths: list[Path]) -> dict[str, Any]:
         "shards": rows,
         "skipped": sum(manifest["skipped"]["count"] for manifest in manifests),
         **{name: count for name, count in beyond.items() if count},
-        "raw_records": manifests[0]["raw_records"],
-        "tokenizer": manifests[0]["tokenizer"],
-        "template": manifests[0]["template"],
-        "eos": manifests[0]["eos"],
+        **{key: manifests[0][key] for key in ("dataset", "raw_records", "tokenizer", "template", "eos")},
     }
-
-
-def _write(shards: TokenShards, placed: Placed, recipe: dict[str, Any], out: Path, progress: Progress) -> int:
-    """Write rows.arrow beside `out`; the number of labels in it."""
-    labels, length = 0, recipe["sequence_length"]
-    shape, step = (length, shards.manifests[0]["eos"]), max(1, BATCH_TOKENS // length)
-    with new_file(out.parent / ROWS) as beside:
-        with pa.ipc.new_file(str(beside), row_schema(length)) as writer:
-            for start in range(0, placed.rows, step):
-                rows = range(start, min(placed.rows, start + step))
-                batch = _row_batch(shards, placed, rows, shape, COLLATIONS[recipe["collation"]])
-                writer.write_batch(batch)
-                shards.release()
-                labels += int(view(batch.column(NUM_LABELS)).sum())
-                if progress:
-                    progress(len(rows))
-        # An old manifest must not stand beside the new rows.
-        out.unlink(missing_ok=True)
-    return labels
 
 
 def make(
     tokens: list[Path], sequence_length: int, collation: str, overlong: str, out: Path, progress: Progress = None
 ) -> dict[str, Any]:
-    """Write rows.arrow beside the manifest `out`; returns the manifest. Raises ValueError when there is no row."""
-    if collation not in COLLATIONS:
-        raise ValueError(f"data.collation: {collation!r} is unknown; choose one of {', '.join(COLLATIONS)}")
-    if sequence_length < SHORTEST:
-        raise ValueError(f"data.sequence_length: must be {SHORTEST} or more, is {sequence_length}")
+    """Write rows.arrow beside the manifest `out`; returns the manifest. Raises ValueError when there is no row.
+
+    collation: one of COLLATIONS; overlong: one of bin_packing.OVERLONG.
+    """
     shards = TokenShards(tokens)
     _check_shards(shards, tokens)
-    placed = place(shards.lengths_D, sequence_length, overlong)
-    if not placed.rows:
+    pieces, edges_R1 = place(shards.lengths_D, sequence_length, overlong)
+    rows, labels, packed = len(edges_R1) - 1, 0, int(pieces.length_P.sum())
+    if not rows:
         raise ValueError(f"{tokens[0]}: no document of {SHORTEST} tokens or more to pack; look at the raw records")
     remove_strays(out.parent / ROWS, out)
-    recipe = {"sequence_length": sequence_length, "collation": collation, "overlong": overlong}
-    labels = _write(shards, placed, recipe, out, progress)
-    packed = int(placed.pieces.length_P.sum())
-    manifest = {
-        "dataset": shards.manifests[0]["dataset"],
-        **recipe,
-        "rows": placed.rows,
+    manifest = {"sequence_length": sequence_length, "collation": collation, "overlong": overlong}
+    manifest |= _describe_shards(shards, tokens)
+    step = max(1, BATCH_TOKENS // sequence_length)
+    with new_file(out.parent / ROWS) as beside:
+        with pa.ipc.new_file(str(beside), row_schema(sequence_length)) as writer:
+            for start in range(0, rows, step):
+                batch = _row_batch(shards, pieces, edges_R1[start : start + step + 1], manifest)
+                writer.write_batch(batch)
+                shards.release()
+                labels += int(view(batch.column(NUM_LABELS)).sum())
+                if progress:
+                    progress(batch.num_rows)
+        # An old manifest must not stand beside the new rows.
+        out.unlink(missing_ok=True)
+    manifest |= {
+        "rows": rows,
         "documents": len(shards.lengths_D),
-        "pieces": len(placed.pieces.length_P),
+        "pieces": len(pieces.length_P),
         "tokens": packed,
-        "cut_tokens": placed.pieces.cut_tokens,
-        "padding_share": 1 - packed / (placed.rows * sequence_length),
+        "cut_tokens": pieces.cut_tokens,
+        "padding_share": 1 - packed / (rows * sequence_length),
         "labels": labels,
         "document_lengths": histogram(shards.lengths_D),
         "files": describe_files(out.parent, [ROWS]),
-        **_describe_shards(shards, tokens),
     }
     write_manifest(out, out.parent, manifest)
     return manifest

@@ -6,7 +6,7 @@ rejects.jsonl has each fault with its place, rejects.raw the original bytes to c
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -43,22 +43,15 @@ class Note:
     file: str
     line: int  # where it was met first
     reason: str
-    count: int = 1
+    count: int = 0
 
 
-@dataclass
-class Notes:
-    """The notes on one file."""
+class Notes(dict[str, Note]):
+    """The notes on one file, by their reasons."""
 
-    file: str
-    found: dict[str, Note] = field(default_factory=dict)
-
-    def add(self, reason: str, line: int) -> None:
+    def add(self, file: Path, reason: str, line: int) -> None:
         """Note something, or count it once more."""
-        if reason in self.found:
-            self.found[reason].count += 1
-        else:
-            self.found[reason] = Note(self.file, line, reason)
+        self.setdefault(reason, Note(str(file), line, reason)).count += 1
 
 
 def _short(text: str) -> str:
@@ -73,7 +66,7 @@ class Rejects:
     def __init__(self, rows: jsonlines.Writer, originals: BinaryIO) -> None:
         self._rows, self._originals = rows, originals
         self._item: Item | None = None
-        self._place = (0, 0)  # of its original bytes: offset and length
+        self._place = {"offset": 0, "bytes": 0}  # of its original bytes
         self._written, self._ends_line = 0, True
         self._reasons: dict[tuple[str, str], dict[str, Any]] = {}  # faults that differ in numbers alone are of one kind
         self.rejected = 0
@@ -84,34 +77,32 @@ class Rejects:
         if item is not self._item:
             self._item, self._place = item, self._keep(item)
         self.rejected += 1
-        row: dict[str, Any] = {"file": item.file, "line": item.line, "field": _short(fault.field)}
-        row["reason"] = _short(fault.reason)
+        row = {"file": item.file, "line": item.line, "field": _short(fault.field), "reason": _short(fault.reason)}
         self._count(row)
-        self._rows.write(row | {"outcome": "rejected", "offset": self._place[0], "bytes": self._place[1]})
+        self._rows.write(row | {"outcome": "rejected"} | self._place)
 
     def note(self, note: Note) -> None:
         """Write down what was read without loss."""
-        row: dict[str, Any] = {"file": note.file, "line": note.line, "field": "line", "reason": note.reason}
-        row["count"] = note.count
+        row = {"file": note.file, "line": note.line, "field": "line", "reason": note.reason, "count": note.count}
         self.notes.append(row)
         self._rows.write(row | {"outcome": "kept", "offset": None, "bytes": 0})
 
-    def _keep(self, item: Item) -> tuple[int, int]:
-        """Copy an item's original bytes, on a line of their own; their offset and length."""
+    def _keep(self, item: Item) -> dict[str, int]:
+        """Copy an item's original bytes, on a line of their own; their place."""
         if not self._ends_line:
             self._written += self._originals.write(b"\n")
         start = self._written
         for piece in item.original:
             self._written += self._originals.write(piece)
-            self._ends_line = piece.endswith(b"\n") if piece else self._ends_line
-        return start, self._written - start
+            self._ends_line = piece.endswith(b"\n")
+        return {"offset": start, "bytes": self._written - start}
 
     def _count(self, row: dict[str, Any]) -> None:
-        field, reason = row["field"], row["reason"]
-        key = (_NUMBER.sub("\0", field), _NUMBER.sub("\0", reason))
+        names = row["field"], row["reason"]
+        key = (_NUMBER.sub("\0", names[0]), _NUMBER.sub("\0", names[1]))
         if key not in self._reasons and len(self._reasons) >= MAX_REASONS:
-            key = field, reason = OTHER_REASONS
-        first = {"field": field, "reason": reason, "count": 0, "file": row["file"], "line": row["line"]}
+            key = names = OTHER_REASONS
+        first = {"field": names[0], "reason": names[1], "count": 0, "file": row["file"], "line": row["line"]}
         self._reasons.setdefault(key, first)["count"] += 1
 
     def summary(self) -> list[dict[str, Any]]:
@@ -125,7 +116,7 @@ class Rejects:
 
 @contextmanager
 def open_rejects(folder: Path) -> Iterator[Rejects]:
-    """Both files in a folder, under their names when the block ends without an error."""
+    """Yield the rejects of a folder, whose files have their names when the block ends without an error."""
     with (
         new_file(folder / ORIGINALS) as originals_beside,
         new_file(folder / ROWS) as rows_beside,

@@ -1,12 +1,29 @@
-"""Checks of a record's values, and the fault that names the field at which a record fits no format."""
+"""The values of a record: texts, thoughts, tools and calls of them; and the fault that names the field that fits no format.
+
+Calls and tools come as OpenAI writes them, `{type: function, function: {name, ...}}`, or without what stands around the
+function; any of these, and the arguments of a call, may be JSON text.
+"""
 
 import re
+from dataclasses import dataclass
 from typing import Any
 
+from longspec import jsonl
 from longspec.shown import DRAWN_AS_NOTHING
 
 UNANSWERED_FIX = "; the target answers questions where data.<name>.regenerate is set"
 _SEEN = re.compile(rf"[^\s{DRAWN_AS_NOTHING}]")  # any other character
+# Names that a chat template is given in any case; those of special tokens end in _token.
+RESERVED = (
+    "messages",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template",
+    "conversations",
+    "return_assistant_tokens_mask",
+)
 
 
 class RecordError(ValueError):
@@ -19,12 +36,12 @@ class RecordError(ValueError):
 
 
 def kind(value: Any) -> str:
-    """The type of a JSON value, for a message."""
+    """Return the type of a JSON value, for a message."""
     return "null" if value is None else type(value).__name__
 
 
 def check_characters(value: Any, field: str) -> str:
-    """The value when it is text without NUL characters and lone surrogates. Raises RecordError when it is not."""
+    """Return the value when it is text without NUL characters and lone surrogates. Raises RecordError when it is not."""
     if not isinstance(value, str):
         raise RecordError(field, "is missing or null" if value is None else f"must be text, is {kind(value)}")
     if "\0" in value:
@@ -37,7 +54,7 @@ def check_characters(value: Any, field: str) -> str:
 
 
 def check_text(value: Any, field: str) -> str:
-    """The value as of check_characters. Raises RecordError also when it is empty or has no visible character."""
+    """Return the value as check_characters does. Raises RecordError also when it is empty or has no visible character."""
     if says_nothing(check_characters(value, field)):
         codes = sorted({ord(character) for character in value if not character.isspace()})
         why = f": it holds nothing but characters that are not seen, such as U+{codes[0]:04X}" if codes else ""
@@ -46,12 +63,12 @@ def check_text(value: Any, field: str) -> str:
 
 
 def says_nothing(text: str) -> bool:
-    """Whether a text holds nothing but white space and characters that are drawn as nothing, such as U+200B."""
+    """Tell whether a text holds nothing but white space and characters that are drawn as nothing, such as U+200B."""
     return _SEEN.search(text) is None
 
 
 def check_nested(value: Any, field: str) -> None:
-    """Raises RecordError for a text within lists and mappings that `check_characters` refuses."""
+    """Raise RecordError for a text within lists and mappings that `check_characters` refuses."""
     if isinstance(value, str):
         check_characters(value, field)
     elif isinstance(value, dict):
@@ -61,3 +78,113 @@ def check_nested(value: Any, field: str) -> None:
     elif isinstance(value, list):
         for number, part in enumerate(value):
             check_nested(part, f"{field}[{number}]")
+
+
+@dataclass(frozen=True)
+class Marks:
+    """What opens and what closes a thought; `form` has them as the model writes them, around {thought} and before {said}."""
+
+    opener: str
+    closer: str
+    form: str
+
+    def written(self, thought: str, said: str) -> str:
+        """Return a content that begins with a thought."""
+        return self.form.format(thought=thought, said=said)
+
+
+THINK = Marks("<think>", "</think>", "<think>\n{thought}\n</think>\n\n{said}")
+MARKS = (THINK, Marks("[THINK]", "[/THINK]", "[THINK]{thought}[/THINK]{said}"))  # the second: Magistral's
+
+
+def opened_at_end(prompt: str) -> Marks | None:
+    """Return the marks of a thought that a prompt leaves open at its very end; None where it opens none."""
+    return next((marks for marks in MARKS if prompt.rstrip().endswith(marks.opener)), None)
+
+
+def opened_at_start(content: str) -> Marks | None:
+    """Return the marks of a thought with which a content begins; None for a content that begins with none."""
+    return next((marks for marks in MARKS if content.lstrip().startswith(marks.opener)), None)
+
+
+def closes_one(content: str) -> bool:
+    """Tell whether a thought ends somewhere in a content."""
+    return any(marks.closer in content for marks in MARKS)
+
+
+def thought_apart(content: str) -> tuple[str, str] | None:
+    """Return the thought that begins a content, and what is said behind it; None where no whole thought begins it.
+
+    The opening mark may be missing, since many prompts end with it.
+    """
+    opened = opened_at_start(content)
+    for marks in [opened] if opened else MARKS:
+        thought, closer, said = content.partition(marks.closer)
+        if closer and (opened or marks.opener not in thought):
+            return thought.lstrip().removeprefix(marks.opener).strip("\n"), said.lstrip("\n")
+    return None
+
+
+def _parsed(value: Any, field: str) -> Any:
+    """The value; of JSON text what it holds."""
+    if not isinstance(value, str):
+        return value
+    check_characters(value, field)
+    try:
+        return jsonl.decode(value)
+    except ValueError as error:
+        raise RecordError(field, f"is text, but no JSON: {error}") from error
+
+
+def _functions(value: Any, field: str) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Of each element its place, the element itself and its function, whose name is checked."""
+    value = _parsed(value, field)
+    elements = [value] if isinstance(value, dict) else value
+    if not isinstance(elements, list) or not elements:
+        raise RecordError(field, f"must be a list of functions that is not empty, is {kind(value)}")
+    found = []
+    for number, element in enumerate(elements):
+        place = f"{field}[{number}]"
+        function = element.get("function", element) if isinstance(element, dict) else None
+        if not isinstance(function, dict):
+            raise RecordError(place, "must be an object with a function")
+        if function is not element and element.get("type", "function") != "function":
+            raise RecordError(f"{place}.type", f"{element['type']!r} is not 'function'; nothing else is laid out")
+        check_text(function.get("name"), f"{place}.name")
+        check_nested(function, place)
+        found.append((place, element, function))
+    return found
+
+
+def read_calls(value: Any, field: str) -> list[dict[str, Any]]:
+    """Return the calls of one message, with arguments as an object. Raises RecordError with the field at fault."""
+    calls = []
+    for place, element, function in _functions(value, field):
+        given = function.get("arguments")
+        arguments = {} if given in (None, "") else _parsed(given, f"{place}.arguments")
+        if not isinstance(arguments, dict):
+            raise RecordError(f"{place}.arguments", f"must be an object or one as JSON text, is {kind(arguments)}")
+        check_nested(arguments, f"{place}.arguments")
+        call: dict[str, Any] = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+        name = element.get("id")
+        calls.append(call if name is None else {"id": check_text(name, f"{place}.id")} | call)
+    return calls
+
+
+def read_tools(value: Any) -> list[dict[str, Any]] | None:
+    """Return a record's `tools` as OpenAI writes them; None where there are none. Raises RecordError as read_calls does."""
+    value = _parsed(value, "tools") if value else None
+    return [{"type": "function", "function": function} for _, _, function in _functions(value, "tools")] if value else None
+
+
+def read_template_arguments(value: Any) -> dict[str, Any]:
+    """Return what a record or a dataset gives the chat template, such as `enable_thinking`. Raises RecordError for no such."""
+    field = "chat_template_kwargs"
+    value = {} if value is None else _parsed(value, field)
+    if not isinstance(value, dict):
+        raise RecordError(field, f"must be an object such as {{enable_thinking: false}}, is {kind(value)}")
+    for name in value:
+        if not isinstance(name, str) or not name.isidentifier() or name in RESERVED or name.endswith("_token"):
+            raise RecordError(field, f"{name!r} is no argument that may be given to a chat template")
+    check_nested(value, field)
+    return value

@@ -1,4 +1,4 @@
-"""The published record formats, validated and normalised to running text or to a conversation.
+"""The published record formats, checked and brought into running text or a conversation, the form that chat templates read.
 
 Which format a record is in follows from its fields; one that is null counts as missing. In this order:
 
@@ -9,20 +9,43 @@ Which format a record is in follows from its fields; one that is null counts as 
     target                                   running text after a prompt `source`, which may be empty
     prompt + completion                      a question and its answer: two texts, or two lists of messages
 
-Any conversation may have beside it `tools`, `chat_template_kwargs` and `train_thoughts`.
+Any conversation may have beside it `tools`, `chat_template_kwargs` and `train_thoughts`. Of a message only what a chat template
+lays out is read, and what would be lost is a fault: refusals, audio, parts that are not text. A conversation begins with a
+user's message (after system messages), since some templates refuse another and nothing asked for it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from longspec.data.read.conversations import BESIDE, Chat, read_conversation, with_beside
-from longspec.data.read.record_checks import UNANSWERED_FIX, RecordError, check_text, says_nothing
+from longspec.data.read.record_checks import (
+    UNANSWERED_FIX,
+    RecordError,
+    check_characters,
+    check_text,
+    kind,
+    read_calls,
+    read_template_arguments,
+    read_tools,
+    says_nothing,
+    thought_apart,
+)
 
+CALL = "function_call"  # whose value is the call itself, as LLaMA-Factory writes ShareGPT's messages
+ROLES = dict.fromkeys(("system", "developer"), "system") | dict.fromkeys(("user", "human"), "user")
+ROLES |= dict.fromkeys(("assistant", "gpt", "chatgpt", "bing", "bard", CALL), "assistant")
+ROLES |= dict.fromkeys(("tool", "function", "observation"), "tool")
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # names of a message's reasoning; the first is ours
+CALLS = ("tool_calls", "function_call")  # the second for one call, as OpenAI wrote it first
+UNREAD = ("refusal", "audio", "images")  # fields of a message that say something which nobody lays out
+BESIDE = ("tools", "chat_template_kwargs", "train_thoughts")  # fields of a record beside its conversation
 COMPLETION = ("prompt", "completion")
 CONVERSATIONS = ("conversation", "conversations", "messages")
 # Every field by which a format is recognised or which it reads.
 FIELDS = ("source", "article", "abstract", *CONVERSATIONS, "problem", "qwq", "text", "target", *COMPLETION, *BESIDE)
+ANSWER_IDS = "answer_ids"  # of answers by the target: the tokens of each, in order (longspec.answers)
 ARXIV_REQUEST = "Please summarize the following article: "
+
+Message = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -33,13 +56,146 @@ class Text:
     prompt: str = ""
 
 
+@dataclass(frozen=True)
+class Chat:
+    """A conversation: each message has `role` (system | user | assistant | tool) and `content`.
+
+    One of the assistant may have `reasoning_content` and `tool_calls`, one of a tool `tool_call_id` and `name`.
+    """
+
+    messages: list[Message]
+    tools: list[dict[str, Any]] | None = None
+    template_arguments: dict[str, Any] = field(default_factory=dict)
+    train_thoughts: bool = True
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is contents alone."""
+        return not (self.tools or self.template_arguments) and all(
+            message.keys() == {"role", "content"} and message["role"] != "tool" for message in self.messages
+        )
+
+
+def role_of(turn: Any, place: str) -> tuple[str, str]:
+    """Return a message's role (system | user | assistant | tool) and the field that holds its content."""
+    if not isinstance(turn, dict):
+        raise RecordError(place, f"must be an object, is {kind(turn)}")
+    who, what = ("from", "value") if turn.get("from") is not None else ("role", "content")
+    role = turn.get(who)
+    if not isinstance(role, str) or role not in ROLES:
+        raise RecordError(f"{place}.{who}", f"{role!r} is no role that is laid out; known: {', '.join(ROLES)}")
+    return ROLES[role], what
+
+
+def _joined(parts: list[Any], place: str) -> str:
+    """The text of a content that is given in parts, as OpenAI's messages may have it."""
+    texts = []
+    for number, part in enumerate(parts):
+        if not isinstance(part, dict):
+            raise RecordError(f"{place}[{number}]", f"must be an object, is {kind(part)}")
+        if part.get("type") != "text":
+            raise RecordError(f"{place}[{number}].type", f"{part.get('type')!r} is not 'text'; nothing else is laid out")
+        texts.append(check_characters(part.get("text"), f"{place}[{number}].text"))
+    return "".join(texts)
+
+
+def _message(turn: Any, place: str) -> Message:
+    role, what = role_of(turn, place)
+    for name in UNREAD if role == "assistant" else (*UNREAD, *CALLS, *THOUGHTS):
+        if turn.get(name):
+            raise RecordError(f"{place}.{name}", "says something that is not laid out and would be lost")
+    content, field = turn.get(what), f"{place}.{what}"
+    if isinstance(content, list):
+        content = _joined(content, field)
+    if role == "assistant":
+        return _answer(turn, content, what, place)
+    # A system message may be empty, and so may be what a tool returns.
+    check = check_text if role == "user" else check_characters
+    message = {"role": role, "content": check(content, field)}
+    if role == "tool":
+        given = [name for name in ("tool_call_id", "name") if turn.get(name) is not None]
+        message |= {name: check_text(turn[name], f"{place}.{name}") for name in given}
+    return message
+
+
+def _answer(turn: dict[str, Any], content: Any, what: str, place: str) -> Message:
+    """A message of the assistant; its content may be missing where it calls tools."""
+    given = {name: turn[name] for name in CALLS if turn.get(name)}
+    if CALL in (turn.get("from"), turn.get("role")):
+        given[what], content = check_text(content, f"{place}.{what}"), ""
+    if len(given) > 1:
+        raise RecordError(f"{place}.{CALLS[1]}", f"stands beside {next(iter(given))}; a message calls its tools in one field")
+    calls = [call for name, value in given.items() for call in read_calls(value, f"{place}.{name}")]
+    message: Message = {"role": "assistant"}
+    message["content"] = check_characters(content or "", f"{place}.{what}") if calls else check_text(content, f"{place}.{what}")
+    thoughts = {check_characters(turn[name], f"{place}.{name}") for name in THOUGHTS if turn.get(name)}
+    if len(thoughts) > 1:
+        raise RecordError(f"{place}.{THOUGHTS[0]}", f"differs from what stands under another of {', '.join(THOUGHTS)}")
+    thought = "".join(thoughts)
+    return (
+        message | ({} if says_nothing(thought) else {"reasoning_content": thought}) | ({"tool_calls": calls} if calls else {})
+    )
+
+
+def _check_results(messages: list[Message], field: str) -> None:
+    """Raise RecordError for a tool's message that answers no call, by its place or by its id."""
+    ids: list[str | None] = []
+    for number, message in enumerate(messages):
+        if message["role"] != "tool":
+            ids = [call.get("id") for call in message.get("tool_calls", [])]
+            continue
+        name = message.get("tool_call_id")
+        if not ids or (name is not None and None not in ids and name not in ids):
+            raise RecordError(f"{field}[{number}]", "is a tool's message, but no call before it asked for it")
+
+
+def _conversation(turns: Any, field: str, unanswered: bool) -> Chat:
+    """The messages of a field; unanswered: questions alone will do."""
+    if not isinstance(turns, list) or not turns:
+        raise RecordError(field, "must be a list of messages that is not empty")
+    messages = [_message(turn, f"{field}[{number}]") for number, turn in enumerate(turns)]
+    roles = [message["role"] for message in messages]
+    if "assistant" not in roles and not unanswered:
+        raise RecordError(field, f"has no assistant message to learn from{UNANSWERED_FIX}")
+    first = next((number for number, role in enumerate(roles) if role != "system"), None)
+    if first is None:
+        raise RecordError(field, "has no user message to answer")
+    if roles[first] == "assistant":
+        raise RecordError(
+            f"{field}[{first}]", "begins the conversation as an assistant message that nothing asked for; see start_at"
+        )
+    _check_results(messages, field)
+    return Chat(messages)
+
+
+def _with_beside(record: dict[str, Any], chat: Chat) -> Chat:
+    """The conversation with the tools and settings that its record has for it, each thought in a field of its own then."""
+    if not any(name in record for name in BESIDE) and chat.is_plain:
+        return chat
+    trained = record.get("train_thoughts")
+    if not isinstance(trained, bool | None):
+        raise RecordError("train_thoughts", f"must be true or false, is {kind(trained)}")
+    arguments = read_template_arguments(record.get("chat_template_kwargs"))
+    whole = Chat(chat.messages, read_tools(record.get("tools")), arguments, trained is not False)
+    if whole.is_plain and whole.train_thoughts:
+        return whole
+    return Chat([_with_thought(message) for message in whole.messages], whole.tools, arguments, whole.train_thoughts)
+
+
+def _with_thought(message: Message) -> Message:
+    """A message with the thought that begins its content (<think> ... </think>) in a field of its own."""
+    found = None if message["role"] != "assistant" or "reasoning_content" in message else thought_apart(message["content"])
+    if found is None:
+        return message
+    thought, said = found
+    apart = message | {"content": said}
+    return apart if says_nothing(thought) else apart | {"reasoning_content": thought}
+
+
 def _arxiv(record: dict[str, Any]) -> Chat:
     """Article and abstract, each a text or a list of equal length: one pair of turns for each."""
-    articles, abstracts = record.get("article"), record.get("abstract")
-    if not isinstance(articles, list):
-        articles = [articles]
-    if not isinstance(abstracts, list):
-        abstracts = [abstracts]
+    both = (record.get("article"), record.get("abstract"))
+    articles, abstracts = (each if isinstance(each, list) else [each] for each in both)
     if len(articles) != len(abstracts) or not articles:
         raise RecordError("abstract", f"{len(abstracts)} for {len(articles)} articles; there must be one for each")
     messages = []
@@ -50,31 +206,24 @@ def _arxiv(record: dict[str, Any]) -> Chat:
     return Chat(messages)
 
 
-def _problem(record: dict[str, Any], unanswered: bool) -> Chat:
-    """Long chain-of-thought: the problem and the reasoning that answers it; unanswered: the problem alone will do."""
-    messages = [{"role": "user", "content": check_text(record.get("problem"), "problem")}]
-    if record.get("qwq") is None and unanswered:
-        return Chat(messages)
-    if record.get("qwq") is None:
-        raise RecordError("qwq", f"is missing or null{UNANSWERED_FIX}")
-    return Chat([*messages, {"role": "assistant", "content": check_text(record["qwq"], "qwq")}])
+def _pair(record: dict[str, Any], asked: str, answered: str, unanswered: bool) -> Chat:
+    """A question and its answer, each a text; unanswered: the question alone will do."""
+    messages = [{"role": "user", "content": check_text(record.get(asked), asked)}]
+    if record.get(answered) is not None:
+        messages.append({"role": "assistant", "content": check_text(record[answered], answered)})
+    elif not unanswered:
+        raise RecordError(answered, f"is missing or null{UNANSWERED_FIX}")
+    return Chat(messages)
 
 
 def _completion(record: dict[str, Any], unanswered: bool) -> Chat:
-    """Prompt and completion: texts, or messages of which the completion's come last; unanswered: the prompt alone will do."""
-    prompt, completion = (record.get(field) for field in COMPLETION)
-    if prompt is None or (completion is None and not unanswered):
-        missing = COMPLETION[0] if prompt is None else COMPLETION[1]
-        raise RecordError(missing, f"is missing or null{UNANSWERED_FIX if prompt is not None else ''}")
-    if isinstance(prompt, list):
-        whole = [*prompt, *(completion if isinstance(completion, list) else [])]
-        if completion is not None and not isinstance(completion, list):
-            raise RecordError("completion", "is no list of messages, and the prompt is one; give both in one form")
-        return read_conversation(whole, "prompt", unanswered)
-    messages = [{"role": "user", "content": check_text(prompt, "prompt")}]
-    if completion is not None:
-        messages.append({"role": "assistant", "content": check_text(completion, "completion")})
-    return Chat(messages)
+    """Prompt and completion: texts, or messages of which the completion's come last."""
+    prompt, completion = record["prompt"], record.get("completion")
+    if not isinstance(prompt, list):
+        return _pair(record, *COMPLETION, unanswered)
+    if not isinstance(completion, list | None):
+        raise RecordError("completion", "is no list of messages, and the prompt is one; give both in one form")
+    return _conversation([*prompt, *(completion or [])], "prompt", unanswered)
 
 
 def _target(record: dict[str, Any]) -> Text:
@@ -84,34 +233,31 @@ def _target(record: dict[str, Any]) -> Text:
     return Text(check_text(record["target"], "target"), "" if nothing else check_text(source, "source"))
 
 
-ANSWER_IDS = "answer_ids"  # of answers by the target: the tokens of each, in order (longspec.answers)
-
-
 def to_messages_or_text(record: dict[str, Any], unanswered: bool = False) -> Text | Chat:
-    """The normalised document of a record in a published format; unanswered: a conversation may have questions alone.
+    """Return the document of a record in a published format; unanswered: a conversation may have questions alone.
 
-    Raises RecordError when it fits no format.
+    Raises RecordError, with the field at fault, when it fits no format.
     """
     source = record.get("source")
-    there = {field for field, value in record.items() if value is not None}
+    there = {name for name, value in record.items() if value is not None}
     if source == "arxiv" and (there & {"article", "abstract"} or "text" not in there):
-        return with_beside(record, _arxiv(record))
-    for field in CONVERSATIONS:
-        if field in there:
-            return with_beside(record, read_conversation(record[field], field, unanswered))
+        return _with_beside(record, _arxiv(record))
+    for name in CONVERSATIONS:
+        if name in there:
+            return _with_beside(record, _conversation(record[name], name, unanswered))
     if source == "tulu-v2":
         raise RecordError("conversation", "is missing or null, though source is 'tulu-v2'")
     if there & {"problem", "qwq"}:
-        return with_beside(record, _problem(record, unanswered))
+        return _with_beside(record, _pair(record, "problem", "qwq", unanswered))
     if "text" in there or source in ("code", "book"):
         return Text(check_text(record.get("text"), "text"))
     if "target" in there:
         return _target(record)
     if there.issuperset(COMPLETION) or (unanswered and "prompt" in there):
-        return with_beside(record, _completion(record, unanswered))
-    for field in ("text", "target", "problem", "qwq", *CONVERSATIONS):
-        if field in record:
-            raise RecordError(field, "is null")
+        return _with_beside(record, _completion(record, unanswered))
+    for name in ("text", "target", "problem", "qwq", *CONVERSATIONS):
+        if name in record:
+            raise RecordError(name, "is null")
     pairs = "problem + qwq, prompt + completion, article + abstract of source 'arxiv'"
     known = f"text, target, {', '.join(CONVERSATIONS)}, {pairs}"
     raise RecordError("record", f"fits no known format (fields: {', '.join(record) or 'none'}; known: {known})")

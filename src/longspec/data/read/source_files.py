@@ -3,51 +3,44 @@
 JSON Lines (.jsonl, or a .json file whose first line is an object); an array of objects (.json); both also compressed
 (.gz, .zst); Parquet (.parquet). Memory is bounded by the longest line allowed, whatever the file's size.
 
-Read without loss, and noted: a byte order mark before a line, CRLF line ends, blank lines (they hold no record, so they are
-no record read), a file without records. A file of which nobody can know how many records are missing is an error.
+A byte order mark before a record, CRLF and blank lines are passed over: they hold no record. A file without records is noted;
+one of which nobody can know how many records are missing is an error.
 """
 
 import glob
 import io
+import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
 from longspec import jsonl
-from longspec.data.read import parquet
 from longspec.data.read.items import Item, Note, Notes
-from longspec.data.read.json_stream import BOM, PIECE, Element, JsonArray, gather, line_pieces
 from longspec.data.read.record_checks import RecordError
 from longspec.shown import one_line
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 ARCHIVE = ".zip"  # of the hub: fetched whole; of a file in it prompts are read (longspec.measure.prompt_files)
 KNOWN = "*.jsonl, *.json (both also .gz or .zst) or *.parquet"
-# The first bytes of a file that may carry a wrong name.
-SIGNATURES = {
-    b"\x1f\x8b": ("gzip-compressed", ".gz"),
-    b"\x28\xb5\x2f\xfd": ("compressed with zstd", ".zst"),
-    b"PAR1": ("Parquet", ".parquet"),
-}
-UTF_16 = (b"\xff\xfe", b"\xfe\xff")
-HAS_BOM = "a byte order mark before the record; read without it"
-HAS_CRLF = "the line ends in CRLF; read without it"
-IS_BLANK = "a blank line, which holds no record; passed over"
+PIECE = 1 << 20  # bytes read at once
+BOM = b"\xef\xbb\xbf"
 HOLDS_NONE = "the file holds no record"
+# Finds where a value ends, whatever `jsonl.parse` will say of it.
+_LENIENT = json.JSONDecoder(parse_int=str, parse_float=str, strict=False)
+_SPACE = re.compile(r"[ \t\r\n]*")
 
 
 def files_of(source: str | list[str]) -> list[Path]:
-    """The files that a path, a glob or a list of these names, sorted. Raises ValueError for a name without a file.
+    """Return the files that a path, a glob or a list of these names, sorted.
 
-    Also for a folder, a file of no known kind, and one that is named twice.
+    Raises ValueError for a name without a file, a folder, a file of no known kind, and one that is named twice.
     """
     found: list[Path] = []
     for name in [source] if isinstance(source, str) else source:
         if Path(name).is_dir():
-            raise ValueError(
-                f"{one_line(name)}: is a folder; name its files, for instance {one_line(name).rstrip('/')}/*.jsonl"
-            )
+            raise ValueError(f"{one_line(name)}: is a folder; name its files, for instance {one_line(Path(name))}/*.jsonl")
         # Path.glob also finds hidden files, such as those still being written.
         some = [name] if Path(name).is_file() else glob.glob(name, recursive=True)  # noqa: PTH207
         if not some:
@@ -63,7 +56,7 @@ def files_of(source: str | list[str]) -> list[Path]:
 
 
 def kind_of(path: Path) -> tuple[str, str]:
-    """A file's kind (.jsonl, .json or .parquet) and compression (gzip, zstd or none: ''), by its name."""
+    """Return a file's kind (.jsonl, .json or .parquet) and compression (gzip, zstd or none: ''), by its name."""
     compression = COMPRESSIONS.get(path.suffix, "")
     kind = path.with_suffix("").suffix if compression else path.suffix
     if kind not in (".jsonl", ".json") and (kind, compression) != (".parquet", ""):
@@ -72,91 +65,118 @@ def kind_of(path: Path) -> tuple[str, str]:
 
 
 def read(path: Path, limit: int, asked: set[str] | None = None) -> Iterator[Item | Note]:
-    """Yields all items of a file, then the notes on it; a line or row of more than `limit` bytes is a fault of its own.
+    """Yield all items of a file, then the notes on it; a line or row of more than `limit` bytes is a fault of its own.
 
     `asked`: the fields that anybody looks at, None for all; only the Parquet reader treats others differently. Raises
     ValueError for a file that is cut off or corrupt between records.
     """
     kind, compression = kind_of(path)
+    notes = Notes()
     if kind == ".parquet":
-        yield from parquet.read(path, limit, asked)
-        return
-    notes = Notes(str(path))
-    with open_bytes(path, compression) as handle:
-        is_array = kind == ".json" and handle.peek(PIECE).removeprefix(BOM).lstrip().startswith(b"[")
-        for at, item in enumerate((_values if is_array else _lines)(handle, notes, limit)):
-            if at == 0 and item.error and kind == ".json" and not is_array:  # perhaps an object over several lines
-                told = f"{path}: line {item.line}: {item.error.reason}, and the file is no array"
-                raise ValueError(f"{told}; write an array of objects, or one object a line (jq -c . FILE > FILE.jsonl)")
-            yield item
-    yield from notes.found.values()
+        from longspec.data.read import parquet  # not above: Snakemake imports this module for every plan, and needs no pyarrow
+
+        yield from parquet.read(path, limit, asked, notes)
+    else:
+        with _open_bytes(path, compression) as handle:
+            is_array = kind == ".json" and handle.peek(PIECE).removeprefix(BOM).lstrip().startswith(b"[")
+            items = (_values if is_array else _lines)(path, handle, limit, notes)
+            for at, item in enumerate(items):
+                if at == 0 and item.error and kind == ".json" and not is_array:  # perhaps an object over several lines
+                    told = f"{path}: line {item.line}: {item.error.reason}, and the file is no array"
+                    raise ValueError(f"{told}; write an array of objects, or one object a line (jq -c . FILE > FILE.jsonl)")
+                yield item
+    yield from notes.values()
 
 
 @contextmanager
-def open_bytes(path: Path, compression: str) -> Iterator[io.BufferedReader]:
+def _open_bytes(path: Path, compression: str) -> Iterator[io.BufferedReader]:
     """The decompressed bytes. Raises ValueError when the file is cut off, corrupt, or not what its name says."""
-    import pyarrow as pa  # not above: Snakemake imports this module for every plan
+    import pyarrow as pa  # not above, as in `read`
 
-    with path.open("rb") as handle:
-        start = handle.read(4)
-    if compression and not start:
+    if compression and not path.stat().st_size:
         raise ValueError(f"{path}: is empty, which no compressed file is; get it again")
-    for signature, (what, suffix) in SIGNATURES.items():
-        if start.startswith(signature) and path.suffix != suffix:
-            raise ValueError(f"{path}: is {what} by its first bytes; its name must end in {suffix}")
     try:
         # pyarrow's streams, unlike the zstandard library's, raise an error for a stream that is cut off.
         with io.BufferedReader(pa.input_stream(str(path), compression=compression or None), PIECE) as reader:
-            if reader.peek(2)[:2] in UTF_16:
-                raise ValueError(f"{path}: is UTF-16 by its first bytes; convert it: iconv -f UTF-16 -t UTF-8")
             yield reader
     except OSError as error:
         raise ValueError(f"{path}: {error}; it is cut off or corrupt, so records are missing: get it again") from error
 
 
-class _Maker:
-    def __init__(self, notes: Notes, limit: int) -> None:
-        self._notes, self._limit = notes, limit
-
-    def item(self, element: Element, number: int, content: bytes, cut: str = "") -> Item:
-        """`content`: the element without what stands around a record; `cut`: what is added to its fault."""
-        file = self._notes.file
-        if element.rest is not None:
-            fault = RecordError("line", f"is longer than {self._limit / 1e6:g} MB (max_line_mb)")
-            return Item(file, number, b"", None, chain((element.content,), element.rest), fault)
-        if content.startswith(BOM):
-            content = content.removeprefix(BOM)
-            self._notes.add(HAS_BOM, number)
-        try:
-            return Item(file, number, content, jsonl.parse(content), (element.content,))
-        except ValueError as error:
-            return Item(file, number, content, None, (element.content,), RecordError("line", f"{error}{cut}"))
+def _item(path: Path, number: int, original: bytes, content: bytes, cut: str = "") -> Item:
+    """`content`: the original without what stands around a record; `cut`: what is added to its fault."""
+    content = content.removeprefix(BOM)
+    try:
+        return Item(str(path), number, content, jsonl.parse(content), (original,))
+    except ValueError as error:
+        return Item(str(path), number, content, None, (original,), RecordError("line", f"{error}{cut}"))
 
 
-def _lines(handle: io.BufferedReader, notes: Notes, limit: int) -> Iterator[Item]:
-    maker = _Maker(notes, limit)
+def _lines(path: Path, handle: io.BufferedReader, limit: int, notes: Notes) -> Iterator[Item]:
     number = records = 0
-    for number, element in enumerate(gather(line_pieces(handle), limit), 1):
-        line, whole = element.content, element.rest is None
-        if whole and line.endswith(b"\r\n"):
-            notes.add(HAS_CRLF, number)
-        if whole and not line.strip(b" \t\r\n"):
-            notes.add(IS_BLANK, number)
+    while line := handle.readline(limit + 1):
+        number += 1
+        if len(line) > limit:
+            records, rest = records + 1, _rest_of_line(handle, line)
+            fault = RecordError("line", f"is longer than {limit / 1e6:g} MB (max_line_mb)")
+            yield Item(str(path), number, b"", None, chain([line], rest), fault)
+            for _ in rest:  # what nobody asked for
+                pass
+            continue
+        if not line.strip(b" \t\r\n"):
             continue
         records += 1
         cut = "" if line.endswith(b"\n") else "; the file ends in the middle of this line"
-        yield maker.item(element, number, line.rstrip(b"\r\n"), cut)
+        yield _item(path, number, line, line.rstrip(b"\r\n"), cut)
     if not records:
-        notes.add(HOLDS_NONE, number)
+        notes.add(path, HOLDS_NONE, number)
 
 
-def _values(handle: io.BufferedReader, notes: Notes, limit: int) -> Iterator[Item]:
-    maker = _Maker(notes, limit)
-    if handle.peek(len(BOM)).startswith(BOM):
-        handle.read(len(BOM))
-        notes.add(HAS_BOM, 1)
-    number = 0
-    for number, element in enumerate(gather(JsonArray(handle, notes.file).pieces(), limit), 1):
-        yield maker.item(element, number, element.content.strip())
-    if not number:
-        notes.add(HOLDS_NONE, number)
+def _rest_of_line(handle: io.BufferedReader, piece: bytes) -> Iterator[bytes]:
+    while not piece.endswith(b"\n") and (piece := handle.readline(PIECE)):
+        yield piece
+
+
+def _values(path: Path, handle: io.BufferedReader, limit: int, notes: Notes) -> Iterator[Item]:
+    """The values of a JSON array; one that is no object, or no object by the standard, is a fault of its own.
+
+    Raises ValueError where no value ends within `limit` bytes, and for text behind the array: nobody knows how many records
+    are missing then.
+    """
+    # Bytes that are no UTF-8 come back as they were, for the value's own fault to tell.
+    text = io.TextIOWrapper(handle, "utf-8", "surrogateescape", newline="")
+    buffer, number = text.read(PIECE), 0
+    at = buffer.index("[") + 1
+    while True:
+        start = _behind_space(buffer, at)
+        if not number and buffer.startswith("]", start):
+            at = start + 1
+            notes.add(path, HOLDS_NONE, number)
+            break
+        try:
+            _, end = _LENIENT.raw_decode(buffer, start)
+            behind = _behind_space(buffer, end)
+            is_whole = buffer[behind] in ",]"
+        except (ValueError, IndexError, RecursionError):
+            is_whole = False
+        if not is_whole and len(buffer) - at <= limit and (more := text.read(max(PIECE, len(buffer) - at))):
+            buffer, at = buffer[at:] + more, 0
+            continue
+        original = buffer[start:end].encode("utf-8", "surrogateescape") if is_whole else b""
+        if not 0 < len(original) <= limit:
+            raise ValueError(
+                f"{path}: record {number + 1}: is no whole JSON value: it is broken, longer than {limit / 1e6:g} MB "
+                "(max_line_mb), or cut off by the end of the file; mend it (jq shows where), or get the file again"
+            )
+        number, at = number + 1, behind + 1
+        yield _item(path, number, original, original)
+        if buffer[behind] == "]":
+            break
+    if (buffer[at:] + text.read(PIECE)).strip():
+        raise ValueError(f"{path}: text after the end of the array; JSON Lines belong in a .jsonl file")
+
+
+def _behind_space(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    assert found is not None, "it matches the empty string, too"
+    return found.end()

@@ -5,7 +5,7 @@ A dataset of which too much is rejected is refused: its rejects are left to look
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from longspec import jsonl
 from longspec.atomic_files import new_file, remove_strays
 from longspec.data import Progress
 from longspec.data.align import pipeline
-from longspec.data.align.align_base import Record
+from longspec.data.align.fields import Record
 from longspec.data.read.items import ORIGINALS, ROWS, Item, Note, Rejects, open_rejects
 from longspec.data.read.record_checks import RecordError
 from longspec.data.read.records import to_messages_or_text
@@ -26,6 +26,7 @@ from longspec.shown import ManyLinesError
 UNANSWERED = "unanswered"
 KEPT = {"train": "train.jsonl", "held_out": "held_out.jsonl"}
 OUTPUTS = [*KEPT.values(), ROWS, ORIGINALS]
+UNWRITABLE = (ValueError, TypeError, RecursionError)  # what the encoder raises, before anything is written
 
 
 class RefusedError(ManyLinesError):
@@ -33,37 +34,21 @@ class RefusedError(ManyLinesError):
 
 
 def is_held_out(key: bytes, share: float) -> bool:
-    """Whether a record is kept from training: by its key alone, so the same in every dataset.
+    """Tell whether a record is kept from training: by its key alone, so the same in every dataset.
 
     What a flatten step makes of one record has one key: it stays together.
     """
     return int.from_bytes(hashlib.sha256(key).digest()[:8], "big") < share * 2**64
 
 
-def _outcomes(item: Item, steps: list[pipeline.Aligner]) -> Iterator[Record | RecordError | None]:
-    """The results of an item: records in a known format, faults, None for each that is filtered out."""
-    if item.error is not None:
-        return iter([item.error])
-    return iter([None]) if item.record is None else pipeline.apply(steps, item.record)
-
-
-def _written(outcome: Record, writer: jsonlines.Writer) -> RecordError | None:
-    """Write a record; the fault of one that JSON cannot hold."""
-    try:
-        writer.write(outcome)
-    except (ValueError, TypeError, RecursionError) as error:  # of the encoder, before anything is written
-        return RecordError(_unwritable(outcome), f"JSON cannot hold it: {error}")
-    return None
-
-
-def _unwritable(record: Record) -> str:
-    """The first field whose value cannot be written as JSON."""
+def _unwritable(record: Record) -> RecordError:
+    """The fault of a record that JSON cannot hold, with its first such field."""
     for field, value in record.items():
         try:
             jsonl.encode(value)
-        except (ValueError, TypeError, RecursionError):
-            return field
-    return "record"
+        except UNWRITABLE as error:
+            return RecordError(field, f"JSON cannot hold it: {error}")
+    return RecordError("record", "JSON cannot hold it")
 
 
 def sort(
@@ -74,18 +59,15 @@ def sort(
     Returns for the manifest how many records went where, why (`rejects`, `notes`), and what each step of `align` did.
     Raises RefusedError when too many records are rejected or none is left to train on; the rejects alone are there then.
     """
-    folder, refused = out.parent, None
-    remove_strays(out, *(folder / file for file in OUTPUTS))
-    with open_rejects(folder) as rejects:
+    remove_strays(out, *(out.parent / file for file in OUTPUTS))
+    with open_rejects(out.parent) as rejects:
         try:
-            done = _write(name, settings, items, out, rejects, progress)
+            return _write(name, settings, items, out, rejects, progress)
         except RefusedError as error:
             refused = error
             for file in (out.name, *KEPT.values()):
-                (folder / file).unlink(missing_ok=True)
-    if refused:
-        raise refused
-    return done
+                (out.parent / file).unlink(missing_ok=True)
+    raise refused
 
 
 def _write(
@@ -98,6 +80,7 @@ def _write(
         to_messages_or_text(record, settings.get(UNANSWERED, False))
         return record
 
+    # As the last step, so that a fault says which element of a flattened list it is in.
     steps = [*aligners, pipeline.Aligner("format", check)]
     counts, read = dict.fromkeys((*KEPT, "filtered"), 0), 0
     with ExitStack() as stack:
@@ -112,9 +95,13 @@ def _write(
             read += 1
             place = "held_out" if is_held_out(item.key, settings["held_out"]) else "train"
             for outcome in _outcomes(item, steps):
-                fault = outcome if isinstance(outcome, RecordError | None) else _written(outcome, writers[place])
-                if fault:
-                    rejects.add(item, fault)
+                if isinstance(outcome, dict):
+                    try:
+                        writers[place].write(outcome)
+                    except UNWRITABLE:
+                        outcome = _unwritable(outcome)
+                if isinstance(outcome, RecordError):
+                    rejects.add(item, outcome)
                 else:
                     counts["filtered" if outcome is None else place] += 1
             if progress:
@@ -126,16 +113,16 @@ def _write(
         _refuse(name, settings, out.parent, records, rejects)
         # From here on the folder changes: a manifest of the old files must not stand beside new ones.
         out.unlink(missing_ok=True)
-    return {
-        "records": records,
-        "rejects": rejects.summary(),
-        "notes": rejects.notes,
-        "align": {each.key: dict(each.tally) for each in aligners},
-    }
+    tallies = {each.key: dict(each.tally) for each in aligners}
+    return {"records": records, "rejects": rejects.summary(), "notes": rejects.notes, "align": tallies}
+
+
+def _outcomes(item: Item, steps: list[pipeline.Aligner]) -> Iterable[Record | RecordError | None]:
+    """The results of an item: records in a known format, faults, None for each that is filtered out."""
+    return [item.error] if item.error or item.record is None else pipeline.apply(steps, item.record)
 
 
 def _refuse(name: str, settings: dict[str, Any], folder: Path, records: dict[str, int], rejects: Rejects) -> None:
-    """Raises RefusedError when there is too much to reject, or nothing to train on."""
     rejected, total = records["rejected"], records["read"] + records["made"]
     allowed = settings.get("max_rejected", 1)
     if rejected > allowed * total:

@@ -19,8 +19,8 @@ from longspec.atomic_files import read_json
 from longspec.command_line import WIDE
 from longspec.config import ConfigError, Recipe, Runtime, compose, load
 from longspec.data.layout_tally import unlike_served_warning
-from longspec.data.pack.arrow_shards import PackedRows
-from longspec.data.schedule import Schedule, chances
+from longspec.data.pack.arrow_shards import PackedRows, count_labels
+from longspec.data.replay import Schedule, chances
 from longspec.families import check_target
 from longspec.methods import measures_target
 from longspec.models.target_config import read_target_config
@@ -88,7 +88,7 @@ def counted_rows(manifest: Path) -> Rows:
     """The rows of packed data, some of them, spread evenly, standing for all."""
     rows = PackedRows(manifest)
     numbers = np.linspace(0, len(rows) - 1, min(SAMPLE, len(rows))).astype(int)
-    labels = int(rows.num_labels_R[numbers].sum())
+    labels = count_labels(rows.find, numbers)
     return Rows(len(rows), flops.document_lengths(rows, numbers), labels, len(numbers))
 
 

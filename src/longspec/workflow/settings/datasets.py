@@ -7,8 +7,7 @@ from typing import Any
 
 from longspec.config.explain import did_you_mean, faults_in
 from longspec.config.run_file import Run
-from longspec.data.align.align_base import found
-from longspec.data.align.fields import units_of
+from longspec.data.align.fields import found, units_of
 from longspec.data.hub import names
 from longspec.data.raw import complete, is_hub, is_made
 from longspec.data.read import source_files
