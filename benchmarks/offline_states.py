@@ -52,9 +52,8 @@ from longspec.families import position_limit
 from longspec.methods import method_of, vocabulary_for, vocabulary_size
 from longspec.states.stored.build import build
 from longspec.states.stored.compute import Computation, StatesJob, open_job
-from longspec.states.stored.rows import TrainingRows
-from longspec.states.stored.stored_rows import StoredRows
-from longspec.states.stored.stored_states import StoredStates
+from longspec.states.stored.declaration import TrainingRows
+from longspec.states.stored.stored_states import StoredRows, StoredStates
 from longspec.train.micro_batches import ReadAhead, StepBatches
 
 BUILDING, STEP, EPOCHS = 0.85, 1.3, 0.75

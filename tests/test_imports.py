@@ -77,7 +77,7 @@ MAY_IMPORT = {
     "workflow": {"answers", "cluster", "data", "decode", "measure", "methods", "states", "train"},
 }
 DOORS = {
-    "deepspeed": {"train.engine", "states.load"},
+    "deepspeed": {"train.engine", "states.forward"},
     "liger_kernel": {"models.losses"},
     "flash_attn": {"models.attention.flash"},
     "hydra": {"config.schema", "config.compose"},

@@ -19,8 +19,8 @@ from longspec.distributed import end_at_once, find_ranks, log, write_error_file
 from longspec.shown import one_line
 from longspec.states.stored.build import build
 from longspec.states.stored.compute import Computation, open_job
-from longspec.states.stored.rows import HeldOutSource, RowSource, TrainingRows
-from longspec.states.stored.stored_rows import MANIFEST, merge, rows_of_shard
+from longspec.states.stored.declaration import HeldOutSource, RowSource, TrainingRows
+from longspec.states.stored.stored_states import MANIFEST, merge, rows_of_shard
 
 
 def parser() -> argparse.ArgumentParser:

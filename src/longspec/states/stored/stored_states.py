@@ -1,20 +1,168 @@
-"""The target as its draft sees it when its states are read from files: its layers are never loaded.
+"""Stored states on the disk, the manifests that prove them, and the target as its draft sees it when they are read back.
+
+shard.json      {"declaration", "hash", "shard", "num_shards", "first", "rows", "part_rows", "files": {part: {"bytes",
+                "sha256"}}, "left_out": {row: reason}, "bytes", "command"}; written last
+manifest.json   {"declaration", "hash", "files": {shard.json of each shard: {"bytes", "sha256"}}, "left_out", "bytes"}
+contents.json   {"hash", "left_out"}: all of it that decides what is trained; built again by other machines it is the same
 
 Shapes: B rows, S tokens.
 """
 
+import os
+from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 from transformers.utils import logging
 
+from longspec.atomic_files import check_files, describe_files, read_json_object, write_json
+from longspec.config import differences
 from longspec.models.target import load_target, without_layers
 from longspec.states.forward import FrozenTarget
+from longspec.states.stored.declaration import Declaration, hash_of
 from longspec.states.stored.encoding import decode
-from longspec.states.stored.stored_rows import StoredRows
+
+SHARD, MANIFEST, CONTENTS = "shard.json", "manifest.json", "contents.json"
+OPEN_PARTS = 64  # files that stay open
+
+
+def rows_of_shard(num_rows: int, shard: int, num_shards: int) -> range:
+    """Return the rows of a shard; none of some, where there are fewer rows. Raises ValueError for a shard that is none."""
+    if not 0 <= shard < num_shards:
+        raise ValueError(f"--shard {shard} --num-shards {num_shards}: there are shards 0 to {num_shards - 1}")
+    return range(shard * num_rows // num_shards, (shard + 1) * num_rows // num_shards)
+
+
+def part_name(rows: range) -> str:
+    """Return the name of the file that holds these rows."""
+    return f"rows-{rows.start:06d}-{rows.stop - 1:06d}.safetensors"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A finished shard."""
+
+    path: Path  # of shard.json
+    content: dict[str, Any]
+    declaration: Declaration
+
+    @classmethod
+    def read(cls, path: Path) -> "Shard":
+        """Read a shard's manifest. Raises ValueError for one that is missing, damaged, or of another version."""
+        content = read_json_object(path)
+        advice = f"build it again: {content.get('command', 'python -m longspec.states build')}"
+        if {"declaration", "hash", "first", "rows", "part_rows", "files", "left_out", "command"} - content.keys():
+            raise ValueError(f"{path}: holds no shard of this version's stored states; {advice}")
+        if content["hash"] != hash_of(content["declaration"]):
+            raise ValueError(f"{path}: hash: is not that of its declaration; {advice}")
+        return cls(path, content, Declaration.of_plain(content["declaration"]))
+
+    @property
+    def rows(self) -> range:
+        """The numbers of its rows."""
+        return range(self.content["first"], self.content["first"] + self.content["rows"])
+
+    def part_of(self, place: int) -> tuple[Path, int]:
+        """Return the file of a row, by its place in the shard, and its place in the file."""
+        size = self.content["part_rows"]
+        part = self.rows[place - place % size :][:size]
+        return self.path.with_name(part_name(part)), place % size
+
+
+def read_shards(path: Path) -> list[Shard]:
+    """Read the shards of a manifest.json, or the one of a shard.json, in the order of their rows, and check their files.
+
+    Raises ValueError that names what is missing, damaged, of another version, or was made again since it was merged.
+    """
+    content = read_json_object(path)
+    paths = [path]
+    if "first" not in content:
+        if not isinstance(content.get("files"), dict):
+            raise ValueError(
+                f"{path}: holds no stored states of this version; remove {path.parent}, and build them: the same snakemake "
+                "command does, or python -m longspec.states build and merge"
+            )
+        check_files(path.parent, content["files"], advice="merge the shards again: python -m longspec.states merge")
+        paths = [path.parent / name for name in content["files"]]
+    shards = sorted(map(Shard.read, paths), key=lambda shard: (shard.rows.start, shard.rows.stop))
+    for shard in shards:
+        advice = f"build it again, which computes what is damaged: {shard.content['command']}"
+        check_files(shard.path.parent, shard.content["files"], shard.path, once=True, advice=advice)
+    return shards
+
+
+def merge(paths: list[Path], out: Path) -> dict[str, Any]:
+    """Write manifest.json, and contents.json beside it; returns the first. Raises ValueError for shards that are no whole."""
+    shards = sorted(map(Shard.read, paths), key=lambda shard: (shard.rows.start, shard.rows.stop))
+    first = shards[0]
+    for shard in shards:
+        if shard.declaration != first.declaration:
+            raise ValueError(f"{shard.path}: holds other states than {first.path}: of other rows, settings or target")
+    if [row for shard in shards for row in shard.rows] != list(range(first.declaration.num_rows)):
+        held = ", ".join(f"{shard.path} {shard.rows.start} to {shard.rows.stop - 1}" for shard in shards)
+        raise ValueError(f"{out}: there are rows 0 to {first.declaration.num_rows - 1}; give each shard once: {held}")
+    content = {
+        "declaration": first.declaration.plain(),
+        "hash": first.declaration.hash,
+        "files": describe_files(out.parent, [os.path.relpath(shard.path, out.parent) for shard in shards]),
+        "left_out": {row: reason for shard in shards for row, reason in shard.content["left_out"].items()},
+        "bytes": sum(shard.content["bytes"] for shard in shards),
+    }
+    write_json(out, content)
+    write_json(out.with_name(CONTENTS), {"hash": content["hash"], "left_out": content["left_out"]})
+    return content
+
+
+class StoredRows:
+    """The rows of some shards, numbered through: of one manifest.json or shard.json, or of several one after another.
+
+    What is stored of a row is the same in all of them, as their declarations say: only the rows differ.
+    """
+
+    def __init__(self, shards: Sequence[Shard]) -> None:
+        self.shards, self.declaration = shards, shards[0].declaration
+        assert all(shard.declaration.tensors == self.declaration.tensors for shard in shards)
+        self._firsts = list(accumulate((len(shard.rows) for shard in shards), initial=0))
+        self.left_out = {
+            first + int(row) - shard.rows.start: str(why)
+            for first, shard in zip(self._firsts, shards, strict=False)
+            for row, why in shard.content["left_out"].items()
+        }
+        self._opened = lru_cache(maxsize=OPEN_PARTS)(lambda path: safe_open(path, framework="pt"))
+
+    @classmethod
+    def open(cls, manifest: Path) -> "StoredRows":
+        """Open a manifest.json or a shard.json. Raises ValueError as read_shards."""
+        return cls(read_shards(manifest))
+
+    def check_same(self, wanted: Declaration) -> None:
+        """Raise ValueError that names how these differ from the states that a training job wants."""
+        changed = differences(wanted.plain(), self.declaration.plain())
+        if changed:
+            raise ValueError(
+                f"{self.shards[0].path}: holds other states than this job reads: {'; '.join(changed)} (wanted -> stored); "
+                "build them again, or give those of this recipe, target and data"
+            )
+
+    def read(self, rows: Sequence[int], *, pinned: bool) -> dict[str, Tensor]:
+        """Read the stored tensors of some rows, [B, S, ...] on the host; zeros for rows that were left out."""
+        found = [self._row(row) for row in rows]
+        joined = {tensor.name: torch.stack([each[tensor.name] for each in found]) for tensor in self.declaration.tensors}
+        return {name: tensor.pin_memory() for name, tensor in joined.items()} if pinned else joined
+
+    def _row(self, row: int) -> dict[str, Tensor]:
+        number = bisect_right(self._firsts, row) - 1
+        path, place = self.shards[number].part_of(row - self._firsts[number])
+        file = self._opened(path)
+        return {tensor.name: file.get_slice(tensor.name)[place] for tensor in self.declaration.tensors}
 
 
 def held_out_number(row: int) -> int:
@@ -61,22 +209,15 @@ class StoredStates(FrozenTarget):
         self.target.to(device)
 
     def prefetch(self, row_numbers: Sequence[int]) -> None:
-        """Read the rows of a forward to come; another thread may, while the forward before it runs.
-
-        Raises ValueError for held-out rows where no states of such are given.
-        """
+        """Read the rows of a forward to come; another thread may, while the forward before it runs."""
         numbers = tuple(int(number) for number in row_numbers)
         if numbers not in self._ahead:
             self._ahead[numbers] = self._read(numbers)
 
     def _read(self, numbers: tuple[int, ...]) -> dict[str, Tensor]:
-        source: StoredRows = self.rows
-        rows = list(numbers)
+        source, rows = self.rows, list(numbers)
         if numbers[0] < 0:
-            if self.held_out is None:
-                raise ValueError(
-                    "--held-out-states: missing; give the shard.json of python -m longspec.states build --held-out"
-                )
+            assert self.held_out is not None, "setup asks for held-out rows only with their states"
             source, rows = self.held_out, [held_out_number(number) for number in numbers]
         return source.read(rows, pinned=self.head_weight.device.type == "cuda")
 
@@ -89,16 +230,12 @@ class StoredStates(FrozenTarget):
         names: Sequence[str],
         row_numbers_B: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Embeddings and rotations of the tokens, and the stored tensors of the rows with these numbers.
-
-        Raises ValueError as prefetch.
-        """
-        if row_numbers_B is None:
-            raise ValueError("row_numbers: must be given where the target's states are stored")
+        """Return embeddings and rotations of the tokens, and the stored tensors of the rows with these numbers."""
+        assert row_numbers_B is not None, "row_numbers: by which stored states are found"
         numbers = tuple(row_numbers_B.tolist())
         encoded = self._ahead.pop(numbers, None) or self._read(numbers)
         device, dtype = self.head_weight.device, self.head_weight.dtype
         encoded = {name: tensor.to(device, non_blocking=True) for name, tensor in encoded.items()}
-        source = self.held_out if numbers[0] < 0 else self.rows
-        assert source is not None
-        return self.inputs(input_ids_BS, position_ids_BS) | decode(encoded, source.declaration.tensors, dtype)
+        held_out = self.held_out if numbers[0] < 0 else None
+        tensors = (held_out or self.rows).declaration.tensors
+        return self.inputs(input_ids_BS, position_ids_BS) | decode(encoded, tensors, dtype)
