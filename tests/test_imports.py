@@ -121,7 +121,7 @@ WITHOUT_TORCH = {
     "measure.tasks",
     "models.model_folder",
     "train.estimate.feed_forward",
-    "train.lifetime.admission",
+    "train.stage_folder",
 }
 
 

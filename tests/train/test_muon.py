@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from longspec.config import compose
-from longspec.train.muon import MuonForMatrices
+from longspec.train.engine import MuonForMatrices
 
 STEPS = 5
 

@@ -14,8 +14,7 @@ from longspec.data.replay import TrainedRows
 from longspec.distributed import Ranks
 from longspec.methods import method_of
 from longspec.train.estimate import flops
-from longspec.train.micro_batches import StepBatches
-from longspec.train.throughput import (
+from longspec.train.metrics import (
     DATA,
     DRAFT,
     HELD_OUT,
@@ -28,6 +27,7 @@ from longspec.train.throughput import (
     Phases,
     expected_tokens,
 )
+from longspec.train.micro_batches import StepBatches
 from tests.corpus import Corpus
 
 

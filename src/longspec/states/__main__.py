@@ -50,7 +50,7 @@ def build_shard(options: argparse.Namespace) -> None:
     if ranks.world_size > 1 or runtime.target == PARTITIONED:
         from longspec.train.engine import boot  # DeepSpeed takes seconds to import
 
-        device, _ = boot(ranks, runtime.timeout_minutes)
+        device = boot(ranks, runtime.timeout_minutes)
     packed = PackedRows(options.data)
     source: RowSource = TrainingRows(packed)
     if options.held_out:

@@ -28,16 +28,15 @@ from safetensors.torch import save_file
 from longspec.config import compose
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.replay import TrainedRows
-from longspec.distributed import Ranks, end_at_once, find_ranks
+from longspec.distributed import Ranks, end_at_once, find_ranks, share_global_batch
 from longspec.models.target import resolve_dtype
 from longspec.train import engine as engines
 from longspec.train.checkpoint import save_load, zero_state
 from longspec.train.engine import boot, build_engine
-from longspec.train.estimate.grad_accum import share_global_batch
 from longspec.train.held_out_estimate import HeldOut
-from longspec.train.lifetime.admission import find_resumable
 from longspec.train.micro_batches import StepBatches
 from longspec.train.setup import build_trainer
+from longspec.train.stage_folder import find_resumable
 from tests.jobs import RECIPE
 from tests.small_disk import fill
 

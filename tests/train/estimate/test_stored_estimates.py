@@ -8,8 +8,7 @@ from transformers import LlamaConfig
 from longspec.config import compose
 from longspec.methods import measures_target, method_of
 from longspec.train.estimate import flops
-from longspec.train.estimate.memory import estimate, peak, setup_of
-from longspec.train.estimate.memory_check import alternatives
+from longspec.train.estimate.memory import alternatives, estimate, peak, setup_of
 
 # The shape of an 8B target.
 CONFIG = LlamaConfig(

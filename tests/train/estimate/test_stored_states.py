@@ -10,7 +10,7 @@ from transformers import LlamaConfig
 from longspec.atomic_files import write_text
 from longspec.config import compose, to_yaml
 from longspec.train.estimate import plan
-from longspec.train.estimate.stored_states import speed_up
+from longspec.train.estimate.plan import speed_up
 
 TARGET = LlamaConfig(
     vocab_size=32000,

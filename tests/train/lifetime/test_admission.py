@@ -13,7 +13,7 @@ import torch.distributed as dist
 from longspec.atomic_files import write_json
 from longspec.distributed import Ranks
 from longspec.process_group import of_first_rank
-from longspec.train.lifetime.admission import NonRetryableError, Status, find_resumable, non_retryable_reason
+from longspec.train.stage_folder import NonRetryableError, Status, find_resumable, non_retryable_reason
 from tests.train.checkpoint.test_save_load import write_slot
 
 BEGAN = 1000.0
@@ -83,7 +83,7 @@ def test_a_full_disk_under_log_and_status_ends_no_job() -> None:
     lines = [
         "from pathlib import Path",
         "from longspec.distributed import log",
-        "import longspec.train.lifetime.admission as admission, os, sys",
+        "import longspec.train.stage_folder as admission, os, sys",
         "def full(*_): raise OSError(28, 'No space left on device')",
         "admission.write_json = full",
         "log('one')",

@@ -6,7 +6,7 @@ import sys
 # Signals that wait for the process are delivered together: Linux then runs the handlers of the later ones first.
 PROGRAM = """
 import itertools, os, signal, time
-from longspec.train.lifetime.preemption import Stop
+from longspec.train.preemption import Stop
 for numbers in itertools.permutations([signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]):
     signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # before the thread that takes them is born, which inherits it
     stop = Stop(60)

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from longspec.train.lifetime.preemption import SAME_REQUEST
+from longspec.train.preemption import SAME_REQUEST
 from tests.jobs import MakeJob, children_of, deepspeed, family, finish, ranks_of, torchrun
 from tests.slurm.cluster import is_running
 
