@@ -42,31 +42,30 @@ class Run:
     config: dict[str, Any]  # shown beside the curves
 
 
-class TensorBoard:
-    """Event files; one more in the same folder for each start of the job, which takes back the steps after the resumed one.
+# Each has `known`, the last step that it holds; `log`, for steps in order; `replayed`, called once the whole record of earlier
+# steps was sent; `finish`, which closes the run.
 
-    known, of every tracker: the last step that it holds. Steps come in order.
-    """
+
+class TensorBoard:
+    """Event files; one more in the same folder for each start of the job, which takes back the steps after the resumed one."""
 
     def __init__(self, run: Run) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         folder = run.folder / "tensorboard" / run.id
-        self.known = run.step if folder.is_dir() else 0
+        self.known = run.step if folder.is_dir() else 0  # older files hold the run's first steps
         self.writer = SummaryWriter(str(folder), purge_step=self.known + 1)
         self.writer.add_text("config", f"<pre>{OmegaConf.to_yaml(OmegaConf.create(run.config))}</pre>", self.known)
 
     def log(self, step: int, numbers: dict[str, float]) -> None:
-        """Written through at once: what a checkpoint counts as done must not be lost with this process."""
         for name, value in numbers.items():
             self.writer.add_scalar(name, value, step)
-        self.writer.flush()
+        self.writer.flush()  # what a checkpoint counts as done must not be lost with this process
 
     def replayed(self) -> None:
-        """Called once the whole record of earlier steps was sent; here older files of the run hold its first steps."""
+        pass
 
     def finish(self, *, failed: bool) -> None:
-        """Close the file."""
         self.writer.close()
 
 
@@ -93,32 +92,30 @@ class WandB:
             dir=str(run.folder),
             mode="offline" if run.offline else "online",
             resume=None if run.offline else "allow",
+            # What was not uploaded in this time stays on the disk for `wandb sync`.
             settings=wandb.Settings(console="off", silent=True, finish_timeout=FINISH_SECONDS),
         )
         self.known = self.run.starting_step - 1  # the server takes steps in order alone, and drops those it has passed
         log(f"wandb: {self.run.dir if run.offline else self.run.url}")
 
     def log(self, step: int, numbers: dict[str, float]) -> None:
-        """Handed to wandb's own process, which uploads or writes it."""
         self.run.log(numbers, step=step)
 
     def replayed(self) -> None:
-        """Drop the folders of earlier starts: uploaded after this one, each would replace the run by less of it."""
-        if self.offline:
+        if self.offline:  # uploaded after this one, each earlier folder would replace the run by less of it
             _remove_others(Path(self.run.dir).parent, f"offline-run-*-{self.run.id}")
 
     def finish(self, *, failed: bool) -> None:
-        """Finish the run within FINISH_SECONDS; what was not uploaded by then stays on the disk for `wandb sync`."""
         self.run.finish(exit_code=int(failed))
 
 
 class SwanLab:
-    """A run on SwanLab's server; offline, a folder for each start of the job that holds the whole run so far."""
+    """A run on SwanLab's server, which drops steps that it has; offline, a folder for each start, as of WandB."""
 
     def __init__(self, run: Run) -> None:
         import swanlab
 
-        self.offline, self.folder = run.offline, run.folder / "swanlab"
+        self.known, self.offline, self.folder = 0, run.offline, run.folder / "swanlab"
         self.folder.mkdir(parents=True, exist_ok=True)
         handler, hook = signal.getsignal(signal.SIGINT), sys.excepthook
         try:
@@ -137,19 +134,15 @@ class SwanLab:
             # It takes Ctrl-C for itself, which must save a checkpoint here.
             signal.signal(signal.SIGINT, handler)
             sys.excepthook = hook
-        self.known = 0  # it drops steps that its server has, by itself
 
     def log(self, step: int, numbers: dict[str, float]) -> None:
-        """Handed to SwanLab's own threads."""
         self.run.log(numbers, step=step)
 
     def replayed(self) -> None:
-        """Drop the folders of earlier starts, which hold less of the run than this one."""
         if self.offline:
             _remove_others(self.folder / self.run.dir.name, f"run-*-{self.run.id}")
 
     def finish(self, *, failed: bool) -> None:
-        """Wait for its threads."""
         self.run.finish(state="aborted" if failed else "success")
 
 
@@ -160,11 +153,10 @@ def _remove_others(own: Path, pattern: str) -> None:
             shutil.rmtree(folder)
 
 
-Tracker = TensorBoard | WandB | SwanLab
-TRACKERS: dict[str, Callable[[Run], Tracker]] = {"tensorboard": TensorBoard, "wandb": WandB, "swanlab": SwanLab}
+TRACKERS: dict[str, Callable[[Run], Any]] = {"tensorboard": TensorBoard, "wandb": WandB, "swanlab": SwanLab}
 
 
-def start(name: str, run: Run) -> Tracker:
+def start(name: str, run: Run) -> Any:
     """Start a tracker. Raises ValueError with the way out when it cannot be."""
     try:
         return TRACKERS[name](run)
@@ -235,7 +227,7 @@ class Trackers(AbstractContextManager["Trackers"]):
         ids: dict[str, str] | None = None,
         record: Iterable[Row] = (),
     ) -> None:
-        self.trackers: dict[str, Tracker] = {}
+        self.trackers: dict[str, Any] = {}
         self.lost: dict[str, int] = {}  # calls that failed
         rows, ids = list(record), ids or {}
         self._ids = {name: ids.get(name) or secrets.token_hex(8) for name in chosen(runtime)} if ranks.is_main else {}

@@ -44,18 +44,6 @@ def wait_for_ranks(process: subprocess.Popen[str], count: int) -> dict[int, int]
     return ranks
 
 
-def test_a_signal_to_all_and_by_the_launcher_is_one_request(make_job: MakeJob) -> None:
-    """As Ctrl-C on a terminal comes: to the launcher, which passes it on, and to each rank."""
-    job = make_job("job", LONG, torchrun(2))
-    process = job.start()
-    job.wait_for(5, process)
-    tell([*ranks_of(process).values(), process.pid], signal.SIGTERM)
-    text, code = finish(process)
-    assert code != 0
-    assert (job.status()["state"], job.status()["reason"]) == ("stopped", "signal SIGTERM")
-    assert f"saved step {job.status()['step']}," in text
-
-
 def test_ctrl_c_under_the_deepspeed_command_saves_a_step(make_job: MakeJob) -> None:
     """It ends the command at once, and launch.py tells the ranks once more."""
     job = make_job("job", LONG, deepspeed(2))

@@ -62,8 +62,15 @@ class Setup:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens in one forward."""
+        """Tokens of one forward."""
         return self.micro_batch * self.sequence_length
+
+    @property
+    def kept_of_target(self) -> int:
+        """Bytes of embeddings H, RoPE's tables 4D, and what the method reads."""
+        reads = [tensor.elements for tensor in self.reads if self.top_k is None or tensor.name != FINAL]
+        elements = self.config.hidden_size + 4 * head_width(self.config) + sum(reads)
+        return (elements * self.dtype.itemsize + TOP_BYTES * (self.top_k or 0)) * self.tokens
 
 
 @dataclass(frozen=True)
@@ -167,17 +174,16 @@ def target_items(setup: Setup) -> list[Item]:
     late = sum(tensor.elements for tensor in setup.reads if tensor.name in late_names)
     feed_forward = max(widest_elements(config, layer) for layer in range(layers))
     widest = max(4 * hidden + feed_forward // parts, 3 * hidden + 5 * heads + 2 * key_values - late)
-    kept = kept_of_target(setup)
     items = [
         Item("target weights", -(-setup.target_bytes // (ranks if setup.target == PARTITIONED else parts))),
         Item("target activations", widest * at_once * element, TARGET),
-        Item("kept of the target", kept, TARGET),
+        Item("kept of the target", setup.kept_of_target, TARGET),
     ]
     if setup.target == PARTITIONED:
         items.append(Item("target layer, gathered", setup.largest_gather, TARGET))
     elif parts > 1:
         items.append(Item("target head, whole", config.vocab_size * hidden * element))
-        items.append(Item("kept of another rank's rows", kept, TARGET))
+        items.append(Item("kept of another rank's rows", setup.kept_of_target, TARGET))
     elif setup.device.type == "cuda":
         items.append(Item("target while it is loaded", setup.target_bytes, on_host=True))
     if config.model_type == "gpt_oss" and setup.device.type == "cuda" and fastest("cuda", setup.dtype, width, False) == SDPA:
@@ -200,16 +206,9 @@ def stored_items(setup: Setup, stored: tuple[StoredTensor, ...]) -> list[Item]:
     return [
         Item("target's embedding and head", setup.target_bytes),
         Item("stored states, read ahead", 2 * micro_batch, on_host=on_gpu),
-        Item("kept of the target", kept_of_target(setup), TARGET),
+        Item("kept of the target", setup.kept_of_target, TARGET),
         *([Item("stored states, in use", micro_batch, TARGET)] if on_gpu else []),
     ]
-
-
-def kept_of_target(setup: Setup) -> int:
-    """Return bytes of embeddings H, RoPE's tables 4D, and what the method reads."""
-    reads = [tensor.elements for tensor in setup.reads if setup.top_k is None or tensor.name != FINAL]
-    elements = setup.config.hidden_size + 4 * head_width(setup.config) + sum(reads)
-    return (elements * setup.dtype.itemsize + TOP_BYTES * (setup.top_k or 0)) * setup.tokens
 
 
 def draft_items(setup: Setup) -> list[Item]:
@@ -219,7 +218,7 @@ def draft_items(setup: Setup) -> list[Item]:
     # Losses and backward are never alive together.
     widest = "logits and their gradient" if draft.losses > draft.backward else "draft backward"
     items = [
-        Item("kept of the target", kept_of_target(setup), DRAFT),
+        Item("kept of the target", setup.kept_of_target, DRAFT),
         Item("draft activations", draft.kept, DRAFT),
         Item(widest, max(draft.losses, draft.backward), DRAFT),
     ]
@@ -263,7 +262,7 @@ def table(setup: Setup) -> str:
 
 def alternatives(setup: Setup) -> list[tuple[str, int]]:
     """Return switches that lower the device's peak, each with the peak it alone leads to, the best first."""
-    half = setup.sequence_length // 2
+    half, found = setup.sequence_length // 2, []
     changes: dict[str, dict[str, Any]] = {
         "runtime.micro_batch: 1": {"micro_batch": 1},
         f"runtime.target: {PARTITIONED}": {"target": PARTITIONED},
@@ -274,7 +273,6 @@ def alternatives(setup: Setup) -> list[tuple[str, int]]:
         f"recipe.data.sequence_length: {half}, with data packed for it": {"sequence_length": half},
         f"{2 * setup.world_size} processes": {"world_size": 2 * setup.world_size},
     }
-    found = []
     for text, change in changes.items():
         then = replace(setup, **change)
         possible = then.target != TENSOR_PARALLEL or heads_of_rank(then.config, then.world_size)
@@ -284,7 +282,7 @@ def alternatives(setup: Setup) -> list[tuple[str, int]]:
 
 
 def explain_out_of_memory(setup: Setup, available: int) -> str:
-    """Return one message: how much is needed and how much there is, what takes most, and what to change."""
+    """Return how much is needed and how much there is, what takes most, and what to change."""
     items = estimate(setup)
     largest = sorted((item for item in items if not item.on_host), key=lambda item: -item.bytes)[:LARGEST]
     most = ", ".join(f"{item.name} {gib(item.bytes)}" for item in largest)
@@ -308,19 +306,19 @@ def to_come(items: list[Item]) -> int:
 
 
 def dry_batch(trainer: Any, setup: Setup, *, with_llm_loss: bool) -> None:
-    """A forward and backward of the largest micro batch there can be, before DeepSpeed has the draft; nothing is left of it.
+    """Run a forward and backward of the largest micro batch there can be, before DeepSpeed has the draft; nothing is left.
 
     On a GPU, what DeepSpeed will hold later is taken for as long. Raises ValueError that explains when it does not fit, and
     RuntimeError when other processes hold a part of the GPU.
     """
-    device, shape = setup.device, (setup.micro_batch, setup.sequence_length)
+    device, on_gpu, shape = setup.device, setup.device.type == "cuda", (setup.micro_batch, setup.sequence_length)
     others = 0  # bytes of a GPU that this process did not take, contexts of CUDA included
-    if device.type == "cuda":
+    if on_gpu:
         free, total = torch.cuda.mem_get_info(device)
         others = total - free - torch.cuda.memory_reserved(device)
     try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            later = torch.empty(to_come(estimate(setup)) if device.type == "cuda" else 0, dtype=torch.uint8, device=device)
+        with torch.random.fork_rng([device] if on_gpu else []):
+            later = torch.empty(to_come(estimate(setup)) if on_gpu else 0, dtype=torch.uint8, device=device)
             ids = torch.arange(shape[1], device=device).expand(shape).contiguous() % setup.config.vocab_size
             named = setup.method.heaviest(setup.settings) | {"document_ids": torch.zeros_like(ids)}
             named["row_numbers"] = torch.zeros_like(ids[:, 0])  # where states are stored, of any row
@@ -335,7 +333,7 @@ def dry_batch(trainer: Any, setup: Setup, *, with_llm_loss: bool) -> None:
         raise ValueError(reason) from error
     finally:
         trainer.zero_grad(set_to_none=True)
-    if device.type == "cuda":
+    if on_gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
 
