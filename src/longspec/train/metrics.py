@@ -14,7 +14,7 @@ from torch import nn
 
 from longspec import jsonl
 from longspec.config import Runtime
-from longspec.distributed import Ranks, log
+from longspec.distributed import Ranks
 from longspec.methods import measures_target
 from longspec.stopwatch import Stopwatch
 from longspec.train.estimate import flops
@@ -34,42 +34,26 @@ def _finite(value: Any) -> Any:
 class Metrics:
     """One line a step in a file beside the checkpoints; lines of steps after the resumed one are dropped first.
 
-    A full disk costs no step: lines wait in memory until there is room, at the latest until the next checkpoint.
-    `check` is called before each write, and does not return when another job writes there.
+    `check` is called before each write, and does not return when another job writes there. Raises OSError, with the file's
+    name, where it cannot be written: the step's checkpoint could not be either.
     """
 
     def __init__(self, path: Path, resumed_step: int, check: Callable[[], None] = lambda: None) -> None:
         check()
-        kept = [row for row in whole_lines(path) if row["step"] <= resumed_step]
-        jsonl.write(path, kept)
-        self.path, self.check = path, check
-        self.handle = path.open("ab", buffering=0)
-        self.waiting = b""
+        jsonl.write(path, [row for row in whole_lines(path) if row["step"] <= resumed_step])
+        self.path, self.check, self.handle = path, check, path.open("a", encoding="utf-8")
 
     def append(self, row: dict[str, Any]) -> None:
         """Add one step's numbers; one that is not finite is written as null, since JSON knows no other."""
-        was_waiting = bool(self.waiting)
-        self.waiting += json.dumps(_finite(row), allow_nan=False).encode() + b"\n"
-        fault = self._write()
-        if fault is not None and not was_waiting:
-            log(f"WARNING {self.path}: {fault}; its lines wait in memory")
-
-    def _write(self) -> OSError | None:
-        """Write what waits, as far as there is room; what stopped it."""
-        while self.waiting:
-            try:
-                self.check()
-                written = self.handle.write(self.waiting)
-            except OSError as fault:
-                return fault
-            self.waiting = self.waiting[written:]
-        return None
+        self.check()
+        try:
+            self.handle.write(json.dumps(_finite(row), allow_nan=False) + "\n")
+            self.handle.flush()
+        except OSError as fault:
+            raise OSError(fault.errno, f"{self.path}: {fault.strerror}") from fault
 
     def sync(self) -> None:
-        """Have the lines on the disk before a checkpoint says that their steps are done. Raises OSError for a full disk."""
-        fault = self._write()
-        if fault is not None:
-            raise OSError(f"{self.path}: {fault}: {len(self.waiting)} bytes of it wait") from fault
+        """Have the lines on the disk before a checkpoint says that their steps are done."""
         os.fsync(self.handle.fileno())
 
     def publish(self, final: Path) -> None:
