@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from longspec.states.stored.declaration import bytes_a_token, stored_tensors
-from longspec.states.stored.encoding import DTYPES, decode, encode
+from longspec.states.declaration import bytes_a_token, stored_tensors
+from longspec.states.encoding import DTYPES, decode, encode
 from longspec.states.tensors import StateTensor
 
 S = 5

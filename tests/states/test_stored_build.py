@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from longspec.atomic_files import describe_files, read_json, write_json
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.lease import acquire
-from longspec.states.stored import build as building
-from longspec.states.stored.stored_states import StoredRows, merge, read_shards
+from longspec.states import build as building
+from longspec.states.stored_states import StoredRows, merge, read_shards
 from tests.states.conftest import Sources
 from tests.states.stored import Stored
 

@@ -20,9 +20,9 @@ from longspec.methods import method_of
 from longspec.models.draft_attention import rotations
 from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
+from longspec.states.declaration import checked_config
 from longspec.states.forward import load_states
-from longspec.states.stored.declaration import checked_config
-from longspec.states.stored.stored_states import StoredRows, StoredStates, held_out_number, load_without_layers
+from longspec.states.stored_states import StoredRows, StoredStates, held_out_number, load_without_layers
 from longspec.train.micro_batches import StepBatches
 from tests.states.conftest import Sources
 from tests.states.stored import Stored, save_target

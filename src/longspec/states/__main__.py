@@ -16,10 +16,10 @@ from longspec.data.pack.held_out_rows import held_out_rows
 from longspec.distributed import end_at_once, find_ranks, log, write_error_file
 from longspec.process_group import own_device
 from longspec.shown import one_line
-from longspec.states.stored.build import build
-from longspec.states.stored.compute import Computation, open_job
-from longspec.states.stored.declaration import HeldOutSource, RowSource, TrainingRows
-from longspec.states.stored.stored_states import MANIFEST, merge, rows_of_shard
+from longspec.states.build import build
+from longspec.states.compute import Computation, open_job
+from longspec.states.declaration import HeldOutSource, RowSource, TrainingRows
+from longspec.states.stored_states import MANIFEST, merge, rows_of_shard
 
 
 def parser() -> argparse.ArgumentParser:

@@ -18,7 +18,7 @@ from longspec.data.pack.held_out_rows import held_out_rows
 from longspec.distributed import Ranks, log
 from longspec.methods import method_of
 from longspec.models.losses import NO_LABEL
-from longspec.states.stored.stored_states import held_out_number
+from longspec.states.stored_states import held_out_number
 
 
 class HeldOut:

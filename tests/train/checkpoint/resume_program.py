@@ -147,10 +147,10 @@ def run(case: dict[str, Any], plan: dict[str, Any], ranks: Ranks) -> None:
     while step < case["steps"]:
         result["losses"][step] = train_step(engine, batches, step, ranks, poison=step == case.get("poison"))
         step += 1
+        result["whole"].append(kept_whole(engine))
         estimated = held_out.estimate(engine, step)
         if estimated is not None:
             result.setdefault("held_out", {})[step] = estimated
-        result["whole"].append(kept_whole(engine))
         state = {"step": step, "steps": TOTAL, "identity": IDENTITY, "trackers": {"wandb": "abc"}}
         if step == case.get("save_at"):
             result["bytes"] = save_load.save(engine, own, state, ranks)

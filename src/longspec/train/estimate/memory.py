@@ -21,8 +21,8 @@ from longspec.models.attention.sdpa import QUERY_BLOCK
 from longspec.models.target import head_width, without_layers
 from longspec.models.teachers import TOP_BYTES
 from longspec.models.tensor_parallel import heads_of_rank
+from longspec.states.declaration import StoredTensor, bytes_a_token, stored_tensors
 from longspec.states.forward import check_ranks
-from longspec.states.stored.declaration import StoredTensor, bytes_a_token, stored_tensors
 from longspec.states.tensors import FINAL, KEYS, VALUES, StateTensor
 from longspec.train.estimate.feed_forward import widest_elements
 

@@ -27,7 +27,7 @@ from longspec.families import check_target
 from longspec.methods import measures_target
 from longspec.models.target_config import read_target_config
 from longspec.shown import one_line
-from longspec.states.stored.declaration import bytes_a_token, stored_tensors
+from longspec.states.declaration import bytes_a_token, stored_tensors
 from longspec.train.checkpoint.zero_state import KINDS
 from longspec.train.estimate import flops
 from longspec.train.estimate.memory import GIB, Setup, alternatives, estimate, gib, peak, setup_of, table

@@ -26,9 +26,9 @@ from transformers.utils import logging
 from longspec.atomic_files import check_files, describe_files, read_json_object, write_json
 from longspec.config import differences
 from longspec.models.target import load_target, without_layers
+from longspec.states.declaration import Declaration
+from longspec.states.encoding import decode
 from longspec.states.forward import FrozenTarget
-from longspec.states.stored.declaration import Declaration
-from longspec.states.stored.encoding import decode
 
 SHARD, MANIFEST, CONTENTS = "shard.json", "manifest.json", "contents.json"
 OPEN_PARTS = 64  # files that stay open

@@ -18,9 +18,9 @@ from longspec.distributed import Ranks
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods import method_of, vocabulary_for
 from longspec.models.target import resolve_dtype
+from longspec.states.declaration import SCALE, Declaration, RowBatch, RowSource, checked_config, declare
+from longspec.states.encoding import best_token, encode, with_top_tokens
 from longspec.states.forward import load_states
-from longspec.states.stored.declaration import SCALE, Declaration, RowBatch, RowSource, checked_config, declare
-from longspec.states.stored.encoding import best_token, encode, with_top_tokens
 from longspec.states.tensors import BEST_TOKEN, FINAL, TOP_TOKENS
 
 

@@ -23,10 +23,10 @@ from longspec.atomic_files import describe_files, new_file, read_json_object, wr
 from longspec.distributed import Ranks, log
 from longspec.lease import acquire
 from longspec.process_group import of_first_rank
-from longspec.states.stored.compute import Computation, Computed, shared
-from longspec.states.stored.declaration import Declaration, RowSource
-from longspec.states.stored.encoding import differences
-from longspec.states.stored.stored_states import SHARD, part_name
+from longspec.states.compute import Computation, Computed, shared
+from longspec.states.declaration import Declaration, RowSource
+from longspec.states.encoding import differences
+from longspec.states.stored_states import SHARD, part_name
 
 Alone = tuple[Computed, Tensor]  # a row computed by itself, and which of its tokens [S] are text
 PART_BYTES = 128 * 2**20  # of one file, at least one row
