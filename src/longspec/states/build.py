@@ -64,14 +64,14 @@ class ShardWriter:
                 self.files |= found
                 self.left_out |= left_out
         missing = {row for part in self.parts if part_name(part) not in self.files for row in part}
+        if missing:
+            (self.out / SHARD).unlink(missing_ok=True)
         needed, free = len(missing) * self.declaration.row_bytes, shutil.disk_usage(self.out).free
         if needed > free:
             raise ValueError(
                 f"{self.out}: the states of the rows that are missing need {needed} bytes, {free} are free there; make room, "
                 "or put the folder on another disk"
             )
-        if missing:
-            (self.out / SHARD).unlink(missing_ok=True)
         there, size = len(self.rows) - len(missing), self.declaration.row_bytes
         log(f"{self.out}: {there} of {len(self.rows)} rows are there; {size} bytes a row")
         return missing
