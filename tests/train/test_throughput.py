@@ -59,7 +59,7 @@ def test_a_rows_numbers(corpus: Corpus) -> None:
     meter = Meter(batches, States(config), runtime, ranks, torch.device("cpu"), torch.float32)
     row = meter.numbers({"step": 3, "tokens": 600, "seconds": 1.5, "agreement": 0.5})
     numbers = [int(number) for number in batches.row_numbers(2)]
-    documents = [length for number in numbers for length in spans(rows, number)]
+    documents = flops.document_lengths(rows, numbers)
     assert sum(documents) < 6 * rows.sequence_length  # some padding
     labels = sum(int(rows[n].loss_mask_S.sum()) for n in numbers)
     method, settings = method_of(recipe)
@@ -72,19 +72,6 @@ def test_a_rows_numbers(corpus: Corpus) -> None:
     assert tuple(row["phases"]) == PHASES
     assert row["data_seconds"] == row["phases"][DATA]
     assert row["peak_rss_bytes"] > 2**20
-
-
-def spans(rows: PackedRows, number: int) -> list[int]:
-    """The documents' lengths in a row, by walking along it."""
-    lengths, before = [], -1
-    for document in rows[number].document_ids_S:
-        if document >= 0:
-            if document == before:
-                lengths[-1] += 1
-            else:
-                lengths.append(1)
-        before = document
-    return lengths
 
 
 @pytest.fixture

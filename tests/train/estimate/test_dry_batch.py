@@ -106,14 +106,3 @@ def test_on_a_gpu_the_dry_batch_also_takes_what_the_engine_will_hold() -> None:
     assert memory.to_come(items) == expected > 0
     offloaded = memory.estimate(replace(large(), offload="cpu"))
     assert memory.to_come(offloaded) == sum(item.bytes for item in offloaded if item.name == BUCKET)
-
-
-def test_the_table_has_every_item_and_both_peaks() -> None:
-    setup = replace(large(), offload="cpu")
-    lines = memory.table(setup).splitlines()
-    items = memory.estimate(setup)
-    assert len(lines) == len(items) + 2
-    assert all(any(line.split("  ")[1] == item.name for line in lines) for item in items)
-    peaks = [line for line in lines if "PEAK" in line]
-    for line, on_host in zip(peaks, (False, True), strict=True):
-        assert memory.gib(memory.peak(items, on_host=on_host)) in line
