@@ -83,9 +83,11 @@ class Shards:
         self.folder = folder
         # (kind, parameter) -> its pieces: first element, elements, a slice of the file
         self.pieces: dict[tuple[str, str], list[tuple[int, int, Any]]] = {}
-        self.files = [open_safetensors(folder / name) for name in sorted(names)]
-        for path, file in zip(sorted(names), self.files, strict=True):
-            with telling_damage(folder / path):
+        self.files: list[Any] = []
+        for path in (folder / name for name in sorted(names)):
+            file = open_safetensors(path)
+            self.files.append(file)
+            with telling_damage(path):
                 for key in file.keys():  # noqa: SIM118 - not a dictionary
                     kind, name, start = key.split(SEPARATOR)
                     piece = file.get_slice(key)
