@@ -31,7 +31,7 @@ from longspec.config import CONFIG_DIR, Recipe, compose_stage, load, stages_of, 
 from longspec.config.run_file import read_run
 from longspec.methods import method_of
 from longspec.models.target_config import read_target_config
-from longspec.states.stored.declaration import bytes_a_token, stored_tensors
+from longspec.states.declaration import bytes_a_token, stored_tensors
 
 GLIDE, EAGLE3, WINDOW = "GLIDE", "EAGLE-3", "EAGLE-3, window"
 CELLS = machine.RESULTS / "methods.jsonl"

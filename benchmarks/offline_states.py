@@ -50,11 +50,10 @@ from longspec.distributed import Ranks
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.families import position_limit
 from longspec.methods import method_of, vocabulary_for, vocabulary_size
-from longspec.states.stored.build import build
-from longspec.states.stored.compute import Computation, StatesJob, open_job
-from longspec.states.stored.rows import TrainingRows
-from longspec.states.stored.stored_rows import StoredRows
-from longspec.states.stored.stored_states import StoredStates
+from longspec.states.build import build
+from longspec.states.compute import Computation, StatesJob, open_job
+from longspec.states.declaration import TrainingRows
+from longspec.states.stored_states import StoredRows, StoredStates
 from longspec.train.micro_batches import ReadAhead, StepBatches
 
 BUILDING, STEP, EPOCHS = 0.85, 1.3, 0.75

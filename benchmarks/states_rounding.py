@@ -34,9 +34,9 @@ from longspec.families import position_limit
 from longspec.methods import method_of, vocabulary_size
 from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
+from longspec.states.declaration import StoredTensor, stored_tensors, target_hash
+from longspec.states.encoding import decode, encode
 from longspec.states.forward import STATES_ATTENTION, TargetStates
-from longspec.states.stored.declaration import StoredTensor, stored_tensors, target_hash
-from longspec.states.stored.encoding import decode, encode
 from longspec.states.tensors import EMBEDDED
 from longspec.train.metrics import whole_lines
 from longspec.train.micro_batches import StepBatches

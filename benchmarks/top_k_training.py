@@ -33,9 +33,8 @@ from longspec.models.target_config import read_target_config
 from longspec.models.teachers import top_k_of
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.states.tensors import BEST_TOKEN, FINAL, NEXT_LOG_PROB, TOP_LOG_PROBS, TOP_TOKENS
-from longspec.train.engine import learning_rate_factor
+from longspec.train.engine import MuonForMatrices, learning_rate_factor
 from longspec.train.micro_batches import StepBatches
-from longspec.train.muon import MuonForMatrices
 
 STAGES = {"glide": Path("results/demo/sinkpi-slicing/base"), "eagle3": Path("results/demo-eagle3/ttt/base")}
 COUNTS = (8, 64, 256)

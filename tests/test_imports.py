@@ -75,7 +75,7 @@ MAY_IMPORT = {
     "workflow": {"answers", "cluster", "data", "decode", "measure", "methods", "states", "train"},
 }
 DOORS = {
-    "deepspeed": {"train.engine", "states.load"},
+    "deepspeed": {"train.engine", "states.forward"},
     "liger_kernel": {"models.losses"},
     "flash_attn": {"models.attention.flash"},
     "hydra": {"config.schema", "config.compose"},
@@ -119,7 +119,7 @@ WITHOUT_TORCH = {
     "measure.tasks",
     "models.model_folder",
     "train.estimate.feed_forward",
-    "train.lifetime.admission",
+    "train.stage_folder",
 }
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 DOOR = "models/weight_files.py"  # the one place where weights are opened
-STATES = {"states/stored/build.py", "states/stored/stored_rows.py"}  # which open files that a job of the workflow has made
+STATES = {"states/build.py", "states/stored_states.py"}  # which open files that a job of the workflow has made
 LOADERS = {"torch.load", "safe_open", "load_file", "pickle.load", "pickle.loads", "torch.jit.load"}
 # transformers asks on the terminal whether to run a folder's code unless it is told not to.
 ASKING = ("AutoConfig", "AutoTokenizer", "AutoModel", "AutoModelForCausalLM")

@@ -1,4 +1,4 @@
-"""The only reader of RANK, WORLD_SIZE and LOCAL_RANK, the log of rank 0, and what ties processes. No torch here."""
+"""A job's processes: which ranks there are, what each takes of a batch, the log of rank 0, and how they end. No torch here."""
 
 import ctypes
 import json
@@ -53,6 +53,31 @@ def launched_ranks() -> Ranks:
 def is_launched() -> bool:
     """Tell whether this process is one of a launcher's ranks; asked before find_ranks."""
     return "RANK" in os.environ
+
+
+def sharing_ranks(global_batch: int, nodes: int, ranks: int) -> int:
+    """Return the processes on each of `nodes` machines: `ranks`, or as many as can share a batch smaller than all of them.
+
+    A batch that is large enough and does not divide is left to share_global_batch, which refuses it.
+    """
+    if global_batch >= nodes * ranks:
+        return ranks
+    return max((few for few in range(1, ranks + 1) if global_batch % (nodes * few) == 0), default=ranks)
+
+
+def share_global_batch(global_batch: int, largest: int, world_size: int) -> tuple[int, int]:
+    """Return micro batch, at most `largest` rows, and micro batches of each rank in one optimizer step.
+
+    Raises ValueError when the ranks cannot share the global batch equally.
+    """
+    rows, remainder = divmod(global_batch, world_size)
+    if remainder or rows == 0:
+        raise ValueError(
+            f"recipe.global_batch: {global_batch} rows cannot be shared equally by {world_size} processes; start a number of "
+            f"processes that divides {global_batch}"
+        )
+    micro_batch = max(size for size in range(1, min(largest, rows) + 1) if rows % size == 0)
+    return micro_batch, rows // micro_batch
 
 
 def die_with_parent() -> None:

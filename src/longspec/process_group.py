@@ -19,8 +19,8 @@ def own_device(ranks: Ranks) -> torch.device:
     return torch.device("cuda", ranks.local_rank) if torch.cuda.is_available() else torch.device("cpu")
 
 
-def join(ranks: Ranks, timeout_minutes: float) -> tuple[torch.device, Any]:
-    """Join the process group; this rank's device, which is then torch's own, and the launcher's store."""
+def join(ranks: Ranks, timeout_minutes: float) -> torch.device:
+    """Join the process group; return this rank's device, which is then torch's own."""
     device = own_device(ranks)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -28,10 +28,8 @@ def join(ranks: Ranks, timeout_minutes: float) -> tuple[torch.device, Any]:
         # Else gloo looks for the address of this machine's name, which laptops and containers often cannot resolve.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     timeout = timedelta(minutes=timeout_minutes)
-    store, rank, world_size = next(iter(dist.rendezvous("env://", timeout=timeout)))
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
-    return device, store
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
+    return device
 
 
 def of_first_rank(make: Callable[[], Value], ranks: Ranks) -> Value:

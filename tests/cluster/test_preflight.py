@@ -129,7 +129,7 @@ def test_a_rank_whose_sums_fail_is_named() -> None:
 
 
 def test_sums_that_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "join", lambda ranks, minutes: (CPU, None))
+    monkeypatch.setattr(preflight, "join", lambda ranks, minutes: CPU)
     monkeypatch.setattr(dist, "all_reduce", lambda vector: None)  # adds nothing up
     found = preflight.all_reduce(Ranks(1, 1, 2), 1)
     assert (found.level, found.found) == (FAIL, "999 of 1000 sums over all ranks are wrong")

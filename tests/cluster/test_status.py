@@ -16,8 +16,8 @@ from longspec.cluster.queue import my_jobs
 from longspec.lease import LEASE, acquire
 from longspec.slurm import NoAnswerError
 from longspec.train.checkpoint import checkpoint_dir
-from longspec.train.lifetime.admission import Status
 from longspec.train.metrics import Metrics
+from longspec.train.stage_folder import Status
 from tests.cluster.queue import Queue, queued
 
 NAME = "demo/sinkpi-slicing/{}"

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
 from longspec.data.replay import Schedule
-from longspec.distributed import Ranks
+from longspec.distributed import Ranks, share_global_batch
 from longspec.methods.glide.settings import Draft, Method
-from longspec.train.estimate.grad_accum import share_global_batch
 from longspec.train.micro_batches import StepBatches
 
 DRAFT = OmegaConf.structured(Draft(anchors="off", lag_mode="fixed"))

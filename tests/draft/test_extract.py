@@ -18,7 +18,7 @@ from longspec.draft.__main__ import main
 from longspec.draft.trained import check_vocabulary
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods.glide.layer import UNUSED
-from longspec.train.checkpoint import checkpoint_dir, checkpoint_file
+from longspec.train.checkpoint import checkpoint_dir, save_load
 from tests.damaged import FILES
 from tests.draft.conftest import Extract
 
@@ -115,16 +115,16 @@ def test_what_is_no_source(extract: Extract, tmp_path: Path, name: str) -> None:
 def write_slot(folder: Path, state: dict[str, Tensor], ranks: int, **more: object) -> Path:
     """A slot as ZeRO-3 leaves it: an equal part of each tensor on every rank."""
     folder.mkdir(parents=True)
-    names = [checkpoint_file.shard_name(rank) for rank in range(ranks)]
+    names = [save_load.shard_name(rank) for rank in range(ranks)]
     for rank, file in enumerate(names):
         tensors = {}
         for name, tensor in state.items():
             each = -(-tensor.numel() // ranks)
             part = tensor.flatten()[rank * each : (rank + 1) * each]
             if part.numel():
-                tensors[checkpoint_file.shard_key("fp32", f"draft_model.{name}", rank * each)] = part
-        begin = checkpoint_file.header({key: tensor.numel() for key, tensor in tensors.items()}, {})
-        checkpoint_file.write_shard(folder / file, begin, tensors.values())
+                tensors[save_load.shard_key("fp32", f"draft_model.{name}", rank * each)] = part
+        begin = save_load.header({key: tensor.numel() for key, tensor in tensors.items()}, {})
+        save_load.write_shard(folder / file, begin, tensors.values())
     shapes = {f"draft_model.{name}": list(tensor.shape) for name, tensor in state.items()}
     content = {"step": 5, "shapes": shapes, "files": describe_files(folder, names), **more}
     (folder / checkpoint_dir.MANIFEST).write_text(json.dumps(checkpoint_dir.seal(content)))
@@ -137,7 +137,7 @@ def test_from_a_finished_stage_of_any_number_of_ranks(state: dict[str, Tensor], 
     named = {"slot": "checkpoints/last", "manifest_sha256": sha256_file(slot / checkpoint_dir.MANIFEST)}
     write_json(tmp_path / "checkpoint.json", named)
     assert_equal(extract(tmp_path / "checkpoint.json"), state)
-    (slot / checkpoint_file.shard_name(1)).rename(tmp_path / "elsewhere")
+    (slot / save_load.shard_name(1)).rename(tmp_path / "elsewhere")
     with pytest.raises(SystemExit, match=r"rank_00001\.safetensors: missing"):
         extract(slot)
     write_json(tmp_path / "checkpoint.json", named | {"manifest_sha256": "0"})

@@ -13,10 +13,10 @@ from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.pack.held_out_rows import held_out_rows
 from longspec.distributed import Ranks
 from longspec.draft_vocabulary import DraftVocabulary
-from longspec.states.stored.build import build
-from longspec.states.stored.compute import Computation, StatesJob, open_job
-from longspec.states.stored.rows import HeldOutSource, RowSource, TrainingRows
-from longspec.states.stored.stored_rows import merge, rows_of_shard
+from longspec.states.build import build
+from longspec.states.compute import Computation, StatesJob, open_job
+from longspec.states.declaration import HeldOutSource, RowSource, TrainingRows
+from longspec.states.stored_states import merge, rows_of_shard
 from tests.jobs import EAGLE3, RECIPE
 
 ONE = Ranks(0, 0, 1)

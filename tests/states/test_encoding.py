@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from longspec.states.stored.declaration import bytes_a_token, stored_tensors
-from longspec.states.stored.encoding import DTYPES, decode, encode
+from longspec.states.declaration import bytes_a_token, stored_tensors
+from longspec.states.encoding import DTYPES, decode, encode
 from longspec.states.tensors import StateTensor
 
 S = 5
@@ -16,7 +16,6 @@ FINAL = StateTensor("final", (512,))
 @pytest.mark.parametrize(
     ("dtype", "reads", "size"),
     [
-        ("bfloat16", GLIDE, 4096),
         ("bfloat16", (*GLIDE, FINAL), 4096 + 2 * 512),
         ("float8", GLIDE, 2048 + 2 * 8 * 4),
         ("float32", GLIDE, 8192),

@@ -49,7 +49,7 @@ def test_partitioned_is_replicated_for_every_kind_of_parameter(tmp_path: Path, r
         save(Qwen3MoeConfig(vocab_size=275, **WIDE, **EXPERTS, head_dim=64), tmp_path / "experts"),
     ]
     results = run_program(root, tmp_path, *paths)
-    assert len(results) == 2 * 2 * len(paths)
+    assert len(results) == 2 * len(paths)
     for result in results:
         assert result["largest_difference"] <= 1e-5
         assert result["left_over"] == []
@@ -71,7 +71,7 @@ def test_no_rank_ever_holds_the_whole_target(tmp_path: Path, root: Path, monkeyp
 
 
 def job(tmp_path: Path, corpus: Corpus, name: str, target: Path, *overrides: str) -> Job:
-    return Job(tmp_path / name, target, corpus.packed, ["recipe.steps=8", "recipe.optimizer.lr=1e-3", *overrides], torchrun(2))
+    return Job(tmp_path / name, target, corpus.packed, ["recipe.steps=6", "recipe.optimizer.lr=1e-3", *overrides], torchrun(2))
 
 
 @pytest.mark.slow
@@ -83,15 +83,15 @@ def test_jobs_with_a_partitioned_target(tmp_path: Path, corpus: Corpus) -> None:
     partitioned, chunks = "runtime.target=partitioned", "runtime.target_chunk=20"
     whole = job(tmp_path, corpus, "replicated", manifest)
     zero3 = job(tmp_path, corpus, "zero3", manifest, partitioned, chunks, "deepspeed=zero3-offload")
-    changed = job(tmp_path, corpus, "changed", manifest, partitioned, "runtime.save_every=3")
+    changed = job(tmp_path, corpus, "changed", manifest, partitioned, "runtime.save_every=2")
     for one in (whole, zero3):
         one.run()
     process = changed.start()
-    changed.wait_for(4, process)
+    changed.wait_for(3, process)
     kill_all(process)
     finish(process)
     changed.overrides.remove(partitioned)
-    assert "starting at step 3" in (log := changed.run()) or "starting at step 6" in log
+    assert "starting at step 2" in (log := changed.run()) or "starting at step 4" in log
     losses = [torch.tensor([[row["loss"], row["llm_loss"]] for row in one.rows()]) for one in (whole, zero3, changed)]
     assert torch.equal(losses[2], losses[0])
     torch.testing.assert_close(losses[1], losses[0], rtol=1e-4, atol=1e-5)

@@ -11,7 +11,7 @@ from transformers import GptOssConfig, LlamaConfig, Olmo2Config, PretrainedConfi
 
 from longspec.atomic_files import write_json
 from longspec.config import Runtime
-from longspec.states.load import check_ranks
+from longspec.states.forward import check_ranks
 from longspec.train.checkpoint.save_load import draft_state_dict
 from tests.corpus import Corpus, sentences
 from tests.jobs import Job, finish, start, torchrun
@@ -56,7 +56,7 @@ def test_every_rank_trains_on_its_own_rows_as_beside_a_whole_target(root: Path, 
 
 @pytest.mark.slow
 def test_a_job_and_its_estimates_are_those_of_a_whole_target(tmp_path: Path, corpus: Corpus) -> None:
-    """In chunks, under ZeRO-3; a stage that is done with one kind of target is done with the other."""
+    """In chunks, under ZeRO-3."""
     held_out = [{"text": "the old cat meets the red fox. " * n} for n in (1, 4, 30)]
     packed = make_packed(tmp_path / "packed", corpus, "base", sentences(200), held_out)
     target = tmp_path / "target.json"
@@ -78,8 +78,6 @@ def test_a_job_and_its_estimates_are_those_of_a_whole_target(tmp_path: Path, cor
     states = [draft_state_dict(job.out / "checkpoints/last") for job in jobs]
     for name, tensor in states[0].items():
         torch.testing.assert_close(states[1][name], tensor, rtol=1e-3, atol=1e-4)
-    jobs[0].overrides += split[:2]
-    assert "starting at step 4" in jobs[0].run()
 
 
 def test_ranks_that_cannot_share_its_heads_are_refused_by_the_key() -> None:

@@ -86,9 +86,3 @@ def test_without_the_draft_before_it_the_error_says_how_it_is_made(workplace: Pa
     told = rf"results/{BASE}/draft/model\.safetensors: no such draft .*extract results/{BASE}/checkpoint\.json$"
     with pytest.raises(ValueError, match=told):
         read_job(command(root, LONG), ONE)
-
-
-def test_hydras_multirun_is_refused_with_a_loop(root: Path) -> None:
-    for option in ("--multirun", "-m"):
-        with pytest.raises(ValueError, match=r"^--multirun: .* for seed in 1 2; do python -m longspec\.train .*; done$"):
-            read_job(command(root, BASE, option, "recipe.seed=1,2"), ONE)

@@ -1,6 +1,5 @@
 """EAGLE-3's trainer as a job that is killed and goes on."""
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -56,13 +55,13 @@ def make(tmp_path: Path, wide: Path, packed: Path, vocabulary: Path) -> Callable
 
 def test_a_killed_job_goes_on_bit_by_bit(make: Callable[..., Job]) -> None:
     """On two ranks, in bfloat16; in float32 under ZeRO-3 a method's job is killed in test_job.py."""
-    overrides = ["deepspeed=zero1-offload", "recipe.precision=bf16"]
+    overrides = ["deepspeed=zero1-offload", "recipe.precision=bf16", "recipe.steps=8"]
     whole, killed = (make(name, *overrides, ranks=2) for name in ("whole", "killed"))
     whole.run()
     process = killed.start()
-    killed.wait_for(6, process)
+    killed.wait_for(5, process)
     kill_all(process)
     assert finish(process)[1] != 0
-    assert killed.step() < 12
-    assert re.search(r"starting at step (4|8)\b", killed.run())
+    assert killed.step() < 8
+    assert "starting at step 4" in killed.run()
     assert_same(whole, killed)

@@ -7,23 +7,23 @@ import pytest
 import torch
 
 from longspec.config import Recipe, compose
+from longspec.distributed import share_global_batch, sharing_ranks
 from longspec.models.target import resolve_dtype
 from longspec.train.engine import deepspeed_config, learning_rate_factor, scheduler_factory
-from longspec.train.estimate.grad_accum import share_global_batch
 
 
-@pytest.mark.parametrize(
-    ("global_batch", "largest", "world_size", "expected"),
-    [(2048, 2, 8, (2, 128)), (64, 1, 8, (1, 8)), (4, 4, 2, (2, 1)), (12, 5, 2, (3, 2)), (4, 100, 1, (4, 1))],
-)
-def test_shares(global_batch: int, largest: int, world_size: int, expected: tuple[int, int]) -> None:
-    assert share_global_batch(global_batch, largest, world_size) == expected
+def test_shares_of_the_global_batch() -> None:
+    shares = {(2048, 2, 8): (2, 128), (64, 1, 8): (1, 8), (4, 4, 2): (2, 1), (12, 5, 2): (3, 2), (4, 100, 1): (4, 1)}
+    assert {asked: share_global_batch(*asked) for asked in shares} == shares
+    for global_batch, world_size in ((4, 3), (2, 4)):
+        with pytest.raises(ValueError, match=f"{global_batch} rows cannot be shared equally by {world_size}"):
+            share_global_batch(global_batch, 1, world_size)
 
 
-@pytest.mark.parametrize(("global_batch", "world_size"), [(4, 3), (2, 4)])
-def test_a_remainder_is_refused(global_batch: int, world_size: int) -> None:
-    with pytest.raises(ValueError, match=f"{global_batch} rows cannot be shared equally by {world_size}"):
-        share_global_batch(global_batch, 1, world_size)
+def test_a_batch_smaller_than_all_processes_has_fewer() -> None:
+    """(global batch, nodes, ranks of each): ranks that share it. What nobody can share is left for the trainer to refuse."""
+    shares = {(2048, 1, 8): 8, (16, 2, 8): 8, (4, 1, 8): 4, (6, 2, 8): 3, (3, 2, 8): 8, (60, 1, 8): 8}
+    assert {asked: sharing_ranks(*asked) for asked in shares} == shares
 
 
 def test_warm_up_starts_above_zero_and_cosine_ends_at_the_floor() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from longspec.config import compose
-from longspec.train.muon import MuonForMatrices
+from longspec.train.engine import MuonForMatrices
 
 STEPS = 5
 
@@ -76,9 +76,6 @@ def test_what_it_remembers_is_in_its_state() -> None:
     assert all(torch.equal(one, other) for one, other in zip(straight.parameters(), resumed.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_sharded_matrices_are_refused(stage: int) -> None:
-    with pytest.raises(
-        ValueError, match=rf"^recipe\.optimizer\.name: muon .* ZeRO-{stage} .* runtime\.deepspeed\.zero_stage to 0"
-    ):
-        compose("train", ["run=demo", "deepspeed=zero0", "recipe.optimizer.name=muon", f"runtime.deepspeed.zero_stage={stage}"])
+def test_sharded_matrices_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^recipe\.optimizer\.name: muon .* ZeRO-1 .* runtime\.deepspeed\.zero_stage to 0"):
+        compose("train", ["run=demo", "deepspeed=zero1", "recipe.optimizer.name=muon"])

@@ -14,8 +14,7 @@ from longspec.data.replay import TrainedRows
 from longspec.distributed import Ranks
 from longspec.methods import method_of
 from longspec.train.estimate import flops
-from longspec.train.micro_batches import StepBatches
-from longspec.train.throughput import (
+from longspec.train.metrics import (
     DATA,
     DRAFT,
     HELD_OUT,
@@ -28,6 +27,7 @@ from longspec.train.throughput import (
     Phases,
     expected_tokens,
 )
+from longspec.train.micro_batches import StepBatches
 from tests.corpus import Corpus
 
 
@@ -42,14 +42,11 @@ class States(torch.nn.Module):
         """Nothing."""
 
 
-@pytest.mark.parametrize(("agreement", "drafted"), [(0.6, 4), (0.9, 5), (0.0, 3), (1.0, 4)])
+@pytest.mark.parametrize(("agreement", "drafted"), [(0.6, 4), (0.0, 3)])
 def test_expected_tokens_of_independent_guesses(agreement: float, drafted: int) -> None:
-    generator = np.random.default_rng(0)
-    right = generator.random((200_000, drafted)) < agreement
+    right = np.random.default_rng(0).random((200_000, drafted)) < agreement
     accepted = np.cumprod(right, axis=1).sum(axis=1)
     assert expected_tokens(agreement, drafted) == pytest.approx(1 + accepted.mean(), abs=0.02)
-    if agreement < 1:
-        assert expected_tokens(agreement, drafted) == pytest.approx((1 - agreement ** (drafted + 1)) / (1 - agreement))
 
 
 def test_a_rows_numbers(corpus: Corpus) -> None:
@@ -62,7 +59,7 @@ def test_a_rows_numbers(corpus: Corpus) -> None:
     meter = Meter(batches, States(config), runtime, ranks, torch.device("cpu"), torch.float32)
     row = meter.numbers({"step": 3, "tokens": 600, "seconds": 1.5, "agreement": 0.5})
     numbers = [int(number) for number in batches.row_numbers(2)]
-    documents = [length for number in numbers for length in spans(rows, number)]
+    documents = flops.document_lengths(rows, numbers)
     assert sum(documents) < 6 * rows.sequence_length  # some padding
     labels = sum(int(rows[n].loss_mask_S.sum()) for n in numbers)
     method, settings = method_of(recipe)
@@ -75,19 +72,6 @@ def test_a_rows_numbers(corpus: Corpus) -> None:
     assert tuple(row["phases"]) == PHASES
     assert row["data_seconds"] == row["phases"][DATA]
     assert row["peak_rss_bytes"] > 2**20
-
-
-def spans(rows: PackedRows, number: int) -> list[int]:
-    """The documents' lengths in a row, by walking along it."""
-    lengths, before = [], -1
-    for document in rows[number].document_ids_S:
-        if document >= 0:
-            if document == before:
-                lengths[-1] += 1
-            else:
-                lengths.append(1)
-        before = document
-    return lengths
 
 
 @pytest.fixture
@@ -107,12 +91,7 @@ def test_every_second_belongs_to_the_phase_that_was_running(clock: list[float]) 
     expected = {DATA: 17.0, TARGET: 2.0, DRAFT: 36.0, OPTIMIZER: 8.0, SAVE: 0.0, HELD_OUT: 0.0, OTHER: 64.5}
     assert timeline.take() == expected
     assert list(expected) == list(PHASES)
-
-
-def test_the_running_phase_goes_on_after_it_was_counted(clock: list[float]) -> None:
-    """A save, which comes after its step's row, is counted in the next."""
-    timeline = Phases(torch.device("cpu"))
-    timeline.take()
+    # A save, which comes after its step's row, is counted in the next, and goes on after it was counted.
     timeline.now(SAVE)
     clock[0] += 3.0
     assert timeline.take()[SAVE] == 3.0

@@ -13,7 +13,7 @@ from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.replay import TrainedRows
 from longspec.distributed import Ranks
 from longspec.draft_vocabulary import DraftVocabulary
-from longspec.train.arguments import Job, read_job
+from longspec.train.arguments import Job
 from longspec.train.setup import identity_of, read_vocabulary
 from tests.corpus import Corpus
 
@@ -60,13 +60,3 @@ def test_one_that_does_not_fit_is_refused(job: Job) -> None:
         write_json(path, whole | changed)
         with pytest.raises(ValueError, match=re.escape(message)):
             read_vocabulary(job, rows)
-
-
-def test_both_doors_take_it(job: Job, tmp_path: Path) -> None:
-    named = ["-cp", "config", "-cn", "train", *EAGLE3, f"files.target={job.target}", f"files.data={job.data}"]
-    out = tmp_path / "named"
-    read = read_job([*named, f"files.out={out}", f"files.vocabulary={job.vocabulary}"], ONE)
-    assert (read.vocabulary, read.init_weights) == (job.vocabulary, None)
-    frozen = ["--recipe", out / "recipe.yaml", "--runtime", out / "runtime.yaml", "--target", job.target, "--data", job.data]
-    again = read_job([*map(str, frozen), "--vocabulary", str(job.vocabulary), "--out", str(out)], ONE)
-    assert (again.vocabulary, again.recipe) == (job.vocabulary, job.recipe)

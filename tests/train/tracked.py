@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from longspec.config import Runtime
 from longspec.distributed import Ranks
 from longspec.train.metrics import Metrics, whole_lines
-from longspec.train.tracking import Trackers
+from longspec.train.trackers import Trackers
 
 
 def main(out: Path, resumed: int, last: int, saved: int, number: int, kill: bool) -> None:

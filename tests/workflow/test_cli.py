@@ -14,7 +14,7 @@ import pytest
 from longspec.cli import progress, runs
 from longspec.cli.__main__ import PASSED_ON
 from longspec.lease import acquire
-from longspec.train.lifetime.admission import STATUS
+from longspec.train.stage_folder import STATUS
 from tests.workflow.planning import Workflow
 
 CONFIG = {"model_type": "llama", "num_hidden_layers": 8, "vocab_size": 1000, "max_position_embeddings": 512}

@@ -29,7 +29,7 @@ LATE = (
     "longspec.data.pack.packing",
     "longspec.target.train",
 )
-LATE += ("longspec.report.page", "longspec.draft.trained", "longspec.states.stored.build", "pyarrow", "transformers")
+LATE += ("longspec.report.page", "longspec.draft.trained", "longspec.states.build", "pyarrow", "transformers")
 SERVER, KEEPER = "chaos server", "chaos keeper"  # names of the processes that are no job's
 CLIENT = """#!{python} -ISu
 import json, os, signal, socket, sys

@@ -21,8 +21,7 @@ from longspec.data.raw import FILE, is_hub, is_made
 from longspec.data.read import source_files
 from longspec.data.tokenize import encode
 from longspec.shown import duration
-from longspec.train.estimate.memory import estimate, peak
-from longspec.train.estimate.memory_check import gib
+from longspec.train.estimate.memory import estimate, gib, peak
 from longspec.train.estimate.plan import TYPICAL_FLOPS, plan_stage, read_target, whole_rows
 
 TEMPLATE = """\

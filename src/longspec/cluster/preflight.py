@@ -28,8 +28,8 @@ from longspec.config import ConfigError, Recipe, Runtime, load
 from longspec.distributed import Ranks, end_at_once, find_ranks, write_error_file
 from longspec.process_group import join, own_device
 from longspec.shown import one_line
-from longspec.train.estimate.memory_check import gib, memory_of
-from longspec.train.tracking import is_installed
+from longspec.train.estimate.memory import gib, memory_of
+from longspec.train.trackers import is_installed
 
 VERSIONS_OF = ("longspec", "torch", "transformers", "deepspeed", "tokenizers", "numpy", "flash-attn", "liger-kernel")
 NETWORK = "NCCL_DEBUG=INFO tells the way that is taken; name the network with NCCL_SOCKET_IFNAME (GLOO_SOCKET_IFNAME on CPUs)"
@@ -110,7 +110,7 @@ def not_shared(out: Path, token: str, ranks: Ranks, seconds: float) -> str:
 
 def all_reduce(ranks: Ranks, minutes: float) -> Finding:
     """Add up over all ranks, as they will when they train: a sum that is known, then a large one, whose speed is measured."""
-    device, _ = join(ranks, minutes)
+    device = join(ranks, minutes)
     vector = torch.arange(EXACT, device=device) * (ranks.rank + 1)
     dist.all_reduce(vector)
     world_size = ranks.world_size

@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
+from longspec.distributed import share_global_batch, sharing_ranks
 from longspec.models.target import resolve_dtype
-from longspec.train.estimate.grad_accum import share_global_batch, sharing_ranks
-from longspec.train.estimate.memory import GPU_OVERHEAD, Setup, estimate, peak, setup_of
-from longspec.train.estimate.memory_check import explain_out_of_memory, gib
+from longspec.train.estimate.memory import GPU_OVERHEAD, Setup, estimate, explain_out_of_memory, gib, peak, setup_of
 from longspec.train.estimate.plan import disk_bytes, read_target
 
 OK, WARN, FAIL = "ok", "warn", "fail"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from longspec.cluster.attempt_logs import folder_of
 from longspec.train.checkpoint.checkpoint_dir import MANIFEST, SLOTS
-from longspec.train.lifetime.admission import non_retryable_reason
+from longspec.train.stage_folder import non_retryable_reason
 
 FRUITLESS = 10  # tries in a row without a new checkpoint; nodes that fail and jobs that are preempted count too
 NEVER_BEGUN = 10  # tries that were refused or ended before they had a log

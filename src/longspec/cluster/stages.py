@@ -16,7 +16,7 @@ from longspec.cluster.queue import QueuedJob
 from longspec.cluster.retry_policy import begun
 from longspec.config import ConfigError, stages_of
 from longspec.train.checkpoint import checkpoint_dir
-from longspec.train.lifetime.admission import STATUS
+from longspec.train.stage_folder import STATUS
 
 DEPTH = 3  # results/{run}/{variant}/{stage}; experiments started by hand lie less deep
 TAIL_BYTES, TAIL_ROWS = 2**16, 20

@@ -9,18 +9,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from longspec.command_line import add_verb
 from longspec.config import PARTITIONED, ConfigError, Recipe, Runtime, load
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.pack.held_out_rows import held_out_rows
 from longspec.distributed import end_at_once, find_ranks, log, write_error_file
+from longspec.process_group import own_device
 from longspec.shown import one_line
-from longspec.states.stored.build import build
-from longspec.states.stored.compute import Computation, open_job
-from longspec.states.stored.rows import HeldOutSource, RowSource, TrainingRows
-from longspec.states.stored.stored_rows import MANIFEST, merge, rows_of_shard
+from longspec.states.build import build
+from longspec.states.compute import Computation, open_job
+from longspec.states.declaration import HeldOutSource, RowSource, TrainingRows
+from longspec.states.stored_states import MANIFEST, merge, rows_of_shard
 
 
 def parser() -> argparse.ArgumentParser:
@@ -46,11 +45,11 @@ def parser() -> argparse.ArgumentParser:
 def build_shard(options: argparse.Namespace) -> None:
     """The verb `build`."""
     ranks, recipe, runtime = find_ranks(), load(options.recipe, Recipe), load(options.runtime, Runtime)
-    device = torch.device("cuda", ranks.local_rank) if torch.cuda.is_available() else torch.device("cpu")
+    device = own_device(ranks)
     if ranks.world_size > 1 or runtime.target == PARTITIONED:
         from longspec.train.engine import boot  # DeepSpeed takes seconds to import
 
-        device, _ = boot(ranks, runtime.timeout_minutes)
+        device = boot(ranks, runtime.timeout_minutes)
     packed = PackedRows(options.data)
     source: RowSource = TrainingRows(packed)
     if options.held_out:

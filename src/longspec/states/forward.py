@@ -1,4 +1,4 @@
-"""One forward of the frozen target, which returns the states that a draft reads: named tensors (tensors.py).
+"""The frozen target, loaded as the runtime says, and its forward, which returns what a draft reads (tensors.py).
 
 Shapes: B batch, S tokens of a row, C tokens of a chunk, T keys up to the chunk's end, H hidden width, N query heads,
 K key/value heads, D head width.
@@ -10,18 +10,31 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
-from longspec.models.attention.backends import AUTO, target_attention
+from longspec.config import PARTITIONED, TENSOR_PARALLEL
+from longspec.models.attention.backends import AUTO, choose, target_attention
 from longspec.models.attention.visibility import Visibility
 from longspec.models.draft_attention import rotations
-from longspec.models.tensor_parallel import Group, all_heads_at, group_of, rows_of_ranks, splits_heads, whole
+from longspec.models.target import head_width, load_target
+from longspec.models.target_config import CONFIG, read_target_config
+from longspec.models.tensor_parallel import (
+    Group,
+    all_heads_at,
+    check_splits,
+    group_of,
+    rows_of_ranks,
+    split_over,
+    splits_heads,
+    whole,
+)
 from longspec.states.tensors import COS, EMBEDDED, FINAL, HIDDEN, KEYS, SIN, VALUES, check_names, layer_of, layers_of
 
 Gather = Callable[[list[nn.Parameter]], AbstractContextManager[Any]]
-Cached = tuple[Tensor, Tensor]  # keys after RoPE, values, [B, K, S, D] each
 
 
 @dataclass
@@ -34,14 +47,13 @@ class _Pass:
     visibility: Visibility  # of all S tokens
     parts: Group | None  # the ranks that have some of the heads each; None: this one has all
     owner: int  # the one of them whose rows these are, which gets all heads
-    kept: dict[int, Cached] = field(default_factory=dict)  # layer -> room for all S tokens
+    kept: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # layer -> keys after RoPE, values: [B, K, S, D] each
     hidden: dict[int, Tensor] = field(default_factory=dict)  # layer -> its input, all S tokens
     start: int = 0  # of the chunk that runs now
 
-    def attend(self, module: nn.Module, q_BNCD: Tensor, k_BKCD: Tensor, v_BKCD: Tensor, **arguments: Any) -> Tensor:
+    def attend(self, module: Any, q_BNCD: Tensor, k_BKCD: Tensor, v_BKCD: Tensor, **arguments: Any) -> Tensor:
         """Attention output [B, C, N, D] of one layer over the chunks so far."""
-        layer = int(module.layer_idx)  # type: ignore[arg-type]
-        keys, values = k_BKCD, v_BKCD
+        layer, keys, values = module.layer_idx, k_BKCD, v_BKCD
         if f"{KEYS}{layer}" in self.names or f"{VALUES}{layer}" in self.names or keys.shape[2] < self.length:
             keys, values = self._remember(layer, k_BKCD, v_BKCD)
         if layer == self.cut:
@@ -49,7 +61,7 @@ class _Pass:
         visibility = self.visibility.first(keys.shape[2])
         return target_attention(module, q_BNCD, keys, values, None, visibility=visibility, **arguments)[0]
 
-    def _remember(self, layer: int, k_BKCD: Tensor, v_BKCD: Tensor) -> Cached:
+    def _remember(self, layer: int, k_BKCD: Tensor, v_BKCD: Tensor) -> tuple[Tensor, Tensor]:
         """Add a chunk; the keys and values up to its end, [B, K, T, D] each."""
         if layer not in self.kept:
             shape = (*k_BKCD.shape[:2], self.length, k_BKCD.shape[3])
@@ -61,7 +73,6 @@ class _Pass:
         return keys_BKSD[:, :, :end], values_BKSD[:, :, :end]
 
     def take_input(self, layer: int, hidden_BCH: Tensor) -> None:
-        """Keep a chunk of a layer's input."""
         if layer not in self.hidden:
             batch, _, width = hidden_BCH.shape
             self.hidden[layer] = hidden_BCH.new_empty((batch, self.length, width))
@@ -85,7 +96,7 @@ def states_attention(
     states: _Pass | None = None,
     **arguments: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention hook: target_attention, which also hands the keys and values to `states`."""
+    """transformers' attention hook: target_attention, which also hands keys and values to `states`."""
     if states is None:
         return target_attention(module, q_BNCD, k_BKTD, v_BKTD, attention_mask, **arguments)
     assert attention_mask is None, "documents replace padding masks"
@@ -109,14 +120,13 @@ AttentionMaskInterface.register(STATES_ATTENTION, no_mask)
 class _KeysAndValuesOnly(nn.Module):
     """Stands in for a layer: its attention makes keys and values for the hook; what would follow is not needed."""
 
-    layer: Any
-
     def __init__(self, layer: Any) -> None:
         super().__init__()
         object.__setattr__(self, "layer", layer)  # it stays a part of the target alone
 
     def forward(self, hidden_BCH: Tensor, **arguments: Any) -> Tensor:
-        self.layer.self_attn(hidden_states=self.layer.input_layernorm(hidden_BCH), **arguments)
+        layer: Any = self.layer
+        layer.self_attn(hidden_states=layer.input_layernorm(hidden_BCH), **arguments)
         return hidden_BCH
 
 
@@ -129,7 +139,7 @@ class Depth:
 
     @classmethod
     def of(cls, names: Sequence[str], layers: int) -> "Depth":
-        """The least that yields these tensors of a target of so many layers."""
+        """Return the least that yields these tensors of a target of so many layers."""
         if FINAL in names:
             return cls(layers, then_keys=False)
         keys = layers_of(names, KEYS) | layers_of(names, VALUES)
@@ -168,10 +178,7 @@ def _inputs_kept(model: Any, states: _Pass) -> Iterator[None]:
 
 
 class FrozenTarget(nn.Module):
-    """A target with its embeddings, rotations, final norm and head. Their weights are whole within `gather` of a subclass.
-
-    target: transformers' causal language model, with or without layers.
-    """
+    """A target with its embeddings, rotations, final norm and head. Their weights are whole within `gather` of a subclass."""
 
     def __init__(self, target: Any) -> None:
         super().__init__()
@@ -203,10 +210,9 @@ class FrozenTarget(nn.Module):
 class TargetStates(FrozenTarget):
     """The frozen target as its draft sees it. One module, so that an engine can partition it over the ranks as a whole.
 
-    target: transformers' causal language model, loaded with the attention STATES_ATTENTION.
+    target: transformers' causal language model, loaded with STATES_ATTENTION; attention: the backend.
     chunk: tokens of one forward, None for whole rows. Chunks hold less of one layer at once, and the keys and values of
     all layers instead: they save memory where a token's widest activation is larger than its cache.
-    attention: the attention backend.
     gather: of a target whose parameters are partitioned over the ranks, a context in which the given ones are whole.
     """
 
@@ -240,12 +246,11 @@ class TargetStates(FrozenTarget):
     ) -> dict[str, Tensor]:
         """Embeddings and rotations, and the tensors of these names; the target runs as far as they need.
 
-        They are constants to a gradient, and may be saved for the backward of what is trained on them. row_numbers_B: the
-        rows' numbers in the packed data, by which stored states are found; a forward needs none. Raises ValueError for a name
-        that the target has no tensor of.
+        They are constants to a gradient. row_numbers_B: by which stored states are found; a forward needs none. Raises
+        ValueError for a name that the target has no tensor of.
 
-        The ranks that hold a target together call it at once, each with rows of its own, of one shape, and get the states of
-        these. One rank's rows run after another's: what lives at once is that of one rank's rows, however many ranks there are.
+        The ranks that hold a target together call it at once, each with rows of its own, of one shape. One rank's rows run
+        after another's: what lives at once is that of one rank's rows, however many ranks there are.
         """
         check_names(names, self.config.num_hidden_layers)
         group, own = group_of(self.target), {}
@@ -276,14 +281,66 @@ class TargetStates(FrozenTarget):
         with _only(model, depth), _inputs_kept(model, states):
             for start in range(0, length, self.chunk or length):
                 states.start, part = start, slice(start, start + (self.chunk or length))
-                arguments: dict[str, Any] = {
-                    "inputs_embeds": found[EMBEDDED][:, part],
-                    "position_ids": position_ids_BS[:, part],
-                }
-                arguments |= {"states": states, "attention_backend": self.attention}
-                last = model(**arguments, use_cache=False).last_hidden_state
+                last = model(
+                    inputs_embeds=found[EMBEDDED][:, part],
+                    position_ids=position_ids_BS[:, part],
+                    states=states,
+                    attention_backend=self.attention,
+                    use_cache=False,
+                ).last_hidden_state
                 if FINAL in names:
                     chunks.append(last)
         if chunks:
             found[FINAL] = torch.cat(chunks, dim=1) if len(chunks) > 1 else chunks[0]
         return found | {name: states.state(name) for name in names if name != FINAL}
+
+
+def check_ranks(config: Any, runtime: Any, ranks: int) -> None:
+    """Raise ValueError, with the key, for a target that is to be split over ranks that cannot share it."""
+    if runtime.target != TENSOR_PARALLEL or ranks == 1:
+        return
+    try:
+        check_splits(config, ranks, f"{config.name_or_path or 'target'}/{CONFIG}")
+    except ValueError as error:
+        raise ValueError(f"runtime.target: {TENSOR_PARALLEL}: {error}, or set it to {PARTITIONED}") from None
+
+
+def load_states(path: str, config: Any, runtime: Any, device: torch.device, dtype: torch.dtype) -> TargetStates:
+    """Load the target of a folder: replicated (still on the CPU), partitioned over the ranks, or split over them.
+
+    Raises ValueError for a target that is not supported or cannot be split so, and for an attention backend that cannot train
+    here.
+    """
+    attention = choose(runtime.attention, device, dtype, head_width(config))
+    if runtime.target == PARTITIONED:
+        return load_partitioned(path, dtype, attention, runtime.target_chunk)
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    check_ranks(config, runtime, ranks)
+    split = split_over(ranks) if runtime.target == TENSOR_PARALLEL and ranks > 1 else None
+    return TargetStates(load_target(path, config, dtype, STATES_ATTENTION, split), runtime.target_chunk, attention)
+
+
+def load_partitioned(path: str, dtype: torch.dtype, attention: str, chunk: int | None = None) -> TargetStates:
+    """Load a target partitioned over the ranks by ZeRO-3, as it is made and filled: no rank ever holds the whole.
+
+    The target has an engine of its own, without an optimizer, of which the draft's knows nothing: the draft may be trained with
+    any ZeRO stage, and its checkpoints are those of a replicated target. Every rank calls it, and later makes the same sequence
+    of forwards.
+    """
+    import deepspeed  # takes seconds, and only partitioned targets need it
+
+    config = {
+        "train_micro_batch_size_per_gpu": 1,  # asked for, and of no effect without an optimizer
+        "bf16": {"enabled": dtype == torch.bfloat16},
+        # Else ZeRO-3 replaces torch's linear for the whole process and rounds bf16 otherwise.
+        "zero_optimization": {"stage": 3, "memory_efficient_linear": False},
+        "steps_per_print": 10**9,
+    }
+    loading = HfDeepSpeedConfig(config)  # noqa: F841 - while it lives, transformers partitions weights as they load
+    try:
+        target = load_target(path, read_target_config(path), dtype, STATES_ATTENTION)
+    finally:
+        unset_hf_deepspeed_config()
+    states = TargetStates(target, chunk, attention, deepspeed.zero.GatheredParameters)
+    deepspeed.initialize(model=states, config=config)
+    return states

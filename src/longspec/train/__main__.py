@@ -13,7 +13,16 @@ import traceback
 from contextlib import suppress
 from typing import Any
 
-from longspec.distributed import Ranks, die_with_parent, end_at_once, find_ranks, is_launched, log, write_error_file
+from longspec.distributed import (
+    Ranks,
+    die_with_parent,
+    end_at_once,
+    find_ranks,
+    is_launched,
+    log,
+    share_global_batch,
+    write_error_file,
+)
 
 if __name__ == "__main__" and is_launched():  # before the imports below, which take seconds
     die_with_parent()  # a rank ends with its launcher, so that none trains on alone
@@ -31,23 +40,20 @@ from longspec.models.losses import NO_LABEL
 from longspec.models.target import resolve_dtype
 from longspec.process_group import of_first_rank
 from longspec.shown import one_line
-from longspec.train import finished
+from longspec.train import stage_folder
 from longspec.train.arguments import Job, read_job
 from longspec.train.checkpoint import save_load
 from longspec.train.checkpoint.checkpoint_dir import CHECKPOINTS
 from longspec.train.engine import FLOAT32_SUMS, boot, build_engine, control_group, sums_in_float32
 from longspec.train.estimate import plan
-from longspec.train.estimate.grad_accum import share_global_batch
-from longspec.train.estimate.memory_check import check_memory
+from longspec.train.estimate.memory import check_memory
 from longspec.train.held_out_estimate import HeldOut
-from longspec.train.lifetime.admission import Status, find_resumable, non_retryable
-from longspec.train.lifetime.nonfinite import SkippedSteps
-from longspec.train.lifetime.preemption import Stop
-from longspec.train.metrics import Metrics, whole_lines
+from longspec.train.metrics import DATA, HELD_OUT, OPTIMIZER, OTHER, SAVE, Meter, Metrics, whole_lines
 from longspec.train.micro_batches import ReadAhead, StepBatches
+from longspec.train.preemption import SkippedSteps, Stop
 from longspec.train.setup import build_trainer, identity_of, open_rows, open_stored, read_vocabulary, total_steps
-from longspec.train.throughput import DATA, HELD_OUT, OPTIMIZER, OTHER, SAVE, Meter
-from longspec.train.tracking import Trackers, chosen
+from longspec.train.stage_folder import Status, find_resumable, non_retryable
+from longspec.train.trackers import Trackers, chosen
 
 # Progress of a stage that has no checkpoint yet.
 FRESH: dict[str, Any] = {"step": 0, "tokens_seen": 0, "seconds": 0.0, "saving": 0.0}
@@ -56,10 +62,10 @@ FRESH: dict[str, Any] = {"step": 0, "tokens_seen": 0, "seconds": 0.0, "saving": 
 def train_step(
     engine: Any, reader: ReadAhead, step: int, accumulation: int, stop: Stop, meter: Meter, skips: SkippedSteps
 ) -> dict[str, Any] | None:
-    """One optimizer step over this rank's share of the global batch; losses are means over the global batch's labels.
+    """Make one optimizer step over this rank's share of the global batch; losses are means over the global batch's labels.
 
-    What was not asked for (runtime.log_target_loss) or not measured is None.
-    None when the job is to stop: the partial accumulation is dropped, and nothing has changed since the step before.
+    What was not asked for (runtime.log_target_loss) is None. Returns None when the job is to stop: the partial accumulation is
+    dropped, and nothing has changed since the step before.
     """
     batches, phases = reader.batches, meter.phases
     num_labels = max(1, batches.num_labels(step))  # answers may all lie in other rows
@@ -102,12 +108,12 @@ def train_step(
 
 
 def shown(value: float | None) -> str:
-    """A number of the log; a dash for what was not measured."""
+    """Return a number of the log; a dash for what was not measured."""
     return "-" if value is None else f"{value:.4f}"
 
 
 def train(job: Job, ranks: Ranks, device: torch.device, status: Status, stop: Stop) -> None:
-    """The whole stage, from its start or its last checkpoint to its last step or a request to stop."""
+    """Train the stage, from its start or its last checkpoint to its last step or a request to stop."""
     with non_retryable():
         rows = open_rows(job)
         vocabulary = read_vocabulary(job, rows)
@@ -207,23 +213,23 @@ def train(job: Job, ranks: Ranks, device: torch.device, status: Status, stop: St
     if metrics is not None:
         metrics.publish(job.out / "metrics.jsonl")
         times = {"training_seconds": seconds, "saving_seconds": saving}
-        finished.publish(job, folder, ranks, times, steps, status.check_owner)
+        stage_folder.publish(job, folder, ranks, times, steps, status.check_owner)
 
 
 def run(job: Job, ranks: Ranks, lease: Lease | None) -> int:
-    """Train, and leave in status.json how it ended; the exit code. Rank 0 holds the lease."""
+    """Train, leave in status.json how it ended, and return the exit code. Rank 0 holds the lease."""
     status = Status(job.out, lease.check if lease else lambda: None)
     if ranks.is_main:
         status.write("running")
     try:
-        device, _ = boot(ranks, job.runtime.timeout_minutes)
+        device = boot(ranks, job.runtime.timeout_minutes)
         # Not before: a signal ends at once a rank that still waits for the others to come.
         control = control_group(ranks, job.runtime.timeout_minutes)
         longest_part = min(job.runtime.watchdog_seconds, 60 * job.runtime.timeout_minutes)
         stop = Stop(longest_part, job.deadline, job.runtime.stop_margin_seconds, control, ranks.local_rank)
         train(job, ranks, device, status, stop)
         if status.step == status.steps and ranks.is_main and job.runtime.extract_at_end:
-            finished.extract_draft(job)
+            stage_folder.extract_draft(job)
     except BaseException as error:
         if ranks.is_main:
             status.fail(error)

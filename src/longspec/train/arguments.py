@@ -26,10 +26,6 @@ DESCRIPTION = (
 RECIPE, RUNTIME = "recipe.yaml", "runtime.yaml"
 PATHS = ("target", "data", "out", "init_weights", "vocabulary", "states", "held_out_states")  # of a Job
 SLURM, NO_LIMIT = "slurm", ("N/A", "NONE", "Unknown", "UNLIMITED")  # of a job's end, as squeue tells it
-MULTIRUN = (
-    "--multirun: a call trains one experiment; a shell's loop trains several, each in a folder of its own: for seed in 1 2; do "
-    "python -m longspec.train -cp config/exp -cn NAME recipe.seed=$seed files.out=results/NAME-$seed; done"
-)
 
 
 @dataclass
@@ -51,7 +47,7 @@ class Job:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line of `python -m longspec.train`."""
+    """Return the command line of `python -m longspec.train`."""
     parser = argparse.ArgumentParser(
         prog="python -m longspec.train", usage=USAGE, description=DESCRIPTION, formatter_class=WIDE
     )
@@ -79,7 +75,6 @@ def parser() -> argparse.ArgumentParser:
     named.add_argument("-cp", "--config-path", type=Path, metavar="DIR", help="folder of the experiment, e.g. config/exp")
     named.add_argument("-cn", "--config-name", metavar="NAME", help="experiment: a file's name in that folder")
     named.add_argument("--cfg", choices=["job"], help="print the experiment's whole configuration and end")
-    named.add_argument("-m", "--multirun", action="store_true", help=argparse.SUPPRESS)  # Hydra's; refused with a way to do it
     named.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides, e.g. files.target=... recipe.seed=1")
     parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # added by the `deepspeed` launcher, which also sets LOCAL_RANK
     return parser
@@ -92,8 +87,6 @@ def read_job(argv: list[str] | None, ranks: Ranks) -> Job:
     """
     options = parser().parse_intermixed_args(argv)  # Hydra, too, takes overrides anywhere
     options.deadline = _deadline(options.deadline, ranks)
-    if options.multirun:
-        raise ValueError(MULTIRUN)
     if options.config_name:
         return _freeze_experiment(options, ranks)
     if options.cfg:
@@ -110,7 +103,7 @@ def read_job(argv: list[str] | None, ranks: Ranks) -> Job:
 
 
 def _checked(job: Job) -> Job:
-    """Raises ValueError for weights to begin with that are not there, and where recipe.init wants some that are not given."""
+    """Return the job. Raises ValueError for weights to begin with that are not there, or that recipe.init wants."""
     if job.init_weights is not None and not job.init_weights.exists():
         stage = (job.init_weights.parent if job.init_weights.suffix else job.init_weights).parent
         raise ValueError(
@@ -127,23 +120,22 @@ def _checked(job: Job) -> Job:
 
 
 def _deadline(text: str | None, ranks: Ranks) -> float | None:
-    if text is None:
+    """Return seconds since 1970. On rank 0 alone Slurm is asked: ranks agree on stopping; one that knows is enough."""
+    if text is None or (text == SLURM and not ranks.is_main):
         return None
-    if text != SLURM:
-        try:
-            return float(text)
-        except ValueError:
-            raise ValueError(f"--deadline: {text!r} is neither seconds since 1970 nor '{SLURM}'") from None
-    if not ranks.is_main:
-        return None  # ranks agree on stopping; one that knows is enough
-    end, message = slurm_deadline()
-    if message:
-        log(message)
-    return end
+    if text == SLURM:
+        end, message = slurm_deadline()
+        if message:
+            log(message)
+        return end
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"--deadline: {text!r} is neither seconds since 1970 nor '{SLURM}'") from None
 
 
 def slurm_deadline(pause: float = PAUSE) -> tuple[float | None, str]:
-    """When this process's Slurm job ends, in seconds since 1970, and what to write into the log about it.
+    """Return when this process's Slurm job ends, in seconds since 1970, and what to write into the log about it.
 
     None outside of a Slurm job, in one without a time limit, and when squeue gives no answer: then the job trains until
     Slurm ends it, and loses what it did after its last checkpoint.
@@ -151,27 +143,21 @@ def slurm_deadline(pause: float = PAUSE) -> tuple[float | None, str]:
     job = own_job()
     if job is None:
         return None, ""
+    unknown = f"the end of Slurm job {job} is unknown, so it is not stopped before: "
     try:
-        end = ask_patiently(lambda: _end_of(job), pause)
+        answer = ask_patiently(lambda: squeue("--jobs", job, "--format", "%e"), pause).strip()
+        if answer in NO_LIMIT:
+            return None, f"Slurm job {job} has no time limit"
+        end = datetime.fromisoformat(answer)  # in this machine's time zone
     except NoAnswerError as error:
-        return None, f"the end of Slurm job {job} is unknown, so it is not stopped before: {error}"
-    if end is None:
-        return None, f"Slurm job {job} has no time limit"
+        return None, f"{unknown}{error}"
+    except ValueError:
+        return None, f"{unknown}squeue tells no end of it but {answer or 'nothing'}"
     return end.timestamp(), f"Slurm job {job} ends at {end:%H:%M:%S on %d %B}; the stage saves and stops before"
 
 
-def _end_of(job: str) -> datetime | None:
-    """In this machine's time zone; None for a job without a time limit. Raises NoAnswerError."""
-    answer = squeue("--jobs", job, "--format", "%e").strip()
-    if answer in NO_LIMIT:
-        return None
-    try:
-        return datetime.fromisoformat(answer)
-    except ValueError:
-        raise NoAnswerError(f"squeue tells no end of it but {answer or 'nothing'}") from None
-
-
 def _freeze_experiment(options: argparse.Namespace, ranks: Ranks) -> Job:
+    """Write the experiment's recipe and runtime into its output folder; return its job."""
     if options.config_path is None:
         raise ValueError("-cn needs -cp, the folder of the experiment, e.g. -cp config/exp")
     config = compose(options.config_name, options.overrides, options.config_path)

@@ -5,6 +5,8 @@ Shapes: S tokens of a row.
 
 import time
 from collections.abc import Callable, Collection
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from longspec.data.pack.held_out_rows import held_out_rows
 from longspec.distributed import Ranks, log
 from longspec.methods import method_of
 from longspec.models.losses import NO_LABEL
-from longspec.states.stored.stored_states import held_out_number
+from longspec.states.stored_states import held_out_number
 
 
 class HeldOut:
@@ -35,8 +37,7 @@ class HeldOut:
             log(f"acceptance on {len(self.rows)} held-out rows is estimated every {self.every} steps", ranks)
 
     def estimate(self, engine: Any, step: int, begin_row: Callable[[], None] = lambda: None) -> dict[str, float] | None:
-        """Measure after step `step`, counted from 1; None where none is due. All ranks call it, and each `begin_row` before
-        each of its rows.
+        """Measure after step `step`, counted from 1, on all ranks; None where none is due. begin_row: called before each row.
 
         acceptance_k: share of the labels at which draft and target prefer the same next token when the draft stands in step k
         of drafting; expected_tokens = 1 + a_1 + a_1 a_2 + ...: tokens a round of a chain, each step accepted as often
@@ -55,11 +56,8 @@ class HeldOut:
         dist.all_reduce(sums)
         *agreements, loss, labels = sums.tolist()
         shares = [agreement / labels for agreement in agreements]
-        reached, expected = 1.0, 1.0
-        for share in shares:
-            reached *= share
-            expected += reached
         named = {f"acceptance_{number}": share for number, share in enumerate(shares, 1)}
+        expected = 1 + sum(accumulate(shares, mul))
         return named | {"expected_tokens": expected, "loss": loss / labels, "seconds": time.perf_counter() - began}
 
     @torch.no_grad()

@@ -1,14 +1,27 @@
-"""metrics.jsonl: one line per optimizer step, without duplicates however often the job was killed."""
+"""The numbers of a training's steps: metrics.jsonl, and what stands there beside losses: speed, phases, memory, acceptance."""
 
 import json
 import math
 import os
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
 from longspec import jsonl
-from longspec.distributed import log
+from longspec.config import Runtime
+from longspec.distributed import Ranks
+from longspec.methods import measures_target
+from longspec.stopwatch import Stopwatch
+from longspec.train.estimate import flops
+from longspec.train.micro_batches import StepBatches
+
+PHASES = ("data", "target_forward", "draft", "optimizer", "save", "held_out", "other")
+DATA, TARGET, DRAFT, OPTIMIZER, SAVE, HELD_OUT, OTHER = PHASES
 
 
 def _finite(value: Any) -> Any:
@@ -19,44 +32,28 @@ def _finite(value: Any) -> Any:
 
 
 class Metrics:
-    """Appends to a file beside the checkpoints; lines of steps after the resumed one are dropped first.
+    """One line a step in a file beside the checkpoints; lines of steps after the resumed one are dropped first.
 
-    A full disk costs no step: lines wait in memory until there is room, at the latest until the next checkpoint.
-    `check` is called before each write, and does not return when another job writes there.
+    `check` is called before each write, and does not return when another job writes there. Raises OSError, with the file's
+    name, where it cannot be written: the step's checkpoint could not be either.
     """
 
     def __init__(self, path: Path, resumed_step: int, check: Callable[[], None] = lambda: None) -> None:
         check()
-        kept = [row for row in whole_lines(path) if row["step"] <= resumed_step]
-        jsonl.write(path, kept)
-        self.path, self.check = path, check
-        self.handle = path.open("ab", buffering=0)
-        self.waiting = b""
+        jsonl.write(path, [row for row in whole_lines(path) if row["step"] <= resumed_step])
+        self.path, self.check, self.handle = path, check, path.open("a", encoding="utf-8")
 
     def append(self, row: dict[str, Any]) -> None:
-        """One step's numbers; one that is not finite is written as null, since JSON knows no other."""
-        was_waiting = bool(self.waiting)
-        self.waiting += json.dumps(_finite(row), allow_nan=False).encode() + b"\n"
-        fault = self._write()
-        if fault is not None and not was_waiting:
-            log(f"WARNING {self.path}: {fault}; its lines wait in memory")
-
-    def _write(self) -> OSError | None:
-        """Write what waits, as far as there is room; what stopped it."""
-        while self.waiting:
-            try:
-                self.check()
-                written = self.handle.write(self.waiting)
-            except OSError as fault:
-                return fault
-            self.waiting = self.waiting[written:]
-        return None
+        """Add one step's numbers; one that is not finite is written as null, since JSON knows no other."""
+        self.check()
+        try:
+            self.handle.write(json.dumps(_finite(row), allow_nan=False) + "\n")
+            self.handle.flush()
+        except OSError as fault:
+            raise OSError(fault.errno, f"{self.path}: {fault.strerror}") from fault
 
     def sync(self) -> None:
-        """Have the lines on the disk before a checkpoint says that their steps are done. Raises OSError for a full disk."""
-        fault = self._write()
-        if fault is not None:
-            raise OSError(f"{self.path}: {fault}: {len(self.waiting)} bytes of it wait") from fault
+        """Have the lines on the disk before a checkpoint says that their steps are done."""
         os.fsync(self.handle.fileno())
 
     def publish(self, final: Path) -> None:
@@ -67,7 +64,7 @@ class Metrics:
 
 
 def whole_lines(path: Path) -> list[dict[str, Any]]:
-    """The file's rows, less a last line that a kill tore. Raises ValueError for another line that is not JSON."""
+    """Return the file's rows, less a last line that a kill tore. Raises ValueError for another line that is not JSON."""
     rows = []
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1] if path.exists() else [], start=1):
         try:
@@ -75,3 +72,97 @@ def whole_lines(path: Path) -> list[dict[str, Any]]:
         except ValueError as error:
             raise ValueError(f"{path}: line {number}: damaged ({error}); remove that line") from error
     return rows
+
+
+def expected_tokens(agreement: float | None, drafted: int) -> float | None:
+    """Return the tokens that a round of greedy decoding is expected to yield with a chain of `drafted` tokens, and one more.
+
+    1 + a + ... + a^n. An estimate: it takes every drafted token to be accepted with the same probability a, whatever happened
+    to those before it, and a is measured on the training text, with the target's states hidden by one lag.
+    """
+    return None if agreement is None else sum(agreement**place for place in range(drafted + 1))
+
+
+def peak_memory(device: torch.device) -> dict[str, int]:
+    """Return this rank's peak so far: what torch allocated on its GPU, or on CPUs the process's resident set."""
+    if device.type == "cuda":
+        return {"peak_gpu_bytes": torch.cuda.max_memory_allocated(device)}
+    return {"peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}  # Linux counts in KiB
+
+
+class Phases:
+    """A timeline of which phase is running. A call of `now` costs a microsecond on a CPU, and some on a GPU.
+
+    On a GPU the marks are events in its stream, so nothing waits for it, and a phase is what it costs the GPU: batches that
+    are read while it still works are free, and only the wait for them counts as data.
+    """
+
+    def __init__(self, device: torch.device, *, on: bool = True) -> None:
+        self.on = on  # whether anybody will take the times; else nothing is kept
+        self._whole = False  # whether what runs is one phase, whatever its parts are
+        self._clock, self._phase = Stopwatch(device), OTHER
+
+    def now(self, phase: str) -> None:
+        """Begin a phase, one of PHASES; the time until the next call counts as its own."""
+        if self.on and not self._whole:
+            self._clock.mark(self._phase)
+            self._phase = phase
+
+    @contextmanager
+    def whole(self, phase: str) -> Iterator[None]:
+        """Count the whole block as this phase, the target's forwards in it too; OTHER follows."""
+        self.now(phase)
+        self._whole = True
+        try:
+            yield
+        finally:
+            self._whole = False
+            self.now(OTHER)
+
+    def watch(self, target: nn.Module) -> None:
+        """Tell the target's forward, a call of this module, from the draft's, which follows it."""
+        target.register_forward_pre_hook(lambda *_: self.now(TARGET))
+        target.register_forward_hook(lambda *_: self.now(DRAFT))
+
+    def take(self) -> dict[str, float]:
+        """Return seconds of each phase since the last call; the one that runs goes on. Waits for the GPU to come this far."""
+        self._clock.mark(self._phase)
+        return dict.fromkeys(PHASES, 0.0) | self._clock.take()
+
+
+class Meter:
+    """Counts and times the steps of one job, whose loop says to `phases` what is running."""
+
+    def __init__(
+        self, batches: StepBatches, states: Any, runtime: Runtime, ranks: Ranks, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self.batches, self.states, self.runtime, self.device = batches, states, runtime, device
+        self.world_size, self.peak = ranks.world_size, flops.peak(device, dtype, runtime.peak_tflops)
+        self.phases = Phases(device, on=ranks.is_main)
+        self.phases.watch(states)
+
+    def operations(self, step: int) -> flops.Operations:
+        """Count the floating-point operations of an optimizer step (0-based), over all ranks."""
+        batches = self.batches
+        row_numbers = batches.row_numbers(step)
+        tokens = len(row_numbers) * batches.rows.sequence_length
+        documents, labels = flops.document_lengths(batches.rows, row_numbers), batches.num_labels(step)
+        of = (self.states.config, batches.method, batches.settings, tokens, documents, labels, batches.recipe.states)
+        return flops.operations(*of, with_llm_loss=measures_target(batches.recipe, self.runtime))
+
+    def numbers(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Return what is added to a step's row, which holds step (counted from 1), tokens, seconds and agreement; for rank 0.
+
+        `flops` and `mfu` count the model's own operations; `phases` are seconds of this rank since the row before, so a
+        save shows in the row after it.
+        """
+        operations, phases = self.operations(row["step"] - 1).total, self.phases.take()
+        return {
+            "tokens_per_second": row["tokens"] / row["seconds"],
+            "flops": operations,
+            "mfu": None if self.peak is None else operations / row["seconds"] / (self.peak * self.world_size),
+            "expected_tokens": expected_tokens(row["agreement"], self.batches.method.drafted_steps(self.batches.settings)),
+            **peak_memory(self.device),
+            "data_seconds": phases[DATA],
+            "phases": phases,
+        }

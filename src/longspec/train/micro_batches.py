@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -35,15 +35,15 @@ class MicroBatch:
     @property
     def arguments(self) -> dict[str, Any]:
         """The tensors and draws as arguments by name."""
-        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "draws"}
-        return own | self.draws
+        own = dict(vars(self))
+        return own | own.pop("draws")
 
     def pinned(self) -> Self:
-        """With the tensors in pinned memory, from which a GPU copies by itself."""
+        """Return it with the tensors in pinned memory, from which a GPU copies by itself."""
         return self._each(Tensor.pin_memory)
 
     def to(self, device: torch.device) -> Self:
-        """With the tensors on a device; nothing waits for a copy from pinned memory."""
+        """Return it with the tensors on a device; nothing waits for a copy from pinned memory."""
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
@@ -72,28 +72,28 @@ class StepBatches:
         self.method, self.settings = method_of(recipe)
 
     def row_numbers(self, step: int) -> np.ndarray:
-        """Row numbers of the whole global batch of 0-based `step`."""
+        """Return row numbers of the whole global batch of 0-based `step`."""
         return self.schedule.batch(step)
 
-    def num_labels(self, step: int) -> int:
-        """Trained tokens of the whole global batch."""
+    def _trained(self, step: int) -> np.ndarray:
+        """Return those of the global batch that are not left out."""
         numbers = self.row_numbers(step)
-        return count_labels(self.rows.find, numbers[~self._are_left_out(numbers)])
+        return numbers[[int(number) not in self.left_out for number in numbers]]
+
+    def num_labels(self, step: int) -> int:
+        """Count trained tokens of the whole global batch."""
+        return count_labels(self.rows.find, self._trained(step))
 
     def replayed_labels(self, step: int) -> dict[str, int]:
-        """Trained tokens of the whole global batch that are replayed, by the stages that they are of."""
-        numbers = self.row_numbers(step)
-        return self.rows.labels_by_name(numbers[~self._are_left_out(numbers)])
+        """Count trained tokens of the whole global batch that are replayed, by the stages that they are of."""
+        return self.rows.labels_by_name(self._trained(step))
 
     def num_left_out(self, step: int) -> int:
-        """Rows of the whole global batch that are left out."""
-        return int(self._are_left_out(self.row_numbers(step)).sum())
-
-    def _are_left_out(self, numbers: np.ndarray) -> np.ndarray:
-        return np.array([int(number) in self.left_out for number in numbers], dtype=bool)
+        """Count rows of the whole global batch that are left out."""
+        return self.recipe.global_batch - len(self._trained(step))
 
     def micro_batches(self, step: int) -> list[np.ndarray]:
-        """Row numbers of each of this rank's micro batches."""
+        """Return row numbers of each of this rank's micro batches."""
         share = self.row_numbers(step)[self.ranks.rank :: self.ranks.world_size]
         return [share[start : start + self.micro_batch] for start in range(0, len(share), self.micro_batch)]
 
@@ -149,7 +149,7 @@ class ReadAhead(AbstractContextManager["ReadAhead"]):
         return batch.pinned() if self.device.type == "cuda" else batch
 
     def take(self) -> MicroBatch:
-        """The next micro batch on the device; the one after it begins to be read."""
+        """Return the next micro batch on the device; the one after it begins to be read."""
         batch = self._coming.result()
         assert batch is not None, "no step is left"
         self._coming = self._thread.submit(self._read)

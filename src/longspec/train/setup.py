@@ -1,4 +1,4 @@
-"""Sets up a training job before its first step: rows, number of steps, target and draft, and the identity of all these."""
+"""Sets up a training job before its first step: rows, stored states, steps, target and draft, and the identity of these."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,45 +17,38 @@ from longspec.methods.draft_files import draft_weights_file
 from longspec.models.attention.backends import choose
 from longspec.models.target import head_width
 from longspec.models.target_config import read_target_config
-from longspec.states.load import load_states
-from longspec.states.stored.compute import checked_config
-from longspec.states.stored.declaration import declare, target_hash
-from longspec.states.stored.rows import HeldOutSource, RowSource, TrainingRows
-from longspec.states.stored.stored_rows import StoredRows
-from longspec.states.stored.stored_states import StoredStates
+from longspec.states.declaration import HeldOutSource, RowSource, TrainingRows, checked_config, declare, target_hash
+from longspec.states.forward import load_states
+from longspec.states.stored_states import StoredRows, StoredStates
 from longspec.train.arguments import Job
 
 
 @dataclass(frozen=True)
 class StoredInputs:
-    """The stored states that a job reads: of its own rows, of replayed ones by their stages, and of held-out ones.
-
-    held_out: None where nothing is measured on them.
-    """
+    """The stored states that a job reads: of its own rows, of replayed ones by their stages, and of held-out ones."""
 
     own: StoredRows
     replayed: dict[str, StoredRows]
-    held_out: StoredRows | None
+    held_out: StoredRows | None  # None where nothing is measured on them
 
     @property
     def rows(self) -> StoredRows:
-        """The states of all trained rows, numbered as TrainedRows numbers these."""
+        """All trained rows' states, numbered as TrainedRows numbers these."""
         return StoredRows([shard for each in (self.own, *self.replayed.values()) for shard in each.shards])
 
 
 def identity_of(
     job: Job, rows: TrainedRows, dtype: torch.dtype, vocabulary: DraftVocabulary | None, stored: StoredInputs | None = None
 ) -> dict[str, Any]:
-    """The identity of a training job: a checkpoint must have the same one to be resumed from.
+    """Return the identity of a training job: a checkpoint must have the same one to be resumed from.
 
     Stored states are what they were made of, and the rows that are left out; made again from the same they are the same.
     """
-    weights = None if job.init_weights is None else sha256_file(draft_weights_file(job.init_weights))
     found = {
         "recipe": plain(job.recipe),
         "data": rows.own.data_hash,
         "target": target_hash(job.target),
-        "init_weights": weights,
+        "init_weights": None if job.init_weights is None else sha256_file(draft_weights_file(job.init_weights)),
         "dtype": str(dtype),
     }
     if vocabulary is not None:
@@ -70,12 +63,11 @@ def identity_of(
 
 
 def _identity_of_states(stored: StoredRows) -> dict[str, Any]:
-    """The identity of stored states: what they were made of, and the rows that are left out."""
     return {"declaration": stored.declaration.hash, "left_out": {str(row): why for row, why in stored.left_out.items()}}
 
 
 def read_vocabulary(job: Job, rows: TrainedRows) -> DraftVocabulary | None:
-    """The job's draft vocabulary; None where its draft proposes all tokens.
+    """Return the job's draft vocabulary; None where its draft proposes all tokens.
 
     Raises ValueError for a file that is missing, unwanted, torn, of another size, or of another tokenizer or target.
     """
@@ -91,7 +83,7 @@ def read_vocabulary(job: Job, rows: TrainedRows) -> DraftVocabulary | None:
 def open_stored(
     job: Job, rows: TrainedRows, held_out: list[Any], dtype: torch.dtype, vocabulary: DraftVocabulary | None
 ) -> StoredInputs | None:
-    """The stored states that the job trains on, and those of its held-out rows; None where it trains online.
+    """Open the stored states that the job trains on, and those of its held-out rows; None where it trains online.
 
     Raises ValueError for files that are missing, unwanted, damaged, or hold other states than this job would compute.
     """
@@ -134,7 +126,7 @@ def build_trainer(
     vocabulary: DraftVocabulary | None = None,
     stored: StoredInputs | None = None,
 ) -> Any:
-    """The frozen target, or its stored states, and a draft, fresh (seeded) or from the given weights: a DraftTrainer.
+    """Make a DraftTrainer: the frozen target, or its stored states, and a draft, fresh (seeded) or from the given weights.
 
     Raises ValueError for a target that is not supported, not of the family that the recipe names or too small for the draft,
     and for an attention backend that cannot train here.
@@ -152,7 +144,7 @@ def build_trainer(
 
 
 def open_rows(job: Job) -> TrainedRows:
-    """The packed rows, with those that are replayed. Raises ValueError when some were packed otherwise than the recipe says."""
+    """Open the packed rows, with those that are replayed. Raises ValueError for some that the recipe wants packed otherwise."""
     rows = PackedRows(job.data)
     for name in ("sequence_length", "collation", "overlong"):
         packed, wanted = rows.manifest[name], job.recipe.data[name]
@@ -174,7 +166,7 @@ def check_replay(job: Job, given: Mapping[str, Path], option: str, what: str) ->
 
 
 def total_steps(job: Job, rows: TrainedRows) -> int:
-    """Optimizer steps of the whole stage. Raises ValueError when the data does not fill one global batch."""
+    """Count optimizer steps of the whole stage. Raises ValueError when the data does not fill one global batch."""
     recipe = job.recipe
     schedule = rows.schedule(recipe.data.replay, recipe.global_batch, recipe.seed)
     return recipe.steps or schedule.steps(recipe.epochs)

@@ -1,22 +1,32 @@
-"""The services a training's numbers go to: TensorBoard, Weights & Biases, SwanLab. The one door to their packages.
+"""A training's numbers, sent to the trackers of runtime.report_to after every step. The one door to their packages.
 
-How each of them resumes a run, and where its files lie: docs/tracking.md.
+metrics.jsonl is the record, a tracker shows it. A resumed run goes on under its old id: a tracker is first sent the rows
+of the record that it lacks, and no row that it has. How each of them resumes, and where its files lie: docs/tracking.md.
 """
 
+import math
 import os
+import secrets
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from longspec.distributed import log
+from longspec.config import Runtime
+from longspec.distributed import Ranks, log
 
 FINISH_SECONDS = 30  # at most, for what a tracker has not uploaded yet when the job ends
+FOLDER = "trackers"  # below the stage's folder
+INSTALL = "pip install -c constraints.txt -e '.[track]'"
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -32,35 +42,30 @@ class Run:
     config: dict[str, Any]  # shown beside the curves
 
 
-class NoKeyError(ValueError):
-    """A service whose key is not on this machine."""
+# Each has `known`, the last step that it holds; `log`, for steps in order; `replayed`, called once the whole record of earlier
+# steps was sent; `finish`, which closes the run.
 
 
 class TensorBoard:
-    """Event files; one more in the same folder for each start of the job, which takes back the steps after the resumed one.
-
-    known, of every tracker: the last step that it holds. Steps come in order.
-    """
+    """Event files; one more in the same folder for each start of the job, which takes back the steps after the resumed one."""
 
     def __init__(self, run: Run) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         folder = run.folder / "tensorboard" / run.id
-        self.known = run.step if folder.is_dir() else 0
+        self.known = run.step if folder.is_dir() else 0  # older files hold the run's first steps
         self.writer = SummaryWriter(str(folder), purge_step=self.known + 1)
         self.writer.add_text("config", f"<pre>{OmegaConf.to_yaml(OmegaConf.create(run.config))}</pre>", self.known)
 
     def log(self, step: int, numbers: dict[str, float]) -> None:
-        """Written through at once: what a checkpoint counts as done must not be lost with this process."""
         for name, value in numbers.items():
             self.writer.add_scalar(name, value, step)
-        self.writer.flush()
+        self.writer.flush()  # what a checkpoint counts as done must not be lost with this process
 
     def replayed(self) -> None:
-        """Called once the whole record of earlier steps was sent; here older files of the run hold its first steps."""
+        pass
 
     def finish(self, *, failed: bool) -> None:
-        """Close the file."""
         self.writer.close()
 
 
@@ -74,9 +79,8 @@ class WandB:
 
         # On a terminal wandb.init would ask for a key and wait.
         if not run.offline and not wandb.login(prompt=False, verify=False):
-            raise NoKeyError(
-                "runtime.report_to: wandb has no key on this machine: run `wandb login`, set WANDB_API_KEY, or set"
-                " runtime.tracker_mode: offline and upload with `wandb sync` later"
+            raise ValueError(
+                "no key on this machine: run `wandb login`, set WANDB_API_KEY, or upload an offline run with `wandb sync` later"
             )
         self.offline = run.offline
         run.folder.mkdir(parents=True, exist_ok=True)
@@ -88,32 +92,30 @@ class WandB:
             dir=str(run.folder),
             mode="offline" if run.offline else "online",
             resume=None if run.offline else "allow",
+            # What was not uploaded in this time stays on the disk for `wandb sync`.
             settings=wandb.Settings(console="off", silent=True, finish_timeout=FINISH_SECONDS),
         )
         self.known = self.run.starting_step - 1  # the server takes steps in order alone, and drops those it has passed
         log(f"wandb: {self.run.dir if run.offline else self.run.url}")
 
     def log(self, step: int, numbers: dict[str, float]) -> None:
-        """Handed to wandb's own process, which uploads or writes it."""
         self.run.log(numbers, step=step)
 
     def replayed(self) -> None:
-        """Drop the folders of earlier starts: uploaded after this one, each would replace the run by less of it."""
-        if self.offline:
+        if self.offline:  # uploaded after this one, each earlier folder would replace the run by less of it
             _remove_others(Path(self.run.dir).parent, f"offline-run-*-{self.run.id}")
 
     def finish(self, *, failed: bool) -> None:
-        """Finish the run within FINISH_SECONDS; what was not uploaded by then stays on the disk for `wandb sync`."""
         self.run.finish(exit_code=int(failed))
 
 
 class SwanLab:
-    """A run on SwanLab's server; offline, a folder for each start of the job that holds the whole run so far."""
+    """A run on SwanLab's server, which drops steps that it has; offline, a folder for each start, as of WandB."""
 
     def __init__(self, run: Run) -> None:
         import swanlab
 
-        self.offline, self.folder = run.offline, run.folder / "swanlab"
+        self.known, self.offline, self.folder = 0, run.offline, run.folder / "swanlab"
         self.folder.mkdir(parents=True, exist_ok=True)
         handler, hook = signal.getsignal(signal.SIGINT), sys.excepthook
         try:
@@ -132,19 +134,15 @@ class SwanLab:
             # It takes Ctrl-C for itself, which must save a checkpoint here.
             signal.signal(signal.SIGINT, handler)
             sys.excepthook = hook
-        self.known = 0  # it drops steps that its server has, by itself
 
     def log(self, step: int, numbers: dict[str, float]) -> None:
-        """Handed to SwanLab's own threads."""
         self.run.log(numbers, step=step)
 
     def replayed(self) -> None:
-        """Drop the folders of earlier starts, which hold less of the run than this one."""
         if self.offline:
             _remove_others(self.folder / self.run.dir.name, f"run-*-{self.run.id}")
 
     def finish(self, *, failed: bool) -> None:
-        """Wait for its threads."""
         self.run.finish(state="aborted" if failed else "success")
 
 
@@ -155,18 +153,125 @@ def _remove_others(own: Path, pattern: str) -> None:
             shutil.rmtree(folder)
 
 
-Tracker = TensorBoard | WandB | SwanLab
-TRACKERS: dict[str, Callable[[Run], Tracker]] = {"tensorboard": TensorBoard, "wandb": WandB, "swanlab": SwanLab}
+TRACKERS: dict[str, Callable[[Run], Any]] = {"tensorboard": TensorBoard, "wandb": WandB, "swanlab": SwanLab}
 
 
-def start(name: str, run: Run) -> Tracker:
-    """A started tracker. Raises ValueError with the way out when it cannot be."""
+def start(name: str, run: Run) -> Any:
+    """Start a tracker. Raises ValueError with the way out when it cannot be."""
     try:
         return TRACKERS[name](run)
-    except NoKeyError:
-        raise
     except Exception as error:  # each service has its own kinds
         raise ValueError(
             f"runtime.report_to: {name} could not be started: {type(error).__name__}: {error}; set runtime.tracker_mode:"
             f" offline, or take {name} out"
         ) from error
+
+
+def scalars(row: Row) -> dict[str, float]:
+    """Return what was measured of a row by the names trackers group it under: train/loss, phases/data."""
+    flat: dict[str, Any] = {}
+    for name, value in row.items():
+        flat |= {f"{name}/{part}": v for part, v in value.items()} if isinstance(value, dict) else {f"train/{name}": value}
+    flat.pop("train/step", None)
+    return {name: float(v) for name, v in flat.items() if isinstance(v, int | float) and math.isfinite(v)}
+
+
+def is_installed(package: str) -> bool:
+    """Tell whether a package is there. Its name alone proves nothing: wandb's own folder of files is called wandb too."""
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def chosen(runtime: Runtime) -> list[str]:
+    """Return the trackers that are asked for; none of them is imported. Raises ValueError for one that is not installed."""
+    names = [name for name in runtime.report_to if name != "none"]
+    missing = [name for name in names if not is_installed(name)]
+    if missing:
+        raise ValueError(f"runtime.report_to: {', '.join(missing)} is not installed: {INSTALL}, or take it out")
+    return names
+
+
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in a block that takes longer; in the main thread alone."""
+
+    def give_up(*_: object) -> None:
+        raise TimeoutError(f"not done after {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+class Trackers(AbstractContextManager["Trackers"]):
+    """All trackers of a job; none on any rank but 0. A context: leaving it closes them.
+
+    `ids` are what `state()` of an earlier start returned, kept in its checkpoint; None begins new runs. `record` are the
+    rows of metrics.jsonl up to the resumed step. Raises ValueError, by name, when one cannot be started; once started, a
+    tracker that fails costs its numbers and not the training.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        out: Path,
+        ranks: Ranks,
+        config: dict[str, Any],
+        ids: dict[str, str] | None = None,
+        record: Iterable[Row] = (),
+    ) -> None:
+        self.trackers: dict[str, Any] = {}
+        self.lost: dict[str, int] = {}  # calls that failed
+        rows, ids = list(record), ids or {}
+        self._ids = {name: ids.get(name) or secrets.token_hex(8) for name in chosen(runtime)} if ranks.is_main else {}
+        for name, run_id in self._ids.items():
+            run = Run(
+                id=run_id,
+                name=runtime.tracker_run or "/".join(out.resolve().parts[-3:]),
+                project=runtime.tracker_project,
+                offline=runtime.tracker_mode == "offline",
+                folder=out.resolve() / FOLDER,
+                step=rows[-1]["step"] if rows and name in ids else 0,
+                config=config,
+            )
+            self.trackers[name], self.lost[name] = start(name, run), 0
+            for row in rows:
+                self._send(name, row)
+            self._guarded(name, self.trackers[name].replayed)
+
+    def log(self, row: Row) -> None:
+        """One step's row, as in metrics.jsonl."""
+        for name in self.trackers:
+            self._send(name, row)
+
+    def state(self) -> dict[str, str]:
+        """Each tracker's run id, for the checkpoint."""
+        return dict(self._ids)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        for name, tracker in self.trackers.items():
+            with at_most(FINISH_SECONDS):
+                self._guarded(name, partial(tracker.finish, failed=kind is not None))
+            if self.lost[name]:
+                log(f"WARNING {name}: {self.lost[name]} calls failed; metrics.jsonl has every step")
+        self.trackers.clear()
+
+    def _send(self, name: str, row: Row) -> None:
+        if row["step"] > self.trackers[name].known:
+            self._guarded(name, partial(self.trackers[name].log, row["step"], scalars(row)))
+
+    def _guarded(self, name: str, call: Callable[[], None]) -> None:
+        """A service that is down must not end a training of days: the first failure is shown, all are counted."""
+        try:
+            call()
+        except Exception as error:
+            self.lost[name] += 1
+            if self.lost[name] == 1:
+                log(f"WARNING {name} failed, the training goes on without it: {type(error).__name__}: {error}")

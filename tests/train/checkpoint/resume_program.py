@@ -28,16 +28,15 @@ from safetensors.torch import save_file
 from longspec.config import compose
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.replay import TrainedRows
-from longspec.distributed import Ranks, end_at_once, find_ranks
+from longspec.distributed import Ranks, end_at_once, find_ranks, share_global_batch
 from longspec.models.target import resolve_dtype
 from longspec.train import engine as engines
 from longspec.train.checkpoint import save_load, zero_state
 from longspec.train.engine import boot, build_engine
-from longspec.train.estimate.grad_accum import share_global_batch
 from longspec.train.held_out_estimate import HeldOut
-from longspec.train.lifetime.admission import find_resumable
 from longspec.train.micro_batches import StepBatches
 from longspec.train.setup import build_trainer
+from longspec.train.stage_folder import find_resumable
 from tests.jobs import RECIPE
 from tests.small_disk import fill
 
@@ -148,10 +147,10 @@ def run(case: dict[str, Any], plan: dict[str, Any], ranks: Ranks) -> None:
     while step < case["steps"]:
         result["losses"][step] = train_step(engine, batches, step, ranks, poison=step == case.get("poison"))
         step += 1
+        result["whole"].append(kept_whole(engine))
         estimated = held_out.estimate(engine, step)
         if estimated is not None:
             result.setdefault("held_out", {})[step] = estimated
-        result["whole"].append(kept_whole(engine))
         state = {"step": step, "steps": TOTAL, "identity": IDENTITY, "trackers": {"wandb": "abc"}}
         if step == case.get("save_at"):
             result["bytes"] = save_load.save(engine, own, state, ranks)

@@ -1,4 +1,7 @@
-"""What a job saves, any job goes on from: the same ranks bit by bit, others within rounding. Real ranks, real engines."""
+"""What a job saves, any job goes on from: the same ranks bit by bit, others within rounding. Real ranks, real engines.
+
+Estimates of acceptance on held-out text are right, and change not a bit of the weights.
+"""
 
 import json
 import re
@@ -9,17 +12,22 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from longspec import jsonl
 from longspec.atomic_files import read_json
+from longspec.config import compose
+from longspec.data import tokenize
 from longspec.draft.folder import write_draft
 from longspec.methods.draft_files import PTH, SAFETENSORS
 from longspec.methods.glide.layer import published_layout
+from longspec.methods.glide.trainer import Qwen2Glide
 from longspec.train.checkpoint.save_load import draft_state_dict
-from tests.corpus import Corpus
-from tests.jobs import finish, start, torchrun
+from tests.corpus import LENGTH, Corpus, sentences
+from tests.jobs import RECIPE, finish, start, torchrun
 from tests.small_disk import small_disk
+from tests.train.test_held_out_estimate import make_packed
 
 pytestmark = pytest.mark.slow
-SAVE_AT, STEPS = 3, 6
+SAVE_AT, STEPS, LAGS = 3, 6, 4
 # ZeRO stage, where the optimizer is, precision
 SETTINGS = [
     (0, "none", "fp32"),
@@ -30,6 +38,7 @@ SETTINGS = [
     (3, "none", "bf16"),
     (3, "cpu", "fp32"),
 ]
+ESTIMATED = ["runtime.held_out_every=2", "runtime.held_out_rows=3"]
 FP32 = [(stage, offload) for stage, offload, precision in SETTINGS if precision == "fp32"]
 
 
@@ -47,9 +56,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("elastic")
 
 
-def launch(folder: Path, target: Path, corpus: Corpus, ranks: int, cases: list[dict[str, Any]]) -> None:
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus) -> Path:
+    """Rows whose held-out records are shorter than a row, as long, and longer."""
+    held_out = [{"text": "the old cat meets the red fox. " * n} for n in (1, 4, 30, 2, 9)]
+    return make_packed(tmp_path_factory.mktemp("held_out"), corpus, "base", sentences(200), held_out)
+
+
+def launch(folder: Path, target: Path, packed: Path, ranks: int, cases: list[dict[str, Any]]) -> None:
     """Run cases on so many ranks."""
-    plan = {"target": read_json(target)["path"], "data": str(corpus.packed), "folder": str(folder), "cases": cases}
+    plan = {"target": read_json(target)["path"], "data": str(packed), "folder": str(folder), "cases": cases}
     path = folder / "plan.json"
     path.write_text(json.dumps(plan))
     text, code = finish(start([*torchrun(ranks), "-m", "tests.train.checkpoint.resume_program", str(path)], folder))
@@ -57,14 +73,22 @@ def launch(folder: Path, target: Path, corpus: Corpus, ranks: int, cases: list[d
 
 
 @pytest.fixture(scope="module")
-def two_ranks(folder: Path, target: Path, corpus: Corpus) -> Path:
-    """All settings on two ranks: straight through, and gone on with in the middle."""
+def two_ranks(folder: Path, target: Path, packed: Path) -> Path:
+    """All settings on two ranks: straight through, gone on with in the middle, and with a gradient that is no number.
+
+    What goes on also estimates acceptance: on three rows, so that one rank has one too few.
+    """
     cases: list[dict[str, Any]] = []
     for setting in SETTINGS:
-        name = name_of(2, *setting)
-        cases.append({"name": name, "overrides": overrides(*setting), "steps": STEPS, "save_at": SAVE_AT})
-        cases.append({"name": f"{name}-on", "overrides": overrides(*setting), "steps": STEPS, "go_on": name})
-    launch(folder, target, corpus, 2, cases)
+        name, asked = name_of(2, *setting), overrides(*setting)
+        cases.append({"name": name, "overrides": asked, "steps": STEPS, "save_at": SAVE_AT})
+        cases.append({"name": f"{name}-on", "overrides": [*asked, *ESTIMATED], "steps": STEPS, "go_on": name})
+        cases.append({"name": f"nan-{name}", "overrides": asked, "steps": 5, "poison": 1})
+    for precision in ("fp32", "bf16"):
+        name, asked = f"muon-{precision}", [*overrides(0, "none", precision), "recipe.optimizer.name=muon"]
+        cases.append({"name": name, "overrides": asked, "steps": STEPS, "save_at": SAVE_AT})
+        cases.append({"name": f"{name}-on", "overrides": asked, "steps": STEPS, "go_on": name})
+    launch(folder, target, packed, 2, cases)
     return folder
 
 
@@ -84,18 +108,43 @@ def test_the_same_ranks_go_on_bit_by_bit(two_ranks: Path, setting: tuple[int, st
     assert resumed["found"] == {"step": SAVE_AT, "trackers": {"wandb": "abc"}, "world_size": 2, "zero_stage": setting[0]}
 
 
-def test_muon_goes_on_bit_by_bit(folder: Path, target: Path, corpus: Corpus) -> None:
-    cases: list[dict[str, Any]] = []
-    for precision in ("fp32", "bf16"):
-        case = {"name": f"muon-{precision}", "steps": STEPS, "save_at": SAVE_AT}
-        cases.append(case | {"overrides": [*overrides(0, "none", precision), "recipe.optimizer.name=muon"]})
-        cases.append(cases[-1] | {"name": f"muon-{precision}-on", "save_at": None, "go_on": case["name"]})
-    launch(folder, target, corpus, 2, cases)
-    for precision in ("fp32", "bf16"):
-        (straight, weights), (resumed, again) = (read(folder, f"muon-{precision}{suffix}") for suffix in ("", "-on"))
-        assert straight["losses"]["0"] > straight["losses"][str(STEPS - 1)] + 0.5
-        assert {step: straight["losses"][step] for step in resumed["losses"]} == resumed["losses"]
-        assert all(torch.equal(weights[name], tensor) for name, tensor in again.items())
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_muon_goes_on_bit_by_bit(two_ranks: Path, precision: str) -> None:
+    (straight, weights), (resumed, again) = (read(two_ranks, f"muon-{precision}{suffix}") for suffix in ("", "-on"))
+    assert straight["losses"]["0"] > straight["losses"][str(STEPS - 1)] + 0.5
+    assert {step: straight["losses"][step] for step in resumed["losses"]} == resumed["losses"]
+    assert all(torch.equal(weights[name], tensor) for name, tensor in again.items())
+
+
+@pytest.mark.parametrize("setting", [FP32[0], FP32[-1]])
+def test_estimates_are_those_of_single_forwards(
+    two_ranks: Path, packed: Path, target: Path, corpus: Corpus, setting: tuple[int, str]
+) -> None:
+    """One process, one lag at a time, over the tokens of the records themselves."""
+    result, weights = read(two_ranks, f"{name_of(2, *setting, 'fp32')}-on")
+    recipe = compose("train", RECIPE).recipe
+    glide = Qwen2Glide.from_pretrained(read_json(target)["path"], dtype=torch.float32, draft=recipe.draft)
+    glide.draft_model.load_state_dict({name.removeprefix("draft_model."): value for name, value in weights.items()})
+    tokenizer = tokenize.load(corpus.tokenizer)[0]
+    records = list(jsonl.read(packed.parents[1] / "raw/held_out.jsonl"))
+    texts = [tokenize.encode(tokenizer, records[place])[0][:LENGTH].tolist() for place in (0, 2, 4)]
+    shares, loss, labels = [], 0.0, sum(len(text) - 1 for text in texts)
+    with torch.no_grad():
+        for lag in range(1, LAGS + 1):
+            agreed = 0.0
+            for text in texts:
+                ids = torch.tensor([text])
+                output = glide(ids, ids, lag=lag)
+                assert output.agreement is not None
+                agreed += float(output.agreement) * (len(text) - 1)
+                loss += float(output.loss) * (len(text) - 1) * (lag == 1)
+            shares.append(agreed / labels)
+    assert list(result["held_out"]) == ["4", str(STEPS)]
+    found = result["held_out"][str(STEPS)]
+    assert [found[f"acceptance_{lag}"] for lag in range(1, LAGS + 1)] == pytest.approx(shares)
+    assert found["loss"] == pytest.approx(loss / labels, rel=1e-5)
+    a, b, c, d = shares
+    assert found["expected_tokens"] == pytest.approx(1 + a + a * b + a * b * c + a * b * c * d)
 
 
 @pytest.mark.parametrize("suffix", ["", "-on"])
@@ -142,19 +191,19 @@ ELASTIC = {
 
 @pytest.mark.parametrize(("before", "after"), ELASTIC)
 def test_another_number_of_ranks_goes_on_within_rounding(
-    two_ranks: Path, target: Path, corpus: Corpus, before: int, after: int
+    two_ranks: Path, target: Path, packed: Path, before: int, after: int
 ) -> None:
     """Random lags and offsets, float32."""
     pairs = ELASTIC[before, after]
     begun = {old: name_of(before, *old, "fp32") for old, _ in pairs}
     if before == 1:
         short = {"steps": SAVE_AT, "save_at": SAVE_AT}
-        launch(two_ranks, target, corpus, 1, [{"name": begun[old], "overrides": overrides(*old)} | short for old in begun])
+        launch(two_ranks, target, packed, 1, [{"name": begun[old], "overrides": overrides(*old)} | short for old in begun])
     cases: list[dict[str, Any]] = [
         {"name": f"{begun[old]}-{after}-{new[0]}", "overrides": overrides(*new), "steps": STEPS, "go_on": begun[old]}
         for old, new in pairs
     ]
-    launch(two_ranks, target, corpus, after, cases)
+    launch(two_ranks, target, packed, after, cases)
     straight, weights = read(two_ranks, name_of(2, 1, "none", "fp32"))
     for case in cases:
         resumed, again = read(two_ranks, case["name"])
@@ -166,22 +215,19 @@ def test_another_number_of_ranks_goes_on_within_rounding(
         assert resumed["drawn"][: len(saved)] == saved
 
 
-def test_one_gradient_that_is_not_finite_costs_one_step(folder: Path, target: Path, corpus: Corpus) -> None:
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 5e-3)])
+def test_one_gradient_that_is_not_finite_costs_one_step(two_ranks: Path, precision: str, tolerance: float) -> None:
     """Under every sharding: it is on one rank, all leave the step out, and the next steps are good again."""
-    poisoned = {"steps": 5, "poison": 1}
-    cases = [{"name": f"nan-{name_of(2, *setting)}", "overrides": overrides(*setting)} | poisoned for setting in SETTINGS]
-    launch(folder, target, corpus, 2, cases)
-    for precision, tolerance in (("fp32", 1e-5), ("bf16", 5e-3)):
-        runs = [read(folder, case["name"])[0] for case in cases if precision in case["name"]]
-        assert [run["skipped"] for run in runs] == [1] * len(runs)
-        curves = torch.tensor([list(run["losses"].values()) for run in runs])
-        torch.testing.assert_close(curves, curves[:1].expand_as(curves), rtol=tolerance, atol=0)
-        assert curves[0, 4] < curves[0, 2] < curves[0, 0]
+    runs = [read(two_ranks, f"nan-{name_of(2, *setting)}")[0] for setting in SETTINGS if setting[2] == precision]
+    assert [run["skipped"] for run in runs] == [1] * len(runs)
+    curves = torch.tensor([list(run["losses"].values()) for run in runs])
+    torch.testing.assert_close(curves, curves[:1].expand_as(curves), rtol=tolerance, atol=0)
+    assert curves[0, 4] < curves[0, 2] < curves[0, 0]
 
 
 @pytest.mark.parametrize(("kind", "stage"), [("full disk", 3), ("file limit", 1)])
 def test_a_save_that_fails_on_one_rank_fails_on_all_and_leaves_the_slot_before(
-    target: Path, corpus: Corpus, tmp_path: Path, kind: str, stage: int
+    target: Path, packed: Path, tmp_path: Path, kind: str, stage: int
 ) -> None:
     with small_disk(tmp_path / "small") as disk:
         if kind == "full disk" and disk is None:
@@ -189,7 +235,7 @@ def test_a_save_that_fails_on_one_rank_fails_on_all_and_leaves_the_slot_before(
         folder = disk or tmp_path / "small"
         trouble = {"at": 4, "kind": kind}
         case = {"name": kind, "overrides": overrides(stage, "none"), "steps": 5, "save_at": 3, "trouble": trouble}
-        launch(folder, target, corpus, 2, [case])
+        launch(folder, target, packed, 2, [case])
         result = json.loads((folder / f"{kind}.json").read_text())
         told, second = result["told"]
         assert told == second

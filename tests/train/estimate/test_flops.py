@@ -83,17 +83,7 @@ def test_hard_labels_without_the_targets_loss_leave_the_end_of_the_target_out() 
     assert without.head == whole.head * 2 / 3
 
 
-NAMES: list[list[str]] = [
-    [],
-    ["hidden.0"],
-    ["keys.0"],
-    ["hidden.1"],
-    ["keys.1", "hidden.0"],
-    ["hidden.2", "values.1"],
-    ["values.2"],
-    ["final"],
-    ["final", "hidden.1"],
-]
+NAMES: list[list[str]] = [[], ["keys.0"], ["keys.1", "hidden.0"], ["hidden.2", "values.1"], ["values.2"], ["final", "hidden.1"]]
 
 
 @pytest.mark.parametrize(("names", "name"), list(zip(NAMES, cycle(CONFIGS), strict=False)))

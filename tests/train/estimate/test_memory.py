@@ -92,9 +92,7 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"), [("tied", torch.float32), ("wide heads", torch.bfloat16), ("experts", torch.float32)]
-)
+@pytest.mark.parametrize(("name", "dtype"), [("tied", torch.float32), ("experts", torch.bfloat16)])
 def test_weights_are_counted_to_the_byte(name: str, dtype: torch.dtype) -> None:
     setup, glide = setup_of(CONFIGS[name], 64, dtype, final_norm=True), glide_of(CONFIGS[name], dtype, final_norm=True)
     storages = {p.untyped_storage()._cdata: p.untyped_storage().nbytes() for p in glide.target.parameters()}

@@ -11,12 +11,12 @@ from typing import Any
 
 import longspec.train.__main__ as program
 from longspec import lease
-from longspec.train import finished
+from longspec.train import stage_folder
 from longspec.train.checkpoint import save_load
 
 PLACES: dict[str, tuple[Any, str]] = {
     "before the commit": (save_load, "fsync_path"),
-    "before checkpoint.json": (finished, "publish"),
+    "before checkpoint.json": (stage_folder, "publish"),
 }
 
 

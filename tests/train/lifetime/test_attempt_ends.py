@@ -5,11 +5,12 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.jobs import Job, MakeJob, finish, kill_rank, start
+from tests.jobs import PLAIN, Job, MakeJob, finish, kill_rank, ranks_of, start
 
 pytestmark = pytest.mark.slow
 RAISING = """
@@ -53,14 +54,19 @@ def test_a_refused_jobs_log_ends_with_the_refusal(make_job: MakeJob) -> None:
     assert re.fullmatch(refusal, text.splitlines()[-1])
 
 
-def test_a_stopped_jobs_log_ends_with_its_step_and_reason(make_job: MakeJob) -> None:
+def test_a_signal_to_all_and_by_the_launcher_is_one_request(make_job: MakeJob) -> None:
+    """As Ctrl-C on a terminal comes: to the launcher, which passes it on, and to each rank. The log ends with the reason."""
     job = make_job("job", ["recipe.steps=400"])
     process = launch(job)
     job.wait_for(2, process)
-    process.send_signal(signal.SIGTERM)
+    for pid in [*ranks_of(process).values(), process.pid]:
+        with suppress(ProcessLookupError):  # the first may take the others along
+            os.kill(pid, signal.SIGTERM)
     text = ended(job, process)
     assert "Traceback" not in text
+    assert f"saved step {job.status()['step']}," in text
     assert text.splitlines()[-1] == f"stopped at step {job.status()['step']} of 400: signal SIGTERM"
+    assert (job.status()["state"], job.status()["reason"]) == ("stopped", "signal SIGTERM")
 
 
 def test_a_crashed_jobs_log_ends_with_the_crashed_ranks_traceback(
@@ -88,12 +94,18 @@ def test_a_killed_ranks_job_names_it_in_the_last_line(make_job: MakeJob) -> None
     assert job.status()["step"] >= 2
 
 
-def test_a_hung_ranks_job_shows_its_stacks_and_names_those_that_left_no_word(make_job: MakeJob) -> None:
-    """One that waits for the hung one ends like it."""
-    job = make_job("job", ["recipe.global_batch=2", "recipe.steps=400", "runtime.watchdog_seconds=8"])
-    _, code = finish(launch(job, "tests.train.lifetime.hanging", "1", "write"))
-    assert code == 1
-    text = (job.out / "train.log").read_text().rstrip()
-    assert re.search(r'hanging\.py", line \d+ in wrapped', text)
-    named = [re.match(r"error: rank (\d) on \S+ \(pid \d+\) ended without a word", line) for line in text.splitlines()[-2:]]
+def test_a_hung_rank_ends_the_job_with_all_stacks_and_those_that_left_no_word_are_named(make_job: MakeJob) -> None:
+    """In the thread that reads for it, while the other waits and ends like it; a single rank too, in a save."""
+    one, two = (make_job(name, ["recipe.global_batch=2", "recipe.steps=400", "runtime.watchdog_seconds=8"]) for name in "12")
+    one.freeze()
+    alone = start([*PLAIN, "-m", "tests.train.lifetime.hanging", "0", "write", *one.command()[3:]], one.out)
+    both = launch(two, "tests.train.lifetime.hanging", "1", "data")
+    texts = [finish(alone)[0], finish(both)[0] + (two.out / "train.log").read_text().rstrip()]
+    assert alone.returncode != 0
+    assert both.returncode == 1
+    for job, text, ranks in ((one, texts[0], 1), (two, texts[1], 2)):
+        assert len(re.findall(r"^Timeout \(0:00:0[89]\)!$", text, re.MULTILINE)) == ranks, text
+        assert re.search(r'hanging\.py", line \d+ in wrapped', text)  # where it hangs
+        assert job.status()["state"] == "running"  # nobody was left to write
+    named = [re.match(r"error: rank (\d) on \S+ \(pid \d+\) ended without a word", line) for line in texts[1].splitlines()[-2:]]
     assert [found and found[1] for found in named] == ["0", "1"]

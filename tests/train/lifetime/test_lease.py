@@ -115,19 +115,14 @@ def test_a_fresh_folder_says_who_holds_it(
     assert capsys.readouterr().out == ""  # taken without watching
 
 
-@pytest.mark.parametrize(("job", "end"), [("4711", "scancel 4711"), (None, "kill {pid} on node3")])
-def test_a_second_job_on_the_machine_is_refused_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str | None, end: str
-) -> None:
+def test_a_second_job_on_the_machine_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    if job:
-        monkeypatch.setenv("SLURM_JOB_ID", job)
     held = acquire(tmp_path, "node3")
     monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail(f"waited {seconds} s"))
     with pytest.raises(ValueError, match="another job is writing here") as told:
         acquire(tmp_path, "node3")
     assert f"on node3, process {os.getpid()}" in str(told.value)
-    assert f"end it ({end.format(pid=os.getpid())})" in str(told.value)
+    assert f"end it (kill {os.getpid()} on node3)" in str(told.value)
     assert is_held_by(tmp_path, held)
 
 
@@ -177,7 +172,7 @@ def test_clocks_of_two_machines_are_not_compared(tmp_path: Path) -> None:
         utime = os.utime
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(os, "utime", lambda path: utime(path, (at + time.monotonic(), at + time.monotonic())))
-            with pytest.raises(ValueError, match="Slurm job 77 on node7"):
+            with pytest.raises(ValueError, match=r"Slurm job 77 on node7.*scancel 77"):
                 acquire(tmp_path)
     utime(tmp_path / lease.LEASE, (at, at))
     assert is_held_by(tmp_path, acquire(tmp_path))
@@ -200,14 +195,7 @@ def test_a_file_system_without_locks_has_the_beat(tmp_path: Path, monkeypatch: p
     assert is_held_by(tmp_path, held)
 
 
-def test_a_holder_that_ends_while_it_is_watched_makes_room(tmp_path: Path, no_locks_between_machines: None) -> None:
-    first = acquire(tmp_path, "node1")
-    stand_still(first)  # its beat stands still
-    threading.Timer(0.2, first.release).start()
-    assert is_held_by(tmp_path, acquire(tmp_path, "node2"))
-
-
-@pytest.mark.parametrize("before", ["nothing", "released", "stale"])
+@pytest.mark.parametrize("before", ["nothing", "stale"])
 def test_of_many_that_take_over_at_once_one_gets_it(
     tmp_path: Path, no_locks_between_machines: None, monkeypatch: pytest.MonkeyPatch, before: str
 ) -> None:
@@ -217,7 +205,7 @@ def test_of_many_that_take_over_at_once_one_gets_it(
     for number in range(2):
         out = tmp_path / str(number)
         if before != "nothing":
-            write_json(out / lease.LEASE, {"holder": "dead", "host": "node0", "released": before == "released"})
+            write_json(out / lease.LEASE, {"holder": "dead", "host": "node0", "released": False})
 
         def attempt(host: str, out: Path = out) -> Lease | ValueError:
             together.wait()

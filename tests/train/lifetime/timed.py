@@ -9,7 +9,7 @@ import sys
 import time
 
 import longspec.train.__main__ as program
-from longspec.train.lifetime.preemption import Stop
+from longspec.train.preemption import Stop
 
 
 class Timed(Stop):

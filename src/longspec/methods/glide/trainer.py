@@ -25,8 +25,7 @@ from longspec.models.target import load_target, resolve_dtype
 from longspec.models.target_config import read_target_config
 from longspec.models.teachers import SparseTeacher
 from longspec.states.forward import STATES_ATTENTION, TargetStates
-from longspec.states.target_labels import sparse_teacher
-from longspec.states.tensors import COS, EMBEDDED, FINAL, SIN, StateTensor, final_hidden_states, keys_and_values
+from longspec.states.tensors import COS, EMBEDDED, FINAL, SIN, StateTensor, final_hidden_states, keys_and_values, sparse_teacher
 
 # The variant of published weights, which carry no settings.
 PUBLISHED = Draft(anchors="random", lag_mode="random", lag=4, loss="hard")

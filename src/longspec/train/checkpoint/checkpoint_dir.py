@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from longspec.atomic_files import check_files, fsync_path, read_json, remove, sha256_text
+from longspec.atomic_files import check_files, fsync_path, read_json_object, remove, sha256_text
 from longspec.distributed import log
 
 CHECKPOINTS = "checkpoints"  # their folder in a stage's
@@ -21,7 +21,7 @@ UNFINISHED, REPLACED = ".saving-", ".saving-old"
 
 
 def begin(beside: Path) -> None:
-    """An empty folder to write a checkpoint into; what a killed job left unfinished is removed."""
+    """Make an empty folder to write a checkpoint into; what a killed job left unfinished is removed."""
     for leftover in beside.parent.glob(f"{UNFINISHED}*"):
         remove(leftover)
     beside.mkdir(parents=True)
@@ -41,22 +41,20 @@ def rotate(folder: Path, beside: Path) -> None:
 
 
 def seal(content: dict[str, Any]) -> dict[str, Any]:
-    """A manifest with the hash of everything else in it."""
+    """Return a manifest with the hash of everything else in it."""
     return content | {SEAL: sha256_text(json.dumps(content, sort_keys=True))}
 
 
 def read_manifest(slot: Path) -> dict[str, Any]:
-    """The manifest of a slot, whose files are not looked at. Raises ValueError when it is missing or damaged."""
-    if not (slot / MANIFEST).is_file():
-        raise ValueError(f"{slot / MANIFEST}: missing")
-    manifest = read_json(slot / MANIFEST)
-    if not isinstance(manifest, dict) or seal({k: v for k, v in manifest.items() if k != SEAL}) != manifest:
+    """Read the manifest of a slot, whose files are not looked at. Raises ValueError when it is missing or damaged."""
+    manifest = read_json_object(slot / MANIFEST)
+    if seal({k: v for k, v in manifest.items() if k != SEAL}) != manifest:
         raise ValueError(f"{slot / MANIFEST}: differs from its own hash; corrupt or edited")
     return manifest
 
 
 def read_slot(slot: Path) -> dict[str, Any]:
-    """The manifest of a slot whose files all match it. Raises ValueError that names what does not."""
+    """Read the manifest of a slot whose files all match it. Raises ValueError that names what does not."""
     manifest = read_manifest(slot)
     with ThreadPoolExecutor() as pool:  # hashing a large model's state on one core would delay every start
         for _ in pool.map(lambda item: check_files(slot, dict([item])), manifest["files"].items()):
@@ -65,7 +63,7 @@ def read_slot(slot: Path) -> dict[str, Any]:
 
 
 def find_slot(folder: Path) -> tuple[str, dict[str, Any]] | None:
-    """The newest whole slot and its manifest, None when there is no slot at all; damaged slots are renamed out of the way.
+    """Return the newest whole slot and its manifest, None when there is no slot; damaged slots are renamed out of the way.
 
     Raises ValueError when slots exist and none is whole: training would silently start afresh.
     """

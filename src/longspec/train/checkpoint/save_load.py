@@ -3,13 +3,19 @@
 DeepSpeed's own checkpoints are not used: they belong to one number of ranks and one ZeRO stage, their `latest` file is
 written before the other ranks have finished, and stage 0 leaves out the float32 weights. All ranks agree before and after
 each save and load: what fails on one fails on all, with the same message.
+
+A rank's file is safetensors. Keys are `kind|parameter|start`: `kind` of zero_state.KINDS, `start` the first element of the
+flattened parameter. Each tensor is flat float32. The metadata holds the rank's random states.
 """
 
+import hashlib
 import json
+import os
 import random
 import secrets
 import shutil
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +27,104 @@ from torch import Tensor
 from longspec.atomic_files import fsync_path
 from longspec.distributed import Ranks, log
 from longspec.methods.draft_files import TRAINING_PREFIX
+from longspec.models.weight_files import open_safetensors, telling_damage
+from longspec.process_group import of_first_rank
 from longspec.train.checkpoint import checkpoint_dir, zero_state
-from longspec.train.checkpoint.checkpoint_file import RANDOM, Shards, header, shard_key, shard_name, whole_tensors, write_shard
 
 RESERVE = 2**20  # bytes of a disk left free for the manifest, the metrics and status.json
 COUNTERS = ("global_steps", "global_samples", "skipped_steps")
+SEPARATOR, RANDOM = "|", "random"
+ALIGNMENT = 8
 
 
 class SaveError(OSError):
     """A checkpoint could not be written; those before it are whole, and nothing is left of it."""
 
 
+def shard_name(rank: int) -> str:
+    """Return the name of one rank's file."""
+    return f"rank_{rank:05d}.safetensors"
+
+
+def shard_key(kind: str, name: str, start: int) -> str:
+    """Return the key of one tensor in a file."""
+    return SEPARATOR.join((kind, name, str(start)))
+
+
+def header(sizes: dict[str, int], metadata: dict[str, str]) -> bytes:
+    """Return the beginning of a safetensors file of flat float32 tensors with so many elements each."""
+    entries: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for key, numel in sizes.items():
+        entries[key] = {"dtype": "F32", "shape": [numel], "data_offsets": [end, end := end + 4 * numel]}
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    return struct.pack("<Q", len(text)) + text
+
+
+def write_shard(path: Path, begin: bytes, tensors: Iterable[Tensor]) -> dict[str, Any]:
+    """Write a file of a header and its tensors, flushed to the disk; its size and hash, taken on the way."""
+    digest = hashlib.sha256(begin)
+    with path.open("wb") as handle:
+        handle.write(begin)
+        for tensor in tensors:
+            part = tensor.cpu().contiguous().numpy().data.cast("B")
+            digest.update(part)
+            handle.write(part)
+        handle.flush()
+        os.fsync(handle.fileno())
+        return {"bytes": handle.tell(), "sha256": digest.hexdigest()}
+
+
+class Shards:
+    """Reads tensors, or parts of them, from the files of any number of ranks."""
+
+    def __init__(self, folder: Path, names: Iterable[str]) -> None:
+        self.folder = folder
+        # (kind, parameter) -> its pieces: first element, elements, a slice of the file
+        self.pieces: dict[tuple[str, str], list[tuple[int, int, Any]]] = {}
+        self.files: list[Any] = []
+        for path in (folder / name for name in sorted(names)):
+            file = open_safetensors(path)
+            self.files.append(file)
+            with telling_damage(path):
+                for key in file.keys():  # noqa: SIM118 - not a dictionary
+                    kind, name, start = key.split(SEPARATOR)
+                    piece = file.get_slice(key)
+                    self.pieces.setdefault((kind, name), []).append((int(start), piece.get_shape()[0], piece))
+        for pieces in self.pieces.values():
+            pieces.sort(key=lambda piece: piece[0])
+
+    def fill(self, out: Tensor, kind: str, name: str, start: int) -> None:
+        """Copy `out.numel()` elements from `start` on into a flat tensor. Raises ValueError that names what is missing."""
+        wanted, end = start, start + out.numel()
+        for first, numel, piece in self.pieces.get((kind, name), []):
+            if first + numel <= wanted or first >= end:
+                continue
+            if first > wanted:
+                break
+            until = min(end, first + numel)
+            out[wanted - start : until - start] = piece[wanted - first : until - first]
+            wanted = until
+        if wanted < end:
+            raise ValueError(f"{self.folder}: {kind} of {name}: elements {wanted} to {end} are in none of its files")
+
+    def random_state(self, rank: int) -> str | None:
+        """Return the random states that a rank has left, None when there was no such rank."""
+        return self.files[rank].metadata()[RANDOM] if rank < len(self.files) else None
+
+
+def whole_tensors(folder: Path, names: Iterable[str], shapes: dict[str, list[int]], kind: str) -> dict[str, Tensor]:
+    """Return all parameters of one kind. Raises ValueError that names a missing one."""
+    shards = Shards(folder, names)
+    found = {name: torch.empty(shape, dtype=torch.float32) for name, shape in shapes.items()}
+    for name, tensor in found.items():
+        shards.fill(tensor.view(-1), kind, name, 0)
+    return found
+
+
 def random_state() -> str:
-    """The states of this process's random generators, as JSON."""
+    """Return the states of this process's random generators, as JSON."""
     numpy = np.random.get_state()
     assert isinstance(numpy, tuple)
     state = {
@@ -46,7 +137,6 @@ def random_state() -> str:
 
 
 def restore_random_state(text: str) -> None:
-    """The opposite of random_state."""
     state = json.loads(text)
     torch.set_rng_state(torch.frombuffer(bytearray.fromhex(state["torch"]), dtype=torch.uint8))
     if state["cuda"] is not None and torch.cuda.is_available():
@@ -57,14 +147,14 @@ def restore_random_state(text: str) -> None:
 
 
 def _gather(value: Any, ranks: Ranks) -> list[Any]:
-    """Each rank's value, on every rank; also a barrier."""
+    """Return each rank's value, on every rank; also a barrier."""
     gathered: list[Any] = [None] * ranks.world_size
     dist.all_gather_object(gathered, value)
     return gathered
 
 
 def _together(work: Callable[[], Any], ranks: Ranks) -> tuple[list[Any], str]:
-    """Each rank's result, and what went wrong on the first rank on which something did; on every rank the same."""
+    """Return each rank's result, and what went wrong on the first rank on which something did; on every rank the same."""
     result, fault = None, ""
     try:
         result = work()
@@ -94,7 +184,7 @@ def save(
     begin = header(sizes, {RANDOM: random_state()})
     # A name of its own: ranks of a job that was taken for dead must not write into the folder of the one that took over.
     offers = _gather((len(begin) + 4 * sum(sizes.values()), secrets.token_hex(4)), ranks)
-    needed = sum(size for size, _ in offers) + RESERVE
+    size = sum(of_rank for of_rank, _ in offers)
     beside = folder / f"{checkpoint_dir.UNFINISHED}{state['step']}-{offers[0][1]}"
 
     def prepare() -> None:
@@ -102,7 +192,7 @@ def save(
             check_owner()
             record()
             checkpoint_dir.begin(beside)
-            free = shutil.disk_usage(folder).free
+            needed, free = size + RESERVE, shutil.disk_usage(folder).free
             if free < needed:
                 raise OSError(f"{needed} bytes are needed and {free} are free: {needed - free} are missing")
 
@@ -135,26 +225,26 @@ def save(
     for work in (prepare, write, commit):
         answers, fault = _together(work, ranks)
         if fault:
-            _give_up(folder, beside, f"step {state['step']} could not be saved: {fault}", needed, ranks)
+            raise SaveError(_given_up(folder, beside, f"step {state['step']} could not be saved: {fault}", size, ranks))
         if work is write:
             written = answers
-    return needed - RESERVE
+    return size
 
 
-def _give_up(folder: Path, beside: Path, reason: str, needed: int, ranks: Ranks) -> None:
-    """Remove what was written of a checkpoint, and say on all ranks what it needs."""
-    answer = [""]
-    if ranks.is_main:
+def _given_up(folder: Path, beside: Path, reason: str, size: int, ranks: Ranks) -> str:
+    """Remove what was written of a checkpoint; return, on all ranks, what it needs."""
+
+    def clean() -> str:
         shutil.rmtree(beside, ignore_errors=True)
         free = shutil.disk_usage(folder).free if folder.exists() else 0
         whole = [str(folder / name) for name in checkpoint_dir.SLOTS if (folder / name).exists()]
-        answer = [
-            f"{folder}: the checkpoint of {reason}; it needs {needed} bytes, {free} are free now. "
+        return (
+            f"{folder}: the checkpoint of {reason}; it needs {size + RESERVE} bytes, {free} are free now. "
             f"{f'The one before it is whole ({whole[0]})' if whole else 'There is none before it'}. Make room on the disk or "
             "under the quota, then start again"
-        ]
-    dist.broadcast_object_list(answer, src=0)
-    raise SaveError(answer[0])
+        )
+
+    return of_first_rank(clean, ranks)
 
 
 def load(engine: Any, slot: Path, manifest: dict[str, Any], ranks: Ranks) -> None:
@@ -163,12 +253,8 @@ def load(engine: Any, slot: Path, manifest: dict[str, Any], ranks: Ranks) -> Non
     The number of ranks and the ZeRO stage may differ from those that saved. Raises ValueError, the same on every rank, for
     what cannot be gone on from.
     """
-
-    def read() -> None:
-        _read(engine, slot, manifest, ranks)
-
     zero_state.before_writing(engine)
-    _, fault = _together(read, ranks)
+    _, fault = _together(lambda: _read(engine, slot, manifest, ranks), ranks)
     if fault:
         raise ValueError(fault)
     zero_state.after_writing(engine, manifest["optimizer_step"])
@@ -197,13 +283,10 @@ def _read(engine: Any, slot: Path, manifest: dict[str, Any], ranks: Ranks) -> No
 
 
 def draft_state_dict(slot: Path) -> dict[str, Tensor]:
-    """The draft's float32 weights from a slot of any ZeRO stage and number of ranks, names without the prefix.
+    """Return the draft's float32 weights from a slot of any ZeRO stage and number of ranks, names without the prefix.
 
-    Raises ValueError that names a damaged or missing file, a missing tensor, or one that is no part of the draft.
+    Raises ValueError that names a damaged or missing file, or a missing tensor.
     """
     manifest = checkpoint_dir.read_slot(slot)
-    strangers = [name for name in manifest["shapes"] if not name.startswith(TRAINING_PREFIX)]
-    if strangers:
-        raise ValueError(f"{slot}: holds {', '.join(strangers)}, which is no part of the draft")
     weights = whole_tensors(slot, manifest["files"], manifest["shapes"], "fp32")
     return {name.removeprefix(TRAINING_PREFIX): tensor for name, tensor in weights.items()}

@@ -29,23 +29,19 @@ class Fragment:
         """Elements in each of the tensors."""
         return self.kinds["fp32"].numel()
 
-    def narrow(self, start: int, numel: int) -> "Fragment":
-        """A part of it; `start` counts from the fragment's own first element."""
-        return Fragment(self.name, self.start + start, {kind: t.narrow(0, start, numel) for kind, t in self.kinds.items()})
-
 
 def trained(engine: Any) -> dict[str, nn.Parameter]:
-    """The trained parameters by name."""
+    """Return the trained parameters by name."""
     return {name: parameter for name, parameter in engine.module.named_parameters() if parameter.requires_grad}
 
 
 def shapes(engine: Any) -> dict[str, list[int]]:
-    """The whole shape of each trained parameter; ZeRO-3 leaves an empty tensor in its place."""
+    """Return the whole shape of each trained parameter; ZeRO-3 leaves an empty tensor in its place."""
     return {name: list(getattr(p, "ds_shape", p.shape)) for name, p in trained(engine).items()}
 
 
 def held(engine: Any, *, write: bool = False) -> Iterator[Fragment]:
-    """This rank's fragments, one after the other.
+    """Yield this rank's fragments, one after the other.
 
     Each is valid until the next is asked for: state offloaded to a disk is fetched in between, and put back when `write`.
     """
@@ -60,7 +56,7 @@ def held(engine: Any, *, write: bool = False) -> Iterator[Fragment]:
 
 
 def owned(engine: Any) -> Iterator[Fragment]:
-    """Those of `held` that this rank saves, each element on exactly one rank: without ZeRO every rank holds all."""
+    """Yield those of `held` that this rank saves, each element on exactly one rank: without ZeRO every rank holds all."""
     for fragment in held(engine):
         if engine.zero_optimization_stage() > 0:
             yield fragment
@@ -68,20 +64,16 @@ def owned(engine: Any) -> Iterator[Fragment]:
         each = -(-fragment.numel // dist.get_world_size())
         start = each * dist.get_rank()
         if start < fragment.numel:
-            yield fragment.narrow(start, min(each, fragment.numel - start))
+            numel = min(each, fragment.numel - start)
+            yield Fragment(fragment.name, start, {kind: t.narrow(0, start, numel) for kind, t in fragment.kinds.items()})
 
 
-def _state_of(optimizer: Any, flat: Tensor) -> dict[str, Tensor]:
-    """Adam's state of a tensor; before the first step it is made as torch would make it then."""
+def _view(optimizer: Any, flat: Tensor, offset: int, numel: int) -> dict[str, Tensor]:
+    """Return weights and Adam's state of a part; before the first step the state is made as torch would make it then."""
     state = optimizer.state[flat]
     if not state:
         state["step"] = torch.zeros((), dtype=torch.float32, device=flat.device)
         state |= {moment: torch.zeros_like(flat, requires_grad=False) for moment in MOMENTS}
-    return state
-
-
-def _view(optimizer: Any, flat: Tensor, offset: int, numel: int) -> dict[str, Tensor]:
-    state = _state_of(optimizer, flat)
     whole = {"fp32": flat.detach()} | {moment: state[moment] for moment in MOMENTS}
     return {kind: tensor.flatten().narrow(0, offset, numel) for kind, tensor in whole.items()}
 
@@ -136,7 +128,7 @@ def _partitioned(engine: Any, optimizer: Any, write: bool) -> Iterator[Fragment]
 
 
 def optimizer_step(engine: Any) -> float:
-    """How many steps Adam has made; fewer than the training when some were skipped."""
+    """Return how many steps Adam has made; fewer than the training when some were skipped."""
     return max((float(state["step"]) for state in engine.optimizer.state.values() if "step" in state), default=0.0)
 
 

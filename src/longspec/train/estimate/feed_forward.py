@@ -19,7 +19,7 @@ class Experts:
 
 
 def experts_of(config: Any, layer: int) -> Experts | None:
-    """The experts of one of the target's layers; None where it is dense."""
+    """Return the experts of one of the target's layers; None where it is dense."""
     if config.model_type == "gpt_oss":
         return Experts(config.num_local_experts, config.num_experts_per_tok, config.intermediate_size)
     count = getattr(config, "num_experts", None)
@@ -29,7 +29,7 @@ def experts_of(config: Any, layer: int) -> Experts | None:
 
 
 def layer_products(config: Any, layer: int) -> int:
-    """Multiplications that one token needs."""
+    """Count multiplications that one token needs."""
     hidden, experts = config.hidden_size, experts_of(config, layer)
     if experts is None:
         return int(3 * hidden * config.intermediate_size)
@@ -37,7 +37,7 @@ def layer_products(config: Any, layer: int) -> int:
 
 
 def widest_elements(config: Any, layer: int) -> int:
-    """Elements a token at the widest moment, beside the 4H of residual, embeddings, norm and output.
+    """Count elements a token at the widest moment, beside the 4H of residual, embeddings, norm and output.
 
     SwiGLU: gate, up and their product 3I. Experts, as transformers groups tokens by them (integrations/moe.py): a token's input
     once for each of its experts kH, beside gate and up together and apart 4kI, or the output, weighted, and in order again 3kH.

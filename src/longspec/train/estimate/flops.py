@@ -38,7 +38,7 @@ PEAK_BF16 = {
 
 @dataclass(frozen=True)
 class Operations:
-    """Operations of a step: the target's forward, the draft's forward and backward, the products with the head."""
+    """Operations: the target's forward, the draft's forward and backward, the products with the head."""
 
     target: float
     draft: float
@@ -55,19 +55,17 @@ class Operations:
 
 
 def target_pairs(documents: Iterable[int], config: Any, layers: int) -> float:
-    """Pairs of query and key that see each other in the first `layers` layers, in documents of so many tokens each."""
+    """Count pairs of query and key that see each other in the first `layers` layers, in documents of so many tokens each."""
     size = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
     # How many keys before its own a query sees; None: all.
-    windows = [size - 1 if size is not None and kind == "sliding_attention" else None for kind in kinds[:layers]]
-    pairs = 0.0
-    for length, times in Counter(documents).items():
-        pairs += times * sum(windows.count(window) * causal_pairs(length, window) for window in set(windows))
-    return pairs
+    windows = Counter(size - 1 if size is not None and kind == "sliding_attention" else None for kind in kinds[:layers])
+    lengths = Counter(documents).items()
+    return float(sum(n * m * causal_pairs(length, window) for length, n in lengths for window, m in windows.items()))
 
 
 def target_operations(config: Any, tokens: int, pairs: float, depth: Depth) -> float:
-    """The target's forward without its head, as deep as its draft needs it. pairs: over the layers that run whole.
+    """Count the target's forward without its head, as deep as its draft needs it. pairs: over the layers that run whole.
 
     Of a layer that ends with its keys and values all four projections are made.
     """
@@ -90,7 +88,7 @@ def operations(
     *,
     with_llm_loss: bool = True,
 ) -> Operations:
-    """One step's operations, over all ranks.
+    """Count one step's operations, over all ranks.
 
     tokens: of all rows, padding included; documents: their lengths; labels: trained tokens; states: of the recipe, None =
     online; with_llm_loss: whether the target's own loss is measured, without which less of it may be needed.
@@ -106,7 +104,7 @@ def operations(
 
 
 def document_lengths(rows: PackedRows | TrainedRows, row_numbers: Iterable[int]) -> list[int]:
-    """The lengths of the documents in these rows, padding left out."""
+    """Return the lengths of the documents in these rows, padding left out."""
     lengths: list[int] = []
     for number in row_numbers:
         batch, place = rows.find(int(number))  # not the whole row: a step may have thousands
@@ -116,7 +114,7 @@ def document_lengths(rows: PackedRows | TrainedRows, row_numbers: Iterable[int])
 
 
 def peak(device: torch.device, dtype: torch.dtype, configured_tflops: float | None) -> float | None:
-    """Operations a second that one rank's device is measured by: what is configured, else the data sheet of a known GPU."""
+    """Return operations a second of one rank's device: what is configured, else the data sheet's of a known GPU."""
     if configured_tflops is not None:
         return configured_tflops * 1e12
     name = torch.cuda.get_device_name(device) if device.type == "cuda" and dtype == torch.bfloat16 else ""

@@ -1,10 +1,11 @@
-"""Estimates the memory of one training rank in closed form, from the configurations alone.
+"""The memory of one training rank: in closed form from the configurations, and measured by a dry batch before step 1.
 
 Symbols: T tokens of one forward (micro batch x sequence length), H hidden width, N heads of width D, K key/value heads, I
 feed-forward width, L layers, V vocabulary, P parameters of the draft, R ranks, e bytes of an element of the training dtype.
 """
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from longspec.config import OFFLINE, PARTITIONED, REPLICATED, TENSOR_PARALLEL, Recipe, Runtime
+from longspec.distributed import Ranks, log
 from longspec.methods import measures_target, method_of
 from longspec.methods.contract import Method
 from longspec.models.attention.backends import SDPA, fastest
@@ -19,8 +21,8 @@ from longspec.models.attention.sdpa import QUERY_BLOCK
 from longspec.models.target import head_width, without_layers
 from longspec.models.teachers import TOP_BYTES
 from longspec.models.tensor_parallel import heads_of_rank
-from longspec.states.load import check_ranks
-from longspec.states.stored.declaration import StoredTensor, bytes_a_token, stored_tensors
+from longspec.states.declaration import StoredTensor, bytes_a_token, stored_tensors
+from longspec.states.forward import check_ranks
 from longspec.states.tensors import FINAL, KEYS, VALUES, StateTensor
 from longspec.train.estimate.feed_forward import widest_elements
 
@@ -30,6 +32,9 @@ OPTIMIZER, BUCKET = "draft optimizer", "gradient reduction bucket"
 ALWAYS, TARGET, DRAFT = "always", "target's forward", "draft's forward and backward"
 # A CUDA context with its libraries, NCCL's buffers, and gaps in the allocator's memory: not derived, a round guess.
 GPU_OVERHEAD = 2 * GIB
+CHUNK = 4096  # what is proposed for runtime.target_chunk
+LARGEST = 4  # items that a message names
+CPU_ALLOCATOR = "DefaultCPUAllocator"  # in the message of the RuntimeError that torch raises on CPUs
 
 
 @dataclass(frozen=True)
@@ -57,13 +62,20 @@ class Setup:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens in one forward."""
+        """Tokens of one forward."""
         return self.micro_batch * self.sequence_length
+
+    @property
+    def kept_of_target(self) -> int:
+        """Bytes of embeddings H, RoPE's tables 4D, and what the method reads."""
+        reads = [tensor.elements for tensor in self.reads if self.top_k is None or tensor.name != FINAL]
+        elements = self.config.hidden_size + 4 * head_width(self.config) + sum(reads)
+        return (elements * self.dtype.itemsize + TOP_BYTES * (self.top_k or 0)) * self.tokens
 
 
 @dataclass(frozen=True)
 class Item:
-    """One thing that takes memory, in one phase, on the device or the host."""
+    """What takes memory, in one phase, on the device or the host."""
 
     name: str
     bytes: int
@@ -72,7 +84,7 @@ class Item:
 
 
 def parameter_bytes(module: nn.Module) -> int:
-    """Bytes of all parameters, tied ones counted once."""
+    """Return the bytes of all parameters, tied ones counted once."""
     return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
 
 
@@ -115,15 +127,14 @@ def setup_of(
 
 
 def training_state(setup: Setup) -> list[Item]:
-    """Weights, gradients and optimizer of the draft, as DeepSpeed holds them for our configuration (engine.py).
+    """Return weights, gradients and optimizer of the draft, as DeepSpeed holds them for our configuration (engine.py).
 
-    Weights: P, and P / R from stage 3 on, where a forward gathers them all again (they are fewer than DeepSpeed keeps
-    alive). Optimizer: AdamW's two moments and a float32 copy of the weights, 12 bytes a parameter, shared by the ranks from
-    stage 1 on; no copy where the weights are float32 and stay where they are (stage 0, and stage 3 without offload).
-    Gradients: added up in float32 (in the training dtype in stage 0, and in stages 1 and 2 with offload), shared from stage 2
-    on. The bucket they are reduced in: none in stage 0, nor in stage 1 in bf16 without offload. Offload puts the optimizer on
-    the host, from stage 2 on the gradients too, and copies of the rank's share: of gradients in float32, of weights below
-    stage 3, and in stage 1 of gradients as they were added up.
+    Weights: P, and P / R in stage 3, where a forward gathers them all again. Optimizer: AdamW's two moments and a float32 copy
+    of the weights, 12 bytes a parameter, shared by the ranks from stage 1 on; no copy of float32 weights that stay where they
+    are. Gradients: added up in float32 (in the training dtype in stage 0, and in stages 1 and 2 with offload), shared from
+    stage 2 on. Their bucket: none in stage 0, nor in stage 1 in bf16 without offload. Offload puts the optimizer on the host,
+    from stage 2 on the gradients too, and copies of the rank's share: of gradients in float32, of weights below stage 3, and
+    in stage 1 of gradients as they were added up.
     """
     parameters, stage, element = setup.draft_parameters, setup.zero_stage, setup.dtype.itemsize
     share, offloaded, fp32 = -(-parameters // setup.world_size), setup.offload != "none", setup.dtype == torch.float32
@@ -148,89 +159,77 @@ def target_items(setup: Setup) -> list[Item]:
     """Return the target's weights and its forward, which keeps nothing for a backward.
 
     At its widest a layer holds residual, embeddings, norm and output, 4H, beside its feed-forward part, or in its attention 3H
-    beside 5ND for the rotations; this for the tokens of one chunk. Kept for the draft: see draft_items; the last layer's keys
-    and values and the final hidden states are made after the last rotation. With chunks, keys and values of all layers are kept
-    until the last one, 2KDL, and the hidden states once more, H.
-
-    Split over ranks, a rank has its part of weights, of heads where the plan splits them, and of the feed-forward part. The
-    draft's head is whole beside them, and the rows of another rank may be under way when what its own left is there already.
+    beside 5ND for the rotations; this for the tokens of one chunk. The last layer's keys and values and the final hidden states
+    are made after the last rotation. With chunks, keys and values of all layers are kept until the last one, 2KDL, and the
+    hidden states once more, H. Split over ranks, a rank has its part of weights, of heads where the plan splits them, and of
+    the feed-forward part; the head is whole beside them, and another rank's rows may be under way when its own are kept.
     """
     config, element, tokens, ranks = setup.config, setup.dtype.itemsize, setup.tokens, setup.world_size
     hidden, width, layers = config.hidden_size, head_width(config), config.num_hidden_layers
-    parts = ranks if setup.target == TENSOR_PARALLEL else 1
-    key_value_heads = heads_of_rank(config, parts) or config.num_key_value_heads
-    key_values = key_value_heads * width
-    heads = config.num_attention_heads * width * key_value_heads // config.num_key_value_heads
+    parts, groups = ranks if setup.target == TENSOR_PARALLEL else 1, config.num_attention_heads // config.num_key_value_heads
+    key_values = (heads_of_rank(config, parts) or config.num_key_value_heads) * width
+    heads = groups * key_values
     at_once = min(setup.target_chunk or setup.sequence_length, setup.sequence_length) * setup.micro_batch
     late_names = (FINAL, f"{KEYS}{layers - 1}", f"{VALUES}{layers - 1}")
     late = sum(tensor.elements for tensor in setup.reads if tensor.name in late_names)
     feed_forward = max(widest_elements(config, layer) for layer in range(layers))
     widest = max(4 * hidden + feed_forward // parts, 3 * hidden + 5 * heads + 2 * key_values - late)
-    kept = kept_of_target(setup) * tokens * element
     items = [
         Item("target weights", -(-setup.target_bytes // (ranks if setup.target == PARTITIONED else parts))),
         Item("target activations", widest * at_once * element, TARGET),
-        Item("kept of the target", kept, TARGET),
+        Item("kept of the target", setup.kept_of_target, TARGET),
     ]
     if setup.target == PARTITIONED:
         items.append(Item("target layer, gathered", setup.largest_gather, TARGET))
     elif parts > 1:
         items.append(Item("target head, whole", config.vocab_size * hidden * element))
-        items.append(Item("kept of another rank's rows", kept, TARGET))
+        items.append(Item("kept of another rank's rows", setup.kept_of_target, TARGET))
     elif setup.device.type == "cuda":
         items.append(Item("target while it is loaded", setup.target_bytes, on_host=True))
     if config.model_type == "gpt_oss" and setup.device.type == "cuda" and fastest("cuda", setup.dtype, width, False) == SDPA:
-        groups = config.num_attention_heads // config.num_key_value_heads
         # Scores, weights and a mask in float32, of a block of queries and one key/value head.
         items.append(Item("attention scores beside sinks", 12 * groups * QUERY_BLOCK * setup.sequence_length, TARGET))
     if at_once < tokens:
         all_layers = 2 * key_values * (layers - 1) + hidden
         items.append(Item("target keys and values of all layers", all_layers * tokens * element, TARGET))
         # Of a block of queries against all keys, for backends without kernels for it.
-        mask = QUERY_BLOCK * config.num_attention_heads // config.num_key_value_heads * setup.sequence_length
-        items.append(Item("attention mask", mask * element, TARGET))
+        items.append(Item("attention mask", QUERY_BLOCK * groups * setup.sequence_length * element, TARGET))
     return items
 
 
 def stored_items(setup: Setup, stored: tuple[StoredTensor, ...]) -> list[Item]:
-    """Embedding, norm and head of a target whose states are stored, and two micro batches of these: one in use, one to come.
+    """Return embedding, norm and head of a target whose states are stored, and two micro batches of these, on the host.
 
-    On a GPU those are on the host, and that in use on the GPU too, while it is decoded.
+    The one in use is on a GPU too, while it is decoded.
     """
     on_gpu, micro_batch = setup.device.type == "cuda", bytes_a_token(stored) * setup.tokens
-    items = [
+    return [
         Item("target's embedding and head", setup.target_bytes),
         Item("stored states, read ahead", 2 * micro_batch, on_host=on_gpu),
-        Item("kept of the target", kept_of_target(setup) * setup.tokens * setup.dtype.itemsize, TARGET),
+        Item("kept of the target", setup.kept_of_target, TARGET),
+        *([Item("stored states, in use", micro_batch, TARGET)] if on_gpu else []),
     ]
-    return [*items, Item("stored states, in use", micro_batch, TARGET)] if on_gpu else items
-
-
-def kept_of_target(setup: Setup) -> int:
-    """Elements a token: embeddings H, RoPE's tables 4D, and what the method reads."""
-    reads = [tensor.elements for tensor in setup.reads if setup.top_k is None or tensor.name != FINAL]
-    top = 0 if setup.top_k is None else -(-TOP_BYTES * setup.top_k // setup.dtype.itemsize)
-    return setup.config.hidden_size + 4 * head_width(setup.config) + sum(reads) + top
 
 
 def draft_items(setup: Setup) -> list[Item]:
-    """Memory of the target's states that are kept, and of the method's own forward, losses and backward, over all tokens."""
-    config, element, tokens = setup.config, setup.dtype.itemsize, setup.tokens
-    draft = setup.method.memory(config, setup.settings, tokens, setup.dtype, setup.device, top_k=setup.top_k)
-    items = [
-        Item("kept of the target", kept_of_target(setup) * tokens * element, DRAFT),
-        Item("draft activations", draft.kept, DRAFT),
-    ]
-    # The two are never alive together.
+    """Return what is kept of the target, and the method's own forward, losses and backward, over all tokens."""
+    config = setup.config
+    draft = setup.method.memory(config, setup.settings, setup.tokens, setup.dtype, setup.device, top_k=setup.top_k)
+    # Losses and backward are never alive together.
     widest = "logits and their gradient" if draft.losses > draft.backward else "draft backward"
-    items.append(Item(widest, max(draft.losses, draft.backward), DRAFT))
+    items = [
+        Item("kept of the target", setup.kept_of_target, DRAFT),
+        Item("draft activations", draft.kept, DRAFT),
+        Item(widest, max(draft.losses, draft.backward), DRAFT),
+    ]
     if setup.target == PARTITIONED:
-        items.append(Item("target head, gathered", config.vocab_size * config.hidden_size * element, DRAFT))
+        gathered = config.vocab_size * config.hidden_size * setup.dtype.itemsize
+        items.append(Item("target head, gathered", gathered, DRAFT))
     return items
 
 
 def estimate(setup: Setup) -> list[Item]:
-    """All items of one rank."""
+    """Return all items of one rank."""
     target = target_items(setup) if setup.stored is None else stored_items(setup, setup.stored)
     items = [*target, *training_state(setup), *draft_items(setup)]
     if setup.device.type == "cuda":
@@ -239,7 +238,110 @@ def estimate(setup: Setup) -> list[Item]:
 
 
 def peak(items: list[Item], *, on_host: bool = False) -> int:
-    """Bytes at the worst moment: what is always there and the larger of the two phases."""
+    """Return bytes at the worst moment: what is always there and the larger of the two phases."""
     here = [item for item in items if item.on_host == on_host]
     sums = {phase: sum(item.bytes for item in here if item.phase == phase) for phase in (ALWAYS, TARGET, DRAFT)}
     return sums[ALWAYS] + max(sums[TARGET], sums[DRAFT])
+
+
+def gib(size: float) -> str:
+    """Return a size as people read it."""
+    return f"{size / GIB:.2f} GiB" if size >= GIB / 10 else f"{size / 2**20:.2f} MiB"
+
+
+def table(setup: Setup) -> str:
+    """Return the estimate as lines, largest first, with the peaks of device and host."""
+    items, lines = estimate(setup), []
+    for on_host, place in ((False, "device"), (True, "host")):
+        here = sorted((item for item in items if item.on_host == on_host), key=lambda item: -item.bytes)
+        lines += [f"  {item.name:38s} {gib(item.bytes):>12s}  {item.phase}" for item in here]
+        if here:
+            lines.append(f"  {f'PEAK of one rank, {place}':38s} {gib(peak(items, on_host=on_host)):>12s}")
+    return "\n".join(lines)
+
+
+def alternatives(setup: Setup) -> list[tuple[str, int]]:
+    """Return switches that lower the device's peak, each with the peak it alone leads to, the best first."""
+    half, found = setup.sequence_length // 2, []
+    changes: dict[str, dict[str, Any]] = {
+        "runtime.micro_batch: 1": {"micro_batch": 1},
+        f"runtime.target: {PARTITIONED}": {"target": PARTITIONED},
+        f"runtime.target: {TENSOR_PARALLEL}": {"target": TENSOR_PARALLEL},
+        f"runtime.target_chunk: {CHUNK}": {"target_chunk": CHUNK},
+        "runtime.deepspeed.zero_stage: 3": {"zero_stage": 3},
+        "runtime.deepspeed.offload_optimizer: cpu": {"offload": "cpu", "zero_stage": max(1, setup.zero_stage)},
+        f"recipe.data.sequence_length: {half}, with data packed for it": {"sequence_length": half},
+        f"{2 * setup.world_size} processes": {"world_size": 2 * setup.world_size},
+    }
+    for text, change in changes.items():
+        then = replace(setup, **change)
+        possible = then.target != TENSOR_PARALLEL or heads_of_rank(then.config, then.world_size)
+        if possible and peak(estimate(then)) < 0.99 * peak(estimate(setup)):
+            found.append((text, peak(estimate(then))))
+    return sorted(found, key=lambda pair: pair[1])
+
+
+def explain_out_of_memory(setup: Setup, available: int) -> str:
+    """Return how much is needed and how much there is, what takes most, and what to change."""
+    items = estimate(setup)
+    largest = sorted((item for item in items if not item.on_host), key=lambda item: -item.bytes)[:LARGEST]
+    most = ", ".join(f"{item.name} {gib(item.bytes)}" for item in largest)
+    options = "; ".join(f"{text} (then {gib(then)})" for text, then in alternatives(setup))
+    return (
+        f"out of memory: a micro batch of {setup.micro_batch} x {setup.sequence_length} tokens needs about "
+        f"{gib(peak(items))} of this device's {gib(available)}; most of it: {most}. Change one or several of: {options}"
+    )
+
+
+def memory_of(device: torch.device) -> int:
+    """Return the bytes of a GPU, or of this machine's main memory."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def to_come(items: list[Item]) -> int:
+    """Return the bytes on the device that DeepSpeed will hold beside a draft and its gradients."""
+    return sum(item.bytes for item in items if item.name in (OPTIMIZER, BUCKET) and not item.on_host)
+
+
+def dry_batch(trainer: Any, setup: Setup, *, with_llm_loss: bool) -> None:
+    """Run a forward and backward of the largest micro batch there can be, before DeepSpeed has the draft; nothing is left.
+
+    On a GPU, what DeepSpeed will hold later is taken for as long. Raises ValueError that explains when it does not fit, and
+    RuntimeError when other processes hold a part of the GPU.
+    """
+    device, on_gpu, shape = setup.device, setup.device.type == "cuda", (setup.micro_batch, setup.sequence_length)
+    others = 0  # bytes of a GPU that this process did not take, contexts of CUDA included
+    if on_gpu:
+        free, total = torch.cuda.mem_get_info(device)
+        others = total - free - torch.cuda.memory_reserved(device)
+    try:
+        with torch.random.fork_rng([device] if on_gpu else []):
+            later = torch.empty(to_come(estimate(setup)) if on_gpu else 0, dtype=torch.uint8, device=device)
+            ids = torch.arange(shape[1], device=device).expand(shape).contiguous() % setup.config.vocab_size
+            named = setup.method.heaviest(setup.settings) | {"document_ids": torch.zeros_like(ids)}
+            named["row_numbers"] = torch.zeros_like(ids[:, 0])  # where states are stored, of any row
+            trainer(ids, ids, with_llm_loss=with_llm_loss, **named).loss.backward()
+            del later
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and CPU_ALLOCATOR not in str(error):
+            raise
+        reason = explain_out_of_memory(setup, memory_of(device))
+        if others > GPU_OVERHEAD:  # may be gone in the next attempt
+            raise RuntimeError(f"other processes held {gib(others)} of this GPU when the job started; {reason}") from error
+        raise ValueError(reason) from error
+    finally:
+        trainer.zero_grad(set_to_none=True)
+    if on_gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def check_memory(
+    trainer: Any, recipe: Recipe, runtime: Runtime, micro_batch: int, ranks: Ranks, device: torch.device, dtype: torch.dtype
+) -> None:
+    """Show the estimate, then run the dry batch; every rank calls it. Raises ValueError that explains when it does not fit."""
+    setup = setup_of(trainer.states.config, recipe, runtime, micro_batch, ranks.world_size, dtype, device)
+    log(f"memory of one rank, estimated; this device has {gib(memory_of(device))}:\n{table(setup)}", ranks)
+    dry_batch(trainer, setup, with_llm_loss=measures_target(recipe, runtime))

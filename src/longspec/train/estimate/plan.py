@@ -6,6 +6,7 @@ All is told by the configurations and the target's config.json; no weights are l
 import argparse
 import json
 import math
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,22 +17,20 @@ import numpy as np
 import torch
 
 from longspec.atomic_files import read_json
-from longspec.command_line import WIDE
-from longspec.config import ConfigError, Recipe, Runtime, compose, load
+from longspec.command_line import WIDE, named_path
+from longspec.config import OFFLINE, ConfigError, Recipe, Runtime, States, compose, load
 from longspec.data.layout_tally import unlike_served_warning
 from longspec.data.pack.arrow_shards import PackedRows, count_labels
 from longspec.data.replay import Schedule, chances
+from longspec.distributed import share_global_batch
 from longspec.families import check_target
 from longspec.methods import measures_target
 from longspec.models.target_config import read_target_config
 from longspec.shown import one_line
-from longspec.train.arguments import named_path
+from longspec.states.declaration import bytes_a_token, stored_tensors
 from longspec.train.checkpoint.zero_state import KINDS
 from longspec.train.estimate import flops
-from longspec.train.estimate.grad_accum import share_global_batch
-from longspec.train.estimate.memory import GIB, Setup, estimate, peak, setup_of
-from longspec.train.estimate.memory_check import alternatives, gib, table
-from longspec.train.estimate.stored_states import stored_lines
+from longspec.train.estimate.memory import GIB, Setup, alternatives, estimate, gib, peak, setup_of, table
 
 TYPICAL_FLOPS = 400e12  # operations a second of one GPU, where nobody says them
 FOR_GPUS = "planned for GPUs, of which this machine has none; --device cpu plans for processors, without CUDA's own memory"
@@ -51,7 +50,7 @@ class Rows:
     """Counts of the rows that a stage trains on: `number` of all; `sampled` of them hold `documents` and `labels`."""
 
     number: int
-    documents: list[int]  # of `sampled` rows
+    documents: list[int]  # their lengths
     labels: int
     sampled: int
     are_all: bool = True  # False: those of one step, since nobody said how many there are
@@ -74,7 +73,7 @@ class Plan:
 
 
 def read_target(name: str) -> Any:
-    """The configuration of a target's folder, of a target_manifest.json, or of a hub name (config.json alone is fetched).
+    """Read the configuration of a target's folder, of a target_manifest.json, or of a hub name, of which it alone is fetched.
 
     Raises ValueError when there is none, or the target is not supported.
     """
@@ -85,7 +84,7 @@ def read_target(name: str) -> Any:
 
 
 def counted_rows(manifest: Path) -> Rows:
-    """The rows of packed data, some of them, spread evenly, standing for all."""
+    """Count packed data: some rows, spread evenly, stand for all."""
     rows = PackedRows(manifest)
     numbers = np.linspace(0, len(rows) - 1, min(SAMPLE, len(rows))).astype(int)
     labels = count_labels(rows.find, numbers)
@@ -93,30 +92,16 @@ def counted_rows(manifest: Path) -> Rows:
 
 
 def whole_rows(number: int, length: int) -> Rows:
-    """Rows of one document each, every token trained: the most they can cost."""
+    """Return rows of one document each, every token trained: the most they can cost."""
     return Rows(number, [length], length - 1, 1)
 
 
 def disk_bytes(setup: Setup) -> int:
-    """Checkpoints at their most, and the draft's folder, whose files may hold more than is trained."""
+    """Return checkpoints at their most, and the draft's folder, whose files may hold more than is trained."""
     with torch.device("meta"):
         published = setup.method.published(setup.method.layer(setup.config, setup.settings).state_dict(), setup.settings)
     draft = DRAFT_FILES * 4 * sum(tensor.numel() for tensor in published.values())
     return SLOTS_WHILE_SAVING * CHECKPOINT_BYTES * setup.draft_parameters + draft
-
-
-def sources_of(recipe: Recipe, rows: Rows, replayed: Mapping[str, Rows]) -> list[tuple[Rows, float]]:
-    """A stage's own rows and those that it replays, each with its chance to be a row of a global batch.
-
-    Stages whose rows are not given are counted with rows as full of trained tokens as the own.
-    """
-    names = sorted(recipe.data.replay)
-    sources = [rows, *(replayed.get(name, rows) for name in names)]
-    shares = [1 - sum(recipe.data.replay.values()), *(recipe.data.replay[name] for name in names)]
-    if not names:
-        return [(rows, 1.0)]
-    counted = [each.sampled for each in sources], [max(1, each.labels) for each in sources]
-    return list(zip(sources, chances(*counted, shares), strict=True))
 
 
 def plan_stage(
@@ -128,25 +113,78 @@ def plan_stage(
     device: torch.device,
     replayed: Mapping[str, Rows] | None = None,
 ) -> Plan:
-    """The plan of one stage; replayed: rows by the earlier stages that they are of, as far as they are known.
+    """Plan one stage. replayed: rows by the earlier stages that they are of; a missing one is counted like the stage's own.
 
     Raises ValueError when the data or the ranks do not fit the global batch.
     """
-    sources = sources_of(recipe, rows, replayed or {})
-    schedule = Schedule([each.number for each, _ in sources], [chance for _, chance in sources], recipe.global_batch, 0)
+    replay = sorted(recipe.data.replay.items())
+    sources = [rows, *((replayed or {}).get(name, rows) for name, _ in replay)]
+    shares = [1 - sum(share for _, share in replay), *(share for _, share in replay)]
+    # Of each source, to be a row of a global batch.
+    chance = chances([each.sampled for each in sources], [max(1, each.labels) for each in sources], shares) if replay else [1.0]
+    schedule = Schedule([each.number for each in sources], chance, recipe.global_batch, 0)
     steps = recipe.steps or schedule.steps(recipe.epochs)
     micro_batch, accumulation = share_global_batch(recipe.global_batch, runtime.micro_batch, world_size)
     wide = recipe.precision == "fp32" or (recipe.precision == "auto" and device.type == "cpu")
     dtype = torch.float32 if wide else torch.bfloat16
     setup = setup_of(config, recipe, runtime, micro_batch, world_size, dtype, device)
     operations = flops.Operations(0, 0, 0)
-    for each, chance in sources:
-        counted = (each.sampled * recipe.data.sequence_length, each.documents, each.labels, recipe.states)
-        with_loss = measures_target(recipe, runtime)
-        sampled = flops.operations(config, setup.method, setup.settings, *counted, with_llm_loss=with_loss)
-        operations = operations.plus(sampled, chance * recipe.global_batch / each.sampled)
-    epochs = steps * recipe.global_batch * sources[0][1] / rows.number
+    for each, probability in zip(sources, chance, strict=True):
+        sampled = _operations(setup, each, recipe.states, with_llm_loss=measures_target(recipe, runtime))
+        operations = operations.plus(sampled, probability * recipe.global_batch / each.sampled)
+    epochs = steps * recipe.global_batch * chance[0] / rows.number
     return Plan(setup, steps, accumulation, epochs, operations, disk_bytes(setup))
+
+
+def _operations(setup: Setup, rows: Rows, states: States, *, with_llm_loss: bool) -> flops.Operations:
+    """Return the operations over the sampled rows."""
+    tokens = rows.sampled * setup.sequence_length
+    of = (setup.config, setup.method, setup.settings, tokens, rows.documents, rows.labels, states)
+    return flops.operations(*of, with_llm_loss=with_llm_loss)
+
+
+def speed_up(target: float, draft: float, epochs: float) -> float:
+    """Return how many times faster than online so many epochs from stored states are, building included.
+
+    With T operations of the target's forward over all rows and D of the draft's steps, E epochs cost E (T + D) online and
+    T + E D offline.
+    """
+    return epochs * (target + draft) / (target + epochs * draft)
+
+
+def stored_lines(plan: Plan, recipe: Recipe, runtime: Runtime, rows: Rows, folder: Path, rate: float) -> list[str]:
+    """Return what a stage's stored states in `folder` cost and save, at `rate` operations a second of all ranks."""
+    if recipe.states.source != OFFLINE:
+        return []
+    if not rows.are_all:
+        return ["  stored states: their disk and hours are told with --data or --rows"]
+    setup, states = plan.setup, recipe.states
+
+    def token_bytes(*, held_out: bool) -> int:
+        reads = setup.method.reads(setup.config, setup.settings, with_llm_loss=held_out)
+        return bytes_a_token(stored_tensors(reads, states.dtype, states.top_k))
+
+    offline, online = (_operations(setup, rows, each, with_llm_loss=False) for each in (states, States()))
+    all_rows = rows.number / rows.sampled
+    target, draft = online.target * all_rows, (offline.draft + offline.head) * all_rows
+    held_out = runtime.held_out_rows if runtime.held_out_every else 0
+    disk = setup.sequence_length * (rows.number * token_bytes(held_out=False) + held_out * token_bytes(held_out=True))
+    place = folder.resolve()
+    free = shutil.disk_usage(next(path for path in (place, *place.parents) if path.is_dir())).free
+    room = f"{gib(free)} free at {folder}"
+    if disk > free:
+        room = (
+            f"DOES NOT FIT: {room}; states_folder in config/workflow.yaml puts them on another disk, recipe.states.dtype: "
+            "float8 and recipe.states.top_k make them smaller"
+        )
+    top = "" if states.top_k is None else f", the {states.top_k} likeliest tokens"
+    return [
+        f"  stored states: {token_bytes(held_out=False):,} bytes a token ({states.dtype}{top}), {gib(disk)} of {rows.number:,} "
+        f"rows and {held_out} held-out ones; {room}",
+        f"  building them: {target:.3g} operations, {target / rate / 3600:.2g} hours at {rate / 1e12:.3g} TFLOP/s",
+        f"  {plan.epochs:.3g} epochs from them are up to {speed_up(target, draft, plan.epochs):.2f} times as fast as online, "
+        "building included",
+    ]
 
 
 def stage_lines(recipe: Recipe, plan: Plan, rate: float, available: int, stored: list[str]) -> list[str]:
@@ -175,24 +213,22 @@ def stage_lines(recipe: Recipe, plan: Plan, rate: float, available: int, stored:
     ]
 
 
-def needs_of(setup: Setup, hours: float, node_gpus: int, longest: int) -> dict[str, int]:
-    """Needs of one job of a stage of `hours`, on nodes of `node_gpus` GPUs in at most `longest` minutes.
+def needs_of(plan: Plan, rate: float, node_gpus: int, longest: int) -> dict[str, int]:
+    """Return what one Slurm job of a stage needs, on nodes of `node_gpus` GPUs in at most `longest` minutes.
 
     memory_mb, of a node, in MB as Slurm counts, is the host's part of the estimate for its ranks, and what each process needs
     besides. Raises ValueError when a job is not longer than its start.
     """
-    if node_gpus < 1 or longest <= START_MINUTES:
-        raise ValueError(
-            f"nodes must have at least one GPU ({node_gpus}) and jobs more than {START_MINUTES} minutes ({longest})"
-        )
-    ranks = min(node_gpus, setup.world_size)
-    on_host = peak(estimate(setup), on_host=setup.device.type == "cuda")
-    minutes = math.ceil(60 * hours * TIME_MARGIN + START_MINUTES)
+    if longest <= START_MINUTES:
+        raise ValueError(f"--longest-job: {longest}: a job takes {START_MINUTES} minutes to start; give it more")
+    ranks = min(node_gpus, plan.setup.world_size)
+    on_host = peak(estimate(plan.setup), on_host=plan.setup.device.type == "cuda")
+    minutes = math.ceil(60 * plan.hours(rate) * TIME_MARGIN + START_MINUTES)
     return {"memory_mb": ranks * (on_host + RANK_BYTES) // 10**6, "minutes": min(longest, minutes)}
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m longspec.train plan", usage=USAGE, description=__doc__, formatter_class=WIDE
     )
@@ -220,16 +256,16 @@ def parser() -> argparse.ArgumentParser:
 
 
 def read_stages(options: argparse.Namespace) -> list[tuple[Any, Any]]:
-    """Recipe and runtime of each stage. Raises ValueError when they do not come in pairs."""
+    """Return recipe and runtime of each stage. Raises ValueError when they do not come in pairs."""
     if options.config_name:
         if options.config_path is None:
             raise ValueError("-cn needs -cp, the folder of the experiments, e.g. -cp config/exp")
         configs = [compose(name, [], options.config_path) for name in options.config_name]
         return [(config.recipe, config.runtime) for config in configs]
-    if not options.recipe or not options.runtime or len(options.recipe) != len(options.runtime):
+    recipes, runtimes = options.recipe or [], options.runtime or []
+    if not recipes or len(recipes) != len(runtimes):
         raise ValueError("give --recipe and --runtime, as many of each, or experiments by name: -cp config/exp -cn NAME ...")
-    pairs = zip(options.recipe, options.runtime, strict=True)
-    return [(load(recipe, Recipe), load(runtime, Runtime)) for recipe, runtime in pairs]
+    return [(load(recipe, Recipe), load(runtime, Runtime)) for recipe, runtime in zip(recipes, runtimes, strict=True)]
 
 
 def read_rows(options: argparse.Namespace, recipes: list[Any]) -> list[Rows]:
@@ -250,9 +286,8 @@ def read_rows(options: argparse.Namespace, recipes: list[Any]) -> list[Rows]:
 def main(argv: list[str]) -> int:
     """Print the plan; 0 when every stage fits, 1 when one does not or something is wrong."""
     options = parser().parse_args(argv)
-    available, device = int(options.gpu_memory_gib * GIB), torch.device(options.device or "cuda")
+    available, device, rate = int(options.gpu_memory_gib * GIB), torch.device(options.device or "cuda"), options.flops
     plans: list[Plan] = []
-    needs: list[dict[str, int]] = []
     try:
         stages, config = read_stages(options), read_target(options.target)
         rows = read_rows(options, [recipe for recipe, _ in stages])
@@ -263,19 +298,20 @@ def main(argv: list[str]) -> int:
             raise ValueError(f"--replay: is of one stage, these are {len(stages)}; plan the one that replays by itself")
         for (recipe, runtime), own in zip(stages, rows, strict=True):
             plan = plan_stage(config, recipe, runtime, own, options.ranks, device, replayed)
-            of_states = (own, plan.epochs, options.states_folder, options.flops * options.ranks)
-            stored = stored_lines(plan.setup, recipe, runtime, *of_states)
-            needs.append(needs_of(plan.setup, plan.hours(options.flops), options.node_gpus, options.longest_job))
+            stored = stored_lines(plan, recipe, runtime, own, options.states_folder, rate * options.ranks)
             if options.states_only:
                 print("\n".join([f"stage {recipe.stage}:", *stored]))
             elif not options.json:
-                print("\n".join(stage_lines(recipe, plan, options.flops, available, stored)))
+                print("\n".join(stage_lines(recipe, plan, rate, available, stored)))
             plans.append(plan)
+        if options.json:
+            print(json.dumps([needs_of(plan, rate, options.node_gpus, options.longest_job) for plan in plans]))
     except ConfigError as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         return 1
     if options.states_only:
         return 0
-    hours, disk = sum(plan.hours(options.flops) for plan in plans), sum(plan.disk for plan in plans)
-    print(json.dumps(needs) if options.json else f"all {len(plans)} stages: {hours:.1f} hours, {gib(disk)} of disk")
+    if not options.json:
+        hours, disk = sum(plan.hours(rate) for plan in plans), sum(plan.disk for plan in plans)
+        print(f"all {len(plans)} stages: {hours:.1f} hours, {gib(disk)} of disk")
     return int(any(peak(estimate(plan.setup)) > available for plan in plans))

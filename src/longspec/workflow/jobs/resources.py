@@ -15,7 +15,7 @@ from typing import Any
 
 from longspec import slurm
 from longspec.config import OFFLINE, to_yaml
-from longspec.train.estimate.grad_accum import sharing_ranks
+from longspec.distributed import sharing_ranks
 
 ESTIMATE = [sys.executable, "-m", "longspec.train", "plan"]
 # Type and number in Slurm's words: gpu, gpu:8, gpu:h100:8, gpu:h100:8(S:0-1); of several kinds with commas between them.

@@ -1,4 +1,4 @@
-"""Stored states on the disk: the manifests that prove them, and their rows read back.
+"""Stored states on the disk, the manifests that prove them, and the target as its draft sees it when they are read back.
 
 shard.json      {"declaration", "hash", "shard", "num_shards", "first", "rows", "part_rows", "files": {part: {"bytes",
                 "sha256"}}, "left_out": {row: reason}, "bytes", "command"}; written last
@@ -11,6 +11,7 @@ Shapes: B rows, S tokens.
 import os
 from bisect import bisect_right
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -19,11 +20,15 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from torch import Tensor
+from torch import Tensor, nn
+from transformers.utils import logging
 
 from longspec.atomic_files import check_files, describe_files, read_json_object, write_json
 from longspec.config import differences
-from longspec.states.stored.declaration import Declaration, hash_of
+from longspec.models.target import load_target, without_layers
+from longspec.states.declaration import Declaration
+from longspec.states.encoding import decode
+from longspec.states.forward import FrozenTarget
 
 SHARD, MANIFEST, CONTENTS = "shard.json", "manifest.json", "contents.json"
 OPEN_PARTS = 64  # files that stay open
@@ -56,19 +61,12 @@ class Shard:
         advice = f"build it again: {content.get('command', 'python -m longspec.states build')}"
         if {"declaration", "hash", "first", "rows", "part_rows", "files", "left_out", "command"} - content.keys():
             raise ValueError(f"{path}: holds no shard of this version's stored states; {advice}")
-        if content["hash"] != hash_of(content["declaration"]):
-            raise ValueError(f"{path}: hash: is not that of its declaration; {advice}")
         return cls(path, content, Declaration.of_plain(content["declaration"]))
 
     @property
     def rows(self) -> range:
         """The numbers of its rows."""
         return range(self.content["first"], self.content["first"] + self.content["rows"])
-
-    def check(self) -> None:
-        """Raise ValueError that names a missing or changed file of rows, and what mends it; a known one is not read again."""
-        advice = f"build it again, which computes what is damaged: {self.content['command']}"
-        check_files(self.path.parent, self.content["files"], self.path, once=True, advice=advice)
 
     def part_of(self, place: int) -> tuple[Path, int]:
         """Return the file of a row, by its place in the shard, and its place in the file."""
@@ -94,7 +92,8 @@ def read_shards(path: Path) -> list[Shard]:
         paths = [path.parent / name for name in content["files"]]
     shards = sorted(map(Shard.read, paths), key=lambda shard: (shard.rows.start, shard.rows.stop))
     for shard in shards:
-        shard.check()
+        advice = f"build it again, which computes what is damaged: {shard.content['command']}"
+        check_files(shard.path.parent, shard.content["files"], shard.path, once=True, advice=advice)
     return shards
 
 
@@ -162,3 +161,79 @@ class StoredRows:
         path, place = self.shards[number].part_of(row - self._firsts[number])
         file = self._opened(path)
         return {tensor.name: file.get_slice(tensor.name)[place] for tensor in self.declaration.tensors}
+
+
+def held_out_number(row: int) -> int:
+    """By which the states of a held-out row are asked for, beside those of the rows that are trained."""
+    return -1 - row
+
+
+def load_without_layers(path: str, config: Any, dtype: torch.dtype) -> Any:
+    """transformers' model of a target's folder with embedding, rotations, final norm and head alone."""
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()  # else it reports all weights of all layers as not expected
+    try:
+        return load_target(path, without_layers(config), dtype)
+    finally:
+        logging.set_verbosity(level)
+
+
+class StoredStates(FrozenTarget):
+    """Stored states of training rows, and of held-out ones under their own numbers; a face like forward.TargetStates.
+
+    config: of the whole target; attention: the draft's backend. Rows that were left out have states of zeros, and must have no
+    labels.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        config: Any,
+        dtype: torch.dtype,
+        attention: str,
+        rows: StoredRows,
+        held_out: StoredRows | None = None,
+    ) -> None:
+        super().__init__(load_without_layers(path, config, dtype))
+        self.config, self.attention, self.rows, self.held_out = config, attention, rows, held_out
+        self._ahead: dict[tuple[int, ...], dict[str, Tensor]] = {}
+
+    def gather(self, _: list[nn.Parameter]) -> AbstractContextManager[Any]:
+        """Nothing is partitioned."""
+        return nullcontext()
+
+    def follow(self, device: torch.device) -> None:
+        """Move what there is of the target to its draft's device."""
+        self.target.to(device)
+
+    def prefetch(self, row_numbers: Sequence[int]) -> None:
+        """Read the rows of a forward to come; another thread may, while the forward before it runs."""
+        numbers = tuple(int(number) for number in row_numbers)
+        if numbers not in self._ahead:
+            self._ahead[numbers] = self._read(numbers)
+
+    def _read(self, numbers: tuple[int, ...]) -> dict[str, Tensor]:
+        source, rows = self.rows, list(numbers)
+        if numbers[0] < 0:
+            assert self.held_out is not None, "setup asks for held-out rows only with their states"
+            source, rows = self.held_out, [held_out_number(number) for number in numbers]
+        return source.read(rows, pinned=self.head_weight.device.type == "cuda")
+
+    @torch.no_grad()
+    def forward(
+        self,
+        input_ids_BS: Tensor,
+        position_ids_BS: Tensor,
+        document_ids_BS: Tensor | None,
+        names: Sequence[str],
+        row_numbers_B: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """Return embeddings and rotations of the tokens, and the stored tensors of the rows with these numbers."""
+        assert row_numbers_B is not None, "row_numbers: by which stored states are found"
+        numbers = tuple(row_numbers_B.tolist())
+        encoded = self._ahead.pop(numbers, None) or self._read(numbers)
+        device, dtype = self.head_weight.device, self.head_weight.dtype
+        encoded = {name: tensor.to(device, non_blocking=True) for name, tensor in encoded.items()}
+        held_out = self.held_out if numbers[0] < 0 else None
+        tensors = (held_out or self.rows).declaration.tensors
+        return self.inputs(input_ids_BS, position_ids_BS) | decode(encoded, tensors, dtype)

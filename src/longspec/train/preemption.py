@@ -1,14 +1,23 @@
-"""Ends a training job: on request (signals), by its deadline, and when it makes no progress any more."""
+"""What ends a training job early: a request (signals), its deadline, a hang, and too many steps that are not finite."""
 
 import faulthandler
+import json
+import math
 import os
 import signal
 import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+
+from longspec.distributed import Ranks, log
+from longspec.train.checkpoint.checkpoint_dir import CHECKPOINTS
+from longspec.train.stage_folder import NonRetryableError
 
 # Of several reasons the last one counts: a launcher that is told SIGINT sends its ranks SIGTERM and ends, and signals that
 # wait for a busy rank may arrive in any order. Ranks tell each other the index of theirs.
@@ -21,7 +30,7 @@ STAGGER = 1.0  # seconds between two ranks of a machine, few enough for torchrun
 
 
 class Stop:
-    """Whether the job is to stop, agreed between the ranks; a second request by a signal ends this rank at once.
+    """Tells whether the job is to stop, agreed between the ranks; a second request by a signal ends this rank at once.
 
     A micro batch, a save or another part that takes longer than `longest_part` seconds ends this rank, whatever it waits
     for, with the stacks of all its threads on stderr; its launcher then ends the others.
@@ -70,10 +79,7 @@ class Stop:
         self._received = max(self._received, 1 + SIGNALS.index(number))
 
     def before_micro_batch(self) -> bool:
-        """Whether the job stops before the next micro batch: all ranks ask, and all get one answer.
-
-        The time between two calls is taken for one micro batch's.
-        """
+        """Tell whether the job stops before the next micro batch, as `agreed`; two calls are a micro batch apart."""
         now = time.perf_counter()
         if self._batch_began is not None:
             self._longest_batch = max(self._longest_batch, now - self._batch_began)
@@ -86,7 +92,7 @@ class Stop:
         self._longest_save, self._batch_began = max(self._longest_save, seconds), None
 
     def agreed(self) -> bool:
-        """Whether all ranks stop now, and in `reason` why. A collective: every rank must call it, and all get one answer."""
+        """Tell whether all ranks stop now, and in `reason` why. A collective: all call it, and all get one answer."""
         asked = self._received
         # One more micro batch and a save must fit, and saving to a shared disk may take twice as long the next time.
         needed = self._longest_batch + 2 * self._longest_save + self.margin
@@ -98,3 +104,38 @@ class Stop:
             asked = int(all_asked)
         self.reason = REASONS[asked]
         return asked > 0
+
+
+class SkippedSteps:
+    """Writes down the steps that were skipped because their loss or gradient was not finite; too many end the job."""
+
+    def __init__(self, file: Path, ranks: Ranks, max_in_a_row: int) -> None:
+        self.skipped_file, self.ranks, self.max_in_a_row = file, ranks, max_in_a_row
+        self.in_a_row = 0
+
+    def check_step(self, step: int, losses: list[tuple[Any, Tensor]], *, skipped: bool) -> None:
+        """Look at a step, counted from 1, on all ranks; `losses`: row numbers and loss of each micro batch of this rank.
+
+        Raises NonRetryableError after too many skipped ones in a row.
+        """
+        self.in_a_row = self.in_a_row + 1 if skipped else 0
+        if not skipped:
+            return
+        everyone: list[Any] = [None] * self.ranks.world_size
+        dist.all_gather_object(everyone, [([int(row) for row in rows], float(loss)) for rows, loss in losses])
+        batches = [batch for batches in everyone for batch in batches]
+        # A finite loss may still have a gradient that is not; then any row may be the cause.
+        bad = [rows for rows, loss in batches if not math.isfinite(loss)] or [rows for rows, _ in batches]
+        rows = sorted(row for group in bad for row in group)
+        if self.ranks.is_main:
+            with suppress(OSError), self.skipped_file.open("a", encoding="utf-8") as file:  # full disk: the log has the rows
+                file.write(json.dumps({"step": step, "rows": rows}) + "\n")
+        log(f"WARNING step {step} skipped: loss or gradient is not finite; rows {rows} (see {self.skipped_file})", self.ranks)
+        if self.in_a_row > self.max_in_a_row:
+            raise NonRetryableError(
+                f"step {step}: {self.in_a_row} steps in a row skipped, their loss or gradient is not finite; their rows stand "
+                f"in {self.skipped_file}: look at them with python -m longspec.data inspect. To go on from the last "
+                "checkpoint, which is from before them or holds the same weights: raise runtime.max_skipped_in_a_row. Or lower "
+                "recipe.optimizer.lr, or correct the data, and train anew after: "
+                f"rm -r {self.skipped_file.with_name(CHECKPOINTS)}"
+            )

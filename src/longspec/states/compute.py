@@ -16,85 +16,12 @@ from longspec.atomic_files import checked_folder
 from longspec.config import OFFLINE
 from longspec.distributed import Ranks
 from longspec.draft_vocabulary import DraftVocabulary
-from longspec.methods import check_family_named, method_of, settings_of, vocabulary_for
+from longspec.methods import method_of, vocabulary_for
 from longspec.models.target import resolve_dtype
-from longspec.models.target_config import read_target_config
-from longspec.states.load import load_states
-from longspec.states.stored.declaration import SCALE, Declaration, declare
-from longspec.states.stored.encoding import best_token, encode, with_top_tokens
-from longspec.states.stored.rows import RowBatch, RowSource
+from longspec.states.declaration import SCALE, Declaration, RowBatch, RowSource, checked_config, declare
+from longspec.states.encoding import best_token, encode, with_top_tokens
+from longspec.states.forward import load_states
 from longspec.states.tensors import BEST_TOKEN, FINAL, TOP_TOKENS
-
-
-@dataclass(frozen=True)
-class Computed:
-    """The stored tensors [B, S, ...] of some rows; and of each tensor of the target which rows [B] are finite."""
-
-    tensors: dict[str, Tensor]
-    finite: dict[str, Tensor]
-
-    @property
-    def num_rows(self) -> int:
-        """How many rows these are."""
-        return len(next(iter(self.tensors.values())))
-
-    def row(self, place: int) -> dict[str, Tensor]:
-        """Return one row's tensors [S, ...] on the host."""
-        return {name: tensor[place].cpu() for name, tensor in self.tensors.items()}
-
-    def not_finite(self, place: int) -> list[str]:
-        """Return the names of the target's tensors that are not finite in a row."""
-        return [name for name, finite_B in self.finite.items() if not finite_B[place]]
-
-
-class Computation:
-    """The target beside what is stored of it. Every rank makes the same sequence of calls."""
-
-    def __init__(self, job: "StatesJob", ranks: Ranks) -> None:
-        """Load the target."""
-        self.states = load_states(job.target_path, job.config, job.runtime, job.device, job.dtype)
-        self.states.follow(job.device)
-        method, settings = method_of(job.recipe, job.vocabulary)
-        self.declaration, self.learnt, self.ranks, self.device = job.declaration, method.learnt(settings), ranks, job.device
-        stored = {tensor.name: tensor for tensor in self.declaration.tensors}
-        self.top_k = stored[TOP_TOKENS].token_shape[0] if TOP_TOKENS in stored else None
-        kinds = ("keys", "values", "hidden", FINAL)
-        self.names = [name for name in stored if name.split(".")[0] in kinds and not name.endswith(SCALE)]
-        self.names += [FINAL] if self.top_k is not None else []
-        self.with_best = BEST_TOKEN in stored and self.top_k is None
-
-    @torch.no_grad()
-    def of(self, batch: RowBatch) -> Computed:
-        """Compute the stored tensors of rows, on the device."""
-        ids, positions, documents = (
-            None if tensor is None else tensor.to(self.device, non_blocking=True)
-            for tensor in (batch.input_ids_BS, batch.position_ids_BS, batch.document_ids_BS)
-        )
-        found = self.states(ids, positions, documents, self.names)
-        finite = {name: found[name].flatten(1).isfinite().all(1) for name in self.names}
-        with self.states.gather([self.states.head_weight] if self.top_k is not None or self.with_best else []):
-            if self.top_k is not None:
-                assert self.learnt is not None
-                assert ids is not None
-                found = with_top_tokens(found, ids, self.states.head_weight, self.learnt, self.top_k)
-            if self.with_best:
-                found = found | {BEST_TOKEN: best_token(found[FINAL], self.states.head_weight)}
-        encoded = encode(found, self.declaration.tensors)
-        return Computed({tensor.name: encoded[tensor.name] for tensor in self.declaration.tensors}, finite)
-
-    def gathered(self, own: Computed) -> list[Computed]:
-        """Return the rows of all ranks, in their order, on rank 0; on the others nothing."""
-        if self.ranks.world_size == 1:
-            return [own]
-        parts = [Computed({}, {}) for _ in range(self.ranks.world_size)]
-        for kind in ("tensors", "finite"):
-            for name, tensor in getattr(own, kind).items():
-                data = tensor.contiguous().view(torch.uint8)  # no library gathers float8
-                there = [torch.empty_like(data) for _ in parts] if self.ranks.is_main else None
-                dist.gather(data, there, dst=0)
-                for part, received in zip(parts, there or [], strict=False):
-                    getattr(part, kind)[name] = received.view(tensor.dtype)
-        return parts if self.ranks.is_main else []
 
 
 @dataclass(frozen=True)
@@ -111,14 +38,6 @@ class StatesJob:
     device: torch.device
 
 
-def checked_config(target_path: str, recipe: Any) -> Any:
-    """Read a target's configuration. Raises ValueError for one of another family than the recipe names, or too small for it."""
-    config = read_target_config(target_path)
-    check_family_named(recipe, config.model_type, target_path)
-    settings_of(recipe.method.name).fits(recipe, config.num_hidden_layers, config.vocab_size)
-    return config
-
-
 def open_job(
     recipe: Any, runtime: Any, target: Path, source: RowSource, vocabulary_path: Path | None, device: torch.device
 ) -> StatesJob:
@@ -133,6 +52,69 @@ def open_job(
             vocabulary.check_tokens(vocabulary_path, config.vocab_size, path, source.tokenizer)
     declaration = declare(recipe, config, target, source, dtype, vocabulary)
     return StatesJob(declaration, recipe, runtime, path, config, vocabulary, dtype, device)
+
+
+@dataclass(frozen=True)
+class Computed:
+    """The stored tensors [B, S, ...] of some rows; and of each tensor of the target which rows [B] are finite."""
+
+    tensors: dict[str, Tensor]
+    finite: dict[str, Tensor]
+
+    def row(self, place: int) -> dict[str, Tensor]:
+        """Return one row's tensors [S, ...] on the host."""
+        return {name: tensor[place].cpu() for name, tensor in self.tensors.items()}
+
+    def not_finite(self, place: int) -> list[str]:
+        """Return the names of the target's tensors that are not finite in a row."""
+        return [name for name, finite_B in self.finite.items() if not finite_B[place]]
+
+
+class Computation:
+    """The target beside what is stored of it. Every rank makes the same sequence of calls."""
+
+    def __init__(self, job: StatesJob, ranks: Ranks) -> None:
+        self.states = load_states(job.target_path, job.config, job.runtime, job.device, job.dtype)
+        self.states.follow(job.device)
+        method, settings = method_of(job.recipe, job.vocabulary)
+        self.tensors, self.learnt, self.ranks, self.device = job.declaration.tensors, method.learnt(settings), ranks, job.device
+        stored = {tensor.name: tensor for tensor in self.tensors}
+        self.top_k = stored[TOP_TOKENS].token_shape[0] if TOP_TOKENS in stored else None
+        kinds = ("keys", "values", "hidden", FINAL)
+        self.names = [name for name in stored if name.split(".")[0] in kinds and not name.endswith(SCALE)]
+        self.names += [FINAL] if self.top_k is not None else []
+        self.with_best = BEST_TOKEN in stored and self.top_k is None
+
+    @torch.no_grad()
+    def of(self, batch: RowBatch) -> Computed:
+        """Compute the stored tensors of rows, on the device."""
+        ids = batch.input_ids_BS.to(self.device)
+        documents = None if batch.document_ids_BS is None else batch.document_ids_BS.to(self.device)
+        found = self.states(ids, batch.position_ids_BS.to(self.device), documents, self.names)
+        finite = {name: found[name].flatten(1).isfinite().all(1) for name in self.names}
+        head = self.states.head_weight
+        with self.states.gather([head] if self.top_k is not None or self.with_best else []):
+            if self.top_k is not None:
+                assert self.learnt is not None
+                found = with_top_tokens(found, ids, head, self.learnt, self.top_k)
+            elif self.with_best:
+                found = found | {BEST_TOKEN: best_token(found[FINAL], head)}
+        encoded = encode(found, self.tensors)
+        return Computed({tensor.name: encoded[tensor.name] for tensor in self.tensors}, finite)
+
+    def gathered(self, own: Computed) -> list[Computed]:
+        """Return the rows of all ranks, in their order, on rank 0; on the others nothing."""
+        if self.ranks.world_size == 1:
+            return [own]
+        parts = [Computed({}, {}) for _ in range(self.ranks.world_size)]
+        for kind in ("tensors", "finite"):
+            for name, tensor in getattr(own, kind).items():
+                data = tensor.contiguous().view(torch.uint8)  # no library gathers float8
+                there = [torch.empty_like(data) for _ in parts] if self.ranks.is_main else None
+                dist.gather(data, there, dst=0)
+                for part, received in zip(parts, there or [], strict=False):
+                    getattr(part, kind)[name] = received.view(tensor.dtype)
+        return parts if self.ranks.is_main else []
 
 
 def shared(numbers: Sequence[int], ranks: Ranks) -> list[list[int]]:

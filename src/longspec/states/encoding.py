@@ -13,7 +13,7 @@ from torch import Tensor
 
 from longspec.methods.contract import Distribution
 from longspec.models.teachers import top_k_of
-from longspec.states.stored.declaration import SCALE, Declaration, StoredTensor
+from longspec.states.declaration import SCALE, Declaration, StoredTensor
 from longspec.states.tensors import BEST_TOKEN, FINAL, KEYS, TOP, TOP_TOKENS, VALUES
 
 DTYPES = {

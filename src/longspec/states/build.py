@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -23,11 +22,11 @@ from torch import Tensor
 from longspec.atomic_files import describe_files, new_file, read_json_object, write_manifest
 from longspec.distributed import Ranks, log
 from longspec.lease import acquire
-from longspec.states.stored.compute import Computation, Computed, shared
-from longspec.states.stored.declaration import Declaration
-from longspec.states.stored.encoding import differences
-from longspec.states.stored.rows import RowSource
-from longspec.states.stored.stored_rows import SHARD, part_name
+from longspec.process_group import of_first_rank
+from longspec.states.compute import Computation, Computed, shared
+from longspec.states.declaration import Declaration, RowSource
+from longspec.states.encoding import differences
+from longspec.states.stored_states import SHARD, part_name
 
 Alone = tuple[Computed, Tensor]  # a row computed by itself, and which of its tokens [S] are text
 PART_BYTES = 128 * 2**20  # of one file, at least one row
@@ -40,7 +39,7 @@ class ShardWriter:
     """The files of a shard on rank 0, which alone writes. files, left_out: what shard.json says of the whole parts."""
 
     def __init__(self, out: Path, declaration: Declaration, rows: range, check: Callable[[], None] = lambda: None) -> None:
-        """check: does not return when another job writes here."""
+        """Begin a shard; check: does not return when another job writes here."""
         self.out, self.declaration, self.rows, self.check = out, declaration, rows, check
         self.part_rows = max(1, PART_BYTES // declaration.row_bytes)
         self.parts = [rows[start : start + self.part_rows] for start in range(0, len(rows), self.part_rows)]
@@ -48,13 +47,11 @@ class ShardWriter:
         self.left_out: dict[str, str] = {}
         self._in_work: dict[int, dict[str, Tensor]] = {}  # rows of one part
 
-    @property
-    def missing(self) -> set[int]:
-        """Numbers of the rows whose part is not whole."""
-        return {row for part in self.parts if part_name(part) not in self.files for row in part}
+    def find_missing(self) -> set[int]:
+        """Return the rows that are to be computed: parts that earlier builders have left whole are kept, all others removed.
 
-    def find(self) -> None:
-        """Take over the parts that earlier builders have left whole, and remove all other files of rows."""
+        Raises ValueError when the disk has no room for them.
+        """
         names, listed = set(map(part_name, self.parts)), {}
         with suppress(ValueError):  # no shard is finished here, or its manifest is damaged
             listed = read_json_object(self.out / SHARD).get("files", {})
@@ -66,29 +63,33 @@ class ShardWriter:
             else:
                 self.files |= found
                 self.left_out |= left_out
-
-    def refuse_without_disk(self) -> None:
-        """Raise ValueError when the disk has no room for what is to be written."""
-        needed, free = len(self.missing) * self.declaration.row_bytes, shutil.disk_usage(self.out).free
+        missing = {row for part in self.parts if part_name(part) not in self.files for row in part}
+        if missing:
+            (self.out / SHARD).unlink(missing_ok=True)
+        needed, free = len(missing) * self.declaration.row_bytes, shutil.disk_usage(self.out).free
         if needed > free:
             raise ValueError(
                 f"{self.out}: the states of the rows that are missing need {needed} bytes, {free} are free there; make room, "
                 "or put the folder on another disk"
             )
+        there, size = len(self.rows) - len(missing), self.declaration.row_bytes
+        log(f"{self.out}: {there} of {len(self.rows)} rows are there; {size} bytes a row")
+        return missing
 
     def write(self, rows: Sequence[int], computed: Sequence[Computed], alone: dict[int, Alone]) -> None:
         """Take the missing ones of `rows`, which come in ascending order. alone: some of them, each computed by itself."""
-        places = [(each, place) for each in computed for place in range(each.num_rows)]
+        places = [(each, place) for each in computed for place in range(len(next(iter(each.tensors.values()))))]
         for row, (each, place) in zip(rows, places, strict=False):
             part = self.parts[(row - self.rows.start) // self.part_rows]
             if part_name(part) not in self.files:
-                self._in_work[row] = self._checked(row, each.row(place), each.not_finite(place), alone.get(row))
+                self._in_work[row] = self._checked(row, each, place, alone.get(row))
                 if row == part[-1]:
                     self._write_part(part)
 
-    def _checked(self, row: int, tensors: dict[str, Tensor], not_finite: list[str], alone: Alone | None) -> dict[str, Tensor]:
+    def _checked(self, row: int, computed: Computed, place: int, alone: Alone | None) -> dict[str, Tensor]:
         """Return a row as it is stored: zeros where it is left out. Raises ValueError where it differs from the one alone."""
-        if not_finite:
+        tensors = computed.row(place)
+        if not_finite := computed.not_finite(place):
             reason = f"not finite: {', '.join(not_finite)}"
             log(f"WARNING row {row}: {reason}; it is left out of training")
             self.left_out[str(row)] = reason
@@ -102,7 +103,6 @@ class ShardWriter:
         return tensors
 
     def _write_part(self, part: range) -> None:
-        """Give a part its file, all of its rows being there."""
         name, rows = part_name(part), [self._in_work[row] for row in part]
         left_out = {row: why for row, why in self.left_out.items() if int(row) in part}
         content = {"declaration": self.declaration.hash, "left_out": left_out}
@@ -114,7 +114,7 @@ class ShardWriter:
         self._in_work.clear()
 
     def finish(self, more: dict[str, Any]) -> Path:
-        """Write the manifest of the shard, all parts being whole; return its path."""
+        """Write the manifest of the shard, all parts being whole; return its path. more: for it."""
         content: dict[str, Any] = {"declaration": self.declaration.plain(), "hash": self.declaration.hash}
         content |= {"first": self.rows.start, "rows": len(self.rows), "part_rows": self.part_rows}
         content |= {"files": self.files, "left_out": self.left_out}
@@ -160,21 +160,11 @@ def build(
     builder writes here, the disk has no room, or a compared row differs when it is computed alone.
     """
     writer = lease = None
-    missing: set[int] = set()
     try:
         if ranks.is_main:
             lease = acquire(out)
             writer = ShardWriter(out, declaration, rows, lease.check)
-            writer.find()
-            missing = writer.missing
-            if missing:
-                (out / SHARD).unlink(missing_ok=True)
-            writer.refuse_without_disk()
-            log(f"{out}: {len(rows) - len(missing)} of {len(rows)} rows are there; {declaration.row_bytes} bytes a row")
-        if ranks.world_size > 1:
-            box = [missing]
-            dist.broadcast_object_list(box, src=0)
-            missing = box[0]
+        missing = of_first_rank(writer.find_missing if writer else set, ranks)
         if missing:
             batches = batches_of(rows, missing, micro_batch * ranks.world_size)
             _compute_and_write(batches, source, load(), set(rows[::COMPARED]) & missing, writer)

@@ -1,21 +1,27 @@
-"""May this job go on, and how did it end? No torch: rules and reports ask too.
+"""What a stage's folder says of its jobs: may one go on, how did the last one end, where is the last checkpoint. No torch.
 
     status.json: {"state": "running" | "done" | "stopped" | "failed", "step", "steps", "reason", "deterministic"}
 
 Exit codes do not survive the launchers in between (torchrun returns 1 whatever its workers return): this file does.
 """
 
+import platform
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from longspec.atomic_files import read_json, sha256_file, write_json
-from longspec.config import differences
-from longspec.distributed import log
-from longspec.train.checkpoint.checkpoint_dir import MANIFEST, find_slot
+from longspec.config import differences, plain
+from longspec.distributed import Ranks, log
+from longspec.train.arguments import Job
+from longspec.train.checkpoint.checkpoint_dir import MANIFEST, SLOTS, find_slot, read_manifest
 
-STATUS = "status.json"
+STATUS, CHECKPOINT, DRAFT = "status.json", "checkpoint.json", "draft"
+VERSIONS_OF = ("longspec", "torch", "transformers", "deepspeed", "numpy", "pyarrow", "tokenizers")
 
 
 class NonRetryableError(ValueError):
@@ -82,3 +88,39 @@ def non_retryable_reason(out: Path, since: float) -> str:
         if (out / STATUS).stat().st_mtime >= since and status["state"] == "failed" and status["deterministic"]:
             return str(status["reason"])
     return ""
+
+
+def publish(job: Job, folder: Path, ranks: Ranks, times: dict[str, float], steps: int, check_owner: Callable[[], None]) -> None:
+    """Write checkpoint.json for the slot of the last step, which has just been saved; times: seconds by their names in it."""
+    slot = SLOTS[0]
+    manifest = read_manifest(folder / slot)
+    assert manifest["step"] == steps, f"{folder / slot} is of step {manifest['step']}"
+    content = {
+        "slot": f"{folder.name}/{slot}",
+        "manifest_sha256": sha256_file(folder / slot / MANIFEST),
+        "step": manifest["step"],
+        "identity": manifest["identity"],
+        "runtime": plain(job.runtime),
+        "world_size": ranks.world_size,
+        "zero_stage": job.runtime.deepspeed.zero_stage,
+        **times,
+        "tokens_seen": manifest["tokens_seen"],
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in VERSIONS_OF},
+    }
+    check_owner()
+    write_json(job.out / CHECKPOINT, content)
+    log(f"done: {job.out / CHECKPOINT}")
+
+
+def extract_draft(job: Job) -> None:
+    """Write the finished stage's draft folder beside its checkpoint.json, by the verb that a person would type.
+
+    A process of its own: making drafts is no part of training. Raises ValueError with the verb's own words where it fails.
+    """
+    options = [job.out / CHECKPOINT, "--target", job.target, "--out", job.out / DRAFT, "--data", job.data]
+    options += [] if job.vocabulary is None else ["--vocabulary", job.vocabulary]
+    command = [sys.executable, "-m", "longspec.draft", "extract", *map(str, options)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise ValueError(f"runtime.extract_at_end: {done.stderr.strip()}; mend it, then: {' '.join(command)}")
+    log(done.stdout.strip())

@@ -1,0 +1,209 @@
+"""What stored states are made of: the rows, the target, and which tensors are kept. Equal declarations are equal states.
+
+Shapes: B rows, S tokens of a row, H hidden width, K key/value heads, D head width, k likeliest tokens.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from longspec.atomic_files import read_json, sha256_text
+from longspec.data.pack.arrow_shards import PackedRows
+from longspec.data.pack.held_out_rows import HeldOutRow
+from longspec.draft_vocabulary import DraftVocabulary
+from longspec.methods import check_family_named, method_of, settings_of
+from longspec.models.target_config import read_target_config
+from longspec.states.tensors import BEST_TOKEN, FINAL, TOP, StateTensor
+
+FLOAT8 = "float8"  # of recipe.states.dtype
+WORDS = {"bfloat16": "BF16", FLOAT8: "F8_E4M3", "float32": "F32"}  # as safetensors names them
+SIZES = {"F8_E4M3": 1, "BF16": 2, "F16": 2, "F32": 4, "I32": 4}  # bytes of an element
+SCALE = ".scale"
+# Of TOP, in its order. float16: log-probabilities lie mostly between -64 and 0, where it is at most 0.016 off, bfloat16 0.13.
+TOP_DTYPES = ("I32", "F16", "F32", "I32", "F32")
+
+
+@dataclass(frozen=True)
+class RowBatch:
+    """What the target is asked with, int64 [B, S] each; document_ids_BS None: each row is one text.
+
+    is_text_BS: false at the padding, whose states are of no use, and may hang on the rows beside it.
+    """
+
+    input_ids_BS: Tensor
+    position_ids_BS: Tensor
+    document_ids_BS: Tensor | None
+    is_text_BS: Tensor
+
+
+def _stacked(arrays: list[np.ndarray]) -> Tensor:
+    return torch.from_numpy(np.stack(arrays).astype(np.int64))
+
+
+class TrainingRows:
+    """The rows that a stage trains on, by their numbers from 0. hash: of all that the rows are."""
+
+    held_out = False
+
+    def __init__(self, packed: PackedRows) -> None:
+        self.packed, self.hash, self.sequence_length = packed, packed.data_hash, packed.sequence_length
+        self.tokenizer = packed.manifest["tokenizer"]
+
+    def __len__(self) -> int:
+        return len(self.packed)
+
+    def batch(self, numbers: Sequence[int]) -> RowBatch:
+        """Return some rows with plain positions, as training hands them to the target."""
+        rows = [self.packed[number] for number in numbers]
+        documents_BS = _stacked([row.document_ids_S for row in rows])
+        several = bool((documents_BS > 0).any())
+        input_ids_BS = _stacked([row.input_ids_S for row in rows])
+        position_ids_BS = _stacked([row.position_ids_S for row in rows])
+        return RowBatch(input_ids_BS, position_ids_BS, documents_BS if several else None, documents_BS >= 0)
+
+
+class HeldOutSource:
+    """The held-out rows that acceptance is estimated on while a stage trains; a face like that of TrainingRows."""
+
+    held_out = True
+
+    def __init__(self, packed: PackedRows, rows: Sequence[HeldOutRow]) -> None:
+        self.rows, self.sequence_length, self.tokenizer = rows, packed.sequence_length, packed.manifest["tokenizer"]
+        self.hash = hashlib.sha256(b"".join(row.input_ids_S.astype(np.int64).tobytes() for row in rows)).hexdigest()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def batch(self, numbers: Sequence[int]) -> RowBatch:
+        """Return some rows, as the estimate hands them to the target."""
+        input_ids_BS = _stacked([self.rows[number].input_ids_S for number in numbers])
+        positions_BS = torch.arange(self.sequence_length).expand_as(input_ids_BS)
+        return RowBatch(input_ids_BS, positions_BS, None, torch.ones_like(input_ids_BS).bool())
+
+
+RowSource = TrainingRows | HeldOutSource
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One tensor of the files: [rows, S, *token_shape] of a dtype as safetensors names it."""
+
+    name: str
+    dtype: str
+    token_shape: tuple[int, ...]
+
+
+def stored_tensors(reads: Sequence[StateTensor], dtype: str, top_k: int | None) -> tuple[StoredTensor, ...]:
+    """Return the tensors that are stored for those that a method reads (Method.reads), by name; dtype, top_k: of recipe.states.
+
+    float8 brings a float32 scale a token and head, [K] of keys [K, D] and [] of a hidden state [H], and the most likely token
+    as it was before the rounding: it decides which tokens have a loss where a draft has a vocabulary of its own. With top_k
+    the likeliest tokens take the place of `final`.
+    """
+    found: list[StoredTensor] = []
+    for tensor in reads:
+        if tensor.name == FINAL and top_k is not None:
+            shapes: tuple[tuple[int, ...], ...] = ((top_k,), (top_k,), (), (), ())
+            found += map(StoredTensor, TOP, TOP_DTYPES, shapes)
+            continue
+        found.append(StoredTensor(tensor.name, WORDS[dtype], tensor.token_shape))
+        if dtype == FLOAT8:
+            found.append(StoredTensor(tensor.name + SCALE, "F32", tensor.token_shape[:-1]))
+            if tensor.name == FINAL:
+                found.append(StoredTensor(BEST_TOKEN, TOP_DTYPES[TOP.index(BEST_TOKEN)], ()))
+    return tuple(sorted(found, key=lambda tensor: tensor.name))
+
+
+def bytes_a_token(tensors: Sequence[StoredTensor]) -> int:
+    """Return the bytes of one token in the files, whose headers come to far below a thousandth."""
+    return sum(SIZES[tensor.dtype] * prod(tensor.token_shape) for tensor in tensors)
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """All that decides the numbers in a set of stored states; two sets of equal declarations are equal."""
+
+    target: str  # hash of the target's files
+    tokenizer: str
+    rows: str  # hash of the packed rows' manifest, or of the held-out rows
+    num_rows: int
+    sequence_length: int
+    computed_in: str  # torch's dtype of the target's forward
+    tensors: tuple[StoredTensor, ...]
+    temperature: float | None  # of the likeliest tokens' distribution; None: there are none
+    vocabulary: str | None  # hash of the draft vocabulary that these are taken from; None: all tokens
+
+    def plain(self) -> dict[str, Any]:
+        """Return the declaration as values of JSON, its tensors by their names."""
+        tensors = {tensor.name: [tensor.dtype, *tensor.token_shape] for tensor in self.tensors}
+        return asdict(self) | {"tensors": tensors}
+
+    @classmethod
+    def of_plain(cls, content: dict[str, Any]) -> "Declaration":
+        """Return the declaration that `plain` made this content of."""
+        tensors = tuple(StoredTensor(name, dtype, tuple(shape)) for name, (dtype, *shape) in content["tensors"].items())
+        return cls(**content | {"tensors": tensors})
+
+    @property
+    def hash(self) -> str:
+        """A hash of all of it."""
+        return hash_of(self.plain())
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return self.sequence_length * bytes_a_token(self.tensors)
+
+
+def hash_of(plain: Any) -> str:
+    """Return a hash of a declaration's plain content, or of another JSON value."""
+    return sha256_text(json.dumps(plain, sort_keys=True))
+
+
+def target_hash(manifest: Path) -> str:
+    """Return the hash of a target's files alone: its manifest also says how long the target was trained."""
+    return hash_of(read_json(manifest)["files"])
+
+
+def checked_config(target_path: str, recipe: Any) -> Any:
+    """Read a target's configuration. Raises ValueError for one of another family than the recipe names, or too small for it."""
+    config = read_target_config(target_path)
+    check_family_named(recipe, config.model_type, target_path)
+    settings_of(recipe.method.name).fits(recipe, config.num_hidden_layers, config.vocab_size)
+    return config
+
+
+def declare(
+    recipe: Any, config: Any, target_manifest: Path, rows: RowSource, dtype: Any, vocabulary: DraftVocabulary | None
+) -> Declaration:
+    """Return the declaration of a recipe's states; config: of the target; dtype: torch's, in which the target runs.
+
+    Hard labels want no final hidden states, so that the target's own loss is measured on held-out rows alone. Raises ValueError
+    for a recipe.states.top_k that this draft or target has not.
+    """
+    states, (method, settings) = recipe.states, method_of(recipe, vocabulary)
+    learnt, top_k = method.learnt(settings), states.top_k
+    if top_k is not None and learnt is None:
+        raise ValueError(f"recipe.states.top_k: {top_k}: {method.name} learns no distribution alone; set it to null")
+    if top_k is not None and top_k > config.vocab_size:
+        raise ValueError(f"recipe.states.top_k: {top_k}: the target has {config.vocab_size} tokens; give as many or fewer")
+    of_top = None if top_k is None else learnt
+    return Declaration(
+        target=target_hash(target_manifest),
+        tokenizer=rows.tokenizer,
+        rows=rows.hash,
+        num_rows=len(rows),
+        sequence_length=rows.sequence_length,
+        computed_in=str(dtype),
+        tensors=stored_tensors(method.reads(config, settings, with_llm_loss=rows.held_out), states.dtype, top_k),
+        temperature=None if of_top is None else of_top.temperature,
+        vocabulary=None if of_top is None or of_top.ids is None or vocabulary is None else vocabulary.hash,
+    )
