@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen2Config
 from longspec.methods.eagle3 import cost
 from longspec.methods.eagle3.method import METHOD
 from longspec.methods.eagle3.settings import Settings
-from longspec.models.attention import text_part
+from longspec.models.attention import sdpa
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.train.estimate.memory import parameter_bytes
 from tests.methods.test_eagle3 import CONFIGS, LAYERS, REDUCED, make
@@ -104,7 +104,7 @@ def test_memory_is_within_a_tenth(name: str, dtype: torch.dtype) -> None:
 
 def test_memory_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """All scores of a block of queries, as on a GPU that has neither flash-attn nor compiled flex_attention."""
-    monkeypatch.setattr(text_part, "KERNEL_DEVICE", "none")
+    monkeypatch.setattr(sdpa, "KERNEL_DEVICE", "none")
     config = Qwen2Config(**WIDE | {"vocab_size": 128}, num_hidden_layers=3, tie_word_embeddings=False)
     settings, cpu, dtype = Settings(layers=LAYERS, steps=2, sliding_window=900), torch.device("cpu"), torch.float32
     estimate = cost.memory(config, settings, 2048, dtype, cpu)

@@ -16,7 +16,7 @@ from longspec.methods.eagle3.layer_config import layer_config
 from longspec.methods.eagle3.settings import Settings
 from longspec.methods.eagle3.shape import AUXILIARY
 from longspec.models.attention.backends import SDPA, fastest
-from longspec.models.attention.text_part import block_bytes
+from longspec.models.attention.sdpa import block_bytes
 from longspec.models.attention.visibility import causal_pairs
 from longspec.models.chain_losses import chain_bytes
 from longspec.models.target import head_width
