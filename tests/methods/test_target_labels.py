@@ -12,8 +12,8 @@ from longspec.methods.eagle3.method import METHOD as EAGLE3
 from longspec.methods.eagle3.settings import Settings
 from longspec.methods.glide.method import METHOD as GLIDE
 from longspec.methods.glide.settings import Draft
-from longspec.models.teachers import top_k_of
 from longspec.states.forward import STATES_ATTENTION, TargetStates
+from longspec.states.stored.encoding import top_k_of
 from longspec.states.tensors import BEST_TOKEN, FINAL, LOG_SUM_EXP, NEXT_LOG_PROB, TOP_LOG_PROBS, TOP_TOKENS
 from tests.eager import EAGER
 from tests.targets import SHAPES, TARGETS, VOCABULARY

@@ -18,8 +18,7 @@ from longspec.distributed import Ranks
 from longspec.draft_vocabulary import read_draft_vocabulary
 from longspec.methods import method_of
 from longspec.models.draft_attention import rotations
-from longspec.models.target import load_target
-from longspec.models.target_config import read_target_config
+from longspec.models.target import load_target, read_target_config
 from longspec.states.load import load_states
 from longspec.states.stored.compute import checked_config
 from longspec.states.stored.stored_rows import StoredRows

@@ -30,7 +30,7 @@ def extract(options: argparse.Namespace) -> None:
     from longspec.draft.weight_sources import read_weights
     from longspec.methods import method_of, vocabulary_for
     from longspec.methods.draft_files import write_draft_manifest
-    from longspec.models.target_config import read_target_config
+    from longspec.models.target import read_target_config
     from longspec.tokenizer_files import tokenizer_files, tokenizer_hash
 
     recipe, out = recipe_and_folder(options.checkpoint, options.recipe, options.out)

@@ -15,7 +15,7 @@ from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods import method_of
 from longspec.methods.contract import Method
 from longspec.methods.draft_files import CONFIG, METHOD, PTH, SAFETENSORS, draft_manifest
-from longspec.models.target_config import read_target_config
+from longspec.models.target import read_target_config
 from longspec.tokenizer_files import tokenizer_files
 
 VOCABULARY = "draft_vocabulary.json"

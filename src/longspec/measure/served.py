@@ -22,8 +22,7 @@ from longspec.families import position_limit
 from longspec.measure.engines.protocol import Answer, Job, Request
 from longspec.measure.tasks import ROOM, check_interpreter
 from longspec.methods import method_of, vllm_method
-from longspec.models.target import load_target
-from longspec.models.target_config import read_target_config
+from longspec.models.target import load_target, read_target_config
 from longspec.states.forward import TargetStates
 
 NGRAM = "ngram"  # vLLM's own prompt lookup

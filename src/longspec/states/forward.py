@@ -17,7 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from longspec.models.attention.backends import AUTO, target_attention
 from longspec.models.attention.visibility import Visibility
 from longspec.models.draft_attention import rotations
-from longspec.models.tensor_parallel import Group, all_heads_at, group_of, rows_of_ranks, splits_heads, whole
+from longspec.models.target import Group, all_heads_at, group_of, rows_of_ranks, splits_heads, whole
 from longspec.states.tensors import COS, EMBEDDED, FINAL, HIDDEN, KEYS, SIN, VALUES, check_names, layer_of, layers_of
 
 Gather = Callable[[list[nn.Parameter]], AbstractContextManager[Any]]

@@ -8,9 +8,7 @@ from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deep
 
 from longspec.config import PARTITIONED, TENSOR_PARALLEL
 from longspec.models.attention.backends import choose
-from longspec.models.target import head_width, load_target
-from longspec.models.target_config import CONFIG, read_target_config
-from longspec.models.tensor_parallel import check_splits, split_over
+from longspec.models.target import CONFIG, check_splits, head_width, load_target, read_target_config, split_over
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 
 

@@ -18,14 +18,17 @@ is the one that the method learns (Method.learnt): over its draft vocabulary whe
 States in float8 hand out best_token beside `final`.
 
 Shapes: B rows, S tokens, H hidden width, K key/value heads, D head width, R the part of a head that is rotated, k likeliest
-tokens.
+tokens, N tokens that have a label.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from torch import Tensor
+
+from longspec.models.losses import SparseTeacher, draft_numbers
 from longspec.models.target import head_width
 
 EMBEDDED, COS, SIN, FINAL = "embedded", "cos", "sin", "final"
@@ -84,3 +87,27 @@ def check_names(names: Iterable[str], layers: int) -> None:
                 f"{name}: the target has no such tensor; it has {FINAL}, and {KEYS}N, {VALUES}N and {HIDDEN}N of layers 0 to "
                 f"{layers - 1}"
             )
+
+
+def sparse_teacher(
+    found: dict[str, Tensor], labelled: Callable[[Tensor], Tensor], ids_V: Tensor | None, *, with_loss: bool
+) -> SparseTeacher | None:
+    """The teacher of stored likeliest tokens; None where the final hidden states were handed out.
+
+    labelled: takes [B, S, ...] to [N, ...]; ids_V: the draft vocabulary, None = all tokens; with_loss: the target's own loss is
+    wanted. Raises ValueError for tokens that the draft vocabulary has not: they were made for another one.
+    """
+    if TOP_TOKENS not in found:
+        return None
+    tokens_Nk = draft_numbers(labelled(found[TOP_TOKENS]), ids_V)
+    if ids_V is not None and bool((tokens_Nk < 0).any()):
+        raise ValueError(
+            f"{TOP_TOKENS}: the stored states hold tokens outside this draft's vocabulary of {len(ids_V)}; build the states "
+            "with this run's draft vocabulary"
+        )
+    return SparseTeacher(
+        tokens_Nk,
+        labelled(found[TOP_LOG_PROBS]),
+        draft_numbers(labelled(found[BEST_TOKEN]), ids_V),
+        labelled(found[NEXT_LOG_PROB]) if with_loss else None,
+    )

@@ -12,7 +12,7 @@ from longspec.config.target_facts import TargetFacts
 from longspec.families import OF_GGUF, check_family, check_not_quantized, check_target
 from longspec.models import model_folder
 from longspec.models.model_folder import weight_files
-from longspec.models.target_config import read_target_config
+from longspec.models.target import read_target_config
 from longspec.tokenizer_files import tokenizer_files
 
 PATTERNS = ["*.json", "*.safetensors", "*.safetensors.index.json", "tokenizer.model", "merges.txt", "*.jinja"]

@@ -19,8 +19,8 @@ from longspec.models.attention.backends import SDPA, fastest
 from longspec.models.attention.sdpa import block_bytes
 from longspec.models.attention.visibility import causal_pairs
 from longspec.models.chain_losses import chain_bytes
+from longspec.models.losses import TOP_BYTES
 from longspec.models.target import head_width
-from longspec.models.teachers import TOP_BYTES
 
 
 def projection_operations(config: Any, settings: Settings, tokens: int) -> float:

@@ -21,7 +21,6 @@ from longspec.models.attention.visibility import PADDING, Visibility, document_s
 from longspec.models.chain_losses import ChainSums, DenseTeacher, Teacher, chain_cross_entropy
 from longspec.models.losses import NO_LABEL
 from longspec.states.forward import TargetStates
-from longspec.states.target_labels import sparse_teacher
 from longspec.states.tensors import (
     BEST_TOKEN,
     COS,
@@ -32,6 +31,7 @@ from longspec.states.tensors import (
     StateTensor,
     final_hidden_states,
     hidden_states,
+    sparse_teacher,
 )
 
 

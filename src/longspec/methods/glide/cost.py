@@ -12,9 +12,8 @@ import torch
 from longspec.methods.contract import DraftMemory, DraftOperations
 from longspec.methods.glide.settings import Draft
 from longspec.models.attention.visibility import block_pairs, causal_pairs
-from longspec.models.losses import loss_bytes
+from longspec.models.losses import TOP_BYTES, loss_bytes
 from longspec.models.target import head_width
-from longspec.models.teachers import TOP_BYTES
 
 
 def cross_pairs(length: int, draft: Draft) -> float:

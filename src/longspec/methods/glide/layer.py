@@ -17,7 +17,7 @@ from longspec.methods.glide.settings import LAST, RANDOM, Draft
 from longspec.models.attention.backends import AUTO, attend
 from longspec.models.attention.visibility import TreeVisibility, Visibility
 from longspec.models.draft_attention import DraftAttention
-from longspec.models.tensor_parallel import whole
+from longspec.models.target import whole
 from longspec.models.weight_files import check_state
 
 AnyVisibility = Visibility | TreeVisibility

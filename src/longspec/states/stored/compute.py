@@ -17,8 +17,7 @@ from longspec.config import OFFLINE
 from longspec.distributed import Ranks
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods import check_family_named, method_of, settings_of, vocabulary_for
-from longspec.models.target import resolve_dtype
-from longspec.models.target_config import read_target_config
+from longspec.models.target import read_target_config, resolve_dtype
 from longspec.states.load import load_states
 from longspec.states.stored.declaration import SCALE, Declaration, declare
 from longspec.states.stored.encoding import best_token, encode, with_top_tokens

@@ -9,7 +9,7 @@ import torch
 from longspec.config import PARTITIONED, TENSOR_PARALLEL, Recipe, Runtime
 from longspec.distributed import Ranks, log
 from longspec.methods import measures_target
-from longspec.models.tensor_parallel import heads_of_rank
+from longspec.models.target import heads_of_rank
 from longspec.train.estimate.memory import BUCKET, GIB, GPU_OVERHEAD, OPTIMIZER, Item, Setup, estimate, peak, setup_of
 
 CHUNK = 4096  # what is proposed for runtime.target_chunk

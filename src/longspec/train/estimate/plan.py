@@ -23,7 +23,7 @@ from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.schedule import Schedule, chances
 from longspec.families import check_target
 from longspec.methods import measures_target
-from longspec.models.target_config import read_target_config
+from longspec.models.target import read_target_config
 from longspec.shown import one_line
 from longspec.train.arguments import named_path
 from longspec.train.checkpoint.zero_state import KINDS
