@@ -196,7 +196,7 @@ def drafter(weights: dict[str, torch.Tensor]) -> Any:
     """A draft of these weights; of fresh ones for none."""
     loaded, states, _ = target()
     method, settings = method_of(recipe_of("base", 0, []))
-    layer = method.fresh_layer(states, settings)
+    layer = method.trainer(states, settings, None).draft_model
     if weights:
         layer.load_state_dict(weights)
     return methods.drafter(method.name, loaded, layer.eval(), settings, None)

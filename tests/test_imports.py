@@ -115,7 +115,6 @@ WITHOUT_TORCH = {
     "tokenizer_files",
     "methods",
     "methods.draft_files",
-    "methods.eagle3.shape",
     "answers.settings",
     "decode.levels",
     "measure.tasks",

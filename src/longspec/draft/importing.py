@@ -52,7 +52,7 @@ def read_draft(folder: Path, target_path: str, layers: tuple[int, ...] | None) -
         method = methods.method(content[METHOD])
         settings = method.stored_settings(folder)
         layer = method.layer(config, settings)
-        method.load(layer, folder)
+        method.load(layer, folder, config, settings)
         found = read_tensors(draft_weights_file(folder))
         return method, {name: found[name] for name in layer.state_dict()}, settings
     name = methods.method_of_file() if folder.is_file() else methods.published_method(content)

@@ -62,8 +62,7 @@ def served_draft(
     method, settings = method_of(recipe, vocabulary)
     if drafter != UNTRAINED:
         assert folder is not None
-        method.check_same(folder, target.config, settings)
-        method.load(method.layer(target.config, settings), folder)
+        method.load(method.layer(target.config, settings), folder, target.config, settings)
         yield served, folder
         return
     with TemporaryDirectory() as place:
@@ -80,7 +79,7 @@ def _write_fresh(folder: Path, target: ServedTarget, recipe: Any, vocabulary: Dr
     method, settings = method_of(recipe, vocabulary)
     states = TargetStates(load_target(target.path, target.config, target.dtype))
     torch.manual_seed(recipe.seed)
-    weights = method.published(method.fresh_layer(states, settings).state_dict(), settings)
+    weights = method.published(method.trainer(states, settings, None).draft_model.state_dict(), settings)
     write_draft(folder, weights, draft_config(target.path, recipe, vocabulary))
 
 

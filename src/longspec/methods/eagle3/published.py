@@ -3,7 +3,7 @@
 Two layouts. That of the engines (SGLang's trainer, AngelSlim, the authors of EAGLE-3): `midlayer.*` and a config.json whose
 fields are the layer's. That of the package `speculators`: `layers.0.*`, and the layer's fields in `transformer_layer_config`.
 Fields that are left out have LlamaConfig's defaults, as both engines take them: so most drafts for Llama-3.1 turn by a
-rope_theta of 10,000, which is not their target's. What each field means to which engine: layer_config.py.
+rope_theta of 10,000, which is not their target's. What each field means to which engine: layer.py.
 """
 
 from collections.abc import Callable
@@ -15,9 +15,8 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from longspec.distributed import log
-from longspec.methods.eagle3.layer_config import layer_config
-from longspec.methods.eagle3.settings import MOST_STEPS, Settings, check_values
-from longspec.methods.eagle3.shape import AUXILIARY, ROPE, SHAPE, check_shape, layers_of
+from longspec.methods.eagle3.layer import layer_config
+from longspec.methods.eagle3.settings import AUXILIARY, MOST_STEPS, ROPE, SHAPE, Settings, check_shape, check_values, layers_of
 from longspec.methods.eagle3.weights import D2T, T2D, ids_of
 from longspec.models.target import head_width
 from longspec.models.weight_files import read_folder, telling_damage

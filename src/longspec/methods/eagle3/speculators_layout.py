@@ -19,8 +19,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from longspec.config.names import HUB_PREFIX
 from longspec.families import FAMILIES
 from longspec.methods.draft_files import AGAIN, draft_weights_file, read_draft_config
-from longspec.methods.eagle3.layer import Eagle3Layer
-from longspec.methods.eagle3.layer_config import OF_THE_TARGET
+from longspec.methods.eagle3.layer import OF_THE_TARGET, Eagle3Layer
 from longspec.methods.eagle3.weights import check_draft_state, draft_settings
 from longspec.models.weight_files import read_tensors, telling_damage
 

@@ -11,11 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longspec.families import position_limit
-from longspec.methods.contract import DraftOutput, DraftTrainer, check_inputs, check_ranges
+from longspec.methods.contract import DraftOutput, DraftTrainer, check_inputs
 from longspec.methods.eagle3.layer import Eagle3Layer
-from longspec.methods.eagle3.settings import Settings
-from longspec.methods.eagle3.shape import layers_of
+from longspec.methods.eagle3.settings import Settings, layers_of
 from longspec.models.attention.chains import KeysValues, attend_chains
 from longspec.models.attention.visibility import PADDING, Visibility, document_starts
 from longspec.models.chain_losses import ChainSums, DenseTeacher, Teacher, chain_cross_entropy
@@ -156,14 +154,13 @@ class Eagle3Trainer(DraftTrainer):
 
         Raises ValueError that names what is out of range.
         """
-        position_ids = check_inputs(input_ids, position_ids, num_labels, labels=labels, document_ids=document_ids)
+        config = self.states.config
+        position_ids = check_inputs(config, input_ids, labels, position_ids, document_ids, num_labels)
         if input_ids.shape[1] < self.settings.steps + 2:
             raise ValueError(
                 f"input_ids: chains of {self.settings.steps} (recipe.draft.steps) find no place in rows of "
                 f"{input_ids.shape[1]} tokens"
             )
-        config = self.states.config
-        check_ranges(input_ids, labels, position_ids, None, config.vocab_size, position_limit(config))
         check_rising(position_ids, labels, document_ids)
         names = [tensor.name for tensor in reads(config, self.settings, with_llm_loss=with_llm_loss)]
         found = self.states(input_ids, position_ids, document_ids, names, row_numbers)

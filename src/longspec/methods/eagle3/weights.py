@@ -11,7 +11,6 @@ Shapes: V draft vocabulary, T target's vocabulary.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,6 @@ from torch import Tensor, nn
 from longspec.methods import draft_files
 from longspec.methods.draft_files import AGAIN, draft_weights_file
 from longspec.methods.eagle3.settings import NAME, Settings
-from longspec.methods.eagle3.shape import AUXILIARY, SHAPE, check_shape
 from longspec.models.weight_files import check_state, read_tensors
 
 D2T, T2D = "d2t", "t2d"
@@ -81,13 +79,21 @@ def published_layout(state: dict[str, Tensor], settings: Settings) -> dict[str, 
 
 
 def check_draft_state(layer: nn.Module, state: dict[str, Tensor], source: object) -> None:
-    """Raise ValueError as of check_state, and for a d2t or t2d of another draft vocabulary; a checkpoint has neither."""
+    """Raise ValueError as of check_state, and for a file with a d2t or t2d of another draft vocabulary, or without them.
+
+    A checkpoint has neither, and is held against a layer without numbers.
+    """
     weights = {name: tensor for name, tensor in state.items() if name not in (D2T, T2D)}
     strange = layer.state_dict().keys() ^ weights.keys()
     hint = "".join(told for name, told in NORMS_BEFORE_FC.items() if name in str(strange))
     check_state(layer, weights, source, hint=hint)
-    own_V = known_ids(layer)
-    if own_V is None or len(weights) == len(state):
+    own_V = layer.ids_V
+    assert own_V is None or isinstance(own_V, Tensor)
+    if own_V is None or own_V.is_meta:
+        return
+    own_V = own_V.cpu()
+    proposes_first = torch.equal(own_V, torch.arange(len(own_V)))  # which a file need not say
+    if len(weights) == len(state) and proposes_first:
         return
     found_V = torch.tensor(ids_of(state, len(own_V), None, source, AGAIN))
     if not torch.equal(found_V, own_V):
@@ -96,14 +102,6 @@ def check_draft_state(layer: nn.Module, state: dict[str, Tensor], source: object
             f"{source}: {D2T}: draft token {token} is the target's {int(found_V[token])}, in this draft's vocabulary it is "
             f"{int(own_V[token])}; give a draft of the same vocabulary, or take its run's by recipe.method.vocabulary_from"
         )
-
-
-def check_draft_file(layer: nn.Module, state: dict[str, Tensor], file: object) -> None:
-    """Raise ValueError as of check_draft_state, and for a file that does not tell its vocabulary."""
-    check_draft_state(layer, state, file)
-    own_V = known_ids(layer)
-    if D2T not in state and own_V is not None and not torch.equal(own_V, torch.arange(len(own_V))):
-        raise ValueError(f"{file}: {D2T}: is missing, must hold the draft vocabulary's {len(own_V)} tokens; {AGAIN}")
 
 
 def draft_settings(path: str | Path) -> Settings:
@@ -117,7 +115,6 @@ def draft_settings(path: str | Path) -> Settings:
             f"{path}: has no config.json of a draft beside it, and does not tell its settings; give a draft folder"
         )
     file, content = found
-    _check_settings(settings, content["target"], file)
     tokens, weights_file = content["target"]["vocab_size"], draft_weights_file(path)
     state = read_tensors(weights_file, lambda name: name in (D2T, T2D))
     if settings.vocabulary not in (None, tokens):
@@ -127,26 +124,3 @@ def draft_settings(path: str | Path) -> Settings:
         told = f"by settings: vocabulary of {file.name} all {tokens} tokens are proposed"
         raise ValueError(f"{weights_file}: {', '.join(own)}: is there, but {told}; {AGAIN}")
     return settings if settings.vocabulary is None else replace(settings, ids=tuple(range(tokens)), target_vocabulary=tokens)
-
-
-def known_ids(layer: nn.Module) -> Tensor | None:
-    """The target's tokens that a layer proposes; None for a layer without numbers, and for one that no vocabulary was given."""
-    own_V = layer.ids_V
-    assert own_V is None or isinstance(own_V, Tensor)
-    return None if own_V is None or own_V.is_meta else own_V.cpu()
-
-
-def _check_settings(settings: Settings, target: dict[str, Any], file: Path) -> None:
-    """Raise ValueError for settings that no draft of the folder's target has."""
-    for name in ("num_hidden_layers", "vocab_size"):
-        if type(target.get(name)) is not int or target[name] < 1:
-            raise ValueError(f"{file}: target: {name}: is {target.get(name)!r}, must be a number of the target's; {AGAIN}")
-    check_shape({name: getattr(settings, name) for name in SHAPE}, f"{file}: settings")
-    layers, last = list(settings.layers or ()), target["num_hidden_layers"] - 1
-    if len(layers) != AUXILIARY or layers != sorted({layer for layer in layers if 0 <= layer <= last}):
-        raise ValueError(
-            f"{file}: settings: layers: is {layers}, must be {AUXILIARY} of the target's layers 0 to {last}, ascending; {AGAIN}"
-        )
-    if settings.vocabulary is not None and settings.vocabulary > target["vocab_size"]:
-        told = f"is {settings.vocabulary}, the target has {target['vocab_size']} tokens"
-        raise ValueError(f"{file}: settings: vocabulary: {told}; {AGAIN}")
