@@ -201,10 +201,9 @@ def spoil(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[dict[str, 
         (lambda tensors: tensors.update({"fc_norm.0.weight": torch.ones(32)}), "unknown; recipe.method.fc_norm says whether"),
         (
             spoil("d2t", lambda t: t + torch.eye(8, dtype=torch.int64)[3]),
-            r"t2d: marks 8 tokens, d2t names 8; token 9 is in one",
+            r"t2d: marks 8 tokens, not the 8 that d2t names",
         ),
         (spoil("d2t", lambda t: t[:7].clone()), r"d2t: is torch\.int64 \[7\], must be torch\.int64 \[8\]"),
-        (lambda tensors: tensors.pop("t2d"), r"t2d: is missing, must be torch\.bool \[97\]"),
     ],
 )
 def test_a_strange_tensor_is_named(make: Make, change: Any, message: str) -> None:
@@ -236,7 +235,7 @@ def test_another_vocabulary_is_named_with_both_tokens(make: Make) -> None:
     ("change", "message"),
     [
         (spoil("d2t", lambda t: t.flip(0)), r"d2t: draft token 1 is the target's 36, must be one of 90 to 96, ascending"),
-        (spoil("t2d", lambda t: t.logical_not()), r"t2d: marks 89 tokens, d2t names 8; token 0 is in one of them"),
+        (spoil("t2d", lambda t: t.logical_not()), r"t2d: marks 89 tokens, not the 8 that d2t names"),
         (lambda tensors: tensors.pop("d2t"), r"d2t: is missing, must be torch\.int64 \[8\]"),
     ],
 )

@@ -45,7 +45,7 @@ from torch import Tensor, nn
 
 from longspec import methods
 from longspec.families import position_limit
-from longspec.methods.draft_files import check_draft_config, check_same_settings, draft_weights_file, read_draft_config
+from longspec.methods.draft_files import check_draft_config, draft_weights_file, read_draft_config
 from longspec.models.losses import NO_LABEL
 from longspec.models.weight_files import check_state, read_tensors
 from longspec.states.tensors import StateTensor
@@ -270,7 +270,15 @@ class Method(Protocol):
             written = self.config_fields(config, settings).get("settings", {})
             own = replace(settings, **{name: tuple(x) if isinstance(x, list) else x for name, x in written.items()})
             section, names = methods.settings_of(self.name).SAME
-            check_same_settings(path, section, names, own, self.stored_settings(path))
+            stored = self.stored_settings(path)
+            wrong = [
+                f"{section}.{name}: this run has {getattr(own, name)!r}, the draft was trained with {getattr(stored, name)!r}"
+                for name in names
+                if getattr(own, name) != getattr(stored, name)
+            ]
+            if wrong:
+                faults = "; ".join(wrong)
+                raise ValueError(f"{path}: not the weights of this draft: {faults}; give one that fits, or its own recipe")
         file = draft_weights_file(path)
         fill(layer, read_tensors(file), file, self.check_state)
 

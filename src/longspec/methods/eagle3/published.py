@@ -205,11 +205,6 @@ def _vocabulary(
     if D2T not in own:
         raise ValueError(f"{folder}: {D2T}: is missing, {HEAD} has {proposed} of the target's {tokens} tokens; {ELSEWHERE}")
     own[D2T] = own[D2T].to(torch.int64)
-    if T2D not in own:  # which engines do not read
-        ids_V = own[D2T] + torch.arange(len(own[D2T]))
-        own[T2D] = torch.zeros(tokens, dtype=torch.bool)
-        own[T2D][ids_V[(ids_V >= 0) & (ids_V < tokens)]] = True
-    own[T2D] = own[T2D].to(torch.bool)
     return proposed, ids_of(own, proposed, tokens, folder, ELSEWHERE)
 
 

@@ -93,25 +93,6 @@ def _count_past_document(labels_BS: Tensor, document_ids_BS: Tensor | None, step
     return steps * within(1) - torch.stack([within(2 + step) for step in range(steps)]).sum()
 
 
-class _Keys:
-    """The keys and values of the steps so far, and a step's attention to them."""
-
-    def __init__(self, settings: Settings, document_ids_BS: Tensor | None, backend: str) -> None:
-        self.window, self.document_ids_BS, self.backend = settings.sliding_window, document_ids_BS, backend
-        self.steps: list[KeysValues] = []  # the first one's are the text's
-
-    def attend(self, q_BNCD: Tensor, k_BKCD: Tensor, v_BKCD: Tensor) -> Tensor:
-        """Attention output [B, N, C, D] of the next step, which has fewer chains than the one before."""
-        step, chains = len(self.steps), q_BNCD.shape[2]
-        self.steps.append((k_BKCD, v_BKCD))
-        text, *own = [(keys[:, :, :chains], values[:, :, :chains]) for keys, values in self.steps]
-        # Query t of step i stands i tokens after the text's token t.
-        window = None if self.window is None else self.window - 1 - step
-        documents = None if self.document_ids_BS is None else self.document_ids_BS[:, :chains]
-        visibility = Visibility(window=window, document_ids_BT=documents)
-        return attend_chains(q_BNCD, text, own, visibility, q_BNCD.shape[-1] ** -0.5, self.backend)
-
-
 def _chosen(x_BCH: Tensor, chains_M: Tensor) -> Tensor:
     """The rows of these chains, [M, H]; no copy where they are all."""
     x_RH = x_BCH.flatten(0, 1)
@@ -173,7 +154,18 @@ class Eagle3Trainer(DraftTrainer):
     ) -> list[Tensor]:
         """For each step the normed hidden states [M, H] of the chains that have a label."""
         layer, length, rows = self.draft_model, found[EMBEDDED].shape[1], []
-        keys = _Keys(self.settings, document_ids_BS, self.states.attention)
+        keys: list[KeysValues] = []  # of the steps so far; the first one's are the text's
+
+        def attend(q_BNCD: Tensor, k_BKCD: Tensor, v_BKCD: Tensor) -> Tensor:
+            step, chains = len(keys), q_BNCD.shape[2]  # fewer chains in each step
+            keys.append((k_BKCD, v_BKCD))
+            text, *own = [(k[:, :, :chains], v[:, :, :chains]) for k, v in keys]
+            # Query t of step i stands i tokens after the text's token t.
+            window = None if self.settings.sliding_window is None else self.settings.sliding_window - 1 - step
+            documents = None if document_ids_BS is None else document_ids_BS[:, :chains]
+            visibility = Visibility(window=window, document_ids_BT=documents)
+            return attend_chains(q_BNCD, text, own, visibility, q_BNCD.shape[-1] ** -0.5, self.states.attention)
+
         turns = (found[COS], found[SIN])
         if layer.rotation is not None:
             turns = layer.rotation(found[EMBEDDED], position_ids_BS)
@@ -182,7 +174,7 @@ class Eagle3Trainer(DraftTrainer):
             count = length - 2 - step  # chains that can have a label: nothing is made behind the row's end
             embedded_BCH = found[EMBEDDED][:, 1 + step : length - 1]
             rope = (turns[0][:, step : step + count], turns[1][:, step : step + count])
-            hidden_BCH = layer.midlayer(embedded_BCH, feature_BCH[:, :count], rope, keys.attend)
+            hidden_BCH = layer.midlayer(embedded_BCH, feature_BCH[:, :count], rope, attend)
             feature_BCH = layer.fed_back(hidden_BCH)
             rows.append(_chosen(feature_BCH, chains_M) if layer.norm_output else layer.norm(_chosen(hidden_BCH, chains_M)))
         return rows

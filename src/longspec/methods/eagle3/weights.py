@@ -39,33 +39,27 @@ def vocabulary_tensors(ids: Sequence[int], target_vocabulary: int) -> dict[str, 
 def ids_of(
     found: Mapping[str, Tensor], vocabulary: int, target_vocabulary: int | None, source: object, advice: str
 ) -> tuple[int, ...]:
-    """The target's tokens that both tensors tell of, which stand in `source`; without its number of tokens, t2d is believed.
+    """The target's tokens that d2t names, and t2d where it is there; both stand in `source`.
 
-    advice: how to come by better ones. Raises ValueError that names the tensor, what it holds and what it must: sizes, and
-    ascending tokens of the target.
+    target_vocabulary: None where it is not known; advice: how to come by better ones. Raises ValueError that names the tensor,
+    what it holds and what it must: sizes, and ascending tokens of the target.
     """
-    for name, dtype, length in ((D2T, torch.int64, vocabulary), (T2D, torch.bool, target_vocabulary)):
-        tensor = found.get(name)
-        told = "is missing" if tensor is None else f"is {tensor.dtype} {list(tensor.shape)}"
-        fits = tensor is not None and tensor.dtype == dtype and tensor.ndim == 1 and length in (None, len(tensor))
-        if not fits:
-            wanted = "of the target's tokens" if length is None else f"[{length}]"
-            raise ValueError(f"{source}: {name}: {told}, must be {dtype} {wanted}; {advice}")
-    target_vocabulary = len(found[T2D])
-    ids_V = found[D2T] + torch.arange(vocabulary)
-    lowest = 0
-    for token, own in enumerate(ids_V.tolist()):
-        if not lowest <= own < target_vocabulary:
-            raise ValueError(
-                f"{source}: {D2T}: draft token {token} is the target's {own}, must be one of {lowest} to "
-                f"{target_vocabulary - 1}, ascending; {advice}"
-            )
-        lowest = own + 1
-    marked_V = found[T2D].nonzero().flatten()
-    if not torch.equal(marked_V, ids_V):
-        only = sorted(set(marked_V.tolist()) ^ set(ids_V.tolist()))[0]
+    d2t_V = found.get(D2T)
+    if d2t_V is None or d2t_V.shape != (vocabulary,) or d2t_V.dtype != torch.int64:
+        told = "is missing" if d2t_V is None else f"is {d2t_V.dtype} {list(d2t_V.shape)}"
+        raise ValueError(f"{source}: {D2T}: {told}, must be {torch.int64} [{vocabulary}]; {advice}")
+    ids_V, most = d2t_V + torch.arange(vocabulary), (target_vocabulary or torch.iinfo(torch.int64).max) - 1
+    least_V = torch.cat([torch.zeros(1, dtype=torch.int64), ids_V[:-1] + 1])
+    wrong = ((ids_V < least_V) | (ids_V > most)).nonzero()
+    if len(wrong):
+        token = int(wrong[0])
         raise ValueError(
-            f"{source}: {T2D}: marks {len(marked_V)} tokens, {D2T} names {vocabulary}; token {only} is in one of them; {advice}"
+            f"{source}: {D2T}: draft token {token} is the target's {int(ids_V[token])}, must be one of {int(least_V[token])} "
+            f"to {most}, ascending; {advice}"
+        )
+    if T2D in found and not torch.equal(found[T2D].nonzero().flatten(), ids_V):
+        raise ValueError(
+            f"{source}: {T2D}: marks {int(found[T2D].count_nonzero())} tokens, not the {vocabulary} that {D2T} names; {advice}"
         )
     return tuple(ids_V.tolist())
 
