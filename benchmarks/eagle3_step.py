@@ -34,8 +34,8 @@ from longspec.methods.eagle3.settings import Settings
 from longspec.methods.eagle3.trainer import Eagle3Trainer
 from longspec.models.attention import backends
 from longspec.models.attention.visibility import Visibility
+from longspec.models.losses import chunk_tokens
 from longspec.models.target import head_width
-from longspec.models.teachers import chunk_tokens
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.states.tensors import COS, EMBEDDED, FINAL, HIDDEN, SIN
 

@@ -42,8 +42,7 @@ from longspec.families import position_limit
 from longspec.measure import tasks
 from longspec.measure.prompts import draw_prompts
 from longspec.methods import method_of
-from longspec.models.target import load_target
-from longspec.models.target_config import read_target_config
+from longspec.models.target import load_target, read_target_config
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.train.metrics import whole_lines
 from longspec.train.micro_batches import StepBatches
@@ -197,7 +196,7 @@ def drafter(weights: dict[str, torch.Tensor]) -> Any:
     """A draft of these weights; of fresh ones for none."""
     loaded, states, _ = target()
     method, settings = method_of(recipe_of("base", 0, []))
-    layer = method.fresh_layer(states, settings)
+    layer = method.trainer(states, settings, None).draft_model
     if weights:
         layer.load_state_dict(weights)
     return methods.drafter(method.name, loaded, layer.eval(), settings, None)

@@ -3,7 +3,7 @@
     python benchmarks/loss_chunks.py            on this machine's CPU, or its GPU when there is one
     python benchmarks/loss_chunks.py --quick    one run of each
 
-Kept in benchmarks/results/loss_chunks_{device}.json; the sizes in longspec/models/teachers.py come from here.
+Kept in benchmarks/results/loss_chunks_{device}.json; the sizes in longspec/models/losses.py come from here.
 
 Shapes: N tokens, H hidden width, V vocabulary.
 """
@@ -21,7 +21,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.peak import best, measure
-from longspec.models import losses, teachers
+from longspec.models import losses
 
 RESULTS = Path(__file__).parent / "results"
 CHUNKS = {"cpu": (16, 64, 128, 256, 512, 1024), "cuda": (64, 128, 256, 512, 1024, 2048, 4096)}  # tokens
@@ -53,7 +53,7 @@ def run_case(case: dict[str, Any]) -> None:
     labels_N = torch.randint(0, vocabulary, (tokens,), device=device)
     hidden_NH.requires_grad_()
     if isinstance(case["chunk"], int):
-        teachers.chunk_tokens = lambda *_: case["chunk"]  # type: ignore[assignment]
+        losses.chunk_tokens = lambda *_: case["chunk"]  # type: ignore[assignment]
     losses.fused_loss = (lambda _: None) if case["chunk"] != "liger" else losses.fused_loss  # type: ignore[assignment]
 
     def step(rows: int = tokens) -> None:

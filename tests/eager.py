@@ -6,8 +6,8 @@ Shapes: B rows, N query heads, K key/value heads, G = N / K, S queries, T keys, 
 import torch
 from torch import Tensor
 
-from longspec.models.attention import backends, chains, tree
-from longspec.models.attention.text_part import accumulated_in
+from longspec.models.attention import backends, chains
+from longspec.models.attention.sdpa import accumulated_in
 from longspec.models.attention.visibility import Visibility
 
 EAGER = "eager"
@@ -66,6 +66,6 @@ def attend_sinks(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Vis
 
 
 backends.BACKENDS[EAGER] = attend
-backends.TREE_BACKENDS[EAGER] = tree.attend_masked
+backends.TREE_BACKENDS[EAGER] = backends.attend_masked
 chains.CHAINS[EAGER] = attend_chains
 backends.PARTS[EAGER] = attend_sinks

@@ -113,7 +113,6 @@ WITHOUT_TORCH = {
     "chain_length",
     "methods",
     "methods.draft_files",
-    "methods.eagle3.shape",
     "answers.settings",
     "decode.levels",
     "measure.tasks",

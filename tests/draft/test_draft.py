@@ -46,8 +46,9 @@ def test_published_files_load_unchanged(layer: GlideLayer, tmp_path: Path) -> No
         published[name] = torch.randn_like(published[name])
     torch.save(published, pth)
     for path in (pth, tmp_path / "draft/model.safetensors", tmp_path / "draft"):
-        fresh = GlideLayer(Qwen2Config(hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2))
-        METHOD.load(fresh, path)
+        config = Qwen2Config(hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2)
+        fresh = GlideLayer(config)
+        METHOD.load(fresh, path, config, METHOD.stored_settings(path))
         assert all(torch.equal(fresh.state_dict()[name], tensor) for name, tensor in layer.state_dict().items())
 
 

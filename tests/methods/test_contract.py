@@ -215,12 +215,13 @@ def test_weights_come_back_from_their_file(recipe: Any, trainer: Any, states: Ta
     for parameter in trainer.parameters():
         nn.init.normal_(parameter)
     own = trainer.draft_model.state_dict()
-    method.check_state(method.layer(states.config, settings), own, "memory")
+    with torch.device("meta"):
+        planned = method.layer(states.config, settings)
+    method.check_state(planned, own, "checkpoint")
     published = method.published({name: tensor.clone() for name, tensor in own.items()}, settings)
     save_file(published, tmp_path / "model.safetensors")
-    method.check_state(method.layer(states.config, settings), published, "file")
     layer = method.layer(states.config, settings)
-    method.load(layer, tmp_path / "model.safetensors")
+    method.load(layer, tmp_path / "model.safetensors", states.config, settings)
     begun = method.trainer(states, settings, tmp_path / "model.safetensors").draft_model
     for found in (layer.state_dict(), begun.state_dict()):
         assert found.keys() == own.keys()
@@ -228,7 +229,7 @@ def test_weights_come_back_from_their_file(recipe: Any, trainer: Any, states: Ta
     name = next(iter(own))
     for faulty in ({**own, name: own[name][:-1]}, {k: v for k, v in own.items() if k != name}, own | {"strange": own[name]}):
         with pytest.raises(ValueError, match=f"^here: not the weights of this draft: .*({name}|strange): "):
-            method.check_state(layer, faulty, "here")
+            method.check_state(planned, faulty, "here")
 
 
 def test_its_drafter_reads_what_the_target_has(recipe: Any, trainer: Any, target_path: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import Qwen2Config
 
-from longspec.methods.glide import cost
+from longspec.methods.glide import method as glide_method
 from longspec.methods.glide.settings import Draft
 from longspec.models.attention.visibility import Visibility, block_pairs, causal_pairs
 
@@ -34,8 +34,8 @@ def test_pairs_are_those_the_masks_leave(length: int) -> None:
 
 def test_random_lags_count_as_their_mean() -> None:
     every = [seen(30, lag_B=torch.tensor([lag])) for lag in (1, 2, 3, 4)]
-    assert cost.cross_pairs(30, Draft(anchors="off", lag_mode="random", lag=4)) == sum(every) / 4
-    assert cost.cross_pairs(30, Draft(anchors="off", lag_mode="fixed", lag=4)) == every[3]
+    assert glide_method.cross_pairs(30, Draft(anchors="off", lag_mode="random", lag=4)) == sum(every) / 4
+    assert glide_method.cross_pairs(30, Draft(anchors="off", lag_mode="fixed", lag=4)) == every[3]
 
 
 @pytest.mark.parametrize(
@@ -49,6 +49,6 @@ def test_documents_do_not_see_each_other(lag_mode: str, cross: int) -> None:
     """Without tokens there are no products but those of the attention."""
     draft = Draft(anchors="off", lag_mode=lag_mode, lag=3, block=4, window=5)
     own = seen(9, window=5) + 2 * seen(20, window=5)
-    counted = cost.operations(CONFIG, draft, 0, [20, 9, 20], 0, with_llm_loss=True)
-    assert counted.draft == HIDDEN * (12 * own + 8 * cross)
-    assert counted.head == 0
+    of_layer, of_head = glide_method.operations(CONFIG, draft, 0, [20, 9, 20], 0, with_llm_loss=True)
+    assert of_layer == HIDDEN * (12 * own + 8 * cross)
+    assert of_head == 0

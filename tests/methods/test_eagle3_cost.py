@@ -7,10 +7,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen2Config
 
-from longspec.methods.eagle3 import cost
+from longspec.methods.eagle3 import method as eagle3_method
 from longspec.methods.eagle3.method import METHOD
 from longspec.methods.eagle3.settings import Settings
-from longspec.models.attention import text_part
+from longspec.models.attention import sdpa
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.train.estimate.memory import parameter_bytes
 from tests.methods.test_eagle3 import CONFIGS, LAYERS, REDUCED, make
@@ -40,10 +40,10 @@ def test_a_step_is_counted_as_torch_counts_it(name: str, settings: dict[str, obj
     config, chosen, steps = made.states.config, made.settings, range(made.settings.steps)
     chains = [S - 2 - step for step in steps]
     rows = sum(int(trained[:, 1 + step :].sum()) for step in steps)
-    wanted = cost.projection_operations(config, chosen, B * (S - 2)) + cost.head_operations(
+    wanted = eagle3_method.projection_operations(config, chosen, B * (S - 2)) + eagle3_method.head_operations(
         config, chosen, int(trained.sum()), rows
     )
-    wanted += sum(cost.step_operations(config, B * count, B * count * count) for count in chains)
+    wanted += sum(eagle3_method.step_operations(config, B * count, B * count * count) for count in chains)
     assert counter.get_total_flops() == wanted
 
 
@@ -57,10 +57,10 @@ def test_the_whole_is_its_parts(window: int | None) -> None:
             for query in range(length):
                 text = [key for key in range(query + 1) if window is None or query + step - key < window]
                 pairs[step] += len(text) + step
-    counted = cost.operations(config, settings, 50, [9, 20, 9], 30, with_llm_loss=True)
-    projection = cost.projection_operations(config, settings, 50)
-    assert counted.draft == projection + sum(cost.step_operations(config, 50, each) for each in pairs)
-    assert counted.head == cost.head_operations(config, settings, 30, 4 * 30)
+    of_layer, of_head = eagle3_method.operations(config, settings, 50, [9, 20, 9], 30, with_llm_loss=True)
+    projection = eagle3_method.projection_operations(config, settings, 50)
+    assert of_layer == projection + sum(eagle3_method.step_operations(config, 50, each) for each in pairs)
+    assert of_head == eagle3_method.head_operations(config, settings, 30, 4 * 30)
 
 
 WIDE = {"vocab_size": 512, "hidden_size": 128, "num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 512}
@@ -97,18 +97,18 @@ def test_memory_is_within_a_tenth(name: str, dtype: torch.dtype) -> None:
     proposed = chosen.get("vocabulary")
     ids = {} if proposed is None else {"ids": tuple(range(proposed)), "target_vocabulary": config.vocab_size}
     settings = Settings(layers=LAYERS, **chosen, **ids)
-    estimate = cost.memory(config, settings, tokens, dtype, torch.device("cpu"))
+    estimate = eagle3_method.memory(config, settings, tokens, dtype, torch.device("cpu"))
     peak = measured(config, settings, tokens, dtype)
     assert peak * 0.9 < estimate.kept + max(estimate.losses, estimate.backward) < peak * 1.1
 
 
 def test_memory_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """All scores of a block of queries, as on a GPU that has neither flash-attn nor compiled flex_attention."""
-    monkeypatch.setattr(text_part, "KERNEL_DEVICE", "none")
+    monkeypatch.setattr(sdpa, "KERNEL_DEVICE", "none")
     config = Qwen2Config(**WIDE | {"vocab_size": 128}, num_hidden_layers=3, tie_word_embeddings=False)
     settings, cpu, dtype = Settings(layers=LAYERS, steps=2, sliding_window=900), torch.device("cpu"), torch.float32
-    estimate = cost.memory(config, settings, 2048, dtype, cpu)
+    estimate = eagle3_method.memory(config, settings, 2048, dtype, cpu)
     peak = measured(config, settings, 2048, dtype)
     assert peak * 0.9 < estimate.kept + max(estimate.losses, estimate.backward) < peak * 1.1
     monkeypatch.undo()
-    assert cost.memory(config, settings, 2048, dtype, cpu).backward < estimate.backward
+    assert eagle3_method.memory(config, settings, 2048, dtype, cpu).backward < estimate.backward

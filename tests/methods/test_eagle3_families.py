@@ -21,7 +21,7 @@ from longspec.decode.speculate import speculate
 from longspec.draft.__main__ import main
 from longspec.families import FAMILIES
 from longspec.methods.eagle3 import settings as eagle3
-from longspec.methods.eagle3.layer_config import layer_config
+from longspec.methods.eagle3.layer import layer_config
 from longspec.methods.eagle3.method import METHOD
 from longspec.methods.eagle3.settings import Settings
 from longspec.models.attention import flash, flex, sdpa

@@ -130,19 +130,3 @@ def test_each_steps_loss_is_theirs(golden: Golden, draft: str, made: Eagle3Train
     entropies = [entropy_S[1 + step :][is_inside_S[1 + step :]].mean() for step in range(made.settings.steps)]
     losses = made(ids_BS, ids_BS, each_step=True).loss
     torch.testing.assert_close(losses - torch.stack(entropies), document["step_losses"], rtol=1e-5, atol=0)
-
-
-def test_packed_documents_have_the_gradients_of_theirs_alone(golden: Golden, draft: str, made: Eagle3Trainer) -> None:
-    documents = [golden.below(draft, number) for number in DOCUMENTS]
-    lengths = [len(document["ids"]) for document in documents]
-    counts = [int(document["count"]) for document in documents]
-    loss = made(
-        torch.cat([document["ids"] for document in documents])[None],
-        torch.cat([labels_of(document) for document in documents])[None],
-        position_ids=torch.cat([torch.arange(length) for length in lengths])[None],
-        document_ids=torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))[None],
-        num_labels=1,
-    ).loss
-    gradients = [golden.below(draft, number, "gradient") for number in DOCUMENTS]
-    summed = {name: sum(n * each[name] for n, each in zip(counts, gradients, strict=True)) for name in gradients[0]}
-    check_gradients(made, loss, summed)

@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig
 
 from longspec.methods.eagle3 import settings as eagle3
-from longspec.methods.eagle3.shape import layers_of
+from longspec.methods.eagle3.settings import layers_of
 from longspec.models.attention.visibility import Visibility
 from longspec.models.draft_attention import Rotation
 from tests.draft.eagle3_drafts import recipe_of

@@ -1,4 +1,4 @@
-"""A GLIDE draft that begins as a copy of a layer of its target, against that layer itself."""
+"""How a GLIDE draft begins: as a copy of a layer of its target, against that layer itself, and with a norm at its end."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from longspec.config import compose
+from longspec.methods.glide.attach import attach
 from longspec.methods.glide.layer import fresh_layer
 from longspec.methods.glide.settings import Draft
 from longspec.models.attention.visibility import Visibility
@@ -55,3 +56,23 @@ def test_a_stored_target_has_no_layers_to_copy() -> None:
     compose("train", overrides)
     with pytest.raises(ValueError, match=r"^recipe\.draft\.start: middle: copies a layer of the target, which is not there"):
         compose("train", [*overrides, "recipe.draft.start=middle"])
+
+
+def test_a_final_norm_starts_as_the_targets_own_and_is_trained(target_path: str) -> None:
+    glide = attach(target_path, dtype=torch.float32, draft=Draft(anchors="off", lag_mode="fixed", final_norm=True))
+    own = glide.draft_model.final_layernorm.weight
+    assert torch.equal(own, glide.model.norm.weight)
+    assert own.data_ptr() != glide.model.norm.weight.data_ptr()
+    assert own.requires_grad
+    assert "final_layernorm.weight" in glide.draft_model.state_dict()
+
+
+def test_a_final_norm_stands_between_draft_and_head(target_path: str) -> None:
+    """Scaling the draft's last hidden states changes nothing any more."""
+    glide = attach(target_path, dtype=torch.float32, draft=Draft(anchors="off", lag_mode="fixed", loss="hard", final_norm=True))
+    for parameter in glide.draft_model.parameters():  # fresh biases are zero, and hide what is wrong with them
+        torch.nn.init.normal_(parameter, mean=float(parameter.ndim == 1), std=0.1)
+    ids_BS = torch.randint(0, VOCABULARY, (1, 20))
+    plain = glide(ids_BS, ids_BS).loss
+    glide.draft_model.final_layernorm.register_forward_pre_hook(lambda _, inputs: (inputs[0] * 3,))
+    torch.testing.assert_close(glide(ids_BS, ids_BS).loss, plain, rtol=1e-4, atol=1e-5)

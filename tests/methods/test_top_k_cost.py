@@ -72,7 +72,7 @@ def test_the_heads_products_are_counted_as_torch_counts_them(name: str) -> None:
         counted.append(counter.get_total_flops())
     method, settings = CASES[name]
     one, other = (
-        method.operations(CONFIG, settings, TOKENS, [TOKENS], count, with_llm_loss=True, top_k=K).head
+        method.operations(CONFIG, settings, TOKENS, [TOKENS], count, with_llm_loss=True, top_k=K)[1]
         for count in (TOKENS - 1, TOKENS // 2 - 1)
     )
     # EAGLE-3's counts are as if every label ended a chain in every step: the same excess in both.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
-from longspec.models.attention import chains, flash, flex, sdpa, text_part
+from longspec.models.attention import chains, flash, flex, sdpa
 from longspec.models.attention.backends import AUTO, FLASH, FLEX, SDPA
 from longspec.models.attention.chains import attend_chains
 from longspec.models.attention.visibility import Visibility
@@ -116,7 +116,7 @@ def small_blocks_and_stand_ins(monkeypatch: pytest.MonkeyPatch, request: pytest.
     monkeypatch.setattr(flex, "compiled", lambda dynamic: flex_attention)
     monkeypatch.setattr("torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
     if getattr(request.node, "callspec", None) and request.node.callspec.params.get("backend") == PLAIN:
-        monkeypatch.setattr(text_part, "KERNEL_DEVICE", "none")
+        monkeypatch.setattr(sdpa, "KERNEL_DEVICE", "none")
 
 
 @pytest.mark.parametrize(("window", "steps"), [(None, 6), (1, 6), (21, 0)])

@@ -83,8 +83,7 @@ def test_trees_take_the_fastest_that_is_there(
     monkeypatch: pytest.MonkeyPatch, flash: bool, triton: bool, dtype: torch.dtype, width: int, expected: str
 ) -> None:
     install(monkeypatch, flash=flash, triton=triton)
-    monkeypatch.setattr(backends, "TREE_BACKENDS", {name: name for name in TREE_BACKENDS})
-    monkeypatch.setattr(backends.tree, "attend", lambda *arguments: arguments[-1])
+    monkeypatch.setattr(backends, "_attend_tree", lambda *arguments: arguments[-1])
     for device, name in (("cuda", expected), ("cpu", SDPA)):
         q = SimpleNamespace(device=torch.device(device), dtype=dtype, shape=(1, 1, 1, width))
         tree = TreeVisibility((1,), torch.ones(1), torch.ones(1, 1, 1), torch.zeros(1), torch.zeros(1))

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
-from longspec.models.attention import flash, flex, tree
+from longspec.models.attention import backends, flash, flex
 from longspec.models.attention.backends import FLASH, FLEX, SDPA, attend
 from longspec.models.attention.visibility import TreeVisibility
 from tests.eager import EAGER
@@ -150,13 +150,13 @@ def test_a_query_that_sees_nothing_gets_zeros(backend: str, window) -> None:
 
 def test_the_cpus_kernel_takes_prefix_and_tree_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """The prefix without a mask where all rows are of one length, else with one row of it for all queries."""
-    asked, fused = [], tree.FUSED
+    asked, fused = [], backends.FUSED
 
     def asked_for(*tensors: Tensor, attn_mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
         asked.append((tensors[1].shape[2], None if attn_mask is None else tuple(attn_mask.shape)))
         return fused(*tensors, attn_mask=attn_mask, scale=scale)
 
-    monkeypatch.setattr(tree, "FUSED", asked_for)
+    monkeypatch.setattr(backends, "FUSED", asked_for)
     for lengths in ((50, 50), (50, 20)):
         attend(*tree_case(lengths, torch.float32), SCALE)
     nodes = (8, (2, 1, GROUPS * 8, 8))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from longspec.models import teachers
+from longspec.models import losses
 from longspec.models.chain_losses import DenseTeacher, chain_cross_entropy
 
 N, H, T = 40, 16, 53
@@ -33,7 +33,7 @@ def plain(weight: Tensor, hidden: list[Tensor], teacher: DenseTeacher, places: l
 
 @pytest.mark.parametrize("ids", [None, IDS], ids=["all tokens", "some"])
 def test_value_and_gradients_over_many_chunks(monkeypatch: pytest.MonkeyPatch, ids: Tensor | None) -> None:
-    monkeypatch.setattr(teachers, "chunk_tokens", lambda *_: 7)
+    monkeypatch.setattr(losses, "chunk_tokens", lambda *_: 7)
     weight, hidden, teacher, places = case(ids, torch.float64)
     sums, steps = chain_cross_entropy(weight, hidden, teacher, places, WEIGHTS), plain(weight, hidden, teacher, places)
     wanted = torch.stack([scale * loss for scale, loss in zip(WEIGHTS, steps, strict=True)]).sum()
@@ -48,7 +48,7 @@ def test_value_and_gradients_over_many_chunks(monkeypatch: pytest.MonkeyPatch, i
 
 def test_the_heads_gradient_is_added_up_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """In bfloat16 a sum of 40 chunks would lose most of its bits."""
-    monkeypatch.setattr(teachers, "chunk_tokens", lambda *_: 1)
+    monkeypatch.setattr(losses, "chunk_tokens", lambda *_: 1)
     weight, hidden, teacher, places = case(IDS, torch.bfloat16)
     (got,) = torch.autograd.grad(chain_cross_entropy(weight, hidden, teacher, places, WEIGHTS).draft, weight)
     exact, wide = weight.detach().float().requires_grad_(), [each.detach().float() for each in hidden]

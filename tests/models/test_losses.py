@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from longspec.models import losses, teachers
+from longspec.models import losses
 from tests.largest import Largest
 
 
@@ -21,7 +21,7 @@ def plain(hidden_NH, teacher_NH, weight_VH, labels_N, kind, temperature):
 @pytest.mark.parametrize("kind", ["hard", "soft", "mix"])
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
 def test_value_and_gradient_over_many_chunks(monkeypatch: pytest.MonkeyPatch, kind: str, temperature: float) -> None:
-    monkeypatch.setattr(teachers, "chunk_tokens", lambda *_: 7)
+    monkeypatch.setattr(losses, "chunk_tokens", lambda *_: 7)
     torch.manual_seed(0)
     hidden_NH = torch.randn(40, 16, dtype=torch.float64, requires_grad=True)
     teacher_NH, weight_VH = torch.randn(40, 16, dtype=torch.float64), torch.randn(53, 16, dtype=torch.float64)
@@ -42,7 +42,7 @@ def test_value_and_gradient_over_many_chunks(monkeypatch: pytest.MonkeyPatch, ki
 @pytest.mark.parametrize("kind", ["hard", "soft", "mix"])
 def test_bfloat16(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Near the same numbers in float64; and a scale that bfloat16 cannot hold reaches the gradient unrounded."""
-    monkeypatch.setattr(teachers, "chunk_tokens", lambda *_: 7)
+    monkeypatch.setattr(losses, "chunk_tokens", lambda *_: 7)
     torch.manual_seed(0)
     hidden_NH = torch.randn(40, 16).bfloat16().requires_grad_()
     teacher_NH, weight_VH = torch.randn(40, 16).bfloat16(), torch.randn(53, 16).bfloat16()
@@ -72,14 +72,14 @@ def test_no_trained_token_gives_zero(kind: str) -> None:
 
 def test_a_chunk_holds_its_bytes_and_at_least_some_tokens() -> None:
     cpu = torch.device("cpu")
-    assert teachers.chunk_tokens(1024, cpu) * 1024 * 4 == teachers.CHUNK_BYTES["cpu"]
-    assert teachers.chunk_tokens(152_064, cpu) == teachers.LEAST_TOKENS
+    assert losses.chunk_tokens(1024, cpu) * 1024 * 4 == losses.CHUNK_BYTES["cpu"]
+    assert losses.chunk_tokens(152_064, cpu) == losses.LEAST_TOKENS
 
 
 @pytest.mark.parametrize("kind", ["hard", "soft", "mix"])
 def test_no_float32_tensor_of_all_logits_is_made(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """The largest tensor of forward and backward is a chunk of logits, not [N, V]."""
-    monkeypatch.setattr(teachers, "chunk_tokens", lambda *_: 8)
+    monkeypatch.setattr(losses, "chunk_tokens", lambda *_: 8)
     largest = Largest()
     hidden_NH, teacher_NH = torch.randn(96, 16, requires_grad=True), torch.randn(96, 16)
     weight_VH, labels_N = torch.randn(500, 16), torch.randint(0, 500, (96,))

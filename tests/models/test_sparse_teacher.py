@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from longspec.states.stored.encoding import top_k_of
 from torch import Tensor
 
-from longspec.models import teachers
+from longspec.models import losses
 from longspec.models.chain_losses import chain_cross_entropy
-from longspec.models.losses import linear_cross_entropy
-from longspec.models.teachers import SparseTeacher, draft_numbers, top_k_of
+from longspec.models.losses import SparseTeacher, draft_numbers, linear_cross_entropy
 
 N, H, T, K = 40, 16, 53, 6
 IDS = torch.arange(3, T, 2)
@@ -18,7 +18,7 @@ WEIGHTS = [1.0, 0.5, 0.25]
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(teachers, "chunk_tokens", lambda *_: 7)
+    monkeypatch.setattr(losses, "chunk_tokens", lambda *_: 7)
     torch.manual_seed(0)
 
 

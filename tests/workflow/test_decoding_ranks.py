@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from longspec.families import FAMILIES
-from longspec.models.tensor_parallel import check_splits
+from longspec.models.target import check_splits
 from longspec.workflow.jobs.decoding_ranks import (
     OVERHEAD,
     Decoding,

@@ -18,8 +18,7 @@ from longspec.decode.cache import select, target_cache, tokens_ahead
 from longspec.decode.prefill import LAST
 from longspec.decode.sampling import Sampler
 from longspec.distributed import Ranks
-from longspec.models.target import place_target, resolve_dtype
-from longspec.models.tensor_parallel import group_of, of_first_rank
+from longspec.models.target import group_of, of_first_rank, place_target, resolve_dtype
 
 STAYING = 7 / 8  # of a batch: while more of its rows go on, copying their cache costs more than those that have ended
 

@@ -137,7 +137,7 @@ def check_replay(recipe: DictConfig) -> None:
 
 
 def check_states(recipe: DictConfig) -> None:
-    """Raise ValueError, with the key, for states that cannot be stored, and for choices without effect."""
+    """Raise ValueError, with the key, for choices without effect, and for labels that no draft learns or proposes."""
     states, default = recipe.states, States()
     if states.source != OFFLINE:
         for name in ("dtype", "top_k"):
@@ -148,7 +148,6 @@ def check_states(recipe: DictConfig) -> None:
                     f"set that to {OFFLINE}, or this to {'null' if value is None else value}"
                 )
         return
-    methods.settings_of(recipe.method.name).check_offline(recipe)
     if states.top_k is None:
         return
     if not methods.soft_labels(recipe):

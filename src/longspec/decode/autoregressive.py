@@ -14,7 +14,7 @@ from longspec.decode.cache import tokens_ahead
 from longspec.decode.prefill import Prefilled
 from longspec.decode.sampling import Sampler, check_drawn
 from longspec.decode.texts import Stops
-from longspec.models.tensor_parallel import group_of, of_first_rank
+from longspec.models.target import group_of, of_first_rank
 from longspec.stopwatch import Stopwatch
 
 # Two logits closer than this many roundings of the dtype, at the logits' size, may swap when the same numbers are summed

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
 from longspec.models.attention.chains import KeysValues
-from longspec.models.tensor_parallel import Group, group_of, of_ranks, own_heads, splits_heads
+from longspec.models.target import Group, group_of, of_ranks, own_heads, splits_heads
 
 ROOM = 1 / 8  # of the length, made ahead when a layer's room is used up
 LONGEST_AHEAD = 4096  # tokens of a text for which room is made at once

@@ -16,7 +16,7 @@ from longspec.decode.drafters import Drafter
 from longspec.decode.levels import Levels
 from longspec.decode.prefill import Prefilled
 from longspec.decode.speculate import speculate
-from longspec.models.tensor_parallel import group_of, of_first_rank
+from longspec.models.target import group_of, of_first_rank
 
 ROUNDS = 2  # timed at once, behind one that takes the prompts in
 REPEATS = 2  # of the whole; the least of all times counts, for whatever else runs on the machine only adds to them

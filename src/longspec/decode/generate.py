@@ -64,7 +64,7 @@ def load_drafter(target: Any, draft: str | Path, draft_vocabulary: str | Path | 
         vocabulary.check_tokens(path, target.config.vocab_size, folder or "the target", tokenizer)
     settings = method.stored_settings(Path(draft))
     layer = method.layer(target.config, settings)
-    method.load(layer, Path(draft))
+    method.load(layer, Path(draft), target.config, settings)
     drafter = methods.drafter(method.name, target, layer.to(draft_device(target), target.dtype).eval(), settings, vocabulary)
     drafter.acceptance = read_acceptance(Path(draft))
     return drafter

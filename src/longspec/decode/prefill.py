@@ -19,8 +19,7 @@ from transformers.cache_utils import Cache
 from longspec.decode.cache import restore, target_cache
 from longspec.decode.twin import ReadTarget
 from longspec.families import check_target
-from longspec.models.target import draft_device
-from longspec.models.tensor_parallel import check_alike, check_splits, group_of
+from longspec.models.target import check_alike, check_splits, draft_device, group_of
 
 # logits_to_keep of a forward over prompts. An index, since of a slice of several rows torch copies the whole head for each row:
 # with 49,152 tokens on two cores 169 ms in place of 12 for one prompt, 9.5 s for 64 of them. A list, which transformers hands

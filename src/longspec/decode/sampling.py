@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from longspec.models.tensor_parallel import Group, of_first_rank
+from longspec.models.target import Group, of_first_rank
 
 NO_TOKEN = -1  # drawn where there is no distribution to draw from; the host raises when it would become text
 

@@ -22,7 +22,7 @@ from longspec.decode.twin import ReadTarget, is_hidden
 from longspec.decode.verify import Acceptance, verify_tree
 from longspec.models.attention.backends import TARGET_ATTENTION
 from longspec.models.attention.visibility import TreeVisibility
-from longspec.models.tensor_parallel import check_alike, group_of
+from longspec.models.target import check_alike, group_of
 from longspec.states.tensors import layer_of
 from longspec.stopwatch import Stopwatch
 

@@ -93,10 +93,9 @@ def make_drafter(
         return WithLookup(load_drafter(target, options.draft, None if is_own else options.vocabulary), copied)
     method, settings = method_of(recipe, vocabulary)
     torch.manual_seed(recipe.seed)
-    layer = method.fresh_layer(TargetStates(target), settings).to(target.device)
+    layer = method.trainer(TargetStates(target), settings, None).draft_model.to(target.device)
     if options.drafter != UNTRAINED:
-        method.check_same(options.draft, target.config, settings)
-        method.load(layer, options.draft)
+        method.load(layer, options.draft, target.config, settings)
     return methods.drafter(method.name, target, layer.eval(), settings, vocabulary)
 
 

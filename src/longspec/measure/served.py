@@ -24,8 +24,7 @@ from longspec.families import position_limit
 from longspec.measure.engines.protocol import Answer, Job, Request
 from longspec.measure.tasks import ROOM, check_interpreter
 from longspec.methods import method_of, vllm_method
-from longspec.models.target import load_target
-from longspec.models.target_config import read_target_config
+from longspec.models.target import load_target, read_target_config
 from longspec.states.forward import TargetStates
 
 NGRAM = "ngram"  # vLLM's own prompt lookup
@@ -69,8 +68,7 @@ def served_draft(
             _write_fresh(folder, target, recipe, vocabulary)
         else:
             assert folder is not None
-            method.check_same(folder, target.config, settings)
-            method.load(method.layer(target.config, settings), folder)
+            method.load(method.layer(target.config, settings), folder, target.config, settings)
         loaded = methods.vllm_folder(recipe.method.name, folder)
         if loaded != folder:
             loaded = Path(place) / loaded.name
@@ -86,7 +84,7 @@ def _write_fresh(folder: Path, target: ServedTarget, recipe: Any, vocabulary: Dr
     method, settings = method_of(recipe, vocabulary)
     states = TargetStates(load_target(target.path, target.config, target.dtype))
     torch.manual_seed(recipe.seed)
-    weights = method.published(method.fresh_layer(states, settings).state_dict(), settings)
+    weights = method.published(method.trainer(states, settings, None).draft_model.state_dict(), settings)
     write_draft(folder, weights, draft_config(target.path, recipe, vocabulary))
 
 

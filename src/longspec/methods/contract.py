@@ -4,9 +4,8 @@
         Method, Draft         dataclasses of recipe.method, whose `name` is the folder's, and of recipe.draft, the variant
         of(recipe, vocabulary) the settings that METHOD is asked with; only a method whose `Method` has the fields `vocabulary`
                               and `vocabulary_from` is handed a DraftVocabulary
-        check(recipe)         raises ValueError with the key for a value that is none
+        check(recipe)         raises ValueError with the key for a value that is none, and for states that cannot be stored
         fits(recipe, layers, vocabulary) raises ValueError with the key for a target of so many layers and tokens that is none
-        check_offline(recipe) raises ValueError with the key for a draft that is trained on states which cannot be stored
         stored(recipe)        a word of a folder's name for the tensors that are stored for this draft, and with
                               recipe.states.top_k for the temperature at which its labels are taken
         layer_weights(sizes, method) weights of the draft that are read for each drafted token, its head's left out, beside a
@@ -47,7 +46,8 @@ import torch
 from torch import Tensor, nn
 
 from longspec import methods
-from longspec.methods.draft_files import check_draft_config, check_same_settings, draft_weights_file, read_draft_config
+from longspec.families import position_limit
+from longspec.methods.draft_files import check_draft_config, draft_weights_file, read_draft_config
 from longspec.models.losses import NO_LABEL
 from longspec.models.weight_files import check_state, read_tensors
 from longspec.states.tensors import StateTensor
@@ -80,14 +80,6 @@ class DraftMemory:
     kept: int
     losses: int
     backward: int
-
-
-@dataclass(frozen=True)
-class DraftOperations:
-    """Floating-point operations of the draft: its layer's forward and backward, and the products with the head."""
-
-    draft: float
-    head: float
 
 
 @dataclass(frozen=True)
@@ -140,54 +132,50 @@ class DraftTrainer(nn.Module):
 
 
 def check_inputs(
-    input_ids: Tensor, position_ids: Tensor | None, num_labels: int | Tensor | None, **others: Tensor | None
+    config: Any,
+    input_ids: Tensor,
+    labels: Tensor,
+    position_ids: Tensor | None,
+    document_ids: Tensor | None,
+    num_labels: int | Tensor | None,
+    lags: Sequence[Tensor] = (),
 ) -> Tensor:
-    """The positions [B, S], plain ones for None.
+    """The positions [B, S] of a forward beside a target of this configuration, plain ones for None.
 
-    Raises ValueError unless input_ids is int64 [B, S], all others are like it or None, and num_labels is None or above 0.
+    Raises ValueError that names what is no int64 [B, S], a num_labels below 1, and ids, positions and lags out of range.
     """
-    others["position_ids"] = position_ids
-    for name, tensor in {"input_ids": input_ids, **others}.items():
-        if tensor is None:
-            continue
-        if tensor.dtype != torch.int64:
-            raise ValueError(f"{name}: must be int64, is {tensor.dtype}")
-        if tensor.ndim != 2 or tensor.shape != input_ids.shape:
+    given = {"input_ids": input_ids, "labels": labels, "document_ids": document_ids, "position_ids": position_ids}
+    for name, tensor in given.items():
+        if tensor is not None and (tensor.dtype != torch.int64 or tensor.ndim != 2 or tensor.shape != input_ids.shape):
             wanted = "[B, S]" if name == "input_ids" else f"{list(input_ids.shape)} like input_ids"
-            raise ValueError(f"{name}: must be {wanted}, is {list(tensor.shape)}")
+            raise ValueError(f"{name}: must be int64 {wanted}, is {tensor.dtype} {list(tensor.shape)}")
     if input_ids.numel() == 0:
         raise ValueError(f"input_ids: holds no token, is {list(input_ids.shape)}")
     if num_labels is not None and num_labels <= 0:
         raise ValueError(f"num_labels: must be above 0, is {num_labels}")
-    return (
-        torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids) if position_ids is None else position_ids
-    )
-
-
-def check_ranges(
-    input_ids: Tensor, labels: Tensor, position_ids: Tensor, lag_B: Tensor | None, vocabulary: int, positions: int
-) -> None:
-    """Ids in 0..vocabulary-1, labels those or -100, positions in 0..positions-1, lags from 1. Raises ValueError."""
-    ranges = {
-        "input_ids": (input_ids, 0, vocabulary - 1, "the target's vocabulary"),
-        "labels": (labels.where(labels != NO_LABEL, 0), 0, vocabulary - 1, f"the target's vocabulary, or {NO_LABEL}"),
-        "position_ids": (position_ids, 0, positions - 1, "the target's max_position_embeddings"),
-    }
-    if lag_B is not None:
-        ranges["lag"] = (lag_B, 1, torch.iinfo(torch.int64).max, "a draft never sees the target's key of its own token")
+    if position_ids is None:
+        position_ids = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
+    tokens, positions = config.vocab_size, position_limit(config)
+    ranges = [
+        ("input_ids", input_ids, 0, tokens - 1, "the target's vocabulary"),
+        ("labels", labels.where(labels != NO_LABEL, 0), 0, tokens - 1, f"the target's vocabulary, or {NO_LABEL}"),
+        ("position_ids", position_ids, 0, positions - 1, "the target's max_position_embeddings"),
+        *(("lag", lag_B, 1, None, "a draft never sees the target's key of its own token") for lag_B in lags),
+    ]
     # One transfer from the device for all of them.
-    extremes = torch.stack([torch.stack(tensor.aminmax()) for tensor, *_ in ranges.values()]).tolist()
-    for (name, (_, least, most, why)), (low, high) in zip(ranges.items(), extremes, strict=True):
-        if low < least or high > most:
+    extremes = torch.stack([torch.stack(tensor.aminmax()) for _, tensor, *_ in ranges]).tolist()
+    for (name, _, least, most, why), (low, high) in zip(ranges, extremes, strict=True):
+        if low < least or (most is not None and high > most):
             wrong = low if low < least else high
-            raise ValueError(f"{name}: {wrong} lies outside {least}..{most if name != 'lag' else ''} ({why})")
+            raise ValueError(f"{name}: {wrong} lies outside {least}..{'' if most is None else most} ({why})")
+    return position_ids
 
 
-def load_weights(layer: nn.Module, path: str | Path, check: Callable[[nn.Module, dict[str, Tensor], object], None]) -> None:
-    """Fill a layer from what draft_weights_file takes. Raises ValueError as `check` does, and for a damaged file."""
-    file = draft_weights_file(path)
-    found = read_tensors(file)
-    check(layer, found, file)
+def fill(
+    layer: nn.Module, found: dict[str, Tensor], source: object, check: Callable[[nn.Module, dict[str, Tensor], object], None]
+) -> None:
+    """Fill a layer from a state dict read from `source`, which may hold more than the layer. Raises ValueError as `check`."""
+    check(layer, found, source)
     layer.load_state_dict({name: found[name] for name in layer.state_dict()})
 
 
@@ -208,13 +196,10 @@ class Method(Protocol):
     def layer(self, config: Any, settings: Any) -> nn.Module:
         """The module that is trained, with fresh weights; on the meta device for its names and shapes alone."""
 
-    def fresh_layer(self, states: Any, settings: Any) -> nn.Module:
-        """The module as a stage without earlier weights begins with it: some parts may start as copies of the target's."""
-
     def trainer(self, states: Any, settings: Any, weights: Path | None) -> Any:
         """A DraftTrainer beside loaded states, fresh or from a draft folder or weight file.
 
-        Raises ValueError for weights that do not fit.
+        Parts of a fresh layer may start as copies of the target's. Raises ValueError for weights that do not fit.
         """
 
     def draws(
@@ -251,8 +236,11 @@ class Method(Protocol):
         *,
         with_llm_loss: bool,
         top_k: int | None = None,
-    ) -> DraftOperations:
-        """Operations of so many tokens in documents of these lengths, of which `labels` are trained; top_k as of memory."""
+    ) -> tuple[float, float]:
+        """Floating-point operations of so many tokens in documents of these lengths, of which `labels` are trained.
+
+        They are those of the layer's forward and backward, and those of the products with the head. top_k as of memory.
+        """
 
     def published(self, state: dict[str, Tensor], settings: Any) -> dict[str, Tensor]:
         """A layer's state dict as a draft folder holds it, with what else other readers expect beside it."""
@@ -266,33 +254,35 @@ class Method(Protocol):
         return {}
 
     def check_state(self, layer: nn.Module, state: dict[str, Tensor], source: object) -> None:
-        """Raise ValueError that names each tensor that is missing, unknown, misshapen or no weights; `layer` may hold none."""
+        """Raise ValueError that names each tensor that is missing, unknown, misshapen or no weights.
+
+        A layer that holds no numbers is held against a checkpoint, another one against a draft folder's file, which may have to
+        say more.
+        """
         check_state(layer, state, source)
 
-    def check_same(self, path: Path, config: Any, settings: Any) -> None:
-        """Hold a draft folder against the target and the settings that it is decoded with.
+    def load(self, layer: nn.Module, path: Path, config: Any, settings: Any) -> None:
+        """Fill a layer from a draft folder or weight file, with which it is decoded beside the target of `config`.
 
-        Raises ValueError with the recipe's key and both values where a layer of the same shapes would compute other numbers;
-        files of weights alone say nothing of themselves.
+        Raises ValueError as of check_state, for another method's folder, for a damaged file, and, with the recipe's key and
+        both values, where a layer of the same shapes would compute other numbers; weights alone say nothing of themselves.
         """
         check_draft_config(path, config)
         if read_draft_config(path, self.name) is not None:
             written = self.config_fields(config, settings).get("settings", {})
             own = replace(settings, **{name: tuple(x) if isinstance(x, list) else x for name, x in written.items()})
             section, names = methods.settings_of(self.name).SAME
-            check_same_settings(path, section, names, own, self.stored_settings(path))
-
-    def check_file(self, layer: nn.Module, state: dict[str, Tensor], file: object) -> None:
-        """As check_state, of a draft folder's file, which may have to say more than a checkpoint."""
-        self.check_state(layer, state, file)
-
-    def load(self, layer: nn.Module, path: Path) -> None:
-        """Fill a layer from a draft folder or weight file.
-
-        Raises ValueError as of check_file, for another method's folder, and for a damaged file.
-        """
-        read_draft_config(path, self.name)
-        load_weights(layer, path, self.check_file)
+            stored = self.stored_settings(path)
+            wrong = [
+                f"{section}.{name}: this run has {getattr(own, name)!r}, the draft was trained with {getattr(stored, name)!r}"
+                for name in names
+                if getattr(own, name) != getattr(stored, name)
+            ]
+            if wrong:
+                faults = "; ".join(wrong)
+                raise ValueError(f"{path}: not the weights of this draft: {faults}; give one that fits, or its own recipe")
+        file = draft_weights_file(path)
+        fill(layer, read_tensors(file), file, self.check_state)
 
     def stored_settings(self, path: Path) -> Any:
         """The settings that a draft folder holds, or those of published weight files, which say nothing of themselves.

@@ -142,14 +142,3 @@ def stored_settings(path: str | Path, schema: type[Settings]) -> Settings | None
     for fault in faults_of(schema, settings, "settings"):
         raise ValueError(f"{file}: {fault}; {AGAIN}")
     return schema(**{name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()})
-
-
-def check_same_settings(path: str | Path, section: str, names: tuple[str, ...], own: Any, stored: Any) -> None:
-    """Raise ValueError with the recipe's keys and both values where a run's settings are not those that a draft holds."""
-    wrong = [
-        f"{section}.{name}: this run has {getattr(own, name)!r}, the draft was trained with {getattr(stored, name)!r}"
-        for name in names
-        if getattr(own, name) != getattr(stored, name)
-    ]
-    if wrong:
-        raise ValueError(f"{path}: not the weights of this draft: {'; '.join(wrong)}; give one that fits, or its own recipe")

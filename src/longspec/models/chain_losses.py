@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longspec.models import teachers
-from longspec.models.teachers import SparseTeacher, draft_numbers
+from longspec.models import losses
+from longspec.models.losses import SparseTeacher, draft_numbers
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class _ChunkedChains(torch.autograd.Function):
         if any(hidden_MH.requires_grad for hidden_MH in hidden):
             gradients = [torch.empty_like(each) for each in hidden], torch.zeros_like(weight_VH, dtype=wide)
         # The logits of the target and of every step of the draft are made at once.
-        chunk = teachers.chunk_tokens(teacher.target_vocabulary + len(places) * len(weight_VH), device)
+        chunk = losses.chunk_tokens(teacher.target_vocabulary + len(places) * len(weight_VH), device)
         for number, cuts in enumerate(cuts_of_chunks(places, len(teacher), chunk)):
             part = slice(number * chunk, (number + 1) * chunk)
             place = [each[rows] - part.start for each, rows in zip(places, cuts, strict=True)]
@@ -179,7 +179,7 @@ def chain_cross_entropy(
     """Sums of the losses of logits hidden @ weight_VH.T against the target's distribution over the draft vocabulary.
 
     teacher: the target's hidden states and head; or the k likeliest tokens of that distribution, with the rest as one more
-    outcome (teachers.py). Rows whose token the draft cannot propose have no loss. hidden: of each step [M, H]; places: of
+    outcome (losses.py). Rows whose token the draft cannot propose have no loss. hidden: of each step [M, H]; places: of
     each step int64 [M], ascending, the tokens among the N whose next ones its rows predict; weights: of each step's loss.
     """
     draft, sums_4K, target = _ChunkedChains.apply(teacher, places, weights, weight_VH, *hidden)
@@ -206,8 +206,8 @@ def chain_bytes(
     """
     narrow = 0 if dtype == torch.float32 else dtype.itemsize
     if sparse:
-        chunk = min(tokens, teachers.chunk_tokens(steps * vocabulary, device))
+        chunk = min(tokens, losses.chunk_tokens(steps * vocabulary, device))
         return chunk * vocabulary * (4 * steps + max(4, narrow * steps))
-    chunk = min(tokens, teachers.chunk_tokens(target_vocabulary + steps * vocabulary, device))
+    chunk = min(tokens, losses.chunk_tokens(target_vocabulary + steps * vocabulary, device))
     of_target = (8 + narrow) * target_vocabulary
     return chunk * max(of_target, vocabulary * (4 + 4 * steps + max(12, narrow * steps)))

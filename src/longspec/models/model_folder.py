@@ -28,14 +28,10 @@ def weight_files(folder: Path) -> list[str]:
 def read_weight_map(index: Path) -> dict[str, str]:
     """Tensor -> the file beside the index that holds it. Raises ValueError for a damaged index and for a missing file."""
     where = read_json_object(index).get(WEIGHT_MAP)
-    if not isinstance(where, dict) or not where:
-        raise ValueError(f"{index}: {WEIGHT_MAP}: must hold a file's name for each tensor; copy or download the index again")
-    for name, file in where.items():
-        if not isinstance(file, str) or Path(file).name != file:
-            raise ValueError(
-                f"{index}: {WEIGHT_MAP}: {name!r}: is {file!r}, must be the name of a file beside the index; copy or download "
-                "the index again"
-            )
+    if not where or not isinstance(where, dict) or any(Path(str(file)).name != file for file in where.values()):
+        raise ValueError(
+            f"{index}: {WEIGHT_MAP}: must hold, for each tensor, the name of a file beside the index; download it again"
+        )
     for file in sorted(set(where.values())):
         if not (index.parent / file).is_file():
             raise ValueError(f"{index.parent / file}: missing, though {index.name} lists it; copy or download it again")

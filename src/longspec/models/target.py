@@ -1,19 +1,52 @@
-"""A frozen target: its dtype, its weights by transformers' own unmodified classes, and where it lies."""
+"""A frozen target: its configuration, its weights by transformers' own classes, whole or split over a job's ranks.
 
+Of a split target (tensor parallelism, by transformers' own plan) each rank holds some heads of every layer and some columns of
+every product; after a layer each has the whole hidden states, and after the head all logits. In decoding, rank 0 decides which
+token is drawn, so that no last bit parts the ranks' texts; in training, each rank has rows of its own, which all of them take
+through the target.
+
+Shapes: B rows, S tokens of a row, K key/value heads, T tokens, D head width.
+"""
+
+import json
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from transformers.distributed import DistributedConfig
+from transformers.distributed.tensor_parallel import get_kv_heads_per_rank
+from transformers.utils import is_accelerate_available
 
+from longspec.atomic_files import read_json_object, sha256_text
 from longspec.distributed import Ranks
-from longspec.families import check_target
-from longspec.models.target_config import read_target_config
-from longspec.models.tensor_parallel import check_splits, split_over
+from longspec.families import check_family, check_target
 from longspec.models.weight_files import open_safetensors
 from longspec.process_group import join, own_device
+
+CONFIG = "config.json"
+
+
+def read_target_config(target: str | Path) -> Any:
+    """transformers' configuration of a target's folder or hub name.
+
+    Raises ValueError when there is none, and for a family that is not supported, before transformers looks for its class:
+    for one that it does not know, a folder may bring Python code of its own.
+    """
+    file = f"{target}/{CONFIG}"
+    if Path(target).is_dir():
+        content = read_json_object(Path(target) / CONFIG)
+    else:
+        try:
+            content, _ = PretrainedConfig.get_config_dict(str(target))
+        except OSError as error:
+            raise ValueError(f"{file}: no configuration of a target there: {' '.join(str(error).split())}") from error
+    check_family(content.get("model_type"), file)
+    return AutoConfig.from_pretrained(target, trust_remote_code=False)
 
 
 def head_width(config: PretrainedConfig) -> int:
@@ -104,3 +137,112 @@ def place_target(path: str, dtype: torch.dtype, ranks: Ranks) -> Any:
     if ranks.world_size > 1:
         return load_target(path, config, dtype, split=split_over(ranks.world_size))
     return load_target(path, config, dtype).to(own_device(ranks))
+
+
+Group = Any  # torch.distributed.ProcessGroup, which torch types as another class when it is built without
+
+
+def check_splits(config: PretrainedConfig, ranks: int, path: object) -> None:
+    """Raise ValueError for a target that cannot be split over so many ranks, and where the package that loads it is missing.
+
+    Its family must have a plan for its layers, and its key/value heads must be a multiple of the ranks where the plan splits
+    them: a head is never divided.
+    """
+    if not is_accelerate_available():
+        raise ValueError(f"{path}: transformers splits a target over ranks by the package accelerate: pip install accelerate")
+    heads = config.num_key_value_heads
+    if not config.base_model_tp_plan:
+        raise ValueError(
+            f"{path}: model_type {config.model_type!r}: transformers has no plan to split its layers over ranks; start one rank"
+        )
+    if heads_of_rank(config, ranks) is None:
+        fitting = ", ".join(str(size) for size in range(1, heads + 1) if heads % size == 0)
+        raise ValueError(
+            f"{path}: num_key_value_heads: {heads} heads cannot be split over {ranks} ranks; start {fitting} of them"
+        )
+
+
+def heads_of_rank(config: PretrainedConfig, ranks: int) -> int | None:
+    """Key/value heads of each of so many ranks: all, where the plan gathers them; None: they cannot share the target."""
+    plan: dict[str, str] = config.base_model_tp_plan or {}
+    if not plan and ranks > 1:
+        return None
+    return get_kv_heads_per_rank(plan, config.num_key_value_heads, ranks)
+
+
+def split_over(ranks: int) -> DistributedConfig:
+    """What from_pretrained is told to load a rank's part alone, onto the rank's device."""
+    return DistributedConfig(tp_size=ranks, tp_plan="auto")
+
+
+def group_of(target: Any) -> Group | None:
+    """The ranks that hold a target together; None where one holds it all."""
+    if (getattr(target, "_tp_size", None) or 1) == 1:
+        return None
+    return target._device_mesh["tp"].get_group()
+
+
+def splits_heads(target: Any) -> bool:
+    """Whether each rank has some of the key/value heads alone; where the plan gathers them each has all."""
+    group = group_of(target)
+    return group is not None and heads_of_rank(target.config, group.size()) != target.config.num_key_value_heads
+
+
+def of_ranks(x: Tensor, group: Group) -> list[Tensor]:
+    """The tensors of all ranks, in their order; they have one shape."""
+    parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(group.size())]
+    dist.all_gather(parts, x.contiguous(), group=group)
+    return parts
+
+
+def all_heads_at(x_BKTD: Tensor, group: Group, rank: int) -> Tensor:
+    """The heads of all ranks, on one rank alone; the others keep their own."""
+    own = x_BKTD.contiguous()
+    parts = [torch.empty_like(own) for _ in range(group.size())] if group.rank() == rank else None
+    dist.gather(own, parts, group=group, group_dst=rank)
+    return own if parts is None else torch.cat(parts, dim=1)
+
+
+def rows_of_ranks(
+    input_ids_BS: Tensor, position_ids_BS: Tensor, document_ids_BS: Tensor | None, group: Group
+) -> list[tuple[Tensor, Tensor, Tensor | None]]:
+    """Tokens, positions and documents (None: one a row) of the rows that each rank gives, in the ranks' order; of one shape."""
+    one = torch.full_like(input_ids_BS, -1) if document_ids_BS is None else document_ids_BS
+    found = [given.unbind() for given in of_ranks(torch.stack([input_ids_BS, position_ids_BS, one]), group)]
+    return [(ids, positions, None if documents[0, 0] < 0 else documents) for ids, positions, documents in found]
+
+
+def own_heads(x_BKTD: Tensor, group: Group) -> Tensor:
+    """This rank's heads out of those of all ranks."""
+    own = x_BKTD.shape[1] // group.size()
+    return x_BKTD.narrow(1, group.rank() * own, own)
+
+
+def of_first_rank(x: Tensor, group: Group | None) -> Tensor:
+    """Rank 0's numbers, on every rank."""
+    if group is None:
+        return x
+    found = x.contiguous().clone()
+    dist.broadcast(found, group=group, group_src=0)
+    return found
+
+
+def check_alike(target: Any, asked: object) -> None:
+    """Raise ValueError on all ranks that hold a target together where they are not asked for the same: one would wait for ever.
+
+    asked: what JSON can tell.
+    """
+    if (group := group_of(target)) is None:
+        return
+    own = torch.tensor([int(sha256_text(json.dumps(asked))[:15], 16)], device=target.device)
+    first, *rest = torch.cat(of_ranks(own, group)).tolist()
+    others = [rank for rank, told in enumerate(rest, 1) if told != first]
+    if others:
+        raise ValueError(
+            f"prompts, settings: those of rank {others[0]} are not rank 0's; all ranks that hold a target call decoding alike"
+        )
+
+
+def whole(weight: Tensor) -> Tensor:
+    """A weight with all ranks' parts, as a new tensor where it is split."""
+    return weight.full_tensor() if isinstance(weight, DTensor) else weight

@@ -24,7 +24,6 @@ SAFETENSORS_SUFFIX = ".safetensors"
 TENSORS_ALONE = "save its tensors alone: torch.save(model.state_dict(), file), or as .safetensors"
 WANTED = re.compile(r"GLOBAL (\S+)")  # how torch names what a pickle asks for
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # of weights
-REFUSED = re.compile(r"WeightsUnpickler error:\s*([^\n]+)")
 
 
 @contextmanager
@@ -54,31 +53,25 @@ def open_safetensors(path: Path) -> Any:
         return safe_open(path, framework="pt")
 
 
-def read_pickle(path: Path) -> Any:
-    """Load a file of torch.save, tensors on the CPU; in its zip format they are read from the disk only when used.
-
-    Raises ValueError that names what it asks for beside tensors and plain values.
-    """
+def _read_pickle(path: Path) -> dict[str, Tensor]:
+    """The state dict of a file of torch.save, on the CPU; in its zip format tensors are read from the disk only when used."""
     check_file(path)
+    refusal: Exception | None = None
     with telling_damage(path):
         try:
-            return torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True)
+            content = torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True)
         except pickle.UnpicklingError as error:
             refusal = error
-    # Random bytes look like a wish too.
-    wanted, refused = WANTED.search(str(refusal)), REFUSED.search(str(refusal))
-    reason = f"wants {wanted[1]}" if wanted else refused[1] if refused else refusal
-    raise ValueError(f"{path}: holds more than tensors, or is damaged ({brief(reason)}); {TENSORS_ALONE}") from refusal
-
-
-def tensors_by_name(content: Any, path: Path) -> dict[str, Tensor]:
-    """The content read from `path` as a state dict. Raises ValueError when it is none."""
+    if refusal is not None:
+        wanted = WANTED.search(str(refusal))  # random bytes look like a wish too
+        reason = f"wants {wanted[1]}" if wanted else brief(refusal)
+        raise ValueError(f"{path}: holds more than tensors, or is damaged ({reason}); {TENSORS_ALONE}") from refusal
     if not isinstance(content, dict) or not all(
         isinstance(name, str) and isinstance(value, Tensor) and value.layout is torch.strided and value.device.type == "cpu"
         for name, value in content.items()
     ):
         raise ValueError(f"{path}: not a state dict of tensors by name; {TENSORS_ALONE}")
-    return dict(content)
+    return content
 
 
 def read_tensors(path: Path, wanted: Callable[[str], bool] = lambda _: True) -> dict[str, Tensor]:
@@ -87,11 +80,10 @@ def read_tensors(path: Path, wanted: Callable[[str], bool] = lambda _: True) -> 
     Raises ValueError for a file that is damaged, or holds anything else.
     """
     if path.suffix != SAFETENSORS_SUFFIX:
-        found = tensors_by_name(read_pickle(path), path)
+        found = _read_pickle(path)
         # Else they would go on hanging on the file, which may be replaced.
         return {name: tensor.clone() if wanted(name) else tensor for name, tensor in found.items()}
-    opened = open_safetensors(path)  # which tells of damage itself
-    with telling_damage(path), opened as file:
+    with open_safetensors(path) as file, telling_damage(path):
         return {name: file.get_tensor(name) if wanted(name) else torch.empty(0) for name in file.keys()}  # noqa: SIM118
 
 

@@ -20,13 +20,15 @@ from longspec.config import PARTITIONED, TENSOR_PARALLEL
 from longspec.models.attention.backends import AUTO, choose, target_attention
 from longspec.models.attention.visibility import Visibility
 from longspec.models.draft_attention import rotations
-from longspec.models.target import head_width, load_target
-from longspec.models.target_config import CONFIG, read_target_config
-from longspec.models.tensor_parallel import (
+from longspec.models.target import (
+    CONFIG,
     Group,
     all_heads_at,
     check_splits,
     group_of,
+    head_width,
+    load_target,
+    read_target_config,
     rows_of_ranks,
     split_over,
     splits_heads,

@@ -28,8 +28,8 @@ from typing import Any
 
 from torch import Tensor
 
+from longspec.models.losses import SparseTeacher, draft_numbers
 from longspec.models.target import head_width
-from longspec.models.teachers import SparseTeacher, draft_numbers
 
 EMBEDDED, COS, SIN, FINAL = "embedded", "cos", "sin", "final"
 KEYS, VALUES, HIDDEN = "keys.", "values.", "hidden."

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from longspec.data.pack.arrow_shards import PackedRows
-from longspec.methods.glide import cost
+from longspec.methods.glide import method as glide_method
 from longspec.methods.glide.method import METHOD
 from longspec.methods.glide.settings import Draft
 from longspec.methods.glide.trainer import Glide, class_for
@@ -40,7 +40,7 @@ B, S = 2, 24
 @pytest.fixture
 def every_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every pair of a row is taken for seen: eager attention computes the hidden ones too."""
-    for module, name in ((flops, "causal_pairs"), (cost, "causal_pairs"), (cost, "block_pairs")):
+    for module, name in ((flops, "causal_pairs"), (glide_method, "causal_pairs"), (glide_method, "block_pairs")):
         monkeypatch.setattr(module, name, lambda length, *_, **__: length * length)
 
 

@@ -16,7 +16,7 @@ from longspec.config import Recipe, Runtime, compose, load, to_yaml
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.draft.folder import write_draft
 from longspec.methods import method_of
-from longspec.methods.glide import cost
+from longspec.methods.glide import method as glide_method
 from longspec.methods.glide.layer import GlideLayer, published_layout
 from longspec.train.estimate import flops, plan
 from longspec.train.estimate.plan import Rows
@@ -99,7 +99,7 @@ def test_packed_data_are_counted(folder: Path, corpus: Corpus, monkeypatch: pyte
     assert rows == Rows(len(data), flops.document_lengths(data, range(len(data))), labels, len(data))
     made = plan.plan_stage(TARGET, recipe, runtime, rows, 2, torch.device("cpu"))
     assert made.steps == len(data) // 4
-    head = cost.operations(TARGET, method_of(recipe)[1], 0, [], rows.labels, with_llm_loss=True).head
+    head = glide_method.operations(TARGET, method_of(recipe)[1], 0, [], rows.labels, with_llm_loss=True)[1]
     assert made.operations.head == pytest.approx(head * 4 / len(data))
 
 

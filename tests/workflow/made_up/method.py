@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from longspec.methods import settings_of
-from longspec.methods.contract import DraftMemory, DraftOperations, DraftOutput, DraftTrainer, Method
+from longspec.methods.contract import DraftMemory, DraftOutput, DraftTrainer, Method
 from longspec.methods.draft_files import stored_settings
 from longspec.models.losses import NO_LABEL, linear_cross_entropy, loss_bytes
 from longspec.states.tensors import FINAL, StateTensor, final_hidden_states
@@ -86,15 +86,11 @@ class MadeUpMethod(Method):
         """One product."""
         return MadeUpLayer(config)
 
-    def fresh_layer(self, states: Any, settings: Any) -> MadeUpLayer:
-        """The identity: the next token is said once more."""
-        return MadeUpLayer(states.config).to(states.head_weight.dtype)
-
     def trainer(self, states: Any, settings: Any, weights: Path | None) -> MadeUpTrainer:
-        """Beside the target."""
-        layer = self.fresh_layer(states, settings)
+        """Beside the target; a fresh layer is the identity, which says the next token once more."""
+        layer = MadeUpLayer(states.config).to(states.head_weight.dtype)
         if weights is not None:
-            self.load(layer, weights)
+            self.load(layer, weights, states.config, settings)
         return MadeUpTrainer(states, layer, settings.labels)
 
     def drafted_steps(self, settings: Any) -> int:
@@ -122,10 +118,10 @@ class MadeUpMethod(Method):
         *,
         with_llm_loss: bool,
         top_k: int | None = None,
-    ) -> DraftOperations:
+    ) -> tuple[float, float]:
         """The product and its weight's gradient; the draft's logits, their gradient, and the target's logits."""
         hidden = config.hidden_size
-        return DraftOperations(draft=2 * 2.0 * labels * hidden * hidden, head=3 * 2.0 * labels * hidden * config.vocab_size)
+        return 2 * 2.0 * labels * hidden * hidden, 3 * 2.0 * labels * hidden * config.vocab_size
 
     def config_fields(self, config: Any, settings: Any) -> dict[str, Any]:
         """As an engine would look for them."""

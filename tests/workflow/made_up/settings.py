@@ -52,10 +52,6 @@ def fits(recipe: Any, layers: int, vocabulary: int) -> None:
     """Any target has a final hidden state."""
 
 
-def check_offline(recipe: Any) -> None:
-    """Nothing is drawn."""
-
-
 def stored(recipe: Any) -> str:
     """The final hidden state."""
     return "final"

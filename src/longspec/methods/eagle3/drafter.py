@@ -20,8 +20,7 @@ from longspec.decode.sampling import Sampler
 from longspec.decode.tree import DraftToTarget, DraftTree, TreeBuilder
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods.eagle3.layer import Eagle3Layer, check_vocabulary
-from longspec.methods.eagle3.settings import Settings
-from longspec.methods.eagle3.shape import layers_of
+from longspec.methods.eagle3.settings import Settings, layers_of
 from longspec.models.attention.backends import attend
 from longspec.models.attention.visibility import TreeVisibility
 from longspec.models.draft_attention import rotations

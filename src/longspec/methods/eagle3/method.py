@@ -1,16 +1,121 @@
-"""EAGLE-3 as the house's draft method `eagle3`."""
+"""EAGLE-3 as the house's draft method `eagle3`, and its memory and operations in closed form.
 
+Symbols: H hidden width, N heads of width D, K key/value heads, I feed-forward width, V draft vocabulary, T the target's, k
+steps of a chain.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from longspec.draft_vocabulary import check_size
-from longspec.methods.contract import Distribution, Method
-from longspec.methods.eagle3 import cost, weights
-from longspec.methods.eagle3.layer import Eagle3Layer, check_vocabulary, fresh_layer
-from longspec.methods.eagle3.layer_config import config_fields
-from longspec.methods.eagle3.settings import Settings
+from longspec.families import position_limit
+from longspec.methods.contract import Distribution, DraftMemory, Method
+from longspec.methods.eagle3 import weights
+from longspec.methods.eagle3.layer import Eagle3Layer, check_vocabulary, config_fields, fresh_layer, layer_config
+from longspec.methods.eagle3.settings import AUXILIARY, Settings
 from longspec.methods.eagle3.trainer import Eagle3Trainer, reads
+from longspec.models.attention.backends import SDPA, fastest
+from longspec.models.attention.sdpa import block_bytes
+from longspec.models.attention.visibility import causal_pairs
+from longspec.models.chain_losses import chain_bytes
+from longspec.models.losses import TOP_BYTES
+from longspec.models.target import head_width
 from longspec.states.forward import TargetStates
+
+
+def projection_operations(config: Any, settings: Settings, tokens: int) -> float:
+    """Operations of the features, forward and backward; the target's states get a gradient for their norms alone."""
+    return (3 if settings.fc_norm or settings.norm_before_fc else 2) * 2.0 * tokens * AUXILIARY * config.hidden_size**2
+
+
+def step_operations(config: Any, tokens: int, pairs: float) -> float:
+    """Operations of one step of the layer, forward and backward.
+
+    The backward of a trained product is two of its size (input and weight), of the attention four where the forward has two.
+    """
+    hidden, width = config.hidden_size, head_width(config)
+    heads, key_values = config.num_attention_heads * width, config.num_key_value_heads * width
+    products = 2 * hidden * (heads + 2 * key_values) + heads * hidden + 3 * hidden * config.intermediate_size
+    return 3 * 2.0 * tokens * products + 12.0 * heads * pairs
+
+
+def head_operations(config: Any, settings: Settings, labels: int, rows: int) -> float:
+    """The target's logits of each label, and of each of the steps' rows the draft's, their gradient and the weight's."""
+    return 2.0 * config.hidden_size * (labels * config.vocab_size + 3 * rows * (settings.vocabulary or config.vocab_size))
+
+
+def operations(
+    config: Any,
+    settings: Settings,
+    tokens: int,
+    documents: Iterable[int],
+    labels: int,
+    *,
+    with_llm_loss: bool,
+    top_k: int | None = None,
+) -> tuple[float, float]:
+    """All steps and the heads' products, as if every token began a chain and every label ended one in each step.
+
+    Those at a text's end and beginning, which do not, are a few for each document. With top_k the target's logits are not
+    made; else they are anyway, so that the target's own loss costs no product.
+    """
+    steps, pairs = range(settings.steps), [0.0] * settings.steps
+    for length, times in Counter(documents).items():
+        for step in steps:
+            window = None if settings.sliding_window is None else settings.sliding_window - 1 - step
+            pairs[step] += times * (causal_pairs(length, window) + step * length)  # the text's, and the chain's own
+    of_steps = sum(step_operations(layer_config(config, settings), tokens, pairs[step]) for step in steps)
+    of_head = head_operations(config, settings, labels if top_k is None else 0, settings.steps * labels)
+    return projection_operations(config, settings, tokens) + of_steps, of_head
+
+
+def memory(
+    config: Any, settings: Settings, tokens: int, dtype: torch.dtype, device: torch.device, *, top_k: int | None = None
+) -> DraftMemory:
+    """Bytes of the steps' forward and backward and of the losses, for tokens that are all trained.
+
+    Kept of each step, in elements of the dtype a token: what the four norms make before their weights, the input of the
+    attention 2H and of the feed-forward part, and the gradient of the rows before the head, 8H; queries and the attention's
+    output 2ND, keys and values 2KD; four of width I. In float32 the inputs of the norms, 3H (2H where the dtype is float32: the
+    head's norm and the next step's read one), a softmax sum a head and the weights of the chain's own keys. Of the first step
+    the auxiliary hidden states side by side 3H, and once more for each way in which they are normed; of the last one its
+    output H.
+
+    Losses hold the normed rows of all steps kH, the trained tokens of the target H, or top_k of its tokens with their
+    log-probabilities, a chunk of logits, and the gradient of the head's weight in float32, with which the backward begins too.
+    That holds another gradient of the rows; in the widest part of a step two of width I and H, or gradients of all steps' keys
+    and values. Where the attention has no kernel (on a GPU with neither flash-attn nor compiled flex_attention, as
+    `runtime.attention: auto` finds here) these may be beside the scores of a block of queries, when what the last step kept
+    behind its attention, 5H, four of width I and two norms, is freed. The keys are those of one row: of all tokens, or of as
+    many as the target has positions.
+    """
+    positions, config = position_limit(config), layer_config(config, settings)
+    element, steps, single = dtype.itemsize, settings.steps, dtype == torch.float32
+    hidden, width, ffn = config.hidden_size, head_width(config), config.intermediate_size
+    heads, key_values = config.num_attention_heads * width, config.num_key_value_heads * width
+    step = element * (8 * hidden + 2 * heads + 2 * key_values + 4 * ffn)
+    step += 4 * ((2 if single and not settings.norm_output else 3) * hidden + config.num_attention_heads)
+    own = 4 * config.num_attention_heads * steps * (steps - 1) // 2
+    kept = steps * step + own + element * hidden * (AUXILIARY * (1 + settings.fc_norm + settings.norm_before_fc) + 1)
+    window = None if settings.sliding_window is None else settings.sliding_window - 1
+    scores = 0
+    if fastest(device.type, dtype, width, True) == SDPA:
+        row = min(tokens, positions)
+        scores = block_bytes(config.num_attention_heads, width, row, window, dtype, device)
+    proposed = settings.vocabulary or config.vocab_size
+    head = 4 * proposed * hidden
+    logits = chain_bytes(config.vocab_size, proposed, steps, tokens, dtype, device, sparse=top_k is not None)
+    rows = tokens * (steps * hidden * element + (hidden * element if top_k is None else TOP_BYTES * top_k))
+    losses = logits + head + (0 if single else element * proposed * hidden) + rows
+    attention = element * (2 * steps * key_values + 3 * heads + 2 * hidden)
+    widest = max(element * steps * hidden, element * (2 * ffn + hidden), attention) * tokens
+    behind_attention = element * (4 * ffn + 5 * hidden) + 4 * (2 if single else 3) * hidden
+    widest = max(widest, (attention - behind_attention) * tokens + scores)
+    return DraftMemory(kept=kept * tokens, losses=losses, backward=widest + head)
 
 
 class Eagle3Method(Method):
@@ -19,13 +124,11 @@ class Eagle3Method(Method):
     name = "eagle3"
     layer = Eagle3Layer
     reads = staticmethod(reads)
-    fresh_layer = staticmethod(fresh_layer)
-    memory = staticmethod(cost.memory)
-    operations = staticmethod(cost.operations)
+    memory = staticmethod(memory)
+    operations = staticmethod(operations)
     published = staticmethod(weights.published_layout)
     config_fields = staticmethod(config_fields)
     check_state = staticmethod(weights.check_draft_state)
-    check_file = staticmethod(weights.check_draft_file)
     stored_settings = staticmethod(weights.draft_settings)
 
     def learnt(self, settings: Settings) -> Distribution:
@@ -48,11 +151,9 @@ class Eagle3Method(Method):
         check_vocabulary(settings)
         tokens = states.config.vocab_size
         check_size("--vocabulary", settings.target_vocabulary or tokens, tokens, "this target")
-        if weights is None:
-            return Eagle3Trainer(states, fresh_layer(states, settings), settings)
-        self.check_same(weights, states.config, settings)
-        layer = Eagle3Layer(states.config, settings).to(states.head_weight.dtype)
-        self.load(layer, weights)
+        layer = fresh_layer(states, settings)
+        if weights is not None:
+            self.load(layer, weights, states.config, settings)
         return Eagle3Trainer(states, layer, settings)
 
 

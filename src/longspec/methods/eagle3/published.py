@@ -3,7 +3,7 @@
 Two layouts. That of the engines (SGLang's trainer, AngelSlim, the authors of EAGLE-3): `midlayer.*` and a config.json whose
 fields are the layer's. That of the package `speculators`: `layers.0.*`, and the layer's fields in `transformer_layer_config`.
 Fields that are left out have LlamaConfig's defaults, as both engines take them: so most drafts for Llama-3.1 turn by a
-rope_theta of 10,000, which is not their target's. What each field means to which engine: layer_config.py.
+rope_theta of 10,000, which is not their target's. What each field means to which engine: layer.py.
 """
 
 from collections.abc import Callable
@@ -15,9 +15,18 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from longspec.distributed import log
-from longspec.methods.eagle3.layer_config import layer_config
-from longspec.methods.eagle3.settings import MOST_STEPS, Settings, check_values
-from longspec.methods.eagle3.shape import AUXILIARY, ROPE, SHAPE, check_shape, layers_of
+from longspec.methods.eagle3.layer import layer_config
+from longspec.methods.eagle3.settings import (
+    AUXILIARY,
+    MOST_STEPS,
+    NORMS,
+    ROPE,
+    SHAPE,
+    Settings,
+    check_shape,
+    check_values,
+    layers_of,
+)
 from longspec.methods.eagle3.weights import D2T, T2D, ids_of
 from longspec.models.target import head_width
 from longspec.models.weight_files import read_folder, telling_damage
@@ -37,8 +46,7 @@ OF_LLAMA = (
     "rope_parameters",
 )
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
-SLIDING = "sliding_attention"
-LAYER_TYPES = (SLIDING, "full_attention")
+SLIDING, FULL = "sliding_attention", "full_attention"
 # Field of the layer or of the draft -> its values that mean what our layer computes, a missing one among them.
 REPRESENTED: dict[str, tuple[Any, ...]] = {
     "model_type": (None, "llama"),
@@ -57,100 +65,37 @@ REPRESENTED: dict[str, tuple[Any, ...]] = {
 }
 
 
-class Fields:
-    """Fields by what they say. top: of the draft; layer: of its decoder layer, which one of the layouts has in a section."""
-
-    def __init__(self, file: Path, config: dict[str, Any]) -> None:
-        self.file, self.top = file, config
-        self.of_speculators = "speculators_model_type" in config
-        self.layer = self._section("transformer_layer_config") if self.of_speculators else config
-        self.eagle = self._section("eagle_config")
-
-    def _section(self, name: str) -> dict[str, Any]:
-        found = self.top.get(name) or {}
-        if not isinstance(found, dict):
-            raise self._strange(name, found, "an object")
-        return found
-
-    def _strange(self, name: str, value: Any, wanted: str) -> ValueError:
-        return ValueError(f"{self.file}: {name}: is {value!r}, must be {wanted}; correct a copy of the folder")
-
-    def of_llama(self) -> dict[str, Any]:
-        """Those that LlamaConfig takes; what is missing has its defaults there."""
-        return {name: self.layer[name] for name in OF_LLAMA if self.layer.get(name) is not None}
-
-    def flag(self, name: str) -> bool:
-        """A field that is true or false. Raises ValueError for another value."""
-        value = self.top.get(name)
-        if name == "norm_before_fc" and name in self.eagle:
-            value = self.eagle[name]
-        if value is None and name == "norm_before_residual" and self.of_speculators:
-            log(f"{self.file}: {name}: missing; taken for true, as vLLM does in this layout")
-            return True
-        if value not in (None, True, False):
-            raise self._strange(name, value, "true or false")
-        return bool(value)
-
-    def layers(self) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
-        """The auxiliary layers, by their inputs and by their outputs; None where the file does not say it so."""
-        return self._numbers(self.top.get(LAYER_IDS)), self._numbers(self.eagle.get(LAYER_IDS))
-
-    def _numbers(self, value: Any) -> tuple[int, ...] | None:
-        if value in (None, []):
-            return None
-        if not isinstance(value, list) or any(type(each) is not int for each in value):
-            raise self._strange(LAYER_IDS, value, "numbers of layers")
-        return tuple(value)
-
-    def sliding_window(self) -> int | None:
-        """The keys that the layer's attention sees, where layer_types says that it slides, as vLLM has it; None: all."""
-        types = self.layer.get("layer_types") or []
-        if not isinstance(types, list) or any(each not in LAYER_TYPES for each in types):
-            raise self._strange("layer_types", types, f"a list of {' or '.join(LAYER_TYPES)}")
-        return self.layer.get("sliding_window") if types[:1] == [SLIDING] else None
-
-    def steps(self) -> int:
-        """The tokens of a chain that it was trained for: what `speculators` proposes, else the default."""
-        proposals = self._section("speculators_config").get("proposal_methods") or [{}]
-        if not isinstance(proposals, list) or not isinstance(proposals[0], dict):
-            raise self._strange("speculators_config.proposal_methods", proposals, "a list of objects")
-        steps = proposals[0].get("speculative_tokens")
-        if type(steps) is int and steps > MOST_STEPS:
-            log(f"{self.file}: speculative_tokens: is {steps}; taken for {MOST_STEPS}, the longest chain that is trained")
-            return MOST_STEPS
-        return Settings().steps if steps is None else steps
-
-
-def check_represented(fields: Fields, layer: Any, target: Any) -> None:
+def check_represented(config: dict[str, Any], layer: dict[str, Any], llama: LlamaConfig, target: Any, file: Path) -> None:
     """Raise ValueError, with file, field and both values, for what our layer beside this target cannot be.
 
-    layer: the LlamaConfig of its fields; target: the target's configuration.
+    layer: the fields of the layer in config; llama: what LlamaConfig makes of them; target: the target's configuration.
     """
-    found = {name: value for name, value in fields.top.items() if name != "model_type"} | fields.layer
-    rope = layer.rope_parameters
+    found = {name: value for name, value in config.items() if name != "model_type"} | layer
     faults = [
         f"{name}: is {found[name]!r}, a draft of ours has {' or '.join(map(repr, values[1:])) or 'none'}"
         for name, values in REPRESENTED.items()
         if found.get(name) not in values
     ]
-    if fields.eagle.get("use_aux_hidden_state") is False:
+    if (types := found.get("layer_types") or [FULL])[0] not in (SLIDING, FULL):
+        faults.append(f"layer_types: is {types!r}, must be a list of {SLIDING} or {FULL}")
+    if (config.get("eagle_config") or {}).get("use_aux_hidden_state") is False:
         faults.append("eagle_config.use_aux_hidden_state: is False, a draft of ours reads the target's auxiliary states")
     faults += [
-        f"{name}: {rope[name]!r} in the rotation, a draft of ours turns whole heads by their positions alone"
+        f"{name}: {llama.rope_parameters[name]!r} in the rotation, a draft of ours turns whole heads by their positions alone"
         for name in ("mrope_section", "partial_rotary_factor")
-        if rope.get(name) not in (None, 1, 1.0)
+        if llama.rope_parameters.get(name) not in (None, 1, 1.0)
     ]
     width = found.get("target_hidden_size")
     for name, own, wanted in (
-        ("hidden_size", layer.hidden_size, target.hidden_size),
+        ("hidden_size", llama.hidden_size, target.hidden_size),
         ("target_hidden_size", target.hidden_size if width is None else width, target.hidden_size),
-        ("vocab_size", layer.vocab_size, target.vocab_size),
-        ("hidden_act", layer.hidden_act, target.hidden_act),
+        ("vocab_size", llama.vocab_size, target.vocab_size),
+        ("hidden_act", llama.hidden_act, target.hidden_act),
     ):
         if own != wanted:
             faults.append(f"{name}: is {own!r}, the target has {wanted!r}")
     if faults:
-        raise ValueError(f"{fields.file}: {'; '.join(faults)}; give the target it was trained for, or take another draft")
+        raise ValueError(f"{file}: {'; '.join(faults)}; give the target it was trained for, or take another draft")
 
 
 EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
@@ -169,34 +114,43 @@ def read_published(
     folders that do not say it beyond doubt. Raises ValueError with file, key and both values for what we cannot represent.
     """
     file = folder / "config.json"
-    fields = Fields(file, config)
+    of_speculators = "speculators_model_type" in config
     with telling_damage(file, "is no configuration of a draft"):
-        layer = LlamaConfig(**fields.of_llama())
-    check_represented(fields, layer, target)
+        layer = config["transformer_layer_config"] if of_speculators else config
+        llama = LlamaConfig(**{name: layer[name] for name in OF_LLAMA if layer.get(name) is not None})
+        eagle = config.get("eagle_config") or {}
+        slides = (layer.get("layer_types") or [FULL])[0] == SLIDING
+        proposals = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
+        steps = proposals[0].get("speculative_tokens") or Settings().steps
+    check_represented(config, layer, llama, target, file)
+    if steps in range(MOST_STEPS + 1, 2**31):
+        log(f"{file}: speculative_tokens: is {steps}; taken for {MOST_STEPS}, the longest chain that is trained")
+        steps = MOST_STEPS
+    flags = {name: config.get(name) for name in NORMS}
+    flags["norm_before_fc"] = eagle.get("norm_before_fc", flags["norm_before_fc"])
+    if flags["norm_before_residual"] is None and of_speculators:
+        log(f"{file}: norm_before_residual: missing; taken for true, as vLLM does in this layout")
+        flags["norm_before_residual"] = True
     state = _own_names(read_folder(folder), folder)
     _check_embeddings(state.pop(EMBEDDINGS, None), embeddings, folder)
-    vocabulary, ids = _vocabulary(state, fields, target.vocab_size, folder)
-    settings = Settings(
-        layers=_layers(fields, target.num_hidden_layers, layers),
-        vocabulary=vocabulary,
-        sliding_window=fields.sliding_window(),
-        fc_norm=fields.flag("fc_norm"),
-        norm_output=fields.flag("norm_output"),
-        norm_before_residual=fields.flag("norm_before_residual"),
-        norm_before_fc=fields.flag("norm_before_fc"),
-        **_shape(layer, target, file),
-        steps=fields.steps(),
-        ids=ids,
-        target_vocabulary=None if ids is None else target.vocab_size,
-    )
-    check_values(vars(settings), str(file), ELSEWHERE)
-    own, wanted = layer.max_position_embeddings, target.max_position_embeddings
+    vocabulary, ids = _vocabulary(state, config.get("draft_vocab_size"), target.vocab_size, folder)
+    values = {
+        "layers": _layers(config.get(LAYER_IDS), eagle.get(LAYER_IDS), layers, target.num_hidden_layers, file),
+        "vocabulary": vocabulary,
+        "sliding_window": layer.get("sliding_window") if slides else None,
+        **{name: False if value is None else value for name, value in flags.items()},
+        **_shape(llama, target, file),
+        "steps": steps,
+        "target_vocabulary": None if ids is None else target.vocab_size,
+    }
+    check_values(values, str(file), ELSEWHERE)
+    own, wanted = llama.max_position_embeddings, target.max_position_embeddings
     if own < wanted:
         log(
             f"warning: {file}: max_position_embeddings: is {own}, the target has {wanted}: it was hardly trained on longer "
             f"texts, and its acceptance falls beyond {own} tokens; train it on rows that are as long as the texts to be drafted"
         )
-    return state, settings
+    return state, Settings(**values, ids=ids)
 
 
 def _own_names(found: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
@@ -235,14 +189,14 @@ def _check_embeddings(found: Tensor | None, embeddings: Callable[[], Tensor], fo
 
 
 def _vocabulary(
-    state: dict[str, Tensor], fields: Fields, tokens: int, folder: Path
+    state: dict[str, Tensor], told: int | None, tokens: int, folder: Path
 ) -> tuple[int | None, tuple[int, ...] | None]:
     """How many tokens the draft proposes, and which; None and None: all. Both of the vocabulary's tensors leave `state`."""
     if HEAD not in state:
         raise ValueError(f"{folder}: {HEAD}: is missing; a draft that takes the target's head cannot be represented")
-    proposed, told = len(state[HEAD]), fields.top.get("draft_vocab_size")
+    proposed = len(state[HEAD])
     if told not in (None, proposed):
-        raise ValueError(f"{fields.file}: draft_vocab_size: is {told}, {HEAD} has {proposed} rows; {ELSEWHERE}")
+        raise ValueError(f"{folder}: draft_vocab_size: is {told}, {HEAD} has {proposed} rows; {ELSEWHERE}")
     own = {name: state.pop(name) for name in (D2T, T2D) if name in state}
     if proposed == tokens:
         if D2T in own and bool(own[D2T].any()):
@@ -251,44 +205,43 @@ def _vocabulary(
     if D2T not in own:
         raise ValueError(f"{folder}: {D2T}: is missing, {HEAD} has {proposed} of the target's {tokens} tokens; {ELSEWHERE}")
     own[D2T] = own[D2T].to(torch.int64)
-    if T2D not in own:  # which engines do not read
-        ids_V = own[D2T] + torch.arange(len(own[D2T]))
-        own[T2D] = torch.zeros(tokens, dtype=torch.bool)
-        own[T2D][ids_V[(ids_V >= 0) & (ids_V < tokens)]] = True
-    own[T2D] = own[T2D].to(torch.bool)
     return proposed, ids_of(own, proposed, tokens, folder, ELSEWHERE)
 
 
-def _layers(fields: Fields, target_layers: int, given: tuple[int, ...] | None) -> tuple[int, ...]:
-    """The auxiliary layers, counted by their inputs. Raises ValueError for others than three ascending ones of the target's."""
-    inputs, outputs = fields.layers()
-    if inputs is not None and given not in (None, inputs):
-        raise ValueError(f"--layers: {list(given or ())}: {fields.file} says {list(inputs)}; leave it out")
-    chosen = given or inputs
-    if chosen is None and outputs is not None:
+def _layers(
+    inputs: list[int] | None, outputs: list[int] | None, given: tuple[int, ...] | None, target_layers: int, file: Path
+) -> tuple[int, ...]:
+    """The auxiliary layers, counted by their inputs, from what config.json says, by inputs or by outputs, or the user.
+
+    Raises ValueError for others than three ascending ones of the target's.
+    """
+    if inputs and given not in (None, tuple(inputs)):
+        raise ValueError(f"--layers: {list(given or ())}: {file} says {inputs}; leave it out")
+    if given or inputs:
+        chosen = given or tuple(inputs or ())
+    elif outputs:
         chosen = tuple(layer + 1 for layer in outputs)
         log(
-            f"{fields.file}: eagle_config.eagle_aux_hidden_state_layer_ids: taken for outputs, as SGLang does: inputs of "
-            f"layers {list(chosen)}. vLLM takes them for inputs; where the draft was trained so, give --layers "
-            f"{' '.join(map(str, outputs))}"
+            f"{file}: eagle_config.{LAYER_IDS}: taken for outputs, as SGLang does: inputs of layers {list(chosen)}. vLLM takes "
+            f"them for inputs; where the draft was trained so, give --layers {' '.join(map(str, outputs))}"
         )
-    if chosen is None:
+    else:
         chosen = layers_of(None, target_layers)
-        log(f"{fields.file}: eagle_aux_hidden_state_layer_ids: missing; engines' default {list(chosen)} is taken")
-    if len(chosen) != AUXILIARY or list(chosen) != sorted({each for each in chosen if 0 <= each < target_layers}):
+        log(f"{file}: {LAYER_IDS}: missing; engines' default {list(chosen)} is taken")
+    if len(chosen) != AUXILIARY or list(chosen) != sorted({each for each in chosen if each in range(target_layers)}):
         raise ValueError(
-            f"{fields.file}: eagle_aux_hidden_state_layer_ids: {list(chosen)}: must be {AUXILIARY} of the target's layers 0 to "
-            f"{target_layers - 1}, ascending; {ELSEWHERE}"
+            f"{file}: {LAYER_IDS}: {list(chosen)}: must be {AUXILIARY} of the target's layers 0 to {target_layers - 1}, "
+            f"ascending; {ELSEWHERE}"
         )
     return chosen
 
 
-def _shape(layer: LlamaConfig, target: Any, file: Path) -> dict[str, Any]:
+def _shape(llama: LlamaConfig, target: Any, file: Path) -> dict[str, Any]:
     """The parts of the layer's shape that are not the target's."""
-    rope = {name: value for name, value in layer.rope_parameters.items() if name != "type" and value is not None}
+    rope = {name: value for name, value in llama.rope_parameters.items() if name != "type" and value is not None}
     if rope["rope_type"] == "yarn":  # else stretched by however many positions the target has
-        rope.setdefault("original_max_position_embeddings", layer.max_position_embeddings)
-    own = {name: getattr(layer, name) for name in SHAPE} | {ROPE: rope}
+        rope.setdefault("original_max_position_embeddings", llama.max_position_embeddings)
+    own = {name: getattr(llama, name) for name in SHAPE} | {ROPE: rope}
     check_values(own, str(file), ELSEWHERE)
     check_shape(own, str(file))
     default = layer_config(target, Settings())

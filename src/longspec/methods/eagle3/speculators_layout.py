@@ -17,10 +17,8 @@ from transformers import LlamaConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from longspec.config.names import HUB_PREFIX
-from longspec.families import FAMILIES
-from longspec.methods.draft_files import AGAIN, draft_weights_file, read_draft_config
-from longspec.methods.eagle3.layer import Eagle3Layer
-from longspec.methods.eagle3.layer_config import OF_THE_TARGET
+from longspec.methods.draft_files import draft_weights_file, read_draft_config
+from longspec.methods.eagle3.layer import OF_THE_TARGET, Eagle3Layer
 from longspec.methods.eagle3.weights import check_draft_state, draft_settings
 from longspec.models.weight_files import read_tensors, telling_damage
 
@@ -70,14 +68,13 @@ def exported(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     with telling_damage(file, "is no configuration of a draft"), torch.device("meta"):
         layer = Eagle3Layer(LlamaConfig(**{name: config[name] for name in SHAPES}), settings)
         of_layer, of_draft = _taken(config, OF_THE_LAYER), _taken(config, OF_THE_DRAFT)
+        architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config["target"]["model_type"]]]
     tensors = read_tensors(weights_file)
     check_draft_state(layer, tensors, weights_file)
-    source, model_type = config["target_source"], config["target"].get("model_type")
-    if model_type not in FAMILIES:
-        raise ValueError(f"{file}: target: model_type: is {model_type!r}, must be one of {', '.join(FAMILIES)}; {AGAIN}")
+    source = config["target_source"]
     verifier = {
         "name_or_path": source.removeprefix(HUB_PREFIX) if source.startswith(HUB_PREFIX) else config["target_path"],
-        "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]],
+        "architectures": architectures,
     }
     proposal = {
         "proposal_type": "greedy",

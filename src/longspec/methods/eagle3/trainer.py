@@ -11,11 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longspec.families import position_limit
-from longspec.methods.contract import DraftOutput, DraftTrainer, check_inputs, check_ranges
+from longspec.methods.contract import DraftOutput, DraftTrainer, check_inputs
 from longspec.methods.eagle3.layer import Eagle3Layer
-from longspec.methods.eagle3.settings import Settings
-from longspec.methods.eagle3.shape import layers_of
+from longspec.methods.eagle3.settings import Settings, layers_of
 from longspec.models.attention.chains import KeysValues, attend_chains
 from longspec.models.attention.visibility import PADDING, Visibility, document_starts
 from longspec.models.chain_losses import ChainSums, DenseTeacher, Teacher, chain_cross_entropy
@@ -95,25 +93,6 @@ def _count_past_document(labels_BS: Tensor, document_ids_BS: Tensor | None, step
     return steps * within(1) - torch.stack([within(2 + step) for step in range(steps)]).sum()
 
 
-class _Keys:
-    """The keys and values of the steps so far, and a step's attention to them."""
-
-    def __init__(self, settings: Settings, document_ids_BS: Tensor | None, backend: str) -> None:
-        self.window, self.document_ids_BS, self.backend = settings.sliding_window, document_ids_BS, backend
-        self.steps: list[KeysValues] = []  # the first one's are the text's
-
-    def attend(self, q_BNCD: Tensor, k_BKCD: Tensor, v_BKCD: Tensor) -> Tensor:
-        """Attention output [B, N, C, D] of the next step, which has fewer chains than the one before."""
-        step, chains = len(self.steps), q_BNCD.shape[2]
-        self.steps.append((k_BKCD, v_BKCD))
-        text, *own = [(keys[:, :, :chains], values[:, :, :chains]) for keys, values in self.steps]
-        # Query t of step i stands i tokens after the text's token t.
-        window = None if self.window is None else self.window - 1 - step
-        documents = None if self.document_ids_BS is None else self.document_ids_BS[:, :chains]
-        visibility = Visibility(window=window, document_ids_BT=documents)
-        return attend_chains(q_BNCD, text, own, visibility, q_BNCD.shape[-1] ** -0.5, self.backend)
-
-
 def _chosen(x_BCH: Tensor, chains_M: Tensor) -> Tensor:
     """The rows of these chains, [M, H]; no copy where they are all."""
     x_RH = x_BCH.flatten(0, 1)
@@ -156,14 +135,13 @@ class Eagle3Trainer(DraftTrainer):
 
         Raises ValueError that names what is out of range.
         """
-        position_ids = check_inputs(input_ids, position_ids, num_labels, labels=labels, document_ids=document_ids)
+        config = self.states.config
+        position_ids = check_inputs(config, input_ids, labels, position_ids, document_ids, num_labels)
         if input_ids.shape[1] < self.settings.steps + 2:
             raise ValueError(
                 f"input_ids: chains of {self.settings.steps} (recipe.draft.steps) find no place in rows of "
                 f"{input_ids.shape[1]} tokens"
             )
-        config = self.states.config
-        check_ranges(input_ids, labels, position_ids, None, config.vocab_size, position_limit(config))
         check_rising(position_ids, labels, document_ids)
         names = [tensor.name for tensor in reads(config, self.settings, with_llm_loss=with_llm_loss)]
         found = self.states(input_ids, position_ids, document_ids, names, row_numbers)
@@ -176,7 +154,18 @@ class Eagle3Trainer(DraftTrainer):
     ) -> list[Tensor]:
         """For each step the normed hidden states [M, H] of the chains that have a label."""
         layer, length, rows = self.draft_model, found[EMBEDDED].shape[1], []
-        keys = _Keys(self.settings, document_ids_BS, self.states.attention)
+        keys: list[KeysValues] = []  # of the steps so far; the first one's are the text's
+
+        def attend(q_BNCD: Tensor, k_BKCD: Tensor, v_BKCD: Tensor) -> Tensor:
+            step, chains = len(keys), q_BNCD.shape[2]  # fewer chains in each step
+            keys.append((k_BKCD, v_BKCD))
+            text, *own = [(k[:, :, :chains], v[:, :, :chains]) for k, v in keys]
+            # Query t of step i stands i tokens after the text's token t.
+            window = None if self.settings.sliding_window is None else self.settings.sliding_window - 1 - step
+            documents = None if document_ids_BS is None else document_ids_BS[:, :chains]
+            visibility = Visibility(window=window, document_ids_BT=documents)
+            return attend_chains(q_BNCD, text, own, visibility, q_BNCD.shape[-1] ** -0.5, self.states.attention)
+
         turns = (found[COS], found[SIN])
         if layer.rotation is not None:
             turns = layer.rotation(found[EMBEDDED], position_ids_BS)
@@ -185,7 +174,7 @@ class Eagle3Trainer(DraftTrainer):
             count = length - 2 - step  # chains that can have a label: nothing is made behind the row's end
             embedded_BCH = found[EMBEDDED][:, 1 + step : length - 1]
             rope = (turns[0][:, step : step + count], turns[1][:, step : step + count])
-            hidden_BCH = layer.midlayer(embedded_BCH, feature_BCH[:, :count], rope, keys.attend)
+            hidden_BCH = layer.midlayer(embedded_BCH, feature_BCH[:, :count], rope, attend)
             feature_BCH = layer.fed_back(hidden_BCH)
             rows.append(_chosen(feature_BCH, chains_M) if layer.norm_output else layer.norm(_chosen(hidden_BCH, chains_M)))
         return rows

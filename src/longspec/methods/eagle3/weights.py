@@ -11,7 +11,6 @@ Shapes: V draft vocabulary, T target's vocabulary.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,6 @@ from torch import Tensor, nn
 from longspec.methods import draft_files
 from longspec.methods.draft_files import AGAIN, draft_weights_file
 from longspec.methods.eagle3.settings import NAME, Settings
-from longspec.methods.eagle3.shape import AUXILIARY, SHAPE, check_shape
 from longspec.models.weight_files import check_state, read_tensors
 
 D2T, T2D = "d2t", "t2d"
@@ -41,33 +39,27 @@ def vocabulary_tensors(ids: Sequence[int], target_vocabulary: int) -> dict[str, 
 def ids_of(
     found: Mapping[str, Tensor], vocabulary: int, target_vocabulary: int | None, source: object, advice: str
 ) -> tuple[int, ...]:
-    """The target's tokens that both tensors tell of, which stand in `source`; without its number of tokens, t2d is believed.
+    """The target's tokens that d2t names, and t2d where it is there; both stand in `source`.
 
-    advice: how to come by better ones. Raises ValueError that names the tensor, what it holds and what it must: sizes, and
-    ascending tokens of the target.
+    target_vocabulary: None where it is not known; advice: how to come by better ones. Raises ValueError that names the tensor,
+    what it holds and what it must: sizes, and ascending tokens of the target.
     """
-    for name, dtype, length in ((D2T, torch.int64, vocabulary), (T2D, torch.bool, target_vocabulary)):
-        tensor = found.get(name)
-        told = "is missing" if tensor is None else f"is {tensor.dtype} {list(tensor.shape)}"
-        fits = tensor is not None and tensor.dtype == dtype and tensor.ndim == 1 and length in (None, len(tensor))
-        if not fits:
-            wanted = "of the target's tokens" if length is None else f"[{length}]"
-            raise ValueError(f"{source}: {name}: {told}, must be {dtype} {wanted}; {advice}")
-    target_vocabulary = len(found[T2D])
-    ids_V = found[D2T] + torch.arange(vocabulary)
-    lowest = 0
-    for token, own in enumerate(ids_V.tolist()):
-        if not lowest <= own < target_vocabulary:
-            raise ValueError(
-                f"{source}: {D2T}: draft token {token} is the target's {own}, must be one of {lowest} to "
-                f"{target_vocabulary - 1}, ascending; {advice}"
-            )
-        lowest = own + 1
-    marked_V = found[T2D].nonzero().flatten()
-    if not torch.equal(marked_V, ids_V):
-        only = sorted(set(marked_V.tolist()) ^ set(ids_V.tolist()))[0]
+    d2t_V = found.get(D2T)
+    if d2t_V is None or d2t_V.shape != (vocabulary,) or d2t_V.dtype != torch.int64:
+        told = "is missing" if d2t_V is None else f"is {d2t_V.dtype} {list(d2t_V.shape)}"
+        raise ValueError(f"{source}: {D2T}: {told}, must be {torch.int64} [{vocabulary}]; {advice}")
+    ids_V, most = d2t_V + torch.arange(vocabulary), (target_vocabulary or torch.iinfo(torch.int64).max) - 1
+    least_V = torch.cat([torch.zeros(1, dtype=torch.int64), ids_V[:-1] + 1])
+    wrong = ((ids_V < least_V) | (ids_V > most)).nonzero()
+    if len(wrong):
+        token = int(wrong[0])
         raise ValueError(
-            f"{source}: {T2D}: marks {len(marked_V)} tokens, {D2T} names {vocabulary}; token {only} is in one of them; {advice}"
+            f"{source}: {D2T}: draft token {token} is the target's {int(ids_V[token])}, must be one of {int(least_V[token])} "
+            f"to {most}, ascending; {advice}"
+        )
+    if T2D in found and not torch.equal(found[T2D].nonzero().flatten(), ids_V):
+        raise ValueError(
+            f"{source}: {T2D}: marks {int(found[T2D].count_nonzero())} tokens, not the {vocabulary} that {D2T} names; {advice}"
         )
     return tuple(ids_V.tolist())
 
@@ -81,13 +73,21 @@ def published_layout(state: dict[str, Tensor], settings: Settings) -> dict[str, 
 
 
 def check_draft_state(layer: nn.Module, state: dict[str, Tensor], source: object) -> None:
-    """Raise ValueError as of check_state, and for a d2t or t2d of another draft vocabulary; a checkpoint has neither."""
+    """Raise ValueError as of check_state, and for a file with a d2t or t2d of another draft vocabulary, or without them.
+
+    A checkpoint has neither, and is held against a layer without numbers.
+    """
     weights = {name: tensor for name, tensor in state.items() if name not in (D2T, T2D)}
     strange = layer.state_dict().keys() ^ weights.keys()
     hint = "".join(told for name, told in NORMS_BEFORE_FC.items() if name in str(strange))
     check_state(layer, weights, source, hint=hint)
-    own_V = known_ids(layer)
-    if own_V is None or len(weights) == len(state):
+    own_V = layer.ids_V
+    assert own_V is None or isinstance(own_V, Tensor)
+    if own_V is None or own_V.is_meta:
+        return
+    own_V = own_V.cpu()
+    proposes_first = torch.equal(own_V, torch.arange(len(own_V)))  # which a file need not say
+    if len(weights) == len(state) and proposes_first:
         return
     found_V = torch.tensor(ids_of(state, len(own_V), None, source, AGAIN))
     if not torch.equal(found_V, own_V):
@@ -96,14 +96,6 @@ def check_draft_state(layer: nn.Module, state: dict[str, Tensor], source: object
             f"{source}: {D2T}: draft token {token} is the target's {int(found_V[token])}, in this draft's vocabulary it is "
             f"{int(own_V[token])}; give a draft of the same vocabulary, or take its run's by recipe.method.vocabulary_from"
         )
-
-
-def check_draft_file(layer: nn.Module, state: dict[str, Tensor], file: object) -> None:
-    """Raise ValueError as of check_draft_state, and for a file that does not tell its vocabulary."""
-    check_draft_state(layer, state, file)
-    own_V = known_ids(layer)
-    if D2T not in state and own_V is not None and not torch.equal(own_V, torch.arange(len(own_V))):
-        raise ValueError(f"{file}: {D2T}: is missing, must hold the draft vocabulary's {len(own_V)} tokens; {AGAIN}")
 
 
 def draft_settings(path: str | Path) -> Settings:
@@ -117,7 +109,6 @@ def draft_settings(path: str | Path) -> Settings:
             f"{path}: has no config.json of a draft beside it, and does not tell its settings; give a draft folder"
         )
     file, content = found
-    _check_settings(settings, content["target"], file)
     tokens, weights_file = content["target"]["vocab_size"], draft_weights_file(path)
     state = read_tensors(weights_file, lambda name: name in (D2T, T2D))
     if settings.vocabulary not in (None, tokens):
@@ -127,26 +118,3 @@ def draft_settings(path: str | Path) -> Settings:
         told = f"by settings: vocabulary of {file.name} all {tokens} tokens are proposed"
         raise ValueError(f"{weights_file}: {', '.join(own)}: is there, but {told}; {AGAIN}")
     return settings if settings.vocabulary is None else replace(settings, ids=tuple(range(tokens)), target_vocabulary=tokens)
-
-
-def known_ids(layer: nn.Module) -> Tensor | None:
-    """The target's tokens that a layer proposes; None for a layer without numbers, and for one that no vocabulary was given."""
-    own_V = layer.ids_V
-    assert own_V is None or isinstance(own_V, Tensor)
-    return None if own_V is None or own_V.is_meta else own_V.cpu()
-
-
-def _check_settings(settings: Settings, target: dict[str, Any], file: Path) -> None:
-    """Raise ValueError for settings that no draft of the folder's target has."""
-    for name in ("num_hidden_layers", "vocab_size"):
-        if type(target.get(name)) is not int or target[name] < 1:
-            raise ValueError(f"{file}: target: {name}: is {target.get(name)!r}, must be a number of the target's; {AGAIN}")
-    check_shape({name: getattr(settings, name) for name in SHAPE}, f"{file}: settings")
-    layers, last = list(settings.layers or ()), target["num_hidden_layers"] - 1
-    if len(layers) != AUXILIARY or layers != sorted({layer for layer in layers if 0 <= layer <= last}):
-        raise ValueError(
-            f"{file}: settings: layers: is {layers}, must be {AUXILIARY} of the target's layers 0 to {last}, ascending; {AGAIN}"
-        )
-    if settings.vocabulary is not None and settings.vocabulary > target["vocab_size"]:
-        told = f"is {settings.vocabulary}, the target has {target['vocab_size']} tokens"
-        raise ValueError(f"{file}: settings: vocabulary: {told}; {AGAIN}")

@@ -20,8 +20,7 @@ from longspec.methods.glide.layer import GlideLayer
 from longspec.methods.glide.settings import Draft
 from longspec.models.attention.visibility import TreeVisibility
 from longspec.models.draft_attention import rotations
-from longspec.models.target import draft_device
-from longspec.models.tensor_parallel import whole
+from longspec.models.target import draft_device, whole
 from longspec.states.tensors import KEYS, VALUES
 
 

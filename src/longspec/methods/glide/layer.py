@@ -3,7 +3,6 @@
 Shapes: B batch, S tokens, H hidden width, N query heads, K key/value heads, D head width.
 """
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,12 +11,11 @@ from transformers import PretrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 
-from longspec.methods.draft_files import stored_settings
 from longspec.methods.glide.settings import LAST, RANDOM, Draft
 from longspec.models.attention.backends import AUTO, attend
 from longspec.models.attention.visibility import TreeVisibility, Visibility
 from longspec.models.draft_attention import DraftAttention
-from longspec.models.tensor_parallel import whole
+from longspec.models.target import whole
 from longspec.models.weight_files import check_state
 
 AnyVisibility = Visibility | TreeVisibility
@@ -126,11 +124,6 @@ def check_draft_state(layer: nn.Module, state: dict[str, Tensor], source: object
     about_norm = any(FINAL_NORM in name for name in own.keys() ^ state.keys())
     hint = "; recipe.draft.final_norm says whether there is a final norm" if about_norm else ""
     check_state(layer, state, source, unused, hint)
-
-
-def draft_settings(path: str | Path | None) -> Draft | None:
-    """The settings that a draft folder holds; None without a path and for weights alone. Raises ValueError for strange ones."""
-    return None if path is None else stored_settings(path, Draft)
 
 
 def published_layout(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -1,9 +1,11 @@
-"""GLIDE as the house's draft method `glide`, and the random draws of its training: a function of (seed, step, row) alone.
+"""GLIDE as the house's draft method `glide`: the random draws of its training, a function of (seed, step, row) alone, and its
+memory and operations in closed form.
 
-Shapes: S tokens of one row.
+Shapes: S tokens of one row. Symbols: H hidden width, N heads of width D, K key/value heads, I feed-forward width, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longspec.methods.contract import Distribution, Method
-from longspec.methods.glide import cost
-from longspec.methods.glide.layer import GlideLayer, check_draft_state, draft_settings, fresh_layer, published_layout
+from longspec.methods.contract import Distribution, DraftMemory, Method
+from longspec.methods.draft_files import stored_settings
+from longspec.methods.glide.layer import GlideLayer, check_draft_state, published_layout
 from longspec.methods.glide.settings import BLOCKS, Draft
 from longspec.methods.glide.trainer import PUBLISHED, Glide, class_for, reads
+from longspec.models.attention.visibility import block_pairs, causal_pairs
+from longspec.models.losses import TOP_BYTES, loss_bytes
+from longspec.models.target import head_width
 
 # The published code keeps this many positions free at the end of the target's range.
 RESERVED_POSITIONS = 1000
@@ -54,15 +59,76 @@ def shift_positions(position_ids_S: np.ndarray, draw: RowDraw) -> np.ndarray:
     return np.where(position_ids_S >= draw.anchors, position_ids_S + draw.offset, position_ids_S)
 
 
+def cross_pairs(length: int, draft: Draft) -> float:
+    """Pairs of the cross attention in a document under the variant's lag; random lags count as their mean."""
+    if draft.lag_mode == "blocks":
+        return block_pairs(length, draft.block)
+    lags = [draft.lag] if draft.lag_mode == "fixed" else range(1, draft.lag + 1)
+    return sum(causal_pairs(length, lag=lag) for lag in lags) / len(lags)
+
+
+def operations(
+    config: Any,
+    settings: Draft,
+    tokens: int,
+    documents: Iterable[int],
+    labels: int,
+    *,
+    with_llm_loss: bool,
+    top_k: int | None = None,
+) -> tuple[float, float]:
+    """Forward and backward of the layer, and the vocabulary's products on the trained tokens.
+
+    The backward of a trained product is two of its size (input and weight), of its own attention four where the forward has
+    two; in the cross attention two, since keys and values are the frozen target's. The head has the draft's logits, their
+    gradient, and the target's logits where there is a teacher: for soft labels, and for the target's own loss.
+    """
+    with_teacher = top_k is None and (settings.loss != "hard" or with_llm_loss)
+    width = head_width(config)
+    heads, key_values = config.num_attention_heads * width, config.num_key_value_heads * width
+    own = cross = 0.0
+    for length, times in Counter(documents).items():
+        own += times * causal_pairs(length, settings.window)
+        cross += times * cross_pairs(length, settings)
+    attention = 2 * config.hidden_size * (2 * heads + key_values)  # own: q, k, v, o; cross: q, o
+    products = attention + 3 * config.hidden_size * config.intermediate_size
+    of_layer = 3 * 2.0 * tokens * products + heads * (12.0 * own + 8.0 * cross)
+    return of_layer, (3 if with_teacher else 2) * 2.0 * labels * config.hidden_size * config.vocab_size
+
+
+def memory(
+    config: Any, settings: Draft, tokens: int, dtype: torch.dtype, device: torch.device, *, top_k: int | None = None
+) -> DraftMemory:
+    """Bytes of the layer's forward and backward and of the losses, for tokens that are all trained.
+
+    Kept, in elements of the dtype a token: norms and the inputs of products 8H, own keys and values 2KD, queries and
+    attention outputs 4ND, four of width I; the hidden states' gradient H, which the loss makes in the forward; in float32
+    the inputs of two norms 2H and two softmax sums a head. With a norm of its own at the end, 2H + one float32 H more.
+    Losses hold the trained tokens' hidden states of both models once more, 2H, or H and top_k tokens with their
+    log-probabilities; and a chunk of logits. The backward starts with two of width I and H more.
+    """
+    element = dtype.itemsize
+    hidden, width, ffn = config.hidden_size, head_width(config), config.intermediate_size
+    heads, key_values = config.num_attention_heads * width, config.num_key_value_heads * width
+    norms = 3 if settings.final_norm else 2
+    kept = element * ((5 + 2 * norms) * hidden + 2 * key_values + 4 * heads + 4 * ffn)
+    kept += 4 * (norms * hidden + 2 * config.num_attention_heads)
+    labels = 3 * hidden * element if top_k is None else 2 * hidden * element + TOP_BYTES * top_k
+    return DraftMemory(
+        kept=kept * tokens,
+        losses=loss_bytes(config.vocab_size, tokens, device, sparse=top_k is not None) + labels * tokens,
+        backward=(2 * ffn + hidden) * element * tokens,
+    )
+
+
 class GlideMethod(Method):
     """The contract's answers (methods/contract.py)."""
 
     name = "glide"
     reads = staticmethod(reads)
-    memory = staticmethod(cost.memory)
-    operations = staticmethod(cost.operations)
+    memory = staticmethod(memory)
+    operations = staticmethod(operations)
     check_state = staticmethod(check_draft_state)
-    fresh_layer = staticmethod(fresh_layer)
 
     def learnt(self, settings: Draft) -> Distribution | None:
         """Over all tokens, for soft labels."""
@@ -104,7 +170,7 @@ class GlideMethod(Method):
 
     def stored_settings(self, path: Path) -> Draft:
         """Published weights are of the variant that was published."""
-        return draft_settings(path) or PUBLISHED
+        return stored_settings(path, Draft) or PUBLISHED
 
 
 METHOD = GlideMethod()

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from omegaconf import MISSING
 from pydantic import Field
 
-from longspec.config.schema import KNOWN, LATER
+from longspec.config.schema import KNOWN, LATER, OFFLINE
 from longspec.config.typed import MOST_TOKENS, Flag, Number, Text, Tokens, Whole, means, words
 
 BLOCKS = "blocks"
@@ -93,7 +93,10 @@ def of(recipe: Any) -> Draft:
 
 
 def check(recipe: Any) -> None:
-    """Hold recipe.draft against the rows that it is trained on. Raises ValueError with the key and what is allowed."""
+    """Hold recipe.draft against the rows and states that it is trained on.
+
+    Raises ValueError with the key and what is allowed.
+    """
     draft, length = recipe.draft, recipe.data.sequence_length
     field = "block" if draft.lag_mode == BLOCKS else "lag"
     if draft[field] >= length:
@@ -101,26 +104,23 @@ def check(recipe: Any) -> None:
             f"recipe.draft.{field}: {draft[field]} hides the target from every token of a row of {length} "
             "(recipe.data.sequence_length); it must be below"
         )
-
-
-def fits(recipe: Any, layers: int, vocabulary: int) -> None:
-    """Any target has a last layer with keys and values."""
-
-
-def check_offline(recipe: Any) -> None:
-    """Anchor-offset positions, drawn anew in each step, change what every layer of the target computes."""
-    draft, length = recipe.draft, recipe.data.sequence_length
+    if recipe.states.source != OFFLINE:
+        return
     if draft.start != RANDOM:
         raise ValueError(
             f"recipe.draft.start: {draft.start}: copies a layer of the target, which is not there where its states are stored; "
             f"set it to {RANDOM}, or recipe.states.source to online"
         )
-    if draft.anchors != "off" and length <= draft.anchors_up_to:
+    if draft.anchors != "off" and length <= draft.anchors_up_to:  # what every layer of the target computes changes with them
         raise ValueError(
             f"recipe.draft.anchors: {draft.anchors}: positions of rows of {length} tokens (recipe.data.sequence_length) are "
             "drawn anew in every step, so that the target's states cannot be stored; train this stage with "
             "recipe.states.source: online (a run's other stages may stay offline), or set recipe.draft.anchors: off"
         )
+
+
+def fits(recipe: Any, layers: int, vocabulary: int) -> None:
+    """Any target has a last layer with keys and values."""
 
 
 def stored(recipe: Any) -> str:

@@ -13,17 +13,21 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from longspec.config.schema import Model
-from longspec.families import position_limit
-from longspec.methods.contract import DraftOutput, DraftTrainer, check_inputs, check_ranges, load_weights
-from longspec.methods.draft_files import TRAINING_PREFIX, check_draft_config, target_and_draft
-from longspec.methods.glide.layer import UNUSED, GlideLayer, check_draft_state, draft_settings, fresh_layer
+from longspec.methods.contract import DraftOutput, DraftTrainer, check_inputs, fill
+from longspec.methods.draft_files import (
+    TRAINING_PREFIX,
+    check_draft_config,
+    draft_weights_file,
+    stored_settings,
+    target_and_draft,
+)
+from longspec.methods.glide.layer import GlideLayer, check_draft_state, fresh_layer
 from longspec.methods.glide.settings import BLOCKS, Draft
 from longspec.models.attention.backends import AUTO, check_backend
 from longspec.models.attention.visibility import Visibility
-from longspec.models.losses import NO_LABEL, linear_cross_entropy
-from longspec.models.target import load_target, resolve_dtype
-from longspec.models.target_config import read_target_config
-from longspec.models.teachers import SparseTeacher
+from longspec.models.losses import NO_LABEL, SparseTeacher, linear_cross_entropy
+from longspec.models.target import load_target, read_target_config, resolve_dtype
+from longspec.models.weight_files import read_tensors
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.states.tensors import COS, EMBEDDED, FINAL, SIN, StateTensor, final_hidden_states, keys_and_values, sparse_teacher
 
@@ -38,17 +42,6 @@ def reads(config: Any, settings: Draft, *, with_llm_loss: bool) -> tuple[StateTe
     return cached if settings.loss == "hard" and not with_llm_loss else (*cached, final_hidden_states(config))
 
 
-def _stacked(outputs: list[DraftOutput]) -> DraftOutput:
-    """The outputs of several lags side by side."""
-
-    def stacked(values: list[Tensor | None]) -> Tensor | None:
-        there = [value for value in values if value is not None]
-        return torch.stack(there) if there else None
-
-    llm_loss, agreement = (stacked([getattr(output, name) for output in outputs]) for name in ("llm_loss", "agreement"))
-    return DraftOutput(torch.stack([output.loss for output in outputs]), llm_loss, agreement)
-
-
 def _lag_per_row(lag: int | Tensor | str | None, input_ids: Tensor) -> Tensor | None:
     """The lag as int64 [B], None = 1; None for blocks. Raises ValueError for another word, and another shape or dtype."""
     batch = input_ids.shape[0]
@@ -58,10 +51,8 @@ def _lag_per_row(lag: int | Tensor | str | None, input_ids: Tensor) -> Tensor | 
         return None
     if not isinstance(lag, Tensor):
         lag = torch.full((batch,), 1 if lag is None else lag)
-    if lag.dtype != torch.int64:
-        raise ValueError(f"lag: must be int64, is {lag.dtype}")
-    if lag.shape != (batch,):
-        raise ValueError(f"lag: must hold one number for each of the {batch} rows, is of shape {list(lag.shape)}")
+    if lag.dtype != torch.int64 or lag.shape != (batch,):
+        raise ValueError(f"lag: must be int64 [{batch}], one for each row, is {lag.dtype} {list(lag.shape)}")
     return lag.to(input_ids.device)
 
 
@@ -96,7 +87,7 @@ class Glide(DraftTrainer):
             )
         if glide_path is not None:
             check_draft_config(glide_path, config)
-        settings = draft or draft_settings(glide_path) or replace(PUBLISHED)
+        settings = draft or (glide_path and stored_settings(glide_path, Draft)) or replace(PUBLISHED)
         if states is None:
             check_backend(attention)
             target = load_target(target_model_path, config, dtype or resolve_dtype("auto"), STATES_ATTENTION)
@@ -104,7 +95,8 @@ class Glide(DraftTrainer):
         super().__init__(states, fresh_layer(states, settings))
         self.config, self.draft_settings = config, settings
         if glide_path is not None:
-            load_weights(self.draft_model, glide_path, check_draft_state)
+            file = draft_weights_file(glide_path)
+            fill(self.draft_model, read_tensors(file), file, check_draft_state)
 
     @classmethod
     def from_pretrained(cls, target_model_path: str, state_dict: dict[str, Tensor] | None = None, **arguments: Any) -> "Glide":
@@ -121,8 +113,7 @@ class Glide(DraftTrainer):
         glide = cls(read_target_config(target_model_path), target_model_path, glide_path, **own)
         if state_dict is not None:
             named = {name.removeprefix(TRAINING_PREFIX): tensor for name, tensor in state_dict.items()}
-            check_draft_state(glide.draft_model, named, "state_dict")
-            glide.draft_model.load_state_dict({name: tensor for name, tensor in named.items() if name not in UNUSED})
+            fill(glide.draft_model, named, "state_dict", check_draft_state)
         return glide
 
     @property
@@ -160,10 +151,9 @@ class Glide(DraftTrainer):
         too. Hard labels without it end the target's forward after its last layer's keys and values; row_numbers [B]: of the
         rows in the packed data, by which stored states are found. Raises ValueError that names what is out of range.
         """
-        position_ids = check_inputs(input_ids, position_ids, num_labels, labels=labels, document_ids=document_ids)
         lags = [_lag_per_row(each, input_ids) for each in (lag if isinstance(lag, tuple) else (lag,))]
-        for lag_B in lags:
-            check_ranges(input_ids, labels, position_ids, lag_B, self.config.vocab_size, position_limit(self.config))
+        drawn = [lag_B for lag_B in lags if lag_B is not None]
+        position_ids = check_inputs(self.config, input_ids, labels, position_ids, document_ids, num_labels, drawn)
         wanted = [tensor.name for tensor in reads(self.config, self.draft_settings, with_llm_loss=with_llm_loss)]
         found = self.states(input_ids, position_ids, document_ids, wanted, row_numbers)
         rope, cached = (found[COS], found[SIN]), (found[wanted[0]], found[wanted[1]])
@@ -182,7 +172,14 @@ class Glide(DraftTrainer):
                 self.states.attention,
             )
             outputs.append(self._losses(hidden_BSH, found, next_labels, num_labels, with_llm_loss))
-        return _stacked(outputs) if isinstance(lag, tuple) else outputs[0]
+        if not isinstance(lag, tuple):
+            return outputs[0]
+
+        def stacked(name: str) -> Any:
+            values = [getattr(output, name) for output in outputs]
+            return None if values[0] is None else torch.stack(values)
+
+        return DraftOutput(stacked("loss"), stacked("llm_loss"), stacked("agreement"))
 
     def _losses(
         self,

@@ -1,7 +1,11 @@
-"""The one door to attention: the choice of a backend, attention by it, and transformers' hook for targets.
+"""The one door to attention: the choice of a backend, attention of texts and of draft trees, and transformers' hook.
 
-Shapes: B rows, N query heads, K key/value heads, S queries, T keys, D head width; T >= S, and the last query stands at
-the last key.
+All nodes of a tree see the cached prefix alike (LongSpec 3.3, hybrid tree attention). So it goes through a fast kernel without
+a mask of queries by keys, and the few keys of the tree through a small mask. Each part weighs by the sum of its exponentials,
+whose logarithm both know.
+
+Shapes: B rows, N query heads, K key/value heads, G = N / K, S queries, T keys, D head width; T >= S, and the last query is at
+the last key. Of a tree: P prefix keys, L tree keys, T = P + L keys, Q = G * S queries of one key/value head.
 """
 
 import logging
@@ -10,12 +14,14 @@ from functools import cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._triton import has_triton
 from transformers import AttentionInterface
 
-from longspec.models.attention import flash, flex, sdpa, text_part, tree
-from longspec.models.attention.visibility import TreeVisibility, Visibility
+from longspec.models.attention import flash, flex, sdpa
+from longspec.models.attention.sdpa import FUSED, Part
+from longspec.models.attention.visibility import TreeVisibility, Visibility, additive
 
 _log = logging.getLogger(__name__)
 
@@ -26,8 +32,7 @@ BACKENDS: dict[str, Callable[[Tensor, Tensor, Tensor, Visibility, float], Tensor
     SDPA: sdpa.attend,
 }
 # Output and log-sum-exp of a text, or of its last tokens, over itself.
-PARTS = {FLASH: flash.attend_text, FLEX: flex.attend_text, SDPA: text_part.attend_blocks}
-TREE_BACKENDS: dict[str, tree.Backend] = {FLASH: tree.attend_flash, FLEX: flex.attend_tree, SDPA: tree.attend_fused}
+PARTS = {FLASH: flash.attend_text, FLEX: flex.attend_text, SDPA: sdpa.attend_text}
 
 
 def attend(
@@ -38,7 +43,7 @@ def attend(
         if backend == AUTO:
             # One kernel serves trees of all lengths, so that compiling it pays in decoding too; float64 it does not take.
             backend = fastest(q_BNSD.device.type, q_BNSD.dtype, q_BNSD.shape[-1], q_BNSD.dtype != torch.float64)
-        return tree.attend(q_BNSD, k_BKTD, v_BKTD, visibility, scale, TREE_BACKENDS[backend])
+        return _attend_tree(q_BNSD, k_BKTD, v_BKTD, visibility, scale, backend)
     if backend == AUTO:
         training = flex.needs_gradient(q_BNSD, k_BKTD, v_BKTD)
         backend = fastest(q_BNSD.device.type, q_BNSD.dtype, q_BNSD.shape[-1], training)
@@ -60,10 +65,10 @@ def attend_with_sinks(
     log-sum-exp.
     """
     if isinstance(visibility, TreeVisibility):
-        return text_part.weaken(text_part.attend_masked_tree(q_BNSD, k_BKTD, v_BKTD, visibility, scale), sinks_N)
+        return sdpa.weaken(_attend_tree_by_rows(q_BNSD, k_BKTD, v_BKTD, visibility, scale), sinks_N)
     if backend == AUTO:
         backend = fastest(q_BNSD.device.type, q_BNSD.dtype, q_BNSD.shape[-1], False)
-    return text_part.weaken(PARTS[backend](q_BNSD, k_BKTD, v_BKTD, visibility, scale), sinks_N)
+    return sdpa.weaken(PARTS[backend](q_BNSD, k_BKTD, v_BKTD, visibility, scale), sinks_N)
 
 
 def check_backend(name: str) -> None:
@@ -82,16 +87,13 @@ def choose(wanted: str, device: torch.device, dtype: torch.dtype, head_width: in
     check_backend(wanted)
     if wanted == AUTO:
         return fastest(device.type, dtype, head_width, True)
-    if wanted == FLASH:
-        if device.type != "cuda":
-            raise ValueError(
-                f"runtime.attention: flash_attention_2 runs on CUDA GPUs, this is a {device.type}: set auto or sdpa"
-            )
-        if dtype not in flash.DTYPES:
-            raise ValueError(
-                f"runtime.attention: flash_attention_2 takes bfloat16 and float16, not {dtype}: set recipe.precision: bf16, or"
-                " runtime.attention: auto"
-            )
+    if wanted == FLASH and device.type != "cuda":
+        raise ValueError(f"runtime.attention: flash_attention_2 runs on CUDA GPUs, this is a {device.type}: set auto or sdpa")
+    if wanted == FLASH and dtype not in flash.DTYPES:
+        raise ValueError(
+            f"runtime.attention: flash_attention_2 takes bfloat16 and float16, not {dtype}: set recipe.precision: bf16, or"
+            " runtime.attention: auto"
+        )
     if wanted == FLEX and device.type == "cpu":
         raise ValueError(flex.NO_BACKWARD)
     if wanted == FLEX and (why := _not_compiled(head_width)):
@@ -126,6 +128,131 @@ def fastest(device: str, dtype: torch.dtype, head_width: int, training: bool) ->
     return backend
 
 
+def _attend_tree(
+    q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: TreeVisibility, scale: float, backend: str
+) -> Tensor:
+    """A tree's attention output [B, N, S, D].
+
+    Where a window hides prefix keys from some nodes, all backends take one mask, as wide as the window and the tree.
+    """
+    if k_BKTD.shape[2] == 0:
+        return torch.zeros_like(q_BNSD)
+    prefix = k_BKTD.shape[2] - visibility.tree_BSL.shape[2]
+    q_BKQD = q_BNSD.unflatten(1, (k_BKTD.shape[1], -1)).flatten(2, 3)  # groups of heads as further queries: no key is repeated
+    if visibility.has_plain_prefix(prefix):
+        seen_BKQD = TREE_BACKENDS[backend](q_BKQD, k_BKTD, v_BKTD, visibility, scale)
+    else:
+        low = visibility.unseen(prefix)
+        seen_BKQD = attend_masked(q_BKQD, k_BKTD[:, :, low:], v_BKTD[:, :, low:], visibility.without(low), scale)
+    return seen_BKQD.unflatten(2, (-1, q_BNSD.shape[2])).flatten(1, 2)
+
+
+def attend_masked(q_BKQD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: TreeVisibility, scale: float) -> Tensor:
+    """A tree by one call with a mask over all keys, [B, K, Q, D]: the way of windows."""
+    prefix = k_BKTD.shape[2] - visibility.tree_BSL.shape[2]
+    groups = q_BKQD.shape[2] // visibility.query_depths_S.shape[0]
+
+    def masks() -> tuple[Tensor, Tensor]:
+        mask_B1QT = visibility.mask_BST(prefix).repeat(1, groups, 1)[:, None]
+        blind_B1Q1 = ~mask_B1QT.any(dim=-1, keepdim=True)
+        return mask_B1QT | blind_B1Q1, blind_B1Q1  # a row without a key would make NaN in some kernels
+
+    mask_B1QT, blind_B1Q1 = visibility.once(("queries", prefix, groups), masks)
+    seen_BKQD = F.scaled_dot_product_attention(q_BKQD, k_BKTD, v_BKTD, attn_mask=mask_B1QT, scale=scale)
+    return seen_BKQD.masked_fill(blind_B1Q1, 0.0)
+
+
+def _attend_tree_by_rows(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: TreeVisibility, scale: float) -> Part:
+    """Output and log-sum-exp of a tree's nodes, each of which sees itself, over the prefix and each other, row by row."""
+    prefix = k_BKTD.shape[2] - visibility.tree_BSL.shape[2]
+    low = visibility.unseen(prefix)
+    mask_BST = additive(~visibility.without(low).mask_BST(prefix - low), q_BNSD.dtype).expand(len(q_BNSD), -1, -1)
+    q_BKGSD = q_BNSD.unflatten(1, (k_BKTD.shape[1], -1))
+    rows = zip(q_BKGSD, k_BKTD[:, :, low:], v_BKTD[:, :, low:], mask_BST, strict=True)
+    seen, lse = (torch.stack(part) for part in zip(*(sdpa.attend_part(*row, scale) for row in rows), strict=True))
+    return seen.flatten(1, 2), lse.flatten(1, 2)
+
+
+def _attend_fused(q_BKQD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: TreeVisibility, scale: float) -> Tensor:
+    """A tree in two parts by torch's CPU kernel; its kernels for GPUs take no such masks with a log-sum-exp."""
+    if q_BKQD.device.type != "cpu":
+        return attend_masked(q_BKQD, k_BKTD, v_BKTD, visibility, scale)
+
+    def attend_prefix(k_BKPD: Tensor, v_BKPD: Tensor) -> Part:
+        return FUSED(q_BKQD, k_BKPD, v_BKPD, attn_mask=_padding(visibility, q_BKQD, k_BKPD.shape[2]), scale=scale)
+
+    def attend_tree(k_BKLD: Tensor, v_BKLD: Tensor) -> Part:
+        return FUSED(q_BKQD, k_BKLD, v_BKLD, attn_mask=_tree_mask(visibility, q_BKQD), scale=scale)
+
+    return _attend_in_parts(attend_prefix, attend_tree, k_BKTD, v_BKTD, visibility)
+
+
+def _attend_flash(q_BKQD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: TreeVisibility, scale: float) -> Tensor:
+    """A tree in two parts: the prefix by flash-attn's kernel for caches, which reads each row's length on the device and takes
+    no masks, and the few keys of the tree by all scores, in float32.
+    """
+    lengths_B = visibility.once("int32", lambda: visibility.lengths_B.to(torch.int32))
+
+    def attend_prefix(k_BKPD: Tensor, v_BKPD: Tensor) -> Part:
+        return flash.attend_cached(q_BKQD, k_BKPD, v_BKPD, lengths_B, scale)
+
+    def attend_tree(k_BKLD: Tensor, v_BKLD: Tensor) -> Part:
+        wide_BKQD = q_BKQD.float()
+        scores_BKQL = (wide_BKQD * scale) @ k_BKLD.float().transpose(2, 3) + _tree_mask(visibility, wide_BKQD)
+        return scores_BKQL.softmax(-1) @ v_BKLD.float(), scores_BKQL.logsumexp(-1)
+
+    return _attend_in_parts(attend_prefix, attend_tree, k_BKTD, v_BKTD, visibility)
+
+
+def _attend_in_parts(
+    attend_prefix: Callable[[Tensor, Tensor], Part],
+    attend_tree: Callable[[Tensor, Tensor], Part],
+    k_BKTD: Tensor,
+    v_BKTD: Tensor,
+    visibility: TreeVisibility,
+) -> Tensor:
+    """Prefix and tree merged, [B, K, Q, D]; each gives its output and log-sum-exp."""
+    tree = visibility.tree_BSL.shape[2]
+    prefix = k_BKTD.shape[2] - tree
+    if tree and not any(visibility.lengths):
+        return attend_tree(k_BKTD[:, :, prefix:], v_BKTD[:, :, prefix:])[0].to(v_BKTD.dtype)
+    seen_BKQD, log_sum_BKQ = attend_prefix(k_BKTD[:, :, :prefix], v_BKTD[:, :, :prefix])
+    if 0 in visibility.lengths:  # of an empty prefix kernels say what they like
+        empty_B111 = (visibility.lengths_B == 0)[:, None, None, None]
+        seen_BKQD = seen_BKQD.masked_fill(empty_B111, 0.0)
+        log_sum_BKQ = log_sum_BKQ.masked_fill(empty_B111[..., 0], -torch.inf)
+    if not tree:
+        return seen_BKQD
+    tree_BKQD, tree_log_sum_BKQ = attend_tree(k_BKTD[:, :, prefix:], v_BKTD[:, :, prefix:])
+    # Every node sees itself, so the tree's part is never empty: a / (a + b) = sigmoid(log a - log b).
+    of_tree_BKQ1 = torch.sigmoid(tree_log_sum_BKQ - log_sum_BKQ)[..., None]
+    wide = of_tree_BKQ1.dtype
+    return torch.lerp(seen_BKQD.to(wide), tree_BKQD.to(wide), of_tree_BKQ1).to(v_BKTD.dtype)
+
+
+def _tree_mask(visibility: TreeVisibility, q_BKQD: Tensor) -> Tensor:
+    """Additive mask [B, 1, Q, L] that hides from each node the nodes that are not on its path."""
+    groups = q_BKQD.shape[2] // visibility.tree_BSL.shape[1]
+    return visibility.once(("tree", groups), lambda: additive(~visibility.tree_BSL.repeat(1, groups, 1)[:, None], q_BKQD.dtype))
+
+
+def _padding(visibility: TreeVisibility, q_BKQD: Tensor, prefix: int) -> Tensor | None:
+    """Additive mask [B, 1, 1, P] that hides the places behind shorter rows from all queries; None where no row is shorter."""
+    if all(length == prefix for length in visibility.lengths):
+        return None
+
+    def make() -> Tensor:
+        behind_BP = torch.arange(prefix, device=q_BKQD.device) >= visibility.lengths_B[:, None]
+        return additive(behind_BP[:, None, None], q_BKQD.dtype)
+
+    return visibility.once(("padding", prefix), make)
+
+
+TREE_BACKENDS: dict[str, Callable[[Tensor, Tensor, Tensor, TreeVisibility, float], Tensor]] = {
+    FLASH: _attend_flash,
+    FLEX: flex.attend_tree,
+    SDPA: _attend_fused,
+}
 # Arguments that layers pass to their attention though they are used before it, or elsewhere.
 WITHOUT_EFFECT = ("position_ids", "use_cache", "output_hidden_states", "output_router_logits", "num_items_in_batch")
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longspec.models.attention import flash, flex, text_part
+from longspec.models.attention import flash, flex, sdpa
 from longspec.models.attention.backends import AUTO, FLASH, FLEX, SDPA, fastest
 from longspec.models.attention.visibility import Visibility
 
@@ -183,7 +183,7 @@ def _attend_flex(visibility: Visibility, scale: float, q_BNSD: Tensor, k_BKSD: T
 
 
 CHAINS: dict[str, Callable[..., Tensor]] = {
-    SDPA: partial(_attend_by, (text_part.attend, text_part.gradients)),
+    SDPA: partial(_attend_by, (sdpa.attend_text, sdpa.text_gradients)),
     FLASH: partial(_attend_by, (flash.attend_text, flash.text_gradients)),
     FLEX: _attend_flex,
 }

@@ -1,6 +1,6 @@
 """Attention by flash-attn: its variable-length kernel, one call over the documents of all rows, and its kernel for caches.
 
-A text's part of a softmax that has further keys goes through that kernel's two halves, as models/attention/text_part.py says.
+A text's part of a softmax that has further keys (sdpa.py) goes through that kernel's two halves, private functions of 2.8.
 
 Shapes: B rows, N query heads, K key/value heads, S queries, T keys, D head width, P tokens of all segments together, Q queries
 of one key/value head.
@@ -9,10 +9,8 @@ and first queries.
 """
 
 from dataclasses import dataclass, replace
-from functools import cache, partial
-from importlib import import_module
+from functools import partial
 from importlib.util import find_spec
-from inspect import signature
 from itertools import accumulate
 from typing import Any
 
@@ -23,17 +21,6 @@ from torch import Tensor
 from longspec.models.attention.visibility import Segment, Visibility, document_starts, nothing_seen
 
 DTYPES = (torch.bfloat16, torch.float16)
-TESTED = "flash-attn 2.8"
-COMMON = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "dropout_p", "softmax_scale", "causal")
-WINDOW = ("window_size_left", "window_size_right")
-HALVES = (  # of the kernel: name, tensors in their order, arguments by name
-    ("_flash_attn_varlen_forward", ("q", "k", "v"), (*COMMON, *WINDOW)),
-    (
-        "_flash_attn_varlen_backward",
-        ("dout", "q", "k", "v", "out", "softmax_lse", "dq", "dk", "dv"),
-        (*COMMON, *WINDOW, "softcap", "alibi_slopes", "deterministic"),
-    ),
-)
 INSTALL = "pip install '.[gpu]' --no-build-isolation"  # it is compiled against the torch that is there
 
 
@@ -56,28 +43,12 @@ def is_installed() -> bool:
 
 
 def package() -> Any:
-    """Return flash-attn's own module of functions. Raises ValueError with the line that installs it, or another version."""
+    """Return flash-attn's own module of functions. Raises ValueError with the line that installs it."""
     if not is_installed():
         raise ValueError(f"runtime.attention: flash_attention_2 is not installed: {INSTALL}")
     from flash_attn import flash_attn_interface
 
-    check_halves(flash_attn_interface)
     return flash_attn_interface
-
-
-@cache
-def check_halves(module: Any) -> None:
-    """Raise ValueError where the kernel's two halves, which are flash-attn's private functions, are not as they are called."""
-    for name, tensors, named in HALVES:
-        function = getattr(module, name, None)
-        # A custom operator of torch's hides its signature behind that of any call.
-        names = list(signature(getattr(function, "_init_fn", function)).parameters) if callable(function) else []
-        if tuple(names[: len(tensors)]) != tensors or not set(named) <= set(names):
-            found = getattr(import_module("flash_attn"), "__version__", "of unknown version")
-            raise ValueError(
-                f"runtime.attention: flash-attn {found} has no {name}({', '.join((*tensors, *named))}), as {TESTED} has; "
-                f"install that one, pip install 'flash-attn~=2.8', or set runtime.attention to flex_attention or sdpa"
-            )
 
 
 def attend_cached(q_BKQD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, lengths_B: Tensor, scale: float) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,20 @@
-"""Attention by torch's scaled_dot_product_attention: fused causal calls where a segment allows it, else blocks of queries.
+"""Attention by torch's own kernels: whole, or as one part of a softmax that has more in it, with the log-sum-exp of its scores.
 
-Shapes: B rows, N query heads, K key/value heads, G = N / K, S queries, T keys, D head width, Q queries and L keys of a block.
+Whole attention is fused causal calls where a segment allows it, else blocks of queries.
+
+A part's rest may be further keys (chains.py). A kernel's backward makes its weights anew, exp(score - log-sum-exp), and needs
+the output for one sum alone. Given output and log-sum-exp over all keys it therefore yields what its own keys have in the
+gradients, and needs no weight of the others (FlashAttention-2, arXiv 2307.08691, section 3.1.2). Or the rest is a sink: a
+learned number for each query head, one more score in the softmax, of a key without a value. With L the log-sum-exp of the
+keys' scores and s the sink, every weight is multiplied by exp(L) / (exp(L) + exp(s)) = sigmoid(L - s) (GPT-OSS, arXiv
+2508.10925). Targets alone have sinks, so these have no backward.
+
+Shapes: B rows, N query heads, K key/value heads, G = N / K, S queries, T keys, D head width, Q queries and L keys of one call.
 """
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -12,18 +25,24 @@ from longspec.models.attention.visibility import Segment, Visibility, additive, 
 
 # Queries handled at once where a mask is needed: a mask of [block, keys] is the largest there is.
 QUERY_BLOCK = 256
+# The kernels that torch's own function calls on a CPU; only direct calls return and take a log-sum-exp.
+FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+FUSED_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+KERNEL_DEVICE = "cpu"  # elsewhere a part's scores are made, of a block of queries at a time
+Part = tuple[Tensor, Tensor]  # output [B, N, S, D] and log-sum-exp [B, N, S]; 0 and -inf of queries that see no key
+Gradients = tuple[Tensor, Tensor, Tensor]
 
 
 def attend(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visibility, scale: float) -> Tensor:
     """Attention output [B, N, S, D]. Rows of the same segments share their calls."""
-    rows_of: dict[tuple[Segment, ...], list[int]] = {}
     segments = visibility.segments(q_BNSD.shape[2], k_BKTD.shape[2])
     if not any(segments):
         return nothing_seen(q_BNSD, k_BKTD, v_BKTD)
+    rows_of: dict[tuple[Segment, ...], list[int]] = {}
     for row, segments_of_row in enumerate(segments):
         rows_of.setdefault(tuple(segments_of_row), []).append(row)
     if len(rows_of) == 1:
-        return _attend_alike(q_BNSD, k_BKTD, v_BKTD, list(segments[0]), visibility, scale)
+        return _attend_alike(q_BNSD, k_BKTD, v_BKTD, segments[0], visibility, scale)
     parts = []
     for alike, rows in rows_of.items():
         q, k, v = (x[rows[0] : rows[0] + 1] if len(rows) == 1 else x[rows] for x in (q_BNSD, k_BKTD, v_BKTD))
@@ -39,7 +58,6 @@ def _attend_alike(
     """Attention output [B, N, S, D] of rows that have these segments in common."""
     parts, done = [], 0
     nothing_BNSD = v_BKTD.new_zeros(1, 1, 1, 1).expand(*q_BNSD.shape[:3], v_BKTD.shape[-1])
-    masks: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
     for segment in segments:
         parts.append(nothing_BNSD[:, :, done : segment.start])
         q = q_BNSD[:, :, segment.start : segment.stop]
@@ -48,7 +66,7 @@ def _attend_alike(
         if plain and q.shape[2] in (1, k.shape[2]):
             parts.append(_attend_causal(q, k, v, scale))
         else:
-            parts += _attend_in_blocks(q, k, v, segment, visibility.lag_blocks, scale, masks)
+            parts += _attend_in_blocks(q, k, v, segment.window, visibility, scale)
         done = segment.stop
     parts.append(nothing_BNSD[:, :, done:])
     parts = [part for part in parts if part.shape[2]]
@@ -66,31 +84,24 @@ def _attend_causal(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, scale: float)
 
 
 def _attend_in_blocks(
-    q_BNSD: Tensor,
-    k_BKTD: Tensor,
-    v_BKTD: Tensor,
-    segment: Segment,
-    lag_blocks: int | None,
-    scale: float,
-    masks: dict[tuple[int, ...], tuple[Tensor, Tensor]],
+    q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, window: int | None, visibility: Visibility, scale: float
 ) -> list[Tensor]:
     """One segment, block after block of queries against only the keys that causality and window leave."""
-    num_queries, num_keys = q_BNSD.shape[2], k_BKTD.shape[2]
+    num_queries, num_keys, lag_blocks = q_BNSD.shape[2], k_BKTD.shape[2], visibility.lag_blocks
     groups, parts = q_BNSD.shape[1] // k_BKTD.shape[1], []
     for start in range(0, num_queries, QUERY_BLOCK):
         q = q_BNSD[:, :, start : start + QUERY_BLOCK]
         high = num_keys - num_queries + start + q.shape[2]
-        low = 0 if segment.window is None else max(0, high - q.shape[2] - segment.window)
+        low = 0 if window is None else max(0, high - q.shape[2] - window)
         k, v = k_BKTD[:, :, low:high], v_BKTD[:, :, low:high]
-        shape = q.shape[2], high - low, groups
-        if segment.window is None:
+        if window is None:
             parts.append(_attend_growing(q, k, v, lag_blocks, scale))
             continue
         # Blocks inside a document have one mask in common, which autograd then keeps once.
-        key = *shape, low if lag_blocks else 0
-        if key not in masks:
-            masks[key] = _mask(shape, segment.window, lag_blocks, low, q)
-        parts.append(_attend_masked(q, k, v, masks[key], scale))
+        shape, before = (q.shape[2], high - low, groups), low if lag_blocks else 0
+        key = ("sdpa", shape, window, before, q.dtype)
+        mask = visibility.once(key, partial(_block_mask, shape, window, lag_blocks, low, q))
+        parts.append(_attend_masked(q, k, v, mask, scale))
     return parts
 
 
@@ -99,14 +110,14 @@ def _attend_growing(q_BNQD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, lag_blocks: 
 
     def attend(q_BNQD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor) -> Tensor:
         shape = q_BNQD.shape[2], k_BKLD.shape[2], q_BNQD.shape[1] // k_BKLD.shape[1]
-        return _attend_masked(q_BNQD, k_BKLD, v_BKLD, _mask(shape, None, lag_blocks, 0, q_BNQD), scale)
+        return _attend_masked(q_BNQD, k_BKLD, v_BKLD, _block_mask(shape, None, lag_blocks, 0, q_BNQD), scale)
 
     if not torch.is_grad_enabled():
         return attend(q_BNQD, k_BKLD, v_BKLD)
     return checkpoint(attend, q_BNQD, k_BKLD, v_BKLD, use_reentrant=False, preserve_rng_state=False)
 
 
-def _mask(
+def _block_mask(
     shape: tuple[int, int, int], window: int | None, lag_blocks: int | None, low: int, like: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The additive mask [G * Q, L] of Q queries at the end of L keys, and which queries see nothing, [Q, 1].
@@ -127,7 +138,174 @@ def _mask(
 def _attend_masked(q_BNQD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, mask: tuple[Tensor, Tensor], scale: float) -> Tensor:
     """One fused call. The groups of heads become further queries, since some kernels take either groups or a mask."""
     mask_QL, blind_Q1 = mask
-    heads = k_BKLD.shape[1]
-    q_BKQD = q_BNQD.unflatten(1, (heads, -1)).flatten(2, 3)
+    q_BKQD = q_BNQD.unflatten(1, (k_BKLD.shape[1], -1)).flatten(2, 3)
     seen_BKQD = F.scaled_dot_product_attention(q_BKQD, k_BKLD, v_BKLD, attn_mask=mask_QL, scale=scale)
     return seen_BKQD.unflatten(2, (-1, q_BNQD.shape[2])).flatten(1, 2).masked_fill(blind_Q1, 0.0)
+
+
+@dataclass(frozen=True)
+class Call:
+    """Queries [start, stop) of one row over its keys [low, high); the last query stands at the last key."""
+
+    row: int
+    start: int
+    stop: int
+    low: int
+    high: int
+    window: int | None  # None: it hides none of these keys
+
+    @property
+    def queries(self) -> tuple[int, slice, slice]:
+        """Where the queries lie in [B, N, S]."""
+        return self.row, slice(None), slice(self.start, self.stop)
+
+    @property
+    def keys(self) -> tuple[int, slice, slice]:
+        """Where the keys lie in [B, K, T]."""
+        return self.row, slice(None), slice(self.low, self.high)
+
+
+def attend_text(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visibility, scale: float) -> Part:
+    """A text, or its last S tokens, over all of it."""
+    (rows, heads, length, _), width = q_BNSD.shape, v_BKTD.shape[-1]
+    seen_BNSD = v_BKTD.new_zeros(rows, length, heads, width).transpose(1, 2)
+    lse_BNS = q_BNSD.new_full((rows, heads, length), -torch.inf, dtype=accumulated_in(q_BNSD))
+    for call in _calls(q_BNSD, k_BKTD, visibility):
+        q_KGQD = q_BNSD[call.queries].unflatten(0, (k_BKTD.shape[1], -1))
+        mask_QL = _mask(call, visibility, q_KGQD)
+        seen_KGQD, lse_KGQ = attend_part(q_KGQD, k_BKTD[call.keys], v_BKTD[call.keys], mask_QL, scale)
+        seen_BNSD[call.queries].unflatten(0, q_KGQD.shape[:2]).copy_(seen_KGQD)
+        lse_BNS[call.queries].unflatten(0, q_KGQD.shape[:2]).copy_(lse_KGQ)
+    return seen_BNSD, lse_BNS
+
+
+def text_gradients(
+    grad_BNSD: Tensor, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, whole: Part, visibility: Visibility, scale: float
+) -> Gradients:
+    """The text's gradients of queries, keys and values; whole: output and log-sum-exp over all keys, the text's and others."""
+    one_call: Callable[..., Gradients] = _fused_gradients if q_BNSD.device.type == KERNEL_DEVICE else _plain_gradients
+    of_q_BNSD = torch.zeros_like(q_BNSD)
+    of_k_BKSD, of_v_BKSD = torch.zeros_like(k_BKSD), torch.zeros_like(v_BKSD)
+    heads = k_BKSD.shape[1], q_BNSD.shape[1] // k_BKSD.shape[1]
+    for call in _calls(q_BNSD, k_BKSD, visibility):
+        of_queries = [x[call.queries].unflatten(0, heads) for x in (grad_BNSD, q_BNSD, *whole)]
+        mask_QL = _mask(call, visibility, of_queries[1])
+        of_q, of_k, of_v = one_call(of_queries, k_BKSD[call.keys], v_BKSD[call.keys], mask_QL, scale)
+        of_q_BNSD[call.queries].unflatten(0, heads).copy_(of_q)
+        of_k_BKSD[call.keys].add_(of_k)
+        of_v_BKSD[call.keys].add_(of_v)
+    return of_q_BNSD, of_k_BKSD, of_v_BKSD
+
+
+def accumulated_in(x: Tensor) -> torch.dtype:
+    """The dtype of sums over this tensor: float32 or better."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _calls(q_BNSD: Tensor, k_BKTD: Tensor, visibility: Visibility) -> list[Call]:
+    """The calls of one attention, in order. Documents that no window cuts are one call each where a kernel is causal itself."""
+    assert visibility.lag_B is None, "a text sees itself without a lag"
+    assert visibility.lag_blocks is None, "a text sees itself without a lag"
+    rows, queries, keys = q_BNSD.shape[0], q_BNSD.shape[2], k_BKTD.shape[2]
+    has_kernel = q_BNSD.device.type == KERNEL_DEVICE
+    key = ("text calls", rows, queries, keys, has_kernel)
+    return visibility.once(key, lambda: _planned(visibility.segments(queries, keys), rows, has_kernel))
+
+
+def _planned(segments: list[list[Segment]], rows: int, has_kernel: bool) -> list[Call]:
+    calls = []
+    for row in range(rows):
+        for segment in segments[row % len(segments)]:
+            low, high, window = segment.key_start, segment.key_stop, segment.window
+            if has_kernel and not segment.is_windowed and segment.stop - segment.start == high - low:
+                calls.append(Call(row, segment.start, segment.stop, low, high, None))
+                continue
+            for start in range(segment.start, segment.stop, QUERY_BLOCK):
+                stop = min(start + QUERY_BLOCK, segment.stop)
+                high = segment.key_stop - (segment.stop - stop)
+                low = segment.key_start if window is None else max(segment.key_start, high - (stop - start) - window)
+                hides = window is not None and window < high - low - 1
+                calls.append(Call(row, start, stop, low, high, window if hides else None))
+    return calls
+
+
+def _mask(call: Call, visibility: Visibility, q_KGQD: Tensor) -> Tensor | None:
+    """The additive mask [Q, L] of a call; None where the kernel's own causality does."""
+    queries, keys = call.stop - call.start, call.high - call.low
+    if q_KGQD.device.type == KERNEL_DEVICE and call.window is None and queries == keys:
+        return None
+
+    def make() -> Tensor:
+        return additive(is_hidden(range(keys - queries, keys), range(keys), call.window, q_KGQD.device), q_KGQD.dtype)
+
+    # Those of windows are one for all calls of a shape; others may be as long as the text, so they are not kept.
+    return make() if call.window is None else visibility.once(("text mask", queries, keys, call.window, q_KGQD.dtype), make)
+
+
+def attend_part(q_KGQD: Tensor, k_KLD: Tensor, v_KLD: Tensor, mask_QL: Tensor | None, scale: float) -> Part:
+    """Output [K, G, Q, D] and log-sum-exp [K, G, Q] of one row, whose queries each see a key; mask None: causality.
+
+    In the CPU kernel key/value heads are the batch, so that a group's heads share keys which nobody repeats. On devices whose
+    kernels take no mask with a log-sum-exp, one head's scores are made after another's.
+    """
+    if q_KGQD.device.type == KERNEL_DEVICE:
+        keys, values = (x[:, None].expand(-1, q_KGQD.shape[1], -1, -1) for x in (k_KLD, v_KLD))
+        mask = None if mask_QL is None else mask_QL[None, None]
+        return FUSED(q_KGQD, keys, values, is_causal=mask is None, attn_mask=mask, scale=scale)
+    assert mask_QL is not None, "no kernel is causal by itself"
+    seen, lse = [], []
+    for q_GQD, k_LD, v_LD in zip(q_KGQD, k_KLD, v_KLD, strict=True):
+        scores_GQL = _scores(q_GQD, k_LD, mask_QL, scale)
+        lse.append(scores_GQL.logsumexp(-1))
+        seen.append(scores_GQL.sub_(lse[-1][..., None]).exp_().to(v_LD.dtype) @ v_LD)
+    return torch.stack(seen), torch.stack(lse)
+
+
+def _fused_gradients(of_queries: list[Tensor], k_KLD: Tensor, v_KLD: Tensor, mask_QL: Tensor | None, scale: float) -> Gradients:
+    """One call of the CPU kernel's backward."""
+    grad_KGQD, q_KGQD, seen_KGQD, lse_KGQ = of_queries
+    keys, values = (x[:, None].expand(-1, q_KGQD.shape[1], -1, -1) for x in (k_KLD, v_KLD))
+    mask = None if mask_QL is None else mask_QL[None, None]
+    of_q_KGQD, of_k_KGLD, of_v_KGLD = FUSED_BACKWARD(
+        grad_KGQD, q_KGQD, keys, values, seen_KGQD, lse_KGQ, 0.0, mask is None, attn_mask=mask, scale=scale
+    )
+    if q_KGQD.shape[1] == 1:
+        return of_q_KGQD, of_k_KGLD[:, 0], of_v_KGLD[:, 0]
+    return of_q_KGQD, of_k_KGLD.sum(1), of_v_KGLD.sum(1)
+
+
+def _plain_gradients(of_queries: list[Tensor], k_KLD: Tensor, v_KLD: Tensor, mask_QL: Tensor, scale: float) -> Gradients:
+    """The gradients of one call by all its scores (arXiv 2307.08691, algorithm 2)."""
+    grad_KGQD, q_KGQD, seen_KGQD, lse_KGQ = of_queries
+    weights_KGQL = _scores(q_KGQD, k_KLD[:, None], mask_QL, scale).sub_(lse_KGQ[..., None]).exp_()
+    dot_KGQ1 = (grad_KGQD.to(lse_KGQ.dtype) * seen_KGQD).sum(-1, keepdim=True)
+    of_weights_KGQL = (grad_KGQD @ v_KLD[:, None].transpose(2, 3)).to(lse_KGQ.dtype)
+    of_scores_KGQL = (of_weights_KGQL.sub_(dot_KGQ1).mul_(weights_KGQL) * scale).to(q_KGQD.dtype)
+    of_k_KLD = (of_scores_KGQL.transpose(2, 3) @ q_KGQD).sum(1)
+    of_v_KLD = (weights_KGQL.to(grad_KGQD.dtype).transpose(2, 3) @ grad_KGQD).sum(1)
+    return of_scores_KGQL @ k_KLD[:, None], of_k_KLD, of_v_KLD
+
+
+def _scores(q_QD: Tensor, k_LD: Tensor, mask_QL: Tensor, scale: float) -> Tensor:
+    """Scores [..., Q, L], -inf where a key is hidden."""
+    return ((q_QD @ k_LD.transpose(-1, -2)).to(accumulated_in(q_QD)) * scale).add_(mask_QL)
+
+
+def block_bytes(heads: int, width: int, keys: int, window: int | None, dtype: torch.dtype, device: torch.device) -> int:
+    """Bytes of one call's scores in the backward, for a text of so many keys; none where a kernel keeps them to itself.
+
+    Three in float32 at once, weights, their gradient and that of the scores, one more in a narrower dtype of the queries; and
+    the keys or values of the call, repeated for each query head.
+    """
+    if device.type == KERNEL_DEVICE:
+        return 0
+    seen = keys if window is None else min(keys, QUERY_BLOCK + window)
+    narrow = 0 if dtype == torch.float32 else dtype.itemsize
+    return heads * seen * (min(keys, QUERY_BLOCK) * (12 + narrow) + width * dtype.itemsize)
+
+
+def weaken(part: Part, sinks_N: Tensor) -> Tensor:
+    """The output [B, N, S, D] of attention whose log-sum-exp is known, with the sinks in its softmax."""
+    seen_BNSD, lse_BNS = part
+    share_BNS = torch.sigmoid(lse_BNS - sinks_N.to(lse_BNS.dtype)[:, None])
+    return (seen_BNSD * share_BNS[..., None]).to(seen_BNSD.dtype)

@@ -96,11 +96,11 @@ def operations(
     top_k = None if states is None else states.top_k
     reads = method.reads(config, settings, with_llm_loss=with_llm_loss)
     depth = Depth.of([tensor.name for tensor in reads], config.num_hidden_layers)
-    drafted = method.operations(config, settings, tokens, documents, labels, with_llm_loss=with_llm_loss, top_k=top_k)
+    layer, head = method.operations(config, settings, tokens, documents, labels, with_llm_loss=with_llm_loss, top_k=top_k)
     if states is not None and states.source == OFFLINE:
-        return Operations(0.0, drafted.draft, drafted.head)
+        return Operations(0.0, layer, head)
     pairs = target_pairs(documents, config, depth.whole_layers)
-    return Operations(target_operations(config, tokens, pairs, depth), drafted.draft, drafted.head)
+    return Operations(target_operations(config, tokens, pairs, depth), layer, head)
 
 
 def document_lengths(rows: PackedRows | TrainedRows, row_numbers: Iterable[int]) -> list[int]:

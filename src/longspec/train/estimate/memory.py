@@ -18,9 +18,8 @@ from longspec.methods import measures_target, method_of
 from longspec.methods.contract import Method
 from longspec.models.attention.backends import SDPA, fastest
 from longspec.models.attention.sdpa import QUERY_BLOCK
-from longspec.models.target import head_width, without_layers
-from longspec.models.teachers import TOP_BYTES
-from longspec.models.tensor_parallel import heads_of_rank
+from longspec.models.losses import TOP_BYTES
+from longspec.models.target import head_width, heads_of_rank, without_layers
 from longspec.states.declaration import StoredTensor, bytes_a_token, stored_tensors
 from longspec.states.forward import check_ranks
 from longspec.states.tensors import FINAL, KEYS, VALUES, StateTensor
