@@ -169,7 +169,7 @@ def test_decodings_of_a_start_share_one_storage(held, shape, ahead: int | None) 
     """Whether its room was made with it or by the first decoding; in every forward of some rounds, and afterwards."""
     target = make_target(1)
     drafter, room = GlideDrafter(target, make_layer(target), WINDOW), tokens_ahead(9, sum(levels_of(shape, 61)))
-    start = prefill(target, [[5] * 90], room if ahead is None else ahead)
+    start = prefill(target, [[5] * 90], room if ahead is None else ahead, drafter.reads)
     last = start.cache.layers[-1]
     made, looks = last.keys.data_ptr(), []
     with start.lent(room) as lent:
@@ -211,7 +211,7 @@ def test_a_decoding_that_fails_gives_its_start_back(place: str) -> None:
     """In a callback, or in the target's second layer when the first one holds a tree more."""
     target, left = make_target(1), [4]
     drafter = GlideDrafter(target, make_layer(target), WINDOW)
-    start = prefill(target, [[5] * 20, [6] * 3])
+    start = prefill(target, [[5] * 20, [6] * 3], reads=drafter.reads)
     before = [layer.keys.clone() for layer in start.cache.layers]
     expected = [row.ids for row in speculate(target, drafter, start, max_new_tokens=30).rows]
 
@@ -249,12 +249,6 @@ def test_a_start_serves_one_decoding_at_a_time() -> None:
     assert speculate(target, drafter, start, max_new_tokens=20, on_tokens=within).rows[0].ids == expected
     assert len(inner) > 1
     assert all(ids == expected for ids in inner)
-
-
-def test_plain_decoding_takes_one_sequence() -> None:
-    target = make_target(1)
-    with pytest.raises(ValueError, match=r"prompts: plain decoding takes one, not 2; decode them one by one"):
-        decode_plain(target, prefill(target, [[1], [2, 3]]), 8, NO_EOS)
 
 
 @pytest.mark.parametrize(("family", "dtype"), [(Qwen2Config, torch.bfloat16), (MistralConfig, torch.float32)])

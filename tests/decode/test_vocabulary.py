@@ -96,8 +96,6 @@ def test_a_glide_draft_takes_the_file(folder: Path, monkeypatch: pytest.MonkeyPa
         generate(target, ids_BT, **named | {"shape": (9,)}, **greedy)
     with pytest.raises(ValueError, match=r"draft_vocabulary: .*: the drafter is made already; give it to load_drafter"):
         generate(target, ids_BT, **named | {"draft": drafter}, **greedy)
-    with pytest.raises(ValueError, match=r"draft_vocabulary: 8: give the file's path, of draft_vocabulary_8\.json"):
-        generate(target, ids_BT, **named | {"draft_vocabulary": 8}, **greedy)
 
 
 def test_files_that_do_not_fit_are_named(folder: Path) -> None:

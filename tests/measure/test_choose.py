@@ -9,7 +9,7 @@ import pytest
 
 from longspec import jsonl
 from longspec.atomic_files import describe_files, read_json, write_json
-from longspec.measure.choose import choose, parse_arguments
+from longspec.measure.choose import main as choose
 from tests.report.synthetic_run import SETTINGS, STAGES, evaluation_rows
 
 RECORDS = 24  # of each task, two prompts from each
@@ -46,7 +46,7 @@ def chosen(folder: Path, settings: dict[str, Any] = SETTINGS, **changed: list[di
     for stage, path in zip(STAGES, paths, strict=True):
         jsonl.write(path, changed.get(stage, evaluation_rows(stage, settings, 1)))
     named = ["--settings", json.dumps(settings), *raw, "--evaluations", *map(str, paths), "--out", str(folder / "out.json")]
-    choose(parse_arguments(named))
+    choose(named)
     found: dict[str, Any] = read_json(folder / "out.json")
     return found
 
@@ -149,9 +149,9 @@ def test_measurements_of_other_prompts_are_refused(tmp_path: Path) -> None:
         jsonl.write(tmp_path / f"{stage}.jsonl", evaluation_rows(stage, SETTINGS, 1))
     named = ["--settings", json.dumps(SETTINGS), "--out", str(tmp_path / "out.json"), "--evaluations"]
     named += [str(tmp_path / f"{stage}.jsonl") for stage in STAGES]
-    with pytest.raises(ValueError, match=r"--raw: the manifest of puzzles is missing, which evaluation\.tasks\.cot\.data"):
-        choose(parse_arguments([*named, *raw[:-1]]))
+    with pytest.raises(SystemExit, match=r"--raw: the manifest of puzzles is missing, which evaluation\.tasks\.cot\.data"):
+        choose([*named, *raw[:-1]])
     jsonl.write(tmp_path / "long.jsonl", [row | {"prompt_hash": "x"} for row in evaluation_rows("long", SETTINGS, 1)])
-    with pytest.raises(ValueError, match=r"long\.jsonl: task short, prompt 0: is another prompt than in"):
-        choose(parse_arguments([*named, *raw]))
+    with pytest.raises(SystemExit, match=r"long\.jsonl: task short, prompt 0: is another prompt than in"):
+        choose([*named, *raw])
     assert not (tmp_path / "out.json").exists()

@@ -18,8 +18,8 @@ from longspec.measure import evaluate as verb
 from longspec.measure import served
 from longspec.measure.engines import vllm
 from longspec.measure.engines.protocol import Answer, Job, Request
-from longspec.measure.lines import Comparison
-from longspec.measure.served_lines import ServedMeasurer, accepted_of, check_counters, compare
+from longspec.measure.lines import Comparison, judge
+from longspec.measure.served import ServedMeasurer, accepted_of, check_counters, gap_of
 from longspec.measure.tasks import Prompt, Setting, check_interpreter, parse
 from tests.measure.stand_in import VERSIONS
 from tests.measure.test_evaluate import arguments, evaluate, folder, told
@@ -132,7 +132,7 @@ def test_a_near_tie_is_two_logits_that_rounding_may_swap(
     dtype: torch.dtype, gap: float, other: int, expected: tuple[float, float, int]
 ) -> None:
     plain = answer([5, 8, 2], [1, 1, 1], 0, [], best=[[(5, 16.0)], [(8, 16.0), (9, 16.0 - gap)], [(2, 16.0)]])
-    found = compare(plain, answer([5, other, 2], [1, 2], 1, [1]), dtype)
+    found = judge(plain.tokens, [5, other, 2], gap_of(plain, dtype))
     margin, allowed, tie = expected
     assert found == Comparison(2, 1, tie, pytest.approx(margin), allowed)
 
@@ -218,7 +218,7 @@ def test_told_to_end_it_ends_vllm_and_leaves_nothing_behind(arguments: Any, tmp_
 
 
 def test_trees_and_drafts_that_vllm_does_not_load_are_refused(arguments: Any, python: Path) -> None:
-    with pytest.raises(ValueError, match=r"evaluation\.shapes: tree 2-3: vLLM drafts chains alone; give a number of"):
+    with pytest.raises(ValueError, match=r"evaluation\.shapes: tree 2-3: vLLM drafts chains alone"):
         verb.evaluate(verb.read_arguments([*arguments("lookup", "v.jsonl"), "--engine", "vllm"]))
     with pytest.raises(ValueError, match=r"evaluation\.engine: 'sglang' is unknown; choose one of longspec, vllm"):
         parse(verb.read_arguments(arguments("lookup", "v.jsonl", engine="sglang")).settings)

@@ -66,7 +66,7 @@ def speed(found: Evaluation, settings: Settings) -> Row:
         "verification_cost_ratio": float(target / found["rounds"].sum() / step_plain),
     }
     return {
-        "speed_up": ratio_of(found, "seconds_plain", "seconds_speculative", found.of_task(None)),
+        "speed_up": ratio_of(found.of_task(None), (found, "seconds_plain", "seconds_speculative")),
         "seconds_plain": plain,
         "seconds_speculative": speculative,
         **{name: None if np.isnan(value) else value for name, value in parts.items()},
@@ -75,14 +75,14 @@ def speed(found: Evaluation, settings: Settings) -> Row:
 
 def of_drafter(found: Evaluation, settings: Settings) -> Row:
     """Return what a report tells of every drafter, by its name there."""
-    columns, inside = ("seconds_plain", "seconds_speculative"), {task: found.of_task(task) for task in settings.tasks}
+    seconds, inside = (found, "seconds_plain", "seconds_speculative"), {task: found.of_task(task) for task in settings.tasks}
     return {
         "variants": {task: acceptance(found, chosen_P) for task, chosen_P in inside.items()},
         "overall": acceptance(found, found.of_task(None)),
         "by_context": by_context(found, settings),
         "by_position": by_position(found, settings),
         "speed": speed(found, settings),
-        "speed_by_task": {task: ratio_of(found, *columns, chosen_P) for task, chosen_P in inside.items()},
+        "speed_by_task": {task: ratio_of(chosen_P, seconds) for task, chosen_P in inside.items()},
     }
 
 
