@@ -152,9 +152,11 @@ def parse(section: dict[str, Any]) -> Settings:
     found = Settings(**same, settings=settings, tasks=tasks)
     if found.engine == VLLM:
         if trees := [shape_name(shape) for shape in shapes if not isinstance(shape, int)]:
-            raise ValueError(f"evaluation.shapes: {trees[0]}: vLLM drafts chains alone; give a number, or engine: {OURS}")
+            shape = f"evaluation.shapes: {trees[0]}"
+            raise ValueError(f"{shape}: vLLM drafts chains alone; give a number of tokens, or evaluation.engine: {OURS}")
         if found.with_lookup is not None:
-            raise ValueError(f"evaluation.with_lookup: vLLM drafts by one means alone; give null, or evaluation.engine: {OURS}")
+            beside = f"evaluation.with_lookup: {found.with_lookup}"
+            raise ValueError(f"{beside}: vLLM drafts by one means alone; give null, or evaluation.engine: {OURS}")
     return found
 
 
