@@ -146,6 +146,8 @@ def test_other_settings_measure_anew_and_are_named(arguments: Any, tmp_path: Pat
     few = {"temperatures": [0], "shapes": [2], "prompts": 2}
     whole = list(jsonl.read(evaluate(arguments("lookup", "a.jsonl", **few))))
     identity = {"identity": verb.identity_of(*identity_arguments(arguments("lookup", "b.jsonl", **few)))}
+    of_draft = verb.identity_of(*identity_arguments(arguments("untrained", "b.jsonl", **few)))
+    assert (of_draft["recipe"], identity["identity"]["recipe"]) == (sha256_file(Path("recipe.yaml")), None)
     marked = [line | {"tokens": ["kept"], "reference": "of another day"} for line in whole]
     journal = tmp_path / "b.unfinished.jsonl"
     jsonl.write(journal, [identity, *marked, marked[0] | {"prompt_hash": "another"}])
@@ -210,11 +212,6 @@ def test_a_draft_that_the_recipe_did_not_train_is_refused(arguments: Any, tmp_pa
     for line in costs.values():
         assert (line["temperature"], line["shape"]) == (0, 2)
         assert len(line["seconds_by_chain"]["rounds"]) == 2
-
-
-def test_the_recipe_is_part_of_the_identity_of_a_draft_alone(arguments: Any) -> None:
-    found = [verb.identity_of(*identity_arguments(arguments(drafter, "m.jsonl"))) for drafter in ("untrained", "lookup")]
-    assert [each["recipe"] for each in found] == [sha256_file(Path("recipe.yaml")), None]
 
 
 def identity_arguments(call: list[str]) -> tuple[Any, Any, Any, None]:

@@ -101,7 +101,7 @@ def test_tokens_kept_behind_the_end_of_a_text_are_not_counted(
 def measurer_of_words() -> ServedMeasurer:
     """A measurer that asks nothing, of a target in float32."""
     target: Any = SimpleNamespace(dtype=torch.float32)
-    return ServedMeasurer(served.Engine("", target, "ngram", None, 1), Words(), [0], 0)
+    return ServedMeasurer("", target, "ngram", None, 1, Words(), [0], 0)
 
 
 class Words:
@@ -174,15 +174,15 @@ def test_prompts_are_those_of_our_own_engine(arguments: Any, python: Path) -> No
 
 def test_another_text_with_drafts_is_a_fault(arguments: Any, python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     call = [*arguments("lookup", "v.jsonl", **CHAINS), "--serve-python", str(python)]
-    real = served.Engine.ask
+    real = ServedMeasurer.ask
 
-    def wrong(engine: served.Engine, tokens: int | None, requests: list[Request]) -> Any:
-        for found in real(engine, tokens, requests):
+    def wrong(measurer: ServedMeasurer, tokens: int | None, requests: list[Request]) -> Any:
+        for found in real(measurer, tokens, requests):
             if tokens is not None:
                 found.tokens[2] = 1
             yield found
 
-    monkeypatch.setattr(served.Engine, "ask", wrong)
+    monkeypatch.setattr(ServedMeasurer, "ask", wrong)
     with pytest.raises(ValueError, match=r"than plain decoding at token 3 .*lie 1\.5 apart, a tie's 0\.0001 at most"):
         evaluate(call)
 
@@ -218,7 +218,7 @@ def test_told_to_end_it_ends_vllm_and_leaves_nothing_behind(arguments: Any, tmp_
 
 
 def test_trees_and_drafts_that_vllm_does_not_load_are_refused(arguments: Any, python: Path) -> None:
-    with pytest.raises(ValueError, match=r"evaluation\.shapes: tree 2-3: vLLM drafts chains alone"):
+    with pytest.raises(ValueError, match=r"evaluation\.shapes: tree 2-3: vLLM drafts chains alone; give a number of"):
         verb.evaluate(verb.read_arguments([*arguments("lookup", "v.jsonl"), "--engine", "vllm"]))
     with pytest.raises(ValueError, match=r"evaluation\.engine: 'sglang' is unknown; choose one of longspec, vllm"):
         parse(verb.read_arguments(arguments("lookup", "v.jsonl", engine="sglang")).settings)

@@ -110,28 +110,14 @@ def test_the_tables_hold_the_figures_of_lines_made_by_hand(tmp_path: Path) -> No
     report(write_tiny(tmp_path))
     parser, _, text = read_page(tmp_path)
     rows = {row[0]: row[1:] for row in parser.rows("Drafter", "short", "all")}
-    assert [rows[name][0].split()[0] for name in ("untrained draft", "prompt lookup", "base", "long", "longcot")] == [
-        "1.00", "1.12", "2.00", "1.88", "2.38"
-    ]  # fmt: skip
+    names = ("untrained draft", "prompt lookup", "base", "long", "longcot")
+    assert [rows[name][0].split()[0] for name in names] == ["1.00", "1.12", "2.00", "1.88", "2.38"]
     assert rows["untrained draft"] == ["1.00 1.00 – 1.00"] * 2
-    assert parser.rows("Stage", "against")[0] == [
-        "base",
-        "untrained draft",
-        "short (stdlib)",
-        "1.00",
-        "2.00",
-        "+1.000 +1.000 to +1.000",
-        "yes",
-    ]
+    against = ["base", "untrained draft", "short (stdlib)", "1.00", "2.00", "+1.000 +1.000 to +1.000", "yes"]
+    assert parser.rows("Stage", "against")[0] == against
     speeds = {row[0]: row[1:] for row in parser.rows("Drafter", "speed-up")}
-    assert speeds["longcot"] == [
-        "1.50× 1.50 – 1.50",
-        "30.0 s",
-        "20.0 s",
-        "draft 25.0 %, target 50.0 %, rest 25.0 %",
-        "0.20",
-        "0.79",
-    ]
+    shares = "draft 25.0 %, target 50.0 %, rest 25.0 %"
+    assert speeds["longcot"] == ["1.50× 1.50 – 1.50", "30.0 s", "20.0 s", shares, "0.20", "0.79"]
     measured = {row[0]: row[1:] for row in parser.rows("Drafter", "task", "T")}
     assert measured["longcot"] == [
         "short", "0.0", "chain of 2", "0-1k", "10", "2.38", "0.88 0.57", "1.9", "1.3", "1.50", "25%", "100", "10 10"

@@ -17,16 +17,15 @@ SHORTEST, LONGEST = 2, 3  # n-grams that are looked up: of a single token what f
 
 
 class Followers:
-    """For each n-gram of up to `longest` tokens of a growing text, the place behind its first occurrence."""
+    """For each n-gram of up to LONGEST tokens of a growing text, the place behind its first occurrence."""
 
-    def __init__(self, longest: int) -> None:
-        self.longest = longest
+    def __init__(self) -> None:
         self.known: dict[tuple[int, ...], int] = {}  # n-gram -> the place behind its first one
         self.behind = 1  # the first place whose n-grams before it are not known yet
 
     def learn(self, text: list[int]) -> None:
         """Take in what the text has grown by."""
-        for size in range(1, self.longest + 1):
+        for size in range(1, LONGEST + 1):
             first = max(0, self.behind - size)
             grams = zip(*(text[first + offset : -1] for offset in range(size)), strict=False)
             for place, gram in enumerate(grams, first + size):
@@ -36,7 +35,7 @@ class Followers:
     def of(self, text: list[int], count: int, shortest: int = 1) -> list[int]:
         """Take the text in; return up to `count` tokens that followed the longest n-gram at its end, of `shortest` or more."""
         self.learn(text)
-        for size in range(min(self.longest, len(text) - 1), shortest - 1, -1):
+        for size in range(min(LONGEST, len(text) - 1), shortest - 1, -1):
             place = self.known.get(tuple(text[-size:]))
             if place is not None:
                 return text[place : place + count]
@@ -46,13 +45,9 @@ class Followers:
 class LookupDrafter(Drafter):
     """Prompt lookup: what followed the newest n-gram where it first stood in the text, as transformers' own generator says."""
 
-    def __init__(self, max_ngram: int = LONGEST) -> None:
-        self.max_ngram = max_ngram
-        self.followers: list[Followers] = []  # of each row
-
     def begin(self, prompts: list[list[int]], hidden: dict[str, Tensor]) -> None:
         """Begin with nothing learnt; the first round learns the prompts, each further one what it adds."""
-        self.followers = [Followers(self.max_ngram) for _ in prompts]
+        self.followers = [Followers() for _ in prompts]  # of each row
 
     def propose(self, draft_input: DraftInput, levels: Levels, sampler: Sampler) -> DraftTree:
         """Return a chain as deep as `levels`, shorter where the text holds no earlier match."""
@@ -78,7 +73,6 @@ class WithLookup(Drafter):
             raise ValueError(f"prompt_lookup_num_tokens: {tokens!r}: give 1 to {MOST_COPIED}, such as 8, or leave it out")
         self.drafter, self.copied = drafter, tokens
         self.reads, self.proposed, self.acceptance = drafter.reads, drafter.proposed, drafter.acceptance
-        self.followers: list[Followers] = []  # of each row
 
     def check(self, target: Any) -> None:
         """Raise ValueError as the drafter does."""
@@ -86,7 +80,7 @@ class WithLookup(Drafter):
 
     def begin(self, prompts: list[list[int]], hidden: dict[str, Tensor]) -> None:
         """Take the prompts in."""
-        self.followers = [Followers(LONGEST) for _ in prompts]
+        self.followers = [Followers() for _ in prompts]  # of each row
         self.drafter.begin(prompts, hidden)
 
     def propose(self, draft_input: DraftInput, levels: Levels, sampler: Sampler) -> DraftTree:

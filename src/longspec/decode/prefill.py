@@ -28,8 +28,8 @@ from longspec.models.tensor_parallel import check_alike, check_splits, group_of
 LAST = [-1]
 
 
-def check_decodable(target: Any, generator: torch.Generator | None = None) -> None:
-    """Raise ValueError for a target that has no weights or would not give its own text, and for a generator elsewhere."""
+def check_decodable(target: Any) -> None:
+    """Raise ValueError for a target that has no weights or would not give its own text."""
     check_target(target.config, target.config.name_or_path or "target")
     if (group := group_of(target)) is not None:
         check_splits(target.config, group.size(), target.config.name_or_path or "target")
@@ -38,8 +38,6 @@ def check_decodable(target: Any, generator: torch.Generator | None = None) -> No
             "target: its weights are on meta, where there are no numbers: load it on a CPU or a GPU; by device_map at least "
             "model.embed_tokens and lm_head, which drafts read too"
         )
-    if generator is not None and generator.device != (device := draft_device(target)):
-        raise ValueError(f"generator: is on {generator.device}, tokens are drawn on {device}: torch.Generator('{device}')")
 
 
 def check_prompts(prompts: list[list[int]], vocabulary: int) -> None:

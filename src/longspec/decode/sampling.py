@@ -17,8 +17,8 @@ NO_TOKEN = -1  # drawn where there is no distribution to draw from; the host rai
 class Sampler:
     """How the target's tokens are drawn. The warps are transformers' own, in its order: temperature, top-k, top-p.
 
-    temperature 0 is greedy; top_k 0 and top_p 1 leave all tokens in; group: the ranks that hold the target together. Raises
-    ValueError for values out of range.
+    temperature 0 is greedy; top_k 0 and top_p 1 leave all tokens in; group: the ranks that hold the target together. The warps
+    raise ValueError for values out of range.
     """
 
     def __init__(
@@ -29,11 +29,6 @@ class Sampler:
         generator: torch.Generator | None = None,
         group: Group | None = None,
     ) -> None:
-        if temperature < 0 or top_k < 0 or not 0 < top_p <= 1:
-            raise ValueError(
-                f"temperature {temperature}, top_k {top_k}, top_p {top_p}: give temperature >= 0 (0 = greedy), top_k >= 0 "
-                "(0 = off) and 0 < top_p <= 1 (1 = off)"
-            )
         self.temperature, self.generator, self.group = temperature, generator, group
         warps = [(TemperatureLogitsWarper, temperature, 1.0), (TopKLogitsWarper, top_k, 0), (TopPLogitsWarper, top_p, 1.0)]
         self.warps = [] if self.greedy else [kind(value) for kind, value, off in warps if value != off]

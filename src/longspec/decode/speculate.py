@@ -57,8 +57,8 @@ def speculate(
 
     shape: tokens of a chain (int), or the levels of a tree (LongSpec 3.3); on_tokens is called with a row's number and its new
     tokens, in order; eos None: no token ends the text; generator: on the draft's device. Raises ValueError for settings out
-    of range and for target, drafter, prompts and generator that do not go together; RuntimeError for a start or a drafter with
-    which another decoding has not ended, and for logits from which no token can be drawn.
+    of range and for target, drafter and prompts that do not go together; RuntimeError for a start or a drafter with which
+    another decoding has not ended, and for logits from which no token can be drawn.
 
     The target does not change: other decodings with drafters of their own, and plain generate, may run on it meanwhile.
 
@@ -69,7 +69,7 @@ def speculate(
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens: must be 1 or more, is {max_new_tokens}")
     sampler, stops = Sampler(temperature, top_k, top_p, generator, group_of(target)), Stops(eos, stop_strings, tokenizer)
-    check_decodable(target, generator)
+    check_decodable(target)
     check_drafter(drafter, target)
     levels = levels_of(shape, target.config.vocab_size, drafter.proposed)
     texts = prompts.prompts if isinstance(prompts, Prefilled) else prompts

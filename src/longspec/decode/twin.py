@@ -6,7 +6,7 @@ configuration alone, and hands over the hidden states that it was asked for.
 Shapes: B rows, S tokens of a forward, E tokens of a path, H hidden width.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from copy import copy, deepcopy
 from functools import partial
 from types import MethodType
@@ -58,29 +58,6 @@ def _rebound(value: Any, twins: dict[int, Any]) -> Any:
     return value
 
 
-def keep_hidden(twin: Any, layers: Collection[int], keep: Callable[[int | None, Tensor], None]) -> None:
-    """Have a twin hand over the inputs of these layers, by number, and its final hidden states, by None, in each forward."""
-
-    def handing_on(number: int, forward: Callable[..., Any]) -> Callable[..., Any]:
-        def run(hidden_BSH: Tensor, *arguments: Any, **named: Any) -> Any:
-            keep(number, hidden_BSH)
-            return forward(hidden_BSH, *arguments, **named)
-
-        return run
-
-    for number in layers:
-        layer = twin.model.layers[number]
-        vars(layer)["forward"] = handing_on(number, layer.forward)
-    whole = twin.model.forward
-
-    def run(*arguments: Any, **named: Any) -> Any:
-        output = whole(*arguments, **named)
-        keep(None, output.last_hidden_state)
-        return output
-
-    vars(twin.model)["forward"] = run
-
-
 class ReadTarget:
     """A target with some attention, and the hidden states [B, S, H] of its last forward, by name.
 
@@ -94,13 +71,22 @@ class ReadTarget:
         self._names = [name for name in reads if name == FINAL or name.startswith(HIDDEN)]
         self._cached = [name for name in reads if name not in self._names]
         self.cached_layers = layers_of(self._cached, KEYS) | layers_of(self._cached, VALUES)
-        if self._names:
-            keep_hidden(self.model, layers_of(self._names, HIDDEN), self._keep)
+        for name in self._names:
+            module = self.model.model if name == FINAL else self.model.model.layers[layer_of(name)]
+            vars(module)["forward"] = self._keeping(name, module.forward)
 
-    def _keep(self, layer: int | None, hidden_BSH: Tensor) -> None:
-        name = FINAL if layer is None else f"{HIDDEN}{layer}"
-        if name in self._names:
-            self.hidden[name] = hidden_BSH.to(self._device)
+    def _keeping(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a forward that keeps the hidden states that a layer is given, or that the whole model gives."""
+
+        def run(*arguments: Any, **named: Any) -> Any:
+            if name != FINAL:
+                self.hidden[name] = arguments[0].to(self._device)
+            output = forward(*arguments, **named)
+            if name == FINAL:
+                self.hidden[name] = output.last_hidden_state.to(self._device)
+            return output
+
+        return run
 
     def cached(self, cache: Cache) -> dict[str, Tensor]:
         """Return the keys and values that are read, out of the target's cache."""

@@ -25,9 +25,7 @@ class Acceptance:
 
     def agreed(self, sampler: Sampler) -> "Acceptance":
         """Return that of rank 0, for all ranks that hold the target."""
-        parts = (self.path_BE, self.kept_B[:, None], self.tokens_BE)
-        path_BE, kept_B1, tokens_BE = sampler.agreed(torch.cat(parts, dim=1)).split([part.shape[1] for part in parts], dim=1)
-        return Acceptance(path_BE, kept_B1[:, 0], tokens_BE)
+        return Acceptance(*map(sampler.agreed, (self.path_BE, self.kept_B, self.tokens_BE)))
 
 
 def verify_tree(logits_BSV: Tensor, tree: DraftTree, sampler: Sampler) -> Acceptance:

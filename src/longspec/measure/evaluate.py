@@ -151,8 +151,8 @@ def measurer_of(
         yield Measurer(target, tokenizer, drafter, eos, section.repeats, section.seed, with_costs=is_trained)
         return
     with served.served_draft(options.drafter, options.draft, target, recipe, vocabulary) as (method, folder):
-        engine = served.Engine(section.serve_python, target, method, folder, section.repeats)
-        yield ServedMeasurer(engine, tokenizer, sorted(eos), section.seed)
+        python, repeats = section.serve_python, section.repeats
+        yield ServedMeasurer(python, target, method, folder, repeats, tokenizer, sorted(eos), section.seed)
 
 
 def evaluate(options: argparse.Namespace, ranks: Ranks = ALONE) -> None:

@@ -79,8 +79,9 @@ def verdict_of(prompt: Prompt, setting: Setting, plain: list[int], fast: list[in
 
 def key_of(prompt: Prompt, setting: Setting, *, drafted: bool = True) -> Line:
     """Return the fields of KEY; a text without draft has no shape."""
-    shape = (setting.shape if isinstance(setting.shape, int) else list(setting.shape)) if drafted else None
-    return dict(zip(KEY, (prompt.task, prompt.number, setting.temperature, shape, prompt.hash), strict=True))
+    shape = list(setting.shape) if isinstance(setting.shape, tuple) else setting.shape
+    values = (prompt.task, prompt.number, setting.temperature, shape if drafted else None, prompt.hash)
+    return dict(zip(KEY, values, strict=True))
 
 
 def key_text(line: Line) -> str:

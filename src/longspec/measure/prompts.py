@@ -44,7 +44,7 @@ def draw_prompts(name: str, task: HeldOut, raw_manifest: Path, count: int, token
     Of plain text any stretch is taken, of a conversation its beginning, since a chat does not start in its middle; or whole
     questions, as the task says. Raises ValueError when no held-out record is long enough.
     """
-    generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, *name.encode()])))
+    generator = np.random.default_rng([seed, *name.encode()])
     path, context = checked_file(raw_manifest, "held_out.jsonl"), task.context
     first = next(iter(jsonl.read(path)), None)
     is_chat = first is not None and isinstance(to_messages_or_text(first, unanswered=True), Chat)

@@ -81,15 +81,22 @@ def served_draft(
         method.load(method.layer(target.config, settings), folder)
         yield served, folder
         return
-    # The target that lends a fresh draft norm and head is gone from memory afterwards: vLLM loads its own.
+    with TemporaryDirectory() as place:
+        fresh = Path(place) / "draft"
+        _write_fresh(fresh, target, recipe, vocabulary)
+        yield served, fresh
+
+
+def _write_fresh(folder: Path, target: ServedTarget, recipe: Any, vocabulary: DraftVocabulary | None) -> None:
+    """Write a draft of fresh weights of the recipe's seed.
+
+    The target that lends it norm and head is gone from memory afterwards: vLLM loads its own.
+    """
+    method, settings = method_of(recipe, vocabulary)
     states = TargetStates(load_target(target.path, target.config, target.dtype))
     torch.manual_seed(recipe.seed)
     weights = method.published(method.fresh_layer(states, settings).state_dict(), settings)
-    del states
-    with TemporaryDirectory() as place:
-        write_draft(Path(place) / "draft", weights, draft_config(target.path, recipe, vocabulary))
-        del weights
-        yield served, Path(place) / "draft"
+    write_draft(folder, weights, draft_config(target.path, recipe, vocabulary))
 
 
 @contextmanager
@@ -113,10 +120,11 @@ def versions(python: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Engine:
-    """Has vLLM answer requests by a draft, or without.
+class ServedMeasurer:
+    """Measures a served drafter: has vLLM answer requests by it, and without.
 
-    python: the interpreter of its environment; method, folder: as of served_draft; repeats: how often each request is decoded.
+    python: the interpreter of its environment; method, folder: as of served_draft; repeats: how often each request is decoded;
+    eos: tokens that end a text; seed: of all draws.
     """
 
     python: str
@@ -124,6 +132,9 @@ class Engine:
     method: str
     folder: Path | None
     repeats: int
+    tokenizer: Any
+    eos: list[int]
+    seed: int
 
     def ask(self, tokens: int | None, requests: list[Request]) -> Iterator[Answer]:
         """Yield an answer to each request as soon as vLLM has it; tokens: drafted ones of a round, None without draft.
@@ -162,16 +173,6 @@ class Engine:
         if code or done < len(requests):
             raise ValueError(f"{self.python} {' '.join(PROGRAM)} ended with exit code {code}; its own message stands above")
 
-
-@dataclass(frozen=True)
-class ServedMeasurer:
-    """Measures a served drafter. eos: tokens that end a text; seed: of all draws."""
-
-    engine: Engine
-    tokenizer: Any
-    eos: list[int]
-    seed: int
-
     def lines(self, work: Work, journal: Journal | Followed) -> dict[str, Line]:
         """Return a line for each prompt and setting, by its key; the journal has each at once, and each text without draft.
 
@@ -182,7 +183,7 @@ class ServedMeasurer:
         for tokens in dict.fromkeys(setting.shape for _, setting in work.values()):
             assert isinstance(tokens, int), "measure.tasks refuses trees"
             items = {key: item for key, item in work.items() if item[1].shape == tokens}
-            for answer in self.engine.ask(tokens, [self._request(key, *item, best=0) for key, item in items.items()]):
+            for answer in self.ask(tokens, [self._request(key, *item, best=0) for key, item in items.items()]):
                 item = items[answer.id]
                 found[answer.id] = self.line(*item, plain[key_text(key_of(*item, drafted=False))], answer)
                 journal.append(found[answer.id])
@@ -194,7 +195,7 @@ class ServedMeasurer:
         keyed = {key_text(key_of(*item, drafted=False)): item for item in work.values()}
         missing = {key: item for key, item in keyed.items() if key not in known}
         requests = [self._request(key, *item, best=BEST) for key, item in missing.items()]
-        for answer in self.engine.ask(None, requests) if requests else ():
+        for answer in self.ask(None, requests) if requests else ():
             known[answer.id] = answer
             journal.append({**key_of(*missing[answer.id], drafted=False), PLAIN: asdict(answer)})
         return known
@@ -210,11 +211,10 @@ class ServedMeasurer:
         assert isinstance(setting.shape, int)
         row = Row(answer.tokens, accepted_of(answer), LENGTH)
         check_counters(prompt, answer, [kept for kept, _ in row.position_acceptance(setting.shape)])
-        if (
-            answer.tokens[-1] in self.eos
-        ):  # as decode.speculate counts it: tokens kept behind the one that ends the text are none
-            row = Row(row.ids, row.accepted and [*row.accepted[:-1], answer.steps[-1] - 1], STOP)
-        verdict = verdict_of(prompt, setting, plain.tokens, answer.tokens, gap_of(plain, self.engine.target.dtype))
+        if answer.tokens[-1] in self.eos:  # as in decode.speculate, tokens kept behind the one that ends the text do not count
+            last = [answer.steps[-1] - 1] if row.accepted else []
+            row = Row(row.ids, [*row.accepted[:-1], *last], STOP)
+        verdict = verdict_of(prompt, setting, plain.tokens, answer.tokens, gap_of(plain, self.target.dtype))
         plain_seconds = median_low(plain.seconds) / max(1, len(plain.tokens) - 1)
         seconds = (median_low(answer.seconds), None, None)
         return line_of(self.tokenizer, prompt, setting, row, verdict, plain_seconds, seconds) | {"engine": VLLM}
