@@ -152,7 +152,8 @@ def main() -> None:
     """Measure, hold against the bars, write."""
     torch.set_num_threads(1)
     (target, layer), description = make(), machine.describe(("torch", "transformers"))
-    start = prefill(target, [torch.randint(0, TARGET["vocab_size"], (PROMPT,)).tolist()])
+    reads = ForcedDrafter(target, layer, WINDOW).reads
+    start = prefill(target, [torch.randint(0, TARGET["vocab_size"], (PROMPT,)).tolist()], reads=reads)
     one, nodes = (forward_seconds(target, start, tokens) for tokens in (1, 1 + sum(DEFAULT_SHAPE)))
     cost = {"target_over_draft": one / draft_seconds(target, layer, start), "nodes_cost": nodes / one}
     modules = (target, layer, target.lm_head, target.model.embed_tokens, target.model.rotary_emb, layer.input_layernorm)

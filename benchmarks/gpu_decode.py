@@ -44,11 +44,12 @@ def let_it_count(target: Any) -> None:
 def measure(target: Any, layer: GlideLayer, length: int, floor: float) -> dict[str, Any]:
     """Return the numbers of one prompt."""
     vocabulary = target.config.vocab_size
-    start = prefill(target, [torch.randint(0, vocabulary, (length,)).tolist()])
+    drafter = ForcedDrafter(target, layer, WINDOW)
+    start = prefill(target, [torch.randint(0, vocabulary, (length,)).tolist()], reads=drafter.reads)
     plain_seconds, draft_seconds = [], []
     for _ in range(REPEATS + 1):  # the first pair warms up
         plain = decode_plain(target, start, NEW, NO_EOS)
-        decoded = speculate(target, ForcedDrafter(target, layer, WINDOW), start, max_new_tokens=NEW, shape=CHAIN)
+        decoded = speculate(target, drafter, start, max_new_tokens=NEW, shape=CHAIN)
         (row,) = decoded.rows
         counted = [(plain.ids[0] + place) % vocabulary for place in range(NEW)]
         assert row.ids == plain.ids == counted, "the text is not the target's own"

@@ -83,13 +83,9 @@ def write_acceptance(folder: Path, held: Sequence[Acceptance]) -> None:
     """Write the file into a draft's folder, whole or not at all."""
     chains = [vars(each) for each in held if isinstance(each, ChainAcceptance)]
     # A field at its default is left out, as files have it that were written before there was that field.
-    found = [vars(each) for each in held if isinstance(each, TreeAcceptance)]
-    trees = [{name: value for name, value in each.items() if name != "copied" or value} for each in found]
+    found = [vars(each).items() for each in held if isinstance(each, TreeAcceptance)]
+    trees = [{name: value for name, value in each if name != "copied" or value} for each in found]
     write_json(folder / FILE, {"chains": chains} | ({"trees": trees} if trees else {}))
-
-
-def _pairs(counts: list[list[int]]) -> tuple[tuple[int, int], ...]:
-    return tuple((kept, reached) for kept, reached in counts)
 
 
 def read_acceptance(draft: Path) -> tuple[Acceptance, ...]:
@@ -102,7 +98,10 @@ def read_acceptance(draft: Path) -> tuple[Acceptance, ...]:
         return ()
     content = read_json_object(path)
     try:
-        chains = [ChainAcceptance(each["temperature"], _pairs(each["positions"])) for each in content["chains"]]
+        chains = [
+            ChainAcceptance(each["temperature"], tuple((kept, reached) for kept, reached in each["positions"]))
+            for each in content["chains"]
+        ]
         trees = [TreeAcceptance(**each | {"levels": tuple(each["levels"])}) for each in content.get("trees", [])]
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(

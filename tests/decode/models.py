@@ -89,16 +89,15 @@ class Itself(Drafter):
     def __init__(self, target) -> None:
         self.target = target
 
-    def _log_q(self, texts: Tensor, sampler: Sampler) -> Tensor:
-        logits_NV = self.target(texts).logits[:, -1]
-        return sampler.log_probabilities(logits_NV)
-
     def propose(self, draft_input: DraftInput, levels: Levels, sampler: Sampler) -> DraftTree:
-        builder, text_BWT = TreeBuilder(draft_input.roots_B), torch.tensor(draft_input.texts)[:, None]
-        for size in levels:
-            log_q_BWV = self._log_q(text_BWT.flatten(0, 1), sampler).unflatten(0, text_BWT.shape[:2])
-            first = builder.nodes - builder.sizes[-1]
-            builder.grow(log_q_BWV, size, sampler if set(levels) == {1} else None)
-            rows_B1, parents_BC = torch.arange(len(text_BWT))[:, None], builder.parents[-1] - first
-            text_BWT = torch.cat([text_BWT[rows_B1, parents_BC], builder.tokens[-1][:, :, None]], dim=-1)
+        builder, texts = TreeBuilder(draft_input.roots_B), [torch.tensor(draft_input.texts)[:, None]]
+
+        def logits() -> Tensor:
+            if builder.nodes > 1:
+                parents_BC = builder.parents[-1] - (builder.nodes - sum(builder.sizes[-2:]))
+                above_BCT = texts[-1][torch.arange(len(parents_BC))[:, None], parents_BC]
+                texts.append(torch.cat([above_BCT, builder.tokens[-1][:, :, None]], dim=-1))
+            return self.target(texts[-1].flatten(0, 1)).logits[:, -1].unflatten(0, texts[-1].shape[:2])
+
+        builder.grow_all(levels, sampler, logits)
         return builder.tree()

@@ -1,8 +1,5 @@
 """What decoding holds: the draft its window, the target the text and nothing beside it; and the host asks once a round."""
 
-import gc
-from collections.abc import Callable, Iterator
-
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
@@ -11,11 +8,10 @@ from transformers import DynamicCache, MistralConfig, Qwen2Config
 from longspec.decode import cache
 from longspec.decode.autoregressive import decode_plain
 from longspec.decode.cache import LONGEST_AHEAD, compact, tokens_ahead
-from longspec.decode.levels import DEFAULT_SHAPE, levels_of
+from longspec.decode.levels import DEFAULT_SHAPE
 from longspec.decode.lookup import LookupDrafter
 from longspec.decode.prefill import prefill
 from longspec.decode.speculate import speculate
-from longspec.methods.eagle3.drafter import Eagle3Drafter
 from longspec.methods.glide.drafter import GlideDrafter
 from tests.decode.models import DEPTHS, METHODS, WINDOW, generated, make_drafter, make_eagle3, make_layer, make_target
 
@@ -55,38 +51,6 @@ def test_caches_hold_the_window_and_the_text() -> None:
     assert all(held <= most * len(lengths) for held, lengths in zip(drafter.held, drafter.lengths, strict=True))
     assert drafter.held[20] == most * len(drafter.lengths[20])
     assert max(map(max, drafter.lengths)) > 8 * WINDOW
-
-
-class WatchedEagle3(Eagle3Drafter):
-    """Keeps what it held when it had taken the text in."""
-
-    def begin(self, prompts, hidden):
-        super().begin(prompts, hidden)
-        self.held, self.lengths = [], []
-
-    def _take_in_text(self, draft_input):
-        feature_B1H = super()._take_in_text(draft_input)
-        self.held.append(sum(x.untyped_storage().nbytes() for x in self.slots.of_text()))
-        self.lengths.append(draft_input.lengths)
-        return feature_B1H
-
-
-@pytest.mark.parametrize(("shape", "window"), [(3, WINDOW), ((3, 5, 4), None)])
-def test_slots_of_eagle3_are_the_windows_or_the_texts(shape, window: int | None) -> None:
-    """With room for the tree and an eighth more where the whole text is kept."""
-    target = make_target(1, **DEPTHS["eagle3"])
-    made = make_eagle3(target, window)
-    drafter = WatchedEagle3(target, made.layer, made.settings)
-    prompts = [[5] * length for length in (1, 30, 9)]
-    speculate(target, drafter, prompts, max_new_tokens=120, shape=shape)
-    per_token = 2 * 2 * 8 * 8  # keys and values, two heads of eight, in float64
-    longest = 0
-    for held, lengths in zip(drafter.held, drafter.lengths, strict=True):
-        longest = max(longest, *lengths)  # of the rows that have left too
-        most = WINDOW if window else (longest + 12) * 9 // 8 + 1
-        assert held <= most * per_token * len(lengths)
-    assert max(map(max, drafter.lengths)) > 8 * WINDOW
-    assert not window or drafter.held[20] == WINDOW * per_token * len(drafter.lengths[20])
 
 
 class Looks(TorchFunctionMode):
@@ -145,45 +109,6 @@ def test_a_cache_without_room_grows_in_place_and_its_start_with_it() -> None:
         assert torch.equal(layer.keys, keys)
 
 
-@pytest.fixture
-def held() -> Iterator[Callable[[int], int]]:
-    """Bytes of all tensors made within the test and alive that hold keys or values of so many tokens or more."""
-
-    def count(tokens: int) -> int:
-        gc.collect()
-        alive = [x for x in gc.get_objects() if type(x) is torch.Tensor and x.ndim == 4]
-        storages = [x.untyped_storage() for x in alive if x.shape[2] >= tokens and x.shape[3] == 8]
-        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-
-    gc.collect()
-    gc.freeze()  # what is there before is not looked through
-    yield count
-    gc.unfreeze()
-
-
-PER_TOKEN = 2 * 2 * 2 * 8 * 8  # layers, keys and values, heads, width, bytes
-
-
-@pytest.mark.parametrize(("shape", "ahead"), [(4, 0), (DEFAULT_SHAPE, None)])
-def test_decodings_of_a_start_share_one_storage(held, shape, ahead: int | None) -> None:
-    """Whether its room was made with it or by the first decoding; in every forward of some rounds, and afterwards."""
-    target = make_target(1)
-    drafter, room = GlideDrafter(target, make_layer(target), WINDOW), tokens_ahead(9, sum(levels_of(shape, 61)))
-    start = prefill(target, [[5] * 90], room if ahead is None else ahead)
-    last = start.cache.layers[-1]
-    made, looks = last.keys.data_ptr(), []
-    with start.lent(room) as lent:
-        assert (lent.cache.layers[-1].keys.data_ptr() == made) is (ahead is None)
-    made = last.keys.data_ptr()
-    target.model.layers[-1].register_forward_hook(lambda *_: looks.append((held(90), last.keys.data_ptr())))
-    plain = decode_plain(target, start, 9, NO_EOS)
-    (row,) = speculate(target, drafter, start, max_new_tokens=9, shape=shape).rows
-    assert row.ids == plain.ids == decode_plain(target, start, 9, NO_EOS).ids
-    assert len(looks) > 18
-    assert set(looks) == {((90 + room) * PER_TOKEN, made)}
-    assert (last.keys.data_ptr(), last.keys.shape[2]) == (made, 90)
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_rows_of_different_length_are_left_bit_for_bit(method: str) -> None:
     """Every logit of a second decoding is that of one on prompts of its own; rows leave in between."""
@@ -206,12 +131,11 @@ def test_rows_of_different_length_are_left_bit_for_bit(method: str) -> None:
         assert torch.equal(fresh, second)
 
 
-@pytest.mark.parametrize("place", ["on_tokens", "forward"])
-def test_a_decoding_that_fails_gives_its_start_back(place: str) -> None:
-    """In a callback, or in the target's second layer when the first one holds a tree more."""
+def test_a_decoding_that_fails_gives_its_start_back() -> None:
+    """In the target's second layer when the first one holds a tree more."""
     target, left = make_target(1), [4]
     drafter = GlideDrafter(target, make_layer(target), WINDOW)
-    start = prefill(target, [[5] * 20, [6] * 3])
+    start = prefill(target, [[5] * 20, [6] * 3], reads=drafter.reads)
     before = [layer.keys.clone() for layer in start.cache.layers]
     expected = [row.ids for row in speculate(target, drafter, start, max_new_tokens=30).rows]
 
@@ -220,12 +144,10 @@ def test_a_decoding_that_fails_gives_its_start_back(place: str) -> None:
         if left[0] <= 0:
             raise InterruptedError
 
-    callback = fail if place == "on_tokens" else None
-    hook = target.model.layers[1].register_forward_pre_hook(fail) if place == "forward" else None
+    hook = target.model.layers[1].register_forward_pre_hook(fail)
     with pytest.raises(InterruptedError):
-        speculate(target, drafter, start, max_new_tokens=30, on_tokens=callback)
-    if hook:
-        hook.remove()
+        speculate(target, drafter, start, max_new_tokens=30)
+    hook.remove()
     assert all(torch.equal(layer.keys, keys) for layer, keys in zip(start.cache.layers, before, strict=True))
     assert [row.ids for row in speculate(target, drafter, start, max_new_tokens=30).rows] == expected
 
@@ -249,12 +171,6 @@ def test_a_start_serves_one_decoding_at_a_time() -> None:
     assert speculate(target, drafter, start, max_new_tokens=20, on_tokens=within).rows[0].ids == expected
     assert len(inner) > 1
     assert all(ids == expected for ids in inner)
-
-
-def test_plain_decoding_takes_one_sequence() -> None:
-    target = make_target(1)
-    with pytest.raises(ValueError, match=r"prompts: plain decoding takes one, not 2; decode them one by one"):
-        decode_plain(target, prefill(target, [[1], [2, 3]]), 8, NO_EOS)
 
 
 @pytest.mark.parametrize(("family", "dtype"), [(Qwen2Config, torch.bfloat16), (MistralConfig, torch.float32)])

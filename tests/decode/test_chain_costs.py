@@ -126,7 +126,8 @@ def test_a_tree_is_taken_where_it_brings_more_tokens_a_second(
 ) -> None:
     """2.8 tokens of a chain of two in 1.4 seconds against 4 of a tree in less or more than 2; a tree of 18 tokens runs too."""
     target = make_target(5)
-    drafter, start = make_drafter("glide", target), prefill(target, [PROMPT])
+    drafter = make_drafter("glide", target)
+    start = prefill(target, [PROMPT], reads=drafter.reads)
     drafter.acceptance = (ALWAYS, TreeAcceptance(0.0, tree, 40, 10), TreeAcceptance(1.0, (3, 3), 90, 10))
     assert best_shape(target, drafter, start, 0.0) in (1, 2, 3, tree)  # as measured here, whatever that is
     given_costs(monkeypatch, 1.0, 1.4, 4.0)
@@ -137,7 +138,8 @@ def test_a_tree_is_taken_where_it_brings_more_tokens_a_second(
 def test_with_prompt_lookup_its_own_acceptance_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     """3 tokens of a chain of two in 1.4 seconds, 4 of a tree in 1.9 or 1.8; where none was measured, that of drafts alone."""
     target = make_target(5)
-    drafter, start = make_drafter("glide", target), prefill(target, [PROMPT])
+    drafter = make_drafter("glide", target)
+    start = prefill(target, [PROMPT], reads=drafter.reads)
     alone = (ALWAYS, TreeAcceptance(0.0, (2, 2), 10, 10))
     beside = (TreeAcceptance(0.0, (1, 1), 30, 10, copied=8), TreeAcceptance(0.0, (2, 2), 40, 10, copied=8))
     given_costs(monkeypatch, 1.0, 1.4, 4.0)
@@ -151,7 +153,8 @@ def test_with_prompt_lookup_its_own_acceptance_decides(monkeypatch: pytest.Monke
 def test_temperatures_of_other_shapes_are_measured_when_they_are_met(monkeypatch: pytest.MonkeyPatch) -> None:
     """A target and a draft that have met at one temperature know no costs of the shapes of another."""
     target = make_target(7)
-    drafter, start = make_drafter("glide", target), prefill(target, [PROMPT])
+    drafter = make_drafter("glide", target)
+    start = prefill(target, [PROMPT], reads=drafter.reads)
     given_costs(monkeypatch, 1.0, 1.0, 1.0)
     monkeypatch.setattr(chain_costs, "_round_seconds", lambda target, drafter, start, shape: 1.0)
     drafter.acceptance = (

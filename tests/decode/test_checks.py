@@ -99,24 +99,17 @@ def test_what_is_no_drafter_of_this_target_is_refused() -> None:
     assert speculate(target, left_behind, [[1, 2]], max_new_tokens=3).rows[0].ids
 
 
-def eagle3_faults() -> list[tuple[Any, str]]:
-    """Drafters that do not fit a target with 3 layers, 32 wide, of 61 tokens, made for it or for another one."""
-    target = make_target(0, **DEPTHS["eagle3"])
-
-    def beside(ids: tuple[int, ...] | None = None, **shape: Any) -> Any:
-        other = make_eagle3(make_target(0, **DEPTHS["eagle3"] | shape), ids=ids)
-        return target, Eagle3Drafter(target, other.layer, other.settings)
-
-    return [
-        (beside(hidden_size=16), "draft: its layer has hidden_size 16, the target 32: give a draft of this target"),
-        (beside(vocab_size=80, ids=(3, 70)), "draft: proposes tokens of 80, the target has 61"),
-    ]
-
-
 def test_an_eagle3_draft_of_another_target_is_refused() -> None:
-    for (target, drafter), message in eagle3_faults():
+    """By a target with 3 layers, 32 wide, of 61 tokens."""
+    target = make_target(0, **DEPTHS["eagle3"])
+    faults: list[tuple[dict[str, int], tuple[int, ...] | None, str]] = [
+        ({"hidden_size": 16}, None, "draft: its layer has hidden_size 16, the target 32"),
+        ({"vocab_size": 80}, (3, 70), "draft: proposes tokens of 80, the target has 61"),
+    ]
+    for shape, ids, message in faults:
+        other = make_eagle3(make_target(0, **DEPTHS["eagle3"] | shape), ids=ids)
         with pytest.raises(ValueError, match=message):
-            speculate(target, drafter, [[1, 2]], max_new_tokens=3)
+            speculate(target, Eagle3Drafter(target, other.layer, other.settings), [[1, 2]], max_new_tokens=3)
 
 
 def test_a_targets_rows_of_a_draft_vocabulary_do_not_stay_behind() -> None:

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from longspec.decode import speculate
-from longspec.decode.generate import generate
 from tests.cli import small_draft
 from tests.corpus import Corpus
 
@@ -39,14 +37,3 @@ def test_its_lines_run_and_say_how_many_tokens_a_round_brings(told: dict[str, An
     assert told["out"].shape[0] == 1
     assert told["row"].new_tokens >= 63
     assert re.search(r"^[\d.]+ tokens a round, kept in each: \[", told["printed"], re.MULTILINE)
-
-
-def test_what_apply_chat_template_returns_is_taken_whole(told: dict[str, Any]) -> None:
-    target, asked, more = told["target"], told["asked"], {"draft": told["drafter"], "max_new_tokens": 12, "shape": 3}
-    wanted = target.generate(**asked, max_new_tokens=12, do_sample=False)
-    assert torch.equal(generate(target, asked, do_sample=False, **more), wanted)
-    assert torch.equal(generate(target, **asked, do_sample=False, **more), wanted)
-    with pytest.raises(ValueError, match=r"^inputs, input_ids: both were given|^input_ids: give token ids"):
-        generate(target, "a text", **more)
-    with pytest.raises(ValueError, match=r"^token_type_ids: not taken when decoding with a draft; leave it out"):
-        generate(target, {**asked, "token_type_ids": asked["input_ids"]}, **more)

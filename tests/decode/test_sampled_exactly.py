@@ -146,10 +146,10 @@ def test_tokens_of_a_draft_vocabulary_are_the_targets() -> None:
     log_q_BWV = torch.tensor([[[0.5, 0.1, 0.4]], [[0.2, 0.7, 0.1]]]).log()
     draft_to_target, roots_B = DraftToTarget(torch.tensor([1, 4, 6]), 8), torch.tensor([7, 7])
     chosen = TreeBuilder(roots_B, draft_to_target)
-    chosen.grow(log_q_BWV, 2, None)
+    chosen.grow_all((2,), Sampler(), lambda: log_q_BWV)
     assert chosen.tokens[1].tolist() == [[1, 6], [4, 1]]
     drawn = TreeBuilder(roots_B, draft_to_target)
-    drawn.grow(log_q_BWV, 1, Sampler(1.0))
+    drawn.grow_all((1,), Sampler(1.0), lambda: log_q_BWV)
     wanted_BV = torch.tensor([[0, 0.5, 0, 0, 0.1, 0, 0.4, 0], [0, 0.2, 0, 0, 0.7, 0, 0.1, 0]])
     torch.testing.assert_close(drawn.tree().drawn_BSV[:, 1], wanted_BV)
     assert all(wanted_V[token] > 0 for wanted_V, token in zip(wanted_BV, drawn.tokens[1][:, 0], strict=True))

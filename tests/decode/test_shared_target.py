@@ -67,6 +67,11 @@ def test_plain_generate_within_a_callback_writes_its_own_text(family: type, meth
 
 
 def test_a_drafter_in_two_threads_is_refused_and_then_free() -> None:
+    """After the other's end, and after a failure."""
+
+    def fail(*_: Any) -> None:
+        raise OSError("full")
+
     target = make_target(1, **DEPTHS["eagle3"])
     texts = [generated(target, prompt, NEW) for prompt in PROMPTS]
     for drafter in (make_drafter("eagle3", target), LookupDrafter()):
@@ -89,21 +94,9 @@ def test_a_drafter_in_two_threads_is_refused_and_then_free() -> None:
         end.set()
         thread.join(SECONDS)
         assert first == [texts]
+        with pytest.raises(OSError, match="full"):
+            decoded(target, drafter, on_tokens=fail)
         assert decoded(target, drafter) == texts
-
-
-def test_a_drafter_is_free_after_a_failure() -> None:
-    target = make_target(1)
-    drafter = make_drafter("glide", target)
-
-    def fail(*_: Any) -> None:
-        raise OSError("full")
-
-    with pytest.raises(OSError, match="full"):
-        decoded(target, drafter, on_tokens=fail)
-    with pytest.raises(ValueError, match="outside"):
-        speculate(target, drafter, [[999]], max_new_tokens=1)
-    assert decoded(target, drafter) == [generated(target, prompt, NEW) for prompt in PROMPTS]
 
 
 def test_decoding_follows_its_target() -> None:

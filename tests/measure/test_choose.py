@@ -9,7 +9,7 @@ import pytest
 
 from longspec import jsonl
 from longspec.atomic_files import describe_files, read_json, write_json
-from longspec.measure.choose import choose, parse_arguments
+from longspec.measure.choose import main as choose
 from tests.report.synthetic_run import SETTINGS, STAGES, evaluation_rows
 
 RECORDS = 24  # of each task, two prompts from each
@@ -46,7 +46,7 @@ def chosen(folder: Path, settings: dict[str, Any] = SETTINGS, **changed: list[di
     for stage, path in zip(STAGES, paths, strict=True):
         jsonl.write(path, changed.get(stage, evaluation_rows(stage, settings, 1)))
     named = ["--settings", json.dumps(settings), *raw, "--evaluations", *map(str, paths), "--out", str(folder / "out.json")]
-    choose(parse_arguments(named))
+    choose(named)
     found: dict[str, Any] = read_json(folder / "out.json")
     return found
 
@@ -62,7 +62,10 @@ def with_kept(stage: str, kept: int) -> list[dict[str, Any]]:
 
 
 def test_no_text_both_chooses_and_is_told(tmp_path: Path) -> None:
+    """The records are a function of seed and texts."""
     records = chosen(tmp_path)["records"]
+    assert chosen(tmp_path / "b", longcot=with_kept("longcot", 0))["records"] == records
+    assert chosen(tmp_path / "c", SETTINGS | {"seed": 1})["records"] != records
     chosen_texts = {text_of(task, record) for task, data in DATA.items() for record in records[data]}
     told = {text_of(task, record) for task, data in DATA.items() for record in range(RECORDS) if record not in records[data]}
     assert not chosen_texts & told
@@ -71,12 +74,6 @@ def test_no_text_both_chooses_and_is_told(tmp_path: Path) -> None:
         assert RECORDS // 4 <= len(records[data]) <= RECORDS // 2
     assert all(0 not in lines for lines in records.values())  # of each task's first prompt, whose text the page shows
     assert RECORDS - 2 not in records["stdlib"]  # the text of the first prompt of long
-
-
-def test_the_records_are_a_function_of_seed_and_texts(tmp_path: Path) -> None:
-    first = chosen(tmp_path / "a")
-    assert chosen(tmp_path / "b", longcot=with_kept("longcot", 0))["records"] == first["records"]
-    assert chosen(tmp_path / "c", SETTINGS | {"seed": 1})["records"] != first["records"]
 
 
 def test_figures_are_of_the_chosen_prompts_and_the_surely_better_wins(tmp_path: Path) -> None:
@@ -94,13 +91,10 @@ def test_figures_are_of_the_chosen_prompts_and_the_surely_better_wins(tmp_path: 
     assert found["against_last"]["difference"] == pytest.approx(4.0 - figure["mean"])
 
 
-def test_the_last_stage_is_published_unless_one_is_surely_better(tmp_path: Path) -> None:
-    """Of several that are, the one with the highest mean, of equal ones the later."""
+def test_of_equal_stages_that_are_surely_better_the_later_is_published(tmp_path: Path) -> None:
     found = chosen(tmp_path, base=with_kept("base", 3), long=with_kept("long", 3), longcot=with_kept("longcot", 1))
     assert (found["stage"], found["against_last"]["low"]) == ("long", 2.0)
     assert found["why"].startswith("better than the last stage, longcot")
-    found = chosen(tmp_path, longcot=with_kept("longcot", 4))
-    assert (found["stage"], found["against_last"]) == ("longcot", None)
 
 
 def test_a_lead_by_chance_publishes_no_earlier_stage(tmp_path: Path) -> None:
@@ -114,7 +108,7 @@ def test_a_lead_by_chance_publishes_no_earlier_stage(tmp_path: Path) -> None:
     ]
     found = chosen(tmp_path, long=ahead, longcot=with_kept("longcot", 1), base=with_kept("base", 0))
     assert found["figures"]["long"]["mean"] > found["figures"]["longcot"]["mean"]
-    assert found["stage"] == "longcot"
+    assert (found["stage"], found["against_last"]) == ("longcot", None)
     assert re.fullmatch(
         r"the last stage: no earlier one is surely better \(long less longcot: \+0\.\d\d, 95 % interval -.*\)", found["why"]
     )
@@ -149,9 +143,9 @@ def test_measurements_of_other_prompts_are_refused(tmp_path: Path) -> None:
         jsonl.write(tmp_path / f"{stage}.jsonl", evaluation_rows(stage, SETTINGS, 1))
     named = ["--settings", json.dumps(SETTINGS), "--out", str(tmp_path / "out.json"), "--evaluations"]
     named += [str(tmp_path / f"{stage}.jsonl") for stage in STAGES]
-    with pytest.raises(ValueError, match=r"--raw: the manifest of puzzles is missing, which evaluation\.tasks\.cot\.data"):
-        choose(parse_arguments([*named, *raw[:-1]]))
+    with pytest.raises(SystemExit, match=r"--raw: the manifest of puzzles is missing, which evaluation\.tasks\.cot\.data"):
+        choose([*named, *raw[:-1]])
     jsonl.write(tmp_path / "long.jsonl", [row | {"prompt_hash": "x"} for row in evaluation_rows("long", SETTINGS, 1)])
-    with pytest.raises(ValueError, match=r"long\.jsonl: task short, prompt 0: is another prompt than in"):
-        choose(parse_arguments([*named, *raw]))
+    with pytest.raises(SystemExit, match=r"long\.jsonl: task short, prompt 0: is another prompt than in"):
+        choose([*named, *raw])
     assert not (tmp_path / "out.json").exists()

@@ -1,7 +1,5 @@
 """Figures by task, setting and bucket against sums made by hand."""
 
-import pytest
-
 from longspec.measure.lines import bucket_name, bucket_of, summarize
 
 BASE = {"task": "a", "temperature": 0.0, "shape": 2, "tokens_compared": 7, "mismatches": 1, "near_ties": 1}
@@ -14,23 +12,9 @@ def line(**changes: object) -> dict[str, object]:
     return BASE | SECONDS | own | changes
 
 
-@pytest.mark.parametrize(
-    ("tokens", "name"),
-    [
-        (0, "0-1k"),
-        (1023, "0-1k"),
-        (1024, "1-2k"),
-        (2048, "2-4k"),
-        (8191, "4-8k"),
-        (8192, "8-16k"),
-        (16384, "16-32k"),
-        (32767, "16-32k"),
-        (32768, "32k+"),
-        (10**6, "32k+"),
-    ],
-)
-def test_the_buckets(tokens: int, name: str) -> None:
-    assert bucket_name(bucket_of(tokens)) == name
+def test_the_buckets() -> None:
+    found = {tokens: bucket_name(bucket_of(tokens)) for tokens in (0, 1023, 1024, 8191, 8192, 32767, 32768, 10**6)}
+    assert list(found.values()) == ["0-1k", "0-1k", "1-2k", "4-8k", "8-16k", "16-32k", "32k+", "32k+"]
 
 
 def test_figures_are_ratios_of_sums() -> None:

@@ -18,8 +18,8 @@ from longspec.measure import evaluate as verb
 from longspec.measure import served
 from longspec.measure.engines import vllm
 from longspec.measure.engines.protocol import Answer, Job, Request
-from longspec.measure.lines import Comparison
-from longspec.measure.served_lines import ServedMeasurer, accepted_of, check_counters, compare
+from longspec.measure.lines import Comparison, judge
+from longspec.measure.served import ServedMeasurer, accepted_of, check_counters, gap_of
 from longspec.measure.tasks import Prompt, Setting, check_interpreter, parse
 from longspec.methods.glide import settings
 from tests.measure.stand_in import VERSIONS
@@ -102,7 +102,7 @@ def test_tokens_kept_behind_the_end_of_a_text_are_not_counted(
 def measurer_of_words() -> ServedMeasurer:
     """A measurer that asks nothing, of a target in float32."""
     target: Any = SimpleNamespace(dtype=torch.float32)
-    return ServedMeasurer(served.Engine("", target, "ngram", None, 1), Words(), [0], 0)
+    return ServedMeasurer("", target, "ngram", None, 1, Words(), [0], 0)
 
 
 class Words:
@@ -133,7 +133,7 @@ def test_a_near_tie_is_two_logits_that_rounding_may_swap(
     dtype: torch.dtype, gap: float, other: int, expected: tuple[float, float, int]
 ) -> None:
     plain = answer([5, 8, 2], [1, 1, 1], 0, [], best=[[(5, 16.0)], [(8, 16.0), (9, 16.0 - gap)], [(2, 16.0)]])
-    found = compare(plain, answer([5, other, 2], [1, 2], 1, [1]), dtype)
+    found = judge(plain.tokens, [5, other, 2], gap_of(plain, dtype))
     margin, allowed, tie = expected
     assert found == Comparison(2, 1, tie, pytest.approx(margin), allowed)
 
@@ -175,15 +175,15 @@ def test_prompts_are_those_of_our_own_engine(arguments: Any, python: Path) -> No
 
 def test_another_text_with_drafts_is_a_fault(arguments: Any, python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     call = [*arguments("lookup", "v.jsonl", **CHAINS), "--serve-python", str(python)]
-    real = served.Engine.ask
+    real = ServedMeasurer.ask
 
-    def wrong(engine: served.Engine, tokens: int | None, requests: list[Request]) -> Any:
-        for found in real(engine, tokens, requests):
+    def wrong(measurer: ServedMeasurer, tokens: int | None, requests: list[Request]) -> Any:
+        for found in real(measurer, tokens, requests):
             if tokens is not None:
                 found.tokens[2] = 1
             yield found
 
-    monkeypatch.setattr(served.Engine, "ask", wrong)
+    monkeypatch.setattr(ServedMeasurer, "ask", wrong)
     with pytest.raises(ValueError, match=r"than plain decoding at token 3 .*lie 1\.5 apart, a tie's 0\.0001 at most"):
         evaluate(call)
 

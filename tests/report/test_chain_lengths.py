@@ -45,12 +45,7 @@ def test_expected_speeds_are_those_of_the_tasks_by_their_plain_time(tmp_path: Pa
     assert found is not None
     assert [row["speed_up"] for row in found["by_length"]] == pytest.approx(by_hand)
     assert found["best"] == 1
-
-
-def test_a_task_without_costs_leaves_the_line_out(tmp_path: Path) -> None:
-    """As evaluations have it that were made before costs were measured."""
-    written(tmp_path, {"short": {"plain": 1.0, "rounds": [1.0, 1.0]}})
-    settings = parse(TWO)
+    written(tmp_path, {"short": costs["short"]})  # as evaluations have it that were made before costs were measured
     assert expected_speeds(read_variant("base", tmp_path, settings), settings) is None
 
 
@@ -65,7 +60,7 @@ def test_the_page_tells_them_and_the_final_draft_keeps_its_acceptance(tmp_path: 
     assert "Best here: 1;" in page
     (tmp_path / "results/base/evaluation").rename(tmp_path / "results/base/bench")
     (tmp_path / "results/base/final_draft" / FILE).unlink()
-    report([*arguments, "--evaluations", "bench"])
+    assert report([*arguments, "--evaluations", "bench"])["overall"] == numbers["overall"]
     assert not (tmp_path / "results/base/final_draft" / FILE).exists()  # measured apart, it chooses no chains
 
 

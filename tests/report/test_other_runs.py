@@ -39,6 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_every_figure_is_of_what_is_left(folder: Path, tmp_path: Path) -> None:
     """As of a run that has never measured these records, but for its final draft."""
     arguments = write_run(tmp_path, {"base": 0.0})
@@ -99,6 +100,7 @@ def measured_too(folder: Path, arguments: list[str], more: int) -> list[str]:
     return [*arguments[:place], json.dumps(SETTINGS | {"with_lookup": 8}), *arguments[place + 1 :]]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_its_gain_over_the_draft_alone_is_told(tmp_path: Path) -> None:
     arguments = write_run(tmp_path, {"base": 0.0})
     alone = report(arguments)

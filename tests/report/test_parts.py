@@ -11,7 +11,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from longspec.atomic_files import read_json, write_json
 from longspec.measure.tasks import parse
 from longspec.methods.glide.layer import GlideLayer
-from longspec.methods.glide.settings import layer_weights
+from longspec.methods.glide.settings import Method, layer_weights
 from longspec.report import prediction, tables
 from longspec.report.inputs import Variant, read_variant
 from longspec.report.plots import smooth
@@ -35,15 +35,14 @@ def test_the_cost_ratio_counts_the_weights_that_are_read() -> None:
     assert prediction.cost_ratio(shape, draft, 1.0) == pytest.approx((draft + head) / target)
     assert prediction.cost_ratio(shape, draft, 0.25) == pytest.approx((draft + head / 4) / target)
     assert prediction.cost_ratio(shape, draft, 0.25, with_head=False) == pytest.approx(draft / (target - head))
-    assert prediction.speed_up(2.0, 4, 0.25) == 1.0
+    (own, *_) = prediction.predictions(shape, 2.0, 4, Method(), 0.25)
+    assert own["speed_up"] == pytest.approx(2 / (1 + 4 * (draft + head / 4) / target))
 
 
 def test_published_shapes_have_the_published_sizes() -> None:
     """With the embedding added: 32.8 and 8.03 billion parameters."""
     for shape, billions in zip(prediction.PUBLISHED, (32.8, 8.03), strict=True):
-        head = prediction.head_parameters(shape)
-        count = shape.num_hidden_layers * prediction.layer_parameters(shape) + 2 * head
-        assert count / 1e9 == pytest.approx(billions, rel=0.005)
+        assert (shape.read + shape.head) / 1e9 == pytest.approx(billions, rel=0.005)
 
 
 @pytest.fixture(scope="module")

@@ -49,11 +49,6 @@ def test_hostile_texts_are_shown_and_do_nothing(tmp_path: Path) -> None:
     assert '<script> alert(1) </script>"↵ &amp;" onclick="x ␀⇥' in text
 
 
-def test_without_samples_the_page_says_so(tmp_path: Path) -> None:
-    report(write_tiny(tmp_path))
-    assert "No evaluation kept a sample" in read_page(tmp_path)[2]
-
-
 def test_lines_of_vllm_show_what_it_does_not_tell_as_unknown(tmp_path: Path) -> None:
     arguments = write_tiny(tmp_path, engine="vllm", seconds_draft=None, seconds_target=None)
     settings = json.dumps(TINY | {"engine": "vllm"})

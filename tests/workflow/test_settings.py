@@ -12,7 +12,6 @@ from snakemake.cli import parse_config
 
 from longspec.config import CONFIG_DIR, yaml_files
 from longspec.data import presets
-from longspec.measure import tasks
 from longspec.workflow.settings.workflow_file import check_text, check_values, typed_call
 
 NAN, INF, HUGE = math.nan, math.inf, 10**12
@@ -98,13 +97,6 @@ def test_values_of_a_call_are_those_that_a_file_would_have() -> None:
     assert read["evaluation"]["prompts"] == "7"
     assert typed_call(read) == {key: yaml.safe_load(text) for key, text in given.items()}
     assert typed_call({}) == {}
-
-
-def test_a_tree_of_too_many_nodes_is_refused(settings: dict[str, Any]) -> None:
-    """Each level may have so many, all of them together may not."""
-    section = settings["evaluation"] | {"shapes": [[1, *[1000] * 5]]}
-    with pytest.raises(ValueError, match=r"^evaluation\.shapes: .* has 5001 nodes; 1024 is the most"):
-        tasks.parse(section)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ class Plain:
 
 
 def near_tie_margin(logits_V: Tensor) -> float:
-    """The margin below which two logits of this dtype count as a tie."""
+    """Return the margin below which two logits of this dtype count as a tie."""
     return NEAR_TIE_ROUNDINGS[logits_V.dtype] * torch.finfo(logits_V.dtype).eps * float(logits_V.abs().max())
 
 
@@ -46,13 +46,12 @@ def decode_plain(
     sampler: Sampler | None = None,
     on_token: Callable[[int], None] | None = None,
 ) -> Plain:
-    """One sequence, until eos or `max_new_tokens`; greedy without a sampler. on_token is called with each token as it comes.
+    """Decode one prompt until eos or `max_new_tokens`; greedy without a sampler. on_token gets each token as it comes.
 
     On the cache that decoding with a draft has: one that is copied for each token would make any draft look good. Raises
-    ValueError for a start of several prompts, RuntimeError for logits from which no token can be drawn.
+    RuntimeError for logits from which no token can be drawn.
     """
-    if len(start.prompts) != 1:
-        raise ValueError(f"prompts: plain decoding takes one, not {len(start.prompts)}; decode them one by one")
+    assert len(start.prompts) == 1, "one prompt at a time"
     sampler, stops, decoded, group = sampler or Sampler(), Stops(eos), Plain(), group_of(target)
     with start.lent(tokens_ahead(max_new_tokens)) as lent:
         clock, logits_V = Stopwatch(lent.logits_BV.device), lent.logits_BV[0]

@@ -19,17 +19,20 @@ LONGEST_AHEAD = 4096  # tokens of a text for which room is made at once
 
 
 def tokens_ahead(max_new_tokens: int, nodes: int = 0) -> int:
-    """Number of tokens behind the prompts to make room for at once: the text, or its first part, and a tree of drafts."""
+    """Count the tokens behind the prompts to make room for at once: the text, or its first part, and a tree of drafts."""
     return min(max_new_tokens, LONGEST_AHEAD) + 1 + nodes
 
 
 class RoomyLayer(DynamicLayer):
-    """Keys and values [B, K, T, D] at the front of larger tensors: tokens come and go behind others that are not copied."""
+    """Keys and values [B, K, T, D] at the front of larger tensors: tokens come and go behind others that are not copied.
 
-    def __init__(self, ahead: int) -> None:
-        """ahead: how many tokens are to follow the first ones; room for all of them is made at once."""
+    ahead: how many tokens are to follow the first ones; room for all of them is made at once. group: the ranks that hold the
+    target together, where the layer gathers the heads of all as they come, for a drafter; a rank's attention sees its own.
+    """
+
+    def __init__(self, ahead: int, group: Group | None = None) -> None:
         super().__init__()
-        self.ahead = ahead
+        self.ahead, self.group = ahead, group
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Make room for these tokens and those ahead."""
@@ -46,17 +49,20 @@ class RoomyLayer(DynamicLayer):
             self.end_at(count)
 
     def end_at(self, count: int) -> None:
-        """The first `count` tokens of the room alone; the room behind them stays."""
+        """Keep the first `count` tokens of the room alone; the room behind them stays."""
         keys, values = self.room
         self.keys, self.values = keys.narrow(2, 0, count), values.narrow(2, 0, count)
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Add the tokens of a forward; all keys and values that its attention is to see."""
-        self.add(key_states, value_states)
-        return self.keys, self.values
+        """Add the tokens of a forward; return all keys and values that its attention is to see."""
+        if self.group is None:
+            self.add(key_states, value_states)
+            return self.keys, self.values
+        self.add(*(torch.cat(of_ranks(x_BKTD, self.group), dim=1) for x_BKTD in (key_states, value_states)))
+        return own_heads(self.keys, self.group), own_heads(self.values, self.group)
 
     def add(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Add tokens."""
+        """Add tokens, of all heads that the layer holds."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         count = self.keys.shape[2]
@@ -67,55 +73,22 @@ class RoomyLayer(DynamicLayer):
             room[:, :, count:total] = new
         self.end_at(total)
 
-    def empty(self, ahead: int) -> "RoomyLayer":
-        """An empty layer of this kind."""
-        return RoomyLayer(ahead)
-
-
-class AllHeadsLayer(RoomyLayer):
-    """A layer of which a rank's attention sees its own heads, and a drafter reads all: new tokens are gathered as they come.
-
-    group: the ranks that hold the target together.
-    """
-
-    def __init__(self, ahead: int, group: Group) -> None:
-        super().__init__(ahead)
-        self.group = group
-
-    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Add the tokens of a forward, of this rank's heads; the keys and values of these heads."""
-        self.add(*(torch.cat(of_ranks(x_BKTD, self.group), dim=1) for x_BKTD in (key_states, value_states)))
-        return own_heads(self.keys, self.group), own_heads(self.values, self.group)
-
-    def empty(self, ahead: int) -> RoomyLayer:
-        """An empty layer of this kind."""
-        return AllHeadsLayer(ahead, self.group)
-
 
 def _roomy(x_BKTD: Tensor, total: int) -> Tensor:
-    """A copy of keys or values at the front of a tensor with room for `total` tokens."""
+    """Return a copy at the front of a tensor with room for `total` tokens."""
     room = x_BKTD.new_empty(*x_BKTD.shape[:2], total, x_BKTD.shape[3])
     room[:, :, : x_BKTD.shape[2]] = x_BKTD
     return room
 
 
-def empty_cache(layers: int, ahead: int) -> Cache:
-    """A cache for a text and `ahead` tokens behind it. No layer slides: one that does could not take back rejected tokens."""
-    return Cache(layers=[RoomyLayer(ahead) for _ in range(layers)])
-
-
 def target_cache(target: Any, ahead: int, read: Collection[int] = ()) -> Cache:
-    """An empty cache of a target. read: the layers whose keys and values a drafter reads."""
-    cache, group = empty_cache(target.config.num_hidden_layers, ahead), group_of(target)
-    if group is not None and splits_heads(target):
-        for layer in read:
-            cache.layers[layer] = AllHeadsLayer(ahead, group)
-    return cache
+    """Return an empty cache for a text of a target and `ahead` tokens behind it.
 
-
-def is_whole(target: Any, cache: Cache, layer: int) -> bool:
-    """Whether a layer holds the keys and values of all heads."""
-    return isinstance(cache.layers[layer], AllHeadsLayer) or not splits_heads(target)
+    read: the layers whose keys and values a drafter reads. No layer slides: one that does could not take back rejected tokens.
+    """
+    group = group_of(target) if splits_heads(target) else None
+    numbers = range(target.config.num_hidden_layers)
+    return Cache(layers=[RoomyLayer(ahead, group if number in read else None) for number in numbers])
 
 
 def cut(cache: Cache, longest: int) -> None:
@@ -140,40 +113,25 @@ def compact(cache: Cache, nodes: int, path_BE: Tensor, lengths_B: Tensor, longes
 
 
 def select(cache: Cache, rows_B: Tensor, longest: int, ahead: int) -> None:
-    """These rows alone, cut to `longest` tokens, with room for `ahead` more.
+    """Keep these rows alone, cut to `longest` tokens, with room for `ahead` more.
 
     In layers of their own, made one by one: another cache that holds the former ones keeps all its rows, and where none does,
     one layer is held twice at a time.
     """
     for number, layer in enumerate(cache.layers):
-        chosen, rows_B = layer.empty(ahead), rows_B.to(layer.keys.device)
+        chosen, rows_B = RoomyLayer(ahead, layer.group), rows_B.to(layer.keys.device)
         chosen.add(layer.keys[:, :, :longest][rows_B], layer.values[:, :, :longest][rows_B])
         cache.layers[number] = chosen
 
 
 @torch.inference_mode()
 def restore(cache: Cache, lengths: list[int]) -> None:
-    """Row b's first lengths[b] tokens alone, and zeros behind those of the shorter rows."""
-    longest = max(lengths)
+    """Keep row b's first lengths[b] tokens alone, and zeros behind those of the shorter rows."""
+    cut(cache, max(lengths))
     for layer in cache.layers:
-        layer.end_at(longest)
         for row, length in enumerate(lengths):
-            if length < longest:
-                layer.keys[row, :, length:] = 0
-                layer.values[row, :, length:] = 0
-
-
-def slide(own: KeysValues, new: KeysValues, counts_B: Tensor, window: int) -> KeysValues:
-    """The newest `window` tokens of each row, right-aligned: of its own keys and values and of counts_B[b] new ones.
-
-    Rows that hold fewer begin with keys and values of nothing.
-    """
-    old, width = own[0].shape[2], min(window, own[0].shape[2] + new[0].shape[2])
-    place_BP = (old + counts_B - width)[:, None] + torch.arange(width, device=counts_B.device)
-    place_B1P1 = place_BP.clamp_min(0)[:, None, :, None]
-    both = (torch.cat(parts, dim=2) for parts in zip(own, new, strict=True))
-    keys, values = (x.gather(2, place_B1P1.expand(-1, x.shape[1], -1, x.shape[3])) for x in both)
-    return keys, values
+            layer.keys[row, :, length:] = 0
+            layer.values[row, :, length:] = 0
 
 
 class WholeText:
@@ -184,7 +142,7 @@ class WholeText:
     """
 
     def __init__(self) -> None:
-        self.cache = empty_cache(1, 0)
+        self.cache = Cache(layers=[RoomyLayer(0)])
         self.longest = 0  # tokens of the longest row's text
 
     def extend(self, new: KeysValues, counts_B: Tensor, lengths: tuple[int, ...], lengths_B: Tensor) -> None:
@@ -193,24 +151,24 @@ class WholeText:
         path_BE = torch.arange(count, device=counts_B.device).expand(len(counts_B), -1)
         if self.longest:
             cut(self.cache, self.longest)
-        self.cache.update(*new, 0)
-        compact(self.cache, count, path_BE, lengths_B - counts_B, max(lengths))
         self.longest = max(lengths)
+        self.cache.update(*new, 0)
+        compact(self.cache, count, path_BE, lengths_B - counts_B, self.longest)
 
     def with_nodes(self, new: KeysValues) -> KeysValues:
-        """Take the nodes of a level in, behind the longest row; the keys and values of the text and of all levels."""
+        """Take the nodes of a level in, behind the longest row; return the keys and values of the text and of all levels."""
         keys, values = self.cache.update(*new, 0)
         return keys, values
 
     def of_text(self) -> KeysValues:
-        """The keys and values of the text, of a tree without nodes."""
+        """Return the keys and values of the text, of a tree without nodes."""
         return self.cache.layers[0].keys, self.cache.layers[0].values
 
     def first_B(self, lengths_B: Tensor) -> None:
-        """The token of each row's key 0; None: 0."""
+        """Return the token of each row's key 0; None: 0."""
 
     def select(self, rows_B: Tensor) -> None:
-        """Cut to the text; how long it is in the rows that are left, the next round says."""
+        """Cut to the text of these rows; how long it is in them, the next round says."""
         if self.longest:
             select(self.cache, rows_B, self.longest, 0)
 
@@ -224,27 +182,35 @@ class NewestTokens:
         self.nodes: list[KeysValues] = []
 
     def extend(self, new: KeysValues, counts_B: Tensor, *_: Any) -> None:
-        """The window moves on over the tokens that became text; the tree is forgotten."""
-        empty = (new[0][:, :, :0], new[1][:, :, :0])
-        self.text, self.nodes = slide(self.text or empty, new, counts_B, self.window), []
+        """Forget the tree, and keep each row's newest tokens, of its own and of counts_B[b] new ones.
+
+        Rows that hold fewer than the longest begin with keys and values of nothing.
+        """
+        own, self.nodes = self.text or (new[0][:, :, :0], new[1][:, :, :0]), []
+        old, width = own[0].shape[2], min(self.window, own[0].shape[2] + new[0].shape[2])
+        place_BP = (old + counts_B - width)[:, None] + torch.arange(width, device=counts_B.device)
+        place_B1P1 = place_BP.clamp_min(0)[:, None, :, None]
+        both = (torch.cat(parts, dim=2) for parts in zip(own, new, strict=True))
+        keys, values = (x.gather(2, place_B1P1.expand(-1, x.shape[1], -1, x.shape[3])) for x in both)
+        self.text = (keys, values)
 
     def with_nodes(self, new: KeysValues) -> KeysValues:
-        """Level by level behind the window."""
+        """Take a level in behind the window."""
         self.nodes.append(new)
         keys, values = (torch.cat(parts, dim=2) for parts in zip(self.of_text(), *self.nodes, strict=True))
         return keys, values
 
     def of_text(self) -> KeysValues:
-        """Right-aligned."""
+        """Return the window, right-aligned."""
         assert self.text is not None
         return self.text
 
     def first_B(self, lengths_B: Tensor) -> Tensor:
-        """Below 0 where a row's text is shorter than what is held of the longest."""
+        """Return the token of each row's key 0, below 0 where a row's text is shorter than what is held of the longest."""
         return lengths_B - self.of_text()[0].shape[2]
 
     def select(self, rows_B: Tensor) -> None:
-        """Keys and values of the text alone; the tree is forgotten."""
+        """Keep the text of these rows alone."""
         if self.text is not None:
             self.text, self.nodes = (self.text[0][rows_B], self.text[1][rows_B]), []
 

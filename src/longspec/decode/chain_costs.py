@@ -26,7 +26,7 @@ _known: WeakKeyDictionary[Any, dict[Hashable, dict[int | Levels, float]]] = Weak
 
 
 def nodes_of(drafter: Drafter) -> int:
-    """Most tokens that a measurement puts behind the prompts."""
+    """Count the most tokens that a measurement puts behind the prompts."""
     return (ROUNDS + 1) * (LONGEST + drafter.copied + 1)
 
 
@@ -35,7 +35,7 @@ class _EnoughError(Exception):
 
 
 def best_shape(target: Any, drafter: Drafter, start: Prefilled, temperature: float) -> int | Levels:
-    """The chain or tree that should decode these prompts soonest, by the drafter's acceptance and by costs.
+    """Return the chain or tree that should decode these prompts soonest, by the drafter's acceptance and by costs.
 
     The costs are measured when a target and a draft first meet, and again for texts twice as long and for another number of
     rows or threads. Of equal shapes the one with the fewest tokens.
@@ -49,8 +49,12 @@ def best_shape(target: Any, drafter: Drafter, start: Prefilled, temperature: flo
     key = (type(drafter), drafter.proposed, drafter.copied, drafter.acceptance, machine)
     costs = _known.setdefault(target, {})
     known = costs.setdefault(key, {})
-    if missing := [shape for shape in tokens if shape not in known]:  # another temperature may have other shapes
-        known |= _seconds_a_round(target, drafter, start, missing)
+    missing = [shape for shape in tokens if shape not in known]  # another temperature may have other shapes
+    if longest := max((shape for shape in missing if isinstance(shape, int)), default=0):
+        known |= enumerate(measure_costs(target, drafter, start, longest).rounds, 1)
+    for shape in missing:
+        if not isinstance(shape, int):
+            known[shape] = min(_round_seconds(target, drafter, start, shape) for _ in range(REPEATS))
     shapes = list(tokens)
     nodes = [shape if isinstance(shape, int) else sum(shape) for shape in shapes]
     best = max(range(len(shapes)), key=lambda at: (tokens[shapes[at]] / known[shapes[at]], -nodes[at]))
@@ -59,7 +63,7 @@ def best_shape(target: Any, drafter: Drafter, start: Prefilled, temperature: flo
 
 
 def _tokens_a_round(held: list[Acceptance]) -> dict[int | Levels, float]:
-    """What a round with each shape should bring: chains of all lengths up to the longest that was evaluated, and trees."""
+    """Return what a round with each shape should bring: chains up to the longest that was evaluated, and trees."""
     tokens: dict[int | Levels, float] = {}
     for each in held:
         if isinstance(each, ChainAcceptance):
@@ -70,19 +74,9 @@ def _tokens_a_round(held: list[Acceptance]) -> dict[int | Levels, float]:
     return tokens
 
 
-def _seconds_a_round(target: Any, drafter: Drafter, start: Prefilled, shapes: list[int | Levels]) -> dict[int | Levels, float]:
-    """The least time of a round with each shape."""
-    chains = measure_costs(target, drafter, start, max((shape for shape in shapes if isinstance(shape, int)), default=0))
-    seconds: dict[int | Levels, float] = dict(enumerate(chains.rounds, 1))
-    for shape in shapes:
-        if not isinstance(shape, int):
-            seconds[shape] = min(_round_seconds(target, drafter, start, shape) for _ in range(REPEATS))
-    return seconds
-
-
 @torch.inference_mode()
 def measure_costs(target: Any, drafter: Drafter, start: Prefilled, longest: int) -> ChainCosts:
-    """Seconds of one token by plain decoding and of rounds with chains of 1 .. longest tokens, all rows of `start` at once.
+    """Time one token by plain decoding and rounds with chains of 1 .. longest tokens, all rows of `start` at once.
 
     Greedy rounds as they are decoded, so that what is neither draft nor target counts too; nothing of them stays.
     """
@@ -94,7 +88,7 @@ def measure_costs(target: Any, drafter: Drafter, start: Prefilled, longest: int)
 
 
 def _plain_seconds(target: Any, start: Prefilled) -> float:
-    """The least time of a forward of one token a row, its choice on the host included."""
+    """Return the least time of a forward of one token a row, its choice on the host included."""
     with start.lent(ROUNDS + 1) as lent:
         ids_B, marks = lent.logits_BV.argmax(-1), []
         for _ in range(ROUNDS + 2):
@@ -107,7 +101,7 @@ def _plain_seconds(target: Any, start: Prefilled) -> float:
 
 @torch.inference_mode()
 def _round_seconds(target: Any, drafter: Drafter, start: Prefilled, shape: int | Levels) -> float:
-    """The least time of a round with this shape, between two looks of the host at new tokens."""
+    """Return the least time of a round with this shape, between two looks of the host at new tokens."""
     marks: list[float] = []
 
     def mark(row: int, tokens: list[int]) -> None:
@@ -124,5 +118,5 @@ def _round_seconds(target: Any, drafter: Drafter, start: Prefilled, shape: int |
 
 
 def _least(marks: list[float]) -> float:
-    """The least time between two marks, less the first, in which caches are filled."""
+    """Return the least time between two marks, less the first, in which caches are filled."""
     return min(right - left for left, right in pairwise(marks[1:]))

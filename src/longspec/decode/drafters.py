@@ -1,13 +1,13 @@
-"""The interface of drafters, which propose tokens, and prompt lookup, which needs no model: it copies from the text.
+"""The interface of drafters, which propose tokens.
 
-Shapes: B rows, E tokens of a path, T cached tokens, K key/value heads, D head width (of keys), D depth (of chains).
+Shapes: B rows, E tokens of a path, T cached tokens, K key/value heads, D head width (of keys).
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from torch import Tensor
 
@@ -34,15 +34,13 @@ class DraftInput:
     cached: dict[str, Tensor]
 
 
-@runtime_checkable
-class Drafter(Protocol):
+class Drafter:
     """Proposes trees of tokens that may follow.
 
     reads: names of the tensors of the target that it wants: keys and values come with every draft input; hidden states, which
     the target makes once, come with the tokens that they belong to, at the start and after each verification. proposed: how
     many of the target's tokens it can propose; None: all. copied: most tokens that its trees hold beside the levels that they
     were asked for, one below the other. acceptance: how its chains and trees were kept where it was evaluated; empty: unknown.
-    A class that inherits from this one does nothing where it does not say what.
     """
 
     reads: tuple[str, ...] = ()
@@ -52,27 +50,22 @@ class Drafter(Protocol):
 
     def check(self, target: Any) -> None:
         """Raise ValueError where it cannot draft for this target."""
-        return
 
     def begin(self, prompts: list[list[int]], hidden: dict[str, Tensor]) -> None:
-        """New texts, one a row; `hidden` states of their tokens [B, T, H], left-aligned."""
+        """Take new texts in, one a row; `hidden` states of their tokens [B, T, H], left-aligned."""
 
     def propose(self, draft_input: DraftInput, levels: Levels, sampler: Sampler) -> DraftTree:
-        """A tree for each row, of `levels` or fewer of them."""
+        """Return a tree for each row, of `levels` or fewer of them."""
+        raise NotImplementedError
 
     def commit(self, tokens_BE: Tensor, kept_B: Tensor, hidden: dict[str, Tensor]) -> None:
         """Take tokens_BE[b, : kept_B[b] + 1] into the text: the kept ones behind the root, then the target's own, the new root.
 
         The kept ones need not be of the tree that was proposed. `hidden` [B, E, H] are the states of the old root and of them.
         """
-        return
 
     def select(self, rows_B: Tensor) -> None:
         """Go on with these rows alone."""
-
-
-_serving: set[int] = set()
-_guard = Lock()
 
 
 @contextmanager
@@ -83,17 +76,16 @@ def alone_with(drafter: Drafter) -> Iterator[None]:
     """
     while hasattr(drafter, "drafter"):  # one around another, which has the state
         drafter = drafter.drafter
-    with _guard:
-        if id(drafter) in _serving:
-            raise RuntimeError(
-                "draft: this drafter serves a decoding that has not ended, in another thread or around this one; give each its "
-                "own, as by load_drafter"
-            )
-        _serving.add(id(drafter))
+    serving: Lock = vars(drafter).setdefault("_serving", Lock())
+    if not serving.acquire(blocking=False):
+        raise RuntimeError(
+            "draft: this drafter serves a decoding that has not ended, in another thread or around this one; give each its "
+            "own, as by load_drafter"
+        )
     try:
         yield
     finally:
-        _serving.remove(id(drafter))
+        serving.release()
 
 
 def check_beside(own: Any, target: Any, weight: Tensor, part: str = "layer") -> None:

@@ -20,7 +20,7 @@ from longspec.decode.chain_costs import best_shape, nodes_of
 from longspec.decode.drafters import Drafter, check_drafter
 from longspec.decode.levels import DEFAULT_SHAPE, Levels
 from longspec.decode.lookup import WithLookup
-from longspec.decode.prefill import Prefilled, check_decodable, check_prompts, prefill
+from longspec.decode.prefill import check_decodable, check_prompts, prefill
 from longspec.decode.speculate import speculate
 from longspec.draft_vocabulary import tokenizer_hash_of
 from longspec.families import check_target
@@ -44,22 +44,19 @@ NOT_DONE = (  # settings of generate that no processor of logits shows
 
 
 def load_drafter(target: Any, draft: str | Path, draft_vocabulary: str | Path | None = None) -> Drafter:
-    """The drafter of a draft folder or weight file, beside this target and in its dtype; one can serve many calls.
+    """Return the drafter of a draft folder or weight file, beside this target and in its dtype; one can serve many calls.
 
     draft_vocabulary: file of the tokens to propose, for drafts that have none of their own; None: all. Raises ValueError for a
     target that is not supported, for a draft that was made for another one, and for a vocabulary that does not fit.
     """
-    if not isinstance(draft_vocabulary, str | Path | None):
-        size = draft_vocabulary if isinstance(draft_vocabulary, int) else "<size>"
-        raise ValueError(f"draft_vocabulary: {draft_vocabulary!r}: give the file's path, of draft_vocabulary_{size}.json")
-    check_target(target.config, target.config.name_or_path or "target")
+    folder = target.config.name_or_path
+    check_target(target.config, folder or "target")
     check_draft_config(draft, target.config)
     method = methods.method(method_of_draft(draft))
     methods.check_drafts_for(method.name, target.config.model_type, str(draft))
     path = None if draft_vocabulary is None else Path(draft_vocabulary)
     vocabulary = methods.chosen_vocabulary(method.name, path)
     if vocabulary is not None:
-        folder = target.config.name_or_path
         tokenizer = tokenizer_hash_of(Path(folder)) if folder else None
         vocabulary.check_tokens(path, target.config.vocab_size, folder or "the target", tokenizer)
     settings = method.stored_settings(Path(draft))
@@ -82,7 +79,6 @@ def generate(
     generator: torch.Generator | None = None,
     tokenizer: Any = None,
     streamer: Any = None,
-    synced_gpus: bool | None = None,
     **arguments: Any,
 ) -> Tensor:
     """Return int64 [B, T + new tokens] as `model.generate(inputs, generation_config, **arguments)` does, but sooner.
@@ -97,16 +93,20 @@ def generate(
     row. Sampled texts have generate's distribution, by draws of their own. Raises ValueError that names any other setting: none
     is passed over.
     """
-    if synced_gpus:
-        raise ValueError("synced_gpus: targets that are spread over ranks by ZeRO-3 or FSDP are not supported; load it whole")
     if isinstance(inputs, Mapping):  # as a tokenizer returns them
         arguments, inputs = {**inputs, **arguments}, None
     config, rest = model._prepare_generation_config(generation_config, **arguments)
-    given = _ids(inputs, rest.get("input_ids"))
+    given = rest.get("input_ids") if inputs is None else inputs
+    if inputs is not None and rest.get("input_ids") is not None:
+        raise ValueError("inputs, input_ids: both were given, and are the same argument; leave one out")
+    if not isinstance(given, Tensor) or given.ndim != 2 or given.dtype not in (torch.int64, torch.int32):
+        raise ValueError("input_ids: give token ids [rows, tokens], int64 or int32")
     model._prepare_special_tokens(config, kwargs_has_attention_mask=True, device=given.device)  # _eos_ and _pad_token_tensor
-    if config.max_new_tokens is None:
-        config.max_new_tokens = _room(model, given, generation_config, arguments)
-    _refuse(model, config, {name: value for name, value in rest.items() if name not in TEXT and value is not None})
+    if config.max_new_tokens is None:  # as transformers counts: max_length holds the prompts; None where nobody has set it
+        whole = [arguments.get("max_length"), generation_config and generation_config.max_length]
+        whole += [generation_config is None and model.generation_config.max_length]
+        config.max_new_tokens = next((length - given.shape[1] for length in whole if length), None)
+    _refuse(model, config, {name for name, value in rest.items() if name not in TEXT and not (value is None or value is False)})
     texts = _without_padding(given, rest.get("attention_mask"), config)
     prompts = [text for text in texts for _ in range(config.num_return_sequences)]
     # What may be refused is refused before anything is streamed.
@@ -116,15 +116,18 @@ def generate(
         if len(prompts) > 1:
             raise ValueError(f"streamer: streams one text, these are {len(prompts)}; call once for each")
         streamer.put(given.cpu())
-    start, chosen = _start(model, drafter, prompts, config) if shape is None else (prompts, shape)
+    sampling, start = sampling_settings(config), None
+    if shape is None and drafter.acceptance:
+        start = prefill(model, prompts, tokens_ahead(config.max_new_tokens, nodes_of(drafter)), drafter.reads)
+        shape = best_shape(model, drafter, start, sampling["temperature"])
     stops = config.stop_strings
     decoded = speculate(
         model,
         drafter,
-        start,
+        start or prompts,
         max_new_tokens=config.max_new_tokens,
-        shape=chosen,
-        **sampling_settings(config),
+        shape=DEFAULT_SHAPE if shape is None else shape,
+        **sampling,
         eos=config._eos_token_tensor,
         stop_strings=[stops] if isinstance(stops, str) else stops or (),
         tokenizer=tokenizer,
@@ -133,59 +136,25 @@ def generate(
     )
     if streamer is not None:
         streamer.end()
-    new = [torch.tensor(row.ids) for row in decoded.rows]
-    filled = torch.nn.utils.rnn.pad_sequence(new, batch_first=True, padding_value=_padding(config, {len(ids) for ids in new}))
+    new, pad = [torch.tensor(row.ids) for row in decoded.rows], config._pad_token_tensor
+    if pad is None and len({len(ids) for ids in new}) > 1:
+        raise ValueError("pad_token_id: texts ended at different lengths; give the token that fills them up")
+    filled = torch.nn.utils.rnn.pad_sequence(new, batch_first=True, padding_value=0 if pad is None else int(pad))
     return torch.cat([given.repeat_interleave(config.num_return_sequences, 0), filled.to(given.device)], dim=1)
 
 
-def _ids(inputs: Tensor | None, input_ids: Tensor | None) -> Tensor:
-    """The prompts by either name."""
-    if inputs is not None and input_ids is not None:
-        raise ValueError("inputs, input_ids: both were given, and are the same argument; leave one out")
-    given = inputs if inputs is not None else input_ids
-    if not isinstance(given, Tensor) or given.ndim != 2 or given.dtype not in (torch.int64, torch.int32):
-        raise ValueError("input_ids: give token ids [rows, tokens], int64 or int32")
-    return given
-
-
-def _room(model: Any, given: Tensor, config: GenerationConfig | None, arguments: dict[str, Any]) -> int | None:
-    """Return how many tokens max_length leaves behind the prompts, as transformers counts them; None where nobody has set it.
-
-    Raises ValueError for prompts that are as long already.
-    """
-    told = [arguments.get("max_length"), config and config.max_length, config is None and model.generation_config.max_length]
-    longest = next((value for value in told if value), None)
-    if longest is None:
-        return None
-    if longest <= given.shape[1]:
-        raise ValueError(
-            f"max_length: {longest}, but the prompts have {given.shape[1]} tokens; raise it, or give max_new_tokens"
-        )
-    return int(longest) - given.shape[1]
-
-
 def _drafter(model: Any, draft: Any, draft_vocabulary: str | Path | None, copied: int | None) -> Drafter:
-    """The drafter, held against a model that is held against what can be decoded. copied: tokens of prompt lookup beside it."""
+    """Return the drafter, held against the model. copied: most tokens of prompt lookup beside it."""
     check_decodable(model)
-    is_ready = not isinstance(draft, str | Path)
-    if is_ready and draft_vocabulary is not None:
+    if isinstance(draft, str | Path):
+        draft = load_drafter(model, draft, draft_vocabulary)
+    elif draft_vocabulary is not None:
         raise ValueError(f"draft_vocabulary: {draft_vocabulary}: the drafter is made already; give it to load_drafter")
-    drafter = draft if is_ready else load_drafter(model, draft, draft_vocabulary)
-    check_drafter(drafter, model)
-    return drafter if copied is None else WithLookup(drafter, copied)
+    check_drafter(draft, model)
+    return draft if copied is None else WithLookup(draft, copied)
 
 
-def _start(
-    model: Any, drafter: Drafter, prompts: list[list[int]], config: GenerationConfig
-) -> tuple[list[list[int]] | Prefilled, int | Levels]:
-    """Where decoding starts, and the shape that is best there."""
-    if not drafter.acceptance:
-        return prompts, DEFAULT_SHAPE
-    start = prefill(model, prompts, tokens_ahead(config.max_new_tokens, nodes_of(drafter)), drafter.reads)
-    return start, best_shape(model, drafter, start, sampling_settings(config)["temperature"])
-
-
-def _refuse(model: Any, config: GenerationConfig, strange: dict[str, Any]) -> None:
+def _refuse(model: Any, config: GenerationConfig, strange: set[str]) -> None:
     """Raise ValueError that names what would change the text and is not done here."""
     if strange:
         raise ValueError(f"{', '.join(sorted(strange))}: not taken when decoding with a draft; leave it out")
@@ -213,7 +182,7 @@ def _refuse(model: Any, config: GenerationConfig, strange: dict[str, Any]) -> No
 
 
 def sampling_settings(config: GenerationConfig) -> dict[str, Any]:
-    """The sampler's temperature, top_k and top_p of a generation config; temperature 0 where it does not sample."""
+    """Return the sampler's temperature, top_k and top_p of a generation config; temperature 0 where it does not sample."""
     if not config.do_sample:
         return {"temperature": 0.0}
     off = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}  # as None is
@@ -221,7 +190,7 @@ def sampling_settings(config: GenerationConfig) -> dict[str, Any]:
 
 
 def _without_padding(ids_BT: Tensor, attention_mask_BT: Tensor | None, config: GenerationConfig) -> list[list[int]]:
-    """The texts of padded rows; without a mask padding is the padding token, where that ends no texts, as in transformers."""
+    """Return the texts of padded rows; without a mask padding is the padding token, where that ends no texts, as elsewhere."""
     if attention_mask_BT is None:
         pad, eos = config._pad_token_tensor, config._eos_token_tensor
         if pad is not None and (eos is None or not torch.isin(eos, pad).any()):
@@ -236,12 +205,3 @@ def _without_padding(ids_BT: Tensor, attention_mask_BT: Tensor | None, config: G
     if attention_mask_BT.shape != ids_BT.shape:
         raise ValueError(f"attention_mask: is {list(attention_mask_BT.shape)}, the ids are {list(ids_BT.shape)}")
     return [ids_T[mask_T.bool()].tolist() for ids_T, mask_T in zip(ids_BT, attention_mask_BT, strict=True)]
-
-
-def _padding(config: GenerationConfig, lengths: set[int]) -> int:
-    """The token behind texts that end before others: the padding token, else the first that ends texts."""
-    if config._pad_token_tensor is not None:
-        return int(config._pad_token_tensor)
-    if len(lengths) > 1:
-        raise ValueError("pad_token_id: texts ended at different lengths; give the token that fills them up")
-    return 0

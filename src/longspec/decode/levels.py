@@ -8,7 +8,7 @@ Levels = tuple[int, ...]
 
 
 def levels_of(shape: int | Levels, vocabulary: int, proposed: int | None = None) -> Levels:
-    """The sizes of the levels below the root: an int is a chain of so many tokens, a tuple the levels of a tree.
+    """Return the sizes of the levels below the root: an int is a chain of so many tokens, a tuple the levels of a tree.
 
     proposed: how many tokens of the vocabulary the draft can say; None: all. Raises ValueError for sizes that no tree over
     these has.

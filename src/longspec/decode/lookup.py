@@ -17,16 +17,15 @@ SHORTEST, LONGEST = 2, 3  # n-grams that are looked up: of a single token what f
 
 
 class Followers:
-    """For each n-gram of up to `longest` tokens of a growing text, the place behind its first occurrence."""
+    """For each n-gram of up to LONGEST tokens of a growing text, the place behind its first occurrence."""
 
-    def __init__(self, longest: int) -> None:
-        self.longest = longest
+    def __init__(self) -> None:
         self.known: dict[tuple[int, ...], int] = {}  # n-gram -> the place behind its first one
         self.behind = 1  # the first place whose n-grams before it are not known yet
 
     def learn(self, text: list[int]) -> None:
         """Take in what the text has grown by."""
-        for size in range(1, self.longest + 1):
+        for size in range(1, LONGEST + 1):
             first = max(0, self.behind - size)
             grams = zip(*(text[first + offset : -1] for offset in range(size)), strict=False)
             for place, gram in enumerate(grams, first + size):
@@ -34,8 +33,9 @@ class Followers:
         self.behind = len(text)
 
     def of(self, text: list[int], count: int, shortest: int = 1) -> list[int]:
-        """Up to `count` tokens that followed the longest n-gram at the text's end, of `shortest` tokens or more; else none."""
-        for size in range(min(self.longest, len(text) - 1), shortest - 1, -1):
+        """Take the text in; return up to `count` tokens that followed the longest n-gram at its end, of `shortest` or more."""
+        self.learn(text)
+        for size in range(min(LONGEST, len(text) - 1), shortest - 1, -1):
             place = self.known.get(tuple(text[-size:]))
             if place is not None:
                 return text[place : place + count]
@@ -45,22 +45,13 @@ class Followers:
 class LookupDrafter(Drafter):
     """Prompt lookup: what followed the newest n-gram where it first stood in the text, as transformers' own generator says."""
 
-    def __init__(self, max_ngram: int = 3) -> None:
-        self.max_ngram = max_ngram
-        self.followers: list[Followers] = []  # of each row
-
     def begin(self, prompts: list[list[int]], hidden: dict[str, Tensor]) -> None:
-        """Take the prompts in; from now on a round costs what it adds, however long the text is."""
-        self.followers = [Followers(self.max_ngram) for _ in prompts]
-        for followers, prompt in zip(self.followers, prompts, strict=True):
-            followers.learn(prompt)
+        """Begin with nothing learnt; the first round learns the prompts, each further one what it adds."""
+        self.followers = [Followers() for _ in prompts]  # of each row
 
     def propose(self, draft_input: DraftInput, levels: Levels, sampler: Sampler) -> DraftTree:
-        """A chain as deep as `levels`, shorter where the text holds no earlier match."""
-        found = []
-        for followers, text in zip(self.followers, draft_input.texts, strict=True):
-            followers.learn(text)
-            found.append(followers.of(text, len(levels)))
+        """Return a chain as deep as `levels`, shorter where the text holds no earlier match."""
+        found = [each.of(text, len(levels)) for each, text in zip(self.followers, draft_input.texts, strict=True)]
         longest = max(map(len, found))
         filled = [chain + [NOTHING] * (longest - len(chain)) for chain in found]
         return chains(draft_input.roots_B, torch.tensor(filled, dtype=torch.int64, device=draft_input.roots_B.device))
@@ -71,12 +62,10 @@ class LookupDrafter(Drafter):
 
 
 class WithLookup(Drafter):
-    """Another drafter, with up to `tokens` tokens beside its tree that followed the text's newest ones where they first stood.
+    """Another drafter, with up to `tokens` (1 to MOST_COPIED) beside its tree that followed the text's newest ones before.
 
     Chains of which every token was drawn from the draft's distribution, when sampling, stay alone: the rule that keeps them
     asks for the distribution that each token was drawn from.
-
-    Raises ValueError for another number than 1 to MOST_COPIED.
     """
 
     def __init__(self, drafter: Drafter, tokens: int) -> None:
@@ -84,26 +73,22 @@ class WithLookup(Drafter):
             raise ValueError(f"prompt_lookup_num_tokens: {tokens!r}: give 1 to {MOST_COPIED}, such as 8, or leave it out")
         self.drafter, self.copied = drafter, tokens
         self.reads, self.proposed, self.acceptance = drafter.reads, drafter.proposed, drafter.acceptance
-        self.followers: list[Followers] = []  # of each row
 
     def check(self, target: Any) -> None:
-        """Have the drafter check the target. Raises ValueError as it does."""
+        """Raise ValueError as the drafter does."""
         self.drafter.check(target)
 
     def begin(self, prompts: list[list[int]], hidden: dict[str, Tensor]) -> None:
         """Take the prompts in."""
-        self.followers = [Followers(LONGEST) for _ in prompts]
+        self.followers = [Followers() for _ in prompts]  # of each row
         self.drafter.begin(prompts, hidden)
 
     def propose(self, draft_input: DraftInput, levels: Levels, sampler: Sampler) -> DraftTree:
-        """The drafter's tree, and behind it what is copied, from the first token on that the tree does not hold already."""
+        """Return the drafter's tree, and behind it what is copied, from the first token on that the tree does not hold."""
         tree = self.drafter.propose(draft_input, levels, sampler)
         if tree.drawn_BSV is not None:
             return tree
-        copied = []
-        for followers, text in zip(self.followers, draft_input.texts, strict=True):
-            followers.learn(text)
-            copied.append(followers.of(text, self.copied, SHORTEST))
+        copied = [each.of(text, self.copied, SHORTEST) for each, text in zip(self.followers, draft_input.texts, strict=True)]
         drafted = torch.stack([tree.tokens_BS, tree.parents_BS], dim=1).tolist()
         paths = [_path_along(nodes, parents, tokens) for (nodes, parents), tokens in zip(drafted, copied, strict=True)]
         longest = max(map(len, copied))
@@ -133,7 +118,7 @@ class WithLookup(Drafter):
 
 
 def _path_along(nodes: list[int], parents: list[int], tokens: list[int]) -> list[int]:
-    """The nodes of a tree that hold the first of these tokens, one below the other, from the root down."""
+    """Return the nodes of a tree that hold the first of these tokens, one below the other, from the root down."""
     path = [0]
     children = dict(zip(zip(parents, nodes, strict=True), range(len(nodes)), strict=True))
     for token in tokens:

@@ -7,7 +7,7 @@ Shapes: B rows, V vocabulary.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any
 
@@ -27,8 +27,8 @@ from longspec.models.target import check_alike, check_splits, draft_device, grou
 LAST = [-1]
 
 
-def check_decodable(target: Any, generator: torch.Generator | None = None) -> None:
-    """Raise ValueError for a target that has no weights or would not give its own text, and for a generator elsewhere."""
+def check_decodable(target: Any) -> None:
+    """Raise ValueError for a target that has no weights or would not give its own text."""
     check_target(target.config, target.config.name_or_path or "target")
     if (group := group_of(target)) is not None:
         check_splits(target.config, group.size(), target.config.name_or_path or "target")
@@ -37,8 +37,6 @@ def check_decodable(target: Any, generator: torch.Generator | None = None) -> No
             "target: its weights are on meta, where there are no numbers: load it on a CPU or a GPU; by device_map at least "
             "model.embed_tokens and lm_head, which drafts read too"
         )
-    if generator is not None and generator.device != (device := draft_device(target)):
-        raise ValueError(f"generator: is on {generator.device}, tokens are drawn on {device}: torch.Generator('{device}')")
 
 
 def check_prompts(prompts: list[list[int]], vocabulary: int) -> None:
@@ -56,7 +54,9 @@ def check_prompts(prompts: list[list[int]], vocabulary: int) -> None:
 
 @dataclass
 class Prefilled:
-    """Prompts, the target's cache over them, the logits [B, V] of the token after each, and hidden states that were asked for.
+    """Prompts, the target's cache over them, the logits [B, V] of the token after each, and what was asked for of the target.
+
+    reads: the names of all that was; hidden: states among them, [B, T, H] by name, left-aligned.
 
     Any number of decodings may start here, one after the other: each works in this cache, behind the prompts, and leaves it as
     it was.
@@ -65,7 +65,8 @@ class Prefilled:
     prompts: list[list[int]]
     cache: Cache
     logits_BV: Tensor
-    hidden: dict[str, Tensor] = field(default_factory=dict)  # [B, T, H] by name, left-aligned
+    hidden: dict[str, Tensor]
+    reads: tuple[str, ...] = ()
     _lent: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
 
     @contextmanager
@@ -81,7 +82,7 @@ class Prefilled:
         try:
             for layer in self.cache.layers:
                 layer.make_room(max(lengths) + ahead)
-            yield Prefilled(self.prompts, Cache(layers=list(self.cache.layers)), self.logits_BV, self.hidden)
+            yield replace(self, cache=Cache(layers=list(self.cache.layers)))
         finally:
             restore(self.cache, lengths)
             self._lent.release()
@@ -89,7 +90,7 @@ class Prefilled:
 
 @torch.inference_mode()
 def prefill(target: Any, prompts: list[list[int]], ahead: int = 0, reads: tuple[str, ...] = ()) -> Prefilled:
-    """The prompts' own forwards, one for all prompts of a length, by the target's own attention.
+    """Run the prompts' own forwards, one for all prompts of a length, by the target's own attention.
 
     ahead: how many tokens a decoding will add, where that is known; room made later copies the cache. reads: of a drafter,
     whose hidden states are kept, and its keys and values with all heads. Raises ValueError as of check_decodable and
@@ -108,29 +109,17 @@ def prefill(target: Any, prompts: list[list[int]], ahead: int = 0, reads: tuple[
         logits_B1V = read.model(ids_BS, past_key_values=cache, use_cache=True, logits_to_keep=LAST).logits
         parts.append((cache, logits_B1V[:, -1].to(ids_BS.device), dict(read.hidden)))
     if len(parts) == 1:
-        return Prefilled(prompts, *parts[0])
-    order = [row for rows in rows_of.values() for row in rows]
+        return Prefilled(prompts, *parts[0], reads)
+    order = torch.tensor([row for rows in rows_of.values() for row in rows]).argsort()
     whole, longest = target_cache(target, ahead, read.cached_layers), max(map(len, prompts))
-    _side_by_side([cache for cache, _, _ in parts], order, whole)
-    hidden = {
-        name: _sorted([pad(part[name], (0, 0, 0, longest - part[name].shape[1])) for _, _, part in parts], order)
-        for name in parts[0][2]
-    }
-    return Prefilled(prompts, whole, _sorted([logits_BV for _, logits_BV, _ in parts], order), hidden)
 
+    def together(parts: list[Tensor]) -> Tensor:
+        """Return [..., T, H] of all rows in their order, filled up with zeros on the right."""
+        return torch.cat([pad(x, (0, 0, 0, longest - x.shape[-2])) for x in parts])[order.to(parts[0].device)]
 
-def _sorted(parts: list[Tensor], order: list[int]) -> Tensor:
-    """The rows of all parts, of which the n-th is row order[n]."""
-    return torch.cat(parts)[torch.tensor(order).argsort().to(parts[0].device)]
-
-
-def _side_by_side(caches: list[Cache], order: list[int], whole: Cache) -> None:
-    """All rows move to `whole`, filled up with zeros on the right. Layer by layer, so that one layer is held twice, not all."""
-    longest = max(cache.get_seq_length() for cache in caches)
-    for layer in whole.layers:
-        parts = [cache.layers.pop(0) for cache in caches]
-        keys, values = (
-            _sorted([pad(x, (0, 0, 0, longest - x.shape[2])) for x in same], order)
-            for same in zip(*((part.keys, part.values) for part in parts), strict=True)
-        )
-        layer.add(keys, values)
+    for layer in whole.layers:  # one by one, so that one is held twice and not all
+        same = [cache.layers.pop(0) for cache, _, _ in parts]
+        layer.add(together([each.keys for each in same]), together([each.values for each in same]))
+    hidden = {name: together([each[name] for _, _, each in parts]) for name in parts[0][2]}
+    logits_BV = torch.cat([each_BV for _, each_BV, _ in parts])
+    return Prefilled(prompts, whole, logits_BV[order.to(logits_BV.device)], hidden, reads)

@@ -17,8 +17,8 @@ NO_TOKEN = -1  # drawn where there is no distribution to draw from; the host rai
 class Sampler:
     """How the target's tokens are drawn. The warps are transformers' own, in its order: temperature, top-k, top-p.
 
-    temperature 0 is greedy; top_k 0 and top_p 1 leave all tokens in; group: the ranks that hold the target together. Raises
-    ValueError for values out of range.
+    temperature 0 is greedy; top_k 0 and top_p 1 leave all tokens in; group: the ranks that hold the target together. The warps
+    raise ValueError for values out of range.
     """
 
     def __init__(
@@ -29,29 +29,24 @@ class Sampler:
         generator: torch.Generator | None = None,
         group: Group | None = None,
     ) -> None:
-        if temperature < 0 or top_k < 0 or not 0 < top_p <= 1:
-            raise ValueError(
-                f"temperature {temperature}, top_k {top_k}, top_p {top_p}: give temperature >= 0 (0 = greedy), top_k >= 0 "
-                "(0 = off) and 0 < top_p <= 1 (1 = off)"
-            )
         self.temperature, self.generator, self.group = temperature, generator, group
         warps = [(TemperatureLogitsWarper, temperature, 1.0), (TopKLogitsWarper, top_k, 0), (TopPLogitsWarper, top_p, 1.0)]
         self.warps = [] if self.greedy else [kind(value) for kind, value, off in warps if value != off]
 
     @property
     def greedy(self) -> bool:
-        """Whether the best token is taken."""
+        """Tell whether the best token is taken."""
         return self.temperature == 0
 
     def log_probabilities(self, logits_NV: Tensor) -> Tensor:
-        """The logarithms of the warped distribution, in float32 or better; plain ones when greedy."""
+        """Return the logarithms of the warped distribution, in float32 or better; plain ones when greedy."""
         scores_NV = logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float()
         for warp in self.warps:
             scores_NV = warp(None, scores_NV)
         return scores_NV.log_softmax(-1)
 
     def draw(self, p_NV: Tensor) -> Tensor:
-        """One token of each distribution, which need not be normalised, int64 [N].
+        """Draw one token of each distribution, which need not be normalised, int64 [N].
 
         The first of competing exponential clocks of rates p: unlike torch.multinomial it never waits for the device.
         """
@@ -59,15 +54,15 @@ class Sampler:
         return (p_NV / clock_NV.clamp_min(torch.finfo(p_NV.dtype).tiny)).argmax(-1)
 
     def draw_own(self, p_NV: Tensor) -> Tensor:
-        """One token of each of the target's distributions, int64 [N]; NO_TOKEN where one holds inf or NaN."""
+        """Draw one token of each of the target's distributions, int64 [N]; NO_TOKEN where one holds inf or NaN."""
         return torch.where(p_NV.sum(-1).isfinite(), self.draw(p_NV), NO_TOKEN)
 
     def choose(self, logits_NV: Tensor) -> Tensor:
-        """The target's own next token, int64 [N]; when sampling NO_TOKEN where the logits make no distribution."""
+        """Return the target's own next token, int64 [N]; when sampling NO_TOKEN where the logits make no distribution."""
         return logits_NV.argmax(-1) if self.greedy else self.draw_own(self.log_probabilities(logits_NV).exp())
 
     def agreed(self, chosen: Tensor) -> Tensor:
-        """What rank 0 has chosen: the others' logits may differ in their last bits, and their draws then altogether."""
+        """Return what rank 0 has chosen: the others' logits may differ in their last bits, and their draws then altogether."""
         return of_first_rank(chosen, self.group)
 
 

@@ -11,19 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longspec.decode.cache import compact, cut, is_whole, select, tokens_ahead
+from longspec.decode.cache import compact, cut, select, tokens_ahead
 from longspec.decode.drafters import Drafter, DraftInput, alone_with, check_drafter
 from longspec.decode.levels import DEFAULT_SHAPE, Levels, levels_of
 from longspec.decode.prefill import Prefilled, check_decodable, prefill
 from longspec.decode.sampling import Sampler, check_drawn
 from longspec.decode.texts import OnTokens, Row, Stops, Texts
 from longspec.decode.tree import DraftTree
-from longspec.decode.twin import ReadTarget, is_hidden
+from longspec.decode.twin import ReadTarget
 from longspec.decode.verify import Acceptance, verify_tree
 from longspec.models.attention.backends import TARGET_ATTENTION
 from longspec.models.attention.visibility import TreeVisibility
 from longspec.models.target import check_alike, group_of
-from longspec.states.tensors import layer_of
 from longspec.stopwatch import Stopwatch
 
 
@@ -58,8 +57,8 @@ def speculate(
 
     shape: tokens of a chain (int), or the levels of a tree (LongSpec 3.3); on_tokens is called with a row's number and its new
     tokens, in order; eos None: no token ends the text; generator: on the draft's device. Raises ValueError for settings out
-    of range and for target, drafter, prompts and generator that do not go together; RuntimeError for a start or a drafter with
-    which another decoding has not ended, and for logits from which no token can be drawn.
+    of range and for target, drafter and prompts that do not go together; RuntimeError for a start or a drafter with which
+    another decoding has not ended, and for logits from which no token can be drawn.
 
     The target does not change: other decodings with drafters of their own, and plain generate, may run on it meanwhile.
 
@@ -70,14 +69,22 @@ def speculate(
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens: must be 1 or more, is {max_new_tokens}")
     sampler, stops = Sampler(temperature, top_k, top_p, generator, group_of(target)), Stops(eos, stop_strings, tokenizer)
-    check_decodable(target, generator)
+    check_decodable(target)
     check_drafter(drafter, target)
     levels = levels_of(shape, target.config.vocab_size, drafter.proposed)
     texts = prompts.prompts if isinstance(prompts, Prefilled) else prompts
     check_alike(target, [texts, levels, drafter.copied, max_new_tokens, temperature, top_k, top_p])
     nodes = sum(levels) + drafter.copied
     ahead = tokens_ahead(max_new_tokens, nodes)
-    with alone_with(drafter), _started(target, prompts, ahead, drafter.reads) as start:
+    if not isinstance(prompts, Prefilled):
+        begun: AbstractContextManager[Prefilled] = nullcontext(prefill(target, prompts, ahead, drafter.reads))
+    elif missing := set(drafter.reads) - set(prompts.reads):
+        raise ValueError(
+            f"prompts: were prefilled without {', '.join(sorted(missing))}: give prefill(..., reads=drafter.reads)"
+        )
+    else:
+        begun = prompts.lent(ahead)
+    with alone_with(drafter), begun as start:
         clock, read = Stopwatch(start.logits_BV.device), ReadTarget(target, TARGET_ATTENTION, drafter.reads)
         run = _Run(read, drafter, start, nodes, sampler, Texts(start.prompts, stops, max_new_tokens, on_tokens))
         clock.mark("draft")
@@ -90,25 +97,6 @@ def speculate(
             clock.mark("rest")
     seconds = clock.take()
     return Decoded(run.texts.rows, sum(seconds.values()), seconds["draft"], seconds["target"])
-
-
-def _started(
-    target: Any, prompts: list[list[int]] | Prefilled, ahead: int, reads: tuple[str, ...]
-) -> AbstractContextManager[Prefilled]:
-    """Where decoding starts, with room for `ahead` tokens. Raises ValueError for a start without what the drafter reads."""
-    if not isinstance(prompts, Prefilled):
-        return nullcontext(prefill(target, prompts, ahead, reads))
-    missing = [name for name in reads if not _is_read(name, target, prompts)]
-    if missing:
-        raise ValueError(
-            f"prompts: were prefilled without {', '.join(missing)}, which the drafter reads: prefill(..., drafter.reads)"
-        )
-    return prompts.lent(ahead)
-
-
-def _is_read(name: str, target: Any, start: Prefilled) -> bool:
-    """Whether the prompts' forward has kept this tensor of the target."""
-    return name in start.hidden if is_hidden(name) else is_whole(target, start.cache, layer_of(name))
 
 
 class _Run:
@@ -129,12 +117,12 @@ class _Run:
         self._leave_ended()
 
     def draft_input(self) -> DraftInput:
-        """State of the rows at the beginning of a round."""
+        """Return the state of the rows at the beginning of a round."""
         texts = [self.texts.whole[number] for number in self.texts.active]
         return DraftInput(texts, tuple(self.lengths), self.lengths_B, self.roots_B, self.read.cached(self.cache))
 
     def forward(self, tree: DraftTree) -> Tensor:
-        """The target's logits after each node, [B, S, V]; their keys and values are then in the cache."""
+        """Return the target's logits after each node, [B, S, V]; their keys and values are then in the cache."""
         visibility = TreeVisibility(tuple(self.lengths), self.lengths_B, tree.seen_BSS, tree.depths_S, tree.depths_S)
         logits_BSV = self.read.model(
             tree.tokens_BS.clamp_min(0),  # nodes that are not there match nothing, whatever is computed for them
@@ -146,7 +134,7 @@ class _Run:
         return logits_BSV.to(self.lengths_B.device)  # of a spread target they are where the tokens of its last caller were
 
     def take(self, acceptance: Acceptance, tree: DraftTree) -> None:
-        """The kept path becomes text; caches follow. The round's transfer to the host is here."""
+        """Make the kept path text; caches follow. The round's transfer to the host is here."""
         kept_and_tokens = torch.cat([acceptance.kept_B[:, None], acceptance.tokens_BE], dim=1).tolist()
         before_B = self.lengths_B
         is_in_place = tree.is_chain and len(set(self.lengths)) == 1  # the path lies behind each row's text already

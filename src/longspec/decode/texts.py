@@ -25,16 +25,16 @@ class Row:
 
     @property
     def rounds(self) -> int:
-        """Forwards of the target, the prompt's left out."""
+        """Count the forwards of the target, the prompt's left out."""
         return len(self.accepted)
 
     @property
     def new_tokens(self) -> int:
-        """Tokens the rounds brought."""
+        """Count the tokens the rounds brought."""
         return sum(self.accepted) + len(self.accepted)
 
     def position_acceptance(self, depth: int) -> list[tuple[int, int]]:
-        """For each of the drafted tokens 1 .. depth, how often it was kept, and how often all before it were.
+        """Return for each of the drafted tokens 1 .. depth how often it was kept, and how often all before it were.
 
         The round that ended the text says nothing of the token that ended it.
         """
@@ -46,7 +46,7 @@ class Row:
 
 
 def ends_of_text(target: Any, tokenizer: Any) -> set[int]:
-    """The tokens that end a text, by the target's generation_config and its tokenizer."""
+    """Return the tokens that end a text, by the target's generation_config and its tokenizer."""
     told = target.generation_config.eos_token_id
     return {tokenizer.eos_token_id, *(told if isinstance(told, list) else [told])} - {None}
 
@@ -73,18 +73,16 @@ class Stops:
         self.reach = max((len(string.encode()) for string in strings), default=0) + 4
 
     def end(self, before: list[int], new: list[int]) -> int | None:
-        """The place in `new`, which follows the tokens `before`, of the token that ends the text; None if none does."""
-        if not self.strings:
-            return next((place for place, token in enumerate(new) if token in self.eos), None)
+        """Return the place in `new`, which follows the tokens `before`, of the token that ends the text; None if none does."""
         tail = before[-self.reach :]
         for place, token in enumerate(new):
-            if token in self.eos or self._completes(tail, token):
+            if token in self.eos or (self.strings and self._completes(tail, token)):
                 return place
             tail = [*tail[1 - self.reach :], token]
         return None
 
     def _completes(self, tail: list[int], token: int) -> bool:
-        """Whether a stop string ends within what this token adds to the text."""
+        """Tell whether a stop string ends within what this token adds to the text."""
         old, text = (self.tokenizer.decode(ids, clean_up_tokenization_spaces=False) for ids in (tail, [*tail, token]))
         # Character by character, since a token may also complete a character that was begun before.
         same = len(commonprefix([old, text]))  # noqa: RUF071
@@ -101,7 +99,7 @@ class Texts:
         self.stops, self.max_new_tokens, self.on_tokens = stops, max_new_tokens, on_tokens
 
     def add(self, number: int, new: list[int]) -> int:
-        """Take in a row's new tokens up to the text's end; how many drafted tokens count as kept, all but the last."""
+        """Take in a row's new tokens up to the text's end; return how many drafted tokens count as kept, all but the last."""
         row = self.rows[number]
         end = self.stops.end(self.whole[number], new)
         kept = len(new) - 1 if end is None else end

@@ -26,12 +26,12 @@ class DraftToTarget:
     size: int
 
     def over_target(self, q_BV: Tensor) -> Tensor:
-        """A distribution over the draft vocabulary as one over the target's, [B, T]: 0 for tokens outside."""
+        """Return a distribution over the draft vocabulary as one over the target's, [B, T]: 0 for tokens outside."""
         return q_BV.new_zeros(len(q_BV), self.size).index_copy(1, self.ids_V, q_BV)
 
 
 def draft_to_target_of(vocabulary: DraftVocabulary | None, device: torch.device) -> DraftToTarget | None:
-    """That of a draft vocabulary; None where the draft proposes all of the target's tokens."""
+    """Return that of a draft vocabulary; None where the draft proposes all of the target's tokens."""
     return None if vocabulary is None else DraftToTarget(torch.tensor(vocabulary.ids, device=device), vocabulary.size)
 
 
@@ -52,11 +52,11 @@ class DraftTree:
 
     @property
     def is_chain(self) -> bool:
-        """Whether every level is one node, so that node n is the parent of node n + 1."""
+        """Tell whether every level is one node, so that node n is the parent of node n + 1."""
         return self.tokens_BS.shape[1] == self.depth + 1
 
     def with_branch(self, parents_BL: Tensor, tokens_BL: Tensor, first_depth: int) -> "DraftTree":
-        """This tree and L more nodes, the first of them `first_depth` below the root and each one deeper than the one before.
+        """Return this tree and L more nodes, the first of them `first_depth` below the root, each one deeper than the last.
 
         parents_BL: nodes of the new tree, each before its child.
         """
@@ -84,78 +84,73 @@ class TreeBuilder:
 
     def __init__(self, roots_B: Tensor, draft_to_target: DraftToTarget | None = None) -> None:
         self.draft_to_target = draft_to_target
-        ones_B11 = torch.ones_like(roots_B, dtype=torch.bool)[:, None, None]
         self.tokens = [roots_B[:, None]]
         self.parents = [torch.full_like(roots_B, NOTHING)[:, None]]
-        self.seen_BSS = ones_B11
+        self.seen_BSS = torch.ones_like(roots_B, dtype=torch.bool)[:, None, None]
         self.sizes = [1]
         self.drawn: list[Tensor] = []
         self.scores_BW = torch.zeros_like(roots_B, dtype=torch.float32)[:, None]  # log-probability of the path to each node
 
     @property
     def nodes(self) -> int:
-        """S so far."""
+        """Return S so far."""
         return sum(self.sizes)
 
     @property
     def depths_S(self) -> Tensor:
-        """How deep each node lies; the root at 0."""
+        """Return how deep each node lies; the root at 0."""
         device = self.tokens[0].device
         return torch.cat([torch.full((size,), depth, device=device) for depth, size in enumerate(self.sizes)])
 
     def add(self, parents_BC: Tensor, tokens_BC: Tensor) -> None:
-        """One more level; parents are numbered within the level above."""
+        """Add a level of the target's tokens; parents are numbered within the level above."""
         first, size = self.nodes - self.sizes[-1], tokens_BC.shape[1]
         self.tokens.append(tokens_BC)
         self.parents.append(parents_BC + first)
-        index_BCS = self.parents[-1][:, :, None].expand(-1, -1, self.nodes)
-        above_BCS = self.seen_BSS.gather(1, index_BCS)
-        own_BCC = torch.eye(size, dtype=torch.bool, device=tokens_BC.device).expand(len(tokens_BC), -1, -1)
-        left_BTS = torch.cat([self.seen_BSS, above_BCS], dim=1)
-        right_BTC = torch.cat([self.seen_BSS.new_zeros(len(tokens_BC), self.nodes, size), own_BCC], dim=1)
-        self.seen_BSS = torch.cat([left_BTS, right_BTC], dim=2)
+        above_BCS = self.seen_BSS.gather(1, self.parents[-1][:, :, None].expand(-1, -1, self.nodes))
+        own_CC = torch.eye(size, dtype=torch.bool, device=tokens_BC.device)
+        self.seen_BSS = F.pad(torch.cat([self.seen_BSS, above_BCS], dim=1), (0, size))
+        self.seen_BSS[:, -size:, -size:] = own_CC
         self.sizes.append(size)
 
-    def grow(
-        self, log_q_BWV: Tensor, size: int, drawn_by: Sampler | None, agreed: Callable[[Tensor], Tensor] = lambda x: x
-    ) -> None:
-        """One more level, from the draft's distributions of the token after each node of the newest one.
-
-        drawn_by: draws the next token of chains from it; None: the `size` likeliest children by their paths are chosen.
-        agreed: of what several ranks have chosen, what all go on with.
-        """
-        if drawn_by is None:
-            parents_BC, tokens_BC, self.scores_BW = best_children(log_q_BWV, self.scores_BW, size)
-        else:
-            q_BV = log_q_BWV[:, 0].exp()
-            tokens_BC = drawn_by.draw(q_BV)[:, None]
-            parents_BC = torch.zeros_like(tokens_BC)
-            self.drawn.append(q_BV if self.draft_to_target is None else self.draft_to_target.over_target(q_BV))
-        parents_BC, tokens_BC = agreed(torch.stack([parents_BC, tokens_BC])).unbind()
-        self._add_drafted(parents_BC, tokens_BC)
-
-    def _add_drafted(self, parents_BC: Tensor, tokens_BC: Tensor) -> None:
-        """One more level, of tokens as the draft numbers them."""
-        self.add(parents_BC, tokens_BC if self.draft_to_target is None else self.draft_to_target.ids_V[tokens_BC])
-
     def grow_all(self, levels: Levels, sampler: Sampler, logits: Callable[[], Tensor]) -> None:
-        """All levels; `logits` says what may follow each node of the newest one, [B, W, V].
+        """Add all levels; `logits` says what may follow each node of the newest one, [B, W, V].
 
         Chains are drawn from the draft where the target's tokens are drawn, as verify.py wants; the nodes of trees are chosen.
         Of a greedy chain the likeliest token is all that is asked for, so that no distribution over the vocabulary is made.
         """
         is_chain = all(size == 1 for size in levels)
-        drawn_by = sampler if is_chain and not sampler.greedy else None
         for size in levels:
+            logits_BWV = logits()
             if is_chain and sampler.greedy:
-                tokens_B1 = sampler.agreed(logits()[:, 0].argmax(-1, keepdim=True))
-                self._add_drafted(torch.zeros_like(tokens_B1), tokens_B1)
-                continue
-            log_q_NV = sampler.log_probabilities(logits().flatten(0, 1))
-            self.grow(log_q_NV.unflatten(0, (-1, self.sizes[-1])), size, drawn_by, sampler.agreed)
+                tokens_BC = logits_BWV.argmax(-1)
+                parents_BC = torch.zeros_like(tokens_BC)
+            else:
+                log_q_BWV = sampler.log_probabilities(logits_BWV.flatten(0, 1)).unflatten(0, logits_BWV.shape[:2])
+                parents_BC, tokens_BC = self._draw(log_q_BWV, sampler) if is_chain else self._choose(log_q_BWV, size)
+            parents_BC, tokens_BC = sampler.agreed(torch.stack([parents_BC, tokens_BC])).unbind()
+            self.add(parents_BC, tokens_BC if self.draft_to_target is None else self.draft_to_target.ids_V[tokens_BC])
+
+    def _draw(self, log_q_BWV: Tensor, sampler: Sampler) -> tuple[Tensor, Tensor]:
+        """Return the parents and the next tokens of chains, as the draft numbers them."""
+        q_BV = log_q_BWV[:, 0].exp()
+        tokens_B1 = sampler.draw(q_BV)[:, None]
+        self.drawn.append(q_BV if self.draft_to_target is None else self.draft_to_target.over_target(q_BV))
+        return torch.zeros_like(tokens_B1), tokens_B1
+
+    def _choose(self, log_q_BWV: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        """Return parents and tokens of the `size` likeliest among all children of the newest level by their whole paths.
+
+        A beam of drafts (LongSpec 3.3).
+        """
+        per_parent = min(size, log_q_BWV.shape[-1])
+        best_BWK, tokens_BWK = log_q_BWV.topk(per_parent, dim=-1)
+        totals_BX = (self.scores_BW[:, :, None] + best_BWK).flatten(1)
+        self.scores_BW, picked_BC = totals_BX.topk(size, dim=-1)
+        return picked_BC // per_parent, tokens_BWK.flatten(1).gather(1, picked_BC)
 
     def tree(self) -> DraftTree:
-        """The tree as grown so far."""
+        """Return the tree as grown so far."""
         drawn_BSV = None
         if self.drawn:  # the root was drawn from nothing
             drawn_BSV = torch.stack([torch.zeros_like(self.drawn[0]), *self.drawn], dim=1)
@@ -164,21 +159,9 @@ class TreeBuilder:
 
 
 def chains(roots_B: Tensor, tokens_BD: Tensor) -> DraftTree:
-    """One chosen chain a row; NOTHING fills up the shorter ones."""
+    """Return one chosen chain a row; NOTHING fills up the shorter ones."""
     tokens_BS = torch.cat([roots_B[:, None], tokens_BD], dim=1)
     depth = tokens_BD.shape[1]
     depths_S = torch.arange(depth + 1, device=roots_B.device)
     seen_SS = depths_S[:, None] >= depths_S
     return DraftTree(tokens_BS, (depths_S - 1).expand_as(tokens_BS), seen_SS.expand(len(roots_B), -1, -1), depths_S, depth)
-
-
-def best_children(log_q_BWV: Tensor, scores_BW: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The `size` likeliest among all children of a level: parents, tokens and path log-probabilities, [B, C] each.
-
-    scores_BW: log-probability of the path down to each node of the level (LongSpec 3.3, a beam of drafts).
-    """
-    per_parent = min(size, log_q_BWV.shape[-1])
-    best_BWK, tokens_BWK = log_q_BWV.topk(per_parent, dim=-1)
-    totals_BX = (scores_BW[:, :, None] + best_BWK).flatten(1)
-    scores_BC, picked_BC = totals_BX.topk(size, dim=-1)
-    return picked_BC // per_parent, tokens_BWK.flatten(1).gather(1, picked_BC), scores_BC

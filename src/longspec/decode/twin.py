@@ -6,13 +6,13 @@ configuration alone, and hands over the hidden states that it was asked for.
 Shapes: B rows, S tokens of a forward, E tokens of a path, H hidden width.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from copy import copy, deepcopy
 from functools import partial
 from types import MethodType
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.cache_utils import Cache
 
 from longspec.models.target import draft_device
@@ -20,7 +20,7 @@ from longspec.states.tensors import FINAL, HIDDEN, KEYS, VALUES, check_names, la
 
 
 def twin_with(model: Any, attention: str) -> Any:
-    """A twin of the model that runs with the attention registered under this name.
+    """Return a twin of the model that runs with the attention registered under this name.
 
     Modules without children are those of the model itself; the others hold its dictionaries of parameters, buffers and hooks,
     not copies: what is moved, loaded or hooked in one tree is so in the other. A module that is exchanged later is not, so a
@@ -31,7 +31,12 @@ def twin_with(model: Any, attention: str) -> Any:
     configs: dict[int, Any] = {}  # as deepcopy keeps them: one copy of each
     for name, module in model.named_modules():
         if any(module.children()):
-            _check_forward(module, name or type(model).__name__)
+            replaced = vars(module).get("forward")
+            if replaced is not None and not isinstance(replaced, MethodType | partial):
+                raise ValueError(  # a function hides which modules it calls, as torch.compile makes them
+                    f"{name or type(model).__name__}.forward: was replaced by a function, which cannot be given the attention "
+                    "of draft trees; hand over the model as it was before, such as before torch.compile"
+                )
             twins[id(module)] = copy(module)
     for twin in twins.values():
         held = vars(twin)
@@ -44,51 +49,13 @@ def twin_with(model: Any, attention: str) -> Any:
     return twins[id(model)]
 
 
-def _check_forward(module: nn.Module, name: str) -> None:
-    """Refuse a function that hides which modules it calls, as torch.compile makes them."""
-    replaced = vars(module).get("forward")
-    if replaced is not None and not isinstance(replaced, MethodType | partial):
-        raise ValueError(
-            f"{name}.forward: was replaced by a function, which cannot be given the attention of draft trees; hand over the "
-            "model as it was before, such as before torch.compile"
-        )
-
-
 def _rebound(value: Any, twins: dict[int, Any]) -> Any:
-    """A method or a partial call of modules, as some libraries put them in place of `forward`, with their twins instead."""
+    """Return a method or a partial call of modules, as libraries put them in place of `forward`, with their twins instead."""
     if isinstance(value, MethodType) and id(value.__self__) in twins:
         return MethodType(value.__func__, twins[id(value.__self__)])
     if isinstance(value, partial):
         return partial(_rebound(value.func, twins), *(twins.get(id(each), each) for each in value.args), **value.keywords)
     return value
-
-
-def keep_hidden(twin: Any, layers: Collection[int], keep: Callable[[int | None, Tensor], None]) -> None:
-    """Have a twin hand over the inputs of these layers, by number, and its final hidden states, by None, in each forward."""
-
-    def handing_on(number: int, forward: Callable[..., Any]) -> Callable[..., Any]:
-        def run(hidden_BSH: Tensor, *arguments: Any, **named: Any) -> Any:
-            keep(number, hidden_BSH)
-            return forward(hidden_BSH, *arguments, **named)
-
-        return run
-
-    for number in layers:
-        layer = twin.model.layers[number]
-        vars(layer)["forward"] = handing_on(number, layer.forward)
-    whole = twin.model.forward
-
-    def run(*arguments: Any, **named: Any) -> Any:
-        output = whole(*arguments, **named)
-        keep(None, output.last_hidden_state)
-        return output
-
-    vars(twin.model)["forward"] = run
-
-
-def is_hidden(name: str) -> bool:
-    """Whether a tensor of the target is made once for each token, and is not in its cache."""
-    return name == FINAL or name.startswith(HIDDEN)
 
 
 class ReadTarget:
@@ -101,25 +68,34 @@ class ReadTarget:
         check_names(reads, target.config.num_hidden_layers)
         self.model, self.hidden = twin_with(target, attention), dict[str, Tensor]()
         self._device = draft_device(target)
-        self._names = [name for name in reads if is_hidden(name)]
-        self._cached = [name for name in reads if not is_hidden(name)]
+        self._names = [name for name in reads if name == FINAL or name.startswith(HIDDEN)]
+        self._cached = [name for name in reads if name not in self._names]
         self.cached_layers = layers_of(self._cached, KEYS) | layers_of(self._cached, VALUES)
-        if self._names:
-            keep_hidden(self.model, layers_of(self._names, HIDDEN), self._keep)
+        for name in self._names:
+            module = self.model.model if name == FINAL else self.model.model.layers[layer_of(name)]
+            vars(module)["forward"] = self._keeping(name, module.forward)
 
-    def _keep(self, layer: int | None, hidden_BSH: Tensor) -> None:
-        name = FINAL if layer is None else f"{HIDDEN}{layer}"
-        if name in self._names:
-            self.hidden[name] = hidden_BSH.to(self._device)
+    def _keeping(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a forward that keeps the hidden states that a layer is given, or that the whole model gives."""
+
+        def run(*arguments: Any, **named: Any) -> Any:
+            if name != FINAL:
+                self.hidden[name] = arguments[0].to(self._device)
+            output = forward(*arguments, **named)
+            if name == FINAL:
+                self.hidden[name] = output.last_hidden_state.to(self._device)
+            return output
+
+        return run
 
     def cached(self, cache: Cache) -> dict[str, Tensor]:
-        """The keys and values that are read, out of the target's cache."""
+        """Return the keys and values that are read, out of the target's cache."""
         layers = {name: cache.layers[layer_of(name)] for name in self._cached}
         found = {name: layer.keys if name.startswith(KEYS) else layer.values for name, layer in layers.items()}
         return {name: x_BKTD.to(self._device) for name, x_BKTD in found.items()}
 
     def hidden_of(self, path_BE: Tensor) -> dict[str, Tensor]:
-        """The hidden states of these tokens of the last forward, [B, E, H]."""
+        """Return the hidden states of these tokens of the last forward, [B, E, H]."""
         return {
             name: hidden_BSH.gather(1, path_BE[:, :, None].expand(-1, -1, hidden_BSH.shape[2]))
             for name, hidden_BSH in self.hidden.items()

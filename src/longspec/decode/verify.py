@@ -24,10 +24,8 @@ class Acceptance:
     tokens_BE: Tensor
 
     def agreed(self, sampler: Sampler) -> "Acceptance":
-        """That of rank 0, for all ranks that hold the target."""
-        parts = (self.path_BE, self.kept_B[:, None], self.tokens_BE)
-        path_BE, kept_B1, tokens_BE = sampler.agreed(torch.cat(parts, dim=1)).split([part.shape[1] for part in parts], dim=1)
-        return Acceptance(path_BE, kept_B1[:, 0], tokens_BE)
+        """Return that of rank 0, for all ranks that hold the target."""
+        return Acceptance(*map(sampler.agreed, (self.path_BE, self.kept_B, self.tokens_BE)))
 
 
 def verify_tree(logits_BSV: Tensor, tree: DraftTree, sampler: Sampler) -> Acceptance:
@@ -53,7 +51,7 @@ def verify_tree(logits_BSV: Tensor, tree: DraftTree, sampler: Sampler) -> Accept
 
 
 def _chosen(logits_BV: Tensor, tree: DraftTree, node_B: Tensor, sampler: Sampler) -> tuple[Tensor, Tensor]:
-    """The target's next token and the child that holds it, or NOTHING: for children that were chosen, greedy ones included.
+    """Return the target's next token and the child that holds it, or NOTHING: for children that were chosen, as greedily.
 
     The token is drawn from the target's distribution p before it is compared with the children, which do not depend on the
     draw, so each token of the text has law p whatever the tree is. No exact rule keeps more: the emitted token has law p and
@@ -66,14 +64,14 @@ def _chosen(logits_BV: Tensor, tree: DraftTree, node_B: Tensor, sampler: Sampler
 
 
 def _along_chain(logits_BSV: Tensor, tree: DraftTree, sampler: Sampler) -> Acceptance:
-    """The rule of _chosen for a chain, at all of its nodes at once: how far the target's tokens are the chain's."""
+    """Follow the rule of _chosen for a chain, at all of its nodes at once: how far the target's tokens are the chain's."""
     tokens_BE = sampler.choose(logits_BSV.flatten(0, 1)).unflatten(0, logits_BSV.shape[:2])
     kept_B = (tree.tokens_BS[:, 1:] == tokens_BE[:, :-1]).cumprod(dim=1).sum(dim=1)
     return Acceptance(tree.depths_S.expand_as(tokens_BE), kept_B, tokens_BE)
 
 
 def _drawn(logits_BV: Tensor, tree: DraftTree, node_B: Tensor, sampler: Sampler) -> tuple[Tensor, Tensor]:
-    """Next token and its node, or NOTHING, after node_B of a chain drawn from the draft's q (Leviathan et al. 2023, 2.3).
+    """Return the next token and its node, or NOTHING, in a chain drawn from the draft's q (Leviathan et al. 2023, 2.3).
 
     The drawn x stays with probability min(1, p(x) / q(x)), else a token is drawn from max(0, p - q): token t then comes with
     min(p(t), q(t)) + max(0, p(t) - q(t)) = p(t). It keeps sum_t min(p(t), q(t)) of the tokens, where the draft's best token,

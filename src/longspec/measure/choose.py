@@ -17,24 +17,12 @@ from longspec.command_line import named_path
 from longspec.data.read.records import Text, to_messages_or_text
 from longspec.measure import lines
 from longspec.measure.estimates import FEWEST, acceptance, difference, drafted
-from longspec.measure.lines import Array, Evaluation
+from longspec.measure.lines import Evaluation
 from longspec.measure.tasks import Settings, parse
 
 Row = dict[str, Any]
 ONE_IN = 4  # of a task's records that are measured, the others are told
 Records = Mapping[str, list[int]]  # by dataset: lines of its held_out.jsonl from 0, as evaluations number records
-
-
-def parse_arguments(arguments: list[str]) -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(prog="python -m longspec.measure choose", description=__doc__)
-    parser.add_argument("--settings", required=True, type=json.loads, help="the evaluation section as JSON")
-    raw = "NAME=MANIFEST of the held-out records that prompts were drawn from"
-    parser.add_argument("--raw", required=True, nargs="+", type=named_path, help=raw)
-    measured = "a file of each stage, named after it, in the order of training"
-    parser.add_argument("--evaluations", required=True, nargs="+", type=Path, help=measured)
-    parser.add_argument("--out", required=True, type=Path, help="the choice as JSON")
-    return parser.parse_args(arguments)
 
 
 def choose(options: argparse.Namespace) -> None:
@@ -57,9 +45,8 @@ def set_apart(measured: Evaluation, tasks: Mapping[str, str], manifests: Mapping
     tasks: by name the dataset of each task of held-out records; manifests: by dataset, each beside its held_out.jsonl. The
     record of a task's first prompt is told, since the page shows that prompt's text.
     """
-    by_task = {task: _records(measured, measured.of_task(task)) for task in tasks}
-    first_P = measured["prompt"] == 0
-    first = {task: _records(measured, measured.of_task(task) & first_P) for task in tasks}
+    by_task = {task: set(measured["record"][measured.of_task(task)].tolist()) for task in tasks}
+    first = {task: measured["record"][measured.of_task(task) & (measured["prompt"] == 0)].tolist() for task in tasks}
     keys: dict[str, dict[int, str]] = {}
     for data in dict.fromkeys(tasks.values()):
         wanted = set[int]().union(*(by_task[task] for task in tasks if tasks[task] == data))
@@ -71,10 +58,6 @@ def set_apart(measured: Evaluation, tasks: Mapping[str, str], manifests: Mapping
         of_task = {keys[data][line] for line in by_task[task]}
         drawn.update(sorted(of_task - shown_texts)[: len(of_task) // ONE_IN])
     return {data: sorted(line for line, key in found.items() if key in drawn) for data, found in keys.items()}
-
-
-def _records(measured: Evaluation, chosen_P: Array) -> list[int]:
-    return sorted({int(line) for line in measured["record"][chosen_P]})
 
 
 def _key(record: Row, seed: int) -> str:
@@ -134,5 +117,13 @@ def best_of(found: Mapping[str, Row], against_last: Mapping[str, Row]) -> tuple[
 
 def main(arguments: list[str]) -> None:
     """Choose; a user's mistake is reported in one line."""
+    parser = argparse.ArgumentParser(prog="python -m longspec.measure choose", description=__doc__)
+    parser.add_argument("--settings", required=True, type=json.loads, help="the evaluation section as JSON")
+    raw = "NAME=MANIFEST of the held-out records that prompts were drawn from"
+    parser.add_argument("--raw", required=True, nargs="+", type=named_path, help=raw)
+    measured = "a file of each stage, named after it, in the order of training"
+    parser.add_argument("--evaluations", required=True, nargs="+", type=Path, help=measured)
+    parser.add_argument("--out", required=True, type=Path, help="the choice as JSON")
+    options = parser.parse_args(arguments)
     with shown.ending_for_mistakes():
-        choose(parse_arguments(arguments))
+        choose(options)

@@ -14,6 +14,7 @@ from scipy.special import stdtrit
 from longspec.measure.lines import Array, Evaluation
 
 LEVEL = 0.95  # of every interval
+FEWEST = 8  # records for an interval: below it too many intervals miss (benchmarks/interval_coverage.py)
 
 FloatArray = npt.NDArray[np.float64]
 Sums = tuple[npt.ArrayLike, npt.ArrayLike]  # over [N] and under [N], of one ratio
@@ -49,17 +50,10 @@ def estimate(*ratios: Sums, strata_N: npt.ArrayLike | None = None) -> dict[str, 
         ratio = over_N.sum() / under_N.sum()
         others_N = under_N.sum() - under_N if records > 1 else under_N
         mean, change_N = mean + sign * ratio, change_N + sign * (over_N - ratio * under_N) / others_N
-    variances = [_variance(change_N[strata == stratum]) for stratum in np.unique(strata)]
-    reach = float(stdtrit(max(records - len(variances), 1), (1 + LEVEL) / 2) * np.sqrt(sum(variances)))
+    by_task = [change_N[strata == stratum] for stratum in np.unique(strata)]
+    variance = sum(len(x_M) * np.var(x_M, ddof=1) if len(x_M) > 1 else x_M[0] ** 2 for x_M in by_task)
+    reach = float(stdtrit(max(records - len(by_task), 1), (1 + LEVEL) / 2) * np.sqrt(variance))
     return {"mean": float(mean), "low": float(mean - reach), "high": float(mean + reach)}
-
-
-def _variance(change_M: FloatArray) -> float:
-    """Return the variance of the sum of one task's changes, [M]."""
-    return float(len(change_M) * np.var(change_M, ddof=1)) if len(change_M) > 1 else float(change_M[0] ** 2)
-
-
-FEWEST = 8  # records for an interval: below it too many intervals miss (benchmarks/interval_coverage.py)
 
 
 def drafted(chosen_P: Array, *found: Evaluation) -> Array:
@@ -71,13 +65,11 @@ def drafted(chosen_P: Array, *found: Evaluation) -> Array:
     return chosen_P & np.all([one["rounds"] > 0 for one in found], axis=0)
 
 
-def ratio_of(found: Evaluation, over: str, under: str, chosen_P: Array) -> dict[str, Any]:
-    """Return the ratio of two columns' sums over the chosen prompts, [P] boolean; no interval below FEWEST records."""
-    return _estimate([(found, over, under)], chosen_P)
+def ratio_of(chosen_P: Array, *ratios: tuple[Evaluation, str, str]) -> dict[str, Any]:
+    """Return the ratio of two columns' sums over the chosen prompts, [P] boolean; no interval below FEWEST records.
 
-
-def _estimate(ratios: list[tuple[Evaluation, str, str]], chosen_P: Array) -> dict[str, Any]:
-    """Return one ratio of sums, or the first less the second."""
+    Of two ratios it is the first less the second.
+    """
     inside_P = drafted(chosen_P, *(found for found, _, _ in ratios))
     first, columns = ratios[0][0], [found[name][inside_P] for found, *names in ratios for name in names]
     tasks_N, sums = sums_by_record(first["task"][inside_P], first["record"][inside_P], *columns)
@@ -90,11 +82,11 @@ def acceptance(found: Evaluation, chosen_P: Array) -> dict[str, Any]:
     inside_P = drafted(chosen_P, found)
     tasks_N, (new_N,) = sums_by_record(*(found[name][inside_P] for name in ("task", "record", "new_tokens")))
     counts = {"prompts": int(chosen_P.sum()), "tokens": int(new_N.sum()), "documents": len(tasks_N)}
-    return ratio_of(found, "new_tokens", "rounds", chosen_P) | counts
+    return ratio_of(chosen_P, (found, "new_tokens", "rounds")) | counts
 
 
 def difference(new: Evaluation, old: Evaluation, chosen_P: Array) -> dict[str, Any]:
     """Return the paired difference in acceptance length; `improved`: its whole interval lies above 0."""
-    found = _estimate([(one, "new_tokens", "rounds") for one in (new, old)], chosen_P)
+    found = ratio_of(chosen_P, (new, "new_tokens", "rounds"), (old, "new_tokens", "rounds"))
     improved = None if found["low"] is None else found["low"] > 0
     return {"difference": found["mean"], "low": found["low"], "high": found["high"], "improved": improved}

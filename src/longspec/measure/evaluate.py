@@ -33,7 +33,7 @@ from longspec.measure import served, tasks
 from longspec.measure.lines import Line, Work, key_of, key_text, summarize
 from longspec.measure.measurer import Measurer
 from longspec.measure.prompts import all_prompts
-from longspec.measure.served_lines import PLAIN, ServedMeasurer
+from longspec.measure.served import PLAIN, ServedMeasurer
 from longspec.methods import decoded_vocabulary, method_of
 from longspec.models.attention import flash
 from longspec.models.target import join_ranks, place_target, resolve_dtype
@@ -53,23 +53,21 @@ def read_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--draft", type=Path, help="the draft's folder")
     parser.add_argument("--recipe", type=Path, required=True, help="the stage's recipe.yaml (its draft settings and seed)")
     parser.add_argument("--vocabulary", type=Path, help="tokens that the draft can propose, or is to; default: all")
-    parser.add_argument("--engine", choices=(tasks.OURS, tasks.VLLM), help="what decodes; default: the settings' `engine`")
+    more = argparse.SUPPRESS  # what is not given stands in the settings
+    parser.add_argument("--engine", choices=(tasks.OURS, tasks.VLLM), default=more, help="what decodes; default: the settings'")
     python = f"interpreter of vLLM's environment; default: the settings' `serve_python`, {tasks.SERVE_PYTHON}"
-    parser.add_argument("--serve-python", metavar="PATH", help=python)
+    parser.add_argument("--serve-python", metavar="PATH", default=more, help=python)
     parser.add_argument("--out", type=Path, required=True, help="JSON lines, one a prompt, temperature and shape")
     options = parser.parse_args(arguments)
     if options.drafter not in BASELINES and options.draft is None:
         parser.error(f"--drafter {options.drafter} needs --draft, the draft's folder")
-    named = {"engine": options.engine, "serve_python": options.serve_python}
-    options.settings |= {name: value for name, value in named.items() if value is not None}
+    options.settings |= {name: value for name, value in vars(options).items() if name in ("engine", "serve_python")}
     return options
 
 
 def read_vocabulary(options: argparse.Namespace, target: Any, recipe: Any) -> DraftVocabulary | None:
     """Return the tokens that the drafter proposes; None for all. Raises ValueError where they do not fit recipe or target."""
-    if options.drafter == LOOKUP:
-        return None
-    vocabulary = decoded_vocabulary(recipe, options.vocabulary)
+    vocabulary = None if options.drafter == LOOKUP else decoded_vocabulary(recipe, options.vocabulary)
     if vocabulary is not None:
         tokenizer = tokenizer_hash(read_json(options.target)["files"])
         vocabulary.check_tokens(options.vocabulary, target.config.vocab_size, options.target, tokenizer)
@@ -77,11 +75,11 @@ def read_vocabulary(options: argparse.Namespace, target: Any, recipe: Any) -> Dr
 
 
 def make_drafter(
-    options: argparse.Namespace, target: Any, recipe: Any, vocabulary: DraftVocabulary | None, copied: int | None = None
+    options: argparse.Namespace, target: Any, recipe: Any, vocabulary: DraftVocabulary | None, copied: int | None
 ) -> Drafter:
     """Make the drafter to measure: prompt lookup, a draft of trained weights or of fresh ones of the recipe's seed, or both.
 
-    copied: most tokens of prompt lookup beside a draft; None is refused by a ValueError where they are asked for.
+    copied: most tokens of prompt lookup beside a draft. Raises ValueError where they are asked for and None.
     """
     if options.drafter == LOOKUP:
         return LookupDrafter()
@@ -103,8 +101,7 @@ def identity_of(
     options: argparse.Namespace, target: Any, section: tasks.Settings, vocabulary: DraftVocabulary | None
 ) -> Identity:
     """Return what decides a line of the results, besides its prompt and setting."""
-    # This package's commit is not known everywhere, and says nothing of changes.
-    code = sorted(Path(__file__).parents[1].rglob("*.py"))
+    code = sorted(Path(__file__).parents[1].rglob("*.py"))  # this package's commit is not known everywhere
     device = target.device
     return {
         "drafter": options.drafter,
@@ -152,8 +149,8 @@ def measurer_of(
         yield Measurer(target, tokenizer, drafter, eos, section.repeats, section.seed, with_costs=is_trained)
         return
     with served.served_draft(options.drafter, options.draft, target, recipe, vocabulary) as (method, folder):
-        engine = served.Engine(section.serve_python, target, method, folder, section.repeats)
-        yield ServedMeasurer(engine, tokenizer, sorted(eos), section.seed)
+        python, repeats = section.serve_python, section.repeats
+        yield ServedMeasurer(python, target, method, folder, repeats, tokenizer, sorted(eos), section.seed)
 
 
 def evaluate(options: argparse.Namespace, ranks: Ranks = ALONE) -> None:
@@ -169,16 +166,16 @@ def evaluate(options: argparse.Namespace, ranks: Ranks = ALONE) -> None:
     key = "recipe.precision" if section.precision is None else "evaluation.precision"
     dtype = resolve_dtype(section.precision or recipe.precision, key)
     device = own_device(ranks)
-    in_vllm = section.engine == tasks.VLLM
-    if in_vllm and ranks.world_size > 1:
-        raise ValueError(f"evaluation.engine: vllm: was started on {ranks.world_size} ranks; start one, without torchrun")
-    join_ranks(ranks)
-    engine: dict[str, Any]
-    if in_vllm:
-        engine = {"engine": served.versions(section.serve_python)}
+    engine: dict[str, Any] = {}
+    if section.engine == tasks.VLLM:
+        if ranks.world_size > 1:
+            raise ValueError(f"evaluation.engine: vllm: was started on {ranks.world_size} ranks; start one, without torchrun")
+        engine["engine"] = served.versions(section.serve_python)
         target: Any = served.served_target(path, dtype, device)
     else:
-        engine, target = {"ranks": ranks.world_size} if ranks.world_size > 1 else {}, place_target(path, dtype, ranks)
+        join_ranks(ranks)
+        engine |= {"ranks": ranks.world_size} if ranks.world_size > 1 else {}
+        target = place_target(path, dtype, ranks)
     vocabulary = read_vocabulary(options, target, recipe)
     with measurer_of(options, target, recipe, section, vocabulary) as measurer:
         prompts = all_prompts(dict(options.raw), section, measurer.tokenizer, position_limit(target.config))

@@ -43,39 +43,36 @@ def count(rows: list[Row]) -> Row:
     return {"gates": len(rows), "judged": len(rows) - passed.count(None), "failed": passed.count(False)}
 
 
-def _unjudged(gate: str, task: str | None, what: str, limit: float, why: str) -> Row:
+def _row(gate: str, task: str | None, what: str, limit: float, why: str = "", *figures: Row) -> Row:
+    """Return a comparison that is judged by two figures, unless `why` not or they rest on too few records."""
     row: Row = {"gate": gate, "task": task, "what": what, "limit": limit, "why": why}
-    return row | {"before": None, "after": None, "lost": None, "passed": None}
-
-
-def _judged(gate: str, task: str, what: str, limit: float, before: Row, after: Row) -> Row:
-    lost, why = 1 - after["mean"] / before["mean"], ""
-    fewest = min(before["documents"], after["documents"])
+    if not figures:
+        return row | {"before": None, "after": None, "lost": None, "passed": None}
+    before, after = figures
+    lost, fewest = 1 - after["mean"] / before["mean"], min(before["documents"], after["documents"])
     if fewest < FEWEST:
-        why = f"{fewest} {'record is' if fewest == 1 else 'records are'} too few to judge by; {FEWEST} are needed"
-    row = _unjudged(gate, task, what, limit, why)
-    return row | {"before": before, "after": after, "lost": lost, "passed": None if why else lost <= limit}
+        row["why"] = f"{fewest} {'record is' if fewest == 1 else 'records are'} too few to judge by; {FEWEST} are needed"
+    return row | {"before": before, "after": after, "lost": lost, "passed": None if row["why"] else lost <= limit}
 
 
 def _forgetting(stages: Mapping[str, str], final: str, measured: Measured, settings: Settings, limit: float) -> Iterator[Row]:
     """Compare each stage with those before it, on the tasks of their data: for each dataset, the last that trained on it."""
     if len(stages) == 1:
-        yield _unjudged("forgetting", None, final, limit, "there is no stage before it")
-    for before, stage in _earlier(stages):
+        yield _row("forgetting", None, final, limit, "there is no stage before it")
+    for before, stage in _pairs(stages):
         data = stages[before]
         own = [name for name, task in settings.tasks.items() if task.origin == data]
         what = f"{stage} after {before}, on {data}"
         if stages[stage] == data:
-            yield _unjudged("forgetting", None, what, limit, f"both stages train on {data}")
+            yield _row("forgetting", None, what, limit, f"both stages train on {data}")
         elif not own:
-            yield _unjudged("forgetting", None, what, limit, f"no task measures {data}")
+            yield _row("forgetting", None, what, limit, f"no task measures {data}")
         for task in own if stages[stage] != data else []:
             found = [acceptance(measured[name], measured[name].of_task(task)) for name in (before, stage)]
-            yield _judged("forgetting", task, what, limit, *found)
+            yield _row("forgetting", task, what, limit, "", *found)
 
 
-def _earlier(stages: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the pairs of an earlier and a later stage to compare."""
+def _pairs(stages: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     names = list(stages)
     for number, stage in enumerate(names[1:], 1):
         last_on = {stages[before]: before for before in names[:number]}
@@ -93,17 +90,17 @@ def _context(final: str, measured: Evaluation, settings: Settings, limit: float)
         inside = {bucket_name(bucket): each_P for bucket, each_P in buckets.items() if measured["rounds"][each_P].sum()}
         if len(inside) < 2:
             why = f"all contexts of {task} lie in one bucket"
-            yield _unjudged("context", task, f"{final}, {next(iter(inside))} alone", limit, why)
+            yield _row("context", task, f"{final}, {next(iter(inside))} alone", limit, why)
             continue
         found = {name: acceptance(measured, each_P) for name, each_P in inside.items()}
         enough = [name for name, figure in found.items() if figure["documents"] >= FEWEST]
         first, *_, last = enough if len(enough) > 1 else found
-        yield _judged("context", task, f"{final}, {last} against {first}", limit, found[first], found[last])
+        yield _row("context", task, f"{final}, {last} against {first}", limit, "", found[first], found[last])
 
 
 def told(row: Row) -> str:
     """Return a gate's figures in one line."""
-    name = f"{row['gate']}: {row['what']}" + (f", task {row['task']}" if row["task"] else "")
+    name = f"{row['variant']}: {row['gate']}: {row['what']}" + (f", task {row['task']}" if row["task"] else "")
     if row["passed"] is None:
         return f"{name}: not judged, {row['why']}"
     before, after = row["before"]["mean"], row["after"]["mean"]
@@ -117,15 +114,13 @@ def check(report: Path, out: Path) -> None:
     """
     rows = [{"variant": variant} | row for variant, held in read_json(report)["gates"].items() for row in held]
     for row in rows:
-        print(f"{row['variant']}: {told(row)}")
+        print(told(row))
     judged = sum(row["passed"] is not None for row in rows)
     print(f"{judged} of {len(rows)} comparisons of the gates judged; {len(rows) - judged} not")
-    failed = [f"{row['variant']}: {told(row)}" for row in rows if row["passed"] is False]
-    if failed:
-        page = report.with_suffix(".html")
+    if failed := [told(row) for row in rows if row["passed"] is False]:
         raise shown.ManyLinesError(
-            f"{len(failed)} of {len(rows)} comparisons of the gates failed; {page} shows why, and `gates` in"
-            " config/workflow.yaml holds the limits:",
+            f"{len(failed)} of {len(rows)} comparisons of the gates failed; {report.with_suffix('.html')} shows why, and "
+            "`gates` in config/workflow.yaml holds the limits:",
             *failed,
         )
     write_json(out, rows)

@@ -16,11 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from longspec import jsonl
+from longspec.chain_length import pooled
 from longspec.measure.tasks import OURS, Prompt, Setting, Settings
 
 Line = dict[str, Any]
 Work = dict[str, tuple[Prompt, Setting]]  # by key_text
 Array = npt.NDArray[Any]
+# From a place, the plain text's token there and the other one: how far plain decoding's logits of the two lie apart, and how
+# far those of a near-tie may.
+Gap = Callable[[int, int, int], tuple[float, float]]
 EDGES = (0, 1024, 2048, 4096, 8192, 16384, 32768)  # the first context length of each bucket, in tokens; the last is open
 KEY = ("task", "prompt", "temperature", "shape", "prompt_hash")  # fields that identify a line
 COUNTS = ("prompt", "record", "context_tokens", "new_tokens", "rounds")
@@ -43,12 +47,8 @@ class Comparison:
     margin_allowed: float | None = None
 
 
-def judge(plain: list[int], speculative: list[int], gap: Callable[[int, int, int], tuple[float, float]]) -> Comparison:
-    """Compare two texts up to and including the first difference: after it they are different texts.
-
-    gap: from a place, the plain text's token there and the other one, how far plain decoding's logits of the two lie apart and
-    how far those of a near-tie may.
-    """
+def judge(plain: list[int], speculative: list[int], gap: Gap) -> Comparison:
+    """Compare two texts up to and including the first difference: after it they are different texts."""
     for place, (left, right) in enumerate(zip(plain, speculative, strict=False)):
         if left != right:
             margin, allowed = gap(place, left, right)
@@ -56,8 +56,14 @@ def judge(plain: list[int], speculative: list[int], gap: Callable[[int, int, int
     return Comparison(min(len(plain), len(speculative)), int(len(speculative) != len(plain)), 0)
 
 
-def refuse_fault(prompt: Prompt, setting: Setting, verdict: Comparison, plain: list[int], fast: list[int]) -> None:
-    """Raise ValueError when the text differs from plain decoding by more than a near-tie."""
+def verdict_of(prompt: Prompt, setting: Setting, plain: list[int], fast: list[int], gap: Gap) -> Comparison:
+    """Compare a greedy text with that without draft; nothing of a sampled one is compared.
+
+    Raises ValueError when the texts differ by more than a near-tie.
+    """
+    if setting.temperature > 0:
+        return Comparison(0, 0, 0)
+    verdict = judge(plain, fast, gap)
     if verdict.mismatches > verdict.near_ties:
         place = verdict.tokens_compared
         if verdict.margin is None:
@@ -68,22 +74,19 @@ def refuse_fault(prompt: Prompt, setting: Setting, verdict: Comparison, plain: l
             f"{prompt.task}, prompt {prompt.number}, {setting}: other tokens than plain decoding at token {place} "
             f"({plain[place - 1 : place]} became {fast[place - 1 : place]}; {why}): decoding is not lossless"
         )
+    return verdict
 
 
-def key_of(prompt: Prompt, setting: Setting) -> Line:
-    """Return the fields of KEY."""
-    shape = setting.shape if isinstance(setting.shape, int) else list(setting.shape)
-    return dict(zip(KEY, (prompt.task, prompt.number, setting.temperature, shape, prompt.hash), strict=True))
+def key_of(prompt: Prompt, setting: Setting, *, drafted: bool = True) -> Line:
+    """Return the fields of KEY; a text without draft has no shape."""
+    shape = list(setting.shape) if isinstance(setting.shape, tuple) else setting.shape
+    values = (prompt.task, prompt.number, setting.temperature, shape if drafted else None, prompt.hash)
+    return dict(zip(KEY, values, strict=True))
 
 
 def key_text(line: Line) -> str:
     """Return the fields of KEY of a line as one text."""
     return json.dumps([line.get(name) for name in KEY])
-
-
-def plain_key(prompt: Prompt, setting: Setting) -> str:
-    """Return the key_text of a text without draft, which has no shape."""
-    return key_text(key_of(prompt, setting) | {"shape": None})
 
 
 @dataclass(frozen=True)
@@ -155,7 +158,6 @@ def check_pairs(first: Evaluation, other: Evaluation) -> None:
 
 
 def bucket_of(context_tokens: int) -> int:
-    """Return the number of the bucket that a context length lies in."""
     return bisect_right(EDGES, context_tokens) - 1
 
 
@@ -187,8 +189,7 @@ def _figures(bucket: int, lines: list[Line]) -> Line:
     sums = {name: sum(line[name] for line in lines) for name in SUMS}
     told = [name for name in SECONDS if all(line[name] is not None for line in lines)]  # an engine may not tell all
     seconds = dict.fromkeys(SECONDS) | {name: sum(line[name] for line in lines) for name in told}
-    by_place = zip(*(line["positions"] for line in lines), strict=True)
-    positions = [[sum(counts) for counts in zip(*pairs, strict=True)] for pairs in by_place]
+    positions = pooled(0.0, [line["positions"] for line in lines]).positions
     return {
         **{name: lines[0][name] for name in ("task", "temperature", "shape")},
         "context": bucket_name(bucket),

@@ -20,7 +20,7 @@ from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import Decoded, speculate
 from longspec.decode.texts import Row
 from longspec.journal import Followed, Journal
-from longspec.measure.lines import Comparison, Line, Work, judge, key_of, plain_key, refuse_fault
+from longspec.measure.lines import SECONDS, Comparison, Gap, Line, Work, key_of, verdict_of
 from longspec.measure.sample import sample_of
 from longspec.measure.tasks import Prompt, Setting
 
@@ -47,7 +47,7 @@ class Measurer:
             first = next(prompt for prompt, other in work.values() if other == setting)
             replace(self, repeats=1, with_costs=False).measure(first, [setting])
         found = {}
-        for _, same in groupby(work.items(), key=lambda each: plain_key(*each[1])):
+        for _, same in groupby(work.items(), key=lambda each: key_of(*each[1], drafted=False)):
             keys, items = zip(*same, strict=True)
             for key, line in zip(keys, self.measure(items[0][0], [setting for _, setting in items]), strict=True):
                 found[key] = line
@@ -73,10 +73,13 @@ class Measurer:
                     sampler = Sampler(temperature, generator=self._generator(prompt, f"temperature {temperature:g}"))
                     # The prompt's forward brings a token beside those that are asked for.
                     plain = decode_plain(self.target, start, prompt.new_tokens + 1, self.eos, sampler)
-                else:
-                    runs[setting].append(self._speculative(start, prompt, setting))
+                    continue
+                options: dict[str, Any] = {"shape": setting.shape, "temperature": temperature, "eos": self.eos}
+                options |= {"max_new_tokens": prompt.new_tokens + 1, "generator": self._generator(prompt, str(setting))}
+                runs[setting].append(speculate(self.target, self.drafter, start, **options))
             if repeat == 0:  # the others draw the same tokens
-                verdicts = {setting: verdict_of(prompt, setting, plain, runs[setting][0]) for setting in settings}
+                texts = {setting: runs[setting][0].rows[0].ids for setting in settings}
+                verdicts = {each: verdict_of(prompt, each, plain.ids, ids, gap_of(plain)) for each, ids in texts.items()}
             plain.logits.clear()  # a vocabulary for each token
             seconds_plain.append(plain.seconds)
         of_token = median_low(seconds_plain) / max(1, len(plain.ids) - 1)
@@ -87,28 +90,11 @@ class Measurer:
     ) -> Line:
         """Return the line of one setting. All its times are of the repeat with the median total, so that they add up to it."""
         decoded = sorted(runs, key=lambda run: run.seconds)[(len(runs) - 1) // 2]
-        (fast,) = decoded.rows
-        seconds = {
-            "seconds_speculative": decoded.seconds,
-            "seconds_draft": decoded.seconds_draft,
-            "seconds_target": decoded.seconds_target,
-        }
-        line = line_of(self.tokenizer, prompt, setting, fast, verdict, plain, seconds)
+        seconds = (decoded.seconds, decoded.seconds_draft, decoded.seconds_target)
+        line = line_of(self.tokenizer, prompt, setting, decoded.rows[0], verdict, plain, seconds)
         if prompt.number == 0 and self.with_costs and setting.temperature == 0 and isinstance(setting.shape, int):
             line["seconds_by_chain"] = vars(measure_costs(self.target, self.drafter, start, min(setting.shape, LONGEST)))
         return line
-
-    def _speculative(self, start: Prefilled, prompt: Prompt, setting: Setting) -> Decoded:
-        return speculate(
-            self.target,
-            self.drafter,
-            start,
-            max_new_tokens=prompt.new_tokens + 1,
-            shape=setting.shape,
-            temperature=setting.temperature,
-            eos=self.eos,
-            generator=self._generator(prompt, str(setting)),
-        )
 
     def _generator(self, prompt: Prompt, setting: str) -> torch.Generator:
         """Return draws that depend on what is decoded alone, so that an evaluation that was killed ends in the same texts."""
@@ -116,34 +102,22 @@ class Measurer:
         return torch.Generator(self.target.device).manual_seed(int(sha256_text(name)[:15], 16))
 
 
-def compare(plain: Plain, speculative: list[int]) -> Comparison:
-    """Compare with plain decoding.
-
-    A mismatch is a near-tie when plain decoding's own logits gave the other token as much as the best one, up to the
-    rounding noise of the dtype.
-    """
+def gap_of(plain: Plain) -> Gap:
+    """Return how far plain decoding's own logits lie apart, and how far the rounding noise of the dtype may move them."""
 
     def gap(place: int, own: int, other: int) -> tuple[float, float]:
         logits_V = plain.logits[place]
         return float(logits_V[own] - logits_V[other]), near_tie_margin(logits_V)
 
-    return judge(plain.ids, speculative, gap)
-
-
-def verdict_of(prompt: Prompt, setting: Setting, plain: Plain, decoded: Decoded) -> Comparison:
-    """Compare a text with that without draft. Raises ValueError when greedy text differs by more than a near-tie."""
-    (fast,) = decoded.rows
-    verdict = compare(plain, fast.ids) if setting.temperature == 0 else Comparison(0, 0, 0)
-    refuse_fault(prompt, setting, verdict, plain.ids, fast.ids)
-    return verdict
+    return gap
 
 
 def line_of(
-    tokenizer: Any, prompt: Prompt, setting: Setting, row: Row, verdict: Comparison, plain: float, seconds: Line
+    tokenizer: Any, prompt: Prompt, setting: Setting, row: Row, verdict: Comparison, plain: float, seconds: tuple[Any, ...]
 ) -> Line:
     """Return a line; that of a task's first prompt keeps what was drafted for it too.
 
-    plain: seconds of a token by plain decoding; seconds: the fields that tell of the speculative.
+    plain: seconds of a token by plain decoding; seconds: of the speculative, then of its draft and target, None if unknown.
     """
     sample = {"sample": sample_of(tokenizer, prompt.ids, row.ids, row.accepted)} if prompt.number == 0 else {}
     return {
@@ -158,8 +132,7 @@ def line_of(
         "acceptance_length": row.new_tokens / max(1, row.rounds),
         **vars(verdict),
         # Scaled to as many tokens: the last speculative round may bring more than were asked for.
-        "seconds_plain": plain * row.new_tokens,
-        **seconds,
+        **dict(zip(SECONDS, (plain * row.new_tokens, *seconds), strict=True)),
         "tokens": row.ids,
         "reference": prompt.reference,
     } | sample

@@ -1,9 +1,7 @@
 """The records that a task's prompts are made of, as its files hold them. No torch: the plan reads the first of them."""
 
-import shutil
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -37,9 +35,15 @@ def files_of(name: str, task: Benchmark) -> list[Path]:
 def read_records(path: Path, member: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield every record of a file with its place; of a zip archive those of its file `member`.
 
-    Raises ValueError for a line that holds none, and for an archive that is damaged or has no such file.
+    Raises ValueError for a line that holds none, and for an archive without such a file.
     """
-    with _unpacked(path, member) as plain:
+    with TemporaryDirectory() as folder:
+        plain = path
+        if member:
+            with zipfile.ZipFile(path) as archive:
+                if member not in archive.namelist():
+                    raise ValueError(f"{path}: has no file {member}; name one that it has as the task's `member`")
+                plain = Path(archive.extract(member, folder))
         for item in source_files.read(plain, MAX_LINE_BYTES):
             told = f"{path}/{member}" if member else item.file
             if isinstance(item, Note):
@@ -49,23 +53,3 @@ def read_records(path: Path, member: str = "") -> Iterator[tuple[str, dict[str, 
             if item.record is None:
                 raise ValueError(f"{place}: {item.error}; correct or remove the line")
             yield place, item.record
-
-
-@contextmanager
-def _unpacked(path: Path, member: str) -> Iterator[Path]:
-    """Yield the file `member` of an archive as a file, for the length of a block; without a member the path itself."""
-    if not member:
-        yield path
-        return
-    with TemporaryDirectory() as folder:
-        plain = Path(folder, Path(member).name)
-        try:
-            with zipfile.ZipFile(path) as archive, archive.open(member) as packed, plain.open("wb") as handle:
-                shutil.copyfileobj(packed, handle)
-        except KeyError:
-            raise ValueError(f"{path}: has no file {member}; name one that it has as the task's `member`") from None
-        except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError) as error:
-            raise ValueError(
-                f"{path}: {member}: {error}; the archive is damaged or of an unknown kind: get it again"
-            ) from error
-        yield plain

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from longspec import jsonl
-from longspec.atomic_files import checked_file, read_json
+from longspec.atomic_files import checked_file
 from longspec.data.align.fields import compose, found
 from longspec.data.chat.encoding import Encoder
 from longspec.data.chat.special_tokens import LayoutError
@@ -40,13 +40,15 @@ def all_prompts(raw: Mapping[str, Path], section: Settings, tokenizer: Any, posi
 def draw_prompts(name: str, task: HeldOut, raw_manifest: Path, count: int, tokenizer: Any, seed: int) -> list[Prompt]:
     """Draw `count` prompts of a task, a function of (seed, name) alone.
 
-    Of plain text any stretch is taken, of a conversation its beginning, since a chat does not start in its middle. Raises
-    ValueError when no held-out record is long enough.
+    Of plain text any stretch is taken, of a conversation its beginning, since a chat does not start in its middle; or whole
+    questions, as the task says. Raises ValueError when no held-out record is long enough.
     """
-    generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, *name.encode()])))
-    if task.whole_questions is True or (task.whole_questions == AUTO and _has_questions(raw_manifest)):
-        return _draw_questions(name, task, raw_manifest, count, tokenizer, generator)
+    generator = np.random.default_rng([seed, *name.encode()])
     path, context = checked_file(raw_manifest, "held_out.jsonl"), task.context
+    first = next(iter(jsonl.read(path)), None)
+    is_chat = first is not None and isinstance(to_messages_or_text(first, unanswered=True), Chat)
+    if task.whole_questions is True or (task.whole_questions == AUTO and is_chat):
+        return _draw_questions(name, task, path, count, tokenizer, generator)
     documents, refused = [], 0
     for line, record in enumerate(jsonl.read(path)):
         try:
@@ -56,11 +58,12 @@ def draw_prompts(name: str, task: HeldOut, raw_manifest: Path, count: int, token
             continue
         if len(ids_S) >= context[0] + ROOM_AFTER:
             documents.append((line, ids_S, bool(answer_mask_S.all())))
-    _tell_refused(path, refused)
+    if refused:
+        log(f"{path}: {refused} held-out records left out: they cannot be laid out")
     if not documents:
         raise ValueError(
             f"{path}: no record has {context[0] + ROOM_AFTER} tokens, as evaluation.tasks.{name}.context needs; lower it, "
-            f"or hold out more of {read_json(raw_manifest)['name']}"
+            f"or hold out more of {task.data}"
         )
     order = generator.permutation(len(documents))
     prompts = []
@@ -69,20 +72,8 @@ def draw_prompts(name: str, task: HeldOut, raw_manifest: Path, count: int, token
         longest = min(context[1], len(ids_S) - ROOM_AFTER)
         length = int(generator.integers(context[0], longest + 1))
         start = int(generator.integers(0, len(ids_S) - ROOM_AFTER - length + 1)) if is_text else 0
-        ids = ids_S[start : start + length].tolist()
-        prompts.append(Prompt(name, number, line, ids, task.new_tokens))
+        prompts.append(Prompt(name, number, line, ids_S[start : start + length].tolist(), task.new_tokens))
     return prompts
-
-
-def _has_questions(raw_manifest: Path) -> bool:
-    """Tell whether the first held-out record is a conversation."""
-    first = next(iter(jsonl.read(checked_file(raw_manifest, "held_out.jsonl"))), None)
-    return first is not None and isinstance(to_messages_or_text(first, unanswered=True), Chat)
-
-
-def _tell_refused(path: Path, refused: int) -> None:
-    if refused:
-        log(f"{path}: {refused} held-out records left out: they cannot be laid out")
 
 
 def _questions(record: dict[str, Any]) -> list[Chat]:
@@ -100,25 +91,24 @@ def _questions(record: dict[str, Any]) -> list[Chat]:
 
 
 def _draw_questions(
-    name: str, task: HeldOut, raw_manifest: Path, count: int, tokenizer: Any, generator: np.random.Generator
+    name: str, task: HeldOut, path: Path, count: int, tokenizer: Any, generator: np.random.Generator
 ) -> list[Prompt]:
     """Draw `count` whole questions, each of another record; of fewer records that have one of the length asked for, all."""
-    path, encoder = checked_file(raw_manifest, "held_out.jsonl"), Encoder(tokenizer)
-    candidates, refused = [], []
+    encoder, candidates, refused = Encoder(tokenizer), [], []
     for line, record in enumerate(jsonl.read(path)):
         asked = encoder.requests(_questions(record))
-        if asked and all(isinstance(ids, LayoutError) for ids in asked):
+        whole = [ids for ids in asked if not isinstance(ids, LayoutError)]
+        if asked and not whole:
             refused.append(str(asked[0]))
-        fitting = [ids for ids in asked if not isinstance(ids, LayoutError) and task.context[0] <= len(ids) <= task.context[1]]
-        if fitting:
+        if fitting := [ids for ids in whole if task.context[0] <= len(ids) <= task.context[1]]:
             candidates.append((line, fitting))
-    _tell_refused(path, len(refused))
-    if not candidates and refused:
-        raise ValueError(f"{path}: {len(refused)} records hold no question that can be asked whole, such as: {refused[0]}")
+    if refused:
+        log(f"{path}: {len(refused)} held-out records left out: they cannot be laid out, such as: {refused[0]}")
     if not candidates:
         raise ValueError(
             f"{path}: no question has {task.context[0]} to {task.context[1]} tokens, as evaluation.tasks.{name}.context asks; "
-            f"widen it, or hold out more of {read_json(raw_manifest)['name']}"
+            f"widen it, or hold out more of {task.data}"
+            + (f"; {len(refused)} cannot be asked whole, such as: {refused[0]}" if refused else "")
         )
     if len(candidates) < count:
         log(f"{name}: {len(candidates)} questions of this length, fewer than the {count} prompts asked for; all are taken")
@@ -147,28 +137,21 @@ def read_prompts(name: str, task: Benchmark, count: int, tokenizer: Any, seed: i
     longest = min(task.longest or room, room)
     prompts = []
     for number, record in enumerate(drawn):
-        place, fields = records[record]
+        (place, fields), cut = records[record], 0
         try:
             made = lay_out(fields)
             assert isinstance(made, dict)
-            text, cut = _cut(tokenizer, encoder, made["prompt"], longest)
+            text = made["prompt"]
+            if len(whole := encoder.prompt(text, chat=False)) > longest:
+                ends = (whole[: longest // 2], whole[-(longest // 2) :])
+                text = "".join(tokenizer.decode(part, skip_special_tokens=True) for part in ends)
+                cut = len(whole) - sum(map(len, ends))
             ids = encoder.prompt(text, chat=task.chat)
             beside = found(fields, task.reference) if task.reference else None  # the answer to read beside the target's
             reference = None if beside is None else check_characters(beside, task.reference)
         except (RecordError, LayoutError) as error:
             raise ValueError(f"{place}: {error}; correct it, or evaluation.tasks.{name}") from error
         prompts.append(Prompt(name, number, record, ids, task.new_tokens, reference, cut))
-    if any(prompt.cut_tokens for prompt in prompts):
-        count_cut = sum(prompt.cut_tokens > 0 for prompt in prompts)
+    if count_cut := sum(prompt.cut_tokens > 0 for prompt in prompts):
         log(f"{name}: {count_cut} of {len(prompts)} prompts cut in their middle to {longest} tokens")
     return prompts
-
-
-def _cut(tokenizer: Any, encoder: Encoder, text: str, longest: int) -> tuple[str, int]:
-    """Return the text without its middle, and how many tokens that was; as it is when it is short enough."""
-    ids = encoder.prompt(text, chat=False)
-    if len(ids) <= longest:
-        return text, 0
-    half = longest // 2
-    ends = [tokenizer.decode(part, skip_special_tokens=True) for part in (ids[:half], ids[-half:])]
-    return "".join(ends), len(ids) - 2 * half

@@ -1,5 +1,6 @@
 """One text with what was drafted and kept of it, round by round: the report colours it by that."""
 
+from os.path import commonprefix
 from typing import Any
 
 BEFORE = 48  # tokens of the prompt that are shown before the text
@@ -13,10 +14,11 @@ def sample_of(tokenizer: Any, prompt: list[int], ids: list[int], accepted: list[
     ids: the text; accepted: tokens kept in each round. The first token comes from the prompt's forward, of no round.
     """
     depths = [0, *(depth for kept in accepted for depth in (*range(1, kept + 1), 0))]
-    whole = prompt[-BEFORE:] + ids[:LONGEST]
-    start = len(whole) - len(ids[:LONGEST])
-    tokens = [{"text": text, "depth": depth} for text, depth in zip(_pieces(tokenizer, whole, start), depths, strict=False)]
-    return {"before": tokenizer.decode(whole[:start]), "tokens": tokens}
+    before, shown = prompt[-BEFORE:], ids[:LONGEST]
+    pieces = Pieces(tokenizer, before)
+    texts = [pieces.text_of(token, place + 1 == len(shown)) for place, token in enumerate(shown)]
+    tokens = [{"text": text, "depth": depth} for text, depth in zip(texts, depths, strict=False)]
+    return {"before": tokenizer.decode(before), "tokens": tokens}
 
 
 class Pieces:
@@ -31,22 +33,10 @@ class Pieces:
     def text_of(self, token: int, is_last: bool = False) -> str:
         """Return the text that a token adds; of the last one also a character that is not whole."""
         self.ids.append(token)
-        text = _added(self.tokenizer, self.ids[: self.begun], self.ids[self.begun :])
-        if text.endswith("\ufffd") and not is_last:
+        first = max(0, self.begun - READ_ALONG)
+        without, together = (str(self.tokenizer.decode(self.ids[first:end])) for end in (self.begun, len(self.ids)))
+        added = together[len(commonprefix([without, together])) :]  # noqa: RUF071
+        if added.endswith("\ufffd") and not is_last:
             return ""
         self.begun = len(self.ids)
-        return text
-
-
-def _pieces(tokenizer: Any, ids: list[int], start: int) -> list[str]:
-    """Return the text of each token from `start` on."""
-    pieces = Pieces(tokenizer, ids[:start])
-    return [pieces.text_of(token, place + 1 == len(ids)) for place, token in enumerate(ids[start:], start)]
-
-
-def _added(tokenizer: Any, before: list[int], new: list[int]) -> str:
-    """Return the text that new tokens add behind others."""
-    before = before[-READ_ALONG:]
-    without, together = tokenizer.decode(before), tokenizer.decode(before + new)
-    same = next((place for place, (a, b) in enumerate(zip(without, together, strict=False)) if a != b), len(without))
-    return str(together[same:])
+        return added

@@ -1,12 +1,16 @@
-"""An engine in an environment of its own, such as vLLM: the target and a draft as folders, a process that answers requests."""
+"""Evaluation by an engine in an environment of its own: target and draft as folders, a process that answers requests.
+
+Its answers become the lines of measurer.py, by the engine's own counters.
+"""
 
 import json
 import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median_low
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -15,20 +19,30 @@ from transformers import GenerationConfig
 
 import longspec
 from longspec import methods
+from longspec.atomic_files import sha256_text
 from longspec.config.names import LOOKUP, UNTRAINED
+from longspec.decode.autoregressive import near_tie_margin
+from longspec.decode.texts import LENGTH, STOP, Row
 from longspec.distributed import die_with_parent
 from longspec.draft.folder import draft_config, write_draft
 from longspec.draft.layouts import write_layout
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.families import position_limit
+from longspec.journal import Followed, Journal
 from longspec.measure.engines.protocol import Answer, Job, Request
-from longspec.measure.tasks import ROOM, check_interpreter
+from longspec.measure.lines import Gap, Line, Work, key_of, key_text, verdict_of
+from longspec.measure.measurer import line_of
+from longspec.measure.tasks import ROOM, VLLM, Prompt, Setting, check_interpreter
 from longspec.methods import method_of, vllm_method
 from longspec.models.target import load_target, read_target_config
 from longspec.states.forward import TargetStates
 
 NGRAM = "ngram"  # vLLM's own prompt lookup
 PROGRAM = ["-m", "longspec.measure.engines.vllm"]
+# Two logits of float32 that lie closer than this are a tie: kernels sum in another order for one token than for several.
+TIE_FLOAT32 = 1e-4
+BEST = 8  # tokens whose logits are told at each place of the text without draft
+PLAIN = "plain"  # field of a journal's line that holds an answer without draft
 
 
 @dataclass(frozen=True)
@@ -88,6 +102,14 @@ def _write_fresh(folder: Path, target: ServedTarget, recipe: Any, vocabulary: Dr
     write_draft(folder, weights, draft_config(target.path, recipe, vocabulary))
 
 
+@contextmanager
+def _environment() -> Iterator[dict[str, str]]:
+    """Yield variables with which another environment finds this package, and nothing else that is installed beside it."""
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "longspec").symlink_to(Path(longspec.__file__).parent)
+        yield os.environ | {"PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
+
+
 def versions(python: str) -> dict[str, str]:
     """Return the versions of vLLM, torch and transformers beside an interpreter. Raises ValueError where it has no vLLM."""
     check_interpreter(python)
@@ -101,10 +123,11 @@ def versions(python: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Engine:
-    """Has vLLM answer requests by a draft, or without.
+class ServedMeasurer:
+    """Measures a served drafter: has vLLM answer requests by it, and without.
 
-    python: the interpreter of its environment; method, folder: as of served_draft; repeats: how often each request is decoded.
+    python: the interpreter of its environment; method, folder: as of served_draft; repeats: how often each request is decoded;
+    eos: tokens that end a text; seed: of all draws.
     """
 
     python: str
@@ -112,6 +135,9 @@ class Engine:
     method: str
     folder: Path | None
     repeats: int
+    tokenizer: Any
+    eos: list[int]
+    seed: int
 
     def ask(self, tokens: int | None, requests: list[Request]) -> Iterator[Answer]:
         """Yield an answer to each request as soon as vLLM has it; tokens: drafted ones of a round, None without draft.
@@ -134,10 +160,7 @@ class Engine:
             job.write(path)
             # It dies with this process: a signal between its start and the block below would leave it behind.
             process = subprocess.Popen(
-                [self.python, *PROGRAM, str(path)],
-                env=environment,
-                stdout=subprocess.PIPE,
-                preexec_fn=die_with_parent,
+                [self.python, *PROGRAM, str(path)], env=environment, stdout=subprocess.PIPE, preexec_fn=die_with_parent
             )
             assert process.stdout is not None
             done = 0
@@ -153,10 +176,91 @@ class Engine:
         if code or done < len(requests):
             raise ValueError(f"{self.python} {' '.join(PROGRAM)} ended with exit code {code}; its own message stands above")
 
+    def lines(self, work: Work, journal: Journal | Followed) -> dict[str, Line]:
+        """Return a line for each prompt and setting, by its key; the journal has each at once, and each text without draft.
 
-@contextmanager
-def _environment() -> Iterator[dict[str, str]]:
-    """Yield variables with which another environment finds this package, and nothing else that is installed beside it."""
-    with TemporaryDirectory() as folder:
-        (Path(folder) / "longspec").symlink_to(Path(longspec.__file__).parent)
-        yield os.environ | {"PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
+        vLLM is started once without draft, then once for each number of drafted tokens, where there is something to ask. Raises
+        ValueError when greedy text with drafts is not that without.
+        """
+        plain, found = self._plain(work, journal), {}
+        for tokens in dict.fromkeys(setting.shape for _, setting in work.values()):
+            assert isinstance(tokens, int), "measure.tasks refuses trees"
+            items = {key: item for key, item in work.items() if item[1].shape == tokens}
+            for answer in self.ask(tokens, [self._request(key, *item, best=0) for key, item in items.items()]):
+                item = items[answer.id]
+                found[answer.id] = self.line(*item, plain[key_text(key_of(*item, drafted=False))], answer)
+                journal.append(found[answer.id])
+        return found
+
+    def _plain(self, work: Work, journal: Journal | Followed) -> dict[str, Answer]:
+        """Return the texts without draft, by their keys."""
+        known = {key_text(line): Answer(**line[PLAIN]) for line in journal.lines or [] if PLAIN in line}
+        keyed = {key_text(key_of(*item, drafted=False)): item for item in work.values()}
+        missing = {key: item for key, item in keyed.items() if key not in known}
+        requests = [self._request(key, *item, best=BEST) for key, item in missing.items()]
+        for answer in self.ask(None, requests) if requests else ():
+            known[answer.id] = answer
+            journal.append({**key_of(*missing[answer.id], drafted=False), PLAIN: asdict(answer)})
+        return known
+
+    def _request(self, key: str, prompt: Prompt, setting: Setting, best: int) -> Request:
+        seed = int(sha256_text(f"{self.seed} {key}")[:15], 16)
+        told = best if setting.temperature == 0 else 0
+        # The prompt's forward brings a token beside those that are asked for, as in measurer.py.
+        return Request(key, prompt.ids, prompt.new_tokens + 1, setting.temperature, seed, self.eos, told)
+
+    def line(self, prompt: Prompt, setting: Setting, plain: Answer, answer: Answer) -> Line:
+        """Return a line with the fields of measurer.py; vLLM does not tell the seconds of draft and target apart: None."""
+        assert isinstance(setting.shape, int)
+        row = Row(answer.tokens, accepted_of(answer), LENGTH)
+        check_counters(prompt, answer, [kept for kept, _ in row.position_acceptance(setting.shape)])
+        if answer.tokens[-1] in self.eos:  # as in decode.speculate, tokens kept behind the one that ends the text do not count
+            last = [answer.steps[-1] - 1] if row.accepted else []
+            row = Row(row.ids, [*row.accepted[:-1], *last], STOP)
+        verdict = verdict_of(prompt, setting, plain.tokens, answer.tokens, gap_of(plain, self.target.dtype))
+        plain_seconds = median_low(plain.seconds) / max(1, len(plain.tokens) - 1)
+        seconds = (median_low(answer.seconds), None, None)
+        return line_of(self.tokenizer, prompt, setting, row, verdict, plain_seconds, seconds) | {"engine": VLLM}
+
+
+def accepted_of(answer: Answer) -> list[int]:
+    """Return the drafted tokens kept in each round: a step's tokens less the target's own; the prompt's step is no round.
+
+    The last round is told uncut. Its text may be cut, where it ends or has as many tokens as were asked for: vLLM's counter
+    says how many of its drafted tokens were kept, less those of the other rounds.
+    """
+    if not answer.steps[1:]:
+        return []
+    whole = [size - 1 for size in answer.steps[1:-1]]
+    return [*whole, answer.accepted - sum(whole)]
+
+
+def check_counters(prompt: Prompt, answer: Answer, kept: list[int]) -> None:
+    """Raise ValueError where vLLM's counters by place are not those that the engine's steps give: one is misread then."""
+    counted = answer.accepted_by_place or [0] * len(kept)
+    if kept != counted:
+        raise ValueError(
+            f"{prompt.task}, prompt {prompt.number}: vLLM's counter vllm:spec_decode_num_accepted_tokens_per_pos grew by "
+            f"{counted}, its steps give {kept}: what this version counts is not known here; install the one of "
+            "serve-requirements.txt, by `make .venv-serve/.stamp`"
+        )
+
+
+def gap_of(plain: Answer, dtype: torch.dtype) -> Gap:
+    """Return how far the logits of the text without draft lie apart, of which those of the likeliest tokens are known.
+
+    Near-ties: of float32 those within TIE_FLOAT32; in half precision vLLM's logits are rounded to the dtype, so that four
+    roundings at the size of the largest are allowed, as of decode.autoregressive.near_tie_margin. The largest is here that
+    of the likeliest tokens alone, there that of all, by magnitude: where an unlikely token's logit is the largest, far below 0,
+    this allows less than measurer.gap_of does.
+    """
+
+    def gap(place: int, own: int, other: int) -> tuple[float, float]:
+        logits = dict(plain.best[place])
+        values = list(logits.values())
+        allowed = TIE_FLOAT32 if dtype == torch.float32 else near_tie_margin(torch.tensor(values, dtype=dtype))
+        # Of a token that is not among the likeliest it is only known that it lies below all of them.
+        margin = logits[own] - logits[other] if other in logits else max(logits[own] - min(values), 2 * allowed)
+        return margin, allowed
+
+    return gap

@@ -19,7 +19,7 @@ from longspec.data.hub.names import parse as parse_hub
 from longspec.data.raw import is_hub
 from longspec.data.read.record_checks import RecordError
 from longspec.data.read.source_files import ARCHIVE
-from longspec.measure.section import MOST_NODES, OURS, SERVE_PYTHON, VLLM, Evaluation
+from longspec.measure.section import OURS, SERVE_PYTHON, VLLM, Evaluation
 
 Shape = int | tuple[int, ...]
 # Positions that stay free behind prompt and answer: the last round may draft beyond the answer, and a prompt that was cut is
@@ -63,11 +63,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Prompts of context[0]..context[1] tokens from held-out records of a dataset.
-
-    whole_questions: a prompt is a conversation up to the end of a question, and the template's request for its answer; AUTO:
-    where the records are conversations.
-    """
+    """Prompts of context[0]..context[1] tokens from held-out records of a dataset; the keys are those of section.TaskEntry."""
 
     data: str
     context: tuple[int, int]
@@ -82,14 +78,7 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Prompts from a file's records.
-
-    source: files of this machine, or hf:<name>; revision: of the latter, None for the former; member: the file to read in a zip
-    archive of the hub.
-    template: the prompt's text with the fields in braces; chat: laid out by the target's chat template; reference: the field of
-    an answer to read beside the target's, "" for none; longest: prompts of more tokens are cut in their middle, 0: as long as
-    the target's positions allow.
-    """
+    """Prompts from a file's records; the keys are those of section.TaskEntry. revision: None for files of this machine."""
 
     source: str | list[str]
     new_tokens: int
@@ -112,12 +101,7 @@ OF_HUB = ("revision", "member")  # keys of a task whose source is on the hub
 
 @dataclass(frozen=True)
 class Settings:
-    """The whole section. settings: the first is the main one, that reports show throughout; new_tokens: where a task has none.
-
-    engine: the program that decodes; serve_python: the interpreter of vLLM's own environment.
-    precision: that of target and draft while they are measured; None: that of the recipe. with_lookup: most tokens that
-    prompt lookup puts beside the published draft's, which is then measured so too; None: it is not.
-    """
+    """The whole section, as section.Evaluation says. settings: the first is the main one, that reports show throughout."""
 
     prompts: int
     repeats: int
@@ -163,22 +147,16 @@ def parse(section: dict[str, Any]) -> Settings:
     for setting in settings:
         if settings.count(setting) > 1:
             raise ValueError(f"evaluation.temperatures, evaluation.shapes: {setting} stands twice; name each once")
-        if isinstance(setting.shape, tuple) and sum(setting.shape) > MOST_NODES:
-            raise ValueError(f"evaluation.shapes: {setting} has {sum(setting.shape)} nodes; {MOST_NODES} is the most")
     tasks = {name: task_of(name, task, section["new_tokens"]) for name, task in section["tasks"].items()}
     same = {name: value for name, value in section.items() if name in Settings.__dataclass_fields__ and name != "tasks"}
     found = Settings(**same, settings=settings, tasks=tasks)
-    trees = [setting.shape for setting in settings if not isinstance(setting.shape, int)]
-    if found.engine == VLLM and trees:
-        raise ValueError(
-            f"evaluation.shapes: {shape_name(trees[0])}: vLLM drafts chains alone; give a number of tokens, or "
-            f"evaluation.engine: {OURS}"
-        )
-    if found.engine == VLLM and found.with_lookup is not None:
-        raise ValueError(
-            f"evaluation.with_lookup: {found.with_lookup}: vLLM drafts by one means alone; give null, or "
-            f"evaluation.engine: {OURS}"
-        )
+    if found.engine == VLLM:
+        if trees := [shape_name(shape) for shape in shapes if not isinstance(shape, int)]:
+            shape = f"evaluation.shapes: {trees[0]}"
+            raise ValueError(f"{shape}: vLLM drafts chains alone; give a number of tokens, or evaluation.engine: {OURS}")
+        if found.with_lookup is not None:
+            beside = f"evaluation.with_lookup: {found.with_lookup}"
+            raise ValueError(f"{beside}: vLLM drafts by one means alone; give null, or evaluation.engine: {OURS}")
     return found
 
 
@@ -220,18 +198,14 @@ def task_of(name: str, settings: dict[str, Any], new_tokens: int) -> Task:
     except RecordError as error:
         raise ValueError(f"{key}.{error.field}: {error.reason}") from error
     if on_hub:
-        _check_hub(key, str(task.source), task.member)
+        source = str(task.source)
+        with faults_in(f"{key}.source"):
+            parse_hub(source)
+        if source.endswith(ARCHIVE) != bool(task.member):
+            raise ValueError(
+                f"{key}.member: {task.member!r}: names the file to read in an archive ({ARCHIVE}), and there alone"
+            )
     return task
-
-
-def _check_hub(key: str, source: str, member: str) -> None:
-    """Raise ValueError, with the key, for no name of the hub, and for an archive without a member or the reverse."""
-    with faults_in(f"{key}.source"):
-        parse_hub(source)
-    if source.endswith(ARCHIVE) and not member:
-        raise ValueError(f"{key}.member: missing; {source} is an archive: name the file in it to read")
-    if member and not source.endswith(ARCHIVE):
-        raise ValueError(f"{key}.member: {member}: {source} is no archive ({ARCHIVE}); remove the key")
 
 
 def check_room(name: str, task: Task, positions: int, layout: int = 0) -> int:

@@ -5,13 +5,13 @@ import json
 from pathlib import Path
 
 from longspec import shown
-from longspec.atomic_files import read_json_object
+from longspec.atomic_files import read_json_object, write_json, write_text
 from longspec.command_line import WIDE, named_path
 from longspec.measure.tasks import parse
 from longspec.report.chain_lengths import store_acceptance
 from longspec.report.inputs import read_target, read_variant, records_that_chose
 from longspec.report.numbers import report_numbers
-from longspec.report.page import render, write_page
+from longspec.report.page import render
 
 EVALUATIONS = "evaluation"  # the folder of what a run measures of itself; others are measured apart
 
@@ -55,7 +55,10 @@ def make_report(options: argparse.Namespace) -> None:
     if options.evaluations == EVALUATIONS and len({folder.resolve().parent for _, folder in options.variant}) == 1:
         for variant, (_, folder) in zip(variants, options.variant, strict=True):
             store_acceptance(folder, variant, settings)
-    write_page(options.out, page, numbers)
+    beside = options.out.with_suffix(".json")
+    write_json(beside, numbers)
+    write_text(options.out, page)
+    print(f"{options.out}: {len(page):,} characters; numbers in {beside}")
 
 
 def main() -> None:

@@ -22,9 +22,10 @@ def longest_chains(settings: list[Setting]) -> list[Setting]:
 
 def store_acceptance(folder: Path, variant: Variant, settings: Settings) -> None:
     """Leave in the final draft's folder how often its chains were kept, and what rounds with each tree brought."""
-    held: list[Acceptance] = []
-    for setting in longest_chains(settings.settings):
-        held.append(pooled(setting.temperature, [line["positions"] for line in _lines(variant, setting)]))
+    held: list[Acceptance] = [
+        pooled(setting.temperature, [line["positions"] for line in _lines(variant, setting)])
+        for setting in longest_chains(settings.settings)
+    ]
     held += _trees(variant, [setting for setting in settings.settings if isinstance(setting.shape, tuple)])
     if WITH_LOOKUP in variant.evaluations:
         held += _trees(variant, settings.settings, WITH_LOOKUP, settings.with_lookup or 0)

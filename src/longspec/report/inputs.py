@@ -19,10 +19,10 @@ from longspec.report.prediction import Shape, shape_of
 
 @dataclass(frozen=True)
 class Stage:
-    """One trained stage."""
+    """One trained stage. recipe: the frozen section, typed by config.Recipe."""
 
     name: str
-    recipe: Any  # the frozen section, typed by config.Recipe
+    recipe: Any
     metrics: list[dict[str, Any]]
 
     @property
@@ -36,28 +36,27 @@ class Stage:
 
 @dataclass(frozen=True)
 class Variant:
-    """One variant of the run: its stages in training order and what each drafter did."""
+    """One variant of the run: its stages in training order and what each drafter did.
+
+    evaluations: of the baselines, the stages in order, the final draft with lookup where it was measured; final: the stage that
+    is published; vocabulary: None where the draft proposes all of the target's tokens.
+    """
 
     name: str
     stages: list[Stage]
-    evaluations: dict[str, Evaluation]  # the baselines, the stages in order, the final draft with lookup where it was measured
+    evaluations: dict[str, Evaluation]
     provenance: dict[str, Any]
-    final: str  # the stage that is published
-    vocabulary: DraftVocabulary | None = None  # None: the draft proposes all of the target's tokens
+    final: str
+    vocabulary: DraftVocabulary | None = None
 
     @property
     def stage_names(self) -> list[str]:
         return [stage.name for stage in self.stages]
 
     @property
-    def baselines(self) -> tuple[str, ...]:
+    def baselines(self) -> list[str]:
         """Return the drafters that no stage has trained."""
-        return tuple(name for name in (*BASELINES, IMPORTED) if name in self.evaluations)
-
-    @property
-    def beginning(self) -> str:
-        """Return the draft that the first stage is measured against: the one that it begins with."""
-        return IMPORTED if IMPORTED in self.baselines else UNTRAINED
+        return [name for name in (*BASELINES, IMPORTED) if name in self.evaluations]
 
 
 def read_stage(folder: Path) -> Stage:
@@ -101,12 +100,11 @@ def read_variant(
     begun_with = [] if stages[0].recipe.init is None else [IMPORTED]
     beside = [] if settings.with_lookup is None else [WITH_LOOKUP]
     drafters = {}
-    for drafter in (*BASELINES, *begun_with, *(stage.name for stage in stages), *beside):
+    for drafter in (*BASELINES, *begun_with, *provenance["order"], *beside):
         drafters[drafter] = lines.read(folder / measured / f"{drafter}.jsonl", settings, left_out)
         lines.check_pairs(drafters[UNTRAINED], drafters[drafter])
     held = None if vocabulary is None else read_draft_vocabulary(vocabulary)
-    final = provenance.get(FINAL, {"stage": stages[-1].name})["stage"]
-    return Variant(name, stages, drafters, provenance, final, held)
+    return Variant(name, stages, drafters, provenance, provenance.get(FINAL, {"stage": stages[-1].name})["stage"], held)
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,10 @@
 """The page: numbers, figures and tables through one template, everything escaped unless it is a figure of ours."""
 
-from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from longspec import methods, shown
-from longspec.atomic_files import write_json, write_text
 from longspec.config.names import UNTRAINED
 from longspec.measure.estimates import FEWEST
 from longspec.measure.tasks import Settings, shape_name
@@ -17,7 +15,7 @@ from longspec.report.style import STAGES, Series, drafter_colour
 
 
 def compact(count: float) -> str:
-    """Return such as: 720,896 -> 0.7 M, 31,980,000,000 -> 32.0 B."""
+    """Shorten such as 720,896 to 0.7 M."""
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if count >= 0.1 * size:
             return f"{count / size:.1f} {unit}"
@@ -31,9 +29,8 @@ def visible(text: str) -> str:
 
 def environment() -> Environment:
     """Set up Jinja2 with autoescape on, undefined names an error, and characters that nobody sees as signs."""
-    loader = PackageLoader("longspec", ".")
     made = Environment(
-        loader=loader,
+        loader=PackageLoader("longspec", "."),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -76,24 +73,6 @@ def figures(variants: list[Variant], numbers: dict[str, Any], settings: Settings
     }
 
 
-def unfinished(variants: list[Variant]) -> list[str]:
-    """Return a line for each stage with steps whose loss is not a finite number: they are left out of the curves."""
-    found = [(v.name, stage.name, len(stage.metrics) - len(plots.curves(stage)[0])) for v in variants for stage in v.stages]
-    return [f"{variant}, {stage}: {count:,}" for variant, stage, count in found if count]
-
-
-def short_of_prompts(numbers: dict[str, Any], settings: Settings) -> list[str]:
-    """Return a line for each task with fewer prompts than the settings ask for; those that are measured and not told count."""
-    first, left_out = next(iter(numbers["variants"].values()))[UNTRAINED], next(iter(numbers["left_out"].values()))
-    measured = {task: found["prompts"] + left_out.get(task, 0) for task, found in first.items()}
-    return [f"{task}: {count} of {settings.prompts}" for task, count in measured.items() if count < settings.prompts]
-
-
-def left_out(variant: Variant) -> list[str]:
-    """Return a line for each task with prompts that are measured and not told; they are the same of all variants."""
-    return [f"{task}: {count} prompts" for task, count in variant.evaluations[variant.final].left_out.items()]
-
-
 def render(
     variants: list[Variant],
     numbers: dict[str, Any],
@@ -104,6 +83,10 @@ def render(
     answered: list[tables.Manifest],
 ) -> str:
     """Return the whole page as HTML text. answered: of the datasets whose questions the target has answered."""
+    stages = [(v.name, stage) for v in variants for stage in v.stages]
+    not_finite = [(name, stage.name, len(stage.metrics) - len(plots.curves(stage)[0])) for name, stage in stages]
+    first, left_out = (numbers[part][variants[0].name] for part in ("variants", "left_out"))  # alike for all variants
+    measured = {task: found["prompts"] + left_out.get(task, 0) for task, found in first[UNTRAINED].items()}
     page = environment().get_template("report/page.html.j2")
     return page.render(
         run=numbers["run"],
@@ -114,11 +97,11 @@ def render(
         longest_bar=max(0.001, *(f["mean"] - 1 for found in numbers["overall"].values() for f in found.values())),
         figures=figures(variants, numbers, settings),
         samples={v.name: all_samples(v) for v in variants},
-        unfinished=unfinished(variants),
-        short_of_prompts=short_of_prompts(numbers, settings),
-        left_out=left_out(variants[0]),
+        unfinished=[f"{variant}, {stage}: {count:,}" for variant, stage, count in not_finite if count],
+        short_of_prompts=[f"{task}: {n} of {settings.prompts}" for task, n in measured.items() if n < settings.prompts],
+        left_out=[f"{task}: {count} prompts" for task, count in left_out.items()],
         fewest=FEWEST,
-        soft=any(methods.soft_labels(stage.recipe) for v in variants for stage in v.stages),
+        soft=any(methods.soft_labels(stage.recipe) for _, stage in stages),
         raw=tables.raw_table(raw, variants, settings.tasks),
         faults=tables.faults_table(raw),
         packed=tables.packed_table(packed, variants),
@@ -126,11 +109,3 @@ def render(
         recipes={v.name: tables.recipe_table(v) for v in variants},
         provenance={v.name: tables.provenance_table(v, target) for v in variants},
     )
-
-
-def write_page(out: Path, page: str, numbers: dict[str, Any]) -> None:
-    """Write a page, and its numbers as JSON under the same name."""
-    beside = out.with_suffix(".json")
-    write_json(beside, numbers)
-    write_text(out, page)
-    print(f"{out}: {len(page):,} characters; numbers in {beside}")

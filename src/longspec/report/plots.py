@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from longspec.config.names import IMPORTED, LOOKUP, UNTRAINED, WITH_LOOKUP
 from longspec.measure.tasks import Settings
@@ -28,11 +29,6 @@ NAMES = {
 def drafter_name(drafter: str) -> str:
     """Return how the page calls a drafter."""
     return NAMES.get(drafter, drafter)
-
-
-def size_name(tokens: int) -> str:
-    """Return 256, 512, 1k, 2k, ..."""
-    return f"{tokens // 1024}k" if tokens >= 1024 else str(tokens)
 
 
 def draw_point(axes: Axes, found: dict[str, Any], at: float, colour: str, marker: str, upright: bool = True) -> None:
@@ -91,57 +87,63 @@ def _drafters_panel(axes: Axes, task: str, variants: list[Variant], found: Any, 
 
 
 def by_context(found: dict[str, list[Series]], settings: Settings) -> dict[str, Markup]:
-    """Draw a figure by name, all on one scale; values of a series: its buckets of context length."""
+    """Draw a figure by name: a panel per task, a group of points per bucket, a line per series; all on one scale.
+
+    Values of a series: its buckets of context length.
+    """
     limits = interval_limits([bucket for series in found.values() for one in series for bucket in one.values])
-    return {name: _context(name, series, settings, limits) for name, series in found.items()}
-
-
-def _context(name: str, series: list[Series], settings: Settings, limits: tuple[float, float]) -> Markup:
-    """Draw a panel per task, a group of points per bucket, a line per series."""
-    buckets = {task: [b for b in series[0].values if b["task"] == task] for task in settings.tasks}
-    with quiet():
-        figure, row = panels([max(len(held), 1.4) for held in buckets.values()], 3.1)
-        for axes, (task, held) in zip(row, buckets.items(), strict=True):
-            bare(axes)
-            for number, one in enumerate(series):
-                values = [bucket for bucket in one.values if bucket["task"] == task]
-                at = [place + 0.13 * (number - (len(series) - 1) / 2) for place in range(len(values))]
-                means = [value["mean"] for value in values]
-                axes.plot(at, means, color=one.colour, linewidth=1.0, alpha=0.55, label=one.label)
-                for place, value in zip(at, values, strict=True):
-                    draw_point(axes, value, place, one.colour, "o")
-            names = [f"{size_name(b['from'])}–{size_name(b['to'])}\nn = {b['prompts']}" for b in held]
-            axes.set_xticks(range(len(held)), names)
-            axes.set(xlim=(-0.55, len(held) - 0.45), ylim=limits, title=task)
-        row[0].set_ylabel("acceptance length")
-        figure.supxlabel("context length, tokens", color=COLOUR["muted"], fontsize=9)
-        row[-1].legend(loc="upper left", bbox_to_anchor=(1, 1))
-        return to_svg(figure, f"context-{name}", f"Acceptance length by context length, {name}")
+    drawn = {}
+    for name, series in found.items():
+        buckets = {task: [b for b in series[0].values if b["task"] == task] for task in settings.tasks}
+        with quiet():
+            figure, row = panels([max(len(held), 1.4) for held in buckets.values()], 3.1)
+            for axes, (task, held) in zip(row, buckets.items(), strict=True):
+                bare(axes)
+                for number, one in enumerate(series):
+                    values = [bucket for bucket in one.values if bucket["task"] == task]
+                    at = [place + 0.13 * (number - (len(series) - 1) / 2) for place in range(len(values))]
+                    means = [value["mean"] for value in values]
+                    axes.plot(at, means, color=one.colour, linewidth=1.0, alpha=0.55, label=one.label)
+                    for place, value in zip(at, values, strict=True):
+                        draw_point(axes, value, place, one.colour, "o")
+                ends = [[f"{b[end] // 1024}k" if b[end] >= 1024 else b[end] for end in ("from", "to")] for b in held]
+                names = [f"{low}–{high}\nn = {b['prompts']}" for (low, high), b in zip(ends, held, strict=True)]
+                axes.set_xticks(range(len(held)), names)
+                axes.set(xlim=(-0.55, len(held) - 0.45), ylim=limits, title=task)
+            words = ("acceptance length", "context length, tokens")
+            drawn[name] = _named(figure, row, *words, f"context-{name}", f"Acceptance length by context length, {name}")
+    return drawn
 
 
 def by_position(found: dict[str, list[Series]], settings: Settings) -> dict[str, Markup]:
-    """Draw a figure by name, all on one scale; values of a series: by task the shares of rounds that kept token 1, 2, ..."""
+    """Draw a figure by name: a panel per task, a line per series; all on one scale.
+
+    Values of a series: by task the shares of rounds that kept token 1, 2, ...
+    """
     highest = max(max(shares) for series in found.values() for one in series for shares in one.values.values())
-    limits = -0.02, min(1.02, highest * 1.08 + 0.02)
-    return {name: _position(name, series, settings, limits) for name, series in found.items()}
+    places, drawn = list(range(1, settings.draft_tokens + 1)), {}
+    for name, series in found.items():
+        with quiet():
+            figure, row = panels([1.0] * len(settings.tasks), 2.9)
+            for axes, task in zip(row, settings.tasks, strict=True):
+                bare(axes)
+                for one in series:
+                    look: dict[str, Any] = {"color": one.colour, "marker": "o", "markersize": 4.5}
+                    axes.plot(places, one.values[task], linewidth=1.5, clip_on=False, label=one.label, **look)
+                limits = (-0.02, min(1.02, highest * 1.08 + 0.02))
+                axes.set(xlim=(0.8, len(places) + 0.2), ylim=limits, xticks=places, title=task)
+                axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.0f} %")
+            words = ("rounds in which it was accepted", "place of the drafted token in its round")
+            drawn[name] = _named(figure, row, *words, f"position-{name}", f"Acceptance by position in the round, {name}")
+    return drawn
 
 
-def _position(name: str, series: list[Series], settings: Settings, limits: tuple[float, float]) -> Markup:
-    """Draw a panel per task, a line per series."""
-    places = list(range(1, settings.draft_tokens + 1))
-    with quiet():
-        figure, row = panels([1.0] * len(settings.tasks), 2.9)
-        for axes, task in zip(row, settings.tasks, strict=True):
-            bare(axes)
-            for one in series:
-                look: dict[str, Any] = {"color": one.colour, "marker": "o", "markersize": 4.5}
-                axes.plot(places, one.values[task], linewidth=1.5, clip_on=False, label=one.label, **look)
-            axes.set(xlim=(0.8, len(places) + 0.2), ylim=limits, xticks=places, title=task)
-            axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.0f} %")
-        row[0].set_ylabel("rounds in which it was accepted")
-        figure.supxlabel("place of the drafted token in its round", color=COLOUR["muted"], fontsize=9)
-        row[-1].legend(loc="upper left", bbox_to_anchor=(1, 1))
-        return to_svg(figure, f"position-{name}", f"Acceptance by position in the round, {name}")
+def _named(figure: Figure, row: list[Axes], up: str, across: str, name: str, description: str) -> Markup:
+    """Name the axes and the series."""
+    row[0].set_ylabel(up)
+    figure.supxlabel(across, color=COLOUR["muted"], fontsize=9)
+    row[-1].legend(loc="upper left", bbox_to_anchor=(1, 1))
+    return to_svg(figure, name, description)
 
 
 def smooth(values_T: FloatArray) -> FloatArray:
@@ -165,8 +167,20 @@ def losses(found: dict[str, list[Series]]) -> dict[str, Markup]:
 
     Each step's loss is faint, the smoothed one on top, the target's own loss dashed.
     """
-    scales = _scales([one.values for series in found.values() for one in series])
-    return {name: _losses(name, series, scales) for name, series in found.items()}
+    scales, drawn = _scales([one.values for series in found.values() for one in series]), {}
+    for name, series in found.items():
+        with quiet():
+            figure, row = panels([1.0] * len(series), 2.9, common=False)
+            for axes, one in zip(row, series, strict=True):
+                bare(axes)
+                axes.set(title=f"{one.values.name}  ·  {one.values.data}", xlabel="optimizer step")
+                if one.values.name in scales:  # else no step has a finite loss; the page says so
+                    axes.set_ylim(scales[one.values.name])
+                    _curves_of(axes, one)
+                    axes.legend()
+            row[0].set_ylabel("loss, nats per token")
+            drawn[name] = to_svg(figure, f"loss-{name}", f"Loss of each stage beside the target's own, {name}")
+    return drawn
 
 
 def _scales(stages: list[Stage]) -> dict[str, tuple[float, float]]:
@@ -176,40 +190,21 @@ def _scales(stages: list[Stage]) -> dict[str, tuple[float, float]]:
         _, loss_T, target_T = curves(stage)
         if len(loss_T):
             floor_T = target_T[np.isfinite(target_T)]
-            low, high = min([smooth(loss_T).min(), *smooth(floor_T)]), float(np.quantile(loss_T, 0.995))
+            low, high = min([*smooth(loss_T), *smooth(floor_T)]), float(np.quantile(loss_T, 0.995))
             seen = scales.get(stage.name, (low, high))
             scales[stage.name] = (min(low, seen[0]), max(high, seen[1]))
     return {name: (low - 0.08 * (high - low), high + 0.05 * (high - low)) for name, (low, high) in scales.items()}
 
 
-def _losses(name: str, series: list[Series], scales: dict[str, tuple[float, float]]) -> Markup:
-    with quiet():
-        figure, row = panels([1.0] * len(series), 2.9, common=False)
-        for axes, one in zip(row, series, strict=True):
-            bare(axes)
-            axes.set(title=f"{one.values.name}  ·  {one.values.data}", xlabel="optimizer step")
-            if one.values.name in scales:  # else no step has a finite loss; the page says so
-                axes.set_ylim(scales[one.values.name])
-                _curves_of(axes, one)
-                axes.legend()
-        row[0].set_ylabel("loss, nats per token")
-        return to_svg(figure, f"loss-{name}", f"Loss of each stage beside the target's own, {name}")
-
-
 def _curves_of(axes: Axes, one: Series) -> None:
-    """Draw a stage's loss and the target's."""
+    """Draw a stage's loss and the target's, of at most about POINTS points each."""
     step_T, loss_T, target_T = curves(one.values)
     known_T = np.isfinite(target_T)
-    _draw(axes, step_T, loss_T, color=one.colour, alpha=0.3, linewidth=0.8)
-    floor, own = ("target", COLOUR["muted"], DASHED, 1.4), (one.label, one.colour, "-", 1.9)
+    thin = slice(None, None, -(-len(step_T) // POINTS))
+    axes.plot(step_T[thin], loss_T[thin], color=one.colour, alpha=0.3, linewidth=0.8)
+    own, floor = (one.label, one.colour, "-", 1.9), ("target", COLOUR["muted"], DASHED, 1.4)
     for at_T, value_T, (label, colour, line, width) in ((step_T, loss_T, own), (step_T[known_T], target_T[known_T], floor)):
         if len(value_T):
             smoothed_T = smooth(value_T)
-            named = f"{label} {smoothed_T[-1]:.2f}"
-            _draw(axes, at_T, smoothed_T, color=colour, linestyle=line, linewidth=width, label=named)
-
-
-def _draw(axes: Axes, step_T: FloatArray, value_T: FloatArray, **look: Any) -> None:
-    """Draw a curve of at most about POINTS points."""
-    thin = slice(None, None, -(-len(step_T) // POINTS))
-    axes.plot(step_T[thin], value_T[thin], **look)
+            look: dict[str, Any] = {"color": colour, "linestyle": line, "linewidth": width}
+            axes.plot(at_T[thin], smoothed_T[thin], label=f"{label} {smoothed_T[-1]:.2f}", **look)

@@ -26,6 +26,21 @@ class Shape:
     expert_width: int = 0  # of all experts that one token passes; 0: every layer is intermediate_size wide
     published: str = ""  # what LongSpec reports for it, with trees of drafts
 
+    @property
+    def head(self) -> int:
+        """Return weights of the output head, which target and draft both read for every token."""
+        return self.hidden_size * self.vocab_size
+
+    @property
+    def read(self) -> int:
+        """Return weights that the target reads for every token.
+
+        Embeddings (a row each) are not counted, nor norms, biases and routers (below 0.1 %).
+        """
+        attention = 2 * self.head_dim * (self.num_attention_heads + self.num_key_value_heads)
+        layer = self.hidden_size * (attention + 3 * (self.expert_width or self.intermediate_size))
+        return self.num_hidden_layers * layer + self.head
+
 
 # From the config.json of Qwen/QwQ-32B and meta-llama/Llama-3.1-8B-Instruct; figures from arXiv 2502.17421.
 PUBLISHED = (
@@ -46,35 +61,12 @@ def shape_of(name: str, config: dict[str, Any]) -> Shape:
     return Shape(name, config["model_type"], **{key: config[key] for key in sizes}, **beside)
 
 
-def layer_parameters(shape: Shape) -> int:
-    """Return weights of one decoder layer that a token reads, norms, biases and routers (below 0.1 %) left out."""
-    attention = 2 * shape.head_dim * (shape.num_attention_heads + shape.num_key_value_heads)
-    return shape.hidden_size * (attention + 3 * (shape.expert_width or shape.intermediate_size))
-
-
-def head_parameters(shape: Shape) -> int:
-    """Return weights of the output head, which target and draft both read for every token."""
-    return shape.hidden_size * shape.vocab_size
-
-
-def target_parameters(shape: Shape) -> int:
-    """Return weights that the target reads for every token; embeddings (a row each) are not counted."""
-    return shape.num_hidden_layers * layer_parameters(shape) + head_parameters(shape)
-
-
 def cost_ratio(shape: Shape, layer: int, head_share: float, *, with_head: bool = True) -> float:
     """Return the parameters the draft reads per token, over those the target reads.
 
     layer: of the draft's layer; head_share: of the rows of the target's head, those of the draft's.
     """
-    head = head_parameters(shape)
-    draft, target = layer + head_share * head, target_parameters(shape)
-    return draft / target if with_head else layer / (target - head)
-
-
-def speed_up(tau: float, gamma: int, cost: float) -> float:
-    """Return the predicted speed-up of a chain of gamma drafted tokens with acceptance length tau."""
-    return tau / (1 + gamma * cost)
+    return (layer + head_share * shape.head) / shape.read if with_head else layer / (shape.read - shape.head)
 
 
 def predictions(own: Shape, tau: float, gamma: int, method: Any, head_share: float) -> list[dict[str, Any]]:
@@ -82,21 +74,20 @@ def predictions(own: Shape, tau: float, gamma: int, method: Any, head_share: flo
 
     method: the recipe's section, which decides the draft's layer beside the own target; published shapes have its defaults.
     """
-    layer_weights = settings_of(method.name).layer_weights
     rows = []
     for shape in (own, *PUBLISHED):
-        layer = layer_weights(shape, None if shape.published else method)
+        layer = settings_of(method.name).layer_weights(shape, None if shape.published else method)
         whole, without_head = (cost_ratio(shape, layer, head_share, with_head=counted) for counted in (True, False))
         rows.append(
             {
                 "target": shape.name,
                 "layers": shape.num_hidden_layers,
-                "target_parameters": target_parameters(shape),
-                "draft_parameters": layer + round(head_share * head_parameters(shape)),
+                "target_parameters": shape.read,
+                "draft_parameters": layer + round(head_share * shape.head),
                 "cost_ratio": whole,
                 "cost_ratio_without_head": without_head,
-                "speed_up": speed_up(tau, gamma, whole),
-                "speed_up_without_head": speed_up(tau, gamma, without_head),
+                "speed_up": tau / (1 + gamma * whole),
+                "speed_up_without_head": tau / (1 + gamma * without_head),
                 "published": shape.published,
             }
         )

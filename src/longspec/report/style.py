@@ -6,8 +6,7 @@ text, axes and series alike. Text stays text, in the page's own font.
 
 import io
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -66,11 +65,9 @@ class Series:
     colour: str
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Apply the look to the figures drawn inside the block."""
-    with matplotlib.rc_context(SETTINGS):
-        yield
+def quiet() -> AbstractContextManager[None]:
+    """Apply the look to the figures drawn inside a block."""
+    return matplotlib.rc_context(SETTINGS)
 
 
 def drafter_colour(drafter: str, stages: list[str]) -> str:

@@ -21,7 +21,18 @@ RECIPE_ROWS = {
     "global_batch": "global batch, rows",
 }
 HIDDEN = ("stage", "init")
-PACKED = ("rows", "sequence_length", "collation", "overlong", "tokens", "labels", "documents", "padding_share", "skipped")
+PACKED = (
+    "rows",
+    "sequence_length",
+    "collation",
+    "overlong",
+    "tokens",
+    "labels",
+    "documents",
+    "padding_share",
+    "skipped",
+    "cut_tokens",
+)
 RECORDS = ("read", "made", "train", "held_out", "rejected", "filtered")
 Manifest = dict[str, Any]
 
@@ -40,7 +51,6 @@ def flatten(content: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    """Return a recipe's value as text."""
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -78,9 +88,8 @@ def _replayed(stages: list[Stage]) -> list[tuple[str, list[str]]]:
         counts = Counter[str]()
         for row in stage.metrics:
             counts.update(row.get("replayed_labels", {}))
-        cells.append(
-            ", ".join(f"{name} {count / stage.total('labels'):.1%}" for name, count in sorted(counts.items())) or "none"
-        )
+        shares = (f"{name} {count / stage.total('labels'):.1%}" for name, count in sorted(counts.items()))
+        cells.append(", ".join(shares) or "none")
     return [("labels replayed", cells)] if set(cells) != {"none"} else []
 
 
@@ -100,15 +109,8 @@ def answers_table(answered: list[Manifest]) -> list[dict[str, Any]]:
     rows = []
     for manifest in answered:
         counts = manifest["answers"]
-        rows.append(
-            {
-                "name": manifest["name"],
-                "records": counts["records"],
-                "ends": counts["ends"],
-                "reasons": answer_reasons(counts) or "—",
-                "warning": cut_warning(manifest),
-            }
-        )
+        row = {"name": manifest["name"], "reasons": answer_reasons(counts) or "—", "warning": cut_warning(manifest)}
+        rows.append(row | {key: counts[key] for key in ("records", "ends")})
     return rows
 
 
@@ -129,28 +131,23 @@ def faults_table(raw: list[Manifest]) -> list[dict[str, Any]]:
     return rows
 
 
-def packed_kinds(stage: Stage, variant: Variant) -> list[tuple[str, str, int, str]]:
-    """Return which rows a stage trains on: its own, then those that it replays."""
-    data = stage.recipe.data
-    datasets = [data.name, *(other.data for other in variant.stages if other.name in data.replay)]
-    return [(dataset, data.collation, data.sequence_length, data.overlong) for dataset in datasets]
-
-
 def packed_table(packed: list[Manifest], variants: list[Variant]) -> list[dict[str, Any]]:
-    """Return the rows made from each dataset, and the stages that train on them."""
+    """Return the rows made from each dataset, and the stages that train on them, as their own or replayed."""
+    trains: dict[Any, dict[str, None]] = {}
+    for variant in variants:
+        for stage in variant.stages:
+            data = stage.recipe.data
+            for dataset in (data.name, *(other.data for other in variant.stages if other.name in data.replay)):
+                trains.setdefault((dataset, data.collation, data.sequence_length, data.overlong), {})[stage.name] = None
     rows = []
     for manifest in packed:
-        row = {name: manifest[name] for name in (*PACKED, "cut_tokens")} | {"name": manifest["dataset"]}
-        row["warning"] = unlike_served_warning(manifest)
-        kind = (row["name"], row["collation"], row["sequence_length"], row["overlong"])
-        trained = [stage.name for variant in variants for stage in variant.stages if kind in packed_kinds(stage, variant)]
-        row["stages"] = list(dict.fromkeys(trained))
-        rows.append(row)
+        kind = tuple(manifest[key] for key in ("dataset", "collation", "sequence_length", "overlong"))
+        own = {"name": manifest["dataset"], "warning": unlike_served_warning(manifest), "stages": list(trains.get(kind, ()))}
+        rows.append({name: manifest[name] for name in PACKED} | own)
     return rows
 
 
 def provenance_table(variant: Variant, target: Target) -> list[tuple[str, str]]:
     """Return all that the final draft's provenance says, and the target manifest's hash."""
-    told = flatten(variant.provenance)
-    rows = [(key, "none" if value is None else str(value)) for key, value in told.items()]
+    rows = [(key, "none" if value is None else str(value)) for key, value in flatten(variant.provenance).items()]
     return [*rows, ("target_manifest.json, SHA-256", target.manifest_hash)]
