@@ -85,8 +85,8 @@ CASES = {
         LONGCOT,
         r"\blr:",
         "learning_rate:",
-        "run 'demo', variant 'sinkpi-slicing', stage 'longcot': recipe.optimizer.learning_rate: unknown key, of another "
-        "trainer: the rate is recipe.optimizer.lr (in config/run/demo.yaml, stage longcot)",
+        "run 'demo', variant 'sinkpi-slicing', stage 'longcot': recipe.optimizer.learning_rate: unknown key; "
+        "Known: betas, clip, eps, lr, name, schedule, warmup_ratio, weight_decay. (in config/run/demo.yaml, stage longcot)",
     ),
     "wrong recipe type": (LONGCOT, r"\bsteps: ", "steps: x", "recipe.steps: Value 'x104' of type 'str' could not be converted"),
 }

@@ -87,10 +87,10 @@ def test_a_token_is_refused_by_its_name_and_not_shown(settings: dict[str, Any], 
 
 
 def test_values_of_a_call_are_those_that_a_file_would_have() -> None:
-    """Snakemake reads every value in braces as text. What the schema wants as text stays so, and what is wrong stays wrong."""
+    """Snakemake reads every value in braces as text; what reads as no number, true, false or null stays one."""
     given = {
-        "evaluation": "{prompts: 7, temperatures: [0, 0.5], shapes: [3, [4, 16]], draft_vocabulary: null, serve_python: '3'}",
-        "data": "{x: {source: ['1.jsonl'], revision: '2025', shards: 4, held_out: 0.1, max_rejected: '['}}",
+        "evaluation": "{prompts: 7, temperatures: [0, 0.5], shapes: [3, [4, 16]], draft_vocabulary: null, precision: bf16}",
+        "data": "{x: {source: ['1.jsonl'], revision: v2, shards: 4, held_out: 0.1, max_rejected: '['}}",
         "gates": "{forgetting: many}",
         "keep_states": "true",
     }

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from longspec.config import CONFIG_DIR, yaml_files
-from longspec.config.explain import did_you_mean
+from longspec.config.faults import did_you_mean
 
 
 @dataclass(frozen=True)

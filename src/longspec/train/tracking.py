@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from longspec.config import Runtime, check_trackers
+from longspec.config import Runtime
 from longspec.distributed import Ranks, log
 from longspec.train.trackers import FINISH_SECONDS, Run, Tracker, start
 
@@ -43,11 +43,7 @@ def is_installed(package: str) -> bool:
 
 
 def chosen(runtime: Runtime) -> list[str]:
-    """The trackers that are asked for; none of them is imported.
-
-    Raises ValueError for one that is unknown or not installed.
-    """
-    check_trackers(runtime)  # type: ignore[arg-type]
+    """The trackers that are asked for; none of them is imported. Raises ValueError for one that is not installed."""
     names = [name for name in runtime.report_to if name != "none"]
     missing = [name for name in names if not is_installed(name)]
     if missing:

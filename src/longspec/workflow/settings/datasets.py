@@ -5,7 +5,7 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
-from longspec.config.explain import did_you_mean, faults_in
+from longspec.config.faults import did_you_mean, faults_in
 from longspec.config.run_file import Run
 from longspec.data.align.align_base import found
 from longspec.data.align.fields import units_of

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from longspec.config.explain import faults_in
+from longspec.config.faults import faults_in
 from longspec.config.run_file import Run
 from longspec.data import presets
 from longspec.measure import tasks

@@ -13,10 +13,9 @@ from omegaconf import DictConfig
 from longspec import methods
 from longspec.config import CONFIG_DIR, compose, compose_stage, differences, plain
 from longspec.config.checks import BUILT
-from longspec.config.explain import UNKNOWN, did_you_mean, faults_in
-from longspec.config.names import check_name
-from longspec.config.run_file import Run, path_of, read_run
-from longspec.config.run_implied import numbers_of, source_of, variants_of
+from longspec.config.faults import UNKNOWN, did_you_mean, faults_in
+from longspec.config.names import checked_name
+from longspec.config.run_file import Run, numbers_of, path_of, read_run, source_of, variants_of
 from longspec.decode.levels import levels_of
 from longspec.measure.tasks import check_room
 from longspec.workflow.choices import Choices, Stage
@@ -32,7 +31,7 @@ PLACES = r"(?:^models|^data/(?:answers|tokens|packed))/{name}/|[:,]model={name}(
 
 def check_choice(key: str, name: object, group: str, config_dir: Path, otherwise: str = "") -> None:
     """Raise ValueError for what is no name of a file of one group of config/. otherwise: what else may be given."""
-    check_name(key, name)
+    checked_name(str(name), key=key)
     known = [path.stem for path in (config_dir / group).glob("*.yaml")]
     if name not in known:
         raise ValueError(f"{key}: there is no config/{group}/{name}.yaml; {did_you_mean(str(name), known)}{otherwise}")

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 from longspec import methods
 from longspec.atomic_files import read_json
 from longspec.config.checks import BUILT, SOURCES
-from longspec.config.explain import faults_in
+from longspec.config.faults import faults_in
 from longspec.config.names import HUB_PREFIX, WHEEL_PREFIX, is_gguf, is_name
 from longspec.config.run_file import Run
 from longspec.config.target_facts import NotKnownError, facts_of, kept_beside

@@ -1,8 +1,7 @@
 """config/workflow.yaml: its text before Snakemake reads it, and its keys, typed."""
 
-import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +10,7 @@ from pydantic import AfterValidator, Field
 
 from longspec.answers.settings import Regenerate
 from longspec.config import yaml_files
-from longspec.config.faults import check, wrong_texts
+from longspec.config.faults import check
 from longspec.config.names import IS_NAME, is_name
 from longspec.config.run_file import SUFFIX
 from longspec.config.typed import Filled, Flag, Keys, Name, Number, Once, Seed, Share, Text, Whole, left_out, words
@@ -103,29 +102,20 @@ def check_text(path: Path) -> None:
         raise ValueError(f"{path}: {TEMPLATED}: a configuration holds values and runs no code; remove the key")
 
 
-def typed_call(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of --config with numbers, true, false and null where such belong and a text stands that reads so.
+def typed_call(value: Any) -> Any:
+    """Return values of --config with numbers, true, false and null in the place of texts that read so.
 
-    In braces and brackets Snakemake reads every value as text; in files text stays text.
+    In braces and brackets Snakemake reads every value as text.
     """
-    typed = copy.deepcopy(dict(values))
-    for place, text in list(wrong_texts(WorkflowFile, typed)):
-        value = _scalar(text)
-        if value is None or isinstance(value, int | float):
-            *above, last = place
-            section: Any = typed
-            for part in above:
-                section = section[part]
-            section[last] = value
-    return typed
-
-
-def _scalar(text: str) -> Any:
-    """A text as YAML reads it; what is no YAML stays a text."""
+    if isinstance(value, dict):
+        return {name: typed_call(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [typed_call(each) for each in value]
     try:
-        return yaml.safe_load(text)
+        read = yaml.safe_load(value) if isinstance(value, str) else value
     except yaml.YAMLError:
-        return text
+        return value
+    return read if read is None or isinstance(read, int | float) else value
 
 
 def check_values(settings: Any, kind: Any = WorkflowFile, key: str = "") -> None:
