@@ -24,7 +24,7 @@ from longspec.workflow.choices import Choices
 from longspec.workflow.measuring import check_finals
 from longspec.workflow.plan import Plan
 from longspec.workflow.settings import beginnings, datasets, evaluations, runs
-from longspec.workflow.settings.workflow_file import Gates, check_values
+from longspec.workflow.settings.workflow_file import Gates, WorkflowFile
 
 
 def checked_plan(settings: dict[str, Any], config_dir: Path = CONFIG_DIR, arguments: Sequence[str] = ()) -> Plan:
@@ -40,7 +40,7 @@ def checked_plan(settings: dict[str, Any], config_dir: Path = CONFIG_DIR, argume
     runs.check_models(configs)
     for run in settings["runs"]:
         with faults.faults_in(files[run].file):
-            check_values(settings["gates"] | files[run].says.gates, Gates, "gates")
+            faults.check(Gates, settings["gates"] | files[run].says.gates, "gates")
     measured = {run: evaluations.of_run(files[run], settings, configs) for run in settings["runs"]}
     plan = Plan(settings, files, variants, configs, measured)
     plan = replace(plan, asked=runs.asked_targets(arguments, plan.models, config_dir))
@@ -50,7 +50,6 @@ def checked_plan(settings: dict[str, Any], config_dir: Path = CONFIG_DIR, argume
     runs.check_lenders(plan)
     _check_engines(plan)
     runs.check_targets(configs, measured)
-    runs.check_mixtures(configs)
     datasets.check_data(plan.datasets_in_use(), settings["data"], files.values())
     with faults.faults_in(datasets.FILE):
         AnswersPlan(plan)
@@ -163,7 +162,7 @@ def _checked_settings(settings: dict[str, Any]) -> dict[str, Any]:
         evaluation = settings.get("evaluation")
         if isinstance(evaluation, dict) and "tasks" in evaluation:
             laid_out["evaluation"] = evaluation | {"tasks": presets.expand_all(evaluation["tasks"], presets.TASK)}
-        check_values(laid_out)
+        faults.check(WorkflowFile, laid_out)
     return laid_out
 
 
