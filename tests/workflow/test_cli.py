@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from longspec.cli import progress, runs
+from longspec.cli import runs
 from longspec.cli.__main__ import PASSED_ON
 from longspec.lease import acquire
 from longspec.train.lifetime.admission import STATUS
@@ -110,13 +110,13 @@ def test_a_stage_that_trains_has_a_line_with_steps_speed_and_time_left(tmp_path:
     (folder / "checkpoints/metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / STATUS).write_text(json.dumps({"state": "running", "steps": 40}))
     told: dict[str, int] = {}
-    assert progress.lines(tmp_path / "demo", told) == [], "nobody holds its folder"
+    assert runs.progress(tmp_path / "demo", told) == [], "nobody holds its folder"
     lease = acquire(folder)
     try:
-        assert progress.lines(tmp_path / "demo", told) == ["demo/base/chat: step 3 of 40, 1,234 tokens/s, 74 s left"]
-        assert progress.lines(tmp_path / "demo", told) == []
+        assert runs.progress(tmp_path / "demo", told) == ["demo/base/chat: step 3 of 40, 1,234 tokens/s, 74 s left"]
+        assert runs.progress(tmp_path / "demo", told) == []
         (folder / "checkpoints/metrics.jsonl").write_text(json.dumps(rows[0] | {"step": 4}) + "\n")
-        assert progress.lines(tmp_path / "demo", told) == ["demo/base/chat: step 4 of 40, 1,234 tokens/s, 72 s left"]
+        assert runs.progress(tmp_path / "demo", told) == ["demo/base/chat: step 4 of 40, 1,234 tokens/s, 72 s left"]
     finally:
         lease.release()
 
@@ -130,7 +130,7 @@ def test_a_look_that_fails_leaves_the_run_alone(monkeypatch: pytest.MonkeyPatch)
         raise FileNotFoundError("results/demo/base/chat/recipe.yaml")
 
     monkeypatch.setattr(runs, "SNAKEMAKE", ["sh", "-c", "sleep 1; exit 3"])
-    monkeypatch.setattr(progress, "EVERY", 0.2)
-    monkeypatch.setattr(progress, "lines", fails)
+    monkeypatch.setattr(runs, "EVERY", 0.2)
+    monkeypatch.setattr(runs, "progress", fails)
     assert runs.train(argparse.Namespace(run="demo", snakemake=[])) == 3
     assert len(looks) > 1

@@ -11,12 +11,11 @@ from typing import Any
 
 import torch
 
-from longspec.command_line import add_verb
 from longspec.config import PARTITIONED, ConfigError, Recipe, Runtime, load
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.pack.held_out_rows import held_out_rows
 from longspec.distributed import end_at_once, find_ranks, log, write_error_file
-from longspec.shown import one_line
+from longspec.shown import add_verb, one_line
 from longspec.states.stored.build import build
 from longspec.states.stored.compute import Computation, open_job
 from longspec.states.stored.rows import HeldOutSource, RowSource, TrainingRows

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from longspec.atomic_files import read_json
-from longspec.command_line import WIDE
 from longspec.config import ConfigError, Recipe, Runtime, compose, load
 from longspec.data.layout_tally import unlike_served_warning
 from longspec.data.pack.arrow_shards import PackedRows
@@ -193,9 +192,7 @@ def needs_of(setup: Setup, hours: float, node_gpus: int, longest: int) -> dict[s
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m longspec.train plan", usage=USAGE, description=__doc__, formatter_class=WIDE
-    )
+    parser = argparse.ArgumentParser(prog="python -m longspec.train plan", usage=USAGE, description=__doc__)
     add = parser.add_argument
     add("--recipe", type=Path, nargs="+", metavar="FILE", help="recipe.yaml of each stage")
     add("--runtime", type=Path, nargs="+", metavar="FILE", help="runtime.yaml of each stage")
