@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import math
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ from longspec import families, methods
 from longspec.config import (
     COLLATIONS,
     CONFIG_DIR,
-    LATER,
     OVERLONG,
     Recipe,
     Runtime,
@@ -103,13 +100,6 @@ def test_the_published_run_of_the_workflow_is_the_published_experiment(stage: st
     assert recipes[0] == recipes[1]
     runtimes = [OmegaConf.to_container(config.runtime) for config in (experiment(name), ours)]
     assert differences(*runtimes) == ["extract_at_end: True -> False"]  # type: ignore[arg-type]
-
-
-def test_an_experiment_takes_overrides() -> None:
-    config = compose(NAME, ["recipe.optimizer.lr=1e-3", "model=llama-3.1-8b", "files.out=here"], CONFIG_DIR / "exp")
-    assert math.isclose(config.recipe.optimizer.lr, 1e-3)
-    assert config.files.out == "here"
-    assert config.files.target == "models/llama-3.1-8b/target_manifest.json"
 
 
 def test_a_frozen_recipe_of_another_version_is_refused_by_name(tmp_path: Path) -> None:
@@ -245,34 +235,6 @@ def test_a_frozen_recipe_of_an_unknown_method_is_refused_by_key() -> None:
         ValueError, match=r"recipe\.yaml: recipe\.method\.name: missing, and recipe\.model\._target_, which would say it, too"
     ):
         typed(content | {"model": model}, Recipe, source)
-
-
-@dataclass
-class Inner:
-    first: int = 1
-    later: str | None = field(default=None, metadata=LATER)
-
-
-@dataclass
-class Outer:
-    inner: Inner = field(default_factory=Inner)
-    flag: bool = field(default=False, metadata=LATER)
-    names: list[str] = field(default_factory=list)
-
-
-@pytest.mark.parametrize(
-    ("changed", "expected"),
-    [
-        ({}, {"inner": {"first": 1}, "names": []}),
-        ({"flag": True}, {"inner": {"first": 1}, "flag": True, "names": []}),
-        ({"inner": {"first": 0, "later": "x"}}, {"inner": {"first": 0, "later": "x"}, "names": []}),
-        ({"names": ["a"]}, {"inner": {"first": 1}, "names": ["a"]}),
-    ],
-)
-def test_a_later_field_is_written_when_it_was_changed(changed: dict[str, Any], expected: dict[str, Any]) -> None:
-    section = OmegaConf.merge(OmegaConf.structured(Outer), changed)
-    assert plain(section) == expected
-    assert OmegaConf.create(to_yaml(section)) == expected
 
 
 def test_differences_name_each_key() -> None:

@@ -3,7 +3,6 @@
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from longspec.cli.__main__ import main
 from longspec.cli.side_by_side import asked_of, outcome
 from longspec.decode.autoregressive import Plain
 from longspec.decode.texts import Row
-from longspec.measure.sample import Pieces
 from tests.cli import small_draft
 from tests.corpus import Corpus
 
@@ -81,20 +79,6 @@ def test_without_a_question_a_held_out_record_is_asked(draft: Path) -> None:
         text_of = Path("data/raw/mine/held_out.json").read_text().replace("\n", "")
         Path("data/raw/mine/held_out.jsonl").write_text(text_of + "\n")
         assert asked_of(draft) == (text, is_question)
-
-
-def test_pieces_are_the_text_whatever_the_tokens_are() -> None:
-    class Bytes:
-        """A tokenizer of bytes: half a character is none."""
-
-        def decode(self, ids: list[int]) -> str:
-            return bytes(ids).decode("utf-8", "replace")
-
-    text, before = "naïve — 木\n", list(b"so ")
-    pieces = Pieces(Bytes(), before)
-    found: list[Any] = [pieces.text_of(byte) for byte in text.encode()]
-    assert "".join(found) == text
-    assert Pieces(Bytes(), before).text_of(0xE6, is_last=True) == "\ufffd"
 
 
 @pytest.mark.parametrize(

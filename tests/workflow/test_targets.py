@@ -9,14 +9,14 @@ import pytest
 import torch
 from transformers import Qwen2Config
 
-from longspec.config import compose
+from longspec.config import Build, compose
 from longspec.families import position_limit
 from longspec.measure.tasks import Benchmark, HeldOut, check_room
 from longspec.methods.glide.settings import FAMILIES, TARGETS
 from longspec.models.target import load_target, read_target_config
 from longspec.target.fetch import check_folder
 from longspec.workflow.settings.datasets import check_prompts, prompt_files
-from longspec.workflow.settings.targets import check_target, positions_of
+from longspec.workflow.settings.targets import check_target, sizes_of
 from tests import gguf_files
 
 NOWHERE = Path("nowhere")
@@ -100,18 +100,11 @@ def test_a_gguf_file_is_there_and_begins_as_one(tmp_path: Path) -> None:
         check_target(KEY, model(str(path)), NOWHERE)
     path.write_bytes(b"GGUF")
     check_target(KEY, model(str(path)), tmp_path / "target")
-    assert positions_of(str(path), 7, tmp_path / "target") is None
+    assert sizes_of(str(path), None, tmp_path / "target") == (None, None, None)
     write_config(tmp_path / "target", model_type="llama", max_position_embeddings=64)
-    assert positions_of(str(path), 7, tmp_path / "target") == 64
+    assert sizes_of(str(path), None, tmp_path / "target") == (None, None, 64)
     with pytest.raises(ValueError, match=r"recipe\.model\._target_"):
         check_target(KEY, model(str(path)), tmp_path / "target")
-
-
-def test_one_of_the_hub_is_looked_at_when_it_has_been_fetched(tmp_path: Path) -> None:
-    check_target(KEY, model("hf:a/b"), tmp_path / "target")
-    write_config(tmp_path / "target", model_type="llama")
-    with pytest.raises(ValueError, match=r"recipe\.model\._target_"):
-        check_target(KEY, model("hf:a/b"), tmp_path / "target")
 
 
 @pytest.mark.parametrize(
@@ -125,10 +118,9 @@ def test_one_of_the_hub_is_looked_at_when_it_has_been_fetched(tmp_path: Path) ->
 def test_positions_are_those_that_training_reads_or_are_left_open(tmp_path: Path, scaling: dict[str, Any] | None) -> None:
     config = Qwen2Config(max_position_embeddings=128, rope_scaling=scaling)
     config.save_pretrained(tmp_path)
-    told = positions_of(str(tmp_path), 7, NOWHERE)
+    told = sizes_of(str(tmp_path), None, NOWHERE)[2]
     assert told == (None if scaling and scaling["rope_type"] == "yarn" else position_limit(config))
-    assert positions_of("build", 7, NOWHERE) == 7
-    assert positions_of("hf:a/b", 7, NOWHERE) is None
+    assert sizes_of("build", Build(layers=2, vocabulary=300, max_position=7), NOWHERE) == (2, 300, 7)
 
 
 def test_prompts_find_room_in_the_positions() -> None:

@@ -79,9 +79,10 @@ def cost_lines(path: Path, target: str, data: str) -> list[str]:
     chat = "" if tokenizer is None or tokenizer.chat_template else "; no chat template, so conversations are laid out as ChatML"
     lines = [f"target: {facts.family}{told}{chat}"]
     files = [] if is_hub(data) or is_made(data) else source_files.files_of(data)
-    if not files or any(source_files.kind_of(file) not in PLAIN for file in files):
+    is_plain = all(source_files.kind_of(file) in PLAIN for file in files)
+    records, tokens, size = sample(files, tokenizer) if is_plain else (0, 0, 0)
+    if not records:
         return [*lines, "time and disk: not known before data of the hub, Parquet and compressed files are packed"]
-    records, tokens, size = sample(files, tokenizer)
     config = next(iter(plan_of(str(path)).configs.values()))
     recipe, length = config.recipe, config.recipe.data.sequence_length
     guess = "" if tokenizer else f", at {LETTERS} bytes a token"

@@ -81,7 +81,8 @@ def _composed(name: str, overrides: list[str], config_dir: Path) -> DictConfig:
             yaml_files.read(path)  # the one at fault raises, with its name and the line
         raise ValueError(_with_file(one_line(error), run)) from error
     for path in in_reach:  # Hydra composes here and does nothing else, so its own settings would be dropped without a word
-        if b"hydra" in path.read_bytes() and "hydra" in (yaml_files.read(path) or ()):
+        content = yaml_files.read(path) if b"hydra" in path.read_bytes() else None
+        if isinstance(content, dict) and "hydra" in content:
             raise ValueError(f"{path}: hydra: {NO_EFFECT}")
     return config
 

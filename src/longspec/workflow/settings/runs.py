@@ -129,22 +129,21 @@ def check_targets(configs: Mapping[Stage, Any], evaluations: Mapping[str, RunEva
         source, length = recipe.model.source, recipe.data.sequence_length
         fetched = Path(TARGET.format(model=recipe.model.name)).parent / "target"
         targets.check_target(f"{named}: recipe.model", recipe, fetched)
-        positions = targets.positions_of(source, config.build.max_position, fetched)
+        layers, tokens, positions = targets.sizes_of(source, config.build, fetched)
         if positions is not None and length > positions:
             raise ValueError(
                 f"{named}: recipe.data.sequence_length: {length} tokens are more than the target's {positions} positions; "
                 "lower it"
             )
-        size = targets.size_of(source, config.build, fetched)
-        if size is not None:
+        if layers is not None and tokens is not None:
             with faults_in(named):
-                methods.settings_of(recipe.method.name).fits(recipe, *size)
+                methods.settings_of(recipe.method.name).fits(recipe, layers, tokens)
         if evaluation is not None:
             if positions is not None:
                 with faults_in(evaluation.file_of("tasks")):
                     for name, task in evaluation.tasks.items():
                         check_room(name, task, positions)
-            _check_levels(named, recipe, None if size is None else size[1], evaluation)
+            _check_levels(named, recipe, tokens, evaluation)
 
 
 def _check_levels(key: str, recipe: Any, tokens: int | None, evaluation: RunEvaluation) -> None:

@@ -15,7 +15,7 @@ from longspec.config.checks import BUILT, SOURCES
 from longspec.config.faults import faults_in
 from longspec.config.names import HUB_PREFIX, WHEEL_PREFIX, is_gguf, is_name
 from longspec.config.run_file import Run
-from longspec.config.target_facts import NotKnownError, facts_of, kept_beside
+from longspec.config.target_facts import NotKnownError, facts_of, kept_beside, sizes_in
 from longspec.families import OF_GGUF, check_family, check_not_quantized
 
 GGUF_MAGIC = b"GGUF"
@@ -99,21 +99,15 @@ def _check_gguf(key: str, recipe: Any) -> None:
                 methods.check_family_named(recipe, OF_GGUF[architecture], f"{source} (general.architecture {architecture})")
 
 
-def positions_of(source: str, built: int, fetched: Path) -> int | None:
-    """Return how many positions a target has; None where only its weights' job can tell. `built`: those of one built here."""
+def sizes_of(source: str, build: Any, fetched: Path) -> tuple[int | None, int | None, int | None]:
+    """Return layers, tokens and positions of a target, each None where only its weights' job can tell.
+
+    build: the section of one that is built here; fetched: as of folder_of.
+    """
     if source == BUILT:
-        return built
+        return build.layers, build.vocabulary, build.max_position
     config = settings_of(folder_of(source, fetched)) or {}
-    told = config.get("max_position_embeddings")
+    layers, tokens, positions = sizes_in(config)
     # How far yarn stretches: families.position_limit, which needs transformers' object.
-    stretched = "yarn" in json.dumps(config.get("rope_scaling") or config.get("rope_parameters"))
-    return told if isinstance(told, int) and not stretched else None
-
-
-def size_of(source: str, build: Any, fetched: Path) -> tuple[int, int] | None:
-    """Return layers and tokens of a target; None where only its weights' job can tell. `build`: of one built here."""
-    if source == BUILT:
-        return build.layers, build.vocabulary
-    config = settings_of(folder_of(source, fetched)) or {}
-    layers, tokens = config.get("num_hidden_layers"), config.get("vocab_size")
-    return (layers, tokens) if isinstance(layers, int) and isinstance(tokens, int) else None
+    is_stretched = "yarn" in json.dumps(config.get("rope_scaling") or config.get("rope_parameters"))
+    return layers, tokens, None if is_stretched else positions
