@@ -18,7 +18,7 @@ import machine
 import torch
 from torch import Tensor
 
-from longspec.config import MUON, Recipe, frozen
+from longspec.config import MUON, Recipe, load
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.pack.held_out_rows import held_out_rows
 from longspec.data.replay import TrainedRows
@@ -104,7 +104,7 @@ def measure(trainer: DraftTrainer, rows: list[Any], each_step: dict[str, Any]) -
 
 def compare(stage: Path, steps: int) -> dict[str, Any]:
     """One method's drafts, by the labels that they were trained on."""
-    recipe: Any = frozen.load(stage / "recipe.yaml", Recipe)
+    recipe: Any = load(stage / "recipe.yaml", Recipe)
     size = vocabulary_size(recipe)
     vocabulary = None if size is None else read_draft_vocabulary(stage.parent / f"draft_vocabulary_{size}.json")
     data = recipe.data

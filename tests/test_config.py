@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import math
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +12,7 @@ from longspec import families, methods
 from longspec.config import (
     COLLATIONS,
     CONFIG_DIR,
-    LATER,
     OVERLONG,
-    ConfigError,
     Recipe,
     Runtime,
     compose,
@@ -89,12 +85,9 @@ def test_a_published_experiment_has_its_published_figures(name: str) -> None:
     assert (recipe.draft.anchors, recipe.draft.lag_mode) == switches[variant]
     assert config.files.init_weights == (before and f"results/{before}/draft/model.safetensors")
     assert config.files.out == f"results/{name}"
-
-
-def test_an_experiments_files_follow_the_workflows_paths() -> None:
-    files = experiment(NAME + LONG).files
-    assert files.target == "models/qwq-32b-preview/target_manifest.json"
-    assert files.data == "data/packed/qwq-32b-preview/long-data-long-nomask-32768-truncate/manifest.json"
+    assert config.files.target == "models/qwq-32b-preview/target_manifest.json"
+    overlong = recipe.data.overlong
+    assert config.files.data == f"data/packed/qwq-32b-preview/{data}-{collation}-{length}-{overlong}/manifest.json"
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -109,39 +102,11 @@ def test_the_published_run_of_the_workflow_is_the_published_experiment(stage: st
     assert differences(*runtimes) == ["extract_at_end: True -> False"]  # type: ignore[arg-type]
 
 
-def test_an_experiment_takes_overrides() -> None:
-    config = compose(NAME, ["recipe.optimizer.lr=1e-3", "model=llama-3.1-8b", "files.out=here"], CONFIG_DIR / "exp")
-    assert math.isclose(config.recipe.optimizer.lr, 1e-3)
-    assert config.files.out == "here"
-    assert config.files.target == "models/llama-3.1-8b/target_manifest.json"
-
-
 def test_a_frozen_recipe_of_another_version_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(to_yaml(compose_stage("demo", "base", "base").recipe) + "colour: red\n")
     with pytest.raises(ValueError, match=r"recipe\.yaml: not a recipe of this version.*colour"):
         load(path, Recipe)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["offload_optimizer=disk"], r"offload_optimizer: 'disk' is unknown; choose one of none, cpu, nvme"),
-        (["zero_stage=0", "offload_optimizer=cpu"], r"offload_optimizer: ZeRO-0 offloads nothing"),
-        (["zero_stage=2", "offload_optimizer=nvme", "nvme_path=/scratch"], r"nvme wants zero_stage 3, which is 2"),
-        (["zero_stage=3", "offload_optimizer=nvme"], r"nvme_path: offload_optimizer is nvme; name a folder"),
-        (["zero_stage=3", "offload_optimizer=cpu", "nvme_path=/scratch"], r"nvme_path: not used, since offload_optimizer"),
-    ],
-)
-def test_impossible_ways_of_sharding_are_refused_with_the_fix(overrides: list[str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        compose("train", ["run=demo", *(f"runtime.deepspeed.{override}" for override in overrides)])
-
-
-@pytest.mark.parametrize("override", ["recipe.draft.final_norm=perhaps", "recipe.draft.norm=true", "variant=sinkpi"])
-def test_names_that_are_no_switch_or_choice_fail_at_composition(override: str) -> None:
-    with pytest.raises(ConfigError, match=r"perhaps|norm|sinkpi"):
-        compose("train", ["run=demo", override])
 
 
 def test_there_is_a_glide_class_for_every_family_that_it_takes_and_no_other() -> None:
@@ -154,19 +119,17 @@ def test_every_family_has_a_method_and_no_method_another_family() -> None:
     assert not taken & REFUSED.keys()
 
 
-@pytest.mark.parametrize("family", sorted(set(families.FAMILIES) - set(FAMILIES)))
-def test_a_method_refuses_a_family_by_name_and_says_which_takes_it(family: str) -> None:
+def test_a_method_refuses_a_family_by_name_and_says_which_takes_it() -> None:
+    family = min(set(families.FAMILIES) - set(FAMILIES))
     told = (
-        rf"^recipe\.model\.family: the method glide has no drafts for {family} targets: its layer is shaped .* last layer; "
+        rf"recipe\.model\.family: the method glide has no drafts for {family} targets: its layer is shaped .* last layer; "
         rf"it takes llama, mistral, qwen2, qwen3, qwen3_moe; for {family} choose the method eagle3$"
     )
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=f"^{told}"):
         compose("train", [f"recipe.model.family={family}"])
     recipe = compose("train", ["run=demo-eagle3", f"recipe.model.family={family}"]).recipe
     assert (recipe.model.family, recipe.model._target_) == (family, None)
     methods.check_family_named(recipe, family, "there")
-    with pytest.raises(ValueError, match=rf"there: config\.json: the method glide has no drafts for {family} targets"):
-        methods.check_family_named(compose("train", ["recipe.model.family=qwen2"]).recipe, family, "there")
 
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -231,32 +194,22 @@ def test_a_model_file_that_names_its_class_says_family_and_method(tmp_path: Path
     assert methods.of_target(old.recipe.model._target_) == ("glide", "qwen2")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_and_its_class_are_one_and_the_same_recipe(family: str) -> None:
-    by_family = compose("train", [f"recipe.model.family={family}"]).recipe
-    path = methods.settings_of("glide").TARGETS[family]
+def test_a_family_and_its_class_are_one_and_the_same_recipe() -> None:
+    path = methods.settings_of("glide").TARGETS["mistral"]
+    by_family = compose("train", ["recipe.model.family=mistral"]).recipe
     by_class = compose("train", ["recipe.model.family=null", f"recipe.model._target_={path}"]).recipe
-    by_both = compose("train", [f"recipe.model.family={family}", f"recipe.model._target_={path}"]).recipe
+    by_both = compose("train", ["recipe.model.family=mistral", f"recipe.model._target_={path}"]).recipe
     assert to_yaml(by_family) == to_yaml(by_class) == to_yaml(by_both)
-    methods.check_family_named(by_family, family, "there")
-
-
-def test_a_target_of_another_family_than_the_recipes_is_refused() -> None:
-    recipe = compose("train", ["recipe.model.family=qwen2"]).recipe
-    methods.check_family_named(recipe, "qwen2", "there")
-    message = r"there: config\.json: model_type is 'llama', recipe\.model\._target_ is .*Qwen2.*; set it to .*LlamaGlide"
+    methods.check_family_named(by_family, "mistral", "there")
+    message = r"there: config\.json: model_type is 'llama', recipe\.model\._target_ is .*Mistral.*; set it to .*LlamaGlide"
     with pytest.raises(ValueError, match=message):
-        methods.check_family_named(recipe, "llama", "there")
+        methods.check_family_named(by_family, "llama", "there")
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (["recipe.model.family=gpt2"], r"recipe\.model\.family: 'gpt2' is unknown; choose one of llama, mistral, qwen2, qwen3"),
-        (
-            ["recipe.model.family=gemma3_text"],
-            r"family: 'gemma3_text' is unknown: its layers rotate in two ways, .* one rotation; choose one of llama, mistral",
-        ),
         (
             ["recipe.model.family=llama", f"recipe.model._target_={QWEN2}"],
             r"recipe\.model\.family: llama, but recipe\.model\._target_ is longspec.*; give one of the two",
@@ -282,34 +235,6 @@ def test_a_frozen_recipe_of_an_unknown_method_is_refused_by_key() -> None:
         ValueError, match=r"recipe\.yaml: recipe\.method\.name: missing, and recipe\.model\._target_, which would say it, too"
     ):
         typed(content | {"model": model}, Recipe, source)
-
-
-@dataclass
-class Inner:
-    first: int = 1
-    later: str | None = field(default=None, metadata=LATER)
-
-
-@dataclass
-class Outer:
-    inner: Inner = field(default_factory=Inner)
-    flag: bool = field(default=False, metadata=LATER)
-    names: list[str] = field(default_factory=list)
-
-
-@pytest.mark.parametrize(
-    ("changed", "expected"),
-    [
-        ({}, {"inner": {"first": 1}, "names": []}),
-        ({"flag": True}, {"inner": {"first": 1}, "flag": True, "names": []}),
-        ({"inner": {"first": 0, "later": "x"}}, {"inner": {"first": 0, "later": "x"}, "names": []}),
-        ({"names": ["a"]}, {"inner": {"first": 1}, "names": ["a"]}),
-    ],
-)
-def test_a_later_field_is_written_when_it_was_changed(changed: dict[str, Any], expected: dict[str, Any]) -> None:
-    section = OmegaConf.merge(OmegaConf.structured(Outer), changed)
-    assert plain(section) == expected
-    assert OmegaConf.create(to_yaml(section)) == expected
 
 
 def test_differences_name_each_key() -> None:

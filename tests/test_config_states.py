@@ -61,15 +61,6 @@ def test_refused_when_it_is_planned(overrides: list[str], told: str) -> None:
         recipe(*overrides)
 
 
-def test_the_ways_out_that_are_told() -> None:
-    """Other stages of a run with anchors may be offline: their rows have plain positions. So may this one without."""
-    base = [GLIDE[0], "stage=base", GLIDE[2], OFFLINE]
-    assert recipe(*base, "recipe.draft.start=random", "recipe.draft.anchors=off").states.source == "offline"
-    assert recipe(*base[:3], "recipe.states.source=online").states.source == "online"
-    assert recipe(*GLIDE, OFFLINE).states.source == "offline"
-    assert recipe(*EAGLE3, OFFLINE, "recipe.states.top_k=768").states.top_k == 768
-
-
 def test_the_name_of_a_folder() -> None:
     """Shared by all that read the same states; else another one."""
     long = recipe(*GLIDE, OFFLINE)

@@ -1,7 +1,7 @@
 """No file of a user runs code: where files are opened that could."""
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 DOOR = "models/weight_files.py"  # the one place where weights are opened
@@ -11,13 +11,16 @@ LOADERS = {"torch.load", "safe_open", "load_file", "pickle.load", "pickle.loads"
 ASKING = ("AutoConfig", "AutoTokenizer", "AutoModel", "AutoModelForCausalLM")
 
 
-def calls(root: Path) -> Iterator[tuple[str, str, ast.Call]]:
+@cache
+def calls(root: Path) -> list[tuple[str, str, ast.Call]]:
     """Every call in src: file, what is called, the call."""
     source = root / "src/longspec"
-    for path in source.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call):
-                yield str(path.relative_to(source)), ast.unparse(node.func), node
+    return [
+        (str(path.relative_to(source)), ast.unparse(node.func), node)
+        for path in source.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+    ]
 
 
 def test_weights_are_opened_by_one_module(root: Path) -> None:

@@ -8,7 +8,6 @@ import unicodedata
 import pytest
 
 from longspec import shown
-from longspec.draft import __main__ as draft_verb
 
 
 def test_everyday_text_stays_as_it_is() -> None:
@@ -48,17 +47,6 @@ def test_a_logged_message_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stream.getvalue() == "WARNING a␊INFO b is␛[2J\n"
 
 
-HOSTILE = "a\x1b[2J\nerror: all is well"
-
-
-def test_the_last_words_of_a_verb_stay_in_their_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["draft", "extract", "weights.pth", "--recipe", HOSTILE, "--out", "out"])
-    with pytest.raises(SystemExit) as ended:
-        draft_verb.main()
-    assert str(ended.value).isprintable()
-    assert "error: a␛[2J␊error: all is well" in str(ended.value)
-
-
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [(None, "-"), (59.6, "60 s"), (100, "2 min"), (5999, "1 h 40 min"), (7500, "2 h 05 min"), (190000, "2 d 4 h")],
@@ -70,24 +58,15 @@ def test_durations(seconds: float | None, words: str) -> None:
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        (
-            RuntimeError("[enforce fail at inline_container.cc] file write failed: No space left on device"),
-            "free some space there",
-        ),
+        (RuntimeError("[enforce fail at inline_container.cc] write failed: No space left on device"), "free some space there"),
         (OSError(122, "Disk quota exceeded", "a/b"), "free some space there"),
         (PermissionError(13, "Permission denied", "a/b"), "correct the path, or let this user read and write there"),
-        (FileNotFoundError(2, "No usable temporary directory found in ['/tmp']"), "correct the path"),
     ],
 )
 def test_a_disk_or_a_folder_that_cannot_be_written_is_one_line(fault: Exception, words: str) -> None:
     with pytest.raises(SystemExit) as ended, shown.ending_for_mistakes():
         raise fault
     told = str(ended.value)
-    assert told.startswith("error: ")
-    assert words in told
-    assert "\n" not in told
-
-
-def test_a_fault_of_ours_keeps_its_frames() -> None:
+    assert (told.startswith("error: "), words in told, "\n" in told) == (True, True, False)
     with pytest.raises(KeyError), shown.ending_for_mistakes():
-        raise KeyError("x")
+        raise KeyError("a fault of ours keeps its frames")

@@ -1,4 +1,5 @@
-"""Text from data and names of files for a terminal or a log: what would move its cursor, or what nobody sees, as signs.
+"""What verbs share at a terminal: their options, their last words, and text from data and names of files, which may hold
+what would move the cursor, or what nobody sees.
 
 Control characters stand as their pictures (␛, ␊), characters that are drawn as nothing or that turn the direction of writing
 by their numbers (<U+202E>). All other text stays as it is.
@@ -9,14 +10,16 @@ import logging
 import os
 import re
 import sys
+from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from pathlib import Path
+from typing import Any, TextIO
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 BRIEF = 300  # characters of a text of which the beginning will do
-# Unicode's "default ignorable" characters, drawn as nothing: zero-width ones, marks of direction, fillers. As the inside of a
-# class of a regular expression. The variation selectors are apart: emoji of everyday text end with one.
+# Unicode's "default ignorable" characters, drawn as nothing, as the inside of a class of a regular expression. The variation
+# selectors are apart: emoji of everyday text end with one.
 _ZERO_WIDTH = (
     "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufff8"
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
@@ -106,3 +109,18 @@ def start_logging(form: str, stream: TextIO | None = None) -> None:
     handler = logging.StreamHandler(stream)
     handler.setFormatter(_Formatter(form, "%H:%M:%S"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+def add_verb(verbs: Any, name: str, purpose: str, **defaults: Any) -> ArgumentParser:
+    """Add a verb to `verbs` (add_subparsers); its purpose stands in their list and at the head of its own --help."""
+    parser: ArgumentParser = verbs.add_parser(name, help=purpose, description=purpose)
+    parser.set_defaults(**defaults)
+    return parser
+
+
+def named_path(text: str) -> tuple[str, Path]:
+    """Return NAME=PATH as a pair. Raises argparse's error for text of another form."""
+    name, equals, path = text.partition("=")
+    if not (name and equals and path):
+        raise ArgumentTypeError(f"{text!r} is not NAME=PATH")
+    return name, Path(path)

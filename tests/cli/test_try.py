@@ -3,7 +3,6 @@
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -11,10 +10,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from longspec.atomic_files import write_json, write_text
 from longspec.cli.__main__ import main
-from longspec.cli.asked import asked_of
+from longspec.cli.side_by_side import asked_of, outcome
 from longspec.decode.autoregressive import Plain
 from longspec.decode.texts import Row
-from longspec.measure.sample import Pieces
 from tests.cli import small_draft
 from tests.corpus import Corpus
 
@@ -58,15 +56,14 @@ def test_both_texts_are_transformers_own(draft: Path, capsys: pytest.CaptureFixt
 
 
 def test_texts_that_differ_are_said_with_their_margin() -> None:
-    from longspec.cli.side_by_side import Outcome
 
-    def outcome(margin: float) -> Outcome:
+    def lines(margin: float) -> list[str]:
         logits_V = torch.tensor([1.0, 1.0 - margin])
-        return Outcome(Plain([0, 0], [logits_V, logits_V]), 1.0, Row([0, 1], [1]), 1.0)
+        return outcome(Plain([0, 0], [logits_V, logits_V]), 1.0, Row([0, 1], [1]), 1.0)
 
-    assert outcome(1e-7).lines()[-1] == "texts equal up to token 1, where two tokens tie within rounding (1.2e-07 apart)"
-    assert outcome(0.5).lines()[-1].startswith("TEXTS DIFFER at token 1 by 0.5")
-    assert outcome(0.5).lines()[1] == "2.00 tokens a round, 1 of 2 tokens drafted"
+    assert lines(1e-7)[-1] == "texts equal up to token 1, where two tokens tie within rounding (1.2e-07 apart)"
+    assert lines(0.5)[-1].startswith("TEXTS DIFFER at token 1 by 0.5")
+    assert lines(0.5)[1] == "2.00 tokens a round, 1 of 2 tokens drafted"
 
 
 def test_without_a_question_a_held_out_record_is_asked(draft: Path) -> None:
@@ -81,22 +78,7 @@ def test_without_a_question_a_held_out_record_is_asked(draft: Path) -> None:
         write_json(Path("data/raw/mine/held_out.json"), record)
         text_of = Path("data/raw/mine/held_out.json").read_text().replace("\n", "")
         Path("data/raw/mine/held_out.jsonl").write_text(text_of + "\n")
-        asked = asked_of(draft)
-        assert (asked.text, asked.is_question) == (text, is_question)
-
-
-def test_pieces_are_the_text_whatever_the_tokens_are() -> None:
-    class Bytes:
-        """A tokenizer of bytes: half a character is none."""
-
-        def decode(self, ids: list[int]) -> str:
-            return bytes(ids).decode("utf-8", "replace")
-
-    text, before = "naïve — 木\n", list(b"so ")
-    pieces = Pieces(Bytes(), before)
-    found: list[Any] = [pieces.text_of(byte) for byte in text.encode()]
-    assert "".join(found) == text
-    assert Pieces(Bytes(), before).text_of(0xE6, is_last=True) == "\ufffd"
+        assert asked_of(draft) == (text, is_question)
 
 
 @pytest.mark.parametrize(

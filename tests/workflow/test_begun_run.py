@@ -49,9 +49,7 @@ def test_the_first_stage_begins_with_it_and_is_measured_after_it(settings: Setti
     ("source", "message"),
     [
         ("nowhere", r"run 'demo-eagle3', variant 'ttt': recipe\.init: nowhere: no such folder"),
-        ("config", r"recipe\.init: config: has no config\.json"),
         ("hf:draft", r"recipe\.init: 'hf:draft' is no repository of the hub; give hf:<owner>/<repository>\[@revision\]"),
-        (" ", r"recipe\.init: ' ' is no draft"),
     ],
 )
 def test_a_draft_that_is_not_there_is_named_at_the_plan(settings: Settings, source: str, message: str) -> None:

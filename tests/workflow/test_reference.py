@@ -39,11 +39,8 @@ def test_the_schema_for_editors_takes_every_run(root: Path) -> None:
     "wrong",
     [
         {"stags": ["base"]},
-        {"final": "lats"},
         {"stages": {"base": {"recipes": {}}}},
-        {"target": 3},
         {"recipe": {"optimizer": {"learning_rate": 1e-3}}},
-        {"recipe": {"optimizer": {"lr": 7}}},
         {"recipe": {"method": {"vocabulary": 0}}},
         {"stages": {"base": {"runtime": {"deepspeed": {"zero_stage": 4}}}}},
         {"evaluation": {"tasks": {"a": {"dta": "x"}}}},

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 from longspec import shown
-from longspec.command_line import add_verb
 from longspec.data.layout_tally import cut_warning
 from longspec.distributed import Ranks, end_at_once, launched_ranks, log, told_to_launcher
+from longspec.shown import add_verb
 
 
 def parser() -> argparse.ArgumentParser:

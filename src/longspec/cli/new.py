@@ -3,8 +3,7 @@
 import argparse
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,12 @@ from longspec.cli.runs import plan, plan_of
 from longspec.config import CONFIG_DIR
 from longspec.config.names import HUB_PREFIX
 from longspec.config.run_file import SUFFIX
-from longspec.config.target_facts import TargetFacts, facts_of
+from longspec.config.target_facts import facts_of
 from longspec.data.raw import FILE, is_hub, is_made
 from longspec.data.read import source_files
 from longspec.data.tokenize import encode
 from longspec.shown import duration
-from longspec.train.estimate.memory import estimate, gib, peak
+from longspec.train.estimate.memory import estimate, gib, memory_of, peak
 from longspec.train.estimate.plan import TYPICAL_FLOPS, plan_stage, read_target, whole_rows
 
 TEMPLATE = """\
@@ -29,7 +28,7 @@ TEMPLATE = """\
 # {comment}
 # All keys: docs/configuration.md. What would run: longspec plan {file}. Train it: longspec train {file}
 target: {target}
-data: {{{name}: {data}}}
+data: {{chats: {data}}}
 method: {method}
 # recipe: {{epochs: 10, optimizer: {{lr: 1.0e-4}}, data: {{sequence_length: 4096}}}}
 # evaluation: {{new_tokens: 128}}
@@ -40,27 +39,12 @@ LETTERS = 4  # of a token, where there is no tokenizer to ask
 SIZE = 1024  # of the product by which a processor is measured
 
 
-@dataclass(frozen=True)
-class Sampled:
-    """Hold the beginning of some data: so many records, their bytes and tokens, and the bytes of all."""
-
-    records: int
-    bytes: int
-    tokens: int
-    size: int
-
-    def of_all(self, number: int) -> int:
-        """Return a count of the sampled records as one of all."""
-        return number * self.size // max(1, self.bytes)
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `new`."""
     parser.add_argument("run", type=Path, help="the file to write, such as mine.yaml")
     parser.add_argument("--target", required=True, help="hf:<owner>/<repository>, a folder or a .gguf file")
     parser.add_argument("--data", required=True, help="a file, a glob in quotes, or hf:<owner>/<name>")
-    parser.add_argument("--name", default="chats", help="what the data set is called; default: chats")
-    parser.add_argument("--method", default="eagle3", help="default: eagle3")
+    parser.add_argument("--method", default="eagle3", choices=methods.names(), help="default: eagle3")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -70,14 +54,12 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"{path}: give a file that ends in {SUFFIX}")
     if path.exists():
         raise ValueError(f"{path}: is there already; edit it, or give another name")
-    if options.method not in methods.names():
-        raise ValueError(f"--method: {options.method!r} is unknown; choose one of {', '.join(methods.names())}")
     served = methods.settings_of(options.method).VLLM_METHOD
     comment = "No engine loads this draft yet; transformers' generate and ours do."
     if served:
         by_itself = methods.vllm_folder(options.method, Path()) == Path()
         comment = "vLLM and SGLang load this draft." if by_itself else "vLLM loads this draft, with the plugin in plugins/vllm."
-    told = {"target": options.target, "data": options.data, "name": options.name, "method": options.method}
+    told = {"target": options.target, "data": options.data, "method": options.method}
     schema = CONFIG_DIR / "run.schema.json"
     path.write_text(TEMPLATE.format(comment=comment, file=path, schema=schema, **told), encoding="utf-8")
     print(f"{path}: written")
@@ -92,40 +74,36 @@ def run(options: argparse.Namespace) -> int:
 def cost_lines(path: Path, target: str, data: str) -> list[str]:
     """Return what was found of target, data and machine, and hours, memory and disk as far as these tell them."""
     facts, tokenizer = facts_of(target, path), _tokenizer(target)
-    lines = [_target_line(facts, tokenizer)]
-    sampled = None if is_hub(data) or is_made(data) else sample(source_files.files_of(data), tokenizer)
-    if sampled is None or sampled.records == 0:
+    sizes = {"layers": facts.layers, "tokens": facts.tokens, "positions": facts.positions}
+    told = "".join(f", {size:,} {name}" for name, size in sizes.items() if size is not None)
+    chat = "" if tokenizer is None or tokenizer.chat_template else "; no chat template, so conversations are laid out as ChatML"
+    lines = [f"target: {facts.family}{told}{chat}"]
+    files = [] if is_hub(data) or is_made(data) else source_files.files_of(data)
+    is_plain = all(source_files.kind_of(file) in PLAIN for file in files)
+    records, tokens, size = sample(files, tokenizer) if is_plain else (0, 0, 0)
+    if not records:
         return [*lines, "time and disk: not known before data of the hub, Parquet and compressed files are packed"]
     config = next(iter(plan_of(str(path)).configs.values()))
     recipe, length = config.recipe, config.recipe.data.sequence_length
-    tokens, guess = sampled.of_all(sampled.tokens), "" if tokenizer else f", at {LETTERS} bytes a token"
+    guess = "" if tokenizer else f", at {LETTERS} bytes a token"
     rows = max(recipe.global_batch, tokens // length)
-    lines.append(
-        f"data: about {sampled.of_all(sampled.records):,} records, {tokens:,} tokens{guess}: {rows:,} rows of {length:,} tokens"
-    )
+    lines.append(f"data: about {records:,} records, {tokens:,} tokens{guess}: {rows:,} rows of {length:,} tokens")
     try:
-        sizes = read_target(target.removeprefix(HUB_PREFIX))
+        read = read_target(target.removeprefix(HUB_PREFIX))
     except ValueError as error:
         return [*lines, f"time and memory: known once the target is here ({error})"]
     ranks, device = max(1, torch.cuda.device_count()), torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    planned = plan_stage(sizes, recipe, config.runtime, whole_rows(rows, length), ranks, device)
+    planned = plan_stage(read, recipe, config.runtime, whole_rows(rows, length), ranks, device)
     rate, machine = _machine()
-    needed, there = peak(estimate(planned.setup)), _memory(device)
+    needed, there = peak(estimate(planned.setup)), memory_of(device)
     fits = "fits" if needed <= there else "DOES NOT FIT: docs/large-targets.md;"
     return [
         *lines,
         f"time: {planned.steps:,} steps, about {duration(3600 * planned.hours(rate))} on {machine}; answers, states and the "
         "evaluation come on top",
         f"memory: {gib(needed)} of each {'GPU' if device.type == 'cuda' else 'process'}: {fits} {gib(there)}",
-        f"disk: {gib(planned.disk)} of checkpoints and draft, and about {gib(3 * sampled.size)} of tokens and rows",
+        f"disk: {gib(planned.disk)} of checkpoints and draft, and about {gib(3 * size)} of tokens and rows",
     ]
-
-
-def _target_line(facts: TargetFacts, tokenizer: Any) -> str:
-    sizes = {"layers": facts.layers, "tokens": facts.tokens, "positions": facts.positions}
-    told = ", ".join(f"{size:,} {name}" for name, size in sizes.items() if size is not None)
-    chat = "" if tokenizer is None or tokenizer.chat_template else "; no chat template, so conversations are laid out as ChatML"
-    return f"target: {facts.family}{', ' if told else ''}{told}{chat}"
 
 
 def _tokenizer(target: str) -> Any:
@@ -137,31 +115,19 @@ def _tokenizer(target: str) -> Any:
         return None
 
 
-def sample(files: list[Path], tokenizer: Any) -> Sampled | None:
-    """Look at the first records of some files; one that cannot be laid out counts by its bytes.
-
-    None where a file's size says nothing of its records: Parquet, and compressed files.
-    """
-    if any(source_files.kind_of(path) not in PLAIN for path in files):
-        return None
-    records = size = tokens = 0
-    for item in islice(_items(files), RECORDS):
-        whole = sum(map(len, item.original))
-        records, size = records + 1, size + whole
-        tokens += _tokens(tokenizer, item.record, whole)
-    return Sampled(records, size, tokens, sum(path.stat().st_size for path in files))
-
-
-def _items(files: list[Path]) -> Iterator[Any]:
-    for path in files:
-        yield from (item for item in source_files.read(path, LONGEST_LINE) if getattr(item, "record", None) is not None)
-
-
-def _tokens(tokenizer: Any, record: dict[str, Any], size: int) -> int:
-    try:
-        return size // LETTERS if tokenizer is None else len(encode(tokenizer, record)[0])
-    except ValueError:
-        return size // LETTERS
+def sample(files: list[Path], tokenizer: Any) -> tuple[int, int, int]:
+    """Return records, tokens and bytes of some files, by their first records; one that cannot be laid out counts by bytes."""
+    items: Iterator[Any] = chain.from_iterable(source_files.read(path, LONGEST_LINE) for path in files)
+    records = read = tokens = 0
+    for item in islice((item for item in items if getattr(item, "record", None) is not None), RECORDS):
+        length = sum(map(len, item.original))
+        records, read = records + 1, read + length
+        try:
+            tokens += length // LETTERS if tokenizer is None else len(encode(tokenizer, item.record)[0])
+        except ValueError:
+            tokens += length // LETTERS
+    size = sum(path.stat().st_size for path in files)
+    return records * size // max(1, read), tokens * size // max(1, read), size
 
 
 def _machine() -> tuple[float, str]:
@@ -176,11 +142,3 @@ def _machine() -> tuple[float, str]:
         square @ square
     rate = 4 * 2 * SIZE**3 / (time.perf_counter() - began)
     return rate, f"{torch.get_num_threads()} threads of this processor ({rate / 1e12:.2f} TFLOP/s measured)"
-
-
-def _memory(device: torch.device) -> int:
-    """Return the bytes of one GPU, or those that this machine's processes may still take."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(0).total_memory)
-    free = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
-    return int(free.split()[1]) * 1024

@@ -10,15 +10,18 @@ from contextlib import suppress
 from pathlib import Path
 
 from longspec import methods
-from longspec.cli import progress
+from longspec.cluster import stages
 from longspec.config import compose_stage, differences, plain, yaml_files
 from longspec.config.run_file import CONFIG_DIR, SUFFIX, default_method, read_run
 from longspec.report import ending
+from longspec.shown import duration
 from longspec.workflow.checks import checked_plan
 from longspec.workflow.plan import Plan
 from longspec.workflow.settings import datasets
 
 SNAKEMAKE = [sys.executable, "-m", "snakemake"]  # also where its environment is not activated
+TOLD = ("  disk", "  stored states", "  building them", "states to be", "gates.", "variants:")  # lines of its plan
+EVERY = 30.0  # seconds between two looks at the stages that train
 
 
 def _chosen(options: Namespace) -> list[str]:
@@ -38,17 +41,12 @@ def plan_of(run: str) -> Plan:
 def plan(options: Namespace) -> int:
     """Say in some lines what would run: which stages train, and by which keys they differ from what is there."""
     done = subprocess.run([*SNAKEMAKE, "-n", *_chosen(options)], capture_output=True, text=True)
-    if done.returncode:
-        print(
-            "\n".join(
-                line for line in (done.stdout + done.stderr).splitlines() if not line.startswith(("Using", "Config file"))
-            )
-        )
-        return done.returncode
     text = done.stdout + done.stderr
     for line in text.splitlines():
-        if line.startswith(("  disk", "  stored states", "  building them", "states to be", "gates.", "variants:")):
+        if line.startswith(TOLD) or (done.returncode and not line.startswith(("Using", "Config file"))):
             print(line)
+    if done.returncode:
+        return done.returncode
     jobs = re.findall(r"^(?:local)?rule (\w+):\n(?:    .*\n)*?    output: (\S+?),?(?: .*)?$", text, re.MULTILINE)
     if not jobs:
         print("nothing to be done: all files are there and up to date")
@@ -72,7 +70,7 @@ def plan(options: Namespace) -> int:
 def _stage(run: str, folder: Path) -> str:
     """Say of a stage that is to be trained what has changed since its recipe was frozen, its steps, and their time if known."""
     recipe = compose_stage(run, folder.parent.name, folder.name).recipe
-    frozen, cost = folder / "recipe.yaml", progress.cost(folder, recipe.steps)
+    frozen, cost = folder / "recipe.yaml", _cost(folder, recipe.steps)
     if not frozen.is_file():
         return f"{folder}: is trained{cost}"
     changed = differences(yaml_files.read(frozen), plain(recipe))
@@ -81,6 +79,15 @@ def _stage(run: str, folder: Path) -> str:
     if (folder / "checkpoints").is_dir():
         return f"{folder}: goes on{cost}"
     return f"{folder}: is trained: what it begins with has changed{cost}"
+
+
+def _cost(folder: Path, steps: int | None) -> str:
+    """Return the number of steps of a stage that is to be trained, and their time as far as an earlier training tells it."""
+    before = stages.read(folder, folder.name, folder.parent) if (folder / "recipe.yaml").is_file() else None
+    number, pace = (steps, None) if before is None else (steps or before.total, before.middle("seconds"))
+    if number is None:
+        return ""
+    return f"; {number} steps" + (f", about {duration(number * pace)}" if pace is not None else "")
 
 
 def train(options: Namespace) -> int:
@@ -92,15 +99,29 @@ def train(options: Namespace) -> int:
     try:
         while code is None:
             with suppress(subprocess.TimeoutExpired):
-                code = process.wait(progress.EVERY)
+                code = process.wait(EVERY)
             with suppress(OSError, ValueError):  # of folders that change meanwhile; the run itself goes on
-                for line in progress.lines(results, steps) if code is None else ():
+                for line in progress(results, steps) if code is None else ():
                     print(line, flush=True)
     except KeyboardInterrupt:  # the terminal has told Snakemake too
         process.wait()
         print("\nstopped by you; the same command goes on")
         return 130
     return code or report(options)
+
+
+def progress(results: Path, told: dict[str, int]) -> list[str]:
+    """Return a line for each stage below a run's folder that has come further. told: by stage its step; updated."""
+    found = []
+    for stage in stages.find(results):
+        if stage.state != "running" or stage.step == told.get(stage.name):
+            continue
+        told[stage.name] = stage.step
+        pace, seconds = stage.middle("tokens_per_second"), stage.seconds_left
+        speed = f", {pace:,.0f} tokens/s" if pace else ""
+        left = f", {duration(seconds)} left" if seconds is not None else ""
+        found.append(f"{results.name}/{stage.name}: step {stage.step} of {stage.total or '?'}{speed}{left}")
+    return found
 
 
 def _name(options: Namespace) -> str:

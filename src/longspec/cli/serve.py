@@ -11,7 +11,6 @@ import shlex
 import time
 import urllib.request
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,23 +38,7 @@ LOOK = 5.0  # seconds between two looks whether the server answers
 LESS = 0.9  # of our tokens a round: below, something is set up otherwise than it was trained
 ON_CPU = ("OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_CPU_KVCACHE_SPACE")  # of ENVIRONMENT
 ROUNDS, KEPT = "vllm:spec_decode_num_drafts_total", f"{BY_PLACE}_total"
-
-
-@dataclass(frozen=True)
-class Acceptance:
-    """Rounds, and in how many of them the first, second, ... drafted token was kept."""
-
-    rounds: int
-    kept: tuple[int, ...]
-
-    @property
-    def tokens_a_round(self) -> float:
-        """Return the target's own token and the kept ones; nothing where there was no round."""
-        return 1 + sum(self.kept) / self.rounds if self.rounds else 0.0
-
-    def shares(self) -> list[float]:
-        """Return the share of the rounds in which each place was kept."""
-        return [kept / self.rounds if self.rounds else 0.0 for kept in self.kept]
+Counts = list[int]  # rounds, and in how many of them the first, second, ... drafted token was kept
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,7 +75,8 @@ def run(options: argparse.Namespace) -> int:
     python = options.python or section.serve_python
     check_interpreter(python)
     target = Path(config["target_path"])
-    setting = _setting(section)
+    greedy = (each for each in section.settings if each.temperature == 0 and isinstance(each.shape, int))
+    setting = next(greedy, None)  # the first greedy chain that the evaluation measured
     prompts = first_prompts(plan, name, section, target)
     tokens = CHAIN if setting is None else setting.depth
     more = [*_on_this_machine(target, prompts), *options.more]
@@ -102,11 +86,9 @@ def run(options: argparse.Namespace) -> int:
     log = Path(f"logs/serve/{name}.log")
     log.parent.mkdir(parents=True, exist_ok=True)
     with started(command, target, options.minutes, log, port=options.port, keys=("--python", "--minutes")) as address:
-        served = ask(address, prompts, tokens)
-        ours = measured(name, variant, prompts, setting)
-        show(served, ours, prompts)
+        is_less = show(ask(address, prompts, tokens), measured(name, variant, prompts, setting), prompts)
         if options.check:
-            return int(is_less(served, ours))
+            return int(is_less)
         print(f"{address}: serving until Ctrl-C; what vLLM prints: {log}", flush=True)
         try:
             while True:
@@ -115,12 +97,6 @@ def run(options: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             print("\nstopped by you")
     return 0
-
-
-def _setting(section: Settings) -> Setting | None:
-    """Return the first greedy chain that the evaluation measured."""
-    greedy = (each for each in section.settings if each.temperature == 0 and isinstance(each.shape, int))
-    return next(greedy, None)
 
 
 def _on_this_machine(target: Path, prompts: Iterable[Prompt]) -> list[str]:
@@ -143,7 +119,7 @@ def first_prompts(plan: Plan, run: str, section: Settings, target: Path) -> list
     return sorted(found, key=lambda prompt: prompt.number)[:PROMPTS]
 
 
-def ask(address: str, prompts: Iterable[Prompt], tokens: int) -> Acceptance:
+def ask(address: str, prompts: Iterable[Prompt], tokens: int) -> Counts:
     """Have the server complete each prompt greedily, one after the other, and return what its counters say of it."""
     model = _read(f"{address}/models")["data"][0]["id"]
     metrics = address.removesuffix("/v1") + "/metrics"
@@ -152,20 +128,18 @@ def ask(address: str, prompts: Iterable[Prompt], tokens: int) -> Acceptance:
         body = {"model": model, "prompt": prompt.ids, "max_tokens": prompt.new_tokens + 1, "temperature": 0}
         _read(f"{address}/completions", body)
     after = counted(_text(metrics), tokens)
-    return Acceptance(after.rounds - before.rounds, tuple(b - a for a, b in zip(before.kept, after.kept, strict=True)))
+    return [b - a for a, b in zip(before, after, strict=True)]
 
 
-def counted(metrics: str, tokens: int) -> Acceptance:
+def counted(metrics: str, tokens: int) -> Counts:
     """Read vLLM's counters of a text in Prometheus' form; a counter that does not stand there is 0."""
-
-    def value(pattern: str) -> int:
-        return int(sum(float(number) for number in re.findall(rf"^{pattern} ([0-9.eE+]+)$", metrics, re.MULTILINE)))
-
-    kept = (value(rf'{KEPT}\{{(?:[^}}]*,)?position="{place}"(?:,[^}}]*)?\}}') for place in range(tokens))
-    return Acceptance(value(rf"{ROUNDS}(?:\{{[^}}]*\}})?"), tuple(kept))
+    patterns = [rf"{ROUNDS}(?:\{{[^}}]*\}})?"]
+    patterns += [rf'{KEPT}\{{(?:[^}}]*,)?position="{place}"(?:,[^}}]*)?\}}' for place in range(tokens)]
+    found = (re.findall(rf"^{pattern} ([0-9.eE+]+)$", metrics, re.MULTILINE) for pattern in patterns)
+    return [int(sum(map(float, numbers))) for numbers in found]
 
 
-def measured(run: str, variant: str, prompts: Iterable[Prompt], setting: Setting | None) -> Acceptance | None:
+def measured(run: str, variant: str, prompts: Iterable[Prompt], setting: Setting | None) -> Counts | None:
     """Return what our own evaluation of the published stage says of these prompts; None where it did not measure them all."""
     report = Path(f"results/{run}/report.json")
     if setting is None or not report.is_file():
@@ -173,33 +147,33 @@ def measured(run: str, variant: str, prompts: Iterable[Prompt], setting: Setting
     path = Path(f"results/{run}/{variant}/evaluation/{read_json_object(report)['final'][variant]['stage']}.jsonl")
     lines = {key_text(line): line for line in jsonl.read(path)} if path.is_file() else {}
     found = [lines.get(key_text(key_of(prompt, setting))) for prompt in prompts]
-    accepted = [count for line in found if line is not None for count in line["accepted"]]
     if None in found:
         return None
-    return Acceptance(len(accepted), tuple(sum(count >= place for count in accepted) for place in range(1, setting.depth + 1)))
+    accepted = [count for line in found if line is not None for count in line["accepted"]]
+    return [sum(count >= place for count in accepted) for place in range(setting.depth + 1)]
 
 
-def is_less(served: Acceptance, ours: Acceptance | None) -> bool:
-    """Tell whether the engine keeps clearly fewer drafted tokens than our evaluation did."""
-    return ours is not None and served.tokens_a_round < LESS * ours.tokens_a_round
-
-
-def show(served: Acceptance, ours: Acceptance | None, prompts: Iterable[Prompt]) -> None:
-    """Print the share of rounds that kept each drafted token, in vLLM and in our evaluation."""
+def show(served: Counts, ours: Counts | None, prompts: Iterable[Prompt]) -> bool:
+    """Print the share of rounds that kept each drafted token, in vLLM and in ours; tell whether vLLM keeps clearly less."""
     tasks = [prompt.task for prompt in prompts]
     counts = ", ".join(f"{tasks.count(task)} of {task}" for task in dict.fromkeys(tasks))
     print(f"rounds that kept each drafted token: {len(tasks)} held-out prompts ({counts}), greedy")
-    table = Table()
-    for column in ("", *(str(place + 1) for place in range(len(served.kept))), "tokens a round", "rounds"):
+    table, a_round = Table(), []
+    for column in ("", *map(str, range(1, len(served))), "tokens a round", "rounds"):
         table.add_column(column, justify="right" if column else "left")
     for name, each in {"vLLM": served, "our evaluation": ours}.items():
         if each is not None:
-            table.add_row(name, *(f"{share:.2f}" for share in each.shares()), f"{each.tokens_a_round:.2f}", str(each.rounds))
+            rounds, *kept = each
+            a_round.append(1 + sum(kept) / rounds if rounds else 0.0)  # with the target's own token
+            shares = (f"{count / rounds if rounds else 0:.2f}" for count in kept)
+            table.add_row(name, *shares, f"{a_round[-1]:.2f}", str(rounds))
     Console().print(table)
     if ours is None:
         print("our evaluation did not measure these prompts greedily by chains, so there is nothing to compare with")
-    elif is_less(served, ours):
+    is_less = ours is not None and a_round[0] < LESS * a_round[1]
+    if is_less:
         print("vLLM keeps clearly less than our evaluation: docs/serve.md, 'When less is accepted than in training'")
+    return is_less
 
 
 def _text(address: str, body: Mapping[str, Any] | None = None) -> str:

@@ -13,8 +13,11 @@ from rich.text import Text
 from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from longspec import shown
-from longspec.cli.asked import Asked, asked_of, target_of
+from longspec import jsonl, shown
+from longspec.atomic_files import read_json_object
+from longspec.config import yaml_files
+from longspec.data.chat.encoding import Encoder
+from longspec.data.read.records import Chat, to_messages_or_text
 from longspec.decode.autoregressive import Plain, decode_plain, near_tie_margin
 from longspec.decode.cache import tokens_ahead
 from longspec.decode.chain_costs import best_shape, nodes_of
@@ -29,6 +32,40 @@ from longspec.models.target import load_target, read_target_config
 OWN, DRAFTED = "", ("#000000 on #d7f5d7", "#000000 on #a8e6a1", "#000000 on #6fd06f", "#000000 on #3fb950")
 WIDTH = 100
 PICTURE = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)  # which would ask a server for letters
+CHARACTERS = 400  # of a text that is gone on with
+EQUAL = "texts equal"
+
+
+def target_of(draft: Path, given: str | None) -> str:
+    """Return the folder of the target: the given one, or the one that a draft was trained for.
+
+    Raises ValueError where it is not on this machine.
+    """
+    told = given or read_json_object(draft / "config.json").get("target_path") or ""
+    if told and (Path(told) / "config.json").is_file():
+        return str(told)
+    seen = f"(seen from {Path.cwd()})"
+    if given:
+        raise ValueError(f"--target: {given}: has no config.json {seen}; give the target's folder")
+    raise ValueError(f"{draft}: its target, {told or 'which it does not name'}, is not here {seen}; give --target FOLDER")
+
+
+def asked_of(draft: Path) -> tuple[str, bool]:
+    """Return the first held-out record of the last stage's data: a question, or the beginning of a text; and which it is.
+
+    Raises ValueError where that data is not on this machine.
+    """
+    settings = draft / "training_config.yaml"
+    stages = yaml_files.read(settings) if settings.is_file() else {}
+    for name in reversed([stage["recipe"]["data"]["name"] for stage in stages.values()]):
+        path = Path("data/raw") / name / "held_out.jsonl"
+        record = next(iter(jsonl.read(path)), None) if path.is_file() else None
+        if record is not None:
+            document = to_messages_or_text(record, unanswered=True)
+            if not isinstance(document, Chat):
+                return document.text[:CHARACTERS], False
+            return next(turn["content"] for turn in document.messages if turn["role"] == "user"), True
+    raise ValueError(f"{draft}: no held-out record of its data is here (seen from {Path.cwd()}); give a question in quotes")
 
 
 @dataclass
@@ -50,45 +87,12 @@ class Shown:
         self.seconds += time.perf_counter() - began
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """Both texts with their seconds, the showing left out."""
-
-    plain: Plain
-    plain_seconds: float
-    row: Row
-    seconds: float
-
-    def lines(self) -> list[str]:
-        """Say speed, tokens a round, and whether the texts are equal."""
-        plain, drafted = len(self.plain.ids) / self.plain_seconds, len(self.row.ids) / self.seconds
-        a_round = 1.0 if not self.row.rounds else self.row.new_tokens / self.row.rounds
-        return [
-            f"plain {plain:.1f} tokens/s, with the draft {drafted:.1f} tokens/s: {drafted / plain:.2f} times",
-            f"{a_round:.2f} tokens a round, {sum(self.row.accepted)} of {len(self.row.ids)} tokens drafted",
-            self._equal(),
-        ]
-
-    def _equal(self) -> str:
-        pairs = list(zip(self.plain.ids, self.row.ids, strict=False))
-        place = next((at for at, (one, other) in enumerate(pairs) if one != other), None)
-        if place is None:
-            return "texts equal"
-        logits_V = self.plain.logits[place].float()
-        margin = float(logits_V[self.plain.ids[place]] - logits_V[self.row.ids[place]])
-        if abs(margin) <= near_tie_margin(self.plain.logits[place]):
-            return f"texts equal up to token {place}, where two tokens tie within rounding ({margin:.2g} apart)"
-        return f"TEXTS DIFFER at token {place} by {margin:.2g}: please report this with the draft's provenance.json"
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `try`."""
     parser.add_argument("draft", type=Path, help="a draft's folder, such as results/demo/sinkpi-slicing/final_draft")
     parser.add_argument("question", nargs="?", help="left out: the first held-out record of the draft's data")
     parser.add_argument("--target", help="its folder; left out: the one that the draft was trained for")
     parser.add_argument("--new-tokens", type=int, default=128, help="default: 128")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: bfloat16 on a GPU, else float32")
-    parser.add_argument("--threads", type=int, help="default: torch's own choice")
     parser.add_argument("--svg", type=Path, help="write the terminal's picture to this file too")
 
 
@@ -100,52 +104,63 @@ def run(options: argparse.Namespace) -> int:
         )
     if options.new_tokens < 1:
         raise ValueError(f"--new-tokens: must be 1 or more, is {options.new_tokens}")
-    if options.threads:
-        torch.set_num_threads(options.threads)
     path = target_of(options.draft, options.target)
-    asked = Asked(options.question, is_question=True) if options.question else asked_of(options.draft)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype = getattr(torch, options.dtype or ("bfloat16" if device == "cuda" else "float32"))
+    text, is_question = (options.question, True) if options.question else asked_of(options.draft)
+    device, dtype = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
     disable_progress_bar()
     target = load_target(path, read_target_config(path), dtype).to(device).eval()
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    chat = is_question and getattr(tokenizer, "chat_template", None) is not None
+    prompt = Encoder(tokenizer).prompt(text, chat=chat)
     console = Console(record=options.svg is not None, width=WIDTH if options.svg else None, highlight=False)
-    console.print(
-        Text(f"{options.draft} beside {path}, {options.dtype or str(dtype).removeprefix('torch.')} on {device}", "dim")
-    )
-    console.print(Text(f"> {shown.lines(asked.text.strip())}\n", "bold"))
-    outcome = decode_both(target, tokenizer, options.draft, asked.prompt(tokenizer), options.new_tokens, console)
-    for line in outcome.lines():
+    console.print(Text(f"{options.draft} beside {path}, {str(dtype).removeprefix('torch.')} on {device}", "dim"))
+    console.print(Text(f"> {shown.lines(text.strip())}\n", "bold"))
+    lines = outcome(*decode_both(target, tokenizer, options.draft, prompt, options.new_tokens, console))
+    for line in lines:
         console.print(line)
     if options.svg is not None:
         console.save_svg(str(options.svg), title="longspec try", code_format=PICTURE)
-    return 0 if outcome.lines()[-1].startswith("texts equal") else 1
+    return 0 if lines[-1].startswith(EQUAL) else 1
 
 
-def decode_both(target: Any, tokenizer: Any, draft: Path, prompt: list[int], new_tokens: int, console: Console) -> Outcome:
-    """Decode a prompt greedily without and with a draft, both as they come."""
+def decode_both(
+    target: Any, tokenizer: Any, draft: Path, prompt: list[int], new_tokens: int, console: Console
+) -> tuple[Plain, float, Row, float]:
+    """Decode a prompt greedily without and with a draft as they come; return both, each with its seconds less the showing."""
     drafter, eos = load_drafter(target, draft), ends_of_text(target, tokenizer)
     room = tokens_ahead(new_tokens, nodes_of(drafter))
     decode_plain(target, prefill(target, [prompt], room, drafter.reads), 2, eos)  # the first forwards are slower ones
     console.rule("the target alone", align="left", style="dim")
-    screen = Shown(console, Pieces(tokenizer, prompt))
+    alone = Shown(console, Pieces(tokenizer, prompt))
     start = prefill(target, [prompt], room, drafter.reads)
-    plain = decode_plain(target, start, new_tokens, eos, on_token=lambda token: screen.add([token]))
-    plain_seconds = plain.seconds - screen.seconds
+    plain = decode_plain(target, start, new_tokens, eos, on_token=lambda token: alone.add([token]))
     console.print("\n")
     start = prefill(target, [prompt], room, drafter.reads)
     shape = best_shape(target, drafter, start, 0.0) if drafter.acceptance else DEFAULT_SHAPE
     console.rule("with the draft; what it drafted is green", align="left", style="dim")
-    screen = Shown(console, Pieces(tokenizer, prompt))
+    both = Shown(console, Pieces(tokenizer, prompt))
     start = prefill(target, [prompt], room, drafter.reads)
     decoded = speculate(
-        target,
-        drafter,
-        start,
-        max_new_tokens=new_tokens,
-        shape=shape,
-        eos=eos,
-        on_tokens=lambda _, tokens: screen.add(tokens),
+        target, drafter, start, max_new_tokens=new_tokens, shape=shape, eos=eos, on_tokens=lambda _, tokens: both.add(tokens)
     )
     console.print("\n")
-    return Outcome(plain, plain_seconds, decoded.rows[0], decoded.seconds - screen.seconds)
+    return plain, plain.seconds - alone.seconds, decoded.rows[0], decoded.seconds - both.seconds
+
+
+def outcome(plain: Plain, plain_seconds: float, row: Row, seconds: float) -> list[str]:
+    """Say speed, tokens a round, and whether the texts are equal."""
+    alone, drafted = len(plain.ids) / plain_seconds, len(row.ids) / seconds
+    a_round = row.new_tokens / row.rounds if row.rounds else 1.0
+    said = [
+        f"plain {alone:.1f} tokens/s, with the draft {drafted:.1f} tokens/s: {drafted / alone:.2f} times",
+        f"{a_round:.2f} tokens a round, {sum(row.accepted)} of {len(row.ids)} tokens drafted",
+    ]
+    pairs = enumerate(zip(plain.ids, row.ids, strict=False))
+    place = next((at for at, (one, other) in pairs if one != other), None)
+    if place is None:
+        return [*said, EQUAL]
+    logits_V = plain.logits[place].float()
+    margin = float(logits_V[plain.ids[place]] - logits_V[row.ids[place]])
+    if abs(margin) <= near_tie_margin(plain.logits[place]):
+        return [*said, f"{EQUAL} up to token {place}, where two tokens tie within rounding ({margin:.2g} apart)"]
+    return [*said, f"TEXTS DIFFER at token {place} by {margin:.2g}: please report this with the draft's provenance.json"]

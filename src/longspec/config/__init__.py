@@ -5,9 +5,8 @@ Snakemake imports this room: no torch here.
 
 # ruff: noqa: F401  (the names that other rooms ask for)
 
-from longspec.config.checks import check_optimizer, check_trackers
+from longspec.config.checks import check_optimizer
 from longspec.config.compose import ConfigError, compose, compose_stage, stages_of
-from longspec.config.frozen import differences, load, plain, to_yaml, typed
 from longspec.config.run_file import CONFIG_DIR
 from longspec.config.schema import (
     ATTENTION,
@@ -28,3 +27,4 @@ from longspec.config.schema import (
     Runtime,
     States,
 )
+from longspec.config.yaml_files import differences, load, plain, to_yaml, typed

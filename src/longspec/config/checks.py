@@ -1,4 +1,4 @@
-"""Checks of a config section beyond types and ranges: words, names, and fields that must fit each other."""
+"""Check what must fit together in a section, beyond types and ranges. Each raises ValueError with the key."""
 
 import re
 from collections.abc import Callable
@@ -7,8 +7,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from longspec import methods
-from longspec.config.explain import faults_in
-from longspec.config.faults import check
+from longspec.config.faults import check, faults_in
 from longspec.config.names import (
     GGUF_SUFFIX,
     HUB_PREFIX,
@@ -19,7 +18,7 @@ from longspec.config.names import (
     is_repository,
     wheel_source,
 )
-from longspec.config.schema import MUON, OFFLINE, TRACKERS, Build, Recipe, Runtime, States
+from longspec.config.schema import MUON, OFFLINE, Build, Recipe, Runtime, States
 from longspec.families import FAMILIES, why_refused
 
 BUILT = "build"  # the source of a target that the workflow makes
@@ -27,50 +26,39 @@ SOURCES = f"{BUILT}, {HUB_PREFIX}<owner>/<repository>, the folder of a transform
 
 
 def check_model(model: DictConfig) -> None:
-    """Raise ValueError, with the key, for a model that is none. Whether a folder is there: workflow.settings.targets."""
-    source = model.source
+    """Check a target's source and hash. Whether a folder is there: workflow.settings.targets."""
+    source, sha256 = model.source, model.sha256
     named = source.startswith(HUB_PREFIX) and is_repository(source.removeprefix(HUB_PREFIX))
     if not source.strip() or "\0" in source or (source.startswith(HUB_PREFIX) and not named):
         raise ValueError(f"recipe.model.source: {source!r} is no target; give {SOURCES}")
     if source.startswith(WHEEL_PREFIX):
         with faults_in("recipe.model.source"):
             wheel_source(source)
-    _check_hash(source, model.sha256)
-
-
-def _check_hash(source: str, sha256: str | None) -> None:
-    """A hash stands beside a GGUF file alone, and always beside one of a wheel: what an index serves is checked by it."""
-    if sha256 is None:
-        if source.startswith(WHEEL_PREFIX):
+        if sha256 is None:  # what an index serves is checked by it
             raise ValueError(
                 f"recipe.model.sha256: missing; {source} is checked by it: give the SHA-256 of the file in the wheel"
             )
-        return
-    if not is_gguf(source):
+    if sha256 is not None and not is_gguf(source):
         raise ValueError(
             f"recipe.model.sha256: is of a {GGUF_SUFFIX} file, and recipe.model.source is {source}; remove the key"
         )
-    if not re.fullmatch(r"[0-9a-f]{64}", sha256):
+    if sha256 is not None and not re.fullmatch(r"[0-9a-f]{64}", sha256):
         raise ValueError(f"recipe.model.sha256: {sha256!r} is no SHA-256; give its 64 digits of 0-9 and a-f, as sha256sum does")
 
 
 def check_init(init: str | None) -> None:
-    """Raise ValueError, with the key, for what names no draft. Whether a folder is there: workflow.settings.beginnings."""
-    if init is None:
-        return
-    if not init.strip() or "\0" in init:
+    """Check what names a draft to begin with. Whether a folder is there: workflow.settings.targets."""
+    if init is not None and (not init.strip() or "\0" in init):
         raise ValueError(
             f"recipe.init: {init!r} is no draft; give {HUB_PREFIX}<owner>/<repository>[@revision], a folder or null"
         )
-    if init.startswith(HUB_PREFIX):
-        try:
+    if init is not None and init.startswith(HUB_PREFIX):
+        with faults_in("recipe.init"):
             hub_source(init)
-        except ValueError as error:
-            raise ValueError(f"recipe.init: {error}, a folder, or null") from None
 
 
 def check_class(recipe: DictConfig) -> None:
-    """Raise ValueError for a class that is none, or of another method than the recipe's: nothing else is ever called."""
+    """Check that a published class is one of the recipe's method: nothing else is ever called."""
     if recipe.model._target_ is None:
         return
     method, family = methods.of_target(recipe.model._target_)
@@ -107,7 +95,7 @@ def name_class(recipe: DictConfig) -> None:
 
 
 def check_recipe(recipe: DictConfig) -> None:
-    """Hold the section against all that is known without data and target. Raises ValueError with the key."""
+    """Hold the section against all that is known without data and target."""
     settings = methods.settings_of(recipe.method.name)
     check(Recipe, recipe, "recipe")
     check(settings.Method, recipe.method, "recipe.method")
@@ -121,14 +109,10 @@ def check_recipe(recipe: DictConfig) -> None:
 
 
 def check_replay(recipe: DictConfig) -> None:
-    """Raise ValueError, with the key, for shares of replayed stages that are none, or leave the stage no token of its own.
-
-    Whether these stages are earlier ones of the run: longspec.workflow.settings.runs.
-    """
+    """Check the shares of replayed stages. Whether these are earlier ones of the run: workflow.settings.runs."""
     key, replay = "recipe.data.replay", recipe.data.replay
-    for stage in replay:
-        if stage == recipe.stage:
-            raise ValueError(f"{key}.{stage}: is this stage itself; name earlier stages of the run alone")
+    if recipe.stage in replay:
+        raise ValueError(f"{key}.{recipe.stage}: is this stage itself; name earlier stages of the run alone")
     if sum(replay.values()) >= 1:
         raise ValueError(
             f"{key}: the shares of {', '.join(replay)} are {sum(replay.values()):g} together; leave some of 1 to the stage's "
@@ -137,7 +121,7 @@ def check_replay(recipe: DictConfig) -> None:
 
 
 def check_states(recipe: DictConfig) -> None:
-    """Raise ValueError, with the key, for choices without effect, and for labels that no draft learns or proposes."""
+    """Check that states can be stored, and that no choice is without effect."""
     states, default = recipe.states, States()
     if states.source != OFFLINE:
         for name in ("dtype", "top_k"):
@@ -148,32 +132,17 @@ def check_states(recipe: DictConfig) -> None:
                     f"set that to {OFFLINE}, or this to {'null' if value is None else value}"
                 )
         return
-    if states.top_k is None:
-        return
-    if not methods.soft_labels(recipe):
+    if states.top_k is not None and not methods.soft_labels(recipe):
         raise ValueError(
             f"recipe.states.top_k: {states.top_k}: this draft learns the text's tokens, not the target's distribution; set it "
             "to null, or train on soft labels"
         )
     vocabulary = methods.vocabulary_size(recipe)
-    if vocabulary is not None and states.top_k > vocabulary:
+    if states.top_k is not None and vocabulary is not None and states.top_k > vocabulary:
         raise ValueError(
             f"recipe.states.top_k: {states.top_k} tokens are more than the draft can propose, {vocabulary} "
             "(recipe.method.vocabulary); give as many or fewer"
         )
-
-
-def check_deepspeed(deepspeed: DictConfig) -> None:
-    """Raise ValueError, with the key, for choices of runtime.deepspeed that do not go together."""
-    stage, offload, path = deepspeed.zero_stage, deepspeed.offload_optimizer, deepspeed.nvme_path
-    if offload != "none" and stage == 0:
-        raise ValueError("runtime.deepspeed.offload_optimizer: ZeRO-0 offloads nothing; set it to none, or zero_stage to 1")
-    if offload == "nvme" and stage != 3:
-        raise ValueError(f"runtime.deepspeed.offload_optimizer: nvme wants zero_stage 3, which is {stage}; set it to cpu")
-    if offload == "nvme" and not path:
-        raise ValueError("runtime.deepspeed.nvme_path: offload_optimizer is nvme; name a folder on a fast local disk")
-    if offload != "nvme" and path:
-        raise ValueError(f"runtime.deepspeed.nvme_path: not used, since offload_optimizer is {offload}; set it to null")
 
 
 def check_optimizer(recipe: Any, runtime: Any) -> None:
@@ -187,26 +156,24 @@ def check_optimizer(recipe: Any, runtime: Any) -> None:
 
 
 def check_runtime(runtime: DictConfig) -> None:
-    """Hold the section against all that is known without a machine. Raises ValueError with the key."""
+    """Hold the section against all that is known without a machine."""
     check(Runtime, runtime, "runtime")
-    check_deepspeed(runtime.deepspeed)
-    check_trackers(runtime)
-
-
-def check_trackers(runtime: DictConfig) -> None:
-    """Raise ValueError for trackers that are unknown, named twice, or none beside others."""
-    names = list(runtime.report_to)
-    for name in names:
-        if name not in (*TRACKERS, "none"):
-            raise ValueError(f"runtime.report_to: {name!r} is unknown; choose any of {', '.join(TRACKERS)}, or none alone")
-    if len(set(names)) < len(names):
-        raise ValueError(f"runtime.report_to: {', '.join(names)}: name each tracker once")
+    deepspeed, names = runtime.deepspeed, list(runtime.report_to)
+    stage, offload, path = deepspeed.zero_stage, deepspeed.offload_optimizer, deepspeed.nvme_path
+    if offload != "none" and stage == 0:
+        raise ValueError("runtime.deepspeed.offload_optimizer: ZeRO-0 offloads nothing; set it to none, or zero_stage to 1")
+    if offload == "nvme" and stage != 3:
+        raise ValueError(f"runtime.deepspeed.offload_optimizer: nvme wants zero_stage 3, which is {stage}; set it to cpu")
+    if offload == "nvme" and not path:
+        raise ValueError("runtime.deepspeed.nvme_path: offload_optimizer is nvme; name a folder on a fast local disk")
+    if offload != "nvme" and path:
+        raise ValueError(f"runtime.deepspeed.nvme_path: not used, since offload_optimizer is {offload}; set it to null")
     if "none" in names and len(names) > 1:
         raise ValueError(f"runtime.report_to: {', '.join(names)}: none stands alone; leave it out")
 
 
 def check_build(build: DictConfig) -> None:
-    """Hold the section of a target of our own against what a Qwen2 can be. Raises ValueError with the key."""
+    """Hold the section of a target of our own against what a Qwen2 can be."""
     check(Build, build, "build")
     if build.hidden % (2 * build.heads):
         raise ValueError(f"build.hidden: {build.hidden} does not give {build.heads} heads (build.heads) an even width each")

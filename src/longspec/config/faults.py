@@ -1,7 +1,9 @@
 """Say what is wrong with values, by the types of their keys: a line for each fault, with the key and what is allowed."""
 
+import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any
@@ -11,15 +13,37 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from omegaconf.errors import ValidationError as OmegaConfValidationError
 from pydantic import TypeAdapter, ValidationError
 
-from longspec.config.explain import unknown_key
 from longspec.config.typed import OwnTitles
 from longspec.shown import ManyLinesError
 
 Node = dict[str, Any]  # of a JSON Schema
+Place = tuple[str | int, ...]  # of a value in mappings and lists
+UNKNOWN = "unknown key"
 NO_LIST = "is not a ListConfig"  # in what OmegaConf says
 NO_MAPPING = "Cannot merge DictConfig with ListConfig"
 NOT_KNOWN = ("extra_forbidden", "unexpected_keyword_argument")  # pydantic's faults of a model and of a dataclass
 LONGEST = 80  # letters of a value that is shown
+
+
+@contextmanager
+def faults_in(place: object) -> Iterator[None]:
+    """Name what is at fault, a file or a key, before each line of a ValueError of the block."""
+    try:
+        yield
+    except ValueError as error:
+        raise ManyLinesError(*(f"{place}: {line}" for line in str(error).split("\n"))) from error
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return the names that exist, the likeliest typo first."""
+    close = difflib.get_close_matches(name, known := sorted(known), n=1)
+    hint = f"did you mean '{close[0]}'? " if close else ""
+    return f"{hint}Known: {', '.join(known) or 'none'}."
+
+
+def unknown_key(name: str, known: Iterable[str]) -> str:
+    """Say of an unknown key which ones are known."""
+    return f"{UNKNOWN}; {did_you_mean(name, known)}"
 
 
 def check(kind: Any, values: Any, key: str = "") -> None:
@@ -35,25 +59,14 @@ def check(kind: Any, values: Any, key: str = "") -> None:
 def faults_of(kind: Any, values: Any, key: str = "") -> list[str]:
     """Return a line for each fault; a misspelt key comes before the missing one that it leaves."""
     values = OmegaConf.to_container(values, resolve=True) if OmegaConf.is_config(values) else values
-    by_place: dict[tuple[str | int, ...], list[Any]] = {}
-    for place, fault in _placed(kind, values):
-        by_place.setdefault(place, []).append(fault)
+    by_place: dict[Place, list[Any]] = {}
+    try:
+        _adapter(kind).validate_python(values)
+    except ValidationError as error:
+        for fault in error.errors(include_url=False):
+            by_place.setdefault(_place(fault, values), []).append(fault)
     found = sorted(by_place.items(), key=lambda item: item[1][0]["type"] == "missing")
-    return [_line(kind, values, key, place, faults) for place, faults in found]
-
-
-def wrong_texts(kind: Any, values: Any) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Yield the places of texts that are wrong, and these texts."""
-    for place, fault in _placed(kind, values):
-        if fault["type"] not in ("missing", *NOT_KNOWN):
-            yield from _texts(place, _at(values, place))
-
-
-def _texts(place: tuple[str | int, ...], value: Any) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    if isinstance(value, str):
-        yield place, value
-    for number, each in enumerate(value if isinstance(value, list) else ()):
-        yield from _texts((*place, number), each)
+    return [_line(schema_of(kind), values, key, place, faults) for place, faults in found]
 
 
 @cache
@@ -67,49 +80,35 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def _placed(kind: Any, values: Any) -> Iterator[tuple[tuple[str | int, ...], Any]]:
-    """Yield each fault and its place in the values; a value that may have several forms is one place."""
-    try:
-        _adapter(kind).validate_python(values)
-    except ValidationError as error:
-        for fault in error.errors(include_url=False):
-            place, at = [], values
-            for part in fault["loc"]:
-                if not _has(at, part):  # what pydantic calls a form, a mapping's key or a missing key
-                    break
-                place.append(part)
-                at = at[part]
-            yield (*place, *fault["loc"][-1:]) if fault["type"] == "missing" else tuple(place), fault
+def _place(fault: Any, values: Any) -> Place:
+    """Return where a fault lies in the values; a value that may have several forms is one place."""
+    place: list[str | int] = []
+    for part in fault["loc"]:
+        try:
+            values = values[part]
+        except (KeyError, IndexError, TypeError):  # what pydantic calls a form, a mapping's key or a missing key
+            break
+        place.append(part)
+    return (*place, *fault["loc"][-1:]) if fault["type"] == "missing" else tuple(place)
 
 
-def _has(value: Any, part: str | int) -> bool:
-    if isinstance(value, dict):
-        return part in value
-    return isinstance(value, list) and isinstance(part, int) and part < len(value)
-
-
-def _at(value: Any, place: tuple[str | int, ...]) -> Any:
-    for part in place:
-        value = value[part]
-    return value
-
-
-def _line(kind: Any, values: Any, key: str, place: tuple[str | int, ...], faults: list[Any]) -> str:
-    whole = schema_of(kind)
+def _line(whole: Node, values: Any, key: str, place: Place, faults: list[Any]) -> str:
     where = ".".join(map(str, [key] * bool(key) + list(place))) or "top level"
     first = faults[0]
     if first["type"] in NOT_KNOWN:
-        return f"{where}: {unknown_key(str(place[-1]), keys_of(whole, place[:-1]))}"
+        known = [name for form in _forms(whole, node_at(whole, place[:-1])) for name in form.get("properties", {})]
+        return f"{where}: {unknown_key(str(place[-1]), known)}"
     node = node_at(whole, place)
     meaning = f"; it is {node['description']}" if "description" in node else ""
     if first["type"] == "missing":
         return f"{where}: missing; give {allowed(node, whole)}{meaning}"
-    value = _at(values, place)
+    for part in place:
+        values = values[part]
     if len(faults) == 1 and first["type"] == "value_error":
         return f"{where}: {first['ctx']['error']}{meaning}"
     if len(faults) == 1 and first["type"] == "literal_error":
-        return f"{where}: {shown(value)} is unknown; choose {allowed(node, whole)}{meaning}"
-    return f"{where}: must be {allowed(node, whole)}, is {shown(value)}{meaning}"
+        return f"{where}: {shown(values)} is unknown; choose {allowed(node, whole)}{meaning}"
+    return f"{where}: must be {allowed(node, whole)}, is {shown(values)}{meaning}"
 
 
 def shown(value: Any) -> str:
@@ -122,12 +121,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
-def keys_of(whole: Node, place: tuple[str | int, ...]) -> list[str]:
-    """Return the keys that are known at a place of a schema."""
-    return [name for form in _forms(whole, node_at(whole, place)) for name in form.get("properties", {})]
-
-
-def node_at(whole: Node, place: tuple[str | int, ...]) -> Node:
+def node_at(whole: Node, place: Place) -> Node:
     """Return what a schema says of a place; nothing where it does not know it."""
     node = whole
     for part in place:
@@ -163,7 +157,9 @@ def allowed(node: Node, whole: Node) -> str:
         return f"one of {', '.join(known)}" if len(known) > 1 else known[0]
     kind = form.get("type")
     if kind in ("integer", "number"):
-        return f"a {'whole ' if kind == 'integer' else ''}number{_range(form)}"
+        words = {"exclusiveMinimum": "above", "minimum": "from", "exclusiveMaximum": "to below", "maximum": "to"}
+        bounds = [f" {word} {form[bound]}" for bound, word in words.items() if bound in form]
+        return f"a {'whole ' if kind == 'integer' else ''}number{''.join(bounds)}"
     if kind == "array":
         return _list(form, whole)
     return {
@@ -179,11 +175,6 @@ def _list(form: Node, whole: Node) -> str:
     size = f" of {fewest}" if fewest == most and fewest else f" of {fewest} to {most}" if fewest and most else ""
     each = allowed(form["items"], whole) if form.get("items") else ""
     return f"a list{size}{' that is not empty' if fewest and not most else ''}{f', each {each}' if each else ''}"
-
-
-def _range(form: Node) -> str:
-    words = {"exclusiveMinimum": "above", "minimum": "from", "exclusiveMaximum": "to below", "maximum": "to"}
-    return "".join(f" {word} {form[bound]}" for bound, word in words.items() if bound in form)
 
 
 def one_line(error: BaseException) -> str:
@@ -209,14 +200,11 @@ def _fault(error: OmegaConfBaseException) -> str:
         return "must be a mapping, such as {name: value}"
     if NO_LIST in told:
         return "must be a list, such as [a, b]"
-    return f"{told}; give {_allowed_at(error)}" if isinstance(error, OmegaConfValidationError) else told
-
-
-def _allowed_at(error: OmegaConfBaseException) -> str:
-    """Say what may stand where OmegaConf found another type, in a list or mapping of a section too."""
-    section: Any = error.parent_node
-    place: tuple[str | int, ...] = (0 if isinstance(error.key, int) else str(error.key),)
+    if not isinstance(error, OmegaConfValidationError):
+        return told
+    section: Any = error.parent_node  # of another type: what may stand there, in a list or mapping of a section too
+    place: Place = (0 if isinstance(error.key, int) else str(error.key),)
     while not is_dataclass(kind := OmegaConf.get_type(section)):
         place, section = (section._key(), *place), section._get_parent()
     whole = schema_of(kind)
-    return allowed(node_at(whole, place), whole)
+    return f"{told}; give {allowed(node_at(whole, place), whole)}"

@@ -1,6 +1,5 @@
 """Which texts are names. A name becomes a folder, a wildcard of the workflow, a key or an argument of a command: one pattern
-for runs, variants, stages, targets, datasets and tasks, and one for repositories of the hub. Drafters that no stage trains
-have fixed names, beside which those of stages stand.
+for runs, variants, stages, targets, datasets and tasks, and one for repositories of the hub.
 """
 
 import re
@@ -20,9 +19,7 @@ WITH_LOOKUP = "with-lookup"  # the published draft with prompt lookup beside it 
 FINAL = "final"  # of a final draft's provenance.json the field that tells how its stage was chosen, where one was
 
 HUB_PREFIX = "hf:"
-REVISION = re.compile(r"[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
-REPOSITORY = re.compile(r"[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
-
+HUB_PART = re.compile(r"[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)  # an owner, a repository, a revision
 
 GGUF_SUFFIX = ".gguf"
 WHEEL_PREFIX = "wheel:"
@@ -44,46 +41,44 @@ class WheelFile(NamedTuple):
 
 
 def is_name(text: object) -> bool:
-    """Whether a text may stand in paths and commands as it is."""
+    """Tell whether a text may stand in paths and commands as it is."""
     return isinstance(text, str) and NAME.fullmatch(text) is not None
 
 
-def check_name(key: str, text: object) -> None:
-    """Raise ValueError that names the key for what is no name."""
+def checked_name(text: str, *, key: str = "") -> str:
+    """Return a name. Raises ValueError, with the key, for what is none."""
     if not is_name(text):
-        raise ValueError(f"{key}: {text!r} is no name; a name has {IS_NAME}")
+        raise ValueError(f"{key}{': ' * bool(key)}{text!r} is no name; a name has {IS_NAME}")
+    return text
 
 
 def hub_source(text: str) -> tuple[str, str | None]:
-    """Repository and revision of hf:<owner>/<repository>[@revision]; without one it is None.
-
-    Raises ValueError for another form.
-    """
+    """Return repository and revision, None without one, of hf:<owner>/<repository>[@revision]. Raises ValueError."""
     repository, at, revision = text.removeprefix(HUB_PREFIX).partition("@")
-    if not text.startswith(HUB_PREFIX) or not is_repository(repository) or (at and not REVISION.fullmatch(revision)):
+    if not text.startswith(HUB_PREFIX) or not is_repository(repository) or (at and not HUB_PART.fullmatch(revision)):
         raise ValueError(f"{text!r} is no repository of the hub; give {HUB_PREFIX}<owner>/<repository>[@revision]")
     return repository, revision or None
 
 
 def readable_name(source: str, revision: str | None = None) -> str:
-    """A name for what a source brings: readable, and another one for each source and revision."""
+    """Return a name for what a source brings: readable, and another one for each source and revision."""
     readable = re.sub(r"[^A-Za-z0-9.-]+", "-", source.removeprefix(HUB_PREFIX)).strip("-.")[-60:]
     return f"{readable}-{sha256_text(source if revision is None else f'{source}@{revision}')[:8]}"
 
 
 def is_repository(text: str) -> bool:
-    """Whether a text is <owner>/<repository> as the hub has them."""
+    """Tell whether a text is <owner>/<repository> as the hub has them."""
     parts = text.split("/")
-    return len(parts) == 2 and all(REPOSITORY.fullmatch(part) and ".." not in part and part[-1] not in ".-" for part in parts)
+    return len(parts) == 2 and all(HUB_PART.fullmatch(part) and ".." not in part and part[-1] not in ".-" for part in parts)
 
 
 def is_gguf(source: str) -> bool:
-    """Whether a target's source is a GGUF file, of this machine or of a wheel."""
+    """Tell whether a target's source is a GGUF file, of this machine or of a wheel."""
     return source.startswith(WHEEL_PREFIX) or (source.endswith(GGUF_SUFFIX) and not source.startswith(HUB_PREFIX))
 
 
 def wheel_source(text: str) -> WheelFile:
-    """Package, version and path of wheel:<package>==<version>/<path>. Raises ValueError for another form."""
+    """Return the parts of wheel:<package>==<version>/<path>. Raises ValueError for another form."""
     found = _WHEEL.fullmatch(text)
     parts = found[3].split("/") if found else []
     if found is None or not found[3].endswith(GGUF_SUFFIX) or not found[3].isprintable() or {"", ".", ".."} & set(parts):

@@ -1,9 +1,9 @@
-"""A run's file: which target, method and stages, and what is set otherwise than in the groups of config/.
+"""A run's file: which target, method and stages, what is set otherwise than in the groups of config/, and what follows from it.
 
 Read and checked by pydantic; compose.py hands it to Hydra, below a stage's own numbers and above all groups.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,10 +11,11 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
+from longspec import methods
 from longspec.config import yaml_files
-from longspec.config.explain import did_you_mean, faults_in
-from longspec.config.faults import check
-from longspec.config.names import BASELINES, IMPORTED, WITH_LOOKUP, check_name
+from longspec.config.faults import check, did_you_mean, faults_in
+from longspec.config.names import BASELINES, IMPORTED, WITH_LOOKUP, checked_name, readable_name
+from longspec.config.target_facts import NotKnownError, TargetFacts, facts_of
 from longspec.config.typed import Keys, Once, Text, words
 
 FOLDER = "run"
@@ -22,6 +23,7 @@ SUFFIX = ".yaml"
 TRAIN = "train"  # the stage of a run with one data set, and the numbers of a stage that has no file
 CONFIG_DIR = Path(__file__).resolve().parents[3] / "config"
 TAKEN = (*BASELINES, IMPORTED, WITH_LOOKUP)  # drafters that no stage trains
+COLLATIONS = {"answers": "long", "all": "base"}  # by `train_on`
 Section = dict[str, Any]
 
 
@@ -32,7 +34,7 @@ class StageFile(Keys):
         None, description="the file of config/stage/ that it begins with; null: of its own name, or train"
     )
     data: Text | None = Field(None, description="the data set that it trains on; in place of recipe.data.name")
-    train_on: Annotated[str, words("answers", "all")] | None = Field(
+    train_on: Annotated[str, words(*COLLATIONS)] | None = Field(
         None, description="what is trained: answers alone, or all tokens; null: as the stage's file says"
     )
     recipe: Section = Field({}, description="what decides its weights")
@@ -71,21 +73,17 @@ class RunFile(Keys):
     @field_validator("stages", mode="before")
     @classmethod
     def _named(cls, stages: Any) -> Any:
-        """A list names stages without numbers, as a mapping of nothing does."""
-        if isinstance(stages, list):
-            if len(set(map(str, stages))) < len(stages):
+        """Take a list of names as a mapping of nothing, and refuse names that no stage may have."""
+        if isinstance(stages, list) and all(isinstance(name, str) for name in stages):
+            if len(set(stages)) < len(stages):
                 raise ValueError(f"must name each stage once; is {stages}")
             stages = dict.fromkeys(stages)
-        return {name: own or {} for name, own in stages.items()} if isinstance(stages, dict) else stages
-
-    @field_validator("stages")
-    @classmethod
-    def _free(cls, stages: dict[str, StageFile]) -> dict[str, StageFile]:
+        if not isinstance(stages, dict):
+            return stages
         for name in stages:
-            check_name("a stage", name)
-            if name in TAKEN:
+            if checked_name(name, key="a stage") in TAKEN:
                 raise ValueError(f"{name}: {', '.join(TAKEN)} are drafters that no stage trains; give the stage another name")
-        return stages
+        return {name: own or {} for name, own in stages.items()}
 
 
 @dataclass(frozen=True)
@@ -105,44 +103,50 @@ class Run:
 
 @cache
 def default_method() -> str:
-    """The method of a run that names none, as config/train.yaml has it."""
+    """Return the method of a run that names none, as config/train.yaml has it."""
     defaults = yaml_files.read(CONFIG_DIR / "train.yaml")["defaults"]
     return next(str(each["method"]) for each in defaults if isinstance(each, dict) and "method" in each)
 
 
 def shown(path: Path) -> str:
-    """A run's file as messages name it."""
+    """Return a run's file as messages name it."""
     return f"config/{FOLDER}/{path.name}" if path.parent.name == FOLDER else str(path)
 
 
 def read_run(run: str, folders: Sequence[Path]) -> Run:
-    """A run by its name, of a file of run/ in one of the folders, or by a path that ends in .yaml.
+    """Return a run by its name, of a file of run/ in one of the folders, or by a path that ends in .yaml.
 
-    Raises ValueError with the file, the key and what is allowed.
+    With one data set and no stage a run has one stage, `train`. Raises ValueError with the file, the key and what is allowed.
     """
     path, content = _derived(run, folders, [])
-    return Run(run, path.stem, path, _with_stages(path, _checked(path, content)))
+    says = _checked(path, content)
+    if says.data and not says.stages:
+        if len(says.data) > 1:
+            told = ", ".join(f"{name}: {{data: {name}}}" for name in says.data)
+            raise ValueError(f"{shown(path)}: stages: missing; a stage trains on one data set: stages: {{{told}}}")
+        says = says.model_copy(update={"stages": {TRAIN: StageFile.model_validate({"data": next(iter(says.data))})}})
+    return Run(run, path.stem, path, says)
 
 
 def path_of(run: str, folders: Sequence[Path], beside: Path | None = None) -> Path:
-    """The file of a run. beside: a folder of runs that is looked into first. Raises ValueError where there is none."""
+    """Return the file of a run. beside: a folder of runs that is looked into first. Raises ValueError where there is none."""
     if run.endswith(SUFFIX):
         path = Path(run).expanduser()
         if not path.is_file():
             raise ValueError(f"{run}: no such file (seen from {Path.cwd()}); correct the path")
-        check_name(f"{run}: a run has its file's name, and", path.stem)
+        checked_name(path.stem, key=f"{run}: a run has its file's name, and")
         return path
-    check_name("a run", run)
+    checked_name(run, key="a run")
     places = [*([] if beside is None else [beside]), *(folder / FOLDER for folder in folders)]
     for place in places:
         if (path := place / f"{run}{SUFFIX}").is_file():
             return path
-    known = [path.stem for folder in folders for path in (folder / FOLDER).glob(f"*{SUFFIX}")]
-    raise ValueError(f"there is no config/{FOLDER}/{run}{SUFFIX}; {did_you_mean(run, set(known))}")
+    known = {path.stem for place in places for path in place.glob(f"*{SUFFIX}")}
+    raise ValueError(f"there is no config/{FOLDER}/{run}{SUFFIX}; {did_you_mean(run, known)}")
 
 
 def _derived(run: str, folders: Sequence[Path], passed: list[Path]) -> tuple[Path, Section]:
-    """The file of a run, and its content over that of the run that it derives from. passed: files that derive from it."""
+    """Return a run's file, and its content over that of the run that it derives from. passed: files that derive from it."""
     path = path_of(run, folders, passed[-1].parent if passed else None)
     if path in passed:
         raise ValueError(
@@ -150,8 +154,7 @@ def _derived(run: str, folders: Sequence[Path], passed: list[Path]) -> tuple[Pat
         )
     own = yaml_files.read(path)
     own = {} if own is None else own
-    _checked(path, own)
-    base = own.get("base")
+    base = _checked(path, own).base
     if base is None:
         return path, own
     try:
@@ -161,41 +164,28 @@ def _derived(run: str, folders: Sequence[Path], passed: list[Path]) -> tuple[Pat
     return path, _over(beneath, own)
 
 
-def _with_stages(path: Path, says: RunFile) -> RunFile:
-    """With one data set and no stage the run has one, `train`. Raises ValueError where several data sets name no stages."""
-    if says.stages or not says.data:
-        return says
-    if len(says.data) > 1:
-        told = ", ".join(f"{name}: {{data: {name}}}" for name in says.data)
-        raise ValueError(f"{shown(path)}: stages: missing; a stage trains on one data set: stages: {{{told}}}")
-    return says.model_copy(update={"stages": {TRAIN: StageFile.model_validate({"data": next(iter(says.data))})}})
-
-
 def _over(beneath: Section, own: Section) -> Section:
-    """A run's keys over those of its base: mappings key by key, all else as a whole.
+    """Lay a run's keys over those of its base: mappings key by key, all else as a whole.
 
     Of a base with another method the keys of recipe.method and recipe.draft are left out, which are that method's. Stages are
     those that the run names, each with the base's numbers beneath its own.
     """
     stages = {name: dict(numbers or {}) for name, numbers in _mapping(beneath.get("stages")).items()}
     if own.get("method", method := beneath.get("method", default_method())) != method:
-        beneath = beneath | {"recipe": _without_method(beneath.get("recipe"))}
-        stages = {name: numbers | {"recipe": _without_method(numbers.get("recipe"))} for name, numbers in stages.items()}
+        for section in (beneath := dict(beneath), *stages.values()):
+            recipe = section.get("recipe") or {}
+            section["recipe"] = {key: value for key, value in recipe.items() if key not in ("method", "draft")}
     named = _mapping(own.get("stages", stages))
     merged = {name: _merged(stages.get(name, {}), numbers or {}) for name, numbers in named.items()}
     return _merged(beneath, own) | {"stages": merged}
 
 
 def _mapping(stages: Any) -> Section:
-    """Stages by name, also of a list of names."""
+    """Return stages by name, also of a list of names."""
     return dict.fromkeys(stages or ()) if isinstance(stages, list) else dict(stages or {})
 
 
-def _without_method(recipe: Any) -> Section:
-    return {key: value for key, value in (recipe or {}).items() if key not in ("method", "draft")}
-
-
-def _merged(beneath: Mapping[str, Any], own: Mapping[str, Any]) -> Section:
+def _merged(beneath: Section, own: Section) -> Section:
     merged = dict(beneath)
     for key, value in own.items():
         below = merged.get(key)
@@ -204,9 +194,70 @@ def _merged(beneath: Mapping[str, Any], own: Mapping[str, Any]) -> Section:
 
 
 def _checked(path: Path, content: Any) -> RunFile:
-    """The typed content. Raises ValueError with a line for each fault."""
+    """Return the typed content. Raises ValueError with a line for each fault."""
     if not isinstance(content, dict):
         raise ValueError(f"{shown(path)}: must be a mapping with keys such as target and stages at its top level")
     with faults_in(shown(path)):
         check(RunFile, content)
     return RunFile.model_validate(content)
+
+
+def source_of(run: Run, folders: Sequence[Path]) -> str | None:
+    """Return where a run's target comes from; None where it is a file of config/model/, or none is named."""
+    target = run.says.target
+    is_file = any((folder / f"model/{target}.yaml").is_file() for folder in folders)
+    return None if is_file else target
+
+
+def target_of(run: Run, folders: Sequence[Path]) -> tuple[TargetFacts | None, Section | None]:
+    """Return the facts of a run's target and its section recipe.model; None and None for a file of config/model/, or none.
+
+    Raises ValueError, with the run's file, for a target of which nothing is known and whose family the run does not say.
+    """
+    target = source_of(run, folders)
+    if target is None:
+        return None, None
+    family = run.says.recipe.get("model", {}).get("family")
+    with faults_in(run.file):
+        try:
+            facts = facts_of(target, run.path)
+        except NotKnownError as error:
+            if family is None:
+                raise ValueError(f"{error}, or say its family: recipe: {{model: {{family: llama}}}}") from None
+            facts = TargetFacts(target, family, None, None, None)
+    return facts, {"name": readable_name(target), "source": target, "family": facts.family}
+
+
+def variants_of(run: Run) -> list[str]:
+    """Return the variants of a run: those that it names, or its method's own; none where config/workflow.yaml says them."""
+    method = run.says.method
+    return run.says.variants or ([] if method is None else list(methods.settings_of(method).VARIANTS))
+
+
+def with_implied(run: Run, facts: TargetFacts | None, model: Section | None) -> Section:
+    """Return the section recipe of a run, on top of what its target and its method imply."""
+    implied: Section = {} if model is None else {"model": model}
+    if facts is not None and facts.tokens is not None:
+        implied |= {"method": methods.settings_of(run.says.method or default_method()).implied(facts.tokens)}
+    return _merged(implied, run.says.recipe)
+
+
+def numbers_of(run: Run, stage: str, folders: Sequence[Path]) -> str:
+    """Return the file of config/stage/ that a stage begins with: the one that it names, of its own name, or `train`."""
+    own = any((folder / f"stage/{stage}.yaml").is_file() for folder in folders)
+    says = run.says.stages[stage]
+    return says.like or (stage if own or says.data is None else TRAIN)
+
+
+def stage_of(run: Run, stage: str, facts: TargetFacts | None, folders: Sequence[Path]) -> Section:
+    """Return the sections that a run sets of a stage; rows of `train` are no longer than the target's positions."""
+    says = run.says.stages[stage]
+    data: Section = {} if says.data is None else {"name": says.data}
+    if says.train_on is not None:
+        data["collation"] = COLLATIONS[says.train_on]
+    is_said = "sequence_length" in run.says.recipe.get("data", {})
+    if facts is not None and facts.positions is not None and numbers_of(run, stage, folders) == TRAIN and not is_said:
+        files = (folder / f"stage/{TRAIN}.yaml" for folder in folders)
+        numbers = yaml_files.read(next(path for path in files if path.is_file()))
+        data["sequence_length"] = min(facts.positions, numbers["recipe"]["data"]["sequence_length"])
+    return {"recipe": _merged({"stage": stage, "data": data}, says.recipe), "runtime": says.runtime}

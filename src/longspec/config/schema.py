@@ -19,6 +19,7 @@ from longspec.config.typed import (
     Keys,
     Name,
     Number,
+    Once,
     Rate,
     RowTokens,
     Seed,
@@ -203,8 +204,8 @@ class Runtime:
     max_skipped_in_a_row: Annotated[
         Count, means("the number of steps in a row that may be skipped because loss or gradient is not finite")
     ] = 5
-    report_to: Annotated[list[Text], means(f"the trackers: any of {', '.join(TRACKERS)}, or none alone")] = field(
-        default_factory=lambda: ["none"]
+    report_to: Annotated[list[Annotated[str, words(*TRACKERS, "none")]], Once, means("the trackers; none stands alone")] = (
+        field(default_factory=lambda: ["none"])
     )
     tracker_mode: Annotated[str, words("online", "offline"), means("whether trackers use a network or write files alone")] = (
         "online"

@@ -30,22 +30,27 @@ class NotKnownError(ValueError):
     """A target of which nothing has been read yet."""
 
 
+def sizes_in(config: dict[str, Any]) -> list[int | None]:
+    """Return layers, tokens and positions of a config.json."""
+    told = (config.get(key) for key in ("num_hidden_layers", "vocab_size", "max_position_embeddings"))
+    return [value if type(value) is int else None for value in told]
+
+
 def of_config(source: str, config: dict[str, Any]) -> TargetFacts:
-    """The facts in a config.json. Raises ValueError where it says no family."""
+    """Return the facts in a config.json. Raises ValueError where it says no family."""
     family = config.get("model_type")
     if not isinstance(family, str):
         raise ValueError(f"{source}: its config.json has no model_type; give a folder or repository that transformers loads")
-    told = (config.get(key) for key in ("num_hidden_layers", "vocab_size", "max_position_embeddings"))
-    return TargetFacts(source, family, *(value if type(value) is int else None for value in told))
+    return TargetFacts(source, family, *sizes_in(config))
 
 
 def kept_beside(run: Path) -> Path:
-    """Where the facts of a run's target are kept. run: the run's file."""
+    """Return where the facts of a run's target are kept. run: the run's file."""
     return run.with_name(run.stem + BESIDE)
 
 
 def facts_of(source: str, run: Path) -> TargetFacts:
-    """The facts of a target. run: the run's file.
+    """Return the facts of a target. run: the run's file.
 
     Raises ValueError for a folder without config.json, and NotKnownError, with the command, where they are to be read first.
     """

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticCustomError, core_schema
 
-from longspec.config.names import IS_NAME, NAME, is_name
+from longspec.config.names import NAME, checked_name
 
 MOST_TOKENS = 2**24
 MANY = 10**9
@@ -80,12 +80,6 @@ def words(*known: str) -> Words:
     return Words(known)
 
 
-def _named(text: str) -> str:
-    if not is_name(text):
-        raise ValueError(f"{text!r} is no name; a name has {IS_NAME}")
-    return text
-
-
 def _once(given: list[str]) -> list[str]:
     for name in given:
         if given.count(name) > 1:
@@ -98,7 +92,7 @@ Text = Annotated[str, Strict()]
 Filled = Annotated[str, Strict(), Field(min_length=1)]
 Flag = Annotated[bool, Strict()]
 Name = Annotated[
-    str, Strict(), AfterValidator(_named), Field(title="a name", json_schema_extra={"pattern": f"^{NAME.pattern}$"})
+    str, Strict(), AfterValidator(checked_name), Field(title="a name", json_schema_extra={"pattern": f"^{NAME.pattern}$"})
 ]
 Whole = Annotated[int, Strict()]
 Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]

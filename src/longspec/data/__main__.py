@@ -10,11 +10,11 @@ from rich.console import Console
 from tqdm import tqdm
 
 from longspec import shown
-from longspec.command_line import add_verb, named_path
 from longspec.data import draft_vocabulary, inspection, raw, tokenize
 from longspec.data.hub import fetch
 from longspec.data.layout_tally import REWRITE_COUNTS, unlike_served_warning
 from longspec.data.pack import arrow_shards, bin_packing, packing
+from longspec.shown import add_verb, named_path
 
 
 def parser() -> argparse.ArgumentParser:

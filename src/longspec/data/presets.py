@@ -3,7 +3,7 @@
 from typing import Any
 
 from longspec.config import CONFIG_DIR, yaml_files
-from longspec.config.explain import did_you_mean
+from longspec.config.faults import did_you_mean
 
 # The sections of workflow.yaml that know presets, and the files that hold them.
 DATA, TASK = "data", "evaluation.tasks"

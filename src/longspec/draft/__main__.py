@@ -18,8 +18,8 @@ from longspec.atomic_files import (
     read_json_object,
     write_json,
 )
-from longspec.command_line import add_verb
 from longspec.distributed import log
+from longspec.shown import add_verb
 
 
 def extract(options: argparse.Namespace) -> None:

@@ -13,12 +13,12 @@ import numpy as np
 
 from longspec import jsonl, shown
 from longspec.atomic_files import checked_file, sha256_text, write_json
-from longspec.command_line import named_path
 from longspec.data.read.records import Text, to_messages_or_text
 from longspec.measure import lines
 from longspec.measure.estimates import FEWEST, acceptance, difference, drafted
 from longspec.measure.lines import Evaluation
 from longspec.measure.tasks import Settings, parse
+from longspec.shown import named_path
 
 Row = dict[str, Any]
 ONE_IN = 4  # of a task's records that are measured, the others are told

@@ -18,7 +18,6 @@ from transformers import AutoTokenizer
 
 from longspec import jsonl, methods, shown
 from longspec.atomic_files import checked_folder, read_json, sha256_file, sha256_text
-from longspec.command_line import named_path
 from longspec.config import Recipe, load
 from longspec.config.names import BASELINES, LOOKUP, UNTRAINED, WITH_LOOKUP
 from longspec.decode.drafters import Drafter
@@ -38,6 +37,7 @@ from longspec.methods import decoded_vocabulary, method_of
 from longspec.models.attention import flash
 from longspec.models.target import join_ranks, place_target, resolve_dtype
 from longspec.process_group import own_device
+from longspec.shown import named_path
 from longspec.states.forward import TargetStates
 
 

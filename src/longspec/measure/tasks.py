@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from longspec.atomic_files import sha256_text
-from longspec.config.explain import faults_in
-from longspec.config.faults import check
+from longspec.config.faults import check, faults_in
 from longspec.data.align.fields import compose
 from longspec.data.hub.names import parse as parse_hub
 from longspec.data.raw import is_hub

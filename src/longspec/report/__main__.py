@@ -6,19 +6,19 @@ from pathlib import Path
 
 from longspec import shown
 from longspec.atomic_files import read_json_object, write_json, write_text
-from longspec.command_line import WIDE, named_path
 from longspec.measure.tasks import parse
 from longspec.report.chain_lengths import store_acceptance
 from longspec.report.inputs import read_target, read_variant, records_that_chose
 from longspec.report.numbers import report_numbers
 from longspec.report.page import render
+from longspec.shown import named_path
 
 EVALUATIONS = "evaluation"  # the folder of what a run measures of itself; others are measured apart
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Return the verb's arguments."""
-    parser = argparse.ArgumentParser(prog="python -m longspec.report", description=__doc__, formatter_class=WIDE)
+    parser = argparse.ArgumentParser(prog="python -m longspec.report", description=__doc__)
     parser.add_argument("--run", required=True, help="the run's name")
     parser.add_argument("--variant", required=True, action="append", type=named_path, help="[RUN/]NAME=FOLDER; repeat it")
     parser.add_argument("--vocabulary", default=[], action="append", type=named_path, help="NAME=FILE, of a variant")

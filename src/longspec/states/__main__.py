@@ -9,13 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from longspec.command_line import add_verb
 from longspec.config import PARTITIONED, ConfigError, Recipe, Runtime, load
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.pack.held_out_rows import held_out_rows
 from longspec.distributed import end_at_once, find_ranks, log, write_error_file
 from longspec.process_group import own_device
-from longspec.shown import one_line
+from longspec.shown import add_verb, one_line
 from longspec.states.build import build
 from longspec.states.compute import Computation, open_job
 from longspec.states.declaration import HeldOutSource, RowSource, TrainingRows

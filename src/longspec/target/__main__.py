@@ -5,9 +5,9 @@ import logging
 from pathlib import Path
 
 from longspec import shown
-from longspec.command_line import add_verb
 from longspec.config import Build, load
 from longspec.config.names import WHEEL_FORM
+from longspec.shown import add_verb
 from longspec.target import fetch, tokenizer, wheel_file
 
 

@@ -10,9 +10,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from longspec.atomic_files import write_text
-from longspec.command_line import WIDE, named_path
 from longspec.config import Recipe, Runtime, compose, load, to_yaml
 from longspec.distributed import Ranks, log
+from longspec.shown import named_path
 from longspec.slurm import PAUSE, NoAnswerError, ask_patiently, own_job, squeue
 
 USAGE = """%(prog)s --recipe FILE --runtime FILE --target FILE --data FILE --out DIR ...
@@ -47,10 +47,8 @@ class Job:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the command line of `python -m longspec.train`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m longspec.train", usage=USAGE, description=DESCRIPTION, formatter_class=WIDE
-    )
+    """The command line of `python -m longspec.train`."""
+    parser = argparse.ArgumentParser(prog="python -m longspec.train", usage=USAGE, description=DESCRIPTION)
     frozen = parser.add_argument_group("from frozen files, as the workflow starts it")
     for name, purpose in (
         ("--recipe", "recipe.yaml: what decides the weights"),

@@ -10,7 +10,7 @@ from longspec.answers.settings import parse
 from longspec.measure.tasks import HeldOut
 from longspec.workflow import paths
 from longspec.workflow.choices import Choices
-from longspec.workflow.settings.targets import positions_of
+from longspec.workflow.settings.targets import sizes_of
 
 KEY = "regenerate"
 
@@ -49,7 +49,7 @@ class AnswersPlan:
         for model, name in self.wanted():
             config = next(each for each in choices.configs.values() if each.recipe.model.name == model)
             fetched = Path(paths.TARGET.format(model=model)).parent / "target"
-            positions = positions_of(config.recipe.model.source, config.build.max_position, fetched)
+            _, _, positions = sizes_of(config.recipe.model.source, config.build, fetched)
             if positions is not None:
                 answer_settings.room_for_prompts(self.chosen[name], positions, f"data.{name}.{KEY}")
 

@@ -1,6 +1,6 @@
 """What a run measures apart, when it is asked for: `evaluation.bench`, with a page of its own."""
 
-from longspec.config.explain import faults_in
+from longspec.config.faults import faults_in
 from longspec.workflow import paths
 from longspec.workflow.answers import AnswersPlan
 from longspec.workflow.checks import check_answered, check_apart

@@ -13,7 +13,7 @@ from typing import Any
 
 from longspec import methods
 from longspec.atomic_files import check_files, read_json_object
-from longspec.config import CONFIG_DIR, explain
+from longspec.config import CONFIG_DIR, faults
 from longspec.config.run_file import SUFFIX, read_run
 from longspec.data import presets
 from longspec.data.raw import is_hub, is_made
@@ -24,7 +24,7 @@ from longspec.workflow.choices import Choices
 from longspec.workflow.measuring import check_finals
 from longspec.workflow.plan import Plan
 from longspec.workflow.settings import beginnings, datasets, evaluations, runs
-from longspec.workflow.settings.workflow_file import Gates, check_values
+from longspec.workflow.settings.workflow_file import Gates, WorkflowFile
 
 
 def checked_plan(settings: dict[str, Any], config_dir: Path = CONFIG_DIR, arguments: Sequence[str] = ()) -> Plan:
@@ -39,8 +39,8 @@ def checked_plan(settings: dict[str, Any], config_dir: Path = CONFIG_DIR, argume
     settings["runs"] = [Path(run).stem if run.endswith(SUFFIX) else run for run in settings["runs"]]
     runs.check_models(configs)
     for run in settings["runs"]:
-        with explain.faults_in(files[run].file):
-            check_values(settings["gates"] | files[run].says.gates, Gates, "gates")
+        with faults.faults_in(files[run].file):
+            faults.check(Gates, settings["gates"] | files[run].says.gates, "gates")
     measured = {run: evaluations.of_run(files[run], settings, configs) for run in settings["runs"]}
     plan = Plan(settings, files, variants, configs, measured)
     plan = replace(plan, asked=runs.asked_targets(arguments, plan.models, config_dir))
@@ -50,9 +50,8 @@ def checked_plan(settings: dict[str, Any], config_dir: Path = CONFIG_DIR, argume
     runs.check_lenders(plan)
     _check_engines(plan)
     runs.check_targets(configs, measured)
-    runs.check_mixtures(configs)
     datasets.check_data(plan.datasets_in_use(), settings["data"], files.values())
-    with explain.faults_in(datasets.FILE):
+    with faults.faults_in(datasets.FILE):
         AnswersPlan(plan)
     check_answered(plan)
     for each in measured.values():
@@ -144,7 +143,7 @@ def data_of_runs(settings: dict[str, Any], config_dir: Path) -> dict[str, Any]:
             run = read_run(name, [config_dir])
         except ValueError:
             continue  # told with the runs
-        with explain.faults_in(run.file):
+        with faults.faults_in(run.file):
             for dataset, entry in datasets.entries_of(run.says.data).items():
                 if data.setdefault(dataset, entry) != entry:
                     raise ValueError(
@@ -157,13 +156,13 @@ def _checked_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings with their presets laid out, held against their types."""
     laid_out = {key: value for key, value in settings.items() if key != "run"}
     laid_out |= {"runs": [settings["run"]]} if "run" in settings else {}
-    with explain.faults_in(datasets.FILE):
+    with faults.faults_in(datasets.FILE):
         if "data" in settings:
             laid_out["data"] = presets.expand_all(settings["data"], presets.DATA)
         evaluation = settings.get("evaluation")
         if isinstance(evaluation, dict) and "tasks" in evaluation:
             laid_out["evaluation"] = evaluation | {"tasks": presets.expand_all(evaluation["tasks"], presets.TASK)}
-        check_values(laid_out)
+        faults.check(WorkflowFile, laid_out)
     return laid_out
 
 
@@ -178,7 +177,7 @@ def _check_engines(plan: Plan) -> None:
                 methods.vllm_method(plan.first_recipe(run, variant).method.name)
             except ValueError as error:
                 raise ValueError(f"{measured.file_of('engine')}: {error} (run '{run}', variant '{variant}')") from None
-        with explain.faults_in(measured.file_of("serve_python")):
+        with faults.faults_in(measured.file_of("serve_python")):
             tasks.check_interpreter(section.get("serve_python", tasks.SERVE_PYTHON))
 
 

@@ -7,10 +7,9 @@ python -m longspec.workflow.reference --check    fails, with their names, where 
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Set
 from copy import deepcopy
-from pathlib import Path
-from typing import Any
+from itertools import chain
 
 from longspec import methods
 from longspec.config import Build, Recipe, Runtime
@@ -21,6 +20,8 @@ from longspec.workflow.settings.workflow_file import Dataset, Gates, WorkflowFil
 
 RUN, WORKFLOW, PAGE = "config/run.schema.json", "config/workflow.schema.json", "docs/configuration.md"
 REF = "#/$defs/"
+SECTIONS = {"recipe", "runtime", "build", "evaluation", "gates"}  # keys of a run's file
+PARTS = ("Method", "Draft")  # of a recipe, typed by the method's settings
 ESCAPED = r"\<"  # else Markdown takes <owner> for a tag
 HEAD = """# All keys
 
@@ -40,38 +41,25 @@ def run_schema() -> Node:
     """Return the JSON Schema of a run's file, with that of each of its sections."""
     run = deepcopy(schema_of(RunFile))
     known = run["$defs"]
-    for kind in (Recipe, Runtime, Build, Evaluation, Gates, Dataset):
-        _add(known, kind, kind.__name__)
-    for part in ("Method", "Draft"):
-        forms = []
-        for name in methods.names():
-            _add(known, getattr(methods.settings_of(name), part), f"{part} {name}")
-            forms.append({"$ref": f"{REF}{part} {name}"})
-        known["Recipe"]["properties"][part.lower()] = {"anyOf": forms}
+    kinds = {kind.__name__: kind for kind in (Recipe, Runtime, Build, Evaluation, Gates, Dataset)}
+    kinds |= {f"{part} {name}": getattr(methods.settings_of(name), part) for part in PARTS for name in methods.names()}
+    for name, kind in kinds.items():
+        known[name] = deepcopy(schema_of(kind))
+        known.update(known[name].pop("$defs", {}))
+    for part in PARTS:
+        known["Recipe"]["properties"][part.lower()] = {"anyOf": [{"$ref": f"{REF}{part} {name}"} for name in methods.names()]}
     for name in ("Evaluation", "Gates", "Dataset"):  # keys beside those of other files
         known[name].pop("required", None)
-    sections = {"recipe": "Recipe", "runtime": "Runtime", "build": "Build", "evaluation": "Evaluation", "gates": "Gates"}
-    for holder in (run, known["StageFile"]):
-        for key in sections.keys() & holder["properties"].keys():
-            holder["properties"][key] = {"$ref": REF + sections[key], "description": holder["properties"][key]["description"]}
-    source = known["Dataset"]["properties"]["source"]
-    entry = {"anyOf": [*source["anyOf"], {"$ref": f"{REF}Dataset"}]}
-    run["properties"]["data"]["additionalProperties"] = entry
-    stages, own = run["properties"]["stages"], {"anyOf": [{"$ref": f"{REF}StageFile"}, {"type": "null"}]}
-    names = {"type": "array", "items": {"type": "string"}}
-    run["properties"]["stages"] = {
-        "description": stages["description"],
-        "title": stages["title"],
-        "anyOf": [{"type": "object", "additionalProperties": own}, names],
-    }
+    for keys in (run["properties"], known["StageFile"]["properties"]):
+        for key in SECTIONS & keys.keys():
+            keys[key] = {"$ref": REF + key.capitalize(), "description": keys[key]["description"]}
+    sources = known["Dataset"]["properties"]["source"]["anyOf"]
+    run["properties"]["data"]["additionalProperties"] = {"anyOf": [*sources, {"$ref": f"{REF}Dataset"}]}
+    stages = run["properties"]["stages"]
+    own, names = {"anyOf": [{"$ref": f"{REF}StageFile"}, {"type": "null"}]}, {"type": "array", "items": {"type": "string"}}
+    stages = {key: stages[key] for key in ("title", "description")}
+    run["properties"]["stages"] = stages | {"anyOf": [{"type": "object", "additionalProperties": own}, names]}
     return run | {"title": "A run of longspec"}
-
-
-def _add(known: Node, kind: Any, name: str) -> None:
-    """Put a type, and those that it refers to, among the known ones."""
-    own = deepcopy(schema_of(kind))
-    known.update(own.pop("$defs", {}))
-    known[name] = own
 
 
 def workflow_schema() -> Node:
@@ -85,51 +73,46 @@ def workflow_schema() -> Node:
 def page() -> str:
     """Return the page of all keys, a table for each section."""
     run, workflow = run_schema(), schema_of(WorkflowFile)
-    known = run["$defs"]
-    parts = [HEAD, "## A run's file\n", *_table(run, run, "", {"recipe", "runtime", "build", "evaluation", "gates", "stages"})]
-    parts += ["## A stage: stages.\\<name>.\n", *_table(known["StageFile"], run, "", {"recipe", "runtime"})]
-    parts += ["## recipe: what decides the weights\n", *_table(known["Recipe"], run, "recipe.", {"method", "draft"})]
+
+    def table(title: str, name: str, prefix: str = "", closed: Set[str] = frozenset()) -> list[str]:
+        return [f"## {title}\n", *_lines(_rows(run["$defs"][name], run, prefix, closed))]
+
+    parts = [HEAD, "## A run's file\n", *_lines(_rows(run, run, "", SECTIONS | {"stages"}))]
+    parts += table("A stage: stages.\\<name>.", "StageFile", closed=SECTIONS)
+    parts += table("recipe: what decides the weights", "Recipe", "recipe.", {part.lower() for part in PARTS})
     for name in methods.names():
-        parts += [f"## recipe of {name}\n"]
-        rows = [list(_rows(known[f"{part} {name}"], run, f"recipe.{part.lower()}.", set())) for part in ("Method", "Draft")]
-        parts += _lines([row for each in rows for row in each])
-    parts += ["## runtime: how it is trained\n", *_table(known["Runtime"], run, "runtime.", set())]
-    parts += ["## build: a target of our own\n", *_table(known["Build"], run, "build.", set())]
-    parts += ["## config/workflow.yaml\n", *_table(workflow, workflow, "", {"data", "evaluation", "gates"})]
-    parts += ["## data.\\<name>: a data set\n", *_table(known["Dataset"], run, "", {"regenerate"})]
-    parts += ["## data.\\<name>.regenerate: answers by the target\n", *_table(known["Regenerate"], run, "", set())]
-    parts += ["## evaluation: how drafts are measured\n", *_table(known["Evaluation"], run, "", {"tasks", "bench"})]
-    parts += ["## evaluation.tasks.\\<name>: what they are measured on\n", *_table(known["TaskEntry"], run, "", set())]
-    parts += ["## gates: how good a draft must be\n", *_table(known["Gates"], run, "", set())]
+        rows = (_rows(run["$defs"][f"{part} {name}"], run, f"recipe.{part.lower()}.", frozenset()) for part in PARTS)
+        parts += [f"## recipe of {name}\n", *_lines(chain.from_iterable(rows))]
+    parts += table("runtime: how it is trained", "Runtime", "runtime.")
+    parts += table("build: a target of our own", "Build", "build.")
+    parts += ["## config/workflow.yaml\n", *_lines(_rows(workflow, workflow, "", SECTIONS | {"data"}))]
+    parts += table("data.\\<name>: a data set", "Dataset", closed={"regenerate"})
+    parts += table("data.\\<name>.regenerate: answers by the target", "Regenerate")
+    parts += table("evaluation: how drafts are measured", "Evaluation", closed={"tasks", "bench"})
+    parts += table("evaluation.tasks.\\<name>: what they are measured on", "TaskEntry")
+    parts += table("gates: how good a draft must be", "Gates")
     return "\n".join(parts)
 
 
-def _table(node: Node, whole: Node, prefix: str, closed: set[str]) -> list[str]:
-    return _lines(list(_rows(node, whole, prefix, closed)))
-
-
-def _lines(rows: list[tuple[str, ...]]) -> list[str]:
+def _lines(rows: Iterable[tuple[str, ...]]) -> list[str]:
     """Return rows as a table of Markdown."""
     lines = ["| key | may be | default | it is |", "| --- | --- | --- | --- |"]
     return [*lines, *(f"| {' | '.join(cell.replace('<', ESCAPED) for cell in row)} |" for row in rows), ""]
 
 
-def _rows(node: Node, whole: Node, prefix: str, closed: set[str]) -> Iterator[tuple[str, ...]]:
+def _rows(node: Node, whole: Node, prefix: str, closed: Set[str]) -> Iterator[tuple[str, ...]]:
     """Yield key, what it may be, default and meaning of each key; a section's keys in its place. closed: those with a table."""
     for name, each in node.get("properties", {}).items():
         below = whole["$defs"].get(each.get("$ref", "").removeprefix(REF), {})
         if "properties" in below and name not in closed:
             yield from _rows(below, whole, f"{prefix}{name}.", closed)
             continue
-        default = _default(each.get("default", "null" if {"type": "null"} in each.get("anyOf", []) else ""), name in closed)
+        default = each.get("default", "null" if {"type": "null"} in each.get("anyOf", []) else "")
+        told = (
+            "" if name in closed or default in ({}, [], "") else f"`{default if isinstance(default, str) else shown(default)}`"
+        )
         may_be = "a mapping" if name in closed and name != "stages" else allowed(each, whole)
-        yield f"`{prefix}{name}`", may_be, default, each.get("description", "the section below" if name in closed else "")
-
-
-def _default(value: Any, is_section: bool) -> str:
-    if is_section or value in ({}, [], ""):
-        return ""
-    return f"`{value if isinstance(value, str) else shown(value)}`"
+        yield f"`{prefix}{name}`", may_be, told, each.get("description", "the section below" if name in closed else "")
 
 
 def texts() -> dict[str, str]:
@@ -142,15 +125,15 @@ def main(arguments: list[str] | None = None) -> int:
     """Write the files, or hold them against today's types."""
     parser = argparse.ArgumentParser(prog="python -m longspec.workflow.reference", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing, fail where a file is not of today")
-    options, root = parser.parse_args(arguments), CONFIG_DIR.parent
-    if options.check:
-        old = [path for path, text in texts().items() if not (root / path).is_file() or (root / path).read_text() != text]
-        if old:
-            print(f"{', '.join(old)}: not of today's types; type: python -m longspec.workflow.reference", file=sys.stderr)
-        return bool(old)
+    check, root, old = parser.parse_args(arguments).check, CONFIG_DIR.parent, []
     for path, text in texts().items():
-        Path(root / path).write_text(text)
-    return 0
+        if not check:
+            (root / path).write_text(text)
+        elif not (root / path).is_file() or (root / path).read_text() != text:
+            old.append(path)
+    if old:
+        print(f"{', '.join(old)}: not of today's types; type: python -m longspec.workflow.reference", file=sys.stderr)
+    return bool(old)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from longspec.atomic_files import read_json
-from longspec.command_line import WIDE, named_path
 from longspec.config import OFFLINE, ConfigError, Recipe, Runtime, States, compose, load
 from longspec.data.layout_tally import unlike_served_warning
 from longspec.data.pack.arrow_shards import PackedRows, count_labels
@@ -26,7 +25,7 @@ from longspec.distributed import share_global_batch
 from longspec.families import check_target
 from longspec.methods import measures_target
 from longspec.models.target import read_target_config
-from longspec.shown import one_line
+from longspec.shown import named_path, one_line
 from longspec.states.declaration import bytes_a_token, stored_tensors
 from longspec.train.checkpoint.zero_state import KINDS
 from longspec.train.estimate import flops
@@ -228,10 +227,8 @@ def needs_of(plan: Plan, rate: float, node_gpus: int, longest: int) -> dict[str,
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m longspec.train plan", usage=USAGE, description=__doc__, formatter_class=WIDE
-    )
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m longspec.train plan", usage=USAGE, description=__doc__)
     add = parser.add_argument
     add("--recipe", type=Path, nargs="+", metavar="FILE", help="recipe.yaml of each stage")
     add("--runtime", type=Path, nargs="+", metavar="FILE", help="runtime.yaml of each stage")

@@ -105,7 +105,7 @@ def _target(config: Any, machine: Machine) -> Target | None:
     model = config.recipe.model
     manifest = Path(paths.TARGET.format(model=model.name))
     made = manifest.parent / "target"
-    folder = folder_of(model.source, made) or made
+    folder = folder_of(model.source, made)
     config_json = folder / "config.json"
     age = config_json.stat().st_mtime_ns if config_json.is_file() else 0
     return None if folder == made and not manifest.is_file() else _read(folder, age)

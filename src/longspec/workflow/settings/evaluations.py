@@ -1,17 +1,15 @@
 """How each chosen run is measured: `evaluation` of config/workflow.yaml, or in its place what the run's own file says."""
 
-import copy
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from longspec.config.explain import faults_in
+from longspec.config.faults import check, faults_in
 from longspec.config.run_file import Run
 from longspec.data import presets
 from longspec.measure import tasks
 from longspec.measure.section import AUTO, Evaluation
 from longspec.workflow.settings import datasets
-from longspec.workflow.settings.workflow_file import check_values
 
 SHORTEST = 16  # tokens of a prompt of a task that no file names
 
@@ -26,64 +24,47 @@ class RunEvaluation:
     tasks: dict[str, tasks.Task]
 
     def file_of(self, key: str) -> str:
-        """The file in which a key of the section stands."""
-        return _file_of(self.run, self.own, key)
+        """Return the file in which a key of the section stands."""
+        return self.run.file if key in self.own else datasets.FILE
 
 
 def of_run(run: Run, settings: dict[str, Any], configs: Mapping[Any, Any]) -> RunEvaluation:
-    """The evaluation of a run: each key that its file has takes the place of that of config/workflow.yaml.
+    """Return the evaluation of a run: each key that its file has takes the place of that of config/workflow.yaml.
 
     A run without tasks is measured on held-out records of the data that it trains on. settings: of config/workflow.yaml,
     presets laid out; configs: of all stages, by (run, variant, stage). Raises ValueError with the file and the key at fault.
     """
-    own = copy.deepcopy(run.says.evaluation)
+    own = dict(run.says.evaluation)
     if "tasks" not in own and (run.says.data or "tasks" not in settings["evaluation"]):
-        own["tasks"] = tasks_of(run, configs)
-    section = settings["evaluation"] | own
-    if own:
-        _lay_out(section, run.file)
-    return _parsed(run, section, frozenset(own))
-
-
-def tasks_of(run: Run, configs: Mapping[Any, Any]) -> dict[str, Any]:
-    """A task for each data set that a run trains on: held-out records, up to three quarters of a row; questions asked whole."""
-    rows = {
-        config.recipe.data.name: config.recipe.data.sequence_length for key, config in configs.items() if key[0] == run.name
-    }
-    return {
-        name: {"data": name, "context": [SHORTEST, max(SHORTEST, length * 3 // 4)], "whole_questions": AUTO}
-        for name, length in rows.items()
-    }
+        recipes = [config.recipe for key, config in configs.items() if key[0] == run.name]
+        rows = {recipe.data.name: recipe.data.sequence_length for recipe in recipes}
+        own["tasks"] = {
+            name: {"data": name, "context": [SHORTEST, max(SHORTEST, length * 3 // 4)], "whole_questions": AUTO}
+            for name, length in rows.items()
+        }
+    return _checked(run, settings["evaluation"] | own, frozenset(own), run.file)
 
 
 def apart(evaluation: RunEvaluation) -> RunEvaluation:
-    """What a run measures apart: its evaluation, with each key of `bench` in place of its own. Raises ValueError as of_run."""
+    """Return what a run measures apart: its evaluation, with each key of `bench` in place of its own. Raises ValueError."""
     bench = evaluation.section["bench"]
     section = {key: value for key, value in evaluation.section.items() if key != "bench"} | bench
-    _lay_out(section, f"{evaluation.file_of('bench')}: bench")
-    return _parsed(evaluation.run, section, evaluation.own | frozenset(bench))
+    return _checked(evaluation.run, section, evaluation.own | bench.keys(), f"{evaluation.file_of('bench')}: bench")
 
 
-def _lay_out(section: dict[str, Any], place: str) -> None:
-    """Put presets of tasks in their place, and hold the section against its types."""
+def _checked(run: Run, section: dict[str, Any], own: frozenset[str], place: str) -> RunEvaluation:
+    """Put presets of tasks in their place, and hold the section against its types, and its keys against each other."""
     with faults_in(place):
         if "tasks" in section:
             section["tasks"] = presets.expand_all(section["tasks"], presets.TASK)
-        check_values(section, Evaluation, "evaluation")
-
-
-def _parsed(run: Run, section: dict[str, Any], own: frozenset[str]) -> RunEvaluation:
+        check(Evaluation, section, "evaluation")
+    found = RunEvaluation(run, section, own, {})
     try:
-        parsed = tasks.parse(section).tasks
+        found = replace(found, tasks=tasks.parse(section).tasks)
     except ValueError as error:
-        files = dict.fromkeys(_file_of(run, own, key) for key in section if f"evaluation.{key}" in str(error))
+        files = dict.fromkeys(found.file_of(key) for key in section if f"evaluation.{key}" in str(error))
         raise ValueError(f"{', '.join(files) or datasets.FILE}: {error}") from None
-    found = RunEvaluation(run, section, own, parsed)
-    for name, task in parsed.items():
+    for name, task in found.tasks.items():
         if isinstance(task, tasks.Benchmark):
             datasets.prompt_files(name, task, found.file_of("tasks"))
     return found
-
-
-def _file_of(run: Run, own: Collection[str], key: str) -> str:
-    return run.file if key in own else datasets.FILE

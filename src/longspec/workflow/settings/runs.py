@@ -13,10 +13,9 @@ from omegaconf import DictConfig
 from longspec import methods
 from longspec.config import CONFIG_DIR, compose, compose_stage, differences, plain
 from longspec.config.checks import BUILT
-from longspec.config.explain import UNKNOWN, did_you_mean, faults_in
-from longspec.config.names import check_name
-from longspec.config.run_file import Run, path_of, read_run
-from longspec.config.run_implied import numbers_of, source_of, variants_of
+from longspec.config.faults import UNKNOWN, did_you_mean, faults_in
+from longspec.config.names import checked_name
+from longspec.config.run_file import Run, numbers_of, path_of, read_run, source_of, variants_of
 from longspec.decode.levels import levels_of
 from longspec.measure.tasks import check_room
 from longspec.workflow.choices import Choices, Stage
@@ -25,49 +24,49 @@ from longspec.workflow.settings import targets
 from longspec.workflow.settings.evaluations import RunEvaluation
 
 OR_SOURCE = " Or give hf:<owner>/<repository>, a folder, seen from here, or a .gguf file."
-Names = dict[str, list[str]]  # by run
+LENDER = "run '{}', variant '{}': recipe.method.vocabulary_from"
 # Of a path a user names, and of the wildcards by which Snakemake names a job to the process that runs it.
 PLACES = r"(?:^models|^data/(?:answers|tokens|packed))/{name}/|[:,]model={name}(?:,|$)"
 
 
 def check_choice(key: str, name: object, group: str, config_dir: Path, otherwise: str = "") -> None:
     """Raise ValueError for what is no name of a file of one group of config/. otherwise: what else may be given."""
-    check_name(key, name)
+    checked_name(str(name), key=key)
     known = [path.stem for path in (config_dir / group).glob("*.yaml")]
     if name not in known:
         raise ValueError(f"{key}: there is no config/{group}/{name}.yaml; {did_you_mean(str(name), known)}{otherwise}")
 
 
 def run_of(run: str, config_dir: Path, named: str) -> Run:
-    """A run by its name or path. named: the key that names it.
+    """Return a run by its name or path. named: the key that names it.
 
-    Raises ValueError for a run that is none, and for stages and variants that it names and that are none.
+    Raises ValueError for a run that is none, and for what it names and there is none of.
     """
     with faults_in(named):
         path_of(run, [config_dir])
     found = read_run(run, [config_dir])
-    if not found.says.stages:
-        raise ValueError(f"{found.file}: stages: must name at least one stage")
-    says = found.says
-    source = source_of(found, [config_dir])
-    if source is not None and not targets.may_be_source(source):
-        check_choice(f"{found.file}: target", source, "model", config_dir, OR_SOURCE)
-    if says.method is not None and says.method not in methods.names():
-        raise ValueError(f"{found.file}: method: {says.method!r} is unknown; {did_you_mean(says.method, methods.names())}")
-    if says.deepspeed is not None:
-        check_choice(f"{found.file}: deepspeed", says.deepspeed, "deepspeed", config_dir)
-    if source is not None:
-        targets.learn(found, source)
-    for name, stage in found.says.stages.items():
-        key = f"{found.file}: stages{f'.{name}.like' if stage.like else ''}"
-        check_choice(key, numbers_of(found, name, [config_dir]), "stage", config_dir)
-    for name in found.says.variants:
-        check_choice(f"{found.file}: variants", name, "variant", config_dir)
+    says, source = found.says, source_of(found, [config_dir])
+    with faults_in(found.file):
+        if not says.stages:
+            raise ValueError("stages: must name at least one stage")
+        if source is not None and not targets.may_be_source(source):
+            check_choice("target", source, "model", config_dir, OR_SOURCE)
+        if says.method is not None and says.method not in methods.names():
+            raise ValueError(f"method: {says.method!r} is unknown; {did_you_mean(says.method, methods.names())}")
+        if says.deepspeed is not None:
+            check_choice("deepspeed", says.deepspeed, "deepspeed", config_dir)
+        if source is not None:
+            targets.learn(found, source)
+        for name, stage in says.stages.items():
+            key = f"stages{f'.{name}.like' if stage.like else ''}"
+            check_choice(key, numbers_of(found, name, [config_dir]), "stage", config_dir)
+        for name in says.variants:
+            check_choice("variants", name, "variant", config_dir)
     return found
 
 
 def composed(run: Run, variant: str, stage: str, config_dir: Path) -> DictConfig:
-    """One composed configuration. Raises ValueError with the choices that lead to the one at fault."""
+    """Return one composed configuration. Raises ValueError with the choices that lead to the one at fault."""
     with faults_in(f"run '{run.name}', variant '{variant}', stage '{stage}'"):
         try:
             return compose_stage(run.given, variant, stage, config_dir)
@@ -81,7 +80,9 @@ def composed(run: Run, variant: str, stage: str, config_dir: Path) -> DictConfig
 
 
 def check_models(configs: Mapping[Stage, Any]) -> None:
-    """Raise ValueError when the stages of a run have two targets, or one name stands for two targets."""
+    """Raise ValueError when the stages of a run have two targets, one name stands for two targets, or none is to be trained
+    in any phase.
+    """
     known: dict[str, Any] = {}
     used: dict[str, str] = {}
     for (run, _, stage), config in configs.items():
@@ -94,6 +95,10 @@ def check_models(configs: Mapping[Stage, Any]) -> None:
             raise ValueError(
                 f"{key}: '{model.name}' stands for two different targets (source, sha256 or build); give each its own name"
             )
+        if model.source == BUILT and not config.build.mixture:
+            raise ValueError(
+                f"config/model/{model.name}.yaml: build.mixture: a target that is built needs at least one phase of training"
+            )
 
 
 def check_methods(configs: Mapping[Stage, Any], file: str) -> None:
@@ -101,24 +106,15 @@ def check_methods(configs: Mapping[Stage, Any], file: str) -> None:
 
     file: the run's.
     """
-    first: dict[tuple[str, str], tuple[str, Any]] = {}
-    for (run, variant, stage), config in configs.items():
-        draft = {"init": config.recipe.init, "method": plain(config.recipe.method)}
-        before, wanted = first.setdefault((run, variant), (stage, draft))
-        if changed := differences(wanted, draft, "recipe."):
+    (run, variant, first), *_ = configs
+    drafts = {
+        stage: {"init": config.recipe.init, "method": plain(config.recipe.method)} for (_, _, stage), config in configs.items()
+    }
+    for stage, draft in drafts.items():
+        if changed := differences(drafts[first], draft, "recipe."):
             raise ValueError(
-                f"run '{run}', variant '{variant}', stage '{stage}': {'; '.join(changed)} since stage '{before}': all stages "
+                f"run '{run}', variant '{variant}', stage '{stage}': {'; '.join(changed)} since stage '{first}': all stages "
                 f"train one draft; say it once, for all stages, in {file}"
-            )
-
-
-def check_mixtures(configs: Mapping[Stage, Any]) -> None:
-    """Raise ValueError for a target that is to be built and has no phase of training."""
-    for config in configs.values():
-        model = config.recipe.model
-        if model.source == BUILT and not config.build.mixture:
-            raise ValueError(
-                f"config/model/{model.name}.yaml: build.mixture: a target that is built needs at least one phase of training"
             )
 
 
@@ -129,26 +125,29 @@ def check_targets(configs: Mapping[Stage, Any], evaluations: Mapping[str, RunEva
     evaluations: of the chosen runs; one that only lends its draft vocabulary has none.
     """
     for (run, _, stage), config in configs.items():
-        key, model, evaluation = f"run '{run}', stage '{stage}': recipe", config.recipe.model, evaluations.get(run)
-        fetched = Path(TARGET.format(model=model.name)).parent / "target"
-        targets.check_target(f"{key}.model", config.recipe, fetched)
-        positions = targets.positions_of(model.source, config.build.max_position, fetched)
-        if positions is not None:
-            targets.check_length(key, config.recipe.data.sequence_length, positions)
-        size, named = targets.size_of(model.source, config.build, fetched), f"run '{run}', stage '{stage}'"
-        if size is not None:
+        named, recipe, evaluation = f"run '{run}', stage '{stage}'", config.recipe, evaluations.get(run)
+        source, length = recipe.model.source, recipe.data.sequence_length
+        fetched = Path(TARGET.format(model=recipe.model.name)).parent / "target"
+        targets.check_target(f"{named}: recipe.model", recipe, fetched)
+        layers, tokens, positions = targets.sizes_of(source, config.build, fetched)
+        if positions is not None and length > positions:
+            raise ValueError(
+                f"{named}: recipe.data.sequence_length: {length} tokens are more than the target's {positions} positions; "
+                "lower it"
+            )
+        if layers is not None and tokens is not None:
             with faults_in(named):
-                methods.settings_of(config.recipe.method.name).fits(config.recipe, *size)
+                methods.settings_of(recipe.method.name).fits(recipe, layers, tokens)
         if evaluation is not None:
             if positions is not None:
                 with faults_in(evaluation.file_of("tasks")):
                     for name, task in evaluation.tasks.items():
                         check_room(name, task, positions)
-            _check_levels(named, config.recipe, None if size is None else size[1], evaluation)
+            _check_levels(named, recipe, tokens, evaluation)
 
 
 def _check_levels(key: str, recipe: Any, tokens: int | None, evaluation: RunEvaluation) -> None:
-    """The vocabulary that a draft is decoded with is smaller than the target's, and has tokens for every level of every shape.
+    """Check that the vocabulary that a draft is decoded with is smaller than the target's, and fills every level of each shape.
 
     tokens: of the target; None: not known yet.
     """
@@ -185,10 +184,10 @@ def check_replays(choices: Choices) -> None:
 
 
 def asked_targets(arguments: Sequence[str], known: Collection[str], config_dir: Path = CONFIG_DIR) -> dict[str, Any]:
-    """By the target's name a configuration in which it stands, for each file of config/model/ that the arguments name.
+    """Return by the target's name a configuration in which it stands, for each file of config/model/ that is named.
 
-    known: the targets of the chosen runs, which are left out. Raises ValueError for a file that does not compose, and for one
-    that has another name than its target.
+    arguments: of the call; known: the targets of the chosen runs, which are left out. Raises ValueError for a file that does
+    not compose, and for one that has another name than its target.
     """
     found = {}
     for path in sorted((config_dir / "model").glob("*.yaml")):
@@ -202,13 +201,15 @@ def asked_targets(arguments: Sequence[str], known: Collection[str], config_dir: 
     return found
 
 
-def with_lenders(chosen: list[str], variants: list[str], config_dir: Path) -> tuple[dict[str, Run], Names, dict[Stage, object]]:
-    """Files, variants and configurations of the chosen runs, and of those whose draft vocabulary one of them takes over.
+def with_lenders(
+    chosen: list[str], variants: list[str], config_dir: Path
+) -> tuple[dict[str, Run], dict[str, list[str]], dict[Stage, object]]:
+    """Return files, variants and configurations of the chosen runs and of those that lend one their draft vocabulary.
 
     variants: of runs that name none.
     """
     files: dict[str, Run] = {}
-    variants_in: Names = {}
+    variants_in: dict[str, list[str]] = {}
     configs: dict[Stage, object] = {}
     todo = [("runs", run) for run in chosen]
     while todo:
@@ -225,13 +226,8 @@ def with_lenders(chosen: list[str], variants: list[str], config_dir: Path) -> tu
             configs |= own
             lender = methods.vocabulary_lender(next(iter(own.values())).recipe)
             if lender is not None:
-                todo.append((key_of(run.name, variant), lender))
+                todo.append((LENDER.format(run.name, variant), lender))
     return files, variants_in, configs
-
-
-def key_of(run: str, variant: str) -> str:
-    """The key that names a lender."""
-    return f"run '{run}', variant '{variant}': recipe.method.vocabulary_from"
 
 
 def check_lenders(choices: Choices) -> None:
@@ -242,13 +238,13 @@ def check_lenders(choices: Choices) -> None:
             while (lent := choices.lender(*at)) is not None:
                 if lent[0] in passed:
                     told = " -> ".join([*passed, lent[0]])
-                    raise ValueError(f"{key_of(run, variant)}: {told} leads back, so that no run counts; set it to null")
-                _check_lent(key_of(*at), choices.first_recipe(*at), lent, choices.first_recipe(*lent))
+                    raise ValueError(f"{LENDER.format(run, variant)}: {told} leads back, so that no run counts; set it to null")
+                _check_lent(LENDER.format(*at), choices.first_recipe(*at), lent, choices.first_recipe(*lent))
                 passed, at = [*passed, lent[0]], lent
 
 
 def _check_lent(key: str, recipe: Any, lent: tuple[str, str], lender: Any) -> None:
-    """A run and the one that lends it tokens: of one target, and of one number where the lender's draft is trained on some."""
+    """Check that both have one target, and one number of tokens where the lender's draft is trained on some."""
     own, other = recipe.model.name, lender.model.name
     if own != other:
         raise ValueError(

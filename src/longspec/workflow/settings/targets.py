@@ -2,21 +2,25 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from longspec import methods
-from longspec.atomic_files import read_json
+from longspec.atomic_files import read_json_object
 from longspec.config.checks import BUILT, SOURCES
-from longspec.config.explain import faults_in
+from longspec.config.faults import faults_in
 from longspec.config.names import HUB_PREFIX, WHEEL_PREFIX, is_gguf, is_name
 from longspec.config.run_file import Run
-from longspec.config.target_facts import NotKnownError, facts_of, kept_beside
+from longspec.config.target_facts import NotKnownError, facts_of, kept_beside, sizes_in
 from longspec.families import OF_GGUF, check_family, check_not_quantized
 
 GGUF_MAGIC = b"GGUF"
+# Behind the magic stand version and counts (20 bytes). A text's size takes 8 bytes, a value's type 4; this key comes first.
+ARCHITECTURE = re.compile(rb"GGUF.{20}\x14\0{7}general\.architecture.{4}(.)\0{7}", re.DOTALL)
 
 
 def may_be_source(target: str) -> bool:
@@ -27,34 +31,31 @@ def may_be_source(target: str) -> bool:
 def learn(run: Run, target: str) -> None:
     """Have what must be known of a run's target read once, and kept beside the run's file.
 
-    Raises ValueError, with the run's file and what to type in it, where it cannot be read.
+    Raises ValueError, with what to type in the file, where it cannot be read.
     """
     if run.says.recipe.get("model", {}).get("family"):
         return
-    try:
-        with faults_in(run.file):
-            facts_of(target, run.path)
-    except ValueError as error:
-        if not isinstance(error.__cause__, NotKnownError):
-            raise
-    else:
+    with suppress(NotKnownError):
+        facts_of(target, run.path)
         return
     command = [sys.executable, "-m", "longspec.target", "facts", "--source", target, "--out", str(kept_beside(run.path))]
     asks = os.environ.get("FETCH_OFFLINE", os.environ.get("HF_HUB_OFFLINE", "0"))  # jobs ask no hub; this is no job
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"HF_HUB_OFFLINE": asks})
     if done.returncode:
         said = (done.stderr.strip() or "it says nothing").splitlines()[-1].removeprefix("error: ")
-        raise ValueError(f"{run.file}: target: {target}: {said}")
+        raise ValueError(f"target: {target}: {said}")
 
 
-def folder_of(source: str, fetched: Path) -> Path | None:
-    """Where a target's config.json is looked for; None for one that is built.
+def folder_of(source: str, fetched: Path) -> Path:
+    """Return where a target's config.json is looked for. fetched: the place of one that a job fetches or makes."""
+    made = source == BUILT or source.startswith(HUB_PREFIX) or is_gguf(source)
+    return fetched if made else Path(source).expanduser()
 
-    fetched: the place of one from the hub, and of one that a job makes of a GGUF file.
-    """
-    if source == BUILT:
-        return None
-    return fetched if source.startswith(HUB_PREFIX) or is_gguf(source) else Path(source).expanduser()
+
+def settings_of(folder: Path) -> dict[str, Any] | None:
+    """Return a target's own configuration; None where there is none. Raises ValueError for a file that is no JSON object."""
+    path = folder / "config.json"
+    return read_json_object(path) if path.is_file() else None
 
 
 def check_target(key: str, recipe: Any, fetched: Path) -> None:
@@ -62,91 +63,51 @@ def check_target(key: str, recipe: Any, fetched: Path) -> None:
 
     key: of the run's model, such as "run 'demo', stage 'base': recipe.model"; fetched: as of folder_of.
     """
-    model = recipe.model
-    folder = folder_of(model.source, fetched)
-    if folder is None:
+    source = recipe.model.source
+    if source == BUILT:
         return
+    folder = folder_of(source, fetched)
     config = settings_of(folder)
-    if config is None:  # a target that has been made needs its file no more
-        _check_gguf(key, recipe)
-    if config is None and folder == fetched:
-        return  # not there yet
-    if config is None:
+    if config is not None:
+        check_family(config.get("model_type"), folder / "config.json")
+        check_not_quantized(config, folder / "config.json")
+        with faults_in(key):
+            methods.check_family_named(recipe, config["model_type"], str(folder))
+    elif is_gguf(source) and not source.startswith(WHEEL_PREFIX):
+        _check_gguf(key, recipe)  # a target that has been made needs its file no more
+    elif folder != fetched:
         raise ValueError(
-            f"{key}.source: {model.source}: {'has no config.json' if folder.is_dir() else 'no such folder'} (seen from "
+            f"{key}.source: {source}: {'has no config.json' if folder.is_dir() else 'no such folder'} (seen from "
             f"{Path.cwd()}); give {SOURCES}"
         )
-    check_family(config.get("model_type"), folder / "config.json")
-    check_not_quantized(config, folder / "config.json")
-    with faults_in(key):
-        methods.check_family_named(recipe, config["model_type"], str(folder))
 
 
 def _check_gguf(key: str, recipe: Any) -> None:
     """Hold a GGUF file of this machine against its first bytes and the run's family; its job reads the rest."""
     source = recipe.model.source
-    if not is_gguf(source) or source.startswith(WHEEL_PREFIX):
-        return
     path = Path(source).expanduser()
     if not path.is_file():
         raise ValueError(f"{key}.source: {source}: no such file (seen from {Path.cwd()}); give {SOURCES}")
     with path.open("rb") as handle:
-        if handle.read(len(GGUF_MAGIC)) != GGUF_MAGIC:
-            raise ValueError(f"{key}.source: {source}: does not begin with {GGUF_MAGIC.decode()}; copy or download it again")
-        architecture = _architecture(handle)
-    family = OF_GGUF.get(architecture or "")
-    if family:
-        with faults_in(key):
-            methods.check_family_named(recipe, family, f"{source} (general.architecture {architecture})")
+        head = handle.read(128)
+    if not head.startswith(GGUF_MAGIC):
+        raise ValueError(f"{key}.source: {source}: does not begin with {GGUF_MAGIC.decode()}; copy or download it again")
+    if found := ARCHITECTURE.match(head):
+        architecture = head[found.end() : found.end() + found[1][0]].decode("ascii", "replace")
+        if architecture in OF_GGUF:
+            with faults_in(key):
+                methods.check_family_named(recipe, OF_GGUF[architecture], f"{source} (general.architecture {architecture})")
 
 
-def _architecture(handle: BinaryIO) -> str | None:
-    """Read general.architecture behind a GGUF file's magic, where writers put it; None for a cut file or another key."""
-    handle.read(20)  # version, and how many tensors and keys
-    found = []
-    for before in (0, 4):  # a text's type stands between key and value
-        size = handle.read(before + 8)[before:]
-        length = int.from_bytes(size, "little")
-        found.append(handle.read(length) if length < 64 else b"")
-    return found[1].decode("ascii", "replace") if found[0] == b"general.architecture" else None
+def sizes_of(source: str, build: Any, fetched: Path) -> tuple[int | None, int | None, int | None]:
+    """Return layers, tokens and positions of a target, each None where only its weights' job can tell.
 
-
-def settings_of(folder: Path) -> dict[str, Any] | None:
-    """A target's own configuration; None where there is none. Raises ValueError for a file that is no JSON object."""
-    path = folder / "config.json"
-    if not path.is_file():
-        return None
-    config = read_json(path)
-    if not isinstance(config, dict):
-        raise ValueError(f"{path}: must be a JSON object; get the target again")
-    return config
-
-
-def positions_of(source: str, built: int, fetched: Path) -> int | None:
-    """How many positions a target has; None where only its weights' job can tell. `built`: those of one that is built here."""
-    folder = folder_of(source, fetched)
-    if folder is None:
-        return built
-    config = settings_of(folder) or {}
-    scaled = config.get("rope_scaling") or config.get("rope_parameters")
-    told = config.get("max_position_embeddings")
-    stretched = "yarn" in json.dumps(scaled)  # how far: families.position_limit, which needs transformers' object
-    return told if isinstance(told, int) and not stretched else None
-
-
-def size_of(source: str, build: Any, fetched: Path) -> tuple[int, int] | None:
-    """Layers and tokens of a target; None where only its weights' job can tell. `build`: the section of one built here."""
-    folder = folder_of(source, fetched)
-    if folder is None:
-        return build.layers, build.vocabulary
-    config = settings_of(folder) or {}
-    layers, tokens = config.get("num_hidden_layers"), config.get("vocab_size")
-    return (layers, tokens) if isinstance(layers, int) and isinstance(tokens, int) else None
-
-
-def check_length(key: str, length: int, positions: int) -> None:
-    """Raise ValueError for rows in which a document could be longer than the target reads."""
-    if length > positions:
-        raise ValueError(
-            f"{key}.data.sequence_length: {length} tokens are more than the target's {positions} positions; lower it"
-        )
+    build: the section of one that is built here; fetched: as of folder_of.
+    """
+    if source == BUILT:
+        return build.layers, build.vocabulary, build.max_position
+    config = settings_of(folder_of(source, fetched)) or {}
+    layers, tokens, positions = sizes_in(config)
+    # How far yarn stretches: families.position_limit, which needs transformers' object.
+    is_stretched = "yarn" in json.dumps(config.get("rope_scaling") or config.get("rope_parameters"))
+    return layers, tokens, None if is_stretched else positions

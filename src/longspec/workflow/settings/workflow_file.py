@@ -1,8 +1,6 @@
 """config/workflow.yaml: its text before Snakemake reads it, and its keys, typed."""
 
-import copy
-import math
-from collections.abc import Iterator, Mapping
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,18 +9,14 @@ from pydantic import AfterValidator, Field
 
 from longspec.answers.settings import Regenerate
 from longspec.config import yaml_files
-from longspec.config.faults import check, wrong_texts
 from longspec.config.names import IS_NAME, is_name
 from longspec.config.run_file import SUFFIX
 from longspec.config.typed import Filled, Flag, Keys, Name, Number, Once, Seed, Share, Text, Whole, left_out, words
 from longspec.measure.section import Evaluation
-from longspec.shown import ManyLinesError
 
 TEMPLATED = "__use_yte__"  # has Snakemake run the file's values as Python
 SOURCE = "stdlib, puzzles, questions, a file, a glob, a list of files, or hf:<owner>/<repository>[:config][:split]"
 MODULE = r"^[A-Za-z0-9][A-Za-z0-9_.+/-]*$"  # it reaches a shell
-Step = Annotated[dict[Text, Any], Field(min_length=1, max_length=1, title="a mapping of one aligner to its settings")]
-Characters = Annotated[Whole, Field(ge=1, le=10**9)]
 
 
 def _run(text: str) -> str:
@@ -31,6 +25,21 @@ def _run(text: str) -> str:
     return text
 
 
+def _of_json(value: Any) -> Any:
+    """Refuse what YAML knows and a manifest cannot hold."""
+    try:
+        same = json.loads(json.dumps(value, allow_nan=False)) == value
+    except (TypeError, ValueError):
+        same = False
+    if not same:
+        raise ValueError("holds a date, a key that is no text, or a number that is none; put it in quotes")
+    return value
+
+
+Step = Annotated[
+    dict[Text, Annotated[Any, AfterValidator(_of_json)]],
+    Field(min_length=1, max_length=1, title="a mapping of one aligner to its settings"),
+]
 RunName = Annotated[Text, AfterValidator(_run), Field(title=f"a name, or a path that ends in {SUFFIX}")]
 
 
@@ -52,7 +61,7 @@ class Dataset(Keys):
         "the length in megabytes above which a line is rejected unread"
     )
     min_characters: Annotated[Whole, Field(ge=0, le=10**9)] = left_out("the length below which a document is left out")
-    max_characters: Characters = left_out("the length above which a question is left out")
+    max_characters: Annotated[Whole, Field(ge=1, le=10**9)] = left_out("the length above which a question is left out")
     as_: Annotated[str, words("code")] = left_out('the `source` field of the records: "code", or left out', alias="as")
     records: Annotated[Whole, Field(ge=1, le=10**9)] = left_out("the number of records to generate")
     seed: Seed = left_out("the seed of random draws")
@@ -103,59 +112,17 @@ def check_text(path: Path) -> None:
         raise ValueError(f"{path}: {TEMPLATED}: a configuration holds values and runs no code; remove the key")
 
 
-def typed_call(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of --config with numbers, true, false and null where such belong and a text stands that reads so.
+def typed_call(value: Any) -> Any:
+    """Return values of --config with numbers, true, false and null in the place of texts that read so.
 
-    In braces and brackets Snakemake reads every value as text; in files text stays text.
+    In braces and brackets Snakemake reads every value as text.
     """
-    typed = copy.deepcopy(dict(values))
-    for place, text in list(wrong_texts(WorkflowFile, typed)):
-        value = _scalar(text)
-        if value is None or isinstance(value, int | float):
-            *above, last = place
-            section: Any = typed
-            for part in above:
-                section = section[part]
-            section[last] = value
-    return typed
-
-
-def _scalar(text: str) -> Any:
-    """A text as YAML reads it; what is no YAML stays a text."""
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        return text
-
-
-def check_values(settings: Any, kind: Any = WorkflowFile, key: str = "") -> None:
-    """Hold the settings (with --config and --configfile on top), or one section of them, against their types.
-
-    Raises ValueError with a line for each key that is unknown, missing or wrong.
-    """
-    if lines := list(_no_json(settings, key)):
-        raise ManyLinesError(*lines)
-    check(kind, settings, key)
-
-
-def _no_json(value: Any, key: str) -> Iterator[str]:
-    """A line for each value that YAML knows and a manifest cannot hold: dates, keys that are no text, numbers that are none."""
     if isinstance(value, dict):
-        for name, below in value.items():
-            if not isinstance(name, str):
-                yield f"{_join(key, name)}: a key must be text, is {name!r}; put it in quotes"
-            yield from _no_json(below, _join(key, name))
-    elif isinstance(value, list):
-        for number, below in enumerate(value):
-            yield from _no_json(below, _join(key, number))
-    elif isinstance(value, float) and not math.isfinite(value):
-        yield f"{key}: {value} is no number; give a finite one"
-    elif isinstance(value, str):
-        if "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value):
-            yield f"{key}: {value!r} holds a character that no text has"
-    elif value is not None and not isinstance(value, int | float):
-        yield f"{key}: {value} is read as a {type(value).__name__}; put it in quotes"
-
-
-def _join(key: str, name: object) -> str:
-    return f"{key}.{name}" if key else str(name)
+        return {name: typed_call(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [typed_call(each) for each in value]
+    try:
+        read = yaml.safe_load(value) if isinstance(value, str) else value
+    except yaml.YAMLError:
+        return value
+    return read if read is None or isinstance(read, int | float) else value
