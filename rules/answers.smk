@@ -9,7 +9,7 @@ from longspec.workflow.paths import RAW, TOKENIZER
 rule answer:
     input:
         raw=RAW,
-        target=checked_target(RANKS.judge_answers, ANSWERS.target),
+        target=checked_target(partial(RANKS.judge, "answer"), ANSWERS.target),
         tokenizer=TOKENIZER,
     output:
         f"{ANSWERS_FOLDER}/{{part}}-of-{{parts}}/shard.json",
@@ -23,9 +23,9 @@ rule answer:
         *ENVMODULES,
     threads: 2
     resources:
-        ranks=from_plan(RANKS.of_answers),
+        ranks=from_plan(partial(RANKS.ranks, "answer")),
         cpus_per_task=job_threads,
-        gres=from_plan(RANKS.gpus_of_answers),
+        gres=from_plan(partial(RANKS.gpus, "answer")),
         gpu_jobs=1,
         mem_mb=8000,
         runtime="4h",
@@ -63,8 +63,6 @@ rule merge_answers:
         ),
     log:
         "logs/merge_answers/{model}/{dataset}/{answering}.log",
-    benchmark:
-        "timings/merge_answers/{model}/{dataset}/{answering}.tsv"
     localrule: True
     shell:
         "python -m longspec.answers merge {input.shards:q} --raw {input.raw:q} --out {output.manifest:q} > {log:q} 2>&1"

@@ -3,36 +3,22 @@
 from longspec.workflow.paths import HUB, PACKED, RAW, TOKENIZER, TOKENS
 
 
-# Local: compute nodes often have no way to the internet. The manifest is updated, never deleted first: a later fetch must
-# agree with it. The files lie beside it; they are not declared, since Snakemake deletes what a failed job declares.
+# Records, and prompts of tasks. Local: compute nodes often have no way to the internet. The manifest is updated, never deleted
+# first: a later fetch must agree with it. The files lie beside it; they are not declared, since Snakemake deletes what a failed job declares.
 rule fetch_data:
     output:
         update(HUB),
     log:
         "logs/fetch_data/{dataset}.log",
-    benchmark:
-        "timings/fetch_data/{dataset}.tsv"
     wildcard_constraints:
-        dataset=one_of(PLAN.from_hub),
+        dataset=one_of([*PLAN.from_hub, *HUB_PROMPTS]),
     localrule: True
     params:
-        source=from_plan(PLAN.source),
-        revision=from_plan(PLAN.revision),
+        source=from_plan(hub_source),
+        revision=from_plan(hub_revision),
     shell:
         "HF_HUB_OFFLINE=$FETCH_OFFLINE python -m longspec.data fetch --source={params.source:q} --revision={params.revision:q}"
         " --out {output:q} > {log:q} 2>&1"
-
-
-use rule fetch_data as fetch_prompts with:
-    log:
-        "logs/fetch_prompts/{dataset}.log",
-    benchmark:
-        "timings/fetch_prompts/{dataset}.tsv"
-    wildcard_constraints:
-        dataset=one_of(HUB_PROMPTS),
-    params:
-        source=from_plan(partial(hub_prompts, "source")),
-        revision=from_plan(partial(hub_prompts, "revision")),
 
 
 # rejects.jsonl and rejects.raw lie there too, undeclared: a job that fails because of them must leave them to be read.

@@ -24,8 +24,6 @@ rule fetch_draft:
         PUBLISHED,
     log:
         "logs/fetch_draft/{draft}.log",
-    benchmark:
-        "timings/fetch_draft/{draft}.tsv"
     wildcard_constraints:
         draft=one_of(PLAN.begun_drafts),
     localrule: True
@@ -136,8 +134,6 @@ rule choose_final_stage:
         FINAL_STAGE,
     log:
         "logs/choose_final_stage/{run}/{variant}.log",
-    benchmark:
-        "timings/choose_final_stage/{run}/{variant}.tsv"
     localrule: True
     params:
         settings=from_plan(PLAN.evaluation_settings),
@@ -224,8 +220,6 @@ rule check_gates:
         GATES,
     log:
         "logs/check_gates/{run}.log",
-    benchmark:
-        "timings/check_gates/{run}.tsv"
     retries: 0
     localrule: True
     shell:

@@ -7,7 +7,7 @@ from longspec.workflow.paths import BENCH_PAGE, BENCHED, COMPARED, NUMBERS
 
 rule bench:
     input:
-        bench_pages,
+        checked(BENCH.pages),
 
 
 use rule evaluate as evaluate_bench with:
@@ -39,7 +39,7 @@ use rule evaluate as evaluate_bench with:
         drafter=from_plan_and_input(BENCH.drafter_options),
 
 
-rule report_bench:
+use rule report as report_bench with:
     input:
         target=from_plan(BENCH.target),
         raw=from_plan(BENCH.report_records),
@@ -61,20 +61,13 @@ rule report_bench:
     params:
         settings=from_plan(BENCH.report_settings),
         gates=from_plan(BENCH.gates),
-        model=from_plan_and_input(BENCH.target_folder),
         variants=from_plan(BENCH.report_variants),
-        vocabularies=from_plan_and_input(BENCH.report_vocabulary_options),
-    shell:
-        "python -m longspec.report --run {wildcards.run:q} {params.variants} {params.vocabularies:q} --evaluations bench"
-        " --settings {params.settings:q} --gates {params.gates:q}"
-        " --model-dir {params.model:q} --raw {input.raw:q}"
-        " --packed {input.packed:q} --out {output.page:q} > {log:q} 2>&1"
 
 
 # Two runs side by side: snakemake compare --config 'runs=[a,b]'.
 rule compare:
     input:
-        compared_page,
+        checked(PLAN.compared_page),
     localrule: True
 
 
@@ -93,16 +86,12 @@ rule compare_runs:
         numbers=f"{COMPARED}.json",
     log:
         "logs/compare_runs/{first}_{second}.log",
-    benchmark:
-        "timings/compare_runs/{first}_{second}.tsv"
     wildcard_constraints:
         first=one_of(PLAN.runs),
         second=one_of(PLAN.runs),
     localrule: True
     params:
-        settings=from_plan(PLAN.compared_settings),
-        gates=from_plan(PLAN.compared_gates),
         options=from_plan(PLAN.compared_options),
     shell:
         "python -m longspec.report --run {wildcards.first:q}_{wildcards.second:q} {params.options:q}"
-        " --settings {params.settings:q} --gates {params.gates:q} --out {output.page:q} > {log:q} 2>&1"
+        " --out {output.page:q} > {log:q} 2>&1"

@@ -18,8 +18,6 @@ rule preflight_run:
         report=PREFLIGHT,
     log:
         "logs/preflight/{run}.log",
-    benchmark:
-        "timings/preflight/{run}.tsv"
     retries: 0
     envmodules:
         *ENVMODULES,

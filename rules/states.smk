@@ -66,8 +66,6 @@ rule merge_states:
         contents=f"{STATES_FOLDER}/contents.json",
     log:
         "logs/merge_states/{model}/{rows}/{declaration}.log",
-    benchmark:
-        "timings/merge_states/{model}/{rows}/{declaration}.tsv"
     localrule: True
     shell:
         "python -m longspec.states merge {input:q} --out {output.manifest:q} > {log:q} 2>&1"
@@ -81,8 +79,6 @@ rule stage_states:
         STAGE_STATES,
     log:
         "logs/stage_states/{linked}.log",
-    benchmark:
-        "timings/stage_states/{linked}.tsv"
     wildcard_constraints:
         linked=one_of(STATES.linked),
     localrule: True

