@@ -38,7 +38,6 @@ from longspec.cluster.resume import note_controller
 from longspec.report.ending import SAID
 from longspec.report.ending import lines as ending_of
 from longspec.workflow.jobs.resources import check_block
-from longspec.workflow.paths import GATES, NUMBERS, PAGE
 from longspec.workflow.plan import check_frozen, freeze_runtime
 
 min_version("9.19")
@@ -119,6 +118,6 @@ onerror:
 rule final_draft:
     default_target: True
     input:
-        reports=collect([PAGE, NUMBERS], run=PLAN.runs),
-        gates=collect(GATES, run=PLAN.runs),
+        reports=collect([paths.PAGE, paths.NUMBERS], run=PLAN.runs),
+        gates=collect(paths.GATES, run=PLAN.runs),
         drafts=PLAN.all_final_drafts(),

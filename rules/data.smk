@@ -1,13 +1,11 @@
 # Raw records, token shards, and rows to train on.
 
-from longspec.workflow.paths import HUB, PACKED, RAW, TOKENIZER, TOKENS
-
 
 # Records, and prompts of tasks. Local: compute nodes often have no way to the internet. The manifest is updated, never deleted
 # first: a later fetch must agree with it. The files lie beside it; they are not declared, since Snakemake deletes what a failed job declares.
 rule fetch_data:
     output:
-        update(HUB),
+        update(paths.HUB),
     log:
         "logs/fetch_data/{dataset}.log",
     wildcard_constraints:
@@ -26,7 +24,7 @@ rule raw:
     input:
         files=from_plan(PLAN.raw_files),
     output:
-        manifest=RAW,
+        manifest=paths.RAW,
         records=collect("data/raw/{{dataset}}/{part}.jsonl", part=["train", "held_out"]),
     log:
         "logs/raw/{dataset}.log",
@@ -48,9 +46,9 @@ rule raw:
 rule tokenize:
     input:
         raw=from_plan(ANSWERS.records),
-        tokenizer=TOKENIZER,
+        tokenizer=paths.TOKENIZER,
     output:
-        manifest=TOKENS,
+        manifest=paths.TOKENS,
         rows="data/tokens/{model}/{dataset}/{shard}.arrow",
     log:
         "logs/tokenize/{model}/{dataset}/{shard}.log",
@@ -74,8 +72,8 @@ rule pack:
     input:
         from_plan(PLAN.token_shards),
     output:
-        manifest=PACKED,
-        rows=PACKED.replace("manifest.json", "rows.arrow"),
+        manifest=paths.PACKED,
+        rows=paths.PACKED.replace("manifest.json", "rows.arrow"),
     log:
         "logs/pack/{model}/{dataset}-{collation}-{length}-{overlong}.log",
     benchmark:

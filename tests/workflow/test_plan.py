@@ -51,8 +51,6 @@ def test_a_choice_needs_a_task_of_held_out_records(settings: Settings) -> None:
     assert settings.plan().choice(*VARIANT) == []
 
 
-
-
 def test_the_published_draft_is_measured_with_prompt_lookup_where_that_is_asked_for(settings: Settings) -> None:
     """What the other drafters are measured by stays as it is, so that nothing of theirs is measured again."""
     before = settings.plan()
