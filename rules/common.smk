@@ -108,8 +108,8 @@ def one_of(names):
 
 wildcard_constraints:
     run=one_of(PLAN.known_runs),
-    variant=one_of(PLAN.variant_names),
-    stage=one_of(PLAN.stage_names),
+    variant=one_of(each for run in PLAN.variants.values() for each in run),
+    stage=one_of(each for run in PLAN.stages.values() for each in run),
     section="recipe|runtime",
     drafter=one_of(PLAN.drafters),
     model=one_of(PLAN.models),

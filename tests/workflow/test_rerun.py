@@ -2,11 +2,10 @@
 
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 
-from tests.workflow.planning import Workflow, build_all, copy_to
+from tests.workflow.planning import Workflow
 from tests.workflow.test_bench import add_bench
 
 pytestmark = pytest.mark.slow  # half a minute and more as a whole
@@ -77,20 +76,6 @@ def test_a_changed_tokenizer_does_the_data_again(built: Workflow) -> None:
         "report": 1,
         "check_gates": 1,
     }
-
-
-def test_other_files_make_records_again(tmp_path: Path, root: Path) -> None:
-    """Not more shards, nor a file that was written anew with the same content."""
-    copy = copy_to(tmp_path, root)
-    copy.edit("config/workflow.yaml", r"^  puzzles: .*$", "  puzzles: {source: 'in/*.jsonl', held_out: 0.1, shards: 2}")
-    (copy.folder / "in").mkdir()
-    (copy.folder / "in/a.jsonl").write_text('{"text": "a"}\n')
-    build_all(copy)
-    (copy.folder / "in/a.jsonl").write_text('{"text": "a"}\n')  # a small file is compared by its content
-    copy.edit("config/workflow.yaml", r"shards: 2", "shards: 3")
-    assert "raw" not in {job["rule"] for job in copy.plan().values()}
-    (copy.folder / "in/b.jsonl").write_text('{"text": "b"}\n')
-    assert [path for path, job in copy.plan().items() if job["rule"] == "raw"] == ["data/raw/puzzles/manifest.json"]
 
 
 def test_the_evaluation_settings_measure_again_and_train_nothing(built: Workflow) -> None:

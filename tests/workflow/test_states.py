@@ -38,12 +38,12 @@ def test_stages_and_runs_that_declare_the_same_share_and_what_decides_states_par
     another(settings.folder, "again", more="recipe: {seed: 7, optimizer: {lr: 3.0e-3}, draft: {decay: 0.5}}\n")
     both = folders(settings, RUN, "again")
     assert [both[f"again/ttt/{stage}"] for stage in STAGES] == [both[f"{RUN}/ttt/{stage}"] for stage in STAGES]
-    differing = ("states: {dtype: float8}", "states: {top_k: 16}", "precision: bf16", "states: {top_k: 32}")
-    found = [alone[f"{RUN}/ttt/base"]]
-    for number, change in enumerate(differing):
-        another(settings.folder, f"other{number}", more=f"recipe: {{{change}}}\n")
-        found.append(folders(settings, f"other{number}")[f"other{number}/ttt/base"])
-    assert len(set(found)) == 1 + len(differing)
+    changes = {"a": "states: {dtype: float8}", "b": "states: {top_k: 16}", "c": "precision: bf16", "d": "states: {top_k: 32}"}
+    for name, change in changes.items():
+        another(settings.folder, name, more=f"recipe: {{{change}}}\n")
+    others = folders(settings, *changes)
+    found = [alone[f"{RUN}/ttt/base"], *(others[f"{name}/ttt/base"] for name in changes)]
+    assert len(set(found)) == 1 + len(changes)
     assert len({path.rpartition("/")[0] for path in found}) == 1, "of the same rows of the same target"
 
 
