@@ -29,6 +29,7 @@ Where everything lies (P = results/{run}/{variant}, R = P/{stage}; longspec.work
 """
 
 import os
+from collections import defaultdict
 from pathlib import Path
 
 from snakemake.utils import min_version
@@ -36,8 +37,7 @@ from snakemake.utils import min_version
 from longspec.cluster.resume import note_controller
 from longspec.report.ending import SAID
 from longspec.report.ending import lines as ending_of
-from longspec.workflow.jobs.resources import check_block, check_nodes
-from longspec.workflow.paths import GATES, NUMBERS, PAGE
+from longspec.workflow.jobs.resources import check_block
 from longspec.workflow.plan import check_frozen, freeze_runtime
 
 min_version("9.19")
@@ -63,9 +63,12 @@ include: "rules/upstream.smk"
 
 # Before the first job of a call, in the Snakemake that controls it alone, and not in a dry run.
 onstart:
-    planned = list(workflow.dag.needrun_jobs())
+    needed = list(workflow.dag.needrun_jobs())
+    planned = defaultdict(list)
+    for job in needed:
+        planned[job.rule.name].append(job)
     with one_line_errors():
-        for job in set(workflow.dag.jobs).difference(planned):
+        for job in set(workflow.dag.jobs).difference(needed):
             if job.rule.name in ("stage_config", "build_config"):
                 check_frozen(job.output[0], job.params.text)
         if hasattr(
@@ -73,33 +76,19 @@ onstart:
         ):  # Slurm's
             for name, block in {"train": TRAIN, **DECODING}.items():
                 check_block(name, block)
-            for name in sorted({job.rule.name for job in planned}):
-                check_nodes(name, resources_of(name))
         if not workflow.touch:  # which is to take what is there
-            names = ("run", "variant", "stage")
             STATES.begin(
-                [
-                    tuple(job.wildcards[name] for name in names)
-                    for job in planned
-                    if job.rule.name == "train"
-                ],
-                [
-                    job.output[0]
-                    for job in planned
-                    if job.rule.name == "stage_states"
-                ],
+                [asked_stage(job.wildcards) for job in planned["train"]],
+                [job.output[0] for job in planned["stage_states"]],
             )
         STATES.make_place()
-    for job in planned:
-        if job.rule.name == "train":
-            freeze_runtime(
-                job.params.out, PLAN.stage_yaml(**job.wildcards, section="runtime")
-            )
-        if job.rule.name in ("build_states", "held_out_states"):
-            names = (
-                job.wildcards[name] for name in ("model", "rows", "declaration")
-            )
-            STATES.freeze(tuple(names), job.params.out, job.wildcards.get("number"))
+    for job in planned["train"]:
+        text = PLAN.stage_yaml(*asked_stage(job.wildcards), "runtime")
+        freeze_runtime(job.params.out, text)
+    for job in [*planned["build_states"], *planned["held_out_states"]]:
+        names = job.wildcards
+        folder = (names.model, names.rows, names.declaration)
+        STATES.freeze(folder, job.params.out, names.get("number"))
     note_controller(Path.cwd())
 
 
@@ -129,6 +118,6 @@ onerror:
 rule final_draft:
     default_target: True
     input:
-        reports=collect([PAGE, NUMBERS], run=PLAN.runs),
-        gates=collect(GATES, run=PLAN.runs),
+        reports=collect([paths.PAGE, paths.NUMBERS], run=PLAN.runs),
+        gates=collect(paths.GATES, run=PLAN.runs),
         drafts=PLAN.all_final_drafts(),

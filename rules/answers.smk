@@ -1,18 +1,15 @@
 # Answers by the target itself to a dataset's questions (data.<name>.regenerate), in the place of those it came with.
 
-from longspec.workflow.paths import ANSWERS as ANSWERS_FOLDER
-from longspec.workflow.paths import RAW, TOKENIZER
-
 
 # One job a shard. Of what is in the folder only shard.json is declared: Snakemake deletes what a failed job declares, and the
 # next one goes on from the records that are done.
 rule answer:
     input:
-        raw=RAW,
-        target=checked_target(RANKS.judge_answers, ANSWERS.target),
-        tokenizer=TOKENIZER,
+        raw=paths.RAW,
+        target=checked_target(partial(RANKS.judge, "answer"), ANSWERS.target),
+        tokenizer=paths.TOKENIZER,
     output:
-        f"{ANSWERS_FOLDER}/{{part}}-of-{{parts}}/shard.json",
+        f"{paths.ANSWERS}/{{part}}-of-{{parts}}/shard.json",
     log:
         "logs/answer/{model}/{dataset}/{answering}/{part}-of-{parts}.log",
     benchmark:
@@ -23,9 +20,9 @@ rule answer:
         *ENVMODULES,
     threads: 2
     resources:
-        ranks=from_plan(RANKS.of_answers),
+        ranks=from_plan(partial(RANKS.ranks, "answer")),
         cpus_per_task=job_threads,
-        gres=from_plan(RANKS.gpus_of_answers),
+        gres=from_plan(partial(RANKS.gpus, "answer")),
         gpu_jobs=1,
         mem_mb=8000,
         runtime="4h",
@@ -52,19 +49,17 @@ use rule answer as ask with:
 
 rule merge_answers:
     input:
-        raw=RAW,
+        raw=paths.RAW,
         shards=from_plan(ANSWERS.shards),
     output:
-        manifest=f"{ANSWERS_FOLDER}/manifest.json",
+        manifest=f"{paths.ANSWERS}/manifest.json",
         records=collect(
-            f"{ANSWERS_FOLDER}/{{part}}.jsonl",
+            f"{paths.ANSWERS}/{{part}}.jsonl",
             part=["train", "held_out"],
             allow_missing=True,
         ),
     log:
         "logs/merge_answers/{model}/{dataset}/{answering}.log",
-    benchmark:
-        "timings/merge_answers/{model}/{dataset}/{answering}.tsv"
     localrule: True
     shell:
         "python -m longspec.answers merge {input.shards:q} --raw {input.raw:q} --out {output.manifest:q} > {log:q} 2>&1"

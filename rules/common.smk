@@ -12,6 +12,7 @@ from snakemake.logging import logger
 from snakemake.utils import update_config
 
 from longspec.config import COLLATIONS, OVERLONG
+from longspec.workflow import paths
 from longspec.workflow.answers import AnswersPlan
 from longspec.workflow.bench import bench_of
 from longspec.workflow.checks import (
@@ -84,26 +85,31 @@ HUB_PROMPTS = PLAN.hub_prompts | BENCH.hub_prompts
 ENVMODULES = PLAN.settings.get("envmodules", [])
 
 
-def bench_pages(wildcards):
-    """The page of each chosen run. Refused here, since other commands may have runs that measure nothing apart."""
-    with one_line_errors():
-        return BENCH.pages()
+def hub_source(dataset):
+    """Return where records or prompts of the hub come from."""
+    return (
+        HUB_PROMPTS[dataset].source if dataset in HUB_PROMPTS else PLAN.source(dataset)
+    )
 
 
-def hub_prompts(name, dataset):
-    """The `source` of prompts of the hub, or their `revision`: a branch, tag or commit."""
-    return getattr(HUB_PROMPTS[dataset], name)
+def hub_revision(dataset):
+    """Return their branch, tag or commit."""
+    return (
+        HUB_PROMPTS[dataset].revision
+        if dataset in HUB_PROMPTS
+        else PLAN.revision(dataset)
+    )
 
 
 def one_of(names):
     """A wildcard's pattern; it matches nothing when there is no name."""
-    return "|".join(map(re.escape, names)) or "(?!)"
+    return "|".join(map(re.escape, dict.fromkeys(names))) or "(?!)"
 
 
 wildcard_constraints:
     run=one_of(PLAN.known_runs),
-    variant=one_of(PLAN.variant_names),
-    stage=one_of(PLAN.stage_names),
+    variant=one_of(each for run in PLAN.variants.values() for each in run),
+    stage=one_of(each for run in PLAN.stages.values() for each in run),
     section="recipe|runtime",
     drafter=one_of(PLAN.drafters),
     model=one_of(PLAN.models),
@@ -117,19 +123,23 @@ wildcard_constraints:
     parts=r"\d+",
     number=r"\d+",
     overlong=one_of(OVERLONG),
-    rows=one_of(STATES.rows),
-    declaration=one_of(STATES.declarations),
+    rows=one_of(rows for _, rows, _ in STATES.readers),
+    declaration=one_of(last for *_, last in STATES.readers),
+
+
+def answer_to(question, known):
+    """Ask the plan: each argument is what is known under its name, where there is one."""
+    names = inspect.signature(question).parameters
+    return question(**{name: known[name] for name in names if name in known})
 
 
 def from_plan(question):
-    """Return a question to the plan as a function that Snakemake calls: each argument is the wildcard of its name, where there
-    is one. Of a param Snakemake records the value, and a changed one runs the job again.
+    """Return a question to the plan, whose arguments are wildcards, as a function that Snakemake calls. Of a param it records the
+    value, and a changed one runs the job again.
     """
-    names = inspect.signature(question).parameters
 
     def answer(wildcards):
-        known = dict(wildcards.items())
-        return question(**{name: known[name] for name in names if name in known})
+        return answer_to(question, dict(wildcards.items()))
 
     return answer
 
@@ -138,11 +148,9 @@ def from_plan_and_input(question):
     """Return a question whose arguments are wildcards and named inputs. Snakemake does not record a param that follows from the
     input: it knows it by the function's argument `input`.
     """
-    names = inspect.signature(question).parameters
 
     def answer(wildcards, input):
-        known = dict(input.items()) | dict(wildcards.items())
-        return question(**{name: known[name] for name in names if name in known})
+        return answer_to(question, dict([*input.items(), *wildcards.items()]))
 
     return answer
 
@@ -151,7 +159,7 @@ def option_with_files(word, name):
     """Return a param: an option of the command with the files of one of its inputs, nothing where there are none."""
 
     def option(wildcards, input):
-        files = getattr(input, name)
+        files = input.get(name)
         return [word, *files] if files else []
 
     return option
@@ -173,10 +181,14 @@ def shard_threads(wildcards):
     return max(1, cores // PLAN.shards(wildcards.dataset))
 
 
-def compared_page(wildcards):
-    """The page of the two chosen runs. Refused here, since commands other than `compare` may have more runs, or one."""
-    with one_line_errors():
-        return PLAN.compared_page()
+def checked(question):
+    """Return a question to the plan that ends the command where its answer is an error: other commands may have other runs."""
+
+    def answer(wildcards):
+        with one_line_errors():
+            return question()
+
+    return answer
 
 
 def remove_states():

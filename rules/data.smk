@@ -1,38 +1,22 @@
 # Raw records, token shards, and rows to train on.
 
-from longspec.workflow.paths import HUB, PACKED, RAW, TOKENIZER, TOKENS
 
-
-# Local: compute nodes often have no way to the internet. The manifest is updated, never deleted first: a later fetch must
-# agree with it. The files lie beside it; they are not declared, since Snakemake deletes what a failed job declares.
+# Records, and prompts of tasks. Local: compute nodes often have no way to the internet. The manifest is updated, never deleted
+# first: a later fetch must agree with it. The files lie beside it; they are not declared, since Snakemake deletes what a failed job declares.
 rule fetch_data:
     output:
-        update(HUB),
+        update(paths.HUB),
     log:
         "logs/fetch_data/{dataset}.log",
-    benchmark:
-        "timings/fetch_data/{dataset}.tsv"
     wildcard_constraints:
-        dataset=one_of(PLAN.from_hub),
+        dataset=one_of([*PLAN.from_hub, *HUB_PROMPTS]),
     localrule: True
     params:
-        source=from_plan(PLAN.source),
-        revision=from_plan(PLAN.revision),
+        source=from_plan(hub_source),
+        revision=from_plan(hub_revision),
     shell:
         "HF_HUB_OFFLINE=$FETCH_OFFLINE python -m longspec.data fetch --source={params.source:q} --revision={params.revision:q}"
         " --out {output:q} > {log:q} 2>&1"
-
-
-use rule fetch_data as fetch_prompts with:
-    log:
-        "logs/fetch_prompts/{dataset}.log",
-    benchmark:
-        "timings/fetch_prompts/{dataset}.tsv"
-    wildcard_constraints:
-        dataset=one_of(HUB_PROMPTS),
-    params:
-        source=from_plan(partial(hub_prompts, "source")),
-        revision=from_plan(partial(hub_prompts, "revision")),
 
 
 # rejects.jsonl and rejects.raw lie there too, undeclared: a job that fails because of them must leave them to be read.
@@ -40,7 +24,7 @@ rule raw:
     input:
         files=from_plan(PLAN.raw_files),
     output:
-        manifest=RAW,
+        manifest=paths.RAW,
         records=collect("data/raw/{{dataset}}/{part}.jsonl", part=["train", "held_out"]),
     log:
         "logs/raw/{dataset}.log",
@@ -62,9 +46,9 @@ rule raw:
 rule tokenize:
     input:
         raw=from_plan(ANSWERS.records),
-        tokenizer=TOKENIZER,
+        tokenizer=paths.TOKENIZER,
     output:
-        manifest=TOKENS,
+        manifest=paths.TOKENS,
         rows="data/tokens/{model}/{dataset}/{shard}.arrow",
     log:
         "logs/tokenize/{model}/{dataset}/{shard}.log",
@@ -88,8 +72,8 @@ rule pack:
     input:
         from_plan(PLAN.token_shards),
     output:
-        manifest=PACKED,
-        rows=PACKED.replace("manifest.json", "rows.arrow"),
+        manifest=paths.PACKED,
+        rows=paths.PACKED.replace("manifest.json", "rows.arrow"),
     log:
         "logs/pack/{model}/{dataset}-{collation}-{length}-{overlong}.log",
     benchmark:

@@ -1,31 +1,14 @@
 # Extracted drafts, their evaluation, the report, its gates, and what is published.
 
-from longspec.workflow.paths import (
-    BEGINNING,
-    DRAFT_FILES,
-    EVALUATED,
-    FINAL_DRAFT,
-    FINAL_FILES,
-    FINAL_STAGE,
-    GATES,
-    NUMBERS,
-    PAGE,
-    PUBLISHED,
-    RECIPE,
-    STAGE,
-)
-
 
 # Local: compute nodes often have no way to the internet. The files of a draft from the hub lie beside, undeclared.
 rule fetch_draft:
     input:
         from_plan(PLAN.draft_files),
     output:
-        PUBLISHED,
+        paths.PUBLISHED,
     log:
         "logs/fetch_draft/{draft}.log",
-    benchmark:
-        "timings/fetch_draft/{draft}.tsv"
     wildcard_constraints:
         draft=one_of(PLAN.begun_drafts),
     localrule: True
@@ -43,8 +26,8 @@ rule import_draft:
         target=from_plan(PLAN.target),
     output:
         collect(
-            f"{BEGINNING}/{{file}}",
-            file=[*DRAFT_FILES, "draft_vocabulary.json"],
+            f"{paths.BEGINNING}/{{file}}",
+            file=[*paths.DRAFT_FILES, "draft_vocabulary.json"],
             allow_missing=True,
         ),
     log:
@@ -66,12 +49,14 @@ rule import_draft:
 
 rule extract:
     input:
-        checkpoint=f"{STAGE}/checkpoint.json",
-        recipe=RECIPE,
+        checkpoint=f"{paths.STAGE}/checkpoint.json",
+        recipe=paths.RECIPE,
         target=from_plan(PLAN.target),
         vocabulary=from_plan(PLAN.vocabulary),
     output:
-        collect(f"{STAGE}/draft/{{file}}", file=DRAFT_FILES, allow_missing=True),
+        collect(
+            f"{paths.STAGE}/draft/{{file}}", file=paths.DRAFT_FILES, allow_missing=True
+        ),
     log:
         "logs/extract/{run}/{variant}/{stage}.log",
     benchmark:
@@ -99,7 +84,7 @@ rule evaluate:
         raw=from_plan(ANSWERS.evaluation_records),
         prompts=from_plan(PLAN.task_files),
     output:
-        EVALUATED,
+        paths.EVALUATED,
     log:
         "logs/evaluate/{run}/{variant}/{drafter}.log",
     benchmark:
@@ -133,11 +118,9 @@ rule choose_final_stage:
         evaluations=from_plan(PLAN.choosing_evaluations),
         raw=from_plan(ANSWERS.evaluation_records),
     output:
-        FINAL_STAGE,
+        paths.FINAL_STAGE,
     log:
         "logs/choose_final_stage/{run}/{variant}.log",
-    benchmark:
-        "timings/choose_final_stage/{run}/{variant}.tsv"
     localrule: True
     params:
         settings=from_plan(PLAN.evaluation_settings),
@@ -158,8 +141,8 @@ rule assemble_final_draft:
         imported=from_plan(PLAN.imported_config),
     output:
         collect(
-            f"{FINAL_DRAFT}/{{file}}",
-            file=FINAL_FILES,
+            f"{paths.FINAL_DRAFT}/{{file}}",
+            file=paths.FINAL_FILES,
             allow_missing=True,
         ),
     log:
@@ -190,12 +173,12 @@ rule report:
         vocabularies=from_plan(PLAN.report_vocabularies),
     output:
         page=report(
-            PAGE,
+            paths.PAGE,
             caption="captions/report.rst",
             category="Drafts",
             labels={"run": "{run}"},
         ),
-        numbers=NUMBERS,
+        numbers=paths.NUMBERS,
     log:
         "logs/report/{run}.log",
     benchmark:
@@ -218,14 +201,12 @@ rule report:
 # After the report, so that a page shows why when it fails.
 rule check_gates:
     input:
-        page=PAGE,
-        numbers=NUMBERS,
+        page=paths.PAGE,
+        numbers=paths.NUMBERS,
     output:
-        GATES,
+        paths.GATES,
     log:
         "logs/check_gates/{run}.log",
-    benchmark:
-        "timings/check_gates/{run}.tsv"
     retries: 0
     localrule: True
     shell:

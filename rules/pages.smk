@@ -1,13 +1,12 @@
 # Pages beside a run's own: `snakemake bench` and `snakemake compare`.
 
-from longspec.workflow.paths import BENCH_PAGE, BENCHED, COMPARED, NUMBERS
 
 # What runs measure apart (evaluation.bench), such as prompts as long as the target reads.
 
 
 rule bench:
     input:
-        bench_pages,
+        checked(BENCH.pages),
 
 
 use rule evaluate as evaluate_bench with:
@@ -19,7 +18,7 @@ use rule evaluate as evaluate_bench with:
         raw=from_plan(BENCH_ANSWERS.evaluation_records),
         prompts=from_plan(BENCH.task_files),
     output:
-        BENCHED,
+        paths.BENCHED,
     log:
         "logs/evaluate_bench/{run}/{variant}/{drafter}.log",
     benchmark:
@@ -39,7 +38,7 @@ use rule evaluate as evaluate_bench with:
         drafter=from_plan_and_input(BENCH.drafter_options),
 
 
-rule report_bench:
+use rule report as report_bench with:
     input:
         target=from_plan(BENCH.target),
         raw=from_plan(BENCH.report_records),
@@ -49,8 +48,8 @@ rule report_bench:
         drafts=from_plan(BENCH.final_drafts),
         vocabularies=from_plan(BENCH.report_vocabularies),
     output:
-        page=BENCH_PAGE,
-        numbers=BENCH_PAGE.replace(".html", ".json"),
+        page=paths.BENCH_PAGE,
+        numbers=paths.BENCH_PAGE.replace(".html", ".json"),
     log:
         "logs/report_bench/{run}.log",
     benchmark:
@@ -61,48 +60,37 @@ rule report_bench:
     params:
         settings=from_plan(BENCH.report_settings),
         gates=from_plan(BENCH.gates),
-        model=from_plan_and_input(BENCH.target_folder),
         variants=from_plan(BENCH.report_variants),
-        vocabularies=from_plan_and_input(BENCH.report_vocabulary_options),
-    shell:
-        "python -m longspec.report --run {wildcards.run:q} {params.variants} {params.vocabularies:q} --evaluations bench"
-        " --settings {params.settings:q} --gates {params.gates:q}"
-        " --model-dir {params.model:q} --raw {input.raw:q}"
-        " --packed {input.packed:q} --out {output.page:q} > {log:q} 2>&1"
 
 
 # Two runs side by side: snakemake compare --config 'runs=[a,b]'.
 rule compare:
     input:
-        compared_page,
+        checked(PLAN.compared_page),
     localrule: True
 
 
 # A report of two runs, whose variants stand side by side. What it reads of a run, the run's own has read before.
 rule compare_runs:
     input:
-        first=NUMBERS.replace("{run}", "{first}"),
-        second=NUMBERS.replace("{run}", "{second}"),
+        first=paths.NUMBERS.replace("{run}", "{first}"),
+        second=paths.NUMBERS.replace("{run}", "{second}"),
     output:
         page=report(
-            f"{COMPARED}.html",
+            f"{paths.COMPARED}.html",
             caption="captions/compare.rst",
             category="Comparisons",
             labels={"first": "{first}", "second": "{second}"},
         ),
-        numbers=f"{COMPARED}.json",
+        numbers=f"{paths.COMPARED}.json",
     log:
         "logs/compare_runs/{first}_{second}.log",
-    benchmark:
-        "timings/compare_runs/{first}_{second}.tsv"
     wildcard_constraints:
         first=one_of(PLAN.runs),
         second=one_of(PLAN.runs),
     localrule: True
     params:
-        settings=from_plan(PLAN.compared_settings),
-        gates=from_plan(PLAN.compared_gates),
         options=from_plan(PLAN.compared_options),
     shell:
         "python -m longspec.report --run {wildcards.first:q}_{wildcards.second:q} {params.options:q}"
-        " --settings {params.settings:q} --gates {params.gates:q} --out {output.page:q} > {log:q} 2>&1"
+        " --out {output.page:q} > {log:q} 2>&1"

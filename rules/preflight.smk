@@ -2,8 +2,6 @@
 
 import time
 
-from longspec.workflow.paths import PREFLIGHT
-
 ASKED = time.time()
 
 
@@ -15,11 +13,9 @@ rule preflight_run:
         runtimes=from_plan(partial(PLAN.of_first_variant, "runtime")),
         target=from_plan(PLAN.target),
     output:
-        report=PREFLIGHT,
+        report=paths.PREFLIGHT,
     log:
         "logs/preflight/{run}.log",
-    benchmark:
-        "timings/preflight/{run}.tsv"
     retries: 0
     envmodules:
         *ENVMODULES,
@@ -43,4 +39,4 @@ rule preflight_run:
 
 rule preflight:
     input:
-        collect(PREFLIGHT, run=PLAN.runs),
+        collect(paths.PREFLIGHT, run=PLAN.runs),

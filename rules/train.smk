@@ -1,24 +1,18 @@
 # The stages: their frozen configurations and their training.
 
-from longspec.workflow.paths import DRAFT_VOCABULARY, RECIPE, SECTION, STAGE
-
 
 # Hydra composes when the graph is built; from here on only these two files count. `recipe` is what decides the
 # weights. `runtime` re-trains nothing, so it is no input of `train`: before the jobs of one call of Snakemake start, the
 # stages among them get theirs (onstart in the Snakefile). As an ancient input, when it changed, it would hide from
 # Snakemake (9.27) that its stage is not finished, and the call would end well without training.
-rule stage_config:
+use rule build_config as stage_config with:
     output:
-        SECTION,
+        paths.SECTION,
     log:
         "logs/stage_config/{run}/{variant}/{stage}-{section}.log",
-    benchmark:
-        "timings/stage_config/{run}/{variant}/{stage}-{section}.tsv"
     localrule: True
     params:
         text=from_plan(PLAN.stage_yaml),
-    shell:
-        "printf %s {params.text:q} > {output:q} 2> {log:q}"
 
 
 # The target is asked for its number of tokens alone.
@@ -28,7 +22,7 @@ rule draft_vocabulary:
         target=from_plan(PLAN.target),
         taken=from_plan(PLAN.taken_vocabulary),
     output:
-        DRAFT_VOCABULARY,
+        paths.DRAFT_VOCABULARY,
     log:
         "logs/draft_vocabulary/{run}/{variant}/{size}.log",
     benchmark:
@@ -53,7 +47,7 @@ rule draft_vocabulary:
 # as soon as there is a target, and would hold cores that the first stage waits for.
 rule train:
     input:
-        recipe=RECIPE,
+        recipe=paths.RECIPE,
         target=from_plan(PLAN.target),
         data=from_plan(PLAN.rows),
         replayed=from_plan(PLAN.replayed_rows),
@@ -61,8 +55,8 @@ rule train:
         vocabulary=from_plan(PLAN.vocabulary),
         states=from_plan(STATES.states),
     output:
-        checkpoint=f"{STAGE}/checkpoint.json",
-        metrics=f"{STAGE}/metrics.jsonl",
+        checkpoint=f"{paths.STAGE}/checkpoint.json",
+        metrics=f"{paths.STAGE}/metrics.jsonl",
     log:
         "logs/train/{run}/{variant}/{stage}.log",
     benchmark:

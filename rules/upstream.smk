@@ -9,7 +9,7 @@ import snakemake_executor_plugin_slurm
 from snakemake.jobs import Job
 from snakemake.persistence import PersistenceBase
 
-from longspec.workflow.jobs.retries import KnownStates, RetryPolicy
+from longspec.workflow.jobs.retries import known_states, retries
 
 # https://github.com/snakemake/snakemake/issues/3808 and 1978: Snakemake removes a job's outputs before it begins, records a
 # failed job like one that ended well, and misses no intermediate file. What an earlier call had made of these outputs is still
@@ -43,7 +43,7 @@ PersistenceBase.incomplete = unfinished
 
 # https://github.com/snakemake/snakemake/issues/2441: a rule cannot say which failure is worth another try. A stage that would
 # fail in the same way again would be sent fifty times.
-policy = RetryPolicy(time.time())
+BEGAN, DONE = time.time(), {}
 restarts_of_rule = Job.restart_times.fget
 
 
@@ -52,14 +52,14 @@ def restarts(job):
     allowed, path = restarts_of_rule(job), Path(job.output[0] if job.output else "")
     if not allowed:
         return 0
-    if job.rule.name == "train":
-        retries = policy.stage(allowed, job.attempt, path.parent, Path(job.log[0]))
-    else:
-        retries = policy.other(job.rule.name, allowed, job.attempt, path)
-    if retries.reason:
-        logger.error(f"{path.parent} is not tried again: {retries.reason}")
-    time.sleep(retries.pause)
-    return retries.allowed
+    log = Path(job.log[0] if job.log else "")
+    tries, pause, reason = retries(
+        job.rule.name, allowed, job.attempt, path, log, BEGAN, DONE
+    )
+    if reason:
+        logger.error(f"{path.parent} is not tried again: {reason}")
+    time.sleep(pause)
+    return tries
 
 
 Job.restart_times = property(restarts)
@@ -68,13 +68,13 @@ Job.restart_times = property(restarts)
 # must not requeue it) and 485 (all nodes of a job that lost one are avoided from then on). Not reported: the executor waits for
 # ever for a job whose end it has no word for, and for one that Slurm has forgotten.
 asked_slurm = snakemake_executor_plugin_slurm.query_job_status
-known_states = KnownStates()
+SEEN = set()
 
 
 async def ask_slurm(command, logger):
     """Return Slurm's states of the jobs in words that the executor knows."""
     states, seconds = await asked_slurm(command, logger)
-    return (states if states is None else known_states.translate(states)), seconds
+    return (states if states is None else known_states(states, SEEN)), seconds
 
 
 snakemake_executor_plugin_slurm.query_job_status = ask_slurm

@@ -1,5 +1,6 @@
-"""The one place that asks squeue, and who needs its answer."""
+"""The one place that asks squeue, and who needs its answer; the stand-in prints what a real one prints for its format."""
 
+import os
 import re
 from pathlib import Path
 
@@ -7,8 +8,8 @@ import pytest
 
 from longspec import slurm
 from longspec.cluster.launch import nodes_of
-from longspec.slurm import NoAnswerError
-from tests.cluster.queue import Queue
+from longspec.slurm import FORMAT, NoAnswerError, my_jobs
+from tests.cluster.queue import Queue, queued
 
 
 @pytest.fixture
@@ -30,23 +31,41 @@ def test_nobody_else_asks_squeue(root: Path) -> None:
     assert [path.name for path in sources if command.search(path.read_text())] == ["slurm.py"]
 
 
-def test_the_nodes_of_a_job(queue: Queue) -> None:
-    queue.says("n[1-2]\n")
-    assert nodes_of("4711") == ["n1", "n2"]
-    assert queue.asked() == ["--noheader --jobs 4711 --format %N"]
-
-
-def test_a_scheduler_that_is_away_for_a_moment_is_asked_again(queue: Queue, tmp_path: Path) -> None:
+def test_the_nodes_of_a_job_also_after_a_moment_without_an_answer(queue: Queue, tmp_path: Path) -> None:
     queue.runs(f"[ -e {tmp_path}/there ] && exec echo 'n[1-2]'\ntouch {tmp_path}/there\necho down >&2; exit 1")
     assert nodes_of("4711") == ["n1", "n2"]
-    assert len(queue.asked()) == 2
+    assert queue.asked() == 2 * ["--noheader --jobs 4711 --format %N"]
 
 
-def test_one_that_stays_away_is_an_error_after_four_tries(queue: Queue) -> None:
+def test_a_scheduler_that_stays_away_is_an_error_after_four_tries(queue: Queue) -> None:
     queue.fails("slurm_load_jobs error: Unable to contact slurm controller")
     with pytest.raises(NoAnswerError, match="squeue gave no answer: slurm_load_jobs error: Unable to contact"):
         nodes_of("4711")
     assert len(queue.asked()) == 4
-    queue.says("\n")
-    with pytest.raises(NoAnswerError, match="Slurm tells no nodes of job 4711"):
-        nodes_of("4711")
+
+
+def test_jobs_and_their_folders(queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a user's environment shows of them, in lines of several clusters and with odd characters."""
+    monkeypatch.setenv("SQUEUE_STATES", "FAILED")
+    odd = "a | b\tc\nd"
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    own = queued("12", "PENDING", comment=odd, workdir=str(tmp_path / "real"), reason="Priority", elapsed="0:00")
+    queue.says(f"CLUSTER: one\n{queued('7', 'RUNNING', comment='(null)', workdir='/elsewhere')}CLUSTER: two\n{own}")
+    other, job = my_jobs()
+    found = (job.id, job.state, job.comment, job.reason, job.elapsed, job.limit)
+    assert found == ("12", "PENDING", odd, "Priority", "0:00", "4:00:00")
+    assert (other.comment, other.limit) == ("", "4:00:00")
+    assert (job.is_of(tmp_path / "link"), other.is_of(tmp_path / "link")) == (True, False)
+    assert queue.asked() == [f"--noheader --user={os.getuid()} --format {FORMAT}"]
+    assert queue.environment() == []
+
+
+def test_no_answer_is_not_an_empty_queue(queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm, "SECONDS", 0.2)
+    queue.runs("exec sleep 5")
+    with pytest.raises(NoAnswerError, match=r"squeue gave no answer: .*timed out"):
+        my_jobs()
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    with pytest.raises(NoAnswerError, match="there is no squeue on the PATH"):
+        my_jobs()

@@ -4,15 +4,39 @@ import os
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 SECONDS = 30.0  # that Slurm has for an answer
 T = TypeVar("T")
 TRIES, PAUSE = 4, 5.0  # a scheduler that is restarted is away for some seconds
+# Comments, names and folders may hold spaces, tabs, | and even line ends; these two characters stand in none of them.
+RECORD, FIELD = "\x1e", "\x1f"
+# A CLUSTER: line of --clusters may follow a record: the last field must be one that holds no line end itself.
+FORMAT = RECORD + FIELD.join(("%i", "%T", "%j", "%k", "%Z", "%r", "%M", "%l"))
 
 
 class NoAnswerError(ValueError):
     """Slurm could not be asked: nothing is known about its jobs, which is not the same as that there are none."""
+
+
+@dataclass(frozen=True)
+class QueuedJob:
+    """One job, as squeue shows it."""
+
+    id: str
+    state: str  # in full: PENDING, RUNNING, COMPLETING
+    name: str  # the executor's run id, the same for all jobs of one snakemake
+    comment: str  # rule_train_wildcards_demo_sinkpi-slicing_base
+    workdir: str
+    reason: str  # why it waits
+    elapsed: str
+    limit: str
+
+    def is_of(self, folder: Path) -> bool:
+        """Tell whether the job was sent from a folder."""
+        return bool(self.workdir) and Path(self.workdir).resolve() == folder.resolve()
 
 
 def answer_of(command: list[str], environment: dict[str, str] | None = None) -> str:
@@ -39,6 +63,16 @@ def squeue(*options: str) -> str:
     # SQUEUE_STATES, SQUEUE_PARTITION and the like are a user's taste in tables; here they would hide jobs.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
     return answer_of(["squeue", "--noheader", *options], environment | {"SLURM_TIME_FORMAT": "standard"})
+
+
+def my_jobs() -> list[QueuedJob]:
+    """Return all of this user's jobs that wait, run or are completing. Raises NoAnswerError."""
+    jobs = []
+    for record in squeue(f"--user={os.getuid()}", "--format", FORMAT).split(RECORD)[1:]:
+        fields = record.split(FIELD)
+        fields[-1] = fields[-1].partition("\n")[0]
+        jobs.append(QueuedJob(*("" if text == "(null)" else text for text in fields)))
+    return jobs
 
 
 def ask_patiently(ask: Callable[[], T], pause: float = PAUSE) -> T:

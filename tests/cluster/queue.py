@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from longspec.cluster.queue import FIELD, RECORD
+from longspec.slurm import FIELD, RECORD
 
 
 def queued(

@@ -53,8 +53,6 @@ def test_one_on_another_machine_is_asked_for(folder: Path, queue: Queue, capsys:
     told = refused(capsys)
     assert "ssh login2" in told
     assert "--gone" in told
-    (folder / NOTE).write_text('{"host": ')
-    assert "damaged" in refused(capsys)
 
 
 def test_slurm_without_an_answer_unlocks_nothing(folder: Path, queue: Queue, capsys: pytest.CaptureFixture[str]) -> None:

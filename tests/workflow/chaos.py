@@ -7,8 +7,7 @@ in the midst of its work; then a disturbance (KINDS) comes, Snakemake ends, and 
 advise is done: unlocking, removing a file that is refused by name. A damaged file is remade, refused, or not read any more. In
 the end all files are those of the undisturbed run (same_files.py); else this ends with an error, and the round's folder stays.
 
-Each moment is a line of the result, kept when its round has ended, and a round has a line too, with the hash of the code: it
-was compared with an undisturbed run of the same. The next call goes on after it, also with code that has changed.
+Each moment is a line of the result, written when its round has ended, and a round has a line too.
 """
 
 import argparse
@@ -26,10 +25,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from longspec.atomic_files import remove, sha256_file, sha256_text, write_json
+from longspec.atomic_files import remove
 from tests.small_disk import fill, small_disk
 from tests.workflow.calls import Call, Place
-from tests.workflow.planning import PARTS, SOURCES
 from tests.workflow.same_files import differing, kept_files
 from tests.workflow.small_run import INPUT, RUN, small_run
 
@@ -58,6 +56,7 @@ NOT_DERIVED = re.compile(
     r"|^data/.*\.json$|^models/[^/]+/[^/]+$"
 )
 MOST = 40  # calls of a round
+MEGABYTES = 256  # of its disk
 PASSED = (0, 1, 2, 3, 5, 8)  # jobs before a moment: eight moments go through most of the run's thirty
 
 
@@ -92,7 +91,6 @@ class Round:
     draw: random.Random
     times: dict[str, float]
     number: int
-    kinds: tuple[str, ...]
     moments: list[Moment] = field(default_factory=list)
     damaged: dict[str, tuple[Moment, bytes]] = field(default_factory=dict)
 
@@ -106,7 +104,8 @@ class Round:
     def disturbed_call(self) -> bool:
         """One call with a disturbance; whether the run came to its end before that."""
         began = time.monotonic()
-        moment = Moment(self.number, self.draw.choice(self.kinds), self.draw.choice(PASSED), round(self.draw.random(), 3))
+        kinds = [kind for kind in KINDS if kind != "full disk" or self.place.keeper]
+        moment = Moment(self.number, self.draw.choice(kinds), self.draw.choice(PASSED), round(self.draw.random(), 3))
         call = self.place.call()
         moment.job = call.wait_for(moment.passed, moment.share, self.times, ranks=moment.kind == "vanished rank")
         if not moment.job:
@@ -240,12 +239,12 @@ class Round:
 
 
 @contextmanager
-def place_for(folder: Path, root: Path, megabytes: int) -> Iterator[Place]:
+def place_for(folder: Path, root: Path) -> Iterator[Place]:
     """A copy of the workflow with the small run, on a disk of its own where one may be mounted."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     said = folder.with_name(f"{folder.name}.txt")
-    with small_disk(folder, megabytes) as disk:
+    with small_disk(folder, MEGABYTES) as disk:
         place = Place(folder.resolve(), disk or folder, said, warm_folder(folder), int(disk.parts[2]) if disk else None)
         small_run(place.seen, root)
         with place.warmed(root):
@@ -259,9 +258,6 @@ def warm_folder(folder: Path) -> Path:
 
 def undisturbed(folder: Path, root: Path) -> tuple[dict[str, str], dict[str, float]]:
     """The files of a run that nobody disturbs, and the seconds that its jobs take."""
-    known = folder.with_name("undisturbed.json")
-    if known.exists() and (told := json.loads(known.read_text()))["code"] == code_hash(root):
-        return told["files"], told["seconds"]
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     small_run(folder, root)
@@ -271,77 +267,37 @@ def undisturbed(folder: Path, root: Path) -> tuple[dict[str, str], dict[str, flo
         times = call.watch()
     if call.code:
         raise DisturbedError(f"the run fails without a disturbance:\n{call.text()[-6000:]}")
-    files = kept_files(folder)
-    write_json(known, {"code": code_hash(root), "files": files, "seconds": times})
-    return files, times
-
-
-def code_hash(root: Path) -> str:
-    """The hash of all that decides what a run is."""
-    files = [path for part in PARTS for path in [root / part, *(root / part).rglob("*")] if path.is_file()]
-    files += [*sorted((root / SOURCES).rglob("*.py")), Path(__file__).with_name("small_run.py")]
-    return sha256_text("".join(sha256_file(path) for path in sorted(files)))
-
-
-def whole_rounds(out: Path) -> list[dict[str, Any]]:
-    """The lines of a result's rounds that have ended, and its first line."""
-    lines = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
-    ended = {line["round"] for line in lines if "end" in line}
-    return [line for line in lines if line.get("round") is None or line["round"] in ended]
-
-
-def summary(lines: list[dict[str, Any]]) -> str:
-    """How often each kind came, and with which outcomes."""
-    kinds: dict[str, Counter[str]] = {}
-    for line in lines:
-        if "kind" in line:
-            kinds.setdefault(line["kind"], Counter())[line["outcome"].partition(":")[0]] += 1
-    return "\n".join(f"{kind}: {dict(outcomes)}" for kind, outcomes in sorted(kinds.items()))
+    return kept_files(folder), times
 
 
 def main() -> None:
-    """Go on with a result until it has so many moments."""
+    """Disturb rounds until there were so many moments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--moments", type=int, default=300)
     parser.add_argument("--in-a-round", type=int, default=8, help="at most so many moments before a run is let end")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--megabytes", type=int, default=256, help="size of the disk of a round")
     parser.add_argument("--scratch", type=Path, default=Path(".cache/chaos-graph"))
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/chaos_graph.jsonl"))
     options = parser.parse_args()
     root = Path(__file__).parents[2]
-    lines = whole_rounds(options.out)
-    first = {"seed": options.seed, "in_a_round": options.in_a_round}
-    if lines and lines[0] != first:
-        raise SystemExit(f"error: {options.out}: of another seed or other rounds; remove it to begin anew")
     expected, times = undisturbed(options.scratch / "undisturbed", root)
-    ended = {"end": "as undisturbed", "code": code_hash(root)[:16]}
-    options.out.write_text("".join(json.dumps(line) + "\n" for line in lines or [first]))
-
-    def tell(line: dict[str, Any]) -> None:
-        with options.out.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-        print(line, file=sys.stderr, flush=True)
-
-    done = sum("kind" in line for line in lines)
-    number = max((line["round"] + 1 for line in lines[1:]), default=0)
-    while done < options.moments:
-        began = time.monotonic()
-        with place_for(options.scratch / f"round-{number}", root, options.megabytes) as place:
-            kinds = tuple(kind for kind in KINDS if kind != "full disk" or place.keeper)
-            current = Round(place, random.Random(f"{options.seed} {number}"), times, number, kinds)
+    lines: list[dict[str, Any]] = [{"seed": options.seed, "in_a_round": options.in_a_round}]
+    moments: list[Moment] = []
+    while len(moments) < options.moments:
+        number = len(lines) - len(moments) - 1
+        with place_for(options.scratch / f"round-{number}", root) as place:
+            current = Round(place, random.Random(f"{options.seed} {number}"), times, number)
             try:
-                current.run(min(options.in_a_round, options.moments - done))
+                current.run(min(options.in_a_round, options.moments - len(moments)))
                 current.check(expected)
             except AssertionError:
                 shutil.copytree(place.seen, options.scratch / f"failed-{number}", symlinks=True)
                 raise
-        for moment in current.moments:
-            tell(asdict(moment))
-        tell({"round": number, **ended, "seconds": round(time.monotonic() - began, 1)})
-        done += len(current.moments)
-        number += 1
-    print(summary(whole_rounds(options.out)))
+        moments += current.moments
+        lines += [*map(asdict, current.moments), {"round": number, "end": "as undisturbed"}]
+        options.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    outcomes = Counter((moment.kind, moment.outcome.partition(":")[0]) for moment in moments)
+    print("\n".join(f"{kind}: {outcome or 'goes on'}: {count}" for (kind, outcome), count in sorted(outcomes.items())))
 
 
 if __name__ == "__main__":

@@ -26,9 +26,12 @@ def test_prompts_that_are_whole_questions_need_no_answers(asked: Settings) -> No
     assert json.loads(plan.raw_settings("asked")) == {"source": "questions", "records": 20, "held_out": 0.1}
 
 
-def test_other_prompts_of_questions_alone_are_refused(asked: Settings) -> None:
+def test_training_on_them_and_other_prompts_of_them_are_refused(asked: Settings) -> None:
     asked.edit("config/run/demo.yaml", r"^    cot: \{.*\}", WHOLE.replace("true", "false"))
     with pytest.raises(ValueError, match=r"^config/run/demo\.yaml: evaluation\.tasks\.cot: data\.asked has "):
+        asked.plan(runs=["demo"])
+    asked.edit("config/run/demo.yaml:longcot", "name: puzzles", "name: asked")
+    with pytest.raises(ValueError, match=r"^run 'demo', stage 'longcot': recipe\.data\.name: asked has questions alone"):
         asked.plan(runs=["demo"])
 
 
@@ -48,25 +51,6 @@ def test_whole_questions_of_data_that_no_stage_trains_on_are_answered_by_nobody(
     asked.edit("config/run/demo.yaml", r"^(    cot: \{.*\})", rf"\1\n{WHOLE.replace('cot', 'parts').replace('true', 'false')}")
     answers = AnswersPlan(asked.plan(runs=["demo"]))
     assert answers.records("demo", "asked") in answers.evaluation_records("demo")
-
-
-def test_whole_questions_of_data_that_another_run_trains_on_are_raw_all_the_same(asked: Settings) -> None:
-    """Else what a run is measured on would hang on the runs beside it."""
-    asked.edit(str(FILE), r"(asked: .*), shards: 1\}", r"\1, shards: 1, regenerate: {new_tokens: 8}}")
-    for run in ("demo", "demo-eagle3"):
-        asked.edit(f"config/run/{run}.yaml", r"^    cot: \{.*\}", WHOLE)
-    asked.edit("config/run/demo.yaml:longcot", "name: puzzles", "name: asked")
-    answers = AnswersPlan(asked.plan(runs=["demo", "demo-eagle3"]))
-    own, raw = answers.records("demo", "asked"), "data/raw/asked/manifest.json"
-    assert own in answers.evaluation_records("demo")
-    assert raw in answers.evaluation_records("demo-eagle3")
-    assert own.startswith("data/answers/")
-
-
-def test_training_on_questions_alone_is_refused(asked: Settings) -> None:
-    asked.edit("config/run/demo.yaml:longcot", "name: puzzles", "name: asked")
-    with pytest.raises(ValueError, match=r"^run 'demo', stage 'longcot': recipe\.data\.name: asked has questions alone"):
-        asked.plan(runs=["demo"])
 
 
 def test_questions_are_held_out_by_the_modules_that_the_librarys_text_is_held_out_by(asked: Settings) -> None:

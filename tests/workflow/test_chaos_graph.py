@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.workflow.chaos import KINDS, Round, place_for, undisturbed
+from tests.workflow.chaos import Round, place_for, undisturbed
 
 MOMENTS = 4
 
@@ -13,9 +13,8 @@ MOMENTS = 4
 @pytest.mark.slow
 def test_a_disturbed_run_ends_in_the_same_files(tmp_path: Path, root: Path) -> None:
     expected, times = undisturbed(tmp_path / "undisturbed", root)
-    with place_for(tmp_path / "round", root, 256) as place:
-        kinds = tuple(kind for kind in KINDS if kind != "full disk" or place.keeper)
-        disturbed = Round(place, random.Random(0), times, 0, kinds)
+    with place_for(tmp_path / "round", root) as place:
+        disturbed = Round(place, random.Random(0), times, 0)
         disturbed.run(MOMENTS)
         disturbed.check(expected)
     assert len(disturbed.moments) == MOMENTS

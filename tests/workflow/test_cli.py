@@ -65,6 +65,7 @@ def test_a_plan_says_which_keys_train_a_stage_again(built: Workflow, monkeypatch
         path = built.folder / f"results/demo/sinkpi-slicing/{stage}/recipe.yaml"
         path.write_text(to_yaml(compose_stage("demo", "sinkpi-slicing", stage).recipe))
     built.output("--touch", "--forceall", "--cores=1", "--quiet")
+    assert longspec(built, "plan", "demo") == (0, "nothing to be done: all files are there and up to date\n")
     built.edit("config/run/demo.yaml:long", r"\blr: [^,}]+", "lr: 2.0e-3")
     rows = [json.dumps({"step": step, "seconds": 2.0}) for step in (1, 2, 3)]
     (built.folder / "results/demo/sinkpi-slicing/long/metrics.jsonl").write_text("\n".join(rows) + "\n")

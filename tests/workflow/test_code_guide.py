@@ -6,8 +6,10 @@ import shlex
 from pathlib import Path
 
 import pytest
+from snakemake.cli import parse_config
 
-from tests.workflow.planning import Workflow
+from longspec.workflow.settings.workflow_file import typed_call
+from tests.workflow.planning import Settings
 
 PLACES = ("", "src/longspec/")
 WORD = re.compile(r"[\w.-]+")
@@ -65,20 +67,18 @@ def files_to_write(guide: str) -> list[tuple[str, str]]:
     return re.findall(r"`(config/[^`]+)`:\n\n```yaml\n(.*?)```", guide, re.DOTALL)
 
 
-def test_a_stage_and_a_variant_are_planned_as_told(workflow: Workflow, guide: str) -> None:
+def test_a_stage_and_a_variant_are_planned_as_told(settings: Settings, guide: str) -> None:
     files = files_to_write(guide)
     assert len(files) == 3
     for path, text in files:
-        assert not (workflow.folder / path).exists()
-        (workflow.folder / path).write_text(text)
-    (command,) = re.findall(r"`snakemake -n final_draft (--config [^`]+)`", guide)
-    planned = workflow.plan(*shlex.split(command))
-    results = "results/polished/lag-2"
-    trained = {output: job["input"] for output, job in planned.items() if job["rule"] == "train"}
-    assert trained.keys() == {f"{results}/base/checkpoint.json", f"{results}/polish/checkpoint.json"}
-    assert f"{results}/base/draft/model.safetensors" in trained[f"{results}/polish/checkpoint.json"]
-    recipe = workflow.output("-n", "-p", f"{results}/base/recipe.yaml", *shlex.split(command))
-    assert re.search(r"lag: 2\n\s+lag_mode: fixed", recipe)
+        assert not (settings.folder / path).exists()
+        (settings.folder / path).write_text(text)
+    (command,) = re.findall(r"`snakemake -n final_draft --config ([^`]+)`", guide)
+    plan = settings.plan(**typed_call(parse_config(shlex.split(command))))
+    stages = [("polished", "lag-2", stage) for stage in ("base", "polish")]
+    assert list(plan.configs) == stages
+    assert plan.previous_weights(*stages[1]) == ["results/polished/lag-2/base/draft/model.safetensors"]
+    assert (plan.configs[stages[0]].recipe.draft.lag, plan.configs[stages[0]].recipe.draft.lag_mode) == (2, "fixed")
 
 
 def test_the_made_up_method_is_the_files_that_are_told(root: Path, guide: str) -> None:

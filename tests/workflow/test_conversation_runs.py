@@ -14,7 +14,7 @@ from longspec.report.prediction import cost_ratio, shape_of
 from longspec.train.estimate import plan as estimate
 from longspec.workflow.checks import forgetting_warning
 from longspec.workflow.plan import Plan
-from tests.workflow.planning import FILE, Settings, Workflow
+from tests.workflow.planning import FILE, Settings
 
 pytestmark = pytest.mark.slow  # half a minute and more as a whole
 
@@ -75,9 +75,8 @@ TARGETS: dict[str, tuple[str, dict[str, Any], float]] = {
     ),
 }
 RUNS = list(TARGETS)
-FIRST, OTHERS = RUNS[0], RUNS[1:]
+FIRST = RUNS[0]
 STAGES = ["ultrachat", "sharegpt"]
-RULES = ("fetch_data", "fetch_target", "raw", "train", "evaluate", "assemble_final_draft")
 RUN = f"config/run/{FIRST}.yaml"
 PATTERNS = (r"PEAK of one rank, device +([\d.]+) GiB", r"([\d.]+) hours in all")
 
@@ -89,26 +88,6 @@ def place_target(settings: Settings, run: str) -> Path:
     write_json(folder / "target/config.json", {"tie_word_embeddings": False, **shape})
     write_json(folder / "target_manifest.json", {"path": str(folder / "target"), "files": {}})
     return folder / "target_manifest.json"
-
-
-def test_all_four_are_planned_in_one_call(workflow: Workflow) -> None:
-    jobs = workflow.plan("--config", f"runs=[{','.join(RUNS)}]")
-    rules = [fields["rule"] for fields in jobs.values()]
-    assert {rule: rules.count(rule) for rule in RULES} == {
-        "fetch_data": 2,
-        "fetch_target": 4,
-        "raw": 2,
-        "train": 8,
-        "evaluate": 16,
-        "assemble_final_draft": 4,
-    }
-    assert not [path for path in jobs if "stdlib" in path or "puzzles" in path]
-    for run in RUNS:
-        measured = jobs[f"results/{run}/ttt/evaluation/sharegpt.jsonl"]
-        assert {f"data/raw/{name}/manifest.json" for name in STAGES} <= set(measured["input"].split(", "))
-        assert (
-            "--raw sharegpt=data/raw/sharegpt/manifest.json ultrachat=data/raw/ultrachat/manifest.json" in measured["command"]
-        )
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -154,86 +133,13 @@ def estimated(settings: Settings, plan: Plan, run: str, target: Path, capsys: py
     return capsys.readouterr().out
 
 
-def test_the_demo_neither_fetches_nor_measures_them(settings: Settings) -> None:
-    own = yaml_files.read(settings.folder / "config/run/demo.yaml")["evaluation"]
-    told = yaml_files.read(settings.folder / FILE)["evaluation"] | own
-    for chosen in (["demo"], ["demo", FIRST]):
-        plan = settings.plan(runs=chosen)
-        assert json.loads(plan.evaluation_settings("demo")) == {
-            key: told[key] for key in told if key not in ("draft_vocabulary", "engine", "serve_python")
-        }
-        assert plan.evaluation_data("demo") == ["puzzles", "stdlib", "stdlib-long"]
-        assert set(plan.datasets_in_use()) & set(STAGES) == (set(STAGES) if chosen[1:] else set())
-
-
-@pytest.mark.parametrize(
-    ("path", "old", "new", "message"),
-    [
-        (RUN, "vocabulary: 32000", "vocabulry: 32000", r"vocabulry"),
-        (RUN, r"^target: \S+", "target: llama-3.1-9b", r"llama-3\.1-9b"),
-        (
-            RUN,
-            r"^stages: .*$",
-            "stages: [ultrachat, sharegtp]",
-            r"stages: there is no config/stage/sharegtp\.yaml; did you mean",
-        ),
-        (RUN, "new_tokens: 128", "new_token: 128", rf"{RUN}: evaluation\.new_token: unknown key; did you mean 'new_tokens'\?"),
-        (RUN, "data: sharegpt", "data: sharegtp", rf"{RUN}: evaluation\.tasks\.sharegpt\.data: there is no dataset 'sharegtp'"),
-        (RUN, r"data: ultrachat, context: \[64, 3072\]", "data: ultrachat, context: [3072, 64]", rf"{RUN}: .*is reversed"),
-        (
-            RUN,
-            r"sharegpt: \{data.*\}",
-            "gsm8k: {preset: gsm8k, source: in.jsonl}",
-            rf"{RUN}: .*gsm8k\.source: in\.jsonl: no such",
-        ),
-        (
-            RUN,
-            r"sharegpt: \{data.*\}",
-            "gsm8k: {preset: gsm, source: in.jsonl}",
-            rf"{RUN}: .*gsm8k\.preset: config/evaluation\.yaml has no preset 'gsm'",
-        ),
-        ("config/stage/sharegpt.yaml", "epochs: 10", "epoch: 10", r"epoch"),
-        (
-            str(FILE),
-            "ultrachat: .*",
-            "ultrachat: {preset: ultrachta}",
-            r"data\.ultrachat\.preset: .* has no preset .* did you mean",
-        ),
-    ],
-)
-def test_a_typo_dies_with_its_key(settings: Settings, path: str, old: str, new: str, message: str) -> None:
-    settings.edit(path, old, new)
-    with pytest.raises(ValueError, match=message):
-        settings.plan(runs=[FIRST])
-
-
-def test_prompts_beyond_the_targets_positions_are_told_with_the_runs_file(settings: Settings) -> None:
-    place_target(settings, FIRST)
-    settings.edit(RUN, r"data: sharegpt, context: \[64, 3072\]", "data: sharegpt, context: [64, 131072]")
-    with pytest.raises(ValueError, match=rf"^{RUN}: evaluation\.tasks\.sharegpt\.context: prompts of 131072 tokens"):
-        settings.plan(runs=[FIRST])
-
-
-def test_a_gate_that_judges_nothing_names_the_runs_file(settings: Settings) -> None:
-    settings.edit(RUN, r"^    ultrachat: .*\n", "")
-    told = forgetting_warning(settings.plan(runs=["demo", FIRST]))
-    assert told.startswith("gates.forgetting cannot judge what is forgotten of ultrachat: no task measures it.")
-    assert f"evaluation.tasks in {RUN}, such as own: {{data: ultrachat" in told
-    assert "\n" not in told
-
-
 @pytest.mark.parametrize(
     ("path", "old", "new", "told"),
     [
-        (
-            str(FILE),
-            r"\bshapes: .*$",
-            "shapes: [[4, 16], [4, 16]]",
-            rf"^{FILE}: evaluation\.temperatures, evaluation\.shapes: .* twice",
-        ),
         (RUN, "new_tokens: 128", "new_tokens: 128\n  shapes: [3, 3]", rf"^{FILE}, {RUN}: evaluation\.temperatures, .* twice"),
         (str(FILE), r"engine: longspec", "engine: vllm", rf"^{FILE}: evaluation\.shapes: tree 4-16"),
-        (RUN, "new_tokens: 128", "new_tokens: 128\n  engine: vllm", rf"^{FILE}, {RUN}: evaluation\.shapes: tree 4-16"),
+        (RUN, "data: sharegpt", "data: sharegtp", rf"{RUN}: evaluation\.tasks\.sharegpt\.data: there is no dataset 'sharegtp'"),
+        ("config/stage/sharegpt.yaml", "epochs: 10", "epoch: 10", r"epoch"),
     ],
 )
 def test_a_wrong_key_names_the_file_that_holds_it(settings: Settings, path: str, old: str, new: str, told: str) -> None:
@@ -241,9 +147,3 @@ def test_a_wrong_key_names_the_file_that_holds_it(settings: Settings, path: str,
     settings.edit(path, old, new)
     with pytest.raises(ValueError, match=told):
         settings.plan(runs=[FIRST])
-
-
-def test_runs_that_are_measured_in_two_ways_are_not_compared(settings: Settings) -> None:
-    assert settings.plan(runs=[FIRST, OTHERS[0]]).compared_page() == f"results/compare/{FIRST}_{OTHERS[0]}.html"
-    with pytest.raises(ValueError, match=r" evaluation\.new_tokens: 24 -> 128; evaluation\.tasks\.cot: .* -> None; "):
-        settings.plan(runs=["demo", FIRST]).compared_page()

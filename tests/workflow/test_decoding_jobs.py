@@ -42,6 +42,7 @@ EVALUATION: dict[str, Any] = {
 # A GLIDE layer: own and cross attention (queries and output of both, keys and values of one) and a feed-forward part.
 LAYER = 4 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 8192
 RUN = ("demo", "sinkpi-slicing", "lookup")
+OWN = ("answer", "", "demo", "own")
 
 
 @pytest.fixture
@@ -90,9 +91,9 @@ def test_the_largest_batch_of_answers_counts(plan: Plan) -> None:
     rows = 16
     decoding = Decoding(tokens=rows * 3256, forward=rows * 3000, masked=rows * 3000**2, nodes=rows, element=2)
     needed = megabytes(decoding)
-    assert jobs_of(plan, gpu_mem=needed).of_answers("demo", "own") == 1
+    assert jobs_of(plan, gpu_mem=needed).ranks(*OWN) == 1
     jobs = jobs_of(plan, gpu_mem=needed - 1)
-    assert (jobs.of_answers("demo", "own"), jobs.gpus_of_answers("demo", "own")) == (2, "gpu:h100:2")
+    assert (jobs.ranks(*OWN), jobs.gpus(*OWN)) == (2, "gpu:h100:2")
 
 
 def test_what_is_still_to_be_made_is_judged(plan: Plan) -> None:
@@ -100,14 +101,14 @@ def test_what_is_still_to_be_made_is_judged(plan: Plan) -> None:
     with pytest.raises(ValueError, match=r"^run 'demo': evaluate: needs .* on each of 8 GPUs, by an estimate"):
         jobs.judge("evaluate", *RUN)
     with pytest.raises(ValueError, match=r"^answers by demo to own: needs .* set-resources: answer: gpu_mem has 1\.0 GB"):
-        jobs.judge_answers("demo", "own")
+        jobs.judge("answer", model="demo", dataset="own")
     made = [Path(plan.evaluated.format(run="demo", variant="sinkpi-slicing", drafter="lookup"))]
     made.append(Path(AnswersPlan(plan).records("demo", "own")))
     for path in made:
         path.parent.mkdir(parents=True)
         path.touch()
     jobs.judge("evaluate", *RUN)
-    jobs.judge_answers("demo", "own")
+    jobs.judge("answer", model="demo", dataset="own")
 
 
 def test_a_target_that_comes_too_large_while_jobs_run_is_told_of_once(plan: Plan) -> None:
@@ -125,7 +126,7 @@ def test_vllm_and_servers_are_one_process(plan: Plan, settings: Settings, monkey
     shapes = {"shapes": [4], "engine": "vllm"}
     planned = settings.plan(evaluation=EVALUATION | shapes)
     jobs = jobs_of(planned, gpu_mem=1000)
-    assert (jobs.ranks("evaluate", "demo"), jobs.of_answers("demo", "own"), jobs.gpus_of_answers("demo", "own")) == (
+    assert (jobs.ranks("evaluate", "demo"), jobs.ranks(*OWN), jobs.gpus(*OWN)) == (
         1,
         1,
         "gpu:h100:1",
@@ -135,4 +136,4 @@ def test_vllm_and_servers_are_one_process(plan: Plan, settings: Settings, monkey
     asked = 'regenerate: {new_tokens: 256, engine: endpoint, endpoint: "http://host:8000/v1"}}'
     settings.edit(str(FILE), r"regenerate: \{.*$", asked)
     jobs = jobs_of(settings.plan(evaluation=EVALUATION), gpu_mem=1000)
-    assert (jobs.of_answers("demo", "own"), jobs.gpus_of_answers("demo", "own")) == (1, "")
+    assert (jobs.ranks(*OWN), jobs.gpus(*OWN)) == (1, "")

@@ -21,19 +21,13 @@ def demo(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Jobs:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Jobs:
-    """The plan of three runs on a cluster: in a batch for eight GPUs, on stored states, and for a target of a wheel."""
+    """The plan of five runs on a cluster: in a batch for eight GPUs, of another method, on stored states, for a target of a
+    wheel, and the published one.
+    """
     workflow = copy_to(tmp_path_factory.mktemp("cluster"), root)
     workflow.edit("config/run/demo.yaml:long", "global_batch: 2", "global_batch: 64")
     (workflow.folder / "config/run/wheel.yaml").write_text("base: demo\ntarget: smollm2-135m\n")
-    return workflow.plan("--profile", "slurm", "--config", "runs=[demo,demo-eagle3-offline,wheel]")
-
-
-@pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Jobs:
-    """The plan of the published run on a cluster."""
-    workflow = copy_to(tmp_path_factory.mktemp("published"), root)
-    workflow.edit("config/workflow.yaml", r"^runs: \[.*?\]", "runs: [published]")
-    return workflow.plan("--profile", "slurm")
+    return workflow.plan("--profile", "slurm", "--config", "runs=[demo,demo-eagle3,demo-eagle3-offline,wheel,published]")
 
 
 def test_each_stage_starts_from_the_draft_of_the_one_before(demo: Jobs) -> None:
@@ -72,10 +66,10 @@ def test_the_draft_is_done_when_its_gates_hold(demo: Jobs) -> None:
     assert demo["results/demo/gates.json"]["input"] == "results/demo/report.html, results/demo/report.json"
 
 
-def test_only_what_fetches_may_ask_the_internet(workflow: Workflow, published: Jobs) -> None:
+def test_only_what_fetches_may_ask_the_internet(workflow: Workflow, cluster: Jobs) -> None:
     """As the user's own environment says; a question from a compute node would hang."""
-    for job in published.values():
-        fetches = job["rule"].startswith("fetch_")
+    for job in cluster.values():
+        fetches = job["rule"] in ("fetch_target", "fetch_data")
         assert job["command"].startswith("HF_HUB_OFFLINE=$FETCH_OFFLINE ") == fetches
     probe = workflow.folder / "probe.smk"
     probe.write_text(
@@ -86,16 +80,12 @@ def test_only_what_fetches_may_ask_the_internet(workflow: Workflow, published: J
     assert (workflow.folder / "probe.txt").read_text() == "1 0\n"
 
 
-def test_a_published_run_fetches_its_target_and_the_published_data(published: Jobs) -> None:
-    plan = published
-    rules = [job["rule"] for job in plan.values()]
-    assert "fetch_target" in rules
-    assert not {"build_config", "build_tokenizer", "train_target"} & set(rules)
+def test_a_published_run_fetches_its_target_and_the_published_data(cluster: Jobs) -> None:
+    plan = cluster
     assert "hf:Qwen/QwQ-32B-Preview" in plan["models/qwq-32b-preview/target_manifest.json"]["command"]
     fetched = {
         "slimpajama": "'hf:DKYoon/SlimPajama-6B/data/train-*.parquet' --revision=b5f90f419b7489cdba26fdbc8c022fcb5562f968",
         "long-data": "hf:sail/longspec-data/long_data.jsonl --revision=main",
-        "longcot": "'hf:amphora/QwQ-LongCoT-130K/data/train-*.parquet' --revision=cb5624e9a538259c5f5ed9d5869f7a2565606e38",
     }
     for name, source in fetched.items():
         manifest = f"data/hub/{name}/manifest.json"
@@ -104,6 +94,27 @@ def test_a_published_run_fetches_its_target_and_the_published_data(published: Jo
         assert f" --fetched {manifest} --out" in plan[f"data/raw/{name}/manifest.json"]["command"]
     packed = "data/packed/qwq-32b-preview/long-data-long-nomask-32768-truncate/manifest.json"
     assert packed in plan["results/published/sinkpi-slicing/long/checkpoint.json"]["input"]
+
+
+def test_a_vocabulary_is_counted_once_and_read_by_every_job_that_wants_it(cluster: Jobs) -> None:
+    """It is one of a run; what runs share, target and rows, is made once."""
+    path = "results/demo-eagle3/ttt/draft_vocabulary_768.json"
+    assert [job["rule"] for job in cluster.values()].count("train_target") == 1
+    command = cluster[path]["command"]
+    assert all(f"{name}=data/packed/demo/" in command for name in ("base", "long", "longcot"))
+    assert "--size 768" in command
+    wanting = {output for output, job in cluster.items() if path in job.get("input", "") and job["rule"] != "report"}
+    assert wanting == {output for output, job in cluster.items() if f"--vocabulary {path}" in job["command"]}
+    assert len(wanting) == 3 + 3 + 4  # trained, extracted, and all evaluated but prompt lookup
+    assert all(output.startswith("results/demo-eagle3/") for output in wanting)
+
+
+def test_a_stage_waits_for_the_rows_that_it_replays_and_is_told_of_them(demo: Jobs) -> None:
+    rows = {"base": "data/packed/demo/stdlib-longcot-2048-split", "long": "data/packed/demo/stdlib-long-longcot-2048-split"}
+    assert all(demo[f"{folder}/manifest.json"]["rule"] == "pack" for folder in rows.values())
+    named = " ".join(f"{name}={folder}/manifest.json" for name, folder in rows.items())
+    assert f"--replay {named} " in demo[f"{P}/longcot/checkpoint.json"]["command"]
+    assert "--replay" not in demo[f"{P}/long/checkpoint.json"]["command"]
 
 
 def test_a_call_has_its_say(workflow: Workflow, demo: Jobs) -> None:
@@ -149,7 +160,6 @@ def test_a_target_of_a_wheel_is_fetched_here_and_made_by_a_job(cluster: Jobs) ->
     assert f" --sha256={sha256} --out {fetched} " in cluster[fetched]["command"]
     assert cluster[target]["input"] == fetched
     assert f" --sha256 {sha256} --fetched {fetched} --out-target {target} " in cluster[target]["command"]
-    assert "fetch_target" not in [job["rule"] for job in cluster.values()]
 
 
 def test_a_run_is_chosen_by_its_path(workflow: Workflow, tmp_path: Path) -> None:

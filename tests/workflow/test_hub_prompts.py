@@ -1,6 +1,5 @@
 """Prompts of the hub in the plan: fetched once, pinned, handed to each evaluation, and never of what is trained on."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -24,21 +23,11 @@ def test_the_published_run_is_measured_on_its_own_held_out_records_and_on_benchm
         assert losses == ["hard"] * 3
 
 
-def test_another_commit_is_another_folder(settings: Settings) -> None:
-    tasks = json.loads(settings.plan(runs=["published"]).evaluation_settings("published"))["tasks"]
-    before = set(settings.plan(runs=["published"]).hub_prompts)
-    settings.edit(RUN, r"gsm8k: \{preset: gsm8k\}", "gsm8k: {preset: gsm8k, revision: other}")
-    after = set(settings.plan(runs=["published"]).hub_prompts)
-    assert (len(before - after), len(after - before)) == (1, 1)
-    assert tasks["gsm8k"]["revision"] == "e53f048856ff4f594e959d75785d2c2d37b678ee"
-
-
 @pytest.mark.parametrize(
     ("source", "refused"),
     [
         ("hf:DKYoon/SlimPajama-6B/data/train-*.parquet", True),
         ("hf:DKYoon/SlimPajama-6B/data/validation-*.parquet", False),
-        ("hf:DKYoon/Other", False),
     ],
 )
 def test_prompts_that_are_trained_on_are_refused(settings: Settings, source: str, refused: bool) -> None:

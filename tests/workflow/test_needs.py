@@ -10,11 +10,11 @@ import pytest
 from transformers import LlamaConfig
 
 from longspec.atomic_files import write_json
+from longspec.config import compose_stage, to_yaml
 from tests.corpus import LENGTH, Corpus
 from tests.warm_jobs import popen
 from tests.workflow.planning import Workflow, copy_to
 
-RECIPE = "results/demo/sinkpi-slicing/base/recipe.yaml"
 STAGE = "results/demo/sinkpi-slicing/base/checkpoint.json"
 ROWS = f"data/packed/demo/stdlib-base-{LENGTH}-split/manifest.json"
 
@@ -45,20 +45,20 @@ def stage_job(workflow: Workflow) -> dict[str, str]:
     return dict(part.split("=", 1) for part in text.split(", "))
 
 
-def test_the_estimate_is_what_plan_tells(estimable: Workflow) -> None:
-    estimable.output(RECIPE, RECIPE.replace("recipe", "runtime"), "--cores", "1")
-    command = [sys.executable, "-m", "longspec.train", "plan", "--json", "--recipe", RECIPE, "--ranks", "8", "--flops", "4e14"]
-    files = ["--runtime", RECIPE.replace("recipe", "runtime"), "--target", "models/demo/target_manifest.json", "--data", ROWS]
-    process = popen([*command, *files], cwd=estimable.folder, stdout=PIPE, text=True)
+def test_the_estimate_is_what_plan_tells_unless_the_profile_asks_by_itself(estimable: Workflow) -> None:
+    config = compose_stage("demo", "sinkpi-slicing", "base", estimable.folder / "config")
+    command = [sys.executable, "-m", "longspec.train", "plan", "--json", "--ranks", "8", "--flops", "4e14", "--data", ROWS]
+    for section in ("recipe", "runtime"):
+        (estimable.folder / section).write_text(to_yaml(config[section]))
+        command += [f"--{section}", section]
+    command += ["--target", "models/demo/target_manifest.json"]
+    process = popen(command, cwd=estimable.folder, stdout=PIPE, text=True)
     told, _ = process.communicate()
     assert process.returncode == 0
     job = stage_job(estimable)
     assert json.loads(told) == [{"memory_mb": int(job["mem_mb"]), "minutes": int(job["runtime"])}]
     assert int(job["mem_mb"]) > 8 * 6 * 1024
     assert job["runtime"] == "11"
-
-
-def test_what_the_profile_asks_for_by_itself_is_asked_for(estimable: Workflow) -> None:
     estimable.edit("profiles/slurm/profile.yaml", "^    node_mem: 900000 .*$", "    mem_mb: 123456\n    runtime: 77")
     job = stage_job(estimable)
     assert (job["mem_mb"], job["runtime"]) == ("123456", "77")

@@ -51,16 +51,6 @@ def test_a_choice_needs_a_task_of_held_out_records(settings: Settings) -> None:
     assert settings.plan().choice(*VARIANT) == []
 
 
-def test_a_stage_reads_the_rows_its_recipe_names(settings: Settings) -> None:
-    plan = settings.plan()
-    assert plan.rows(*VARIANT, "base") == "data/packed/demo/stdlib-base-128-split/manifest.json"
-    assert plan.all_rows("demo") == plan.all_rows(*VARIANT) == sorted(plan.rows(*VARIANT, each) for each in plan.stages["demo"])
-    assert plan.token_shards("demo", "stdlib") == [f"data/tokens/demo/stdlib/00{shard}.json" for shard in (0, 1)]
-    published = settings.plan(runs=["published"])
-    packed = "data/packed/qwq-32b-preview/long-data-long-nomask-32768-truncate/manifest.json"
-    assert published.rows("published", "sinkpi-slicing", "long") == packed
-
-
 def test_the_published_draft_is_measured_with_prompt_lookup_where_that_is_asked_for(settings: Settings) -> None:
     """What the other drafters are measured by stays as it is, so that nothing of theirs is measured again."""
     before = settings.plan()

@@ -37,6 +37,7 @@ CASES = {
     "a list of replayed stages": (LONGCOT, r"replay: \{.*?\}", "replay: [base]", "recipe.data.replay: {base: 0.2} (in "),
     "a key of the target's phases": (MODEL, r"\brows:", "row:", "build.mixture.0.row: unknown key; did you mean 'rows'?"),
     "missing file": (WORKFLOW, PUZZLES, "puzzles: {source: in/a.jsonl, shards: 1}", "data.puzzles.source: in/a.jsonl: no such"),
+    "an unknown preset": (WORKFLOW, PUZZLES, "puzzles: {preset: ultrachats}", "data.puzzles.preset: config/data.yaml has no "),
     "an unknown aligner": (
         WORKFLOW,
         PUZZLES,
@@ -60,6 +61,7 @@ CASES = {
     ),
     "unknown dataset of a task": (DEMO, r"\bdata: puzzles\b", "data: puzzle", "evaluation.tasks.cot.data: there is no dataset"),
     "unknown dataset of the target": (MODEL, "dataset: stdlib,", "dataset: other,", f"{MODEL}: build.mixture: dataset: "),
+    "unknown dataset of a stage": (LONGCOT, r"\bname: puzzles\b", "name: puzles", "recipe.data.name: there is no dataset"),
     "unknown run": (WORKFLOW, r"^runs: \[.*?\]", "runs: [dmo]", "runs: there is no config/run/dmo.yaml; did you mean 'demo'?"),
     "unknown stage": (
         DEMO,
@@ -162,13 +164,6 @@ def test_one_target_a_run_and_one_name_a_target(settings: Settings) -> None:
         settings.plan()
 
 
-def test_a_built_target_needs_a_phase(settings: Settings) -> None:
-    settings.edit("config/model/demo.yaml", r"mixture:\n(?: +- .*\n)+", "mixture: []\n")
-    told = r"^config/model/demo\.yaml: build\.mixture: a target that is built needs at least one phase of training"
-    with pytest.raises(ValueError, match=told):
-        settings.plan()
-
-
 def test_snakemake_warns_when_it_plans_and_a_job_is_silent(workflow: Workflow) -> None:
     told = "gates.forgetting cannot judge what is forgotten of slimpajama, long-data"
     workflow.edit(WORKFLOW, r"^runs: \[.*?\]", "runs: [published]")
@@ -192,6 +187,10 @@ def test_drafts_that_vllm_does_not_load_and_trees_are_refused(settings: Settings
     assert (section["engine"], section["serve_python"]) == ("vllm", "/bin/sh")
     settings.edit(WORKFLOW, r"^  engine: vllm", "  engine: vllm\n  with_lookup: 8")
     with pytest.raises(ValueError, match=r"evaluation\.with_lookup: 8: vLLM drafts by one means alone; give null, or"):
+        settings.plan(runs=["demo-eagle3"])
+    settings.edit(WORKFLOW, r"^  with_lookup: 8", "  with_lookup: null")
+    settings.edit(WORKFLOW, r"^  shapes: \[4\]", "  shapes: [3, [4, 16]]")
+    with pytest.raises(ValueError, match=r"evaluation\.shapes: tree 4-16: vLLM drafts chains alone; give a number of tokens"):
         settings.plan(runs=["demo-eagle3"])
 
 

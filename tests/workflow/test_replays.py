@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from longspec.workflow.states import StatesPlan
-from tests.workflow.planning import Copied, Settings, Workflow, copy_to
+from tests.workflow.planning import Copied, Settings
 
 RUN = ("demo", "sinkpi-slicing")
 PACKED = "data/packed/demo/{}-longcot-2048-split/manifest.json"
@@ -75,18 +75,3 @@ def test_states_of_replayed_rows_are_stored_and_read_beside_the_stages_own(setti
     ]  # fmt: skip
     names = tuple(base.split("/")[2:])
     assert len(states.shards(*names)) == 2
-
-
-@pytest.fixture
-def copy(tmp_path: Path, root: Path) -> Workflow:
-    return copy_to(tmp_path, root)
-
-
-def test_the_stage_waits_for_its_replayed_rows_and_is_told_of_them(copy: Workflow) -> None:
-    stage_file(copy.folder, "{long: 0.2, base: 0.3}")
-    plan = copy.plan()
-    packs = [path for path, job in plan.items() if job["rule"] == "pack"]
-    assert {PACKED.format("stdlib"), PACKED.format("stdlib-long")} <= set(packs)
-    train = plan["results/demo/sinkpi-slicing/longcot/checkpoint.json"]["command"]
-    assert f"--replay base={PACKED.format('stdlib')} long={PACKED.format('stdlib-long')} " in train
-    assert "--replay" not in plan["results/demo/sinkpi-slicing/long/checkpoint.json"]["command"]

@@ -1,11 +1,11 @@
 """Which change makes which job run again."""
 
 import re
-from pathlib import Path
+import shutil
 
 import pytest
 
-from tests.workflow.planning import Workflow, build_all, copy_to
+from tests.workflow.planning import Workflow
 from tests.workflow.test_bench import add_bench
 
 pytestmark = pytest.mark.slow  # half a minute and more as a whole
@@ -29,13 +29,9 @@ def test_what_decides_no_weights_runs_nothing_again(built: Workflow) -> None:
     built.edit("rules/draft.smk", r" > \{log:q\} 2>&1", " &> {log:q}")
     built.edit("config/run/demo.yaml:long", r"\bsave_every: \d+", "save_every: 77, log_every: 5")
     built.edit("rules/train.smk", r"runtime=\w+", 'runtime="77m"')
+    add_bench(built)  # runs when it is asked for alone
     resources = ["train:ranks=2", "train:cpus_per_task=16", "train:mem_mb=1000"]
     assert built.plan("--cores=8", "--set-threads", "train=4", "--set-resources", *resources) == {}
-
-
-def test_what_is_measured_apart_runs_when_it_is_asked_for_alone(built: Workflow) -> None:
-    add_bench(built)
-    assert built.plan() == {}
     told = built.output("-n", "bench")
     assert f"{P}/bench/longcot.jsonl" in told
     jobs = dict(re.findall(r"^(\w+) +(\d+)$", told, re.MULTILINE))
@@ -51,8 +47,6 @@ def test_a_changed_runtime_section_does_not_hide_an_unfinished_stage(built: Work
     (built.folder / P / "long/checkpoint.json").unlink()
     for stage in runtimes:
         built.edit(f"config/run/demo.yaml:{stage}", r"\bsave_every: \d+", "save_every: 77")
-    assert "\nrule train:\n" in built.output("-n", f"{P}/long/checkpoint.json")
-    assert runtimes["long"].read_text() == "as it was\n"
     assert built.call(f"{P}/long/checkpoint.json", "--cores=1").returncode == 1
     assert "save_every: 77\n" in runtimes["long"].read_text()
     assert runtimes["base"].read_text() == "as it was\n"
@@ -84,33 +78,6 @@ def test_a_changed_tokenizer_does_the_data_again(built: Workflow) -> None:
     }
 
 
-def raw_jobs(workflow: Workflow) -> set[str]:
-    """The datasets whose files are to be fetched or whose records are to be made again."""
-    return {path for path in workflow.plan() if path.startswith(("data/raw", "data/hub"))}
-
-
-def test_what_makes_records_again(tmp_path: Path, root: Path) -> None:
-    """Other files and settings of a dataset of files, other settings and another revision of one of the hub; no shards."""
-    copy = copy_to(tmp_path, root)
-    copy.edit("config/workflow.yaml", r"^  puzzles: .*$", "  puzzles: {source: 'in/*.jsonl', held_out: 0.1, shards: 2}")
-    copy.edit("config/workflow.yaml", r"^  stdlib-long: .*$", "  stdlib-long: {preset: sharegpt, shards: 2}")
-    (copy.folder / "in").mkdir()
-    (copy.folder / "in/a.jsonl").write_text('{"text": "a"}\n')
-    build_all(copy)
-    puzzles, sharegpt = "data/raw/puzzles/manifest.json", "data/raw/stdlib-long/manifest.json"
-    (copy.folder / "in/a.jsonl").write_text('{"text": "a"}\n')  # a small file is compared by its content
-    copy.edit("config/workflow.yaml", r"shards: 2", "shards: 3")
-    copy.edit("config/data.yaml", "^sharegpt:", "# a remark\nsharegpt:")
-    assert raw_jobs(copy) == set()
-    (copy.folder / "in/a.jsonl").write_text('{"text": "b"}\n')
-    copy.edit("config/data.yaml", r"max_rejected: \S+", "max_rejected: 0.5")
-    assert raw_jobs(copy) == {puzzles, sharegpt}
-    (copy.folder / "in/a.jsonl").write_text('{"text": "a"}\n')
-    (copy.folder / "in/b.jsonl").write_text('{"text": "b"}\n')
-    copy.edit("config/workflow.yaml", "preset: sharegpt,", "preset: sharegpt, revision: main,")
-    assert raw_jobs(copy) == {sharegpt, puzzles, "data/hub/stdlib-long/manifest.json (update)"}
-
-
 def test_the_evaluation_settings_measure_again_and_train_nothing(built: Workflow) -> None:
     built.edit("config/workflow.yaml", r"\bprompts: \d+", "prompts: 77")
     after = {"choose_final_stage", "assemble_final_draft", "report", "check_gates"}
@@ -122,3 +89,16 @@ def test_another_choice_of_the_final_stage_trains_and_measures_nothing(built: Wo
     jobs = built.plan()
     assert {job["rule"] for job in jobs.values()} == {"assemble_final_draft", "report", "check_gates"}
     assert f"final --draft {P}/longcot/draft --stages" in jobs[f"{P}/final_draft/model.safetensors"]["command"]
+
+
+def test_a_finished_run_is_compared_with_one_that_differs_in_its_name_alone(built: Workflow) -> None:
+    """Of the second run all is made, its data and target are there; of the first nothing."""
+    shutil.copy(built.folder / "config/run/demo.yaml", built.folder / "config/run/demo-2.yaml")
+    text = built.output("-n", "compare", "--config", "runs=[demo,demo-2]")
+    outputs = re.findall(r"^    output: (\S+?),?(?: .*)?$", text, re.MULTILINE)
+    assert {path.split("/")[1] for path in outputs} == {"demo-2", "compare"}
+    job = next(block for block in text.split("\n\n") if "rule compare_runs:" in block)
+    assert "input: results/demo/report.json, results/demo-2/report.json" in job
+    assert "output: results/compare/demo_demo-2.html, results/compare/demo_demo-2.json" in job
+    variants = (f"--variant {run}/sinkpi-slicing=results/{run}/sinkpi-slicing" for run in ("demo", "demo-2"))
+    assert f"--model-dir models/demo {' '.join(variants)} --raw data/raw/" in job

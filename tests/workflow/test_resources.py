@@ -1,6 +1,5 @@
-"""What a stage's job asks a cluster for, by the profile's limits and an estimate, and what nodes have; without Snakemake."""
+"""What a stage's job asks a cluster for, by the profile's limits and an estimate; without Snakemake."""
 
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,14 +8,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from longspec.config import compose_stage
-from longspec.slurm import NoAnswerError
 from longspec.workflow.jobs import resources
 from longspec.workflow.jobs.resources import (
     Limits,
-    Node,
     StageNeeds,
     check_block,
-    check_nodes,
     gpus_in,
     limits_of,
     with_gpus,
@@ -80,28 +76,24 @@ def test_gpus_are_read_from_slurms_words(gres: str, gpus: int) -> None:
     assert gpus_in(gres) == gpus
 
 
-@pytest.mark.parametrize(("batch", "nodes", "ranks"), [(64, 1, 8), (4, 1, 4), (4, 2, 2), (17, 2, 8)])
-def test_processes_share_a_batch(config: Any, batch: int, nodes: int, ranks: int) -> None:
-    """A larger batch that does not divide is left to the trainer, which refuses it."""
-    config.recipe._set_flag("readonly", False)
-    config.recipe.global_batch = batch
-    assert StageNeeds(Limits(nodes=nodes, ranks=8), False, print).processes(config) == (nodes, ranks)
-
-
 @pytest.mark.parametrize(
-    ("source", "wanted", "shape"),
+    ("batch", "source", "wanted", "shape"),
     [
-        ("online", None, (2, 8)),
-        ("offline", None, (1, 1)),
-        ("offline", 12, (2, 6)),
-        ("offline", 64, (2, 8)),  # at most: no more than the profile has
-        ("online", 3, (1, 3)),  # and the trainer refuses a batch that three cannot share
+        (64, "online", None, (2, 8)),
+        (4, "online", None, (2, 2)),  # which share the batch
+        (17, "online", None, (2, 8)),  # the trainer refuses a batch that does not divide
+        (64, "offline", None, (1, 1)),
+        (64, "offline", 12, (2, 6)),
+        (64, "offline", 64, (2, 8)),  # at most: no more than the profile has
+        (64, "online", 3, (1, 3)),
     ],
 )
-def test_a_stage_has_as_many_processes_as_its_run_says(config: Any, source: str, wanted: int | None, shape: Any) -> None:
+def test_a_stage_has_as_many_processes_as_its_run_says(
+    config: Any, batch: int, source: str, wanted: int | None, shape: Any
+) -> None:
     """One that reads stored states has no target to run, for which the profile's GPUs are there."""
     OmegaConf.set_readonly(config, False)
-    config.recipe.global_batch, config.recipe.states.source, config.runtime.ranks = 64, source, wanted
+    config.recipe.global_batch, config.recipe.states.source, config.runtime.ranks = batch, source, wanted
     assert StageNeeds(Limits(nodes=2, ranks=8), False, print).processes(config) == shape
 
 
@@ -166,59 +158,3 @@ def test_an_estimate_that_fails_leaves_the_limits(config: Any, files: tuple[str,
     needs = StageNeeds(LIMITS, True, told.append)
     assert (needs.memory("a", config, *files, [], 1), needs.minutes("a", config, *files, [], 1)) == (900_000, 240)
     assert told == ["a: its job asks for node_mem and longest_job, an estimate failed: last"]
-
-
-# The nodes of a partition, as sinfo tells of them.
-
-BLOCK = {"slurm_partition": "gpu", "nodes": "2", "gres": "'gpu:h100:8'", "ranks": "8", "node_mem": "900000"}
-SINFO = "a1|gpu:h100:8(S:0-1)|1031000\na2|gpu:h100:8|1031000+\nb1|gpu:a100:4,nvme:1|515000\n"
-
-
-@pytest.mark.parametrize(
-    ("node", "gres", "memory", "has"),
-    [
-        (Node("gpu:h100:8(S:0-1)", 1000), "gpu:8", 1000, True),
-        (Node("gpu:h100:8(S:0-1)", 1000), "gpu:a100:1", 1000, False),
-        (Node("gpu:h100:8(S:0-1)", 1000), "gpu:8", 1001, False),
-        (Node("gpu:a100:4,gpu:a40:4", 1000), "gpu:8", 0, True),
-        (Node("gpu:a100:4,gpu:a40:4", 1000), "gpu:a100:8", 0, False),
-        (Node("(null)", 1000), "gpu:1", 0, False),
-        (Node("(null)", 1000), "", 1000, True),
-    ],
-)
-def test_a_node_has_the_gpus_and_the_memory_or_not(node: Node, gres: str, memory: int, has: bool) -> None:
-    assert node.has(gres, memory) is has
-
-
-@pytest.mark.parametrize(
-    ("change", "asked"),
-    [
-        ({"gres": "gpu:b200:8"}, "2 node(s) with gpu:b200:8 and 900000 MB each; of the 3 of partition gpu 0 have that"),
-        ({"mem_mb": "1031001"}, "1031001 MB each"),
-        ({"nodes": "3"}, "3 node(s) with gpu:h100:8 and 900000 MB each; of the 3 of partition gpu 2 have that"),
-    ],
-)
-def test_what_no_partition_can_give_is_refused_with_the_numbers(change: dict[str, str], asked: str) -> None:
-    questions = []
-
-    def sinfo(command: list[str]) -> str:
-        questions.append(command)
-        return SINFO
-
-    check_nodes("train", BLOCK, sinfo)
-    assert "--partition=gpu" in questions[0]
-    with pytest.raises(ValueError, match=re.escape(asked)) as refused:
-        check_nodes("evaluate", BLOCK | change, sinfo)
-    assert str(refused.value).startswith("set-resources: evaluate: a job asks for ")
-    assert "They have: gpu:a100:4,nvme:1, 515000 MB; gpu:h100:8" in str(refused.value)
-
-
-@pytest.mark.parametrize("said", ["", "slurm_load_partitions: something\n", None])
-def test_where_slurm_says_nothing_of_its_nodes_nothing_is_judged(said: str | None) -> None:
-    def sinfo(command: list[str]) -> str:
-        if said is None:
-            raise NoAnswerError("there is no sinfo on the PATH")
-        return said
-
-    check_nodes("train", BLOCK, sinfo)
-    check_nodes("raw", {}, sinfo)

@@ -1,32 +1,104 @@
-"""How often a failed job is tried again; without Snakemake."""
+"""How often a failed job is tried again, and when a stage is not; without Snakemake."""
 
+import json
+import os
 from pathlib import Path
 
 import pytest
 
 from longspec.answers.settings import JOURNAL
 from longspec.journal import unfinished
-from longspec.workflow.jobs.retries import PAUSE, Retries, RetryPolicy
+from longspec.workflow.jobs.retries import FRUITLESS, NEVER_BEGUN, PAUSE, reason_to_give_up, retries
+
+BEGAN = 1000.0
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Path:
+    (tmp_path / "stage").mkdir()
+    return tmp_path / "stage"
+
+
+def put(path: Path, time: float, text: str = "") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    os.utime(path, (time, time))
+
+
+def given_up(stage: Path, tried: int = 1) -> str:
+    return reason_to_give_up(stage, stage.parent / "logs/stage.log", BEGAN, tried)
+
+
+def attempts(stage: Path, *times: float) -> None:
+    for number, time in enumerate(times, start=1):
+        put(stage.parent / f"logs/stage/attempt-{number:03d}-job-{number}.log", time)
+
+
+@pytest.mark.parametrize(
+    ("status", "time", "expected"),
+    [
+        ({"state": "failed", "deterministic": True, "reason": "no such key"}, BEGAN + 1, "in the same way again: no such key"),
+        ({"state": "failed", "deterministic": True, "reason": "mended since"}, BEGAN - 1, ""),
+        ({"state": "failed", "deterministic": False, "reason": "a rank was lost"}, BEGAN + 1, ""),
+    ],
+)
+def test_what_the_stage_itself_says(stage: Path, status: dict[str, object], time: float, expected: str) -> None:
+    assert given_up(stage) == ""
+    put(stage / "status.json", time, json.dumps(status))
+    assert given_up(stage).endswith(expected)
+    assert bool(given_up(stage)) == bool(expected)
+    told = retries("train", 50, 1, stage / "checkpoint.json", stage.parent / "logs/stage.log", BEGAN, {})
+    assert told == ((0, 0, given_up(stage)) if expected else (50, PAUSE, ""))
+
+
+def test_tries_without_a_checkpoint_are_counted_from_the_last_one(stage: Path) -> None:
+    ends = [BEGAN + 10 * number for number in range(1, FRUITLESS + 1)]
+    attempts(stage, *ends[:-1])
+    assert given_up(stage) == ""
+    attempts(stage, *ends)
+    assert f"{FRUITLESS} tries in a row" in given_up(stage)
+    put(stage / "checkpoints/last_2/manifest.json", BEGAN + 5)  # the first of them saved: the others were in vain
+    assert given_up(stage) == ""
+    attempts(stage, *ends, ends[-1] + 1)
+    assert f"{FRUITLESS} tries in a row" in given_up(stage)
+    put(stage / "checkpoints/last/manifest.json", ends[-1])
+    assert given_up(stage) == ""
+
+
+def test_tries_of_an_earlier_snakemake_do_not_count(stage: Path) -> None:
+    attempts(stage, *(BEGAN - 10 * number for number in range(1, 40)))
+    put(stage / "checkpoints/last/manifest.json", BEGAN - 500)
+    assert given_up(stage) == ""
+
+
+def test_tries_that_never_began(stage: Path) -> None:
+    attempts(stage, BEGAN - 5, BEGAN + 5)
+    assert given_up(stage, NEVER_BEGUN) == ""
+    assert "before they began" in given_up(stage, NEVER_BEGUN + 1)
+
+
+def tried(rule: str, attempt: int, output: Path, done: dict[Path, dict[int, int]], allowed: int = 50) -> tuple[int, int]:
+    """The tries of a job that is no stage, and the pause before the next."""
+    *told, reason = retries(rule, allowed, attempt, output, Path(), BEGAN, done)
+    assert reason == ""
+    return told[0], told[1]
 
 
 def test_another_job_has_two_tries_more() -> None:
-    policy, output = RetryPolicy(0.0), Path("manifest.json")
-    assert [policy.other("pack", 50, attempt, output) for attempt in (1, 2, 3)] == [
-        Retries(2, PAUSE),
-        Retries(2, PAUSE),
-        Retries(2),
-    ]
-    assert policy.other("pack", 1, 1, output).allowed == 1
+    output = Path("manifest.json")
+    assert [tried("pack", attempt, output, {}) for attempt in (1, 2, 3)] == [(2, PAUSE), (2, PAUSE), (2, 0)]
+    assert tried("pack", 1, output, {}, allowed=1) == (1, PAUSE)
 
 
-@pytest.mark.parametrize(("rule", "output", "lines"), [("evaluate", "x.jsonl", ""), ("answer", "shard.json", JOURNAL)])
-def test_a_try_that_measured_or_answered_more_is_not_counted(tmp_path: Path, rule: str, output: str, lines: str) -> None:
-    policy, made = RetryPolicy(0.0), tmp_path / output
-    journal = made.with_name(lines) if lines else unfinished(made)
-    assert policy.other(rule, 50, 1, made) == Retries(2, PAUSE)
-    journal.write_text("identity\nmeasured\n")
-    assert policy.other(rule, 50, 2, made) == Retries(3, PAUSE)
-    assert policy.other(rule, 50, 3, made) == Retries(3)
-    journal.write_text("identity\nmeasured\nmeasured\n")
-    assert policy.other(rule, 50, 4, made).allowed == 4
-    assert policy.other(rule, 50, 1, tmp_path / "another" / output).allowed == 2
+@pytest.mark.parametrize(("rule", "output", "journal"), [("evaluate", "x.jsonl", ""), ("answer", "shard.json", JOURNAL)])
+def test_a_try_that_measured_or_answered_more_is_not_counted(tmp_path: Path, rule: str, output: str, journal: str) -> None:
+    """Not one that left its first line alone, or a torn one behind it; nor one that began anew, with other settings."""
+    made, done = tmp_path / output, dict[Path, dict[int, int]]()
+    path = made.with_name(journal) if journal else unfinished(made)
+    assert tried(rule, 1, made, done) == (2, PAUSE)
+    for attempt, (lines, fruitful) in enumerate([(0, 0), (5, 1), (5, 1), (2, 1), (4, 1), (6, 2), (9, 3)], start=2):
+        path.write_text('{"identity": {}}\n' + '{"prompt": 0}\n' * lines + '{"prom')
+        assert tried(rule, attempt, made, done)[0] == 2 + fruitful
+        path.write_text("{}\n" * 99)  # asked again, when the next try has begun
+        assert tried(rule, attempt, made, done)[0] == 2 + fruitful
+    assert tried(rule, 1, tmp_path / "another" / output, done) == (2, PAUSE)

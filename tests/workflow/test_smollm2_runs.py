@@ -8,7 +8,6 @@ from longspec.measure.tasks import HeldOut
 from longspec.workflow.answers import AnswersPlan
 from longspec.workflow.bench import bench_of
 from longspec.workflow.checks import forgetting_warning
-from longspec.workflow.states import StatesPlan
 from tests.workflow.planning import Settings, Workflow
 
 RUNS = {"smollm2-glide": "sinkpi-slicing", "smollm2-eagle3": "ttt"}
@@ -34,8 +33,6 @@ def test_a_run_trains_answers_alone_and_measures_whole_questions(settings: Setti
     plan = settings.plan(runs=[run])
     recipe = plan.configs[run, variant, "answers"].recipe
     assert plan.rows(run, variant, "answers").endswith(f"/{DATA}-long-1536-split/manifest.json")  # answers alone
-    assert (recipe.epochs, recipe.precision, recipe.states.source) == (6, "fastest", "offline")
-    assert StatesPlan(plan).declarations
     evaluation = plan.evaluation_of[run]
     assert plan.vocabulary_while_drafting(run, variant) == [f"results/{run}/{variant}/draft_vocabulary_8192.json"]
     depth = recipe.draft.lag if run == "smollm2-glide" else recipe.draft.steps

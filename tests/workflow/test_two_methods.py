@@ -10,7 +10,7 @@ import pytest
 from longspec.config import yaml_files
 from longspec.workflow.checks import unused_variants
 from longspec.workflow.states import StatesPlan
-from tests.workflow.planning import FILE, Settings, Workflow
+from tests.workflow.planning import FILE, Settings
 
 pytestmark = pytest.mark.slow  # half a minute and more as a whole
 
@@ -39,7 +39,7 @@ def another(settings: Settings, name: str, **method: object) -> None:
 
 def test_chosen_variants_that_no_run_uses_are_told(settings: Settings) -> None:
     assert unused_variants(settings.plan(runs=BOTH)) == ""
-    told = "variants: base, hard-labels: no chosen run is trained in them: each names its own in its file"
+    told = "variants: base, hard-labels: no chosen run is trained so: each names its own variants in its file"
     plan = settings.plan(runs=["demo-eagle3"], variants=["base", "hard-labels"])
     assert unused_variants(plan) == f"{told}: demo-eagle3 in ttt"
 
@@ -215,22 +215,3 @@ def test_a_variant_of_another_method_is_told(settings: Settings) -> None:
     )  # fmt: skip
     with pytest.raises(ValueError, match=f"run 'demo', variant 'ttt', stage 'base': {told}"):
         settings.plan(runs=["demo"], variants=["ttt"])
-
-
-def test_both_runs_in_one_call(workflow: Workflow) -> None:
-    """They share target, tokenizer, data and rows; the vocabulary is counted once and read by every job that wants it."""
-    workflow.edit(RUN, r"vocabulary: \d+", f"vocabulary: {SIZE - 1}")
-    path = f"results/demo-eagle3/ttt/draft_vocabulary_{SIZE - 1}.json"
-    plan = workflow.plan("--config", "runs=[demo,demo-eagle3]")
-    rules = [job["rule"] for job in plan.values()]
-    assert {rule: rules.count(rule) for rule in ("train_target", "pack", "draft_vocabulary", "train", "evaluate")} == {
-        "train_target": 1, "pack": 8, "draft_vocabulary": 1, "train": 6, "evaluate": 10
-    }  # fmt: skip
-    rows = [f"{name}=data/packed/demo/" for name in ("base", "long", "longcot")]
-    command = plan[path]["command"]
-    assert all(each in command for each in rows)
-    assert f"--size {SIZE - 1}" in command
-    wanting = {output for output, job in plan.items() if path in job.get("input", "") and job["rule"] != "report"}
-    assert wanting == {output for output, job in plan.items() if f"--vocabulary {path}" in job["command"]}
-    assert len(wanting) == 3 + 3 + 4  # trained, extracted, and all evaluated but prompt lookup
-    assert all(output.startswith("results/demo-eagle3/") for output in wanting)

@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from typing import TextIO
 
 from longspec.slurm import own_job
 
@@ -11,16 +10,29 @@ LAST_LINE = re.compile(r"^(?:\d\d:\d\d:\d\d )?((?:error: |stopped at step ).*)",
 SILENT = re.compile(r"^error: rank \d+ on \S+ \(pid \d+\) (?:was killed by|ended without) .*", re.MULTILINE)  # by torchrun.py
 
 
-def folder_of(log: Path) -> Path:
-    """Where the logs of all attempts of a job lie: beside its log, under the same name."""
-    return log.with_suffix("")
+def attempts(log: Path) -> list[Path]:
+    """Return the logs of all attempts of a job, which lie in a folder beside its log, under the same name."""
+    return sorted(log.with_suffix("").glob("attempt-*.log"))
+
+
+def time_of(path: Path) -> float:
+    """Return when a file was written to, in seconds since 1970; 0 where there is none."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def begun(log: Path, since: float) -> int:
+    """Count the attempts whose log was written to after `since`, in seconds since 1970."""
+    return sum(time_of(path) >= since for path in attempts(log))
 
 
 def new_log(log: Path) -> Path:
-    """The log of a new attempt, of which `log` becomes a link; those of earlier attempts stay."""
-    folder = folder_of(log)
+    """Begin the log of a new attempt, of which `log` becomes a link; those of earlier attempts stay."""
+    folder = log.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
-    number = 1 + max((int(path.stem.split("-")[1]) for path in folder.glob("attempt-*.log")), default=0)
+    number = 1 + max((int(path.stem.split("-")[1]) for path in attempts(log)), default=0)
     job = own_job()
     path = folder / f"attempt-{number:03d}{f'-job-{job}' if job else ''}.log"
     path.touch()
@@ -33,29 +45,17 @@ def new_log(log: Path) -> Path:
 
 
 def last_words(text: str, errors: Path) -> str:
-    """Why an attempt failed: the words of the rank that failed first, and a line for each rank that left none.
+    """Return why an attempt failed: the words of the rank that failed first, and a line for each rank that left none.
 
     Those words are the first rank's error.json, or the first error in the log. `errors` is torchrun's folder, in which each
     rank of each machine that raises leaves error.json.
     """
-    words = _first_error(errors) or next((line[1] for line in LAST_LINE.finditer(text)), "")
-    silent = [line for line in SILENT.findall(text) if line != words]
-    return "\n".join(filter(None, [words, *silent]))
-
-
-def _first_error(errors: Path) -> str:
-    # By the file system's clock: those of two machines may differ.
-    for path in sorted(errors.rglob("error.json"), key=lambda path: path.stat().st_mtime_ns):
+    words = next((line[1] for line in LAST_LINE.finditer(text)), "")
+    # The last one read is the first by the file system's clock: those of two machines may differ.
+    for path in sorted(errors.rglob("error.json"), key=time_of, reverse=True):
         try:
-            return str(json.loads(path.read_text())["message"]["extraInfo"]["py_callstack"]).rstrip()
+            words = str(json.loads(path.read_text())["message"]["extraInfo"]["py_callstack"]).rstrip()
         except (ValueError, KeyError, TypeError):  # torn by the end of its machine
             continue
-    return ""
-
-
-def append_last_words(handle: TextIO, path: Path, errors: Path) -> None:
-    """Put them at the end of a log, below what the launchers have to say."""
-    words = last_words(path.read_text(errors="replace"), errors)
-    if words:
-        handle.write(f"\nThis attempt ended:\n{words}\n")
-        handle.flush()
+    silent = [line for line in SILENT.findall(text) if line != words]
+    return "\n".join(filter(None, [words, *silent]))

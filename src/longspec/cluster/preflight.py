@@ -7,7 +7,6 @@ which works where a collective does not. Rank 0 judges and prints it; with 1 it 
 import argparse
 import json
 import os
-import secrets
 import socket
 import sys
 import time
@@ -22,22 +21,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from longspec.atomic_files import write_json, write_text
+from longspec.atomic_files import write_json
 from longspec.cluster.preflight_checks import FAIL, OK, WARN, Facts, Finding, check_gpus, check_needs, check_versions, worst
 from longspec.config import ConfigError, Recipe, Runtime, load
 from longspec.distributed import Ranks, end_at_once, find_ranks, write_error_file
 from longspec.process_group import join, own_device
 from longspec.shown import one_line
-from longspec.train.estimate.memory import gib, memory_of
+from longspec.train.estimate.memory import memory_of
 from longspec.train.trackers import is_installed
 
 VERSIONS_OF = ("longspec", "torch", "transformers", "deepspeed", "tokenizers", "numpy", "flash-attn", "liger-kernel")
 NETWORK = "NCCL_DEBUG=INFO tells the way that is taken; name the network with NCCL_SOCKET_IFNAME (GLOO_SOCKET_IFNAME on CPUs)"
 EXACT = 1000  # elements whose sum is checked
 BYTES = {"cuda": 256 * 2**20, "cpu": 4 * 2**20}  # of the measured all-reduce
-WRITTEN = 64 * 2**20  # bytes of the test file
-SHOWN = ".preflight"  # its name
-POLL = 0.2  # seconds
 
 
 def exchange(store: Any, key: str, ranks: Ranks, content: Any) -> list[Any]:
@@ -52,9 +48,9 @@ def exchange(store: Any, key: str, ranks: Ranks, content: Any) -> list[Any]:
     return found
 
 
-def own_facts(ranks: Ranks, token: str) -> Facts:
+def own_facts(ranks: Ranks) -> Facts:
     """Return this rank's facts."""
-    facts: dict[str, Any] = {"host": socket.gethostname(), "host_memory": host_memory(), "token": token}
+    facts: dict[str, Any] = {"host": socket.gethostname(), "host_memory": host_memory()}
     facts["versions"] = {name: version(name) if is_installed(name) else "not installed" for name in VERSIONS_OF}
     facts["versions"]["python"] = sys.version.split()[0]
     facts["gpus"] = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -75,37 +71,6 @@ def host_memory() -> int:
             with suppress(OSError, ValueError):  # no such file, or "max"
                 limits.append(int((folder / "memory.max").read_text()))
     return min(limits)
-
-
-def write_test_file(out: Path) -> tuple[str, str]:
-    """Write a file that all nodes are to see; its token, or none and why it cannot be written."""
-    token = secrets.token_hex(32)
-    try:
-        write_text(out / SHOWN, token * (WRITTEN // len(token)))
-    except OSError as error:
-        return "", f"a file of {gib(WRITTEN)} cannot be written: {error}"
-    return token, ""
-
-
-def not_shared(out: Path, token: str, ranks: Ranks, seconds: float) -> str:
-    """Say why this node does not share the folder with rank 0; empty when it reads the test file and can write beside it.
-
-    It looks for as long as a file system of a network may keep an old listing. One rank of each node looks, if there is a file.
-    """
-    if ranks.local_rank or not token:
-        return ""
-    path, until, expected = out.absolute() / SHOWN, time.monotonic() + seconds, token * (WRITTEN // len(token))
-    try:
-        while not (path.parent.is_dir() and path in path.parent.iterdir() and path.read_text() == expected):
-            if time.monotonic() > until:
-                return f"{socket.gethostname()}: {path}, as rank 0 wrote it, is not there after {seconds:.0f} s"
-            time.sleep(POLL)
-        own = path.with_name(f"{SHOWN}-{ranks.rank}")
-        write_text(own, token)
-        own.unlink()
-    except OSError as error:
-        return f"{socket.gethostname()}: {error}"
-    return ""
 
 
 def all_reduce(ranks: Ranks, minutes: float) -> Finding:
@@ -148,13 +113,10 @@ def run(options: argparse.Namespace, ranks: Ranks) -> int:
 
     Raises ValueError for stages that cannot be read, and for a rank that does not come or falls silent.
     """
-    if len(options.recipe) != len(options.runtime):
-        raise ValueError(f"{len(options.recipe)} --recipe, but {len(options.runtime)} --runtime: give both for each stage")
     pairs = zip(options.recipe, options.runtime, strict=True)
     stages = [(load(recipe, Recipe), load(runtime, Runtime)) for recipe, runtime in pairs]
     store, _, _ = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=options.seconds))))
-    token, unwritten = write_test_file(options.out) if ranks.is_main else ("", "")
-    facts = [Facts(**each) for each in exchange(store, "facts", ranks, asdict(own_facts(ranks, token)))]
+    facts = [Facts(**each) for each in exchange(store, "facts", ranks, asdict(own_facts(ranks)))]
     gpus = check_gpus(facts, options.gpus_expected)
     reduced = Finding(FAIL, "not run: GPUs are missing")
     if gpus.level != FAIL:
@@ -162,17 +124,11 @@ def run(options: argparse.Namespace, ranks: Ranks) -> int:
             reduced = all_reduce(ranks, options.seconds / 120)  # minutes: half of what the others wait for this rank
         except RuntimeError as error:
             reduced = Finding(FAIL, f"{type(error).__name__}: {error}", NETWORK)
-    shared = not_shared(options.out, facts[0].token, ranks, options.seconds / 4)
-    told = exchange(store, "findings", ranks, [asdict(reduced), shared])
+    told = [Finding(**each) for each in exchange(store, "findings", ranks, asdict(reduced))]
     if not ranks.is_main:
         return 0
-    if token:
-        (options.out / SHOWN).unlink()
-    findings = {"versions": check_versions(facts), "gpus": gpus}
-    findings["all-reduce"] = worst([Finding(**each) for each, _ in told], facts)
+    findings = {"versions": check_versions(facts), "gpus": gpus, "all-reduce": worst(told, facts)}
     findings |= check_needs(options.target, facts, stages, own_device(ranks), options.out)
-    if wrong := next((reason for _, reason in told if reason), unwritten):
-        findings["disk"] = Finding(FAIL, wrong, f"give the run a folder that all nodes share and can write ({options.out})")
     code = concluded(options.report, facts, findings)
     if code:
         write_error_file(ValueError("a check failed; the table above says which, and what to do"), ranks, known=True)

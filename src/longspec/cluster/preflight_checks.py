@@ -37,7 +37,6 @@ class Facts:
     memory: int = 0
     free: int = 0
     host_memory: int = 0
-    token: str = ""  # of the test file; rank 0's alone
 
 
 def by_value(facts: list[Facts], values: list[str]) -> str:

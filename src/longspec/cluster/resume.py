@@ -15,10 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from longspec.atomic_files import read_json, write_json
-from longspec.cluster.queue import QueuedJob, my_jobs
 from longspec.distributed import stat_of
 from longspec.lease import BOOT_ID
-from longspec.slurm import NoAnswerError
+from longspec.slurm import NoAnswerError, QueuedJob, my_jobs
 
 NOTE = Path(".snakemake/controller.json")  # which process on which machine controls the folder's jobs, or did so last
 GO_ON = ["--profile", "slurm", "final_draft"]
@@ -42,11 +41,8 @@ def living_controller(folder: Path) -> str:
     """Name the process that may still control the folder's jobs, and what to do about it; empty when there is none."""
     if not (folder / NOTE).exists():
         return ""
-    try:
-        note = read_json(folder / NOTE)
-        host, pid, began = note["host"], note["pid"], note["began"]
-    except (ValueError, KeyError, TypeError):
-        return f"{folder / NOTE} is damaged: make sure that no Snakemake works here, remove it"
+    note = read_json(folder / NOTE)
+    host, pid, began = note["host"], note["pid"], note["began"]
     if host != socket.gethostname():
         return f"Snakemake was started here on {host} as process {pid}: look there (ssh {host} ps -p {pid}) whether it is gone"
     if began and _began(pid) == began:

@@ -1,4 +1,4 @@
-"""Read the state of trained stages from their folders, though files are torn or missing. No torch; Slurm is not asked."""
+"""Read the state of trained stages from their folders, at whatever moment. No torch; Slurm is not asked."""
 
 import json
 import os
@@ -12,9 +12,9 @@ from typing import Any
 
 from longspec import lease
 from longspec.atomic_files import read_json_object
-from longspec.cluster.queue import QueuedJob
-from longspec.cluster.retry_policy import begun
+from longspec.cluster.attempt_logs import attempts, begun
 from longspec.config import ConfigError, stages_of
+from longspec.slurm import QueuedJob
 from longspec.train.checkpoint import checkpoint_dir
 from longspec.train.stage_folder import STATUS
 
@@ -25,10 +25,10 @@ NOT_STARTED = ("PENDING", "CONFIGURING")
 
 @dataclass
 class Stage:
-    """One stage's folder at one moment. What could not be read is missing, and named in `troubles`.
+    """One stage's folder at one moment.
 
     jobs: this user's, None where Slurm is not asked or gives no answer. holder: the job that holds the folder, or held it last,
-    as its lease file says; silent: seconds since it was last heard of, by two machines' clocks, which decides nothing.
+    as its lease file says; silent: seconds since it was last heard of, by two machines' clocks.
     """
 
     name: str  # demo/sinkpi-slicing/long
@@ -36,7 +36,6 @@ class Stage:
     jobs: Sequence[QueuedJob] | None = None
     status: dict[str, Any] = field(default_factory=dict)
     holder: lease.LeaseFile | None = None
-    is_mine: bool = True  # held by a process of this user: Slurm may hide other users' jobs
     silent: float = 0.0
     rows: list[dict[str, Any]] = field(default_factory=list)  # the last ones of its metrics
     saved: int | None = None  # the last checkpoint's step
@@ -44,7 +43,6 @@ class Stage:
     total: int | None = None
     attempts: int = 0
     log: Path | None = None
-    troubles: list[str] = field(default_factory=list)
 
     @property
     def job_id(self) -> str | None:
@@ -59,27 +57,19 @@ class Stage:
         The executor puts the rule and its wildcards into the job's comment. Another clone of the same user may train stages of
         the same names.
         """
-        comment = f"rule_train_wildcards_{self.name.replace('/', '_')}"
-        found = [job for job in self.jobs or () if job.id == self.job_id or (job.comment == comment and self._is_below(job))]
-        return max(found, key=lambda job: job.id == self.job_id, default=None)
-
-    def _is_below(self, job: QueuedJob) -> bool:
-        return bool(job.workdir) and self.folder.resolve().is_relative_to(Path(job.workdir).resolve())
-
-    @property
-    def is_alive(self) -> bool:
-        """Tell whether a job still writes into the stage's folder, by its lease and by Slurm."""
-        if self.holder is None or self.holder.is_released or self.silent > lease.STALE:
-            return False
-        if self.jobs is None or self.job_id is None or not self.is_mine:
-            return True
-        return any(job.id == self.job_id for job in self.jobs)
+        comment, folder = f"rule_train_wildcards_{self.name.replace('/', '_')}", self.folder.resolve()
+        sent = [job for job in self.jobs or () if job.comment == comment and job.workdir]
+        found = [job for job in sent if folder.is_relative_to(Path(job.workdir).resolve())]
+        return next((job for job in self.jobs or () if job.id == self.job_id), found[0] if found else None)
 
     @property
     def state(self) -> str:
-        """How it stands: what its job wrote down last, unless that job has ended or hangs without a word, then `silent`."""
+        """How it stands: what its job wrote down last, unless that job has ended or hangs without a word, then `silent`.
+
+        A job whose lease is fresh counts as alive, for two minutes also one that was killed.
+        """
         written, job = str(self.status.get("state")), self.job
-        if self.is_alive:
+        if self.holder and not self.holder.is_released and self.silent <= lease.STALE:
             return "done" if written == "done" else "running"
         if job and job.state in NOT_STARTED:
             return "queued"
@@ -123,18 +113,14 @@ def _order(run: str) -> list[str]:
 
 
 def _place(stage: Stage) -> tuple[Any, ...]:
-    """Return where a stage comes in the table: by run and variant, then as config/run/{run}.yaml trains its stages.
-
-    Where that file is gone or says nothing of the stage, by the time at which its recipe was frozen.
-    """
+    """Return where a stage comes in the table: by run and variant, then as config/run/{run}.yaml trains its stages."""
     *parents, last = stage.name.split("/")
     order = _order(parents[0]) if parents else []
-    number = order.index(last) if last in order else len(order)
-    return parents, number, (stage.folder / "recipe.yaml").stat().st_mtime, last
+    return parents, order.index(last) if last in order else len(order), last
 
 
 def find(results: Path, jobs: Sequence[QueuedJob] | None = None) -> list[Stage]:
-    """Return all stages below a folder, those of a run in the order in which they are trained."""
+    """Return all stages below a folder, those of a run in the order in which they are trained. Raises ValueError as read."""
     folders = [path.parent for depth in range(DEPTH + 1) for path in results.glob("*/" * depth + "recipe.yaml")]
     names = {folder: folder.relative_to(results).as_posix() for folder in folders}
     stages = (read(folder, folder.name if name == "." else name, results, jobs) for folder, name in names.items())
@@ -142,60 +128,43 @@ def find(results: Path, jobs: Sequence[QueuedJob] | None = None) -> list[Stage]:
 
 
 def read(folder: Path, name: str, results: Path, jobs: Sequence[QueuedJob] | None = None) -> Stage:
-    """Read the state of one stage from its folder and its logs."""
+    """Read the state of one stage from its folder and its logs. Raises ValueError with the file that is damaged."""
     stage = Stage(name, folder, jobs)
-    try:
-        stage.status = read_json_object(folder / STATUS) if (folder / STATUS).exists() else {}
-    except (ValueError, OSError) as error:
-        stage.troubles.append(str(error))
-    try:
-        stage.holder, owner = lease.read(folder), (folder / lease.LEASE).stat().st_uid
-        stage.is_mine = owner == os.getuid()
-        stage.silent = max(0.0, time.time() - stage.holder.beat / 1e9) if stage.holder else 0.0
-    except OSError:
-        pass
+    stage.status = read_json_object(folder / STATUS) if (folder / STATUS).exists() else {}
+    stage.holder = lease.read(folder)
+    stage.silent = max(0.0, time.time() - stage.holder.beat / 1e9) if stage.holder else 0.0
     stage.rows = _last_rows(folder)
-    _read_checkpoint(stage)
-    steps = stage.status.get("steps")  # 0 until the first step of an attempt is known
-    stage.total = steps if isinstance(steps, int) and steps > 0 else stage.total
-    logs = results.parent / "logs/train" / name
-    link = logs.with_name(f"{logs.name}.log")
-    stage.attempts = begun(link, (folder / "recipe.yaml").stat().st_mtime)  # at the recipe that is frozen now
-    stage.log = max(logs.glob("attempt-*.log"), default=link if link.is_file() else None)
+    for slot in (folder / checkpoint_dir.CHECKPOINTS / name for name in checkpoint_dir.SLOTS):
+        try:
+            manifest = checkpoint_dir.read_manifest(slot)
+            stage.saved_ago = max(0.0, time.time() - (slot / checkpoint_dir.MANIFEST).stat().st_mtime)
+        except (
+            FileNotFoundError,
+            ValueError,
+        ):  # not there, rotated away just now, or damaged, as the trainer will say
+            continue
+        stage.saved, stage.total = manifest["step"], manifest["steps"]
+        break
+    stage.total = stage.status.get("steps") or stage.total  # 0 until the first step of an attempt is known
+    log = results.parent / "logs/train" / f"{name}.log"
+    stage.attempts = begun(log, (folder / "recipe.yaml").stat().st_mtime)  # at the recipe that is frozen now
+    stage.log = max(attempts(log), default=log if log.is_file() else None)
     return stage
 
 
 def _last_rows(folder: Path) -> list[dict[str, Any]]:
-    """Return the last rows, of the end of the file alone: the whole of it is large after days. A torn line is left out."""
+    """Return the last rows, of the end of the file alone: the whole of it is large after days. Torn lines are left out."""
     final, growing = folder / "metrics.jsonl", folder / "checkpoints/metrics.jsonl"
+    rows: list[dict[str, Any]] = []
     try:
         with (final if final.is_file() else growing).open("rb") as handle:
             handle.seek(max(0, handle.seek(0, os.SEEK_END) - TAIL_BYTES))
-            rows = [_row(line) for line in handle.read().split(b"\n")]
-    except OSError:
-        return []
-    return [row for row in rows if row is not None][-TAIL_ROWS:]
-
-
-def _row(line: bytes) -> dict[str, Any] | None:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
-
-
-def _read_checkpoint(stage: Stage) -> None:
-    """Read the newest slot whose manifest is whole; the large files beside it are not looked at."""
-    for name in checkpoint_dir.SLOTS:
-        slot = stage.folder / "checkpoints" / name
+            lines = handle.read().split(b"\n")
+    except FileNotFoundError:
+        return rows
+    for line in lines:
         try:
-            manifest = checkpoint_dir.read_manifest(slot)
-            stage.saved, stage.total = int(manifest["step"]), int(manifest["steps"])
-            stage.saved_ago = max(0.0, time.time() - (slot / checkpoint_dir.MANIFEST).stat().st_mtime)
-            return
-        except FileNotFoundError:  # rotated away at this moment
+            rows.append(json.loads(line))
+        except ValueError:
             continue
-        except (ValueError, KeyError, TypeError, OSError) as error:
-            if slot.exists():
-                stage.troubles.append(str(error) if str(slot) in str(error) else f"{slot}: {type(error).__name__}: {error}")
+    return rows[-TAIL_ROWS:]

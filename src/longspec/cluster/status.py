@@ -9,10 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from longspec.cluster.queue import my_jobs
 from longspec.cluster.stages import Stage, find
 from longspec.shown import duration
-from longspec.slurm import NoAnswerError
+from longspec.slurm import NoAnswerError, my_jobs
 
 STYLES = {"running": "green", "done": "bold", "queued": "cyan", "failed": "bold red", "silent": "red"}
 WIDTH = 160  # where the output is no terminal
@@ -46,20 +45,18 @@ def cells(stage: Stage) -> list[Text]:
 
 
 def remarks(stage: Stage) -> list[str]:
-    """Say below the table why a stage failed or fell silent, and what could not be read."""
-    lines, reached = [], stage.rows[-1]["step"] if stage.rows else stage.status.get("step")
-    after = f"after step {reached or 0} of {stage.total or '?'}"
+    """Say below the table why a stage failed or fell silent."""
+    reached = stage.rows[-1]["step"] if stage.rows else stage.status.get("step", 0)
+    after = f"after step {reached} of {stage.total or '?'}"
     if stage.status.get("state") == "failed" and stage.state not in ("running", "done"):
-        again = "; settings, data and code must change before it is tried again" if stage.status.get("deterministic") else ""
-        lines += [f"{stage.name} failed {after}{again}:", *f"{stage.status.get('reason') or None}".splitlines()]
-    if stage.state == "silent":
-        silent = "" if stage.holder is None else f", nothing heard of it for {duration(stage.silent)}"
-        lines.append(
-            f"{stage.name} ended without a word or hangs {after}{silent}; the next attempt goes on from its checkpoint"
-        )
-    if lines:
-        lines.append(f"  log: {stage.log}" if stage.log else "  no log of it was found")
-    return lines + [f"{stage.name}: {trouble}" for trouble in stage.troubles]
+        again = "; settings, data and code must change before it is tried again" if stage.status["deterministic"] else ""
+        lines = [f"{stage.name} failed {after}{again}:", *stage.status["reason"].splitlines()]
+    elif stage.state == "silent":
+        silent = f", nothing heard of it for {duration(stage.silent)}" if stage.holder else ""
+        lines = [f"{stage.name} ended without a word or hangs {after}{silent}; the next attempt goes on from its checkpoint"]
+    else:
+        return []
+    return [*lines, f"  log: {stage.log}" if stage.log else "  no log of it was found"]
 
 
 def render(stages: list[Stage], console: Console) -> None:
@@ -89,7 +86,11 @@ def main(argv: list[str]) -> int:
         jobs, silence = my_jobs(), ""
     except NoAnswerError as error:
         jobs, silence = None, f"\nSlurm's own states are not known: {error}"
-    stages = find(results, jobs)
+    try:
+        stages = find(results, jobs)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     if not stages:
         print(
             f"{results}: no stage in it yet (no folder with a recipe.yaml). To start: snakemake --profile slurm final_draft;"

@@ -30,15 +30,6 @@ class AnswersPlan:
                     f"data.{name}.{KEY}: the source stdlib is running text, which asks nothing; remove {KEY}, or name a source "
                     "of conversations"
                 )
-        for model in choices.built:
-            for phase in choices.mixture(model):
-                name = phase["dataset"]
-                if name in self.chosen:
-                    raise ValueError(
-                        f"data.{name}.{KEY}: config/model/{model}.yaml trains the target on {name} (build.mixture), which the "
-                        f"target itself is to answer; name its answers apart, with the same source: {name}-answers"
-                    )
-
         for name in self.asked:
             models = {model for model, dataset in self.wanted() if dataset == name}
             if len(models) > 1:
@@ -63,16 +54,13 @@ class AnswersPlan:
     @property
     def asked(self) -> list[str]:
         """The datasets that a server which runs already answers: their jobs need no machine of their own."""
-        return [name for name in self.chosen if self._is_asked(name)]
+        settings = self.chosen.items()
+        return [name for name, each in settings if each.engine == answer_settings.ENDPOINT and each.server is None]
 
     @property
     def computed(self) -> list[str]:
         """The datasets whose jobs load the target, or start its server."""
-        return [name for name in self.chosen if not self._is_asked(name)]
-
-    def _is_asked(self, name: str) -> bool:
-        settings = self.chosen[name]
-        return settings.engine == answer_settings.ENDPOINT and settings.server is None
+        return [name for name in self.chosen if name not in self.asked]
 
     # Files.
 

@@ -3,7 +3,7 @@
 from longspec.config.faults import faults_in
 from longspec.workflow import paths
 from longspec.workflow.answers import AnswersPlan
-from longspec.workflow.checks import check_answered, check_apart
+from longspec.workflow.checks import check_answered
 from longspec.workflow.plan import Plan
 from longspec.workflow.settings import datasets, evaluations, runs
 
@@ -12,6 +12,10 @@ class Bench(Plan):
     """The plan's answers for what is measured apart, of the runs that measure something apart: `evaluation_of` names them."""
 
     evaluated = paths.BENCHED
+
+    def report_variants(self, run: str) -> list[str]:
+        """Return the report's options: the folders it reads, by variant, and which of their evaluations."""
+        return [*super().report_variants(run), "--evaluations bench"]
 
     def pages(self) -> list[str]:
         """The page of each of these runs. Raises ValueError where none of the chosen runs has one."""
@@ -33,7 +37,6 @@ def bench_of(plan: Plan) -> Bench:
     with faults_in(datasets.FILE):
         AnswersPlan(bench)
     check_answered(bench)
-    check_apart(bench)
     for each in apart.values():
         datasets.check_task_files(each.tasks, plan.datasets_trained_on(), plan.data, each.file_of("bench"))
     return bench

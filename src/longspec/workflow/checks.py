@@ -97,35 +97,31 @@ def check_published(plan: Plan) -> None:
 
 
 def forgetting_warning(plan: Plan) -> str:
-    """The datasets that gates.forgetting cannot judge, and what to do; empty when there is none.
+    """Name the datasets that gates.forgetting cannot judge, and what to do; empty when there is none.
 
     A later stage may forget these without a task to show it: days of training would end in a gate that judges nothing.
     """
-    unseen: dict[str, list[str]] = {}  # by the file of the tasks
+    unseen: dict[str, dict[str, None]] = {}  # by the file of the tasks
     for run in (name for name in plan.runs if plan.gates_of(name)["forgetting"] is not None):
-        known, measured = unseen.setdefault(plan.evaluation_of[run].file_of("tasks"), []), plan.evaluation_data(run)
+        file, measured = plan.evaluation_of[run].file_of("tasks"), plan.evaluation_data(run)
         for before, after in (pair for stages in plan.datasets_in_order(run) for pair in pairwise(stages)):
-            if before != after and before not in (*measured, *known):
-                known.append(before)
+            if before != after and before not in measured:
+                unseen.setdefault(file, {})[before] = None
     return "\n".join(
         f"gates.forgetting cannot judge what is forgotten of {', '.join(names)}: no task measures it. Add one for each "
-        f"to evaluation.tasks in {file}, such as own: {{data: {names[0]}, context: [64, 448]}}, or set gates.forgetting to null"
+        f"to evaluation.tasks in {file}, such as own: {{data: {next(iter(names))}, context: [64, 448]}}, or set "
+        "gates.forgetting to null"
         for file, names in unseen.items()
-        if names
     )
 
 
 def unused_variants(plan: Plan) -> str:
-    """The chosen variants in which no chosen run is trained, since all name their own; empty when there is none."""
+    """Name the chosen variants in which no chosen run is trained, since all name their own; empty when there is none."""
     used = {variant for run in plan.runs for variant in plan.variants[run]}
     unused = [variant for variant in plan.settings["variants"] if variant not in used]
-    if not unused:
-        return ""
     named = "; ".join(f"{run} in {', '.join(plan.variants[run])}" for run in plan.runs)
-    return (
-        f"variants: {', '.join(unused)}: no chosen run is trained in {'it' if len(unused) == 1 else 'them'}: each names its "
-        f"own in its file: {named}"
-    )
+    told = f"variants: {', '.join(unused)}: no chosen run is trained so: each names its own variants in its file: {named}"
+    return told if unused else ""
 
 
 def data_of_runs(settings: dict[str, Any], config_dir: Path) -> dict[str, Any]:
@@ -195,16 +191,4 @@ def check_answered(plan: Choices) -> None:
                 raise ValueError(
                     f"{evaluation.file_of('tasks')}: evaluation.tasks.{task}: data.{settings.data} has questions alone, and no"
                     " text to go on with; add whole_questions: true"
-                )
-
-
-def check_apart(bench: Choices) -> None:
-    """Raise ValueError for parts of answers that nobody gives: what is measured apart has the target answer nothing."""
-    for run, evaluation in bench.evaluation_of.items():
-        raw = {name for name, entry in bench.data.items() if entry.get("regenerate") is not None} - bench.trained_on_by(run)
-        for task, settings in evaluation.tasks.items():
-            if isinstance(settings, tasks.HeldOut) and settings.data in raw and not settings.whole_questions:
-                raise ValueError(
-                    f"{evaluation.file_of('bench')}: evaluation.bench.tasks.{task}: the target answers data.{settings.data} "
-                    f"(regenerate) for runs that train on it, and {run} does not; add whole_questions: true"
                 )

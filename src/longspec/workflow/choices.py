@@ -49,24 +49,14 @@ class Choices:
         return {name: list(run.says.stages) for name, run in self.files.items()}
 
     @property
-    def variant_names(self) -> list[str]:
-        """Names of the variants of all runs, each once."""
-        return list(dict.fromkeys(variant for variants in self.variants.values() for variant in variants))
-
-    @property
     def data(self) -> dict[str, Any]:
         return self.settings["data"]
-
-    @property
-    def stage_names(self) -> list[str]:
-        """Names of the stages of all runs, each once."""
-        return list(dict.fromkeys(stage for stages in self.stages.values() for stage in stages))
 
     @property
     def drafters(self) -> list[str]:
         """Names of everything that may be evaluated: baselines, every stage, the published draft with prompt lookup."""
         imported = [IMPORTED] if self.beginnings else []
-        return list(dict.fromkeys([*BASELINES, *imported, *self.stage_names, WITH_LOOKUP]))
+        return [*BASELINES, *imported, *(stage for stages in self.stages.values() for stage in stages), WITH_LOOKUP]
 
     @property
     def models(self) -> dict[str, Any]:

@@ -43,10 +43,6 @@ class MeasuringPlan(Choices):
         """The gates of a run as canonical JSON."""
         return json.dumps(self.gates_of(run), sort_keys=True)
 
-    def compared_gates(self, first: str) -> str:
-        """The gates of the first of two compared runs."""
-        return self.gates(first)
-
     def task_files(self, run: str) -> list[Any]:
         """The files of a run's tasks whose prompts are not held-out records; of the hub the manifests of what is fetched."""
         tasks = self.evaluation_of[run].tasks
@@ -138,10 +134,6 @@ class MeasuringPlan(Choices):
                 f"in {' and '.join(files)}: give both the same"
             )
         return f"{paths.COMPARED}.html".format(first=first, second=second)
-
-    def compared_settings(self, first: str) -> str:
-        """The evaluation section of two compared runs, which compared_page has found equal."""
-        return self.evaluation_settings(first)
 
     # The stage that is published.
 

@@ -130,9 +130,13 @@ class Plan(MeasuringPlan):
     # Two runs side by side.
 
     def compared_options(self, first: str, second: str) -> list[str]:
-        """What the report of two runs reads: all that their own have read, each variant under its run's name and its own."""
+        """Return what the report of two runs reads: all that their own have, each variant under its run's name and its own.
+
+        compared_page has found that they are measured alike; their gates are those of the first.
+        """
         both = [(run, variant) for run in (first, second) for variant in self.variants[run]]
-        options = ["--model-dir", str(Path(self.target(first)).parent)]
+        options = ["--settings", self.evaluation_settings(first), "--gates", self.gates(first)]
+        options += ["--model-dir", str(Path(self.target(first)).parent)]
         options += [each for run, name in both for each in ("--variant", f"{run}/{name}=results/{run}/{name}")]
         held = [f"{run}/{name}={path}" for run, name in both for path in self.vocabulary_while_drafting(run, name)]
         options += [each for path in held for each in ("--vocabulary", path)]

@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from longspec import methods
-from longspec.atomic_files import fsync_path, sha256_text
+from longspec.atomic_files import sha256_text
 from longspec.config import OFFLINE, plain, to_yaml, yaml_files
 from longspec.workflow import paths
 from longspec.workflow.choices import Stage
@@ -65,16 +65,6 @@ class StatesPlan:
         for folder in dict.fromkeys(folders):
             self.readers.setdefault(folder, []).append(stage)
 
-    @property
-    def rows(self) -> list[str]:
-        """The names of the packed rows whose states are stored."""
-        return sorted({rows for _, rows, _ in self.readers})
-
-    @property
-    def declarations(self) -> list[str]:
-        """The last names of all folders."""
-        return sorted({declaration for _, _, declaration in self.readers})
-
     def _vocabulary(self, run: str, variant: str) -> str | None:
         """The draft vocabulary's file; of a run that takes it over the file that was counted, so that both share."""
         size, at = methods.vocabulary_size(self.plan.first_recipe(run, variant)), (run, variant)
@@ -98,12 +88,7 @@ class StatesPlan:
     def check_place(self) -> None:
         """Raise ValueError where data/states cannot become a link to the configured folder."""
         configured = self._configured
-        if configured is None:
-            return
-        above = next(path for path in (configured, *configured.parents) if path.exists())
-        if not above.is_dir():
-            raise ValueError(f"config/workflow.yaml: {PLACE}: {configured}: {above} is a file; name a folder")
-        if os.path.lexists(ROOT) and ROOT.resolve() != configured.resolve():
+        if configured is not None and os.path.lexists(ROOT) and ROOT.resolve() != configured.resolve():
             fix = f"rm {ROOT}" if ROOT.is_symlink() else f"mv {ROOT}/* {configured}/ && rmdir {ROOT}, or rm -r {ROOT}"
             raise ValueError(f"config/workflow.yaml: {PLACE}: {configured}: {ROOT} is there already; change that first: {fix}")
 
@@ -113,7 +98,6 @@ class StatesPlan:
             self._configured.mkdir(parents=True, exist_ok=True)
             ROOT.parent.mkdir(parents=True, exist_ok=True)
             ROOT.symlink_to(self._configured)
-            fsync_path(ROOT.parent)
 
     # Building.
 
@@ -124,7 +108,7 @@ class StatesPlan:
         return [] if found is None or top_k is None else [found]
 
     def rows_options(self, part: str = "", parts: str = "") -> list[str]:
-        """Which rows a job builds: those of a shard, or without one the held-out rows."""
+        """Return which rows a job builds: those of a shard, or without one the held-out rows."""
         return ["--shard", part, "--num-shards", parts] if part else ["--held-out"]
 
     def shards(self, model: str, rows: str, declaration: str) -> list[str]:
@@ -160,24 +144,26 @@ class StatesPlan:
     # Reading.
 
     def states(self, run: str, variant: str, stage: str) -> list[str]:
-        """The stage's own copy of contents; none of a stage that is trained online."""
-        offline = (run, variant, stage) in self._folders_of
-        return [paths.STAGE_STATES.format(linked=f"{run}/{variant}/{stage}")] if offline else []
+        """Return the stage's own copy of contents; none of a stage that is trained online."""
+        return [str(_copy((run, variant, stage)))] if (run, variant, stage) in self._folders_of else []
 
     def contents(self, linked: str) -> list[str]:
-        """The contents.json of the states that a stage is trained on, of those of its held-out rows, if it measures any, and
-        of those of the rows that it replays.
+        """Return the contents.json of the states that a stage is trained on, of those of its held-out rows, if it measures any,
+        and of those of the rows that it replays.
 
         linked: the stage's run, variant and name, with slashes between them.
         """
         run, variant, name = linked.split("/")
-        own, *replayed = map(_path, self._folders_of[run, variant, name])
-        number = self._held_out_rows((run, variant, name))
-        held_out = [own / f"held-out-{number}"] if number else []
+        stage = (run, variant, name)
+        own, *replayed = map(_path, self._folders_of[stage])
+        runtime, frozen = self.plan.configs[stage].runtime, _stage_folder(stage) / "runtime.yaml"
+        if self.is_trained(stage) and frozen.is_file():  # since `runtime` trains nothing again
+            runtime = yaml_files.read(frozen)
+        held_out = [own / f"held-out-{runtime['held_out_rows']}"] if runtime["held_out_every"] else []
         return [f"{folder}/contents.json" for folder in (own, *held_out, *replayed)]
 
     def options(self, run: str, variant: str, stage: str, states: list[str]) -> list[str]:
-        """The trainer's options that name these states."""
+        """Return the trainer's options that name these states."""
         if not states:
             return []
         names = list(self.plan.replayed_data(run, variant, stage))
@@ -187,25 +173,14 @@ class StatesPlan:
         named = [f"{name}={path}" for name, path in zip(names, replayed, strict=True)]
         return [*options, "--replay-states", *named] if named else options
 
-    def _held_out_rows(self, stage: Stage) -> int:
-        """The number of held-out rows that a stage measures on; for a trained one that of its frozen runtime, since `runtime`
-        trains nothing again.
-        """
-        runtime, frozen = self.plan.configs[stage].runtime, _stage_folder(stage) / "runtime.yaml"
-        if self.is_trained(stage) and frozen.is_file():
-            runtime = yaml_files.read(frozen)
-        return int(runtime["held_out_rows"] if runtime["held_out_every"] else 0)
-
     # Making again and removing.
 
     def is_trained(self, stage: Stage) -> bool:
-        """Whether a stage and those before it are trained, with the recipes that they have now."""
+        """Tell whether a stage and those before it are trained, with the recipes that they have now."""
         stages = self.plan.stages_of(*stage[:2])
-        return all(map(self._is_trained_alone, stages[: stages.index(stage) + 1]))
-
-    def _is_trained_alone(self, stage: Stage) -> bool:
-        folder = _stage_folder(stage)
-        return _is_done(folder) and (folder / "recipe.yaml").read_bytes() == to_yaml(self.plan.configs[stage].recipe).encode()
+        folders = {each: _stage_folder(each) for each in stages[: stages.index(stage) + 1]}
+        recipes = {each: to_yaml(self.plan.configs[each].recipe).encode() for each in folders}
+        return all(_is_done(path) and (path / "recipe.yaml").read_bytes() == recipes[each] for each, path in folders.items())
 
     def _is_gone(self, stage: Stage) -> bool:
         return not all((_path(folder) / "contents.json").is_file() for folder in self._folders_of[stage])
@@ -217,13 +192,8 @@ class StatesPlan:
         Not those that are trained and whose states are gone: where another stage has the same ones made again, Snakemake would
         train them again.
         """
-        cut = [
-            each for each in self._folders_of if self.is_trained(each) and self._is_gone(each) and self._copy(each).is_file()
-        ]
+        cut = [each for each in self._folders_of if self.is_trained(each) and self._is_gone(each) and _copy(each).is_file()]
         return ["/".join(stage) for stage in self._folders_of if stage not in cut]
-
-    def _copy(self, stage: Stage) -> Path:
-        return Path(*self.states(*stage))
 
     def forget_copies(self) -> None:
         """Hide the copy of each stage that is to be trained and whose states are gone, until the change is taken back.
@@ -231,7 +201,7 @@ class StatesPlan:
         Snakemake makes an input that is there not again because what it was made of is gone: it would train without states.
         """
         for stage in filter(self._is_gone, self._folders_of):
-            copy, hidden = self._copy(stage), _hidden(self._copy(stage))
+            copy, hidden = _copy(stage), _hidden(_copy(stage))
             if not self.is_trained(stage) and copy.is_file():
                 copy.replace(hidden)
             elif self.is_trained(stage) and hidden.is_file() and not copy.is_file():
@@ -244,8 +214,8 @@ class StatesPlan:
         the same, where a stage is to be trained again without: only Snakemake knows of new rows or another target.
         """
         alone = [each for each in trained if each in self._folders_of and self._is_gone(each)]
-        alone = [each for each in alone if str(self._copy(each)) not in copied]
-        for path in (*map(Path, copied), *map(self._copy, alone)):
+        alone = [each for each in alone if str(_copy(each)) not in copied]
+        for path in (*map(Path, copied), *map(_copy, alone)):
             path.unlink(missing_ok=True)
             _hidden(path).unlink(missing_ok=True)
         if alone:
@@ -279,6 +249,10 @@ class StatesPlan:
 
 def _path(names: Folder) -> Path:
     return Path(paths.STATES.format(model=names[0], rows=names[1], declaration=names[2]))
+
+
+def _copy(stage: Stage) -> Path:
+    return Path(paths.STAGE_STATES.format(linked="/".join(stage)))
 
 
 def _hidden(copy: Path) -> Path:

@@ -10,6 +10,7 @@ from typing import Any
 
 from longspec import methods
 from longspec.answers.settings import BATCH_TOKENS, ENDPOINT, Regenerate
+from longspec.families import position_limit
 from longspec.measure.tasks import OURS, ROOM, HeldOut, parse
 from longspec.workflow import paths
 from longspec.workflow.answers import AnswersPlan
@@ -20,7 +21,10 @@ from longspec.workflow.settings.targets import folder_of
 
 
 class DecodingJobs:
-    """What the rules ask of the jobs that decode with a target. `warn` is told what a person should know, once."""
+    """What the rules ask of the jobs that decode with a target. `warn` is told what a person should know, once.
+
+    rule: `evaluate`, or `evaluate_bench` for what a run measures apart, of a run; or `answer`, of a target and a dataset.
+    """
 
     def __init__(
         self, plan: Plan, bench: Plan, answers: AnswersPlan, machines: Mapping[str, Machine], warn: Callable[[str], None]
@@ -29,22 +33,43 @@ class DecodingJobs:
         self.plans = {"evaluate": plan, "evaluate_bench": bench}
         self.told: set[str] = set()
 
-    # Evaluations: `evaluate`, and what a run measures apart, `evaluate_bench`.
+    def judge(self, rule: str, run: str = "", variant: str = "", drafter: str = "", model: str = "", dataset: str = "") -> None:
+        """Raise ValueError for a job still to be done, whose target no number of ranks holds, or the chosen one cannot share.
 
-    def judge(self, rule: str, run: str, variant: str, drafter: str) -> None:
-        """Raise ValueError for an evaluation still to be made, whose target no number of ranks holds, or the chosen one cannot
-        share. A target that is not there yet is judged when it is.
+        A target that is not there yet is judged when it is.
         """
-        if not Path(self.plans[rule].evaluated.format(run=run, variant=variant, drafter=drafter)).is_file():
-            self._of_run(rule, run)
+        if rule == "answer":
+            made = self.answers.records(model, dataset)
+        else:
+            made = self.plans[rule].evaluated.format(run=run, variant=variant, drafter=drafter)
+        if not Path(made).is_file():
+            self._ranks(rule, run, model, dataset)
 
-    def ranks(self, rule: str, run: str) -> int:
-        """Ranks of each of a run's evaluations."""
-        return self._told(lambda: self._of_run(rule, run), rule)
+    def ranks(self, rule: str, run: str = "", model: str = "", dataset: str = "") -> int:
+        """Return the ranks of each job; the most, with a warning, where a target that came while jobs run has none."""
+        try:
+            return self._ranks(rule, run, model, dataset)
+        except ValueError as error:
+            if str(error) not in self.told:
+                self.told.add(str(error))
+                self.warn(str(error))
+            return self.machines[rule].ranks or max(1, self.machines[rule].gpus)
 
-    def gpus(self, rule: str, run: str) -> str:
-        """GPUs of each of a run's evaluations, in Slurm's words."""
-        return self.machines[rule].asked(self.ranks(rule, run))
+    def gpus(self, rule: str, run: str = "", model: str = "", dataset: str = "") -> str:
+        """Return their GPUs, in Slurm's words; "" to ask a server."""
+        if rule == "answer" and dataset not in self.answers.computed:
+            return ""
+        return self.machines[rule].asked(self.ranks(rule, run, model, dataset))
+
+    def _ranks(self, rule: str, run: str, model: str, dataset: str) -> int:
+        if rule != "answer":
+            return self._of_run(rule, run)
+        settings, machine = self.answers.chosen[dataset], self.machines[rule]
+        if settings.engine == ENDPOINT:  # it asks a server, or starts one
+            return 1
+        target = _target(self.plan.models[model], machine)
+        decodings = [] if target is None else [_answered(settings, target)]
+        return ranks_of(f"answers by {model} to {dataset}", target, decodings, machine)
 
     def _of_run(self, rule: str, run: str) -> int:
         plan, machine, what = self.plans[rule], self.machines[rule], f"run '{run}': {rule}"
@@ -60,42 +85,6 @@ class DecodingJobs:
         target = _target(configs[0], machine)
         decodings = [] if target is None else [_evaluated(evaluation, config.recipe, target) for config in configs]
         return ranks_of(what, target, decodings, machine)
-
-    # Answers.
-
-    def judge_answers(self, model: str, dataset: str) -> None:
-        """Raise ValueError as judge, of answers that are still to be made."""
-        if dataset in self.answers.computed and not Path(self.answers.records(model, dataset)).is_file():
-            self._of_answers(model, dataset)
-
-    def of_answers(self, model: str, dataset: str) -> int:
-        """Ranks of each job of a target's answers to a dataset."""
-        if dataset not in self.answers.computed:
-            return 1
-        return self._told(lambda: self._of_answers(model, dataset), "answer")
-
-    def gpus_of_answers(self, model: str, dataset: str) -> str:
-        """Their GPUs, in Slurm's words; "" to ask a server."""
-        return self.machines["answer"].asked(self.of_answers(model, dataset)) if dataset in self.answers.computed else ""
-
-    def _of_answers(self, model: str, dataset: str) -> int:
-        settings = self.answers.chosen[dataset]
-        if settings.engine == ENDPOINT:
-            return 1
-        machine = self.machines["answer"]
-        target = _target(self.plan.models[model], machine)
-        decodings = [] if target is None else [_answered(settings, target)]
-        return ranks_of(f"answers by {model} to {dataset}", target, decodings, machine)
-
-    def _told(self, ranks: Callable[[], int], rule: str) -> int:
-        """The ranks; where there are none, since the target has come while jobs run, a warning and the most."""
-        try:
-            return ranks()
-        except ValueError as error:
-            if str(error) not in self.told:
-                self.told.add(str(error))
-                self.warn(str(error))
-            return self.machines[rule].ranks or max(1, self.machines[rule].gpus)
 
 
 def _target(config: Any, machine: Machine) -> Target | None:
@@ -118,13 +107,13 @@ def _read(folder: Path, age: int) -> Target | None:
 
 def _evaluated(evaluation: RunEvaluation, recipe: Any, target: Target) -> Decoding:
     """The longest prompt of a run's tasks, decoded with a draft of this recipe. Prompts without a bound have the target's."""
-    section, size = parse(evaluation.section), target.config.vocab_size
+    section, size, positions = parse(evaluation.section), target.config.vocab_size, position_limit(target.config)
     nodes = 1 + max(each.shape if isinstance(each.shape, int) else sum(each.shape) for each in section.settings)
     nodes += section.with_lookup or 0
     prompts = []
     for task in section.tasks.values():
         longest = task.context[1] if isinstance(task, HeldOut) else task.longest
-        prompts.append(min(longest or target.positions, target.positions - task.new_tokens))
+        prompts.append(min(longest or positions, positions - task.new_tokens))
     texts = [prompt + task.new_tokens for prompt, task in zip(prompts, section.tasks.values(), strict=True)]
     proposed = methods.vocabulary_size(recipe) or evaluation.section.get("draft_vocabulary")
     has_head = methods.has_own_vocabulary(recipe.method.name) or proposed is not None
@@ -142,7 +131,8 @@ def _evaluated(evaluation: RunEvaluation, recipe: Any, target: Target) -> Decodi
 
 def _answered(settings: Regenerate, target: Target) -> Decoding:
     """The largest batch. One of several rows has a mask; longer prompts are answered by themselves, without one."""
-    prompt, new = settings.longest_prompt or target.positions - settings.new_tokens, settings.new_tokens
+    new = settings.new_tokens
+    prompt = settings.longest_prompt or position_limit(target.config) - new
     side_by_side = max(0, min(prompt, BATCH_TOKENS // 2 - new))
     rows = min(settings.batch, BATCH_TOKENS // (side_by_side + new))
     return Decoding(

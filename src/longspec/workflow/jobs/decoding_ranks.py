@@ -11,10 +11,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from longspec.families import UNSPLIT, WHOLE_FEED_FORWARD, WHOLE_HEADS, position_limit
+from longspec.families import UNSPLIT, WHOLE_FEED_FORWARD, WHOLE_HEADS
 from longspec.models.model_folder import INDEX, weight_files
 from longspec.train.estimate.feed_forward import experts_of, widest_elements
-from longspec.workflow.jobs.resources import GPUS, check_ranks, gpus_in, number_in
+from longspec.workflow.jobs.resources import GPUS, check_ranks, gpus_in, number_in, with_gpus
 from longspec.workflow.settings.targets import settings_of
 
 OVERHEAD = 2 * 2**30  # a CUDA context, NCCL's buffers, gaps in the allocator's memory: a round guess, as while training
@@ -48,28 +48,18 @@ class Target:
             return f"a target of model_type {self.config.model_type!r} cannot be split over ranks"
         return f"ranks share its {self._heads}: {getattr(self.config, self._heads)}, none of which is divided"
 
-    @property
-    def positions(self) -> int:
-        """The longest text that it reads."""
-        return position_limit(self.config)
-
 
 @dataclass(frozen=True)
 class Decoding:
-    """Texts that are decoded side by side, in the most tokens that there can be.
+    """Texts that are decoded side by side, in the most tokens that there can be."""
 
-    tokens: of prompts and what follows them, in the cache; forward: of the prompts alone; masked: pairs of tokens in
-    their mask, 0 without one; logits: tokens whose logits are kept; nodes: of a tree; draft: weights beside the target, 0
-    without a draft; element: bytes of an element.
-    """
-
-    tokens: int
-    forward: int
-    element: int
-    masked: int = 0
-    logits: int = 0
-    nodes: int = 1
-    draft: int = 0
+    tokens: int  # of prompts and what follows them, in the cache
+    forward: int  # of the prompts alone
+    element: int  # bytes of an element
+    masked: int = 0  # pairs of tokens in the prompts' mask; 0 without one
+    logits: int = 0  # tokens whose logits are kept
+    nodes: int = 1  # of a tree
+    draft: int = 0  # weights beside the target; 0 without a draft
 
 
 def read_target(folder: Path) -> Target | None:
@@ -128,28 +118,21 @@ def _feed_forward(config: Any, layer: int, ranks: int) -> int:
 
 @dataclass(frozen=True)
 class Machine:
-    """The GPUs that a rule's jobs may have.
-
-    rule: its name; gpus: of a node, 0 where the profile tells none; gres: a job's own, as the profile has it, "" for as many as
-    there are ranks; node_gres: a whole node's, which tells their type; gpu_mem: MB of each, 0: unknown; ranks: by hand, 0: by
-    the estimate.
-    """
+    """The GPUs that a rule's jobs may have."""
 
     rule: str
-    gpus: int = 0
-    gres: str = ""
-    node_gres: str = ""
-    gpu_mem: int = 0
-    ranks: int = 0
+    gpus: int = 0  # of a node; 0 where the profile tells none
+    gres: str = ""  # a job's own, as the profile has it; "" for as many as there are ranks
+    node_gres: str = ""  # a whole node's, which tells their type
+    gpu_mem: int = 0  # MB of each; 0: unknown
+    ranks: int = 0  # by hand; 0: by the estimate
 
     def asked(self, ranks: int) -> str:
         """The GPUs that a job of so many ranks asks Slurm for; "" where the profile has none."""
         if self.gres or not self.node_gres:
             return self.gres
         named = GPUS.search(self.node_gres)
-        words = named[0].split(":") if named else ["gpu"]
-        kind = [word for word in words[1:2] if not word.isdigit()]
-        return ":".join([words[0], *kind, str(ranks)])
+        return with_gpus(named[0] if named else "gpu", ranks)
 
 
 def machine_of(rule: str, block: Mapping[str, str], training: Mapping[str, str]) -> Machine:

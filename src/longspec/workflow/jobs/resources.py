@@ -1,6 +1,5 @@
 """The resources that a stage's job asks a cluster for: processes that can share its batch; memory and minutes by the
-estimate from its recipe, target and rows, as soon as these are there, within what the profile allows; and whether the
-partition that a rule's jobs are sent to has such nodes.
+estimate from its recipe, target and rows, as soon as these are there, within what the profile allows.
 """
 
 import json
@@ -13,7 +12,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from longspec import slurm
 from longspec.config import OFFLINE, to_yaml
 from longspec.distributed import sharing_ranks
 
@@ -24,16 +22,13 @@ GPUS = re.compile(r"\bgpu(?::([^:,(]*[^:,(\d][^:,(]*))?(?::(\d+))?\b")
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits by the profile's set-resources of `train`; the defaults hold without a profile.
-
-    node_mem: MB of each node; longest_job: minutes; tflops: that a GPU reaches, 0 for no estimate.
-    """
+    """Limits by the profile's set-resources of `train`; the defaults hold without a profile."""
 
     nodes: int = 1
     ranks: int = 1
-    node_mem: int = 8000
-    longest_job: int = 240
-    tflops: int = 0
+    node_mem: int = 8000  # MB of each node
+    longest_job: int = 240  # minutes
+    tflops: int = 0  # that a GPU reaches; 0 for no estimate
 
 
 def number_in(rule: str, block: Mapping[str, str], name: str) -> int:
@@ -168,53 +163,3 @@ class StageNeeds:
                 "(runtime.deepspeed)"
             )
         return needs
-
-
-FILE = "profiles/slurm/profile.yaml"
-
-
-@dataclass(frozen=True)
-class Node:
-    """A node's GPUs as Slurm writes them, and its memory in MB."""
-
-    gres: str
-    memory: int
-
-    def has(self, gres: str, memory: int) -> bool:
-        """Whether a job of so many GPUs, of a type if it names one, and of so much memory finds room on the empty node."""
-        wanted = GPUS.search(gres)
-        kind, count = (wanted[1], int(wanted[2] or 1)) if wanted else (None, 0)
-        found = [(each[1], int(each[2] or 1)) for each in GPUS.finditer(self.gres)]
-        there = sum(number for name, number in found if kind is None or (name or "").lower() == kind.lower())
-        return there >= count and self.memory >= memory
-
-    def __str__(self) -> str:
-        return f"{self.gres}, {self.memory} MB"
-
-
-def check_nodes(rule: str, block: Mapping[str, str], answer_of: Callable[[list[str]], str] = slurm.answer_of) -> None:
-    """Raise ValueError, with the numbers, where the partition of a rule's jobs has too few nodes with such GPUs and memory.
-
-    block: the profile's set-resources of the rule. Where Slurm gives no answer nothing is judged: it will refuse the job.
-    """
-    partition = block.get("slurm_partition", "").strip("'\"")
-    if not partition:
-        return
-    try:
-        told = answer_of(["sinfo", "--noheader", "--Node", f"--partition={partition}", "--format=%n|%G|%m"])
-    except slurm.NoAnswerError:
-        return
-    found = [line.strip().split("|") for line in told.splitlines()]
-    known = [fields for fields in found if len(fields) == 3 and fields[2].rstrip("+").isdecimal()]
-    nodes = {name: Node(gres, int(memory.rstrip("+"))) for name, gres, memory in known}
-    gres, memory = block.get("gres", "").strip("'\""), block.get("mem_mb") or block.get("node_mem") or "0"
-    wanted = int(memory) if memory.isdecimal() else 0
-    number = int(block.get("nodes", 1))
-    fitting = [node for node in nodes.values() if node.has(gres, wanted)]
-    if nodes and len(fitting) < number:
-        kinds = sorted({str(node) for node in nodes.values()})
-        raise ValueError(
-            f"set-resources: {rule}: a job asks for {number} node(s) with {gres or 'no GPU'} and {wanted} MB each; of the "
-            f"{len(nodes)} of partition {partition} {len(fitting)} have that. They have: {'; '.join(kinds)}. Change gres, "
-            f"the memory, nodes or slurm_partition in {FILE}"
-        )
