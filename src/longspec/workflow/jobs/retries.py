@@ -12,7 +12,7 @@ from longspec.answers.settings import JOURNAL
 from longspec.cluster.attempt_logs import attempts, begun, time_of
 from longspec.journal import unfinished
 from longspec.train.checkpoint.checkpoint_dir import MANIFEST, SLOTS
-from longspec.train.lifetime.admission import non_retryable_reason
+from longspec.train.stage_folder import non_retryable_reason
 from longspec.workflow.states import stored_rows
 
 OTHER_ENDS = {"PREEMPTED", "NODE_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL", "REVOKED"}
