@@ -281,13 +281,15 @@ def test_sampled_text_has_the_targets_distribution_and_vllms_own_has_not(folder:
     assert found[0]["counters"]["num_accepted_tokens"] > SAMPLES / 2
 
 
-def test_what_the_plugin_cannot_serve_is_refused_by_name() -> None:
+def test_what_the_plugin_cannot_serve_is_refused_and_what_gpus_read_is_clipped() -> None:
     """By its own checks, which run as vLLM builds the draft beside the loaded target."""
     program = PROGRAM.with_name("vllm_refusals.py")
     done = subprocess.run([PYTHON, program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     said = json.loads(done.stdout.splitlines()[-1])
     assert (said.pop("right"), said.pop("plain layers")) == ("", "")
+    # By the builders of the backends for GPUs: the target has keys of 299, 1 and no tokens while it waits for three drafted ones.
+    assert said.pop("flash") == said.pop("triton") == [[299, 1, 0, 299]] * 3
     named = {
         "v2": "VLLM_USE_V2_MODEL_RUNNER=0",
         "multimodal": "multimodal",
