@@ -15,6 +15,7 @@ from vllm.v1.attention.backends.flash_attn import FlashAttentionBackend
 from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
 
 SHAPE = {"hidden_size": 128, "vocab_size": 512}
+ROPE = {"rope_type": "default", "rope_theta": 1e4}
 
 
 def config(**changed: Any) -> Any:
@@ -91,7 +92,7 @@ class OtherAttention(Attention):
 
 
 def main() -> None:
-    own = SimpleNamespace(glide={"target": SHAPE | {"max_position_embeddings": 1}})
+    own = SimpleNamespace(glide={"target": SHAPE | {"max_position_embeddings": 1, "rope_parameters": ROPE}})
     changes: dict[str, dict[str, Any]] = {
         "right": {},
         "v2": {"v2": True},
@@ -103,6 +104,8 @@ def main() -> None:
         "cache": {"cache": "fp8"},
         "method": {"method": "eagle"},
         "target": {"target": SHAPE | {"vocab_size": 600}},
+        "rotation": {"target": SHAPE | {"rope_parameters": {"rope_type": "yarn", "rope_theta": 5e5}}},
+        "stretched": {"target": SHAPE | {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}},
     }
     found: dict[str, Any] = {name: said(target.checked_target, config(**changed), own) for name, changed in changes.items()}
     found["plain layers"] = said(target.last_attention, layers(None, None))
