@@ -103,6 +103,9 @@ def test_vllm_reads_the_folders_own_weights(final_draft: Path, verb: Verb, tmp_p
     verb("export", final_draft, "--layout", "vllm", "--out", tmp_path / "elsewhere")
     assert not (tmp_path / "elsewhere/model.safetensors").is_symlink()
     assert read_json(tmp_path / "elsewhere/config.json") == config
+    (final_draft / "model.safetensors").unlink()
+    with pytest.raises(SystemExit, match=r"model\.safetensors: missing; the layout vllm reads no other file of weights"):
+        verb("export", final_draft, "--layout", "vllm")
 
 
 def test_the_chosen_stages_draft_is_published_with_what_it_was_trained_by(

@@ -281,13 +281,15 @@ def test_sampled_text_has_the_targets_distribution_and_vllms_own_has_not(folder:
     assert found[0]["counters"]["num_accepted_tokens"] > SAMPLES / 2
 
 
-def test_what_the_plugin_cannot_serve_is_refused_by_name() -> None:
+def test_what_the_plugin_cannot_serve_is_refused_and_what_gpus_read_is_clipped() -> None:
     """By its own checks, which run as vLLM builds the draft beside the loaded target."""
     program = PROGRAM.with_name("vllm_refusals.py")
     done = subprocess.run([PYTHON, program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     said = json.loads(done.stdout.splitlines()[-1])
-    assert (said.pop("right"), said.pop("plain layers")) == ("", "")
+    assert (said.pop("right"), said.pop("stretched"), said.pop("plain layers")) == ("", "", "")
+    # By the builders of the backends for GPUs: the target has keys of 299, 1 and no tokens, however many are drafted.
+    assert said.pop("flash") == said.pop("triton") == [[299, 1, 0, 299]] * 3
     named = {
         "v2": "VLLM_USE_V2_MODEL_RUNNER=0",
         "multimodal": "multimodal",
@@ -298,6 +300,7 @@ def test_what_the_plugin_cannot_serve_is_refused_by_name() -> None:
         "cache": "kv_cache_dtype",
         "method": '"method": "draft_model"',
         "target": "vocab_size: the draft was made for a target of 512, this one has 600",
+        "rotation": "rope_theta: the draft was made for a target of 10000.0, this one has 500000.0",
         "sliding": "model.layers.1.self_attn.attn: slides a window of 64",
         "mixed": "model.layers.0.self_attn.attn: slides a window of 64",
         "other layers": "is a OtherAttention",

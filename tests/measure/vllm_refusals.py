@@ -5,11 +5,17 @@ import logging
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 import vllm
 from longspec_vllm import target
+from longspec_vllm.clipped import clipped_backend
 from vllm.model_executor.layers.attention import Attention
+from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.attention.backends.flash_attn import FlashAttentionBackend
+from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
 
 SHAPE = {"hidden_size": 128, "vocab_size": 512}
+ROPE = {"rope_type": "default", "rope_theta": 1e4}
 
 
 def config(**changed: Any) -> Any:
@@ -52,12 +58,41 @@ def said(call: Any, *arguments: Any) -> str:
     return ""
 
 
+def drafting_lengths(backend: type, **attributes: Any) -> list[list[int]]:
+    """The lengths that a backend's own builder reads in the first three forwards of drafting, of three texts, and the longest.
+
+    What the target has just sampled, and what is drafted, stands in the lengths that it is given.
+    """
+    builder_class = clipped_backend(backend).get_builder_cls()
+    builder = builder_class.__new__(builder_class)
+    builder.__dict__ |= {"rswa_window": None} | attributes
+    found = []
+    for index in range(3):
+        lengths = torch.tensor([300 + index, 2 + index, 0], dtype=torch.int32)
+        common = CommonAttentionMetadata(
+            query_start_loc=torch.arange(4, dtype=torch.int32),
+            query_start_loc_cpu=torch.arange(4, dtype=torch.int32),
+            seq_lens=lengths,
+            num_reqs=3,
+            num_actual_tokens=3,
+            max_query_len=1,
+            max_seq_len=300 + index,
+            block_table_tensor=torch.zeros(3, 4, dtype=torch.int32),
+            slot_mapping=torch.zeros(3, dtype=torch.int64),
+            seq_lens_cpu_upper_bound=lengths.clone(),
+        )
+        made = builder.build_for_drafting(common, index)
+        assert common.seq_lens[0] == 300 + index, "the target's and the draft's own attention read these"
+        found.append([*made.seq_lens.tolist(), made.max_seq_len])
+    return found
+
+
 class OtherAttention(Attention):
     """Stands for layers of another kind."""
 
 
 def main() -> None:
-    own = SimpleNamespace(glide={"target": SHAPE | {"max_position_embeddings": 1}})
+    own = SimpleNamespace(glide={"target": SHAPE | {"max_position_embeddings": 1, "rope_parameters": ROPE}})
     changes: dict[str, dict[str, Any]] = {
         "right": {},
         "v2": {"v2": True},
@@ -69,13 +104,22 @@ def main() -> None:
         "cache": {"cache": "fp8"},
         "method": {"method": "eagle"},
         "target": {"target": SHAPE | {"vocab_size": 600}},
+        "rotation": {"target": SHAPE | {"rope_parameters": {"rope_type": "yarn", "rope_theta": 5e5}}},
+        "stretched": {"target": SHAPE | {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}},
     }
-    found = {name: said(target.checked_target, config(**changed), own) for name, changed in changes.items()}
+    found: dict[str, Any] = {name: said(target.checked_target, config(**changed), own) for name, changed in changes.items()}
     found["plain layers"] = said(target.last_attention, layers(None, None))
     found["sliding"] = said(target.last_attention, layers(None, 64))
     found["mixed"] = said(target.last_attention, layers(64, None))
     found["other layers"] = said(target.last_attention, layers(None, kind=OtherAttention))
     found["backend"] = said(target.last_attention, layers(None, backend="FLASHINFER"))
+    flash = {"aot_schedule": False, "aot_sliding_window": None, "use_full_cuda_graph": False, "dcp_world_size": 1}
+    flash |= {"max_cudagraph_size": None, "mm_prefix_query_ranges_np": None}
+    segments = ("output", "max", "expsum")
+    triton = {"seq_threshold_3D": 1, "num_par_softmax_segments": 1, "max_seqs_64_segments": 0}
+    triton |= {f"softmax_segm_{name}": torch.zeros(1) for name in segments}
+    found["flash"] = drafting_lengths(FlashAttentionBackend, **flash)
+    found["triton"] = drafting_lengths(TritonAttentionBackend, **triton)
     warned: list[str] = []
     target.logger.addHandler(type("Kept", (logging.Handler,), {"emit": lambda _, record: warned.append(record.getMessage())})())
     vllm.__version__ = "0.99.0"

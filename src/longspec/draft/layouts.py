@@ -28,6 +28,8 @@ def write_layout(folder: Path, layout: str, out: Path | None = None) -> None:
     tensors, config = layouts[layout].exported(folder)
     if tensors is not None and out is None:
         raise ValueError(f"--out: missing; the layout {layout} has weights of its own: name a folder for them")
+    if tensors is None and draft_weights_file(folder).name != SAFETENSORS:
+        raise ValueError(f"{folder / SAFETENSORS}: missing; the layout {layout} reads no other file of weights")
     place = out or folder / layout
     with new_folder(place) as beside:
         write_json(beside / CONFIG, config)
@@ -36,7 +38,7 @@ def write_layout(folder: Path, layout: str, out: Path | None = None) -> None:
 
             save_file(tensors, beside / SAFETENSORS, metadata={"format": "pt"})
         elif place.absolute().parent == folder.absolute():
-            (beside / SAFETENSORS).symlink_to(Path("..", draft_weights_file(folder).name))
+            (beside / SAFETENSORS).symlink_to(Path("..", SAFETENSORS))
         else:  # a link would break when either is moved
-            shutil.copy(draft_weights_file(folder), beside / SAFETENSORS)
+            shutil.copy(folder / SAFETENSORS, beside / SAFETENSORS)
     log(f"{place}: {', '.join(files_below(place))}")

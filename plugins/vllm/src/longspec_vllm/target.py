@@ -45,9 +45,10 @@ def checked_target(vllm_config: VllmConfig, own: Any) -> Any:
             raise ValueError(f"GLIDE: does not go with {what}")
     config = of_target.hf_text_config
     for name, value in own.glide["target"].items():
-        # How far a target's positions reach is the server's choice.
-        found = value if name in ("max_position_embeddings", "rope_parameters") else getattr(config, name, value)
-        if found != value:
+        found = getattr(config, name, value)
+        if name == "rope_parameters":  # how far they are stretched, and so how many positions there are, is the server's choice
+            name, value, found = "rope_theta", value.get("rope_theta"), found.get("rope_theta")
+        if found != value and name != "max_position_embeddings":
             raise ValueError(f"GLIDE: {name}: the draft was made for a target of {value!r}, this one has {found!r}")
     return config
 
