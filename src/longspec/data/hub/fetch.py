@@ -139,9 +139,11 @@ def _bring(source: Source, commit: str, files: dict[str, Remote], folder: Path, 
 
 
 def _placed_by_hand(source: Source, folder: Path, old: Manifest) -> list[str]:
-    """The files of a name among those that are there. Raises UnavailableError where some are not."""
+    """The files of a name among those that are there, none where nothing is. Raises UnavailableError where some are not."""
     known = {Path(name).relative_to(FILES).as_posix() for name in old.get("files", {})}
     found = set(files_below(folder))
+    if not found:
+        return []
     # Offline a split's files are not known: all files placed here count, but not those that another source has left.
     chosen = choose(source, sorted(found), "") if source.file else sorted(found - known - {CARD})
     check_complete(source, chosen)
