@@ -178,7 +178,8 @@ def make(text: str, revision: str, out: Path) -> Manifest:
         if kept and not missing:
             LOG.warning("%s: %s; the files are those that %s keeps", text, fault, out)
             return kept
-        asked = missing or names or [source.file or f"the data files of '{':'.join(source.parts) or 'train'}', and no others,"]
+        unnamed = source.file or f"the data files of '{':'.join(source.parts) or 'train'}', and no others,"
+        asked = missing or names or [unnamed]
         page = f"{os.environ.get('HF_ENDPOINT') or 'https://huggingface.co'}/datasets/{source.repository}/tree/{revision}"
         fix = f"place {', '.join(asked)} from {page} in {folder}/, under the same paths, then run the same command again"
         if kept or (folder / UNFINISHED).exists():
