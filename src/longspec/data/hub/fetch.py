@@ -59,7 +59,8 @@ def _hub() -> Iterator[Any]:
     except (HTTPError, OSError, ValueError) as error:  # all that the hub's client and its HTTP client raise
         if isinstance(error, OSError) and error.errno in FULL:
             raise ValueError(f"{error.filename or error}: {error.strerror}; make room and fetch again") from error
-        cause = error.__cause__ if isinstance(error, LocalEntryNotFoundError) else error  # which says nothing of what happened
+        # That error alone says nothing of what happened.
+        cause = error.__cause__ if isinstance(error, LocalEntryNotFoundError) else error
         closed = "" if os.environ.get("HF_TOKEN") else "; HF_TOKEN, which opens closed repositories, is not set"
         raise UnavailableError(f"the hub gives nothing ({type(cause).__name__}: {brief(cause)}{closed})") from error
 
