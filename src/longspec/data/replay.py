@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from longspec.data.pack.arrow_shards import PackedRows, Row, count_labels
 
-NEWEST = 8  # steps whose rows stay in memory: a step is asked for its rows with each of its micro batches
-
 
 class Schedule:
     """The rows of each global batch: a stage's own (source 0) and those it replays (sources 1, 2, ...), numbered through.
@@ -39,10 +37,9 @@ class Schedule:
         self._shares_of_rest = [chance / sum(chances[source:]) for source, chance in enumerate(chances)]
         # A step looks at the present epoch of every source, now and then at the next one.
         self._order = lru_cache(maxsize=2 * len(num_rows))(self._shuffled)
-        self._batch = lru_cache(maxsize=NEWEST)(self._batch_of)
 
     def taken(self, rows: int) -> list[int]:
-        """How many of the stage's first `rows` rows are of each source; with `rows` no count falls."""
+        """Return how many of the stage's first `rows` rows are of each source; with `rows` no count falls."""
         counts = []
         # One source after the other is split off, since roundings of all at once could take a row back.
         for share in self._shares_of_rest[:-1]:
@@ -51,7 +48,7 @@ class Schedule:
         return [*counts, rows]
 
     def steps(self, epochs: int) -> int:
-        """Optimizer steps in which the own rows are trained `epochs` times, as far as whole batches go."""
+        """Return the optimizer steps in which the own rows are trained `epochs` times, as far as whole batches go."""
         wanted = self.rows_an_epoch[0] * epochs
         # No count strays from its chance by more than half a row.
         step = ceil((wanted + 1) / (self._shares_of_rest[0] * self.global_batch_size))
@@ -60,10 +57,7 @@ class Schedule:
         return step
 
     def batch(self, step: int) -> NDArray[np.int64]:
-        """Row numbers [global_batch_size] of the 0-based step."""
-        return self._batch(step).copy()
-
-    def _batch_of(self, step: int) -> NDArray[np.int64]:
+        """Return the row numbers [global_batch_size] of the 0-based step."""
         starts, ends = (self.taken(each * self.global_batch_size) for each in (step, step + 1))
         return np.concatenate([self._rows_of(source, *edges) for source, edges in enumerate(zip(starts, ends, strict=True))])
 
@@ -81,7 +75,7 @@ class Schedule:
 
 
 def chances(num_rows: list[int], labels: list[int], shares: list[float]) -> list[float]:
-    """How often a row of each source is taken, that each source has its share of the trained tokens.
+    """Return how often a row of each source is taken, that each source has its share of the trained tokens.
 
     labels: trained tokens of all rows of each source, at least one.
     """
@@ -108,14 +102,14 @@ class TrainedRows:
         return int(self._edges[-1])
 
     def source_of(self, row: int) -> tuple[int, int]:
-        """The place of a row's source, 0 for the own, and the row's number there."""
+        """Return the place of a row's source, 0 for the own, and the row's number there."""
         source = bisect_right(self._edges, int(row)) - 1
         if not 0 <= source < len(self.sources):
             raise IndexError(f"{self.own.path}: row {row} of {len(self)}")
         return source, int(row) - self._edges[source]
 
     def find(self, row: int) -> tuple[pa.RecordBatch, int]:
-        """The record batch that holds a row, and the row's place in it."""
+        """Return the record batch that holds a row, and the row's place in it."""
         source, number = self.source_of(row)
         return self.sources[source].find(number)
 
@@ -124,7 +118,7 @@ class TrainedRows:
         return self.sources[source][number]
 
     def labels_by_name(self, rows: NDArray[np.int64]) -> dict[str, int]:
-        """Trained tokens in some of the replayed rows, by the stage that they are of."""
+        """Count the trained tokens in some of the replayed rows, by the stage that they are of."""
         found = dict.fromkeys(self.replayed, 0)
         names = list(self.replayed)
         for row in rows:
@@ -134,7 +128,7 @@ class TrainedRows:
         return found
 
     def schedule(self, shares: Mapping[str, float], global_batch_size: int, seed: int) -> Schedule:
-        """The rows of each step. shares: of the trained tokens, by the names of the replayed stages.
+        """Return the rows of each step. shares: of the trained tokens, by the names of the replayed stages.
 
         Raises ValueError, with the file, for rows without a trained token, and when the own rows do not fill a global batch.
         """
@@ -153,7 +147,7 @@ class TrainedRows:
 
 
 def open_replayed(paths: Mapping[str, Path], own: PackedRows) -> dict[str, PackedRows]:
-    """The replayed rows by the names of their stages. Raises ValueError for rows that are packed otherwise than the own."""
+    """Open the replayed rows, by the names of their stages. Raises ValueError for rows packed otherwise than the own."""
     found = {name: PackedRows(path) for name, path in paths.items()}
     for name, rows in found.items():
         for key in ("sequence_length", "collation", "overlong"):

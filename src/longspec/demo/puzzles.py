@@ -80,37 +80,26 @@ class TooLongError(Exception):
     """The search wrote more than a record may hold."""
 
 
-def _value(a: int, b: int, operator: str) -> int:
-    """`a operator b` for a >= b; 0 when it is no positive whole number in bounds or changes nothing."""
-    if operator in "*/" and b == 1:
-        return 0
-    value = {"+": a + b, "-": a - b, "*": a * b, "/": 0 if a % b else a // b}[operator]
-    return value if value <= LARGEST else 0
-
-
 def _moves(terms: list[Term]) -> list[Move]:
+    """The steps with a positive whole number in bounds as result, those apart that change nothing."""
     moves = []
     for i in range(len(terms)):
         for j in range(i):
             high, low = (i, j) if terms[i].value > terms[j].value else (j, i)
-            for operator in "+-*/":
-                value = _value(terms[high].value, terms[low].value, operator)
-                if value:
-                    moves.append((value, high, low, operator))
+            a, b = terms[high].value, terms[low].value
+            results = {"+": a + b, "-": a - b, "*": a * b if b > 1 else 0, "/": a // b if b > 1 and a % b == 0 else 0}
+            moves += [(value, high, low, operator) for operator, value in results.items() if 0 < value <= LARGEST]
     return moves
 
 
-def _make(terms: list[Term], move: Move) -> Term:
+def _taken(terms: list[Term], move: Move) -> list[Term]:
+    """The terms after a step, the one that it makes last."""
     value, high, low, operator = move
     a, b = terms[high], terms[low]
     left, right = (f"({term.expression})" if term.equations else term.expression for term in (a, b))
     equation = f"{a.value} {operator} {b.value} = {value}"
-    expression = f"{left} {operator} {right}"
-    return Term(value, expression, (*a.equations, *b.equations, equation), a.used + b.used)
-
-
-def _after(terms: list[Term], move: Move, made: Term) -> list[Term]:
-    return [term for k, term in enumerate(terms) if k not in move[1:3]] + [made]
+    made = Term(value, f"{left} {operator} {right}", (*a.equations, *b.equations, equation), a.used + b.used)
+    return [*(term for place, term in enumerate(terms) if place not in (high, low)), made]
 
 
 def _numbers(terms: list[Term]) -> str:
@@ -143,12 +132,11 @@ class Search:
         if len(terms) == 2:
             return self.last_two(terms, back)
         for move in sorted(_moves(terms), key=self.rank)[: TRIES[len(terms)]]:
-            term = _make(terms, move)
-            after = _after(terms, move, term)
-            self.tell(term, after)
-            if term.value == self.target:
+            after = _taken(terms, move)
+            self.tell(after)
+            if after[-1].value == self.target:
                 self.lines[-1] += self.style["hit"].format(target=self.target)
-                return term
+                return after[-1]
             found = self.solve(after, numbers)
             if found is not None:
                 return found
@@ -161,18 +149,18 @@ class Search:
         distance = abs(move[0] - self.target) / self.target
         return min(distance, 2.0) + 1.5 * self.rng.random()
 
-    def tell(self, term: Term, after: list[Term]) -> None:
+    def tell(self, after: list[Term]) -> None:
         """Say a step, now and then with a slip that is corrected at once."""
-        equation, left = term.equations[-1], _numbers(after)
+        equation, left = after[-1].equations[-1], _numbers(after)
         if self.rng.random() < SLIPS:
-            wrong = term.value + self.rng.choice((-10, -2, -1, 1, 2, 10))
+            wrong = after[-1].value + self.rng.choice((-10, -2, -1, 1, 2, 10))
             self.say("correct", wrong=wrong, term=equation.split(" = ")[0], equation=equation, left=left)
         else:
             self.say("attempt", equation=equation, left=left)
 
     def last_two(self, terms: list[Term], back: str) -> Term | None:
         """Try everything that two numbers allow."""
-        results = [_make(terms, move) for move in _moves(terms)]
+        results = [_taken(terms, move)[-1] for move in _moves(terms)]
         hit = next((number for number, term in enumerate(results) if term.value == self.target), None)
         told = results if hit is None else results[: hit + 1]
         equations = ", ".join(term.equations[-1] for term in told)
@@ -190,13 +178,11 @@ def _puzzle(rng: random.Random) -> tuple[list[int], int]:
             moves = _moves(terms)
             if not moves:
                 break
-            move = rng.choice(moves)
-            made = _make(terms, move)
-            terms = _after(terms, move, made)
+            terms = _taken(terms, rng.choice(moves))
         else:
-            too_easy = made.value in numbers or any(move[0] == made.value for move in _moves(start))
-            if made.value in TARGETS and not too_easy:
-                return numbers, made.value
+            target = terms[-1].value
+            if target in TARGETS and target not in numbers and all(move[0] != target for move in _moves(start)):
+                return numbers, target
 
 
 def _attempt(rng: random.Random) -> tuple[str, dict[str, Any]] | None:

@@ -59,7 +59,8 @@ def _hub() -> Iterator[Any]:
     except (HTTPError, OSError, ValueError) as error:  # all that the hub's client and its HTTP client raise
         if isinstance(error, OSError) and error.errno in FULL:
             raise ValueError(f"{error.filename or error}: {error.strerror}; make room and fetch again") from error
-        cause = error.__cause__ if isinstance(error, LocalEntryNotFoundError) else error  # which says nothing of what happened
+        # That error alone says nothing of what happened.
+        cause = error.__cause__ if isinstance(error, LocalEntryNotFoundError) else error
         closed = "" if os.environ.get("HF_TOKEN") else "; HF_TOKEN, which opens closed repositories, is not set"
         raise UnavailableError(f"the hub gives nothing ({type(cause).__name__}: {brief(cause)}{closed})") from error
 
@@ -139,9 +140,11 @@ def _bring(source: Source, commit: str, files: dict[str, Remote], folder: Path, 
 
 
 def _placed_by_hand(source: Source, folder: Path, old: Manifest) -> list[str]:
-    """The files of a name among those that are there. Raises UnavailableError where some are not."""
+    """The files of a name among those that are there, none where nothing is. Raises UnavailableError where some are not."""
     known = {Path(name).relative_to(FILES).as_posix() for name in old.get("files", {})}
     found = set(files_below(folder))
+    if not found:
+        return []
     # Offline a split's files are not known: all files placed here count, but not those that another source has left.
     chosen = choose(source, sorted(found), "") if source.file else sorted(found - known - {CARD})
     check_complete(source, chosen)
@@ -176,7 +179,8 @@ def make(text: str, revision: str, out: Path) -> Manifest:
         if kept and not missing:
             LOG.warning("%s: %s; the files are those that %s keeps", text, fault, out)
             return kept
-        asked = missing or names or [source.file or f"the data files of '{':'.join(source.parts) or 'train'}', and no others,"]
+        unnamed = source.file or f"the data files of '{':'.join(source.parts) or 'train'}', and no others,"
+        asked = missing or names or [unnamed]
         page = f"{os.environ.get('HF_ENDPOINT') or 'https://huggingface.co'}/datasets/{source.repository}/tree/{revision}"
         fix = f"place {', '.join(asked)} from {page} in {folder}/, under the same paths, then run the same command again"
         if kept or (folder / UNFINISHED).exists():

@@ -104,7 +104,7 @@ def _sorted_out(path: Path, number: int, row: pa.RecordBatch, beyond: Collection
         except UNREADABLE as error:
             values[name], faults[name] = None, RecordError(name, f"cannot be read: {error}")
     unholdable = {name for name, value in values.items() if name in faults or _json(value) is None}
-    for name in unholdable - asked:
+    for name in [name for name in values if name in unholdable and name not in asked]:
         notes.add(path, f"column {name}: JSON cannot hold a value; left out of its record, as nothing asks for it", number)
         del values[name]
         faults.pop(name, None)

@@ -120,21 +120,23 @@ def _message(turn: Any, place: str) -> Message:
 
 def _answer(turn: dict[str, Any], content: Any, what: str, place: str) -> Message:
     """A message of the assistant; its content may be missing where it calls tools."""
-    given = {name: turn[name] for name in CALLS if turn.get(name)}
+    given, field = {name: turn[name] for name in CALLS if turn.get(name)}, f"{place}.{what}"
     if CALL in (turn.get("from"), turn.get("role")):
-        given[what], content = check_text(content, f"{place}.{what}"), ""
+        given[what], content = check_text(content, field), ""
     if len(given) > 1:
         raise RecordError(f"{place}.{CALLS[1]}", f"stands beside {next(iter(given))}; a message calls its tools in one field")
     calls = [call for name, value in given.items() for call in read_calls(value, f"{place}.{name}")]
     message: Message = {"role": "assistant"}
-    message["content"] = check_characters(content or "", f"{place}.{what}") if calls else check_text(content, f"{place}.{what}")
+    message["content"] = check_characters(content or "", field) if calls else check_text(content, field)
     thoughts = {check_characters(turn[name], f"{place}.{name}") for name in THOUGHTS if turn.get(name)}
     if len(thoughts) > 1:
         raise RecordError(f"{place}.{THOUGHTS[0]}", f"differs from what stands under another of {', '.join(THOUGHTS)}")
     thought = "".join(thoughts)
-    return (
-        message | ({} if says_nothing(thought) else {"reasoning_content": thought}) | ({"tool_calls": calls} if calls else {})
-    )
+    if not says_nothing(thought):
+        message["reasoning_content"] = thought
+    if calls:
+        message["tool_calls"] = calls
+    return message
 
 
 def _check_results(messages: list[Message], field: str) -> None:
