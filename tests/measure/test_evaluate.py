@@ -83,8 +83,8 @@ def evaluate(arguments: list[str]) -> Path:
 
 
 def test_a_killed_evaluation_goes_on_where_it_was(arguments: Any, tmp_path: Path, capfd: Any) -> None:
-    """SIGKILL in the middle, the last line torn: 2 tasks x 4 prompts x 4 settings in the end, as undisturbed."""
-    call = arguments("lookup", "killed.jsonl")
+    """SIGKILL in the middle, the last line torn: 2 tasks x 4 prompts x 2 temperatures in the end, as undisturbed."""
+    call = arguments("lookup", "killed.jsonl", shapes=[2])
     process = popen([sys.executable, "-m", "longspec.measure", "evaluate", *call])
     journal = tmp_path / "killed.unfinished.jsonl"
     while process.poll() is None and not (journal.exists() and journal.read_bytes().count(b"\n") > 3):
@@ -93,15 +93,15 @@ def test_a_killed_evaluation_goes_on_where_it_was(arguments: Any, tmp_path: Path
     assert process.wait() == -signal.SIGKILL
     kept = journal.read_bytes().splitlines(keepends=True)
     kept = kept if kept[-1].endswith(b"\n") else kept[:-1]
-    assert 4 <= len(kept) < 32
+    assert 4 <= len(kept) < 16
     journal.write_bytes(b"".join(kept)[:-20])
     capfd.readouterr()
     out = evaluate(call)
     assert f"{len(kept) - 2} lines of an unfinished evaluation, the torn one behind them left out" in capfd.readouterr().out
     assert not journal.exists()
     lines = told(out)
-    assert len(lines) == 32
-    assert lines == told(evaluate(arguments("lookup", "undisturbed.jsonl")))
+    assert len(lines) == 16
+    assert lines == told(evaluate(arguments("lookup", "undisturbed.jsonl", shapes=[2])))
     reused = [json.loads(line)["seconds_plain"] for line in kept[1:-1]]
     assert [line["seconds_plain"] for line in jsonl.read(out)][: len(reused)] == reused
 
@@ -205,8 +205,8 @@ def test_a_draft_that_the_recipe_did_not_train_is_refused(arguments: Any, tmp_pa
     with pytest.raises(ValueError, match=r"recipe\.draft\.window: this run has 512, the draft was trained with 33; give one"):
         evaluate(call)
     save_draft("target", tmp_path / "draft", Draft(anchors="off", lag_mode="fixed"))  # how it was trained is no matter
-    lines = list(jsonl.read(evaluate(call)))
-    assert len(lines) == 32
+    lines = list(jsonl.read(evaluate([*arguments("base", "d.jsonl", prompts=2, repeats=1), *call[-2:]])))
+    assert len(lines) == 16
     costs = {(line["task"], line["prompt"]): line for line in lines if "seconds_by_chain" in line}
     assert costs.keys() == {("file", 0), ("held", 0)}  # of a task's first prompt, decoded greedily with a chain of 2
     for line in costs.values():
