@@ -20,7 +20,7 @@ from typing import Any
 
 import machine
 import torch
-from longspec.states.stored.encoding import TopTokens, top_k_of
+from longspec.states.encoding import TopTokens, top_k_of
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from longspec.states.stored.encoding import top_k_of
+from longspec.states.encoding import top_k_of
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from longspec.states.stored.encoding import top_k_of
+from longspec.states.encoding import top_k_of
 from torch import Tensor
 
 from longspec.models import losses
