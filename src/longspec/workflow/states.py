@@ -88,7 +88,12 @@ class StatesPlan:
     def check_place(self) -> None:
         """Raise ValueError where data/states cannot become a link to the configured folder."""
         configured = self._configured
-        if configured is not None and os.path.lexists(ROOT) and ROOT.resolve() != configured.resolve():
+        if configured is None:
+            return
+        above = next(path for path in (configured, *configured.parents) if path.exists())
+        if not above.is_dir():
+            raise ValueError(f"config/workflow.yaml: {PLACE}: {configured}: {above} is a file; name a folder")
+        if os.path.lexists(ROOT) and ROOT.resolve() != configured.resolve():
             fix = f"rm {ROOT}" if ROOT.is_symlink() else f"mv {ROOT}/* {configured}/ && rmdir {ROOT}, or rm -r {ROOT}"
             raise ValueError(f"config/workflow.yaml: {PLACE}: {configured}: {ROOT} is there already; change that first: {fix}")
 
