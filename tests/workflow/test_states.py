@@ -88,6 +88,9 @@ def test_a_configured_folder_becomes_the_place_or_is_refused(settings: Settings)
     with pytest.raises(ValueError, match=r"states_folder: .* rm data/states$"):
         other.check_place()
     StatesPlan(settings.plan(runs=["demo"], states_folder="elsewhere")).check_place()  # stores nothing
+    (settings.folder / "README.md").touch()
+    with pytest.raises(ValueError, match=r"states_folder: .*README\.md is a file; name a folder"):
+        StatesPlan(settings.plan(runs=[RUN], states_folder=f"{settings.folder}/README.md/states")).check_place()
 
 
 def test_the_rows_of_a_shard_in_work_are_counted(tmp_path: Path) -> None:

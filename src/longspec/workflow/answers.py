@@ -30,6 +30,14 @@ class AnswersPlan:
                     f"data.{name}.{KEY}: the source stdlib is running text, which asks nothing; remove {KEY}, or name a source "
                     "of conversations"
                 )
+        for model in choices.built:
+            for phase in choices.mixture(model):
+                name = phase["dataset"]
+                if name in self.chosen:
+                    raise ValueError(
+                        f"data.{name}.{KEY}: config/model/{model}.yaml trains the target on {name} (build.mixture), which the "
+                        f"target itself is to answer; name its answers apart, with the same source: {name}-answers"
+                    )
         for name in self.asked:
             models = {model for model, dataset in self.wanted() if dataset == name}
             if len(models) > 1:

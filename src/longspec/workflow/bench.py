@@ -3,7 +3,7 @@
 from longspec.config.faults import faults_in
 from longspec.workflow import paths
 from longspec.workflow.answers import AnswersPlan
-from longspec.workflow.checks import check_answered
+from longspec.workflow.checks import check_answered, check_apart
 from longspec.workflow.plan import Plan
 from longspec.workflow.settings import datasets, evaluations, runs
 
@@ -37,6 +37,7 @@ def bench_of(plan: Plan) -> Bench:
     with faults_in(datasets.FILE):
         AnswersPlan(bench)
     check_answered(bench)
+    check_apart(bench)
     for each in apart.values():
         datasets.check_task_files(each.tasks, plan.datasets_trained_on(), plan.data, each.file_of("bench"))
     return bench

@@ -192,3 +192,15 @@ def check_answered(plan: Choices) -> None:
                     f"{evaluation.file_of('tasks')}: evaluation.tasks.{task}: data.{settings.data} has questions alone, and no"
                     " text to go on with; add whole_questions: true"
                 )
+
+
+def check_apart(bench: Choices) -> None:
+    """Raise ValueError for parts of answers that nobody gives: what is measured apart has the target answer nothing."""
+    for run, evaluation in bench.evaluation_of.items():
+        raw = {name for name, entry in bench.data.items() if entry.get("regenerate") is not None} - bench.trained_on_by(run)
+        for task, settings in evaluation.tasks.items():
+            if isinstance(settings, tasks.HeldOut) and settings.data in raw and not settings.whole_questions:
+                raise ValueError(
+                    f"{evaluation.file_of('bench')}: evaluation.bench.tasks.{task}: the target answers data.{settings.data} "
+                    f"(regenerate) for runs that train on it, and {run} does not; add whole_questions: true"
+                )

@@ -88,7 +88,12 @@ class StatesPlan:
     def check_place(self) -> None:
         """Raise ValueError where data/states cannot become a link to the configured folder."""
         configured = self._configured
-        if configured is not None and os.path.lexists(ROOT) and ROOT.resolve() != configured.resolve():
+        if configured is None:
+            return
+        above = next(path for path in (configured, *configured.parents) if path.exists())
+        if not above.is_dir():
+            raise ValueError(f"config/workflow.yaml: {PLACE}: {configured}: {above} is a file; name a folder")
+        if os.path.lexists(ROOT) and ROOT.resolve() != configured.resolve():
             fix = f"rm {ROOT}" if ROOT.is_symlink() else f"mv {ROOT}/* {configured}/ && rmdir {ROOT}, or rm -r {ROOT}"
             raise ValueError(f"config/workflow.yaml: {PLACE}: {configured}: {ROOT} is there already; change that first: {fix}")
 
@@ -159,7 +164,8 @@ class StatesPlan:
         runtime, frozen = self.plan.configs[stage].runtime, _stage_folder(stage) / "runtime.yaml"
         if self.is_trained(stage) and frozen.is_file():  # since `runtime` trains nothing again
             runtime = yaml_files.read(frozen)
-        held_out = [own / f"held-out-{runtime['held_out_rows']}"] if runtime["held_out_every"] else []
+        number = runtime["held_out_rows"] if runtime["held_out_every"] else 0
+        held_out = [own / f"held-out-{number}"] if number else []
         return [f"{folder}/contents.json" for folder in (own, *held_out, *replayed)]
 
     def options(self, run: str, variant: str, stage: str, states: list[str]) -> list[str]:
@@ -178,9 +184,11 @@ class StatesPlan:
     def is_trained(self, stage: Stage) -> bool:
         """Tell whether a stage and those before it are trained, with the recipes that they have now."""
         stages = self.plan.stages_of(*stage[:2])
-        folders = {each: _stage_folder(each) for each in stages[: stages.index(stage) + 1]}
-        recipes = {each: to_yaml(self.plan.configs[each].recipe).encode() for each in folders}
-        return all(_is_done(path) and (path / "recipe.yaml").read_bytes() == recipes[each] for each, path in folders.items())
+        for each in stages[: stages.index(stage) + 1]:
+            folder, recipe = _stage_folder(each), to_yaml(self.plan.configs[each].recipe)
+            if not _is_done(folder) or (folder / "recipe.yaml").read_bytes() != recipe.encode():
+                return False
+        return True
 
     def _is_gone(self, stage: Stage) -> bool:
         return not all((_path(folder) / "contents.json").is_file() for folder in self._folders_of[stage])
