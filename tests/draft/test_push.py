@@ -1,8 +1,8 @@
-"""The `final` folder and its way to the hub, by huggingface_hub's own client against a stand-in."""
+"""The `final` folder and its way to the hub, which is held in memory."""
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from longspec.draft.hub_upload import model_card
 from longspec.methods.glide.layer import GlideLayer, published_layout
 from longspec.methods.glide.trainer import CLASSES
 from tests.draft.conftest import Verb
-from tests.draft.hub_upload import Hub, hub_upload
+from tests.draft.hub_upload import Hub
 
 SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
 CONFIG = Qwen2Config(**SHAPE, num_hidden_layers=2, vocab_size=97)
@@ -28,13 +28,12 @@ STAGES = ("base", "long", "longcot")
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with hub_upload() as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.address)
-        monkeypatch.setenv("HF_TOKEN", hub.token)
-        # The stand-in speaks the hub's older way of taking large files.
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
-        yield hub
+def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
+    hub = Hub()
+    monkeypatch.setenv("HF_ENDPOINT", hub.address)
+    monkeypatch.setenv("HF_TOKEN", hub.token)
+    monkeypatch.setattr("huggingface_hub.HfApi", hub.client)
+    return hub
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +152,6 @@ def test_every_byte_and_a_card_arrive(
     stored = dict(repository.branches[revision])
     card = stored.pop("README.md").decode()
     assert stored == {name: (final_draft / name).read_bytes() for name in files_below(final_draft)}
-    assert set(hub.objects.values()) == {stored["model.safetensors"], stored["draft_model_weights.pth"]}
     assert f"{hub.address}/me/draft/commit/" in capsys.readouterr().out
     header, body = card.split("---\n", 2)[1:]
     assert yaml.safe_load(header)["base_model"] == "Qwen/QwQ-32B-Preview"
@@ -180,10 +178,10 @@ def test_every_byte_and_a_card_arrive(
 
 def test_a_public_repository_takes_nothing_private(final_draft: Path, verb: Verb, hub: Hub) -> None:
     verb("push", final_draft, "--repo", "me/draft")
-    before = list(hub.requests)
+    before = dict(hub.repositories["me/draft"].branches["main"])
     with pytest.raises(SystemExit, match="me/draft: is there already and is public"):
         verb("push", final_draft, "--repo", "me/draft", "--private")
-    assert not any("commit" in path or "lfs" in path for path in hub.requests[len(before) :])
+    assert hub.repositories["me/draft"].branches == {"main": before}
 
 
 def test_what_the_hub_refuses_is_told(final_draft: Path, verb: Verb, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

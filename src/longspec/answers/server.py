@@ -48,12 +48,19 @@ def started(
     """Start a server and yield its address when it answers, for the length of a block; what it prints stands in `output`.
 
     port: None takes a free one; keys: what sets command and minutes.
-    Raises ValueError for a server that ends otherwise, within the block too, or gives no sign of life for so many minutes.
+    Raises ValueError for a server that cannot be started, ends otherwise, within the block too, or gives no sign of life for so
+    many minutes.
     """
     port = free_port() if port is None else port
     words = [word.replace("{model}", str(target)).replace("{port}", str(port)) for word in shlex.split(command)]
     log(f"starting {shlex.join(words)}; it writes to {output}")
-    process, address = _start(words, output, keys[0]), f"http://127.0.0.1:{port}/v1"
+    address = f"http://127.0.0.1:{port}/v1"
+    with output.open("wb") as printed:
+        try:
+            environment = ENVIRONMENT | os.environ
+            process = subprocess.Popen(words, stdout=printed, stderr=printed, env=environment, start_new_session=True)
+        except OSError as error:
+            raise ValueError(f"{keys[0]}: {words[0]} cannot be started on this machine: {error.strerror}") from error
     guard = _guard(process)
     try:
         _wait(process, address, minutes, output, keys)
@@ -66,21 +73,6 @@ def started(
         _end(process)
         guard.kill()
         guard.wait()
-
-
-def _start(words: list[str], output: Path, key: str) -> subprocess.Popen[bytes]:
-    """Start the server's process. Raises ValueError for a program that is not there."""
-    with output.open("wb") as printed:
-        try:
-            return subprocess.Popen(
-                words,
-                stdout=printed,
-                stderr=subprocess.STDOUT,
-                env=ENVIRONMENT | os.environ,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise ValueError(f"{key}: {words[0]} cannot be started on this machine: {error.strerror}") from error
 
 
 def _guard(process: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:

@@ -39,25 +39,23 @@ class Tally:
 
     def __init__(self, total: int, lines: Iterable[dict[str, Any]]) -> None:
         self.total, self.ends, self.reasons = total, Counter[str](), Counter[tuple[str, str]]()
-        self.answers = self.tokens = 0
-        for line in lines:
-            self._count(line["end"], line["reason"], line["answers"], line["tokens"])
+        self.answers = self.tokens = self._before = self._tokens_before = 0
         self._began = self._told = time.monotonic()
+        for line in lines:
+            self.count(line)
         self._before, self._tokens_before = self.ends.total(), self.tokens
 
-    def count(self, conversation: Conversation) -> None:
-        """Count one more, and tell now and then how far this is."""
-        self._count(conversation.end, conversation.reason, conversation.answers, conversation.tokens)
+    def count(self, line: dict[str, Any]) -> None:
+        """Count one more, and tell now and then how far this is. line: as the journal has it."""
+        self.ends[line["end"]] += 1
+        if line["end"] != FAILED:
+            self.answers, self.tokens = self.answers + line["answers"], self.tokens + line["tokens"]
+        if line["reason"]:
+            # One line for messages that differ in numbers alone; an address keeps its own.
+            reason = re.sub(r"(\w+://\S+)|\d+", lambda found: found[1] or "N", line["reason"])
+            self.reasons[line["end"], reason] += 1
         if time.monotonic() - self._told > PROGRESS_SECONDS:
             self.tell()
-
-    def _count(self, end: str, reason: str, answers: int, tokens: int) -> None:
-        self.ends[end] += 1
-        if end != FAILED:
-            self.answers, self.tokens = self.answers + answers, self.tokens + tokens
-        if reason:
-            # One line for messages that differ in numbers alone; an address keeps its own.
-            self.reasons[end, re.sub(r"(\w+://\S+)|\d+", lambda found: found[1] or "N", reason)] += 1
 
     def tell(self) -> None:
         """Log how far it is, how fast, and the time left."""
@@ -195,10 +193,10 @@ def _answer(
                 endpoint.find_model()
             answered = stack.enter_context(closing(client.answered(left, endpoint, asker)))
         for together in chain([ended], answered):
-            for each in together:
-                if each.end != FAILED:
-                    journal.append(each.line())
-                tally.count(each)
+            for line in (each.line() for each in together):
+                if line["end"] != FAILED:
+                    journal.append(line)
+                tally.count(line)
             tally.check(settings.max_failed)
             if time.monotonic() - synced > SYNC:
                 journal.sync()
