@@ -127,13 +127,10 @@ def tensors(module: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
 
 
-def test_the_method_names_itself(recipe: Any) -> None:
-    assert method_of(recipe)[0].name == recipe.method.name
-
-
 def test_what_is_planned_saved_and_counted_is_what_is_trained(recipe: Any, trainer: Any) -> None:
     """Checkpoints hold trained parameters alone, so a layer's state dict must hold nothing else."""
     method, settings = method_of(recipe)
+    assert method.name == recipe.method.name
     with torch.device("meta"):
         planned = method.layer(trainer.states.config, settings)
     trained = {name: tuple(p.shape) for name, p in trainer.named_parameters() if p.requires_grad}

@@ -251,8 +251,6 @@ def test_inputs_are_refused_by_name() -> None:
         ValueError, match=r"^input_ids: chains of 5 \(recipe\.draft\.steps\) find no place in rows of 6 tokens$"
     ):
         made(ids[:, :6], ids[:, :6])
-    with pytest.raises(ValueError, match=r"^num_labels: must be above 0, is 0$"):
-        made(ids, ids, num_labels=0)
     with pytest.raises(ValueError, match=r"^position_ids: must rise by one from token to token of a document$"):
         made(ids, ids, position_ids=torch.where(positions > 4, positions + 100, positions))
     with pytest.raises(ValueError, match=r"^labels: 97 lies outside"):
