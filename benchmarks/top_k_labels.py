@@ -20,12 +20,12 @@ from typing import Any
 
 import machine
 import torch
-from longspec.states.encoding import TopTokens, top_k_of
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from longspec.demo.stdlib import read_modules
 from longspec.models.losses import TOP_BYTES
+from longspec.states.encoding import TopTokens, top_k_of
 
 COUNTS = (16, 64, 256, 1024)
 STORED = {"float16": torch.float16, "bfloat16": torch.bfloat16}

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from longspec.states.encoding import top_k_of
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -13,6 +12,7 @@ from longspec.methods.eagle3.method import METHOD as EAGLE3
 from longspec.methods.eagle3.settings import Settings
 from longspec.methods.glide.method import METHOD as GLIDE
 from longspec.methods.glide.settings import Draft
+from longspec.states.encoding import top_k_of
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.states.tensors import BEST_TOKEN, FINAL, LOG_SUM_EXP, NEXT_LOG_PROB, TOP_LOG_PROBS, TOP_TOKENS
 from tests.eager import EAGER

@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from longspec.states.encoding import top_k_of
 from torch import Tensor
 
 from longspec.models import losses
 from longspec.models.chain_losses import chain_cross_entropy
 from longspec.models.losses import SparseTeacher, draft_numbers, linear_cross_entropy
+from longspec.states.encoding import top_k_of
 
 N, H, T, K = 40, 16, 53, 6
 IDS = torch.arange(3, T, 2)

@@ -27,12 +27,12 @@ def test_prompts_that_are_whole_questions_need_no_answers(asked: Settings) -> No
 
 
 def test_training_on_them_and_other_prompts_of_them_are_refused(asked: Settings) -> None:
-    asked.edit("config/run/demo.yaml", r"^    cot: \{.*\}", WHOLE.replace("true", "false"))
-    with pytest.raises(ValueError, match=r"^config/run/demo\.yaml: evaluation\.tasks\.cot: data\.asked has "):
-        asked.plan(runs=["demo"])
-    asked.edit("config/run/demo.yaml", r"^    cot: \{.*\}", "    cot: {data: puzzles, context: [64, 448]}")
     asked.edit("config/run/demo.yaml:longcot", "name: puzzles", "name: asked")
     with pytest.raises(ValueError, match=r"^run 'demo', stage 'longcot': recipe\.data\.name: asked has questions alone"):
+        asked.plan(runs=["demo"])
+    asked.edit("config/run/demo.yaml:longcot", "name: asked", "name: puzzles")
+    asked.edit("config/run/demo.yaml", r"^    cot: \{.*\}", WHOLE.replace("true", "false"))
+    with pytest.raises(ValueError, match=r"^config/run/demo\.yaml: evaluation\.tasks\.cot: data\.asked has "):
         asked.plan(runs=["demo"])
 
 
