@@ -28,7 +28,8 @@ from longspec.decode.generate import generate
 from longspec.decode.lookup import LookupDrafter
 from longspec.methods.glide.drafter import GlideDrafter
 from longspec.methods.glide.layer import GlideLayer
-from longspec.models.target import load_target, read_target_config
+from longspec.models.target import load_target
+from longspec.models.target_config import read_target_config
 
 DEMO = "models/demo/target"
 PROMPT, PROMPTS, NEW, CHAIN, NGRAM, WINDOW, REPEATS = 256, 2, 32, 4, 3, 512, 5

@@ -30,7 +30,7 @@ from longspec.atomic_files import read_json, sha256_text
 from longspec.config import CONFIG_DIR, Recipe, compose_stage, load, stages_of, to_yaml
 from longspec.config.run_file import read_run
 from longspec.methods import method_of
-from longspec.models.target import read_target_config
+from longspec.models.target_config import read_target_config
 from longspec.states.declaration import bytes_a_token, stored_tensors
 
 GLIDE, EAGLE3, WINDOW = "GLIDE", "EAGLE-3", "EAGLE-3, window"

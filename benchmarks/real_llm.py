@@ -32,7 +32,8 @@ from longspec.decode.lookup import LookupDrafter
 from longspec.measure.lines import judge
 from longspec.measure.prompts import draw_prompts
 from longspec.measure.tasks import HeldOut
-from longspec.models.target import load_target, read_target_config, resolve_dtype
+from longspec.models.target import load_target, resolve_dtype
+from longspec.models.target_config import read_target_config
 
 TARGET = Path("models/smollm2-135m/target_manifest.json")
 QUESTIONS = Path("data/raw/smollm2-questions/manifest.json")

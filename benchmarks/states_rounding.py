@@ -32,7 +32,8 @@ from longspec.distributed import Ranks
 from longspec.draft_vocabulary import read_draft_vocabulary
 from longspec.families import position_limit
 from longspec.methods import method_of, vocabulary_size
-from longspec.models.target import load_target, read_target_config
+from longspec.models.target import load_target
+from longspec.models.target_config import read_target_config
 from longspec.states.declaration import StoredTensor, stored_tensors, target_hash
 from longspec.states.encoding import decode, encode
 from longspec.states.forward import STATES_ATTENTION, TargetStates

@@ -28,7 +28,8 @@ from longspec.families import position_limit
 from longspec.methods import method_of, vocabulary_size
 from longspec.methods.contract import DraftTrainer
 from longspec.models.losses import NO_LABEL
-from longspec.models.target import load_target, read_target_config
+from longspec.models.target import load_target
+from longspec.models.target_config import read_target_config
 from longspec.states.encoding import top_k_of
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.states.tensors import BEST_TOKEN, FINAL, NEXT_LOG_PROB, TOP_LOG_PROBS, TOP_TOKENS

@@ -19,7 +19,8 @@ from longspec.decode.prefill import prefill
 from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import speculate
 from longspec.distributed import end_at_once, find_ranks
-from longspec.models.target import load_target, read_target_config, split_over
+from longspec.models.target import load_target, split_over
+from longspec.models.target_config import read_target_config
 from longspec.process_group import join
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from tests.decode.models import METHODS, make_drafter

@@ -193,7 +193,7 @@ def test_nothing_that_changes_the_text_is_passed_over(target, folder: Path, batc
         ({"input_ids": ids.double()}, "input_ids: give token ids .*, int64 or int32"),
         ({"num_beams": 2}, "beam_search: not done"),
         ({"max_new_tokens": None}, "max_new_tokens: say how many"),
-        ({"max_new_tokens": None, "max_length": 9}, "max_new_tokens: must be 1 or more, is 0"),
+        ({"max_new_tokens": None, "max_length": 9}, "max_new_tokens, max_length: leave room for 0"),
         ({"return_dict_in_generate": True}, "return_dict_in_generate"),
         ({"max_time": 1.0, "token_healing": True}, "max_time, token_healing: not done"),
         ({"logits_processor": [1]}, "logits_processor: not taken"),

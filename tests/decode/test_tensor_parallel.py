@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen2Config
 
-from longspec.models.target import load_target, read_target_config
+from longspec.models.target import load_target
+from longspec.models.target_config import read_target_config
 from tests.decode.parallel_program import states, texts
 from tests.jobs import finish, start, torchrun
 

@@ -18,7 +18,7 @@ from longspec.methods.eagle3.method import METHOD
 from longspec.methods.eagle3.settings import Settings
 from longspec.methods.glide.attach import attach
 from longspec.methods.glide.settings import Draft
-from longspec.models.target import read_target_config
+from longspec.models.target_config import read_target_config
 from longspec.states.forward import TargetStates, load_states
 from longspec.train.engine import boot
 

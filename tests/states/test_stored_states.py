@@ -17,7 +17,8 @@ from longspec.distributed import Ranks
 from longspec.draft_vocabulary import read_draft_vocabulary
 from longspec.methods import method_of
 from longspec.models.draft_attention import rotations
-from longspec.models.target import load_target, read_target_config
+from longspec.models.target import load_target
+from longspec.models.target_config import read_target_config
 from longspec.states.declaration import checked_config
 from longspec.states.forward import load_states
 from longspec.states.stored_states import StoredRows, StoredStates, held_out_number, load_without_layers

@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from longspec.atomic_files import read_json, sha256_file, write_json
-from longspec.models.target import load_target, read_target_config
+from longspec.models.target import load_target
+from longspec.models.target_config import read_target_config
 from longspec.target import dequantize
 from tests import gguf_files
 from tests.gguf_files import CONFIGS, TOKENS

@@ -14,6 +14,7 @@ from longspec.config import CONFIG_DIR, yaml_files
 from longspec.config.faults import check
 from longspec.data import presets
 from longspec.data.hub.names import parse
+from longspec.measure import tasks
 from longspec.workflow.settings.workflow_file import WorkflowFile, check_text, typed_call
 
 NAN, INF, HUGE = math.nan, math.inf, 10**12
@@ -89,6 +90,13 @@ def test_values_of_a_call_are_those_that_a_file_would_have() -> None:
     assert read["evaluation"]["prompts"] == "7"
     assert typed_call(read) == {key: yaml.safe_load(text) for key, text in given.items()}
     assert typed_call({}) == {}
+
+
+def test_a_tree_of_too_many_nodes_is_refused(settings: dict[str, Any]) -> None:
+    """Each level may have so many, all of them together may not."""
+    section = settings["evaluation"] | {"shapes": [[1, *[1000] * 5]]}
+    with pytest.raises(ValueError, match=r"^evaluation\.shapes: .* has 5001 nodes; 1024 is the most"):
+        tasks.parse(section)
 
 
 @pytest.mark.parametrize("source", ["hf:../../etc/passwd", "hf:a/..", "hf:a/b/../../../x.jsonl", "hf:a/b//x.jsonl", "hf:a b/c"])

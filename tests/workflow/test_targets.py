@@ -13,7 +13,8 @@ from longspec.config import Build, compose
 from longspec.families import position_limit
 from longspec.measure.tasks import Benchmark, HeldOut, check_room
 from longspec.methods.glide.settings import FAMILIES, TARGETS
-from longspec.models.target import load_target, read_target_config
+from longspec.models.target import load_target
+from longspec.models.target_config import read_target_config
 from longspec.target.fetch import check_folder
 from longspec.workflow.settings.datasets import check_prompts, prompt_files
 from longspec.workflow.settings.targets import check_target, sizes_of

@@ -26,7 +26,7 @@ from longspec.distributed import ALONE, Ranks, log
 from longspec.families import position_limit
 from longspec.journal import Followed, Journal, journal_of
 from longspec.lease import acquire
-from longspec.models.target import read_target_config
+from longspec.models.target_config import read_target_config
 from longspec.shown import duration
 
 SYNC = 5.0  # seconds of work that a power cut may cost, beyond a batch

@@ -28,7 +28,7 @@ from longspec.measure.engines.vllm import BY_PLACE, ENVIRONMENT
 from longspec.measure.lines import key_of, key_text
 from longspec.measure.prompts import all_prompts
 from longspec.measure.tasks import ROOM, Prompt, Setting, Settings, check_interpreter, parse
-from longspec.models.target import read_target_config
+from longspec.models.target_config import read_target_config
 from longspec.workflow.answers import AnswersPlan
 from longspec.workflow.plan import Plan
 

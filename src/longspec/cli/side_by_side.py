@@ -27,7 +27,8 @@ from longspec.decode.prefill import prefill
 from longspec.decode.speculate import speculate
 from longspec.decode.texts import Row, ends_of_text
 from longspec.measure.sample import Pieces
-from longspec.models.target import load_target, read_target_config
+from longspec.models.target import load_target
+from longspec.models.target_config import read_target_config
 
 OWN, DRAFTED = "", ("#000000 on #d7f5d7", "#000000 on #a8e6a1", "#000000 on #6fd06f", "#000000 on #3fb950")
 WIDTH = 100

@@ -106,7 +106,8 @@ def generate(
         whole = [arguments.get("max_length"), generation_config and generation_config.max_length]
         whole += [generation_config is None and model.generation_config.max_length]
         config.max_new_tokens = next((length - given.shape[1] for length in whole if length), None)
-    _refuse(model, config, {name for name, value in rest.items() if name not in TEXT and not (value is None or value is False)})
+    off = {"synced_gpus": False}  # what a caller may say that is so anyway
+    _refuse(model, config, {name for name, value in rest.items() if name not in TEXT and value not in (None, off.get(name))})
     texts = _without_padding(given, rest.get("attention_mask"), config)
     prompts = [text for text in texts for _ in range(config.num_return_sequences)]
     # What may be refused is refused before anything is streamed.
@@ -160,6 +161,8 @@ def _refuse(model: Any, config: GenerationConfig, strange: set[str]) -> None:
         raise ValueError(f"{', '.join(sorted(strange))}: not taken when decoding with a draft; leave it out")
     if config.max_new_tokens is None:
         raise ValueError("max_new_tokens: say how many tokens there may be, or by max_length how many with the prompt")
+    if config.max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens, max_length: leave room for {config.max_new_tokens} new tokens; give more")
     if config.prompt_lookup_num_tokens:
         raise ValueError("prompt_lookup_num_tokens: stands in the generation config; give it as an argument, and None there")
     mode = config.get_generation_mode()

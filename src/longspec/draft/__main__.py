@@ -31,7 +31,7 @@ def extract(options: argparse.Namespace) -> None:
     from longspec.draft_vocabulary import tokenizer_files, tokenizer_hash
     from longspec.methods import method_of, vocabulary_for
     from longspec.methods.draft_files import write_draft_manifest
-    from longspec.models.target import read_target_config
+    from longspec.models.target_config import read_target_config
 
     recipe, out = recipe_and_folder(options.checkpoint, options.recipe, options.out)
     vocabulary = vocabulary_for(recipe, options.vocabulary)

@@ -15,7 +15,7 @@ from longspec.draft_vocabulary import DraftVocabulary, tokenizer_files
 from longspec.methods import method_of
 from longspec.methods.contract import Method
 from longspec.methods.draft_files import CONFIG, METHOD, PTH, SAFETENSORS, draft_manifest
-from longspec.models.target import read_target_config
+from longspec.models.target_config import read_target_config
 
 VOCABULARY = "draft_vocabulary.json"
 # By which transformers' generate decodes with the draft: it copies the file to a cache of its own and runs it there, without a

@@ -15,7 +15,7 @@ from longspec.draft.folder import config_of, draft_config, empty_layer, write_dr
 from longspec.draft_vocabulary import DraftVocabulary, tokenizer_hash, tokenizer_hash_of
 from longspec.methods.contract import Method
 from longspec.methods.draft_files import CONFIG, METHOD, check_draft_config, draft_weights_file, write_draft_manifest
-from longspec.models.target import read_target_config
+from longspec.models.target_config import read_target_config
 from longspec.models.weight_files import read_folder, read_tensors
 
 

@@ -34,7 +34,8 @@ from longspec.measure.lines import Gap, Line, Work, key_of, key_text, verdict_of
 from longspec.measure.measurer import line_of
 from longspec.measure.tasks import ROOM, VLLM, Prompt, Setting, check_interpreter
 from longspec.methods import method_of, vllm_method
-from longspec.models.target import load_target, read_target_config
+from longspec.models.target import load_target
+from longspec.models.target_config import read_target_config
 from longspec.states.forward import TargetStates
 
 NGRAM = "ngram"  # vLLM's own prompt lookup

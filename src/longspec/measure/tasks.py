@@ -18,7 +18,7 @@ from longspec.data.hub.names import parse as parse_hub
 from longspec.data.raw import is_hub
 from longspec.data.read.record_checks import RecordError
 from longspec.data.read.source_files import ARCHIVE
-from longspec.measure.section import OURS, SERVE_PYTHON, VLLM, Evaluation
+from longspec.measure.section import MOST_NODES, OURS, SERVE_PYTHON, VLLM, Evaluation
 
 Shape = int | tuple[int, ...]
 # Positions that stay free behind prompt and answer: the last round may draft beyond the answer, and a prompt that was cut is
@@ -146,6 +146,8 @@ def parse(section: dict[str, Any]) -> Settings:
     for setting in settings:
         if settings.count(setting) > 1:
             raise ValueError(f"evaluation.temperatures, evaluation.shapes: {setting} stands twice; name each once")
+        if isinstance(setting.shape, tuple) and sum(setting.shape) > MOST_NODES:
+            raise ValueError(f"evaluation.shapes: {setting} has {sum(setting.shape)} nodes; {MOST_NODES} is the most")
     tasks = {name: task_of(name, task, section["new_tokens"]) for name, task in section["tasks"].items()}
     same = {name: value for name, value in section.items() if name in Settings.__dataclass_fields__ and name != "tasks"}
     found = Settings(**same, settings=settings, tasks=tasks)

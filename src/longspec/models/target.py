@@ -17,36 +17,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.distributed import DistributedConfig
 from transformers.distributed.tensor_parallel import get_kv_heads_per_rank
 from transformers.utils import is_accelerate_available
 
-from longspec.atomic_files import read_json_object, sha256_text
+from longspec.atomic_files import sha256_text
 from longspec.distributed import Ranks
-from longspec.families import check_family, check_target
+from longspec.families import check_target
+from longspec.models.target_config import read_target_config
 from longspec.models.weight_files import open_safetensors
 from longspec.process_group import join, own_device
-
-CONFIG = "config.json"
-
-
-def read_target_config(target: str | Path) -> Any:
-    """transformers' configuration of a target's folder or hub name.
-
-    Raises ValueError when there is none, and for a family that is not supported, before transformers looks for its class:
-    for one that it does not know, a folder may bring Python code of its own.
-    """
-    file = f"{target}/{CONFIG}"
-    if Path(target).is_dir():
-        content = read_json_object(Path(target) / CONFIG)
-    else:
-        try:
-            content, _ = PretrainedConfig.get_config_dict(str(target))
-        except OSError as error:
-            raise ValueError(f"{file}: no configuration of a target there: {' '.join(str(error).split())}") from error
-    check_family(content.get("model_type"), file)
-    return AutoConfig.from_pretrained(target, trust_remote_code=False)
 
 
 def head_width(config: PretrainedConfig) -> int:

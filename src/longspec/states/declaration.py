@@ -20,7 +20,7 @@ from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.pack.held_out_rows import HeldOutRow
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods import check_family_named, method_of, settings_of
-from longspec.models.target import read_target_config
+from longspec.models.target_config import read_target_config
 from longspec.states.tensors import BEST_TOKEN, FINAL, TOP, StateTensor
 
 FLOAT8 = "float8"  # of recipe.states.dtype

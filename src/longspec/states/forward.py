@@ -21,19 +21,18 @@ from longspec.models.attention.backends import AUTO, choose, target_attention
 from longspec.models.attention.visibility import Visibility
 from longspec.models.draft_attention import rotations
 from longspec.models.target import (
-    CONFIG,
     Group,
     all_heads_at,
     check_splits,
     group_of,
     head_width,
     load_target,
-    read_target_config,
     rows_of_ranks,
     split_over,
     splits_heads,
     whole,
 )
+from longspec.models.target_config import CONFIG, read_target_config
 from longspec.states.tensors import COS, EMBEDDED, FINAL, HIDDEN, KEYS, SIN, VALUES, check_names, layer_of, layers_of
 
 Gather = Callable[[list[nn.Parameter]], AbstractContextManager[Any]]

@@ -13,7 +13,7 @@ from longspec.draft_vocabulary import tokenizer_files
 from longspec.families import OF_GGUF, check_family, check_not_quantized, check_target
 from longspec.models import model_folder
 from longspec.models.model_folder import weight_files
-from longspec.models.target import read_target_config
+from longspec.models.target_config import read_target_config
 
 PATTERNS = ["*.json", "*.safetensors", "*.safetensors.index.json", "tokenizer.model", "merges.txt", "*.jinja"]
 FAMILY_INSTEAD = "say the family in the run's file: recipe: {model: {family: llama}}, or give the folder of the model"

@@ -15,7 +15,8 @@ from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods import method_of, vocabulary_for
 from longspec.methods.draft_files import draft_weights_file
 from longspec.models.attention.backends import choose
-from longspec.models.target import head_width, read_target_config
+from longspec.models.target import head_width
+from longspec.models.target_config import read_target_config
 from longspec.states.declaration import HeldOutSource, RowSource, TrainingRows, checked_config, declare, target_hash
 from longspec.states.forward import load_states
 from longspec.states.stored_states import StoredRows, StoredStates

@@ -49,7 +49,7 @@ def load(job: Job) -> Any:
     if sampled and job.method in ("draft_model", "eagle3"):
         draft["draft_sample_method"] = "probabilistic"  # else drafts are greedy, and fewer of them are kept
     if job.method == "ngram":
-        draft |= {"prompt_lookup_max": 3, "prompt_lookup_min": 1}  # n-grams as of decode.drafters.LookupDrafter
+        draft |= {"prompt_lookup_max": 3, "prompt_lookup_min": 1}  # n-grams as of decode.lookup.LookupDrafter
     # A seeded request whose prompt is computed in parts ends vLLM on a CPU.
     whole = {"max_num_batched_tokens": job.positions} if sampled and current_platform.is_cpu() else {}
     return LLM(

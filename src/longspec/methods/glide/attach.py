@@ -6,7 +6,7 @@ from longspec import methods
 from longspec.families import check_target
 from longspec.methods.draft_files import target_and_draft
 from longspec.methods.glide.trainer import Glide, class_for
-from longspec.models.target import read_target_config
+from longspec.models.target_config import read_target_config
 
 
 def attach(target_model_path: str, glide_path: str | None = None, **arguments: Any) -> Glide:

@@ -26,7 +26,8 @@ from longspec.methods.glide.settings import BLOCKS, Draft
 from longspec.models.attention.backends import AUTO, check_backend
 from longspec.models.attention.visibility import Visibility
 from longspec.models.losses import NO_LABEL, SparseTeacher, linear_cross_entropy
-from longspec.models.target import load_target, read_target_config, resolve_dtype
+from longspec.models.target import load_target, resolve_dtype
+from longspec.models.target_config import read_target_config
 from longspec.models.weight_files import read_tensors
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.states.tensors import COS, EMBEDDED, FINAL, SIN, StateTensor, final_hidden_states, keys_and_values, sparse_teacher

@@ -24,7 +24,7 @@ from longspec.data.replay import Schedule, chances
 from longspec.distributed import share_global_batch
 from longspec.families import check_target
 from longspec.methods import measures_target
-from longspec.models.target import read_target_config
+from longspec.models.target_config import read_target_config
 from longspec.shown import named_path, one_line
 from longspec.states.declaration import bytes_a_token, stored_tensors
 from longspec.train.checkpoint.zero_state import KINDS

@@ -1,0 +1,29 @@
+"""A target's config.json, read so that nothing of its folder runs. No torch: targets are fetched without."""
+
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, PretrainedConfig
+
+from longspec.atomic_files import read_json_object
+from longspec.families import check_family
+
+CONFIG = "config.json"
+
+
+def read_target_config(target: str | Path) -> Any:
+    """transformers' configuration of a target's folder or hub name.
+
+    Raises ValueError when there is none, and for a family that is not supported, before transformers looks for its class:
+    for one that it does not know, a folder may bring Python code of its own.
+    """
+    file = f"{target}/{CONFIG}"
+    if Path(target).is_dir():
+        content = read_json_object(Path(target) / CONFIG)
+    else:
+        try:
+            content, _ = PretrainedConfig.get_config_dict(str(target))
+        except OSError as error:
+            raise ValueError(f"{file}: no configuration of a target there: {' '.join(str(error).split())}") from error
+    check_family(content.get("model_type"), file)
+    return AutoConfig.from_pretrained(target, trust_remote_code=False)
