@@ -89,6 +89,8 @@ def test_values_of_a_call_are_those_that_a_file_would_have() -> None:
     assert read["evaluation"]["prompts"] == "7"
     assert typed_call(read) == {key: yaml.safe_load(text) for key, text in given.items()}
     assert typed_call({}) == {}
+    texts = {"runs": ["2024", "no"], "data": {"x": {"revision": "1.0", "align": [{"filter": {"field": "a", "equals": "1"}}]}}}
+    assert typed_call(texts) == texts
 
 
 @pytest.mark.parametrize("source", ["hf:../../etc/passwd", "hf:a/..", "hf:a/b/../../../x.jsonl", "hf:a/b//x.jsonl", "hf:a b/c"])
