@@ -102,7 +102,7 @@ def hub_revision(dataset):
 
 
 def one_of(names):
-    """A wildcard's pattern; it matches nothing when there is no name."""
+    """Return a wildcard's pattern; it matches nothing when there is no name."""
     return "|".join(map(re.escape, dict.fromkeys(names))) or "(?!)"
 
 
@@ -166,7 +166,7 @@ def option_with_files(word, name):
 
 
 def job_threads(wildcards, threads):
-    """The cores of a job's processes. Commands read them from this resource, because `threads` is cut to the cores of
+    """Return the cores of a job's processes. Commands read them from this resource, because `threads` is cut to the cores of
     the machine that plans; a profile for a cluster sets its own."""
     return threads
 
@@ -176,7 +176,7 @@ NODE_JOB = dict(nodes=1, ranks=1, tasks_per_node=1, cpus_per_task=job_threads)
 
 
 def shard_threads(wildcards):
-    """The cores of one shard's job on this machine: those of all shards together, shared."""
+    """Return the cores of one shard's job on this machine: those of all shards together, shared."""
     cores = workflow.resource_settings.cores or 1
     return max(1, cores // PLAN.shards(wildcards.dataset))
 

@@ -174,6 +174,8 @@ def test_a_key_that_is_added_and_read_by_nothing_is_refused(experiment: Path, ke
 
 
 def test_hydras_own_settings_are_refused_on_the_command_line_and_in_groups(experiment: Path) -> None:
+    (experiment.parent / "other.yaml").write_text("hydra: {run: {dir: x}}\n")  # it is not composed
+    (experiment.parent / "folder.yaml").mkdir()
     assert compose("mine", [], experiment.parent).files.out == "here"
     for override in ("hydra.run.dir=x", "++hydra.job.chdir=true", "hydra/launcher=slurm"):
         with pytest.raises(ValueError, match=rf"^{re.escape(override)}: Hydra's own settings have no effect here"):

@@ -8,7 +8,7 @@ import pytest
 
 from longspec import slurm
 from longspec.cluster.launch import nodes_of
-from longspec.slurm import FORMAT, NoAnswerError, my_jobs
+from longspec.slurm import FIELD, FORMAT, RECORD, NoAnswerError, my_jobs
 from tests.cluster.queue import Queue, queued
 
 
@@ -62,6 +62,9 @@ def test_jobs_and_their_folders(queue: Queue, tmp_path: Path, monkeypatch: pytes
 
 
 def test_no_answer_is_not_an_empty_queue(queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue.says(f"{RECORD}7{FIELD}RUNNING\n")
+    with pytest.raises(NoAnswerError, match="an answer that cannot be read: '7"):
+        my_jobs()
     monkeypatch.setattr(slurm, "SECONDS", 0.2)
     queue.runs("exec sleep 5")
     with pytest.raises(NoAnswerError, match=r"squeue gave no answer: .*timed out"):

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -116,6 +116,17 @@ def add_verb(verbs: Any, name: str, purpose: str, **defaults: Any) -> ArgumentPa
     parser: ArgumentParser = verbs.add_parser(name, help=purpose, description=purpose)
     parser.set_defaults(**defaults)
     return parser
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """Return a type of argparse's: a whole number from `least` on."""
+
+    def whole(text: str) -> int:
+        if int(text) < least:
+            raise ArgumentTypeError(f"must be {least} or more, is {text}")
+        return int(text)
+
+    return whole
 
 
 def named_path(text: str) -> tuple[str, Path]:

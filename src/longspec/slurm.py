@@ -70,6 +70,8 @@ def my_jobs() -> list[QueuedJob]:
     jobs = []
     for record in squeue(f"--user={os.getuid()}", "--format", FORMAT).split(RECORD)[1:]:
         fields = record.split(FIELD)
+        if len(fields) != FORMAT.count(FIELD) + 1:
+            raise NoAnswerError(f"squeue gave an answer that cannot be read: {record!r}")
         fields[-1] = fields[-1].partition("\n")[0]
         jobs.append(QueuedJob(*("" if text == "(null)" else text for text in fields)))
     return jobs

@@ -55,6 +55,13 @@ def test_one_on_another_machine_is_asked_for(folder: Path, queue: Queue, capsys:
     assert "--gone" in told
 
 
+@pytest.mark.parametrize("damaged", ["", "[]", '{"host": "x"}'])
+def test_a_damaged_note_says_what_to_do(folder: Path, damaged: str) -> None:
+    (folder / NOTE).parent.mkdir()
+    (folder / NOTE).write_text(damaged)
+    assert f"{NOTE} is damaged: make sure that no Snakemake works here, remove it" in living_controller(folder)
+
+
 def test_slurm_without_an_answer_unlocks_nothing(folder: Path, queue: Queue, capsys: pytest.CaptureFixture[str]) -> None:
     queue.fails("slurm_load_jobs error: Unable to contact slurm controller")
     (folder / ".snakemake/locks").mkdir(parents=True)

@@ -90,6 +90,8 @@ def test_values_of_a_call_are_those_that_a_file_would_have() -> None:
     assert read["evaluation"]["prompts"] == "7"
     assert typed_call(read) == {key: yaml.safe_load(text) for key, text in given.items()}
     assert typed_call({}) == {}
+    texts = {"runs": ["2024", "no"], "data": {"x": {"revision": "1.0", "align": [{"filter": {"field": "a", "equals": "1"}}]}}}
+    assert typed_call(texts) == texts
 
 
 def test_a_tree_of_too_many_nodes_is_refused(settings: dict[str, Any]) -> None:

@@ -96,12 +96,13 @@ def cost_lines(path: Path, target: str, data: str) -> list[str]:
     planned = plan_stage(read, recipe, config.runtime, whole_rows(rows, length), ranks, device)
     rate, machine = _machine()
     needed, there = peak(estimate(planned.setup)), memory_of(device)
-    fits = "fits" if needed <= there else "DOES NOT FIT: docs/large-targets.md;"
+    each, owner = ("GPU", "it") if device.type == "cuda" else ("process", "this machine")
+    fits = "fits" if needed <= there else "DOES NOT FIT: docs/large-targets.md"
     return [
         *lines,
         f"time: {planned.steps:,} steps, about {duration(3600 * planned.hours(rate))} on {machine}; answers, states and the "
         "evaluation come on top",
-        f"memory: {gib(needed)} of each {'GPU' if device.type == 'cuda' else 'process'}: {fits} {gib(there)}",
+        f"memory: {gib(needed)} of each {each}, of {gib(there)} that {owner} has: {fits}",
         f"disk: {gib(planned.disk)} of checkpoints and draft, and about {gib(3 * size)} of tokens and rows",
     ]
 

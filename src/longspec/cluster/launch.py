@@ -21,7 +21,7 @@ from typing import TextIO
 
 from longspec.cluster.attempt_logs import last_words, new_log
 from longspec.distributed import die_with_parent
-from longspec.shown import one_line
+from longspec.shown import at_least, one_line
 from longspec.slurm import NoAnswerError, answer_of, ask_patiently, own_job, squeue
 
 # Ports below those that systems give away by themselves; two jobs that share a node have different numbers.
@@ -34,10 +34,10 @@ MODULE = [sys.executable, "-m", "longspec.cluster.torchrun"]
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
     parser = argparse.ArgumentParser(prog="python -m longspec.cluster launch", description=__doc__.split("\n")[0])
-    parser.add_argument("--nodes", type=int, default=1, help="of how many the job is; default: 1")
-    parser.add_argument("--ranks", type=int, required=True, help="processes on each node, one for each GPU")
-    parser.add_argument("--cpus", type=int, default=1, help="cores of one of the Slurm job's tasks")
-    parser.add_argument("--tasks", type=int, default=1, help="the Slurm job's tasks on each node, which share them")
+    parser.add_argument("--nodes", type=at_least(1), default=1, help="of how many the job is; default: 1")
+    parser.add_argument("--ranks", type=at_least(1), required=True, help="processes on each node, one for each GPU")
+    parser.add_argument("--cpus", type=at_least(1), default=1, help="cores of one of the Slurm job's tasks")
+    parser.add_argument("--tasks", type=at_least(1), default=1, help="the Slurm job's tasks on each node, which share them")
     parser.add_argument("--gres", default="", help="the GPUs of each node as Slurm was asked for them, such as gpu:8")
     parser.add_argument("--log", type=Path, help="becomes a link to this attempt's log; default: the terminal")
     parser.add_argument("--plain", action="store_true", help="one rank is started as any program, without torchrun")

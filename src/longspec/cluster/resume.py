@@ -41,8 +41,11 @@ def living_controller(folder: Path) -> str:
     """Name the process that may still control the folder's jobs, and what to do about it; empty when there is none."""
     if not (folder / NOTE).exists():
         return ""
-    note = read_json(folder / NOTE)
-    host, pid, began = note["host"], note["pid"], note["began"]
+    try:
+        note = read_json(folder / NOTE)
+        host, pid, began = note["host"], note["pid"], note["began"]
+    except (ValueError, KeyError, TypeError):
+        return f"{folder / NOTE} is damaged: make sure that no Snakemake works here, remove it"
     if host != socket.gethostname():
         return f"Snakemake was started here on {host} as process {pid}: look there (ssh {host} ps -p {pid}) whether it is gone"
     if began and _began(pid) == began:

@@ -43,6 +43,7 @@ class Stage:
     total: int | None = None
     attempts: int = 0
     log: Path | None = None
+    troubles: list[str] = field(default_factory=list)  # what could not be read
 
     @property
     def job_id(self) -> str | None:
@@ -120,7 +121,7 @@ def _place(stage: Stage) -> tuple[Any, ...]:
 
 
 def find(results: Path, jobs: Sequence[QueuedJob] | None = None) -> list[Stage]:
-    """Return all stages below a folder, those of a run in the order in which they are trained. Raises ValueError as read."""
+    """Return all stages below a folder, those of a run in the order in which they are trained."""
     folders = [path.parent for depth in range(DEPTH + 1) for path in results.glob("*/" * depth + "recipe.yaml")]
     names = {folder: folder.relative_to(results).as_posix() for folder in folders}
     stages = (read(folder, folder.name if name == "." else name, results, jobs) for folder, name in names.items())
@@ -128,20 +129,23 @@ def find(results: Path, jobs: Sequence[QueuedJob] | None = None) -> list[Stage]:
 
 
 def read(folder: Path, name: str, results: Path, jobs: Sequence[QueuedJob] | None = None) -> Stage:
-    """Read the state of one stage from its folder and its logs. Raises ValueError with the file that is damaged."""
+    """Read the state of one stage from its folder and its logs; what is damaged or may not be read counts as not there."""
     stage = Stage(name, folder, jobs)
-    stage.status = read_json_object(folder / STATUS) if (folder / STATUS).exists() else {}
-    stage.holder = lease.read(folder)
+    try:
+        stage.status = read_json_object(folder / STATUS) if (folder / STATUS).exists() else {}
+    except (ValueError, OSError) as error:
+        stage.troubles.append(str(error))
+    try:
+        stage.holder = lease.read(folder)
+    except OSError as error:
+        stage.troubles.append(str(error))
     stage.silent = max(0.0, time.time() - stage.holder.beat / 1e9) if stage.holder else 0.0
     stage.rows = _last_rows(folder)
     for slot in (folder / checkpoint_dir.CHECKPOINTS / name for name in checkpoint_dir.SLOTS):
         try:
             manifest = checkpoint_dir.read_manifest(slot)
             stage.saved_ago = max(0.0, time.time() - (slot / checkpoint_dir.MANIFEST).stat().st_mtime)
-        except (
-            FileNotFoundError,
-            ValueError,
-        ):  # not there, rotated away just now, or damaged, as the trainer will say
+        except (OSError, ValueError):  # not there, rotated away just now, or damaged, as the trainer will say
             continue
         stage.saved, stage.total = manifest["step"], manifest["steps"]
         break
@@ -160,7 +164,7 @@ def _last_rows(folder: Path) -> list[dict[str, Any]]:
         with (final if final.is_file() else growing).open("rb") as handle:
             handle.seek(max(0, handle.seek(0, os.SEEK_END) - TAIL_BYTES))
             lines = handle.read().split(b"\n")
-    except FileNotFoundError:
+    except OSError:
         return rows
     for line in lines:
         try:

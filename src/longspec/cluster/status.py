@@ -45,7 +45,8 @@ def cells(stage: Stage) -> list[Text]:
 
 
 def remarks(stage: Stage) -> list[str]:
-    """Say below the table why a stage failed or fell silent."""
+    """Say below the table why a stage failed or fell silent, and what could not be read."""
+    troubles = [f"{stage.name}: {trouble}" for trouble in stage.troubles]
     reached = stage.rows[-1]["step"] if stage.rows else stage.status.get("step", 0)
     after = f"after step {reached} of {stage.total or '?'}"
     if stage.status.get("state") == "failed" and stage.state not in ("running", "done"):
@@ -55,8 +56,8 @@ def remarks(stage: Stage) -> list[str]:
         silent = f", nothing heard of it for {duration(stage.silent)}" if stage.holder else ""
         lines = [f"{stage.name} ended without a word or hangs {after}{silent}; the next attempt goes on from its checkpoint"]
     else:
-        return []
-    return [*lines, f"  log: {stage.log}" if stage.log else "  no log of it was found"]
+        return troubles
+    return [*troubles, *lines, f"  log: {stage.log}" if stage.log else "  no log of it was found"]
 
 
 def render(stages: list[Stage], console: Console) -> None:
@@ -86,11 +87,7 @@ def main(argv: list[str]) -> int:
         jobs, silence = my_jobs(), ""
     except NoAnswerError as error:
         jobs, silence = None, f"\nSlurm's own states are not known: {error}"
-    try:
-        stages = find(results, jobs)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    stages = find(results, jobs)
     if not stages:
         print(
             f"{results}: no stage in it yet (no folder with a recipe.yaml). To start: snakemake --profile slurm final_draft;"

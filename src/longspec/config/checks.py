@@ -47,7 +47,7 @@ def check_model(model: DictConfig) -> None:
 
 
 def check_init(init: str | None) -> None:
-    """Check what names a draft to begin with. Whether a folder is there: workflow.settings.targets."""
+    """Check what names a draft to begin with. Whether a folder is there: workflow.settings.beginnings."""
     if init is not None and (not init.strip() or "\0" in init):
         raise ValueError(
             f"recipe.init: {init!r} is no draft; give {HUB_PREFIX}<owner>/<repository>[@revision], a folder or null"

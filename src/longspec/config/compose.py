@@ -9,7 +9,9 @@ import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -68,7 +70,8 @@ def _composed(name: str, overrides: list[str], config_dir: Path) -> DictConfig:
     """Return the config that the files and overrides give; its values are not checked."""
     _store_schemas()
     folders = list(dict.fromkeys([config_dir.resolve(), CONFIG_DIR]))
-    in_reach = [path for folder in folders for pattern in ("*.yaml", "*/*.yaml") for path in sorted(folder.glob(pattern))]
+    found = (path for folder in folders for pattern in ("*.yaml", "*/*.yaml") for path in sorted(folder.glob(pattern)))
+    in_reach = [path for path in found if path.is_file()]
     run, overrides = _told_by_run(overrides, folders)
     first, *others = sorted(folders, key=lambda folder: not (folder / f"{name}.yaml").is_file())
     if others:
@@ -76,12 +79,17 @@ def _composed(name: str, overrides: list[str], config_dir: Path) -> DictConfig:
     try:
         with initialize_config_dir(str(first), version_base="1.3"):
             config = hydra_compose(name, overrides=overrides)
+            used = set()
+            if any(b"hydra" in path.read_bytes() for path in in_reach):  # finding them takes as long as composing them
+                listed = GlobalHydra.instance().config_loader().compute_defaults_list(name, overrides, RunMode.RUN).defaults
+                used = {folder / f"{each.config_path}.yaml" for each in listed for folder in folders}
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError) as error:
         for path in in_reach if isinstance(error, yaml.YAMLError | UnicodeDecodeError) else ():
             yaml_files.read(path)  # the one at fault raises, with its name and the line
         raise ValueError(_with_file(one_line(error), run)) from error
-    for path in in_reach:  # Hydra composes here and does nothing else, so its own settings would be dropped without a word
-        content = yaml_files.read(path) if b"hydra" in path.read_bytes() else None
+    # Hydra composes here and does nothing else, so its own settings would be dropped without a word.
+    for path in filter(Path.is_file, sorted(used)):
+        content = yaml_files.read(path)
         if isinstance(content, dict) and "hydra" in content:
             raise ValueError(f"{path}: hydra: {NO_EFFECT}")
     return config

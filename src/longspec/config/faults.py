@@ -60,13 +60,15 @@ def faults_of(kind: Any, values: Any, key: str = "") -> list[str]:
     """Return a line for each fault; a misspelt key comes before the missing one that it leaves."""
     values = OmegaConf.to_container(values, resolve=True) if OmegaConf.is_config(values) else values
     by_place: dict[Place, list[Any]] = {}
-    try:
-        _adapter(kind).validate_python(values)
-    except ValidationError as error:
-        for fault in error.errors(include_url=False):
-            by_place.setdefault(_place(fault, values), []).append(fault)
+    for place, fault in _placed(kind, values):
+        by_place.setdefault(place, []).append(fault)
     found = sorted(by_place.items(), key=lambda item: item[1][0]["type"] == "missing")
     return [_line(schema_of(kind), values, key, place, faults) for place, faults in found]
+
+
+def wrong_places(kind: Any, values: Any) -> list[Place]:
+    """Return where values stand that are wrong, apart from those under keys that are unknown."""
+    return [place for place, fault in _placed(kind, values) if fault["type"] not in ("missing", *NOT_KNOWN)]
 
 
 @cache
@@ -80,16 +82,20 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def _place(fault: Any, values: Any) -> Place:
-    """Return where a fault lies in the values; a value that may have several forms is one place."""
-    place: list[str | int] = []
-    for part in fault["loc"]:
-        try:
-            values = values[part]
-        except (KeyError, IndexError, TypeError):  # what pydantic calls a form, a mapping's key or a missing key
-            break
-        place.append(part)
-    return (*place, *fault["loc"][-1:]) if fault["type"] == "missing" else tuple(place)
+def _placed(kind: Any, values: Any) -> Iterator[tuple[Place, Any]]:
+    """Yield each fault after its place in the values; a value that may have several forms is one place."""
+    try:
+        _adapter(kind).validate_python(values)
+    except ValidationError as error:
+        for fault in error.errors(include_url=False):
+            place, at = [], values
+            for part in fault["loc"]:
+                try:
+                    at = at[part]
+                except (KeyError, IndexError, TypeError):  # what pydantic calls a form, a mapping's key or a missing key
+                    break
+                place.append(part)
+            yield (*place, *fault["loc"][-1:]) if fault["type"] == "missing" else tuple(place), fault
 
 
 def _line(whole: Node, values: Any, key: str, place: Place, faults: list[Any]) -> str:

@@ -1,4 +1,4 @@
-"""All that is chosen: runs, their variants, stages and targets, datasets and tasks, and which of them is used for what."""
+"""Hold all that is chosen: runs, their variants, stages and targets, datasets and tasks, and which of them is used for what."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,11 +17,11 @@ Stage = tuple[str, str, str]  # run, variant, stage
 
 @dataclass(frozen=True)
 class Choices:
-    """settings: of config/workflow.yaml, presets laid out; files, variants: of each run, in order; configs: the composed
+    """Hold what is chosen; beside the chosen runs stand those that lend one their draft vocabulary, in the variants lent.
+
+    settings: of config/workflow.yaml, presets laid out; files, variants: of each run, in order; configs: the composed
     configurations by (run, variant, stage); evaluation_of: how each chosen run is measured; asked: by its name a configuration
     of each target that the call names and no run uses.
-
-    Beside the chosen runs stand those that lend one their draft vocabulary, in the variants that it is taken of.
     """
 
     settings: dict[str, Any]
@@ -35,17 +35,17 @@ class Choices:
 
     @property
     def runs(self) -> list[str]:
-        """The chosen runs."""
+        """Return the chosen runs."""
         return self.settings["runs"]
 
     @property
     def known_runs(self) -> list[str]:
-        """The chosen runs and those that lend them something."""
+        """Return the chosen runs and those that lend them something."""
         return list(self.files)
 
     @cached_property
     def stages(self) -> dict[str, list[str]]:
-        """The stages of each run, in order."""
+        """Return the stages of each run, in order."""
         return {name: list(run.says.stages) for name, run in self.files.items()}
 
     @property
@@ -54,84 +54,84 @@ class Choices:
 
     @property
     def drafters(self) -> list[str]:
-        """Names of everything that may be evaluated: baselines, every stage, the published draft with prompt lookup."""
+        """Return names of everything that may be evaluated: baselines, every stage, the published draft with prompt lookup."""
         imported = [IMPORTED] if self.beginnings else []
         return [*BASELINES, *imported, *(stage for stages in self.stages.values() for stage in stages), WITH_LOOKUP]
 
     @property
     def models(self) -> dict[str, Any]:
-        """By its target's name, a configuration in which it stands."""
+        """Return a configuration of each target, by the target's name."""
         return self.asked | {config.recipe.model.name: config for config in self.configs.values()}
 
     @property
     def built(self) -> list[str]:
-        """The targets that are made here."""
+        """Return the targets that are made here."""
         return [name for name, config in self.models.items() if config.recipe.model.source == BUILT]
 
     @property
     def of_gguf(self) -> list[str]:
-        """The targets that are made of GGUF files."""
+        """Return the targets that are made of GGUF files."""
         return [name for name, config in self.models.items() if is_gguf(config.recipe.model.source)]
 
     @property
     def of_wheels(self) -> list[str]:
-        """Those among them whose files are taken out of wheels."""
+        """Return those among them whose files are taken out of wheels."""
         return [name for name in self.of_gguf if self.models[name].recipe.model.source.startswith(WHEEL_PREFIX)]
 
     @property
     def fetched(self) -> list[str]:
-        """The other targets, which are taken as they are."""
+        """Return the other targets, which are taken as they are."""
         return [name for name in self.models if name not in (*self.built, *self.of_gguf)]
 
     @property
     def from_hub(self) -> list[str]:
-        """The datasets that are fetched."""
+        """Return the datasets that are fetched."""
         return [name for name, entry in self.data.items() if is_hub(entry["source"])]
 
     def gates_of(self, run: str) -> dict[str, Any]:
-        """The gates of config/workflow.yaml, with those that a run's file has in their place."""
+        """Return the gates of config/workflow.yaml, with those that a run's file has in their place."""
         return self.settings["gates"] | self.files[run].says.gates
 
     def model_of(self, run: str) -> str:
-        """The name of a run's target."""
+        """Return the name of a run's target."""
         return next(config.recipe.model.name for key, config in self.configs.items() if key[0] == run)
 
     def evaluation_data(self, run: str) -> list[str]:
-        """The datasets whose held-out records are a run's prompts."""
+        """Return the datasets whose held-out records are a run's prompts."""
         return sorted({task.data for task in self.evaluation_of[run].tasks.values() if isinstance(task, HeldOut)})
 
     def stages_of(self, run: str, variant: str | None) -> list[Stage]:
-        """All stages of a run, or of one variant of it, in order."""
+        """Return all stages of a run, or of one variant of it, in order."""
         variants = self.variants[run] if variant is None else [variant]
         return [(run, each, stage) for each in variants for stage in self.stages[run]]
 
     def configs_of(self, run: str, variant: str | None) -> list[Any]:
-        """The configurations of these stages."""
+        """Return the configurations of these stages."""
         return [self.configs[stage] for stage in self.stages_of(run, variant)]
 
     @property
     def beginnings(self) -> list[str]:
-        """Where the drafts made elsewhere come from that runs begin with, each once."""
+        """Return where the drafts made elsewhere come from that runs begin with, each once."""
         found = [self.init(run, variant) for run in self.known_runs for variant in self.variants[run]]
         return sorted({source for source in found if source is not None})
 
     def init(self, run: str, variant: str) -> str | None:
-        """The draft made elsewhere with which a run's first stage begins; None: a fresh one."""
+        """Return the draft made elsewhere with which a run's first stage begins; None: a fresh one."""
         source = self.first_recipe(run, variant).init
         return None if source is None else str(source)
 
     def begun_with(self, run: str, variant: str) -> list[str]:
-        """The name of that draft among the drafters of a run, before its first stage; none where there is none."""
+        """Return the name of that draft among the drafters of a run, before its first stage; none where there is none."""
         return [] if self.init(run, variant) is None else [IMPORTED]
 
     # Draft vocabularies.
 
     def first_recipe(self, run: str, variant: str) -> Any:
-        """The recipe of the first stage, whose section `method` is that of all."""
+        """Return the recipe of the first stage, whose section `method` is that of all."""
         return self.configs[run, variant, self.stages[run][0]].recipe
 
     def lender(self, run: str, variant: str) -> tuple[str, str] | None:
-        """The run and variant whose draft vocabulary this one takes over, in the same variant if it has it; None: its own."""
+        """Return the run and variant whose draft vocabulary this one takes over, the same variant if there; None: its own."""
         other = methods.vocabulary_lender(self.first_recipe(run, variant))
         if other is None:
             return None
@@ -140,16 +140,16 @@ class Choices:
     # Which datasets are used for what.
 
     def replayed_data(self, run: str, variant: str, stage: str) -> dict[str, str]:
-        """The datasets that a stage replays, by the earlier stages that they are of, in the order of their names."""
+        """Return the datasets that a stage replays, by the earlier stages that they are of, in the order of their names."""
         names = sorted(self.configs[run, variant, stage].recipe.data.replay)
         return {name: self.configs[run, variant, name].recipe.data.name for name in names}
 
     def mixture(self, model: str) -> list[Any]:
-        """The phases of training of a target; none of a fetched one."""
+        """Return the phases of training of a target; none of a fetched one."""
         return self.models[model].build.mixture if model in self.built else []
 
     def datasets_in_use(self) -> dict[str, str]:
-        """Every dataset of the chosen runs with the key that names it."""
+        """Return every dataset of the chosen runs with the key that names it."""
         names = {}
         for (run, _, stage), config in self.configs.items():
             names[config.recipe.data.name] = f"run '{run}', stage '{stage}': recipe.data.name"
@@ -163,14 +163,14 @@ class Choices:
         return names
 
     def datasets_trained_on(self) -> set[str]:
-        """Every dataset that a stage or a built target trains on."""
+        """Return every dataset that a stage or a built target trains on."""
         phases = [phase["dataset"] for model in self.built for phase in self.mixture(model)]
         return {config.recipe.data.name for config in self.configs.values()} | set(phases)
 
     def trained_on_by(self, run: str) -> set[str]:
-        """The datasets that a run's stages train on."""
+        """Return the datasets that a run's stages train on."""
         return {config.recipe.data.name for config in self.configs_of(run, None)}
 
     def datasets_in_order(self, run: str) -> list[list[str]]:
-        """For each variant of a run, the datasets of its stages in order."""
+        """Return for each variant of a run the datasets of its stages in order."""
         return [[config.recipe.data.name for config in self.configs_of(run, variant)] for variant in self.variants[run]]

@@ -1,4 +1,4 @@
-"""The plan of what is made of trained drafts: their evaluations, the report, final drafts, a comparison of two runs.
+"""Plan what is made of trained drafts: their evaluations, the report, final drafts, a comparison of two runs.
 
 Which stage is published, and how it is chosen, says `final` of a run's file.
 """
@@ -19,12 +19,12 @@ BEST, LAST = "best", "last"
 
 
 class MeasuringPlan(Choices):
-    """The choices, with an answer to each question of a rule that comes after the training."""
+    """Hold the choices, with an answer to each question of a rule that comes after the training."""
 
     evaluated = paths.EVALUATED  # where measurements lie
 
     def evaluation_settings(self, run: str, drafter: str | None = None) -> str:
-        """A run's evaluation section as canonical JSON, less `bench`, and the draft vocabulary, of which a job has the file.
+        """Return a run's evaluation section as canonical JSON, less `bench` and the draft vocabulary, whose file a job has.
 
         drafter: the one that is measured by it; `with_lookup` is told to WITH_LOOKUP alone, so that the others' figures hold
         whatever it is. So that what was measured before there was a choice holds, this project's own engine is not told.
@@ -36,15 +36,15 @@ class MeasuringPlan(Choices):
         return json.dumps({key: value for key, value in section.items() if key not in left_out}, sort_keys=True)
 
     def report_settings(self, run: str) -> str:
-        """The whole section, by which a report is made."""
+        """Return the whole section, by which a report is made."""
         return self.evaluation_settings(run, WITH_LOOKUP)
 
     def gates(self, run: str) -> str:
-        """The gates of a run as canonical JSON."""
+        """Return the gates of a run as canonical JSON."""
         return json.dumps(self.gates_of(run), sort_keys=True)
 
     def task_files(self, run: str) -> list[Any]:
-        """The files of a run's tasks whose prompts are not held-out records; of the hub the manifests of what is fetched."""
+        """Return the files of a run's tasks whose prompts are no held-out records; of the hub the fetched files' manifests."""
         tasks = self.evaluation_of[run].tasks
         found: set[Any] = set()
         for name, task in tasks.items():
@@ -55,12 +55,12 @@ class MeasuringPlan(Choices):
 
     @property
     def hub_prompts(self) -> dict[str, Benchmark]:
-        """The tasks whose prompts are fetched from the hub, by the names of their folders in data/hub/."""
+        """Return the tasks whose prompts are fetched from the hub, by the names of their folders in data/hub/."""
         tasks = [task for each in self.evaluation_of.values() for task in each.tasks.values() if isinstance(task, Benchmark)]
         return {manifest.parent.name: task for task in tasks if (manifest := manifest_of(task)) is not None}
 
     def drafter_recipe(self, run: str, variant: str, drafter: str = IMPORTED) -> str:
-        """The recipe that shapes a drafter: its own stage's, or the first stage's for those of no stage.
+        """Return the recipe that shapes a drafter: its own stage's, or the first stage's for those of no stage.
 
         The published draft has settings of its own beside its weights.
         """
@@ -68,7 +68,7 @@ class MeasuringPlan(Choices):
         return f"{paths.stage_folder(run, variant, drafter if drafter in stages else stages[0])}/recipe.yaml"
 
     def drafter_weights(self, run: str, variant: str, drafter: str) -> list[str]:
-        """The files of a drafter; none for the baselines."""
+        """Return the files of a drafter; none for the baselines."""
         if drafter in BASELINES:
             return []
         folder = f"{paths.stage_folder(run, variant, drafter)}/draft"
@@ -77,17 +77,17 @@ class MeasuringPlan(Choices):
         return [f"{folder}/{name}" for name in ("model.safetensors", "config.json")]
 
     def drafter_options(self, drafter: str, draft: list[str]) -> list[Any]:
-        """The evaluation's options that name the drafter. draft: its files, none for a baseline."""
+        """Return the evaluation's options that name the drafter. draft: its files, none for a baseline."""
         told = ["--drafter", drafter]
         return [*told, "--draft", Path(draft[0]).parent] if draft else told
 
     def target_folder(self, target: str) -> Path:
-        """The folder of a target's manifest."""
+        """Return the folder of a target's manifest."""
         return Path(target).parent
 
     def evaluations(self, run: str) -> list[str]:
-        """The measurements a report compares, for every variant: baselines, the draft that is begun with, every stage, and the
-        published draft with prompt lookup.
+        """Return the measurements a report compares, for every variant: baselines, the draft that is begun with, every stage,
+        and the published draft with prompt lookup.
         """
         beside = [WITH_LOOKUP] if self.evaluation_of[run].section.get("with_lookup") is not None else []
         return [
@@ -97,16 +97,16 @@ class MeasuringPlan(Choices):
         ]
 
     def report_records(self, run: str) -> list[str]:
-        """The raw records a report tells of: trained on or evaluated on."""
+        """Return the raw records a report tells of: trained on or evaluated on."""
         names = self.trained_on_by(run).union(self.evaluation_data(run))
         return [paths.RAW.format(dataset=name) for name in sorted(names)]
 
     def report_variants(self, run: str) -> list[str]:
-        """The folders a report reads, by variant."""
+        """Return the folders a report reads, by variant."""
         return [f"--variant {variant}=results/{run}/{variant}" for variant in self.variants[run]]
 
     def final_drafts(self, run: str) -> list[str]:
-        """The final draft of every variant of a run."""
+        """Return the final draft of every variant of a run."""
         folders = [paths.FINAL_DRAFT.format(run=run, variant=variant) for variant in self.variants[run]]
         return [f"{folder}/provenance.json" for folder in folders]
 
@@ -116,8 +116,8 @@ class MeasuringPlan(Choices):
         return [str(folder / name) for folder in folders for name in paths.FINAL_FILES]
 
     def compared_page(self) -> str:
-        """The page of the two chosen runs. Raises ValueError when they are not two, and for keys in which they are measured
-        otherwise.
+        """Return the page of the two chosen runs. Raises ValueError when they are not two, and for keys in which they are
+        measured otherwise.
         """
         if len(self.runs) != 2:
             raise ValueError(
@@ -138,21 +138,21 @@ class MeasuringPlan(Choices):
     # The stage that is published.
 
     def choice(self, run: str, variant: str) -> list[str]:
-        """The file that says which stage was chosen; none where the last one is taken."""
+        """Return the file that says which stage was chosen; none where the last one is taken."""
         return [paths.FINAL_STAGE.format(run=run, variant=variant)] if _chooses(self, run) else []
 
     def choosing_evaluations(self, run: str, variant: str) -> list[str]:
-        """The measurements that the stage is chosen by: those of all stages, in order."""
+        """Return the measurements that the stage is chosen by: those of all stages, in order."""
         return [paths.EVALUATED.format(run=run, variant=variant, drafter=stage) for stage in self.stages[run]]
 
     def candidates(self, run: str, variant: str) -> list[str]:
-        """The files of the drafts one of which is published: of all stages, or of the last one."""
+        """Return the files of the drafts one of which is published: of all stages, or of the last one."""
         stages = self.stages[run] if _chooses(self, run) else self.stages[run][-1:]
         folders = [paths.stage_folder(run, variant, stage) for stage in stages]
         return [f"{folder}/draft/{name}" for folder in folders for name in paths.DRAFT_FILES]
 
     def published_option(self, choice: list[str], draft: list[str]) -> list[str | Path]:
-        """The option of `draft final` that names the draft, or the choice among the stages'."""
+        """Return the option of `draft final` that names the draft, or the choice among the stages'."""
         return ["--choice", *choice] if choice else ["--draft", Path(draft[0]).parent]
 
 
@@ -169,5 +169,5 @@ def check_finals(choices: Choices) -> None:
 
 
 def _chooses(choices: Choices, run: str) -> bool:
-    """Whether there are several stages, one of which is chosen."""
+    """Tell whether there are several stages, one of which is chosen."""
     return choices.files[run].says.final == BEST and len(choices.stages[run]) > 1

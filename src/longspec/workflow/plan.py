@@ -1,4 +1,4 @@
-"""The plan answers each rule's questions about a job: its files and its settings; those of measured drafts in measuring.py.
+"""Answer each rule's questions about a job: its files and its settings; those of measured drafts in measuring.py.
 
 Arguments have the names of wildcards and hold what these hold. `longspec.workflow.checks.checked_plan` makes a plan.
 """
@@ -21,27 +21,27 @@ from longspec.workflow.settings import beginnings
 
 
 class Plan(MeasuringPlan):
-    """The choices, with an answer to each question of a rule."""
+    """Hold the choices, with an answer to each question of a rule."""
 
     # Records, tokens.
 
     def source(self, dataset: str) -> Any:
-        """Where a dataset comes from, as its entry says."""
+        """Return where a dataset comes from, as its entry says."""
         return self.data[dataset]["source"]
 
     def revision(self, dataset: str) -> str:
-        """The branch, tag or commit of a dataset of the hub."""
+        """Return the branch, tag or commit of a dataset of the hub."""
         return complete(dataset, self.data[dataset])["revision"]
 
     def raw_files(self, dataset: str) -> list[Any]:
-        """The files that a dataset is read from, or the manifest of what was fetched; none for records made here."""
+        """Return the files that a dataset is read from, or the manifest of what was fetched; none for records made here."""
         source = self.source(dataset)
         if is_made(source):
             return []
         return [paths.HUB.format(dataset=dataset)] if is_hub(source) else source_files.files_of(source)
 
     def raw_settings(self, dataset: str) -> str:
-        """How a dataset's records are made, as canonical JSON; what is done with them is not part of it."""
+        """Return how a dataset's records are made, as canonical JSON; what is done with them is not part of it."""
         settings = self.data[dataset]
         answered_anew = settings.get("regenerate") is not None and not is_made(settings["source"])
         unanswered = {UNANSWERED: True} if answered_anew else {}
@@ -49,53 +49,53 @@ class Plan(MeasuringPlan):
         return json.dumps(kept | unanswered, sort_keys=True)
 
     def fetched_option(self, dataset: str, files: list[str]) -> list[str]:
-        """A job's option that names fetched files; other files it finds by the settings."""
+        """Return a job's option that names fetched files; other files it finds by the settings."""
         return ["--fetched", *files] if dataset in self.from_hub else []
 
     def shards(self, dataset: str) -> int:
-        """In how many parts a dataset is tokenized."""
+        """Return in how many parts a dataset is tokenized."""
         return self.data[dataset]["shards"]
 
     def token_shards(self, model: str, dataset: str) -> list[str]:
-        """The manifests of all token shards of a dataset."""
+        """Return the manifests of all token shards of a dataset."""
         names = [f"{shard:03d}" for shard in range(self.shards(dataset))]
         return [paths.TOKENS.format(model=model, dataset=dataset, shard=name) for name in names]
 
     # Rows: a stage's own, and those of earlier stages that it replays.
 
     def rows(self, run: str, variant: str, stage: str) -> str:
-        """The manifest of the rows that a stage trains on."""
+        """Return the manifest of the rows that a stage trains on."""
         recipe = self.configs[run, variant, stage].recipe
         return _packed(recipe, recipe.data.name)
 
     def replayed_rows(self, run: str, variant: str, stage: str) -> list[str]:
-        """The manifests of the rows that a stage replays, packed like its own, in the order of their stages' names."""
+        """Return the manifests of the rows that a stage replays, packed like its own, in the order of their stages' names."""
         recipe = self.configs[run, variant, stage].recipe
         return [_packed(recipe, dataset) for dataset in self.replayed_data(run, variant, stage).values()]
 
     def replay_options(self, run: str, variant: str, stage: str, replayed: list[str]) -> list[str]:
-        """The options that name them, each with the stage that it is of."""
+        """Return the options that name them, each with the stage that it is of."""
         names = self.replayed_data(run, variant, stage)
         named = [f"{name}={path}" for name, path in zip(names, replayed, strict=True)]
         return ["--replay", *named] if named else []
 
     def all_rows(self, run: str, variant: str | None = None) -> list[str]:
-        """The manifests of the own rows of all stages of a run, or of one variant of it."""
+        """Return the manifests of the own rows of all stages of a run, or of one variant of it."""
         return sorted({self.rows(*stage) for stage in self.stages_of(run, variant)})
 
     def trained_rows(self, run: str, variant: str | None = None) -> list[str]:
-        """The manifests of all rows that a run trains on, or one variant of it: own and replayed ones."""
+        """Return the manifests of all rows that a run trains on, or one variant of it: own and replayed ones."""
         replayed = [path for stage in self.stages_of(run, variant) for path in self.replayed_rows(*stage)]
         return sorted({*self.all_rows(run, variant), *replayed})
 
     # Draft vocabularies.
 
     def named_rows(self, run: str, variant: str) -> list[str]:
-        """The rows of each stage under its name: the trained tokens of all stages are counted, each stage's once."""
+        """Return the rows of each stage under its name: the trained tokens of all stages are counted, each stage's once."""
         return [f"{stage[2]}={self.rows(*stage)}" for stage in self.stages_of(run, variant)]
 
     def taken_vocabulary(self, run: str, variant: str, size: str) -> list[str]:
-        """The file of another run, or of the draft to begin with, whose tokens are taken over; none where this run counts."""
+        """Return the file of another run, or of the draft to begin with, whose tokens are taken; none where this run counts."""
         if methods.vocabulary_size(self.first_recipe(run, variant)) != int(size):
             return []
         if self.init(run, variant) is not None:
@@ -104,27 +104,27 @@ class Plan(MeasuringPlan):
         return [] if lender is None else [_vocabulary(*lender, int(size))]
 
     def vocabulary(self, run: str, variant: str) -> list[str]:
-        """The draft vocabulary that decides weights; none where the draft can propose all of the target's tokens."""
+        """Return the draft vocabulary that decides weights; none where the draft can propose all of the target's tokens."""
         size = methods.vocabulary_size(self.first_recipe(run, variant))
         return [] if size is None else [_vocabulary(run, variant, size)]
 
     def vocabulary_while_drafting(self, run: str, variant: str) -> list[str]:
-        """The draft vocabulary that is decoded with: the draft's own, or that of the evaluation for one that can have it."""
+        """Return the draft vocabulary that is decoded with: the draft's own, or the evaluation's for one that can have it."""
         recipe, size = self.first_recipe(run, variant), self.evaluation_of[run].section.get("draft_vocabulary")
         if size is not None and not methods.has_own_vocabulary(recipe.method.name):
             return [_vocabulary(run, variant, size)]
         return self.vocabulary(run, variant)
 
     def drafter_vocabulary(self, run: str, variant: str, drafter: str) -> list[str]:
-        """The draft vocabulary of an evaluated drafter; prompt lookup copies any token."""
+        """Return the draft vocabulary of an evaluated drafter; prompt lookup copies any token."""
         return [] if drafter == LOOKUP else self.vocabulary_while_drafting(run, variant)
 
     def report_vocabularies(self, run: str) -> list[str]:
-        """The draft vocabularies that a report tells of."""
+        """Return the draft vocabularies that a report tells of."""
         return [path for variant in self.variants[run] for path in self.vocabulary_while_drafting(run, variant)]
 
     def report_vocabulary_options(self, run: str, vocabularies: list[str]) -> list[str]:
-        """The report's options that name them, each with its variant."""
+        """Return the report's options that name them, each with its variant."""
         return [each for path in vocabularies for each in ("--vocabulary", f"{Path(path).parent.name}={path}")]
 
     # Two runs side by side.
@@ -147,41 +147,41 @@ class Plan(MeasuringPlan):
     # Targets.
 
     def model_source(self, model: str) -> str:
-        """Where a target that is not built comes from."""
+        """Return where a target that is not built comes from."""
         return self.models[model].recipe.model.source
 
     def model_sha256(self, model: str) -> str | None:
-        """The hash of a target's GGUF file, as its recipe gives it."""
+        """Return the hash of a target's GGUF file, as its recipe gives it."""
         return self.models[model].recipe.model.sha256
 
     def wheel_file(self, model: str) -> list[str]:
-        """The manifest of the GGUF file that is taken out of a wheel for a target; none for one of this machine."""
+        """Return the manifest of the GGUF file that is taken out of a wheel for a target; none for one of this machine."""
         return [paths.WHEEL_FILE.format(model=model)] if model in self.of_wheels else []
 
     def sha256_option(self, model: str) -> list[str]:
-        """How the job that makes a target of a GGUF file is told of the file's hash."""
+        """Return the option that tells the job that makes a target of a GGUF file the file's hash."""
         sha256 = self.model_sha256(model)
         return ["--sha256", sha256] if sha256 else []
 
     def target(self, run: str) -> str:
-        """The manifest of a run's target."""
+        """Return the manifest of a run's target."""
         return paths.TARGET.format(model=self.model_of(run))
 
     def tokenizer(self, run: str) -> str:
-        """The manifest of the tokenizer of a run's target."""
+        """Return the manifest of the tokenizer of a run's target."""
         return paths.TOKENIZER.format(model=self.model_of(run))
 
     def build_yaml(self, model: str) -> str:
-        """How a built target is made, as canonical YAML."""
+        """Return how a built target is made, as canonical YAML."""
         return to_yaml(self.models[model].build)
 
     def tokenizer_data(self, model: str) -> list[str]:
-        """The raw records a built tokenizer is trained on: its target's, whatever runs are chosen beside."""
+        """Return the raw records a built tokenizer is trained on: its target's, whatever runs are chosen beside."""
         names = {phase["dataset"] for phase in self.mixture(model)}
         return [paths.RAW.format(dataset=name) for name in sorted(names)]
 
     def mixture_rows(self, model: str) -> list[str]:
-        """The rows a built target is trained on, in the order of its phases: every token is a label."""
+        """Return the rows a built target is trained on, in the order of its phases: every token is a label."""
         packed = {"model": model, "collation": "base", "overlong": "split"}
         phases = self.mixture(model)
         found = [paths.PACKED.format(**packed, dataset=each["dataset"], length=each["sequence_length"]) for each in phases]
@@ -190,66 +190,66 @@ class Plan(MeasuringPlan):
     # Drafts made elsewhere, which runs begin with.
 
     def draft_source(self, draft: str) -> str:
-        """The source of a draft by its name here: hf:<owner>/<repository>[@revision] or a folder."""
+        """Return the source of a draft by its name here: hf:<owner>/<repository>[@revision] or a folder."""
         return next(source for source in self.beginnings if readable_name(source) == draft)
 
     def draft_files(self, draft: str) -> list[str]:
-        """The files of a draft that lies on this machine; none for one of the hub."""
+        """Return the files of a draft that lies on this machine; none for one of the hub."""
         return beginnings.local_files(self.draft_source(draft))
 
     @property
     def begun_drafts(self) -> list[str]:
-        """The names here of all drafts that runs begin with."""
+        """Return the names here of all drafts that runs begin with."""
         return [readable_name(source) for source in self.beginnings]
 
     @property
     def begun_runs(self) -> list[str]:
-        """The runs that begin with such a draft in some variant."""
+        """Return the runs that begin with such a draft in some variant."""
         return [run for run in self.known_runs if any(self.init(run, variant) for variant in self.variants[run])]
 
     def fetched_draft(self, run: str, variant: str) -> list[str]:
-        """The manifest of the draft that a run begins with; none for a run that begins anew."""
+        """Return the manifest of the draft that a run begins with; none for a run that begins anew."""
         source = self.init(run, variant)
         return [] if source is None else [paths.PUBLISHED.format(draft=readable_name(source))]
 
     def imported_config(self, run: str, variant: str) -> list[str]:
-        """The config.json of the draft that a run began with, which the final draft's provenance quotes; none without one."""
+        """Return the config.json of the draft that a run began with, for the final draft's provenance; none without one."""
         config = f"{paths.BEGINNING}/config.json".format(run=run, variant=variant)
         return [] if self.init(run, variant) is None else [config]
 
     # Stages.
 
     def stage_yaml(self, run: str, variant: str, stage: str, section: str) -> str:
-        """One section of a stage's configuration as canonical YAML."""
+        """Return one section of a stage's configuration as canonical YAML."""
         return to_yaml(self.configs[run, variant, stage][section])
 
     def stage_folders(self, run: str, variant: str | None = None) -> list[str]:
-        """The folders of all stages of a run, or of one variant of it, in order."""
+        """Return the folders of all stages of a run, or of one variant of it, in order."""
         return [paths.stage_folder(*stage) for stage in self.stages_of(run, variant)]
 
     def stage_files(self, run: str, variant: str | None = None) -> list[str]:
-        """The files that tell about each of these stages when it is trained."""
+        """Return the files that tell about each of these stages when it is trained."""
         names = ["checkpoint.json", "metrics.jsonl", "recipe.yaml"]
         return [f"{folder}/{name}" for folder in self.stage_folders(run, variant) for name in names]
 
     def previous_weights(self, run: str, variant: str, stage: str) -> list[str]:
-        """The weights a stage starts from; none for the first, but in a run that begins with a draft made elsewhere."""
+        """Return the weights a stage starts from; none for the first, but in a run that begins with a draft made elsewhere."""
         stages = self.stages[run]
         before = [*self.begun_with(run, variant), *stages[: stages.index(stage)]][-1:]
         return [f"{paths.stage_folder(run, variant, each)}/draft/model.safetensors" for each in before]
 
     def of_first_variant(self, section: str, run: str) -> list[str]:
-        """The recipes or the runtimes of all stages of one variant; the others ask the same of a machine."""
+        """Return the recipes or the runtimes of all stages of one variant; the others ask the same of a machine."""
         return [f"{folder}/{section}.yaml" for folder in self.stage_folders(run, self.variants[run][0])]
 
 
 def _vocabulary(run: str, variant: str, size: int) -> str:
-    """The file of a draft vocabulary."""
+    """Return the file of a draft vocabulary."""
     return paths.DRAFT_VOCABULARY.format(run=run, variant=variant, size=size)
 
 
 def _packed(recipe: Any, dataset: str) -> str:
-    """The manifest of a dataset's rows as a recipe has them packed."""
+    """Return the manifest of a dataset's rows as a recipe has them packed."""
     packed = {"collation": recipe.data.collation, "length": recipe.data.sequence_length, "overlong": recipe.data.overlong}
     return paths.PACKED.format(model=recipe.model.name, dataset=dataset, **packed)
 

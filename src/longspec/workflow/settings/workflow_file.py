@@ -1,5 +1,6 @@
 """config/workflow.yaml: its text before Snakemake reads it, and its keys, typed."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,6 +10,7 @@ from pydantic import AfterValidator, Field
 
 from longspec.answers.settings import Regenerate
 from longspec.config import yaml_files
+from longspec.config.faults import wrong_places
 from longspec.config.names import IS_NAME, is_name
 from longspec.config.run_file import SUFFIX
 from longspec.config.typed import Filled, Flag, Keys, Name, Number, Once, Seed, Share, Text, Whole, left_out, words
@@ -112,15 +114,24 @@ def check_text(path: Path) -> None:
         raise ValueError(f"{path}: {TEMPLATED}: a configuration holds values and runs no code; remove the key")
 
 
-def typed_call(value: Any) -> Any:
-    """Return values of --config with numbers, true, false and null in the place of texts that read so.
+def typed_call(values: dict[str, Any]) -> dict[str, Any]:
+    """Return values of --config with numbers, true, false and null in the place of texts that read so and are wrong as texts.
 
     In braces and brackets Snakemake reads every value as text.
     """
-    if isinstance(value, dict):
-        return {name: typed_call(each) for name, each in value.items()}
+    typed = copy.deepcopy(values)
+    for *above, last in wrong_places(WorkflowFile, values):
+        section: Any = typed
+        for part in above:
+            section = section[part]
+        section[last] = _scalars(section[last])
+    return typed
+
+
+def _scalars(value: Any) -> Any:
+    """Return a text, or those of a list, as YAML reads it if that is a number, true, false or null."""
     if isinstance(value, list):
-        return [typed_call(each) for each in value]
+        return [_scalars(each) for each in value]
     try:
         read = yaml.safe_load(value) if isinstance(value, str) else value
     except yaml.YAMLError:
