@@ -57,11 +57,11 @@ def test_two_threads_may_write_one_name(tmp_path: Path) -> None:
 
 def test_what_a_killed_process_left_beside_a_name_is_removed(tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True)
-    left = [tmp_path / f".a.{pid}{end}.tmp" for pid in (int(ended.stdout), os.getpid()) for end in ("", "-old", "-4711")]
+    left = [tmp_path / f".a.{pid}{end}.tmp" for pid in (int(ended.stdout), os.getpid(), 1) for end in ("", "-old", "-4711")]
     for path in left:
         path.touch()
     remove_strays(tmp_path / "a")
-    assert [path.exists() for path in left] == 3 * [False] + 3 * [True]
+    assert [path.exists() for path in left] == 3 * [False] + 6 * [True]
 
 
 KILLED = """

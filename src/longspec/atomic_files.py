@@ -40,6 +40,15 @@ def fsync_path(path: Path) -> None:
         os.close(descriptor)
 
 
+def _is_alive(process: int) -> bool:
+    """Tell whether a process of this machine runs; /proc may hide those of other users."""
+    try:
+        os.kill(process, 0)
+    except OSError as error:
+        return isinstance(error, PermissionError)
+    return True
+
+
 def remove(path: Path) -> None:
     """Remove a folder with all that is in it, a file, or a link; what a link names stays."""
     if path.is_dir() and not path.is_symlink():
@@ -54,7 +63,7 @@ def remove_strays(*finals: Path) -> None:
         pattern = re.compile(re.escape(f".{final.name}.") + r"(\d+)(-old|-\d+)?\.tmp")
         for path in final.parent.glob(".*.tmp"):
             found = pattern.fullmatch(path.name)
-            if found and not Path("/proc", found[1]).exists():
+            if found and not _is_alive(int(found[1])):
                 remove(path)
 
 

@@ -63,8 +63,8 @@ def parse(line: bytes) -> dict[str, Any]:
     """Return the object that a line of anything holds, as decode does. Raises ValueError that says what is wrong with it."""
     try:
         found = decode(line.decode())
-    except ValueError as error:
-        raise ValueError(f"is not valid JSON: {error}") from error
+    except json.JSONDecodeError as error:  # its own line number is always 1
+        raise ValueError(f"is not valid JSON: {error.msg.removesuffix(' at')} at character {error.pos + 1}") from error
     if not isinstance(found, dict):
         raise ValueError(f"must be a JSON object, is {'null' if found is None else type(found).__name__}")
     return found

@@ -162,6 +162,7 @@ REFUSED: list[tuple[Any, str]] = [
     ([{"compose": {"to": "t", "template": "{a}", "optional": ["b"]}}], r"compose\.optional: 'b' is no unit of the template"),
     ([{"filter": {"field": "a", "present": True, "equals": 1}}], r"filter\.field: needs a condition; `present` stands alone"),
     ([{"filter": {"field": "a", "min": True}}], r"filter\.min: .* number, is True"),
+    ([{"filter": {"field": "a", "in_": [1]}}], r"filter\.in_: .*; known: field, present, equals, in, not_in"),
     ([{"alternate": {"field": "a", "roles": ["me"]}}], r"alternate\.roles: must be roles such as \[user, assistant\]"),
     ([{"lay_out": {}}], r"lay_out\.train_thoughts: is not given, nor is chat_template_kwargs; give one of them"),
     ([{"lay_out": {"train_thoughts": "no"}}], r"data\.d\.align\[0\]\.lay_out\.train_thoughts: .*, is 'no'"),

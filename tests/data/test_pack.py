@@ -192,6 +192,8 @@ GOLDEN = "17d98cf2439533625f1fb96436d5b5e4a850899a1583dbd1beafbcce25f837e2"
 
 def test_shards_of_different_origin_are_refused(tmp_path: Path) -> None:
     tokens, _ = write_shards(tmp_path / "tokens", LENGTHS)
+    with pytest.raises(ValueError, match="--length: must be 2 or more, is 1"):
+        packing.make(tokens, 1, "base", "split", tmp_path / "out" / "manifest.json")
     with pytest.raises(ValueError, match=r"shards \[0\] of 2"):
         packing.make(tokens[:1], 16, "base", "split", tmp_path / "out" / "manifest.json")
     other, _ = write_shards(tmp_path / "other", LENGTHS, num_shards=1)

@@ -51,6 +51,14 @@ def test_columns_that_nothing_asks_for_reject_no_row(tmp_path: Path) -> None:
     assert sorted(note["reason"].split()[1].rstrip(":") for note in manifest["notes"]) == sorted(BEYOND)
 
 
+def test_rows_of_which_no_column_is_read_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"image": pa.array([b"a", b"b", b"c"])}), path)
+    *items, note = source_files.read(path, 1000, {"text"})
+    assert [item.record for item in items if isinstance(item, Item)] == [{}] * 3
+    assert isinstance(note, Note)
+
+
 @pytest.mark.parametrize("name", BEYOND)
 def test_of_a_column_that_an_aligner_asks_for_it_does(tmp_path: Path, name: str) -> None:
     """A row is a record where its cell is good; what of a rejected row is no JSON can be seen in rejects.raw."""

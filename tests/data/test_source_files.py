@@ -94,7 +94,7 @@ def test_only_what_is_longer_than_the_limit_is_too_long(tmp_path: Path, piece: i
 
 
 FAULTS: list[tuple[bytes, str]] = [
-    (b'{"text": "cut', "is not valid JSON: Unterminated string"),
+    (b'{"text": "cut', "is not valid JSON: Unterminated string starting at character 10"),
     (b'["text"]', "must be a JSON object, is list"),
     (b'{"text": "\xff"}', "0xff in position 10"),
     (b'{"text": NaN}', "holds NaN, which is no JSON number"),
@@ -117,13 +117,19 @@ def test_each_broken_line_is_told_and_its_neighbours_are_read(tmp_path: Path) ->
         assert item.error.reason.startswith(reason) or reason in item.error.reason
 
 
-def test_values_of_an_array_that_are_no_records_are_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("piece", [1, 1 << 20])
+def test_values_of_an_array_that_are_broken_or_no_records_are_told(
+    tmp_path: Path, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each alone, with its bytes, and their neighbours are read."""
+    monkeypatch.setattr(source_files, "PIECE", piece)
+    bad = [b"5", b'{"text": "\xff"}', b'{"text": NaN}', b'{"a": 1, "a": 2}', b'{"text": "y",}', b'{"a": [1 2]}}', b"{} {}"]
+    bad += [b"[" * 2000 + b"]" * 2000, b'{"a": "]\\",}" 1}', b""]
     path = tmp_path / "a.json"
-    path.write_bytes(b'[5, {"text": "\xff"}, {"text": NaN}, {"a": 1, "a": 2},\n{"text": "good"} ]')
+    path.write_bytes(b"[" + b",".join(value + b' ,\n{"text": "good"}' for value in bad) + b"\n]")
     found = [item for item in source_files.read(path, LIMIT) if isinstance(item, Item)]
-    assert [item.line for item in found if item.error] == [1, 2, 3, 4]
-    assert found[-1].record == {"text": "good"}
-    assert b"".join(found[1].original) == b'{"text": "\xff"}'
+    assert [b"".join(item.original) for item in found[::2] if item.error and item.error.field == "line"] == bad
+    assert [(item.line, item.record) for item in found[1::2]] == [(2 * n, {"text": "good"}) for n in range(1, len(bad) + 1)]
 
 
 def test_a_line_that_the_end_of_the_file_cuts_off_says_so(tmp_path: Path) -> None:
@@ -160,11 +166,12 @@ CORRUPT: list[tuple[str, bytes, str]] = [
     ("a.json.zst", MANY, "cut off or corrupt"),
     ("a.json", PRETTY[:200], r"record 2: .* cut off by the end of the file"),
     ("a.json", b'[{"a": "\\', "record 1: .* cut off by the end of the file"),
-    ("a.json", b'[{"a": 1}, {"a": 1 2}, {}]', "record 2: .* it is broken"),
+    ("a.json", b'[{"a": 1}, {"a": "b}, {}]', "record 2: lacks a quote or bracket"),
     ("a.json", b'[{}, {"a": "%s"}]' % (b"x" * 3_000_000), r"record 2: .* longer than 0\.01 MB \(max_line_mb\)"),
     ("a.json", b'[{}]\n["text"]\n', "text after the end of the array"),
     ("a.json", b"text\n", "line 1: is not valid JSON: .*, and the file is no array; .* one object a line"),
     ("a.json", b'\n{\n"a": 1}\n{\n"a": 2}\n', r"line 2: .*one object a line \(jq -c"),
+    ("a.json", gzip.compress(LINES), "line 1: .*, or it is compressed or not UTF-8"),
     ("a.parquet", b"PAR1 and then nothing PAR1", "no whole Parquet file"),
 ]
 

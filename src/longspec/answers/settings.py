@@ -5,8 +5,9 @@ import shlex
 import shutil
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from longspec.atomic_files import sha256_text
 from longspec.config.schema import KNOWN, PRECISIONS
@@ -29,8 +30,18 @@ ONLY = {
 
 
 _HOST, _PORT = r"(\[[\da-fA-F:.]+\]|[^\s@/:\[\]]+)", r"(:[1-9]\d{0,4})?"
+
+
+def _checked_address(text: str) -> str:
+    """Return an address. Raises ValueError for a port above 65535 and for brackets around what is no IPv6 address."""
+    _ = urlsplit(text).port
+    return text
+
+
 Address = Annotated[
-    Text, Field(pattern=rf"^https?://{_HOST}{_PORT}(/[^\s@]*)?$", title="an address such as http://host:8000/v1")
+    Text,
+    Field(pattern=rf"^https?://{_HOST}{_PORT}(/[^\s@]*)?$", title="an address such as http://host:8000/v1"),
+    AfterValidator(_checked_address),
 ]
 
 

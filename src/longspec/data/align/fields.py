@@ -9,7 +9,9 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from string import Formatter
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from longspec.data.read.record_checks import RecordError, check_characters, kind, read_template_arguments, says_nothing
 
@@ -179,7 +181,7 @@ def keep_where(
     field: str,
     present: bool | None = None,
     equals: str | int | float | bool | None = None,
-    in_: list[Any] | None = None,
+    in_: Annotated[list[Any] | None, Field(alias="in")] = None,
     not_in: list[Any] | None = None,
     min: int | float | None = None,
     max: int | float | None = None,

@@ -22,7 +22,7 @@ from longspec.data.align import fields, lists
 from longspec.data.align.fields import Many, Record, Step
 from longspec.data.read.record_checks import RecordError
 
-# Aligners whose settings are arguments of a function, which tells their types and defaults; `in_` is written `in`.
+# Aligners whose settings are arguments of a function, which tells their types and defaults, or their aliases (`in`).
 SETTINGS: dict[str, Callable[..., Any]] = {
     "add_id": fields.add_id,
     "compose": fields.compose,
@@ -89,7 +89,7 @@ def _step(name: str, settings: Any, where: str) -> Step | tuple[Step, Counter[st
         raise ValueError(f"{where}: must be a mapping, is {settings!r}")
     if name in MAPPINGS:
         return MAPPINGS[name](settings)
-    arguments = {"in_" if key == "in" else str(key): value for key, value in settings.items()}
+    arguments = {str(key): value for key, value in settings.items()}
     try:
         return validate_call(config=ConfigDict(strict=True))(SETTINGS[name])(**arguments)
     except ValidationError as error:
@@ -98,7 +98,7 @@ def _step(name: str, settings: Any, where: str) -> Step | tuple[Step, Counter[st
         key = str(faults[0]["loc"][0])
         why = " or ".join(fault["msg"] for fault in faults if fault["loc"][0] == key)
         value = f", is {arguments[key]!r}" if key in arguments else ""
-        raise ValueError(f"{where}.{key.rstrip('_')}: {why}{value}; known: {known}") from error
+        raise ValueError(f"{where}.{key}: {why}{value}; known: {known}") from error
 
 
 def fields_read(steps: list[dict[str, Any]]) -> set[str]:

@@ -181,6 +181,7 @@ def make(text: str, revision: str, out: Path) -> Manifest:
             return kept
         unnamed = source.file or f"the data files of '{':'.join(source.parts) or 'train'}', and no others,"
         asked = missing or names or [unnamed]
+        asked = [*asked[:3], f"{len(asked) - 3} more"] if len(asked) > 3 else asked
         page = f"{os.environ.get('HF_ENDPOINT') or 'https://huggingface.co'}/datasets/{source.repository}/tree/{revision}"
         fix = f"place {', '.join(asked)} from {page} in {folder}/, under the same paths, then run the same command again"
         if kept or (folder / UNFINISHED).exists():

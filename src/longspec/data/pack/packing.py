@@ -94,6 +94,8 @@ def make(
 
     collation: one of COLLATIONS; overlong: one of bin_packing.OVERLONG.
     """
+    if sequence_length < SHORTEST:
+        raise ValueError(f"--length: must be {SHORTEST} or more, is {sequence_length}")
     shards = TokenShards(tokens)
     _check_shards(shards, tokens)
     pieces, edges_R1 = place(shards.lengths_D, sequence_length, overlong)

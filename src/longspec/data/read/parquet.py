@@ -74,6 +74,8 @@ def _holds_beyond_json(kind: pa.DataType) -> bool:
 
 def _without_dictionaries(batch: pa.RecordBatch) -> pa.RecordBatch:
     """A batch in which no row counts a dictionary, which holds what other rows hold."""
+    if not any(map(pa.types.is_dictionary, batch.schema.types)):
+        return batch  # a batch without columns has rows, which from_arrays cannot know
     plain = [column.dictionary_decode() if pa.types.is_dictionary(column.type) else column for column in batch.columns]
     return pa.RecordBatch.from_arrays(plain, batch.schema.names)
 

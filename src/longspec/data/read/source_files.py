@@ -9,7 +9,6 @@ one of which nobody can know how many records are missing is an error.
 
 import glob
 import io
-import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,9 +26,9 @@ KNOWN = "*.jsonl, *.json (both also .gz or .zst) or *.parquet"
 PIECE = 1 << 20  # bytes read at once
 BOM = b"\xef\xbb\xbf"
 HOLDS_NONE = "the file holds no record"
-# Finds where a value ends, whatever `jsonl.parse` will say of it.
-_LENIENT = json.JSONDecoder(parse_int=str, parse_float=str, strict=False)
-_SPACE = re.compile(r"[ \t\r\n]*")
+SPACE = " \t\r\n"
+# A string, up to the end of the text where it goes on there, or a mark by which the end of a value is found.
+_MARK = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[{}\[\],]', re.DOTALL)
 
 
 def files_of(source: str | list[str]) -> list[Path]:
@@ -83,7 +82,8 @@ def read(path: Path, limit: int, asked: set[str] | None = None) -> Iterator[Item
             for at, item in enumerate(items):
                 if at == 0 and item.error and kind == ".json" and not is_array:  # perhaps an object over several lines
                     told = f"{path}: line {item.line}: {item.error.reason}, and the file is no array"
-                    raise ValueError(f"{told}; write an array of objects, or one object a line (jq -c . FILE > FILE.jsonl)")
+                    fix = "write an array of objects, or one object a line (jq -c . FILE > FILE.jsonl)"
+                    raise ValueError(f"{told}; {fix}, or it is compressed or not UTF-8")
                 yield item
     yield from notes.values()
 
@@ -138,7 +138,7 @@ def _rest_of_line(handle: io.BufferedReader, piece: bytes) -> Iterator[bytes]:
 
 
 def _values(path: Path, handle: io.BufferedReader, limit: int, notes: Notes) -> Iterator[Item]:
-    """The values of a JSON array; one that is no object, or no object by the standard, is a fault of its own.
+    """The values of a JSON array; one that is broken, or no object, is a fault of its own.
 
     Raises ValueError where no value ends within `limit` bytes, and for text behind the array: nobody knows how many records
     are missing then.
@@ -148,35 +148,37 @@ def _values(path: Path, handle: io.BufferedReader, limit: int, notes: Notes) -> 
     buffer, number = text.read(PIECE), 0
     at = buffer.index("[") + 1
     while True:
-        start = _behind_space(buffer, at)
-        if not number and buffer.startswith("]", start):
-            at = start + 1
-            notes.add(path, HOLDS_NONE, number)
-            break
-        try:
-            _, end = _LENIENT.raw_decode(buffer, start)
-            behind = _behind_space(buffer, end)
-            is_whole = buffer[behind] in ",]"
-        except (ValueError, IndexError, RecursionError):
-            is_whole = False
-        if not is_whole and len(buffer) - at <= limit and (more := text.read(max(PIECE, len(buffer) - at))):
+        end = _end_of_value(buffer, at)
+        if end is None and len(buffer) - at <= limit and (more := text.read(max(PIECE, len(buffer) - at))):
             buffer, at = buffer[at:] + more, 0
             continue
-        original = buffer[start:end].encode("utf-8", "surrogateescape") if is_whole else b""
-        if not 0 < len(original) <= limit:
+        original = buffer[at:end].strip(SPACE).encode("utf-8", "surrogateescape")
+        if end is None or len(original) > limit:
             raise ValueError(
-                f"{path}: record {number + 1}: is no whole JSON value: it is broken, longer than {limit / 1e6:g} MB "
-                "(max_line_mb), or cut off by the end of the file; mend it (jq shows where), or get the file again"
+                f"{path}: record {number + 1}: lacks a quote or bracket, is longer than {limit / 1e6:g} MB "
+                "(max_line_mb), or is cut off by the end of the file; mend it (jq shows where), or get the file again"
             )
-        number, at = number + 1, behind + 1
+        at = end + 1
+        if not original and not number and buffer[end] == "]":
+            notes.add(path, HOLDS_NONE, number)
+            break
+        number += 1
         yield _item(path, number, original, original)
-        if buffer[behind] == "]":
+        if buffer[end] == "]":
             break
     if (buffer[at:] + text.read(PIECE)).strip():
         raise ValueError(f"{path}: text after the end of the array; JSON Lines belong in a .jsonl file")
 
 
-def _behind_space(text: str, at: int) -> int:
-    found = _SPACE.match(text, at)
-    assert found is not None, "it matches the empty string, too"
-    return found.end()
+def _end_of_value(text: str, start: int) -> int | None:
+    """The place of the comma or bracket behind a value of an array, found by brackets alone: a broken value has an end, too."""
+    depth = 0
+    for found in _MARK.finditer(text, start):
+        mark = found[0]
+        if mark in "{[":
+            depth += 1
+        elif depth and mark in "}]":
+            depth -= 1
+        elif not depth and mark in ",]":
+            return found.start()
+    return None
