@@ -94,7 +94,7 @@ def test_vllm_reads_the_folders_own_weights(final_draft: Path, verb: Verb, tmp_p
     assert (config["architectures"], config["num_hidden_layers"], config["head_dim"]) == (["GlideForCausalLM"], 1, 8)
     assert config["glide"]["window"] == 512
     assert config["glide"]["target"] == read_json(final_draft / "config.json")["target"]
-    assert LlamaConfig(**config).rope_parameters == CONFIG.rope_parameters
+    assert LlamaConfig(**config).max_position_embeddings >= 2**30, "vLLM drafts up to the lower one of draft and served target"
     shutil.rmtree(final_draft / "vllm")
     verb("export", final_draft, "--layout", "vllm")
     assert read_json(final_draft / "vllm/config.json") == config

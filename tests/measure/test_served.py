@@ -29,6 +29,7 @@ from tests.warm_jobs import popen
 
 __all__ = ["arguments", "folder"]  # fixtures
 JOB = Job("target", "ngram", None, 2, "float32", 64, 1, [Request("a", [3, 4], 3, 0.0, 0, [0])])
+V2 = "VLLM_USE_V2_MODEL_RUNNER"
 CHAINS = {"engine": "vllm", "shapes": [2, 3], "repeats": 1}
 
 
@@ -247,6 +248,8 @@ def test_sampling_beside_a_draft_on_a_cpu_is_refused_with_the_reason(monkeypatch
     monkeypatch.setitem(sys.modules, "vllm", stand_in)
     monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
     monkeypatch.setattr(vllm, "ENVIRONMENT", {})  # it is set for a process of its own, and would stay in this one
+    monkeypatch.setenv(V2, "1")
+    monkeypatch.delenv(V2)
     sampled = replace(JOB, requests=[replace(JOB.requests[0], temperature=0.7)])
     with pytest.raises(ValueError, match=r"evaluation\.temperatures: .*longspec-vllm mends that: `make \.venv-serve/\.stamp`"):
         vllm.load(sampled)
@@ -259,5 +262,6 @@ def test_sampling_beside_a_draft_on_a_cpu_is_refused_with_the_reason(monkeypatch
         served = vllm.load(replace(sampled, method="draft_model", draft="draft/vllm"))
     drafted = {"method": "draft_model", "model": "draft/vllm", "num_speculative_tokens": 2}
     assert served == drafted | {"draft_sample_method": "probabilistic"}
+    assert os.environ[V2] == "0", "the plugin refuses the other runner, which is vLLM's choice on GPUs"
     platforms.current_platform.is_cpu = lambda: False
     assert vllm.load(sampled)

@@ -5,6 +5,7 @@ import logging
 from types import SimpleNamespace
 from typing import Any
 
+import longspec_vllm
 import torch
 import vllm
 from longspec_vllm import target
@@ -13,6 +14,7 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.flash_attn import FlashAttentionBackend
 from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
+from vllm.v1.sample import rejection_sampler
 
 SHAPE = {"hidden_size": 128, "vocab_size": 512}
 ROPE = {"rope_type": "default", "rope_theta": 1e4}
@@ -21,20 +23,25 @@ ROPE = {"rope_type": "default", "rope_theta": 1e4}
 def config(**changed: Any) -> Any:
     """A server's configuration, as far as the plugin looks at it."""
     given = {"v2": False, "multimodal": False, "pipeline": 1, "context": 1, "fast": False, "draft_tp": 2, "cache": None}
+    given |= {"lora": None, "positions": 64, "given_positions": None}
     given |= {"method": "draft_model", "target": SHAPE} | changed
     of_target = SimpleNamespace(is_multimodal_model=given["multimodal"], hf_text_config=SimpleNamespace(**given["target"]))
+    of_target.max_model_len = 64
     spec = SimpleNamespace(
         method=given["method"],
         target_model_config=of_target,
         target_parallel_config=SimpleNamespace(pipeline_parallel_size=given["pipeline"], tensor_parallel_size=2),
         draft_parallel_config=SimpleNamespace(tensor_parallel_size=given["draft_tp"]),
         kv_cache_dtype=given["cache"],
+        draft_model_config=SimpleNamespace(max_model_len=given["positions"]),
+        max_model_len=given["given_positions"],
     )
     return SimpleNamespace(
         speculative_config=spec,
         parallel_config=SimpleNamespace(decode_context_parallel_size=given["context"]),
         cache_config=SimpleNamespace(kv_sharing_fast_prefill=given["fast"]),
         use_v2_model_runner=given["v2"],
+        lora_config=given["lora"],
     )
 
 
@@ -102,6 +109,9 @@ def main() -> None:
         "fast": {"fast": True},
         "draft_tp": {"draft_tp": 1},
         "cache": {"cache": "fp8"},
+        "lora": {"lora": SimpleNamespace()},
+        "positions": {"positions": 32},
+        "asked for": {"positions": 32, "given_positions": 32},
         "method": {"method": "eagle"},
         "target": {"target": SHAPE | {"vocab_size": 600}},
         "rotation": {"target": SHAPE | {"rope_parameters": {"rope_type": "yarn", "rope_theta": 5e5}}},
@@ -112,6 +122,10 @@ def main() -> None:
     found["sliding"] = said(target.last_attention, layers(None, 64))
     found["mixed"] = said(target.last_attention, layers(64, None))
     found["other layers"] = said(target.last_attention, layers(None, kind=OtherAttention))
+    as_stored = [SimpleNamespace(layer_name=f"layers.{number}", kv_cache_dtype="fp8") for number in range(3)]
+    found["same dtype"] = said(target.check_dtypes, *as_stored)
+    as_stored[2].kv_cache_dtype = "auto"
+    found["skipped"] = said(target.check_dtypes, *as_stored)
     found["backend"] = said(target.last_attention, layers(None, backend="FLASHINFER"))
     flash = {"aot_schedule": False, "aot_sliding_window": None, "use_full_cuda_graph": False, "dcp_world_size": 1}
     flash |= {"max_cudagraph_size": None, "mm_prefix_query_ranges_np": None}
@@ -121,10 +135,14 @@ def main() -> None:
     found["flash"] = drafting_lengths(FlashAttentionBackend, **flash)
     found["triton"] = drafting_lengths(TritonAttentionBackend, **triton)
     warned: list[str] = []
-    target.logger.addHandler(type("Kept", (logging.Handler,), {"emit": lambda _, record: warned.append(record.getMessage())})())
+    handler = type("Kept", (logging.Handler,), {"emit": lambda _, record: warned.append(record.getMessage())})()
+    logging.getLogger("vllm.longspec_vllm").addHandler(handler)
+    vllms_own = rejection_sampler.expand_batch_to_tokens
     vllm.__version__ = "0.99.0"
     said(target.checked_target, config(), own)
-    print(json.dumps(found | {"warned": " ".join(warned)}))
+    longspec_vllm.register()
+    assert rejection_sampler.expand_batch_to_tokens is vllms_own
+    print(json.dumps(found | {"warned": warned}))
 
 
 if __name__ == "__main__":

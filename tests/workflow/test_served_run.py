@@ -138,13 +138,20 @@ def test_what_cannot_be_served_is_refused_with_what_to_type(
     assert message in capsys.readouterr().err
 
 
-def test_a_server_that_ends_says_its_last_words(finished: Settings, tmp_path: Path, capsys: Any) -> None:
+def test_a_server_that_ends_says_its_last_words(
+    finished: Settings, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a GLIDE draft, whose plugin wants another model runner than the one that vLLM takes on GPUs."""
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER")
+    write_json(Path(f"{OLDER}/config.json"), {"draft": "glide", "target_path": TARGET})
+    Path(f"{OLDER}/vllm").mkdir()
     broken = tmp_path / "broken"
-    broken.write_text("#!/bin/sh\necho no memory left\nexit 3\n")
+    broken.write_text("#!/bin/sh\necho no memory left for V2=$VLLM_USE_V2_MODEL_RUNNER\nexit 3\n")
     broken.chmod(0o755)
     with pytest.raises(SystemExit):
-        main(["serve", "demo-eagle3", "--python", str(broken), "--check", "--port", "1"])
-    told = "the server of --python ended with exit code 3: no memory left; all it printed: logs/serve/demo-eagle3.log"
+        main(["serve", "demo", "--python", str(broken), "--check", "--port", "1"])
+    told = "the server of --python ended with exit code 3: no memory left for V2=0; all it printed: logs/serve/demo.log"
     assert told in capsys.readouterr().err
 
 

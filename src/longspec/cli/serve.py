@@ -24,7 +24,7 @@ from longspec.answers.server import PAST_PROXIES, started
 from longspec.atomic_files import read_json_object
 from longspec.cli.runs import plan_of
 from longspec.families import position_limit
-from longspec.measure.engines.vllm import BY_PLACE, ENVIRONMENT
+from longspec.measure.engines.vllm import BY_PLACE, ENVIRONMENT, OF_METHOD
 from longspec.measure.lines import key_of, key_text
 from longspec.measure.prompts import all_prompts
 from longspec.measure.tasks import ROOM, Prompt, Setting, Settings, check_interpreter, parse
@@ -83,6 +83,8 @@ def run(options: argparse.Namespace) -> int:
     speculative = json.dumps({"method": method, "model": str(folder), "num_speculative_tokens": tokens})
     words = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", "{model}", "--port", "{port}"]
     command = shlex.join([*words, "--speculative-config", speculative, *more])
+    for variable, value in OF_METHOD.get(method, {}).items():
+        os.environ.setdefault(variable, value)
     log = Path(f"logs/serve/{name}.log")
     log.parent.mkdir(parents=True, exist_ok=True)
     with started(command, target, options.minutes, log, port=options.port, keys=("--python", "--minutes")) as address:

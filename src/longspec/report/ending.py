@@ -53,7 +53,8 @@ def _next(run: str, draft: Path) -> list[str]:
         folder = methods.vllm_folder(str(config["draft"]), draft)
         settings = json.dumps({"method": engine, "model": str(folder), "num_speculative_tokens": 3})
         told += [f"Serve it:  longspec serve {quote(run)}"]
-        told += [f"           vllm serve {quote(str(config['target_path']))} --speculative-config {quote(settings)}"]
+        runner = "" if folder == draft else "VLLM_USE_V2_MODEL_RUNNER=0 "
+        told += [f"           {runner}vllm serve {quote(str(config['target_path']))} --speculative-config {quote(settings)}"]
         if folder != draft:
             told += ["           (beside vLLM: pip install plugins/vllm; plugins/vllm/README.md says what it serves)"]
     return told

@@ -125,6 +125,7 @@ class GlideForCausalLM(nn.Module):
         place = f"{prefix or 'draft_model'}.layers.{config.num_hidden_layers}"
         self.self_attn = SelfAttention(config, of_target, rope, own.glide["window"], vllm_config, f"{place}.self_attn")
         self.cross_attn = CrossAttention(config, of_target, rope, vllm_config, f"{place}.cross_attn")
+        target.check_dtypes(of_target, self.self_attn.attn, self.cross_attn.attn)
         self.mlp = Qwen2MLP(config.hidden_size, config.intermediate_size, config.hidden_act, prefix=f"{place}.mlp")
         width, eps = config.hidden_size, config.rms_norm_eps
         self.input_layernorm = RMSNorm(width, eps=eps)

@@ -11,7 +11,7 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.spec_decode.draft_model import DraftModelProposer
 
-from longspec_vllm import ARCHITECTURE, TESTED
+from longspec_vllm import ARCHITECTURE, TESTED, is_tested
 from longspec_vllm.clipped import BACKENDS, V1
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM shows the lines of its own loggers alone
@@ -22,7 +22,7 @@ def checked_target(vllm_config: VllmConfig, own: Any) -> Any:
 
     Raises ValueError, with what to do, for a target, a server's options or a draft that do not fit.
     """
-    if vllm.__version__.split("+")[0] not in TESTED:
+    if not is_tested():
         logger.warning("GLIDE: tested with vLLM %s, this is %s", ", ".join(TESTED), vllm.__version__)
     spec, parallel, cache = vllm_config.speculative_config, vllm_config.parallel_config, vllm_config.cache_config
     if spec is None or spec.method != "draft_model":
@@ -39,6 +39,12 @@ def checked_target(vllm_config: VllmConfig, own: Any) -> Any:
             own_parallel.tensor_parallel_size != spec.target_parallel_config.tensor_parallel_size
         ),
         "kv_cache_dtype in --speculative-config; leave it out": spec.kv_cache_dtype is not None,
+        # Embeddings and head are those that vLLM has wrapped, for the batch of the target's tokens.
+        "--enable-lora; leave it out": vllm_config.lora_config is not None,
+        # vLLM does not draft for a batch with a longer text.
+        "a draft's folder of fewer positions than the target's; make it anew by `longspec export <draft> --layout vllm`": (
+            spec.max_model_len is None and spec.draft_model_config.max_model_len < of_target.max_model_len
+        ),
     }
     for what, there in refused.items():
         if there:
@@ -70,6 +76,16 @@ def last_attention(vllm_config: VllmConfig) -> Attention:
             )
     *_, last = layers.values()  # in the order in which they were built
     return last
+
+
+def check_dtypes(of_target: Attention, *own: Attention) -> None:
+    """Raise ValueError where the draft's layers store or read the cache as another dtype than the target's last layer."""
+    for layer in own:
+        if layer.kv_cache_dtype != of_target.kv_cache_dtype:
+            raise ValueError(
+                f"GLIDE: {layer.layer_name}: its cache is {layer.kv_cache_dtype}, that of {of_target.layer_name} is "
+                f"{of_target.kv_cache_dtype}; leave out --kv-cache-dtype-skip-layers"
+            )
 
 
 def _share(self: DraftModelProposer, target_language_model: nn.Module) -> None:

@@ -24,6 +24,8 @@ ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
+# The plugin refuses the other model runner, which vLLM takes on GPUs.
+OF_METHOD: dict[str | None, dict[str, str]] = {"draft_model": {"VLLM_USE_V2_MODEL_RUNNER": "0"}}
 PLUGIN = "longspec-vllm"
 INSTALL = "`make .venv-serve/.stamp` installs it, or `pip install --no-deps plugins/vllm` by the pip of that environment"
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
@@ -32,7 +34,7 @@ BY_PLACE = "vllm:spec_decode_num_accepted_tokens_per_pos"
 
 def load(job: Job) -> Any:
     """Return the engine of a job, an `LLM` of vLLM's."""
-    for name, value in ENVIRONMENT.items():
+    for name, value in (ENVIRONMENT | OF_METHOD.get(job.method, {})).items():
         os.environ.setdefault(name, value)
     from vllm import LLM
     from vllm.platforms import current_platform

@@ -6,7 +6,10 @@ from typing import Any
 from longspec.methods.draft_files import read_draft_config, stored_settings
 from longspec.methods.glide.settings import Draft
 
-OF_THE_TARGET = ("model_type", "num_hidden_layers")  # fields that say something else of the draft
+OF_THE_TARGET = ("model_type", "num_hidden_layers", "rope_parameters")  # fields that say something else of the draft
+# vLLM takes the lower one of draft and served target, and stops drafting behind it. A server's options may stretch the target;
+# the plugin rotates as the served target does.
+POSITIONS = 2**30
 
 
 def exported(folder: Path) -> tuple[None, dict[str, Any]]:
@@ -22,6 +25,7 @@ def exported(folder: Path) -> tuple[None, dict[str, Any]]:
         "architectures": ["GlideForCausalLM"],
         "model_type": "llama",
         "num_hidden_layers": 1,
+        "max_position_embeddings": POSITIONS,
         "tie_word_embeddings": False,
         "glide": {"window": settings.window, "final_norm": settings.final_norm, "target": target},
     }
