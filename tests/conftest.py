@@ -13,7 +13,6 @@ OF_MINUTES = [
     "test_made_up_method",
     "test_job",
     "test_sbatch",
-    "test_watchdog",
     "test_lease",
     "test_endings",
     "test_elastic",

@@ -208,6 +208,9 @@ def test_layers_are_read_as_each_writer_means_them(verb: Verb, tmp_path: Path, c
             {"speculators_config": {"proposal_methods": [{"speculative_tokens": "5"}]}},
             r"steps: must be a whole number from 1 to 64, is '5'",
         ),
+        ({"speculators_config": {"proposal_methods": [{"speculative_tokens": 0}]}}, r"steps: must be .* from 1 to 64, is 0"),
+        ({"eagle_aux_hidden_state_layer_ids": 5}, r"config\.json: eagle_aux_hidden_state_layer_ids: layers: .*is 5"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": ["1", "3", "5"]}}, r"eagle_aux_hidden_state_layer_ids: layers"),
     ],
 )
 def test_what_cannot_be_represented_is_named(fields: dict[str, Any], message: str, verb: Verb, tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """Which backend a job takes, and what it is told when it cannot have the one it asks for."""
 
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from longspec import config
-from longspec.models.attention import backends
+from longspec.models.attention import backends, flash
 from longspec.models.attention.backends import (
     AUTO,
     BACKENDS,
@@ -98,6 +99,16 @@ def test_a_missing_backend_names_the_line_that_installs_it(monkeypatch: pytest.M
         choose(FLASH, CUDA, torch.bfloat16, 16)
     with pytest.raises(ValueError, match=message):
         attend(q, q, q, Visibility(), 1.0, FLASH)
+
+
+def test_another_flash_attn_is_refused_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("longspec.models.attention.flash.find_spec", lambda name: object())
+    package = SimpleNamespace(__version__="2.8.3", flash_attn_interface=flash_stand_in)
+    monkeypatch.setitem(sys.modules, "flash_attn", package)
+    assert flash.package() is flash_stand_in
+    package.__version__ = "2.7.4.post1"
+    with pytest.raises(ValueError, match=r"runtime\.attention: flash-attn 2\.7\.4\.post1 is installed, 2\.8 is needed: pip"):
+        choose(FLASH, CUDA, torch.bfloat16, 16)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from longspec.decode.cache import select, target_cache, tokens_ahead
 from longspec.decode.prefill import LAST
 from longspec.decode.sampling import Sampler
 from longspec.distributed import Ranks
-from longspec.models.target import group_of, of_first_rank, place_target, resolve_dtype
+from longspec.models.target import group_of, place_target, resolve_dtype, tensor_of_first_rank
 
 STAYING = 7 / 8  # of a batch: while more of its rows go on, copying their cache costs more than those that have ended
 
@@ -98,7 +98,7 @@ def decode(
     for count in range(1, new_tokens + 1):
         place = {"attention_mask": mask_BT, "position_ids": positions_BS}
         logits_BV = target(ids_BS, **place, past_key_values=cache, use_cache=True, logits_to_keep=LAST).logits[:, -1]
-        tokens = of_first_rank(_chosen(logits_BV, [samplers[row] for row in rows]), group_of(target)).tolist()
+        tokens = tensor_of_first_rank(_chosen(logits_BV, [samplers[row] for row in rows]), group_of(target)).tolist()
         for row, token in zip(rows, tokens, strict=True):
             if not found[row] or found[row][-1] not in ends:
                 found[row].append(token)

@@ -14,7 +14,7 @@ from longspec.decode.cache import tokens_ahead
 from longspec.decode.prefill import Prefilled
 from longspec.decode.sampling import Sampler, check_drawn
 from longspec.decode.texts import Stops
-from longspec.models.target import group_of, of_first_rank
+from longspec.models.target import group_of, tensor_of_first_rank
 from longspec.stopwatch import Stopwatch
 
 # Two logits closer than this many roundings of the dtype, at the logits' size, may swap when the same numbers are summed
@@ -56,7 +56,7 @@ def decode_plain(
     with start.lent(tokens_ahead(max_new_tokens)) as lent:
         clock, logits_V = Stopwatch(lent.logits_BV.device), lent.logits_BV[0]
         while True:
-            token = int(of_first_rank(sampler.choose(logits_V[None]), group))
+            token = int(tensor_of_first_rank(sampler.choose(logits_V[None]), group))
             check_drawn([token])
             decoded.ids.append(token)
             decoded.logits.append(logits_V)

@@ -16,7 +16,7 @@ from longspec.decode.drafters import Drafter
 from longspec.decode.levels import Levels
 from longspec.decode.prefill import Prefilled
 from longspec.decode.speculate import speculate
-from longspec.models.target import group_of, of_first_rank
+from longspec.models.target import group_of, tensor_of_first_rank
 
 ROUNDS = 2  # timed at once, behind one that takes the prompts in
 REPEATS = 2  # of the whole; the least of all times counts, for whatever else runs on the machine only adds to them
@@ -59,7 +59,7 @@ def best_shape(target: Any, drafter: Drafter, start: Prefilled, temperature: flo
     nodes = [shape if isinstance(shape, int) else sum(shape) for shape in shapes]
     best = max(range(len(shapes)), key=lambda at: (tokens[shapes[at]] / known[shapes[at]], -nodes[at]))
     # Ranks that hold the target together have each taken their own times.
-    return shapes[int(of_first_rank(torch.tensor([best], device=target.device), group_of(target)))]
+    return shapes[int(tensor_of_first_rank(torch.tensor([best], device=target.device), group_of(target)))]
 
 
 def _tokens_a_round(held: list[Acceptance]) -> dict[int | Levels, float]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from longspec.models.target import Group, of_first_rank
+from longspec.models.target import Group, tensor_of_first_rank
 
 NO_TOKEN = -1  # drawn where there is no distribution to draw from; the host raises when it would become text
 
@@ -63,7 +63,7 @@ class Sampler:
 
     def agreed(self, chosen: Tensor) -> Tensor:
         """Return what rank 0 has chosen: the others' logits may differ in their last bits, and their draws then altogether."""
-        return of_first_rank(chosen, self.group)
+        return tensor_of_first_rank(chosen, self.group)
 
 
 def check_drawn(tokens: Collection[int]) -> None:

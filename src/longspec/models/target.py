@@ -199,7 +199,7 @@ def own_heads(x_BKTD: Tensor, group: Group) -> Tensor:
     return x_BKTD.narrow(1, group.rank() * own, own)
 
 
-def of_first_rank(x: Tensor, group: Group | None) -> Tensor:
+def tensor_of_first_rank(x: Tensor, group: Group | None) -> Tensor:
     """Rank 0's numbers, on every rank."""
     if group is None:
         return x

@@ -13,7 +13,7 @@ from longspec.atomic_files import write_text
 from longspec.config import Recipe, Runtime, compose, load, to_yaml
 from longspec.distributed import Ranks, log
 from longspec.shown import named_path
-from longspec.slurm import PAUSE, NoAnswerError, ask_patiently, own_job, squeue
+from longspec.slurm import PAUSE, ask_patiently, own_job, squeue
 
 USAGE = """%(prog)s --recipe FILE --runtime FILE --target FILE --data FILE --out DIR ...
        %(prog)s -cp DIR -cn NAME [KEY=VALUE ...]
@@ -141,16 +141,17 @@ def slurm_deadline(pause: float = PAUSE) -> tuple[float | None, str]:
     job = own_job()
     if job is None:
         return None, ""
-    unknown = f"the end of Slurm job {job} is unknown, so it is not stopped before: "
+
+    def told() -> datetime | None:
+        answer = squeue("--jobs", job, "--format", "%e").strip()
+        return None if answer in NO_LIMIT else datetime.fromisoformat(answer)  # in this machine's time zone
+
     try:
-        answer = ask_patiently(lambda: squeue("--jobs", job, "--format", "%e"), pause).strip()
-        if answer in NO_LIMIT:
-            return None, f"Slurm job {job} has no time limit"
-        end = datetime.fromisoformat(answer)  # in this machine's time zone
-    except NoAnswerError as error:
-        return None, f"{unknown}{error}"
-    except ValueError:
-        return None, f"{unknown}squeue tells no end of it but {answer or 'nothing'}"
+        end = ask_patiently(told, pause)  # a busy squeue may print nothing, and end well
+    except ValueError as error:
+        return None, f"squeue does not tell the end of Slurm job {job}, so it is not stopped before: {error}"
+    if end is None:
+        return None, f"Slurm job {job} has no time limit"
     return end.timestamp(), f"Slurm job {job} ends at {end:%H:%M:%S on %d %B}; the stage saves and stops before"
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -130,17 +131,22 @@ def test_a_damaged_line_of_metrics_is_named_and_may_be_removed(tmp_path: Path, d
     assert whole_lines(Metrics(path, 5).path) == [{"step": 2}]
 
 
-def test_numbers_that_are_not_finite_are_null_and_a_full_disk_names_the_file(tmp_path: Path) -> None:
+def test_numbers_that_are_not_finite_are_null_and_lines_wait_for_room_on_a_full_disk(tmp_path: Path) -> None:
+    """Half of a line fits, then nothing; later all does."""
     metrics = Metrics(tmp_path / "metrics.jsonl", 0)
     metrics.append({"step": 1, "loss": math.nan, "held_out": {"loss": math.inf, "acceptance_1": 0.5}})
     whole = metrics.handle
-    metrics.handle = Path("/dev/full").open("a")  # noqa: SIM115 - it cannot be closed: what was not written is tried again
-    with pytest.raises(OSError, match=r"metrics\.jsonl: No space left"):
+    with Path("/dev/full").open("ab", buffering=0) as full:
+        writes = iter([lambda line: whole.write(line[:10]), full.write])
+        metrics.handle = SimpleNamespace(write=lambda line: next(writes)(line))
         metrics.append({"step": 2, "loss": 1.0})
-    with pytest.raises(OSError, match="No space left"):
-        metrics.handle.close()
+        metrics.handle = full
+        metrics.append({"step": 3, "loss": 0.5})
+        with pytest.raises(OSError, match=r"metrics\.jsonl: No space left"):
+            metrics.sync()
     metrics.handle = whole
     metrics.sync()
     metrics.publish(tmp_path / "final.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "final.jsonl").read_text().splitlines()]
-    assert rows == [{"step": 1, "loss": None, "held_out": {"loss": None, "acceptance_1": 0.5}}]
+    first = {"step": 1, "loss": None, "held_out": {"loss": None, "acceptance_1": 0.5}}
+    assert rows == [first, {"step": 2, "loss": 1.0}, {"step": 3, "loss": 0.5}]

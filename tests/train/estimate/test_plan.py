@@ -86,8 +86,9 @@ def test_what_slurm_is_to_be_asked_for(folder: Path, capsys: pytest.CaptureFixtu
         [needs] = json.loads(capsys.readouterr().out)
         assert needs["minutes"] == minutes
         assert needs["memory_mb"] == pytest.approx(ranks * (on_host + 6 * 2**30) / 1e6, abs=1)
-    assert plan.main(command(folder, "--rows", "21", "--longest-job", "10", "--json")) == 1
-    assert "--longest-job: 10" in capsys.readouterr().err
+    for option, value in (("--longest-job", "10"), ("--node-gpus", "0")):
+        assert plan.main(command(folder, "--rows", "21", option, value, "--json")) == 1
+        assert f"{option}: {value}" in capsys.readouterr().err
 
 
 def test_packed_data_are_counted(folder: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ def test_no_limit_and_no_job(squeue: Path, monkeypatch: pytest.MonkeyPatch) -> N
     ("text", "why"),
     [
         (None, "there is no squeue on the PATH"),
-        ("echo Bad_Job", "squeue tells no end of it but Bad_Job"),
+        ("echo Bad_Job", "Invalid isoformat string: 'Bad_Job'"),
     ],
 )
 def test_no_answer_is_told(squeue: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, why: str) -> None:
@@ -49,7 +49,12 @@ def test_no_answer_is_told(squeue: Path, monkeypatch: pytest.MonkeyPatch, text: 
         prints(squeue, text)
     end, message = slurm_deadline(pause=0.01)
     assert end is None
-    assert message.startswith(f"the end of Slurm job 4711 is unknown, so it is not stopped before: {why}")
+    assert message.startswith(f"squeue does not tell the end of Slurm job 4711, so it is not stopped before: {why}")
+
+
+def test_an_empty_answer_is_asked_for_again(squeue: Path) -> None:
+    prints(squeue, f'[ -e "$0.asked" ] && echo {LATER} || touch "$0.asked"')
+    assert slurm_deadline(pause=0.01)[0] == datetime(2031, 5, 6, 7, 8, 9).timestamp()
 
 
 def test_rank_0_alone_asks(squeue: Path, capsys: pytest.CaptureFixture[str], root: Path, tmp_path: Path) -> None:

@@ -96,6 +96,21 @@ def test_a_second_signal_ends_a_rank_inside_a_collective(make_job: MakeJob) -> N
     assert job.status()["state"] == "running"
 
 
+def test_a_stopped_rank_ends_the_job(make_job: MakeJob) -> None:
+    """A process none of whose threads goes on: the other rank, which waits for it, ends; torchrun takes 30 s to kill it."""
+    job = make_job("job", [*LONG, "runtime.watchdog_seconds=8"], torchrun(2))
+    process = job.start()
+    job.wait_for(5, process)
+    ranks = ranks_of(process)
+    os.kill(ranks[1], signal.SIGSTOP)
+    gone = all_gone([ranks[0]], 60)  # the collectives' own limit is 30 minutes
+    os.kill(ranks[1], signal.SIGKILL)
+    text, code = finish(process)
+    assert gone
+    assert code != 0
+    assert "Timeout (0:00:08)!" in text
+
+
 @pytest.mark.parametrize(("number", "moment"), [(signal.SIGTERM, "start"), (signal.SIGKILL, "steps")])
 def test_nothing_outlives_the_launcher(make_job: MakeJob, number: signal.Signals, moment: str) -> None:
     job = make_job("job", LONG, torchrun(2))

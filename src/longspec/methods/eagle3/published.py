@@ -121,9 +121,9 @@ def read_published(
         eagle = config.get("eagle_config") or {}
         slides = (layer.get("layer_types") or [FULL])[0] == SLIDING
         proposals = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
-        steps = proposals[0].get("speculative_tokens") or Settings().steps
+        steps = proposals[0].get("speculative_tokens")
     check_represented(config, layer, llama, target, file)
-    if steps in range(MOST_STEPS + 1, 2**31):
+    if isinstance(steps, int) and steps > MOST_STEPS:
         log(f"{file}: speculative_tokens: is {steps}; taken for {MOST_STEPS}, the longest chain that is trained")
         steps = MOST_STEPS
     flags = {name: config.get(name) for name in NORMS}
@@ -140,7 +140,7 @@ def read_published(
         "sliding_window": layer.get("sliding_window") if slides else None,
         **{name: False if value is None else value for name, value in flags.items()},
         **_shape(llama, target, file),
-        "steps": steps,
+        "steps": Settings().steps if steps is None else steps,
         "target_vocabulary": None if ids is None else target.vocab_size,
     }
     check_values(values, str(file), ELSEWHERE)
@@ -215,6 +215,8 @@ def _layers(
 
     Raises ValueError for others than three ascending ones of the target's.
     """
+    for found in (inputs, outputs):
+        check_values({"layers": found}, f"{file}: {LAYER_IDS}", ELSEWHERE)
     if inputs and given not in (None, tuple(inputs)):
         raise ValueError(f"--layers: {list(given or ())}: {file} says {inputs}; leave it out")
     if given or inputs:

@@ -21,6 +21,7 @@ from torch import Tensor
 from longspec.models.attention.visibility import Segment, Visibility, document_starts, nothing_seen
 
 DTYPES = (torch.bfloat16, torch.float16)
+TESTED = "2.8"
 INSTALL = "pip install '.[gpu]' --no-build-isolation"  # it is compiled against the torch that is there
 
 
@@ -43,11 +44,16 @@ def is_installed() -> bool:
 
 
 def package() -> Any:
-    """Return flash-attn's own module of functions. Raises ValueError with the line that installs it."""
+    """Return flash-attn's own module of functions. Raises ValueError with the line that installs it, or another version."""
     if not is_installed():
         raise ValueError(f"runtime.attention: flash_attention_2 is not installed: {INSTALL}")
-    from flash_attn import flash_attn_interface
+    from flash_attn import __version__, flash_attn_interface
 
+    if not __version__.startswith(f"{TESTED}."):  # another's halves take other arguments
+        raise ValueError(
+            f"runtime.attention: flash-attn {__version__} is installed, {TESTED} is needed: {INSTALL}; or set flex_attention "
+            "or sdpa"
+        )
     return flash_attn_interface
 
 

@@ -216,8 +216,10 @@ def needs_of(plan: Plan, rate: float, node_gpus: int, longest: int) -> dict[str,
     """Return what one Slurm job of a stage needs, on nodes of `node_gpus` GPUs in at most `longest` minutes.
 
     memory_mb, of a node, in MB as Slurm counts, is the host's part of the estimate for its ranks, and what each process needs
-    besides. Raises ValueError when a job is not longer than its start.
+    besides. Raises ValueError for nodes without a GPU, and when a job is not longer than its start.
     """
+    if node_gpus < 1:
+        raise ValueError(f"--node-gpus: {node_gpus}: must be at least 1")
     if longest <= START_MINUTES:
         raise ValueError(f"--longest-job: {longest}: a job takes {START_MINUTES} minutes to start; give it more")
     ranks = min(node_gpus, plan.setup.world_size)
