@@ -38,4 +38,4 @@ def test_transformers_is_told_everywhere_to_run_nothing(root: Path) -> None:
 
 def test_a_targets_configuration_has_one_reader(root: Path) -> None:
     """It holds the family against the supported ones before transformers looks for a class."""
-    assert {file for file, name, _ in calls(root) if name == "AutoConfig.from_pretrained"} == {"models/target.py"}
+    assert {file for file, name, _ in calls(root) if name == "AutoConfig.from_pretrained"} == {"models/target_config.py"}
