@@ -1,4 +1,4 @@
-"""What the counts in manifests of records, tokens and packed rows say to a person."""
+"""Say in words what the counts in manifests of records, tokens and packed rows mean."""
 
 from collections.abc import Mapping
 from typing import Any

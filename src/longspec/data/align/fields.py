@@ -1,4 +1,4 @@
-"""What a step is, and the steps that work on a record's fields.
+"""Define a step, and the steps that work on a record's fields.
 
 A step returns the record it makes (never changing the one it got), None when it filters the record out, or Many. It raises
 RecordError with the field at fault. While a step is being built, RecordError names the setting at fault.

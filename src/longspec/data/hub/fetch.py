@@ -32,7 +32,7 @@ Remote = Any  # a file of a repository, as huggingface_hub describes it: RepoFil
 
 
 def _is_copied(path: Path, remote: Remote) -> bool:
-    """Whether a file on this machine has exactly the bytes of one of the hub."""
+    """Tell whether a file on this machine has exactly the bytes of one of the hub."""
     if not path.is_file() or path.stat().st_size != remote.size:
         return False
     if remote.lfs:

@@ -63,7 +63,7 @@ def read(path: Path, limit: int, asked: set[str] | None, notes: Notes) -> Iterat
 
 
 def _holds_beyond_json(kind: pa.DataType) -> bool:
-    """Whether values of a type are, or hold, some that JSON has not: bytes, times, decimals."""
+    """Tell whether values of a type are, or hold, some that JSON has not: bytes, times, decimals."""
     if pa.types.is_nested(kind):
         return any(_holds_beyond_json(kind.field(number).type) for number in range(kind.num_fields))
     if pa.types.is_dictionary(kind):
