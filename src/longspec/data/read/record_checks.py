@@ -82,7 +82,7 @@ def check_nested(value: Any, field: str) -> None:
 
 @dataclass(frozen=True)
 class Marks:
-    """Hold what opens and what closes a thought; `form` has them as the model writes them, around {thought} and before {said}."""
+    """Hold what opens and closes a thought; `form` has them as the model writes them, around {thought} and before {said}."""
 
     opener: str
     closer: str
