@@ -1,10 +1,9 @@
 """SmolLM2-135M-Instruct's drafts through vLLM and through ours: python benchmarks/real_llm_served.py [bf16|fp32] [RUN]
 
 RUN: smollm2-eagle3 (default) or smollm2-glide. After `make smollm2 SMOLLM2=RUN` and `make .venv-serve/.stamp`. Whole questions
-on held-out modules, greedy, chains of three, one request at a time on two threads, by the `evaluate` verb with both engines: the
-same prompts, target, dtype and draft. Each engine decodes them with and without the draft; seconds are of the tokens after the
-first. Bar: vLLM's acceptance length within 2 % of ours;
-tokens a second, with and without, are told whichever way they fall.
+on held-out modules, greedy, chains of three, one request at a time on two threads, by the `evaluate` verb with both engines.
+Both have the same prompts, target, dtype and draft. Each engine decodes them with and without the draft; seconds are of the
+tokens after the first. Bar: vLLM's acceptance length within 2 % of ours. Tokens a second are told whichever way they fall.
 
 bf16 (default): near-ties part the texts there, so that the two lengths are of different texts: 60 prompts, over which their
 difference is known to some 2.6 %. fp32: 12, since the texts are the same in both. The difference has its 95 % interval
@@ -26,11 +25,10 @@ from longspec.measure.estimates import estimate
 from longspec.measure.lines import summarize
 
 STAGE, DATA, MODEL = "answers", "smollm2-questions", "models/smollm2-135m"
-# By run: what follows a result's name, and the file of the draft's vocabulary. GLIDE's draft proposes all tokens in vLLM, so it
-# does here too.
+# Folder of each run's variant, and the file of its draft's vocabulary. GLIDE's draft proposes all tokens in vLLM, and so here.
 RUNS = {
-    "smollm2-eagle3": ("", "results/smollm2-eagle3/ttt", "draft_vocabulary_8192.json"),
-    "smollm2-glide": ("_glide", "results/smollm2-glide/sinkpi-slicing", None),
+    "smollm2-eagle3": ("results/smollm2-eagle3/ttt", "draft_vocabulary_8192.json"),
+    "smollm2-glide": ("results/smollm2-glide/sinkpi-slicing", None),
 }
 SETTINGS = {
     "new_tokens": 96,
@@ -48,7 +46,7 @@ SHOWN = ("acceptance_length", "position_acceptance", "tokens_per_second", "token
 
 def measure(run: str, engine: str, settings: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return an engine's figures of a run's draft, over all prompts, and its line of each."""
-    _, folder, vocabulary = RUNS[run]
+    folder, vocabulary = RUNS[run]
     out = machine.WORK / f"real_llm_served/{run}_{engine}.jsonl"
     out.unlink(missing_ok=True)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -82,6 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A draft of SmolLM2-135M through vLLM and through ours.")
     parser.add_argument("precision", nargs="?", choices=RESULTS, default="bf16")
     parser.add_argument("run", nargs="?", choices=RUNS, default="smollm2-eagle3")
+    parser.add_argument("--result", metavar="NAME", help="of the file to write; default: by the precision")
     options = parser.parse_args()
     precision, run = options.precision, options.run
     settings = SETTINGS | {"precision": precision, "prompts": PROMPTS[precision]}
@@ -90,9 +89,10 @@ def main() -> None:
     between = apart(their_lines, own_lines, ours["acceptance_length"])
     holds = {"acceptance": abs(between["mean"]) <= MOST_APART}
     engines = {"longspec": ours, "vllm": theirs}
-    settings |= {"threads": THREADS, "run": run}
+    raw = json.loads(Path(f"data/raw/{DATA}/manifest.json").read_text(encoding="utf-8"))
+    settings |= {"threads": THREADS, "run": run, "trained_questions": raw["records"]["train"]}
     numbers = {"machine": description, "settings": settings, "engines": engines, "apart": between, "holds": holds}
-    machine.write(RESULTS[precision] + RUNS[run][0], numbers)
+    machine.write(options.result or RESULTS[precision], numbers)
     print(json.dumps(between | holds))
 
 
