@@ -81,7 +81,6 @@ onstart:
                 [asked_stage(job.wildcards) for job in planned["train"]],
                 [job.output[0] for job in planned["stage_states"]],
             )
-        STATES.make_place()
     for job in planned["train"]:
         text = PLAN.stage_yaml(*asked_stage(job.wildcards), "runtime")
         freeze_runtime(job.params.out, text)

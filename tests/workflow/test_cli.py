@@ -39,7 +39,7 @@ def test_a_new_run_is_written_and_planned(workflow: Workflow, monkeypatch: pytes
     assert code == 0, text
     assert "results/mine/ttt/train: is trained\n" in text
     *_, jobs, target, data, time, memory, disk = text.splitlines()
-    assert "train, " in jobs
+    assert "by the rules " in jobs
     assert target == "target: llama, 8 layers, 1,000 tokens, 512 positions"
     assert data == "data: about 1 records, 23 tokens, at 4 bytes a token: 8 rows of 512 tokens"
     assert re.fullmatch(r"time: \d+ steps, about .* on \d+ threads of this processor \(\d+\.\d\d TFLOP/s measured\); .*", time)

@@ -12,7 +12,6 @@ from longspec.config import yaml_files
 from longspec.methods.eagle3.settings import layer_weights
 from longspec.report.prediction import cost_ratio, shape_of
 from longspec.train.estimate import plan as estimate
-from longspec.workflow.checks import forgetting_warning
 from longspec.workflow.plan import Plan
 from tests.workflow.planning import FILE, Settings
 
@@ -99,7 +98,6 @@ def test_one_run_reads_its_own_data_and_fits_eight_gpus_of_80_gb(
     assert (plan.stages[run], plan.variants[run], plan.fetched) == (STAGES, ["ttt"], [TARGETS[run][0]])
     assert plan.evaluation_data(run) == sorted(plan.datasets_in_use()) == sorted(STAGES)
     assert plan.vocabulary(run, "ttt") == [f"results/{run}/ttt/draft_vocabulary_32000.json"]
-    assert forgetting_warning(plan) == ""
     for stage in STAGES:
         recipe = plan.configs[run, "ttt", stage].recipe
         assert plan.rows(run, "ttt", stage).endswith(f"/{stage}-long-4096-truncate/manifest.json")  # answers alone

@@ -75,14 +75,6 @@ def test_long_rows_have_the_length_of_the_stages_file(own: Settings) -> None:
     assert recipe_of(own).data.sequence_length == 1000
 
 
-def test_what_is_trained_on_is_a_word(own: Settings) -> None:
-    write(own, f"{RUN}stages: {{train: {{data: chats, train_on: all}}}}\n")
-    assert recipe_of(own).data.collation == "base"
-    write(own, f"{RUN}stages: {{train: {{data: chats, train_on: some}}}}\n")
-    with pytest.raises(ValueError, match=r"stages\.train\.train_on: 'some' is unknown; choose one of answers, all"):
-        own.plan(run="mine")
-
-
 def test_gates_of_its_own_are_in_the_place_of_the_workflows(own: Settings) -> None:
     write(own, f"{RUN}gates: {{context: null}}\n")
     assert json.loads(own.plan(runs=["mine", "demo"]).gates("mine")) == {"context": None, "forgetting": 0.3}

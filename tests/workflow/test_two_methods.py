@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from longspec.config import yaml_files
-from longspec.workflow.checks import unused_variants
 from longspec.workflow.states import StatesPlan
 from tests.workflow.planning import FILE, Settings
 
@@ -35,13 +34,6 @@ def another(settings: Settings, name: str, **method: object) -> None:
     text = (settings.folder / RUN).read_text().replace("variants: [ttt]", "variants: [short, ttt]")
     told = json.dumps({"layers": [0, 1, 2], "vocabulary": SIZE} | method)
     (settings.folder / f"config/run/{name}.yaml").write_text(re.sub(r"(?m)^  method: .*$", f"  method: {told}", text))
-
-
-def test_chosen_variants_that_no_run_uses_are_told(settings: Settings) -> None:
-    assert unused_variants(settings.plan(runs=BOTH)) == ""
-    told = "variants: base, hard-labels: no chosen run is trained so: each names its own variants in its file"
-    plan = settings.plan(runs=["demo-eagle3"], variants=["base", "hard-labels"])
-    assert unused_variants(plan) == f"{told}: demo-eagle3 in ttt"
 
 
 def test_variants_of_one_run_may_be_of_two_methods(settings: Settings, root: Path) -> None:
@@ -98,7 +90,7 @@ def test_glide_may_draft_over_a_vocabulary_and_its_training_does_not_know(settin
 
 
 def test_another_runs_vocabulary_is_taken_in_the_variant_of_that_name(settings: Settings) -> None:
-    """Of a run that is not chosen, too; a chain of runs ends where one counts."""
+    """Of a run that is not chosen, too."""
     another(settings, "lender")
     another(settings, "borrower", vocabulary_from="lender")
     another(settings, "last", vocabulary_from="demo")
@@ -115,12 +107,11 @@ def test_another_runs_vocabulary_is_taken_in_the_variant_of_that_name(settings: 
 
 
 KEY = "run 'demo-eagle3', variant 'ttt': recipe.method.vocabulary_from"
-BACK = f"{KEY}: demo-eagle3 -> circle -> demo-eagle3 leads back"
 STAGE = "run 'demo-eagle3', stage 'base': recipe.method"
 # By what is wrong: what the run says of its method, and what is named.
 WRONG = {
     "a run that is none": ({"vocabulary_from": "dmo"}, f"{KEY}: there is no config/run/dmo.yaml; did you mean 'demo'?"),
-    "a circle": ({"vocabulary_from": "circle"}, BACK),
+    "a run that takes its own of another": ({"vocabulary_from": "circle"}, f"{KEY}: 'circle' takes its own of 'demo-eagle3'"),
     "another target": ({"vocabulary_from": "published"}, f"{KEY}: 'published' trains for the target 'qwq-32b-preview'"),
     "a run with another number": ({"vocabulary_from": "larger"}, f"{KEY}: recipe.method.vocabulary is {SIZE} in this run and "),
     "all tokens of another": ({"vocabulary": None, "vocabulary_from": "demo"}, "recipe.method.vocabulary is null, all tokens"),
