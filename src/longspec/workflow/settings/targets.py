@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from contextlib import suppress
@@ -16,11 +15,7 @@ from longspec.config.faults import faults_in
 from longspec.config.names import HUB_PREFIX, WHEEL_PREFIX, is_gguf, is_name
 from longspec.config.run_file import Run
 from longspec.config.target_facts import NotKnownError, facts_of, kept_beside, sizes_in
-from longspec.families import OF_GGUF, check_family, check_not_quantized
-
-GGUF_MAGIC = b"GGUF"
-# Behind the magic stand version and counts (20 bytes). A text's size takes 8 bytes, a value's type 4; this key comes first.
-ARCHITECTURE = re.compile(rb"GGUF.{20}\x14\0{7}general\.architecture.{4}(.)\0{7}", re.DOTALL)
+from longspec.families import check_family, check_not_quantized
 
 
 def may_be_source(target: str) -> bool:
@@ -73,30 +68,14 @@ def check_target(key: str, recipe: Any, fetched: Path) -> None:
         check_not_quantized(config, folder / "config.json")
         with faults_in(key):
             methods.check_family_named(recipe, config["model_type"], str(folder))
-    elif is_gguf(source) and not source.startswith(WHEEL_PREFIX):
-        _check_gguf(key, recipe)  # a target that has been made needs its file no more
+    elif is_gguf(source) and not source.startswith(WHEEL_PREFIX):  # a target that has been made needs its file no more
+        if not Path(source).expanduser().is_file():
+            raise ValueError(f"{key}.source: {source}: no such file (seen from {Path.cwd()}); give {SOURCES}")
     elif folder != fetched:
         raise ValueError(
             f"{key}.source: {source}: {'has no config.json' if folder.is_dir() else 'no such folder'} (seen from "
             f"{Path.cwd()}); give {SOURCES}"
         )
-
-
-def _check_gguf(key: str, recipe: Any) -> None:
-    """Hold a GGUF file of this machine against its first bytes and the run's family; its job reads the rest."""
-    source = recipe.model.source
-    path = Path(source).expanduser()
-    if not path.is_file():
-        raise ValueError(f"{key}.source: {source}: no such file (seen from {Path.cwd()}); give {SOURCES}")
-    with path.open("rb") as handle:
-        head = handle.read(128)
-    if not head.startswith(GGUF_MAGIC):
-        raise ValueError(f"{key}.source: {source}: does not begin with {GGUF_MAGIC.decode()}; copy or download it again")
-    if found := ARCHITECTURE.match(head):
-        architecture = head[found.end() : found.end() + found[1][0]].decode("ascii", "replace")
-        if architecture in OF_GGUF:
-            with faults_in(key):
-                methods.check_family_named(recipe, OF_GGUF[architecture], f"{source} (general.architecture {architecture})")
 
 
 def sizes_of(source: str, build: Any, fetched: Path) -> tuple[int | None, int | None, int | None]:
