@@ -14,8 +14,8 @@ from snakemake.utils import update_config
 from longspec.config import COLLATIONS, OVERLONG
 from longspec.workflow import paths
 from longspec.workflow.answers import AnswersPlan
-from longspec.workflow.bench import bench_of
 from longspec.workflow.checks import (
+    bench_of,
     check_prompts,
     check_published,
     check_sources,
@@ -71,20 +71,11 @@ HUB_PROMPTS = PLAN.hub_prompts | BENCH.hub_prompts
 ENVMODULES = PLAN.settings.get("envmodules", [])
 
 
-def hub_source(dataset):
-    """Return where records or prompts of the hub come from."""
-    return (
-        HUB_PROMPTS[dataset].source if dataset in HUB_PROMPTS else PLAN.source(dataset)
-    )
-
-
-def hub_revision(dataset):
-    """Return their branch, tag or commit."""
-    return (
-        HUB_PROMPTS[dataset].revision
-        if dataset in HUB_PROMPTS
-        else PLAN.revision(dataset)
-    )
+def of_hub(key, dataset):
+    """Return `source` or `revision` of records or prompts of the hub."""
+    if dataset in HUB_PROMPTS:
+        return getattr(HUB_PROMPTS[dataset], key)
+    return PLAN.source(dataset) if key == "source" else PLAN.revision(dataset)
 
 
 def one_of(names):

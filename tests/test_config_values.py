@@ -165,12 +165,6 @@ def test_a_file_that_cannot_be_meant_is_refused_by_name_and_line(experiment: Pat
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("key", ["recipe.optimizer.rl", "recipes", "files.date"])
-def test_a_key_that_is_added_and_read_by_nothing_is_refused(experiment: Path, key: str) -> None:
-    with pytest.raises(ValueError, match=rf"^{re.escape(key)}: unknown key; .*Known: "):
-        compose("mine", [f"+{key}=1"], experiment.parent)
-
-
 def test_hydras_own_settings_are_refused_on_the_command_line(experiment: Path) -> None:
     assert compose("mine", [], experiment.parent).files.out == "here"
     for override in ("hydra.run.dir=x", "++hydra.job.chdir=true", "hydra/launcher=slurm"):

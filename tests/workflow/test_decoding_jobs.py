@@ -22,7 +22,7 @@ from transformers import (
 from longspec.families import FAMILIES
 from longspec.models.target import check_splits
 from longspec.workflow.answers import AnswersPlan
-from longspec.workflow.bench import bench_of
+from longspec.workflow.checks import bench_of
 from longspec.workflow.jobs.decoding_jobs import DecodingJobs, Machine, Target, machine_of, ranks_of, read_target
 from longspec.workflow.plan import Plan
 from tests.workflow.planning import FILE, Settings

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from longspec.workflow.jobs.retries import FRUITLESS, NEVER_BEGUN, PAUSE, TRIES_OF_RESUMED, reason_to_give_up, retries
+from longspec.workflow.jobs.retries import FRUITLESS, PAUSE, TRIES_OF_RESUMED, reason_to_give_up, retries
 
 BEGAN = 1000.0
 
@@ -23,8 +23,8 @@ def put(path: Path, time: float, text: str = "") -> None:
     os.utime(path, (time, time))
 
 
-def given_up(stage: Path, tried: int = 1) -> str:
-    return reason_to_give_up(stage, stage.parent / "logs/stage.log", BEGAN, tried)
+def given_up(stage: Path) -> str:
+    return reason_to_give_up(stage, stage.parent / "logs/stage.log", BEGAN)
 
 
 def attempts(stage: Path, *times: float) -> None:
@@ -67,12 +67,6 @@ def test_tries_of_an_earlier_snakemake_do_not_count(stage: Path) -> None:
     attempts(stage, *(BEGAN - 10 * number for number in range(1, 40)))
     put(stage / "checkpoints/last/manifest.json", BEGAN - 500)
     assert given_up(stage) == ""
-
-
-def test_tries_that_never_began(stage: Path) -> None:
-    attempts(stage, BEGAN - 5, BEGAN + 5)
-    assert given_up(stage, NEVER_BEGUN) == ""
-    assert "before they began" in given_up(stage, NEVER_BEGUN + 1)
 
 
 def test_another_job_has_two_tries_more_and_one_that_goes_on_where_it_was_ten() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from longspec.measure.tasks import HeldOut
 from longspec.workflow.answers import AnswersPlan
-from longspec.workflow.bench import bench_of
+from longspec.workflow.checks import bench_of
 from tests.workflow.planning import Settings, Workflow
 
 RUNS = {"smollm2-glide": "sinkpi-slicing", "smollm2-eagle3": "ttt"}

@@ -137,13 +137,11 @@ def test_a_template_asks_for_fields_that_each_file_has(tmp_path: Path) -> None:
         asked("{question}", two)
 
 
-@pytest.mark.parametrize("name", ["{x}.jsonl", "a\nb.jsonl"])
-def test_a_path_that_would_be_read_as_another_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_path_that_would_be_read_as_another_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "in puts" / "a 'b' $(x) ;\"é.jsonl"
     path.parent.mkdir()
     path.touch()
     assert prompt_files("own", Benchmark(str(path), 8)) == [path]
-    path.with_name(name).touch()
-    with pytest.raises(ValueError, match=r"rename the file") as refused:
-        prompt_files("own", Benchmark(str(path.with_name(name)), 8))
-    assert str(refused.value).isprintable()
+    path.with_name("{x}.jsonl").touch()
+    with pytest.raises(ValueError, match=r"rename the file"):
+        prompt_files("own", Benchmark(str(path.with_name("{x}.jsonl")), 8))

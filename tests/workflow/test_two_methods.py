@@ -197,12 +197,3 @@ def test_wrong_variants_of_a_run_are_refused(settings: Settings, new: str, messa
     settings.edit(RUN, r"^variants: .*$", f"variants: {new}")
     with pytest.raises(ValueError, match=re.escape(message)):
         settings.plan(runs=["demo-eagle3"])
-
-
-def test_a_variant_of_another_method_is_told(settings: Settings) -> None:
-    told = re.escape("recipe.draft.steps: unknown key; ") + ".*" + re.escape(
-        "(in variant/ttt.yaml) config/variant/ttt.yaml does not fit the run's method; name variants of that method: "
-        "config/run/demo.yaml: variants: [...], which is for this run alone"
-    )  # fmt: skip
-    with pytest.raises(ValueError, match=f"run 'demo', variant 'ttt', stage 'base': {told}"):
-        settings.plan(runs=["demo"], variants=["ttt"])

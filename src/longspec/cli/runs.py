@@ -1,6 +1,5 @@
 """`longspec plan`, `train` and `report`: a run from its file to its draft, by Snakemake."""
 
-import os
 import subprocess
 import sys
 from argparse import Namespace
@@ -86,8 +85,7 @@ def _cost(folder: Path, steps: int | None) -> str:
 
 def train(options: Namespace) -> int:
     """Make a run's final draft, and say what came out."""
-    command = [*SNAKEMAKE, *_chosen(options)]
-    process = subprocess.Popen(command, env=os.environ | {ending.SAID: "1"})
+    process = subprocess.Popen([*SNAKEMAKE, *_chosen(options)])
     results, steps = Path("results") / _name(options), dict[str, int]()
     code = None
     try:

@@ -2,7 +2,6 @@
 
 import copy
 import re
-from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
@@ -17,9 +16,9 @@ from omegaconf.errors import OmegaConfBaseException
 from longspec import methods
 from longspec.config import yaml_files
 from longspec.config.checks import CHECKS, check_optimizer, name_class
-from longspec.config.faults import one_line, unknown_key
+from longspec.config.faults import one_line
 from longspec.config.run_file import CONFIG_DIR, Run, numbers_of, read_run, stage_of, target_of, variants_of, with_implied
-from longspec.config.schema import Build, Config, Files, Recipe, Runtime
+from longspec.config.schema import Build, Config, Recipe, Runtime
 
 RUN, DEFAULT_RUN = "run", "published"  # an override that names a run, or a run's file; the run where there is none
 NODE, STAGE_NODE = "run_file", "run_file_stage"  # of Hydra's groups; names of train.yaml
@@ -47,11 +46,6 @@ def compose(name: str, overrides: list[str], config_dir: Path = CONFIG_DIR) -> D
         if re.match(r"[+~]*hydra[./@=]", override):
             raise ValueError(f"{override}: Hydra's own settings have no effect here; remove it (files.out=... is the folder)")
     config = _composed(name, overrides, config_dir)
-    for prefix, section, kind in (("", config, Config), ("files.", config.files, Files)):
-        known = [field.name for field in fields(kind)]
-        for key in map(str, section):
-            if key not in known:  # `+key=value` adds any, and nothing would read it; CHECKS look at the other sections
-                raise ValueError(f"{prefix}{key}: {unknown_key(key, known)}")
     name_class(config.recipe)
     try:
         for section in (config.recipe, config.runtime, config.build):

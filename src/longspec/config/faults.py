@@ -17,7 +17,6 @@ from longspec.shown import ManyLinesError
 
 Node = dict[str, Any]  # of a JSON Schema
 Place = tuple[str | int, ...]  # of a value in mappings and lists
-UNKNOWN = "unknown key"
 NOT_KNOWN = ("extra_forbidden", "unexpected_keyword_argument")  # pydantic's faults of a model and of a dataclass
 LONGEST = 80  # letters of a value that is shown
 
@@ -40,7 +39,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 def unknown_key(name: str, known: Iterable[str]) -> str:
     """Say of an unknown key which ones are known."""
-    return f"{UNKNOWN}; {did_you_mean(name, known)}"
+    return f"unknown key; {did_you_mean(name, known)}"
 
 
 def check(kind: Any, values: Any, key: str = "") -> None:

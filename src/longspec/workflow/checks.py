@@ -20,7 +20,7 @@ from longspec.workflow.answers import AnswersPlan
 from longspec.workflow.choices import Choices
 from longspec.workflow.measuring import check_finals
 from longspec.workflow.plan import Plan
-from longspec.workflow.settings import beginnings, datasets, evaluations, runs
+from longspec.workflow.settings import datasets, evaluations, runs, targets
 from longspec.workflow.settings.workflow_file import Gates, WorkflowFile
 
 
@@ -39,7 +39,7 @@ def checked_plan(settings: dict[str, Any], config_dir: Path = CONFIG_DIR) -> Pla
     plan = Plan(settings, files, variants, configs, measured)
     runs.check_replays(plan)
     check_finals(plan)
-    beginnings.check_beginnings(plan)
+    targets.check_beginnings(plan)
     runs.check_lenders(plan)
     _check_engines(plan)
     runs.check_targets(configs, measured)
@@ -159,13 +159,35 @@ def check_answered(plan: Choices) -> None:
                 )
 
 
-def check_apart(bench: Choices) -> None:
-    """Raise ValueError for parts of answers that nobody gives: what is measured apart has the target answer nothing."""
-    for run, evaluation in bench.evaluation_of.items():
-        raw = {name for name, entry in bench.data.items() if entry.get("regenerate") is not None} - bench.trained_on_by(run)
-        for task, settings in evaluation.tasks.items():
-            if isinstance(settings, tasks.HeldOut) and settings.data in raw and not settings.whole_questions:
-                raise ValueError(
-                    f"{evaluation.file_of('bench')}: evaluation.bench.tasks.{task}: the target answers data.{settings.data} "
-                    f"(regenerate) for runs that train on it, and {run} does not; add whole_questions: true"
-                )
+class Bench(Plan):
+    """The plan's answers for what is measured apart, of the runs that measure something apart: `evaluation_of` names them."""
+
+    evaluated = paths.BENCHED
+
+    def report_variants(self, run: str) -> list[str]:
+        """Return the report's options: the folders it reads, by variant, and which of their evaluations."""
+        return [*super().report_variants(run), "--evaluations bench"]
+
+    def pages(self) -> list[str]:
+        """The page of each of these runs. Raises ValueError where none of the chosen runs has one."""
+        if not self.evaluation_of:
+            raise ValueError(
+                f"runs: {', '.join(self.runs)}: none has evaluation.bench, what is measured apart; add it to "
+                f"{self.files[self.runs[0]].file}, such as evaluation: {{bench: {{prompts: 8, tasks: {{...}}}}}}"
+            )
+        return [paths.BENCH_PAGE.format(run=run) for run in self.evaluation_of]
+
+
+def bench_of(plan: Plan) -> Bench:
+    """A checked plan's bench. Raises ValueError with the key that is wrong."""
+    apart = {run: evaluations.apart(each) for run, each in plan.evaluation_of.items() if each.section.get("bench")}
+    bench = Bench(plan.settings, plan.files, plan.variants, plan.configs, apart)
+    of_these = {key: config for key, config in plan.configs.items() if key[0] in apart}
+    runs.check_targets(of_these, apart)
+    datasets.check_data(bench.datasets_in_use(), plan.data, plan.files.values())
+    with faults.faults_in(datasets.FILE):
+        AnswersPlan(bench)
+    check_answered(bench)
+    for each in apart.values():
+        datasets.check_task_files(each.tasks, plan.datasets_trained_on(), plan.data, each.file_of("bench"))
+    return bench

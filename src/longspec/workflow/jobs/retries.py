@@ -16,7 +16,6 @@ TRIES = 2  # after the first, of a job that begins anew
 RESUMED = {"answer", "ask", "build_states", "held_out_states", "evaluate", "evaluate_bench"}  # jobs that go on where they were
 TRIES_OF_RESUMED = 10
 FRUITLESS = 10  # tries in a row without a new checkpoint; nodes that fail and jobs that are preempted count too
-NEVER_BEGUN = 10  # tries that were refused or ended before they had a log
 PAUSE = 30  # seconds after a stage's job that has not begun, or any other that failed: Slurm may be away
 
 
@@ -34,8 +33,8 @@ def known_states(states: Mapping[str, str], seen: set[str]) -> dict[str, str]:
     return dict.fromkeys(seen - known.keys(), "UNKNOWN") | known
 
 
-def reason_to_give_up(stage: Path, log: Path, began: float, tried: int) -> str:
-    """Say why the stage of a folder is not to be tried again; empty when it is. tried: how often its job was sent."""
+def reason_to_give_up(stage: Path, log: Path, began: float) -> str:
+    """Say why the stage of a folder is not to be tried again; empty when it is."""
     if hopeless := non_retryable_reason(stage, began):
         return f"it would fail in the same way again: {hopeless}"
     saved = max(time_of(stage / "checkpoints" / slot / MANIFEST) for slot in SLOTS)
@@ -43,9 +42,6 @@ def reason_to_give_up(stage: Path, log: Path, began: float, tried: int) -> str:
     fruitless = sum(time_of(path) > max(saved, began) for path in attempts(log)) - (saved > began)
     if fruitless >= FRUITLESS:
         return f"{fruitless} tries in a row without a new checkpoint; their logs: {log.with_suffix('')}"
-    never_begun = tried - begun(log, began)
-    if never_begun >= NEVER_BEGUN:
-        return f"{never_begun} tries ended before they began; see what Slurm says above, and its own logs below logs/slurm"
     return ""
 
 
@@ -55,6 +51,6 @@ def retries(rule: str, allowed: int, attempt: int, output: Path, log: Path, bega
     A stage has as many as the profile allows, unless it is without hope.
     """
     if rule == "train":
-        reason = reason_to_give_up(output.parent, log, began, attempt)
+        reason = reason_to_give_up(output.parent, log, began)
         return (0, 0, reason) if reason else (allowed, PAUSE if begun(log, began) < attempt else 0, "")
     return min(allowed, TRIES_OF_RESUMED if rule in RESUMED else TRIES), PAUSE, ""

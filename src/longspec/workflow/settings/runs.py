@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from longspec import methods
 from longspec.config import compose_stage, differences, plain
 from longspec.config.checks import BUILT
-from longspec.config.faults import UNKNOWN, did_you_mean, faults_in
+from longspec.config.faults import did_you_mean, faults_in
 from longspec.config.names import checked_name
 from longspec.config.run_file import Run, numbers_of, path_of, read_run, source_of, variants_of
 from longspec.decode.levels import levels_of
@@ -65,21 +65,11 @@ def run_of(run: str, config_dir: Path, named: str) -> Run:
 def composed(run: Run, variant: str, stage: str, config_dir: Path) -> DictConfig:
     """Return one composed configuration. Raises ValueError with the choices that lead to the one at fault."""
     with faults_in(f"run '{run.name}', variant '{variant}', stage '{stage}'"):
-        try:
-            return compose_stage(run.given, variant, stage, config_dir)
-        except ValueError as error:
-            if UNKNOWN not in str(error) or f"(in variant/{variant}.yaml)" not in str(error):
-                raise
-            raise ValueError(
-                f"{error} config/variant/{variant}.yaml does not fit the run's method; name variants of that method: "
-                f"{run.file}: variants: [...], which is for this run alone"
-            ) from None
+        return compose_stage(run.given, variant, stage, config_dir)
 
 
 def check_models(configs: Mapping[Stage, Any]) -> None:
-    """Raise ValueError when the stages of a run have two targets, one name stands for two targets, or none is to be trained
-    in any phase.
-    """
+    """Raise ValueError when the stages of a run have two targets, or one name stands for two targets."""
     known: dict[str, Any] = {}
     used: dict[str, str] = {}
     for (run, _, stage), config in configs.items():
@@ -91,10 +81,6 @@ def check_models(configs: Mapping[Stage, Any]) -> None:
         if known.setdefault(model.name, target) != target:
             raise ValueError(
                 f"{key}: '{model.name}' stands for two different targets (source, sha256 or build); give each its own name"
-            )
-        if model.source == BUILT and not config.build.mixture:
-            raise ValueError(
-                f"config/model/{model.name}.yaml: build.mixture: a target that is built needs at least one phase of training"
             )
 
 
@@ -170,14 +156,11 @@ def _check_levels(key: str, recipe: Any, tokens: int | None, evaluation: RunEval
 def check_replays(choices: Choices) -> None:
     """Raise ValueError, with the key, for a replayed stage that is none of the run, or no earlier one."""
     for (run, variant, stage), config in choices.configs.items():
-        stages = choices.stages[run]
-        earlier = stages[: stages.index(stage)]
+        earlier = choices.stages[run][: choices.stages[run].index(stage)]
         for name in config.recipe.data.replay:
-            key = f"run '{run}', variant '{variant}', stage '{stage}': recipe.data.replay.{name}"
-            if name not in stages:
-                raise ValueError(f"{key}: the run has no such stage; name earlier ones; {did_you_mean(name, earlier)}")
             if name not in earlier:
-                raise ValueError(f"{key}: comes later in the run; name earlier ones; {did_you_mean(name, earlier)}")
+                key = f"run '{run}', variant '{variant}', stage '{stage}': recipe.data.replay.{name}"
+                raise ValueError(f"{key}: is no earlier stage of the run; {did_you_mean(name, earlier)}")
 
 
 def with_lenders(
