@@ -1,5 +1,6 @@
 # The target's states, computed once for every stage that is trained offline on them (recipe.states).
 
+
 # One job a shard, on the machines of `train`. Of what is in the folder only shard.json is declared: Snakemake deletes what a
 # failed job declares, and the next one goes on from the rows that are there. Recipe and runtime are written there before the
 # job starts (onstart in the Snakefile) and are no input: what of the recipe decides states is in the folder's name.
