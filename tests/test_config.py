@@ -189,18 +189,6 @@ def test_a_model_file_that_names_its_class_says_family_and_method(tmp_path: Path
     assert methods.of_target(old.recipe.model._target_) == ("glide", "qwen2")
 
 
-def test_a_family_and_its_class_are_one_and_the_same_recipe() -> None:
-    path = methods.settings_of("glide").TARGETS["mistral"]
-    by_family = compose("train", ["recipe.model.family=mistral"]).recipe
-    by_class = compose("train", ["recipe.model.family=null", f"recipe.model._target_={path}"]).recipe
-    by_both = compose("train", ["recipe.model.family=mistral", f"recipe.model._target_={path}"]).recipe
-    assert to_yaml(by_family) == to_yaml(by_class) == to_yaml(by_both)
-    methods.check_family_named(by_family, "mistral", "there")
-    message = r"there: config\.json: model_type is 'llama', recipe\.model\._target_ is .*Mistral.*; set it to .*LlamaGlide"
-    with pytest.raises(ValueError, match=message):
-        methods.check_family_named(by_family, "llama", "there")
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -80,9 +80,6 @@ REFUSED = {
     "a misspelt key": ({"temprature": 1}, r"data\.own\.regenerate\.temprature: unknown key; did you mean 'temperature'"),
     "no number": ({"new_tokens": "many"}, r"data\.own\.regenerate\.new_tokens: must be a whole number from 1 to 16777216"),
     "no address": (SERVED | {"endpoint": "host:8000"}, r"endpoint: must be an address such as .*, is 'host:8000'"),
-    "no host": (SERVED | {"endpoint": "http://:80/v1"}, r"endpoint: must be an address such as .*, is 'http://:80/v1'"),
-    "no port": (SERVED | {"endpoint": "http://host:65536/v1"}, r"regenerate\.endpoint: Port out of range"),
-    "no IPv6 host": (SERVED | {"endpoint": "http://[:::]:80/v1"}, r"regenerate\.endpoint: ':::' does not appear"),
     "a key in the address": (SERVED | {"endpoint": WITH_KEY}, r"its key is the environment's OPENAI_API_KEY"),
     "a key in the command": (
         SERVED | {"server": "vllm {model} {port} --api-key=secret"},

@@ -106,18 +106,3 @@ def test_a_stage_that_trains_has_a_line_with_steps_speed_and_time_left(tmp_path:
         assert runs.progress(tmp_path / "demo", told) == ["demo/base/chat: step 4 of 40, 1,234 tokens/s, 72 s left"]
     finally:
         lease.release()
-
-
-def test_a_look_that_fails_leaves_the_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Folders change while they are looked at; Snakemake is waited for all the same."""
-    looks = []
-
-    def fails(*_: object) -> list[str]:
-        looks.append(1)
-        raise FileNotFoundError("results/demo/base/chat/recipe.yaml")
-
-    monkeypatch.setattr(runs, "SNAKEMAKE", ["sh", "-c", "sleep 1; exit 3"])
-    monkeypatch.setattr(runs, "EVERY", 0.2)
-    monkeypatch.setattr(runs, "progress", fails)
-    assert runs.train(argparse.Namespace(run="demo", snakemake=[])) == 3
-    assert len(looks) > 1

@@ -98,21 +98,6 @@ def test_how_a_stage_is_run_is_written_when_it_changed(tmp_path: Path) -> None:
     assert (tmp_path / "base/runtime.yaml").read_text() == "a: 2\n"
 
 
-def test_a_published_run_reads_the_users_files(settings: Settings) -> None:
-    entry(settings, "slimpajama", "{source: in/*.jsonl.gz, shards: 4}")
-    entry(settings, "long-data", "{source: [in/b.parquet, in/a.json], shards: 2}")
-    entry(settings, "longcot", "{preset: qwq-longcot-130k, source: in/c.parquet, shards: 2}")
-    (settings.folder / "in").mkdir()
-    for name in ("2.jsonl.gz", "1.jsonl.gz", "a.json", "b.parquet", "c.parquet"):
-        (settings.folder / "in" / name).touch()
-    plan = settings.plan(runs=["published"])
-    assert plan.from_hub == ["ultrachat", "sharegpt"]  # of other runs
-    assert plan.raw_files("slimpajama") == [Path("in/1.jsonl.gz"), Path("in/2.jsonl.gz")]
-    assert plan.raw_files("long-data") == [Path("in/a.json"), Path("in/b.parquet")]
-    assert plan.fetched_option("longcot", ["in/c.parquet"]) == []
-    assert "revision" not in plan.raw_settings("longcot")
-
-
 def test_what_makes_the_records_again(settings: Settings) -> None:
     """Snakemake records the settings of a dataset's records; what is not among them makes nothing again."""
 
@@ -126,14 +111,6 @@ def test_what_makes_the_records_again(settings: Settings) -> None:
     assert more_shards.shards("puzzles") == len(more_shards.token_shards("demo", "puzzles")) == 7
     settings.edit(str(FILE), r"\brecords: \d+", "records: 7777")
     assert [name for name, text in told(settings.plan()).items() if text != before[name]] == ["puzzles"]
-
-
-def test_a_gate_is_no_setting_of_the_evaluation(settings: Settings) -> None:
-    before = settings.plan()
-    settings.edit(str(FILE), r"\bforgetting: \S+", "forgetting: null")
-    after = settings.plan()
-    assert after.evaluation_settings("demo") == before.evaluation_settings("demo")
-    assert json.loads(after.gates("demo")) == json.loads(before.gates("demo")) | {"forgetting": None}
 
 
 def test_two_runs_are_compared_and_no_other_number(settings: Settings, root: Path) -> None:

@@ -63,12 +63,6 @@ def test_tries_without_a_checkpoint_are_counted_from_the_last_one(stage: Path) -
     assert given_up(stage) == ""
 
 
-def test_tries_of_an_earlier_snakemake_do_not_count(stage: Path) -> None:
-    attempts(stage, *(BEGAN - 10 * number for number in range(1, 40)))
-    put(stage / "checkpoints/last/manifest.json", BEGAN - 500)
-    assert given_up(stage) == ""
-
-
 def test_another_job_has_two_tries_more_and_one_that_goes_on_where_it_was_ten() -> None:
     for rule, allowed, tries in (("pack", 50, 2), ("pack", 1, 1), ("evaluate", 50, TRIES_OF_RESUMED), ("answer", 3, 3)):
         assert retries(rule, allowed, 1, Path("manifest.json"), Path(), BEGAN) == (tries, PAUSE, "")
