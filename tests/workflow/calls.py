@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from subprocess import PIPE
 
 from tests import warm_jobs
 from tests.workflow.small_run import GOAL
@@ -92,8 +93,7 @@ class Place:
         environment = self.environment() | {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
         environment["PYTHONPATH"] += f"{os.pathsep}{root}"
         command = [sys.executable, "-m", "tests.workflow.warm_python", str(self.warm)]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        with subprocess.Popen(command, cwd=self.folder, env=environment, **pipes) as server:
+        with subprocess.Popen(command, cwd=self.folder, env=environment, stdin=PIPE, stdout=PIPE) as server:
             assert server.stdin is not None
             assert server.stdout is not None
             assert any(line == b"ready\n" for line in server.stdout), "it ends while it imports"
