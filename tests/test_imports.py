@@ -114,7 +114,6 @@ WITHOUT_TORCH = {
     "decode.levels",
     "measure.tasks",
     "models.model_folder",
-    "train.estimate.feed_forward",
     "train.stage_folder",
 }
 
